@@ -1,0 +1,103 @@
+//! The three kinds of error: one fails a load, one fails a request, one fails an instance.
+//!
+//! Each names the thing, its value and the way out, because the text is what a user reads.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why a model or an instance could not be loaded. The server lives on without it.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// A parameter of config.pbtxt with a value outside its range.
+    #[error("parameter '{key}': '{value}' is not {expected}")]
+    Knob {
+        /// The parameter's key.
+        key: String,
+        /// What config.pbtxt says.
+        value: String,
+        /// What may stand there: type and range.
+        expected: String,
+    },
+    /// A parameter of config.pbtxt that does not exist.
+    #[error("unknown parameter '{key}'{}", did_you_mean(.nearest))]
+    UnknownKnob {
+        /// The key as written.
+        key: String,
+        /// The known key most like it.
+        nearest: Option<String>,
+    },
+    /// Another field of config.pbtxt, or several together, that cannot be served.
+    #[error("config.pbtxt: {problem}; {remedy}")]
+    Config {
+        /// What is wrong, with the value.
+        problem: String,
+        /// What to write instead.
+        remedy: String,
+    },
+    /// A file of the checkpoint that is missing or cannot be understood.
+    #[error("{}: {reason}", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A tensor of the checkpoint that is missing or has the wrong shape, type or values.
+    #[error("{}: tensor '{name}': {reason}", .path.display())]
+    Tensor {
+        /// The file, or the folder where no file has it.
+        path: PathBuf,
+        /// The tensor's name.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The machine cannot give what the model needs: memory, threads.
+    #[error("{0}")]
+    Resource(String),
+}
+
+/// Why one request was refused or ended early. Only its client sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum RequestError {
+    /// An option with a value of the wrong type or outside its range.
+    #[error("option '{name}': {value} is not {expected}")]
+    Option {
+        /// The option's name as the client wrote it.
+        name: String,
+        /// The value as the client wrote it.
+        value: String,
+        /// What may stand there.
+        expected: String,
+    },
+    /// An option that does not exist.
+    #[error("unknown option '{name}'{}", did_you_mean(.nearest))]
+    UnknownOption {
+        /// The name as the client wrote it.
+        name: String,
+        /// The known option most like it.
+        nearest: Option<String>,
+    },
+    /// Anything else that the client must change: an input tensor, a combination of options.
+    #[error("{0}")]
+    Invalid(String),
+    /// The client's request id belongs to a request that has not had its final response.
+    #[error("request id '{0}' is in flight already; use it again after its final response")]
+    InFlight(String),
+    /// Our fault, or the checkpoint's: logits that are not numbers, a failed step.
+    #[error("{0}")]
+    Internal(String),
+}
+
+/// Why a step failed: the instance's state is unknown afterwards, and every request in it fails.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("step failed: {0}")]
+pub struct StepError(pub String);
+
+fn did_you_mean(nearest: &Option<String>) -> String {
+    nearest
+        .as_ref()
+        .map(|name| format!("; did you mean '{name}'?"))
+        .unwrap_or_default()
+}

@@ -1,0 +1,562 @@
+//! Every parameter of config.pbtxt: one knob, one entry, from which the README's table is made.
+//!
+//! Names are those of TensorRT-LLM's Triton backend where the meaning is equal.
+
+use std::fmt::Write as _;
+use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::base::BlockSize;
+use crate::config::settings::{
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, Settings,
+};
+
+/// One parameter of config.pbtxt.
+pub(super) struct Knob {
+    /// Its key.
+    pub key: &'static str,
+    /// What its value may be, worded to follow "is not".
+    pub expected: &'static str,
+    /// What holds where it is not written.
+    pub default: &'static str,
+    /// What it does, for the README.
+    pub doc: &'static str,
+    /// Sets it from its text; `None` where the text is not `expected`.
+    pub(super) set: fn(&mut Settings, &str) -> Option<()>,
+}
+
+/// The largest count that any knob takes: what an INT32 tensor of a client can still say.
+const MAX_COUNT: u32 = i32::MAX as u32;
+
+/// Every parameter, in the order of the README.
+pub(super) const KNOBS: &[Knob] = &[
+    Knob {
+        key: "gpt_model_path",
+        expected: "a folder",
+        default: "the model's version folder",
+        doc: "The Hugging Face checkpoint: a folder with `config.json` and `*.safetensors`. A \
+              relative path starts at the model's folder in the repository.",
+        set: |s, v| set(&mut s.gpt_model_path, path(v).map(Some)),
+    },
+    Knob {
+        key: "tokenizer_dir",
+        expected: "a folder",
+        default: "`gpt_model_path`",
+        doc: "Where `tokenizer.json` and `tokenizer_config.json` are. A model whose input is \
+              `input_ids` needs none.",
+        set: |s, v| set(&mut s.tokenizer_dir, path(v).map(Some)),
+    },
+    Knob {
+        key: "gpt_model_type",
+        expected: "'V1', 'inflight_batching' or 'inflight_fused_batching'",
+        default: "`inflight_fused_batching`",
+        doc: "The batching scheme. `inflight_fused_batching`: requests join and leave in every step, \
+              and a step is one packed model call. `inflight_batching`: the same in two model calls, \
+              contexts first. `V1`: in lockstep, as before in-flight batching: a batch is padded to \
+              its longest member, nobody joins it, and all its answers leave when the last is done; \
+              there is no streaming. A batch starts with as many prompts as fit, padded, into \
+              `max_num_tokens`.",
+        set: |s, v| {
+            let names = [
+                ("V1", BatchingScheme::V1),
+                ("inflight_batching", BatchingScheme::Inflight),
+                ("inflight_fused_batching", BatchingScheme::InflightFused),
+            ];
+            set(&mut s.gpt_model_type, choice(v, &names))
+        },
+    },
+    Knob {
+        key: "batch_scheduler_policy",
+        expected: "'guaranteed_no_evict', 'max_utilization' or 'static_batch'",
+        default: "`guaranteed_no_evict`",
+        doc: "Who may run, given the KV blocks there are. `guaranteed_no_evict` starts only what \
+              can run to its last token. `max_utilization` starts whatever fits now, and pauses \
+              the request that started last when blocks run out; it resumes by itself, and only \
+              its latency tells. `static_batch` starts requests only when all that ran are done.",
+        set: |s, v| {
+            let names = [
+                ("guaranteed_no_evict", CapacityPolicy::GuaranteedNoEvict),
+                ("max_utilization", CapacityPolicy::MaxUtilization),
+                ("static_batch", CapacityPolicy::StaticBatch),
+            ];
+            set(&mut s.batch_scheduler_policy, choice(v, &names))
+        },
+    },
+    Knob {
+        key: "enable_trt_overlap",
+        expected: "'true' or 'false'",
+        default: "`false`",
+        doc: "Splits the requests into two micro-batches: one is computed while the host answers \
+              and waits for the other. Each request then takes part in every second step, and the \
+              weights are read twice as often: it pays only where the host's work is a large part of \
+              a step.",
+        set: |s, v| set(&mut s.enable_trt_overlap, flag(v)),
+    },
+    Knob {
+        key: "max_num_requests",
+        expected: "an integer of at least 1",
+        default: "`max_batch_size`",
+        doc: "Requests in one step, at most. Triton's own `max_batch_size` is how many it hands \
+              over to the backend; those above `max_num_requests` wait inside.",
+        set: |s, v| set(&mut s.max_num_requests, count(v, 1..=MAX_COUNT).map(Some)),
+    },
+    Knob {
+        key: "max_num_tokens",
+        expected: "an integer of at least 1",
+        default: "512, or `max_num_requests` + `tokens_per_block` if larger, or `max_seq_len` without chunked context",
+        doc: "The token budget: tokens in one step, at most. A larger one finishes prompts in \
+              fewer steps, a smaller one delays the requests that are generating less. (A CPU \
+              is at its full speed from some hundred tokens on; TensorRT-LLM's default for GPUs \
+              is 8192.)",
+        set: |s, v| set(&mut s.max_num_tokens, count(v, 1..=MAX_COUNT).map(Some)),
+    },
+    Knob {
+        key: "max_seq_len",
+        expected: "an integer of at least 2",
+        default: "the model's `max_position_embeddings`",
+        doc: "Prompt and output of one request together, at most, in tokens.",
+        set: |s, v| set(&mut s.max_seq_len, count(v, 2..=MAX_COUNT).map(Some)),
+    },
+    Knob {
+        key: "enable_chunked_context",
+        expected: "'true' or 'false'",
+        default: "`true`",
+        doc: "Whether a prompt may be computed in chunks over several steps, next to the requests \
+              that are generating. Without it, a prompt longer than `max_num_tokens` is refused.",
+        set: |s, v| set(&mut s.enable_chunked_context, flag(v)),
+    },
+    Knob {
+        key: "context_chunking_policy",
+        expected: "'first_come_first_served' or 'equal_progress'",
+        default: "`first_come_first_served`",
+        doc: "Which prompts get the tokens that are left: the first one all it needs and then the \
+              next, or a block each in turn.",
+        set: |s, v| {
+            let names = [
+                (
+                    "first_come_first_served",
+                    ContextChunkPolicy::FirstComeFirstServed,
+                ),
+                ("equal_progress", ContextChunkPolicy::EqualProgress),
+            ];
+            set(&mut s.context_chunking_policy, choice(v, &names))
+        },
+    },
+    Knob {
+        key: "kv_cache_type",
+        expected: "'paged' or 'contiguous'",
+        default: "`paged`",
+        doc: "`contiguous` gives each of `max_num_requests` requests the memory of `max_seq_len` \
+              positions in one piece. Nothing can be shared then.",
+        set: |s, v| {
+            let names = [("paged", true), ("contiguous", false)];
+            set(&mut s.paged_kv_cache, choice(v, &names))
+        },
+    },
+    Knob {
+        key: "kv_cache_dtype",
+        expected: "'auto', 'bf16' or 'int8'",
+        default: "`auto`: bf16",
+        doc: "How keys and values are kept. `int8` takes about half the memory, and changes the logits a \
+              little (see `benches/RESULTS.md`); a request still gets the same, bit for bit, alone and in \
+              any batch.",
+        set: |s, v| {
+            let names = [("auto", false), ("bf16", false), ("int8", true)];
+            set(&mut s.int8_kv_cache, choice(v, &names))
+        },
+    },
+    Knob {
+        key: "enable_kv_cache_reuse",
+        expected: "'true' or 'false'",
+        default: "`true` with a paged cache",
+        doc: "Whether requests that begin with the same tokens share the blocks of those, also when \
+              the earlier one has ended. The blocks that were not used for longest are given up \
+              first. A request can opt out with `kv_cache_reuse`, and shares only with requests of \
+              the same `cache_salt`.",
+        set: |s, v| set(&mut s.enable_kv_cache_reuse, flag(v).map(Some)),
+    },
+    Knob {
+        key: "enable_partial_reuse",
+        expected: "'true' or 'false'",
+        default: "`true`",
+        doc: "Whether the beginning of a block is copied where two requests begin to differ inside it.",
+        set: |s, v| set(&mut s.enable_partial_reuse, flag(v)),
+    },
+    Knob {
+        key: "max_attention_window_size",
+        expected: "an integer of at least 1, or a list of them for the layers, as '4096,1024'",
+        default: "the model's own windows",
+        doc: "How far each layer's attention looks back, the token itself included. A list is \
+              repeated over the layers; a model's own window counts where it is smaller. Blocks that \
+              no layer sees any more are given back.",
+        set: |s, v| set(&mut s.max_attention_window_size, windows(v)),
+    },
+    Knob {
+        key: "sink_token_length",
+        expected: "an integer from 0 to 2147483647",
+        default: "0",
+        doc: "Positions at the beginning that every layer with a window sees besides \
+              (StreamingLLM). They keep their own positions.",
+        set: |s, v| set(&mut s.sink_token_length, count(v, 0..=MAX_COUNT)),
+    },
+    Knob {
+        key: "tokens_per_block",
+        expected: "an integer from 1 to 1024",
+        default: "32",
+        doc: "Positions of one KV cache block.",
+        set: |s, v| {
+            set(
+                &mut s.tokens_per_block,
+                count(v, 1..=1024).and_then(BlockSize::new),
+            )
+        },
+    },
+    Knob {
+        key: "max_tokens_in_paged_kv_cache",
+        expected: "an integer of at least 1",
+        default: "what `kv_cache_free_gpu_mem_fraction` allows",
+        doc: "Positions of the whole KV cache, rounded down to blocks. With both limits, the \
+              smaller wins.",
+        set: |s, v| {
+            set(
+                &mut s.max_tokens_in_paged_kv_cache,
+                count(v, 1..=MAX_COUNT).map(Some),
+            )
+        },
+    },
+    Knob {
+        key: "kv_cache_free_gpu_mem_fraction",
+        expected: "a number above 0 and at most 1",
+        default: "0.5",
+        doc: "Share of the memory that is free after the weights are loaded which the KV cache \
+              may take; on the CPU, of available host memory, less what the caches of other \
+              instances have yet to fill. Never more than \
+              `max_num_requests` sequences of `max_seq_len` could use.",
+        set: |s, v| {
+            let fraction = number(v).filter(|fraction| *fraction > 0.0 && *fraction <= 1.0);
+            set(&mut s.kv_cache_free_mem_fraction, fraction)
+        },
+    },
+    Knob {
+        key: "exclude_input_in_output",
+        expected: "'true' or 'false'",
+        default: "`false`",
+        doc: "Whether a full answer leaves out the prompt, where the request does not say. \
+              Streamed answers never repeat it.",
+        set: |s, v| set(&mut s.exclude_input_in_output, flag(v)),
+    },
+    Knob {
+        key: "default_max_tokens",
+        expected: "an integer of at least 1",
+        default: "16",
+        doc: "`max_tokens` of a request that does not say.",
+        set: |s, v| set(&mut s.default_max_tokens, count(v, 1..=MAX_COUNT)),
+    },
+    Knob {
+        key: "add_special_tokens",
+        expected: "'true' or 'false'",
+        default: "`true`",
+        doc: "Whether the tokenizer adds its special tokens (such as a beginning-of-text) to a \
+              prompt. A prompt made by the chat template has its own.",
+        set: |s, v| set(&mut s.add_special_tokens, flag(v)),
+    },
+    Knob {
+        key: "skip_special_tokens",
+        expected: "'true' or 'false'",
+        default: "`true`",
+        doc: "Whether special tokens are left out of the text that is returned.",
+        set: |s, v| set(&mut s.skip_special_tokens, flag(v)),
+    },
+    Knob {
+        key: "num_threads",
+        expected: "an integer from 1 to 1024",
+        default: "what the process may use",
+        doc: "CPU threads of a step, the one that Triton calls on included. The default respects \
+              the process's affinity and its container's CPU quota.",
+        set: |s, v| {
+            let threads = count(v, 1..=1024).and_then(|n| usize::try_from(n).ok()?.try_into().ok());
+            set(&mut s.num_threads, threads.map(Some))
+        },
+    },
+    Knob {
+        key: "cpu_instruction_set",
+        expected: "'auto', 'avx512_bf16', 'avx2' or 'portable'",
+        default: "`auto`: the best that the processor has",
+        doc: "The CPU kernels. Each gives the same text in every run; two sets may differ from \
+              each other in the last bits of a logit.",
+        set: |s, v| {
+            let names = [
+                ("auto", None),
+                ("avx512_bf16", Some("avx512_bf16")),
+                ("avx2", Some("avx2")),
+                ("portable", Some("portable")),
+            ];
+            set(
+                &mut s.cpu_instruction_set,
+                choice(v, &names).map(|set| set.map(str::to_owned)),
+            )
+        },
+    },
+    Knob {
+        key: "stats_file",
+        expected: "a file",
+        default: "none",
+        doc: "Appends the statistics record of every step to this file, one JSON object a line. \
+              A relative path starts at the model's folder in the repository.",
+        set: |s, v| set(&mut s.stats_file, path(v).map(Some)),
+    },
+    Knob {
+        key: "runner",
+        expected: "'huggingface' or 'synthetic'",
+        default: "`huggingface`",
+        doc: "What computes the tokens. `synthetic` needs no checkpoint: the next token is a hash \
+              of all tokens so far, and a step takes `synthetic_step_us` plus \
+              `synthetic_token_us` for each of its tokens. For load tests and capacity planning.",
+        set: |s, v| {
+            let names = [
+                ("huggingface", RunnerKind::HuggingFace),
+                ("synthetic", RunnerKind::Synthetic),
+            ];
+            set(&mut s.runner, choice(v, &names))
+        },
+    },
+    Knob {
+        key: "synthetic_vocab_size",
+        expected: "an integer from 2 to 16777216",
+        default: "32000",
+        doc: "Vocabulary of the synthetic runner.",
+        set: |s, v| set(&mut s.synthetic_vocab_size, count(v, 2..=1 << 24)),
+    },
+    Knob {
+        key: "synthetic_step_us",
+        expected: "a number from 0 to 10000000",
+        default: "0",
+        doc: "Microseconds that every step of the synthetic runner takes.",
+        set: |s, v| set(&mut s.synthetic_step_us, microseconds(v)),
+    },
+    Knob {
+        key: "synthetic_token_us",
+        expected: "a number from 0 to 10000000",
+        default: "0",
+        doc: "Microseconds that each token of a step adds.",
+        set: |s, v| set(&mut s.synthetic_token_us, microseconds(v)),
+    },
+    Knob {
+        key: "synthetic_fail_after",
+        expected: "an integer of at least 0",
+        default: "never",
+        doc: "Steps after which the synthetic runner fails, once and for all: to see what clients \
+              and monitoring make of a lost model instance.",
+        set: |s, v| {
+            set(
+                &mut s.synthetic_fail_after,
+                count(v, 0..=MAX_COUNT).map(Some),
+            )
+        },
+    },
+];
+
+/// Parameters of TensorRT-LLM's backend that a migrated config.pbtxt may hold and that mean nothing
+/// here, each with the reason.
+pub(super) const UNSUPPORTED: &[(&str, &str)] = &[
+    (
+        "cancellation_check_period_ms",
+        "cancellation is looked for in every step",
+    ),
+    (
+        "executor_worker_path",
+        "the model runs inside the server's process",
+    ),
+    ("gpu_weights_percent", "weights are never offloaded"),
+    (
+        "recv_poll_period_ms",
+        "requests arrive with the step, nothing is polled",
+    ),
+    ("stats_check_period_ms", "statistics are made in every step"),
+    (
+        "FORCE_CPU_ONLY_INPUT_TENSORS",
+        "inputs are always read from host memory",
+    ),
+];
+
+/// The README's table of all parameters.
+pub fn reference_table() -> String {
+    let mut table =
+        String::from("| parameter | value | default | what it does |\n|---|---|---|---|\n");
+    for Knob {
+        key,
+        expected,
+        default,
+        doc,
+        ..
+    } in KNOBS
+    {
+        // Writing to a String cannot fail.
+        let _ = writeln!(table, "| `{key}` | {expected} | {default} | {doc} |");
+    }
+    table
+}
+
+fn set<T>(place: &mut T, value: Option<T>) -> Option<()> {
+    *place = value?;
+    Some(())
+}
+
+fn count(text: &str, range: RangeInclusive<u32>) -> Option<u32> {
+    u32::from_str(text)
+        .ok()
+        .filter(|count| range.contains(count))
+}
+
+/// One window, or one for each layer; brackets around them are as good as none.
+fn windows(text: &str) -> Option<Vec<NonZeroU32>> {
+    let text = text.trim_matches(['[', ']', '{', '}']);
+    let window = |size: &str| NonZeroU32::new(count(size.trim(), 1..=MAX_COUNT)?);
+    text.split([',', ';']).map(window).collect()
+}
+
+fn number(text: &str) -> Option<f64> {
+    f64::from_str(text).ok().filter(|number| number.is_finite())
+}
+
+fn microseconds(text: &str) -> Option<f64> {
+    number(text).filter(|us| (0.0..=1e7).contains(us))
+}
+
+fn flag(text: &str) -> Option<bool> {
+    choice(text, &[("true", true), ("false", false)])
+}
+
+fn path(text: &str) -> Option<PathBuf> {
+    (!text.is_empty() && !text.contains("${")).then(|| PathBuf::from(text))
+}
+
+/// The value that goes with a name, whatever its case.
+fn choice<T: Clone>(text: &str, names: &[(&str, T)]) -> Option<T> {
+    names
+        .iter()
+        .find(|(name, _)| name.eq_ignore_ascii_case(text))
+        .map(|(_, value)| value.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::LoadError;
+
+    /// For every knob: values that it takes and values that it must refuse.
+    const CASES: &[(&str, &[&str], &[&str])] = &[
+        (
+            "gpt_model_path",
+            &["/models/x", "x"],
+            &["", "${gpt_model_path}"],
+        ),
+        ("tokenizer_dir", &["/models/x"], &[""]),
+        (
+            "gpt_model_type",
+            &["V1", "inflight_batching", "inflight_fused_batching"],
+            &["V2", ""],
+        ),
+        ("enable_trt_overlap", &["true"], &["2"]),
+        (
+            "context_chunking_policy",
+            &["first_come_first_served", "equal_progress"],
+            &["fair"],
+        ),
+        ("kv_cache_type", &["paged", "contiguous"], &["disabled"]),
+        ("kv_cache_dtype", &["auto", "bf16", "int8"], &["fp8"]),
+        ("enable_kv_cache_reuse", &["true", "false"], &["maybe"]),
+        ("enable_partial_reuse", &["false"], &["1"]),
+        (
+            "max_attention_window_size",
+            &["1", "4096,1024", "[4096, 1024]"],
+            &["0", "", "4096,", "many"],
+        ),
+        ("sink_token_length", &["0", "4"], &["-1"]),
+        (
+            "batch_scheduler_policy",
+            &["guaranteed_no_evict", "MAX_UTILIZATION", "static_batch"],
+            &["max", "static"],
+        ),
+        (
+            "max_num_requests",
+            &["1", "2147483647"],
+            &["0", "-1", "1.5", "2147483648"],
+        ),
+        ("max_num_tokens", &["1", "8192"], &["0", "many"]),
+        ("max_seq_len", &["2"], &["1", ""]),
+        ("enable_chunked_context", &["true", "False"], &["yes", "1"]),
+        ("tokens_per_block", &["1", "64"], &["0", "1025"]),
+        ("max_tokens_in_paged_kv_cache", &["1"], &["0", "∞"]),
+        (
+            "kv_cache_free_gpu_mem_fraction",
+            &["0.9", "1"],
+            &["0", "1.1", "nan", "inf"],
+        ),
+        ("exclude_input_in_output", &["true"], &["2"]),
+        ("default_max_tokens", &["1"], &["0"]),
+        ("add_special_tokens", &["false"], &["no"]),
+        ("skip_special_tokens", &["false"], &["no"]),
+        ("num_threads", &["1", "1024"], &["0", "1025"]),
+        (
+            "cpu_instruction_set",
+            &["auto", "avx2", "portable", "avx512_bf16"],
+            &["sse"],
+        ),
+        ("stats_file", &["/tmp/stats.jsonl"], &[""]),
+        ("runner", &["huggingface", "synthetic"], &["cuda"]),
+        ("synthetic_vocab_size", &["2"], &["1", "16777217"]),
+        ("synthetic_step_us", &["0", "5000.5"], &["-1", "1e8", "NaN"]),
+        ("synthetic_token_us", &["0", "12.5"], &["-0.1", "inf"]),
+        ("synthetic_fail_after", &["0", "300"], &["-1", "never"]),
+    ];
+
+    #[test]
+    fn every_knob_takes_its_range_and_refuses_the_rest_by_name() {
+        let keys: Vec<_> = KNOBS.iter().map(|knob| knob.key).collect();
+        let tested: Vec<_> = CASES.iter().map(|(key, ..)| *key).collect();
+        assert_eq!(
+            keys.iter()
+                .filter(|key| !tested.contains(key))
+                .collect::<Vec<_>>(),
+            Vec::<&&str>::new(),
+            "knobs without a case"
+        );
+        for (key, good, bad) in CASES {
+            for value in *good {
+                Settings::parse([(*key, *value)]).unwrap_or_else(|e| panic!("{key}={value}: {e}"));
+            }
+            for value in *bad {
+                match Settings::parse([(*key, *value)]) {
+                    Err(LoadError::Knob {
+                        key: named,
+                        value: shown,
+                        ..
+                    }) => {
+                        assert_eq!((named.as_str(), shown.as_str()), (*key, *value));
+                    }
+                    other => panic!("{key}={value}: {other:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn keys_are_unique_and_every_entry_says_what_it_does() {
+        for (i, knob) in KNOBS.iter().enumerate() {
+            assert!(
+                KNOBS[..i].iter().all(|other| other.key != knob.key),
+                "{} twice",
+                knob.key
+            );
+            assert!(!knob.doc.is_empty() && !knob.expected.is_empty() && !knob.default.is_empty());
+            assert!(
+                !knob.doc.contains('\n') && !knob.doc.contains("  "),
+                "{}",
+                knob.key
+            );
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! L1: what a user writes in config.pbtxt, checked.
+//!
+//! [`ModelConfig`] is Triton's own part of it (inputs, outputs, scheduling), [`Settings`] are the
+//! backend's parameters. A value that does not parse, an unknown key, and a combination that makes
+//! no sense are errors at load that say what to write instead; nothing is ever guessed. What is served,
+//! but slower than it could be, is a warning.
+
+mod knobs;
+mod model_config;
+mod scheduling;
+mod settings;
+
+pub use knobs::reference_table;
+pub use model_config::{Completion, InputKind, ModelConfig, OutputKind};
+pub use scheduling::delays;
+pub use settings::{BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, Settings};

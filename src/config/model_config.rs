@@ -1,0 +1,565 @@
+//! Triton's own part of a config.pbtxt: what is missing is filled in, what cannot be served is refused.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use crate::base::LoadError;
+use crate::config::Settings;
+use crate::config::scheduling::{check_scheduling, default_scheduling};
+
+/// Sequences that a model without `max_batch_size` takes at once.
+const DEFAULT_MAX_BATCH_SIZE: u32 = 64;
+
+/// How a request brings its prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputKind {
+    /// `text_input`, one string.
+    Text,
+    /// `input_ids`, a row of INT32.
+    Ids,
+}
+
+impl InputKind {
+    /// The input tensor's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            InputKind::Text => "text_input",
+            InputKind::Ids => "input_ids",
+        }
+    }
+
+    /// The input tensor's type, as config.pbtxt spells it.
+    const fn data_type(self) -> &'static str {
+        match self {
+            InputKind::Text => "TYPE_STRING",
+            InputKind::Ids => "TYPE_INT32",
+        }
+    }
+
+    /// The input tensor's length: one string, or any number of ids.
+    const fn dim(self) -> i64 {
+        match self {
+            InputKind::Text => 1,
+            InputKind::Ids => -1,
+        }
+    }
+}
+
+/// The output tensors that a model can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OutputKind {
+    /// The text, a delta when streaming.
+    TextOutput,
+    /// The tokens, new ones when streaming.
+    OutputIds,
+    /// Prompt and output tokens so far.
+    SequenceLength,
+    /// Why the sequence ended; empty while it runs.
+    FinishReason,
+    /// Tokens of the prompt.
+    NumInputTokens,
+    /// Tokens generated so far.
+    NumOutputTokens,
+}
+
+impl OutputKind {
+    /// All of them, in the order of a response.
+    pub const ALL: [OutputKind; 6] = [
+        OutputKind::TextOutput,
+        OutputKind::OutputIds,
+        OutputKind::SequenceLength,
+        OutputKind::FinishReason,
+        OutputKind::NumInputTokens,
+        OutputKind::NumOutputTokens,
+    ];
+
+    /// The tensor's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            OutputKind::TextOutput => "text_output",
+            OutputKind::OutputIds => "output_ids",
+            OutputKind::SequenceLength => "sequence_length",
+            OutputKind::FinishReason => "finish_reason",
+            OutputKind::NumInputTokens => "num_input_tokens",
+            OutputKind::NumOutputTokens => "num_output_tokens",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    const fn data_type(self) -> &'static str {
+        match self {
+            OutputKind::TextOutput | OutputKind::FinishReason => "TYPE_STRING",
+            _ => "TYPE_INT32",
+        }
+    }
+
+    const fn dim(self) -> i64 {
+        match self {
+            OutputKind::OutputIds => -1,
+            _ => 1,
+        }
+    }
+}
+
+/// A model's configuration as Triton has it, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Requests that Triton holds in slots, and hands over in one call.
+    pub max_batch_size: u32,
+    /// Whether a request may have several responses.
+    pub decoupled: bool,
+    /// How requests bring their prompts.
+    pub input: InputKind,
+    /// After this long without a step, Triton drops a sequence.
+    pub max_sequence_idle_us: u64,
+    /// The backend's parameters.
+    pub settings: Settings,
+}
+
+/// What becomes of a field that the user leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// [`ModelConfig::complete`] has filled it in.
+    Allowed,
+    /// The server was told to take configurations as they are.
+    Disabled,
+}
+
+impl Completion {
+    /// The advice to write something, or nothing at all where that would do.
+    pub(super) fn or_nothing(self, advice: &str) -> String {
+        match self {
+            Completion::Allowed => format!("{advice}, or nothing: it is filled in then"),
+            Completion::Disabled => {
+                format!("{advice}; nothing is filled in, because auto-complete is disabled")
+            }
+        }
+    }
+}
+
+impl ModelConfig {
+    /// What Triton must add to `config` so that a minimal one works: `None` where nothing is missing.
+    ///
+    /// Only what a backend may set is filled in: `max_batch_size`, `input`, `output`,
+    /// `sequence_batching`, `model_transaction_policy`.
+    pub fn complete(config: &Value, has_tokenizer: bool) -> Option<Value> {
+        let mut completed = config.clone();
+        let fields = completed.as_object_mut()?;
+        if unsigned(fields.get("max_batch_size")).unwrap_or(0) == 0 {
+            fields.insert("max_batch_size".into(), json!(DEFAULT_MAX_BATCH_SIZE));
+        }
+        if is_empty(fields.get("input")) {
+            let kind = if has_tokenizer {
+                InputKind::Text
+            } else {
+                InputKind::Ids
+            };
+            fields.insert("input".into(), json!([input_field(kind)]));
+        }
+        let input = InputKind::of(fields.get("input"));
+        if is_empty(fields.get("output")) {
+            let kinds = OutputKind::ALL.into_iter().filter(|kind| {
+                has_tokenizer && input != Some(InputKind::Ids) || *kind != OutputKind::TextOutput
+            });
+            fields.insert("output".into(), kinds.map(output_field).collect());
+        }
+        if !["sequence_batching", "dynamic_batching"]
+            .iter()
+            .any(|key| fields.contains_key(*key))
+        {
+            fields.insert("sequence_batching".into(), default_scheduling());
+        }
+        fields
+            .entry("model_transaction_policy")
+            .or_insert_with(|| json!({ "decoupled": true }));
+        (completed != *config).then_some(completed)
+    }
+
+    /// Reads and checks a whole configuration.
+    ///
+    /// # Errors
+    /// What cannot be served, with what to write instead; `completion` says whether to write nothing
+    /// would do.
+    pub fn parse(config: &Value, completion: Completion) -> Result<Self, LoadError> {
+        let settings = Self::settings(config)?;
+        let max_batch_size = unsigned(config.get("max_batch_size")).unwrap_or(0);
+        if max_batch_size == 0 {
+            return Err(refuse(
+                "max_batch_size is 0",
+                &completion.or_nothing("write max_batch_size: 64"),
+            ));
+        }
+        let input = check_inputs(config, completion)?;
+        check_outputs(config, input, completion)?;
+        let max_sequence_idle_us = check_scheduling(config, completion)?;
+        check_instances(config)?;
+        Ok(Self {
+            max_batch_size: u32::try_from(max_batch_size).unwrap_or(u32::MAX),
+            decoupled: config
+                .pointer("/model_transaction_policy/decoupled")
+                .and_then(Value::as_bool)
+                .unwrap_or(false),
+            input,
+            max_sequence_idle_us,
+            settings,
+        })
+    }
+
+    /// Reads the parameters alone: they decide what [`ModelConfig::complete`] fills in.
+    ///
+    /// # Errors
+    /// An unknown key, a value outside its range.
+    pub fn settings(config: &Value) -> Result<Settings, LoadError> {
+        let none = Map::new();
+        let parameters = config
+            .get("parameters")
+            .and_then(Value::as_object)
+            .unwrap_or(&none);
+        Settings::parse(parameters.iter().map(|(key, value)| {
+            (
+                key.as_str(),
+                value
+                    .get("string_value")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default(),
+            )
+        }))
+    }
+}
+
+impl Settings {
+    /// The checkpoint's folder, for the model `version` in the repository folder `model_path`.
+    pub fn checkpoint_path(&self, model_path: &Path, version: u64) -> PathBuf {
+        match &self.gpt_model_path {
+            Some(path) => model_path.join(path),
+            None => model_path.join(version.to_string()),
+        }
+    }
+
+    /// The tokenizer's folder.
+    pub fn tokenizer_path(&self, model_path: &Path, version: u64) -> PathBuf {
+        match &self.tokenizer_dir {
+            Some(path) => model_path.join(path),
+            None => self.checkpoint_path(model_path, version),
+        }
+    }
+}
+
+impl InputKind {
+    fn of(inputs: Option<&Value>) -> Option<Self> {
+        let name = inputs?.get(0)?.get("name")?.as_str()?;
+        [InputKind::Text, InputKind::Ids]
+            .into_iter()
+            .find(|kind| kind.name() == name)
+    }
+}
+
+fn input_field(kind: InputKind) -> Value {
+    let ragged = kind == InputKind::Ids;
+    json!({
+        "name": kind.name(),
+        "data_type": kind.data_type(),
+        "dims": [kind.dim()],
+        "allow_ragged_batch": ragged,
+    })
+}
+
+fn output_field(kind: OutputKind) -> Value {
+    json!({ "name": kind.name(), "data_type": kind.data_type(), "dims": [kind.dim()] })
+}
+
+fn check_inputs(config: &Value, completion: Completion) -> Result<InputKind, LoadError> {
+    let inputs = config
+        .get("input")
+        .and_then(Value::as_array)
+        .map_or(&[][..], Vec::as_slice);
+    let remedy = completion.or_nothing(
+        "every option of a request is a request parameter; write input [{ name: \"text_input\" \
+         data_type: TYPE_STRING dims: [ 1 ] }] or input [{ name: \"input_ids\" data_type: TYPE_INT32 \
+         dims: [ -1 ] allow_ragged_batch: true }]",
+    );
+    let [input] = inputs else {
+        return Err(refuse(
+            &format!("the model has {} inputs", inputs.len()),
+            &remedy,
+        ));
+    };
+    let name = field(input, "name");
+    let Some(kind) = InputKind::of(config.get("input")) else {
+        return Err(refuse(&format!("the input is named '{name}'"), &remedy));
+    };
+    if field(input, "data_type") != kind.data_type() || dims(input) != [kind.dim()] {
+        let found = format!(
+            "input '{name}' is {} {:?}",
+            field(input, "data_type"),
+            dims(input)
+        );
+        return Err(refuse(&found, &remedy));
+    }
+    // Triton batches only inputs of one shape otherwise, and requests would wait for each other.
+    let ragged = input
+        .get("allow_ragged_batch")
+        .and_then(Value::as_bool)
+        .unwrap_or(false);
+    if kind == InputKind::Ids && !ragged {
+        return Err(refuse(
+            "input 'input_ids' may not be ragged",
+            "write allow_ragged_batch: true",
+        ));
+    }
+    if input
+        .get("optional")
+        .and_then(Value::as_bool)
+        .unwrap_or(false)
+    {
+        return Err(refuse(
+            &format!("input '{name}' is optional"),
+            "leave optional out",
+        ));
+    }
+    Ok(kind)
+}
+
+fn check_outputs(
+    config: &Value,
+    input: InputKind,
+    completion: Completion,
+) -> Result<(), LoadError> {
+    let outputs = config
+        .get("output")
+        .and_then(Value::as_array)
+        .map_or(&[][..], Vec::as_slice);
+    if outputs.is_empty() {
+        return Err(refuse(
+            "the model has no output",
+            &completion.or_nothing(
+                "write output [{ name: \"output_ids\" data_type: TYPE_INT32 dims: [ -1 ] }] and the like",
+            ),
+        ));
+    }
+    for output in outputs {
+        let name = field(output, "name");
+        let Some(kind) = OutputKind::from_name(name) else {
+            let known: Vec<_> = OutputKind::ALL.iter().map(|kind| kind.name()).collect();
+            return Err(refuse(
+                &format!("the model has no output '{name}'"),
+                &format!("name some of {}", known.join(", ")),
+            ));
+        };
+        if field(output, "data_type") != kind.data_type() || dims(output) != [kind.dim()] {
+            return Err(refuse(
+                &format!(
+                    "output '{name}' is {} {:?}",
+                    field(output, "data_type"),
+                    dims(output)
+                ),
+                &format!(
+                    "write data_type: {} dims: [ {} ]",
+                    kind.data_type(),
+                    kind.dim()
+                ),
+            ));
+        }
+        if kind == OutputKind::TextOutput && input == InputKind::Ids {
+            return Err(refuse(
+                "the model takes input_ids and has the output 'text_output'",
+                "take it out of output, or take text_input",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_instances(config: &Value) -> Result<(), LoadError> {
+    let groups = config.get("instance_group").and_then(Value::as_array);
+    for group in groups.into_iter().flatten() {
+        let kind = field(group, "kind");
+        if kind == "KIND_GPU" {
+            return Err(refuse(
+                "instance_group has kind: KIND_GPU, and this build computes on the CPU",
+                "write instance_group [{ kind: KIND_CPU }]",
+            ));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn refuse(problem: &str, remedy: &str) -> LoadError {
+    LoadError::Config {
+        problem: problem.to_owned(),
+        remedy: remedy.to_owned(),
+    }
+}
+
+pub(super) fn field<'a>(object: &'a Value, name: &str) -> &'a str {
+    object.get(name).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn dims(tensor: &Value) -> Vec<i64> {
+    let dims = tensor.get("dims").and_then(Value::as_array);
+    dims.into_iter().flatten().filter_map(signed).collect()
+}
+
+/// Triton writes 64-bit numbers of some fields as strings.
+fn signed(value: &Value) -> Option<i64> {
+    value.as_i64().or_else(|| value.as_str()?.parse().ok())
+}
+
+pub(super) fn unsigned(value: Option<&Value>) -> Option<u64> {
+    let value = value?;
+    value.as_u64().or_else(|| value.as_str()?.parse().ok())
+}
+
+pub(super) fn is_empty(value: Option<&Value>) -> bool {
+    value.and_then(Value::as_array).is_none_or(Vec::is_empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What Triton makes of a config.pbtxt of four lines.
+    fn minimal() -> Value {
+        json!({ "name": "m", "backend": "inflight", "max_batch_size": 0, "input": [], "output": [] })
+    }
+
+    fn completed() -> Value {
+        ModelConfig::complete(&minimal(), true).expect("something is missing")
+    }
+
+    #[test]
+    fn a_minimal_config_is_completed_to_one_that_is_served() {
+        let config = ModelConfig::parse(&completed(), Completion::Allowed).expect("complete");
+        assert_eq!(config.max_batch_size, DEFAULT_MAX_BATCH_SIZE);
+        assert_eq!(config.input, InputKind::Text);
+        assert!(config.decoupled);
+        assert_eq!(config.max_sequence_idle_us, 3_600_000_000);
+        assert_eq!(
+            ModelConfig::complete(&completed(), true),
+            None,
+            "nothing is missing any more"
+        );
+    }
+
+    #[test]
+    fn without_a_tokenizer_ids_go_in_and_no_text_comes_out() {
+        let config = ModelConfig::complete(&minimal(), false).expect("something is missing");
+        assert_eq!(
+            ModelConfig::parse(&config, Completion::Allowed)
+                .expect("complete")
+                .input,
+            InputKind::Ids
+        );
+        assert!(
+            config["output"]
+                .as_array()
+                .expect("filled")
+                .iter()
+                .all(|o| o["name"] != "text_output")
+        );
+    }
+
+    #[test]
+    fn what_the_user_wrote_is_kept() {
+        let mut config = minimal();
+        config["max_batch_size"] = json!(3);
+        config["model_transaction_policy"] = json!({ "decoupled": false });
+        config["input"] = json!([input_field(InputKind::Ids)]);
+        let config = ModelConfig::complete(&config, true).expect("something is missing");
+        let parsed = ModelConfig::parse(&config, Completion::Allowed).expect("complete");
+        assert_eq!((parsed.max_batch_size, parsed.decoupled), (3, false));
+        assert_eq!(parsed.input, InputKind::Ids);
+    }
+
+    /// A change to a good config, and what its refusal must say.
+    type Case = (fn(&mut Value), &'static [&'static str]);
+
+    #[test]
+    fn what_cannot_be_served_is_refused_with_what_to_write() {
+        let cases: &[Case] = &[
+            (
+                |c| c["max_batch_size"] = json!(0),
+                &["max_batch_size is 0", "64"],
+            ),
+            (
+                |c| c["input"][0]["name"] = json!("prompt"),
+                &["'prompt'", "text_input"],
+            ),
+            (
+                |c| c["input"][0]["data_type"] = json!("TYPE_FP32"),
+                &["TYPE_FP32", "TYPE_STRING"],
+            ),
+            (
+                |c| c["input"][0]["dims"] = json!([-1]),
+                &["[-1]", "dims: [ 1 ]"],
+            ),
+            (|c| c["input"][0]["optional"] = json!(true), &["optional"]),
+            (
+                |c| c["input"] = json!([input_field(InputKind::Text), input_field(InputKind::Ids)]),
+                &["2 inputs", "request parameter"],
+            ),
+            (
+                |c| c["output"][0]["name"] = json!("txt"),
+                &["'txt'", "text_output"],
+            ),
+            (
+                |c| c["output"][1]["dims"] = json!([3]),
+                &["output_ids", "dims: [ -1 ]"],
+            ),
+            (
+                |c| c["instance_group"] = json!([{ "kind": "KIND_GPU" }]),
+                &["KIND_GPU", "kind: KIND_CPU"],
+            ),
+            (
+                |c| c["parameters"] = json!({ "x": { "string_value": "1" } }),
+                &["'x'"],
+            ),
+        ];
+        for (change, words) in cases {
+            let mut config = completed();
+            change(&mut config);
+            let error = ModelConfig::parse(&config, Completion::Allowed)
+                .expect_err("must be refused")
+                .to_string();
+            for word in *words {
+                assert!(error.contains(word), "'{error}' does not say '{word}'");
+            }
+        }
+    }
+
+    #[test]
+    fn to_leave_a_field_out_is_advised_only_where_it_is_filled_in() {
+        for field in ["max_batch_size", "input", "output", "sequence_batching"] {
+            let mut config = completed();
+            config.as_object_mut().expect("an object").remove(field);
+            let refusal = |completion| {
+                let refused = ModelConfig::parse(&config, completion);
+                refused.expect_err("must be refused").to_string()
+            };
+            let allowed = refusal(Completion::Allowed);
+            assert!(allowed.contains("or nothing"), "{allowed}");
+            let disabled = refusal(Completion::Disabled);
+            assert!(!disabled.contains("or nothing"), "{disabled}");
+            assert!(disabled.contains("auto-complete is disabled"), "{disabled}");
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_is_looked_for_in_the_version_folder_or_from_the_model_folder() {
+        let mut settings = Settings::default();
+        let model = Path::new("/repo/m");
+        assert_eq!(settings.checkpoint_path(model, 3), Path::new("/repo/m/3"));
+        settings.gpt_model_path = Some("weights".into());
+        assert_eq!(
+            settings.tokenizer_path(model, 3),
+            Path::new("/repo/m/weights")
+        );
+        settings.tokenizer_dir = Some("/tokens".into());
+        assert_eq!(settings.tokenizer_path(model, 3), Path::new("/tokens"));
+    }
+}

@@ -1,0 +1,185 @@
+//! `sequence_batching`: how Triton's scheduler hands requests over, checked for what it does to steps.
+
+use serde_json::{Value, json};
+
+use crate::base::LoadError;
+use crate::config::model_config::{Completion, is_empty, refuse, unsigned};
+
+/// Triton's idle limit counts the time that a step takes, and a sequence over it is lost without a
+/// word to its client. The default of one second is shorter than a long context's step.
+const MIN_IDLE_US: u64 = 60_000_000;
+const DEFAULT_IDLE_US: u64 = 3600 * 1_000_000;
+
+/// The scheduling of a model whose user leaves the choice open.
+pub(super) fn default_scheduling() -> Value {
+    json!({
+        "iterative_sequence": true,
+        "max_sequence_idle_microseconds": DEFAULT_IDLE_US,
+        "direct": {},
+    })
+}
+
+/// What is served, but slower than the user may know, with the price.
+///
+/// Triton collects a batch for every step anew, so what delays a batch delays every token. Measured on
+/// server 2.51: `direct` waits only if both its limits are set, `oldest` whenever there is a delay.
+pub fn delays(config: &Value) -> Option<String> {
+    let limit = |path: &str| unsigned(config.pointer(path)).unwrap_or(0);
+    let direct = limit("/sequence_batching/direct/max_queue_delay_microseconds");
+    let utilization = config
+        .pointer("/sequence_batching/direct/minimum_slot_utilization")
+        .and_then(Value::as_f64)
+        .unwrap_or(0.0);
+    let oldest = limit("/sequence_batching/oldest/max_queue_delay_microseconds");
+    if direct > 0 && utilization > 0.0 {
+        Some(format!(
+            "config.pbtxt: sequence_batching {{ direct {{ minimum_slot_utilization: {utilization} \
+             max_queue_delay_microseconds: {direct} }} }} delays every step, and so every token, by up \
+             to {direct} us while fewer slots are taken; leave both out, requests join a running batch \
+             without them"
+        ))
+    } else if oldest > 0 {
+        Some(format!(
+            "config.pbtxt: sequence_batching {{ oldest {{ max_queue_delay_microseconds: {oldest} }} }} \
+             delays every step, and so every token, by up to {oldest} us while fewer sequences are in \
+             flight than a batch is preferred to have; leave it out, requests join a running batch \
+             without it"
+        ))
+    } else {
+        None
+    }
+}
+
+/// Checks the scheduling; the idle limit.
+pub(super) fn check_scheduling(config: &Value, completion: Completion) -> Result<u64, LoadError> {
+    let remedy = &completion.or_nothing(
+        "write sequence_batching { iterative_sequence: true \
+         max_sequence_idle_microseconds: 3600000000 }",
+    );
+    if config.get("dynamic_batching").is_some() {
+        return Err(refuse("dynamic_batching is not served", remedy));
+    }
+    let Some(batching) = config.get("sequence_batching") else {
+        return Err(refuse("there is no sequence_batching", remedy));
+    };
+    if !batching
+        .get("iterative_sequence")
+        .and_then(Value::as_bool)
+        .unwrap_or(false)
+    {
+        return Err(refuse(
+            "sequence_batching has no iterative_sequence: true",
+            remedy,
+        ));
+    }
+    if !is_empty(batching.get("control_input")) || !is_empty(batching.get("state")) {
+        return Err(refuse(
+            "sequence_batching has control_input or state",
+            "leave both out: the backend keeps the sequences itself",
+        ));
+    }
+    if batching
+        .pointer("/oldest/preserve_ordering")
+        .and_then(Value::as_bool)
+        .unwrap_or(false)
+    {
+        return Err(refuse(
+            "sequence_batching { oldest { preserve_ordering: true } } holds streams back",
+            "leave preserve_ordering out",
+        ));
+    }
+    let idle = unsigned(batching.get("max_sequence_idle_microseconds")).unwrap_or(0);
+    if idle < MIN_IDLE_US {
+        return Err(refuse(
+            &format!(
+                "max_sequence_idle_microseconds is {idle}: it counts the time of a step too, and a \
+                 sequence over it is lost"
+            ),
+            &format!("write at least {MIN_IDLE_US}, or better 3600000000"),
+        ));
+    }
+    Ok(idle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(config: &Value) -> String {
+        let refused = check_scheduling(config, Completion::Allowed);
+        refused.expect_err("must be refused").to_string()
+    }
+
+    fn with(field: &str, value: Value) -> Value {
+        let mut config = json!({ "sequence_batching": default_scheduling() });
+        config["sequence_batching"][field] = value;
+        config
+    }
+
+    #[test]
+    fn the_default_is_served_without_delay() {
+        let config = json!({ "sequence_batching": default_scheduling() });
+        let idle = check_scheduling(&config, Completion::Disabled).expect("served");
+        assert_eq!((idle, delays(&config)), (DEFAULT_IDLE_US, None));
+    }
+
+    #[test]
+    fn what_loses_or_holds_back_sequences_is_refused_with_what_to_write() {
+        for (config, words) in [
+            (
+                json!({ "dynamic_batching": {} }),
+                ["dynamic_batching", "iterative_sequence: true"],
+            ),
+            (
+                json!({}),
+                ["no sequence_batching", "iterative_sequence: true"],
+            ),
+            (
+                with("iterative_sequence", json!(false)),
+                ["no iterative_sequence", "or nothing"],
+            ),
+            (
+                with("max_sequence_idle_microseconds", json!("1000000")),
+                ["is 1000000", "3600000000"],
+            ),
+            (
+                with("control_input", json!([{ "name": "START" }])),
+                ["control_input", "leave both out"],
+            ),
+            (
+                with("oldest", json!({ "preserve_ordering": true })),
+                ["preserve_ordering", "out"],
+            ),
+        ] {
+            let error = refusal(&config);
+            for word in words {
+                assert!(error.contains(word), "'{error}' does not say '{word}'");
+            }
+        }
+    }
+
+    #[test]
+    fn a_delay_of_every_token_is_named_with_its_price() {
+        let both =
+            json!({ "minimum_slot_utilization": 0.5, "max_queue_delay_microseconds": "3000" });
+        let direct = delays(&with("direct", both)).expect("a delay");
+        assert!(direct.contains("minimum_slot_utilization: 0.5"), "{direct}");
+        assert!(direct.contains("every token, by up to 3000 us"), "{direct}");
+        let oldest = with("oldest", json!({ "max_queue_delay_microseconds": 70 }));
+        let oldest = delays(&oldest).expect("a delay");
+        assert!(
+            oldest.contains("oldest { max_queue_delay_microseconds: 70"),
+            "{oldest}"
+        );
+    }
+
+    #[test]
+    fn a_limit_that_triton_does_not_act_on_is_no_delay() {
+        for direct in [
+            json!({ "max_queue_delay_microseconds": "3000" }),
+            json!({ "minimum_slot_utilization": 1.0 }),
+        ] {
+            assert_eq!(delays(&with("direct", direct)), None);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The backend's parameters, as values.
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+
+use crate::base::nearest_name;
+use crate::base::{BlockSize, LoadError};
+use crate::config::knobs::{KNOBS, UNSUPPORTED};
+
+/// Positions of a KV cache block where the user sets none.
+const DEFAULT_BLOCK_SIZE: BlockSize = BlockSize::new(32).unwrap();
+
+/// What computes the tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunnerKind {
+    /// A Hugging Face checkpoint.
+    HuggingFace,
+    /// No weights: the next token is a hash of all tokens so far, a step takes a set time.
+    Synthetic,
+}
+
+/// How requests become batches: `gpt_model_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BatchingScheme {
+    /// In lockstep: a batch is padded to its longest member, nobody joins it, and its answers leave
+    /// when all are done.
+    V1,
+    /// In flight: requests join and leave in every step, which is two model calls, one for contexts
+    /// and one for generation.
+    Inflight,
+    /// In flight, with all of a step in one packed model call.
+    InflightFused,
+}
+
+/// Which contexts get the tokens that are left: `context_chunking_policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ContextChunkPolicy {
+    /// The first one all it needs, then the next.
+    FirstComeFirstServed,
+    /// A block each in turn.
+    EqualProgress,
+}
+
+/// Who may run, given the KV blocks there are: `batch_scheduler_policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CapacityPolicy {
+    /// Admit whatever fits now; when blocks run out, pause the sequence that started last.
+    MaxUtilization,
+    /// Admit only what can run to its last token: nothing is ever paused.
+    GuaranteedNoEvict,
+    /// As `GuaranteedNoEvict`, and admit only when nothing runs.
+    StaticBatch,
+}
+
+/// The `parameters` of a config.pbtxt. `None`: not written, and derived from the model or machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// `runner`
+    pub runner: RunnerKind,
+    /// `gpt_model_path`
+    pub gpt_model_path: Option<PathBuf>,
+    /// `tokenizer_dir`
+    pub tokenizer_dir: Option<PathBuf>,
+    /// `gpt_model_type`
+    pub gpt_model_type: BatchingScheme,
+    /// `batch_scheduler_policy`
+    pub batch_scheduler_policy: CapacityPolicy,
+    /// `context_chunking_policy`
+    pub context_chunking_policy: ContextChunkPolicy,
+    /// `enable_trt_overlap`
+    pub enable_trt_overlap: bool,
+    /// `kv_cache_type`: whether it is paged
+    pub paged_kv_cache: bool,
+    /// `kv_cache_dtype`: whether it is int8
+    pub int8_kv_cache: bool,
+    /// `enable_kv_cache_reuse`; `None`: where it is possible
+    pub enable_kv_cache_reuse: Option<bool>,
+    /// `enable_partial_reuse`
+    pub enable_partial_reuse: bool,
+    /// `max_attention_window_size`: for each layer, repeated; empty: the model's own
+    pub max_attention_window_size: Vec<NonZeroU32>,
+    /// `sink_token_length`
+    pub sink_token_length: u32,
+    /// `max_num_requests`
+    pub max_num_requests: Option<u32>,
+    /// `max_num_tokens`
+    pub max_num_tokens: Option<u32>,
+    /// `max_seq_len`
+    pub max_seq_len: Option<u32>,
+    /// `tokens_per_block`
+    pub tokens_per_block: BlockSize,
+    /// `max_tokens_in_paged_kv_cache`
+    pub max_tokens_in_paged_kv_cache: Option<u32>,
+    /// `kv_cache_free_gpu_mem_fraction`
+    pub kv_cache_free_mem_fraction: f64,
+    /// `enable_chunked_context`
+    pub enable_chunked_context: bool,
+    /// `exclude_input_in_output`
+    pub exclude_input_in_output: bool,
+    /// `add_special_tokens`
+    pub add_special_tokens: bool,
+    /// `skip_special_tokens`
+    pub skip_special_tokens: bool,
+    /// `default_max_tokens`
+    pub default_max_tokens: u32,
+    /// `num_threads`
+    pub num_threads: Option<NonZeroUsize>,
+    /// `cpu_instruction_set`; `None` is `auto`
+    pub cpu_instruction_set: Option<String>,
+    /// `stats_file`
+    pub stats_file: Option<PathBuf>,
+    /// `synthetic_vocab_size`
+    pub synthetic_vocab_size: u32,
+    /// `synthetic_step_us`
+    pub synthetic_step_us: f64,
+    /// `synthetic_token_us`
+    pub synthetic_token_us: f64,
+    /// `synthetic_fail_after`
+    pub synthetic_fail_after: Option<u32>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            runner: RunnerKind::HuggingFace,
+            gpt_model_path: None,
+            tokenizer_dir: None,
+            gpt_model_type: BatchingScheme::InflightFused,
+            batch_scheduler_policy: CapacityPolicy::GuaranteedNoEvict,
+            context_chunking_policy: ContextChunkPolicy::FirstComeFirstServed,
+            enable_trt_overlap: false,
+            paged_kv_cache: true,
+            int8_kv_cache: false,
+            enable_kv_cache_reuse: None,
+            enable_partial_reuse: true,
+            max_attention_window_size: Vec::new(),
+            sink_token_length: 0,
+            max_num_requests: None,
+            max_num_tokens: None,
+            max_seq_len: None,
+            tokens_per_block: DEFAULT_BLOCK_SIZE,
+            max_tokens_in_paged_kv_cache: None,
+            kv_cache_free_mem_fraction: 0.5,
+            enable_chunked_context: true,
+            exclude_input_in_output: false,
+            add_special_tokens: true,
+            skip_special_tokens: true,
+            default_max_tokens: 16,
+            num_threads: None,
+            cpu_instruction_set: None,
+            stats_file: None,
+            synthetic_vocab_size: 32_000,
+            synthetic_step_us: 0.0,
+            synthetic_token_us: 0.0,
+            synthetic_fail_after: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Reads the `parameters` of a config.pbtxt.
+    ///
+    /// # Errors
+    /// An unknown key, with the nearest known one; a value outside its range.
+    pub fn parse<'a>(
+        parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, LoadError> {
+        let mut settings = Self::default();
+        for (key, value) in parameters {
+            let Some(knob) = KNOBS.iter().find(|knob| knob.key == key) else {
+                return Err(unknown(key));
+            };
+            (knob.set)(&mut settings, value.trim()).ok_or_else(|| LoadError::Knob {
+                key: key.to_owned(),
+                value: value.to_owned(),
+                expected: knob.expected.to_owned(),
+            })?;
+        }
+        Ok(settings)
+    }
+}
+
+fn unknown(key: &str) -> LoadError {
+    if let Some((_, why)) = UNSUPPORTED.iter().find(|(name, _)| *name == key) {
+        return LoadError::Config {
+            problem: format!("parameter '{key}' has no effect here: {why}"),
+            remedy: "leave it out".to_owned(),
+        };
+    }
+    LoadError::UnknownKnob {
+        key: key.to_owned(),
+        nearest: nearest_name(key, KNOBS.iter().map(|knob| knob.key)).map(str::to_owned),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_parameters_give_the_defaults() {
+        assert_eq!(
+            Settings::parse([]).expect("nothing to refuse"),
+            Settings::default()
+        );
+    }
+
+    #[test]
+    fn a_mistyped_key_is_refused_with_the_nearest_one() {
+        let error = Settings::parse([("max_num_token", "8")]).expect_err("no such key");
+        assert_eq!(
+            error.to_string(),
+            "unknown parameter 'max_num_token'; did you mean 'max_num_tokens'?"
+        );
+    }
+
+    #[test]
+    fn a_parameter_of_another_backend_is_refused_with_the_reason() {
+        let error = Settings::parse([("gpu_weights_percent", "0.5")]).expect_err("not ours");
+        assert!(error.to_string().contains("leave it out"), "{error}");
+    }
+}

@@ -1,0 +1,45 @@
+//! `inflight`: a Triton Inference Server backend that generates text with in-flight batching.
+//!
+//! # Map
+//!
+//! ```text
+//! room       level  what is in it
+//! base/      L0     typed ids and units, the three kinds of error
+//! config/    L1     every config.pbtxt knob
+//! sampling/  L1     sampling parameters, logits processors, the sampler, stop rules: pure functions
+//! engine/    L2     the batch manager: pure decisions, no clock, no I/O, no thread, no device, no Triton
+//! device/    L3     cpu/: kernels and the thread pool
+//! runner/    L4     checkpoint -> model -> `run(plan, &mut output)`
+//! text/      L4     tokenizer, incremental detokenizer, stop words, chat template
+//! triton/    L4     Triton's C API: bindings and safe owners; knows nothing of engine or runner
+//! manager/   L5     engine and runner as one object, for Triton's driver and for any other application
+//! backend/   L6     the driver, request parsing, responder, metrics: where Triton meets the manager
+//! entry.rs   L7     the exported TRITONBACKEND_* functions
+//! ```
+//!
+//! A room imports only rooms of a lower level; `tests/architecture.rs` fails on an upward import and on
+//! `unsafe` outside `triton/`, `device/`, `entry.rs` and the weight mmap.
+//!
+//! # One step
+//!
+//! ```text
+//! engine.add(request) / engine.cancel(id)      any number, before the step
+//! let step = engine.schedule();                a pure decision: plain data
+//! runner.run(plan, &mut output)?;              the only call that takes time, for each of step.plans()
+//! engine.apply(step, &output, &mut events);    tokens, finishes, pauses
+//! ```
+
+#[cfg(not(panic = "unwind"))]
+compile_error!("a panic must not take tritonserver down: build with panic = \"unwind\"");
+
+pub mod backend;
+pub mod base;
+pub mod config;
+pub mod device;
+pub mod engine;
+mod entry;
+pub mod manager;
+pub mod runner;
+pub mod sampling;
+pub mod text;
+pub mod triton;
