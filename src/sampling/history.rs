@@ -1,0 +1,62 @@
+//! How often each token occurs in a sequence: the table behind the penalties.
+
+use crate::base::TokenId;
+use crate::sampling::SamplingInput;
+
+/// Occurrences by token, refilled for each call and emptied again by what was touched, so that a
+/// call costs the length of the sequence and never the size of the vocabulary.
+pub(super) struct History {
+    /// Zero everywhere between calls. `[vocab_size]`.
+    entries: Vec<Entry>,
+    /// The tokens whose entries are not zero.
+    touched: Vec<TokenId>,
+}
+
+/// One token's occurrences.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Entry {
+    /// Whether it is in prompt or output.
+    pub seen: bool,
+    /// How often it is in the output.
+    pub num_generated: u32,
+}
+
+impl History {
+    pub(super) fn new(vocab_size: usize) -> Self {
+        Self {
+            entries: vec![Entry::default(); vocab_size],
+            touched: Vec::with_capacity(vocab_size),
+        }
+    }
+
+    /// Calls `visit` once with each distinct token of the output, and of the prompt too where
+    /// `with_prompt`. Tokens outside the vocabulary are passed over.
+    pub(super) fn for_each(
+        &mut self,
+        input: SamplingInput<'_>,
+        with_prompt: bool,
+        mut visit: impl FnMut(TokenId, Entry),
+    ) {
+        let (prompt, generated) = input.tokens.split_at(input.num_prompt_tokens);
+        if with_prompt {
+            self.count(prompt, 0);
+        }
+        self.count(generated, 1);
+        for token in self.touched.drain(..) {
+            visit(token, std::mem::take(&mut self.entries[token as usize]));
+        }
+    }
+
+    fn count(&mut self, tokens: &[TokenId], generated: u32) {
+        for &token in tokens {
+            let Some(entry) = self.entries.get_mut(token as usize) else {
+                continue;
+            };
+            if !entry.seen {
+                entry.seen = true;
+                self.touched.push(token);
+            }
+            entry.num_generated += generated;
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! L1: how the next token is chosen and when a sequence ends. Pure functions over logits and tokens.
+//!
+//! ```text
+//! logits -- processors (bias, bad words, min_tokens, penalties) --> argmax            (greedy)
+//!                                                               \-> cut --> draw      (random)
+//! ```
+//!
+//! Nothing here knows of a batch, a step, a clock or another request, so a request's tokens cannot
+//! depend on them.
+
+mod draw;
+mod error;
+mod exp;
+mod history;
+mod params;
+mod peaks;
+mod processors;
+mod random;
+#[cfg(test)]
+mod reference;
+mod sampler;
+mod stop;
+mod truncation;
+
+pub use error::SampleError;
+pub use params::{LogitsProcessor, ProcessLogits, SamplingInput, SamplingParams};
+pub use sampler::Sampler;
+pub use stop::{FinishReason, StopRule};

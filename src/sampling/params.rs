@@ -1,0 +1,117 @@
+//! What a request asks of the sampler.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::base::TokenId;
+
+/// The sampling options of one request, checked: every value is in its range.
+///
+/// The ranges are what a client may ask for. The sampler gives a token for any number at all, so
+/// that a slip in their check is never a panic.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Divides the logits; 0 to 100. `0` is greedy: the most likely token, the lowest id on a tie.
+    pub temperature: f32,
+    /// Keep the `top_k` most likely tokens, the lowest ids on a tie; `0` keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set of most likely tokens whose probabilities sum to at least this; above
+    /// 0, at most 1. `1` keeps all.
+    pub top_p: f32,
+    /// Keep the tokens at least this fraction as likely as the most likely one; 0 to 1. `0` keeps
+    /// all.
+    pub min_p: f32,
+    /// Seeds the request's own random numbers, which depend on nothing else in the batch.
+    pub seed: u64,
+    /// Divides positive and multiplies negative logits of tokens in prompt or output; above 0, at
+    /// most 100. `1` is off.
+    pub repetition_penalty: f32,
+    /// Subtracted from the logit of each token in the output; -100 to 100. `0` is off.
+    pub presence_penalty: f32,
+    /// Subtracted once for each time a token is in the output; -100 to 100. `0` is off.
+    pub frequency_penalty: f32,
+    /// The end ids cannot be chosen before this many tokens have been generated.
+    pub min_tokens: u32,
+    /// Tokens that end the sequence; empty when the request ignores them.
+    pub end_ids: Vec<TokenId>,
+    /// Token sequences, none empty, that the output must not complete; their beginning may lie in
+    /// the prompt.
+    pub bad_words: Vec<Vec<TokenId>>,
+    /// Added to single tokens' logits, sorted by token; finite.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// What changes the logits before all of the above.
+    pub logits_processor: Option<LogitsProcessor>,
+}
+
+/// Changes the logits that one request's next token is chosen from (the logits post-processor of
+/// TensorRT-LLM's Batch Manager). Who the request is, and its client, are the processor's to know: each
+/// request brings its own.
+pub trait ProcessLogits: Send + Sync {
+    /// Changes `logits`, `[vocab_size]`, of the token that follows `tokens`, prompt and output.
+    ///
+    /// Called in the step, on any of the runner's threads: the others wait for it. A logit that is not a
+    /// number afterwards ends the request with an error, and so does leaving none above `-inf`.
+    fn process(&self, logits: &mut [f32], tokens: &[TokenId]);
+}
+
+/// A shared [`ProcessLogits`]. Two are equal if they are the same one.
+#[derive(Clone)]
+pub struct LogitsProcessor(pub Arc<dyn ProcessLogits>);
+
+impl fmt::Debug for LogitsProcessor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LogitsProcessor")
+    }
+}
+
+impl PartialEq for LogitsProcessor {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Default for SamplingParams {
+    /// Greedy, nothing penalised, nothing forbidden, no end id.
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            min_tokens: 0,
+            end_ids: Vec::new(),
+            bad_words: Vec::new(),
+            logit_bias: Vec::new(),
+            logits_processor: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Whether the next token is the most likely one, with no random number drawn.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0 || self.top_k == 1
+    }
+}
+
+/// Everything that decides a sequence's next token besides its logits.
+#[derive(Clone, Copy, Debug)]
+pub struct SamplingInput<'a> {
+    /// The request's options.
+    pub params: &'a SamplingParams,
+    /// Prompt and generated tokens, in order.
+    pub tokens: &'a [TokenId],
+    /// How many of `tokens` are the prompt.
+    pub num_prompt_tokens: usize,
+}
+
+impl<'a> SamplingInput<'a> {
+    /// The tokens generated so far.
+    pub fn generated(&self) -> &'a [TokenId] {
+        &self.tokens[self.num_prompt_tokens..]
+    }
+}

@@ -1,0 +1,83 @@
+//! What changes single logits before a token is chosen: bias, bad words, `min_tokens`, penalties.
+//!
+//! None of them hides a logit that is not finite, and none can make one: a value that leaves the
+//! range of `f32` stays at its end.
+
+use crate::base::TokenId;
+use crate::sampling::history::History;
+use crate::sampling::{SamplingInput, SamplingParams};
+
+/// Applies every processor that the request uses, in the order that `Sampler` documents.
+pub(super) fn process(logits: &mut [f32], input: SamplingInput<'_>, history: &mut History) {
+    let params = input.params;
+    add_bias(logits, &params.logit_bias);
+    forbid_bad_words(logits, input);
+    if input.generated().len() < params.min_tokens as usize {
+        params.end_ids.iter().for_each(|&id| forbid(logits, id));
+    }
+    if has_penalties(params) {
+        penalise(logits, input, history);
+    }
+}
+
+fn add_bias(logits: &mut [f32], bias: &[(TokenId, f32)]) {
+    for &(token, bias) in bias {
+        change(logits, token, |logit| logit + bias);
+    }
+}
+
+/// Forbids the last token of each bad word whose other tokens are what the sequence ends with.
+fn forbid_bad_words(logits: &mut [f32], input: SamplingInput<'_>) {
+    for word in &input.params.bad_words {
+        if let Some((&last, prefix)) = word.split_last()
+            && input.tokens.ends_with(prefix)
+        {
+            forbid(logits, last);
+        }
+    }
+}
+
+fn has_penalties(params: &SamplingParams) -> bool {
+    params.repetition_penalty != 1.0
+        || params.presence_penalty != 0.0
+        || params.frequency_penalty != 0.0
+}
+
+fn penalise(logits: &mut [f32], input: SamplingInput<'_>, history: &mut History) {
+    let params = input.params;
+    let repetition = params.repetition_penalty;
+    history.for_each(input, repetition != 1.0, |token, entry| {
+        change(logits, token, |logit| {
+            let repeated = if logit > 0.0 {
+                logit / repetition
+            } else {
+                logit * repetition
+            };
+            let count = entry.num_generated as f32;
+            let present = if entry.num_generated > 0 {
+                params.presence_penalty
+            } else {
+                0.0
+            };
+            repeated - params.frequency_penalty * count - present
+        });
+    });
+}
+
+/// Rules `token` out. NaN and `+inf` stay, for whoever looks for them.
+fn forbid(logits: &mut [f32], token: TokenId) {
+    if let Some(logit) = logits.get_mut(token as usize)
+        && *logit < f32::INFINITY
+    {
+        *logit = f32::NEG_INFINITY;
+    }
+}
+
+/// Changes a finite logit, and keeps it finite. A token outside the vocabulary has none.
+fn change(logits: &mut [f32], token: TokenId, new: impl FnOnce(f32) -> f32) {
+    if let Some(logit) = logits.get_mut(token as usize)
+        && logit.is_finite()
+    {
+        *logit = new(*logit).clamp(f32::MIN, f32::MAX);
+    }
+}

@@ -1,0 +1,93 @@
+//! The sampler: logits and a request's options in, one token out.
+
+use crate::base::TokenId;
+use crate::sampling::draw::{Masses, Softmax};
+use crate::sampling::history::History;
+use crate::sampling::peaks::Peaks;
+use crate::sampling::processors::process;
+use crate::sampling::random::uniform;
+use crate::sampling::truncation::Truncation;
+use crate::sampling::{SampleError, SamplingInput};
+
+/// Chooses tokens. It keeps nothing from one call to the next but room to work in, sized once: a call
+/// allocates nothing, and any sampler of the same vocabulary gives the same token.
+///
+/// The order is that of the logits processors of Hugging Face transformers (`generate`), with the
+/// penalties of the OpenAI API where vLLM has them, after the repetition penalty:
+///
+/// | step | source |
+/// |---|---|
+/// | the request's own `logits_processor` | TensorRT-LLM's Batch Manager |
+/// | `logit_bias` added | OpenAI API |
+/// | last tokens of `bad_words` forbidden where the sequence ends with the others | transformers `NoBadWordsLogitsProcessor` |
+/// | end ids forbidden before `min_tokens` | transformers `MinNewTokensLengthLogitsProcessor` |
+/// | `repetition_penalty` over prompt and output | Keskar et al., "CTRL", 2019 |
+/// | `frequency_penalty`, `presence_penalty` over the output | OpenAI API |
+/// | greedy: the most likely token, the lowest id on a tie | |
+/// | `temperature` | |
+/// | `top_k`: exactly k, the lowest ids on a tie | Fan et al., 2018 |
+/// | `top_p`: of what is left | Holtzman et al., 2020 |
+/// | `min_p`: relative to the most likely | Nguyen et al., 2024 |
+/// | draw: the inverse of the cumulative distribution at a Philox number of seed and number of generated tokens | Salmon et al., 2011 |
+///
+/// Forbidding commutes with the rest, since `-inf` stays `-inf`.
+pub struct Sampler {
+    vocab_size: usize,
+    history: History,
+    peaks: Peaks,
+    truncation: Truncation,
+    masses: Masses,
+}
+
+impl Sampler {
+    /// A sampler for rows of `vocab_size` logits.
+    pub fn new(vocab_size: usize) -> Self {
+        Self {
+            vocab_size,
+            history: History::new(vocab_size),
+            peaks: Peaks::new(vocab_size),
+            truncation: Truncation::new(vocab_size),
+            masses: Masses::new(vocab_size),
+        }
+    }
+
+    /// The next token of a sequence, given its `logits`, `[vocab_size]`, which it changes.
+    ///
+    /// A pure function of its arguments: the same bits in give the same token out on every machine.
+    /// Costs one pass over the logits when greedy, a few otherwise, and with penalties one over the
+    /// output (with the repetition penalty: over prompt and output).
+    ///
+    /// # Panics
+    ///
+    /// When `logits` has another length than the vocabulary.
+    pub fn sample(
+        &mut self,
+        logits: &mut [f32],
+        input: SamplingInput<'_>,
+    ) -> Result<TokenId, SampleError> {
+        assert_eq!(logits.len(), self.vocab_size, "one logit per token");
+        let params = input.params;
+        if let Some(processor) = &params.logits_processor {
+            processor.0.process(logits, input.tokens);
+        }
+        process(logits, input, &mut self.history);
+        self.peaks.find(logits)?;
+        if params.is_greedy() {
+            return Ok(self.peaks.argmax(logits));
+        }
+        let softmax = Softmax {
+            max: self.peaks.max(),
+            temperature: params.temperature,
+        };
+        let cut = self
+            .truncation
+            .cut(logits, &self.peaks, softmax, params, &mut self.masses);
+        let position = uniform(params.seed, input.generated().len() as u64);
+        Ok(self
+            .masses
+            .draw(logits, &self.peaks, softmax, cut, position))
+    }
+}
+
+#[cfg(test)]
+mod tests;
