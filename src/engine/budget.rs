@@ -1,0 +1,271 @@
+//! The second pass: how many tokens each sequence gets in a step, given `max_num_tokens`.
+//!
+//! Generation first, one token each, so that nobody who talks is interrupted; then contexts in order.
+//! A context that does not fit is cut where a block ends, as the chunk policy says:
+//!
+//! ```text
+//! max_num_tokens = 12, blocks of 4, one sequence generating, contexts of 5 and 9
+//!
+//! first come first served  |g| context 1 | 1st chunk of 2|     |   finishes earlier contexts first
+//!                          |g|c c c c c|  c c c c        - - |
+//! equal progress           |g| chunk of 1| chunk of 2    |     |   a block each in turn, until no
+//!                          |g|c c c c|    c c c c        - - - |   block fits any more
+//! ```
+//!
+//! In lockstep (V1) contexts are padded to the longest one, and all are computed whole:
+//!
+//! ```text
+//! |c c c c c - - - -|c c c c c c c c c|      num_padding_tokens = 4
+//! ```
+
+use crate::base::{BlockSize, SeqSlot, Tokens};
+use crate::engine::config::{BatchingScheme, ContextChunkPolicy, EngineConfig};
+
+/// What is left of a step's tokens.
+pub(super) struct TokenBudget {
+    left: Tokens,
+    /// Contexts may be cut where a block of this size ends; `None`: not at all.
+    chunk_unit: Option<BlockSize>,
+    rule: Rule,
+    is_open: bool,
+}
+
+/// What a context gets.
+enum Rule {
+    /// All that is left; whoever does not get all is the last to get anything.
+    FirstComeFirstServed,
+    /// A unit first, and its share of what is left in [`TokenBudget::distribute`].
+    EqualProgress,
+    /// All, if as many rows as there are contexts, as long as the longest, fit.
+    Padded { num_contexts: u32, longest: Tokens },
+}
+
+/// A context's share of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Share {
+    /// What it had computed before, and what there was to compute.
+    start: Tokens,
+    rest: Tokens,
+    /// What it gets of the rest.
+    pub(super) chunk: Tokens,
+}
+
+impl TokenBudget {
+    /// A whole step's budget.
+    pub(super) fn new(config: &EngineConfig) -> Self {
+        let chunk_unit = config.cuts_contexts().then_some(config.chunk_unit);
+        let rule = match (config.scheme, config.chunk_policy) {
+            (BatchingScheme::V1, _) => Rule::Padded {
+                num_contexts: 0,
+                longest: Tokens::ZERO,
+            },
+            (_, ContextChunkPolicy::EqualProgress) if chunk_unit.is_some() => Rule::EqualProgress,
+            _ => Rule::FirstComeFirstServed,
+        };
+        Self {
+            left: config.max_num_tokens,
+            chunk_unit,
+            rule,
+            is_open: true,
+        }
+    }
+
+    /// Whether another context could get something.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open && self.left > Tokens::ZERO
+    }
+
+    /// Takes the one token of a sequence that generates. There always is one: a step may carry at
+    /// least as many tokens as sequences.
+    pub(super) fn take_generation(&mut self) {
+        self.left -= Tokens(1);
+    }
+
+    /// Takes what a context gets that has computed `start` tokens and has `rest` to compute. `None`:
+    /// nothing, and neither does any that comes after it.
+    pub(super) fn take_context(&mut self, start: Tokens, rest: Tokens) -> Option<Share> {
+        let chunk = match &mut self.rule {
+            Rule::FirstComeFirstServed => cut(self.chunk_unit, start, rest, self.left),
+            Rule::EqualProgress => {
+                let one_unit = next_bound(self.chunk_unit, start) - start;
+                let chunk = rest.min(one_unit);
+                if chunk <= self.left {
+                    chunk
+                } else {
+                    Tokens::ZERO
+                }
+            }
+            Rule::Padded {
+                num_contexts,
+                longest,
+            } => {
+                let longest_of_all = rest.max(*longest);
+                let padded = (*num_contexts + 1).checked_mul(longest_of_all.0);
+                if padded.is_none_or(|padded| padded > self.left.0) {
+                    self.is_open = false;
+                    return None;
+                }
+                *num_contexts += 1;
+                *longest = longest_of_all;
+                return Some(Share {
+                    start,
+                    rest,
+                    chunk: rest,
+                });
+            }
+        };
+        self.left -= chunk;
+        let may_go_on = chunk == rest || matches!(self.rule, Rule::EqualProgress);
+        self.is_open &= may_go_on && chunk > Tokens::ZERO;
+        (chunk > Tokens::ZERO).then_some(Share { start, rest, chunk })
+    }
+
+    /// Shares what is left among contexts that have got their first unit: one more each in turn.
+    pub(super) fn distribute(&mut self, contexts: &mut [(SeqSlot, Share)]) {
+        if !matches!(self.rule, Rule::EqualProgress) {
+            return;
+        }
+        let mut any_fits = true;
+        while std::mem::take(&mut any_fits) {
+            for (_, share) in &mut *contexts {
+                let done = share.start + share.chunk;
+                let one_unit = next_bound(self.chunk_unit, done) - done;
+                let more = one_unit.min(share.rest - share.chunk);
+                if more > Tokens::ZERO && more <= self.left {
+                    share.chunk += more;
+                    self.left -= more;
+                    any_fits = true;
+                }
+            }
+        }
+    }
+
+    /// The tokens that lockstep adds to contexts so that all are as long as the longest.
+    pub(super) fn num_padding_tokens(&self, num_context_tokens: Tokens) -> Tokens {
+        match self.rule {
+            Rule::Padded {
+                num_contexts,
+                longest,
+            } => Tokens(num_contexts * longest.0) - num_context_tokens,
+            _ => Tokens::ZERO,
+        }
+    }
+}
+
+/// All of `rest` if it fits into `left`, or as much as ends with a block, or nothing.
+///
+/// ```text
+/// blocks of 4      0 1 2 3 | 4 5 6 7 | 8 9
+/// start = 3, left = 6:   |- chunk -|            ends at 8, not at 9
+/// ```
+fn cut(unit: Option<BlockSize>, start: Tokens, rest: Tokens, left: Tokens) -> Tokens {
+    if rest <= left {
+        return rest;
+    }
+    match unit {
+        Some(unit) => (start + left).floor_to_block(unit).saturating_sub(start),
+        None => Tokens::ZERO,
+    }
+}
+
+/// The first block bound after `position`.
+fn next_bound(unit: Option<BlockSize>, position: Tokens) -> Tokens {
+    match unit {
+        Some(unit) => position.floor_to_block(unit) + unit.tokens(),
+        None => Tokens(u32::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What contexts get that have computed `start` of `start + rest`, in order, with `generating`
+    /// others and blocks of 4.
+    fn shares(
+        config: EngineConfig,
+        generating: u32,
+        contexts: &[(u32, u32)],
+    ) -> (Vec<u32>, TokenBudget) {
+        let mut budget = TokenBudget::new(&EngineConfig {
+            block_size: BlockSize::new(4).expect("not zero"),
+            chunk_unit: BlockSize::new(4).expect("not zero"),
+            ..config
+        });
+        (0..generating).for_each(|_| budget.take_generation());
+        let mut shares = Vec::new();
+        for (slot, &(start, rest)) in (0..).map(SeqSlot).zip(contexts) {
+            if !budget.is_open() {
+                break;
+            }
+            shares.extend(
+                budget
+                    .take_context(Tokens(start), Tokens(rest))
+                    .map(|share| (slot, share)),
+            );
+        }
+        budget.distribute(&mut shares);
+        let chunks = shares.iter().map(|(_, share)| share.chunk.0).collect();
+        (chunks, budget)
+    }
+
+    fn first_come(budget: u32, chunked: bool) -> EngineConfig {
+        EngineConfig {
+            max_num_tokens: Tokens(budget),
+            enable_chunked_context: chunked,
+            ..EngineConfig::default()
+        }
+    }
+
+    #[test]
+    fn contexts_that_fit_are_computed_whole() {
+        let both = [(0, 5), (0, 5)];
+        assert_eq!(shares(first_come(12, true), 2, &both).0, [5, 5]);
+        assert_eq!(shares(first_come(12, false), 2, &both).0, [5, 5]);
+    }
+
+    #[test]
+    fn a_chunk_that_is_not_the_last_is_whole_blocks_and_ends_the_walk() {
+        let three = [(0, 5), (0, 9), (0, 1)];
+        assert_eq!(shares(first_come(12, true), 1, &three).0, [5, 4]);
+        assert_eq!(shares(first_come(12, true), 8, &three).0, [4]);
+        assert_eq!(shares(first_come(11, true), 8, &three).0, [0; 0]);
+    }
+
+    #[test]
+    fn a_chunk_after_a_reused_beginning_ends_where_a_block_does() {
+        assert_eq!(shares(first_come(6, true), 0, &[(3, 9)]).0, [5]);
+        assert_eq!(shares(first_come(4, true), 0, &[(3, 9)]).0, [1]);
+    }
+
+    #[test]
+    fn without_chunking_the_first_context_that_does_not_fit_ends_the_walk() {
+        let three = [(0, 5), (0, 9), (0, 1)];
+        assert_eq!(shares(first_come(12, false), 0, &three).0, [5]);
+    }
+
+    #[test]
+    fn equal_progress_gives_a_block_each_in_turn() {
+        let equal = |budget| EngineConfig {
+            chunk_policy: ContextChunkPolicy::EqualProgress,
+            ..first_come(budget, true)
+        };
+        assert_eq!(shares(equal(16), 0, &[(0, 9), (0, 9)]).0, [8, 8]);
+        assert_eq!(shares(equal(14), 0, &[(0, 9), (0, 9)]).0, [9, 4]);
+        assert_eq!(shares(equal(20), 1, &[(0, 9), (0, 2), (4, 8)]).0, [9, 2, 8]);
+        assert_eq!(shares(equal(7), 0, &[(0, 9), (0, 9), (0, 1)]).0, [4]);
+        assert_eq!(shares(equal(8), 0, &[(3, 9), (0, 9)]).0, [1, 4]);
+    }
+
+    #[test]
+    fn lockstep_counts_every_context_as_long_as_the_longest() {
+        let v1 = |budget| EngineConfig {
+            scheme: BatchingScheme::V1,
+            ..first_come(budget, true)
+        };
+        let (chunks, budget) = shares(v1(18), 0, &[(0, 5), (0, 9), (0, 1)]);
+        assert_eq!(chunks, [5, 9]);
+        assert_eq!(budget.num_padding_tokens(Tokens(14)), Tokens(4));
+        assert_eq!(shares(v1(17), 0, &[(0, 5), (0, 9)]).0, [5]);
+    }
+}

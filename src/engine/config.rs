@@ -1,0 +1,254 @@
+//! The limits of a batch manager, all known at load.
+
+use crate::base::{BlockSize, Blocks, LoadError, RequestError, Tokens};
+pub use crate::config::{BatchingScheme, CapacityPolicy, ContextChunkPolicy};
+use crate::engine::kv::KvCacheConfig;
+use crate::engine::{AttentionWindow, NewRequest};
+
+/// The limits of a batch manager.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// How requests become batches.
+    pub scheme: BatchingScheme,
+    /// Sequences in one step, at most.
+    pub max_num_requests: u32,
+    /// Prompt and output of one sequence together, at most.
+    pub max_seq_len: Tokens,
+    /// Tokens in one step, at most: the token budget.
+    pub max_num_tokens: Tokens,
+    /// Tokens per KV block.
+    pub block_size: BlockSize,
+    /// Blocks of the KV pool.
+    pub num_blocks: Blocks,
+    /// Who may run.
+    pub policy: CapacityPolicy,
+    /// Whether a context may be spread over several steps. In lockstep (V1) it never is.
+    pub enable_chunked_context: bool,
+    /// Which contexts get the tokens that are left.
+    pub chunk_policy: ContextChunkPolicy,
+    /// Chunks end at multiples of this.
+    pub chunk_unit: BlockSize,
+    /// Parts that the requests are split into, of which one is computed while the host works on
+    /// another: 1 or 2.
+    pub num_micro_batches: usize,
+    /// What sequences share of the KV cache.
+    pub reuse: BlockReuse,
+    /// The largest attention window of the model's layers; `None` if a layer sees everything.
+    pub window: Option<AttentionWindow>,
+    /// Whether the KV cache is paged; if not, a block holds a whole sequence.
+    pub paged_kv: bool,
+    /// Whether [`Engine::request_stages`](crate::engine::Engine::request_stages) is kept.
+    pub record_requests: bool,
+}
+
+/// What sequences share of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockReuse {
+    /// Nothing.
+    Off,
+    /// Whole blocks of equal beginnings.
+    WholeBlocks,
+    /// Whole blocks, and copies of the beginning of the one in which they begin to differ.
+    PartialBlocks,
+}
+
+impl Default for EngineConfig {
+    /// In-flight fused batching with every option as config.pbtxt has it where nothing is written,
+    /// for up to 8 requests of 512 tokens.
+    fn default() -> Self {
+        let block_size = BlockSize::new(32).expect("not zero");
+        Self {
+            scheme: BatchingScheme::InflightFused,
+            max_num_requests: 8,
+            max_seq_len: Tokens(512),
+            max_num_tokens: Tokens(512),
+            block_size,
+            num_blocks: Blocks(128),
+            policy: CapacityPolicy::GuaranteedNoEvict,
+            enable_chunked_context: true,
+            chunk_policy: ContextChunkPolicy::FirstComeFirstServed,
+            chunk_unit: block_size,
+            num_micro_batches: 1,
+            reuse: BlockReuse::PartialBlocks,
+            window: None,
+            paged_kv: true,
+            record_requests: false,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Refuses limits under which a request that [`Engine::add`] takes could be unable to run.
+    ///
+    /// - A step can carry a token of every sequence, so that one that generates is never held up.
+    /// - A step can carry one block, or else all that one sequence may ever have to compute at once, so
+    ///   that a context moves on. That is a prompt, which `add` compares with the budget; and where
+    ///   sequences are paused, a prompt with all that was generated.
+    /// - The pool holds one sequence of the largest length, so that the first to start can always end.
+    ///
+    /// # Errors
+    /// The limit that is too small, with what to write instead.
+    ///
+    /// [`Engine::add`]: crate::engine::Engine::add
+    pub fn check(&self) -> Result<(), LoadError> {
+        let Self {
+            max_num_requests,
+            max_seq_len,
+            max_num_tokens,
+            block_size,
+            num_blocks,
+            ..
+        } = *self;
+        let block = block_size.tokens();
+        let unit = self.chunk_unit.tokens();
+        if self.scheme == BatchingScheme::V1 && self.policy == CapacityPolicy::MaxUtilization {
+            return refuse(
+                "gpt_model_type is V1, in which nothing is ever paused, and batch_scheduler_policy \
+                 is max_utilization"
+                    .into(),
+                "let batch_scheduler_policy be guaranteed_no_evict or static_batch".into(),
+            );
+        }
+        if self.scheme == BatchingScheme::V1 && self.num_micro_batches > 1 {
+            return refuse(
+                "gpt_model_type is V1, which is one batch at a time, and enable_trt_overlap is true"
+                    .into(),
+                "set enable_trt_overlap to false, or gpt_model_type to inflight_fused_batching"
+                    .into(),
+            );
+        }
+        if max_num_requests == 0 {
+            return refuse(
+                "max_num_requests is 0".into(),
+                "let it be at least 1".into(),
+            );
+        }
+        if max_seq_len < Tokens(2) {
+            return refuse(
+                format!("max_seq_len is {max_seq_len}"),
+                "let it be at least 2: a token of prompt and one of output".into(),
+            );
+        }
+        if max_num_tokens < Tokens(max_num_requests) {
+            return refuse(
+                format!(
+                    "max_num_tokens is {max_num_tokens}, too few for one token of each of \
+                     max_num_requests = {max_num_requests} requests"
+                ),
+                format!(
+                    "raise max_num_tokens to at least {max_num_requests}, or lower max_num_requests"
+                ),
+            );
+        }
+        if self.cuts_contexts() && max_num_tokens < unit {
+            return refuse(
+                format!(
+                    "max_num_tokens is {max_num_tokens}, less than a block of tokens_per_block = \
+                     {unit}, the smallest chunk of a context"
+                ),
+                format!("raise max_num_tokens to at least {unit}, or lower tokens_per_block"),
+            );
+        }
+        if !self.cuts_contexts()
+            && self.policy == CapacityPolicy::MaxUtilization
+            && max_num_tokens < max_seq_len
+        {
+            return refuse(
+                format!(
+                    "max_num_tokens is {max_num_tokens}, too few to compute a paused sequence of up \
+                     to max_seq_len = {max_seq_len} tokens again in one step"
+                ),
+                format!(
+                    "set enable_chunked_context to true, or batch_scheduler_policy to \
+                     guaranteed_no_evict, or raise max_num_tokens to at least {max_seq_len}"
+                ),
+            );
+        }
+        let at_once = self.min_num_blocks();
+        if num_blocks < at_once {
+            return refuse(
+                format!(
+                    "the KV cache has {num_blocks} blocks of {block} tokens, which do not hold one \
+                     sequence of max_seq_len = {max_seq_len}"
+                ),
+                format!(
+                    "raise max_tokens_in_paged_kv_cache to at least {}, or lower max_seq_len to at \
+                     most {}",
+                    at_once.tokens(block_size),
+                    num_blocks.tokens(block_size),
+                ),
+            );
+        }
+        Ok(())
+    }
+
+    /// Blocks that the pool must have at least: what one sequence of the largest length holds at once.
+    pub fn min_num_blocks(&self) -> Blocks {
+        let largest = self.max_seq_len.blocks_ceil(self.block_size);
+        self.window.map_or(largest, |window| {
+            largest.min(window.max_blocks(self.max_num_tokens, self.block_size))
+        })
+    }
+
+    /// Sequences that run or are paused, at most: a limit above the number of blocks, of which each that
+    /// runs holds one, costs no memory.
+    pub(super) fn max_rows(&self) -> u32 {
+        self.max_num_requests.min(self.num_blocks.0)
+    }
+
+    /// What the KV cache has to know.
+    pub(super) fn kv_cache(&self) -> KvCacheConfig {
+        KvCacheConfig {
+            num_blocks: self.num_blocks,
+            block_size: self.block_size,
+            window: self.window,
+            max_chunk: self.max_num_tokens,
+            enable_reuse: self.reuse != BlockReuse::Off,
+            enable_partial_reuse: self.reuse == BlockReuse::PartialBlocks,
+        }
+    }
+
+    /// Whether a context may be spread over several steps.
+    pub(super) fn cuts_contexts(&self) -> bool {
+        self.enable_chunked_context && self.scheme != BatchingScheme::V1
+    }
+
+    /// How many tokens `request` may generate at most, before its own limit.
+    ///
+    /// # Errors
+    /// A request that could never run.
+    pub(super) fn room_for_output(&self, request: &NewRequest) -> Result<Tokens, RequestError> {
+        let max_seq_len = self.max_seq_len;
+        let num_prompt_tokens = request.prompt.len();
+        let invalid = |reason: String| Err(RequestError::Invalid(reason));
+        if num_prompt_tokens == 0 {
+            return invalid("the prompt is empty: it must have at least one token".into());
+        }
+        if request.stop.max_new_tokens == Tokens::ZERO {
+            return invalid("a request for no new tokens: ask for at least 1".into());
+        }
+        if num_prompt_tokens >= max_seq_len.index() {
+            return invalid(format!(
+                "the prompt has {num_prompt_tokens} tokens and one of output makes {}, more than \
+                 max_seq_len = {max_seq_len}: shorten the prompt",
+                num_prompt_tokens + 1
+            ));
+        }
+        if !self.cuts_contexts() && num_prompt_tokens > self.max_num_tokens.index() {
+            let why = match self.scheme {
+                BatchingScheme::V1 => "gpt_model_type V1 never cuts a context",
+                _ => "enable_chunked_context is false",
+            };
+            return invalid(format!(
+                "the prompt has {num_prompt_tokens} tokens, more than a step can carry \
+                 (max_num_tokens = {}) and {why}: shorten the prompt",
+                self.max_num_tokens
+            ));
+        }
+        Ok(max_seq_len - Tokens(num_prompt_tokens as u32))
+    }
+}
+
+fn refuse(problem: String, remedy: String) -> Result<(), LoadError> {
+    Err(LoadError::Config { problem, remedy })
+}

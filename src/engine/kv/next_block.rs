@@ -1,0 +1,38 @@
+//! The name of a block's content, which it has before anything is in the block.
+
+use crate::base::TokenId;
+
+/// The content of a block before it is written: equal if and only if the same tokens come after the
+/// same content, but for a collision of 64-bit hashes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(in crate::engine) struct NextBlock {
+    parent: u64,
+    tokens_hash: u64,
+}
+
+impl NextBlock {
+    /// The block that `tokens` would fill below the content `parent`.
+    pub(super) fn new(parent: u64, tokens: &[TokenId]) -> Self {
+        // Odd multiplications keep what is added; `mix` spreads it over all bits.
+        let add = |hash: u64, &token: &TokenId| {
+            (hash.rotate_left(5) ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        };
+        Self {
+            parent,
+            tokens_hash: mix(tokens.iter().fold(0, add)),
+        }
+    }
+
+    /// A hash of it, good in every bit.
+    pub(super) fn key(self) -> u64 {
+        mix(self.parent.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.tokens_hash)
+    }
+}
+
+/// The finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
+/// 2014): every bit of `x` changes half of the bits of the result.
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

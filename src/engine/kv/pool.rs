@@ -1,0 +1,234 @@
+//! All blocks of the KV cache: how many hold each, and the list of those that nobody holds.
+//!
+//! One list, linked through the blocks' metadata: taking, sharing and giving back are O(1) and never
+//! allocate. What is worth keeping stands behind what is not, so the front is always the right block
+//! to take.
+//!
+//! ```text
+//! front                                              back
+//!   blank <-> blank <-> cached <-> cached <-> cached
+//!   ^ given back last   ^ given back first    ^ given back last
+//! ```
+//!
+//! Of the blank ones the last that was given back comes first: its memory is most likely warm.
+
+use crate::base::{BlockId, Blocks};
+
+/// What is known of one block.
+#[derive(Clone, Copy)]
+struct Block {
+    /// Tables that it is in; it is in the list of free blocks if there are none.
+    num_holders: u32,
+    /// Whether its content is worth keeping while nobody holds it.
+    is_cached: bool,
+    /// Its neighbours in the list of free blocks.
+    previous: Option<BlockId>,
+    next: Option<BlockId>,
+}
+
+/// The blocks by id.
+pub(super) struct BlockPool {
+    blocks: Vec<Block>,
+    front: Option<BlockId>,
+    back: Option<BlockId>,
+    num_free: Blocks,
+}
+
+impl BlockPool {
+    /// `num_blocks` blank blocks, to be taken in the order of their ids.
+    pub(super) fn new(num_blocks: Blocks) -> Self {
+        let link = |id: u32| (id < num_blocks.0).then_some(BlockId(id));
+        let blank = |id: u32| Block {
+            num_holders: 0,
+            is_cached: false,
+            previous: id.checked_sub(1).map(BlockId),
+            next: link(id + 1),
+        };
+        Self {
+            blocks: (0..num_blocks.0).map(blank).collect(),
+            front: link(0),
+            back: num_blocks.0.checked_sub(1).map(BlockId),
+            num_free: num_blocks,
+        }
+    }
+
+    pub(super) fn num_blocks(&self) -> Blocks {
+        Blocks(self.blocks.len() as u32)
+    }
+
+    /// Blocks that nobody holds.
+    pub(super) fn num_free(&self) -> Blocks {
+        self.num_free
+    }
+
+    /// Tables that `id` is in.
+    pub(super) fn num_holders(&self, id: BlockId) -> u32 {
+        self.blocks[id.index()].num_holders
+    }
+
+    /// Takes the free block that is missed least. There must be one: the capacity pass has counted.
+    pub(super) fn take(&mut self) -> BlockId {
+        let id = self
+            .front
+            .expect("the capacity pass plans with free blocks only");
+        self.hold(id);
+        id
+    }
+
+    /// One more holds `id`, which may be free.
+    pub(super) fn hold(&mut self, id: BlockId) {
+        if self.blocks[id.index()].num_holders == 0 {
+            self.unlink(id);
+        }
+        self.blocks[id.index()].num_holders += 1;
+    }
+
+    /// One less holds `id`.
+    pub(super) fn give_back(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id.index()];
+        assert!(block.num_holders > 0, "{id:?} is free already");
+        block.num_holders -= 1;
+        if block.num_holders == 0 {
+            self.link(id);
+        }
+    }
+
+    /// Says whether the content of `id` is worth keeping.
+    pub(super) fn set_cached(&mut self, id: BlockId, is_cached: bool) {
+        let is_free = self.blocks[id.index()].num_holders == 0;
+        if is_free {
+            self.unlink(id);
+        }
+        self.blocks[id.index()].is_cached = is_cached;
+        if is_free {
+            self.link(id);
+        }
+    }
+
+    /// Puts a block that nobody holds into the list: blank to the front, cached to the back.
+    fn link(&mut self, id: BlockId) {
+        let (previous, next) = match self.blocks[id.index()].is_cached {
+            true => (self.back, None),
+            false => (None, self.front),
+        };
+        self.blocks[id.index()].previous = previous;
+        self.blocks[id.index()].next = next;
+        self.set_next_of(previous, Some(id));
+        self.set_previous_of(next, Some(id));
+        self.num_free += Blocks(1);
+    }
+
+    fn unlink(&mut self, id: BlockId) {
+        let Block { previous, next, .. } = self.blocks[id.index()];
+        self.set_next_of(previous, next);
+        self.set_previous_of(next, previous);
+        self.num_free -= Blocks(1);
+    }
+
+    /// `None` stands for the end of the list, on either side.
+    fn set_next_of(&mut self, id: Option<BlockId>, next: Option<BlockId>) {
+        match id {
+            Some(id) => self.blocks[id.index()].next = next,
+            None => self.front = next,
+        }
+    }
+
+    fn set_previous_of(&mut self, id: Option<BlockId>, previous: Option<BlockId>) {
+        match id {
+            Some(id) => self.blocks[id.index()].previous = previous,
+            None => self.back = previous,
+        }
+    }
+
+    /// Panics unless every block is either in the list, blank before cached, or `held` as often as it
+    /// says. `is_cached` says what has to be kept.
+    pub(super) fn check_integrity(
+        &self,
+        held: impl Iterator<Item = BlockId>,
+        is_cached: impl Fn(BlockId) -> bool,
+    ) {
+        let mut num_holders = vec![0; self.blocks.len()];
+        for id in held {
+            num_holders[id.index()] += 1;
+        }
+        let mut is_listed = vec![false; self.blocks.len()];
+        let mut any_cached = false;
+        let mut previous = None;
+        let mut at = self.front;
+        while let Some(id) = at {
+            let block = &self.blocks[id.index()];
+            let again = std::mem::replace(&mut is_listed[id.index()], true);
+            assert!(!again, "{id:?} is twice in the free list");
+            assert_eq!(block.previous, previous, "before {id:?} in the free list");
+            assert!(
+                block.is_cached || !any_cached,
+                "{id:?} is blank, but behind a cached block"
+            );
+            any_cached = block.is_cached;
+            previous = at;
+            at = block.next;
+        }
+        assert_eq!(self.back, previous, "the end of the free list");
+        let num_listed = is_listed.iter().filter(|&&is_listed| is_listed).count();
+        assert_eq!(self.num_free.index(), num_listed, "free blocks");
+        for (index, block) in self.blocks.iter().enumerate() {
+            let id = BlockId(index as u32);
+            assert_eq!(block.num_holders, num_holders[index], "holders of {id:?}");
+            assert_eq!(
+                block.num_holders == 0,
+                is_listed[index],
+                "{id:?} is free if and only if nobody holds it"
+            );
+            assert_eq!(block.is_cached, is_cached(id), "whether {id:?} is cached");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_come_in_order_first_and_then_the_last_one_given_back() {
+        let mut pool = BlockPool::new(Blocks(3));
+        assert_eq!([pool.take(), pool.take()], [BlockId(0), BlockId(1)]);
+        pool.give_back(BlockId(0));
+        assert_eq!([pool.take(), pool.take()], [BlockId(0), BlockId(2)]);
+        assert_eq!(pool.num_free(), Blocks(0));
+    }
+
+    #[test]
+    fn cached_blocks_are_taken_after_blank_ones_and_the_first_given_back_first() {
+        let mut pool = BlockPool::new(Blocks(4));
+        for block in [pool.take(), pool.take(), pool.take()] {
+            pool.set_cached(block, block != BlockId(1));
+        }
+        for block in [2, 1, 0] {
+            pool.give_back(BlockId(block));
+        }
+        let is_cached = |block| block == BlockId(0) || block == BlockId(2);
+        pool.check_integrity(std::iter::empty(), is_cached);
+        let taken: Vec<_> = (0..4).map(|_| pool.take().0).collect();
+        assert_eq!(taken, [1, 3, 2, 0]);
+    }
+
+    #[test]
+    fn a_block_is_free_when_its_last_holder_gives_it_back() {
+        let mut pool = BlockPool::new(Blocks(1));
+        let block = pool.take();
+        pool.hold(block);
+        pool.give_back(block);
+        assert_eq!(pool.num_free(), Blocks(0));
+        pool.give_back(block);
+        assert_eq!(pool.num_free(), Blocks(1));
+    }
+
+    #[test]
+    #[should_panic(expected = "is free already")]
+    fn a_block_cannot_be_given_back_twice() {
+        let mut pool = BlockPool::new(Blocks(2));
+        let block = pool.take();
+        pool.give_back(block);
+        pool.give_back(block);
+    }
+}

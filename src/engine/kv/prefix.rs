@@ -1,0 +1,425 @@
+//! The prefix index: which full block holds which tokens after which other tokens.
+//!
+//! A trie by content. A node is a block whose tokens are all computed; its parent is the content before
+//! it, or the root of a cache salt. Two prompts with a common beginning share a path.
+//!
+//! ```text
+//! block_size = 2                  root of salt A            root of salt B
+//!                                  |         |                   |
+//! contents                        1 [a b]   4 [b b]             6 [a b]
+//!                                  |     |
+//!                                 2 [c d] 3 [c e]
+//!
+//! a b c e f  after root A: contents 1 and 3 are found, then f is new
+//! a b c f g  after root A: content 1 is found; of its children 2 and 3, both share c
+//! ```
+//!
+//! - A content has a number that is never used again, so nothing wrong is found below a block that was
+//!   taken and filled anew. Tokens are compared, never only their hashes.
+//! - What is registered can be found: a block that is forgotten takes all below it along. Each block
+//!   is forgotten once for each time it is registered, so that costs O(1) a block in the long run.
+//! - Everything is sized at load. A bucket has a largest length, so that no choice of tokens makes
+//!   looking up slow; what does not fit is not registered.
+
+use std::sync::Arc;
+
+use super::NextBlock;
+use super::roots::{RootId, Roots};
+use crate::base::{BlockId, BlockSize, Blocks, TokenId};
+
+/// Blocks in one bucket, at most; tokens that were not chosen to collide never fill it.
+pub(super) const MAX_BUCKET: usize = 32;
+
+/// Children that are compared for a common beginning, at most: the ones registered last.
+pub(super) const MAX_CHILDREN: usize = 64;
+
+/// Where a content is. It may be gone: then something else, or nothing, is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Content {
+    pub(super) place: Place,
+    id: u64,
+}
+
+/// The place of a content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Root(RootId),
+    Block(BlockId),
+}
+
+/// What was found of a sequence's tokens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Walk {
+    /// Full blocks found, from the first.
+    pub(super) num_blocks: usize,
+    /// The content of the last of them, or the root.
+    pub(super) tail: Content,
+    /// A block below `tail` that begins with the tokens that follow, and how many of them; not zero.
+    pub(super) partial: Option<(BlockId, u32)>,
+}
+
+/// What is known of one block. The links are valid while it is registered.
+#[derive(Clone)]
+struct Node {
+    /// The content's number; `None` if the block is not registered.
+    content: Option<u64>,
+    /// Decides on the bucket.
+    key: u64,
+    parent: Place,
+    next_in_bucket: Option<BlockId>,
+    /// Its children, from the one registered last.
+    first_child: Option<BlockId>,
+    newer_sibling: Option<BlockId>,
+    older_sibling: Option<BlockId>,
+}
+
+/// The registered blocks.
+pub(super) struct PrefixIndex {
+    block_size: usize,
+    nodes: Vec<Node>,
+    /// The tokens of each registered block, `[num_blocks, block_size]`.
+    tokens: Vec<TokenId>,
+    /// Registered blocks by their keys' lowest bits.
+    buckets: Vec<Option<BlockId>>,
+    roots: Roots,
+    num_contents: u64,
+}
+
+impl PrefixIndex {
+    /// An index of no block, with room for all `num_blocks`.
+    pub(super) fn new(num_blocks: Blocks, block_size: BlockSize) -> Self {
+        let blank = Node {
+            content: None,
+            key: 0,
+            parent: Place::Block(BlockId::NONE),
+            next_in_bucket: None,
+            first_child: None,
+            newer_sibling: None,
+            older_sibling: None,
+        };
+        let block_size = block_size.tokens().index();
+        let num_buckets = (2 * num_blocks.index()).next_power_of_two();
+        Self {
+            block_size,
+            nodes: vec![blank; num_blocks.index()],
+            tokens: vec![0; num_blocks.index() * block_size],
+            buckets: vec![None; num_buckets],
+            roots: Roots::new(),
+            num_contents: 0,
+        }
+    }
+
+    /// A sequence comes below the root of `salt`, which is there until it has left.
+    pub(super) fn enter(&mut self, salt: &Option<Arc<str>>) -> RootId {
+        let num_contents = &mut self.num_contents;
+        self.roots.enter(salt, || next_number(num_contents))
+    }
+
+    /// A sequence that has entered leaves.
+    pub(super) fn leave(&mut self, root: RootId) {
+        self.roots.leave(root);
+    }
+
+    /// The root of `salt`, if there is something below it.
+    pub(super) fn find_root(&self, salt: &Option<Arc<str>>) -> Option<Content> {
+        self.roots.find(salt).map(|root| self.root(root))
+    }
+
+    /// The content before all contents of a root, which is there.
+    pub(super) fn root(&self, root: RootId) -> Content {
+        Content {
+            place: Place::Root(root),
+            id: self.roots[root].content,
+        }
+    }
+
+    /// Looks `tokens` up from `root`. At most `max_tokens` of them are found.
+    ///
+    /// ```text
+    /// block_size = 4, max_tokens = 10
+    ///
+    /// tokens   |  full  |  full  | partial  - - |      a full block is found whole, or in part
+    /// position  0        4        8         10
+    /// ```
+    pub(super) fn walk(
+        &self,
+        root: Content,
+        tokens: &[TokenId],
+        max_tokens: usize,
+        enable_partial: bool,
+    ) -> Walk {
+        let mut walk = Walk {
+            num_blocks: 0,
+            tail: root,
+            partial: None,
+        };
+        let mut rest = tokens;
+        let mut max_rest = max_tokens;
+        while max_rest >= self.block_size {
+            let (block_tokens, after) = rest.split_at(self.block_size);
+            let Some(child) = self.find(walk.tail, block_tokens) else {
+                break;
+            };
+            walk.tail = child;
+            walk.num_blocks += 1;
+            rest = after;
+            max_rest -= self.block_size;
+        }
+        if enable_partial {
+            let num_comparable = max_rest.min(self.block_size);
+            walk.partial = self.longest_beginning(walk.tail, rest, num_comparable);
+        }
+        walk
+    }
+
+    /// The blocks from `tail` up to its root.
+    pub(super) fn path_up(&self, tail: Content) -> impl Iterator<Item = BlockId> + '_ {
+        let mut at = tail.place;
+        std::iter::from_fn(move || match at {
+            Place::Root(_) => None,
+            Place::Block(block) => {
+                at = self.nodes[block.index()].parent;
+                Some(block)
+            }
+        })
+    }
+
+    /// Registers `tokens`, which fill `block`, below `parent`. Returns where that content is: in `block`,
+    /// or where it was already. `None` if nobody could find it, because `parent` is gone or the
+    /// bucket is full.
+    pub(super) fn register(
+        &mut self,
+        parent: Content,
+        tokens: &[TokenId],
+        block: BlockId,
+    ) -> Option<Content> {
+        if !self.is_there(parent) {
+            return None;
+        }
+        let key = self.next_block(parent, tokens).key();
+        let bucket = self.bucket(key);
+        if let Some(existing) = self.find_in_bucket(bucket, key, parent, tokens) {
+            return Some(existing);
+        }
+        assert!(!self.is_registered(block), "{block:?} has another content");
+        if self.bucket_blocks(bucket).count() == MAX_BUCKET {
+            return None;
+        }
+        let id = next_number(&mut self.num_contents);
+        let older = self.first_child(parent.place).replace(block);
+        if let Some(older) = older {
+            self.nodes[older.index()].newer_sibling = Some(block);
+        }
+        self.nodes[block.index()] = Node {
+            content: Some(id),
+            key,
+            parent: parent.place,
+            next_in_bucket: self.buckets[bucket].replace(block),
+            first_child: None,
+            newer_sibling: None,
+            older_sibling: older,
+        };
+        let start = block.index() * self.block_size;
+        self.tokens[start..start + self.block_size].copy_from_slice(tokens);
+        Some(Content {
+            place: Place::Block(block),
+            id,
+        })
+    }
+
+    /// Whether `block` can be found.
+    pub(super) fn is_registered(&self, block: BlockId) -> bool {
+        self.nodes[block.index()].content.is_some()
+    }
+
+    /// What is registered of `block`.
+    pub(super) fn content_of(&self, block: BlockId) -> Option<Content> {
+        let id = self.nodes[block.index()].content?;
+        let place = Place::Block(block);
+        Some(Content { place, id })
+    }
+
+    /// Whether `content` is still where it was.
+    pub(super) fn is_there(&self, content: Content) -> bool {
+        let id = match content.place {
+            Place::Root(root) => self.roots.get(root).map(|root| root.content),
+            Place::Block(block) => self.nodes[block.index()].content,
+        };
+        id == Some(content.id)
+    }
+
+    /// Forgets `block` and all below it, and says of each that it is `forgotten`, the block itself last.
+    pub(super) fn forget(&mut self, block: BlockId, mut forgotten: impl FnMut(BlockId)) {
+        let mut at = block;
+        while self.is_registered(block) {
+            if let Some(child) = self.nodes[at.index()].first_child {
+                at = child;
+                continue;
+            }
+            self.unlink(at);
+            forgotten(at);
+            match self.nodes[at.index()].parent {
+                Place::Block(parent) => at = parent,
+                // Only the first block of a prefix is below a root: all below it are forgotten.
+                Place::Root(root) => self.roots.remove_if_unused(root),
+            }
+        }
+    }
+
+    /// The name of the block that `tokens` would fill below `parent`.
+    pub(super) fn next_block(&self, parent: Content, tokens: &[TokenId]) -> NextBlock {
+        NextBlock::new(parent.id, tokens)
+    }
+
+    /// Where `tokens` are below `parent`.
+    fn find(&self, parent: Content, tokens: &[TokenId]) -> Option<Content> {
+        let key = self.next_block(parent, tokens).key();
+        self.find_in_bucket(self.bucket(key), key, parent, tokens)
+    }
+
+    fn find_in_bucket(
+        &self,
+        bucket: usize,
+        key: u64,
+        parent: Content,
+        tokens: &[TokenId],
+    ) -> Option<Content> {
+        let found = self.bucket_blocks(bucket).find(|&block| {
+            let node = &self.nodes[block.index()];
+            // The place is enough: what is below a content is forgotten before its place is used again.
+            node.key == key && node.parent == parent.place && self.tokens_of(block) == tokens
+        })?;
+        self.content_of(found)
+    }
+
+    /// The child of `parent` that has the most of the first `max_tokens` of `tokens` in common.
+    fn longest_beginning(
+        &self,
+        parent: Content,
+        tokens: &[TokenId],
+        max_tokens: usize,
+    ) -> Option<(BlockId, u32)> {
+        if max_tokens == 0 {
+            return None;
+        }
+        // The whole block is there, but must not be taken over whole: no need to search for it.
+        if let Some(block_tokens) = tokens.get(..self.block_size)
+            && let Some(Place::Block(block)) = self.find(parent, block_tokens).map(|it| it.place)
+        {
+            return Some((block, max_tokens as u32));
+        }
+        let tokens = &tokens[..max_tokens];
+        let mut best = None;
+        let mut best_len = 0;
+        for child in self.children(parent.place).take(MAX_CHILDREN) {
+            let pairs = self.tokens_of(child).iter().zip(tokens);
+            let len = pairs.take_while(|(a, b)| a == b).count();
+            if len > best_len {
+                best_len = len;
+                best = Some((child, len as u32));
+            }
+        }
+        best
+    }
+
+    fn bucket(&self, key: u64) -> usize {
+        // The number of buckets is a power of two.
+        key as usize & (self.buckets.len() - 1)
+    }
+
+    fn bucket_blocks(&self, bucket: usize) -> impl Iterator<Item = BlockId> + '_ {
+        let next = |block: &BlockId| self.nodes[block.index()].next_in_bucket;
+        std::iter::successors(self.buckets[bucket], next)
+    }
+
+    fn children(&self, place: Place) -> impl Iterator<Item = BlockId> + '_ {
+        let first = match place {
+            Place::Root(root) => self.roots[root].first_child,
+            Place::Block(block) => self.nodes[block.index()].first_child,
+        };
+        let next = |block: &BlockId| self.nodes[block.index()].older_sibling;
+        std::iter::successors(first, next)
+    }
+
+    fn first_child(&mut self, place: Place) -> &mut Option<BlockId> {
+        match place {
+            Place::Root(root) => &mut self.roots[root].first_child,
+            Place::Block(block) => &mut self.nodes[block.index()].first_child,
+        }
+    }
+
+    fn tokens_of(&self, block: BlockId) -> &[TokenId] {
+        let start = block.index() * self.block_size;
+        &self.tokens[start..start + self.block_size]
+    }
+
+    /// Takes a block without children out of its bucket and from among its siblings.
+    fn unlink(&mut self, block: BlockId) {
+        let Node {
+            key,
+            parent,
+            next_in_bucket,
+            newer_sibling,
+            older_sibling,
+            ..
+        } = self.nodes[block.index()];
+        let bucket = self.bucket(key);
+        let is_before =
+            |&before: &BlockId| self.nodes[before.index()].next_in_bucket == Some(block);
+        let before = self.bucket_blocks(bucket).find(is_before);
+        match before {
+            Some(before) => self.nodes[before.index()].next_in_bucket = next_in_bucket,
+            None => self.buckets[bucket] = next_in_bucket,
+        }
+        match newer_sibling {
+            Some(newer) => self.nodes[newer.index()].older_sibling = older_sibling,
+            None => *self.first_child(parent) = older_sibling,
+        }
+        if let Some(older) = older_sibling {
+            self.nodes[older.index()].newer_sibling = newer_sibling;
+        }
+        self.nodes[block.index()].content = None;
+    }
+
+    /// Panics if the index contradicts itself. `entered` are the roots of all sequences below one.
+    pub(super) fn check_integrity(&self, entered: &[RootId]) {
+        self.roots.check_integrity(entered);
+        let num_registered = self.nodes.iter().filter(|it| it.content.is_some()).count();
+        let mut num_in_buckets = 0;
+        for bucket in 0..self.buckets.len() {
+            let mut num_in_bucket = 0;
+            for block in self.bucket_blocks(bucket) {
+                num_in_bucket += 1;
+                assert!(num_in_bucket <= MAX_BUCKET, "bucket {bucket} is too long");
+                let node = &self.nodes[block.index()];
+                assert!(node.content.is_some(), "{block:?} is in a bucket");
+                let parent = match node.parent {
+                    Place::Root(root) => self.roots.get(root).map(|root| root.content),
+                    Place::Block(parent) => self.nodes[parent.index()].content,
+                };
+                let parent = Content {
+                    place: node.parent,
+                    id: parent.unwrap_or_else(|| panic!("{block:?} is below nothing")),
+                };
+                assert!(
+                    parent.id < node.content.unwrap_or(0),
+                    "{block:?} is older than its parent"
+                );
+                let found = self.find(parent, self.tokens_of(block));
+                assert_eq!(found.map(|it| it.place), Some(Place::Block(block)));
+                let siblings: Vec<_> = self.children(node.parent).collect();
+                let place = siblings.iter().position(|&it| it == block);
+                let place = place.unwrap_or_else(|| panic!("{block:?} is no child"));
+                let newer = place.checked_sub(1).map(|newer| siblings[newer]);
+                assert_eq!(node.newer_sibling, newer, "beside {block:?}");
+            }
+            num_in_buckets += num_in_bucket;
+        }
+        assert_eq!(num_in_buckets, num_registered, "registered blocks");
+    }
+}
+
+fn next_number(last: &mut u64) -> u64 {
+    *last += 1;
+    *last
+}

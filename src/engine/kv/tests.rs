@@ -1,0 +1,458 @@
+use super::prefix::{MAX_BUCKET, MAX_CHILDREN};
+use super::*;
+use crate::base::BlockSize;
+
+/// A cache that reuses all it can.
+fn cache(num_blocks: u32, block_size: u32) -> KvCache {
+    KvCache::new(config(num_blocks, block_size))
+}
+
+fn config(num_blocks: u32, block_size: u32) -> KvCacheConfig {
+    KvCacheConfig {
+        num_blocks: Blocks(num_blocks),
+        block_size: BlockSize::new(block_size).expect("not zero"),
+        window: None,
+        max_chunk: Tokens(16),
+        enable_reuse: true,
+        enable_partial_reuse: true,
+    }
+}
+
+fn anybody() -> ReuseOptions {
+    ReuseOptions::default()
+}
+
+fn only_with(salt: &str) -> ReuseOptions {
+    ReuseOptions {
+        salt: Some(Arc::from(salt)),
+        ..anybody()
+    }
+}
+
+/// A sequence of `tokens`, all of them computed.
+fn computed(cache: &mut KvCache, tokens: &[TokenId], reuse: &ReuseOptions) -> BlockTable {
+    let mut table = BlockTable::default();
+    cache.reserve(&mut table, tokens, reuse);
+    cache.commit(&mut table, tokens, Tokens(tokens.len() as u32));
+    table
+}
+
+/// A sequence of `tokens` has come and gone.
+fn leave_behind(cache: &mut KvCache, tokens: &[TokenId], reuse: &ReuseOptions) {
+    let mut table = computed(cache, tokens, reuse);
+    cache.release(&mut table);
+    cache.clear_copies();
+}
+
+fn num_found(cache: &KvCache, tokens: &[TokenId]) -> u32 {
+    cache.find(tokens, &anybody()).num_tokens.0
+}
+
+/// Blocks that nobody holds, and that can be found.
+fn num_cached(cache: &KvCache) -> usize {
+    let ids = (0..cache.config.num_blocks.0).map(BlockId);
+    let free = ids.filter(|&id| cache.pool.num_holders(id) == 0);
+    let prefix = cache.prefix.as_ref().expect("reuse is on");
+    free.filter(|&id| prefix.is_registered(id)).count()
+}
+
+fn tokens(range: std::ops::Range<u32>) -> Vec<TokenId> {
+    range.collect()
+}
+
+#[test]
+fn a_sequence_takes_a_block_when_a_position_needs_one_and_not_before() {
+    let mut cache = cache(4, 4);
+    let mut table = BlockTable::default();
+    cache.reserve(&mut table, &[7; 5], &anybody());
+    for (kv_len, blocks) in [(5, 2), (6, 2), (8, 2), (9, 3), (12, 3), (13, 4)] {
+        cache.grow(&mut table, Tokens(kv_len));
+        assert_eq!(table.len(), Blocks(blocks), "at {kv_len} positions");
+        cache.check_integrity([&table].into_iter());
+    }
+    assert_eq!(cache.usage().num_free(), Blocks(0));
+    cache.release(&mut table);
+    assert_eq!(cache.usage().num_free(), Blocks(4));
+    cache.check_integrity(std::iter::empty());
+}
+
+#[test]
+fn probing_changes_nothing() {
+    let mut cache = cache(4, 4);
+    let mut table = BlockTable::default();
+    cache.reserve(&mut table, &[7; 4], &anybody());
+    assert_eq!(cache.probe(&table, Tokens(3)), Blocks(0));
+    assert_eq!(cache.probe(&table, Tokens(16)), Blocks(3));
+    assert_eq!(cache.usage().num_free(), Blocks(3));
+}
+
+#[test]
+#[should_panic(expected = "holders of BlockId(0)")]
+fn the_integrity_check_finds_a_block_in_two_tables() {
+    let mut cache = cache(4, 4);
+    let mut table = BlockTable::default();
+    cache.reserve(&mut table, &[7; 4], &anybody());
+    cache.check_integrity([&table, &table].into_iter());
+}
+
+#[test]
+#[should_panic(expected = "holders of BlockId(0)")]
+fn the_integrity_check_finds_a_lost_block() {
+    let mut cache = cache(4, 4);
+    let mut table = BlockTable::default();
+    cache.reserve(&mut table, &[7; 4], &anybody());
+    cache.check_integrity(std::iter::empty());
+}
+
+#[test]
+fn the_full_blocks_of_a_prompt_are_found_again_but_never_its_last_token() {
+    for len in 1..=13 {
+        let prompt = tokens(0..len);
+        for enable_partial_reuse in [false, true] {
+            let mut cache = KvCache::new(KvCacheConfig {
+                enable_partial_reuse,
+                ..config(8, 4)
+            });
+            leave_behind(&mut cache, &prompt, &anybody());
+            let full_blocks = len / 4 * 4;
+            let expected = match enable_partial_reuse {
+                true => full_blocks.min(len - 1),
+                false => (len - 1) / 4 * 4,
+            };
+            assert_eq!(num_found(&cache, &prompt), expected, "of {len} tokens");
+            let longer = tokens(0..len + 1);
+            assert_eq!(num_found(&cache, &longer), full_blocks, "with one more");
+        }
+    }
+}
+
+#[test]
+fn what_is_found_is_shared_and_the_rest_is_new() {
+    let mut cache = cache(8, 4);
+    let first = computed(&mut cache, &tokens(0..10), &anybody());
+    let found = cache.find(&tokens(0..9), &anybody());
+    assert_eq!(found.num_tokens, Tokens(8));
+    assert_eq!(
+        (found.num_shared, found.num_shared_free),
+        (Blocks(2), Blocks(0))
+    );
+    assert_eq!(found.lacking, Blocks(1));
+
+    let second = computed(&mut cache, &tokens(0..9), &anybody());
+    assert_eq!(second.blocks()[..2], first.blocks()[..2]);
+    assert_ne!(second.blocks()[2], first.blocks()[2]);
+    assert_eq!(cache.usage().num_used, Blocks(4));
+    assert_eq!(
+        cache.totals(),
+        ReuseTotals {
+            num_taken_blocks: 4,
+            num_reused_blocks: 2,
+            num_missed_blocks: 4,
+            num_reused_tokens: 8,
+        }
+    );
+    cache.check_integrity([&first, &second].into_iter());
+}
+
+#[test]
+fn blocks_that_nobody_holds_are_counted_as_free_until_they_are_shared() {
+    let mut cache = cache(8, 4);
+    leave_behind(&mut cache, &tokens(0..10), &anybody());
+    assert_eq!(cache.usage().num_used, Blocks(0));
+    assert_eq!(num_cached(&cache), 2);
+    let found = cache.find(&tokens(0..9), &anybody());
+    assert_eq!(
+        (found.num_shared, found.num_shared_free),
+        (Blocks(2), Blocks(2))
+    );
+    assert_eq!(found.lacking, Blocks(3));
+}
+
+#[test]
+fn tokens_are_shared_with_the_same_salt_and_with_nobody_else() {
+    let mut cache = cache(32, 2);
+    let off = ReuseOptions {
+        enabled: false,
+        salt: None,
+    };
+    let prompt = tokens(0..7);
+    let options = [
+        anybody(),
+        only_with("a"),
+        only_with("b"),
+        only_with(""),
+        off,
+    ];
+    for (nth, reuse) in options.iter().enumerate() {
+        assert_eq!(
+            cache.find(&prompt, reuse).num_tokens,
+            Tokens(0),
+            "{reuse:?}"
+        );
+        leave_behind(&mut cache, &prompt, reuse);
+        let with_itself = if reuse.enabled { 6 } else { 0 };
+        for (other, reuse) in options[..=nth].iter().enumerate() {
+            let expected = if other < nth { 6 } else { with_itself };
+            assert_eq!(cache.find(&prompt, reuse).num_tokens, Tokens(expected));
+        }
+    }
+    cache.check_integrity(std::iter::empty());
+}
+
+#[test]
+fn the_longest_common_beginning_is_copied() {
+    let mut cache = cache(12, 4);
+    for other in [[0, 1, 9, 9], [0, 1, 2, 9], [0, 1, 2, 8], [0, 9, 9, 9]] {
+        leave_behind(&mut cache, &other, &anybody());
+    }
+    let table = computed(&mut cache, &[0, 1, 2, 3, 4], &anybody());
+    let [copy] = cache.copies() else {
+        panic!("one copy: {:?}", cache.copies());
+    };
+    assert_eq!(copy.num_positions, 3);
+    assert_eq!(copy.target, table.blocks()[0]);
+    assert_eq!(copy.source, BlockId(2), "of two, the one registered last");
+    assert_eq!(num_found(&cache, &[0, 1, 2, 8, 5]), 4, "it is still there");
+    assert_eq!(num_found(&cache, &[0, 1, 2, 3, 5]), 4, "and ours too");
+}
+
+#[test]
+fn of_many_that_could_be_copied_the_ones_registered_last_are_compared() {
+    for (num_others, expected) in [(MAX_CHILDREN - 1, 1), (MAX_CHILDREN, 0)] {
+        let mut cache = cache(2 * MAX_CHILDREN as u32, 2);
+        leave_behind(&mut cache, &[5, 5], &anybody());
+        for other in 0..num_others as u32 {
+            leave_behind(&mut cache, &[10 + other, 5], &anybody());
+        }
+        assert_eq!(num_found(&cache, &[5, 9, 9]), expected);
+        assert_eq!(num_found(&cache, &[5, 5, 9]), 2, "whole blocks are hashed");
+        assert_eq!(num_found(&cache, &[5, 5]), 1, "even if they are copied");
+    }
+}
+
+#[test]
+fn a_block_to_copy_from_is_taken_over_when_no_other_is_left() {
+    for num_blocks in [2, 3] {
+        let mut cache = cache(num_blocks, 4);
+        leave_behind(&mut cache, &[0, 1, 2, 3], &anybody());
+        let prompt = [0, 1, 2, 9, 9];
+        let found = cache.find(&prompt, &anybody());
+        assert_eq!(found.num_tokens, Tokens(3));
+        assert_eq!(found.lacking, Blocks(2));
+        let mut table = BlockTable::default();
+        assert_eq!(cache.reserve(&mut table, &prompt, &anybody()), Tokens(3));
+        if num_blocks == 2 {
+            assert_eq!(cache.copies(), []);
+            assert_eq!(table.blocks()[0], BlockId(0), "which has the tokens");
+            assert_eq!(num_found(&cache, &[0, 1, 2, 3, 4]), 0);
+        } else {
+            assert_eq!(cache.copies().len(), 1);
+            assert!(!table.blocks().contains(&BlockId(0)));
+            assert_eq!(num_found(&cache, &[0, 1, 2, 3, 4]), 4);
+        }
+        cache.check_integrity([&table].into_iter());
+    }
+}
+
+#[test]
+fn ends_are_evicted_before_beginnings_and_what_was_not_used_for_longest_first() {
+    let mut cache = cache(6, 2);
+    let (old, new) = (tokens(10..16), tokens(20..26));
+    leave_behind(&mut cache, &old, &anybody());
+    leave_behind(&mut cache, &new, &anybody());
+    // Looking up changes nothing, taking over does.
+    assert_eq!(num_found(&cache, &new), 5);
+    leave_behind(&mut cache, &old[..5], &anybody());
+    let mut taken = BlockTable::default();
+    let mut left = Vec::new();
+    for kv_len in 1..=6 {
+        cache.grow(&mut taken, Tokens(2 * kv_len));
+        left.push((num_found(&cache, &old), num_found(&cache, &new)));
+    }
+    // First the blank one, in which the last token of `old[..5]` was.
+    assert_eq!(left, [(4, 5), (4, 4), (4, 2), (4, 0), (2, 0), (0, 0)]);
+}
+
+#[test]
+fn an_evicted_block_takes_along_what_is_below_it() {
+    let mut cache = KvCache::new(KvCacheConfig {
+        window: Some(AttentionWindow {
+            size: Tokens(2),
+            num_sinks: Tokens(0),
+        }),
+        max_chunk: Tokens(6),
+        ..config(4, 2)
+    });
+    let prompt = tokens(0..6);
+    let mut table = computed(&mut cache, &prompt, &anybody());
+    assert_eq!(
+        table.blocks()[..2],
+        [BlockId::NONE; 2],
+        "outside of the window"
+    );
+    assert_eq!(num_cached(&cache), 2);
+    assert_eq!(num_found(&cache, &tokens(0..7)), 6);
+    // The last block but one goes, and with it the last one, which is still held.
+    let mut other = BlockTable::default();
+    cache.reserve(&mut other, &[9, 9, 9, 9], &anybody());
+    assert_eq!(num_found(&cache, &tokens(0..7)), 2);
+    cache.check_integrity([&table, &other].into_iter());
+    assert_eq!(num_cached(&cache), 1);
+    cache.release(&mut table);
+    assert_eq!(num_cached(&cache), 1, "nobody could find the other");
+}
+
+#[test]
+fn of_two_that_compute_the_same_the_second_is_found_when_the_first_is_evicted() {
+    let mut cache = cache(6, 2);
+    let prompt = tokens(0..6);
+    let mut tables = [BlockTable::default(), BlockTable::default()];
+    for table in &mut tables {
+        assert_eq!(cache.reserve(table, &prompt[..4], &anybody()), Tokens(0));
+    }
+    let [first, second] = &mut tables;
+    for table in [&mut *first, &mut *second] {
+        cache.commit(table, &prompt[..4], Tokens(4));
+    }
+    cache.release(first);
+    assert_eq!(num_cached(&cache), 2);
+    // What the second adds goes below what the first has left.
+    cache.grow(second, Tokens(6));
+    cache.commit(second, &prompt, Tokens(6));
+    assert_eq!(num_found(&cache, &tokens(0..7)), 6);
+    // Another takes that: what the second holds cannot be found, until it has something to add.
+    let mut other = BlockTable::default();
+    cache.reserve(&mut other, &[9, 9, 9], &anybody());
+    assert_eq!(num_found(&cache, &tokens(0..7)), 2);
+    cache.release(&mut other);
+    cache.grow(second, Tokens(8));
+    cache.commit(second, &tokens(0..8), Tokens(8));
+    assert_eq!(num_found(&cache, &tokens(0..9)), 8);
+    cache.check_integrity([&*second].into_iter());
+}
+
+#[test]
+fn a_context_can_wait_for_the_block_that_another_is_about_to_write() {
+    for salt in [anybody(), only_with("a")] {
+        let mut cache = cache(16, 2);
+        let (long, fork) = (tokens(0..7), [0, 1, 2, 3, 9, 9, 9]);
+        let next = |cache: &KvCache, tokens: &[TokenId]| cache.find(tokens, &salt).next;
+        assert_eq!(next(&cache, &long), None, "nobody writes anything");
+
+        let mut table = BlockTable::default();
+        cache.reserve(&mut table, &long, &salt);
+        assert_eq!(cache.find(&long, &only_with("b")).next, None, "a stranger");
+        assert_eq!(next(&cache, &[0]), None, "not a full block");
+        for (computed, same) in [(0, true), (2, true), (4, false)] {
+            cache.commit(&mut table, &long, Tokens(computed));
+            let written = cache.next_block(&table, &long);
+            assert!(written.is_some());
+            assert_eq!(written, next(&cache, &long), "at {computed}");
+            assert_eq!(written == next(&cache, &fork), same, "at {computed}");
+        }
+        cache.commit(&mut table, &long, Tokens(6));
+        assert_eq!(
+            cache.next_block(&table, &long),
+            None,
+            "the last is not full"
+        );
+        assert_eq!(
+            next(&cache, &long[..6]),
+            None,
+            "the last is computed anyway"
+        );
+        assert_ne!(next(&cache, &tokens(0..8)), None);
+    }
+}
+
+#[test]
+fn a_window_bounds_what_a_sequence_holds() {
+    let mut cache = KvCache::new(KvCacheConfig {
+        window: Some(AttentionWindow {
+            size: Tokens(6),
+            num_sinks: Tokens(2),
+        }),
+        max_chunk: Tokens(4),
+        ..config(5, 4)
+    });
+    let prompt = tokens(0..40);
+    assert_eq!(cache.max_blocks(Tokens(3)), Blocks(1));
+    assert_eq!(cache.max_blocks(Tokens(40)), Blocks(4));
+    let mut table = BlockTable::default();
+    cache.reserve(&mut table, &prompt, &anybody());
+    assert_eq!((table.len(), table.num_held()), (Blocks(4), Blocks(4)));
+    for computed in (4..=40).step_by(4) {
+        cache.commit(&mut table, &prompt, Tokens(computed));
+        cache.grow(&mut table, Tokens(40));
+        assert!(table.num_held() <= Blocks(4));
+        assert!(
+            table.len()
+                >= Tokens(computed + 4)
+                    .min(Tokens(40))
+                    .blocks_ceil(cache.config.block_size)
+        );
+    }
+    let held = table.blocks().iter().map(|&block| block != BlockId::NONE);
+    let held: Vec<_> = held.collect();
+    assert!(held[0], "the sinks");
+    assert_eq!(held[1..8], [false; 7]);
+    assert_eq!(held[8..], [true; 2], "5 positions before the next one");
+    cache.check_integrity([&table].into_iter());
+}
+
+#[test]
+fn tokens_are_compared_and_not_only_their_hashes() {
+    let (a, b) = colliding_pairs();
+    let mut cache = cache(8, 2);
+    let next =
+        |cache: &KvCache, block: [u32; 2]| cache.find(&[block[0], block[1], 9], &anybody()).next;
+    assert_ne!(a, b);
+    assert_eq!(next(&cache, a), next(&cache, b), "the same hash");
+    let first = computed(&mut cache, &[a[0], a[1], 9], &anybody());
+    assert_eq!(num_found(&cache, &[a[0], a[1], 9]), 2);
+    assert_eq!(num_found(&cache, &[b[0], b[1], 9]), 0);
+    let second = computed(&mut cache, &[b[0], b[1], 9], &anybody());
+    assert_eq!(num_found(&cache, &[b[0], b[1], 9]), 2);
+    cache.check_integrity([&first, &second].into_iter());
+}
+
+/// Two blocks of two tokens with the same 64-bit hash.
+///
+/// The hash is a bijection of `rotate_left(token * odd, 5) ^ next_token`, so it is enough that the
+/// upper halves are equal, for which there are many pairs.
+fn colliding_pairs() -> ([TokenId; 2], [TokenId; 2]) {
+    let before_last = |token: TokenId| {
+        let hash = u64::from(token).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash.rotate_left(5)
+    };
+    let mut by_upper_half = std::collections::BTreeMap::new();
+    // Cubes, because multiples of that number are spread too evenly to meet soon.
+    let mut candidates = (0u32..).map(|n| n.wrapping_pow(3));
+    candidates
+        .find_map(|token| {
+            let hash = before_last(token);
+            let other = by_upper_half.insert(hash >> 32, token)?;
+            let is_new = other != token;
+            is_new.then(|| ([other, before_last(other) as u32], [token, hash as u32]))
+        })
+        .expect("there are more tokens than upper halves")
+}
+
+#[test]
+fn blocks_that_crowd_one_bucket_are_not_registered() {
+    let mut cache = cache(64, 1);
+    let mut root = computed(&mut cache, &[0], &anybody());
+    // All below the same content, and in the same of 128 buckets.
+    let in_one_bucket = |&token: &u32| {
+        let next = cache.find(&[0, token, 9], &anybody()).next;
+        next.is_some_and(|next| next.key() % 128 == 0)
+    };
+    let crowd: Vec<_> = (1..).filter(in_one_bucket).take(MAX_BUCKET + 1).collect();
+    for (nth, &token) in crowd.iter().enumerate() {
+        leave_behind(&mut cache, &[0, token], &anybody());
+        let is_found = num_found(&cache, &[0, token, 9]) == 2;
+        assert_eq!(is_found, nth < MAX_BUCKET, "the {nth}th");
+    }
+    cache.check_integrity([&root].into_iter());
+    cache.release(&mut root);
+}

@@ -1,0 +1,274 @@
+//! The batch manager: takes requests in, plans steps, takes their results in.
+//!
+//! One idea: what a step does is decided before it, as plain data, and nothing counts as computed before
+//! `apply` has seen the step's results.
+//!
+//! It never waits, reads a clock, draws a random number or calls the runner: the same calls in the same
+//! order give the same plans, on every machine and on every rank.
+
+use crate::base::{RequestError, RequestId, SeqSlot, Tokens};
+use crate::engine::budget::Share;
+use crate::engine::kv::{KvCache, NextBlock};
+use crate::engine::queue::Queue;
+use crate::engine::sequence::{Sequence, SequenceTable};
+use crate::engine::stats::{RequestStage, StepStats, Totals};
+use crate::engine::{
+    BatchingScheme, EngineConfig, Event, KvUsage, NewRequest, Sampled, Step, StepOutput,
+};
+use crate::sampling::FinishReason;
+
+/// A batch manager.
+///
+/// ```text
+/// add ---> queue ---> running, in order of rank ---> apply: Finished
+///            ^             |
+///            +--- pause ---+
+/// ```
+pub struct Engine {
+    pub(super) config: EngineConfig,
+    pub(super) sequences: SequenceTable,
+    pub(super) kv: KvCache,
+    /// By priority, then in order of first start.
+    pub(super) running: Vec<SeqSlot>,
+    pub(super) queue: Queue,
+    /// Given up while a step with them is out.
+    pub(super) cancelled: Vec<SeqSlot>,
+    pub(super) num_started: u64,
+    /// The micro-batch whose step is next.
+    pub(super) turn: usize,
+    /// Of each micro-batch, whether a step of it is out.
+    pub(super) is_out: Vec<bool>,
+    /// Steps that came back, for their buffers.
+    pub(super) spare_steps: Vec<Step>,
+    /// Those in context phase when the budget pass begins.
+    pub(super) in_context: Vec<SeqSlot>,
+    /// The budget pass's result for sequences in context phase; those that generate get one token.
+    pub(super) contexts: Vec<(SeqSlot, Share)>,
+    /// The blocks that those are about to write and that others could share.
+    pub(super) being_written: Vec<NextBlock>,
+    /// Who was admitted, paused or, in lockstep, finished since the last `apply`.
+    pub(super) changes: Vec<Event>,
+    pub(super) totals: Totals,
+    pub(super) num_steps: u64,
+    pub(super) stats: Option<StepStats>,
+    pub(super) stages: Vec<RequestStage>,
+}
+
+impl Engine {
+    /// An engine with nothing to do.
+    ///
+    /// # Panics
+    /// With a configuration that [`EngineConfig::check`] refuses.
+    pub fn new(config: EngineConfig) -> Self {
+        if let Err(error) = config.check() {
+            panic!("the engine's configuration was not checked: {error}");
+        }
+        let max_rows = config.max_rows() as usize;
+        Self {
+            sequences: SequenceTable::new(config.max_rows()),
+            kv: KvCache::new(config.kv_cache()),
+            running: Vec::with_capacity(max_rows),
+            queue: Queue::new(max_rows),
+            cancelled: Vec::new(),
+            num_started: 0,
+            turn: 0,
+            is_out: vec![false; config.num_micro_batches],
+            spare_steps: Vec::with_capacity(config.num_micro_batches),
+            in_context: Vec::with_capacity(max_rows),
+            contexts: Vec::with_capacity(max_rows),
+            being_written: Vec::with_capacity(max_rows),
+            changes: Vec::with_capacity(2 * max_rows),
+            totals: Totals::default(),
+            num_steps: 0,
+            stats: None,
+            stages: Vec::new(),
+            config,
+        }
+    }
+
+    /// Queues a request. Its `max_new_tokens` is lowered to what `max_seq_len` leaves room for.
+    ///
+    /// # Errors
+    /// A request that could never run: empty, or too long. The engine is as before.
+    pub fn add(&mut self, mut request: NewRequest) -> Result<(), RequestError> {
+        debug_assert!(
+            !self.is_active(request.id),
+            "request id {} is used twice",
+            request.id
+        );
+        let max_new_tokens = self.config.room_for_output(&request)?;
+        request.stop.max_new_tokens = request.stop.max_new_tokens.min(max_new_tokens);
+        self.queue.push(request);
+        Ok(())
+    }
+
+    /// Gives a request up: its client or Triton gave it up, or its time has passed. Its blocks are free
+    /// and its row is empty at once or, if a step with it is out, when that is back; no event follows,
+    /// because the caller knows. Returns whether it was there: `false` if it has ended, even if its
+    /// `Finished` is still to come.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        let Some(slot) = self.sequences.find(id) else {
+            return self.queue.drop_waiting(id);
+        };
+        self.running.retain(|&running| running != slot);
+        self.queue.take_paused(slot);
+        if self.sequences[slot].text.is_some() {
+            forget(&mut self.sequences, &mut self.kv, slot);
+        } else {
+            self.sequences.hide(slot);
+            self.cancelled.push(slot);
+        }
+        true
+    }
+
+    /// Ends a request for a reason that the engine does not see, such as a stop word in its text. Returns
+    /// whether it has ended, as after [`Engine::cancel`]; in lockstep it ends with its batch, with a
+    /// [`Event::Finished`].
+    ///
+    /// # Panics
+    /// If a step with it is out.
+    pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> bool {
+        let Some(slot) = self.sequences.find(id) else {
+            return self.config.scheme != BatchingScheme::V1 && self.cancel(id);
+        };
+        let sequence = &mut self.sequences[slot];
+        assert!(sequence.text.is_some(), "{id} is in a step that is out");
+        if self.config.scheme == BatchingScheme::V1 {
+            sequence.ended.get_or_insert(reason);
+            return false;
+        }
+        self.totals.count(sequence);
+        self.cancel(id)
+    }
+
+    /// Takes in the results of a step, and appends to `events` what happened since the last time, in the
+    /// order in which it happened.
+    ///
+    /// A request that was cancelled since `schedule` has no events.
+    ///
+    /// # Panics
+    /// If `output` is not the step's: one entry for each sequence that samples, in the step's order.
+    pub fn apply(&mut self, mut step: Step, output: &StepOutput, events: &mut Vec<Event>) {
+        let is_known = |event: &Event| {
+            matches!(event, Event::Finished(..))
+                || self.sequences.find(event.request_id()).is_some()
+        };
+        events.extend(self.changes.drain(..).filter(is_known));
+
+        if !step.is_empty() {
+            self.is_out[step.micro_batch()] = false;
+        }
+        let mut sampled = output.sampled.iter();
+        let mut any_gone = false;
+        for (planned, text) in step.drain() {
+            let result = planned.samples.then(|| {
+                let (slot, result) = sampled.next().expect("a result for each that samples");
+                assert_eq!(*slot, planned.slot, "results are in the step's order");
+                *result
+            });
+            let sequence = &mut self.sequences[planned.slot];
+            let text = sequence.text.insert(text);
+            if let Some(place) = self.cancelled.iter().position(|&slot| slot == planned.slot) {
+                self.cancelled.swap_remove(place);
+                forget(&mut self.sequences, &mut self.kv, planned.slot);
+                continue;
+            }
+            sequence.computed = Tokens(planned.kv_len);
+            // Keys and values of what failed may be no numbers: nobody else is to have them.
+            if !matches!(result, Some(Sampled::Failed(_))) {
+                let computed = sequence.computed;
+                self.kv.commit(&mut sequence.blocks, &text.tokens, computed);
+            }
+            let ended = match result {
+                None => None,
+                Some(Sampled::Failed(error)) => Some(FinishReason::Error(error)),
+                Some(Sampled::Token(token)) => {
+                    events.push(Event::Token(planned.id, token));
+                    sequence.push(token)
+                }
+            };
+            match ended {
+                Some(reason) if self.config.scheme == BatchingScheme::V1 => {
+                    sequence.ended = Some(reason);
+                }
+                Some(reason) => {
+                    self.totals.count(sequence);
+                    events.push(Event::Finished(planned.id, reason));
+                    forget(&mut self.sequences, &mut self.kv, planned.slot);
+                    any_gone = true;
+                }
+                None => {}
+            }
+        }
+        assert!(
+            sampled.next().is_none(),
+            "no result for one that does not sample"
+        );
+        if any_gone {
+            self.running.retain(|&slot| self.sequences.is_taken(slot));
+        }
+        self.spare_steps.push(step);
+        self.end_lockstep_batch();
+        events.append(&mut self.changes);
+    }
+
+    /// Requests that have not ended: waiting, running or paused.
+    pub fn num_active(&self) -> usize {
+        self.running.len() + self.queue.num_paused() + self.queue.num_waiting()
+    }
+
+    /// Whether no request is active.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.queue.is_empty()
+    }
+
+    /// Whether a request has not ended.
+    pub fn is_active(&self, id: RequestId) -> bool {
+        self.sequences.find(id).is_some() || self.queue.waiting_ids().any(|waiting| waiting == id)
+    }
+
+    /// How full the KV cache is now.
+    pub fn kv_usage(&self) -> KvUsage {
+        self.kv.usage()
+    }
+
+    /// The record of the step that `schedule` decided last; `None` if nothing was active.
+    pub fn stats(&self) -> Option<&StepStats> {
+        self.stats.as_ref()
+    }
+
+    /// What each active request did in the step that `schedule` decided last, in order of id; empty
+    /// unless [`EngineConfig::record_requests`].
+    pub fn request_stages(&self) -> &[RequestStage] {
+        &self.stages
+    }
+
+    /// In lockstep, lets the answers leave when all of the batch have ended.
+    pub(super) fn end_lockstep_batch(&mut self) {
+        if self.running.is_empty() || self.num_ended() < self.running.len() {
+            return;
+        }
+        for slot in self.running.drain(..) {
+            let sequence = &self.sequences[slot];
+            let reason = sequence.ended.expect("all have ended");
+            self.changes.push(Event::Finished(sequence.id, reason));
+            self.totals.count(sequence);
+            forget(&mut self.sequences, &mut self.kv, slot);
+        }
+    }
+
+    /// In lockstep, those of the batch that have ended.
+    pub(super) fn num_ended(&self) -> usize {
+        if self.config.scheme != BatchingScheme::V1 {
+            return 0;
+        }
+        let running = self.running.iter().map(|&slot| &self.sequences[slot]);
+        running.filter(|sequence| sequence.ended.is_some()).count()
+    }
+}
+
+/// Takes a sequence out of its row and gives its blocks back.
+fn forget(sequences: &mut SequenceTable, kv: &mut KvCache, slot: SeqSlot) {
+    let mut sequence: Sequence = sequences.remove(slot);
+    kv.release(&mut sequence.blocks);
+}

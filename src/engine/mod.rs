@@ -1,0 +1,52 @@
+//! L2: the batch manager. A pure state machine: no clock, no I/O, no thread, no device, no Triton.
+//!
+//! ```text
+//! manager.rs      Engine: add, cancel, apply
+//! schedule.rs     the two passes that decide a step
+//! capacity.rs     the first pass: who may run, given the KV blocks; all that a policy decides
+//! budget.rs       the second pass: how many tokens each gets, given max_num_tokens
+//! queue.rs        who waits to start, in order
+//! sequence.rs     a sequence's tokens and progress; the table of rows
+//! kv/             blocks, block tables, and what sequences share of them
+//! step.rs         what was decided, as packed arrays
+//! stats.rs        the record of a step
+//! integrity.rs    the invariants, as a check
+//! config.rs request.rs plan.rs output.rs    what goes in and out: plain data
+//! ```
+//!
+//! # Invariants
+//!
+//! - A step carries at most `max_num_tokens` tokens of at most `max_num_requests` sequences.
+//! - Of those of the smallest priority number, the sequence that started first is in every step of its
+//!   micro-batch and is never paused; what was paused starts again before anything of its priority that
+//!   waits. So every request ends, if requests of smaller numbers do not come without end.
+//! - Sequences of a priority start in order of arrival, but for those that wait for blocks that another
+//!   is about to write.
+//! - Only under [`CapacityPolicy::MaxUtilization`] is anything ever paused.
+//! - Every accepted request ends exactly once: with an [`Event::Finished`], or with a
+//!   [`Engine::cancel`] that returns `true`. Its blocks are free by then.
+#![forbid(unsafe_code)]
+
+mod budget;
+mod capacity;
+mod config;
+mod integrity;
+mod kv;
+mod manager;
+mod output;
+mod plan;
+mod queue;
+mod request;
+mod schedule;
+mod sequence;
+mod stats;
+mod step;
+
+pub use config::{BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig};
+pub use kv::{AttentionWindow, KvUsage, ReuseOptions, ReuseTotals};
+pub use manager::Engine;
+pub use output::{Event, Sampled, StepOutput};
+pub use plan::{BlockCopy, Phase, PlannedSequence, StepPlan};
+pub use request::NewRequest;
+pub use stats::{RequestStage, Stage, StepStats, Totals};
+pub use step::Step;

@@ -1,0 +1,39 @@
+//! What the engine is asked to generate.
+
+use std::sync::Arc;
+
+use crate::base::{RequestId, TokenId, Tokens};
+use crate::engine::ReuseOptions;
+use crate::sampling::{SamplingParams, StopRule};
+
+/// A request as the engine sees it: tokens in, limits, sampling.
+#[derive(Clone, Debug)]
+pub struct NewRequest {
+    /// Ours, never reused.
+    pub id: RequestId,
+    /// The prompt, not empty.
+    pub prompt: Vec<TokenId>,
+    /// When it ends.
+    pub stop: StopRule,
+    /// How its tokens are chosen.
+    pub sampling: Arc<SamplingParams>,
+    /// Who comes first: the smaller number, and of equal ones the earlier request. It orders the
+    /// queue, and what has the largest number is paused first.
+    pub priority: i32,
+    /// What it may share with others.
+    pub reuse: ReuseOptions,
+}
+
+impl NewRequest {
+    /// A request for the most likely tokens, up to `max_new_tokens`, no end id among them.
+    pub fn new(id: RequestId, prompt: Vec<TokenId>, max_new_tokens: Tokens) -> Self {
+        Self {
+            id,
+            prompt,
+            stop: StopRule { max_new_tokens },
+            sampling: Arc::default(),
+            priority: 0,
+            reuse: ReuseOptions::default(),
+        }
+    }
+}

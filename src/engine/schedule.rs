@@ -1,0 +1,353 @@
+//! How a step is decided: two passes over the sequences in order, and then what was decided is packed.
+//!
+//! **Capacity** says who may run, given the KV blocks there are; **budget** says how many tokens each
+//! of them gets. Whoever starts does so between the two: it takes blocks and tokens at once, so that
+//! the next one sees what is really left.
+
+use crate::base::{Blocks, SeqSlot, TokenId, Tokens};
+use crate::engine::budget::TokenBudget;
+use crate::engine::capacity::{self, Demand, Room};
+use crate::engine::kv::{BlockTable, NextBlock};
+use crate::engine::queue::{Candidate, Queue, Walk};
+use crate::engine::sequence::{Rank, Sequence, max_kv_len};
+use crate::engine::{BatchingScheme, CapacityPolicy, Engine, Event, Phase, ReuseOptions, Step};
+
+/// Contexts that may be passed over in one step because they wait for blocks that another is about to
+/// write: each costs a look at its whole prompt.
+const MAX_PASSED_OVER: usize = 16;
+
+/// What a sequence would find and need if it started now.
+struct Prospect {
+    len: Tokens,
+    /// Tokens whose keys and values the cache has already.
+    reused: Tokens,
+    demand: Demand,
+    /// The first block that it would write, if others could share it.
+    next_block: Option<NextBlock>,
+}
+
+impl Engine {
+    /// Decides the next step. It is empty only if nothing is active, or if all that is active is in a
+    /// step that is out or could not be given blocks because of it.
+    ///
+    /// # Panics
+    /// If the steps of all micro-batches are out.
+    pub fn schedule(&mut self) -> Step {
+        assert!(
+            self.is_out.contains(&false),
+            "a step is planned after another has come back"
+        );
+        self.end_lockstep_batch();
+        let mut step = self.spare_steps.pop().unwrap_or_else(|| {
+            Step::new(
+                self.config.max_rows(),
+                self.config.num_blocks,
+                self.config.block_size,
+            )
+        });
+        let num_micro_batches = self.config.num_micro_batches;
+        for n in 0..num_micro_batches {
+            let micro_batch = (self.turn + n) % num_micro_batches;
+            if self.is_out[micro_batch] {
+                continue;
+            }
+            self.plan(micro_batch, &mut step);
+            if !step.is_empty() {
+                self.is_out[micro_batch] = true;
+                // One that could not be planned keeps its turn.
+                self.turn = (micro_batch + 1) % num_micro_batches;
+                break;
+            }
+        }
+        // The first of those that run is never paused and is first to get tokens.
+        assert!(
+            self.is_idle() || self.is_out.contains(&true),
+            "{} requests are active and none can run",
+            self.num_active()
+        );
+        self.record(&step);
+        step
+    }
+
+    /// Decides the next step of one micro-batch, which may turn out to be empty.
+    fn plan(&mut self, micro_batch: usize, step: &mut Step) {
+        step.begin(micro_batch);
+        self.contexts.clear();
+        let Some(any_paused) = self.make_room(micro_batch) else {
+            return;
+        };
+        let mut budget = TokenBudget::new(&self.config);
+        self.go_on(micro_batch, &mut budget);
+        self.start(micro_batch, &mut budget, any_paused);
+        budget.distribute(&mut self.contexts);
+        self.pack(micro_batch, &budget, step);
+    }
+
+    /// Pauses whom the capacity policy says, and sees to it that those of `micro_batch` that go on have
+    /// blocks for what they compute next. Returns whether any was paused, and `None` if none can run
+    /// because what could be paused is in a step that is out.
+    fn make_room(&mut self, micro_batch: usize) -> Option<bool> {
+        let mut lacking = self.lacking_of_all(micro_batch);
+        let mut any_paused = false;
+        while capacity::must_pause(self.config.policy, self.kv.usage().num_free(), lacking) {
+            let slot = self.last_that_can_pause()?;
+            let sequence = &self.sequences[slot];
+            if sequence.runs_in(micro_batch) {
+                lacking -= self.lacking(sequence);
+            }
+            self.pause(slot);
+            any_paused = true;
+        }
+        let max_chunk = self.config.max_num_tokens;
+        for &slot in &self.running {
+            let sequence = &mut self.sequences[slot];
+            if sequence.runs_in(micro_batch) {
+                let up_to = sequence.next_end(max_chunk);
+                self.kv.grow(&mut sequence.blocks, up_to);
+            }
+        }
+        Some(any_paused)
+    }
+
+    /// Gives tokens to those that run: one to each that generates, and then contexts in order.
+    fn go_on(&mut self, micro_batch: usize, budget: &mut TokenBudget) {
+        self.being_written.clear();
+        self.in_context.clear();
+        for &slot in &self.running {
+            let sequence = &self.sequences[slot];
+            if !sequence.runs_in(micro_batch) {
+                continue;
+            }
+            match sequence.phase() {
+                Phase::Generation => budget.take_generation(),
+                Phase::Context => self.in_context.push(slot),
+            }
+        }
+        for &slot in &self.in_context {
+            if !budget.is_open() {
+                return;
+            }
+            let sequence = &self.sequences[slot];
+            let Some(share) = budget.take_context(sequence.computed, sequence.rest()) else {
+                return;
+            };
+            self.contexts.push((slot, share));
+            let next = self.kv.next_block(&sequence.blocks, sequence.tokens());
+            self.being_written.extend(next);
+        }
+    }
+
+    /// Starts those from the queue that get both blocks and tokens.
+    fn start(&mut self, micro_batch: usize, budget: &mut TokenBudget, any_paused: bool) {
+        if self.queue.is_empty() {
+            return;
+        }
+        let num_running = self.num_in(micro_batch);
+        let lockstep = self.config.scheme == BatchingScheme::V1;
+        if !capacity::may_join(self.config.policy, num_running > 0, any_paused)
+            || lockstep && num_running > 0
+        {
+            return;
+        }
+        let mut free_places = self.max_in_micro_batch().saturating_sub(num_running);
+        let mut room = self.room();
+        let mut walk = Walk::default();
+        let mut num_passed_over = 0;
+        while free_places > 0 && budget.is_open() {
+            let with_waiting = self.sequences.has_free_row();
+            let Some(candidate) = self.queue.next(&walk, with_waiting) else {
+                return;
+            };
+            let prospect = self.prospect(candidate);
+            let next = prospect.next_block;
+            if !lockstep && next.is_some_and(|next| self.being_written.contains(&next)) {
+                num_passed_over += 1;
+                if num_passed_over == MAX_PASSED_OVER {
+                    return;
+                }
+                Queue::pass_over(&mut walk, candidate);
+                continue;
+            }
+            if !room.admit(prospect.demand) {
+                return;
+            }
+            let rest = prospect.len - prospect.reused;
+            let Some(share) = budget.take_context(prospect.reused, rest) else {
+                return;
+            };
+            let slot = self.start_one(candidate, micro_batch, prospect.reused);
+            self.contexts.push((slot, share));
+            let sequence = &self.sequences[slot];
+            let next = self.kv.next_block(&sequence.blocks, sequence.tokens());
+            self.being_written.extend(next);
+            free_places -= 1;
+        }
+    }
+
+    /// Writes down what the passes have decided: contexts first, then those that generate.
+    fn pack(&mut self, micro_batch: usize, budget: &TokenBudget, step: &mut Step) {
+        step.copy(self.kv.copies());
+        self.kv.clear_copies();
+        for &(slot, share) in &self.contexts {
+            step.push(slot, &mut self.sequences[slot], share.chunk);
+        }
+        if self.config.scheme != BatchingScheme::InflightFused {
+            step.end_call(budget.num_padding_tokens(step.num_tokens()));
+        }
+        for &slot in &self.running {
+            let sequence = &mut self.sequences[slot];
+            if sequence.runs_in(micro_batch) && sequence.phase() == Phase::Generation {
+                step.push(slot, sequence, Tokens(1));
+            }
+        }
+        step.end_call(Tokens(self.num_ended() as u32));
+    }
+
+    /// Takes the blocks of a sequence that runs, and queues it again.
+    fn pause(&mut self, slot: SeqSlot) {
+        self.running.retain(|&running| running != slot);
+        let sequence = &mut self.sequences[slot];
+        self.kv.release(&mut sequence.blocks);
+        sequence.rewind();
+        self.changes.push(Event::Paused(sequence.id));
+        self.queue.push_paused(sequence.rank, slot);
+    }
+
+    /// The last that runs and is not in a step that is out; never the first of all.
+    fn last_that_can_pause(&self) -> Option<SeqSlot> {
+        let but_the_first = self.running.iter().skip(1).rev();
+        but_the_first
+            .copied()
+            .find(|&slot| !self.is_out[self.sequences[slot].micro_batch])
+    }
+
+    /// Starts a candidate: resumes or admits it, with blocks for all of its context.
+    fn start_one(&mut self, candidate: Candidate, micro_batch: usize, reused: Tokens) -> SeqSlot {
+        let slot = match candidate {
+            Candidate::Paused(slot) => {
+                self.queue.take_paused(slot);
+                slot
+            }
+            Candidate::Waiting(arrival) => {
+                let request = self.queue.take_waiting(arrival);
+                // Here, and only here, memory is taken for its later tokens.
+                let worst = max_kv_len(Tokens(request.prompt.len() as u32), &request.stop);
+                let blocks = BlockTable::with_capacity(worst.blocks_ceil(self.config.block_size));
+                let rank = Rank {
+                    priority: request.priority,
+                    start: self.num_started,
+                };
+                self.num_started += 1;
+                self.changes.push(Event::Admitted(request.id));
+                self.sequences.insert(Sequence::new(request, rank, blocks))
+            }
+        };
+        let sequence = &mut self.sequences[slot];
+        sequence.micro_batch = micro_batch;
+        let Sequence {
+            blocks,
+            text,
+            reuse,
+            ..
+        } = sequence;
+        let text = text.as_ref().expect("no step with it is out");
+        sequence.computed = self.kv.reserve(blocks, &text.tokens, reuse);
+        assert_eq!(sequence.computed, reused, "what was found is still there");
+        let rank = sequence.rank;
+        let place = self
+            .running
+            .partition_point(|&other| self.sequences[other].rank < rank);
+        self.running.insert(place, slot);
+        slot
+    }
+
+    fn prospect(&self, candidate: Candidate) -> Prospect {
+        let (tokens, reuse, max_kv_len): (&[TokenId], &ReuseOptions, Tokens) = match candidate {
+            Candidate::Paused(slot) => {
+                let sequence = &self.sequences[slot];
+                (sequence.tokens(), &sequence.reuse, sequence.max_kv_len())
+            }
+            Candidate::Waiting(arrival) => {
+                let request = self.queue.waiting(arrival);
+                let num_prompt_tokens = Tokens(request.prompt.len() as u32);
+                let max_kv_len = max_kv_len(num_prompt_tokens, &request.stop);
+                (&request.prompt, &request.reuse, max_kv_len)
+            }
+        };
+        let len = Tokens(tokens.len() as u32);
+        let found = self.kv.find(tokens, reuse);
+        let to_the_end = self.kv.max_blocks(max_kv_len);
+        let worst = match self.config.window {
+            // As in `room`.
+            Some(_) => to_the_end,
+            None => to_the_end - found.num_shared + found.num_shared_free,
+        };
+        Prospect {
+            len,
+            reused: found.num_tokens,
+            demand: Demand {
+                now: found.lacking,
+                worst,
+            },
+            next_block: found.next,
+        }
+    }
+
+    /// The room for those that start, next to all that run.
+    ///
+    /// Without a window, a sequence's blocks stay until it ends, so that what it will take is what it
+    /// has not taken yet. With one it gives blocks back that others may still hold, and takes free ones
+    /// for them: then each counts as if it shared nothing.
+    fn room(&self) -> Room {
+        let usage = self.kv.usage();
+        let running = self.running.iter().map(|&slot| &self.sequences[slot]);
+        let worst = |sequence: &Sequence| self.kv.max_blocks(sequence.max_kv_len());
+        let to_come = |sequence: &Sequence| worst(sequence) - sequence.blocks.len();
+        match (self.config.policy, self.config.window) {
+            (CapacityPolicy::MaxUtilization, _) => Room::of_now(usage.num_free()),
+            (_, None) => Room::to_the_end(usage.num_free(), running.map(to_come).sum()),
+            (_, Some(_)) => {
+                let cancelled = self.cancelled.iter().map(|&slot| &self.sequences[slot]);
+                let held: Blocks = cancelled.map(|sequence| sequence.blocks.num_held()).sum();
+                Room::to_the_end(usage.num_blocks - held, running.map(worst).sum())
+            }
+        }
+    }
+
+    /// Blocks that those of `micro_batch` lack for what they compute next, or a number that is not
+    /// smaller, if there are enough free ones even for that.
+    fn lacking_of_all(&self, micro_batch: usize) -> Blocks {
+        // Without a window a context has all its blocks, and one that generates lacks one at most.
+        let at_most = Blocks(self.running.len() as u32);
+        if self.config.window.is_none() && at_most <= self.kv.usage().num_free() {
+            return at_most;
+        }
+        let running = self.running.iter().map(|&slot| &self.sequences[slot]);
+        running
+            .filter(|sequence| sequence.runs_in(micro_batch))
+            .map(|sequence| self.lacking(sequence))
+            .sum()
+    }
+
+    /// Blocks that a sequence lacks for what it computes next.
+    fn lacking(&self, sequence: &Sequence) -> Blocks {
+        let up_to = sequence.next_end(self.config.max_num_tokens);
+        self.kv.probe(&sequence.blocks, up_to)
+    }
+
+    /// Sequences that run in `micro_batch`; in lockstep, those that wait for its end too.
+    fn num_in(&self, micro_batch: usize) -> usize {
+        let running = self.running.iter();
+        running
+            .filter(|&&slot| self.sequences[slot].micro_batch == micro_batch)
+            .count()
+    }
+
+    /// How many may run in one micro-batch, so that all are about equal.
+    fn max_in_micro_batch(&self) -> usize {
+        let num_active = self.running.len() + self.queue.num_paused() + self.queue.num_waiting();
+        num_active
+            .min(self.config.max_rows() as usize)
+            .div_ceil(self.config.num_micro_batches)
+    }
+}

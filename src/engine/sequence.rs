@@ -1,0 +1,247 @@
+//! The sequences that the engine holds.
+//!
+//! A sequence is tokens and a count of how many of them have their keys and values in the cache. A
+//! step moves `computed` towards the end of the tokens; the phase follows from the two.
+//!
+//! ```text
+//!             admit            last chunk             stop / length / cancel / error
+//! waiting -----------> context ----------> generation -----------------------------> gone
+//!                       |   ^                  |             (cancel / error: from any state)
+//!                 pause |   | resume           | pause
+//!                       v   |                  |       a pause gives the blocks back and sets
+//!                       paused <---------------+       computed to 0; the tokens are kept
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::base::{RequestId, SeqSlot, TokenId, Tokens};
+use crate::engine::kv::BlockTable;
+use crate::engine::{NewRequest, Phase, ReuseOptions};
+use crate::sampling::{FinishReason, SamplingInput, SamplingParams, StopRule};
+
+/// What a runner may look at while a step is out: the sequence's own tokens and options.
+#[derive(Debug)]
+pub(super) struct SequenceText {
+    /// Prompt and generated tokens.
+    pub(super) tokens: Vec<TokenId>,
+    /// How many of `tokens` are the prompt.
+    num_prompt_tokens: usize,
+    sampling: Arc<SamplingParams>,
+}
+
+impl SequenceText {
+    /// What decides the next token besides the logits.
+    pub(super) fn sampling_input(&self) -> SamplingInput<'_> {
+        SamplingInput {
+            params: &self.sampling,
+            tokens: &self.tokens,
+            num_prompt_tokens: self.num_prompt_tokens,
+        }
+    }
+}
+
+/// An admitted request.
+///
+/// ```text
+/// tokens          |---------- prompt ----------|---- generated ----|
+/// never paused    |---------- context ---------|
+/// paused here     |---------- context -------------------|
+/// in the cache    |------ computed ------|
+/// ```
+pub(super) struct Sequence {
+    pub(super) id: RequestId,
+    pub(super) rank: Rank,
+    /// Its tokens; `None` while they are out with a step.
+    pub(super) text: Option<Box<SequenceText>>,
+    pub(super) num_prompt_tokens: Tokens,
+    /// How many tokens there are.
+    len: Tokens,
+    /// How many of them were known when it started, or was paused last.
+    context: Tokens,
+    /// How many of them have their keys and values in the cache.
+    pub(super) computed: Tokens,
+    /// Where those are, with room for the rest of the context while it runs.
+    pub(super) blocks: BlockTable,
+    /// What it may share with others.
+    pub(super) reuse: ReuseOptions,
+    /// In whose steps it is.
+    pub(super) micro_batch: usize,
+    /// Why it has ended; set only while it waits for the rest of its lockstep batch.
+    pub(super) ended: Option<FinishReason>,
+    stop: StopRule,
+}
+
+/// The order in which sequences get what there is: the smaller first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    pub(super) priority: i32,
+    /// Counts the sequences that started; it stays when one is paused.
+    pub(super) start: u64,
+}
+
+impl Sequence {
+    /// A sequence that has nothing in the cache yet. `blocks` has room for all it may ever need.
+    pub(super) fn new(request: NewRequest, rank: Rank, blocks: BlockTable) -> Self {
+        let mut tokens = request.prompt;
+        let num_prompt_tokens = tokens.len();
+        tokens.reserve_exact(request.stop.max_new_tokens.index());
+        let len = Tokens(num_prompt_tokens as u32);
+        Self {
+            id: request.id,
+            rank,
+            text: Some(Box::new(SequenceText {
+                tokens,
+                num_prompt_tokens,
+                sampling: request.sampling,
+            })),
+            num_prompt_tokens: len,
+            len,
+            context: len,
+            computed: Tokens::ZERO,
+            blocks,
+            reuse: request.reuse,
+            micro_batch: 0,
+            ended: None,
+            stop: request.stop,
+        }
+    }
+
+    /// All tokens so far.
+    pub(super) fn len(&self) -> Tokens {
+        self.len
+    }
+
+    /// The tokens, which must not be out with a step.
+    pub(super) fn tokens(&self) -> &[TokenId] {
+        &self.text.as_ref().expect("no step with it is out").tokens
+    }
+
+    /// What is left to compute of the tokens that there are.
+    pub(super) fn rest(&self) -> Tokens {
+        self.len - self.computed
+    }
+
+    /// How far a step could compute it at most, with chunks of at most `max_chunk`.
+    pub(super) fn next_end(&self, max_chunk: Tokens) -> Tokens {
+        self.computed + self.rest().min(max_chunk)
+    }
+
+    /// Whether it computes in the steps of `micro_batch`.
+    pub(super) fn runs_in(&self, micro_batch: usize) -> bool {
+        self.micro_batch == micro_batch && self.ended.is_none()
+    }
+
+    /// The most positions that it will ever have in the cache.
+    pub(super) fn max_kv_len(&self) -> Tokens {
+        max_kv_len(self.num_prompt_tokens, &self.stop)
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        if self.computed < self.context {
+            Phase::Context
+        } else {
+            Phase::Generation
+        }
+    }
+
+    /// Forgets what is in the cache: all tokens are context again.
+    pub(super) fn rewind(&mut self) {
+        self.computed = Tokens::ZERO;
+        self.context = self.len;
+    }
+
+    /// Takes in the next token, and says whether the sequence ends with it.
+    pub(super) fn push(&mut self, token: TokenId) -> Option<FinishReason> {
+        let text = self.text.as_mut().expect("its tokens are back");
+        text.tokens.push(token);
+        self.len += Tokens(1);
+        let num_generated = self.len - self.num_prompt_tokens;
+        self.stop.after(&text.sampling, token, num_generated)
+    }
+}
+
+/// The most positions that a sequence ever has in the cache: all its tokens but the last, which ends
+/// it and is never computed.
+pub(super) fn max_kv_len(num_prompt_tokens: Tokens, stop: &StopRule) -> Tokens {
+    num_prompt_tokens + stop.max_new_tokens - Tokens(1)
+}
+
+/// The admitted sequences, running and paused, by row. There are as many rows as sequences may run.
+pub(super) struct SequenceTable {
+    rows: Vec<Option<Sequence>>,
+    free_rows: Vec<SeqSlot>,
+    // Ordered, because a hash map's order would differ from run to run and rank to rank.
+    by_id: BTreeMap<RequestId, SeqSlot>,
+}
+
+impl SequenceTable {
+    /// A table of `num_rows` free rows.
+    pub(super) fn new(num_rows: u32) -> Self {
+        Self {
+            rows: (0..num_rows).map(|_| None).collect(),
+            free_rows: (0..num_rows).rev().map(SeqSlot).collect(),
+            by_id: BTreeMap::new(),
+        }
+    }
+
+    /// Gives `sequence` a row. There must be one: see [`has_free_row`](Self::has_free_row).
+    pub(super) fn insert(&mut self, sequence: Sequence) -> SeqSlot {
+        let slot = self.free_rows.pop().expect("a free row was asked for");
+        let before = self.by_id.insert(sequence.id, slot);
+        assert!(before.is_none(), "request id {} is used twice", sequence.id);
+        self.rows[slot.index()] = Some(sequence);
+        slot
+    }
+
+    /// Takes the sequence out of its row.
+    pub(super) fn remove(&mut self, slot: SeqSlot) -> Sequence {
+        let sequence = self.rows[slot.index()].take().expect("the row is taken");
+        if self.by_id.get(&sequence.id) == Some(&slot) {
+            self.by_id.remove(&sequence.id);
+        }
+        self.free_rows.push(slot);
+        sequence
+    }
+
+    /// Lets nobody find the sequence in `slot` by its id any more.
+    pub(super) fn hide(&mut self, slot: SeqSlot) {
+        let id = self[slot].id;
+        self.by_id.remove(&id);
+    }
+
+    /// The row of a request, if it is admitted.
+    pub(super) fn find(&self, id: RequestId) -> Option<SeqSlot> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// Whether a sequence can be inserted.
+    pub(super) fn has_free_row(&self) -> bool {
+        !self.free_rows.is_empty()
+    }
+
+    /// Whether there is a sequence in `slot`.
+    pub(super) fn is_taken(&self, slot: SeqSlot) -> bool {
+        self.rows[slot.index()].is_some()
+    }
+
+    /// All rows in use.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SeqSlot, &Sequence)> {
+        let rows = self.rows.iter().enumerate();
+        rows.filter_map(|(row, sequence)| Some((SeqSlot(row as u32), sequence.as_ref()?)))
+    }
+}
+
+impl std::ops::Index<SeqSlot> for SequenceTable {
+    type Output = Sequence;
+
+    fn index(&self, slot: SeqSlot) -> &Sequence {
+        self.rows[slot.index()].as_ref().expect("the row is taken")
+    }
+}
+
+impl std::ops::IndexMut<SeqSlot> for SequenceTable {
+    fn index_mut(&mut self, slot: SeqSlot) -> &mut Sequence {
+        self.rows[slot.index()].as_mut().expect("the row is taken")
+    }
+}

@@ -1,0 +1,170 @@
+//! A step that was decided: packed arrays that own everything, so that a runner on another thread can
+//! compute it while the engine plans the next one.
+
+use std::ops::Range;
+
+use crate::base::{BlockId, BlockSize, Blocks, SeqSlot, TokenId, Tokens};
+use crate::engine::plan::{BlockCopy, PlannedSequence, StepPlan};
+use crate::engine::sequence::{Sequence, SequenceText};
+
+/// A step. It goes back to the engine with its results, see [`Engine::apply`](super::Engine::apply):
+/// the tokens of its sequences are in it meanwhile.
+///
+/// ```text
+///                  |---- first model call ----|---- second ----|     a fused step has one call
+/// sequences        | context, context, ...    | generation ... |
+/// token_ids        |...                       |...             |     ranges of a planned sequence
+/// block_tables     |...                       |...             |     start at its call's beginning
+/// ```
+#[must_use = "the engine waits for its steps"]
+pub struct Step {
+    copies: Vec<BlockCopy>,
+    token_ids: Vec<TokenId>,
+    positions: Vec<u32>,
+    sequences: Vec<PlannedSequence>,
+    block_tables: Vec<BlockId>,
+    #[expect(
+        clippy::vec_box,
+        reason = "a text moves in and out every step: as a pointer"
+    )]
+    texts: Vec<Box<SequenceText>>,
+    calls: Vec<Call>,
+    block_size: BlockSize,
+    micro_batch: usize,
+}
+
+/// Where a model call's parts are.
+struct Call {
+    sequences: Range<usize>,
+    tokens: Range<usize>,
+    blocks: Range<usize>,
+    num_padding_tokens: Tokens,
+}
+
+impl Step {
+    /// An empty step with room for `max_num_requests` sequences that hold `num_blocks` together.
+    pub(super) fn new(max_num_requests: u32, num_blocks: Blocks, block_size: BlockSize) -> Self {
+        let max_num_requests = max_num_requests as usize;
+        Self {
+            copies: Vec::new(),
+            token_ids: Vec::with_capacity(max_num_requests),
+            positions: Vec::with_capacity(max_num_requests),
+            sequences: Vec::with_capacity(max_num_requests),
+            block_tables: Vec::with_capacity(num_blocks.index()),
+            texts: Vec::with_capacity(max_num_requests),
+            calls: Vec::with_capacity(2),
+            block_size,
+            micro_batch: 0,
+        }
+    }
+
+    /// The model calls, to be made one after the other. Empty if there is nothing to compute.
+    pub fn plans(&self) -> impl ExactSizeIterator<Item = StepPlan<'_>> {
+        self.calls.iter().map(|call| StepPlan {
+            // All copies come first.
+            copies: if call.sequences.start == 0 {
+                &self.copies
+            } else {
+                &[]
+            },
+            token_ids: &self.token_ids[call.tokens.clone()],
+            positions: &self.positions[call.tokens.clone()],
+            sequences: &self.sequences[call.sequences.clone()],
+            block_tables: &self.block_tables[call.blocks.clone()],
+            block_size: self.block_size,
+            num_padding_tokens: call.num_padding_tokens,
+            texts: &self.texts[call.sequences.clone()],
+        })
+    }
+
+    /// All sequences of the step, contexts first.
+    pub fn sequences(&self) -> &[PlannedSequence] {
+        &self.sequences
+    }
+
+    /// Whether there is nothing to compute.
+    pub fn is_empty(&self) -> bool {
+        self.sequences.is_empty()
+    }
+
+    /// Tokens that the step computes, padding not included.
+    pub fn num_tokens(&self) -> Tokens {
+        Tokens(self.token_ids.len() as u32)
+    }
+
+    /// Which of the engine's micro-batches it is of.
+    pub fn micro_batch(&self) -> usize {
+        self.micro_batch
+    }
+
+    /// Makes it the empty step of a micro-batch.
+    pub(super) fn begin(&mut self, micro_batch: usize) {
+        debug_assert!(self.texts.is_empty(), "the engine has taken them back");
+        self.micro_batch = micro_batch;
+        self.copies.clear();
+        self.token_ids.clear();
+        self.positions.clear();
+        self.sequences.clear();
+        self.block_tables.clear();
+        self.calls.clear();
+    }
+
+    /// Appends what is to be copied before anything is computed.
+    pub(super) fn copy(&mut self, copies: &[BlockCopy]) {
+        self.copies.extend_from_slice(copies);
+    }
+
+    /// Appends the next `chunk` tokens of the sequence in `slot`, and takes its text along.
+    ///
+    /// ```text
+    /// tokens of the sequence   |----- computed -----|---- chunk ----|---- later ----|
+    ///                                               ^ start         ^ end
+    /// ```
+    pub(super) fn push(&mut self, slot: SeqSlot, sequence: &mut Sequence, chunk: Tokens) {
+        let (call_tokens, call_blocks) = self
+            .calls
+            .last()
+            .map_or((0, 0), |call| (call.tokens.end, call.blocks.end));
+        let within = |position: usize, start: usize| (position - start) as u32;
+        let start = sequence.computed;
+        let end = start + chunk;
+        let first_token = within(self.token_ids.len(), call_tokens);
+        let first_block = within(self.block_tables.len(), call_blocks);
+        let text = sequence.text.take().expect("in one step at a time");
+        self.token_ids
+            .extend_from_slice(&text.tokens[start.index()..end.index()]);
+        self.positions.extend(start.0..end.0);
+        self.block_tables
+            .extend_from_slice(sequence.blocks.covering(end, self.block_size));
+        self.sequences.push(PlannedSequence {
+            id: sequence.id,
+            slot,
+            phase: sequence.phase(),
+            tokens: first_token..within(self.token_ids.len(), call_tokens),
+            kv_len: end.0,
+            block_table: first_block..within(self.block_tables.len(), call_blocks),
+            samples: end == sequence.len(),
+        });
+        self.texts.push(text);
+    }
+
+    /// Makes what was pushed since the last time a model call, if there is anything.
+    pub(super) fn end_call(&mut self, num_padding_tokens: Tokens) {
+        let (sequences, tokens, blocks) = self.calls.last().map_or((0, 0, 0), |call| {
+            (call.sequences.end, call.tokens.end, call.blocks.end)
+        });
+        if sequences < self.sequences.len() {
+            self.calls.push(Call {
+                sequences: sequences..self.sequences.len(),
+                tokens: tokens..self.token_ids.len(),
+                blocks: blocks..self.block_tables.len(),
+                num_padding_tokens,
+            });
+        }
+    }
+
+    /// The sequences, each with its text, to be taken back.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = (&PlannedSequence, Box<SequenceText>)> {
+        self.sequences.iter().zip(self.texts.drain(..))
+    }
+}
