@@ -1,0 +1,72 @@
+//! Scratch memory for the groups of a tile that are not read in place.
+
+use super::super::kv_cache::{GROUP, KvLayout};
+use super::int8::Gathered;
+use super::{Scales, TILE_GROUPS};
+
+/// A tile of keys and values in bf16, and their scales.
+pub(super) struct Copies {
+    keys: Vec<u16>,
+    values: Vec<u16>,
+    scales: Scales,
+    gathered: Gathered,
+}
+
+/// The part of one group.
+pub(super) struct Room<'a> {
+    pub keys: &'a mut [u16],
+    pub values: &'a mut [u16],
+    pub key_scales: &'a mut [f32],
+    pub value_scales: &'a mut [f32],
+}
+
+impl Copies {
+    /// Makes room for a tile.
+    pub fn prepare(&mut self, layout: &KvLayout) {
+        let len = |group_len| TILE_GROUPS * group_len + LINE;
+        self.keys.resize(len(layout.key_group_len()), 0);
+        self.values.resize(len(layout.value_group_len()), 0);
+    }
+
+    /// The parts of the tile's groups, and memory to gather one in.
+    pub fn rooms(&mut self, layout: &KvLayout) -> (impl Iterator<Item = Room<'_>>, &mut Gathered) {
+        let keys = aligned_mut(&mut self.keys).chunks_exact_mut(layout.key_group_len());
+        let values = aligned_mut(&mut self.values).chunks_exact_mut(layout.value_group_len());
+        let key_scales = self.scales.keys.chunks_exact_mut(GROUP);
+        let value_scales = self.scales.values.chunks_exact_mut(GROUP);
+        let rooms = keys.zip(values).zip(key_scales.zip(value_scales)).map(
+            |((keys, values), (key_scales, value_scales))| Room {
+                keys,
+                values,
+                key_scales,
+                value_scales,
+            },
+        );
+        (rooms, &mut self.gathered)
+    }
+
+    /// The scales of the tile.
+    pub fn scales(&self) -> &Scales {
+        &self.scales
+    }
+}
+
+impl Default for Copies {
+    fn default() -> Self {
+        Self {
+            keys: Vec::new(),
+            values: Vec::new(),
+            scales: Scales::ONE,
+            gathered: Gathered::default(),
+        }
+    }
+}
+
+/// Elements of a line of the processor's cache.
+const LINE: usize = 32;
+
+/// The memory from the first whole line on: vectors that straddle lines are slow.
+fn aligned_mut(memory: &mut [u16]) -> &mut [u16] {
+    let first = memory.as_ptr().align_offset(2 * LINE).min(LINE);
+    &mut memory[first..]
+}

@@ -1,0 +1,181 @@
+//! Attention of a step's queries over the paged cache.
+//!
+//! A task is one sequence, one key/value head and a tile of its queries: all query heads that share the
+//! key/value head, for a few tokens. It walks over the cache in tiles of 64 positions, counted from
+//! position 0, with a running maximum and sum (online softmax; Dao et al., arXiv:2205.14135):
+//!
+//! ```text
+//! positions   0        64        128       192      kv_len
+//!             |  tile   |  tile   |  tile   |  tile . |
+//! row         scores = q K; p = exp(scores - max); sum, acc rescaled; acc += p V
+//! ```
+//!
+//! A row sees the same tiles in the same order with the same lanes whether its token came alone, in a
+//! chunk, or with others, and however large a block is. What a row does not see has probability zero and
+//! adds nothing; groups that no row of a task sees are not read, tiles are skipped.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod copies;
+mod groups;
+mod int8;
+mod portable;
+mod softmax;
+mod task;
+
+use std::num::NonZeroU32;
+
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+
+use self::softmax::RowState;
+use self::task::Operation;
+use super::kv_cache::GROUP;
+use super::memory::Shared;
+use super::{Cpu, HeadShape, KvBatch, KvCache, KvLayout, Simd};
+
+pub(super) use self::task::Scratch;
+
+/// How queries attend.
+///
+/// ```text
+/// positions   | sinks |                 |---- window ----|
+/// seen        *********                 ******************
+///                                                  query ^
+/// ```
+///
+/// Positions are absolute: what lies between sinks and window keeps its place in the count, and rotary
+/// angles are those of the whole text. The sinks (StreamingLLM; Xiao et al., arXiv:2309.17453) are seen
+/// besides the window, not instead of a part of it.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionParams {
+    /// The heads.
+    pub shape: HeadShape,
+    /// What scores are multiplied by: `1 / sqrt(head_dim)` as a rule.
+    pub scale: f32,
+    /// How many positions a query sees, its own included; all before it when `None`.
+    pub window: Option<NonZeroU32>,
+    /// How many positions from the first on every query sees besides, up to its own.
+    pub num_sinks: u32,
+}
+
+/// Groups of a tile.
+const TILE_GROUPS: usize = 4;
+/// Positions of a tile.
+const TILE: usize = TILE_GROUPS * GROUP;
+/// Rows that a kernel works on at a time, at most.
+const MAX_ROWS: usize = 6;
+
+/// One step of some rows over one tile.
+struct Tile {
+    /// Queries, `[rows, head_dim]`.
+    q: *const u16,
+    rows: usize,
+    layout: KvLayout,
+    keys: [*const u16; TILE_GROUPS],
+    values: [*const u16; TILE_GROUPS],
+    /// The groups of the next tile as far as known, to be brought into the cache; else any others.
+    keys_ahead: [*const u16; TILE_GROUPS],
+    values_ahead: [*const u16; TILE_GROUPS],
+    /// Groups that have positions at all; the pointers of the others are not used.
+    num_groups: usize,
+    scale: f32,
+    /// What the keys and values of each position are multiplied by.
+    scales: *const Scales,
+    /// For each row, the positions of the tile that it sees: a bit for each, at least one of them set.
+    seen: *const u64,
+    /// Scratch for the rows that a kernel works on at a time, `[MAX_ROWS, 64]`.
+    scores: *mut f32,
+    /// The same in bf16.
+    probabilities: *mut u16,
+    /// The running maximum and sum, `[rows]`.
+    state: *mut RowState,
+    /// The running weighted sum of values, `[rows, padded_dim]`.
+    acc: *mut f32,
+}
+
+/// What keys and values of the positions of a tile are multiplied by. The kernels multiply scores and
+/// probabilities instead. What belongs to positions that nothing sees need not be a number.
+struct Scales {
+    keys: [f32; TILE],
+    values: [f32; TILE],
+}
+
+impl Scales {
+    /// Of keys and values that are stored as they are. A multiplication by one changes no bit.
+    const ONE: Self = Self {
+        keys: [1.0; TILE],
+        values: [1.0; TILE],
+    };
+}
+
+/// Takes a tile into the rows' running sums. Unsafe: the pointers and sizes must be right, and the
+/// machine must have the kernel's instruction set.
+type Kernel = unsafe fn(&Tile);
+
+fn kernel(simd: Simd) -> Kernel {
+    match simd {
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx512Bf16 => avx512::tile,
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx2 => avx2::tile,
+        _ => portable::tile,
+    }
+}
+
+impl Cpu {
+    /// For each token of the batch, attention of its queries over the positions of its sequence up to
+    /// its own. `q` is `[m, q_len]`, rotated; keys and values of the batch are in the cache already;
+    /// `out` is `[m, q_len]`.
+    ///
+    /// # Panics
+    ///
+    /// Lengths or shapes do not agree.
+    pub fn paged_attention(
+        &mut self,
+        q: &[bf16],
+        params: &AttentionParams,
+        batch: &KvBatch<'_>,
+        cache: &KvCache,
+        layer: usize,
+        out: &mut [bf16],
+    ) {
+        let shape = params.shape;
+        let layout = cache.layout();
+        assert_eq!(
+            q.len(),
+            batch.num_tokens() * shape.q_len(),
+            "q is [m, q_len]"
+        );
+        assert_eq!(out.len(), q.len(), "out is [m, q_len]");
+        assert!(
+            layout.head_dim == shape.head_dim && layout.num_kv_heads == shape.num_kv_heads,
+            "cache's shape"
+        );
+        assert!(
+            shape.num_q_heads.is_multiple_of(shape.num_kv_heads),
+            "{shape:?}: whole groups"
+        );
+        assert!(cache.fits(batch), "batch of this cache");
+        assert!(params.scale > 0.0, "the largest score stays the largest");
+
+        let cache = cache.layer(layer);
+        let mut tile_starts = std::mem::take(&mut self.tile_starts);
+        let operation = &Operation::new(
+            self.simd,
+            params,
+            batch,
+            &cache,
+            q.reinterpret_cast(),
+            &mut tile_starts,
+        );
+        let out = &Shared::new(out.reinterpret_cast_mut());
+        self.pool
+            .for_each(&mut self.workers, operation.num_tasks(), |worker, index| {
+                operation.attend(index, &mut worker.attention, out);
+            });
+        self.tile_starts = tile_starts;
+    }
+}

@@ -1,0 +1,85 @@
+//! Online softmax of a tile, in plain Rust that a kernel compiles for its instruction set.
+
+use super::super::kv_cache::GROUP;
+use super::super::math::{exp, from_bf16_bits, to_bf16_bits};
+use super::{Scales, TILE};
+
+/// Online softmax of one row.
+#[derive(Clone, Copy)]
+pub(super) struct RowState {
+    /// The largest score so far, not scaled.
+    pub max: f32,
+    /// The sums of the probabilities so far, relative to `max`, in lanes.
+    pub sums: [f32; GROUP],
+}
+
+impl RowState {
+    /// Before the first tile.
+    pub const EMPTY: Self = Self {
+        max: f32::NEG_INFINITY,
+        sums: [0.0; GROUP],
+    };
+
+    /// The sum of all probabilities.
+    pub fn sum(&self) -> f32 {
+        tree(self.sums, |a, b| a + b)
+    }
+}
+
+/// Takes a row of scores into its running maximum and sums, writes the probabilities relative to the new
+/// maximum, times the values' scales, and returns what earlier sums have to be multiplied by. Positions
+/// whose bit is not in `seen` have probability zero; at least one is.
+///
+/// The sums add up the probabilities as rounded to bf16: where scales are one, the very weights of the
+/// values.
+#[inline(always)]
+pub(super) fn softmax(
+    scores: &mut [f32; TILE],
+    seen: u64,
+    scale: f32,
+    scales: &Scales,
+    state: &mut RowState,
+    probabilities: &mut [u16; TILE],
+) -> f32 {
+    for (score, scale) in scores.iter_mut().zip(&scales.keys) {
+        *score *= scale;
+    }
+    let scores = scores.as_chunks::<GROUP>().0;
+    let seen = |group: usize, lane: usize| (seen >> (group * GROUP)) as u32 & (1 << lane) != 0;
+    let mut maxima = [f32::NEG_INFINITY; GROUP];
+    for (group, scores) in scores.iter().enumerate() {
+        for lane in 0..GROUP {
+            let larger = seen(group, lane) & (scores[lane] > maxima[lane]);
+            maxima[lane] = if larger { scores[lane] } else { maxima[lane] };
+        }
+    }
+    let max = tree(maxima, |a, b| if b > a { b } else { a });
+    let max = if max > state.max { max } else { state.max };
+    let rescale = exp((state.max - max) * scale);
+    let mut sums = state.sums.map(|sum| sum * rescale);
+    let probabilities = probabilities.as_chunks_mut::<GROUP>().0;
+    let value_scales = scales.values.as_chunks::<GROUP>().0;
+    for group in 0..scores.len() {
+        for lane in 0..GROUP {
+            let p = exp((scores[group][lane] - max) * scale);
+            let seen = |p: f32| if seen(group, lane) { p } else { 0.0 };
+            sums[lane] += from_bf16_bits(to_bf16_bits(seen(p)));
+            probabilities[group][lane] = to_bf16_bits(seen(p * value_scales[group][lane]));
+        }
+    }
+    *state = RowState { max, sums };
+    rescale
+}
+
+/// Folds lanes in the order of a tree: halves onto each other.
+#[inline(always)]
+fn tree(mut lanes: [f32; GROUP], fold: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = GROUP / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = fold(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}

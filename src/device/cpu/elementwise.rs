@@ -1,0 +1,153 @@
+//! The operations on one row at a time: RMS norm, SiLU times up, embedding.
+
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+
+use super::math::{exp, to_bf16_bits};
+use super::memory::Shared;
+use super::simd::for_each_simd;
+use super::{Cpu, RawMatrix};
+use crate::base::TokenId;
+
+/// Lanes of a reduction: one 512-bit register, whatever registers the machine has.
+const LANES: usize = 16;
+
+/// Elements below which handing out tasks costs more than it saves.
+const MIN_TASK_LEN: usize = 8192;
+
+impl Cpu {
+    /// Root mean square norm of each row: `out = x / sqrt(mean(x^2) + eps) * weight`.
+    /// `x` and `out` are `[m, d]`, `weight` is `[d]`.
+    ///
+    /// # Panics
+    ///
+    /// The lengths do not agree.
+    pub fn rms_norm(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut [bf16]) {
+        let d = weight.len();
+        assert!(
+            d > 0 && x.len().is_multiple_of(d),
+            "rows of the weight's length"
+        );
+        assert_eq!(x.len(), out.len(), "as many outputs as inputs");
+        let simd = self.simd;
+        self.for_each_row_block(x.len() / d, d, out.reinterpret_cast_mut(), |rows, out| {
+            let x = &x[rows * d..][..out.len()];
+            for_each_simd!(simd, rms_norm, (x: &[f32], weight: &[f32], eps: f32, out: &mut [u16]));
+        });
+    }
+
+    /// `out = silu(gate) * up`. `gate_up` is `[m, 2 * inter]`, gate before up in each row; `out` is
+    /// `[m, inter]`.
+    ///
+    /// # Panics
+    ///
+    /// The lengths do not agree.
+    pub fn silu_mul(&mut self, gate_up: &[f32], inter: usize, out: &mut [bf16]) {
+        assert!(
+            inter > 0 && out.len().is_multiple_of(inter),
+            "rows of inter"
+        );
+        assert_eq!(
+            gate_up.len(),
+            2 * out.len(),
+            "a gate and an up for each output"
+        );
+        let simd = self.simd;
+        self.for_each_row_block(
+            out.len() / inter,
+            inter,
+            out.reinterpret_cast_mut(),
+            |rows, out| {
+                let gate_up = &gate_up[rows * 2 * inter..][..2 * out.len()];
+                for_each_simd!(simd, silu_mul, (gate_up: &[f32], inter: usize, out: &mut [u16]));
+            },
+        );
+    }
+
+    /// The rows of `table` that `token_ids` name, as f32: `out` is `[m, d]`.
+    ///
+    /// # Panics
+    ///
+    /// An id is not below the table's rows, or `out` has not the right length.
+    pub fn embed(&mut self, table: &RawMatrix<'_>, token_ids: &[TokenId], out: &mut [f32]) {
+        let d = table.columns();
+        assert_eq!(out.len(), token_ids.len() * d, "one row a token");
+        let max_rows = MIN_TASK_LEN.div_ceil(d);
+        let num_tasks = token_ids.len().div_ceil(max_rows);
+        let out = Shared::new(out);
+        self.pool.for_each(&mut self.workers, num_tasks, |_, task| {
+            let first = task * max_rows;
+            for (i, &id) in token_ids[first..].iter().take(max_rows).enumerate() {
+                // SAFETY: every row is one task's.
+                let row = unsafe { out.slice((first + i) * d, d) };
+                table.row_to_f32(id as usize, row);
+            }
+        });
+    }
+
+    /// Calls `body(first_row, rows_of_out)` for blocks of whole rows, on all threads.
+    fn for_each_row_block(
+        &mut self,
+        num_rows: usize,
+        row_len: usize,
+        out: &mut [u16],
+        body: impl Fn(usize, &mut [u16]) + Sync,
+    ) {
+        let max_rows = MIN_TASK_LEN.div_ceil(row_len);
+        let out = Shared::new(out);
+        self.pool
+            .for_each(&mut self.workers, num_rows.div_ceil(max_rows), |_, task| {
+                let first = task * max_rows;
+                let len = max_rows.min(num_rows - first) * row_len;
+                // SAFETY: every block of rows is one task's.
+                body(first, unsafe { out.slice(first * row_len, len) });
+            });
+    }
+}
+
+#[inline(always)]
+fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [u16]) {
+    let d = weight.len();
+    for (x, out) in x.chunks_exact(d).zip(out.chunks_exact_mut(d)) {
+        let scale = inverse_rms(x, eps);
+        for ((x, weight), out) in x.iter().zip(weight).zip(out) {
+            *out = to_bf16_bits(x * scale * weight);
+        }
+    }
+}
+
+/// `1 / sqrt(mean(x^2) + eps)`, summed in one order: 16 lanes, then a tree over them.
+#[inline(always)]
+pub(super) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
+    let mut lanes = [0.0_f32; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += x * x;
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane += x * x;
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+        width /= 2;
+    }
+    1.0 / (lanes[0] / x.len() as f32 + eps).sqrt()
+}
+
+#[inline(always)]
+fn silu_mul(gate_up: &[f32], inter: usize, out: &mut [u16]) {
+    for (row, out) in gate_up
+        .chunks_exact(2 * inter)
+        .zip(out.chunks_exact_mut(inter))
+    {
+        let (gate, up) = row.split_at(inter);
+        for ((gate, up), out) in gate.iter().zip(up).zip(out) {
+            *out = to_bf16_bits(gate / (1.0 + exp(-gate)) * up);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The tile with AVX-512: 16 outputs a register, a pair of inputs an instruction (`vdpbf16ps`).
+//!
+//! Nine rows of three registers are 27 independent sums: enough to hide the instruction's latency, with
+//! registers left for the weights and an activation. Up to nine rows read the weights once.
+
+use std::arch::x86_64::*;
+
+use super::super::avx512::{broadcast, load};
+use super::super::pack::PANEL;
+use super::{LINE, MAX_TILE_ROWS, Tile};
+
+/// Registers of a row of sums.
+const REGISTERS: usize = PANEL / 16;
+
+/// See [`super::Kernel`].
+///
+/// # Safety
+///
+/// The tile's pointers and sizes are right; the machine has AVX-512 with bf16.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn tile(tile: &Tile) {
+    const { assert!(MAX_TILE_ROWS == 9) };
+    // SAFETY: the caller's promises, with as many rows as the tile has.
+    unsafe {
+        match tile.rows {
+            1 => rows::<1>(tile),
+            2 => rows::<2>(tile),
+            3 => rows::<3>(tile),
+            4 => rows::<4>(tile),
+            5 => rows::<5>(tile),
+            6 => rows::<6>(tile),
+            7 => rows::<7>(tile),
+            8 => rows::<8>(tile),
+            _ => rows::<9>(tile),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn rows<const ROWS: usize>(tile: &Tile) {
+    let mut sums = [[_mm512_setzero_ps(); REGISTERS]; ROWS];
+    if !tile.first {
+        for (row, sums) in sums.iter_mut().enumerate() {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: the tile has `ROWS` rows of 48 sums.
+                *sum = unsafe { _mm512_loadu_ps(tile.sums.add(row * PANEL + i * 16)) };
+            }
+        }
+    }
+    let mut ahead = tile.ahead;
+    for pair in 0..tile.num_pairs {
+        for _ in 0..tile.ahead_lines {
+            // A prefetch never faults, so that what is ahead may also be beyond the matrix.
+            _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+            ahead = ahead.wrapping_add(LINE);
+        }
+        // SAFETY: the tile has `num_pairs` pairs of 48 outputs.
+        let weights = std::array::from_fn::<_, REGISTERS, _>(|i| unsafe {
+            load(tile.weights.add((pair * PANEL + i * 16) * 2))
+        });
+        for (row, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the tile has `ROWS` rows of `num_pairs` pairs of activations.
+            let x = unsafe { broadcast(tile.x.add(row * tile.x_stride + 2 * pair)) };
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = _mm512_dpbf16_ps(*sum, x, weights);
+            }
+        }
+    }
+    for (row, sums) in sums.iter().enumerate() {
+        for (i, sum) in sums.iter().enumerate() {
+            // SAFETY: the tile has `ROWS` rows of 48 sums.
+            unsafe { _mm512_storeu_ps(tile.sums.add(row * PANEL + i * 16), *sum) };
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The keys and values of all sequences: a pool of blocks.
+
+mod batch;
+mod int8;
+mod layer;
+mod layout;
+
+use super::memory::Buffer;
+use crate::base::{BlockId, LoadError};
+
+pub use batch::{KvBatch, KvSpan};
+pub use layout::{KvDtype, KvLayout};
+
+pub(super) use int8::widen;
+pub(super) use layer::{Encoded, Group, Layer, LayerMut};
+
+/// Positions of a group: the lanes of one register of scores.
+pub(super) const GROUP: usize = 16;
+
+/// The pool: `num_blocks` blocks in each of `num_layers` layers. Memory is taken when first written.
+///
+/// Inside a block, positions come in groups of 16, laid out as the attention kernels multiply them:
+///
+/// ```text
+/// keys     head 0: group 0 [head_dim / 2][16 positions][2 elements], group 1, ...; head 1: ...
+/// values   head 0: group 0 [8 pairs][head_dim, padded to 16][2 positions], group 1, ...; head 1: ...
+/// scales   head 0: group 0 [16 of keys, 16 of values], group 1, ...; head 1: ...     int8 only, bf16
+/// ```
+pub struct KvCache {
+    layout: KvLayout,
+    num_layers: usize,
+    num_blocks: usize,
+    buffer: Buffer,
+}
+
+impl KvCache {
+    /// Reserves the pool.
+    ///
+    /// # Errors
+    ///
+    /// The system refuses the address space.
+    ///
+    /// # Panics
+    ///
+    /// `head_dim` is odd or zero.
+    pub fn new(layout: KvLayout, num_layers: usize, num_blocks: usize) -> Result<Self, LoadError> {
+        let head_dim = layout.head_dim;
+        assert!(
+            head_dim > 0 && head_dim.is_multiple_of(2),
+            "head_dim {head_dim} is even"
+        );
+        let len = layout
+            .block_len()
+            .checked_mul(num_layers)
+            .and_then(|len| len.checked_mul(num_blocks))
+            .unwrap_or(usize::MAX);
+        Ok(Self {
+            layout,
+            num_layers,
+            num_blocks,
+            buffer: Buffer::zeroed(len)?,
+        })
+    }
+
+    /// The shape of its blocks.
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// Number of layers.
+    pub fn num_layers(&self) -> usize {
+        self.num_layers
+    }
+
+    /// Number of blocks.
+    pub fn num_blocks(&self) -> usize {
+        self.num_blocks
+    }
+
+    /// Copies the keys and values of the first `num_positions` positions of a block to another one, in
+    /// all layers. What the positions after them hold in `target` is open until they are stored.
+    ///
+    /// # Panics
+    ///
+    /// A block is not of this pool, both are the same one, or the block has not so many positions.
+    pub fn copy_positions(&mut self, source: BlockId, target: BlockId, num_positions: usize) {
+        let layout = self.layout;
+        for block in [source, target] {
+            assert!(
+                block.index() < self.num_blocks,
+                "{block:?} of {}",
+                self.num_blocks
+            );
+        }
+        assert!(source != target, "{source:?} onto itself");
+        assert!(num_positions <= layout.positions_per_block());
+        // The groups of a head lie one after the other. Those that are begun are copied whole.
+        let num_groups = num_positions.div_ceil(GROUP);
+        let words = self.buffer.as_mut_slice();
+        for layer in 0..self.num_layers {
+            let place =
+                |block: BlockId| (layer * self.num_blocks + block.index()) * layout.block_len();
+            let (from, to) = (place(source), place(target));
+            for part in (0..layout.num_kv_heads).flat_map(|head| layout.parts(head)) {
+                let (from, to) = (from + part.start, to + part.start);
+                words.copy_within(from..from + num_groups * part.group_len, to);
+            }
+        }
+    }
+
+    /// One layer of the pool, to read.
+    pub(super) fn layer(&self, layer: usize) -> Layer<'_> {
+        Layer {
+            layout: &self.layout,
+            num_blocks: self.num_blocks,
+            base: self.layer_base(layer),
+        }
+    }
+
+    /// One layer of the pool, to store into from several threads.
+    pub(super) fn layer_mut(&mut self, layer: usize) -> LayerMut<'_> {
+        let base = self.layer_base(layer);
+        // The pointer is made again from a mutable borrow, because it will be written through.
+        let offset = (base as usize - self.buffer.as_ptr() as usize) / 2;
+        LayerMut {
+            // SAFETY: the offset of a layer is inside the buffer.
+            base: unsafe { self.buffer.as_mut_ptr().add(offset) },
+            layout: &self.layout,
+            num_blocks: self.num_blocks,
+        }
+    }
+
+    fn layer_base(&self, layer: usize) -> *const u16 {
+        assert!(
+            layer < self.num_layers,
+            "layer {layer} of {}",
+            self.num_layers
+        );
+        // SAFETY: the buffer holds `num_layers` times that many elements.
+        unsafe {
+            self.buffer
+                .as_ptr()
+                .add(layer * self.num_blocks * self.layout.block_len())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::BlockSize;
+
+    #[test]
+    fn a_pool_takes_what_it_is_sized_with_padding_included() {
+        let num_groups = [(1, 1), (15, 1), (16, 1), (17, 2), (20, 2), (33, 3)];
+        for (positions, num_groups) in num_groups {
+            for (head_dim, padded_dim) in [(64, 64), (20, 32)] {
+                // Two bytes an element; or one, and two for the scale of each key and value.
+                for (dtype, bytes_per_position) in [
+                    (KvDtype::Bf16, 2 * (head_dim + padded_dim)),
+                    (KvDtype::Int8, head_dim + padded_dim + 2 * 2),
+                ] {
+                    let layout = KvLayout {
+                        num_kv_heads: 3,
+                        head_dim,
+                        block_size: BlockSize::new(positions).expect("not zero"),
+                        dtype,
+                    };
+                    let (num_layers, num_blocks) = (2, 5);
+                    let cache =
+                        KvCache::new(layout, num_layers, num_blocks).expect("address space");
+                    let bytes_per_block = num_layers * 3 * num_groups * 16 * bytes_per_position;
+                    assert_eq!(layout.bytes_per_block(num_layers), bytes_per_block);
+                    assert_eq!(2 * cache.buffer.len(), num_blocks * bytes_per_block);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Big pieces of memory: zeroed, on huge pages where the system has them, paid for when touched.
+
+use memmap2::{MmapMut, MmapOptions};
+
+use crate::base::LoadError;
+
+/// `u16` elements (bf16 bits) that start as zero and cost no memory until written.
+pub(super) struct Buffer {
+    map: MmapMut,
+    len: usize,
+}
+
+impl Buffer {
+    /// A buffer of `len` elements, page-aligned.
+    ///
+    /// # Errors
+    ///
+    /// The system refuses the address space.
+    pub fn zeroed(len: usize) -> Result<Self, LoadError> {
+        let refused = |reason: &str| {
+            LoadError::Resource(format!(
+                "cannot reserve {len} x 2 bytes of memory: {reason}"
+            ))
+        };
+        let num_bytes = len
+            .checked_mul(2)
+            .filter(|&bytes| isize::try_from(bytes).is_ok())
+            .ok_or_else(|| refused("too large"))?;
+        let map = MmapOptions::new()
+            .len(num_bytes.max(1))
+            .no_reserve_swap()
+            .map_anon()
+            .map_err(|error| refused(&error.to_string()))?;
+        // Fewer page faults and TLB misses; a kernel without huge pages serves small ones.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+        Ok(Self { map, len })
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The first element.
+    pub fn as_ptr(&self) -> *const u16 {
+        self.map.as_ptr().cast()
+    }
+
+    /// The first element, to write.
+    pub fn as_mut_ptr(&mut self) -> *mut u16 {
+        self.map.as_mut_ptr().cast()
+    }
+
+    /// All elements.
+    pub fn as_mut_slice(&mut self) -> &mut [u16] {
+        // SAFETY: the map has that many elements, is page-aligned, and is borrowed as a whole; all bit
+        // patterns are elements.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
+    }
+}
+
+/// Asks for a line of memory. Never faults, wherever it points.
+#[inline(always)]
+pub(super) fn prefetch(line: *const u16) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: every x86-64 has the instruction, which reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
+/// A slice whose parts several threads write at once.
+pub(super) struct Shared<T>(*mut T, usize);
+
+// SAFETY: the only access is `slice`, whose caller promises that the parts do not overlap.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// Takes the slice for the time of a parallel operation.
+    pub fn new(slice: &mut [T]) -> Self {
+        Self(slice.as_mut_ptr(), slice.len())
+    }
+
+    /// The `len` elements from `start` on.
+    ///
+    /// # Safety
+    ///
+    /// The slice that this was made of is still borrowed, and no two threads hold overlapping parts.
+    #[allow(clippy::mut_from_ref, reason = "the caller promises disjoint parts")]
+    pub unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
+        assert!(start <= self.1 && len <= self.1 - start, "inside the slice");
+        // SAFETY: inside the slice; the caller promises that nobody else has this part.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+}

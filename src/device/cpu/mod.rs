@@ -1,0 +1,136 @@
+//! The operations of a decoder on CPU: GEMM over packed bf16 weights, paged attention, and the small
+//! ones between them.
+//!
+//! The one idea: **batch invariance, bit for bit**. Every output element is reduced in one fixed order,
+//! which depends on nothing but the element's own operands: not on the number of rows, a row's place,
+//! the number of threads, the block size, nor on how a context was cut into chunks. Threads only ever
+//! split the outputs. Different instruction sets may round differently; one process uses one.
+//!
+//! A [`Cpu`] owns the threads and the scratch memory, so after the first steps nothing allocates.
+//! Values that are not finite flow through every operation; none checks for them, none hangs on them.
+
+mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod elementwise;
+mod gemm;
+mod kv_cache;
+mod math;
+mod memory;
+mod pack;
+mod pool;
+mod rope;
+mod simd;
+
+use std::num::NonZeroUsize;
+
+use half::bf16;
+
+use self::memory::Shared;
+use crate::base::LoadError;
+
+pub use attention::AttentionParams;
+pub use gemm::Output;
+pub use kv_cache::{KvBatch, KvCache, KvDtype, KvLayout, KvSpan};
+pub use pack::{Dtype, NotFinite, PackedMatrix, RawMatrix};
+pub use pool::Pool;
+pub use rope::{HeadShape, QkNorm, RopeTable};
+pub use simd::Simd;
+
+/// How much of the machine to use. The default is all that the process may use.
+#[derive(Clone, Debug, Default)]
+pub struct CpuOptions {
+    /// Threads that compute, the calling one among them. By default as many as the process's CPU
+    /// affinity and its control group's quota allow.
+    pub num_threads: Option<NonZeroUsize>,
+    /// The instruction set. By default the best that the machine has.
+    pub simd: Option<Simd>,
+}
+
+/// Threads, instruction set and scratch memory: what every operation needs besides its operands.
+pub struct Cpu {
+    simd: Simd,
+    pool: Pool,
+    workers: Vec<Worker>,
+    /// Activations with rows of even length, for a GEMM over an odd `k`.
+    padded_x: Vec<bf16>,
+    /// How many query tiles of [`Cpu::paged_attention`] come before each span.
+    tile_starts: Vec<usize>,
+}
+
+/// Scratch memory of one thread.
+#[derive(Default)]
+struct Worker {
+    gemm: Vec<f32>,
+    attention: attention::Scratch,
+    rope: rope::Scratch,
+}
+
+impl Cpu {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    ///
+    /// The machine lacks the instruction set that `options` ask for, or refuses a thread.
+    pub fn new(options: &CpuOptions) -> Result<Self, LoadError> {
+        let simd = options.simd.unwrap_or_else(Simd::detect);
+        if !simd.is_supported() {
+            return Err(LoadError::Resource(format!(
+                "this machine has no {simd}: choose one that it has, or leave the choice to detection"
+            )));
+        }
+        let num_threads = options
+            .num_threads
+            .or_else(|| std::thread::available_parallelism().ok())
+            .map_or(1, NonZeroUsize::get);
+        let pool = Pool::new(num_threads).map_err(|error| {
+            LoadError::Resource(format!("cannot start {num_threads} threads: {error}"))
+        })?;
+        Ok(Self {
+            simd,
+            workers: (0..num_threads).map(|_| Worker::default()).collect(),
+            pool,
+            padded_x: Vec::new(),
+            tile_starts: Vec::new(),
+        })
+    }
+
+    /// The instruction set in use.
+    pub fn simd(&self) -> Simd {
+        self.simd
+    }
+
+    /// The number of threads that compute.
+    pub fn num_threads(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Calls `body(state, index, row)` once for each row of `rows`, `[_, row_len]`, on all threads.
+    /// Each thread has one of `states` to itself; which thread gets which row is open.
+    ///
+    /// # Panics
+    ///
+    /// There are not as many states as threads, or `rows` are not whole rows.
+    pub fn for_each_row<S: Send, T: Send>(
+        &mut self,
+        states: &mut [S],
+        rows: &mut [T],
+        row_len: usize,
+        body: impl Fn(&mut S, usize, &mut [T]) + Sync,
+    ) {
+        assert!(
+            row_len > 0 && rows.len().is_multiple_of(row_len),
+            "whole rows"
+        );
+        let num_rows = rows.len() / row_len;
+        let rows = Shared::new(rows);
+        self.pool.for_each(states, num_rows, |state, index| {
+            // SAFETY: every row is one task's.
+            body(state, index, unsafe {
+                rows.slice(index * row_len, row_len)
+            });
+        });
+    }
+}

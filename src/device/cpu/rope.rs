@@ -1,0 +1,284 @@
+//! What happens between the QKV projection and attention: head norms, rotation, storing into the cache.
+
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+
+use super::elementwise::inverse_rms;
+use super::kv_cache::{Encoded, LayerMut};
+use super::math::to_bf16_bits;
+use super::memory::Shared;
+use super::simd::for_each_simd;
+use super::{Cpu, KvBatch, KvCache};
+use crate::base::{BlockId, LoadError};
+
+/// Cosines and sines of every position's angles, for the rotation that pairs element `i` of a head
+/// with element `i + head_dim / 2` (Hugging Face's layout of Llama, Mistral and Qwen checkpoints).
+///
+/// Su et al., RoFormer, arXiv:2104.09864.
+pub struct RopeTable {
+    half_dim: usize,
+    /// `[position][cosines, sines]`.
+    rows: Vec<f32>,
+}
+
+impl RopeTable {
+    /// The angles `position * frequency` for positions below `num_positions`, computed in f32 as
+    /// transformers does. Cosine and sine are multiplied by `scale` (1 but for some rope types).
+    /// `frequencies` is `[head_dim / 2]`.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory for so many positions.
+    pub fn new(frequencies: &[f32], scale: f32, num_positions: usize) -> Result<Self, LoadError> {
+        let half_dim = frequencies.len();
+        let mut rows = Vec::new();
+        num_positions
+            .checked_mul(2 * half_dim)
+            .and_then(|len| rows.try_reserve_exact(len).ok())
+            .ok_or_else(|| {
+                LoadError::Resource(format!(
+                    "no memory for the rotary angles of {num_positions} positions: lower max_seq_len"
+                ))
+            })?;
+        for position in 0..num_positions {
+            let angles = frequencies
+                .iter()
+                .map(|frequency| position as f32 * frequency);
+            rows.extend(angles.clone().map(|angle| angle.cos() * scale));
+            rows.extend(angles.map(|angle| angle.sin() * scale));
+        }
+        Ok(Self { half_dim, rows })
+    }
+
+    /// Positions that it covers.
+    pub fn num_positions(&self) -> usize {
+        self.rows.len().checked_div(2 * self.half_dim).unwrap_or(0)
+    }
+
+    fn row(&self, position: usize) -> &[f32] {
+        &self.rows[position * 2 * self.half_dim..][..2 * self.half_dim]
+    }
+}
+
+/// How a row of the QKV projection is divided: query heads, key heads, value heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Query heads, a multiple of `num_kv_heads`.
+    pub num_q_heads: usize,
+    /// Key heads, and as many value heads.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+impl HeadShape {
+    /// Elements of a row of queries.
+    pub const fn q_len(&self) -> usize {
+        self.num_q_heads * self.head_dim
+    }
+
+    /// Elements of a row of the QKV projection.
+    pub const fn qkv_len(&self) -> usize {
+        (self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim
+    }
+}
+
+/// RMS norms of every query and key head before the rotation (Qwen3).
+#[derive(Clone, Copy)]
+pub struct QkNorm<'a> {
+    /// Weight of the query norm, `[head_dim]`.
+    pub q: &'a [f32],
+    /// Weight of the key norm, `[head_dim]`.
+    pub k: &'a [f32],
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// Scratch memory of one thread: one head at a time.
+#[derive(Default)]
+pub(super) struct Scratch {
+    head: Vec<f32>,
+    encoded: Encoded,
+}
+
+/// Tokens of one task.
+const TASK_TOKENS: usize = 4;
+
+impl Cpu {
+    /// Normalises (where `norm` is given) and rotates queries and keys by their positions, writes the
+    /// queries to `q` and stores keys and values in `layer` of the cache. `qkv` is
+    /// `[m, qkv_len]`, `q` is `[m, q_len]`; positions and places follow from `batch`.
+    ///
+    /// # Panics
+    ///
+    /// Lengths or shapes do not agree, or a position is beyond the table.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "one fused operation; each operand is one thing"
+    )]
+    pub fn rope_and_store(
+        &mut self,
+        qkv: &[f32],
+        shape: HeadShape,
+        norm: Option<QkNorm<'_>>,
+        rope: &RopeTable,
+        batch: &KvBatch<'_>,
+        cache: &mut KvCache,
+        layer: usize,
+        q: &mut [bf16],
+    ) {
+        let layout = *cache.layout();
+        let d = shape.head_dim;
+        assert_eq!(
+            qkv.len(),
+            batch.num_tokens() * shape.qkv_len(),
+            "qkv is [m, qkv_len]"
+        );
+        assert_eq!(
+            q.len(),
+            batch.num_tokens() * shape.q_len(),
+            "q is [m, q_len]"
+        );
+        assert!(
+            layout.head_dim == d && layout.num_kv_heads == shape.num_kv_heads,
+            "cache's shape"
+        );
+        assert_eq!(rope.half_dim * 2, d, "an angle for each pair of elements");
+        assert!(
+            norm.is_none_or(|norm| norm.q.len() == d && norm.k.len() == d),
+            "norm is [head_dim]"
+        );
+        assert!(cache.fits(batch), "batch of this cache");
+
+        let simd = self.simd;
+        let num_tasks = batch.num_tokens().div_ceil(TASK_TOKENS);
+        let cache = &cache.layer_mut(layer);
+        let q = Shared::new(q.reinterpret_cast_mut());
+        let context = &Context {
+            shape,
+            norm,
+            block_size: layout.positions_per_block(),
+            cache,
+        };
+        self.pool
+            .for_each(&mut self.workers, num_tasks, |worker, task| {
+                let first = task * TASK_TOKENS;
+                let end = batch.num_tokens().min(first + TASK_TOKENS);
+                let scratch = &mut worker.rope;
+                for token in first..end {
+                    let qkv = &qkv[token * shape.qkv_len()..][..shape.qkv_len()];
+                    // SAFETY: every row is one task's.
+                    let q = unsafe { q.slice(token * shape.q_len(), shape.q_len()) };
+                    let place = place(batch, token, rope, context.block_size);
+                    for_each_simd!(simd, rope_and_store_token, (
+                        context: &Context<'_>,
+                        qkv: &[f32],
+                        place: Place<'_>,
+                        scratch: &mut Scratch,
+                        q: &mut [u16],
+                    ));
+                }
+            });
+    }
+}
+
+/// What all tokens of a call have in common.
+struct Context<'a> {
+    shape: HeadShape,
+    norm: Option<QkNorm<'a>>,
+    block_size: usize,
+    cache: &'a LayerMut<'a>,
+}
+
+/// Where a token's key and value go, and its row of the rope table.
+struct Place<'a> {
+    block: BlockId,
+    offset: usize,
+    angles: &'a [f32],
+}
+
+fn place<'a>(
+    batch: &KvBatch<'_>,
+    token: usize,
+    rope: &'a RopeTable,
+    block_size: usize,
+) -> Place<'a> {
+    let index = batch
+        .spans()
+        .partition_point(|span| span.tokens.end as usize <= token);
+    let span = &batch.spans()[index];
+    let position = span.kv_len as usize - (span.tokens.end as usize - token);
+    Place {
+        block: batch.block_table(span)[position / block_size],
+        offset: position % block_size,
+        angles: rope.row(position),
+    }
+}
+
+#[inline(always)]
+fn rope_and_store_token(
+    context: &Context<'_>,
+    qkv: &[f32],
+    place: Place<'_>,
+    scratch: &mut Scratch,
+    q: &mut [u16],
+) {
+    let HeadShape {
+        num_kv_heads,
+        head_dim: d,
+        ..
+    } = context.shape;
+    let (q_in, kv) = qkv.split_at(q.len());
+    let (k_in, v_in) = kv.split_at(num_kv_heads * d);
+    let Scratch { head, encoded } = scratch;
+    head.resize(d, 0.0);
+    for (x, out) in q_in.chunks_exact(d).zip(q.chunks_exact_mut(d)) {
+        normalise(x, context.norm.map(|norm| (norm.q, norm.eps)), head);
+        rotate(head, place.angles);
+        for (x, out) in head.iter().zip(out) {
+            *out = to_bf16_bits(*x);
+        }
+    }
+    for (index, (k, v)) in k_in.chunks_exact(d).zip(v_in.chunks_exact(d)).enumerate() {
+        normalise(k, context.norm.map(|norm| (norm.k, norm.eps)), head);
+        rotate(head, place.angles);
+        let at = (place.block, place.offset);
+        context.cache.store(at, index, [head, v], encoded);
+    }
+}
+
+#[inline(always)]
+fn normalise(head: &[f32], norm: Option<(&[f32], f32)>, out: &mut [f32]) {
+    let Some((weight, eps)) = norm else {
+        return out.copy_from_slice(head);
+    };
+    let scale = inverse_rms(head, eps);
+    for ((x, weight), out) in head.iter().zip(weight).zip(out) {
+        *out = x * scale * weight;
+    }
+}
+
+#[inline(always)]
+fn rotate(head: &mut [f32], angles: &[f32]) {
+    let half_dim = head.len() / 2;
+    let (low, high) = head.split_at_mut(half_dim);
+    let (cos, sin) = angles.split_at(half_dim);
+    for i in 0..half_dim {
+        let (x, y) = (low[i], high[i]);
+        low[i] = x * cos[i] - y * sin[i];
+        high[i] = y * cos[i] + x * sin[i];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_of_absurdly_many_positions_is_refused() {
+        for num_positions in [usize::MAX, usize::MAX / 8] {
+            let table = RopeTable::new(&[1.0, 0.5], 1.0, num_positions);
+            assert!(matches!(table, Err(LoadError::Resource(_))));
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Which instruction set the kernels use.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// An instruction set that kernels exist for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Simd {
+    /// AVX-512 with the bf16 dot product `vdpbf16ps`.
+    Avx512Bf16,
+    /// AVX2 with FMA; bf16 is widened to f32.
+    Avx2,
+    /// Plain Rust, for any machine.
+    Portable,
+}
+
+impl Simd {
+    /// All of them, the fastest first.
+    pub const ALL: [Self; 3] = [Self::Avx512Bf16, Self::Avx2, Self::Portable];
+
+    /// The fastest that this machine has.
+    pub fn detect() -> Self {
+        Self::ALL
+            .into_iter()
+            .find(|simd| simd.is_supported())
+            .unwrap_or(Self::Portable)
+    }
+
+    /// Whether this machine has it.
+    pub fn is_supported(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512bf16")
+                    && Self::Avx2.is_supported()
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx512Bf16 | Self::Avx2 => false,
+            Self::Portable => true,
+        }
+    }
+
+    /// Its name in a configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Avx512Bf16 => "avx512_bf16",
+            Self::Avx2 => "avx2",
+            Self::Portable => "portable",
+        }
+    }
+}
+
+impl fmt::Display for Simd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Simd {
+    type Err = String;
+
+    /// # Errors
+    ///
+    /// Names the instruction sets there are.
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|simd| simd.as_str() == name)
+            .ok_or_else(|| {
+                let names: Vec<_> = Self::ALL.iter().map(|simd| simd.as_str()).collect();
+                format!("one of {}", names.join(", "))
+            })
+    }
+}
+
+/// Compiles a plain Rust function for each instruction set and calls the one in use. The function must
+/// be `#[inline(always)]`, so that its loops become that set's vector code.
+macro_rules! for_each_simd {
+    ($simd:expr, $function:path, ($($arg:ident: $type:ty),* $(,)?)) => {{
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+        fn avx512($($arg: $type),*) {
+            $function($($arg),*)
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        fn avx2($($arg: $type),*) {
+            $function($($arg),*)
+        }
+        match $simd {
+            // SAFETY: a `Cpu` exists only with an instruction set that the machine has.
+            #[cfg(target_arch = "x86_64")]
+            $crate::device::cpu::Simd::Avx512Bf16 => unsafe { avx512($($arg),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            $crate::device::cpu::Simd::Avx2 => unsafe { avx2($($arg),*) },
+            _ => $function($($arg),*),
+        }
+    }};
+}
+pub(super) use for_each_simd;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back_as_what_they_name() {
+        for simd in Simd::ALL {
+            assert_eq!(simd.as_str().parse(), Ok(simd));
+        }
+        assert!("sse9".parse::<Simd>().is_err_and(|e| e.contains("avx2")));
+    }
+
+    #[test]
+    fn what_is_detected_is_supported() {
+        assert!(Simd::detect().is_supported());
+    }
+}

@@ -1,0 +1,215 @@
+//! The runner of a real model on CPU.
+
+use super::RunnerLimits;
+use super::checkpoint::Checkpoint;
+use super::decoder::{Decoder, Rows};
+use super::spec::ModelSpec;
+use crate::base::{BlockSize, LoadError, StepError};
+use crate::device::cpu::{Cpu, CpuOptions, KvCache, KvDtype, KvLayout, KvSpan};
+use crate::engine::{Sampled, StepOutput, StepPlan};
+use crate::sampling::Sampler;
+
+/// A model on CPU: weights, KV cache, threads, and the buffers of its largest step.
+///
+/// What it computes for a sequence is bit for bit the same whatever else is in the step, however the
+/// context was chunked, and on any number of threads.
+pub struct CpuRunner {
+    cpu: Cpu,
+    decoder: Decoder,
+    cache: KvCache,
+    limits: RunnerLimits,
+    vocab_size: usize,
+    /// `[max_num_requests, vocab_size]`.
+    logits: Rows<f32>,
+    /// One for each thread.
+    choosers: Vec<Chooser>,
+    spans: Vec<KvSpan>,
+    /// Of each sequence that samples: its place in the plan, and its last token's row.
+    sampling: Vec<usize>,
+    sampling_rows: Vec<u32>,
+}
+
+/// What one thread needs to choose tokens.
+struct Chooser {
+    sampler: Sampler,
+    /// Row of the logits, and what was chosen from it.
+    chosen: Vec<(usize, Sampled)>,
+}
+
+impl CpuRunner {
+    /// Loads a checkpoint's weights and reserves the KV pool. The checkpoint is not needed after.
+    ///
+    /// # Errors
+    /// A tensor that is missing, misshapen or not finite; limits that the model cannot keep; no
+    /// memory, no threads.
+    pub fn new(
+        checkpoint: &Checkpoint,
+        limits: RunnerLimits,
+        options: &CpuOptions,
+    ) -> Result<Self, LoadError> {
+        let spec = checkpoint.spec();
+        check(spec, &limits)?;
+        let mut cpu = Cpu::new(options)?;
+        let max_num_requests = limits.max_num_requests as usize;
+        Ok(Self {
+            decoder: Decoder::new(checkpoint, &limits, &mut cpu)?,
+            cache: KvCache::new(
+                kv_layout(spec, limits.block_size, limits.kv_dtype),
+                spec.num_layers,
+                limits.num_blocks.index(),
+            )?,
+            vocab_size: spec.vocab_size,
+            logits: Rows::new(max_num_requests, spec.vocab_size)?,
+            choosers: (0..cpu.num_threads())
+                .map(|_| Chooser {
+                    sampler: Sampler::new(spec.vocab_size),
+                    chosen: Vec::with_capacity(max_num_requests),
+                })
+                .collect(),
+            spans: Vec::with_capacity(max_num_requests),
+            sampling: Vec::with_capacity(max_num_requests),
+            sampling_rows: Vec::with_capacity(max_num_requests),
+            cpu,
+            limits,
+        })
+    }
+
+    /// Bytes of the KV cache that one block takes, padding and scales included: what a pool is sized
+    /// with.
+    pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
+        kv_layout(spec, block_size, dtype).bytes_per_block(spec.num_layers)
+    }
+
+    /// Tokens are below it.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Computes a step, or a part of one, and appends what it samples to `output`. After the first steps it allocates nothing.
+    ///
+    /// # Errors
+    /// A token id that is not in the vocabulary, in a request that nobody checked.
+    ///
+    /// # Panics
+    /// If the plan exceeds the limits that the runner was made for, or names blocks that the pool
+    /// does not have.
+    pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        self.prepare(&plan)?;
+        for copy in plan.copies {
+            let num_positions = copy.num_positions as usize;
+            self.cache
+                .copy_positions(copy.source, copy.target, num_positions);
+        }
+        if plan.token_ids.is_empty() {
+            return Ok(());
+        }
+        let batch = self.cache.batch(&self.spans, plan.block_tables);
+        let logits = self.logits.first_mut(self.sampling_rows.len());
+        self.decoder.forward(
+            &mut self.cpu,
+            &mut self.cache,
+            &batch,
+            plan.token_ids,
+            &self.sampling_rows,
+            logits,
+        );
+        self.sample(&plan, output);
+        Ok(())
+    }
+
+    /// The logits that the last run's tokens were chosen from, `[num_sampled, vocab_size]`, in the
+    /// order of its output. Penalties and biases of the request are in them, temperature is not.
+    pub fn logits(&self) -> &[f32] {
+        self.logits.first(self.sampling_rows.len())
+    }
+
+    /// Checks the plan, and turns it into what the device understands.
+    fn prepare(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
+        assert!(plan.token_ids.len() <= self.limits.max_num_tokens.index());
+        assert!(plan.sequences.len() <= self.limits.max_num_requests as usize);
+        assert_eq!(plan.block_size, self.limits.block_size);
+        let vocab_size = self.vocab_size;
+        if let Some(id) = plan.token_ids.iter().find(|&&id| id as usize >= vocab_size) {
+            let reason = format!("token id {id} is not below the vocabulary size {vocab_size}");
+            return Err(StepError(reason));
+        }
+        self.spans.clear();
+        self.sampling.clear();
+        self.sampling_rows.clear();
+        for (index, sequence) in plan.sequences.iter().enumerate() {
+            self.spans.push(KvSpan {
+                tokens: sequence.tokens.clone(),
+                kv_len: sequence.kv_len,
+                block_table: sequence.block_table.clone(),
+            });
+            if sequence.samples {
+                self.sampling.push(index);
+                self.sampling_rows.push(sequence.tokens.end - 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Chooses a token from each row of the logits, the rows spread over the threads.
+    fn sample(&mut self, plan: &StepPlan<'_>, output: &mut StepOutput) {
+        let sampling = &self.sampling;
+        self.cpu.for_each_row(
+            &mut self.choosers,
+            self.logits.first_mut(sampling.len()),
+            self.vocab_size,
+            |chooser, row, logits| {
+                let input = plan.sampling_input(sampling[row]);
+                let sampled = match chooser.sampler.sample(logits, input) {
+                    Ok(token) => Sampled::Token(token),
+                    Err(error) => Sampled::Failed(error),
+                };
+                chooser.chosen.push((row, sampled));
+            },
+        );
+        let slots = sampling.iter().map(|&index| plan.sequences[index].slot);
+        let first = output.sampled.len();
+        // Every row is in exactly one thread's list, so each of these is overwritten.
+        output
+            .sampled
+            .extend(slots.map(|slot| (slot, Sampled::Token(0))));
+        for chooser in &mut self.choosers {
+            for (row, sampled) in chooser.chosen.drain(..) {
+                output.sampled[first + row].1 = sampled;
+            }
+        }
+    }
+}
+
+fn kv_layout(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> KvLayout {
+    KvLayout {
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+        block_size,
+        dtype,
+    }
+}
+
+/// Refuses limits that the model cannot keep.
+fn check(spec: &ModelSpec, limits: &RunnerLimits) -> Result<(), LoadError> {
+    let max_seq_len = spec.max_seq_len();
+    if limits.max_seq_len.index() > max_seq_len {
+        return Err(LoadError::Config {
+            problem: format!(
+                "max_seq_len {} is above {max_seq_len}, the model's max_position_embeddings",
+                limits.max_seq_len
+            ),
+            remedy: format!("set it to at most {max_seq_len}"),
+        });
+    }
+    let num_windows = limits.attention.windows.len();
+    if num_windows > spec.num_layers {
+        return Err(LoadError::Config {
+            problem: format!(
+                "max_attention_window_size has {num_windows} windows for {} layers",
+                spec.num_layers
+            ),
+            remedy: "write one for each layer, or a shorter list, which is repeated".to_owned(),
+        });
+    }
+    Ok(())
+}

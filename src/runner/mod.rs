@@ -1,0 +1,74 @@
+//! L4: from a checkpoint to `run(plan, &mut output)`.
+//!
+//! ```text
+//! checkpoint.rs   a Hugging Face folder: spec, end ids, tensors
+//! spec.rs rope.rs json_file.rs    config.json, checked: the model's shape
+//! tensors.rs mapping.rs           *.safetensors, mapped, one name space
+//! weights.rs      all tensors found and checked, then packed
+//! decoder.rs      the forward pass over one step's packed tokens
+//! cpu.rs          CpuRunner: plan -> forward -> logits -> sampled tokens
+//! synthetic.rs    SyntheticRunner: no weights, a checkable hash
+//! ```
+//!
+//! A runner computes what a [`StepPlan`] says and samples the next tokens. It never sees queues,
+//! policies or a request's fate, and it keeps nothing of a sequence but the keys and values in its
+//! blocks.
+
+mod checkpoint;
+mod cpu;
+mod decoder;
+mod json_file;
+mod limits;
+mod mapping;
+mod rope;
+mod spec;
+pub mod synthetic;
+mod tensors;
+mod weights;
+
+use crate::base::StepError;
+use crate::engine::{StepOutput, StepPlan};
+
+pub use checkpoint::Checkpoint;
+pub use cpu::CpuRunner;
+pub use limits::{AttentionLimits, RunnerLimits};
+pub use rope::{Rope, RopeScaling};
+pub use spec::{Architecture, ModelSpec};
+pub use synthetic::{SyntheticOptions, SyntheticRunner, next_token};
+
+/// Whatever computes the steps of an instance.
+pub enum Runner {
+    /// A real model on CPU.
+    Cpu(Box<CpuRunner>),
+    /// No model: hashes in a given time.
+    Synthetic(SyntheticRunner),
+}
+
+impl Runner {
+    /// Computes a step, or a part of one, and appends to `output`: a step may be several plans.
+    ///
+    /// # Errors
+    /// The step failed as a whole; the instance cannot go on.
+    pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        match self {
+            Self::Cpu(runner) => runner.run(plan, output),
+            Self::Synthetic(runner) => runner.run(plan, output),
+        }
+    }
+
+    /// Whether tokens are chosen from logits.
+    pub fn has_logits(&self) -> bool {
+        match self {
+            Self::Cpu(_) => true,
+            Self::Synthetic(_) => false,
+        }
+    }
+
+    /// Token ids are below it.
+    pub fn vocab_size(&self) -> u32 {
+        match self {
+            Self::Cpu(runner) => runner.vocab_size() as u32,
+            Self::Synthetic(runner) => runner.vocab_size(),
+        }
+    }
+}

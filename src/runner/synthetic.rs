@@ -1,0 +1,250 @@
+//! A runner without weights: the next token is a hash of all tokens so far, the time of a step a
+//! straight line in its tokens. For load tests, scheduler work and capacity planning.
+//!
+//! The hash chain is kept *in the KV blocks*: the entry of position `p` is made from the entry of
+//! `p - 1`, which is looked up through the block table. So a wrong table, a block given away too
+//! early, a chunk in the wrong place or a bad resume changes the stream, and [`next_token`] says
+//! what it had to be. With an attention window, the chain needs no more than the last position, but a
+//! step that lacks any block that a query sees is an error.
+//!
+//! ```text
+//! entry(-1) = 0
+//! entry(p)  = mix(entry(p - 1) + 0x9e3779b97f4a7c15 * (token[p] + 1))      modulo 2^64
+//! next      = entry(last) modulo vocab_size
+//! mix(x): x ^= x >> 30; x *= 0xbf58476d1ce4e5b9; x ^= x >> 27; x *= 0x94d049bb133111eb; x ^= x >> 31
+//! ```
+//! `mix` is the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+//! generators", 2014).
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytemuck::allocation::try_zeroed_vec;
+
+use super::{AttentionLimits, RunnerLimits};
+use crate::base::{BlockId, LoadError, StepError, TokenId, Tokens};
+use crate::engine::{PlannedSequence, Sampled, StepOutput, StepPlan};
+
+/// A thread may sleep this much longer than it asked to: the rest of a wait is spun.
+const SLEEP_SLACK: Duration = Duration::from_micros(150);
+
+/// What a synthetic runner pretends to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SyntheticOptions {
+    /// Tokens are below it; not zero.
+    pub vocab_size: u32,
+    /// Microseconds that every step takes.
+    pub step_base_us: f64,
+    /// Microseconds that a step takes for each of its tokens besides.
+    pub step_per_token_us: f64,
+}
+
+/// The token that follows `tokens`.
+///
+/// # Panics
+/// If `vocab_size` is zero.
+pub fn next_token(tokens: &[TokenId], vocab_size: u32) -> TokenId {
+    token_of(tokens.iter().copied().fold(0, chain), vocab_size)
+}
+
+/// A runner without weights.
+pub struct SyntheticRunner {
+    options: SyntheticOptions,
+    /// The chain's entry of each position of each block, `[num_blocks, block_size]`.
+    entries: Vec<u64>,
+    block_size: u32,
+    /// What a sequence must keep: its last positions, or all, and its first ones.
+    window: Option<Tokens>,
+    num_sinks: Tokens,
+    /// Runs that are left before it fails.
+    runs_left: Option<u32>,
+}
+
+impl SyntheticRunner {
+    /// A runner with a pool of `limits.num_blocks` blocks.
+    ///
+    /// # Errors
+    /// No memory for the pool.
+    ///
+    /// # Panics
+    /// If the vocabulary is empty.
+    pub fn new(options: SyntheticOptions, limits: &RunnerLimits) -> Result<Self, LoadError> {
+        assert!(options.vocab_size > 0, "a vocabulary to choose from");
+        let block_size = limits.block_size.tokens().index();
+        let entries = try_zeroed_vec(limits.num_blocks.index() * block_size).map_err(|()| {
+            LoadError::Resource(format!(
+                "no memory for {} synthetic KV blocks; lower the number of blocks",
+                limits.num_blocks
+            ))
+        })?;
+        let attention = &limits.attention;
+        Ok(Self {
+            options,
+            entries,
+            block_size: block_size as u32,
+            window: Self::largest_window(attention, limits.max_seq_len),
+            num_sinks: attention.num_sinks,
+            runs_left: None,
+        })
+    }
+
+    /// The same runner, which panics after `num_runs` runs as one that has lost its device might; `None`
+    /// leaves it sound.
+    pub fn failing_after(mut self, num_runs: Option<u32>) -> Self {
+        self.runs_left = num_runs;
+        self
+    }
+
+    /// The largest attention window that it pretends to have, as [`ModelSpec::largest_window`].
+    ///
+    /// [`ModelSpec::largest_window`]: super::ModelSpec::largest_window
+    pub fn largest_window(limits: &AttentionLimits, max_seq_len: Tokens) -> Option<Tokens> {
+        let num_layers = limits.windows.len().max(1);
+        limits.largest(
+            (0..num_layers).map(|layer| limits.window(layer)),
+            max_seq_len,
+        )
+    }
+
+    /// Tokens are below it.
+    pub fn vocab_size(&self) -> u32 {
+        self.options.vocab_size
+    }
+
+    /// Computes a step, or a part of one, appends to `output`, and takes the time that it is said to
+    /// take.
+    ///
+    /// # Errors
+    /// A block was given back that some query of the step sees.
+    ///
+    /// # Panics
+    /// Where it was told to fail.
+    pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        let started = Instant::now();
+        if let Some(runs_left) = &mut self.runs_left {
+            *runs_left = runs_left
+                .checked_sub(1)
+                .expect("the synthetic runner was told to fail now");
+        }
+        for copy in plan.copies {
+            let (from, to) = (self.entry(copy.source, 0), self.entry(copy.target, 0));
+            let len = copy.num_positions as usize;
+            self.entries.copy_within(from..from + len, to);
+        }
+        for sequence in plan.sequences {
+            let table = plan.block_table(sequence);
+            let chunk = plan.chunk(sequence);
+            let first = sequence.kv_len - chunk.len() as u32;
+            self.check_table(sequence, table, first)?;
+            for (position, &token) in (first..).zip(chunk) {
+                let previous = match position.checked_sub(1) {
+                    Some(previous) => self.entries[self.entry_index(table, previous)],
+                    None => 0,
+                };
+                let index = self.entry_index(table, position);
+                self.entries[index] = chain(previous, token);
+            }
+            if sequence.samples {
+                let last = self.entries[self.entry_index(table, sequence.kv_len - 1)];
+                let token = token_of(last, self.options.vocab_size);
+                output.sampled.push((sequence.slot, Sampled::Token(token)));
+            }
+        }
+        let num_tokens = plan.token_ids.len() + plan.num_padding_tokens.index();
+        let per_token_us = self.options.step_per_token_us * num_tokens as f64;
+        wait_until(started, self.options.step_base_us + per_token_us);
+        Ok(())
+    }
+
+    /// Finds a block that is missing although the query at `first` sees it. Later ones see no more.
+    fn check_table(
+        &self,
+        sequence: &PlannedSequence,
+        table: &[BlockId],
+        first: u32,
+    ) -> Result<(), StepError> {
+        let seen_from = match self.window {
+            Some(window) => (first + 1).saturating_sub(window.0),
+            None => 0,
+        };
+        for (index, _) in table
+            .iter()
+            .enumerate()
+            .filter(|&(_, &block)| block == BlockId::NONE)
+        {
+            let start = index as u32 * self.block_size;
+            if start < self.num_sinks.0 || start.saturating_add(self.block_size) > seen_from {
+                return Err(StepError(format!(
+                    "request {}: the block of positions {start} on was given back, and position \
+                     {first} sees it",
+                    sequence.id
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn entry_index(&self, table: &[BlockId], position: u32) -> usize {
+        let block = table[(position / self.block_size) as usize];
+        self.entry(block, position % self.block_size)
+    }
+
+    fn entry(&self, block: BlockId, offset: u32) -> usize {
+        block.index() * self.block_size as usize + offset as usize
+    }
+}
+
+/// The chain's entry after `token`.
+fn chain(previous: u64, token: TokenId) -> u64 {
+    let step = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(token) + 1);
+    mix(previous.wrapping_add(step))
+}
+
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn token_of(entry: u64, vocab_size: u32) -> TokenId {
+    (entry % u64::from(vocab_size)) as TokenId
+}
+
+/// Returns `duration_us` after `started`: asleep for most of it, awake for the end.
+fn wait_until(started: Instant, duration_us: f64) {
+    let duration = Duration::from_nanos((duration_us * 1e3) as u64);
+    if let Some(asleep) = duration.checked_sub(started.elapsed() + SLEEP_SLACK) {
+        thread::sleep(asleep);
+    }
+    while started.elapsed() < duration {
+        std::hint::spin_loop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documented_hash_gives_these_tokens() {
+        // From the four lines of the module's documentation, in Python.
+        for (tokens, small, large) in [
+            (&[0][..], 15_535, 1_564_374_505),
+            (&[1, 2, 3], 20_132, 3_249_525_122),
+            (&[31_999; 5], 11_168, 1_221_551_158),
+        ] {
+            assert_eq!(next_token(tokens, 32_000), small);
+            assert_eq!(next_token(tokens, u32::MAX), large);
+        }
+    }
+
+    #[test]
+    fn a_step_takes_its_time() {
+        for duration_us in [0.0, 50.0, 2_000.0] {
+            let started = Instant::now();
+            wait_until(started, duration_us);
+            let took_us = started.elapsed().as_secs_f64() * 1e6;
+            assert!(took_us >= duration_us, "{took_us} < {duration_us}");
+        }
+    }
+}

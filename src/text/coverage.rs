@@ -1,0 +1,202 @@
+//! How much text one token can stand for, so that a text that cannot fit is refused unread.
+//!
+//! Where every byte of a text ends up in some token, that is the longest token of the vocabulary. It is
+//! not so where something is left out on the way, and then there is no such figure: a normaliser may
+//! drop or join characters, a pre-tokeniser may drop blanks, a model may make one unknown token of many
+//! characters. What is not known to keep everything is taken to leave something out.
+
+use serde::Serialize;
+use serde_json::Value;
+use tokenizers::models::bpe::BPE;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{Model, ModelWrapper, Tokenizer};
+
+/// Bytes of the longest text that is one token; `None` where a token may stand for any length.
+pub(super) fn max_bytes_per_token(tokenizer: &Tokenizer) -> Option<usize> {
+    let normalizer = json(tokenizer.get_normalizer())?;
+    let pre_tokenizer = json(tokenizer.get_pre_tokenizer())?;
+    let ModelWrapper::BPE(model) = tokenizer.get_model() else {
+        return None;
+    };
+    let is_byte_level = mentions_byte_level(&normalizer) || mentions_byte_level(&pre_tokenizer);
+    if !normalizer_keeps_all(&normalizer)
+        || !pre_tokenizer_keeps_all(&pre_tokenizer)
+        || !model_keeps_all(model, is_byte_level)
+    {
+        return None;
+    }
+    let added = tokenizer.get_added_tokens_decoder();
+    if added.values().any(|token| token.lstrip || token.rstrip) {
+        return None;
+    }
+    let vocabulary = model.get_vocab();
+    let written = vocabulary.keys().map(|content| match is_byte_level {
+        // Each character of the vocabulary is a byte of the text.
+        true => content.chars().count(),
+        false => content.len(),
+    });
+    written
+        .chain(added.values().map(|token| token.content.len()))
+        // An unknown character.
+        .chain([4])
+        .max()
+}
+
+fn json(part: Option<&impl Serialize>) -> Option<Value> {
+    serde_json::to_value(part).ok()
+}
+
+fn mentions_byte_level(part: &Value) -> bool {
+    part["type"] == "ByteLevel" || parts(part).any(mentions_byte_level)
+}
+
+/// The parts of a sequence; none of anything else.
+fn parts(part: &Value) -> impl Iterator<Item = &Value> {
+    [&part["normalizers"], &part["pretokenizers"]]
+        .into_iter()
+        .filter_map(Value::as_array)
+        .flatten()
+}
+
+fn normalizer_keeps_all(normalizer: &Value) -> bool {
+    match normalizer["type"].as_str() {
+        None => normalizer.is_null(),
+        Some("Sequence") => parts(normalizer).all(normalizer_keeps_all),
+        Some("Replace") => {
+            let old = normalizer["pattern"]["String"].as_str();
+            let new = normalizer["content"].as_str();
+            matches!((old, new), (Some(old), Some(new)) if old.len() <= new.len())
+        }
+        Some(kind) => ["ByteLevel", "Prepend"].contains(&kind),
+    }
+}
+
+fn pre_tokenizer_keeps_all(pre_tokenizer: &Value) -> bool {
+    match pre_tokenizer["type"].as_str() {
+        None => pre_tokenizer.is_null(),
+        Some("Sequence") => parts(pre_tokenizer).all(pre_tokenizer_keeps_all),
+        Some("Split" | "Punctuation") => pre_tokenizer["behavior"] != "Removed",
+        Some(kind) => ["ByteLevel", "Metaspace", "Digits"].contains(&kind),
+    }
+}
+
+/// Whether no character is dropped, and no two become one unknown token.
+fn model_keeps_all(model: &BPE, is_byte_level: bool) -> bool {
+    let has = |content: &str| model.token_to_id(content).is_some();
+    let is_bare = model.continuing_subword_prefix.is_none() && model.end_of_word_suffix.is_none();
+    let has_all_bytes = is_byte_level
+        && ByteLevel::alphabet()
+            .iter()
+            .all(|byte| has(byte.encode_utf8(&mut [0; 4])));
+    let falls_back =
+        model.byte_fallback && (0..=255).all(|byte: u8| has(&format!("<{byte:#04X}>")));
+    is_bare && (has_all_bytes || falls_back || model.unk_token.is_some() && !model.fuse_unk)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::text::toys;
+
+    fn of(json: &Value) -> Option<usize> {
+        max_bytes_per_token(&json.to_string().parse().expect("well formed"))
+    }
+
+    #[test]
+    fn it_is_the_longest_token_where_nothing_is_left_out() {
+        assert_eq!(of(&toys::byte_level_json()), Some("<tool call>".len()));
+        assert_eq!(of(&toys::metaspace_json()), Some("<0x00>".len()));
+    }
+
+    #[test]
+    fn a_long_token_of_bytes_counts_its_bytes_and_not_the_letters_for_them() {
+        let mut json = toys::byte_level_json();
+        let blanks = "Ġ".repeat(30);
+        json["model"]["vocab"][blanks] = 5000.into();
+        assert_eq!(of(&json), Some(30));
+    }
+
+    #[test]
+    fn no_text_has_fewer_tokens_than_its_bytes_say() {
+        let texts = [
+            "the the  the",
+            " \u{301}é😀日本<|end|><tool call>",
+            &" ".repeat(99),
+            &"the".repeat(99),
+            "\0\u{feff}<unk>",
+        ];
+        for json in [toys::byte_level_json(), toys::metaspace_json()] {
+            let max_bytes = of(&json).expect("nothing is left out");
+            let tokenizer: Tokenizer = json.to_string().parse().expect("well formed");
+            for text in texts {
+                let encoding = tokenizer.encode_fast(text, false).expect("encoded");
+                assert!(encoding.len() * max_bytes >= text.len(), "{text:?}");
+            }
+        }
+    }
+
+    /// A change to the byte-level tokenizer's file, and what its name is.
+    type Case = (&'static str, fn(&mut Value));
+
+    #[test]
+    fn there_is_none_where_something_may_be_left_out() {
+        let cases: &[Case] = &[
+            ("a normaliser that joins", |j| {
+                j["normalizer"] = json!({ "type": "NFC" })
+            }),
+            ("one that drops", |j| {
+                j["normalizer"] = json!({ "type": "Sequence", "normalizers": [
+                    { "type": "Strip", "strip_left": true, "strip_right": true }] });
+            }),
+            ("one that shortens", |j| {
+                j["normalizer"] =
+                    json!({ "type": "Replace", "pattern": { "String": "  " }, "content": " " });
+            }),
+            ("one that replaces what it finds", |j| {
+                j["normalizer"] =
+                    json!({ "type": "Replace", "pattern": { "Regex": " +" }, "content": "▁" });
+            }),
+            ("a pre-tokeniser that drops", |j| {
+                j["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": [
+                    { "type": "WhitespaceSplit" }, j["pre_tokenizer"]] });
+            }),
+            ("one that cuts out", |j| {
+                j["pre_tokenizer"] = json!({ "type": "Split", "pattern": { "String": " " },
+                    "behavior": "Removed", "invert": false });
+            }),
+            ("an added token that takes blanks", |j| {
+                j["added_tokens"][0]["lstrip"] = true.into()
+            }),
+            ("a byte without a token", |j| {
+                let vocabulary = j["model"]["vocab"].as_object_mut().expect("an object");
+                let id = vocabulary.remove("a").expect("in the vocabulary");
+                vocabulary.insert("aa".to_owned(), id);
+            }),
+        ];
+        assert!(of(&toys::byte_level_json()).is_some());
+        for (name, change) in cases {
+            let mut json = toys::byte_level_json();
+            change(&mut json);
+            assert_eq!(of(&json), None, "{name}");
+        }
+        let word_piece = json!({
+            "version": "1.0", "added_tokens": [], "pre_tokenizer": null,
+            "model": { "type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##",
+                       "max_input_chars_per_word": 100, "vocab": { "?": 0 } },
+        });
+        assert_eq!(of(&word_piece), None);
+    }
+
+    #[test]
+    fn one_unknown_token_for_each_unknown_character_leaves_nothing_out() {
+        let mut json = toys::metaspace_json();
+        json["model"]["byte_fallback"] = false.into();
+        assert_eq!(of(&json), None, "unknown characters are dropped");
+        json["model"]["unk_token"] = "<unk>".into();
+        assert!(of(&json).is_some());
+        json["model"]["fuse_unk"] = true.into();
+        assert_eq!(of(&json), None);
+    }
+}

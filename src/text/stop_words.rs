@@ -1,0 +1,237 @@
+//! Ends a text before its first stop word, wherever the text is cut into deltas.
+//!
+//! The one idea: every word is matched byte by byte with its own prefix table (Knuth, Morris, Pratt:
+//! Fast Pattern Matching in Strings, 1977), so what must be held back is simply the longest prefix
+//! of a word that the text ends with. A byte of text is never looked at twice.
+
+/// The stop words of one sequence, and how far its text matches each.
+///
+/// The word that completes first ends the text; of those that complete with the same byte, the one
+/// that starts first. The text before it is the sequence's text.
+pub struct StopWords {
+    words: Vec<Word>,
+    /// Text that may still turn out to be the beginning of a stop word.
+    held: String,
+    stopped: bool,
+}
+
+impl StopWords {
+    /// Nothing seen yet. Empty words are left out, because they would end any text.
+    pub fn new(words: Vec<String>) -> Self {
+        let words = words.into_iter().filter(|word| !word.is_empty());
+        Self {
+            words: words.map(Word::new).collect(),
+            held: String::new(),
+            stopped: false,
+        }
+    }
+
+    /// Whether no text can be a stop word.
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// Adds `delta`, and writes to `ready` what no stop word can begin in any more. Returns whether
+    /// a stop word is complete; from then on, text is ignored.
+    pub fn push(&mut self, delta: &str, ready: &mut String) -> bool {
+        if self.stopped {
+            return true;
+        }
+        let num_held = self.held.len();
+        for (i, byte) in delta.bytes().enumerate() {
+            let completed = self.words.iter_mut().filter_map(|word| word.push(byte));
+            if let Some(num_matched) = completed.max() {
+                //   held      delta
+                // |--------|----------------|
+                //      |num_matched|        the rest is never seen
+                self.held.push_str(delta);
+                ready.push_str(&self.held[..num_held + i + 1 - num_matched]);
+                self.held.clear();
+                self.stopped = true;
+                return true;
+            }
+        }
+        let num_kept = self.words.iter().map(|word| word.num_matched).max();
+        let end = num_held + delta.len() - num_kept.unwrap_or(0);
+        // Words are whole characters, so what begins like a word begins with a character.
+        if end < num_held {
+            ready.push_str(&self.held[..end]);
+            self.held.drain(..end);
+            self.held.push_str(delta);
+        } else {
+            ready.push_str(&self.held);
+            ready.push_str(&delta[..end - num_held]);
+            self.held.clear();
+            self.held.push_str(&delta[end - num_held..]);
+        }
+        false
+    }
+
+    /// Ends the text: what was held back is no stop word.
+    pub fn finish(&mut self, ready: &mut String) {
+        ready.push_str(&self.held);
+        self.held.clear();
+    }
+}
+
+struct Word {
+    bytes: Vec<u8>,
+    /// `borders[n]`: the longest proper prefix of the word that its first `n + 1` bytes end with.
+    borders: Vec<usize>,
+    /// The text so far ends with so many first bytes of the word; less than all.
+    num_matched: usize,
+}
+
+impl Word {
+    fn new(word: String) -> Self {
+        let bytes = word.into_bytes();
+        let mut borders = vec![0; bytes.len()];
+        for n in 1..bytes.len() {
+            borders[n] = extended(&bytes, &borders, borders[n - 1], bytes[n]);
+        }
+        Self {
+            bytes,
+            borders,
+            num_matched: 0,
+        }
+    }
+
+    /// Adds a byte of text. Returns the word's length when it is complete.
+    fn push(&mut self, byte: u8) -> Option<usize> {
+        self.num_matched = extended(&self.bytes, &self.borders, self.num_matched, byte);
+        (self.num_matched == self.bytes.len()).then_some(self.num_matched)
+    }
+}
+
+/// The longest prefix of `word` that a text ends with, where that was `num_matched` before `byte`.
+fn extended(word: &[u8], borders: &[usize], mut num_matched: usize, byte: u8) -> usize {
+    loop {
+        if word[num_matched] == byte {
+            return num_matched + 1;
+        }
+        if num_matched == 0 {
+            return 0;
+        }
+        num_matched = borders[num_matched - 1];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn words(words: &[&str]) -> StopWords {
+        StopWords::new(words.iter().map(|word| (*word).to_owned()).collect())
+    }
+
+    /// What `push` says of each delta, then what `finish` adds.
+    fn deltas(mut stop: StopWords, texts: &[&str]) -> (Vec<String>, bool) {
+        let mut stopped = false;
+        let mut out = Vec::new();
+        for text in texts {
+            let mut ready = String::new();
+            stopped = stop.push(text, &mut ready);
+            out.push(ready);
+        }
+        let mut ready = String::new();
+        stop.finish(&mut ready);
+        out.push(ready);
+        (out, stopped)
+    }
+
+    fn strings(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_possible_prefix_is_held_back_until_it_is_decided() {
+        let (out, stopped) = deltas(words(&["END"]), &["a E", "N", "x EN", "D more"]);
+        assert_eq!(out, strings(&["a ", "", "ENx ", "", ""]));
+        assert!(stopped);
+        let (out, stopped) = deltas(words(&["END"]), &["a EN"]);
+        assert_eq!(out, strings(&["a ", "EN"]));
+        assert!(!stopped);
+    }
+
+    #[test]
+    fn the_word_that_completes_first_wins_and_then_the_one_that_starts_first() {
+        assert_eq!(
+            deltas(words(&["abcd", "bc"]), &["xabcd"]).0,
+            strings(&["xa", ""])
+        );
+        assert_eq!(
+            deltas(words(&["c", "abc"]), &["xabc"]).0,
+            strings(&["x", ""])
+        );
+    }
+
+    #[test]
+    fn text_after_a_stop_word_is_ignored() {
+        let (out, stopped) = deltas(words(&["."]), &["one. two", " three."]);
+        assert_eq!(out, strings(&["one", "", ""]));
+        assert!(stopped);
+    }
+
+    #[test]
+    fn a_word_is_never_found_inside_a_character() {
+        // é is C3 A9, © is C2 A9: the second byte alone must not match.
+        let (out, stopped) = deltas(words(&["©"]), &["é", "Ã", "©"]);
+        assert_eq!(out, strings(&["é", "Ã", "", ""]));
+        assert!(stopped);
+    }
+
+    #[test]
+    fn without_words_and_with_an_empty_one_everything_passes_at_once() {
+        assert!(words(&[""]).is_empty());
+        assert_eq!(
+            deltas(words(&[]), &["a", "b"]),
+            (strings(&["a", "b", ""]), false)
+        );
+    }
+
+    /// The definition, over the whole text: the smallest end, then the smallest start.
+    fn first_stop(text: &str, words: &[String]) -> Option<usize> {
+        let matches = words.iter().flat_map(|word| {
+            let starts = text.char_indices().map(|(start, _)| start);
+            starts.filter_map(move |start| {
+                let end = start + word.len();
+                text[start..].starts_with(word).then_some((end, start))
+            })
+        });
+        matches.min().map(|(_, start)| start)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        // Few letters, so that words overlap, nest and nearly match; with one, two and four bytes.
+        #[test]
+        fn however_the_text_is_cut_it_ends_before_the_first_stop_word(
+            words in prop::collection::vec("[ab é😀]{1,5}", 0..5),
+            texts in prop::collection::vec("[ab é😀]{0,6}", 0..12),
+        ) {
+            let whole: String = texts.concat();
+            let expected = first_stop(&whole, &words);
+            let mut stop = StopWords::new(words.clone());
+            let mut ready = String::new();
+            let mut num_pushed = 0;
+            for text in &texts {
+                num_pushed += text.len();
+                let stopped = stop.push(text, &mut ready);
+                let seen = first_stop(&whole[..num_pushed], &words);
+                prop_assert_eq!(stopped, seen.is_some());
+                if !stopped {
+                    // All is sent but the longest tail that is the beginning of a word.
+                    let held = &whole[ready.len()..num_pushed];
+                    let longest = whole[..num_pushed].char_indices().find(|(at, _)| {
+                        words.iter().any(|word| word.starts_with(&whole[*at..num_pushed]))
+                    });
+                    prop_assert_eq!(held.len(), longest.map_or(0, |(at, _)| num_pushed - at));
+                }
+            }
+            stop.finish(&mut ready);
+            prop_assert_eq!(ready, &whole[..expected.unwrap_or(whole.len())]);
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! A model's tokenizer: text to tokens, and what each token stands for.
+//!
+//! Encoding is the `tokenizers` library's. For the way back, this file says which tokens are
+//! *bytes*, because bytes can be half a character, and which are *text in context*, because a
+//! token's text can depend on its predecessor (a leading space that the first token loses).
+//! It never decodes a sequence: that is the detokenizer's.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use tokenizers::DecoderWrapper;
+
+use crate::base::{LoadError, RequestError, TokenId};
+use crate::text::coverage;
+
+/// A character in front of a word whose tokens inside a text are wanted. It never joins a word.
+const ANCHOR: &str = "\n";
+
+/// Bytes of text that a token may stand for where the vocabulary sets no limit: more than the longest
+/// tokens there are, runs of 128 blanks.
+const MAX_BYTES_PER_TOKEN: usize = 256;
+
+/// A tokenizer as `tokenizer.json` describes it; shared by threads.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    bytes: ByteTokens,
+    max_bytes_per_token: usize,
+}
+
+/// What a token stands for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    /// Nothing: unknown, or special where special tokens are skipped.
+    Nothing,
+    /// The bytes were written; they may be half a character.
+    Bytes,
+    /// Text, which may depend on the token before.
+    Text,
+}
+
+/// Which tokens are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ByteTokens {
+    /// None: WordPiece and the like.
+    None,
+    /// All, one character a byte, as in GPT-2 (byte-level BPE: Llama 3, Qwen).
+    All,
+    /// Those written `<0x0A>`, for what the vocabulary lacks (SentencePiece: Llama 2).
+    Fallback,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` in `dir`.
+    ///
+    /// Its truncation and padding are for training, and are not used: they would cut prompts.
+    ///
+    /// # Errors
+    /// The file, and what is wrong with it.
+    pub fn load(dir: &Path) -> Result<Self, LoadError> {
+        let path = dir.join("tokenizer.json");
+        let parsed = std::fs::read(&path)
+            .map_err(|error| error.to_string())
+            .and_then(|json| Self::parse(&json));
+        parsed.map_err(|reason| LoadError::File { path, reason })
+    }
+
+    pub(super) fn parse(json: &[u8]) -> Result<Self, String> {
+        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(json))?;
+        guarded(|| inner.with_truncation(None).map(|_| ()))?;
+        inner.with_padding(None);
+        let bytes = byte_tokens(inner.get_decoder())?;
+        let max_bytes_per_token = coverage::max_bytes_per_token(&inner);
+        Ok(Self {
+            inner,
+            bytes,
+            max_bytes_per_token: max_bytes_per_token.unwrap_or(MAX_BYTES_PER_TOKEN),
+        })
+    }
+
+    /// Bytes of text that one token stands for, at most. A tokenizer that leaves text out has no such
+    /// limit; what is said then is more than any text needs that means something.
+    pub fn max_bytes_per_token(&self) -> usize {
+        self.max_bytes_per_token
+    }
+
+    /// The tokens of `text`; with the tokens that begin and end every text where
+    /// `add_special_tokens` says so.
+    ///
+    /// # Errors
+    /// A text that the tokenizer has no tokens for.
+    pub fn encode(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<TokenId>, RequestError> {
+        guarded(|| self.inner.encode_fast(text, add_special_tokens))
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|reason| {
+                RequestError::Invalid(format!("the text cannot be tokenised: {reason}"))
+            })
+    }
+
+    /// The tokens of `word` in the places where it can stand: at the beginning of a text, after
+    /// another character, and after a space. Each way once.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_word_variants(&self, word: &str) -> Result<Vec<Vec<TokenId>>, RequestError> {
+        let anchor = self.encode(ANCHOR, false)?;
+        let mut variants = vec![self.encode(word, false)?];
+        for text in [word.to_owned(), format!(" {word}")] {
+            let anchored = self.encode(&format!("{ANCHOR}{text}"), false)?;
+            variants.push(match anchored.strip_prefix(anchor.as_slice()) {
+                Some(tokens) => tokens.to_vec(),
+                // The anchor joined the word after all.
+                None => self.encode(&text, false)?,
+            });
+        }
+        let mut unique = Vec::new();
+        for variant in variants {
+            if !variant.is_empty() && !unique.contains(&variant) {
+                unique.push(variant);
+            }
+        }
+        Ok(unique)
+    }
+
+    /// What `token` stands for. The bytes of one that is bytes are appended to `bytes`.
+    pub(super) fn piece(&self, token: TokenId, skip_special: bool, bytes: &mut Vec<u8>) -> Piece {
+        let Some(content) = self.inner.id_to_token(token) else {
+            return Piece::Nothing;
+        };
+        let added = self.inner.get_added_vocabulary();
+        if skip_special && added.is_special_token(&content) {
+            return Piece::Nothing;
+        }
+        match self.bytes {
+            ByteTokens::None => Piece::Text,
+            ByteTokens::All => {
+                let start = bytes.len();
+                for char in content.chars() {
+                    let Some(byte) = byte_of(char) else {
+                        // An added token may hold any character; it then stands for itself.
+                        bytes.truncate(start);
+                        bytes.extend_from_slice(content.as_bytes());
+                        break;
+                    };
+                    bytes.push(byte);
+                }
+                Piece::Bytes
+            }
+            ByteTokens::Fallback => match fallback_byte(&content) {
+                Some(byte) => {
+                    bytes.push(byte);
+                    Piece::Bytes
+                }
+                None => Piece::Text,
+            },
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn id_of(&self, content: &str) -> Option<TokenId> {
+        self.inner.token_to_id(content)
+    }
+
+    pub(super) fn byte_tokens(&self) -> ByteTokens {
+        self.bytes
+    }
+
+    /// The text of `tokens` as if there were no others. What cannot be decoded is U+FFFD.
+    pub(super) fn decode(&self, tokens: &[TokenId], skip_special: bool) -> String {
+        guarded(|| self.inner.decode(tokens, skip_special))
+            .unwrap_or_else(|_| char::REPLACEMENT_CHARACTER.into())
+    }
+}
+
+/// Calls the library. A hostile tokenizer.json can make it panic, which must stay an error.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("the tokenizer library panicked; check tokenizer.json".to_owned()),
+    }
+}
+
+fn byte_tokens(decoder: Option<&DecoderWrapper>) -> Result<ByteTokens, String> {
+    let Some(decoder) = decoder else {
+        return Ok(ByteTokens::None);
+    };
+    let mut parts = Vec::new();
+    flatten(decoder, &mut parts);
+    let is_fuse = |part: &&DecoderWrapper| matches!(part, DecoderWrapper::Fuse(_));
+    let is_byte_level = |part: &DecoderWrapper| matches!(part, DecoderWrapper::ByteLevel(_));
+    parts.retain(|part| !is_fuse(part));
+    if parts.iter().any(|part| is_byte_level(part)) {
+        return match parts[..] {
+            [_] => Ok(ByteTokens::All),
+            _ => Err(
+                "decoder: ByteLevel together with others cannot be decoded token by token; \
+                      use ByteLevel alone"
+                    .to_owned(),
+            ),
+        };
+    }
+    let has_fallback = parts
+        .iter()
+        .any(|part| matches!(part, DecoderWrapper::ByteFallback(_)));
+    Ok(if has_fallback {
+        ByteTokens::Fallback
+    } else {
+        ByteTokens::None
+    })
+}
+
+fn flatten<'a>(decoder: &'a DecoderWrapper, parts: &mut Vec<&'a DecoderWrapper>) {
+    match decoder {
+        DecoderWrapper::Sequence(sequence) => {
+            for part in sequence.get_decoders() {
+                flatten(part, parts);
+            }
+        }
+        part => parts.push(part),
+    }
+}
+
+/// The byte that `char` stands for in a byte-level vocabulary, where the visible characters of
+/// Latin-1 are themselves and the other bytes, in order, are the characters from U+0100 on
+/// (`bytes_to_unicode` of GPT-2).
+///
+/// ```text
+/// byte  00..=20  21..=7E  7F..=A0    A1..=AC  AD   AE..=FF
+/// char  100..    itself   121..=142  itself   143  itself
+/// ```
+fn byte_of(char: char) -> Option<u8> {
+    let byte = match u32::from(char) {
+        code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => code,
+        code @ 0x100..=0x120 => code - 0x100,
+        code @ 0x121..=0x142 => code - 0x121 + 0x7f,
+        0x143 => 0xad,
+        _ => return None,
+    };
+    u8::try_from(byte).ok()
+}
+
+/// The byte of a token like `<0x0A>`.
+fn fallback_byte(content: &str) -> Option<u8> {
+    let hex = content.strip_prefix("<0x")?.strip_suffix('>')?;
+    (hex.len() == 2)
+        .then(|| u8::from_str_radix(hex, 16).ok())
+        .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::toys;
+
+    #[test]
+    fn every_byte_has_its_character_in_a_byte_level_vocabulary() {
+        let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+        let mut bytes: Vec<u8> = alphabet
+            .into_iter()
+            .map(|char| byte_of(char).expect("a byte"))
+            .collect();
+        bytes.sort_unstable();
+        assert!(bytes.into_iter().eq(0..=255));
+        assert_eq!((byte_of('Ġ'), byte_of('Ċ')), (Some(b' '), Some(b'\n')));
+        assert_eq!((byte_of(' '), byte_of('ń')), (None, None));
+    }
+
+    #[test]
+    fn special_tokens_in_a_text_are_tokens_and_the_template_adds_its_own() {
+        let tokenizer = toys::metaspace();
+        let eos = toys::id(&tokenizer, "</s>");
+        let bos = toys::id(&tokenizer, "<s>");
+        let plain = tokenizer.encode("the</s>", false).expect("tokens");
+        assert_eq!(plain.last(), Some(&eos));
+        assert!(!plain.contains(&bos));
+        let with = tokenizer.encode("the</s>", true).expect("tokens");
+        assert_eq!(with[0], bos);
+        assert_eq!(with[1..], plain[..]);
+    }
+
+    #[test]
+    fn a_saved_truncation_does_not_cut_a_prompt() {
+        let mut json = toys::byte_level_json();
+        json["truncation"] = serde_json::json!({
+            "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0
+        });
+        json["padding"] = serde_json::json!({
+            "strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "!"
+        });
+        let tokenizer = Tokenizer::parse(json.to_string().as_bytes()).expect("loads");
+        assert_eq!(tokenizer.encode("xyz", false).expect("tokens").len(), 3);
+    }
+
+    #[test]
+    fn a_word_is_found_at_the_beginning_inside_and_after_a_space() {
+        let tokenizer = toys::metaspace();
+        let id = |content| toys::id(&tokenizer, content);
+        let variants = tokenizer.encode_word_variants("the").expect("tokens");
+        assert_eq!(variants, [vec![id("▁the")], vec![id("the")]]);
+
+        let tokenizer = toys::byte_level();
+        let id = |content| toys::id(&tokenizer, content);
+        let variants = tokenizer.encode_word_variants("the").expect("tokens");
+        assert_eq!(variants, [vec![id("the")], vec![id("Ġthe")]]);
+    }
+
+    #[test]
+    fn a_bad_file_is_named_with_the_reason() {
+        let dir = std::env::temp_dir().join(format!("inflight-tokenizer-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let problem = || Tokenizer::load(&dir).err().expect("refused").to_string();
+        assert!(problem().contains("tokenizer.json: No such file"));
+        let nested = "[".repeat(100_000);
+        let mut no_model = toys::byte_level_json();
+        no_model["model"] = serde_json::Value::Null;
+        let mut bad_merge = toys::byte_level_json();
+        bad_merge["model"]["merges"] = serde_json::json!([["no", "such"]]);
+        let mut mixed = toys::byte_level_json();
+        mixed["decoder"] = serde_json::json!({"type": "Sequence", "decoders": [
+            {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ]});
+        let files = [
+            "".to_owned(),
+            "{}".to_owned(),
+            "\u{0}".to_owned(),
+            nested,
+            no_model.to_string(),
+            bad_merge.to_string(),
+            mixed.to_string(),
+        ];
+        for file in files {
+            std::fs::write(dir.join("tokenizer.json"), &file).expect("a file");
+            assert!(problem().contains("tokenizer.json: "), "{file}");
+        }
+        assert!(problem().contains("ByteLevel together with others"));
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    #[test]
+    fn threads_share_a_tokenizer() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Tokenizer>();
+    }
+}
