@@ -1,0 +1,335 @@
+//! From a Triton request to one that the engine takes: inputs, options, tokens, all checked.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::backend::answer::{Answer, Echo, Times};
+use crate::backend::options::RequestOptions;
+use crate::backend::text_stream::TextStream;
+use crate::base::{RequestError, RequestId, TokenId, Tokens};
+use crate::config::{BatchingScheme, InputKind, ModelConfig, OutputKind};
+use crate::engine::NewRequest;
+use crate::sampling::StopRule;
+use crate::text::{ChatTemplate, Tokenizer};
+use crate::triton::{Error, Input, ParameterValue, Request, strings};
+
+/// How the requests of a model are read.
+pub struct Admission {
+    /// The model's configuration.
+    pub config: Arc<ModelConfig>,
+    /// The tokenizer and what hangs on it; none for a model that only knows ids.
+    pub text: Option<TextParts>,
+    /// Token ids are below it.
+    pub vocab_size: u32,
+    /// Prompt and output together.
+    pub max_seq_len: Tokens,
+    /// Tokens that end the output unless the request says otherwise.
+    pub end_ids: Vec<TokenId>,
+}
+
+/// What turns text into tokens and back.
+#[derive(Clone)]
+pub struct TextParts {
+    /// The tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// How a conversation becomes a prompt, where the checkpoint says.
+    pub template: Option<Arc<ChatTemplate>>,
+}
+
+/// A request that has been read.
+pub struct Admitted {
+    /// The engine's part.
+    pub new_request: NewRequest,
+    /// The responder's part.
+    pub answer: Box<Answer>,
+    /// When its own time limit passes.
+    pub deadline: Option<Instant>,
+}
+
+/// A prompt, as text where it was text.
+struct Prompt {
+    text: String,
+    ids: Vec<TokenId>,
+}
+
+impl Admission {
+    /// Reads `request`, which is `id` from now on.
+    ///
+    /// # Errors
+    /// What the client must change.
+    pub fn read(
+        &self,
+        request: &mut Request,
+        id: RequestId,
+        now: Instant,
+    ) -> Result<Admitted, Error> {
+        if request.flags()?.is_end() {
+            return Err(Error::invalid(
+                "sequence_end is set; a generation is one request, and the server ends its sequence: \
+                 leave sequence_end out",
+            ));
+        }
+        let parameters = request.parameters()?;
+        let options =
+            RequestOptions::parse(parameters.iter().map(|(name, value)| (*name, json(*value))))?;
+        self.check(&options)?;
+
+        let prompt = self.prompt(request, &options)?;
+        let num_prompt_tokens = prompt.ids.len();
+        let max_new_tokens = options.max_tokens_or(self.config.settings.default_max_tokens)?;
+        let bad_words = self.bad_words(&options)?;
+        let sampling = options.sampling(&self.end_ids, bad_words, self.vocab_size)?;
+
+        let room = self.max_seq_len.index().saturating_sub(num_prompt_tokens);
+        let mut answer = Answer::new(
+            request.response_factory()?,
+            Times::starting(now),
+            room.min(max_new_tokens as usize),
+        );
+        answer.stream = options.stream;
+        answer.outputs = wanted_outputs(request, &options)?;
+        answer.num_prompt_tokens = num_prompt_tokens;
+        if answer.outputs.contains(&OutputKind::TextOutput) || !options.stop.is_empty() {
+            answer.text = self.text.as_ref().map(|parts| {
+                let skip = self.config.settings.skip_special_tokens;
+                TextStream::new(
+                    parts.tokenizer.clone(),
+                    &prompt.ids,
+                    skip,
+                    options.stop.clone(),
+                )
+            });
+        }
+        let excluded = options
+            .exclude_input_in_output
+            .unwrap_or(options.stream || self.config.settings.exclude_input_in_output);
+        if !excluded {
+            answer.echo = Some(Echo {
+                text: prompt.text,
+                ids: prompt.ids.clone(),
+            });
+        }
+        let timeout_us = match request.timeout_us()? {
+            0 => options.timeout_us,
+            timeout_us => timeout_us,
+        };
+        Ok(Admitted {
+            new_request: NewRequest {
+                id,
+                prompt: prompt.ids,
+                stop: StopRule {
+                    max_new_tokens: Tokens(max_new_tokens),
+                },
+                sampling: Arc::new(sampling),
+                priority: options.priority,
+                reuse: options.reuse,
+            },
+            answer: Box::new(answer),
+            deadline: (timeout_us > 0)
+                .then(|| now.checked_add(Duration::from_micros(timeout_us)))
+                .flatten(),
+        })
+    }
+
+    /// Whether a request does not ask for tokens but stops the one in flight with its request id.
+    ///
+    /// # Errors
+    /// Its parameters cannot be read.
+    pub fn asks_to_stop(&self, request: &Request) -> Result<bool, Error> {
+        let parameters = request.parameters()?;
+        Ok(parameters
+            .iter()
+            .any(|(name, value)| *name == "stop" && json(*value) == Value::Bool(true)))
+    }
+
+    /// The answer to a request that only stops another: as of one that has generated nothing.
+    ///
+    /// # Errors
+    /// It asks for an output that the model does not have.
+    pub fn answer_to_stop(
+        &self,
+        request: &mut Request,
+        now: Instant,
+    ) -> Result<Box<Answer>, Error> {
+        let mut answer = Answer::new(request.response_factory()?, Times::starting(now), 0);
+        answer.outputs = wanted_outputs(request, &RequestOptions::default())?;
+        answer.text = self.text.as_ref().map(|parts| {
+            let skip = self.config.settings.skip_special_tokens;
+            TextStream::new(parts.tokenizer.clone(), &[], skip, Vec::new())
+        });
+        Ok(Box::new(answer))
+    }
+
+    /// Options that do not fit the model.
+    fn check(&self, options: &RequestOptions) -> Result<(), RequestError> {
+        let invalid = |text: &str| Err(RequestError::Invalid(text.to_owned()));
+        if options.stream && self.config.settings.gpt_model_type == BatchingScheme::V1 {
+            return invalid(
+                "option 'stream': with gpt_model_type V1 an answer leaves when its whole batch is done; \
+                 inflight_fused_batching streams",
+            );
+        }
+        if options.stream && !self.config.decoupled {
+            return invalid(
+                "option 'stream': this model answers once; it streams with \
+                 model_transaction_policy { decoupled: true } in its config.pbtxt",
+            );
+        }
+        if options.stream && options.exclude_input_in_output == Some(false) {
+            return invalid(
+                "option 'exclude_input_in_output': a stream never repeats the prompt; leave the \
+                 option out, or 'stream'",
+            );
+        }
+        if options.messages.is_some() && self.config.input == InputKind::Ids {
+            return invalid("option 'messages': this model takes input_ids, not text");
+        }
+        if self.text.is_none() {
+            let needs_text = [
+                ("stop", !options.stop.is_empty()),
+                ("bad_words", !options.bad_words.is_empty()),
+            ];
+            if let Some((name, _)) = needs_text.iter().find(|(_, given)| *given) {
+                return Err(RequestError::Invalid(format!(
+                    "option '{name}': this model has no tokenizer, it only knows token ids"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn prompt(&self, request: &Request, options: &RequestOptions) -> Result<Prompt, Error> {
+        let kind = self.config.input;
+        let inputs = request.inputs()?;
+        let Some(input) = inputs.iter().find(|input| input.name() == kind.name()) else {
+            return Err(Error::invalid(format!(
+                "input '{}' is missing",
+                kind.name()
+            )));
+        };
+        match (kind, &self.text) {
+            (InputKind::Ids, _) => Ok(Prompt {
+                text: String::new(),
+                ids: self.ids(input)?,
+            }),
+            (InputKind::Text, Some(parts)) => Ok(self.text_prompt(input, options, parts)?),
+            (InputKind::Text, None) => Err(Error::internal("a text model without a tokenizer")),
+        }
+    }
+
+    fn ids(&self, input: &Input<'_>) -> Result<Vec<TokenId>, Error> {
+        let ids: Vec<i32> = input.elements()?;
+        let known = |id: i32| {
+            TokenId::try_from(id)
+                .ok()
+                .filter(|id| *id < self.vocab_size)
+        };
+        ids.iter()
+            .enumerate()
+            .map(|(i, id)| {
+                known(*id).ok_or_else(|| {
+                    Error::invalid(format!(
+                        "input_ids[{i}] is {id}, outside the vocabulary, 0 to {}",
+                        self.vocab_size - 1
+                    ))
+                })
+            })
+            .collect()
+    }
+
+    fn text_prompt(
+        &self,
+        input: &Input<'_>,
+        options: &RequestOptions,
+        parts: &TextParts,
+    ) -> Result<Prompt, Error> {
+        let bytes = input.bytes()?;
+        let texts = strings::decode(&bytes)?;
+        let [text] = texts[..] else {
+            return Err(Error::invalid(format!(
+                "text_input holds {} texts; a request has one",
+                texts.len()
+            )));
+        };
+        let text = std::str::from_utf8(text).map_err(|error| {
+            Error::invalid(format!(
+                "text_input is not valid UTF-8 from byte {} on",
+                error.valid_up_to()
+            ))
+        })?;
+        let (text, add_special_tokens) = match &options.messages {
+            None => (text.to_owned(), self.config.settings.add_special_tokens),
+            Some(_) if !text.is_empty() => {
+                return Err(Error::invalid(
+                    "text_input and the option 'messages' are both given; with messages, \
+                     text_input is empty",
+                ));
+            }
+            // The template writes the special tokens itself.
+            Some(messages) => (render(parts, messages)?, false),
+        };
+        if text.is_empty() {
+            return Err(Error::invalid(
+                "text_input is empty; a prompt has at least one token",
+            ));
+        }
+        // Without this a text would hold up everybody's step for as long as it takes to tokenise.
+        let bytes_per_token = parts.tokenizer.max_bytes_per_token();
+        if text.len() > self.max_seq_len.index().saturating_mul(bytes_per_token) {
+            return Err(Error::invalid(format!(
+                "the prompt has {} bytes, and max_seq_len is {} tokens of at most {bytes_per_token} bytes \
+                 each; shorten it",
+                text.len(),
+                self.max_seq_len
+            )));
+        }
+        let ids = parts.tokenizer.encode(&text, add_special_tokens)?;
+        if let Some(id) = ids.iter().find(|id| **id >= self.vocab_size) {
+            return Err(Error::internal(format!(
+                "the tokenizer made token {id}, outside the model's vocabulary of {}",
+                self.vocab_size
+            )));
+        }
+        Ok(Prompt { text, ids })
+    }
+
+    fn bad_words(&self, options: &RequestOptions) -> Result<Vec<Vec<TokenId>>, RequestError> {
+        let Some(parts) = &self.text else {
+            return Ok(Vec::new());
+        };
+        let mut words = Vec::new();
+        for word in &options.bad_words {
+            words.extend(parts.tokenizer.encode_word_variants(word)?);
+        }
+        Ok(words)
+    }
+}
+
+fn render(parts: &TextParts, messages: &Value) -> Result<String, RequestError> {
+    let Some(template) = &parts.template else {
+        return Err(RequestError::Invalid(
+            "option 'messages': the checkpoint has no chat template; write the prompt to text_input"
+                .to_owned(),
+        ));
+    };
+    template.render(messages, None, true)
+}
+
+fn wanted_outputs(request: &Request, options: &RequestOptions) -> Result<Vec<OutputKind>, Error> {
+    let names = request.requested_outputs()?;
+    let kinds = names.iter().filter_map(|name| OutputKind::from_name(name));
+    Ok(kinds
+        .filter(|kind| !options.omitted.contains(kind))
+        .collect())
+}
+
+fn json(value: ParameterValue<'_>) -> Value {
+    match value {
+        ParameterValue::Bool(value) => value.into(),
+        ParameterValue::Int(value) => value.into(),
+        ParameterValue::Double(value) => value.into(),
+        ParameterValue::String(value) => value.into(),
+    }
+}

@@ -1,0 +1,248 @@
+//! One request's answer in the making: tokens in, responses out.
+//!
+//! Whoever holds the answer may send. The driver lends it to the responder only while the request
+//! itself is with us: Triton may end a request that it has back (a cancelled one) at any moment, and a
+//! response after that end would reach into memory that the frontend has freed.
+
+use std::ffi::CStr;
+use std::time::Instant;
+
+use crate::backend::text_stream::TextStream;
+use crate::base::{RequestError, TokenId};
+use crate::config::OutputKind;
+use crate::sampling::{FinishReason, SampleError};
+use crate::triton::{Completion, Error, Response, ResponseFactory};
+
+/// The answer to one request.
+pub struct Answer {
+    /// Makes its responses, and knows whether it was cancelled.
+    pub factory: ResponseFactory,
+    /// Whether each step answers.
+    pub stream: bool,
+    /// The outputs that the client wants.
+    pub outputs: Vec<OutputKind>,
+    /// The prompt, where the answer repeats it.
+    pub echo: Option<Echo>,
+    /// Tokens of the prompt.
+    pub num_prompt_tokens: usize,
+    /// The text of the answer; `None` where only ids are wanted.
+    pub text: Option<TextStream>,
+    /// When what happened.
+    pub times: Times,
+    tokens: Vec<TokenId>,
+    num_decoded: usize,
+    num_answered: usize,
+    /// Why a response could not be sent: the answer has a gap, and ends with this.
+    failure: Option<Error>,
+}
+
+/// A prompt to be repeated before the first token.
+pub struct Echo {
+    /// Its text, where the request brought one.
+    pub text: String,
+    /// Its tokens.
+    pub ids: Vec<TokenId>,
+}
+
+/// The moments of a request's life in the backend.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// First seen.
+    pub arrival: Instant,
+    /// First planned.
+    pub admission: Option<Instant>,
+    /// First token there.
+    pub first_token: Option<Instant>,
+    /// Last token there.
+    pub last_token: Option<Instant>,
+}
+
+impl Times {
+    /// A request first seen now.
+    pub fn starting(arrival: Instant) -> Self {
+        Self {
+            arrival,
+            admission: None,
+            first_token: None,
+            last_token: None,
+        }
+    }
+}
+
+impl Answer {
+    /// An answer without tokens yet; `max_new_tokens` are reserved for, so that steps take no memory.
+    pub fn new(factory: ResponseFactory, times: Times, max_new_tokens: usize) -> Self {
+        Self {
+            factory,
+            stream: false,
+            outputs: Vec::new(),
+            echo: None,
+            num_prompt_tokens: 0,
+            text: None,
+            times,
+            tokens: Vec::with_capacity(max_new_tokens),
+            num_decoded: 0,
+            num_answered: 0,
+            failure: None,
+        }
+    }
+
+    /// Adds a token. Returns whether the text now ends with a stop word; the text of requests without
+    /// stop words is left to the responder.
+    pub fn push(&mut self, token: TokenId, now: Instant) -> bool {
+        self.times.first_token.get_or_insert(now);
+        self.times.last_token = Some(now);
+        self.tokens.push(token);
+        self.text.as_ref().is_some_and(TextStream::has_stop_words) && self.decode()
+    }
+
+    /// Whether there are tokens that no response has carried.
+    pub fn has_news(&self) -> bool {
+        self.num_answered < self.tokens.len()
+    }
+
+    /// Tokens generated so far.
+    pub fn num_output_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Whether a response could not be sent, so that the request must end.
+    pub fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
+    /// Marks the answer as failed.
+    pub fn fail(&mut self, error: Error) {
+        self.failure = Some(error);
+    }
+
+    /// Sends what is new, with more to come.
+    ///
+    /// # Errors
+    /// Triton's, if it cannot make or take the response.
+    pub fn send_news(&mut self) -> Result<(), Error> {
+        self.decode();
+        let response = self.response(None)?;
+        response.send(Completion::Partial)
+    }
+
+    /// Sends the final response: what is new of a stream, or everything.
+    ///
+    /// # Errors
+    /// As [`Answer::send_news`].
+    pub fn send_final(mut self, reason: FinishReason) -> Result<(), Error> {
+        if let Some(error) = self.failure.take() {
+            return self.factory.send_error(error);
+        }
+        if let FinishReason::Error(error) = reason {
+            let text = error.to_string();
+            let error = match error {
+                SampleError::NotFinite => RequestError::Internal(text),
+                SampleError::NoneAllowed => RequestError::Invalid(text),
+            };
+            return self.factory.send_error(error.into());
+        }
+        self.decode();
+        if let Some(text) = &mut self.text {
+            text.finish();
+        }
+        match self.response(Some(reason)) {
+            Ok(response) => response.send(Completion::Final),
+            // The client must not wait for ever.
+            Err(error) => self.factory.send_error(error),
+        }
+    }
+
+    /// Turns the tokens that are not text yet into text. Returns whether a stop word is complete.
+    fn decode(&mut self) -> bool {
+        let Some(text) = &mut self.text else {
+            return false;
+        };
+        let mut stopped = false;
+        for &token in &self.tokens[self.num_decoded..] {
+            stopped |= text.push(token);
+        }
+        self.num_decoded = self.tokens.len();
+        stopped
+    }
+
+    /// A response with all that is new.
+    fn response(&mut self, reason: Option<FinishReason>) -> Result<Response, Error> {
+        let mut response = self.factory.new_response()?;
+        let echo = self.echo.take();
+        let news = &self.tokens[self.num_answered..];
+        for output in &self.outputs {
+            let name = c_name(*output);
+            match output {
+                OutputKind::TextOutput => {
+                    let new = self
+                        .text
+                        .as_mut()
+                        .map(TextStream::take_ready)
+                        .unwrap_or_default();
+                    let text = match &echo {
+                        Some(echo) => echo.text.clone() + &new,
+                        None => new,
+                    };
+                    response.output_strings(name, &[1, 1], &[text])?;
+                }
+                OutputKind::OutputIds => {
+                    let prompt = echo.iter().flat_map(|echo| &echo.ids);
+                    let ids: Vec<i32> = prompt.chain(news).map(|id| *id as i32).collect();
+                    response.output(name, &[1, ids.len() as i64], &ids)?;
+                }
+                OutputKind::SequenceLength => {
+                    let length = self.num_prompt_tokens + self.tokens.len();
+                    response.output(name, &[1, 1], &[length as i32])?;
+                }
+                OutputKind::FinishReason => {
+                    let reason = reason.map(reason_name).unwrap_or_default();
+                    response.output_strings(name, &[1, 1], &[reason])?;
+                }
+                OutputKind::NumInputTokens => {
+                    response.output(name, &[1, 1], &[self.num_prompt_tokens as i32])?;
+                }
+                OutputKind::NumOutputTokens => {
+                    response.output(name, &[1, 1], &[self.tokens.len() as i32])?;
+                }
+            }
+        }
+        self.num_answered = self.tokens.len();
+        Ok(response)
+    }
+}
+
+/// The reason as a client reads it.
+fn reason_name(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::EndId => "end_id",
+        FinishReason::StopWords => "stop_words",
+        FinishReason::Length => "length",
+        FinishReason::TimedOut => "timed_out",
+        FinishReason::Cancelled => "cancelled",
+        FinishReason::Error(_) => "error",
+    }
+}
+
+fn c_name(output: OutputKind) -> &'static CStr {
+    match output {
+        OutputKind::TextOutput => c"text_output",
+        OutputKind::OutputIds => c"output_ids",
+        OutputKind::SequenceLength => c"sequence_length",
+        OutputKind::FinishReason => c"finish_reason",
+        OutputKind::NumInputTokens => c"num_input_tokens",
+        OutputKind::NumOutputTokens => c"num_output_tokens",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_outputs_c_name_is_its_name() {
+        for output in OutputKind::ALL {
+            assert_eq!(c_name(output).to_str(), Ok(output.name()));
+        }
+    }
+}

@@ -1,0 +1,534 @@
+//! The iterative driver: one Execute call is one step of the batch manager.
+//!
+//! ```text
+//! take in      new requests join or are refused, cancelled ones leave, known ones are here again
+//! lend         what the last step generated goes to the responder
+//! step         plan, run, apply
+//! give back    the ended are released and answered, the others rescheduled
+//! ```
+//!
+//! Triton never says that a sequence has ended on its side. So a request that is not in the batch is
+//! looked after each step: if its client gave it up, it is forgotten. With the `direct` strategy every
+//! request is in every batch; with `oldest` a batch may lack some, which are computed all the same and
+//! answered when they are here again.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::backend::admission::Admission;
+use crate::backend::answer::Answer;
+use crate::backend::correlation::CorrelationKey;
+use crate::backend::in_flight::{InFlight, InFlightTable};
+use crate::backend::observer::StepRecord;
+use crate::backend::responder::{Lent, Responder};
+use crate::base::{RequestError, RequestId, StepError};
+use crate::engine::Event;
+use crate::manager::{BatchManager, LandedStep};
+use crate::sampling::FinishReason;
+use crate::triton::lifecycle::catch;
+use crate::triton::{Error, ErrorCode, Instance, Request, Timestamps, now_ns};
+
+/// The requests of one Execute call that are in flight, in Triton's order.
+type Batch = Vec<(RequestId, Request)>;
+
+/// How long a frontend is given to finish with a cancellation before Triton answers the request. The
+/// gRPC frontend of server 2.51 releases a stream's state twice, and crashes, if the answer comes while
+/// it is still at it; this makes that rare (13 crashes in 1280 cancellations became 1), not impossible.
+const CANCELLATION_GRACE: Duration = Duration::from_millis(5);
+
+/// One instance's requests and their batch manager.
+pub struct Driver {
+    instance: Instance,
+    admission: Admission,
+    manager: BatchManager,
+    responder: Responder,
+    in_flight: InFlightTable,
+    events: Vec<Event>,
+    /// Comes back from the responder with every loan, so that lending takes no memory.
+    loan: Vec<Lent>,
+    num_requests_seen: u64,
+    /// Whether this Execute call has let a frontend finish with its cancellations.
+    has_waited: bool,
+    /// Whether a request was given up that may be in a step that is on its way.
+    must_settle: bool,
+    /// Whether the metrics say that nothing is active.
+    shown_idle: bool,
+    started: Instant,
+    max_absence: Duration,
+}
+
+impl Driver {
+    /// A driver without requests. Triton drops a sequence that is `max_absence` without a step.
+    pub fn new(
+        instance: Instance,
+        admission: Admission,
+        manager: BatchManager,
+        responder: Responder,
+        max_absence: Duration,
+    ) -> Self {
+        Self {
+            instance,
+            admission,
+            manager,
+            responder,
+            in_flight: InFlightTable::default(),
+            events: Vec::new(),
+            loan: Vec::new(),
+            num_requests_seen: 0,
+            has_waited: false,
+            must_settle: false,
+            shown_idle: false,
+            started: Instant::now(),
+            max_absence,
+        }
+    }
+
+    /// One step over `requests` and all others in flight.
+    ///
+    /// # Errors
+    /// The step failed. Every request has been answered with the error; the instance must take no more.
+    pub fn execute(
+        &mut self,
+        requests: impl ExactSizeIterator<Item = Request>,
+    ) -> Result<(), StepError> {
+        let mut clock = StepClock::start();
+        self.has_waited = false;
+        let mut batch = Batch::with_capacity(requests.len());
+        for request in requests {
+            self.take_in(request, &mut batch, clock.start);
+        }
+        if batch.len() < self.in_flight.len() {
+            self.forget_the_lost(clock.start);
+        }
+        self.end_the_late(clock.start);
+        // A panic must not drop the batch here: that would answer requests whose answers are lent.
+        let result = catch(|| {
+            self.lend(&batch)?;
+            self.step(&mut clock)?;
+            self.give_back(&mut batch, &mut clock)
+        });
+        result
+            .unwrap_or_else(|panic| Err(StepError(panic)))
+            .inspect_err(|error| self.fail_all(&mut batch, error))
+    }
+
+    fn take_in(&mut self, request: Request, batch: &mut Batch, now: Instant) {
+        let (correlation_id, flags) = match (request.correlation_id(), request.flags()) {
+            (Ok(id), Ok(flags)) => (id, flags),
+            (Err(error), _) | (_, Err(error)) => return self.refuse(request, error),
+        };
+        // A null request fills a gap of a direct batch, a warm-up request is sent by Triton itself:
+        // neither has a sequence that could go on.
+        if correlation_id.is_none() {
+            return request.dismiss();
+        }
+        let key = CorrelationKey::from(correlation_id);
+        let known = self.in_flight.find(&key);
+        match (known, flags.is_start()) {
+            (Some(id), false) => self.take_back(id, request, batch),
+            (Some(id), true) if !self.is_lost(id, now) => self.refuse_beside(request),
+            (Some(id), true) => {
+                self.forget(id);
+                self.admit(request, key, batch, now);
+            }
+            (None, true) => self.admit(request, key, batch, now),
+            (None, false) => {
+                let error = "the sequence of this request is not in flight: it has ended";
+                self.refuse(request, Error::invalid(error));
+            }
+        }
+    }
+
+    /// A request that was rescheduled is here again.
+    fn take_back(&mut self, id: RequestId, mut request: Request, batch: &mut Batch) {
+        let Some(in_flight) = self.in_flight.get_mut(id) else {
+            return;
+        };
+        if in_flight.identity != request.identity() {
+            return self.refuse_beside(request);
+        }
+        if request.is_cancelled() {
+            self.forget(id);
+            return self.hand_to_triton(request);
+        }
+        if let Some(answer) = &in_flight.answer {
+            request.answered_by(&answer.factory);
+        }
+        in_flight.is_here = true;
+        in_flight.absent_since = None;
+        batch.push((id, request));
+    }
+
+    /// A request that starts.
+    fn admit(
+        &mut self,
+        mut request: Request,
+        key: CorrelationKey,
+        batch: &mut Batch,
+        now: Instant,
+    ) {
+        if request.is_cancelled() {
+            return self.hand_to_triton(request);
+        }
+        match self.admission.asks_to_stop(&request) {
+            Ok(false) => {}
+            Ok(true) => return self.stop(request, key, batch, now),
+            Err(error) => return self.refuse(request, error),
+        }
+        let id = self.next_id();
+        let admitted = self.claim_client_id(&request, now).and_then(|client_id| {
+            let admitted = self.admission.read(&mut request, id, now)?;
+            self.manager.add(admitted.new_request)?;
+            Ok((client_id, admitted.answer, admitted.deadline))
+        });
+        let (client_id, answer, deadline) = match admitted {
+            Ok(admitted) => admitted,
+            Err(error) => return self.refuse(request, error),
+        };
+        let mut in_flight = InFlight::new(key, &request, answer);
+        in_flight.client_id = client_id;
+        in_flight.deadline = deadline;
+        self.in_flight.insert(id, in_flight);
+        batch.push((id, request));
+    }
+
+    /// A request that ends the one in flight with its request id. Both are answered in this step.
+    fn stop(&mut self, mut request: Request, key: CorrelationKey, batch: &mut Batch, now: Instant) {
+        let answer = self.admission.answer_to_stop(&mut request, now);
+        let client_id = request.client_id().map(Option::unwrap_or_default);
+        let stopped = client_id.and_then(|client_id| match client_id {
+            "" => Err(Error::invalid(
+                "option 'stop': the request to be stopped is the one with the same request id, and \
+                 this request has none",
+            )),
+            client_id => Ok(self.in_flight.find_client(client_id)),
+        });
+        match (answer, stopped) {
+            (Err(error), _) | (_, Err(error)) => self.refuse(request, error),
+            (Ok(answer), Ok(stopped)) => {
+                if let Some(stopped) = stopped {
+                    self.manager.cancel(stopped);
+                    self.in_flight.finish(stopped, FinishReason::Cancelled);
+                }
+                let id = self.next_id();
+                let mut in_flight = InFlight::new(key, &request, answer);
+                in_flight.finish = Some(FinishReason::Cancelled);
+                self.in_flight.insert(id, in_flight);
+                batch.push((id, request));
+            }
+        }
+    }
+
+    fn next_id(&mut self) -> RequestId {
+        let id = RequestId(self.num_requests_seen);
+        self.num_requests_seen += 1;
+        id
+    }
+
+    /// The client's name of a new request, which nothing in flight may have. Before the prompt is read,
+    /// which can take a while.
+    fn claim_client_id(&mut self, request: &Request, now: Instant) -> Result<String, Error> {
+        let client_id = request.client_id()?.unwrap_or_default();
+        if let Some(other) = self.in_flight.find_client(client_id) {
+            if !self.is_lost(other, now) {
+                return Err(RequestError::InFlight(client_id.to_owned()).into());
+            }
+            self.forget(other);
+        }
+        Ok(client_id.to_owned())
+    }
+
+    /// Whether the request `id` will not come back.
+    fn is_lost(&mut self, id: RequestId, now: Instant) -> bool {
+        let max_absence = self.max_absence;
+        self.in_flight
+            .get_mut(id)
+            .is_some_and(|in_flight| in_flight.is_lost(now, max_absence))
+    }
+
+    /// Looks after the requests that are not in this batch.
+    fn forget_the_lost(&mut self, now: Instant) {
+        let mut lost = Vec::new();
+        for (id, in_flight) in self.in_flight.iter_mut() {
+            if !in_flight.is_here {
+                in_flight.absent_since.get_or_insert(now);
+                if in_flight.is_lost(now, self.max_absence) {
+                    lost.push(id);
+                }
+            }
+        }
+        for id in lost {
+            log::debug!("request {id} was given up while Triton held it");
+            self.forget(id);
+        }
+    }
+
+    /// Ends the requests whose own time limit has passed, with what they have.
+    fn end_the_late(&mut self, now: Instant) {
+        for (id, in_flight) in self.in_flight.iter_mut() {
+            let late = in_flight.deadline.is_some_and(|deadline| deadline <= now);
+            if late && in_flight.finish.is_none() {
+                self.manager.cancel(id);
+                in_flight.finish = Some(FinishReason::TimedOut);
+            }
+        }
+    }
+
+    /// Lends to the responder the streams of this batch that have something new.
+    fn lend(&mut self, batch: &Batch) -> Result<(), StepError> {
+        for &(id, _) in batch {
+            let Some(in_flight) = self.in_flight.get_mut(id) else {
+                continue;
+            };
+            // What is new of an ended one goes with its final response.
+            let has_news = |answer: &&mut Box<Answer>| answer.stream && answer.has_news();
+            if in_flight.finish.is_none() && in_flight.answer.as_mut().filter(has_news).is_some() {
+                self.loan
+                    .extend(in_flight.answer.take().map(|answer| (id, answer)));
+            }
+        }
+        if self.loan.is_empty() {
+            return Ok(());
+        }
+        self.responder.lend(std::mem::take(&mut self.loan))
+    }
+
+    /// Plan, run, apply.
+    fn step(&mut self, clock: &mut StepClock) -> Result<(), StepError> {
+        clock.model_started();
+        let launched = self.manager.launch();
+        self.take_loan_back()?;
+        launched?;
+        let landed = self.manager.land(&mut self.events)?;
+        if std::mem::take(&mut self.must_settle) {
+            self.manager.settle(&mut self.events)?;
+        }
+        clock.model_ended(landed);
+        self.hear_events(clock.start);
+        Ok(())
+    }
+
+    fn take_loan_back(&mut self) -> Result<(), StepError> {
+        let Some(mut loan) = self.responder.take_back()? else {
+            return Ok(());
+        };
+        for (id, answer) in loan.drain(..) {
+            let Some(in_flight) = self.in_flight.get_mut(id) else {
+                continue;
+            };
+            if answer.has_failed() {
+                self.manager.cancel(id);
+                // It is answered in this call, and holds no blocks then.
+                self.must_settle = true;
+                in_flight.finish.get_or_insert(FinishReason::Cancelled);
+            }
+            in_flight.answer = Some(answer);
+        }
+        self.loan = loan;
+        Ok(())
+    }
+
+    fn hear_events(&mut self, step_start: Instant) {
+        let now = Instant::now();
+        for event in self.events.drain(..) {
+            match event {
+                Event::Admitted(id) => {
+                    if let Some(answer) = self.in_flight.answer_mut(id) {
+                        answer.times.admission.get_or_insert(step_start);
+                    }
+                }
+                Event::Token(id, token) => {
+                    let Some(answer) = self.in_flight.answer_mut(id) else {
+                        continue;
+                    };
+                    let reason = FinishReason::StopWords;
+                    if answer.push(token, now) && self.manager.finish(id, reason) {
+                        self.in_flight.finish(id, reason);
+                    }
+                }
+                Event::Finished(id, reason) => self.in_flight.finish(id, reason),
+                Event::Paused(id) => log::debug!("request {id} is paused for want of KV blocks"),
+            }
+        }
+    }
+
+    /// Releases the ended requests of this batch, and reschedules the others.
+    fn give_back(&mut self, batch: &mut Batch, clock: &mut StepClock) -> Result<(), StepError> {
+        let timestamps = clock.finish();
+        let mut finals = Vec::new();
+        for (id, request) in batch.drain(..) {
+            let Some(in_flight) = self.in_flight.get_mut(id) else {
+                continue;
+            };
+            in_flight.is_here = false;
+            if request.is_cancelled() {
+                // Triton would not show it again, and a release would not free its slot.
+                self.forget(id);
+                self.hand_to_triton(request);
+            } else if let Some(reason) = in_flight.finish {
+                let success = !matches!(reason, FinishReason::Error(_));
+                self.report(&request, success, &timestamps);
+                request.release();
+                if let Some(answer) = self.in_flight.remove(id).and_then(|gone| gone.answer) {
+                    finals.push((answer, reason));
+                }
+            } else if let Err((request, error)) = request.reschedule() {
+                self.forget(id);
+                self.end(request, error);
+            }
+        }
+        if let Some(num_sequences) = clock.num_computed()
+            && let Err(error) = self.instance.report_batch(num_sequences, &timestamps)
+        {
+            log::debug!("a step could not be counted: {error}");
+        }
+        if !finals.is_empty() {
+            self.responder.finish(finals)?;
+        }
+        self.record(clock)
+    }
+
+    /// Writes the step down, and that nothing is active any more where it was the last.
+    fn record(&mut self, clock: &mut StepClock) -> Result<(), StepError> {
+        if let Some(landed) = clock.landed.take() {
+            self.responder.record(StepRecord {
+                landed,
+                ended_at: SystemTime::now(),
+                start: clock.start.duration_since(self.started),
+                step: clock.start.elapsed(),
+            })?;
+            self.shown_idle = false;
+        }
+        if self.manager.is_idle() && !self.shown_idle {
+            // There may be no other call in which what was given up could come back.
+            self.manager.settle(&mut self.events)?;
+            self.events.clear();
+            self.responder.idle(self.manager.kv_usage())?;
+            self.shown_idle = true;
+        }
+        Ok(())
+    }
+
+    /// Answers the requests of the batch with the step's error. Those that Triton holds are answered
+    /// when they come here again.
+    fn fail_all(&mut self, batch: &mut Batch, error: &StepError) {
+        // The responder must be done with them first.
+        if let Err(gone) = self.take_loan_back() {
+            log::error!("{gone}");
+        }
+        for (_, request) in batch.drain(..) {
+            self.refuse(request, error.clone().into());
+        }
+    }
+
+    /// Drops all that is known of a request, without a word to anybody.
+    fn forget(&mut self, id: RequestId) {
+        self.manager.cancel(id);
+        self.in_flight.remove(id);
+    }
+
+    /// Lets Triton answer a cancelled request: it frees the slot at once, where a release would leave
+    /// it taken until the sequence idles out.
+    fn hand_to_triton(&mut self, request: Request) {
+        if !std::mem::replace(&mut self.has_waited, true) {
+            std::thread::sleep(CANCELLATION_GRACE);
+        }
+        if let Err((request, _)) = request.reschedule() {
+            self.end(
+                request,
+                Error::new(ErrorCode::Cancelled, "the request was cancelled"),
+            );
+        }
+    }
+
+    /// Refuses a request; a cancelled one is Triton's to answer.
+    fn refuse(&mut self, request: Request, error: Error) {
+        if request.is_cancelled() {
+            self.hand_to_triton(request);
+        } else {
+            self.end(request, error);
+        }
+    }
+
+    /// Ends a request with an error.
+    fn end(&mut self, mut request: Request, error: Error) {
+        self.keep_model(&mut request);
+        self.report(&request, false, &instant_timestamps());
+        request.fail(error);
+    }
+
+    /// Ends a request with an error that shares its correlation id with one in flight, which goes on.
+    fn refuse_beside(&self, request: Request) {
+        let error = Error::new(
+            ErrorCode::AlreadyExists,
+            "another request of this sequence id is in flight; a generation is one request, and each \
+             needs a sequence id of its own, or none",
+        );
+        self.report(&request, false, &instant_timestamps());
+        request.fail_beside_sequence(error);
+    }
+
+    /// What a release sets off in Triton needs the model a little longer than the request does.
+    fn keep_model(&mut self, request: &mut Request) {
+        // Without a responder the instance has failed, and the model will be unloaded in any case.
+        if let Ok(factory) = request.response_factory() {
+            let _ = self.responder.refused(factory);
+        }
+    }
+
+    /// Counts an ended request in Triton's statistics. Before its release, which ends our hold on it.
+    fn report(&self, request: &Request, success: bool, timestamps: &Timestamps) {
+        if let Err(error) = self.instance.report_request(request, success, timestamps) {
+            log::debug!("a request could not be counted: {error}");
+        }
+    }
+}
+
+/// The timestamps of a request that no model has seen.
+fn instant_timestamps() -> Timestamps {
+    let now = now_ns();
+    Timestamps {
+        exec_start: now,
+        compute_start: now,
+        compute_end: now,
+        exec_end: now,
+    }
+}
+
+/// Where the time of a step goes, on the clock of the records and on Triton's.
+struct StepClock {
+    start: Instant,
+    timestamps: Timestamps,
+    /// The step that came back in this call.
+    landed: Option<LandedStep>,
+}
+
+impl StepClock {
+    fn start() -> Self {
+        Self {
+            start: Instant::now(),
+            timestamps: instant_timestamps(),
+            landed: None,
+        }
+    }
+
+    fn model_started(&mut self) {
+        self.timestamps.compute_start = now_ns();
+    }
+
+    fn model_ended(&mut self, landed: Option<LandedStep>) {
+        self.timestamps.compute_end = now_ns();
+        self.landed = landed;
+    }
+
+    /// Sequences of the step that came back; `None` if nothing was computed.
+    fn num_computed(&self) -> Option<u64> {
+        let landed = self.landed.as_ref()?;
+        Some(landed.stats.num_scheduled as u64)
+    }
+
+    /// Triton's view of the step, which ends now.
+    fn finish(&mut self) -> Timestamps {
+        self.timestamps.exec_end = now_ns();
+        self.timestamps
+    }
+}

@@ -1,0 +1,38 @@
+//! What Triton's entry points find here.
+
+use crate::backend::driver::Driver;
+use crate::backend::instance::load_instance;
+use crate::backend::model::Model;
+use crate::triton::lifecycle::Implementation;
+use crate::triton::{self, BackendAttributes, Error, Instance, Request};
+
+/// The backend `inflight`.
+pub struct Inflight;
+
+impl Implementation for Inflight {
+    type Model = Model;
+    type Instance = Driver;
+
+    fn initialize() -> Result<(), Error> {
+        triton::install_logger();
+        triton::check_api_version()?;
+        log::info!("inflight {}", env!("CARGO_PKG_VERSION"));
+        Ok(())
+    }
+
+    fn attributes(attributes: BackendAttributes) -> Result<(), Error> {
+        attributes.prefer_cpu_instances(1)
+    }
+
+    fn load_model(model: triton::Model) -> Result<Model, Error> {
+        Model::load(&model)
+    }
+
+    fn load_instance(model: &Model, instance: Instance) -> Result<Driver, Error> {
+        load_instance(model, instance)
+    }
+
+    fn execute(driver: &mut Driver, requests: &mut Vec<Request>) -> Result<(), Error> {
+        Ok(driver.execute(requests.drain(..))?)
+    }
+}

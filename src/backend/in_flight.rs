@@ -1,0 +1,126 @@
+//! The requests in flight: what the driver knows of each, by our id, by Triton's and by the client's.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::backend::answer::Answer;
+use crate::backend::correlation::CorrelationKey;
+use crate::base::RequestId;
+use crate::sampling::FinishReason;
+use crate::triton::Request;
+
+/// A request between its first Execute call and its final response.
+pub struct InFlight {
+    /// Triton's name of the sequence.
+    pub correlation_id: CorrelationKey,
+    /// The client's name of the request; empty if it gave none.
+    pub client_id: String,
+    /// Which of Triton's objects it is: a second request may carry the same correlation id.
+    pub identity: usize,
+    /// Whether it is in this Execute call's batch.
+    pub is_here: bool,
+    /// Its answer in the making; lent to the responder while a step computes.
+    pub answer: Option<Box<Answer>>,
+    /// Why it ended, if it has and its request was not there to be released.
+    pub finish: Option<FinishReason>,
+    /// When its own time limit passes.
+    pub deadline: Option<Instant>,
+    /// Since when Triton has not handed it over.
+    pub absent_since: Option<Instant>,
+}
+
+impl InFlight {
+    /// A request that is here for the first time.
+    pub fn new(correlation_id: CorrelationKey, request: &Request, answer: Box<Answer>) -> Self {
+        Self {
+            correlation_id,
+            client_id: String::new(),
+            identity: request.identity(),
+            is_here: true,
+            answer: Some(answer),
+            finish: None,
+            deadline: None,
+            absent_since: None,
+        }
+    }
+
+    /// Whether it will not come back: its client gave it up while Triton held it, or Triton has not
+    /// handed it over for longer than it keeps a sequence.
+    pub fn is_lost(&self, now: Instant, max_absence: Duration) -> bool {
+        let cancelled = self
+            .answer
+            .as_ref()
+            .is_some_and(|answer| answer.factory.is_cancelled());
+        let absence = self
+            .absent_since
+            .map(|since| now.saturating_duration_since(since));
+        !self.is_here && (cancelled || absence.is_some_and(|time| time > max_absence))
+    }
+}
+
+/// All requests in flight.
+#[derive(Default)]
+pub struct InFlightTable {
+    requests: HashMap<RequestId, InFlight>,
+    by_correlation: HashMap<CorrelationKey, RequestId>,
+    by_client: HashMap<String, RequestId>,
+}
+
+impl InFlightTable {
+    /// Adds a request. The caller has looked that neither of its names is in flight.
+    pub fn insert(&mut self, id: RequestId, in_flight: InFlight) {
+        self.by_correlation
+            .insert(in_flight.correlation_id.clone(), id);
+        if !in_flight.client_id.is_empty() {
+            self.by_client.insert(in_flight.client_id.clone(), id);
+        }
+        self.requests.insert(id, in_flight);
+    }
+
+    /// Takes a request out, with both its names.
+    pub fn remove(&mut self, id: RequestId) -> Option<InFlight> {
+        let in_flight = self.requests.remove(&id)?;
+        self.by_correlation.remove(&in_flight.correlation_id);
+        self.by_client.remove(&in_flight.client_id);
+        Some(in_flight)
+    }
+
+    /// The request that Triton calls `correlation_id`.
+    pub fn find(&self, correlation_id: &CorrelationKey) -> Option<RequestId> {
+        self.by_correlation.get(correlation_id).copied()
+    }
+
+    /// The request that a client calls `client_id`.
+    pub fn find_client(&self, client_id: &str) -> Option<RequestId> {
+        self.by_client.get(client_id).copied()
+    }
+
+    /// The request `id`.
+    pub fn get_mut(&mut self, id: RequestId) -> Option<&mut InFlight> {
+        self.requests.get_mut(&id)
+    }
+
+    /// The answer of the request `id`, while it is not lent.
+    pub fn answer_mut(&mut self, id: RequestId) -> Option<&mut Answer> {
+        self.requests.get_mut(&id)?.answer.as_deref_mut()
+    }
+
+    /// Marks the request `id` as ended; the first reason holds.
+    pub fn finish(&mut self, id: RequestId, reason: FinishReason) {
+        if let Some(in_flight) = self.requests.get_mut(&id) {
+            in_flight.finish.get_or_insert(reason);
+        }
+    }
+
+    /// All requests, in no order.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (RequestId, &mut InFlight)> {
+        self.requests
+            .iter_mut()
+            .map(|(id, in_flight)| (*id, in_flight))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+}

@@ -1,0 +1,259 @@
+//! From what the user wrote, what the model is and what the machine has: the engine's limits.
+
+use crate::base::{BlockSize, Blocks, LoadError, Tokens};
+use crate::config::{BatchingScheme, ModelConfig, Settings};
+use crate::engine::{AttentionWindow, BlockReuse, EngineConfig};
+
+/// Tokens of a step from which on a CPU computes at its full speed: a larger default would only
+/// make the requests that are generating wait longer for each other's prompts.
+const DEFAULT_MAX_NUM_TOKENS: u32 = 512;
+
+/// What the model brings along.
+pub trait ModelFacts {
+    /// Positions that it can tell apart.
+    fn max_positions(&self) -> u32;
+
+    /// Bytes of keys and values of one block, over all layers, padding included.
+    fn kv_bytes_per_block(&self, block_size: BlockSize) -> u64;
+
+    /// The largest attention window of its layers; `None` if one sees all of a sequence.
+    fn window(&self, max_seq_len: Tokens) -> Option<Tokens>;
+}
+
+/// The engine's limits, checked.
+///
+/// The KV pool is the smallest of: what the memory fraction allows, `max_tokens_in_paged_kv_cache`,
+/// and what `max_num_requests` sequences of `max_seq_len` could ever use.
+///
+/// # Errors
+/// Limits that contradict each other, or a pool that does not hold one sequence.
+pub fn engine_config(
+    config: &ModelConfig,
+    model: &impl ModelFacts,
+    available_bytes: Option<u64>,
+) -> Result<EngineConfig, LoadError> {
+    let settings = &config.settings;
+    let max_seq_len = max_seq_len(settings, model.max_positions())?;
+    let max_num_requests = settings.max_num_requests.unwrap_or(config.max_batch_size);
+    let cuts_contexts =
+        settings.enable_chunked_context && settings.gpt_model_type != BatchingScheme::V1;
+    let max_num_tokens = settings.max_num_tokens.unwrap_or_else(|| {
+        let whole_context = if cuts_contexts { 0 } else { max_seq_len.0 };
+        // A full batch that generates leaves room for a chunk of the next context.
+        let full_batch = max_num_requests.saturating_add(settings.tokens_per_block.tokens().0);
+        DEFAULT_MAX_NUM_TOKENS.max(full_batch).max(whole_context)
+    });
+    let paged_kv = settings.paged_kv_cache;
+    // A contiguous cache is blocks of a whole sequence.
+    let block_size = match paged_kv {
+        true => settings.tokens_per_block,
+        false => BlockSize::new(max_seq_len.0).unwrap_or(settings.tokens_per_block),
+    };
+    let engine = EngineConfig {
+        scheme: settings.gpt_model_type,
+        max_num_requests,
+        max_seq_len,
+        max_num_tokens: Tokens(max_num_tokens),
+        block_size,
+        num_blocks: num_blocks(
+            settings,
+            model.kv_bytes_per_block(block_size),
+            block_size,
+            max_num_requests,
+            max_seq_len,
+            available_bytes,
+        ),
+        policy: settings.batch_scheduler_policy,
+        enable_chunked_context: settings.enable_chunked_context,
+        chunk_policy: settings.context_chunking_policy,
+        chunk_unit: settings.tokens_per_block,
+        num_micro_batches: if settings.enable_trt_overlap { 2 } else { 1 },
+        reuse: reuse(settings)?,
+        window: model.window(max_seq_len).map(|size| AttentionWindow {
+            size,
+            num_sinks: Tokens(settings.sink_token_length),
+        }),
+        paged_kv,
+        record_requests: settings.stats_file.is_some(),
+    };
+    engine.check()?;
+    Ok(engine)
+}
+
+/// What sequences share.
+fn reuse(settings: &Settings) -> Result<BlockReuse, LoadError> {
+    let paged = settings.paged_kv_cache;
+    if settings.enable_kv_cache_reuse == Some(true) && !paged {
+        return Err(LoadError::Config {
+            problem: "enable_kv_cache_reuse is true and kv_cache_type is contiguous, of which \
+                      nothing can be shared"
+                .to_owned(),
+            remedy: "set kv_cache_type to paged, or enable_kv_cache_reuse to false".to_owned(),
+        });
+    }
+    Ok(match settings.enable_kv_cache_reuse.unwrap_or(paged) {
+        false => BlockReuse::Off,
+        true if settings.enable_partial_reuse => BlockReuse::PartialBlocks,
+        true => BlockReuse::WholeBlocks,
+    })
+}
+
+fn max_seq_len(settings: &Settings, max_positions: u32) -> Result<Tokens, LoadError> {
+    match settings.max_seq_len {
+        Some(max) if max > max_positions => Err(LoadError::Config {
+            problem: format!("max_seq_len is {max}, and the model has {max_positions} positions"),
+            remedy: format!("write at most {max_positions}, or leave it out"),
+        }),
+        Some(max) => Ok(Tokens(max)),
+        None => Ok(Tokens(max_positions)),
+    }
+}
+
+fn num_blocks(
+    settings: &Settings,
+    bytes_per_block: u64,
+    block_size: BlockSize,
+    max_num_requests: u32,
+    max_seq_len: Tokens,
+    available_bytes: Option<u64>,
+) -> Blocks {
+    let usable = u64::from(max_num_requests) * u64::from(max_seq_len.blocks_ceil(block_size).0);
+    let by_tokens = settings
+        .max_tokens_in_paged_kv_cache
+        .map_or(u64::MAX, |tokens| u64::from(tokens / block_size.tokens().0));
+    let by_memory = available_bytes.map_or(u64::MAX, |bytes| {
+        (bytes as f64 * settings.kv_cache_free_mem_fraction) as u64 / bytes_per_block.max(1)
+    });
+    let blocks = usable.min(by_tokens).min(by_memory);
+    Blocks(u32::try_from(blocks).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::InputKind;
+
+    /// A model of 1000 positions of 100 bytes.
+    struct Small;
+
+    impl ModelFacts for Small {
+        fn max_positions(&self) -> u32 {
+            1000
+        }
+
+        fn kv_bytes_per_block(&self, block_size: BlockSize) -> u64 {
+            100 * u64::from(block_size.tokens().0)
+        }
+
+        fn window(&self, _max_seq_len: Tokens) -> Option<Tokens> {
+            None
+        }
+    }
+
+    fn config(parameters: &[(&str, &str)]) -> ModelConfig {
+        ModelConfig {
+            max_batch_size: 8,
+            decoupled: true,
+            input: InputKind::Text,
+            max_sequence_idle_us: 0,
+            settings: Settings::parse(parameters.iter().copied()).expect("good parameters"),
+        }
+    }
+
+    fn limits(parameters: &[(&str, &str)], available: Option<u64>) -> EngineConfig {
+        engine_config(&config(parameters), &Small, available).expect("good limits")
+    }
+
+    #[test]
+    fn nothing_written_serves_the_batch_size_at_the_models_full_length() {
+        let limits = limits(&[], None);
+        assert_eq!(
+            (limits.max_num_requests, limits.max_seq_len),
+            (8, Tokens(1000))
+        );
+        assert_eq!(limits.max_num_tokens, Tokens(512));
+        assert_eq!(
+            limits.num_blocks,
+            Blocks(8 * 32),
+            "no more than eight sequences can use"
+        );
+    }
+
+    #[test]
+    fn the_smallest_of_the_pools_limits_wins() {
+        // 64 blocks of 32 positions of 100 bytes, as half of what is free.
+        assert_eq!(limits(&[], Some(2 * 64 * 32 * 100)).num_blocks, Blocks(64));
+        let tokens = [("max_tokens_in_paged_kv_cache", "1100")];
+        assert_eq!(
+            limits(&tokens, Some(2 * 64 * 32 * 100)).num_blocks,
+            Blocks(34)
+        );
+    }
+
+    #[test]
+    fn a_contiguous_cache_is_a_block_for_each_request_and_shares_nothing() {
+        let limits = limits(&[("kv_cache_type", "contiguous")], None);
+        assert_eq!(limits.block_size.tokens(), Tokens(1000));
+        assert_eq!((limits.num_blocks, limits.paged_kv), (Blocks(8), false));
+        assert_eq!(limits.chunk_unit.tokens(), Tokens(32));
+        assert_eq!(limits.reuse, BlockReuse::Off);
+    }
+
+    #[test]
+    fn a_full_batch_leaves_room_for_a_chunk() {
+        let limits = limits(&[("max_num_requests", "600")], None);
+        assert_eq!(limits.max_num_tokens, Tokens(632));
+    }
+
+    #[test]
+    fn a_whole_context_is_one_step_without_chunking() {
+        let whole = limits(&[("enable_chunked_context", "false")], None);
+        assert_eq!(whole.max_num_tokens, Tokens(1000));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_numbers() {
+        for (parameters, available, words) in [
+            (
+                &[("max_seq_len", "1001")][..],
+                None,
+                ["1001", "1000 positions"],
+            ),
+            (
+                &[("max_num_tokens", "7")],
+                None,
+                ["max_num_tokens is 7", "max_num_requests"],
+            ),
+            (&[], Some(1 << 16), ["max_seq_len", "10 blocks"]),
+            (
+                &[
+                    ("kv_cache_type", "contiguous"),
+                    ("enable_kv_cache_reuse", "true"),
+                ],
+                None,
+                ["enable_kv_cache_reuse", "contiguous"],
+            ),
+            (
+                &[
+                    ("gpt_model_type", "V1"),
+                    ("batch_scheduler_policy", "max_utilization"),
+                ],
+                None,
+                ["V1", "guaranteed_no_evict"],
+            ),
+            (
+                &[("gpt_model_type", "V1"), ("enable_trt_overlap", "true")],
+                None,
+                ["V1", "enable_trt_overlap"],
+            ),
+        ] {
+            let error = engine_config(&config(parameters), &Small, available).expect_err("refused");
+            for word in words {
+                assert!(
+                    error.to_string().contains(word),
+                    "'{error}' does not say '{word}'"
+                );
+            }
+        }
+    }
+}

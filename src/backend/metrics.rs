@@ -1,0 +1,341 @@
+//! What the server's metrics page shows of a model.
+//!
+//! The gauges have TensorRT-LLM's family names, because dashboards read those, and Triton's HTTP
+//! frontend itself builds its load report from `nv_trt_llm_kv_cache_block_metrics`. The latency
+//! histograms are our own. A server without metrics has none of it.
+//!
+//! Metrics are shared by all that reports under the same labels, in the whole process: two objects of
+//! Triton's with the same labels are one line of the page, and deleting the first frees the line under
+//! the second (server 2.51). A model that is loaded again overlaps with the one that it replaces.
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::backend::answer::Answer;
+use crate::engine::{BatchingScheme, KvUsage, StepStats};
+use crate::triton::{Error, Gauge, Histogram, MetricFamily};
+
+/// A value of a step's record.
+type Value = fn(&StepStats) -> f64;
+
+/// A family of gauges: name, help, the label that tells its values apart, and the values.
+type GaugeFamily = (
+    &'static CStr,
+    &'static CStr,
+    &'static str,
+    &'static [(&'static str, Value)],
+);
+
+/// TensorRT-LLM's families that mean something here, with its names.
+const GAUGES: &[GaugeFamily] = &[
+    (
+        c"nv_trt_llm_request_metrics",
+        c"Requests of the batch manager",
+        "request_type",
+        &[
+            ("active", |s| s.num_active as f64),
+            ("max", |s| f64::from(s.max_num_requests)),
+            ("scheduled", |s| s.num_scheduled as f64),
+            ("context", |s| s.num_context as f64),
+            ("waiting", |s| s.num_waiting as f64),
+        ],
+    ),
+    (
+        c"nv_trt_llm_kv_cache_block_metrics",
+        c"Blocks of the paged KV cache",
+        "kv_cache_block_type",
+        &[
+            ("max", |s| f64::from(s.kv.num_blocks.0)),
+            ("free", |s| f64::from(s.kv.num_free().0)),
+            ("used", |s| f64::from(s.kv.num_used.0)),
+            ("reused", |s| s.reuse.num_reused_blocks as f64),
+            ("tokens_per", |s| f64::from(s.kv.block_size.tokens().0)),
+            ("fraction", |s| {
+                f64::from(s.kv.num_used.0) / f64::from(s.kv.num_blocks.0)
+            }),
+        ],
+    ),
+    (
+        c"nv_trt_llm_inflight_batcher_metrics",
+        c"The last step of in-flight batching",
+        "inflight_batcher_specific_metric",
+        &[
+            ("total_context_tokens", |s| {
+                f64::from(s.num_context_tokens.0)
+            }),
+            ("generation_requests", |s| s.num_generation as f64),
+            ("micro_batch_id", |s| s.micro_batch as f64),
+            ("paused_requests", |s| s.num_paused as f64),
+        ],
+    ),
+    (
+        c"nv_trt_llm_v1_metrics",
+        c"The last step of batching in lockstep",
+        "v1_specific_metric",
+        &[
+            ("total_context_tokens", |s| {
+                lockstep(s, f64::from(s.num_context_tokens.0))
+            }),
+            ("total_generation_tokens", |s| {
+                lockstep(s, s.num_generation as f64)
+            }),
+            ("empty_generation_slots", |s| {
+                lockstep(s, s.num_empty_slots as f64)
+            }),
+        ],
+    ),
+    (
+        c"nv_trt_llm_general_metrics",
+        c"When the last step was, in microseconds since 1970, and how many there were",
+        "general_type",
+        &[
+            ("timestamp", |_| {
+                chrono::Utc::now().timestamp_micros() as f64
+            }),
+            ("iteration_counter", |s| s.iteration_counter as f64),
+        ],
+    ),
+];
+
+/// A value that is 0 for what batches in flight.
+fn lockstep(stats: &StepStats, value: f64) -> f64 {
+    match stats.scheme {
+        BatchingScheme::V1 => value,
+        BatchingScheme::Inflight | BatchingScheme::InflightFused => 0.0,
+    }
+}
+
+/// Upper bounds of the buckets of TensorRT-LLM's token histograms.
+const TOKEN_BUCKETS: &[f64] = &[10.0, 50.0, 100.0, 500.0, 1000.0];
+
+/// Upper bounds in seconds for what takes a whole request, or its wait.
+const REQUEST_BUCKETS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0,
+];
+
+/// Upper bounds in seconds for the time between two tokens.
+const TOKEN_TIME_BUCKETS: &[f64] = &[
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
+];
+
+/// The metrics of one model version, all its instances together.
+pub struct Metrics {
+    gauges: Vec<(Gauge, Value)>,
+    input_tokens: Histogram,
+    output_tokens: Histogram,
+    queue: Histogram,
+    time_to_first_token: Histogram,
+    time_per_output_token: Histogram,
+    e2e: Histogram,
+    /// Each instance's last record: the page shows their sum.
+    instances: Mutex<BTreeMap<u64, StepStats>>,
+    num_instances_seen: AtomicU64,
+}
+
+/// A share of a model version's metrics.
+#[derive(Clone)]
+pub struct SharedMetrics(Arc<Metrics>);
+
+/// One instance's part in its model's metrics.
+pub struct InstanceMetrics {
+    metrics: SharedMetrics,
+    id: u64,
+}
+
+/// All metrics of the process. Locked while any are made or deleted.
+static ALL: Mutex<BTreeMap<(String, u64), SharedMetrics>> = Mutex::new(BTreeMap::new());
+
+impl SharedMetrics {
+    /// The metrics of version `version` of `model`; `None` where the server has no metrics.
+    ///
+    /// # Errors
+    /// Triton's, if it refuses a family or a metric.
+    pub fn of(model: &str, version: u64) -> Result<Option<Self>, Error> {
+        let mut all = ALL.lock();
+        let key = (model.to_owned(), version);
+        if let Some(shared) = all.get(&key) {
+            return Ok(Some(shared.clone()));
+        }
+        let Some(metrics) = Metrics::new(model, version)? else {
+            return Ok(None);
+        };
+        let shared = Self(Arc::new(metrics));
+        all.insert(key, shared.clone());
+        Ok(Some(shared))
+    }
+
+    /// An instance's part, which ends when it is dropped. It starts with `stats`.
+    pub fn instance(&self, stats: StepStats) -> InstanceMetrics {
+        let id = self.0.num_instances_seen.fetch_add(1, Ordering::Relaxed);
+        let instance = InstanceMetrics {
+            metrics: self.clone(),
+            id,
+        };
+        instance.step_done(&stats);
+        instance
+    }
+
+    /// Deletes what nobody reports to any more.
+    pub fn sweep() {
+        ALL.lock()
+            .retain(|_, shared| Arc::strong_count(&shared.0) > 1);
+    }
+}
+
+impl InstanceMetrics {
+    /// Shows a step, next to the last ones of the model's other instances.
+    pub fn step_done(&self, stats: &StepStats) {
+        self.metrics.0.show(|instances| {
+            instances.insert(self.id, stats.clone());
+        });
+    }
+
+    /// Shows that nothing is active: a page that kept the last step would say that the cache is used.
+    pub fn idle(&self, kv: KvUsage) {
+        self.metrics.0.show(|instances| {
+            if let Some(stats) = instances.get_mut(&self.id) {
+                *stats = stats.idle(kv);
+            }
+        });
+    }
+
+    /// Counts a request that has ended.
+    pub fn request_ended(&self, answer: &Answer) {
+        self.metrics.0.request_ended(answer);
+    }
+}
+
+impl Drop for InstanceMetrics {
+    fn drop(&mut self) {
+        self.metrics.0.show(|instances| {
+            instances.remove(&self.id);
+        });
+    }
+}
+
+impl Metrics {
+    fn new(model: &str, version: u64) -> Result<Option<Self>, Error> {
+        let version = version.to_string();
+        let labels = |extra: (&'static str, &'static str)| {
+            [("model", model), ("version", version.as_str()), extra]
+        };
+        let mut gauges = Vec::new();
+        for (name, help, label, values) in GAUGES {
+            let Some(family) = MetricFamily::gauges(name, help)? else {
+                return Ok(None);
+            };
+            for (kind, value) in *values {
+                gauges.push((family.gauge(&labels((label, kind)))?, *value));
+            }
+        }
+        let histogram = |name, help, extra: Option<(&'static str, &'static str)>, buckets| {
+            let Some(family) = MetricFamily::histograms(name, help)? else {
+                return Ok(None);
+            };
+            let plain = [("model", model), ("version", version.as_str())];
+            match extra {
+                Some(extra) => family.histogram(&labels(extra), buckets).map(Some),
+                None => family.histogram(&plain, buckets).map(Some),
+            }
+        };
+        let (
+            Some(input_tokens),
+            Some(output_tokens),
+            Some(queue),
+            Some(time_to_first_token),
+            Some(time_per_output_token),
+            Some(e2e),
+        ) = (
+            histogram(
+                c"nv_llm_input_token_len",
+                c"Tokens of a request's prompt",
+                Some(("response_metric_type", "total_input_tokens")),
+                TOKEN_BUCKETS,
+            )?,
+            histogram(
+                c"nv_llm_output_token_len",
+                c"Tokens of a request's output",
+                Some(("response_metric_type", "total_output_tokens")),
+                TOKEN_BUCKETS,
+            )?,
+            histogram(
+                c"nv_inflight_queue_seconds",
+                c"From a request's first step in the backend to its first step in the batch",
+                None,
+                REQUEST_BUCKETS,
+            )?,
+            histogram(
+                c"nv_inflight_time_to_first_token_seconds",
+                c"From a request's first step in the backend to its first token",
+                None,
+                REQUEST_BUCKETS,
+            )?,
+            histogram(
+                c"nv_inflight_time_per_output_token_seconds",
+                c"Mean time between two tokens of a request, one observation a request",
+                None,
+                TOKEN_TIME_BUCKETS,
+            )?,
+            histogram(
+                c"nv_inflight_e2e_seconds",
+                c"From a request's first step in the backend to its last token",
+                None,
+                REQUEST_BUCKETS,
+            )?,
+        )
+        else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            gauges,
+            input_tokens,
+            output_tokens,
+            queue,
+            time_to_first_token,
+            time_per_output_token,
+            e2e,
+            instances: Mutex::default(),
+            num_instances_seen: AtomicU64::new(0),
+        }))
+    }
+
+    fn show(&self, change: impl FnOnce(&mut BTreeMap<u64, StepStats>)) {
+        let mut instances = self.instances.lock();
+        change(&mut instances);
+        let Some(together) = StepStats::together(instances.values()) else {
+            return;
+        };
+        for (gauge, value) in &self.gauges {
+            gauge.set(value(&together));
+        }
+    }
+
+    fn request_ended(&self, answer: &Answer) {
+        if answer.num_prompt_tokens == 0 {
+            // It only stopped another.
+            return;
+        }
+        let times = &answer.times;
+        let seconds = |to: Instant| to.saturating_duration_since(times.arrival).as_secs_f64();
+        let num_output_tokens = answer.num_output_tokens();
+        self.input_tokens.observe(answer.num_prompt_tokens as f64);
+        self.output_tokens.observe(num_output_tokens as f64);
+        if let Some(admission) = times.admission {
+            self.queue.observe(seconds(admission));
+        }
+        if let (Some(first), Some(last)) = (times.first_token, times.last_token) {
+            let (first, last) = (seconds(first), seconds(last));
+            self.time_to_first_token.observe(first);
+            self.e2e.observe(last);
+            if num_output_tokens > 1 {
+                self.time_per_output_token
+                    .observe((last - first) / (num_output_tokens - 1) as f64);
+            }
+        }
+    }
+}

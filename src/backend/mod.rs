@@ -1,0 +1,23 @@
+//! L6: where Triton meets the engine: the driver, request parsing, the responder, metrics.
+
+mod admission;
+mod answer;
+mod correlation;
+mod driver;
+mod facts;
+mod host_memory;
+mod implementation;
+mod in_flight;
+mod instance;
+mod limits;
+mod metrics;
+mod model;
+mod observer;
+mod options;
+mod responder;
+mod text_stream;
+
+pub use facts::{Facts, open_checkpoint};
+pub use implementation::Inflight;
+pub use limits::{ModelFacts, engine_config};
+pub use options::reference_table;

@@ -1,0 +1,131 @@
+//! A loaded model: what all its instances share.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::backend::admission::TextParts;
+use crate::backend::facts::{Facts, open_checkpoint};
+use crate::backend::metrics::SharedMetrics;
+use crate::base::LoadError;
+use crate::config::{self, Completion, InputKind, ModelConfig, RunnerKind, Settings};
+use crate::runner::Checkpoint;
+use crate::text::{ChatTemplate, Tokenizer};
+use crate::triton::{self, Error};
+
+/// A model of the repository, checked and ready for instances.
+pub struct Model {
+    /// Its folder in the repository.
+    pub folder: PathBuf,
+    /// Its configuration.
+    pub config: Arc<ModelConfig>,
+    /// Its weights; none for the synthetic runner.
+    pub checkpoint: Option<Checkpoint>,
+    /// Its tokenizer; none where only ids are wanted.
+    pub text: Option<TextParts>,
+    /// Its metrics; none where the server has none.
+    pub metrics: Option<SharedMetrics>,
+}
+
+impl Model {
+    /// Loads the model that Triton names: completes its configuration, opens its files.
+    ///
+    /// # Errors
+    /// What is wrong with config.pbtxt or with the checkpoint, and what to write instead.
+    pub fn load(handle: &triton::Model) -> Result<Self, Error> {
+        let folder = handle.folder()?;
+        let version = handle.version()?;
+        let name = handle.name()?.to_owned();
+        let given = parse_json(&handle.config_json()?)?;
+        let settings = ModelConfig::settings(&given)?;
+        let tokenizer_dir = tokenizer_dir(&settings, &folder, version);
+
+        let completion = match handle.may_auto_complete()? {
+            true => Completion::Allowed,
+            false => Completion::Disabled,
+        };
+        let config = match ModelConfig::complete(&given, tokenizer_dir.is_some()) {
+            Some(completed) if completion == Completion::Allowed => {
+                handle.set_config(&completed.to_string())?;
+                completed
+            }
+            _ => given,
+        };
+        if let Some(warning) = config::delays(&config) {
+            log::warn!("{name}: {warning}");
+        }
+        let mut config = ModelConfig::parse(&config, completion)?;
+        let checkpoint = open_checkpoint(&mut config, &folder, version)?;
+        let text = text_parts(&config, tokenizer_dir.as_deref(), &folder, version)?;
+        Ok(Self {
+            metrics: SharedMetrics::of(&name, version)?,
+            folder,
+            config: Arc::new(config),
+            checkpoint,
+            text,
+        })
+    }
+
+    /// What it brings along for the engine's limits.
+    pub fn facts(&self) -> Facts<'_> {
+        Facts {
+            settings: &self.config.settings,
+            checkpoint: self.checkpoint.as_ref(),
+        }
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        self.metrics = None;
+        SharedMetrics::sweep();
+    }
+}
+
+fn parse_json(text: &str) -> Result<Value, Error> {
+    serde_json::from_str(text)
+        .map_err(|error| Error::internal(format!("Triton's model configuration: {error}")))
+}
+
+/// Where the model's tokenizer is, if it has one.
+fn tokenizer_dir(settings: &Settings, folder: &Path, version: u64) -> Option<PathBuf> {
+    let named = settings.tokenizer_dir.is_some();
+    if settings.runner == RunnerKind::Synthetic && !named {
+        return None;
+    }
+    let dir = settings.tokenizer_path(folder, version);
+    // A folder that the user named is used in any case, so that what it lacks is said.
+    (named || dir.join("tokenizer.json").is_file()).then_some(dir)
+}
+
+fn text_parts(
+    config: &ModelConfig,
+    tokenizer_dir: Option<&Path>,
+    folder: &Path,
+    version: u64,
+) -> Result<Option<TextParts>, LoadError> {
+    let Some(dir) = tokenizer_dir else {
+        if config.input == InputKind::Ids {
+            return Ok(None);
+        }
+        let place = config
+            .settings
+            .tokenizer_path(folder, version)
+            .join("tokenizer.json");
+        return Err(LoadError::Config {
+            problem: format!(
+                "the input is text_input, and there is no {}",
+                place.display()
+            ),
+            remedy: "put a tokenizer.json there, name its folder in tokenizer_dir, or take \
+                     input [{ name: \"input_ids\" data_type: TYPE_INT32 dims: [ -1 ] \
+                     allow_ragged_batch: true }]"
+                .to_owned(),
+        });
+    };
+    Ok(Some(TextParts {
+        tokenizer: Arc::new(Tokenizer::load(dir)?),
+        template: ChatTemplate::load(dir)?.map(Arc::new),
+    }))
+}

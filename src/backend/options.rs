@@ -1,0 +1,777 @@
+//! What a request may ask for: one option, one entry, from which the README's table is made.
+//!
+//! Options are request *parameters*, not tensors, because Triton's direct sequence batching wants
+//! the same inputs in every request. A parameter is a boolean, an integer, a number or a string, so
+//! a list travels as a JSON string. Names are those of TensorRT-LLM's ensemble and of vLLM's backend.
+
+use std::fmt::Write as _;
+use std::ops::RangeInclusive;
+
+use serde_json::Value;
+
+use crate::base::{RequestError, TokenId, nearest_name};
+use crate::config::OutputKind;
+use crate::engine::ReuseOptions;
+use crate::sampling::SamplingParams;
+
+/// The options of one request, each in its range.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RequestOptions {
+    max_tokens: Option<u32>,
+    /// Whether every step answers, or only the last.
+    pub stream: bool,
+    /// Whether a full answer leaves out the prompt.
+    pub exclude_input_in_output: Option<bool>,
+    /// Texts that end the output, and are not part of it.
+    pub stop: Vec<String>,
+    /// Texts that the output must not contain.
+    pub bad_words: Vec<String>,
+    /// Ends the request after this many microseconds; zero is no limit.
+    pub timeout_us: u64,
+    /// A conversation, from which the model's chat template makes the prompt.
+    pub messages: Option<Value>,
+    /// Who comes first: the smaller.
+    pub priority: i32,
+    /// What it shares of the KV cache.
+    pub reuse: ReuseOptions,
+    /// Output tensors that the request does not want.
+    pub omitted: Vec<OutputKind>,
+    end_ids: Option<Vec<TokenId>>,
+    ignore_eos: bool,
+    temperature: Option<f32>,
+    top_k: Option<u32>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    seed: u64,
+    repetition_penalty: Option<f32>,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+    min_tokens: u32,
+    logit_bias: Vec<(TokenId, f32)>,
+}
+
+impl RequestOptions {
+    /// Reads the parameters of a request.
+    ///
+    /// # Errors
+    /// An unknown name, with the nearest known one; a value outside its range; an option given twice.
+    pub fn parse<'a>(
+        parameters: impl IntoIterator<Item = (&'a str, Value)>,
+    ) -> Result<Self, RequestError> {
+        let mut options = Self::default();
+        let mut seen = Vec::new();
+        for (name, value) in parameters {
+            if name == "sampling_parameters" {
+                for (name, value) in &nested(&value)? {
+                    options.set(name, value, &mut seen)?;
+                }
+            } else {
+                options.set(name, &value, &mut seen)?;
+            }
+        }
+        Ok(options)
+    }
+
+    /// Tokens to generate, at most: the request's own figure or the model's.
+    ///
+    /// # Errors
+    /// Fewer than `min_tokens`.
+    pub fn max_tokens_or(&self, default: u32) -> Result<u32, RequestError> {
+        let max = self.max_tokens.unwrap_or(default);
+        if self.min_tokens > max {
+            return Err(RequestError::Option {
+                name: "min_tokens".to_owned(),
+                value: self.min_tokens.to_string(),
+                expected: format!("at most max_tokens, which is {max}"),
+            });
+        }
+        Ok(max)
+    }
+
+    /// The sampler's part of the options, for a model whose sequences end with `model_end_ids`.
+    ///
+    /// A request that says nothing of sampling is answered greedily; one that gives any of
+    /// `temperature`, `top_k`, `top_p` or `min_p` is sampled, at temperature 1 if it gives none.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary.
+    pub fn sampling(
+        &self,
+        model_end_ids: &[TokenId],
+        bad_words: Vec<Vec<TokenId>>,
+        vocab_size: u32,
+    ) -> Result<SamplingParams, RequestError> {
+        let sampled = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
+        let end_ids = match &self.end_ids {
+            _ if self.ignore_eos => Vec::new(),
+            Some(ids) => ids.clone(),
+            None => model_end_ids.to_vec(),
+        };
+        let given = self.end_ids.iter().flatten().map(|id| ("end_id", id));
+        let biased = self.logit_bias.iter().map(|(id, _)| ("logit_bias", id));
+        if let Some((name, id)) = given.chain(biased).find(|(_, id)| **id >= vocab_size) {
+            return Err(RequestError::Option {
+                name: name.to_owned(),
+                value: format!("token {id}"),
+                expected: format!("in the vocabulary, 0 to {}", vocab_size - 1),
+            });
+        }
+        Ok(SamplingParams {
+            temperature: self.temperature.unwrap_or(if sampled { 1.0 } else { 0.0 }),
+            top_k: self.top_k.unwrap_or(0),
+            top_p: self.top_p.unwrap_or(1.0),
+            min_p: self.min_p.unwrap_or(0.0),
+            seed: self.seed,
+            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            min_tokens: self.min_tokens,
+            end_ids,
+            bad_words,
+            logit_bias: self.logit_bias.clone(),
+            logits_processor: None,
+        })
+    }
+
+    fn set(
+        &mut self,
+        name: &str,
+        value: &Value,
+        seen: &mut Vec<&'static str>,
+    ) -> Result<(), RequestError> {
+        let Some(option) = OPTIONS
+            .iter()
+            .find(|o| o.name == name || o.aliases.contains(&name))
+        else {
+            let known = OPTIONS
+                .iter()
+                .flat_map(|o| std::iter::once(&o.name).chain(o.aliases));
+            return Err(RequestError::UnknownOption {
+                name: shortened(name),
+                nearest: nearest_name(name, known.copied()).map(str::to_owned),
+            });
+        };
+        if option.name == "stop" && *value == Value::Bool(false) {
+            // Clients of other backends say with every request that it stops no other.
+            return Ok(());
+        }
+        if seen.contains(&option.name) {
+            return Err(RequestError::Invalid(format!(
+                "option '{}' is given twice, once as '{name}'; give it once",
+                option.name
+            )));
+        }
+        seen.push(option.name);
+        (option.set)(self, value).ok_or_else(|| RequestError::Option {
+            name: name.to_owned(),
+            value: shortened(&value.to_string()),
+            expected: option.expected.to_owned(),
+        })
+    }
+}
+
+/// One option of a request.
+struct RequestOption {
+    /// Its name.
+    pub name: &'static str,
+    /// Other names that clients of other backends use.
+    pub aliases: &'static [&'static str],
+    /// What its value may be, worded to follow "is not".
+    pub expected: &'static str,
+    /// What holds where it is not given.
+    pub default: &'static str,
+    /// What it does, for the README.
+    pub doc: &'static str,
+    set: fn(&mut RequestOptions, &Value) -> Option<()>,
+}
+
+/// The largest count that an option takes.
+const MAX_COUNT: u32 = i32::MAX as u32;
+/// Words of one list, bytes of one word, entries of `logit_bias`: a request must not make every
+/// step of all the others slow.
+const MAX_WORDS: usize = 64;
+const MAX_WORD_BYTES: usize = 256;
+const MAX_BIASES: usize = 1024;
+const MAX_END_IDS: usize = 16;
+
+/// Every option, in the order of the README.
+const OPTIONS: &[RequestOption] = &[
+    RequestOption {
+        name: "max_tokens",
+        aliases: &["request_output_len"],
+        expected: "an integer of at least 1",
+        default: "the model's `default_max_tokens`",
+        doc: "Tokens to generate, at most. Never more than fit into `max_seq_len` after the prompt.",
+        set: |o, v| set(&mut o.max_tokens, integer(v, 1..=MAX_COUNT).map(Some)),
+    },
+    RequestOption {
+        name: "min_tokens",
+        aliases: &["min_length"],
+        expected: "an integer of at least 0",
+        default: "0",
+        doc: "The end ids cannot be chosen before this many tokens.",
+        set: |o, v| set(&mut o.min_tokens, integer(v, 0..=MAX_COUNT)),
+    },
+    RequestOption {
+        name: "temperature",
+        aliases: &[],
+        expected: "a number from 0 to 100",
+        default: "0 (greedy); 1 if `top_k`, `top_p` or `min_p` is given",
+        doc: "Divides the logits; 0 always takes the most likely token.",
+        set: |o, v| set(&mut o.temperature, number(v, 0.0..=100.0).map(Some)),
+    },
+    RequestOption {
+        name: "top_k",
+        aliases: &["runtime_top_k"],
+        expected: "an integer of at least 0, or -1",
+        default: "0: all",
+        doc: "Keeps the `top_k` most likely tokens; 0 or -1 keeps all.",
+        set: |o, v| {
+            let all = (v.as_i64() == Some(-1)).then_some(0);
+            set(
+                &mut o.top_k,
+                all.or_else(|| integer(v, 0..=MAX_COUNT)).map(Some),
+            )
+        },
+    },
+    RequestOption {
+        name: "top_p",
+        aliases: &["runtime_top_p"],
+        expected: "a number above 0 and at most 1",
+        default: "1: all",
+        doc: "Keeps the most likely tokens whose probabilities reach this sum.",
+        set: |o, v| {
+            set(
+                &mut o.top_p,
+                number(v, 0.0..=1.0).filter(|p| *p > 0.0).map(Some),
+            )
+        },
+    },
+    RequestOption {
+        name: "min_p",
+        aliases: &[],
+        expected: "a number from 0 to 1",
+        default: "0: all",
+        doc: "Keeps the tokens at least this fraction as likely as the most likely one.",
+        set: |o, v| set(&mut o.min_p, number(v, 0.0..=1.0).map(Some)),
+    },
+    RequestOption {
+        name: "seed",
+        aliases: &["random_seed"],
+        expected: "an integer from 0 to 18446744073709551615",
+        default: "0",
+        doc: "Same seed, same text, whatever else runs.",
+        set: |o, v| set(&mut o.seed, unsigned(v)),
+    },
+    RequestOption {
+        name: "repetition_penalty",
+        aliases: &[],
+        expected: "a number above 0 and at most 100",
+        default: "1: off",
+        doc: "Makes tokens of prompt and output less likely (above 1) or more (below).",
+        set: |o, v| {
+            let penalty = number(v, 0.0..=100.0).filter(|penalty| *penalty > 0.0);
+            set(&mut o.repetition_penalty, penalty.map(Some))
+        },
+    },
+    RequestOption {
+        name: "presence_penalty",
+        aliases: &[],
+        expected: "a number from -100 to 100",
+        default: "0: off",
+        doc: "Subtracted from the logit of every token that the output has.",
+        set: |o, v| set(&mut o.presence_penalty, number(v, -100.0..=100.0)),
+    },
+    RequestOption {
+        name: "frequency_penalty",
+        aliases: &[],
+        expected: "a number from -100 to 100",
+        default: "0: off",
+        doc: "The same, once for each time that the output has it.",
+        set: |o, v| set(&mut o.frequency_penalty, number(v, -100.0..=100.0)),
+    },
+    RequestOption {
+        name: "logit_bias",
+        aliases: &[],
+        expected: "a JSON object of at most 1024 tokens, each with a number from -1000 to 1000",
+        default: "none",
+        doc: "Added to the logits of single tokens: `{\"50256\": -100}`.",
+        set: |o, v| set(&mut o.logit_bias, biases(v)),
+    },
+    RequestOption {
+        name: "end_id",
+        aliases: &["end_ids", "stop_token_ids"],
+        expected: "a token id, or a JSON list of at most 16",
+        default: "the model's end ids",
+        doc: "Tokens that end the output.",
+        set: |o, v| set(&mut o.end_ids, ids(v).map(Some)),
+    },
+    RequestOption {
+        name: "ignore_eos",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "No token ends the output.",
+        set: |o, v| set(&mut o.ignore_eos, flag(v)),
+    },
+    RequestOption {
+        name: "priority",
+        aliases: &["request_priority"],
+        expected: "an integer from -2147483648 to 2147483647",
+        default: "0",
+        doc: "Who comes first inside the backend: the smaller number, and of equal ones the earlier \
+              request. What has the largest is paused first. (Over gRPC Triton keeps `priority` to \
+              itself: write `request_priority`. Requests that wait for a slot in Triton's sequence \
+              batcher are in order of arrival.)",
+        set: |o, v| set(&mut o.priority, signed(v)),
+    },
+    RequestOption {
+        name: "kv_cache_reuse",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false`: uses no blocks of earlier requests and leaves none to later ones.",
+        set: |o, v| set(&mut o.reuse.enabled, flag(v)),
+    },
+    RequestOption {
+        name: "cache_salt",
+        aliases: &[],
+        expected: "a text of 1 to 256 bytes",
+        default: "none",
+        doc: "Blocks are shared only with requests of the same salt, so that tenants cannot tell \
+              from their latency what others have asked.",
+        set: |o, v| {
+            let salt = v
+                .as_str()
+                .filter(|salt| (1..=MAX_WORD_BYTES).contains(&salt.len()));
+            set(&mut o.reuse.salt, salt.map(|salt| Some(salt.into())))
+        },
+    },
+    RequestOption {
+        name: "stop",
+        aliases: &["stop_words"],
+        expected: "a text of 1 to 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
+        default: "none",
+        doc: "Texts that end the output; `text_output` stops before them. A list is written as a JSON \
+              string: `\"[\\\"\\\\n\\\", \\\"END\\\"]\"`. `stop: true` makes the request one that \
+              ends the request in flight with the same request id, and generates nothing itself.",
+        set: |o, v| set(&mut o.stop, words(v)),
+    },
+    RequestOption {
+        name: "bad_words",
+        aliases: &[],
+        expected: "a text of 1 to 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
+        default: "none",
+        doc: "Texts whose tokens the output must not contain, with or without a space before.",
+        set: |o, v| set(&mut o.bad_words, words(v)),
+    },
+    RequestOption {
+        name: "stream",
+        aliases: &["streaming"],
+        expected: "true or false",
+        default: "false",
+        doc: "One response for every token, each with what is new, instead of one at the end.",
+        set: |o, v| set(&mut o.stream, flag(v)),
+    },
+    RequestOption {
+        name: "exclude_input_in_output",
+        aliases: &["exclude_input_from_output"],
+        expected: "true or false",
+        default: "the model's `exclude_input_in_output`",
+        doc: "Whether a full answer leaves out the prompt.",
+        set: |o, v| set(&mut o.exclude_input_in_output, flag(v).map(Some)),
+    },
+    RequestOption {
+        name: "messages",
+        aliases: &[],
+        expected: "a JSON list of objects",
+        default: "none",
+        doc: "A conversation, `[{\"role\": \"user\", \"content\": \"...\"}]` as a JSON string; the \
+              model's chat template makes the prompt of it. `text_input` is empty then.",
+        set: |o, v| set(&mut o.messages, messages(v).map(Some)),
+    },
+    RequestOption {
+        name: "timeout",
+        aliases: &[],
+        expected: "an integer of at least 0, in microseconds",
+        default: "0: none",
+        doc: "Ends the request, with what it has, this long after it reached the backend. (Over \
+              gRPC, Triton's own `timeout` also acts while the request waits for a slot.)",
+        set: |o, v| set(&mut o.timeout_us, unsigned(v)),
+    },
+    RequestOption {
+        name: "return_finish_reason",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false` leaves out the output `finish_reason`.",
+        set: |o, v| o.want(OutputKind::FinishReason, v),
+    },
+    RequestOption {
+        name: "return_num_input_tokens",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false` leaves out the output `num_input_tokens`.",
+        set: |o, v| o.want(OutputKind::NumInputTokens, v),
+    },
+    RequestOption {
+        name: "return_num_output_tokens",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false` leaves out the output `num_output_tokens`.",
+        set: |o, v| o.want(OutputKind::NumOutputTokens, v),
+    },
+    RequestOption {
+        name: "sampling_parameters",
+        aliases: &[],
+        expected: "a JSON object of options",
+        default: "none",
+        doc: "Any of the options above in one JSON string, as vLLM's backend takes them; lists and \
+              objects stand there as they are.",
+        // Its members are options themselves: `RequestOptions::parse` unfolds it.
+        set: |_, _| None,
+    },
+];
+
+/// The README's table of all options.
+pub fn reference_table() -> String {
+    let mut table =
+        String::from("| option | value | default | what it does |\n|---|---|---|---|\n");
+    for RequestOption {
+        name,
+        aliases,
+        expected,
+        default,
+        doc,
+        ..
+    } in OPTIONS
+    {
+        let names = std::iter::once(name)
+            .chain(*aliases)
+            .map(|name| format!("`{name}`"));
+        let names = names.collect::<Vec<_>>().join(", ");
+        // Writing to a String cannot fail.
+        let _ = writeln!(table, "| {names} | {expected} | {default} | {doc} |");
+    }
+    table
+}
+
+impl RequestOptions {
+    fn want(&mut self, output: OutputKind, value: &Value) -> Option<()> {
+        if !flag(value)? {
+            self.omitted.push(output);
+        }
+        Some(())
+    }
+}
+
+fn set<T>(place: &mut T, value: Option<T>) -> Option<()> {
+    *place = value?;
+    Some(())
+}
+
+/// The members of a `sampling_parameters` option.
+fn nested(value: &Value) -> Result<serde_json::Map<String, Value>, RequestError> {
+    match parsed(value) {
+        Some(Value::Object(members)) if !members.contains_key("sampling_parameters") => Ok(members),
+        _ => Err(RequestError::Option {
+            name: "sampling_parameters".to_owned(),
+            value: shortened(&value.to_string()),
+            expected: "a JSON object of options".to_owned(),
+        }),
+    }
+}
+
+/// A parameter's structured value: itself, or the JSON in its string.
+fn parsed(value: &Value) -> Option<Value> {
+    match value {
+        Value::String(text) => serde_json::from_str(text).ok(),
+        other => Some(other.clone()),
+    }
+}
+
+/// gRPC clients without a type for a number send it as a string.
+fn unsigned(value: &Value) -> Option<u64> {
+    value
+        .as_u64()
+        .or_else(|| value.as_str()?.trim().parse().ok())
+}
+
+fn integer(value: &Value, range: RangeInclusive<u32>) -> Option<u32> {
+    u32::try_from(unsigned(value)?)
+        .ok()
+        .filter(|count| range.contains(count))
+}
+
+fn signed(value: &Value) -> Option<i32> {
+    let written = value.as_str().and_then(|text| text.trim().parse().ok());
+    value.as_i64().or(written)?.try_into().ok()
+}
+
+fn number(value: &Value, range: RangeInclusive<f64>) -> Option<f32> {
+    let number: f64 = value
+        .as_f64()
+        .or_else(|| value.as_str()?.trim().parse().ok())?;
+    range.contains(&number).then_some(number as f32)
+}
+
+fn flag(value: &Value) -> Option<bool> {
+    value
+        .as_bool()
+        .or_else(|| value.as_str()?.trim().to_ascii_lowercase().parse().ok())
+}
+
+fn words(value: &Value) -> Option<Vec<String>> {
+    let list = match value {
+        Value::String(text) if !text.trim_start().starts_with('[') => vec![text.clone()],
+        _ => {
+            let list = parsed(value)?;
+            list.as_array()?
+                .iter()
+                .map(|w| w.as_str().map(str::to_owned))
+                .collect::<Option<_>>()?
+        }
+    };
+    let fits = |word: &String| (1..=MAX_WORD_BYTES).contains(&word.len());
+    (list.len() <= MAX_WORDS && list.iter().all(fits)).then_some(list)
+}
+
+fn ids(value: &Value) -> Option<Vec<TokenId>> {
+    let list = match parsed(value)? {
+        Value::Array(list) => list,
+        id => vec![id],
+    };
+    let ids: Vec<_> = list
+        .iter()
+        .map(|id| integer(id, 0..=MAX_COUNT))
+        .collect::<Option<_>>()?;
+    (ids.len() <= MAX_END_IDS).then_some(ids)
+}
+
+fn biases(value: &Value) -> Option<Vec<(TokenId, f32)>> {
+    let members = parsed(value)?;
+    let members = members.as_object()?;
+    let bias = |(token, bias): (&String, &Value)| {
+        let token = token
+            .parse::<TokenId>()
+            .ok()
+            .filter(|token| *token <= MAX_COUNT)?;
+        Some((token, number(bias, -1000.0..=1000.0)?))
+    };
+    let mut biases: Vec<_> = members.iter().map(bias).collect::<Option<_>>()?;
+    biases.sort_unstable_by_key(|(token, _)| *token);
+    let unique = biases.windows(2).all(|pair| pair[0].0 != pair[1].0);
+    (unique && biases.len() <= MAX_BIASES).then_some(biases)
+}
+
+fn messages(value: &Value) -> Option<Value> {
+    let list = parsed(value)?;
+    let objects = list.as_array()?;
+    (!objects.is_empty() && objects.iter().all(Value::is_object)).then_some(list)
+}
+
+/// A client's text as it is shown in an error: it can be megabytes long.
+fn shortened(text: &str) -> String {
+    const MAX_CHARS: usize = 80;
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse(parameters: &[(&str, Value)]) -> Result<RequestOptions, RequestError> {
+        RequestOptions::parse(
+            parameters
+                .iter()
+                .map(|(name, value)| (*name, value.clone())),
+        )
+    }
+
+    fn sampling(parameters: &[(&str, Value)]) -> SamplingParams {
+        parse(parameters)
+            .expect("good options")
+            .sampling(&[2], Vec::new(), 100)
+            .expect("in range")
+    }
+
+    #[test]
+    fn a_request_that_says_nothing_is_greedy_and_ends_with_the_models_end_ids() {
+        let params = sampling(&[]);
+        assert_eq!(
+            params,
+            SamplingParams {
+                end_ids: vec![2],
+                ..SamplingParams::default()
+            }
+        );
+    }
+
+    #[test]
+    fn any_sampling_option_makes_it_sampled_and_temperature_zero_greedy_again() {
+        assert_eq!(sampling(&[("top_k", json!(5))]).temperature, 1.0);
+        assert_eq!(sampling(&[("top_p", json!("0.5"))]).top_p, 0.5);
+        assert!(sampling(&[("top_k", json!(-1)), ("temperature", json!(0))]).is_greedy());
+    }
+
+    #[test]
+    fn end_ids_are_the_requests_own_or_none() {
+        assert_eq!(sampling(&[("end_id", json!(7))]).end_ids, [7]);
+        assert_eq!(
+            sampling(&[("stop_token_ids", json!("[7, 8]"))]).end_ids,
+            [7, 8]
+        );
+        assert_eq!(sampling(&[("ignore_eos", json!(true))]).end_ids, [0; 0]);
+    }
+
+    #[test]
+    fn vllms_json_of_options_unfolds() {
+        let nested = r#"{"temperature": 0.5, "stop": ["a", "b"], "logit_bias": {"9": -1, "3": 2}}"#;
+        let options = parse(&[("sampling_parameters", json!(nested))]).expect("good options");
+        assert_eq!(options.stop, ["a", "b"]);
+        assert_eq!(options.logit_bias, [(3, 2.0), (9, -1.0)]);
+    }
+
+    #[test]
+    fn a_word_is_a_text_or_a_list_in_json() {
+        assert_eq!(
+            parse(&[("stop", json!("END"))]).expect("a word").stop,
+            ["END"]
+        );
+        assert_eq!(
+            parse(&[("stop", json!(r#"["x", " [y"]"#))])
+                .expect("two")
+                .stop,
+            ["x", " [y"]
+        );
+        assert_eq!(
+            parse(&[("stop_words", json!("[]"))]).expect("none").stop,
+            [""; 0]
+        );
+    }
+
+    #[test]
+    fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
+        let long = "x".repeat(MAX_WORD_BYTES + 1);
+        let bad = [
+            ("max_tokens", json!(0)),
+            ("max_tokens", json!(-5)),
+            ("max_tokens", json!(1u64 << 31)),
+            ("max_tokens", json!("many")),
+            ("max_tokens", json!(true)),
+            ("max_tokens", json!(1.5)),
+            ("min_tokens", json!(-1)),
+            ("temperature", json!(-0.1)),
+            ("temperature", json!("hot")),
+            ("temperature", json!("nan")),
+            ("temperature", json!(1e30)),
+            ("top_k", json!(-2)),
+            ("top_p", json!(0)),
+            ("top_p", json!(1.01)),
+            ("min_p", json!(2)),
+            ("seed", json!(-1)),
+            ("repetition_penalty", json!(0)),
+            ("presence_penalty", json!(1e9)),
+            ("frequency_penalty", json!("inf")),
+            ("logit_bias", json!("[1]")),
+            ("logit_bias", json!(r#"{"x": 1}"#)),
+            ("logit_bias", json!(r#"{"1": 1e9}"#)),
+            ("logit_bias", json!(r#"{"1": 1, "01": 2}"#)),
+            ("end_id", json!(-1)),
+            ("end_id", json!("[1, \"a\"]")),
+            ("ignore_eos", json!(1)),
+            ("priority", json!(1u64 << 31)),
+            ("priority", json!("high")),
+            ("kv_cache_reuse", json!(2)),
+            ("cache_salt", json!("")),
+            ("cache_salt", json!(long)),
+            ("stop", json!("")),
+            ("stop", json!(true)),
+            ("stop", json!("[1]")),
+            ("stop", json!("[\"a\"")),
+            ("stop", json!(long)),
+            ("bad_words", json!([vec!["x"; MAX_WORDS + 1]])),
+            ("stream", json!("perhaps")),
+            ("exclude_input_in_output", json!(0)),
+            ("messages", json!("{}")),
+            ("messages", json!("[]")),
+            ("messages", json!("[1]")),
+            ("timeout", json!(-1)),
+            ("return_finish_reason", json!("no")),
+            ("sampling_parameters", json!("[]")),
+            ("sampling_parameters", json!("{")),
+            ("sampling_parameters", json!({ "sampling_parameters": {} })),
+        ];
+        for (name, value) in &bad {
+            let error = parse(&[(name, value.clone())]).expect_err("must be refused");
+            let RequestError::Option {
+                name: named,
+                expected,
+                ..
+            } = &error
+            else {
+                panic!("{name}={value}: {error:?}");
+            };
+            assert_eq!(named, name);
+            let option = OPTIONS
+                .iter()
+                .find(|o| o.name == *name)
+                .expect("a known name");
+            assert_eq!(expected, option.expected);
+            assert!(error.to_string().len() < 300, "{error}");
+        }
+        let untested = OPTIONS
+            .iter()
+            .filter(|o| bad.iter().all(|(name, _)| *name != o.name));
+        let untested: Vec<_> = untested.map(|o| o.name).collect();
+        assert_eq!(
+            untested,
+            ["return_num_input_tokens", "return_num_output_tokens"]
+        );
+    }
+
+    #[test]
+    fn an_unknown_option_is_refused_with_the_nearest_one() {
+        let error = parse(&[("temprature", json!(1))])
+            .expect_err("unknown")
+            .to_string();
+        assert_eq!(
+            error,
+            "unknown option 'temprature'; did you mean 'temperature'?"
+        );
+    }
+
+    #[test]
+    fn an_option_given_under_two_names_is_refused() {
+        let not_a_stop = [("stop", json!(false)), ("stop_words", json!("b"))];
+        assert_eq!(parse(&not_a_stop).expect("both").stop, ["b"]);
+        let twice = [("stop", json!("a")), ("stop_words", json!("b"))];
+        assert!(
+            parse(&twice)
+                .expect_err("twice")
+                .to_string()
+                .contains("give it once")
+        );
+    }
+
+    #[test]
+    fn options_must_fit_each_other_and_the_vocabulary() {
+        let options = parse(&[("min_tokens", json!(17))]).expect("parses");
+        let error = options.max_tokens_or(16).expect_err("17 > 16");
+        assert!(
+            error.to_string().contains("max_tokens, which is 16"),
+            "{error}"
+        );
+        let options = parse(&[("logit_bias", json!(r#"{"100": 1}"#))]).expect("parses");
+        let error = options
+            .sampling(&[], Vec::new(), 100)
+            .expect_err("out of range");
+        assert!(error.to_string().contains("0 to 99"), "{error}");
+    }
+}

@@ -1,0 +1,255 @@
+//! The responder: a thread that turns tokens into text and sends it while the next step computes.
+//!
+//! ```text
+//! execute k     |take in|lend|------- run -------|take back|apply|give back|
+//! responder          send the news of step k-1 ──►|    send finals of step k
+//! ```
+//!
+//! To wake a thread whose core has gone idle can take longer than all the rest of a step, and Triton has
+//! to wake its own two threads between steps. So the responder is woken only when somebody waits for an
+//! answer. Records of steps are laid into a [`Journal`], which it reads when it is awake anyway, and
+//! otherwise ten times a second.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::backend::answer::Answer;
+use crate::backend::observer::{Observer, StepRecord};
+use crate::base::{LoadError, RequestId, StepError};
+use crate::engine::KvUsage;
+use crate::sampling::FinishReason;
+use crate::triton::lifecycle::catch;
+use crate::triton::{Error, ResponseFactory};
+
+/// Work that may wait in the channel: a few steps' worth, so that the driver feels a slow client as
+/// slower steps and not as memory that grows.
+const MAX_WAITING: usize = 16;
+
+/// How long a record may lie in the journal while steps go on.
+const RECORD_DELAY: Duration = Duration::from_millis(100);
+
+/// Records that the journal holds before the responder must read it.
+const MAX_RECORDS: usize = 256;
+
+/// An answer lent to the responder.
+pub type Lent = (RequestId, Box<Answer>);
+
+enum Work {
+    News(Vec<Lent>),
+    Finals(Vec<(Box<Answer>, FinishReason)>),
+    /// A request was released with an error, by its factory.
+    Refused(ResponseFactory),
+    /// Nothing but to read the journal.
+    Records,
+    Idle(KvUsage),
+}
+
+/// Records of steps that are still to be written down.
+type Journal = Mutex<Vec<StepRecord>>;
+
+/// The driver's end of the responder.
+pub struct Responder {
+    work: Option<SyncSender<Work>>,
+    journal: Arc<Journal>,
+    /// When the responder was last given work, and so reads the journal.
+    woken: Instant,
+    returned: Receiver<Vec<Lent>>,
+    thread: Option<JoinHandle<()>>,
+    lent: bool,
+}
+
+impl Responder {
+    /// Starts the thread of the instance `name`.
+    ///
+    /// # Errors
+    /// The machine has no thread to give.
+    pub fn start(name: &str, mut observer: Observer) -> Result<Self, LoadError> {
+        let (work, inbox) = sync_channel::<Work>(MAX_WAITING);
+        let (outbox, returned) = sync_channel::<Vec<Lent>>(1);
+        let journal = Arc::new(Journal::default());
+        let mut reader = JournalReader::new(journal.clone());
+        let run = move || {
+            let mut anchor = ModelAnchor::default();
+            while let Some(work) = anchor.receive(&inbox) {
+                match work {
+                    Work::News(mut lent) => {
+                        // A frontend that is ending a cancelled stream had better not be disturbed:
+                        // the gRPC one of server 2.51 can release its state twice then, and crash.
+                        let listening = |(_, answer): &&mut Lent| !answer.factory.is_cancelled();
+                        for (_, answer) in lent.iter_mut().filter(listening) {
+                            let sent = catch(|| answer.send_news());
+                            if let Err(error) = sent.unwrap_or_else(panicked) {
+                                answer.fail(error);
+                            }
+                        }
+                        if outbox.send(lent).is_err() {
+                            return;
+                        }
+                    }
+                    Work::Finals(finals) => {
+                        for (answer, reason) in finals {
+                            let factory = answer.factory.clone();
+                            observer.request_ended(&answer, reason);
+                            if let Err(panic) = catch(|| log_failure(answer.send_final(reason))) {
+                                log_failure(factory.send_error(Error::internal(panic)));
+                            }
+                            anchor.hold(factory);
+                        }
+                    }
+                    Work::Refused(factory) => anchor.hold(factory),
+                    Work::Records => {}
+                    Work::Idle(kv) => {
+                        observer.steps_done(reader.read());
+                        observer.idle(kv);
+                    }
+                }
+                observer.steps_done(reader.read());
+            }
+            observer.steps_done(reader.read());
+        };
+        let thread = std::thread::Builder::new()
+            .name("inflight-respond".to_owned())
+            .spawn(run)
+            .map_err(|e| LoadError::Resource(format!("{name}: no thread for responses: {e}")))?;
+        Ok(Self {
+            work: Some(work),
+            journal,
+            woken: Instant::now(),
+            returned,
+            thread: Some(thread),
+            lent: false,
+        })
+    }
+
+    /// Lends answers whose news is to be sent; [`Responder::take_back`] must follow.
+    pub fn lend(&mut self, answers: Vec<Lent>) -> Result<(), StepError> {
+        self.send(Work::News(answers))?;
+        self.lent = true;
+        Ok(())
+    }
+
+    /// Waits until the lent answers are back, with their news sent. `None` if none are lent.
+    pub fn take_back(&mut self) -> Result<Option<Vec<Lent>>, StepError> {
+        if !std::mem::take(&mut self.lent) {
+            return Ok(None);
+        }
+        self.returned.recv().map(Some).map_err(|_| gone())
+    }
+
+    /// Sends final responses of requests that are released.
+    pub fn finish(&mut self, finals: Vec<(Box<Answer>, FinishReason)>) -> Result<(), StepError> {
+        self.send(Work::Finals(finals))
+    }
+
+    /// Keeps the model for a while after a request was released without an answer of ours.
+    pub fn refused(&mut self, factory: ResponseFactory) -> Result<(), StepError> {
+        self.send(Work::Refused(factory))
+    }
+
+    /// Writes a step's record, soon.
+    pub fn record(&mut self, record: StepRecord) -> Result<(), StepError> {
+        let num_records = {
+            let mut journal = self.journal.lock();
+            journal.push(record);
+            journal.len()
+        };
+        if num_records >= MAX_RECORDS || self.woken.elapsed() >= RECORD_DELAY {
+            self.send(Work::Records)?;
+        }
+        Ok(())
+    }
+
+    /// Shows that nothing is active.
+    pub fn idle(&mut self, kv: KvUsage) -> Result<(), StepError> {
+        self.send(Work::Idle(kv))
+    }
+
+    fn send(&mut self, work: Work) -> Result<(), StepError> {
+        let channel = self.work.as_ref().ok_or_else(gone)?;
+        channel.send(work).map_err(|_| gone())?;
+        self.woken = Instant::now();
+        Ok(())
+    }
+}
+
+impl Drop for Responder {
+    /// Everything handed over is sent and written before the instance goes.
+    fn drop(&mut self) {
+        self.work = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the responder ended in a panic");
+        }
+    }
+}
+
+/// The responder's end of the journal.
+struct JournalReader {
+    journal: Arc<Journal>,
+    /// Changes places with what the driver fills, so that records take no memory of their own.
+    page: Vec<StepRecord>,
+}
+
+impl JournalReader {
+    fn new(journal: Arc<Journal>) -> Self {
+        Self {
+            journal,
+            page: Vec::new(),
+        }
+    }
+
+    /// What has been laid in since the last time.
+    fn read(&mut self) -> &[StepRecord] {
+        self.page.clear();
+        std::mem::swap(&mut self.page, &mut self.journal.lock());
+        &self.page
+    }
+}
+
+/// Keeps the model alive for a moment after its last request was released.
+///
+/// For each sequence that ends, Triton's clean-up thread, at the lowest priority, still answers a null
+/// request that knows its model by a bare pointer (`CancelRequests` in `sequence_batch_scheduler.cc`,
+/// 24.10), while a model that is unloaded goes with its last request: that corrupts the server's heap.
+/// A response factory keeps its model alive, so the last one is held for longer than that thread has been seen to take.
+#[derive(Default)]
+struct ModelAnchor(Option<(ResponseFactory, Instant)>);
+
+impl ModelAnchor {
+    const HOLD: Duration = Duration::from_secs(1);
+
+    fn hold(&mut self, factory: ResponseFactory) {
+        self.0 = Some((factory, Instant::now() + Self::HOLD));
+    }
+
+    /// The next work; lets the model go if there is none for a while. `None` when there will be none.
+    fn receive(&mut self, inbox: &Receiver<Work>) -> Option<Work> {
+        if let Some((_, until)) = &self.0 {
+            match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(work) => return Some(work),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => self.0 = None,
+            }
+        }
+        inbox.recv().ok()
+    }
+}
+
+fn gone() -> StepError {
+    StepError("the responder thread has ended".to_owned())
+}
+
+fn panicked(panic: String) -> Result<(), Error> {
+    Err(Error::internal(panic))
+}
+
+fn log_failure(result: Result<(), Error>) {
+    if let Err(error) = result {
+        log::warn!("a response could not be sent: {error}");
+    }
+}

@@ -1,0 +1,116 @@
+//! L6: the functions that tritonserver finds in the library, each behind the guard of
+//! [`lifecycle`].
+
+use crate::backend::Inflight;
+use crate::triton::{lifecycle, sys};
+
+type Outcome = *mut sys::TRITONSERVER_Error;
+
+/// Prepares the backend.
+///
+/// # Safety
+/// For tritonserver alone, as tritonbackend.h says; so are all of these.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_Initialize(
+    _backend: *mut sys::TRITONBACKEND_Backend,
+) -> Outcome {
+    lifecycle::initialize::<Inflight>()
+}
+
+/// Ends the backend. Its models are gone by now, and with them all that it has: nothing is left to do.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_Finalize(
+    _backend: *mut sys::TRITONBACKEND_Backend,
+) -> Outcome {
+    std::ptr::null_mut()
+}
+
+/// Says how models are to be loaded.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_GetBackendAttribute(
+    _backend: *mut sys::TRITONBACKEND_Backend,
+    attributes: *mut sys::TRITONBACKEND_BackendAttribute,
+) -> Outcome {
+    // SAFETY: Triton's promise.
+    unsafe { lifecycle::attributes::<Inflight>(attributes) }
+}
+
+/// Loads a model.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(
+    model: *mut sys::TRITONBACKEND_Model,
+) -> Outcome {
+    // SAFETY: Triton's promise.
+    unsafe { lifecycle::model_initialize::<Inflight>(model) }
+}
+
+/// Drops a model.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelFinalize(
+    model: *mut sys::TRITONBACKEND_Model,
+) -> Outcome {
+    // SAFETY: Triton's promise.
+    unsafe { lifecycle::model_finalize::<Inflight>(model) }
+}
+
+/// Loads an instance of a model.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
+    instance: *mut sys::TRITONBACKEND_ModelInstance,
+) -> Outcome {
+    // SAFETY: Triton's promise.
+    unsafe { lifecycle::instance_initialize::<Inflight>(instance) }
+}
+
+/// Drops an instance.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(
+    instance: *mut sys::TRITONBACKEND_ModelInstance,
+) -> Outcome {
+    // SAFETY: Triton's promise.
+    unsafe { lifecycle::instance_finalize::<Inflight>(instance) }
+}
+
+/// One step over the requests in flight.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
+    instance: *mut sys::TRITONBACKEND_ModelInstance,
+    requests: *mut *mut sys::TRITONBACKEND_Request,
+    request_count: u32,
+) -> Outcome {
+    // SAFETY: Triton's promise.
+    unsafe { lifecycle::instance_execute::<Inflight>(instance, requests, request_count) }
+}
+
+/// Whether an instance can serve: asked by servers since 25.12.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceReady(
+    instance: *mut sys::TRITONBACKEND_ModelInstance,
+) -> Outcome {
+    // SAFETY: Triton's promise.
+    unsafe { lifecycle::instance_ready::<Inflight>(instance) }
+}

@@ -1,0 +1,221 @@
+//! An engine and its runner, step by step.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::base::{RequestError, RequestId, StepError};
+use crate::engine::{
+    BatchingScheme, Engine, EngineConfig, Event, KvUsage, NewRequest, RequestStage, Step,
+    StepOutput, StepStats,
+};
+use crate::manager::pipeline::{Computed, Pipeline};
+use crate::runner::Runner;
+use crate::sampling::FinishReason;
+
+/// A batch manager: requests in, tokens out, a step at a time.
+///
+/// With one micro-batch a step is computed in `launch`, on the caller's thread. With two
+/// ([`EngineConfig::num_micro_batches`]) the runner has a thread of its own, and what `land` brings back
+/// is the step before:
+///
+/// ```text
+/// caller   | launch A |       launch B | land A: answer, wait for more | launch A' | land B ...
+/// runner              |------ A ------------||------ B -------------------||---- A' ----
+/// ```
+pub struct BatchManager {
+    engine: Engine,
+    computer: Computer,
+    num_micro_batches: usize,
+    /// Whether requests may bring logits processors.
+    has_logits: bool,
+    /// Steps that were launched and have not landed, the oldest first.
+    launched: VecDeque<Launched>,
+    /// Whether one was launched since the last time that one could land.
+    has_launched: bool,
+    /// A step in which nothing is computed: it only brings news.
+    empty: Option<Step>,
+    /// Where a runner of this thread writes.
+    output: StepOutput,
+}
+
+/// Who computes.
+enum Computer {
+    Here(Runner),
+    Thread(Pipeline),
+}
+
+/// A step on its way.
+struct Launched {
+    record: LandedStep,
+    /// What came of it, unless the runner's thread has it.
+    here: Option<Computed>,
+}
+
+/// What is known of a step that has landed.
+#[derive(Clone, Debug)]
+pub struct LandedStep {
+    /// Its record.
+    pub stats: StepStats,
+    /// What each request did in it; empty unless [`EngineConfig::record_requests`].
+    pub stages: Vec<RequestStage>,
+    /// How long the runner took.
+    pub model: Duration,
+}
+
+impl BatchManager {
+    /// A batch manager without requests.
+    ///
+    /// # Errors
+    /// The system refuses the runner's thread.
+    ///
+    /// # Panics
+    /// With a configuration that [`EngineConfig::check`] refuses.
+    pub fn new(config: EngineConfig, runner: Runner) -> std::io::Result<Self> {
+        let num_micro_batches = config.num_micro_batches;
+        let has_logits = runner.has_logits() && config.scheme != BatchingScheme::V1;
+        let computer = match num_micro_batches {
+            1 => Computer::Here(runner),
+            _ => Computer::Thread(Pipeline::start(runner)?),
+        };
+        Ok(Self {
+            engine: Engine::new(config),
+            computer,
+            num_micro_batches,
+            has_logits,
+            launched: VecDeque::with_capacity(num_micro_batches),
+            has_launched: false,
+            empty: None,
+            output: StepOutput::default(),
+        })
+    }
+
+    /// Queues a request, see [`Engine::add`].
+    ///
+    /// # Errors
+    /// A request that could never run, or one with a logits processor where there are none: in lockstep,
+    /// and with a runner that has no logits.
+    pub fn add(&mut self, request: NewRequest) -> Result<(), RequestError> {
+        if request.sampling.logits_processor.is_some() && !self.has_logits {
+            return Err(RequestError::Invalid(
+                "a logits processor needs a model and in-flight batching".to_owned(),
+            ));
+        }
+        self.engine.add(request)
+    }
+
+    /// Gives a request up, see [`Engine::cancel`].
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        self.engine.cancel(id)
+    }
+
+    /// Ends a request that has landed a token, see [`Engine::finish`].
+    pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> bool {
+        self.engine.finish(id, reason)
+    }
+
+    /// Waits for all steps that are on their way, whatever is to be launched, and appends what has happened
+    /// to `events`: what was cancelled meanwhile holds no blocks any more.
+    ///
+    /// # Errors
+    /// A step failed as a whole; the manager cannot go on.
+    pub fn settle(&mut self, events: &mut Vec<Event>) -> Result<(), StepError> {
+        while let Some(launched) = self.launched.pop_front() {
+            self.take_in(launched, events)?;
+        }
+        Ok(())
+    }
+
+    /// Whether no request is active.
+    pub fn is_idle(&self) -> bool {
+        self.engine.is_idle()
+    }
+
+    /// Requests that have not ended.
+    pub fn num_active(&self) -> usize {
+        self.engine.num_active()
+    }
+
+    /// How full the KV cache is now.
+    pub fn kv_usage(&self) -> KvUsage {
+        self.engine.kv_usage()
+    }
+
+    /// Decides the next step and has it computed, if there is anything to compute.
+    ///
+    /// # Errors
+    /// The step failed as a whole; the manager cannot go on.
+    pub fn launch(&mut self) -> Result<(), StepError> {
+        if self.engine.is_idle() {
+            return Ok(());
+        }
+        let step = self.engine.schedule();
+        if step.is_empty() {
+            self.empty = Some(step);
+            return Ok(());
+        }
+        let record = LandedStep {
+            stats: self.engine.stats().cloned().expect("a request is active"),
+            stages: self.engine.request_stages().to_vec(),
+            model: Duration::ZERO,
+        };
+        match &mut self.computer {
+            Computer::Thread(pipeline) => {
+                pipeline.launch(step)?;
+                self.launched.push_back(Launched { record, here: None });
+            }
+            Computer::Here(runner) => {
+                let started = Instant::now();
+                let mut output = std::mem::take(&mut self.output);
+                output.sampled.clear();
+                step.plans()
+                    .try_for_each(|plan| runner.run(plan, &mut output))?;
+                let here = Some(Computed {
+                    step,
+                    output,
+                    model: started.elapsed(),
+                });
+                self.launched.push_back(Launched { record, here });
+            }
+        }
+        self.has_launched = true;
+        Ok(())
+    }
+
+    /// Takes in the oldest step that is on its way, if it is time to, and appends what has happened to
+    /// `events`. With two micro-batches one step stays on its way, as long as there is another to launch.
+    ///
+    /// # Errors
+    /// The step failed as a whole; the manager cannot go on.
+    pub fn land(&mut self, events: &mut Vec<Event>) -> Result<Option<LandedStep>, StepError> {
+        let has_launched = std::mem::take(&mut self.has_launched);
+        let is_due = self.launched.len() == self.num_micro_batches || !has_launched;
+        let landed = match self.launched.pop_front_if(|_| is_due) {
+            Some(launched) => Some(self.take_in(launched, events)?),
+            None => None,
+        };
+        if let Some(step) = self.empty.take() {
+            self.engine.apply(step, &StepOutput::default(), events);
+        }
+        Ok(landed)
+    }
+
+    fn take_in(
+        &mut self,
+        launched: Launched,
+        events: &mut Vec<Event>,
+    ) -> Result<LandedStep, StepError> {
+        let mut record = launched.record;
+        let computed = match (launched.here, &mut self.computer) {
+            (Some(computed), _) => computed,
+            (None, Computer::Thread(pipeline)) => pipeline.land()?,
+            (None, Computer::Here(_)) => unreachable!("what is computed here is kept"),
+        };
+        record.model = computed.model;
+        self.engine.apply(computed.step, &computed.output, events);
+        match &mut self.computer {
+            Computer::Thread(pipeline) => pipeline.give_back(computed.output),
+            Computer::Here(_) => self.output = computed.output,
+        }
+        Ok(record)
+    }
+}

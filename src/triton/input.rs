@@ -1,0 +1,156 @@
+//! An input tensor of a request.
+
+use std::borrow::Cow;
+use std::ffi::{CStr, c_void};
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use super::error::{check, to_utf8};
+use super::{DataType, Element, Error, Request, sys};
+
+/// An input tensor, borrowed from its request. Triton hands its data over in any number of buffers.
+#[derive(Debug)]
+pub struct Input<'request> {
+    raw: NonNull<sys::TRITONBACKEND_Input>,
+    name: &'request str,
+    data_type: DataType,
+    shape: &'request [i64],
+    num_buffers: u32,
+    request: PhantomData<&'request Request>,
+}
+
+impl<'request> Input<'request> {
+    /// Reads the properties of a tensor.
+    ///
+    /// # Safety
+    /// `raw` is an input of a request that lives, unreleased, for `'request`.
+    pub(super) unsafe fn from_raw(raw: NonNull<sys::TRITONBACKEND_Input>) -> Result<Self, Error> {
+        let mut name = ptr::null();
+        let mut data_type = sys::TRITONSERVER_DataType::TRITONSERVER_TYPE_INVALID;
+        let mut shape = ptr::null();
+        let mut num_dims = 0;
+        let mut byte_size = 0;
+        let mut num_buffers = 0;
+        // SAFETY: the input is alive and every out-parameter points to a variable of its type.
+        unsafe {
+            check(sys::TRITONBACKEND_InputProperties(
+                raw.as_ptr(),
+                &raw mut name,
+                &raw mut data_type,
+                &raw mut shape,
+                &raw mut num_dims,
+                &raw mut byte_size,
+                &raw mut num_buffers,
+            ))
+        }?;
+        // SAFETY: the name is a C string that lives as long as the request.
+        let name = to_utf8(unsafe { CStr::from_ptr(name) }, "an input's name")?;
+        let shape = if num_dims == 0 {
+            &[][..]
+        } else {
+            // SAFETY: `num_dims` sizes stand there for as long as the request lives.
+            unsafe { slice::from_raw_parts(shape, num_dims as usize) }
+        };
+        let data_type = DataType::from_sys(data_type)
+            .ok_or_else(|| Error::invalid(format!("input '{name}' has an unknown data type")))?;
+        Ok(Self {
+            raw,
+            name,
+            data_type,
+            shape,
+            num_buffers,
+            request: PhantomData,
+        })
+    }
+
+    /// The tensor's name.
+    pub fn name(&self) -> &'request str {
+        self.name
+    }
+
+    /// The data: borrowed where it lies in one buffer, gathered where it lies in several.
+    ///
+    /// An error if any of it lies in GPU memory (a client's CUDA shared memory).
+    pub fn bytes(&self) -> Result<Cow<'request, [u8]>, Error> {
+        if self.num_buffers == 1 {
+            return self.buffer(0).map(Cow::Borrowed);
+        }
+        let mut bytes = Vec::new();
+        for index in 0..self.num_buffers {
+            bytes.extend_from_slice(self.buffer(index)?);
+        }
+        Ok(Cow::Owned(bytes))
+    }
+
+    /// The elements as numbers. An error if the tensor holds another type, or if its bytes are not
+    /// as many as its shape says.
+    pub fn elements<T: Element>(&self) -> Result<Vec<T>, Error> {
+        if self.data_type != T::DATA_TYPE {
+            return Err(Error::invalid(format!(
+                "input '{}' holds {}, not {}",
+                self.name,
+                self.data_type,
+                T::DATA_TYPE
+            )));
+        }
+        let bytes = self.bytes()?;
+        let num_elements = self.shape.iter().try_fold(1usize, |product, &size| {
+            product.checked_mul(usize::try_from(size).ok()?)
+        });
+        let fits = |&count: &usize| count.checked_mul(size_of::<T>()) == Some(bytes.len());
+        let Some(num_elements) = num_elements.filter(fits) else {
+            return Err(Error::invalid(format!(
+                "input '{}' of shape {:?} and type {} has {} bytes",
+                self.name,
+                self.shape,
+                self.data_type,
+                bytes.len()
+            )));
+        };
+        let mut elements = vec![T::zeroed(); num_elements];
+        bytemuck::cast_slice_mut(&mut elements).copy_from_slice(&bytes);
+        Ok(elements)
+    }
+
+    fn buffer(&self, index: u32) -> Result<&'request [u8], Error> {
+        use sys::TRITONSERVER_MemoryType as Memory;
+        let mut data: *const c_void = ptr::null();
+        let mut byte_size = 0;
+        // In: what we prefer. Out: where the data really is.
+        let mut memory = Memory::TRITONSERVER_MEMORY_CPU;
+        let mut device = 0;
+        // SAFETY: the input is alive and every out-parameter points to a variable of its type.
+        unsafe {
+            check(sys::TRITONBACKEND_InputBuffer(
+                self.raw.as_ptr(),
+                index,
+                &raw mut data,
+                &raw mut byte_size,
+                &raw mut memory,
+                &raw mut device,
+            ))
+        }?;
+        if byte_size == 0 {
+            return Ok(&[]);
+        }
+        if !matches!(
+            memory,
+            Memory::TRITONSERVER_MEMORY_CPU | Memory::TRITONSERVER_MEMORY_CPU_PINNED
+        ) {
+            return Err(Error::invalid(format!(
+                "input '{}' lies in the memory of GPU {device}; send it from system memory",
+                self.name
+            )));
+        }
+        if data.is_null() {
+            return Err(Error::internal(format!(
+                "input '{}': buffer {index} of {byte_size} bytes is null",
+                self.name
+            )));
+        }
+        // SAFETY: `byte_size` bytes stand in host memory at `data` and do not change while the
+        // request is ours.
+        Ok(unsafe { slice::from_raw_parts(data.cast::<u8>(), byte_size as usize) })
+    }
+}

@@ -1,0 +1,321 @@
+//! What the exported entry points do: the same for every backend, so it is generic over one.
+//!
+//! One idea: nothing leaves an entry point but null or an error object. A panic becomes an error; in
+//! Execute, where the requests are ours, it becomes an error response to each of them, and the instance
+//! has failed: its state is unknown, so it is dropped and never entered again.
+//!
+//! ```text
+//! model_initialize     box a model into Triton's            model_finalize     drop it
+//! instance_initialize  box an instance into Triton's        instance_finalize  drop it
+//! instance_execute     wrap the requests, run, answer what is left behind
+//! instance_ready       whether the instance has not failed
+//! ```
+
+use std::any::Any;
+use std::panic::{self, AssertUnwindSafe};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+
+use super::{BackendAttributes, Error, ErrorCode, Instance, Model, Request, sys};
+
+/// A backend: what its models and instances are.
+pub trait Implementation: 'static {
+    /// A loaded model, shared by its instances.
+    type Model: Send + Sync;
+    /// A loaded instance. Triton loads and executes it on different threads.
+    type Instance: Send;
+
+    /// Prepares the process, once.
+    fn initialize() -> Result<(), Error>;
+
+    /// Tells Triton how models are to be loaded.
+    fn attributes(attributes: BackendAttributes) -> Result<(), Error>;
+
+    /// Loads a model.
+    fn load_model(model: Model) -> Result<Self::Model, Error>;
+
+    /// Loads an instance of a model.
+    fn load_instance(model: &Self::Model, instance: Instance) -> Result<Self::Instance, Error>;
+
+    /// Executes requests. Those left in `requests` are answered with an error. An error here means
+    /// that the instance has failed, as a panic does: it is dropped.
+    fn execute(instance: &mut Self::Instance, requests: &mut Vec<Request>) -> Result<(), Error>;
+}
+
+/// `TRITONBACKEND_Initialize`.
+pub fn initialize<B: Implementation>() -> *mut sys::TRITONSERVER_Error {
+    guard("TRITONBACKEND_Initialize", B::initialize)
+}
+
+/// `TRITONBACKEND_GetBackendAttribute`.
+///
+/// # Safety
+/// `attributes` is null or alive during the call.
+pub unsafe fn attributes<B: Implementation>(
+    attributes: *mut sys::TRITONBACKEND_BackendAttribute,
+) -> *mut sys::TRITONSERVER_Error {
+    guard("TRITONBACKEND_GetBackendAttribute", || {
+        let raw = non_null(attributes)?;
+        // SAFETY: alive during the call.
+        B::attributes(unsafe { BackendAttributes::from_raw(raw) })
+    })
+}
+
+/// `TRITONBACKEND_ModelInitialize`.
+///
+/// # Safety
+/// `model` is null or alive until [`model_finalize`].
+pub unsafe fn model_initialize<B: Implementation>(
+    model: *mut sys::TRITONBACKEND_Model,
+) -> *mut sys::TRITONSERVER_Error {
+    guard("TRITONBACKEND_ModelInitialize", || {
+        let raw = non_null(model)?;
+        // SAFETY: alive until ModelFinalize, which drops what `load_model` makes of it.
+        let loaded = Box::new(B::load_model(unsafe { Model::from_raw(raw) })?);
+        // SAFETY: alive during the call.
+        let handle = unsafe { Model::from_raw(raw) };
+        give(loaded, |state| handle.set_state(state))
+    })
+}
+
+/// `TRITONBACKEND_ModelFinalize`. Triton calls it for a model that failed to load, too.
+///
+/// # Safety
+/// `model` is null or alive during the call, and was given to [`model_initialize`] of the same `B`.
+pub unsafe fn model_finalize<B: Implementation>(
+    model: *mut sys::TRITONBACKEND_Model,
+) -> *mut sys::TRITONSERVER_Error {
+    guard("TRITONBACKEND_ModelFinalize", || {
+        // SAFETY: alive during the call.
+        let handle = unsafe { Model::from_raw(non_null(model)?) };
+        // SAFETY: ModelInitialize stored a boxed B::Model or nothing.
+        let state = unsafe { handle.state::<B::Model>() }?;
+        handle.set_state::<B::Model>(None)?;
+        // SAFETY: it came out of a box, and nobody else finds it any more.
+        drop(state.map(|state| unsafe { Box::from_raw(state.as_ptr()) }));
+        Ok(())
+    })
+}
+
+/// `TRITONBACKEND_ModelInstanceInitialize`.
+///
+/// # Safety
+/// `instance` is null or alive until [`instance_finalize`], and its model was given to
+/// [`model_initialize`] of the same `B`.
+pub unsafe fn instance_initialize<B: Implementation>(
+    instance: *mut sys::TRITONBACKEND_ModelInstance,
+) -> *mut sys::TRITONSERVER_Error {
+    guard("TRITONBACKEND_ModelInstanceInitialize", || {
+        let raw = non_null(instance)?;
+        // SAFETY: alive during the call.
+        let handle = unsafe { Instance::from_raw(raw) };
+        // SAFETY: the model outlives its instances; the handle is gone at the end of the call.
+        let model = unsafe { handle.model() }?;
+        // SAFETY: ModelInitialize stored a boxed B::Model or nothing.
+        let model = unsafe { model.state::<B::Model>() }?
+            .ok_or_else(|| Error::internal("the instance's model is not loaded"))?;
+        // SAFETY: the model stays until ModelFinalize, which Triton calls after its instances are
+        // gone, and is only ever shared.
+        let model = unsafe { model.as_ref() };
+        // SAFETY: alive until ModelInstanceFinalize, which drops what `load_instance` makes of it.
+        let loaded = B::load_instance(model, unsafe { Instance::from_raw(raw) })?;
+        let state = Box::new(InstanceState::<B>::new(loaded));
+        give(state, |state| handle.set_state(state))
+    })
+}
+
+/// `TRITONBACKEND_ModelInstanceFinalize`. Triton calls it for an instance that failed to load, too.
+///
+/// # Safety
+/// `instance` is null or alive during the call, and was given to [`instance_initialize`] of the same
+/// `B`; no other call for the instance is in progress.
+pub unsafe fn instance_finalize<B: Implementation>(
+    instance: *mut sys::TRITONBACKEND_ModelInstance,
+) -> *mut sys::TRITONSERVER_Error {
+    guard("TRITONBACKEND_ModelInstanceFinalize", || {
+        // SAFETY: alive during the call.
+        let handle = unsafe { Instance::from_raw(non_null(instance)?) };
+        // SAFETY: ModelInstanceInitialize stored a boxed InstanceState<B> or nothing.
+        let state = unsafe { handle.state::<InstanceState<B>>() }?;
+        handle.set_state::<InstanceState<B>>(None)?;
+        // SAFETY: it came out of a box, and nobody else finds it any more.
+        drop(state.map(|state| unsafe { Box::from_raw(state.as_ptr()) }));
+        Ok(())
+    })
+}
+
+/// `TRITONBACKEND_ModelInstanceExecute`.
+///
+/// # Safety
+/// `instance` is null or alive, and was given to [`instance_initialize`] of the same `B`. At
+/// `requests` stand `count` requests, which are ours if null is returned.
+pub unsafe fn instance_execute<B: Implementation>(
+    instance: *mut sys::TRITONBACKEND_ModelInstance,
+    requests: *mut *mut sys::TRITONBACKEND_Request,
+    count: u32,
+) -> *mut sys::TRITONSERVER_Error {
+    let found = guarded("TRITONBACKEND_ModelInstanceExecute", || {
+        non_null(requests)?;
+        // SAFETY: alive during the call.
+        let handle = unsafe { Instance::from_raw(non_null(instance)?) };
+        // SAFETY: ModelInstanceInitialize stored a boxed InstanceState<B> or nothing.
+        unsafe { handle.state::<InstanceState<B>>() }?.ok_or_else(not_loaded)
+    });
+    let state = match found {
+        Ok(state) => state,
+        Err(error) => return error.into_raw(),
+    };
+    // ---- From here on the requests are ours: Triton is told of success, whatever happens, and every
+    // error becomes a response.
+    // SAFETY: `count` requests stand there.
+    let requests = unsafe { slice::from_raw_parts(requests, count as usize) };
+    // SAFETY: the state stays until ModelInstanceFinalize and is only ever shared.
+    let state = unsafe { state.as_ref() };
+    // SAFETY: the requests are alive, and nobody else answers or releases them.
+    if let Err(panic) = catch(|| unsafe { state.execute(requests) }) {
+        log::error!("requests could not be answered: {panic}");
+    }
+    ptr::null_mut()
+}
+
+/// `TRITONBACKEND_ModelInstanceReady`, which servers since 25.12 call, from any thread, if it exists.
+///
+/// # Safety
+/// `instance` is null or alive, and was given to [`instance_initialize`] of the same `B`.
+pub unsafe fn instance_ready<B: Implementation>(
+    instance: *mut sys::TRITONBACKEND_ModelInstance,
+) -> *mut sys::TRITONSERVER_Error {
+    guard("TRITONBACKEND_ModelInstanceReady", || {
+        // SAFETY: alive during the call.
+        let handle = unsafe { Instance::from_raw(non_null(instance)?) };
+        // SAFETY: ModelInstanceInitialize stored a boxed InstanceState<B> or nothing.
+        let state = unsafe { handle.state::<InstanceState<B>>() }?.ok_or_else(not_loaded)?;
+        // SAFETY: the state stays until ModelInstanceFinalize and is only ever shared.
+        match unsafe { state.as_ref() }.failed.get() {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(()),
+        }
+    })
+}
+
+/// What Triton keeps for us in its instance.
+struct InstanceState<B: Implementation> {
+    /// Locked by Execute alone, and Triton executes one batch at a time.
+    running: Mutex<Running<B>>,
+    /// Why the instance is not entered any more; apart from the lock, so that asking need not wait.
+    failed: OnceLock<Error>,
+}
+
+struct Running<B: Implementation> {
+    /// `None` once it has failed.
+    instance: Option<B::Instance>,
+    /// The batch. Empty between batches, kept for its memory alone.
+    requests: Vec<Request>,
+}
+
+impl<B: Implementation> InstanceState<B> {
+    fn new(instance: B::Instance) -> Self {
+        Self {
+            running: Mutex::new(Running {
+                instance: Some(instance),
+                requests: Vec::new(),
+            }),
+            failed: OnceLock::new(),
+        }
+    }
+
+    /// Executes a batch and leaves no request of it behind.
+    ///
+    /// # Safety
+    /// The requests are alive, and nobody else answers or releases them.
+    unsafe fn execute(&self, raw: &[*mut sys::TRITONBACKEND_Request]) {
+        let mut running = self.running.lock();
+        let Running { instance, requests } = &mut *running;
+        requests.extend(raw.iter().filter_map(|&request| {
+            // SAFETY: the caller's promise.
+            NonNull::new(request).map(|request| unsafe { Request::from_raw(request) })
+        }));
+        if let Some(live) = instance {
+            let failure = match catch(|| B::execute(live, requests)) {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(panic) => Some(panic),
+            };
+            if let Some(failure) = failure {
+                log::error!("the instance has failed: {failure}");
+                let failure = Error::new(
+                    ErrorCode::Unavailable,
+                    format!("the model instance has failed, load the model again: {failure}"),
+                );
+                self.failed.get_or_init(|| failure);
+                // First the instance, so that what it still sends goes out before the errors do.
+                if let Err(panic) = catch(|| drop(instance.take())) {
+                    log::error!("the failed instance could not be dropped: {panic}");
+                }
+            }
+        }
+        match self.failed.get() {
+            Some(failure) => requests
+                .drain(..)
+                .for_each(|request| request.fail(failure.clone())),
+            None => requests.clear(),
+        }
+    }
+}
+
+/// Runs the body of an entry point and gives Triton its outcome.
+fn guard(name: &str, body: impl FnOnce() -> Result<(), Error>) -> *mut sys::TRITONSERVER_Error {
+    match guarded(name, body) {
+        Ok(()) => ptr::null_mut(),
+        Err(error) => error.into_raw(),
+    }
+}
+
+/// Runs the body of an entry point; a panic becomes an error.
+fn guarded<T>(name: &str, body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch(body).unwrap_or_else(|panic| Err(Error::internal(format!("{name}: {panic}"))))
+}
+
+/// Runs something; a panic becomes its message. What it may have left half done must not be used
+/// again, which the callers see to by dropping it.
+pub fn catch<T>(body: impl FnOnce() -> T) -> Result<T, String> {
+    panic::catch_unwind(AssertUnwindSafe(body)).map_err(panic_message)
+}
+
+fn panic_message(payload: Box<dyn Any + Send>) -> String {
+    let payload = match payload.downcast::<String>() {
+        Ok(text) => return format!("panic: {text}"),
+        Err(payload) => payload,
+    };
+    match payload.downcast::<&str>() {
+        Ok(text) => format!("panic: {text}"),
+        Err(payload) => {
+            // It may panic when it is dropped, and that would get past the guard.
+            std::mem::forget(payload);
+            "panic without a message".to_owned()
+        }
+    }
+}
+
+/// Stores a boxed state; if Triton refuses, it is dropped.
+fn give<T>(
+    state: Box<T>,
+    store: impl FnOnce(Option<NonNull<T>>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let raw = NonNull::from(Box::leak(state));
+    store(Some(raw)).inspect_err(|_| {
+        // SAFETY: it was a box a line ago, and Triton has not taken it.
+        drop(unsafe { Box::from_raw(raw.as_ptr()) });
+    })
+}
+
+fn non_null<T>(raw: *mut T) -> Result<NonNull<T>, Error> {
+    NonNull::new(raw).ok_or_else(|| Error::internal("Triton gave a null pointer"))
+}
+
+fn not_loaded() -> Error {
+    Error::new(ErrorCode::Unavailable, "the instance is not loaded")
+}

@@ -1,0 +1,52 @@
+//! L4: Triton's C API as Rust: generated bindings and, over them, safe owners of Triton's objects.
+//!
+//! One idea: what must be answered, released, sent or deleted is owned by a value, and dropping the
+//! value does the safe thing. A [`Request`] that is dropped is answered with an error and released; a
+//! [`Response`] that is dropped is deleted; a second final response cannot reach Triton, because
+//! everybody who answers one request shares one [`ResponseFactory`].
+//!
+//! ```text
+//! sys.rs       the C declarations, generated (`cargo xtask bindings`)
+//! error.rs     Error: Triton's code and message
+//! backend.rs   the API's version, BackendAttributes
+//! model.rs     Model: config, auto-complete     } handles that Triton owns; ours
+//! instance.rs  Instance: statistics, memory     } from Initialize to Finalize
+//! request.rs   Request: flags, ids, parameters, release and reschedule
+//! input.rs     Input: an input tensor, gathered from all its buffers
+//! response.rs  ResponseFactory and Response
+//! data_type.rs DataType, and Element: the Rust types that tensors hold
+//! strings.rs   the encoding of BYTES tensors
+//! metrics.rs   MetricFamily and its Gauge, Histogram
+//! logger.rs    the `log` crate into Triton's log
+//! lifecycle.rs what the exported entry points do, whatever the backend
+//! ```
+//!
+//! This room never parses JSON, knows nothing of engine or runner, starts no thread and calls no
+//! function that server 2.51 (r24.10) lacks: the library is linked with BIND_NOW.
+
+mod backend;
+mod data_type;
+mod error;
+mod input;
+mod instance;
+pub mod lifecycle;
+mod logger;
+mod memory;
+mod message;
+mod metrics;
+mod model;
+mod request;
+mod response;
+pub mod strings;
+pub mod sys;
+
+pub use backend::{BackendAttributes, check_api_version};
+pub use data_type::{DataType, Element};
+pub use error::{Error, ErrorCode};
+pub use input::Input;
+pub use instance::{Instance, Timestamps, now_ns};
+pub use logger::{install_logger, verbose_enabled};
+pub use metrics::{Gauge, Histogram, MetricFamily};
+pub use model::Model;
+pub use request::{CorrelationId, ParameterValue, Request, RequestFlags};
+pub use response::{Completion, Response, ResponseFactory};

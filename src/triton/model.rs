@@ -1,0 +1,124 @@
+//! A model as Triton sees it: alive from ModelInitialize to ModelFinalize.
+
+use std::path::PathBuf;
+use std::ptr::NonNull;
+
+use super::error::{check, get, get_object, get_text, to_utf8};
+use super::message::Message;
+use super::{Error, sys};
+
+/// The version of the model configuration's JSON form.
+const CONFIG_VERSION: u32 = 1;
+
+/// Triton's handle of a model.
+#[derive(Debug)]
+pub struct Model(NonNull<sys::TRITONBACKEND_Model>);
+
+// SAFETY: the handle's getters read what does not change while the model lives; setting the
+// configuration is for ModelInitialize, and the memory report takes a lock of Triton's.
+unsafe impl Send for Model {}
+// SAFETY: as above.
+unsafe impl Sync for Model {}
+
+impl Model {
+    /// The handle that an entry point was given.
+    ///
+    /// # Safety
+    /// The model is alive, and the value is not used after ModelFinalize.
+    pub unsafe fn from_raw(raw: NonNull<sys::TRITONBACKEND_Model>) -> Self {
+        Self(raw)
+    }
+
+    /// The model's name.
+    pub fn name(&self) -> Result<&str, Error> {
+        // SAFETY: the model is alive, and so is its name for as long.
+        let name = unsafe { get_text(|out| sys::TRITONBACKEND_ModelName(self.as_ptr(), out)) }?;
+        to_utf8(name, "the model's name")
+    }
+
+    /// The model's version.
+    pub fn version(&self) -> Result<u64, Error> {
+        // SAFETY: the model is alive.
+        unsafe { get(0, |out| sys::TRITONBACKEND_ModelVersion(self.as_ptr(), out)) }
+    }
+
+    /// The model's folder in the repository, which holds config.pbtxt and a folder per version.
+    pub fn folder(&self) -> Result<PathBuf, Error> {
+        let mut artifact = sys::TRITONBACKEND_ArtifactType::TRITONBACKEND_ARTIFACT_FILESYSTEM;
+        // SAFETY: the model is alive, and so is the path for as long.
+        let location = unsafe {
+            get_text(|out| {
+                sys::TRITONBACKEND_ModelRepository(self.as_ptr(), &raw mut artifact, out)
+            })
+        }?;
+        if artifact != sys::TRITONBACKEND_ArtifactType::TRITONBACKEND_ARTIFACT_FILESYSTEM {
+            return Err(Error::invalid("the model repository is not a file system"));
+        }
+        to_utf8(location, "the path of the model repository").map(PathBuf::from)
+    }
+
+    /// The model's configuration (config.pbtxt with the server's defaults filled in) as JSON.
+    pub fn config_json(&self) -> Result<String, Error> {
+        // SAFETY: the model is alive.
+        let message = unsafe {
+            get_object(|out| sys::TRITONBACKEND_ModelConfig(self.as_ptr(), CONFIG_VERSION, out))
+        }?;
+        // SAFETY: Triton makes this message for the caller, who deletes it.
+        unsafe { Message::from_raw(message) }.to_json()
+    }
+
+    /// Whether the backend may fill in what config.pbtxt leaves out.
+    pub fn may_auto_complete(&self) -> Result<bool, Error> {
+        // SAFETY: the model is alive.
+        unsafe {
+            get(false, |out| {
+                sys::TRITONBACKEND_ModelAutoCompleteConfig(self.as_ptr(), out)
+            })
+        }
+    }
+
+    /// Replaces the configuration, in ModelInitialize only. Triton takes over max_batch_size, inputs,
+    /// outputs, the scheduling choice where there was none, and model_transaction_policy; other
+    /// fields it leaves as they were.
+    pub fn set_config(&self, json: &str) -> Result<(), Error> {
+        let message = Message::from_json(json)?;
+        // SAFETY: model and message are alive; the message is only lent.
+        unsafe {
+            check(sys::TRITONBACKEND_ModelSetConfig(
+                self.as_ptr(),
+                CONFIG_VERSION,
+                message.as_ptr(),
+            ))
+        }
+    }
+
+    /// What [`Model::set_state`] stored.
+    ///
+    /// # Safety
+    /// `T` is the type that was stored.
+    pub(crate) unsafe fn state<T>(&self) -> Result<Option<NonNull<T>>, Error> {
+        // SAFETY: the model is alive.
+        let state = unsafe {
+            get(std::ptr::null_mut(), |out| {
+                sys::TRITONBACKEND_ModelState(self.as_ptr(), out)
+            })
+        }?;
+        Ok(NonNull::new(state.cast()))
+    }
+
+    /// Stores our part of the model in Triton's; `None` takes nothing out but forgets it.
+    pub(crate) fn set_state<T>(&self, state: Option<NonNull<T>>) -> Result<(), Error> {
+        let state = state.map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        // SAFETY: the model is alive; Triton only keeps the pointer.
+        unsafe {
+            check(sys::TRITONBACKEND_ModelSetState(
+                self.as_ptr(),
+                state.cast(),
+            ))
+        }
+    }
+
+    fn as_ptr(&self) -> *mut sys::TRITONBACKEND_Model {
+        self.0.as_ptr()
+    }
+}

@@ -1,0 +1,377 @@
+//! One inference request while it is in our hands.
+//!
+//! ```text
+//!  Triton --Execute--> Request --reschedule--> Triton, which hands it to a later Execute
+//!                        | \---fail, drop----> answered with an error, released
+//!                        \-----release-------> released; its ResponseFactory sends the final response
+//! ```
+//! So a request is never lost: either Triton has it, or this value has it, or a factory has still to
+//! end it. A `Request` stays on the thread of its Execute: Triton touches a rescheduled request once
+//! more after it has put it into the queue (server 25.10 and later), which is only safe where the next
+//! Execute cannot have begun.
+
+use std::ffi::{CStr, c_void};
+use std::fmt;
+use std::ptr::{self, NonNull};
+
+use super::error::{check, get, get_object, get_text, to_utf8};
+use super::{Error, ErrorCode, Input, ResponseFactory, sys};
+
+/// A request that we own. Dropping it answers it with an error and releases it.
+#[derive(Debug)]
+pub struct Request {
+    /// Also what keeps the request from being sent to another thread.
+    raw: NonNull<sys::TRITONBACKEND_Request>,
+    /// Who answers it, once somebody does.
+    factory: Option<ResponseFactory>,
+}
+
+/// Which sequence a request belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CorrelationId<'request> {
+    /// A number, the client's or one that Triton counted up. Zero: no sequence at all (a warm-up
+    /// request, or a null request that fills a gap in a direct batch).
+    Number(u64),
+    /// A text of the client's.
+    Text(&'request CStr),
+}
+
+impl CorrelationId<'_> {
+    /// Whether the request belongs to no sequence, and so can never be rescheduled.
+    pub fn is_none(&self) -> bool {
+        match self {
+            Self::Number(number) => *number == 0,
+            Self::Text(text) => text.is_empty(),
+        }
+    }
+}
+
+/// Where in its sequence a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestFlags(u32);
+
+impl RequestFlags {
+    /// The first of its sequence. Of an iterative sequence: not rescheduled yet.
+    pub fn is_start(self) -> bool {
+        self.0 & sys::TRITONSERVER_RequestFlag::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START.0 != 0
+    }
+
+    /// The last of its sequence. Triton never sets it on an iterative sequence; a client can.
+    pub fn is_end(self) -> bool {
+        self.0 & sys::TRITONSERVER_RequestFlag::TRITONSERVER_REQUEST_FLAG_SEQUENCE_END.0 != 0
+    }
+}
+
+/// The value of a request parameter. Triton has one kind more, raw bytes, but no frontend makes it and
+/// its length cannot be asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ParameterValue<'request> {
+    /// True or false.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A floating-point number.
+    Double(f64),
+    /// A text.
+    String(&'request str),
+}
+
+impl fmt::Display for ParameterValue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bool(value) => value.fmt(f),
+            Self::Int(value) => value.fmt(f),
+            Self::Double(value) => value.fmt(f),
+            Self::String(value) => write!(f, "'{value}'"),
+        }
+    }
+}
+
+impl Request {
+    /// Takes over a request that Execute was given.
+    ///
+    /// # Safety
+    /// The request is alive, nobody else answers or releases it, and Execute will report success,
+    /// because with an error Triton would answer and release it a second time.
+    pub unsafe fn from_raw(raw: NonNull<sys::TRITONBACKEND_Request>) -> Self {
+        Self { raw, factory: None }
+    }
+
+    /// The client's name for the request, which it need not give.
+    pub fn client_id(&self) -> Result<Option<&str>, Error> {
+        // SAFETY: the request is alive, and so is its name for as long.
+        let id = unsafe { get_text(|out| sys::TRITONBACKEND_RequestId(self.as_ptr(), out)) }?;
+        let id = to_utf8(id, "the request id")?;
+        Ok(if id.is_empty() { None } else { Some(id) })
+    }
+
+    /// Which sequence the request belongs to.
+    pub fn correlation_id(&self) -> Result<CorrelationId<'_>, Error> {
+        // Triton has one getter per kind, and the wrong one is an error that costs an allocation.
+        // Texts are rare: only clients choose them.
+        // SAFETY: the request is alive.
+        let number = unsafe {
+            get(0, |out| {
+                sys::TRITONBACKEND_RequestCorrelationId(self.as_ptr(), out)
+            })
+        };
+        if let Ok(number) = number {
+            return Ok(CorrelationId::Number(number));
+        }
+        // SAFETY: the request is alive, and so is the text for as long.
+        unsafe { get_text(|out| sys::TRITONBACKEND_RequestCorrelationIdString(self.as_ptr(), out)) }
+            .map(CorrelationId::Text)
+    }
+
+    /// Where in its sequence the request stands.
+    pub fn flags(&self) -> Result<RequestFlags, Error> {
+        // SAFETY: the request is alive.
+        unsafe { get(0, |out| sys::TRITONBACKEND_RequestFlags(self.as_ptr(), out)) }
+            .map(RequestFlags)
+    }
+
+    /// The time limit that Triton knows of, in microseconds; zero is none. A limit in the body of an
+    /// HTTP generate request is not known to Triton but stands among the parameters.
+    pub fn timeout_us(&self) -> Result<u64, Error> {
+        // SAFETY: the request is alive.
+        unsafe {
+            get(0, |out| {
+                sys::TRITONBACKEND_InferenceRequestTimeoutMicroseconds(self.as_ptr(), out)
+            })
+        }
+    }
+
+    /// Whether the client has taken the request back. Then [`Request::reschedule`] it, unanswered:
+    /// Triton answers it itself and frees its slot at once, where a release would leave the slot
+    /// occupied until the sequence idles out.
+    pub fn is_cancelled(&self) -> bool {
+        // SAFETY: the request is alive. It can only fail for a request that was never sent.
+        unsafe {
+            get(false, |out| {
+                sys::TRITONBACKEND_RequestIsCancelled(self.as_ptr(), out)
+            })
+        }
+        .unwrap_or(false)
+    }
+
+    /// The request's parameters, in no order; a name may stand there more than once.
+    pub fn parameters(&self) -> Result<Vec<(&str, ParameterValue<'_>)>, Error> {
+        // SAFETY: the request is alive.
+        let count = unsafe {
+            get(0, |out| {
+                sys::TRITONBACKEND_RequestParameterCount(self.as_ptr(), out)
+            })
+        }?;
+        (0..count).map(|index| self.parameter(index)).collect()
+    }
+
+    /// The input tensors.
+    pub fn inputs(&self) -> Result<Vec<Input<'_>>, Error> {
+        // SAFETY: the request is alive.
+        let count = unsafe {
+            get(0, |out| {
+                sys::TRITONBACKEND_RequestInputCount(self.as_ptr(), out)
+            })
+        }?;
+        (0..count)
+            .map(|index| {
+                // SAFETY: the request is alive and `index` is below the count.
+                let raw = unsafe {
+                    get_object(|out| {
+                        sys::TRITONBACKEND_RequestInputByIndex(self.as_ptr(), index, out)
+                    })
+                }?;
+                // SAFETY: the input lives as long as the request, which `'_` borrows.
+                unsafe { Input::from_raw(raw) }
+            })
+            .collect()
+    }
+
+    /// Names of the outputs that the client wants; Triton lists all of the model's if it named none.
+    pub fn requested_outputs(&self) -> Result<Vec<&str>, Error> {
+        // SAFETY: the request is alive.
+        let count = unsafe {
+            get(0, |out| {
+                sys::TRITONBACKEND_RequestOutputCount(self.as_ptr(), out)
+            })
+        }?;
+        (0..count)
+            .map(|index| {
+                // SAFETY: the request is alive, and so is the name for as long.
+                let name = unsafe {
+                    get_text(|out| sys::TRITONBACKEND_RequestOutputName(self.as_ptr(), index, out))
+                }?;
+                to_utf8(name, "an output's name")
+            })
+            .collect()
+    }
+
+    /// The factory that answers the request: made at the first call, the same one at every later one.
+    pub fn response_factory(&mut self) -> Result<ResponseFactory, Error> {
+        if let Some(factory) = &self.factory {
+            return Ok(factory.clone());
+        }
+        // SAFETY: the request is alive.
+        let factory = unsafe { ResponseFactory::new(self.raw) }?;
+        Ok(self.factory.insert(factory).clone())
+    }
+
+    /// Says which factory answers the request, one made when the same request was here before. Do it
+    /// before anything that may fail: from then on the request cannot get two final responses.
+    pub fn answered_by(&mut self, factory: &ResponseFactory) {
+        self.factory = Some(factory.clone());
+    }
+
+    /// Gives the request back to Triton, which hands it to a later Execute, or, if it was cancelled,
+    /// answers it. Where Triton refuses (the sequence has idled out) the request stays ours.
+    pub fn reschedule(self) -> Result<(), (Request, Error)> {
+        use sys::TRITONSERVER_RequestReleaseFlag as Flag;
+        match self.release_with(Flag::TRITONSERVER_REQUEST_RELEASE_RESCHEDULE) {
+            Ok(()) => {
+                self.forget();
+                Ok(())
+            }
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    /// Gives the request back to Triton for good and frees its slot. Its factory still has to send the
+    /// final response; without a factory the request is answered with an error.
+    ///
+    /// Release before sending the final response: a client that goes away at the final one would set
+    /// the cancel flag before the release, and the slot of a cancelled request is not freed by it.
+    pub fn release(self) {
+        if self.factory.is_some() {
+            self.release_all();
+            self.forget();
+        }
+    }
+
+    /// Answers the request with an error, unless it has its final response, and releases it.
+    pub fn fail(mut self, error: Error) {
+        self.end(Some(error));
+        self.forget();
+    }
+
+    /// Ends the request without a response and releases it: for null and warm-up requests.
+    pub fn dismiss(mut self) {
+        self.end(None);
+        self.forget();
+    }
+
+    /// Answers the request with an error and releases it, where another request of the same sequence
+    /// is in flight and must stay so: a plain release would end the sequence for both.
+    ///
+    /// Triton ends the sequence of a released request unless it was cancelled, so it is cancelled. The
+    /// two C types name the same object of Triton's (`InferenceRequest`, in its `infer_request.h`).
+    pub fn fail_beside_sequence(self, error: Error) {
+        let request = self.as_ptr().cast::<sys::TRITONSERVER_InferenceRequest>();
+        // SAFETY: the request is alive and ours, and an InferenceRequest.
+        if let Err(refused) = unsafe { check(sys::TRITONSERVER_InferenceRequestCancel(request)) } {
+            log::warn!("a request could not be cancelled: {refused}");
+        }
+        self.fail(error);
+    }
+
+    /// Which of Triton's objects the request is: the same in every Execute that it is handed to.
+    pub fn identity(&self) -> usize {
+        self.raw.as_ptr().addr()
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::TRITONBACKEND_Request {
+        self.raw.as_ptr()
+    }
+
+    fn parameter(&self, index: u32) -> Result<(&str, ParameterValue<'_>), Error> {
+        use sys::TRITONSERVER_ParameterType as Kind;
+        let mut kind = Kind::TRITONSERVER_PARAMETER_STRING;
+        let mut value: *const c_void = ptr::null();
+        // SAFETY: the request is alive, and so are name and value for as long.
+        let name = unsafe {
+            get_text(|out| {
+                sys::TRITONBACKEND_RequestParameter(
+                    self.as_ptr(),
+                    index,
+                    out,
+                    &raw mut kind,
+                    &raw mut value,
+                )
+            })
+        }?;
+        let name = to_utf8(name, "a parameter's name")?;
+        if value.is_null() {
+            return Err(Error::invalid(format!("parameter '{name}' has no value")));
+        }
+        let value = match kind {
+            Kind::TRITONSERVER_PARAMETER_BOOL => {
+                // SAFETY: a value of this kind points to a C++ bool.
+                ParameterValue::Bool(unsafe { value.cast::<bool>().read() })
+            }
+            Kind::TRITONSERVER_PARAMETER_INT => {
+                // SAFETY: a value of this kind points to an int64_t.
+                ParameterValue::Int(unsafe { value.cast::<i64>().read() })
+            }
+            Kind::TRITONSERVER_PARAMETER_DOUBLE => {
+                // SAFETY: a value of this kind points to a double.
+                ParameterValue::Double(unsafe { value.cast::<f64>().read() })
+            }
+            Kind::TRITONSERVER_PARAMETER_STRING => {
+                // SAFETY: a value of this kind is a C string that lives as long as the request.
+                let text = unsafe { CStr::from_ptr(value.cast()) };
+                ParameterValue::String(to_utf8(text, &format!("parameter '{name}'"))?)
+            }
+            other => {
+                return Err(Error::new(
+                    ErrorCode::Unsupported,
+                    format!(
+                        "parameter '{name}' has a type that is not supported ({})",
+                        other.0
+                    ),
+                ));
+            }
+        };
+        Ok((name, value))
+    }
+
+    /// Ends the request, with an error or with nothing, and releases it. `self` is spent after it.
+    fn end(&mut self, error: Option<Error>) {
+        let factory = self.response_factory();
+        self.release_all();
+        let sent = match (factory, error) {
+            (Ok(factory), _) if factory.is_finished() => Ok(()),
+            (Ok(factory), Some(error)) => factory.send_error(error),
+            (Ok(factory), None) => factory.send_final(),
+            (Err(error), _) => Err(error),
+        };
+        if let Err(error) = sent {
+            log::error!("a request could not be answered: {error}");
+        }
+    }
+
+    fn release_all(&self) {
+        let flag = sys::TRITONSERVER_RequestReleaseFlag::TRITONSERVER_REQUEST_RELEASE_ALL;
+        if let Err(error) = self.release_with(flag) {
+            log::error!("a request could not be released: {error}");
+        }
+    }
+
+    /// On success the request is Triton's, and `self` must not be used again.
+    fn release_with(&self, flag: sys::TRITONSERVER_RequestReleaseFlag) -> Result<(), Error> {
+        // SAFETY: the request is alive and ours; every caller spends `self` on success.
+        unsafe { check(sys::TRITONBACKEND_RequestRelease(self.as_ptr(), flag.0)) }
+    }
+
+    /// Drops what `self` owns besides the request, which is Triton's again.
+    fn forget(mut self) {
+        self.factory = None;
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        self.end(Some(Error::internal(
+            "the backend gave the request up without an answer",
+        )));
+    }
+}
