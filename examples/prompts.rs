@@ -1,0 +1,151 @@
+//! The batch manager without Triton: a file of prompts in, answers out as they end.
+//!
+//! ```text
+//! cargo run --release --example prompts -- model_repository/stories/1 prompts.txt
+//! ```
+//!
+//! Every line of the file is a prompt; `-` reads standard input. The application is four callbacks: what
+//! a server would do with sockets, this does with a file.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+use std::{env, fs, io};
+
+use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::engine::{EngineConfig, NewRequest, StepStats};
+use triton_inflight::manager::{BatchManager, Callbacks, Response, serve};
+use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, Runner, RunnerLimits};
+use triton_inflight::sampling::SamplingParams;
+use triton_inflight::text::{Detokenizer, Tokenizer};
+
+const MAX_NEW_TOKENS: Tokens = Tokens(64);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let [folder, file] = arguments.as_slice() else {
+        return Err("usage: prompts CHECKPOINT_FOLDER PROMPT_FILE".into());
+    };
+    let prompts = match file.as_str() {
+        "-" => io::read_to_string(io::stdin())?,
+        path => fs::read_to_string(path)?,
+    };
+    let checkpoint = Checkpoint::open(Path::new(folder))?;
+    let tokenizer = Tokenizer::load(Path::new(folder))?;
+    let mut manager = batch_manager(&checkpoint)?;
+    let mut application = Application::new(&checkpoint, &tokenizer, prompts.lines())?;
+    serve(&mut manager, None, &mut application)?;
+    eprintln!("{} steps", application.num_steps);
+    Ok(())
+}
+
+/// A batch manager for up to 8 requests at a time.
+fn batch_manager(checkpoint: &Checkpoint) -> Result<BatchManager, Box<dyn Error>> {
+    let block_size = BlockSize::new(32).ok_or("a block has positions")?;
+    let max_seq_len = Tokens(checkpoint.spec().max_seq_len() as u32);
+    let max_num_requests = 8;
+    let config = EngineConfig {
+        max_num_requests,
+        max_seq_len,
+        block_size,
+        chunk_unit: block_size,
+        num_blocks: Blocks(max_num_requests * max_seq_len.blocks_ceil(block_size).0),
+        ..EngineConfig::default()
+    };
+    let limits = RunnerLimits {
+        max_num_tokens: config.max_num_tokens,
+        max_num_requests,
+        max_seq_len,
+        block_size,
+        num_blocks: config.num_blocks,
+        kv_dtype: KvDtype::Bf16,
+        attention: AttentionLimits::default(),
+    };
+    let runner = CpuRunner::new(checkpoint, limits, &CpuOptions::default())?;
+    Ok(BatchManager::new(config, Runner::Cpu(Box::new(runner)))?)
+}
+
+/// The prompts that wait, and the answers in the making.
+struct Application<'a> {
+    tokenizer: &'a Tokenizer,
+    waiting: VecDeque<NewRequest>,
+    answers: BTreeMap<RequestId, Answer<'a>>,
+    num_steps: u64,
+}
+
+struct Answer<'a> {
+    prompt: &'a str,
+    detokenizer: Detokenizer,
+    text: String,
+}
+
+impl<'a> Application<'a> {
+    fn new(
+        checkpoint: &Checkpoint,
+        tokenizer: &'a Tokenizer,
+        prompts: impl Iterator<Item = &'a str>,
+    ) -> Result<Self, Box<dyn Error>> {
+        let sampling = Arc::new(SamplingParams {
+            end_ids: checkpoint.end_ids().to_vec(),
+            ..SamplingParams::default()
+        });
+        let mut application = Self {
+            tokenizer,
+            waiting: VecDeque::new(),
+            answers: BTreeMap::new(),
+            num_steps: 0,
+        };
+        for (id, prompt) in (1..).map(RequestId).zip(prompts) {
+            let ids = tokenizer.encode(prompt, true)?;
+            let answer = Answer {
+                prompt,
+                detokenizer: Detokenizer::new(tokenizer, &ids, true),
+                text: String::new(),
+            };
+            application.answers.insert(id, answer);
+            application.waiting.push_back(NewRequest {
+                sampling: sampling.clone(),
+                ..NewRequest::new(id, ids, MAX_NEW_TOKENS)
+            });
+        }
+        Ok(application)
+    }
+}
+
+impl Callbacks for Application<'_> {
+    fn get_requests(
+        &mut self,
+        max_num_requests: Option<usize>,
+        _is_idle: bool,
+    ) -> Option<Vec<NewRequest>> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let num = max_num_requests.map_or(self.waiting.len(), |max| max.min(self.waiting.len()));
+        Some(self.waiting.drain(..num).collect())
+    }
+
+    fn send_response(&mut self, response: Response<'_>) {
+        let Some(answer) = self.answers.get_mut(&response.id) else {
+            return;
+        };
+        for &token in response.tokens {
+            answer
+                .detokenizer
+                .push(self.tokenizer, token, &mut answer.text);
+        }
+        let Some(end) = response.end else { return };
+        answer.detokenizer.finish(self.tokenizer, &mut answer.text);
+        match end {
+            Ok(reason) => println!("{}|{} [{reason:?}]", answer.prompt, answer.text),
+            Err(error) => println!("{}| refused: {error}", answer.prompt),
+        }
+        self.answers.remove(&response.id);
+    }
+
+    fn return_stats(&mut self, stats: &StepStats) {
+        self.num_steps = stats.iteration_counter;
+    }
+}

@@ -1,0 +1,420 @@
+//! The batch manager as a library: its callbacks, its two ways of computing a step, and the statistics
+//! that it returns.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use triton_inflight::base::{BlockSize, Blocks, RequestError, RequestId, TokenId, Tokens};
+use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::engine::{
+    BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, NewRequest, Stage, StepStats,
+};
+use triton_inflight::manager::{BatchManager, Callbacks, Response, serve};
+use triton_inflight::runner::{
+    AttentionLimits, Checkpoint, CpuRunner, Runner, RunnerLimits, SyntheticOptions,
+    SyntheticRunner, next_token,
+};
+use triton_inflight::sampling::{FinishReason, LogitsProcessor, ProcessLogits, SamplingParams};
+
+const VOCAB_SIZE: u32 = 1000;
+
+fn config() -> EngineConfig {
+    let block_size = BlockSize::new(4).expect("not zero");
+    EngineConfig {
+        max_num_requests: 4,
+        max_seq_len: Tokens(64),
+        max_num_tokens: Tokens(24),
+        block_size,
+        chunk_unit: block_size,
+        num_blocks: Blocks(40),
+        record_requests: true,
+        ..EngineConfig::default()
+    }
+}
+
+fn manager(config: EngineConfig) -> BatchManager {
+    let options = SyntheticOptions {
+        vocab_size: VOCAB_SIZE,
+        step_base_us: 0.0,
+        step_per_token_us: 0.0,
+    };
+    let runner = SyntheticRunner::new(options, &limits(&config)).expect("memory");
+    BatchManager::new(config, Runner::Synthetic(runner)).expect("a thread")
+}
+
+fn limits(config: &EngineConfig) -> RunnerLimits {
+    RunnerLimits {
+        max_num_tokens: config.max_num_tokens,
+        max_num_requests: config.max_num_requests,
+        max_seq_len: config.max_seq_len,
+        block_size: config.block_size,
+        num_blocks: config.num_blocks,
+        kv_dtype: KvDtype::Bf16,
+        attention: AttentionLimits::default(),
+    }
+}
+
+fn prompt(id: u64) -> Vec<TokenId> {
+    (0..3 + id % 17).map(|n| (n % 5) as TokenId).collect()
+}
+
+fn max_new_tokens(id: u64) -> u32 {
+    1 + (id as u32 * 7) % 20
+}
+
+/// What request `id` gives alone.
+fn alone(id: u64) -> Vec<TokenId> {
+    let mut tokens = prompt(id);
+    let num_prompt_tokens = tokens.len();
+    for _ in 0..max_new_tokens(id) {
+        tokens.push(next_token(&tokens, VOCAB_SIZE));
+    }
+    tokens.split_off(num_prompt_tokens)
+}
+
+/// An application that writes down what it is called with.
+#[derive(Default)]
+struct Diary {
+    /// What `get_requests` gives, call by call.
+    arrivals: Vec<Vec<NewRequest>>,
+    rooms: Vec<Option<usize>>,
+    streams: BTreeMap<u64, Vec<TokenId>>,
+    ends: BTreeMap<u64, Result<FinishReason, RequestError>>,
+    /// To be stopped after so many responses of a request.
+    stop_after: BTreeMap<u64, usize>,
+    num_responses: BTreeMap<u64, usize>,
+    stats: Vec<StepStats>,
+}
+
+impl Callbacks for Diary {
+    fn get_requests(
+        &mut self,
+        max_num_requests: Option<usize>,
+        is_idle: bool,
+    ) -> Option<Vec<NewRequest>> {
+        assert_eq!(is_idle, self.streams.len() == self.ends.len());
+        self.rooms.push(max_num_requests);
+        let requests = self.arrivals.pop()?;
+        for request in &requests {
+            self.streams.entry(request.id.0).or_default();
+        }
+        Some(requests)
+    }
+
+    fn send_response(&mut self, response: Response<'_>) {
+        let id = response.id.0;
+        assert!(!self.ends.contains_key(&id), "{id} has ended");
+        self.streams.entry(id).or_default().extend(response.tokens);
+        *self.num_responses.entry(id).or_default() += 1;
+        if let Some(end) = response.end {
+            self.ends.insert(id, end);
+        }
+    }
+
+    fn poll_stop_signals(&mut self) -> Vec<RequestId> {
+        let due = self
+            .stop_after
+            .iter()
+            .filter(|&(id, after)| self.num_responses.get(id).is_some_and(|num| num >= after));
+        due.map(|(&id, _)| RequestId(id)).collect()
+    }
+
+    fn return_stats(&mut self, stats: &StepStats) {
+        assert!(stats.num_active > 0, "no record of nothing");
+        self.stats.push(stats.clone());
+    }
+}
+
+fn request(id: u64) -> NewRequest {
+    NewRequest::new(RequestId(id), prompt(id), Tokens(max_new_tokens(id)))
+}
+
+#[test]
+fn an_application_is_served_through_its_callbacks_whatever_the_scheme() {
+    let schemes = [
+        (BatchingScheme::InflightFused, 1),
+        (BatchingScheme::InflightFused, 2),
+        (BatchingScheme::Inflight, 1),
+        (BatchingScheme::Inflight, 2),
+        (BatchingScheme::V1, 1),
+    ];
+    for (scheme, num_micro_batches) in schemes {
+        let config = EngineConfig {
+            scheme,
+            num_micro_batches,
+            ..config()
+        };
+        let mut diary = Diary {
+            arrivals: (0..8)
+                .map(|n| (0..5).map(|i| request(n * 5 + i)).collect())
+                .collect(),
+            ..Diary::default()
+        };
+        let mut manager = manager(config);
+        serve(&mut manager, None, &mut diary).expect("steps succeed");
+        assert_eq!(diary.ends.len(), 40, "{scheme:?}");
+        for (id, stream) in &diary.streams {
+            assert_eq!(stream, &alone(*id), "{id}, {scheme:?}");
+            assert_eq!(diary.ends[id], Ok(FinishReason::Length));
+        }
+        let is_lockstep = scheme == BatchingScheme::V1;
+        let num_responses: usize = diary.num_responses.values().sum();
+        assert!(is_lockstep || num_responses > 100, "answers stream");
+        let micro_batches: BTreeSet<_> = diary.stats.iter().map(|s| s.micro_batch).collect();
+        assert_eq!(micro_batches.len(), num_micro_batches);
+        assert_eq!(manager.kv_usage().num_used, Blocks(0));
+    }
+}
+
+#[test]
+fn a_bounded_application_is_asked_for_as_many_as_there_is_room_for() {
+    let mut diary = Diary {
+        arrivals: vec![vec![], vec![], (1..4).map(request).collect()],
+        ..Diary::default()
+    };
+    serve(&mut manager(config()), Some(3), &mut diary).expect("steps succeed");
+    assert_eq!(diary.rooms[..2], [Some(3), Some(0)]);
+    assert_eq!(diary.ends.len(), 3);
+}
+
+#[test]
+fn an_id_in_flight_is_refused_and_can_be_used_again_after_the_final_response() {
+    struct Twice {
+        num_calls: u32,
+        ends: Vec<Result<FinishReason, RequestError>>,
+    }
+    impl Callbacks for Twice {
+        fn get_requests(&mut self, _: Option<usize>, is_idle: bool) -> Option<Vec<NewRequest>> {
+            self.num_calls += 1;
+            match self.num_calls {
+                1 => Some(vec![request(3), request(3)]),
+                _ if !is_idle => Some(vec![]),
+                _ if self.ends.len() < 3 => Some(vec![request(3)]),
+                _ => None,
+            }
+        }
+
+        fn send_response(&mut self, response: Response<'_>) {
+            assert_eq!(response.id, RequestId(3));
+            self.ends.extend(response.end);
+        }
+    }
+    let mut twice = Twice {
+        num_calls: 0,
+        ends: Vec::new(),
+    };
+    serve(&mut manager(config()), None, &mut twice).expect("steps succeed");
+    let in_flight = Err(RequestError::InFlight("3".to_owned()));
+    let done = Ok(FinishReason::Length);
+    assert_eq!(twice.ends, [in_flight, done.clone(), done]);
+}
+
+#[test]
+fn what_could_never_run_is_refused_alone() {
+    let too_long = NewRequest::new(RequestId(8), vec![1; 64], Tokens(1));
+    let mut diary = Diary {
+        arrivals: vec![vec![too_long, request(9)]],
+        ..Diary::default()
+    };
+    serve(&mut manager(config()), None, &mut diary).expect("steps succeed");
+    let refusal = diary.ends[&8].as_ref().expect_err("too long").to_string();
+    assert!(refusal.contains("max_seq_len"), "{refusal}");
+    assert_eq!(diary.ends[&9], Ok(FinishReason::Length));
+}
+
+#[test]
+fn a_stop_signal_ends_its_request_within_a_step_and_nobody_else() {
+    for num_micro_batches in [1, 2] {
+        let config = EngineConfig {
+            num_micro_batches,
+            ..config()
+        };
+        let long = NewRequest::new(RequestId(1), prompt(1), Tokens(50));
+        let mut diary = Diary {
+            arrivals: vec![vec![long, request(2)]],
+            stop_after: BTreeMap::from([(1, 3), (77, 0)]),
+            ..Diary::default()
+        };
+        let mut manager = manager(config);
+        serve(&mut manager, None, &mut diary).expect("steps succeed");
+        assert_eq!(diary.ends[&1], Ok(FinishReason::Cancelled));
+        assert_eq!(diary.streams[&1].len(), 3);
+        assert_eq!(diary.ends[&2], Ok(FinishReason::Length));
+        assert_eq!(manager.kv_usage().num_used, Blocks(0));
+    }
+}
+
+/// Every field of a record, computed again from what each request did in the step.
+#[test]
+fn a_record_says_what_the_steps_requests_say_together() {
+    let schemes = [
+        BatchingScheme::InflightFused,
+        BatchingScheme::Inflight,
+        BatchingScheme::V1,
+    ];
+    for scheme in schemes {
+        let config = EngineConfig {
+            scheme,
+            num_blocks: Blocks(20),
+            policy: match scheme {
+                BatchingScheme::V1 => CapacityPolicy::GuaranteedNoEvict,
+                _ => CapacityPolicy::MaxUtilization,
+            },
+            reuse: BlockReuse::Off,
+            ..config()
+        };
+        let mut manager = manager(config);
+        for id in 0..30 {
+            manager.add(request(id)).expect("fits");
+        }
+        let (mut events, mut num_records, mut num_paused, mut num_ended) = (vec![], 0, 0, 0);
+        while !manager.is_idle() {
+            manager.launch().expect("steps succeed");
+            let landed = manager.land(&mut events).expect("steps succeed");
+            let landed = landed.expect("one micro-batch lands at once");
+            let stats = landed.stats;
+            let count = |stage: Stage, computes: bool| {
+                let stages = landed.stages.iter();
+                stages
+                    .filter(|it| it.stage == stage && (it.tokens > 0) == computes)
+                    .count()
+            };
+            num_records += 1;
+            assert_eq!(stats.iteration_counter, num_records);
+            assert_eq!(stats.num_active, landed.stages.len());
+            assert_eq!(stats.num_context, count(Stage::Context, true));
+            assert_eq!(stats.num_generation, count(Stage::Generation, true));
+            assert_eq!(
+                stats.num_scheduled,
+                stats.num_context + stats.num_generation
+            );
+            let contexts = landed.stages.iter().filter(|it| it.stage == Stage::Context);
+            let num_context_tokens = contexts.map(|it| it.tokens).sum();
+            assert_eq!(stats.num_context_tokens, Tokens(num_context_tokens));
+            assert_eq!(stats.num_paused, count(Stage::Paused, false));
+            let resting = count(Stage::Context, false) + count(Stage::Generation, false);
+            let num_empty_slots = if scheme == BatchingScheme::V1 {
+                resting
+            } else {
+                0
+            };
+            assert_eq!(stats.num_empty_slots, num_empty_slots);
+            assert_eq!(
+                stats.num_waiting,
+                stats.num_active - stats.num_scheduled - num_empty_slots
+            );
+            assert_eq!(stats.ended.num_requests, num_ended);
+            assert!(stats.kv.num_used <= stats.kv.num_blocks);
+            num_paused += stats.num_paused;
+            let finished = |event: &triton_inflight::engine::Event| {
+                matches!(event, triton_inflight::engine::Event::Finished(..))
+            };
+            num_ended += events.drain(..).filter(finished).count() as u64;
+        }
+        assert_eq!(num_ended, 30);
+        assert!(scheme == BatchingScheme::V1 || num_paused > 0);
+    }
+}
+
+#[test]
+fn a_logits_processor_is_refused_where_there_are_no_logits() {
+    struct Nothing;
+    impl ProcessLogits for Nothing {
+        fn process(&self, _: &mut [f32], _: &[TokenId]) {}
+    }
+    let sampling = SamplingParams {
+        logits_processor: Some(LogitsProcessor(Arc::new(Nothing))),
+        ..SamplingParams::default()
+    };
+    let request = NewRequest {
+        sampling: Arc::new(sampling),
+        ..request(1)
+    };
+    let refusal = manager(config()).add(request).expect_err("no logits");
+    assert!(refusal.to_string().contains("logits processor"));
+}
+
+/// Lets only one token be chosen: as many as there are tokens so far.
+struct Count;
+
+impl ProcessLogits for Count {
+    fn process(&self, logits: &mut [f32], tokens: &[TokenId]) {
+        for (id, logit) in logits.iter_mut().enumerate() {
+            if id != tokens.len() {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_logits_processor_decides_for_its_own_request_and_no_other() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let checkpoint = Checkpoint::open(&dir).expect("the fixture opens");
+    let answers = |with_count: bool| {
+        let config = EngineConfig {
+            num_blocks: Blocks(64),
+            ..config()
+        };
+        let options = CpuOptions {
+            num_threads: NonZeroUsize::new(2),
+            ..CpuOptions::default()
+        };
+        let runner = CpuRunner::new(&checkpoint, limits(&config), &options).expect("it loads");
+        let mut manager =
+            BatchManager::new(config, Runner::Cpu(Box::new(runner))).expect("a thread");
+        let mut requests: Vec<_> = (0..3).map(request).collect();
+        if with_count {
+            let sampling = SamplingParams {
+                logits_processor: Some(LogitsProcessor(Arc::new(Count))),
+                ..SamplingParams::default()
+            };
+            requests.push(NewRequest {
+                sampling: Arc::new(sampling),
+                ..request(5)
+            });
+        }
+        let mut diary = Diary {
+            arrivals: vec![requests],
+            ..Diary::default()
+        };
+        serve(&mut manager, None, &mut diary).expect("steps succeed");
+        diary.streams
+    };
+    let (alone, mut together) = (answers(false), answers(true));
+    let first = prompt(5).len() as TokenId;
+    let counted: Vec<_> = (first..first + max_new_tokens(5)).collect();
+    assert_eq!(together.remove(&5), Some(counted));
+    assert_eq!(together, alone);
+}
+
+#[test]
+fn the_example_answers_a_file_of_prompts() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut example = Command::new(env!("CARGO"))
+        .args(["run", "--quiet", "--example", "prompts", "--"])
+        .args(["model_repository/stories/1", "-"])
+        .current_dir(folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("cargo runs");
+    let mut prompts = example.stdin.take().expect("a pipe");
+    prompts
+        .write_all(b"Once upon a time\nThe\n")
+        .expect("it reads");
+    drop(prompts);
+    let output = example.wait_with_output().expect("it ends");
+    let answers = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{answers}");
+    for prompt in ["Once upon a time|", "The|"] {
+        assert!(
+            answers.contains(prompt),
+            "no answer to '{prompt}': {answers}"
+        );
+    }
+}

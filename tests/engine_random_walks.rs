@@ -1,0 +1,230 @@
+//! Random walks through add, cancel and step, over tiny pools and budgets, where collisions are common.
+//!
+//! Each step is checked by `engine_support`; here is what is walked through. A failure prints the
+//! shortest walk that shows it, and its seed goes to a file next to this one, to be
+//! committed.
+
+mod engine_support;
+
+use engine_support::{Ask, VOCAB_SIZE, World};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::engine::{
+    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig,
+    Event, PlannedSequence, ReuseOptions,
+};
+
+#[derive(Clone, Debug)]
+enum Move {
+    Add(Ask),
+    Step,
+    /// Cancels the `n`-th request modulo how many there were, ended or not.
+    Cancel(usize),
+    /// As `Cancel`, between the plan and its results.
+    StepAndCancel(usize),
+}
+
+/// Limits that are never wide: pools of a few blocks more than the longest sequence needs.
+fn configs() -> impl Strategy<Value = EngineConfig> {
+    let sizes = (1u32..=8, 2u32..=48, 0u32..=12, 1u32..=8, 0u32..=24);
+    let scheme = prop_oneof![
+        1 => Just(BatchingScheme::V1),
+        2 => Just(BatchingScheme::Inflight),
+        4 => Just(BatchingScheme::InflightFused),
+    ];
+    let policy = prop_oneof![
+        1 => Just(CapacityPolicy::StaticBatch),
+        3 => Just(CapacityPolicy::GuaranteedNoEvict),
+        4 => Just(CapacityPolicy::MaxUtilization),
+    ];
+    let chunks = prop_oneof![
+        Just(None),
+        Just(Some(ContextChunkPolicy::FirstComeFirstServed)),
+        Just(Some(ContextChunkPolicy::EqualProgress)),
+    ];
+    let reuse = prop_oneof![
+        Just(BlockReuse::Off),
+        Just(BlockReuse::WholeBlocks),
+        Just(BlockReuse::PartialBlocks),
+    ];
+    let window = proptest::option::of((1u32..=20, 0u32..=6));
+    let options = (scheme, policy, chunks, reuse, window, 1usize..=2);
+    (sizes, options).prop_map(|(sizes, options)| {
+        let (block_size, max_seq_len, more_blocks, max_num_requests, more_tokens) = sizes;
+        let (scheme, policy, chunks, reuse, window, num_micro_batches) = options;
+        let lockstep = scheme == BatchingScheme::V1;
+        let policy = match policy {
+            CapacityPolicy::MaxUtilization if lockstep => CapacityPolicy::GuaranteedNoEvict,
+            policy => policy,
+        };
+        let pauses = policy == CapacityPolicy::MaxUtilization;
+        let least_tokens = match (chunks, pauses) {
+            (Some(_), _) => block_size,
+            (None, true) => max_seq_len,
+            (None, false) => 1,
+        };
+        let block_size = BlockSize::new(block_size).expect("not zero");
+        let window = window.map(|(size, num_sinks)| AttentionWindow {
+            size: Tokens(size),
+            num_sinks: Tokens(num_sinks),
+        });
+        let mut config = EngineConfig {
+            scheme,
+            max_num_requests,
+            max_seq_len: Tokens(max_seq_len),
+            max_num_tokens: Tokens(least_tokens.max(max_num_requests) + more_tokens),
+            block_size,
+            chunk_unit: block_size,
+            num_blocks: Blocks(u32::MAX / 8),
+            policy,
+            enable_chunked_context: chunks.is_some(),
+            chunk_policy: chunks.unwrap_or(ContextChunkPolicy::FirstComeFirstServed),
+            num_micro_batches: if lockstep { 1 } else { num_micro_batches },
+            reuse,
+            window,
+            record_requests: true,
+            ..EngineConfig::default()
+        };
+        config.num_blocks = config.min_num_blocks() + Blocks(more_blocks);
+        config
+    })
+}
+
+/// Requests of which some are too long for most of the configurations.
+fn asks() -> impl Strategy<Value = Ask> {
+    let fails_after = proptest::option::weighted(0.05, 0usize..4);
+    // Many begin in the same way.
+    let prompt = prop_oneof![
+        vec(0..VOCAB_SIZE, 0..40),
+        vec(0..2u32, 0..40),
+        (0..40u32, 0..3u32).prop_map(|(len, last)| {
+            let mut prompt = vec![1; len as usize];
+            prompt.extend(vec![last; len as usize % 3]);
+            prompt
+        }),
+    ];
+    let salt = prop_oneof![4 => Just(None), 1 => Just(Some("a")), 1 => Just(Some("b"))];
+    let reuse = (prop::bool::weighted(0.9), salt).prop_map(|(enabled, salt)| ReuseOptions {
+        enabled,
+        salt: salt.map(Into::into),
+    });
+    (
+        prompt,
+        0u32..40,
+        any::<bool>(),
+        fails_after,
+        prop_oneof![6 => Just(0), 1 => -2..3],
+        reuse,
+    )
+        .prop_map(
+            |(prompt, max_new_tokens, has_end_id, fails_after, priority, reuse)| Ask {
+                prompt,
+                max_new_tokens,
+                has_end_id,
+                fails_after,
+                priority,
+                reuse,
+            },
+        )
+}
+
+fn walks() -> impl Strategy<Value = Vec<Move>> {
+    let one = prop_oneof![
+        12 => asks().prop_map(Move::Add),
+        24 => Just(Move::Step),
+        1 => any::<usize>().prop_map(Move::Cancel),
+        1 => any::<usize>().prop_map(Move::StepAndCancel),
+    ];
+    vec(one, 1..400)
+}
+
+/// Walks, and then serves what is left. Returns all that was planned and all that happened.
+fn walk(config: EngineConfig, moves: &[Move]) -> (Vec<Vec<PlannedSequence>>, Vec<Event>, World) {
+    let (mut plans, mut events) = (Vec::new(), Vec::new());
+    let mut world = World::new(config);
+    for next in moves {
+        let pick = |n: usize, world: &World| {
+            let num_asked = world.streams.len();
+            (num_asked > 0).then(|| RequestId((n % num_asked) as u64 + 1))
+        };
+        match next {
+            Move::Add(ask) => {
+                let fits = world.add(ask.clone()).is_ok();
+                assert_eq!(fits, fits_alone(&world.config, ask), "{ask:?}");
+            }
+            Move::Cancel(n) => {
+                if let Some(id) = pick(*n, &world) {
+                    world.cancel(id);
+                    world.engine.check_integrity();
+                }
+            }
+            Move::Step => {
+                plans.push(world.step());
+                events.extend_from_slice(&world.events);
+            }
+            Move::StepAndCancel(n) => {
+                plans.push(world.step_and_cancel(pick(*n, &world)));
+                events.extend_from_slice(&world.events);
+            }
+        }
+    }
+    world.run_to_end();
+    (plans, events, world)
+}
+
+fn fits_alone(config: &EngineConfig, ask: &Ask) -> bool {
+    let in_one_step = config.max_num_tokens.index();
+    !ask.prompt.is_empty()
+        && ask.max_new_tokens > 0
+        && ask.prompt.len() < config.max_seq_len.index()
+        && (config.enable_chunked_context && config.scheme != BatchingScheme::V1
+            || ask.prompt.len() <= in_one_step)
+}
+
+fn cases(cases: u32) -> ProptestConfig {
+    let regressions = "tests/engine_random_walks.proptest-regressions";
+    ProptestConfig {
+        cases,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(regressions))),
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(6000))]
+
+    #[test]
+    fn every_stream_is_what_its_request_gives_alone(config in configs(), moves in walks()) {
+        walk(config, &moves);
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(50))]
+
+    #[test]
+    fn the_same_calls_give_the_same_plans_and_events(config in configs(), moves in walks()) {
+        let (plans, events, _) = walk(config.clone(), &moves);
+        let (plans_again, events_again, _) = walk(config, &moves);
+        prop_assert_eq!(plans, plans_again);
+        prop_assert_eq!(events, events_again);
+    }
+}
+
+#[test]
+fn a_pool_that_is_far_too_small_pauses_often_and_still_serves_everybody() {
+    let config = EngineConfig {
+        policy: CapacityPolicy::MaxUtilization,
+        num_blocks: Blocks(16),
+        max_num_tokens: Tokens(16),
+        ..engine_support::wide_config()
+    };
+    let mut world = World::new(config);
+    for n in 0..64 {
+        world.add(Ask::of_lengths(1 + n % 20, 30)).expect("fits");
+    }
+    world.run_to_end();
+    assert!(world.num_pauses > 64, "only {} pauses", world.num_pauses);
+}

@@ -1,0 +1,219 @@
+//! What the engine refuses, at load and for each request, and how requests end.
+
+mod engine_support;
+
+use engine_support::{Ask, World, wide_config};
+use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::engine::{CapacityPolicy, EngineConfig, Event};
+use triton_inflight::sampling::{FinishReason, SampleError};
+
+fn refusal(config: EngineConfig) -> String {
+    config.check().expect_err("cannot be served").to_string()
+}
+
+#[test]
+fn limits_that_cannot_be_served_are_refused_with_the_way_out() {
+    let wide = wide_config;
+    assert_eq!(
+        refusal(EngineConfig {
+            max_num_requests: 0,
+            ..wide()
+        }),
+        "config.pbtxt: max_num_requests is 0; let it be at least 1"
+    );
+    assert_eq!(
+        refusal(EngineConfig {
+            max_seq_len: Tokens(1),
+            ..wide()
+        }),
+        "config.pbtxt: max_seq_len is 1; let it be at least 2: a token of prompt and one of output"
+    );
+    assert_eq!(
+        refusal(EngineConfig {
+            max_num_tokens: Tokens(7),
+            ..wide()
+        }),
+        "config.pbtxt: max_num_tokens is 7, too few for one token of each of max_num_requests = 8 \
+         requests; raise max_num_tokens to at least 8, or lower max_num_requests"
+    );
+    assert_eq!(
+        refusal(EngineConfig {
+            max_num_tokens: Tokens(15),
+            chunk_unit: BlockSize::new(16).expect("not zero"),
+            ..wide()
+        }),
+        "config.pbtxt: max_num_tokens is 15, less than a block of tokens_per_block = 16, the \
+         smallest chunk of a context; raise max_num_tokens to at least 16, or lower tokens_per_block"
+    );
+    assert_eq!(
+        refusal(EngineConfig {
+            max_num_tokens: Tokens(63),
+            enable_chunked_context: false,
+            policy: CapacityPolicy::MaxUtilization,
+            ..wide()
+        }),
+        "config.pbtxt: max_num_tokens is 63, too few to compute a paused sequence of up to \
+         max_seq_len = 64 tokens again in one step; set enable_chunked_context to true, or \
+         batch_scheduler_policy to guaranteed_no_evict, or raise max_num_tokens to at least 64"
+    );
+    assert_eq!(
+        refusal(EngineConfig {
+            num_blocks: Blocks(15),
+            ..wide()
+        }),
+        "config.pbtxt: the KV cache has 15 blocks of 4 tokens, which do not hold one sequence of \
+         max_seq_len = 64; raise max_tokens_in_paged_kv_cache to at least 64, or lower max_seq_len \
+         to at most 60"
+    );
+}
+
+#[test]
+fn requests_that_could_never_run_are_refused_with_the_way_out() {
+    let refusal = |config: EngineConfig, num_prompt_tokens, max_new_tokens| {
+        let mut world = World::new(config);
+        let ask = Ask::of_lengths(num_prompt_tokens, max_new_tokens);
+        let error = world.add(ask).expect_err("could never run").to_string();
+        assert!(world.engine.is_idle(), "nothing of it is left");
+        error
+    };
+    let wide = wide_config;
+    assert_eq!(
+        refusal(wide(), 0, 1),
+        "the prompt is empty: it must have at least one token"
+    );
+    assert_eq!(
+        refusal(wide(), 1, 0),
+        "a request for no new tokens: ask for at least 1"
+    );
+    assert_eq!(
+        refusal(wide(), 64, 1),
+        "the prompt has 64 tokens and one of output makes 65, more than max_seq_len = 64: shorten \
+         the prompt"
+    );
+    let not_chunked = EngineConfig {
+        max_num_tokens: Tokens(20),
+        enable_chunked_context: false,
+        ..wide()
+    };
+    assert_eq!(
+        refusal(not_chunked, 21, 1),
+        "the prompt has 21 tokens, more than a step can carry (max_num_tokens = 20) and \
+         enable_chunked_context is false: shorten the prompt"
+    );
+}
+
+#[test]
+fn the_longest_prompt_gives_one_token() {
+    let mut world = World::new(wide_config());
+    let id = world.add(Ask::of_lengths(63, u32::MAX)).expect("fits");
+    world.step();
+    assert_eq!(
+        world.events.last(),
+        Some(&Event::Finished(id, FinishReason::Length))
+    );
+    assert_eq!(world.streams[&id].tokens.len(), 1);
+}
+
+#[test]
+fn a_sequence_whose_logits_are_not_numbers_fails_alone() {
+    let mut world = World::new(wide_config());
+    let fails = Ask {
+        fails_after: Some(1),
+        ..Ask::of_lengths(3, 4)
+    };
+    let failing = world.add(fails).expect("fits");
+    let other = world.add(Ask::of_lengths(3, 2)).expect("fits");
+    world.step();
+    world.step();
+    let finishes: Vec<_> = world
+        .events
+        .iter()
+        .filter(|event| matches!(event, Event::Finished(..)))
+        .collect();
+    assert_eq!(
+        finishes,
+        [
+            &Event::Finished(failing, FinishReason::Error(SampleError::NotFinite)),
+            &Event::Finished(other, FinishReason::Length),
+        ]
+    );
+    assert!(world.engine.is_idle());
+}
+
+#[test]
+fn a_request_can_be_cancelled_wherever_it_is() {
+    // The pool holds R1 and R2 until both need a third block; then R2 is paused, and R3 waits.
+    let config = EngineConfig {
+        max_num_requests: 2,
+        max_seq_len: Tokens(16),
+        num_blocks: Blocks(4),
+        policy: CapacityPolicy::MaxUtilization,
+        ..wide_config()
+    };
+    let mut world = World::new(config);
+    let [running, paused, waiting] =
+        [(); 3].map(|()| world.add(Ask::of_lengths(7, 9)).expect("fits"));
+    world.step();
+    world.step();
+    world.step();
+    assert_eq!(world.events[0], Event::Paused(paused));
+    for (id, num_active, num_used) in [(paused, 2, 3), (waiting, 1, 3), (running, 0, 0)] {
+        assert!(world.engine.is_active(id));
+        world.cancel(id);
+        world.engine.check_integrity();
+        assert_eq!(world.engine.num_active(), num_active);
+        assert_eq!(world.engine.kv_usage().num_used, Blocks(num_used));
+        assert!(!world.engine.is_active(id));
+    }
+    assert!(!world.engine.cancel(RequestId(999)), "nobody has this id");
+    assert!(world.step().is_empty());
+}
+
+#[test]
+fn a_step_is_recorded_as_it_was_planned() {
+    let config = EngineConfig {
+        max_num_requests: 2,
+        ..wide_config()
+    };
+    let mut world = World::new(config);
+    world.add(Ask::of_lengths(5, 2)).expect("fits");
+    world.step();
+    world.add(Ask::of_lengths(9, 1)).expect("fits");
+    world.add(Ask::of_lengths(1, 1)).expect("fits");
+    world.step();
+    let stats = world.engine.stats().expect("active").clone();
+    assert_eq!((stats.iteration_counter, stats.max_num_requests), (2, 2));
+    assert_eq!(
+        (stats.num_active, stats.num_scheduled, stats.num_waiting),
+        (3, 2, 1)
+    );
+    assert_eq!(
+        (stats.num_context, stats.num_generation, stats.num_paused),
+        (1, 1, 0)
+    );
+    assert_eq!(stats.num_context_tokens, Tokens(9));
+    // Two blocks of R1 and three of R2, although both have ended with this step.
+    assert_eq!(
+        (stats.kv.num_used, stats.kv.num_blocks),
+        (Blocks(5), Blocks(128))
+    );
+    assert_eq!(world.engine.kv_usage().num_used, Blocks(0));
+    world.step();
+    assert_eq!(world.engine.stats().expect("active").iteration_counter, 3);
+    world.step();
+    assert_eq!(world.engine.stats(), None);
+}
+
+#[test]
+fn limits_beyond_what_the_pool_can_hold_take_no_memory() {
+    let config = EngineConfig {
+        max_num_requests: u32::MAX,
+        max_num_tokens: Tokens(u32::MAX),
+        ..wide_config()
+    };
+    let mut world = World::new(config);
+    let ids = [(); 130].map(|()| world.add(Ask::of_lengths(1, 2)).expect("fits"));
+    assert_eq!(world.step().len(), 128, "one for each block");
+    world.run_to_end();
+    assert!(ids.iter().all(|id| world.streams[id].ended));
+}

@@ -1,0 +1,553 @@
+//! A world around the engine for its tests: a runner whose tokens can be foretold, and the checks that
+//! every plan and every event must pass.
+//!
+//! The runner's "keys and values" are one hash a position, chained over all tokens before it, stored in
+//! a pool that is addressed by (block, offset) alone. Every position that a token's attention would see
+//! is looked up there and must hold the hash of this sequence's own tokens. So a stream is right only if
+//! every token of it was computed, or shared with one that begins in the same way, in blocks that nobody
+//! else wrote to, whatever was chunked, paused, reused, given back or cancelled on the way.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use triton_inflight::base::{
+    BlockId, BlockSize, Blocks, RequestError, RequestId, SeqSlot, TokenId, Tokens,
+};
+use triton_inflight::engine::{
+    BatchingScheme, BlockReuse, CapacityPolicy, Engine, EngineConfig, Event, NewRequest, Phase,
+    PlannedSequence, ReuseOptions, Sampled, Step, StepOutput, StepPlan,
+};
+use triton_inflight::sampling::{FinishReason, SampleError, SamplingParams, StopRule};
+
+/// Tokens are below this, the last one ends a sequence that listens to it.
+pub const VOCAB_SIZE: TokenId = 16;
+pub const END_ID: TokenId = VOCAB_SIZE - 1;
+
+/// A request of a test.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub prompt: Vec<TokenId>,
+    pub max_new_tokens: u32,
+    /// Whether `END_ID` ends it.
+    pub has_end_id: bool,
+    /// Its logits after so many tokens are not numbers.
+    pub fails_after: Option<usize>,
+    /// The smaller, the sooner.
+    pub priority: i32,
+    /// What it shares.
+    pub reuse: ReuseOptions,
+}
+
+impl Ask {
+    /// `num_prompt_tokens` in, `max_new_tokens` out, whatever the tokens are.
+    pub fn of_lengths(num_prompt_tokens: u32, max_new_tokens: u32) -> Self {
+        Self {
+            prompt: (0..num_prompt_tokens)
+                .map(|position| position % VOCAB_SIZE)
+                .collect(),
+            max_new_tokens,
+            has_end_id: false,
+            fails_after: None,
+            priority: 0,
+            reuse: ReuseOptions::default(),
+        }
+    }
+
+    pub fn to_request(&self, id: RequestId) -> NewRequest {
+        NewRequest {
+            id,
+            prompt: self.prompt.clone(),
+            stop: StopRule {
+                max_new_tokens: Tokens(self.max_new_tokens),
+            },
+            sampling: Arc::new(SamplingParams {
+                end_ids: if self.has_end_id {
+                    vec![END_ID]
+                } else {
+                    vec![]
+                },
+                ..SamplingParams::default()
+            }),
+            priority: self.priority,
+            reuse: self.reuse.clone(),
+        }
+    }
+
+    /// What it gives alone: computed from the tokens, without an engine.
+    fn answer_alone(&self, max_seq_len: Tokens) -> (Vec<TokenId>, FinishReason) {
+        let mut entry = self
+            .prompt
+            .iter()
+            .fold(FIRST_ENTRY, |entry, &token| chain(entry, token));
+        let mut tokens = Vec::new();
+        loop {
+            if self.fails_after == Some(tokens.len()) {
+                return (tokens, FinishReason::Error(SampleError::NotFinite));
+            }
+            let token = next_token(entry);
+            entry = chain(entry, token);
+            tokens.push(token);
+            if self.has_end_id && token == END_ID {
+                return (tokens, FinishReason::EndId);
+            }
+            let len = self.prompt.len() + tokens.len();
+            if tokens.len() == self.max_new_tokens as usize || len == max_seq_len.index() {
+                return (tokens, FinishReason::Length);
+            }
+        }
+    }
+}
+
+const FIRST_ENTRY: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The entry of a position whose predecessor has `entry`. (The finaliser of splitmix64.)
+fn chain(entry: u64, token: TokenId) -> u64 {
+    let mut hash = entry ^ u64::from(token + 1).wrapping_mul(0xd129_0d3d_8e2f_4b5f);
+    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
+}
+
+fn next_token(entry: u64) -> TokenId {
+    (entry >> 32) as TokenId % VOCAB_SIZE
+}
+
+/// What is known of a request.
+pub struct Stream {
+    pub ask: Ask,
+    pub tokens: Vec<TokenId>,
+    pub slot: Option<SeqSlot>,
+    pub admitted: bool,
+    pub paused: bool,
+    pub ended: bool,
+}
+
+/// An engine, its runner, and all that was asked of it.
+pub struct World {
+    pub config: EngineConfig,
+    pub engine: Engine,
+    pub streams: BTreeMap<RequestId, Stream>,
+    /// Entry of each position of each block: `[num_blocks * block_size]`.
+    cache: Vec<u64>,
+    /// Steps that are out, the oldest first, as a runner on another thread would have them.
+    out: VecDeque<(Step, StepOutput)>,
+    /// Of the step that was planned last.
+    pub num_padding_tokens: u32,
+    pub events: Vec<Event>,
+    next_id: u64,
+    pub num_steps: u64,
+    pub num_pauses: u64,
+}
+
+impl World {
+    pub fn new(config: EngineConfig) -> Self {
+        config.check().expect("a test's limits can be served");
+        Self {
+            engine: Engine::new(config.clone()),
+            streams: BTreeMap::new(),
+            cache: vec![0; config.num_blocks.tokens(config.block_size).index()],
+            out: VecDeque::new(),
+            num_padding_tokens: 0,
+            events: Vec::new(),
+            next_id: 1,
+            num_steps: 0,
+            num_pauses: 0,
+            config,
+        }
+    }
+
+    pub fn add(&mut self, ask: Ask) -> Result<RequestId, RequestError> {
+        let id = RequestId(self.next_id);
+        self.engine.add(ask.to_request(id))?;
+        self.next_id += 1;
+        self.streams.insert(
+            id,
+            Stream {
+                ask,
+                tokens: Vec::new(),
+                slot: None,
+                admitted: false,
+                paused: false,
+                ended: false,
+            },
+        );
+        Ok(id)
+    }
+
+    /// Cancels a request, ended or not.
+    pub fn cancel(&mut self, id: RequestId) {
+        let stream = self.streams.get_mut(&id).expect("asked before");
+        let was_there = self.engine.cancel(id);
+        assert!(!self.engine.cancel(id), "{id:?} is gone");
+        if !was_there && self.config.scheme == BatchingScheme::V1 {
+            // It has ended with its batch, and the event is still to come.
+            return;
+        }
+        assert_eq!(was_there, !stream.ended, "{id:?} is there until it ends");
+        stream.ended = true;
+    }
+
+    /// Requests that have not ended, in order of arrival.
+    pub fn active(&self) -> impl Iterator<Item = (RequestId, &Stream)> {
+        let streams = self.streams.iter().map(|(&id, stream)| (id, stream));
+        streams.filter(|(_, stream)| !stream.ended)
+    }
+
+    /// One step: plan, run, apply, with everything checked. Returns the plan's sequences.
+    pub fn step(&mut self) -> Vec<PlannedSequence> {
+        self.step_and_cancel(None)
+    }
+
+    /// One step in which `cancelled` is given up after the runner has run. With two micro-batches, the
+    /// step that comes back is the one before.
+    pub fn step_and_cancel(&mut self, cancelled: Option<RequestId>) -> Vec<PlannedSequence> {
+        self.num_steps += 1;
+        let step = self.engine.schedule();
+        check_step(&step, &self.config, &mut self.streams);
+        let mut output = StepOutput::default();
+        for plan in step.plans() {
+            run(
+                &plan,
+                &self.config,
+                &self.streams,
+                &mut self.cache,
+                &mut output,
+            );
+        }
+        self.num_padding_tokens = step.plans().map(|plan| plan.num_padding_tokens.0).sum();
+        let planned = step.sequences().to_vec();
+        self.out.push_back((step, output));
+        if let Some(id) = cancelled {
+            self.cancel(id);
+        }
+        self.events.clear();
+        if self.out.len() == self.config.num_micro_batches || planned.is_empty() {
+            while let Some((step, output)) = self.out.pop_front() {
+                let was_empty = step.is_empty();
+                self.engine.apply(step, &output, &mut self.events);
+                if !was_empty && !planned.is_empty() {
+                    break;
+                }
+            }
+            self.check_events();
+        }
+        self.engine.check_integrity();
+        assert_eq!(self.engine.num_active(), self.active().count());
+        planned
+    }
+
+    /// Steps until nothing is active, and panics when that takes longer than serving the requests one
+    /// after the other: each step brings the first one forward by a token.
+    pub fn run_to_end(&mut self) {
+        let lengths = self.active().map(|(_, stream)| {
+            stream.ask.prompt.len() as u64 + u64::from(stream.ask.max_new_tokens)
+        });
+        let mut steps_left: u64 = lengths.sum();
+        // A step of one micro-batch brings only that one forward, and one step comes back late.
+        steps_left = steps_left * self.config.num_micro_batches as u64 + 2;
+        while !self.engine.is_idle() {
+            assert!(steps_left > 0, "requests do not end");
+            steps_left -= 1;
+            self.step();
+        }
+        // What was cancelled meanwhile is forgotten when its step is back.
+        self.step();
+        assert_eq!(
+            self.engine.kv_usage().num_used,
+            Blocks(0),
+            "blocks are lost"
+        );
+        assert!(self.step().is_empty());
+        assert_eq!(
+            self.engine.stats(),
+            None,
+            "no record without active requests"
+        );
+    }
+
+    fn check_events(&mut self) {
+        for &event in &self.events {
+            let id = event.request_id();
+            let stream = self.streams.get_mut(&id).expect("events are of requests");
+            assert!(!stream.ended, "{event:?} after the end");
+            match event {
+                Event::Admitted(_) => {
+                    assert!(!stream.admitted, "{id:?} is admitted twice");
+                    stream.admitted = true;
+                }
+                Event::Paused(_) => {
+                    // With two micro-batches the news may be older than the plan that resumed it.
+                    let ran = !stream.paused || self.config.num_micro_batches > 1;
+                    assert!(stream.admitted && ran, "{id:?} did not run");
+                    let may_pause = self.config.policy == CapacityPolicy::MaxUtilization;
+                    assert!(may_pause, "only MAX_UTILIZATION pauses");
+                    stream.paused = true;
+                    self.num_pauses += 1;
+                }
+                Event::Token(_, token) => {
+                    assert!(stream.admitted, "{id:?} does not run");
+                    stream.tokens.push(token);
+                }
+                Event::Finished(_, reason) => {
+                    let answer = (stream.tokens.clone(), reason);
+                    let alone = stream.ask.answer_alone(self.config.max_seq_len);
+                    assert_eq!(answer, alone, "{id:?} gives something else alone");
+                    stream.ended = true;
+                }
+            }
+        }
+        let active = self.streams.iter().filter(|(_, stream)| !stream.ended);
+        for (&id, _) in active {
+            assert!(self.engine.is_active(id));
+        }
+    }
+}
+
+/// Computes a plan the way a model would: through the block tables, and nothing else.
+fn run(
+    plan: &StepPlan<'_>,
+    config: &EngineConfig,
+    streams: &BTreeMap<RequestId, Stream>,
+    cache: &mut [u64],
+    output: &mut StepOutput,
+) {
+    let block_size = plan.block_size.tokens().index();
+    for copy in plan.copies {
+        assert!(copy.num_positions > 0 && (copy.num_positions as usize) < block_size + 1);
+        let source = copy.source.index() * block_size;
+        let target = copy.target.index() * block_size;
+        cache.copy_within(source..source + copy.num_positions as usize, target);
+    }
+    for (index, planned) in plan.sequences.iter().enumerate() {
+        let blocks = plan.block_table(planned);
+        let place = |position: usize| {
+            let block = blocks[position / block_size];
+            assert_ne!(block, BlockId::NONE, "position {position} was given back");
+            block.index() * block_size + position % block_size
+        };
+        let tokens = plan.sampling_input(index).tokens;
+        let entries: Vec<u64> = tokens
+            .iter()
+            .scan(FIRST_ENTRY, |entry, &token| {
+                *entry = chain(*entry, token);
+                Some(*entry)
+            })
+            .collect();
+        let end = planned.kv_len as usize;
+        let start = end - planned.tokens.len();
+        for position in start..end {
+            for seen in (0..position).filter(|&seen| sees(config, position, seen)) {
+                let is_own = cache[place(seen)] == entries[seen];
+                assert!(is_own, "{:?} sees another's position {seen}", planned.id);
+            }
+            cache[place(position)] = entries[position];
+        }
+        if planned.samples {
+            let num_generated = plan.sampling_input(index).generated().len();
+            let sampled = if streams[&planned.id].ask.fails_after == Some(num_generated) {
+                Sampled::Failed(SampleError::NotFinite)
+            } else {
+                Sampled::Token(next_token(cache[place(end - 1)]))
+            };
+            output.sampled.push((planned.slot, sampled));
+        }
+    }
+}
+
+/// Whether the query at `position` sees the key at `seen`, which is not after it.
+fn sees(config: &EngineConfig, position: usize, seen: usize) -> bool {
+    config.window.is_none_or(|window| {
+        seen < window.num_sinks.index() || seen + window.size.index() > position
+    })
+}
+
+/// What must hold of every step.
+fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<RequestId, Stream>) {
+    let plans: Vec<_> = step.plans().collect();
+    let num_calls = match config.scheme {
+        BatchingScheme::InflightFused => 1,
+        BatchingScheme::Inflight | BatchingScheme::V1 => 2,
+    };
+    assert!(plans.len() <= num_calls, "{} model calls", plans.len());
+    assert!(
+        step.num_tokens() <= config.max_num_tokens,
+        "over the budget"
+    );
+    let sequences = step.sequences();
+    assert!(
+        sequences.len() <= config.max_num_requests as usize,
+        "too many sequences"
+    );
+    let is_generation = |planned: &PlannedSequence| planned.phase == Phase::Generation;
+    assert!(
+        sequences.is_sorted_by_key(is_generation),
+        "contexts come first"
+    );
+    if config.scheme != BatchingScheme::InflightFused {
+        for plan in &plans {
+            let first = is_generation(&plan.sequences[0]);
+            let mut all = plan.sequences.iter().map(is_generation);
+            assert!(all.all(|phase| phase == first), "a call has one phase");
+        }
+    }
+    if config.scheme == BatchingScheme::V1 {
+        check_lockstep(&plans, config);
+    } else {
+        assert!(plans.iter().all(|plan| plan.num_padding_tokens.0 == 0));
+    }
+
+    let may_overtake = config.num_micro_batches > 1
+        || config.reuse != BlockReuse::Off
+        || config.scheme == BatchingScheme::V1
+        || streams.values().any(|stream| stream.ask.priority != 0);
+    if !may_overtake {
+        let mut active = streams.iter().filter(|(_, stream)| !stream.ended);
+        let first = active.next().map(|(&id, _)| id);
+        let mut planned_ids = sequences.iter().map(|planned| planned.id);
+        assert!(
+            first.is_none_or(|first| planned_ids.any(|id| id == first)),
+            "the first to arrive is in every step"
+        );
+    }
+
+    let mut slots = BTreeSet::new();
+    for planned in sequences {
+        let is_new = slots.insert(planned.slot);
+        assert!(is_new, "two sequences in {:?}", planned.slot);
+    }
+    check_writes(&plans);
+    for plan in &plans {
+        check_plan(plan, config, streams);
+    }
+}
+
+/// In lockstep a call is a rectangle, and contexts start together.
+fn check_lockstep(plans: &[StepPlan<'_>], config: &EngineConfig) {
+    assert!(
+        plans.len() <= 1,
+        "contexts and generation are steps of their own"
+    );
+    let Some(plan) = plans.first() else { return };
+    let num_tokens = plan.token_ids.len() + plan.num_padding_tokens.index();
+    if plan.sequences[0].phase == Phase::Context {
+        let lengths = plan.sequences.iter().map(|planned| planned.tokens.len());
+        let longest = lengths.max().expect("not empty");
+        assert_eq!(num_tokens, longest * plan.sequences.len());
+        assert!(num_tokens <= config.max_num_tokens.index());
+    } else {
+        assert!(num_tokens <= config.max_num_requests as usize);
+    }
+}
+
+/// A block that is written to is in one table only.
+fn check_writes(plans: &[StepPlan<'_>]) {
+    let mut num_tables = BTreeMap::new();
+    for plan in plans {
+        for planned in plan.sequences {
+            let blocks: BTreeSet<_> = plan.block_table(planned).iter().collect();
+            for block in blocks {
+                *num_tables.entry(*block).or_insert(0) += 1;
+            }
+        }
+    }
+    for plan in plans {
+        let block_size = plan.block_size.tokens().0;
+        for planned in plan.sequences {
+            let start = planned.kv_len - planned.tokens.len() as u32;
+            for block in &plan.block_table(planned)[(start / block_size) as usize..] {
+                assert_eq!(num_tables[block], 1, "{block:?} is written to and shared");
+            }
+        }
+    }
+}
+
+/// What must hold of every model call.
+fn check_plan(
+    plan: &StepPlan<'_>,
+    config: &EngineConfig,
+    streams: &mut BTreeMap<RequestId, Stream>,
+) {
+    let block = config.block_size.tokens().0;
+    assert_eq!(plan.token_ids.len(), plan.positions.len());
+    let (mut next_token, mut next_block) = (0, 0);
+    for (index, planned) in plan.sequences.iter().enumerate() {
+        let stream = streams
+            .get_mut(&planned.id)
+            .expect("only what was asked is planned");
+        assert!(!stream.ended, "{:?} has ended", planned.id);
+        stream.paused = false;
+        assert!(planned.slot.0 < config.max_num_requests);
+        assert_eq!(
+            *stream.slot.get_or_insert(planned.slot),
+            planned.slot,
+            "rows are stable"
+        );
+
+        assert_eq!(planned.tokens.start, next_token, "tokens are packed");
+        assert_eq!(planned.block_table.start, next_block, "tables are packed");
+        (next_token, next_block) = (planned.tokens.end, planned.block_table.end);
+
+        let known: Vec<_> = stream
+            .ask
+            .prompt
+            .iter()
+            .chain(&stream.tokens)
+            .copied()
+            .collect();
+        let chunk = plan.chunk(planned);
+        let num_chunk_tokens = planned.tokens.end - planned.tokens.start;
+        let start = planned.kv_len - num_chunk_tokens;
+        assert!(num_chunk_tokens > 0);
+        assert_eq!(chunk, &known[start as usize..planned.kv_len as usize]);
+        let range = planned.tokens.start as usize..planned.tokens.end as usize;
+        assert!(
+            plan.positions[range]
+                .iter()
+                .copied()
+                .eq(start..planned.kv_len)
+        );
+        assert_eq!(planned.samples, planned.kv_len as usize == known.len());
+        assert_eq!(plan.sampling_input(index).tokens, known);
+        let chunked = config.enable_chunked_context && config.scheme != BatchingScheme::V1;
+        match planned.phase {
+            Phase::Generation => {
+                assert!(num_chunk_tokens == 1 && planned.samples && !stream.tokens.is_empty());
+            }
+            Phase::Context if chunked => {
+                assert!(
+                    planned.samples || planned.kv_len % block == 0,
+                    "chunks end where blocks do"
+                );
+            }
+            Phase::Context => assert!(planned.samples, "contexts are not cut"),
+        }
+        if config.reuse == BlockReuse::Off && planned.phase == Phase::Context {
+            assert_eq!(start % block, 0, "a chunk starts at a block bound");
+        }
+
+        let blocks = plan.block_table(planned);
+        assert_eq!(blocks.len() as u32, planned.kv_len.div_ceil(block));
+        let held: Vec<_> = blocks.iter().filter(|&&id| id != BlockId::NONE).collect();
+        assert!(held.iter().all(|id| id.0 < config.num_blocks.0));
+        let different: BTreeSet<_> = held.iter().collect();
+        assert_eq!(different.len(), held.len(), "a block is in two places");
+    }
+    assert_eq!(next_token as usize, plan.token_ids.len());
+    assert_eq!(next_block as usize, plan.block_tables.len());
+}
+
+/// Limits with room for everything, and nothing shared; tests narrow what they are about.
+pub fn wide_config() -> EngineConfig {
+    let block_size = BlockSize::new(4).expect("not zero");
+    EngineConfig {
+        max_num_requests: 8,
+        max_seq_len: Tokens(64),
+        max_num_tokens: Tokens(512),
+        block_size,
+        chunk_unit: block_size,
+        num_blocks: Blocks(128),
+        reuse: BlockReuse::Off,
+        ..EngineConfig::default()
+    }
+}

@@ -1,0 +1,413 @@
+//! What each scheduling rule does, as time tables.
+//!
+//! A row is a step, a column a request:
+//!
+//! ```text
+//! c5      5 context tokens            w   waits for its start
+//! c4+     4, and more to come         p   paused
+//! g       one generation token        .   not there yet, or ended
+//! -       runs, but gets no tokens in this step
+//! ```
+
+mod engine_support;
+
+use engine_support::{Ask, World, wide_config};
+use triton_inflight::base::{Blocks, RequestId, Tokens};
+use triton_inflight::engine::{
+    BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig, Phase,
+};
+
+/// When a request arrives, and how long it is.
+struct Arrival {
+    before_step: u64,
+    num_prompt_tokens: u32,
+    max_new_tokens: u32,
+    priority: i32,
+}
+
+const fn at(before_step: u64, num_prompt_tokens: u32, max_new_tokens: u32) -> Arrival {
+    Arrival {
+        before_step,
+        num_prompt_tokens,
+        max_new_tokens,
+        priority: 0,
+    }
+}
+
+/// The same, of another priority.
+const fn of_priority(priority: i32, arrival: Arrival) -> Arrival {
+    Arrival {
+        priority,
+        ..arrival
+    }
+}
+
+/// Serves `arrivals` to their end; R`n` is cancelled before step `s` for `(n, s)` in `cancelled`.
+fn time_table(config: EngineConfig, arrivals: &[Arrival], cancelled: &[(u64, u64)]) -> String {
+    let mut world = World::new(config);
+    let mut table = String::from("step tokens blocks");
+    for n in 1..=arrivals.len() {
+        table += &format!("{:>5}", format!("R{n}"));
+    }
+    table += "\n";
+    for step in 1.. {
+        for arrival in arrivals
+            .iter()
+            .filter(|arrival| arrival.before_step == step)
+        {
+            let ask = Ask {
+                priority: arrival.priority,
+                ..Ask::of_lengths(arrival.num_prompt_tokens, arrival.max_new_tokens)
+            };
+            world.add(ask).expect("fits the limits");
+        }
+        for &(n, _) in cancelled
+            .iter()
+            .filter(|&&(_, before_step)| before_step == step)
+        {
+            world.cancel(RequestId(n));
+        }
+        if world.engine.is_idle() {
+            break;
+        }
+        let present: Vec<_> = world.active().map(|(id, _)| id).collect();
+        let planned = world.step();
+        let num_tokens: usize = planned.iter().map(|planned| planned.tokens.len()).sum();
+        let num_blocks = world.engine.stats().expect("active").kv.num_used;
+        table += &format!("{step:>4} {num_tokens:>6} {num_blocks:>6}");
+        for id in (1..=arrivals.len() as u64).map(RequestId) {
+            let cell = match planned.iter().find(|planned| planned.id == id) {
+                Some(planned) if planned.phase == Phase::Generation => "g".into(),
+                Some(planned) => {
+                    let more = if planned.samples { "" } else { "+" };
+                    format!("c{}{more}", planned.tokens.len())
+                }
+                None if !present.contains(&id) => ".".into(),
+                None if world.streams[&id].paused => "p".into(),
+                None if world.streams[&id].admitted => "-".into(),
+                None => "w".into(),
+            };
+            table += &format!("{cell:>5}");
+        }
+        table += "\n";
+    }
+    table
+}
+
+fn assert_table(actual: String, expected: &str) {
+    let lines = |table: &str| -> Vec<String> {
+        let lines = table.lines().map(str::trim).filter(|line| !line.is_empty());
+        lines.map(str::to_owned).collect()
+    };
+    assert_eq!(lines(&actual), lines(expected), "what happened:\n{actual}");
+}
+
+/// Two that need 4 blocks each to their end, and a third; the pool has 6.
+const THREE: [Arrival; 3] = [at(1, 6, 10), at(1, 6, 10), at(1, 2, 3)];
+
+fn small_pool(policy: CapacityPolicy) -> EngineConfig {
+    EngineConfig {
+        max_seq_len: Tokens(16),
+        num_blocks: Blocks(6),
+        policy,
+        ..wide_config()
+    }
+}
+
+#[test]
+fn guaranteed_no_evict_starts_what_can_run_to_its_end() {
+    // R3 would fit next to R1 all the time, but nobody overtakes R2.
+    assert_table(
+        time_table(small_pool(CapacityPolicy::GuaranteedNoEvict), &THREE, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1      6      2   c6    w    w
+           2      1      2    g    w    w
+           3      1      2    g    w    w
+           4      1      3    g    w    w
+           5      1      3    g    w    w
+           6      1      3    g    w    w
+           7      1      3    g    w    w
+           8      1      4    g    w    w
+           9      1      4    g    w    w
+          10      1      4    g    w    w
+          11      8      3    .   c6   c2
+          12      2      3    .    g    g
+          13      2      3    .    g    g
+          14      1      3    .    g    .
+          15      1      3    .    g    .
+          16      1      3    .    g    .
+          17      1      3    .    g    .
+          18      1      4    .    g    .
+          19      1      4    .    g    .
+          20      1      4    .    g    .
+        ",
+    );
+}
+
+#[test]
+fn max_utilization_starts_what_fits_now_and_pauses_the_last_started() {
+    // In step 8 R1 needs a fourth block. R2 gives all of its own back and, when R1 has ended, computes
+    // its 13 tokens again.
+    assert_table(
+        time_table(small_pool(CapacityPolicy::MaxUtilization), &THREE, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1     14      5   c6   c6   c2
+           2      3      5    g    g    g
+           3      3      5    g    g    g
+           4      2      6    g    g    .
+           5      2      6    g    g    .
+           6      2      6    g    g    .
+           7      2      6    g    g    .
+           8      1      4    g    p    .
+           9      1      4    g    p    .
+          10      1      4    g    p    .
+          11     13      4    .  c13    .
+          12      1      4    .    g    .
+          13      1      4    .    g    .
+        ",
+    );
+}
+
+#[test]
+fn max_utilization_resumes_what_was_paused_before_anything_starts() {
+    let config = EngineConfig {
+        max_seq_len: Tokens(24),
+        ..small_pool(CapacityPolicy::MaxUtilization)
+    };
+    let arrivals = [at(1, 7, 8), at(1, 7, 8), at(1, 7, 8), at(6, 1, 2)];
+    // From step 7 on there is a block for R4, but it would be taken from those that were paused. R2
+    // started before R3 and is resumed before it.
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3   R4
+           1     21      6   c7   c7   c7    .
+           2      3      6    g    g    g    .
+           3      2      6    g    g    p    .
+           4      2      6    g    g    p    .
+           5      2      6    g    g    p    .
+           6      2      6    g    g    p    w
+           7      1      4    g    p    p    w
+           8      1      4    g    p    p    w
+           9     13      4    .  c13    p    w
+          10      1      4    .    g    p    w
+          11     10      4    .    .   c9   c1
+          12      2      4    .    .    g    g
+          13      1      3    .    .    g    .
+          14      1      3    .    .    g    .
+          15      1      4    .    .    g    .
+          16      1      4    .    .    g    .
+        ",
+    );
+}
+
+#[test]
+fn a_long_context_is_cut_into_chunks_next_to_those_that_generate() {
+    let config = EngineConfig {
+        max_num_requests: 4,
+        max_num_tokens: Tokens(10),
+        ..wide_config()
+    };
+    let arrivals = [at(1, 3, 8), at(2, 21, 3), at(2, 1, 2)];
+    // Of the 9 tokens next to R1, R2 gets two blocks. The one left would do for R3, which does not
+    // overtake.
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1      3      1   c3    .    .
+           2      9      7    g  c8+    w
+           3      9      8    g  c8+    w
+           4      7      9    g   c5   c1
+           5      3      9    g    g    g
+           6      2      8    g    g    .
+           7      1      3    g    .    .
+           8      1      3    g    .    .
+        ",
+    );
+}
+
+#[test]
+fn without_chunking_nobody_overtakes_a_context_that_does_not_fit() {
+    let config = EngineConfig {
+        max_num_tokens: Tokens(10),
+        enable_chunked_context: false,
+        ..wide_config()
+    };
+    let arrivals = [at(1, 3, 4), at(2, 10, 2), at(2, 2, 2)];
+    // R2 needs a step of its own, and R3 waits with it.
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1      3      1   c3    .    .
+           2      1      1    g    w    w
+           3      1      2    g    w    w
+           4      1      2    g    w    w
+           5     10      3    .  c10    w
+           6      3      4    .    g   c2
+           7      1      1    .    .    g
+        ",
+    );
+}
+
+#[test]
+fn what_is_cancelled_makes_room_in_the_next_step() {
+    let config = EngineConfig {
+        max_num_requests: 1,
+        ..wide_config()
+    };
+    let arrivals = [at(1, 4, 9), at(1, 4, 9), at(1, 4, 2)];
+    assert_table(
+        time_table(config, &arrivals, &[(1, 3), (2, 3)]),
+        "
+        step tokens blocks   R1   R2   R3
+           1      4      1   c4    w    w
+           2      1      2    g    w    w
+           3      4      1    .    .   c4
+           4      1      2    .    .    g
+        ",
+    );
+}
+
+#[test]
+fn a_static_batch_is_joined_by_nobody_until_all_of_it_have_ended() {
+    let config = EngineConfig {
+        max_num_requests: 2,
+        policy: CapacityPolicy::StaticBatch,
+        ..wide_config()
+    };
+    let arrivals = [at(1, 4, 2), at(1, 4, 4), at(1, 4, 2), at(2, 4, 1)];
+    // R1 leaves after step 2, and its place stays empty until R2 has ended too.
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3   R4
+           1      8      2   c4   c4    w    .
+           2      2      4    g    g    w    w
+           3      1      2    .    g    w    w
+           4      1      2    .    g    w    w
+           5      8      2    .    .   c4   c4
+           6      1      2    .    .    g    .
+        ",
+    );
+}
+
+#[test]
+fn lockstep_answers_a_batch_when_its_longest_has_ended() {
+    let config = EngineConfig {
+        scheme: BatchingScheme::V1,
+        max_num_tokens: Tokens(14),
+        ..wide_config()
+    };
+    let arrivals = [at(1, 4, 2), at(1, 7, 4), at(1, 4, 2)];
+    // R1 and R2 are 14 tokens, padded; R3 does not fit beside them. R1 is done after step 2 and waits.
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1     11      3   c4   c7    w
+           2      2      4    g    g    w
+           3      1      5    -    g    w
+           4      1      5    -    g    w
+           5      4      1    .    .   c4
+           6      1      2    .    .    g
+        ",
+    );
+}
+
+#[test]
+fn equal_progress_gives_each_context_a_block_in_turn() {
+    let config = EngineConfig {
+        max_num_tokens: Tokens(12),
+        chunk_policy: ContextChunkPolicy::EqualProgress,
+        ..wide_config()
+    };
+    let arrivals = [at(1, 17, 2), at(1, 9, 2), at(2, 6, 1)];
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1     12      8  c8+  c4+    .
+           2     12     10  c4+  c4+  c4+
+           3      8     10   c5   c1   c2
+           4      2      8    g    g    .
+        ",
+    );
+}
+
+#[test]
+fn the_smaller_priority_number_starts_first_and_is_paused_last() {
+    let arrivals = [
+        of_priority(1, at(1, 6, 10)),
+        at(2, 6, 10),
+        of_priority(1, at(2, 2, 2)),
+        at(3, 1, 2),
+    ];
+    // R2 and R4 come later than R1 and go before it: when blocks run out, R1 is paused.
+    assert_table(
+        time_table(small_pool(CapacityPolicy::MaxUtilization), &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3   R4
+           1      6      2   c6    .    .    .
+           2      9      5    g   c6   c2    .
+           3      4      6    g    g    g   c1
+           4      3      6    g    g    .    g
+           5      2      6    g    g    .    .
+           6      2      6    g    g    .    .
+           7      2      6    g    g    .    .
+           8      1      3    p    g    .    .
+           9      1      4    p    g    .    .
+          10      1      4    p    g    .    .
+          11      1      4    p    g    .    .
+          12     13      4  c13    .    .    .
+          13      1      4    g    .    .    .
+          14      1      4    g    .    .    .
+        ",
+    );
+}
+
+#[test]
+fn a_context_waits_for_blocks_that_another_is_about_to_write() {
+    let config = EngineConfig {
+        max_num_tokens: Tokens(20),
+        reuse: BlockReuse::WholeBlocks,
+        ..wide_config()
+    };
+    // All begin with the same tokens. R3, which has no whole block, need not wait.
+    let arrivals = [at(1, 14, 2), at(1, 14, 2), at(1, 3, 2)];
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1     17      5  c14    w   c3
+           2      4      6    g   c2    g
+           3      1      4    .    g    .
+        ",
+    );
+}
+
+#[test]
+fn two_micro_batches_take_turns() {
+    let config = EngineConfig {
+        num_micro_batches: 2,
+        ..wide_config()
+    };
+    let arrivals = [at(1, 4, 3), at(1, 5, 3), at(1, 6, 3)];
+    // The tokens of a step are known when the next one but one is planned.
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1      9      3   c4   c5    w
+           2      6      5    -    -   c6
+           3      2      6    g    g    -
+           4      1      6    -    -    g
+           5      2      6    g    g    -
+           6      1      6    -    -    g
+           7      0      2    .    .    -
+        ",
+    );
+}

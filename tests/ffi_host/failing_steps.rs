@@ -1,0 +1,70 @@
+//! The real backend in the fake server, whose runner panics in a step: everybody is answered once, and what was
+//! generated before arrives first.
+
+use crate::driver::{Ask, Server, error_code, output_ids};
+use crate::fake_triton::Where;
+use crate::{INTERNAL, RawRequest, UNAVAILABLE};
+
+/// Three requests at once: two streams, whose answers are lent to the responder while a step computes, and one
+/// that is answered at its end.
+fn asks() -> [Ask; 3] {
+    [(4, true), (1, false), (40, true)].map(|(prompt, stream)| Ask::of_lengths(prompt, 20, stream))
+}
+
+/// Checks that a request was answered with an error after `num_tokens` tokens, and with nothing else.
+fn assert_failed(server: &Server, ask: &Ask, request: RawRequest, num_tokens: usize) {
+    let sent = server.host.sent(request);
+    let streamed = if ask.stream { num_tokens } else { 0 };
+    assert_eq!(output_ids(&sent), ask.expected()[..streamed]);
+    assert_eq!(error_code(&sent), Some(INTERNAL));
+    let last = sent.last().and_then(|sent| sent.error.clone());
+    let (_, message) = last.expect("an error");
+    assert!(message.contains("told to fail"), "{message}");
+    assert_eq!(sent.iter().filter(|sent| sent.is_final).count(), 1);
+    assert_eq!(server.host.place(request), Where::Released);
+}
+
+#[test]
+fn a_panic_while_answers_are_lent_answers_every_request_once_after_its_news() {
+    for num_steps in [0, 1, 3] {
+        let mut server = Server::load(&[("synthetic_fail_after", &num_steps.to_string())]);
+        let asks = asks();
+        let requests = asks.each_ref().map(|ask| server.ask(ask));
+        for _ in 0..num_steps {
+            assert_eq!(server.execute(&requests), Ok(()));
+            assert_eq!(server.ready(), Ok(()));
+        }
+        assert_eq!(server.execute(&requests), Ok(()), "the requests were ours");
+        for (ask, request) in asks.iter().zip(requests) {
+            assert_failed(&server, ask, request, num_steps);
+        }
+        let (reported, _) = server.host.statistics();
+        assert!(reported.len() == 3 && reported.iter().all(|(_, success, _)| !success));
+        server.unload();
+    }
+}
+
+#[test]
+fn an_instance_whose_step_has_panicked_takes_no_more() {
+    let mut server = Server::load(&[("synthetic_fail_after", "2")]);
+    let [first, second, third] = asks();
+    let (in_batch, held) = (server.ask(&first), server.ask(&second));
+    for _ in 0..2 {
+        assert_eq!(server.execute(&[in_batch, held]), Ok(()));
+    }
+    // Triton has one of them back when the step fails, and brings it again later.
+    assert_eq!(server.execute(&[in_batch]), Ok(()));
+    assert_failed(&server, &first, in_batch, 2);
+    let (code, message) = server.ready().expect_err("not ready any more");
+    assert_eq!(code, UNAVAILABLE);
+    assert!(message.contains("load the model again"), "{message}");
+    let new = server.ask(&third);
+    for request in [held, new] {
+        assert_eq!(server.execute(&[request]), Ok(()));
+        let sent = server.host.sent(request);
+        assert_eq!(sent.len(), 1);
+        assert_eq!(sent[0].error, Some((code, message.clone())));
+        assert_eq!(server.host.place(request), Where::Released);
+    }
+    server.unload();
+}

@@ -1,0 +1,369 @@
+//! The entry points, with a backend that fails when told to.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use triton_inflight::triton::lifecycle::{self, Implementation};
+use triton_inflight::triton::{
+    BackendAttributes, Completion, Error, Instance, Model, Request, ResponseFactory,
+    check_api_version, sys,
+};
+
+use crate::fake_triton::{Host, Spec, Where};
+use crate::{Failure, INTERNAL, INVALID, UNAVAILABLE, error_codes, outcome};
+
+/// Where the backend goes wrong, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Error(&'static str),
+    Panic(&'static str),
+    /// A panic whose payload is no text.
+    Odd(&'static str),
+}
+
+static FAULTS: Mutex<Vec<Fault>> = Mutex::new(Vec::new());
+static NUM_EXECUTED: AtomicUsize = AtomicUsize::new(0);
+static NUM_LOADED: AtomicUsize = AtomicUsize::new(0);
+
+fn set_faults(faults: &[Fault]) {
+    *FAULTS.lock() = faults.to_vec();
+}
+
+fn fault_at(place: &'static str) -> Result<(), Error> {
+    let faults = FAULTS.lock().clone();
+    if faults.contains(&Fault::Panic(place)) {
+        panic!("told to panic in {place}");
+    }
+    if faults.contains(&Fault::Odd(place)) {
+        std::panic::panic_any(7);
+    }
+    if faults.contains(&Fault::Error(place)) {
+        return Err(Error::invalid(format!("told to fail in {place}")));
+    }
+    Ok(())
+}
+
+struct Scripted;
+
+/// Counts what is loaded, so that a forgotten drop shows.
+struct Loaded<T> {
+    handle: T,
+    /// What a responder thread would hold of the sequences in flight.
+    factories: Vec<ResponseFactory>,
+}
+
+impl<T> Loaded<T> {
+    fn new(handle: T) -> Self {
+        NUM_LOADED.fetch_add(1, Ordering::Relaxed);
+        let factories = Vec::new();
+        Self { handle, factories }
+    }
+}
+
+impl<T> Drop for Loaded<T> {
+    fn drop(&mut self) {
+        NUM_LOADED.fetch_sub(1, Ordering::Relaxed);
+        for factory in &self.factories {
+            // Refused where the request has been answered.
+            let _ = factory
+                .new_response()
+                .and_then(|response| response.send(Completion::Partial));
+        }
+        let _ = fault_at("drop");
+    }
+}
+
+impl Implementation for Scripted {
+    type Model = Loaded<Model>;
+    type Instance = Loaded<Instance>;
+
+    fn initialize() -> Result<(), Error> {
+        fault_at("initialize")?;
+        check_api_version()
+    }
+
+    fn attributes(attributes: BackendAttributes) -> Result<(), Error> {
+        fault_at("attributes")?;
+        attributes.prefer_cpu_instances(1)
+    }
+
+    fn load_model(model: Model) -> Result<Self::Model, Error> {
+        fault_at("load_model")?;
+        Ok(Loaded::new(model))
+    }
+
+    fn load_instance(model: &Self::Model, instance: Instance) -> Result<Self::Instance, Error> {
+        assert_eq!(model.handle.name(), Ok("m"));
+        fault_at("load_instance")?;
+        Ok(Loaded::new(instance))
+    }
+
+    fn execute(instance: &mut Self::Instance, requests: &mut Vec<Request>) -> Result<(), Error> {
+        NUM_EXECUTED.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(instance.handle.name(), Ok("m_0_0"));
+        // One stays behind, one is in hand when it goes wrong, the others are done.
+        let in_hand = requests.pop();
+        for request in requests.drain(1.min(requests.len())..) {
+            request.dismiss();
+        }
+        for request in requests.iter_mut() {
+            instance.factories.push(request.response_factory()?);
+        }
+        if let Some(mut request) = in_hand {
+            instance.factories.push(request.response_factory()?);
+            fault_at("execute")?;
+            request.dismiss();
+        }
+        Ok(())
+    }
+}
+
+/// A loaded backend with one model and one instance; unloaded again by `unload`.
+struct Stage {
+    host: Host,
+    model: *mut sys::TRITONBACKEND_Model,
+    instance: *mut sys::TRITONBACKEND_ModelInstance,
+}
+
+impl Stage {
+    fn empty() -> Self {
+        let host = Host::start();
+        set_faults(&[]);
+        NUM_EXECUTED.store(0, Ordering::Relaxed);
+        NUM_LOADED.store(0, Ordering::Relaxed);
+        let model = host.model("m", "{}");
+        let instance = host.instance(model);
+        Self {
+            host,
+            model,
+            instance,
+        }
+    }
+
+    fn loaded() -> Self {
+        let stage = Self::empty();
+        stage.load().expect("loaded");
+        stage
+    }
+
+    /// As Triton does it, stopping at the first error.
+    fn load(&self) -> Result<(), Failure> {
+        // SAFETY: the handles are alive to the end of the test.
+        unsafe {
+            outcome(lifecycle::initialize::<Scripted>())?;
+            outcome(lifecycle::attributes::<Scripted>(self.host.attributes()))?;
+            outcome(lifecycle::model_initialize::<Scripted>(self.model))?;
+            outcome(lifecycle::instance_initialize::<Scripted>(self.instance))
+        }
+    }
+
+    /// As Triton does it, also for what failed to load.
+    fn unload(&self) -> [Result<(), Failure>; 2] {
+        // SAFETY: as above, and both were given to their initialisation.
+        unsafe {
+            [
+                outcome(lifecycle::instance_finalize::<Scripted>(self.instance)),
+                outcome(lifecycle::model_finalize::<Scripted>(self.model)),
+            ]
+        }
+    }
+
+    fn execute(&self, requests: &[*mut sys::TRITONBACKEND_Request]) -> Result<(), Failure> {
+        let mut requests = requests.to_vec();
+        let count = requests.len() as u32;
+        let list = requests.as_mut_ptr();
+        // SAFETY: the instance is alive, and so are the requests, which are the backend's.
+        unsafe {
+            outcome(lifecycle::instance_execute::<Scripted>(
+                self.instance,
+                list,
+                count,
+            ))
+        }
+    }
+
+    fn ready(&self) -> Result<(), Failure> {
+        // SAFETY: the instance is alive.
+        unsafe { outcome(lifecycle::instance_ready::<Scripted>(self.instance)) }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(
+                NUM_LOADED.load(Ordering::Relaxed),
+                0,
+                "something was not dropped"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_backend_loads_executes_and_unloads() {
+    let stage = Stage::loaded();
+    assert_eq!(stage.ready(), Ok(()));
+    let requests = [(); 4].map(|()| stage.host.request(Spec::default()));
+    assert_eq!(stage.execute(&requests), Ok(()));
+    for (index, request) in requests.into_iter().enumerate() {
+        assert_eq!(stage.host.place(request), Where::Released);
+        // The one that the backend left behind, and only that one, is answered with an error.
+        let sent = stage.host.sent(request);
+        assert_eq!(sent[0].error.is_some(), index == 0, "{index}: {sent:?}");
+    }
+    assert_eq!(stage.ready(), Ok(()));
+    assert_eq!(stage.unload(), [Ok(()), Ok(())]);
+    assert_eq!(stage.ready().expect_err("unloaded").0, UNAVAILABLE);
+}
+
+#[test]
+fn an_error_while_loading_is_tritons_and_leaves_nothing() {
+    for place in ["initialize", "attributes", "load_model", "load_instance"] {
+        let stage = Stage::empty();
+        set_faults(&[Fault::Error(place)]);
+        let failure = (INVALID, format!("told to fail in {place}"));
+        assert_eq!(stage.load(), Err(failure));
+        assert_eq!(stage.unload(), [Ok(()), Ok(())]);
+    }
+}
+
+#[test]
+fn a_panic_while_loading_becomes_an_error_and_leaves_nothing() {
+    for (place, entry) in [
+        ("initialize", "TRITONBACKEND_Initialize"),
+        ("attributes", "TRITONBACKEND_GetBackendAttribute"),
+        ("load_model", "TRITONBACKEND_ModelInitialize"),
+        ("load_instance", "TRITONBACKEND_ModelInstanceInitialize"),
+    ] {
+        let stage = Stage::empty();
+        set_faults(&[Fault::Panic(place)]);
+        let failure = (
+            INTERNAL,
+            format!("{entry}: panic: told to panic in {place}"),
+        );
+        assert_eq!(stage.load(), Err(failure));
+        assert_eq!(stage.unload(), [Ok(()), Ok(())]);
+    }
+}
+
+#[test]
+fn a_panic_while_unloading_becomes_an_error() {
+    let stage = Stage::loaded();
+    set_faults(&[Fault::Panic("drop")]);
+    for failure in stage.unload() {
+        assert_eq!(failure.expect_err("a panic").0, INTERNAL);
+    }
+    assert_eq!(stage.unload(), [Ok(()), Ok(())]);
+}
+
+/// Requests of a batch in which the backend goes wrong, and of the batch after it.
+fn check_that_the_instance_fails(fault: Fault, says: &str) {
+    let stage = Stage::loaded();
+    set_faults(&[fault]);
+    let requests = [(); 4].map(|()| stage.host.request(Spec::default()));
+    assert_eq!(stage.execute(&requests), Ok(()), "the requests were ours");
+    for request in [requests[0], requests[3]] {
+        let sent = stage.host.sent(request);
+        let last = sent.last().expect("an answer");
+        assert!(last.is_final && last.error.is_some());
+        assert_eq!(stage.host.place(request), Where::Released);
+    }
+    let (code, message) = stage.host.sent(requests[0])[1]
+        .error
+        .clone()
+        .expect("an error");
+    assert_eq!(code, UNAVAILABLE);
+    assert!(message.contains(says), "{message}");
+    assert_eq!(stage.ready(), Err((code, message.clone())));
+
+    // The fault is gone, but nobody knows what state it has left.
+    set_faults(&[]);
+    let later = stage.host.request(Spec::default());
+    assert_eq!(stage.execute(&[later]), Ok(()));
+    assert_eq!(stage.host.sent(later)[0].error, Some((code, message)));
+    assert_eq!(NUM_EXECUTED.load(Ordering::Relaxed), 1);
+    assert_eq!(stage.unload(), [Ok(()), Ok(())]);
+}
+
+#[test]
+fn a_panic_in_execute_answers_every_request_and_fails_the_instance() {
+    check_that_the_instance_fails(Fault::Panic("execute"), "panic: told to panic in execute");
+}
+
+#[test]
+fn a_panic_without_a_text_is_caught_too() {
+    check_that_the_instance_fails(Fault::Odd("execute"), "panic without a message");
+}
+
+#[test]
+fn an_error_from_execute_answers_every_request_and_fails_the_instance() {
+    check_that_the_instance_fails(Fault::Error("execute"), "told to fail in execute");
+}
+
+#[test]
+fn a_second_panic_while_the_failed_instance_is_dropped_changes_nothing() {
+    let stage = Stage::loaded();
+    set_faults(&[Fault::Panic("execute"), Fault::Panic("drop")]);
+    let requests = [(); 2].map(|()| stage.host.request(Spec::default()));
+    assert_eq!(stage.execute(&requests), Ok(()));
+    set_faults(&[]);
+    for request in requests {
+        assert_eq!(stage.host.place(request), Where::Released);
+    }
+    assert_eq!(stage.unload(), [Ok(()), Ok(())]);
+}
+
+#[test]
+fn a_failed_instance_sends_what_it_has_before_its_requests_get_their_errors() {
+    let stage = Stage::loaded();
+    set_faults(&[Fault::Panic("execute")]);
+    let requests = [(); 2].map(|()| stage.host.request(Spec::default()));
+    assert_eq!(stage.execute(&requests), Ok(()));
+    let codes = error_codes(&stage.host, requests[0]);
+    assert_eq!(codes, [None, Some(UNAVAILABLE)]);
+    // The one in hand was answered in the middle of the panic, and nothing follows that.
+    let codes = error_codes(&stage.host, requests[1]);
+    assert_eq!(codes, [Some(INTERNAL)]);
+    assert_eq!(stage.unload(), [Ok(()), Ok(())]);
+}
+
+#[test]
+fn requests_for_an_instance_that_is_not_loaded_stay_tritons() {
+    let stage = Stage::empty();
+    let request = stage.host.request(Spec::default());
+    assert_eq!(
+        stage.execute(&[request]).expect_err("not loaded").0,
+        UNAVAILABLE
+    );
+    assert_eq!(stage.host.place(request), Where::InBackend);
+    // The fake server's own way to take it back.
+    stage.load().expect("loaded");
+    assert_eq!(stage.execute(&[request]), Ok(()));
+    assert_eq!(stage.unload(), [Ok(()), Ok(())]);
+}
+
+#[test]
+fn null_pointers_become_errors() {
+    let _host = Host::start();
+    use std::ptr::null_mut;
+    // SAFETY: null is allowed everywhere.
+    let outcomes = unsafe {
+        [
+            outcome(lifecycle::attributes::<Scripted>(null_mut())),
+            outcome(lifecycle::model_initialize::<Scripted>(null_mut())),
+            outcome(lifecycle::model_finalize::<Scripted>(null_mut())),
+            outcome(lifecycle::instance_initialize::<Scripted>(null_mut())),
+            outcome(lifecycle::instance_finalize::<Scripted>(null_mut())),
+            outcome(lifecycle::instance_ready::<Scripted>(null_mut())),
+            outcome(lifecycle::instance_execute::<Scripted>(
+                null_mut(),
+                null_mut(),
+                0,
+            )),
+        ]
+    };
+    for outcome in outcomes {
+        assert_eq!(outcome.expect_err("null").0, INTERNAL);
+    }
+}

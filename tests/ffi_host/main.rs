@@ -1,0 +1,62 @@
+//! The owners of Triton's objects and the entry points, against a fake server in this process that finds
+//! every leak, every use after a delete and every response after the final one.
+
+#[path = "../support/fake_triton/mod.rs"]
+mod fake_triton;
+
+mod driver;
+mod failing_steps;
+mod fake_server;
+mod handles;
+mod lifecycle;
+mod metrics_and_log;
+mod random_clients;
+mod reading;
+mod records;
+mod requests;
+mod responses;
+
+use std::ffi::CStr;
+use std::ptr::NonNull;
+
+use fake_triton::Host;
+use triton_inflight::triton::{Request, sys};
+
+type RawRequest = *mut sys::TRITONBACKEND_Request;
+
+const INTERNAL: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_INTERNAL.0;
+const INVALID: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_INVALID_ARG.0;
+const UNAVAILABLE: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_UNAVAILABLE.0;
+
+/// A request of the fake server, owned as Execute would own it.
+fn take(raw: RawRequest) -> Request {
+    let raw = NonNull::new(raw).expect("not null");
+    // SAFETY: the fake server has given the request to the backend, and a test takes it once each time.
+    unsafe { Request::from_raw(raw) }
+}
+
+/// The error code of each response that a request's client has been sent.
+fn error_codes(host: &Host, request: RawRequest) -> Vec<Option<u32>> {
+    let sent = host.sent(request);
+    sent.iter()
+        .map(|sent| sent.error.as_ref().map(|(code, _)| *code))
+        .collect()
+}
+
+/// Code and message.
+type Failure = (u32, String);
+
+/// What Triton makes of an entry point's return value: it reads the error and deletes it.
+unsafe fn outcome(error: *mut sys::TRITONSERVER_Error) -> Result<(), Failure> {
+    if error.is_null() {
+        return Ok(());
+    }
+    // SAFETY: an entry point returns null or an error object that it gives away.
+    unsafe {
+        let code = sys::TRITONSERVER_ErrorCode(error).0;
+        let message = CStr::from_ptr(sys::TRITONSERVER_ErrorMessage(error));
+        let message = message.to_string_lossy().into_owned();
+        sys::TRITONSERVER_ErrorDelete(error);
+        Err((code, message))
+    }
+}

@@ -1,0 +1,117 @@
+//! The real backend in the fake server, with clients and a Triton that do what they like.
+
+use triton_inflight::triton::sys;
+
+use crate::driver::{Ask, Server, error_code, output_ids};
+use crate::fake_triton::Where;
+use crate::{INVALID, RawRequest};
+
+const CANCELLED: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_CANCELLED.0;
+
+/// Numbers from a seed (splitmix64; Steele, Lea, Flood, 2014).
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) % bound as u64) as usize
+    }
+
+    fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+}
+
+/// Clients that come, stream, wait and go away, Triton that hands over whole batches or parts of them,
+/// a cache too small for all: 200 steps, then everybody is served to the end.
+fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
+    let mut draw = Draw(seed);
+    let mut server = Server::load(parameters);
+    let mut asked: Vec<(Ask, RawRequest)> = Vec::new();
+    let mut live: Vec<RawRequest> = Vec::new();
+    for _ in 0..200 {
+        if live.len() < 8 && draw.one_in(2) {
+            let (prompt, max_tokens) = (1 + draw.below(30), 1 + draw.below(30));
+            let ask = Ask::of_lengths(prompt, max_tokens, draw.one_in(2));
+            let request = server.ask(&ask);
+            asked.push((ask, request));
+            live.push(request);
+        }
+        if !live.is_empty() && draw.one_in(10) {
+            server.host.cancel(live[draw.below(live.len())]);
+        }
+        server.host.refuse_reschedule(draw.one_in(40));
+        // Direct hands over all, oldest what it has; a request's first call is never put off here,
+        // because the fake server has it in the backend's hands already.
+        let all = draw.one_in(2);
+        let batch: Vec<_> = live
+            .iter()
+            .copied()
+            .filter(|request| {
+                all || server.host.place(*request) == Where::InBackend || draw.one_in(2)
+            })
+            .collect();
+        if !batch.is_empty() {
+            assert_eq!(server.execute(&batch), Ok(()), "seed {seed}");
+        }
+        // Triton answers a cancelled request that it has back, and says nothing.
+        live.retain(|request| match server.host.place(*request) {
+            Where::InQueue => !server.host.is_cancelled(*request),
+            place => place != Where::Released,
+        });
+    }
+    server.host.refuse_reschedule(false);
+    server.finish(&live);
+    server.unload();
+
+    let mut num_whole = 0;
+    for (ask, request) in asked {
+        let sent = server.host.sent(request);
+        let (ids, expected) = (output_ids(&sent), ask.expected());
+        let whole = sent
+            .last()
+            .is_some_and(|last| last.is_final && last.error.is_none());
+        if whole {
+            num_whole += 1;
+            assert_eq!(ids, expected, "seed {seed}");
+        } else {
+            // Cancelled or refused on the way: what it got is a beginning of what it would have got.
+            assert!(
+                expected.starts_with(&ids),
+                "seed {seed}: {ids:?} of {expected:?}"
+            );
+            match error_code(&sent) {
+                // Triton refused to take it back.
+                Some(INVALID) => {}
+                // It has it back, or would not take it.
+                None | Some(CANCELLED) => {
+                    assert!(server.host.is_cancelled(request), "seed {seed}");
+                }
+                Some(other) => panic!("seed {seed}: error {other}"),
+            }
+        }
+    }
+    assert!(
+        num_whole > 5,
+        "seed {seed}: only {num_whole} served to the end"
+    );
+}
+
+#[test]
+fn random_clients_get_their_own_streams_and_leave_nothing() {
+    let small = [
+        ("max_seq_len", "64"),
+        ("tokens_per_block", "4"),
+        ("max_tokens_in_paged_kv_cache", "96"),
+        ("max_num_tokens", "16"),
+    ];
+    for policy in ["guaranteed_no_evict", "max_utilization"] {
+        for seed in 0..8 {
+            let mut parameters = small.to_vec();
+            parameters.push(("batch_scheduler_policy", policy));
+            random_walk(seed, &parameters);
+        }
+    }
+}

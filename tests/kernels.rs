@@ -1,0 +1,9 @@
+//! The CPU operations against float64 references, on every instruction set, and bit for bit against
+//! themselves in other company.
+
+mod kernels {
+    mod attention;
+    mod elementwise;
+    mod gemm;
+    mod support;
+}

@@ -1,0 +1,560 @@
+//! Rotation, the KV cache and attention.
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+
+use half::bf16;
+use triton_inflight::base::{BlockId, BlockSize};
+use triton_inflight::device::cpu::{
+    AttentionParams, Cpu, HeadShape, KvCache, KvDtype, KvLayout, KvSpan, QkNorm, RopeTable, Simd,
+};
+
+use super::support::{Rng, cpu, simds};
+
+/// A sequence with everything that attention needs of it, and what came out.
+struct Sequence {
+    /// `[len, qkv_len]`
+    qkv: Vec<f32>,
+    len: usize,
+    computed: usize,
+    blocks: Vec<BlockId>,
+    /// `[len, q_len]`
+    out: Vec<bf16>,
+}
+
+struct Model {
+    shape: HeadShape,
+    rope: RopeTable,
+    norm: Option<(Vec<f32>, Vec<f32>)>,
+    sight: Sight,
+    dtype: KvDtype,
+}
+
+/// What a query sees: the last positions, its own included, and the first ones.
+#[derive(Clone, Copy, Debug)]
+struct Sight {
+    window: Option<u32>,
+    num_sinks: u32,
+}
+
+impl Sight {
+    const ALL: Self = Self::new(None, 0);
+
+    const fn new(window: Option<u32>, num_sinks: u32) -> Self {
+        Self { window, num_sinks }
+    }
+
+    /// Whether the query at `query` sees `position`.
+    fn sees(&self, query: usize, position: usize) -> bool {
+        let in_window = self
+            .window
+            .is_none_or(|window| position + window as usize > query);
+        position <= query && (in_window || position < self.num_sinks as usize)
+    }
+}
+
+impl Model {
+    fn new(rng: &mut Rng, shape: HeadShape, with_norm: bool, sight: Sight) -> Self {
+        let d = shape.head_dim;
+        let frequencies: Vec<_> = (0..d / 2)
+            .map(|i| 10_000_f32.powf(-2.0 * i as f32 / d as f32))
+            .collect();
+        Self {
+            shape,
+            rope: RopeTable::new(&frequencies, 1.0, 1024).expect("memory"),
+            norm: with_norm.then(|| (rng.f32s(d), rng.f32s(d))),
+            sight,
+            dtype: KvDtype::Bf16,
+        }
+    }
+
+    fn params(&self) -> AttentionParams {
+        AttentionParams {
+            shape: self.shape,
+            scale: 1.0 / (self.shape.head_dim as f32).sqrt(),
+            window: self.sight.window.and_then(NonZeroU32::new),
+            num_sinks: self.sight.num_sinks,
+        }
+    }
+
+    fn sequence(&self, rng: &mut Rng, len: usize) -> Sequence {
+        Sequence {
+            qkv: rng
+                .f32s(len * self.shape.qkv_len())
+                .iter()
+                .map(|v| v * 3.0)
+                .collect(),
+            len,
+            computed: 0,
+            blocks: Vec::new(),
+            out: vec![bf16::NAN; len * self.shape.q_len()],
+        }
+    }
+
+    /// Computes the given numbers of further tokens of the sequences in one step.
+    fn step(&self, cpu: &mut Cpu, pool: &mut Pool, work: &mut [(&mut Sequence, usize)]) {
+        let (qkv_len, q_len) = (self.shape.qkv_len(), self.shape.q_len());
+        let (mut spans, mut tables, mut qkv) = (Vec::new(), Vec::new(), Vec::new());
+        let mut num_tokens = 0;
+        for (sequence, chunk) in work.iter_mut() {
+            let kv_len = sequence.computed + *chunk;
+            pool.give_back(sequence, self.sight);
+            pool.grow(sequence, kv_len);
+            let table_start = tables.len() as u32;
+            tables.extend_from_slice(&sequence.blocks);
+            spans.push(KvSpan {
+                tokens: num_tokens..num_tokens + *chunk as u32,
+                kv_len: kv_len as u32,
+                block_table: table_start..tables.len() as u32,
+            });
+            qkv.extend_from_slice(&sequence.qkv[sequence.computed * qkv_len..kv_len * qkv_len]);
+            num_tokens += *chunk as u32;
+        }
+        let batch = pool.cache.batch(&spans, &tables);
+        let norm = self.norm.as_ref().map(|(q, k)| QkNorm { q, k, eps: 1e-6 });
+        let mut q = vec![bf16::NAN; num_tokens as usize * q_len];
+        let mut out = q.clone();
+        let layer = 1;
+        cpu.rope_and_store(
+            &qkv,
+            self.shape,
+            norm,
+            &self.rope,
+            &batch,
+            &mut pool.cache,
+            layer,
+            &mut q,
+        );
+        cpu.paged_attention(&q, &self.params(), &batch, &pool.cache, layer, &mut out);
+        let mut rest = &out[..];
+        for (sequence, chunk) in work.iter_mut() {
+            let rows;
+            (rows, rest) = rest.split_at(*chunk * q_len);
+            let Range { start, end } = sequence.computed..sequence.computed + *chunk;
+            sequence.out[start * q_len..end * q_len].copy_from_slice(rows);
+            sequence.computed = end;
+        }
+    }
+
+    /// A rotated key or a value as the cache has it.
+    fn stored(&self, vector: &[f64]) -> Vec<f64> {
+        match self.dtype {
+            KvDtype::Bf16 => vector.iter().map(|&v| round(v)).collect(),
+            KvDtype::Int8 => {
+                let largest = vector.iter().fold(0.0, |max, v| v.abs().max(max));
+                let bits = ((largest / 127.0) as f32).to_bits();
+                let scale = f64::from(f32::from_bits((bits + 0xffff) & 0xffff_0000));
+                let elements = vector.iter().map(|v| (v / scale).round_ties_even());
+                elements.map(|element| element * scale).collect()
+            }
+        }
+    }
+
+    /// Rotated queries, rotated keys and values of a sequence in float64, rounded where the kernels
+    /// round.
+    fn rotated(&self, sequence: &Sequence, token: usize) -> [Vec<Vec<f64>>; 3] {
+        let HeadShape {
+            num_q_heads,
+            num_kv_heads,
+            head_dim: d,
+        } = self.shape;
+        let row = &sequence.qkv[token * self.shape.qkv_len()..][..self.shape.qkv_len()];
+        let heads: Vec<Vec<f64>> = row
+            .chunks(d)
+            .map(|head| head.iter().map(|&v| f64::from(v)).collect())
+            .collect();
+        let rotate = |head: &[f64], weight: Option<&[f32]>| -> Vec<f64> {
+            let mut head = head.to_vec();
+            if let Some(weight) = weight {
+                let mean = head.iter().map(|v| v * v).sum::<f64>() / d as f64;
+                for (v, w) in head.iter_mut().zip(weight) {
+                    *v *= f64::from(*w) / (mean + 1e-6).sqrt();
+                }
+            }
+            (0..d)
+                .map(|i| {
+                    let frequency = 10_000_f32.powf(-2.0 * (i % (d / 2)) as f32 / d as f32);
+                    let angle = f64::from(token as f32 * frequency);
+                    let (low, high) = (head[i % (d / 2)], head[i % (d / 2) + d / 2]);
+                    if i < d / 2 {
+                        low * angle.cos() - high * angle.sin()
+                    } else {
+                        high * angle.cos() + low * angle.sin()
+                    }
+                })
+                .collect()
+        };
+        let norm = |i: usize| {
+            self.norm
+                .as_ref()
+                .map(|(q, k)| if i == 0 { &q[..] } else { &k[..] })
+        };
+        let (q, kv) = heads.split_at(num_q_heads);
+        let (k, v) = kv.split_at(num_kv_heads);
+        [
+            q.iter()
+                .map(|head| rotate(head, norm(0)).into_iter().map(round).collect())
+                .collect(),
+            k.iter()
+                .map(|head| self.stored(&rotate(head, norm(1))))
+                .collect(),
+            v.iter().map(|head| self.stored(head)).collect(),
+        ]
+    }
+
+    fn assert_near_the_exact_attention(&self, sequence: &Sequence, what: &str) {
+        let HeadShape {
+            num_q_heads,
+            num_kv_heads,
+            head_dim: d,
+        } = self.shape;
+        let all: Vec<_> = (0..sequence.len)
+            .map(|t| self.rotated(sequence, t))
+            .collect();
+        for token in 0..sequence.len {
+            let seen: Vec<_> = (0..=token)
+                .filter(|&position| self.sight.sees(token, position))
+                .collect();
+            for head in 0..num_q_heads {
+                let kv_head = head / (num_q_heads / num_kv_heads);
+                let scores: Vec<f64> = seen
+                    .iter()
+                    .map(|&p| {
+                        let (q, k) = (&all[token][0][head], &all[p][1][kv_head]);
+                        q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt()
+                    })
+                    .collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                let out = &sequence.out[(token * num_q_heads + head) * d..][..d];
+                for (i, got) in out.iter().enumerate() {
+                    let values = seen.iter().map(|&p| all[p][2][kv_head][i]);
+                    let terms = weights.iter().zip(values).map(|(w, v)| w / sum * v);
+                    let exact: f64 = terms.clone().sum();
+                    let size: f64 = terms.map(f64::abs).sum();
+                    let got = got.to_f64();
+                    // A rounding of the weights to bf16 and of the result, and room for queries and
+                    // keys that round to the other neighbour because their rotation was in f32.
+                    let bound = 4.0 / 256.0 * size;
+                    let error = (got - exact).abs();
+                    assert!(
+                        error <= bound,
+                        "{what}: token {token} head {head} [{i}]: {got} for {exact}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn round(v: f64) -> f64 {
+    bf16::from_f64(v).to_f64()
+}
+
+/// A cache and its free blocks, handed out in random order. Its unused memory holds NaN.
+struct Pool {
+    cache: KvCache,
+    free: Vec<BlockId>,
+    num_given_back: usize,
+}
+
+impl Pool {
+    fn new(
+        rng: &mut Rng,
+        cpu: &mut Cpu,
+        model: &Model,
+        block_size: u32,
+        num_positions: usize,
+    ) -> Self {
+        let (shape, dtype) = (model.shape, model.dtype);
+        let num_blocks = num_positions.div_ceil(block_size as usize) + 8;
+        let layout = KvLayout {
+            num_kv_heads: shape.num_kv_heads,
+            head_dim: shape.head_dim,
+            block_size: BlockSize::new(block_size).expect("not zero"),
+            dtype,
+        };
+        let mut cache = KvCache::new(layout, 2, num_blocks).expect("memory");
+        // What a former owner left must not matter: fill everything with NaN.
+        let tables: Vec<_> = (0..num_blocks as u32).map(BlockId).collect();
+        let num_tokens = num_blocks as u32 * block_size;
+        let spans = [KvSpan {
+            tokens: 0..num_tokens,
+            kv_len: num_tokens,
+            block_table: 0..num_blocks as u32,
+        }];
+        let rope = RopeTable::new(&vec![0.0; shape.head_dim / 2], 1.0, num_tokens as usize)
+            .expect("memory");
+        let qkv = vec![f32::NAN; num_tokens as usize * shape.qkv_len()];
+        let mut q = vec![bf16::ZERO; num_tokens as usize * shape.q_len()];
+        for layer in 0..2 {
+            let batch = cache.batch(&spans, &tables);
+            cpu.rope_and_store(&qkv, shape, None, &rope, &batch, &mut cache, layer, &mut q);
+        }
+        let mut free = tables;
+        for i in (1..free.len()).rev() {
+            free.swap(i, rng.below(i + 1));
+        }
+        Self {
+            cache,
+            free,
+            num_given_back: 0,
+        }
+    }
+
+    fn grow(&mut self, sequence: &mut Sequence, kv_len: usize) {
+        let block_size = self.cache.layout().block_size.tokens().index();
+        while sequence.blocks.len() * block_size < kv_len {
+            sequence.blocks.push(self.free.pop().expect("a free block"));
+        }
+    }
+
+    /// Takes the blocks that no further query sees.
+    fn give_back(&mut self, sequence: &mut Sequence, sight: Sight) {
+        let block_size = self.cache.layout().block_size.tokens().index();
+        for (index, block) in sequence.blocks.iter_mut().enumerate() {
+            let mut positions = index * block_size..(index + 1) * block_size;
+            // The further a query is, the less it sees.
+            let is_past = positions.end <= sequence.computed;
+            if is_past && !positions.any(|position| sight.sees(sequence.computed, position)) {
+                let block = std::mem::replace(block, BlockId::NONE);
+                if block != BlockId::NONE {
+                    self.free.push(block);
+                    self.num_given_back += 1;
+                }
+            }
+        }
+    }
+
+    /// Copies what a block of the sequence holds to another one that it has instead.
+    fn move_a_block(&mut self, rng: &mut Rng, sequence: &mut Sequence) {
+        if sequence.blocks.is_empty() {
+            return;
+        }
+        let block_size = self.cache.layout().block_size.tokens().index();
+        let index = rng.below(sequence.blocks.len());
+        if sequence.blocks[index] == BlockId::NONE {
+            return;
+        }
+        let num_positions = (sequence.computed - index * block_size).min(block_size);
+        let target = self.free.pop().expect("a free block");
+        let source = std::mem::replace(&mut sequence.blocks[index], target);
+        self.cache.copy_positions(source, target, num_positions);
+        self.free.insert(0, source);
+    }
+}
+
+const SHAPES: [HeadShape; 6] = [
+    HeadShape {
+        num_q_heads: 4,
+        num_kv_heads: 2,
+        head_dim: 64,
+    },
+    HeadShape {
+        num_q_heads: 6,
+        num_kv_heads: 2,
+        head_dim: 8,
+    },
+    HeadShape {
+        num_q_heads: 7,
+        num_kv_heads: 1,
+        head_dim: 80,
+    },
+    HeadShape {
+        num_q_heads: 2,
+        num_kv_heads: 2,
+        head_dim: 128,
+    },
+    HeadShape {
+        num_q_heads: 8,
+        num_kv_heads: 1,
+        head_dim: 96,
+    },
+    HeadShape {
+        num_q_heads: 3,
+        num_kv_heads: 1,
+        head_dim: 18,
+    },
+];
+
+/// Each instruction set with each type that keys and values are stored as.
+fn simds_and_dtypes() -> impl Iterator<Item = (Simd, KvDtype)> {
+    simds().flat_map(|simd| KvDtype::ALL.map(|dtype| (simd, dtype)))
+}
+
+#[test]
+fn attention_is_near_the_exact_one_on_every_instruction_set() {
+    let mut rng = Rng::new();
+    for (index, shape) in SHAPES.into_iter().enumerate() {
+        let sights = [
+            Sight::ALL,
+            Sight::new(Some(70), 0),
+            Sight::new(Some(1), 0),
+            Sight::new(Some(20), 4),
+            Sight::new(Some(33), 67),
+        ];
+        for sight in [sights[index % 5], sights[(index + 3) % 5]] {
+            let mut model = Model::new(&mut rng, shape, index % 3 == 0, sight);
+            let mut sequence = model.sequence(&mut rng, 150);
+            for (simd, dtype) in simds_and_dtypes() {
+                model.dtype = dtype;
+                let mut cpu = cpu(simd, 2);
+                let mut pool = Pool::new(&mut rng, &mut cpu, &model, 32, 150);
+                sequence.blocks.clear();
+                sequence.computed = 0;
+                model.step(&mut cpu, &mut pool, &mut [(&mut sequence, 150)]);
+                let what = format!("{simd} {dtype} {shape:?} {sight:?}");
+                model.assert_near_the_exact_attention(&sequence, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_is_the_same_bits_however_it_was_computed() {
+    let mut rng = Rng::new();
+    let mut num_given_back = 0;
+    for (index, shape) in SHAPES.into_iter().enumerate() {
+        let sight = [
+            Sight::new(Some(70), 0),
+            Sight::ALL,
+            Sight::new(Some(20), 4),
+            Sight::new(Some(90), 75),
+            Sight::new(Some(3), 1),
+        ][index % 5];
+        let mut model = Model::new(&mut rng, shape, index % 3 == 1, sight);
+        let lens: Vec<_> = (0..5).map(|_| 1 + rng.below(260)).collect();
+        let total: usize = lens.iter().sum();
+        for (simd, dtype) in simds_and_dtypes() {
+            model.dtype = dtype;
+            let mut sequences: Vec<_> = lens
+                .iter()
+                .map(|&len| model.sequence(&mut rng, len))
+                .collect();
+            // The oracle: each sequence alone, one token a step, one thread.
+            let mut one = cpu(simd, 1);
+            let mut expected = Vec::new();
+            for sequence in &mut sequences {
+                let mut pool = Pool::new(&mut rng, &mut one, &model, 64, sequence.len);
+                for _ in 0..sequence.len {
+                    model.step(&mut one, &mut pool, &mut [(sequence, 1)]);
+                }
+                expected.push(std::mem::take(&mut sequence.out));
+            }
+            // The last two hold any of the sequences in one block: a contiguous cache.
+            for (block_size, num_threads) in [
+                (16, 3),
+                (128, 2),
+                (5, 2),
+                (24, 1),
+                (1, 2),
+                (32, 2),
+                (512, 2),
+                (270, 1),
+            ] {
+                let mut cpu = cpu(simd, num_threads);
+                let mut pool = Pool::new(
+                    &mut rng,
+                    &mut cpu,
+                    &model,
+                    block_size,
+                    total + 5 * block_size as usize,
+                );
+                for sequence in &mut sequences {
+                    sequence.blocks.clear();
+                    sequence.computed = 0;
+                    sequence.out = vec![bf16::NAN; sequence.len * shape.q_len()];
+                }
+                while sequences.iter().any(|s| s.computed < s.len) {
+                    let mut work = Vec::new();
+                    for sequence in &mut sequences {
+                        if rng.below(2) == 0 {
+                            pool.move_a_block(&mut rng, sequence);
+                        }
+                        let left = sequence.len - sequence.computed;
+                        let chunk = [1, 1 + rng.below(100), left][rng.below(3)].min(left);
+                        if chunk > 0 && rng.below(4) > 0 {
+                            work.push((sequence, chunk));
+                        }
+                    }
+                    model.step(&mut cpu, &mut pool, &mut work);
+                }
+                for (sequence, expected) in sequences.iter().zip(&expected) {
+                    let same = sequence
+                        .out
+                        .iter()
+                        .zip(expected)
+                        .all(|(a, b)| a.to_bits() == b.to_bits() && !a.is_nan());
+                    assert!(
+                        same,
+                        "{simd} {dtype} {shape:?} {sight:?} blocks of {block_size}"
+                    );
+                }
+                num_given_back += pool.num_given_back;
+            }
+        }
+    }
+    assert!(num_given_back > 0);
+}
+
+#[test]
+#[should_panic(expected = "onto itself")]
+fn a_block_is_not_copied_onto_itself() {
+    let mut rng = Rng::new();
+    let mut cpu = cpu(Simd::Portable, 1);
+    let model = Model::new(&mut rng, SHAPES[0], false, Sight::ALL);
+    let mut pool = Pool::new(&mut rng, &mut cpu, &model, 16, 16);
+    pool.cache.copy_positions(BlockId(1), BlockId(1), 16);
+}
+
+#[test]
+fn equal_values_come_out_as_they_are() {
+    let mut rng = Rng::new();
+    let shape = SHAPES[0];
+    let model = Model::new(&mut rng, shape, false, Sight::ALL);
+    for simd in simds() {
+        let mut sequence = model.sequence(&mut rng, 200);
+        for row in sequence.qkv.chunks_mut(shape.qkv_len()) {
+            row[shape.qkv_len() - shape.num_kv_heads * shape.head_dim..].fill(0.75);
+        }
+        let mut cpu = cpu(simd, 2);
+        let mut pool = Pool::new(&mut rng, &mut cpu, &model, 16, 200);
+        model.step(&mut cpu, &mut pool, &mut [(&mut sequence, 200)]);
+        assert!(sequence.out.iter().all(|v| v.to_f32() == 0.75));
+    }
+}
+
+#[test]
+fn a_sequence_that_is_not_a_number_spoils_only_itself() {
+    let mut rng = Rng::new();
+    let shape = SHAPES[0];
+    let mut model = Model::new(&mut rng, shape, false, Sight::ALL);
+    for (simd, dtype) in simds_and_dtypes() {
+        model.dtype = dtype;
+        for bad_value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut bad = model.sequence(&mut rng, 90);
+            let mut good = model.sequence(&mut rng, 90);
+            bad.qkv[40 * shape.qkv_len()..41 * shape.qkv_len()].fill(bad_value);
+            let mut cpu = cpu(simd, 2);
+            let mut pool = Pool::new(&mut rng, &mut cpu, &model, 16, 300);
+            model.step(&mut cpu, &mut pool, &mut [(&mut bad, 90), (&mut good, 90)]);
+            let q_len = shape.q_len();
+            assert!(
+                bad.out[40 * q_len..].iter().all(|v| !v.is_finite()),
+                "{simd} {dtype} {bad_value}"
+            );
+            model.assert_near_the_exact_attention(&good, "in bad company");
+        }
+    }
+}
+
+#[test]
+fn an_empty_step_does_nothing() {
+    let mut rng = Rng::new();
+    let shape = SHAPES[0];
+    let model = Model::new(&mut rng, shape, false, Sight::ALL);
+    let mut cpu = cpu(Simd::detect(), 2);
+    let mut pool = Pool::new(&mut rng, &mut cpu, &model, 16, 10);
+    model.step(&mut cpu, &mut pool, &mut []);
+}

@@ -1,0 +1,335 @@
+//! Batch invariance: a request's tokens and logits are the same bits, whatever else happens.
+//!
+//! The oracle of every test is the same request alone, on a runner with room for everything.
+
+use triton_inflight::base::TokenId;
+use triton_inflight::device::cpu::KvDtype;
+use triton_inflight::engine::{BlockReuse, CapacityPolicy};
+use triton_inflight::sampling::SamplingParams;
+
+use crate::support::{Happened, Request, Served, Setup, serve, serve_alone};
+
+/// Grouped heads with scaled rope; biases; head norms.
+const MODELS: [&str; 3] = ["llama3", "qwen2", "qwen3"];
+
+/// Requests of many lengths, some greedy and some drawn, that arrive over a few steps.
+fn requests() -> Vec<Request> {
+    let prompt_lens = [1, 17, 40, 3, 64, 16, 33, 5, 15, 50];
+    prompt_lens
+        .into_iter()
+        .enumerate()
+        .map(|(index, len)| Request {
+            prompt: prompt(index, len),
+            max_new_tokens: 12 + 5 * index as u32 % 17,
+            sampling: match index % 3 {
+                0 => SamplingParams::default(),
+                1 => SamplingParams {
+                    temperature: 0.9,
+                    seed: index as u64,
+                    ..SamplingParams::default()
+                },
+                _ => SamplingParams {
+                    temperature: 1.3,
+                    top_k: 40,
+                    top_p: 0.9,
+                    repetition_penalty: 1.2,
+                    seed: index as u64,
+                    ..SamplingParams::default()
+                },
+            },
+            arrival: index / 2,
+        })
+        .collect()
+}
+
+/// Token ids without a pattern that two requests would share.
+fn prompt(seed: usize, len: usize) -> Vec<TokenId> {
+    (0..len)
+        .map(|i| 3 + ((seed * 7919 + i * 104_729 + i * i * 31) % 150) as TokenId)
+        .collect()
+}
+
+/// The same, but each prompt begins as another one does.
+fn requests_that_share() -> Vec<Request> {
+    let mut requests = requests();
+    for (index, request) in requests.iter_mut().enumerate() {
+        let shared = prompt(100 + index % 2, 45);
+        let num_shared = (11 + 9 * index) % shared.len();
+        let own = request.prompt.len().min(20);
+        request.prompt.truncate(own);
+        request.prompt.splice(0..0, shared[..num_shared].to_vec());
+    }
+    requests
+}
+
+/// Serves all requests together and checks each against itself alone.
+fn serves_as_alone(name: &str, setup: &Setup) -> Happened {
+    each_as_alone(name, setup, &requests())
+}
+
+fn each_as_alone(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
+    let alone_setup = Setup {
+        windows: setup.windows,
+        num_sinks: setup.num_sinks,
+        kv_dtype: setup.kv_dtype,
+        ..Setup::default()
+    };
+    let mut alone = alone_setup.load(name);
+    let (served, happened) = serve(&mut setup.load(name), setup, requests);
+    for (index, (served, request)) in served.iter().zip(requests).enumerate() {
+        let expected = serve_alone(&mut alone, &alone_setup, request);
+        assert_same_bits(
+            served,
+            &expected,
+            &format!("{name}, request {index}, {setup:?}"),
+        );
+    }
+    happened
+}
+
+fn assert_same_bits(served: &Served, expected: &Served, what: &str) {
+    assert_eq!(served.tokens, expected.tokens, "{what}: tokens");
+    for (step, (served, expected)) in served.logits.iter().zip(&expected.logits).enumerate() {
+        let differs = served
+            .iter()
+            .zip(expected)
+            .any(|(a, b)| a.to_bits() != b.to_bits());
+        assert!(!differs, "{what}: logits of its token {step}");
+    }
+}
+
+#[test]
+fn a_request_is_the_same_among_others() {
+    for name in MODELS {
+        let happened = serves_as_alone(name, &Setup::default());
+        assert_eq!(happened.max_sequences, 8, "{happened:?}");
+    }
+}
+
+#[test]
+fn a_request_is_the_same_when_its_context_is_chunked() {
+    for name in MODELS {
+        for (max_num_tokens, block_size) in [(16, 16), (24, 8), (40, 4)] {
+            let happened = serves_as_alone(
+                name,
+                &Setup {
+                    max_num_tokens,
+                    block_size,
+                    num_blocks: 1024 / block_size,
+                    enable_chunked_context: true,
+                    ..Setup::default()
+                },
+            );
+            assert!(happened.num_chunks > 3, "{happened:?}");
+        }
+    }
+}
+
+#[test]
+fn a_request_is_the_same_when_it_is_paused_and_resumed() {
+    for name in MODELS {
+        for enable_chunked_context in [false, true] {
+            let happened = serves_as_alone(
+                name,
+                &Setup {
+                    block_size: 8,
+                    // One sequence of the largest length and a little more.
+                    num_blocks: 14,
+                    policy: CapacityPolicy::MaxUtilization,
+                    enable_chunked_context,
+                    max_num_tokens: if enable_chunked_context { 16 } else { 1024 },
+                    ..Setup::default()
+                },
+            );
+            assert!(happened.num_pauses > 0, "{happened:?}");
+        }
+    }
+}
+
+#[test]
+fn a_request_is_the_same_with_any_block_size() {
+    // Up to a contiguous cache: a block for each sequence, and much more than it needs.
+    for block_size in [1, 3, 16, 64, 96, 97, 8192] {
+        let setup = Setup {
+            block_size,
+            num_blocks: 1024_u32.div_ceil(block_size).max(8),
+            ..Setup::default()
+        };
+        serves_as_alone("llama3", &setup);
+    }
+}
+
+#[test]
+fn a_request_is_the_same_when_its_blocks_are_copied_elsewhere() {
+    for (name, block_size) in [("llama3", 16), ("qwen2", 5), ("qwen3", 64), ("qwen3", 50)] {
+        let setup = Setup {
+            block_size,
+            num_blocks: 1024_u32.div_ceil(block_size),
+            max_num_tokens: 64,
+            enable_chunked_context: true,
+            moves_blocks: true,
+            num_runner_blocks: Some(2048_u32.div_ceil(block_size)),
+            ..Setup::default()
+        };
+        let happened = serves_as_alone(name, &setup);
+        assert!(happened.num_moves > 50, "{happened:?}");
+    }
+}
+
+#[test]
+fn a_request_is_the_same_when_what_its_windows_do_not_see_is_taken_away() {
+    for (name, block_size, windows, num_sinks) in [
+        ("llama3", 16, &[20][..], 0),
+        ("llama3", 8, &[7, 33], 5),
+        ("qwen2-windows", 5, &[25, 18], 3),
+        ("qwen3-windows", 1, &[16], 1),
+        ("mistral-window", 4, &[1, 24], 20),
+    ] {
+        let setup = Setup {
+            block_size,
+            num_blocks: 1024_u32.div_ceil(block_size),
+            max_num_tokens: 40,
+            enable_chunked_context: true,
+            windows,
+            num_sinks,
+            moves_blocks: true,
+            ..Setup::default()
+        };
+        let happened = serves_as_alone(name, &setup);
+        assert!(happened.num_taken >= 10, "{happened:?}");
+    }
+}
+
+#[test]
+fn a_request_is_the_same_in_int8_however_it_is_scheduled() {
+    for (name, block_size) in [("llama3", 16), ("qwen2-windows", 5), ("qwen3", 96)] {
+        let setup = Setup {
+            block_size,
+            num_blocks: 1024_u32.div_ceil(block_size),
+            kv_dtype: KvDtype::Int8,
+            num_threads: 2,
+            moves_blocks: true,
+            num_runner_blocks: Some(2048_u32.div_ceil(block_size)),
+            ..Setup::default()
+        };
+        serves_as_alone(name, &setup);
+        let chunked = Setup {
+            max_num_tokens: 96,
+            enable_chunked_context: true,
+            windows: &[30, 17],
+            num_sinks: 4,
+            ..setup
+        };
+        serves_as_alone(name, &chunked);
+    }
+}
+
+#[test]
+fn a_request_is_the_same_when_contexts_and_generations_are_separate_calls() {
+    for name in MODELS {
+        let setup = Setup {
+            max_num_tokens: 24,
+            enable_chunked_context: true,
+            moves_blocks: true,
+            num_runner_blocks: Some(100),
+            separate_calls: true,
+            ..Setup::default()
+        };
+        serves_as_alone(name, &setup);
+    }
+}
+
+#[test]
+fn a_request_is_the_same_on_any_number_of_threads() {
+    for name in MODELS {
+        for num_threads in [2, 5] {
+            let setup = Setup {
+                num_threads,
+                ..Setup::default()
+            };
+            serves_as_alone(name, &setup);
+        }
+    }
+}
+
+#[test]
+fn a_request_is_the_same_under_everything_at_once() {
+    for (name, windows) in [
+        ("llama3", &[][..]),
+        ("qwen2", &[]),
+        ("qwen3", &[17, 30]),
+        ("qwen3-windows", &[50, 20]),
+    ] {
+        let happened = serves_as_alone(
+            name,
+            &Setup {
+                max_num_requests: 5,
+                max_num_tokens: 20,
+                block_size: 4,
+                num_blocks: 25,
+                policy: CapacityPolicy::MaxUtilization,
+                enable_chunked_context: true,
+                num_threads: 3,
+                windows,
+                num_sinks: 3,
+                separate_calls: true,
+                moves_blocks: true,
+                num_runner_blocks: Some(40),
+                ..Setup::default()
+            },
+        );
+        assert!(
+            happened.num_pauses > 0 && happened.num_chunks > 0,
+            "{happened:?}"
+        );
+    }
+}
+
+#[test]
+fn a_request_is_the_same_with_every_kind_of_cache() {
+    let paged = Setup {
+        max_num_requests: 6,
+        max_num_tokens: 32,
+        block_size: 8,
+        num_blocks: 40,
+        enable_chunked_context: true,
+        reuse: BlockReuse::PartialBlocks,
+        num_threads: 2,
+        gives_back: true,
+        ..Setup::default()
+    };
+    let paused = Setup {
+        num_blocks: 16,
+        policy: CapacityPolicy::MaxUtilization,
+        ..paged.clone()
+    };
+    let contiguous = Setup {
+        block_size: 96,
+        num_blocks: 6,
+        reuse: BlockReuse::Off,
+        contiguous: true,
+        ..paged.clone()
+    };
+    let (mut num_copies, mut num_holes) = (0, 0);
+    for (cache, kv_dtype, (windows, num_sinks)) in [paged, paused, contiguous]
+        .iter()
+        .flat_map(|cache| KvDtype::ALL.map(|dtype| (cache, dtype)))
+        .flat_map(|(cache, dtype)| {
+            [(&[][..], 0), (&[25, 12][..], 5)].map(|windows| (cache, dtype, windows))
+        })
+    {
+        let setup = Setup {
+            kv_dtype,
+            windows,
+            num_sinks,
+            ..cache.clone()
+        };
+        let happened = each_as_alone("qwen3", &setup, &requests_that_share());
+        num_copies += happened.num_copies;
+        num_holes += happened.num_holes;
+    }
+    assert!(
+        num_copies > 10 && num_holes > 100,
+        "{num_copies} copies, {num_holes} holes"
+    );
+}

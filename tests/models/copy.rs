@@ -1,0 +1,117 @@
+//! A copy of a fixture, to be damaged.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use serde_json::Value;
+use triton_inflight::base::LoadError;
+use triton_inflight::device::cpu::CpuOptions;
+use triton_inflight::runner::{Checkpoint, CpuRunner};
+
+use crate::support::{Setup, fixture};
+
+/// A copy of a fixture that is removed with it.
+pub struct Copy(PathBuf);
+
+impl Copy {
+    pub fn of(name: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let dir = std::env::temp_dir().join(format!(
+            "inflight-bad-checkpoint-{}-{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        ));
+        fs::create_dir(&dir).expect("a new folder");
+        for entry in fs::read_dir(fixture(name)).expect("the fixture") {
+            let path = entry.expect("the fixture").path();
+            fs::copy(&path, dir.join(path.file_name().expect("a name"))).expect("a copy");
+        }
+        Self(dir)
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn path(&self, file: &str) -> PathBuf {
+        self.0.join(file)
+    }
+
+    /// Sets keys of config.json; null removes one.
+    pub fn config(self, changes: Value) -> Self {
+        self.json("config.json", changes)
+    }
+
+    pub fn json(self, file: &str, changes: Value) -> Self {
+        let path = self.path(file);
+        let text = fs::read_to_string(&path).expect("the file");
+        let mut object: Value = serde_json::from_str(&text).expect("JSON");
+        for (key, value) in changes.as_object().expect("an object") {
+            object[key] = value.clone();
+        }
+        fs::write(path, object.to_string()).expect("written");
+        self
+    }
+
+    /// Writes model.safetensors again, with one tensor changed or left out.
+    pub fn tensor(
+        self,
+        name: &str,
+        change: impl FnOnce(TensorView<'_>) -> Option<(Dtype, Vec<usize>, Vec<u8>)>,
+    ) -> Self {
+        let path = self.path("model.safetensors");
+        let bytes = fs::read(&path).expect("the file");
+        let old = SafeTensors::deserialize(&bytes).expect("whole");
+        let mut tensors = old.tensors();
+        let index = tensors
+            .iter()
+            .position(|(at, _)| at == name)
+            .expect("there");
+        let (_, view) = tensors.remove(index);
+        let changed = change(view);
+        if let Some((dtype, shape, data)) = &changed {
+            let view = TensorView::new(*dtype, shape.clone(), data).expect("consistent");
+            tensors.push((name.to_owned(), view));
+        }
+        serialize_to_file(tensors, None, &path).expect("written");
+        self
+    }
+
+    /// Writes model.safetensors with this header and so many bytes after it.
+    pub fn header(self, header: &str, num_data_bytes: usize) -> Self {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.resize(bytes.len() + num_data_bytes, 0);
+        fs::write(self.path("model.safetensors"), bytes).expect("written");
+        self
+    }
+
+    pub fn load(&self) -> Result<CpuRunner, LoadError> {
+        self.load_with(&Setup::default())
+    }
+
+    pub fn load_with(&self, setup: &Setup) -> Result<CpuRunner, LoadError> {
+        let checkpoint = Checkpoint::open(&self.0)?;
+        CpuRunner::new(&checkpoint, setup.runner_limits(), &CpuOptions::default())
+    }
+
+    /// Fails to load, with an error that has all of these in its text.
+    pub fn refused(&self, parts: &[&str]) {
+        let error = match self.load() {
+            Ok(_) => panic!("it loads; expected an error with {parts:?}"),
+            Err(error) => error.to_string(),
+        };
+        for part in parts {
+            assert!(error.contains(part), "'{part}' is not in: {error}");
+        }
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,125 @@
+//! Stands between engine and runner, and gives the runner other blocks than the engine thinks: in every
+//! step some of them move, by a copy, and those that no query sees are taken away. A runner that does
+//! as its plan says does not notice.
+
+use triton_inflight::base::BlockId;
+use triton_inflight::engine::{AttentionWindow, BlockCopy, PlannedSequence, StepPlan};
+
+/// Where each of the engine's blocks really is.
+pub struct Moves {
+    places: Vec<Option<BlockId>>,
+    free: Vec<BlockId>,
+    window: Option<AttentionWindow>,
+    copies: Vec<BlockCopy>,
+    block_tables: Vec<BlockId>,
+    random: u32,
+    /// How many blocks have moved.
+    pub num_moves: usize,
+    /// How many blocks that the engine counts on were taken away.
+    pub num_taken: usize,
+}
+
+impl Moves {
+    /// For an engine and a runner with so many blocks, and a model that sees no more than this.
+    pub fn new(num_blocks: u32, num_runner_blocks: u32, window: Option<AttentionWindow>) -> Self {
+        Self {
+            places: vec![None; num_blocks as usize],
+            free: (0..num_runner_blocks).map(BlockId).collect(),
+            window,
+            copies: Vec::new(),
+            block_tables: Vec::new(),
+            random: 1,
+            num_moves: 0,
+            num_taken: 0,
+        }
+    }
+
+    /// The plan with a third of its blocks moved.
+    pub fn apply<'a>(&'a mut self, mut plan: StepPlan<'a>) -> StepPlan<'a> {
+        let block_size = plan.block_size.tokens().0;
+        self.copies.clear();
+        self.block_tables.clear();
+        self.block_tables
+            .resize(plan.block_tables.len(), BlockId::NONE);
+        for sequence in plan.sequences {
+            let num_computed = sequence.kv_len - plan.chunk(sequence).len() as u32;
+            for (index, &block) in plan.block_table(sequence).iter().enumerate() {
+                let start = index as u32 * block_size;
+                if block == BlockId::NONE {
+                    continue;
+                }
+                if !self.is_seen(num_computed, start, block_size) {
+                    let place = self.places[block.index()].take();
+                    self.num_taken += usize::from(place.is_some());
+                    self.free.extend(place);
+                } else if start < num_computed && self.draws_one_of(3) {
+                    self.move_block(block, block_size.min(num_computed - start));
+                }
+            }
+        }
+        for copy in plan.copies {
+            let (source, target) = (self.place(copy.source), self.place(copy.target));
+            self.copies.push(BlockCopy {
+                source,
+                target,
+                ..*copy
+            });
+        }
+        for sequence in plan.sequences {
+            self.write_table(&plan, sequence);
+        }
+        plan.copies = &self.copies;
+        plan.block_tables = &self.block_tables;
+        plan
+    }
+
+    fn write_table(&mut self, plan: &StepPlan<'_>, sequence: &PlannedSequence) {
+        let block_size = plan.block_size.tokens().0;
+        let num_computed = sequence.kv_len - plan.chunk(sequence).len() as u32;
+        for (index, &block) in plan.block_table(sequence).iter().enumerate() {
+            let is_seen = self.is_seen(num_computed, index as u32 * block_size, block_size);
+            if block != BlockId::NONE && is_seen {
+                let place = self.place(block);
+                self.block_tables[sequence.block_table.start as usize + index] = place;
+            }
+        }
+    }
+
+    /// Whether the query at `query`, or a later one, sees any of the block's positions.
+    fn is_seen(&self, query: u32, start: u32, block_size: u32) -> bool {
+        self.window.is_none_or(|window| {
+            let first_seen = (query + 1).saturating_sub(window.size.0);
+            start < window.num_sinks.0 || start + block_size > first_seen
+        })
+    }
+
+    fn place(&mut self, block: BlockId) -> BlockId {
+        let place = &mut self.places[block.index()];
+        *place.get_or_insert_with(|| self.free.pop().expect("a free block"))
+    }
+
+    fn move_block(&mut self, block: BlockId, num_positions: u32) {
+        let source = self.places[block.index()].expect("it was computed");
+        let index = self.random as usize % self.free.len().max(1);
+        let Some(free) = self.free.get_mut(index) else {
+            return;
+        };
+        let target = std::mem::replace(free, source);
+        self.places[block.index()] = Some(target);
+        self.copies.push(BlockCopy {
+            source,
+            target,
+            num_positions,
+        });
+        self.num_moves += 1;
+    }
+
+    /// True once in `n` times; always the same sequence (a linear congruential generator).
+    fn draws_one_of(&mut self, n: u32) -> bool {
+        self.random = self
+            .random
+            .wrapping_mul(1_664_525)
+            .wrapping_add(1_013_904_223);
+        (self.random >> 16).is_multiple_of(n)
+    }
+}

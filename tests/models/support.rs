@@ -1,0 +1,298 @@
+//! Runs requests through the real engine and a real runner, and keeps what every step gave.
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use triton_inflight::base::{BlockId, BlockSize, Blocks, RequestId, TokenId, Tokens};
+use triton_inflight::device::cpu::{CpuOptions, KvDtype, Simd};
+use triton_inflight::engine::{
+    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, Engine, EngineConfig, Event,
+    NewRequest, Sampled, StepOutput,
+};
+use triton_inflight::runner::{
+    AttentionLimits, Checkpoint, CpuRunner, RunnerLimits, SyntheticRunner,
+};
+use triton_inflight::sampling::SamplingParams;
+
+use crate::moves::Moves;
+
+/// The folder of a fixture.
+pub fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
+
+/// How a test serves its requests.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub max_num_requests: u32,
+    pub max_seq_len: u32,
+    pub max_num_tokens: u32,
+    pub block_size: u32,
+    pub num_blocks: u32,
+    pub policy: CapacityPolicy,
+    pub enable_chunked_context: bool,
+    pub num_threads: usize,
+    pub kv_dtype: KvDtype,
+    /// The layers' windows and the sinks, as the user limits them.
+    pub windows: &'static [u32],
+    pub num_sinks: u32,
+    /// Whether the engine gives back what these do not see.
+    pub gives_back: bool,
+    /// Whether a block is a whole sequence.
+    pub contiguous: bool,
+    /// Whether blocks are copied elsewhere all the time, and taken away when nothing sees them.
+    pub moves_blocks: bool,
+    /// Blocks of the runner, if not as many as the engine has.
+    pub num_runner_blocks: Option<u32>,
+    /// Whether contexts and generations are computed one after the other.
+    pub separate_calls: bool,
+    /// What requests share.
+    pub reuse: BlockReuse,
+    /// The best that the machine has, if none is named.
+    pub simd: Option<Simd>,
+}
+
+impl Default for Setup {
+    /// Room for everything: no chunk, no pause.
+    fn default() -> Self {
+        Self {
+            max_num_requests: 8,
+            max_seq_len: 96,
+            max_num_tokens: 1024,
+            block_size: 16,
+            num_blocks: 64,
+            policy: CapacityPolicy::GuaranteedNoEvict,
+            enable_chunked_context: false,
+            num_threads: 1,
+            kv_dtype: KvDtype::Bf16,
+            windows: &[],
+            num_sinks: 0,
+            gives_back: false,
+            contiguous: false,
+            moves_blocks: false,
+            num_runner_blocks: None,
+            separate_calls: false,
+            reuse: BlockReuse::Off,
+            simd: None,
+        }
+    }
+}
+
+impl Setup {
+    pub fn engine_config(&self) -> EngineConfig {
+        EngineConfig {
+            max_num_requests: self.max_num_requests,
+            max_seq_len: Tokens(self.max_seq_len),
+            max_num_tokens: Tokens(self.max_num_tokens),
+            block_size: BlockSize::new(self.block_size).expect("not zero"),
+            num_blocks: Blocks(self.num_blocks),
+            policy: self.policy,
+            enable_chunked_context: self.enable_chunked_context,
+            chunk_unit: BlockSize::new(self.block_size.min(16)).expect("not zero"),
+            paged_kv: !self.contiguous,
+            window: self.window().filter(|_| self.gives_back),
+            scheme: match self.separate_calls {
+                true => BatchingScheme::Inflight,
+                false => BatchingScheme::InflightFused,
+            },
+            reuse: self.reuse,
+            ..EngineConfig::default()
+        }
+    }
+
+    pub fn runner_limits(&self) -> RunnerLimits {
+        RunnerLimits {
+            max_num_tokens: Tokens(self.max_num_tokens),
+            max_num_requests: self.max_num_requests,
+            max_seq_len: Tokens(self.max_seq_len),
+            block_size: BlockSize::new(self.block_size).expect("not zero"),
+            num_blocks: Blocks(self.num_runner_blocks.unwrap_or(self.num_blocks)),
+            kv_dtype: self.kv_dtype,
+            attention: self.attention_limits(),
+        }
+    }
+
+    pub fn attention_limits(&self) -> AttentionLimits {
+        let windows = self.windows.iter();
+        AttentionLimits {
+            windows: windows
+                .filter_map(|&window| NonZeroU32::new(window))
+                .collect(),
+            num_sinks: Tokens(self.num_sinks),
+        }
+    }
+
+    /// What moves its blocks, if anything does.
+    pub fn moves(&self) -> Option<Moves> {
+        let num_runner_blocks = self.runner_limits().num_blocks.0;
+        self.moves_blocks
+            .then(|| Moves::new(self.num_blocks, num_runner_blocks, self.window()))
+    }
+
+    /// What a sequence must keep.
+    fn window(&self) -> Option<AttentionWindow> {
+        let limits = self.attention_limits();
+        let largest = SyntheticRunner::largest_window(&limits, Tokens(self.max_seq_len));
+        largest.map(|size| AttentionWindow {
+            size,
+            num_sinks: limits.num_sinks,
+        })
+    }
+
+    /// The fixture's model, loaded for this setup.
+    pub fn load(&self, name: &str) -> CpuRunner {
+        self.load_from(&fixture(name))
+    }
+
+    /// The model in a folder, loaded for this setup.
+    pub fn load_from(&self, dir: &Path) -> CpuRunner {
+        let checkpoint = Checkpoint::open(dir).expect("the checkpoint opens");
+        let options = CpuOptions {
+            num_threads: NonZeroUsize::new(self.num_threads),
+            simd: self.simd,
+        };
+        CpuRunner::new(&checkpoint, self.runner_limits(), &options).expect("the checkpoint loads")
+    }
+}
+
+/// A prompt, how many tokens to generate, and how.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub prompt: Vec<TokenId>,
+    pub max_new_tokens: u32,
+    pub sampling: SamplingParams,
+    /// The step before which it arrives.
+    pub arrival: usize,
+}
+
+impl Request {
+    pub fn greedy(prompt: &[TokenId], max_new_tokens: u32) -> Self {
+        Self {
+            prompt: prompt.to_vec(),
+            max_new_tokens,
+            sampling: SamplingParams::default(),
+            arrival: 0,
+        }
+    }
+}
+
+/// What a request got.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Served {
+    pub tokens: Vec<TokenId>,
+    /// The logits that each token was chosen from.
+    pub logits: Vec<Vec<f32>>,
+}
+
+/// What a run did besides.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Happened {
+    pub num_steps: usize,
+    pub num_pauses: usize,
+    /// Steps that computed some of a sequence's context but not its end.
+    pub num_chunks: usize,
+    /// Most sequences in one step.
+    pub max_sequences: usize,
+    /// Blocks that were copied elsewhere.
+    pub num_moves: usize,
+    /// Blocks that were taken away.
+    pub num_taken: usize,
+    /// Copies that the engine asked for.
+    pub num_copies: usize,
+    /// Entries of block tables that the engine had given back.
+    pub num_holes: usize,
+}
+
+/// Serves the requests to their ends.
+pub fn serve(
+    runner: &mut CpuRunner,
+    setup: &Setup,
+    requests: &[Request],
+) -> (Vec<Served>, Happened) {
+    let mut engine = Engine::new(setup.engine_config());
+    let mut moves = setup.moves();
+    let mut served = vec![Served::default(); requests.len()];
+    let mut happened = Happened::default();
+    let mut output = StepOutput::default();
+    let mut events = Vec::new();
+    let mut num_added = 0;
+    while num_added < requests.len() || !engine.is_idle() {
+        for (index, request) in requests.iter().enumerate() {
+            if request.arrival == happened.num_steps {
+                engine
+                    .add(new_request(index, request))
+                    .expect("a valid request");
+                num_added += 1;
+            }
+        }
+        let step = engine.schedule();
+        let planned = step.sequences();
+        happened.max_sequences = happened.max_sequences.max(planned.len());
+        let sampling: Vec<usize> = planned
+            .iter()
+            .filter(|sequence| sequence.samples)
+            .map(|sequence| sequence.id.index())
+            .collect();
+        happened.num_chunks += planned.len() - sampling.len();
+        for plan in step.plans() {
+            let holes = plan.block_tables.iter();
+            happened.num_holes += holes.filter(|&&block| block == BlockId::NONE).count();
+            happened.num_copies += plan.copies.len();
+        }
+        let vocab_size = runner.vocab_size();
+        let mut logits = Vec::new();
+        output.sampled.clear();
+        for plan in step.plans() {
+            let plan = match &mut moves {
+                Some(moves) => moves.apply(plan),
+                None => plan,
+            };
+            runner.run(plan, &mut output).expect("the step runs");
+            let rows = runner.logits().chunks_exact(vocab_size);
+            logits.extend(rows.map(<[f32]>::to_vec));
+        }
+
+        assert_eq!(output.sampled.len(), sampling.len());
+        assert_eq!(logits.len(), sampling.len());
+        for ((&index, (_, sampled)), logits) in sampling.iter().zip(&output.sampled).zip(logits) {
+            let Sampled::Token(token) = *sampled else {
+                panic!("request {index}: {sampled:?}");
+            };
+            served[index].tokens.push(token);
+            served[index].logits.push(logits);
+        }
+        engine.apply(step, &output, &mut events);
+        engine.check_integrity();
+        happened.num_steps += 1;
+        assert!(happened.num_steps < 100_000, "the requests do not end");
+    }
+    happened.num_pauses = events
+        .iter()
+        .filter(|event| matches!(event, Event::Paused(_)))
+        .count();
+    if let Some(moves) = moves {
+        (happened.num_moves, happened.num_taken) = (moves.num_moves, moves.num_taken);
+    }
+    (served, happened)
+}
+
+/// Serves one request alone.
+pub fn serve_alone(runner: &mut CpuRunner, setup: &Setup, request: &Request) -> Served {
+    let request = Request {
+        arrival: 0,
+        ..request.clone()
+    };
+    let (mut served, _) = serve(runner, setup, &[request]);
+    served.remove(0)
+}
+
+fn new_request(index: usize, request: &Request) -> NewRequest {
+    let id = RequestId(index as u64);
+    NewRequest {
+        sampling: Arc::new(request.sampling.clone()),
+        ..NewRequest::new(id, request.prompt.clone(), Tokens(request.max_new_tokens))
+    }
+}

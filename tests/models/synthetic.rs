@@ -1,0 +1,154 @@
+//! The synthetic runner through the real engine: every stream is what its hash says.
+
+use std::time::{Duration, Instant};
+
+use triton_inflight::base::{RequestId, TokenId, Tokens};
+use triton_inflight::engine::{CapacityPolicy, Engine, Event, NewRequest, StepOutput};
+use triton_inflight::runner::{Runner, SyntheticOptions, SyntheticRunner, synthetic};
+
+use crate::support::Setup;
+
+const VOCAB_SIZE: u32 = 1000;
+
+/// Serves 40 requests of many lengths, and returns the tokens of each and the number of pauses.
+fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize) {
+    let options = SyntheticOptions {
+        vocab_size: VOCAB_SIZE,
+        step_base_us: 0.0,
+        step_per_token_us: 0.0,
+    };
+    let runner = SyntheticRunner::new(options, &setup.runner_limits()).expect("memory");
+    let mut runner = Runner::Synthetic(runner);
+    assert_eq!(runner.vocab_size(), VOCAB_SIZE);
+    let mut engine = Engine::new(setup.engine_config());
+    for index in 0..40 {
+        let max_new_tokens = Tokens(1 + (index as u32 * 7) % 40);
+        let request = NewRequest::new(RequestId(index), prompt(index), max_new_tokens);
+        engine.add(request).expect("a valid request");
+    }
+    let mut generated = vec![Vec::new(); 40];
+    let mut num_pauses = 0;
+    let mut moves = setup.moves();
+    let (mut output, mut events) = (StepOutput::default(), Vec::new());
+    while !engine.is_idle() {
+        let step = engine.schedule();
+        output.sampled.clear();
+        for plan in step.plans() {
+            let plan = match &mut moves {
+                Some(moves) => moves.apply(plan),
+                None => plan,
+            };
+            runner.run(plan, &mut output).expect("the step runs");
+        }
+        engine.apply(step, &output, &mut events);
+        for event in events.drain(..) {
+            match event {
+                Event::Token(id, token) => generated[id.index()].push(token),
+                Event::Paused(_) => num_pauses += 1,
+                Event::Admitted(_) | Event::Finished(..) => {}
+            }
+        }
+    }
+    (generated, num_pauses)
+}
+
+fn prompt(index: u64) -> Vec<TokenId> {
+    (0..1 + (index * 13) % 50)
+        .map(|i| ((index * 31 + i * 17) % u64::from(VOCAB_SIZE)) as TokenId)
+        .collect()
+}
+
+/// What `next_token` says must follow the prompt.
+fn expected(index: u64) -> Vec<TokenId> {
+    let mut tokens = prompt(index);
+    let num_prompt_tokens = tokens.len();
+    for _ in 0..1 + (index * 7) % 40 {
+        tokens.push(synthetic::next_token(&tokens, VOCAB_SIZE));
+    }
+    tokens.split_off(num_prompt_tokens)
+}
+
+#[test]
+fn streams_are_what_the_hash_says_under_every_kind_of_scheduling() {
+    let roomy = Setup::default();
+    let chunked = Setup {
+        max_num_tokens: 16,
+        block_size: 4,
+        enable_chunked_context: true,
+        num_blocks: 1000,
+        ..Setup::default()
+    };
+    let scarce = Setup {
+        block_size: 4,
+        num_blocks: 25,
+        policy: CapacityPolicy::MaxUtilization,
+        ..Setup::default()
+    };
+    let moving = Setup {
+        moves_blocks: true,
+        num_runner_blocks: Some(30),
+        ..scarce.clone()
+    };
+    let windowed = Setup {
+        windows: &[9],
+        num_sinks: 6,
+        ..moving.clone()
+    };
+    for (setup, pauses) in [
+        (roomy, false),
+        (chunked, false),
+        (scarce, true),
+        (moving, true),
+        (windowed, true),
+    ] {
+        let (generated, num_pauses) = serve(&setup);
+        for (index, tokens) in generated.iter().enumerate() {
+            assert_eq!(
+                tokens,
+                &expected(index as u64),
+                "request {index}, {setup:?}"
+            );
+        }
+        assert_eq!(num_pauses > 0, pauses, "{num_pauses} pauses, {setup:?}");
+    }
+}
+
+#[test]
+fn a_step_takes_as_long_as_its_tokens_say() {
+    let setup = Setup::default();
+    let options = SyntheticOptions {
+        vocab_size: VOCAB_SIZE,
+        step_base_us: 1000.0,
+        step_per_token_us: 100.0,
+    };
+    let mut runner = SyntheticRunner::new(options, &setup.runner_limits()).expect("memory");
+    let mut engine = Engine::new(setup.engine_config());
+    let request = NewRequest::new(RequestId(0), vec![1; 30], Tokens(2));
+    engine.add(request).expect("a valid request");
+    for duration_us in [1000 + 30 * 100, 1000 + 100] {
+        let (mut output, mut events) = (StepOutput::default(), Vec::new());
+        let started = Instant::now();
+        let step = engine.schedule();
+        for plan in step.plans() {
+            runner.run(plan, &mut output).expect("the step runs");
+        }
+        // No upper bound: the machine may be busy.
+        assert!(started.elapsed() >= Duration::from_micros(duration_us));
+        engine.apply(step, &output, &mut events);
+    }
+}
+
+#[test]
+fn a_pool_without_memory_is_refused() {
+    let options = SyntheticOptions {
+        vocab_size: VOCAB_SIZE,
+        step_base_us: 0.0,
+        step_per_token_us: 0.0,
+    };
+    let setup = Setup {
+        num_blocks: u32::MAX,
+        block_size: u32::MAX,
+        ..Setup::default()
+    };
+    assert!(SyntheticRunner::new(options, &setup.runner_limits()).is_err());
+}

@@ -1,0 +1,88 @@
+//! Every architecture against Hugging Face transformers: see tests/fixtures/make_fixtures.py.
+
+use std::fs;
+
+use serde::Deserialize;
+use triton_inflight::base::TokenId;
+use triton_inflight::device::cpu::Simd;
+
+use crate::support::{Request, Served, Setup, fixture, serve};
+
+/// What transformers computed for a fixture.
+#[derive(Deserialize)]
+struct Expected {
+    prompts: Vec<Prompt>,
+}
+
+#[derive(Deserialize)]
+struct Prompt {
+    prompt: Vec<TokenId>,
+    greedy: Vec<TokenId>,
+    logits: Vec<Vec<f32>>,
+    bf16_cost: f32,
+}
+
+/// Compares tokens and logits. `logits` are transformers', with what we round rounded as well, so what
+/// remains is sums in another order that fall on the other side of a rounding boundary: a fraction of
+/// what the rounding costs.
+fn agrees_with_transformers(name: &str) {
+    let text = fs::read_to_string(fixture(name).join("expected.json")).expect("expected.json");
+    let expected: Expected = serde_json::from_str(&text).expect("expected.json");
+    assert_eq!(expected.prompts.len(), 2);
+    let requests: Vec<_> = expected
+        .prompts
+        .iter()
+        .map(|expected| Request::greedy(&expected.prompt, expected.greedy.len() as u32))
+        .collect();
+    for simd in Simd::ALL.into_iter().filter(|simd| simd.is_supported()) {
+        let setup = Setup {
+            simd: Some(simd),
+            ..Setup::default()
+        };
+        let (served, _) = serve(&mut setup.load(name), &setup, &requests);
+        for (served, expected) in served.iter().zip(&expected.prompts) {
+            compare(&format!("{name}, {simd}"), served, expected);
+        }
+    }
+}
+
+fn compare(what: &str, served: &Served, expected: &Prompt) {
+    let ours = served.logits.iter().flatten();
+    let error = ours
+        .zip(expected.logits.iter().flatten())
+        .map(|(ours, theirs)| (ours - theirs).abs())
+        .fold(0.0, f32::max);
+    let (len, cost) = (expected.prompt.len(), expected.bf16_cost);
+    println!("{what}, {len} tokens of context: largest error {error:.6}, bf16 costs {cost}");
+    assert_eq!(served.tokens, expected.greedy, "{what}: greedy tokens");
+    assert!(
+        error <= cost / 2.0,
+        "{what}: logits differ by {error}; all of bf16 costs {cost}"
+    );
+}
+
+macro_rules! agree {
+    ($($test:ident: $name:literal,)*) => {
+        $(#[test]
+        fn $test() {
+            agrees_with_transformers($name);
+        })*
+    };
+}
+
+agree! {
+    llama_2_agrees_with_transformers: "llama2",
+    llama_3_with_its_rope_scaling_and_tied_embeddings_agrees_with_transformers: "llama3",
+    llama_with_linear_rope_scaling_agrees_with_transformers: "llama-linear",
+    llama_with_yarn_agrees_with_transformers: "llama-yarn",
+    llama_with_all_biases_agrees_with_transformers: "llama-biases",
+    mistral_agrees_with_transformers: "mistral",
+    qwen_2_agrees_with_transformers: "qwen2",
+    qwen_3_agrees_with_transformers: "qwen3",
+    mistral_with_a_window_agrees_with_transformers: "mistral-window",
+    qwen_2_with_a_window_in_its_last_layer_agrees_with_transformers: "qwen2-windows",
+    qwen_3_with_windows_by_layer_types_agrees_with_transformers: "qwen3-windows",
+    a_sharded_checkpoint_agrees_with_transformers: "sharded",
+    a_checkpoint_stored_in_f16_agrees_with_transformers: "stored-f16",
+    a_checkpoint_stored_in_f32_agrees_with_transformers: "stored-f32",
+}

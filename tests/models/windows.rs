@@ -1,0 +1,218 @@
+//! Attention windows and sinks: of the model, of the user, and of both.
+
+use std::num::NonZeroU32;
+
+use serde_json::json;
+use triton_inflight::base::{BlockId, RequestId, Tokens};
+use triton_inflight::engine::{Engine, NewRequest, StepOutput};
+use triton_inflight::runner::{
+    AttentionLimits, Checkpoint, ModelSpec, SyntheticOptions, SyntheticRunner,
+};
+
+use crate::copy::Copy;
+use crate::support::{Request, Setup, fixture, serve, serve_alone};
+
+fn spec(name: &str) -> ModelSpec {
+    let checkpoint = Checkpoint::open(&fixture(name)).expect("the fixture opens");
+    checkpoint.spec().clone()
+}
+
+fn limits(windows: &[u32], num_sinks: u32) -> AttentionLimits {
+    AttentionLimits {
+        windows: windows.iter().filter_map(|&w| NonZeroU32::new(w)).collect(),
+        num_sinks: Tokens(num_sinks),
+    }
+}
+
+fn windows(windows: &[u32]) -> Vec<Option<NonZeroU32>> {
+    windows.iter().map(|&w| NonZeroU32::new(w)).collect()
+}
+
+fn prompt(len: usize) -> Request {
+    let prompt: Vec<_> = (0..len).map(|i| 3 + (i * 37 % 150) as u32).collect();
+    Request::greedy(&prompt, 20)
+}
+
+#[test]
+fn a_config_says_which_layers_have_a_window() {
+    assert_eq!(spec("llama2").windows, windows(&[0, 0]));
+    assert_eq!(spec("mistral").windows, windows(&[0, 0]));
+    assert_eq!(spec("mistral-window").windows, windows(&[24, 24]));
+    assert_eq!(spec("qwen2").windows, windows(&[0, 0]));
+    assert_eq!(spec("qwen2-windows").windows, windows(&[0, 0, 10]));
+    assert_eq!(spec("qwen3-windows").windows, windows(&[19, 0, 19]));
+}
+
+#[test]
+fn a_config_without_layer_types_counts_the_layers_without_a_window() {
+    for (max_window_layers, expected) in [(0, [10, 10, 10]), (2, [0, 0, 10]), (3, [0, 0, 0])] {
+        let copy = Copy::of("qwen2-windows")
+            .config(json!({"layer_types": null, "max_window_layers": max_window_layers}));
+        let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+        assert_eq!(checkpoint.spec().windows, windows(&expected));
+    }
+    for layer_types in [
+        json!(["full_attention"]),
+        json!(["chunked_attention", "full_attention", "full_attention"]),
+    ] {
+        let copy = Copy::of("qwen2-windows").config(json!({"layer_types": layer_types}));
+        copy.refused(&["config.json", "layer_types", "sliding_attention"]);
+    }
+    Copy::of("mistral")
+        .config(json!({"sliding_window": 0}))
+        .refused(&["sliding_window", "0", "1 to"]);
+}
+
+#[test]
+fn a_spec_tells_what_no_layer_needs() {
+    let max_seq_len = Tokens(96);
+    let largest = |name: &str, limits: AttentionLimits| {
+        spec(name)
+            .largest_window(&limits, max_seq_len)
+            .map(|window| window.0)
+    };
+    assert_eq!(largest("llama2", limits(&[], 4)), None);
+    assert_eq!(largest("llama2", limits(&[30], 4)), Some(30));
+    assert_eq!(largest("llama2", limits(&[30, 50], 4)), Some(50));
+    assert_eq!(largest("mistral-window", limits(&[], 0)), Some(24));
+    assert_eq!(largest("mistral-window", limits(&[20, 30], 0)), Some(24));
+    assert_eq!(largest("qwen3-windows", limits(&[], 0)), None);
+    // The list is repeated: 30 for the first and the third layer, which need 19, 40 for the second.
+    assert_eq!(largest("qwen3-windows", limits(&[30, 40], 0)), Some(40));
+    // Together with the sinks they see all.
+    assert_eq!(largest("llama2", limits(&[92], 3)), Some(92));
+    assert_eq!(largest("llama2", limits(&[92], 4)), None);
+    assert_eq!(largest("llama2", limits(&[96], 0)), None);
+
+    let synthetic = |limits| SyntheticRunner::largest_window(&limits, max_seq_len);
+    assert_eq!(synthetic(limits(&[], 4)), None);
+    assert_eq!(synthetic(limits(&[30, 50], 4)), Some(Tokens(50)));
+}
+
+#[test]
+fn the_users_window_is_what_the_models_own_would_be() {
+    let own = Copy::of("mistral-window");
+    let none = Copy::of("mistral-window").config(json!({"sliding_window": null}));
+    let plain = Setup::default();
+    let limited = |windows| Setup {
+        windows,
+        ..Setup::default()
+    };
+    let request = prompt(60);
+    let serve = |copy: &Copy, setup: &Setup| {
+        let mut runner = copy.load_with(setup).expect("it loads");
+        serve_alone(&mut runner, setup, &request)
+    };
+    let expected = serve(&own, &plain);
+    assert!(serve(&none, &limited(&[24])) == expected);
+    assert!(serve(&none, &limited(&[24, 24])) == expected);
+    // The smaller one counts.
+    assert!(serve(&own, &limited(&[96, 24])) == expected);
+    // A window matters, and each layer's.
+    let all = serve(&none, &plain);
+    assert!(all != expected);
+    assert!(serve(&none, &limited(&[96])) == all);
+    let first = serve(&none, &limited(&[24, 96]));
+    let second = serve(&none, &limited(&[96, 24]));
+    assert!(first != all && second != all && first != second);
+}
+
+#[test]
+fn sinks_are_seen_besides_the_window() {
+    let setup = |num_sinks| Setup {
+        windows: &[40],
+        num_sinks,
+        ..Setup::default()
+    };
+    let request = prompt(60);
+    let serve = |setup: Setup| serve_alone(&mut setup.load("llama3"), &setup, &request);
+    let everything = serve(Setup::default());
+    assert!(serve(setup(0)) != everything);
+    assert!(serve(setup(4)) != everything && serve(setup(4)) != serve(setup(0)));
+    // 60 + 20 positions, of which the last query sees 40 and 40.
+    assert!(serve(setup(40)) == everything);
+}
+
+#[test]
+fn a_sequence_may_be_longer_than_the_pool_if_it_gives_blocks_back() {
+    // The rotary angles must reach that far, whatever the pool has room for.
+    let roomy = Setup {
+        windows: &[16],
+        ..Setup::default()
+    };
+    let request = prompt(70);
+    let expected = serve_alone(&mut roomy.load("llama3"), &roomy, &request);
+    // The engine thinks that it has 12 blocks; the runner gets those that are seen.
+    let tight = Setup {
+        block_size: 8,
+        num_blocks: 12,
+        num_runner_blocks: Some(6),
+        moves_blocks: true,
+        max_num_tokens: 16,
+        enable_chunked_context: true,
+        ..roomy
+    };
+    let (served, happened) = serve(&mut tight.load("llama3"), &tight, &[request]);
+    assert!(served[0] == expected);
+    assert!(happened.num_taken > 6, "{happened:?}");
+}
+
+#[test]
+fn more_windows_than_layers_are_refused() {
+    let setup = Setup {
+        windows: &[16, 32, 16],
+        ..Setup::default()
+    };
+    let error = Copy::of("llama2").load_with(&setup).err().expect("refused");
+    assert!(
+        error.to_string().contains("3 windows for 2 layers"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_synthetic_runner_notices_a_block_that_is_missing() {
+    const BLOCK_SIZE: u32 = 4;
+    let setup = Setup {
+        block_size: BLOCK_SIZE,
+        windows: &[10],
+        num_sinks: 5,
+        ..Setup::default()
+    };
+    let options = SyntheticOptions {
+        vocab_size: 1000,
+        step_base_us: 0.0,
+        step_per_token_us: 0.0,
+    };
+    let mut runner = SyntheticRunner::new(options, &setup.runner_limits()).expect("memory");
+    let mut engine = Engine::new(setup.engine_config());
+    engine
+        .add(NewRequest::new(RequestId(7), vec![1; 40], Tokens(9)))
+        .expect("a valid request");
+    let (mut output, mut events) = (StepOutput::default(), Vec::new());
+    let step = engine.schedule();
+    for plan in step.plans() {
+        runner.run(plan, &mut output).expect("the whole table");
+    }
+    engine.apply(step, &output, &mut events);
+    let step = engine.schedule();
+    // The query at 40 sees 0..5 and 31..41, which are in blocks 0, 1, and 7 to 10.
+    for missing in 0..11 {
+        let mut plan = step.plans().next().expect("a sequence generates");
+        let mut tables = plan.block_tables.to_vec();
+        tables[missing] = BlockId::NONE;
+        plan.block_tables = &tables;
+        output.sampled.clear();
+        let result = runner.run(plan, &mut output);
+        if (2..7).contains(&missing) {
+            assert_eq!(result, Ok(()), "block {missing}");
+        } else {
+            let error = result.expect_err("seen").to_string();
+            let place = format!("positions {} on", missing * BLOCK_SIZE as usize);
+            assert!(
+                error.contains("request 7") && error.contains(&place),
+                "{error}"
+            );
+        }
+    }
+}

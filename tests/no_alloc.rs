@@ -1,0 +1,196 @@
+//! After warm-up, a generation step takes no memory from the allocator, neither in the engine nor in
+//! the runner.
+//!
+//! A test binary of its own, because it replaces the allocator.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::engine::{
+    BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, Phase, Sampled, StepOutput,
+};
+use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, RunnerLimits};
+use triton_inflight::sampling::SamplingParams;
+
+thread_local! {
+    /// Allocations of this thread: others, the test harness among them, do as they like. A runner of
+    /// one thread computes on its caller's.
+    static NUM_ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct CountingAllocator;
+
+// SAFETY: every call goes to the system's allocator as it is; counting touches no memory of it.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps the contract of `alloc`, which is the system's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract of `dealloc`, which is the system's.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps the contract of `realloc`, which is the system's.
+        unsafe { System.realloc(pointer, layout, new_size) }
+    }
+}
+
+fn count() {
+    NUM_ALLOCATIONS.set(NUM_ALLOCATIONS.get() + 1);
+}
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Allocations of a thousand steps of 64 sequences that generate, blocks and all.
+fn allocations_of_the_engine(policy: CapacityPolicy) -> u64 {
+    const NUM_REQUESTS: u32 = 64;
+    let mut engine = Engine::new(EngineConfig {
+        max_num_requests: NUM_REQUESTS,
+        max_seq_len: Tokens(2048),
+        max_num_tokens: Tokens(4096),
+        block_size: BlockSize::new(16).expect("not zero"),
+        num_blocks: Blocks(NUM_REQUESTS * 128),
+        policy,
+        record_requests: true,
+        ..EngineConfig::default()
+    });
+    for id in 0..u64::from(NUM_REQUESTS) {
+        engine
+            .add(NewRequest::new(
+                RequestId(id),
+                vec![7; 5 + id as usize],
+                Tokens(1500),
+            ))
+            .expect("fits");
+    }
+    let mut output = StepOutput::default();
+    let mut events = Vec::new();
+    let mut before = 0;
+    // Those that begin in the same way wait for each other's blocks at first.
+    const WARM_UP: u32 = 100;
+    for step in 0..WARM_UP + 1000 {
+        if step == WARM_UP {
+            before = NUM_ALLOCATIONS.get();
+        }
+        let decided = engine.schedule();
+        let sequences = decided.sequences();
+        if step + 2 >= WARM_UP {
+            assert_eq!(sequences.len(), NUM_REQUESTS as usize);
+            let mut phases = sequences.iter().map(|planned| planned.phase);
+            assert!(phases.all(|phase| phase == Phase::Generation));
+        }
+        output.sampled.clear();
+        let sampled = sequences
+            .iter()
+            .map(|planned| (planned.slot, Sampled::Token(step)));
+        output.sampled.extend(sampled);
+        events.clear();
+        engine.apply(decided, &output, &mut events);
+    }
+    NUM_ALLOCATIONS.get() - before
+}
+
+/// Allocations of the model's part of 40 steps of 8 sequences that generate, each with other options.
+fn allocations_of_the_runner(kv_dtype: KvDtype) -> u64 {
+    const NUM_REQUESTS: u32 = 8;
+    let config = EngineConfig {
+        max_num_requests: NUM_REQUESTS,
+        max_seq_len: Tokens(96),
+        max_num_tokens: Tokens(1024),
+        block_size: BlockSize::new(16).expect("not zero"),
+        num_blocks: Blocks(NUM_REQUESTS * 6),
+        reuse: BlockReuse::Off,
+        ..EngineConfig::default()
+    };
+    let limits = RunnerLimits {
+        max_num_tokens: config.max_num_tokens,
+        max_num_requests: config.max_num_requests,
+        max_seq_len: config.max_seq_len,
+        block_size: config.block_size,
+        num_blocks: config.num_blocks,
+        kv_dtype,
+        attention: AttentionLimits::default(),
+    };
+    let options = CpuOptions {
+        num_threads: NonZeroUsize::new(1),
+        ..CpuOptions::default()
+    };
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let checkpoint = Checkpoint::open(&dir).expect("the fixture opens");
+    let mut runner = CpuRunner::new(&checkpoint, limits, &options).expect("the fixture loads");
+    let mut engine = Engine::new(config);
+    for id in 0..NUM_REQUESTS {
+        let sampling = SamplingParams {
+            temperature: id as f32 * 0.3,
+            top_k: id / 2 * 20,
+            top_p: 1.0 - id as f32 * 0.1,
+            repetition_penalty: 1.0 + id as f32 * 0.1,
+            presence_penalty: (id % 2) as f32,
+            ..SamplingParams::default()
+        };
+        engine
+            .add(NewRequest {
+                sampling: Arc::new(sampling),
+                ..NewRequest::new(
+                    RequestId(u64::from(id)),
+                    vec![7; 5 + id as usize],
+                    Tokens(80),
+                )
+            })
+            .expect("fits");
+    }
+    let (mut output, mut events) = (StepOutput::default(), Vec::new());
+    let mut num_allocations = 0;
+    const WARM_UP: u32 = 2;
+    for step in 0..WARM_UP + 40 {
+        let decided = engine.schedule();
+        assert_eq!(decided.sequences().len(), NUM_REQUESTS as usize);
+        output.sampled.clear();
+        let before = NUM_ALLOCATIONS.get();
+        for plan in decided.plans() {
+            runner.run(plan, &mut output).expect("the step runs");
+        }
+        if step >= WARM_UP {
+            num_allocations += NUM_ALLOCATIONS.get() - before;
+        }
+        events.clear();
+        engine.apply(decided, &output, &mut events);
+    }
+    num_allocations
+}
+
+#[test]
+fn the_counter_counts() {
+    let before = NUM_ALLOCATIONS.get();
+    let mut numbers = std::hint::black_box(vec![1]);
+    numbers.reserve_exact(100);
+    assert!(NUM_ALLOCATIONS.get() >= before + 2);
+}
+
+#[test]
+fn a_thousand_generation_steps_of_the_engine_allocate_nothing() {
+    for policy in [
+        CapacityPolicy::GuaranteedNoEvict,
+        CapacityPolicy::MaxUtilization,
+    ] {
+        assert_eq!(allocations_of_the_engine(policy), 0, "{policy:?}");
+    }
+}
+
+#[test]
+fn generation_steps_of_the_runner_allocate_nothing() {
+    for kv_dtype in KvDtype::ALL {
+        assert_eq!(allocations_of_the_runner(kv_dtype), 0, "{kv_dtype}");
+    }
+}

@@ -1,0 +1,20 @@
+"""One browser for all tests, and the commands whose pages it looks at."""
+
+import os
+import subprocess
+
+import pytest
+
+from harness.browser import Browser
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with Browser(os.environ["CHROMIUM"]) as browser:
+        yield browser
+
+
+def xtask(*arguments):
+    """Runs `cargo xtask ARGUMENTS`: exit status and standard error."""
+    done = subprocess.run([os.environ["XTASK"], *map(str, arguments)], stderr=subprocess.PIPE, text=True)
+    return done.returncode, done.stderr

@@ -1,0 +1,45 @@
+"""One server for all tests that do not harm it, with the models that they use."""
+
+import pytest
+
+from harness.repository import FULL_ANSWER, STORIES, add_model, add_synthetic
+from harness.server import Server
+
+# Few and small blocks: sequences are paused and computed again all the time.
+TIGHT = {
+    "batch_scheduler_policy": "max_utilization",
+    "max_num_requests": 24,
+    "max_num_tokens": 48,
+    "tokens_per_block": 4,
+    "max_seq_len": 256,
+    "max_tokens_in_paged_kv_cache": 640,
+}
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("server") / "repository"
+    add_model(repository, "stories", checkpoint=STORIES)
+    add_model(repository, "stories_full", fields=FULL_ANSWER, checkpoint=STORIES)
+    add_model(repository, "stories_tight", TIGHT, checkpoint=STORIES)
+    add_model(
+        repository,
+        "stories_oldest",
+        fields="sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 86400000000 "
+        "oldest { max_candidate_sequences: 64 } }",
+        checkpoint=STORIES,
+    )
+    add_synthetic(repository, "synthetic")
+    add_synthetic(repository, "synthetic_full", fields=FULL_ANSWER)
+    add_synthetic(repository, "synthetic_tight", {**TIGHT, "synthetic_step_us": 200})
+    add_synthetic(repository, "one_slot", {"synthetic_step_us": 5000}, fields="max_batch_size: 1")
+    with Server(repository, "--model-control-mode=explicit", "--load-model=*") as server:
+        yield server
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """An empty repository, for a test with a server of its own."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    return folder

@@ -1,0 +1,214 @@
+"""Checkpoints and configurations that cannot be served: the load fails with the reason, the server lives."""
+
+import json
+import shutil
+import struct
+
+import pytest
+
+from harness.clients import generate
+from harness.repository import STORIES, add_model, add_synthetic
+from harness.server import Server
+from harness.synthetic import continuation
+
+
+@pytest.fixture(scope="module")
+def explicit(tmp_path_factory):
+    """A server that loads what it is told to, and that must survive every test."""
+    repository = tmp_path_factory.mktemp("models") / "repository"
+    add_synthetic(repository, "good")
+    with Server(repository, "--model-control-mode=explicit", "--load-model=good") as server:
+        yield server
+
+
+def assert_load_fails(server, model, *words):
+    reason = server.load(model)
+    assert reason is not None, "the model was loaded"
+    for word in words:
+        assert word in reason
+    assert server.is_alive()
+    assert generate(server, "good", [1], max_tokens=5).ids[-5:] == continuation([1], 5)
+
+
+def edit_json(change):
+    def edit(path):
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return edit
+
+
+def set_key(key, value):
+    return edit_json(lambda content: content.__setitem__(key, value))
+
+
+def remove_key(key):
+    return edit_json(lambda content: content.pop(key))
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def unlink(path):
+    path.unlink()
+
+
+def write(content):
+    return lambda path: path.write_bytes(content)
+
+
+def header(path):
+    """A safetensors file's header, and where its data starts."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + length]), 8 + length
+
+
+def poison(path):
+    """One bf16 NaN among the weights."""
+    tensors, start = header(path)
+    data = bytearray(path.read_bytes())
+    offset = start + tensors["model.layers.2.mlp.up_proj.weight"]["data_offsets"][0] + 2000
+    data[offset : offset + 2] = b"\xc0\x7f"
+    path.write_bytes(data)
+
+
+def rename_tensor(path):
+    data = path.read_bytes()
+    name = b"model.layers.1.self_attn.k_proj.weight"
+    assert data.count(name) == 1
+    path.write_bytes(data.replace(name, name.replace(b"k_proj", b"x_proj")))
+
+
+BAD_CHECKPOINTS = {
+    "no config": ("config.json", unlink, ["config.json"]),
+    "no weights": ("model.safetensors", unlink, ["safetensors"]),
+    "half of the weights": ("model.safetensors", truncate, ["model.safetensors"]),
+    "no safetensors at all": ("model.safetensors", write(b"PK\x03\x04 not safetensors"), ["model.safetensors"]),
+    "an empty file": ("model.safetensors", write(b""), ["model.safetensors"]),
+    "a NaN": ("model.safetensors", poison, ["model.layers.2.mlp.up_proj.weight"]),
+    "a tensor missing": ("model.safetensors", rename_tensor, ["model.layers.1.self_attn.k_proj.weight"]),
+    "another hidden size": ("config.json", set_key("hidden_size", 128), ["shape"]),
+    "another vocabulary": ("config.json", set_key("vocab_size", 1000), ["embed_tokens"]),
+    "one layer more": ("config.json", set_key("num_hidden_layers", 6), ["model.layers.5"]),
+    "an unknown architecture": (
+        "config.json",
+        set_key("architectures", ["GPTNeoXForCausalLM"]),
+        ["GPTNeoXForCausalLM", "LlamaForCausalLM"],
+    ),
+    "heads that do not divide": ("config.json", set_key("num_key_value_heads", 3), ["num_key_value_heads"]),
+    "no hidden size": ("config.json", remove_key("hidden_size"), ["hidden_size"]),
+    "absurd sizes": ("config.json", set_key("num_hidden_layers", 10**12), ["num_hidden_layers"]),
+    "a negative size": ("config.json", set_key("intermediate_size", -640), ["intermediate_size"]),
+    "no JSON": ("config.json", write(b"{ hidden"), ["config.json"]),
+    "half of the tokenizer": ("tokenizer.json", truncate, ["tokenizer.json"]),
+    "another tokenizer": ("tokenizer.json", write(b"{}"), ["tokenizer.json"]),
+    "a broken chat template": (
+        "tokenizer_config.json",
+        set_key("chat_template", "{% for m in messages %}{{ m }"),
+        ["chat_template"],
+    ),
+}
+
+
+@pytest.mark.parametrize("file, harm, words", BAD_CHECKPOINTS.values(), ids=BAD_CHECKPOINTS.keys())
+def test_a_bad_checkpoint_fails_to_load_with_its_reason(explicit, request, file, harm, words):
+    name = "bad_" + "".join(c if c.isalnum() else "_" for c in request.node.callspec.id)
+    version = add_model(explicit.repository, name)
+    shutil.copytree(STORIES, version, dirs_exist_ok=True)
+    harm(version / file)
+    assert_load_fails(explicit, name, *words)
+
+
+BAD_CONFIGS = {
+    "an unknown parameter": ({"max_num_token": 8}, "", ["max_num_token", "max_num_tokens"]),
+    "a value out of range": ({"tokens_per_block": 0}, "", ["tokens_per_block", "1 to 1024"]),
+    "a value of another type": ({"enable_chunked_context": "maybe"}, "", ["enable_chunked_context", "true"]),
+    "another backend's parameter": ({"gpu_weights_percent": "0.5"}, "", ["gpu_weights_percent", "leave it out"]),
+    "dynamic batching": ({}, "dynamic_batching {}", ["iterative_sequence: true"]),
+    "sequences that do not iterate": ({}, "sequence_batching { direct {} }", ["iterative_sequence: true"]),
+    "an idle limit of one second": (
+        {},
+        "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 1000000 }",
+        ["max_sequence_idle_microseconds", "3600000000"],
+    ),
+    "streams held back": (
+        {},
+        "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 3600000000 "
+        "oldest { max_candidate_sequences: 8 preserve_ordering: true } }",
+        ["preserve_ordering"],
+    ),
+    "an input of another name": ({}, 'input { name: "prompt" data_type: TYPE_STRING dims: [1] }', ["prompt", "input_ids"]),
+    "an input of another type": (
+        {},
+        'input { name: "input_ids" data_type: TYPE_INT64 dims: [-1] allow_ragged_batch: true }',
+        ["TYPE_INT64", "TYPE_INT32"],
+    ),
+    "an input that is not ragged": (
+        {},
+        'input { name: "input_ids" data_type: TYPE_INT32 dims: [-1] }',
+        ["allow_ragged_batch: true"],
+    ),
+    "an output of another name": ({}, 'output { name: "txt" data_type: TYPE_STRING dims: [1] }', ["txt", "output_ids"]),
+    "a budget that no prompt fits": (
+        {"enable_chunked_context": "false", "max_num_tokens": 1, "max_num_requests": 8},
+        "",
+        ["max_num_tokens"],
+    ),
+    "a cache that no sequence fits": ({"max_tokens_in_paged_kv_cache": 8}, "", ["max_tokens_in_paged_kv_cache"]),
+}
+
+
+@pytest.mark.parametrize("parameters, fields, words", BAD_CONFIGS.values(), ids=BAD_CONFIGS.keys())
+def test_a_bad_config_fails_to_load_and_says_what_to_write(explicit, request, parameters, fields, words):
+    name = "config_" + "".join(c if c.isalnum() else "_" for c in request.node.callspec.id)
+    add_synthetic(explicit.repository, name, parameters, fields=fields)
+    assert_load_fails(explicit, name, *words)
+
+
+DELAYS = {
+    "direct": "minimum_slot_utilization: 0.5 max_queue_delay_microseconds: 700",
+    "oldest": "max_candidate_sequences: 8 max_queue_delay_microseconds: 700",
+}
+
+
+@pytest.mark.parametrize("strategy, limits", DELAYS.items(), ids=DELAYS)
+def test_a_config_that_delays_every_token_is_served_with_a_warning(explicit, strategy, limits):
+    fields = (
+        "max_batch_size: 8 sequence_batching { iterative_sequence: true "
+        f"max_sequence_idle_microseconds: 3600000000 {strategy} {{ {limits} }} }}"
+    )
+    add_synthetic(explicit.repository, f"delayed_{strategy}", fields=fields)
+    assert explicit.load(f"delayed_{strategy}") is None
+    warnings = [line for line in explicit.log().splitlines() if f"delayed_{strategy}: config.pbtxt" in line]
+    assert len(warnings) == 1 and warnings[0].startswith("W"), warnings
+    assert "every token, by up to 700 us" in warnings[0]
+    assert generate(explicit, f"delayed_{strategy}", [1], max_tokens=5).ids[-5:] == continuation([1], 5)
+
+
+def test_nobody_is_told_to_leave_out_what_a_strict_server_does_not_fill_in(tmp_path):
+    add_synthetic(tmp_path / "repository", "minimal")
+    arguments = ["--disable-auto-complete-config", "--model-control-mode=explicit"]
+    with Server(tmp_path / "repository", *arguments) as server:
+        reason = server.load("minimal")
+        assert "max_batch_size: 64; nothing is filled in, because auto-complete is disabled" in reason
+
+
+def test_a_minimal_config_is_completed(explicit):
+    add_model(explicit.repository, "minimal", checkpoint=STORIES)
+    assert explicit.load("minimal") is None
+    config = explicit.model_config("minimal")
+    assert [i["name"] for i in config["input"]] == ["text_input"]
+    assert "text_output" in [o["name"] for o in config["output"]]
+    assert config["max_batch_size"] == 64
+    assert config["model_transaction_policy"]["decoupled"] is True
+    assert config["sequence_batching"]["iterative_sequence"] is True
+    assert "direct" in config["sequence_batching"]
+
+
+def test_a_checkpoint_elsewhere_is_found_by_its_path(explicit):
+    add_model(explicit.repository, "elsewhere", {"gpt_model_path": STORIES})
+    assert explicit.load("elsewhere") is None
+    assert generate(explicit, "elsewhere", "Once", max_tokens=5).last.num_output_tokens == 5

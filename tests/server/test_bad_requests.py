@@ -1,0 +1,228 @@
+"""Requests that cannot be served: a clear error to that client, and nothing else happens."""
+
+import asyncio
+import json
+
+import numpy
+import pytest
+
+from harness import clients
+from harness.clients import GrpcStream, Refused, generate, tensor
+from harness.synthetic import continuation
+
+
+@pytest.fixture(autouse=True)
+def bystander(server):
+    """A request that runs before, and one after: neither is touched."""
+    assert generate(server, "synthetic", [1], max_tokens=5).ids[-5:] == continuation([1], 5)
+    yield
+    assert generate(server, "synthetic", [2], max_tokens=5).ids[-5:] == continuation([2], 5)
+    assert server.is_ready()
+
+
+OPTIONS = [
+    ("max_tokens", 0, "at least 1"),
+    ("max_tokens", -5, "at least 1"),
+    ("max_tokens", 2**40, "integer"),
+    ("max_tokens", "many", "integer"),
+    ("max_tokens", 1.5, "integer"),
+    ("max_tokens", True, "integer"),
+    ("min_tokens", -1, "at least 0"),
+    ("temperature", -0.1, "from 0"),
+    ("temperature", "hot", "number"),
+    ("temperature", "nan", "number"),
+    ("temperature", 1e30, "number"),
+    ("top_k", -2, "at least 0"),
+    ("top_p", 0, "above 0"),
+    ("top_p", 1.01, "at most 1"),
+    ("min_p", 2, "from 0 to 1"),
+    ("seed", -1, "from 0"),
+    ("repetition_penalty", 0, "above 0"),
+    ("presence_penalty", 1e9, "number"),
+    ("frequency_penalty", "inf", "number"),
+    ("logit_bias", "[1]", "JSON object"),
+    ("logit_bias", '{"1": 1e9}', "JSON object"),
+    ("logit_bias", '{"999999": 1}', "vocabulary"),
+    ("end_id", -1, "token id"),
+    ("end_id", 999999, "vocabulary"),
+    ("ignore_eos", 7, "true or false"),
+    ("stop", "", "text"),
+    ("stop", "[1]", "text"),
+    ("stop", "x" * 1000, "text"),
+    ("bad_words", json.dumps(["x"] * 1000), "text"),
+    ("stream", "perhaps", "true or false"),
+    ("messages", "{}", "JSON list"),
+    ("messages", '[{"role": "tooth fairy", "content": "hello"}]', "tooth fairy"),
+    ("sampling_parameters", "{", "JSON object"),
+    ("timeout", -1, "at least 0"),
+]
+
+
+@pytest.mark.parametrize("name, value, expected", OPTIONS, ids=lambda value: str(value)[:24])
+@pytest.mark.parametrize("model", ["stories", "stories_full"])
+def test_an_option_out_of_range_is_named_with_its_value_and_range(server, model, name, value, expected):
+    with pytest.raises(Refused) as refused:
+        generate(server, model, "" if name == "messages" else "Once", **{name: value})
+    message = str(refused.value)
+    assert name in message and expected in message
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    "name, nearest", [("temprature", "temperature"), ("maxtokens", "max_tokens"), ("top-k", "top_k")]
+)
+def test_an_unknown_option_is_answered_with_the_nearest_one(server, name, nearest):
+    with pytest.raises(Refused, match=f"unknown option '{name}'.*'{nearest}'"):
+        generate(server, "stories", "Once", **{name: 1})
+
+
+def test_an_empty_prompt_is_refused(server):
+    with pytest.raises(Refused, match="empty"):
+        generate(server, "stories", "")
+    with pytest.raises(Refused, match="empty|shape|0"):
+        generate(server, "synthetic", [])
+
+
+def test_a_prompt_over_max_seq_len_is_refused_with_both_numbers(server):
+    with pytest.raises(Refused, match="1024"):
+        generate(server, "stories", "Once upon a time. " * 1000)
+    with pytest.raises(Refused, match=r"5000.*4096|4096.*5000"):
+        generate(server, "synthetic", [1] * 5000)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(server):
+    """The demo model has 1024 positions, and its longest token 13 bytes."""
+    with pytest.raises(Refused, match="10000000 bytes.*1024 tokens of at most 13 bytes"):
+        generate(server, "stories", "once upon " * 1_000_000)
+
+
+def test_a_prompt_that_can_never_fit_the_cache_is_refused_and_does_not_block_others(server):
+    with pytest.raises(Refused, match="256"):
+        generate(server, "synthetic_tight", [1] * 256)
+
+
+@pytest.mark.parametrize("id", [-1, 32000, 2**31 - 1, -(2**31)])
+def test_a_token_out_of_the_vocabulary_is_refused(server, id):
+    with pytest.raises(Refused, match=rf"{id}.*31999|vocabulary"):
+        generate(server, "synthetic", [1, id, 2])
+
+
+def refused_over_grpc(server, model, inputs, **options):
+    """The error that a request with these tensors gets."""
+
+    async def main():
+        async with clients.grpc(server) as client:
+            with pytest.raises(Refused) as refused:
+                await clients.stream(client, model, inputs, **options)
+            return str(refused.value)
+
+    return clients.run(main())
+
+
+def texts(*rows):
+    return numpy.array([[row] for row in rows], dtype=object)
+
+
+def test_text_that_is_not_utf8_is_refused(server):
+    error = refused_over_grpc(server, "stories", b"Once \xff\xfe upon")
+    assert "UTF-8" in error
+
+
+@pytest.mark.parametrize(
+    "model, inputs",
+    {
+        "batch of two": ("stories", [tensor("text_input", texts(b"a", b"b"), "BYTES")]),
+        "two texts": ("stories", [tensor("text_input", numpy.array([[b"a", b"b"]], dtype=object), "BYTES")]),
+        "no batch dimension": ("stories", [tensor("text_input", numpy.array([b"a"], dtype=object), "BYTES")]),
+        "numbers for text": ("stories", [tensor("text_input", numpy.array([[1]], dtype=numpy.int32), "INT32")]),
+        "another name": ("stories", [tensor("prompt", texts(b"a"), "BYTES")]),
+        "an input too many": (
+            "stories",
+            [tensor("text_input", texts(b"a"), "BYTES"), tensor("stream", numpy.array([[True]]), "BOOL")],
+        ),
+        "text for ids": ("synthetic", [tensor("input_ids", texts(b"a"), "BYTES")]),
+        "64-bit ids": ("synthetic", [tensor("input_ids", numpy.array([[1]], dtype=numpy.int64), "INT64")]),
+        "a batch of id rows": ("synthetic", [tensor("input_ids", numpy.ones((2, 3), dtype=numpy.int32), "INT32")]),
+        "ids in a matrix": ("synthetic", [tensor("input_ids", numpy.ones((1, 2, 2), dtype=numpy.int32), "INT32")]),
+    }.values(),
+    ids=lambda value: "",
+)
+def test_a_tensor_of_the_wrong_name_shape_or_type_is_refused(server, model, inputs):
+    names = [input.name() for input in inputs]
+    error = refused_over_grpc(server, model, inputs)
+    assert any(name in error for name in [*names, "batch"]), error
+
+
+def test_a_request_id_in_flight_is_refused_and_free_again_afterwards(server):
+    async def main():
+        async with clients.grpc(server) as client:
+            first = GrpcStream(client, "synthetic", [1], request_id="mine", max_tokens=500, stream=True)
+            tokens = []
+            tried = False
+            async for response in first:
+                tokens += response.ids or []
+                if not tried:
+                    tried = True
+                    with pytest.raises(Refused, match="'mine' is in flight"):
+                        await clients.stream(client, "synthetic", [2], request_id="mine", max_tokens=5)
+            assert tokens == continuation([1], 500)
+            again = await clients.stream(client, "synthetic", [2], request_id="mine", max_tokens=5)
+            assert again.ids == continuation([2], 5)
+
+    clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
+
+
+def test_a_sequence_id_in_flight_is_refused_without_harm_to_the_first(server):
+    """Triton puts a second START of a live correlation id into the first one's slot."""
+
+    async def one(client, prompt, max_tokens, sequence_id):
+        answer = []
+        stream = client.stream_infer(requests(prompt, max_tokens, sequence_id))
+        async for result, error in stream:
+            if error is not None:
+                raise Refused(error.message())
+            response = result.get_response()
+            if response.outputs:
+                answer += result.as_numpy("output_ids").reshape(-1).tolist()
+            if response.parameters["triton_final_response"].bool_param:
+                return answer
+
+    async def requests(prompt, max_tokens, sequence_id):
+        yield {
+            "model_name": "synthetic",
+            "inputs": [clients._input(clients.grpcclient, prompt)],
+            "sequence_id": sequence_id,
+            "sequence_start": True,
+            "parameters": {"max_tokens": max_tokens, "stream": True},
+            "enable_empty_final_response": True,
+        }
+        await asyncio.sleep(clients.TIMEOUT_S)
+
+    async def main():
+        async with clients.grpc(server) as client:
+            first = asyncio.create_task(one(client, [1], 300, 4242))
+            await asyncio.sleep(0.1)
+            with pytest.raises(Refused):
+                await asyncio.wait_for(one(client, [2], 5, 4242), 20)
+            assert await asyncio.wait_for(first, clients.TIMEOUT_S) == continuation([1], 300)
+            assert await asyncio.wait_for(one(client, [2], 5, 4242), 20) == continuation([2], 5)
+
+    clients.run(main())
+
+
+def test_a_storm_of_bad_requests_does_not_disturb_the_good_ones(server):
+    async def main():
+        async with clients.grpc(server) as client:
+
+            async def bad(n):
+                options = [{"temprature": 1}, {"max_tokens": 0}, {"top_p": 7.0}, {"end_id": 10**6}][n % 4]
+                with pytest.raises(Refused):
+                    await clients.stream(client, "synthetic", [n], **options)
+
+            async def good(n):
+                answer = await clients.stream(client, "synthetic", [n], max_tokens=100)
+                assert answer.ids == continuation([n], 100)
+
+            await asyncio.gather(*(bad(n) if n % 3 else good(n) for n in range(120)))
+
+    clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))

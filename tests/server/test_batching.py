@@ -1,0 +1,134 @@
+"""Every way of batching: whatever the scheme, the policy, the chunks, what is shared and what is given back, each
+request gets, bit for bit, what it gets alone."""
+
+import asyncio
+import itertools
+import random
+
+import pytest
+
+from harness import clients
+from harness.repository import STORIES, add_model
+from harness.server import Server
+
+SHARED = (
+    "One day, Mina went to the old mill. The sky was grey. She had a golden key that she loved more than anything. "
+    "But when she looked, the key was gone! "
+)
+PROMPTS = [
+    "Once upon a time",
+    SHARED + "She looked under the bench.",
+    SHARED + "She looked behind a stone, and even in the cave, but it was nowhere.",
+    SHARED,
+    "Tell me a story about a fox.",
+    "The",
+]
+# A pool of a few sequences, of small blocks: it is full all the time.
+TIGHT = {"max_seq_len": 192, "max_num_requests": 6, "tokens_per_block": 4, "max_tokens_in_paged_kv_cache": 384}
+WINDOW = {"max_attention_window_size": "40,24", "sink_token_length": 4}
+
+SCHEMES = ["V1", "inflight_batching", "inflight_fused_batching"]
+POLICIES = ["max_utilization", "guaranteed_no_evict", "static_batch"]
+
+
+def combinations():
+    """Every combination that makes sense, by a name that says it."""
+    for scheme, policy, chunked, reuse, windowed, overlap in itertools.product(
+        SCHEMES, POLICIES, [True, False], [True, False], [True, False], [True, False]
+    ):
+        if scheme == "V1" and (policy == "max_utilization" or overlap or chunked):
+            continue
+        parameters = {
+            **TIGHT,
+            "gpt_model_type": scheme,
+            "batch_scheduler_policy": policy,
+            "enable_chunked_context": str(chunked).lower(),
+            "enable_kv_cache_reuse": str(reuse).lower(),
+            "enable_trt_overlap": str(overlap).lower(),
+            **({"max_num_tokens": 32} if chunked else {}),
+            **({"context_chunking_policy": "equal_progress"} if chunked and reuse else {}),
+            **(WINDOW if windowed else {}),
+        }
+        words = [scheme, policy, "chunked" * chunked, "reuse" * reuse, "window" * windowed, "overlap" * overlap]
+        yield "-".join(filter(None, words)), parameters, windowed
+
+
+def requests(scheme):
+    """A dozen requests of every kind; V1 does not stream."""
+    for seed in range(12):
+        rng = random.Random(seed)
+        options = {"max_tokens": rng.choice([1, 7, 20, 40]), "seed": seed, "stream": scheme != "V1" and seed % 3 > 0}
+        if seed % 2:
+            options.update(temperature=1.0, top_k=20)
+        if seed % 4 == 0:
+            options["stop"] = "the"
+        if seed % 5 == 0:
+            options["priority"] = 1
+        yield rng.choice(PROMPTS), options
+
+
+def serve(server, model, asked):
+    """All at once, each on a stream of its own: texts and reasons."""
+
+    async def main():
+        async with clients.grpc(server) as client:
+            options = {"exclude_input_in_output": True}
+            names = {"priority": "request_priority"}
+
+            async def one(prompt, own):
+                own = {names.get(name, name): value for name, value in own.items()}
+                return await clients.stream(client, model, prompt, **options, **own)
+
+            answers = await asyncio.gather(*(one(*request) for request in asked))
+            return [(answer.text, answer.ids, answer.finish_reason) for answer in answers]
+
+    return clients.run(main())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("batching") / "repository"
+    for name, parameters, _ in combinations():
+        add_model(repository, name, parameters, checkpoint=STORIES)
+    add_model(repository, "alone", {"max_seq_len": 192}, checkpoint=STORIES)
+    add_model(repository, "alone-window", {"max_seq_len": 192, **WINDOW}, checkpoint=STORIES)
+    contiguous = {"max_seq_len": 192, "max_num_requests": 6, "kv_cache_type": "contiguous"}
+    add_model(repository, "contiguous", contiguous, checkpoint=STORIES)
+    add_model(repository, "int8", {**TIGHT, "kv_cache_dtype": "int8"}, checkpoint=STORIES)
+    add_model(repository, "int8-alone", {"max_seq_len": 192, "kv_cache_dtype": "int8"}, checkpoint=STORIES)
+    with Server(repository, "--model-control-mode=explicit") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def alone(server):
+    """What each request gets alone, without and with the window."""
+    answers = {}
+    for windowed, model in enumerate(["alone", "alone-window"]):
+        server.load(model)
+        answers[bool(windowed)] = [serve(server, model, [request])[0] for request in requests("")]
+        server.unload(model)
+    assert answers[False] != answers[True], "the window makes a difference"
+    return answers
+
+
+@pytest.mark.parametrize(("name", "parameters", "windowed"), list(combinations()), ids=lambda it: str(it)[:60])
+def test_a_combination_gives_each_request_what_it_gets_alone(server, alone, name, parameters, windowed):
+    server.load(name)
+    try:
+        for _ in range(2):
+            assert serve(server, name, list(requests(parameters["gpt_model_type"]))) == alone[windowed]
+    finally:
+        server.unload(name)
+
+
+def test_a_contiguous_cache_gives_each_request_what_it_gets_alone(server, alone):
+    server.load("contiguous")
+    assert serve(server, "contiguous", list(requests(""))) == alone[False]
+
+
+def test_an_int8_cache_gives_each_request_what_it_gets_alone(server):
+    for model in ["int8", "int8-alone"]:
+        server.load(model)
+    asked = list(requests(""))
+    assert serve(server, "int8", asked) == [serve(server, "int8-alone", [request])[0] for request in asked]

@@ -1,0 +1,146 @@
+"""Clients that go away: their work stops, their slot and their blocks serve the next."""
+
+import asyncio
+import time
+
+import pytest
+
+from harness import clients
+from harness.clients import GenerateStream, GrpcStream, generate_stream
+from harness.synthetic import continuation
+
+FOREVER = 4000
+
+
+def used_blocks(server, model):
+    samples = server.metrics()
+    return next(
+        value
+        for (family, labels), value in samples.items()
+        if family == "nv_trt_llm_kv_cache_block_metrics"
+        and ("model", model) in labels
+        and ("kv_cache_block_type", "used") in labels
+    )
+
+
+def assert_blocks_come_back(server, model):
+    """Metrics are refreshed by the server every so often, so this waits for what must come."""
+    deadline = time.monotonic() + 10
+    while used_blocks(server, model) != 0:
+        assert time.monotonic() < deadline, "blocks are still in use"
+        time.sleep(0.1)
+
+
+def num_cancelled(server, model):
+    key = ("nv_inference_request_failure", (("model", model), ("reason", "CANCELED"), ("version", "1")))
+    return server.metrics().get(key, 0)
+
+
+def test_a_cancelled_streams_slot_serves_the_next_at_once(server):
+    before = num_cancelled(server, "one_slot")
+
+    async def main():
+        async with clients.grpc(server) as client:
+            first = GrpcStream(client, "one_slot", [1, 2], max_tokens=FOREVER, stream=True)
+            seen = []
+            next_started = None
+            async for response in first:
+                seen += response.ids or []
+                if len(seen) == 5:
+                    waiting = asyncio.create_task(
+                        clients.stream(client, "one_slot", [3, 4], max_tokens=20)
+                    )
+                    await asyncio.sleep(0.1)
+                if len(seen) >= 30 and next_started is None:
+                    next_started = time.monotonic()
+                    first.cancel()
+                    break
+            answer = await waiting
+            return seen, answer, time.monotonic() - next_started
+
+    seen, answer, elapsed = clients.run(main())
+    assert seen == continuation([1, 2], len(seen))
+    assert answer.ids == continuation([3, 4], 20)
+    # Twenty steps of 5 ms: an idle limit of hours would hold the slot if it were not given back.
+    assert elapsed < 2
+    # One is the cancelled request; the other is Triton's own, with which it ends a sequence that is done.
+    assert num_cancelled(server, "one_slot") == before + 2
+    assert_blocks_come_back(server, "one_slot")
+
+
+def test_the_client_is_told_cancelled(server):
+    async def main():
+        async with clients.grpc(server) as client:
+            stream = GrpcStream(client, "synthetic", [1], max_tokens=FOREVER, stream=True)
+            with pytest.raises(clients.Refused) as refused:
+                async for _ in stream:
+                    stream.cancel()
+            return refused.value
+
+    error = clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
+    assert "CANCELLED" in f"{error.status} {error}".upper()
+
+
+def test_an_http_client_that_hangs_up_frees_its_slot(server):
+    stream = GenerateStream(server, "one_slot", [1], max_tokens=FOREVER, stream=True)
+    for n, _ in enumerate(stream):
+        if n == 5:
+            break
+    stream.close()
+    start = time.monotonic()
+    assert generate_stream(server, "one_slot", [9], max_tokens=10).ids == continuation([9], 10)
+    assert time.monotonic() - start < 5
+
+
+def test_half_of_the_streams_leave_and_the_others_notice_nothing(server):
+    async def main():
+        async with clients.grpc(server) as client:
+
+            async def leave(n):
+                stream = GrpcStream(client, "synthetic", [n], max_tokens=FOREVER, stream=True)
+                num_tokens = 0
+                async for response in stream:
+                    num_tokens += len(response.ids or [])
+                    if num_tokens > 3 * n:
+                        stream.cancel()
+                        return None
+
+            async def stay(n):
+                return await clients.stream(client, "synthetic", [n], max_tokens=200)
+
+            return await asyncio.gather(*(leave(n) if n % 2 else stay(n) for n in range(48)))
+
+    answers = clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
+    for n in range(0, 48, 2):
+        assert answers[n].ids == continuation([n], 200)
+    assert_blocks_come_back(server, "synthetic")
+
+
+def test_a_request_cancelled_in_the_backlog_never_starts(server):
+    async def main():
+        async with clients.grpc(server) as client:
+            running = asyncio.create_task(clients.stream(client, "one_slot", [1], max_tokens=100))
+            await asyncio.sleep(0.1)
+            waiting = GrpcStream(client, "one_slot", [2], max_tokens=FOREVER, stream=True)
+            waits = asyncio.create_task(anext(aiter(waiting)))
+            await asyncio.sleep(0.1)
+            waiting.cancel()
+            with pytest.raises(clients.Refused):
+                await waits
+            last = await clients.stream(client, "one_slot", [3], max_tokens=10)
+            return await running, last
+
+    start = time.monotonic()
+    running, last = clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
+    assert running.ids == continuation([1], 100)
+    assert last.ids == continuation([3], 10)
+    assert time.monotonic() - start < 5
+
+
+@pytest.fixture(autouse=True)
+def silent(server):
+    """Triton logs what a backend does wrong with a sequence; it has nothing to say of a cancellation."""
+    before = len(server.log())
+    yield
+    for word in ("must specify the START flag", "has a conflict", "panicked"):
+        assert word not in server.log()[before:]

@@ -1,0 +1,148 @@
+"""`cargo xtask serve`, and the installation by cmake: what a user types."""
+
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from harness.clients import GenerateStream, generate
+from harness.repository import ROOT, add_synthetic
+from harness.server import Server, free_ports
+from harness.synthetic import continuation
+
+
+class Serve:
+    """A running `cargo xtask serve`."""
+
+    def __init__(self, *arguments, grpc_port=None):
+        self.http_port, free_port, metrics_port = free_ports(3)
+        grpc_port = grpc_port or free_port
+        ports = [f"--http-port={self.http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"]
+        self.process = subprocess.Popen(
+            ["cargo", "xtask", "serve", *ports, *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._errors = []
+        self._reader = threading.Thread(target=lambda: self._errors.extend(self.process.stderr), daemon=True)
+        self._reader.start()
+
+    def wait_ready(self):
+        line = self.process.stdout.readline()
+        assert line == f"ready http://127.0.0.1:{self.http_port}\n", self.wait()[1]
+        return self
+
+    def wait(self):
+        """The exit status, and all of standard error."""
+        status = self.process.wait(120)
+        self._reader.join()
+        return status, "".join(self._errors)
+
+    def server_pid(self):
+        (pid,) = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(pid)
+
+    # What harness.clients needs of a server.
+    http = Server.http
+
+
+@pytest.fixture
+def serve():
+    started = []
+
+    def start(*arguments, **ports):
+        started.append(Serve(*arguments, **ports))
+        return started[-1]
+
+    yield start
+    for serve in started:
+        if serve.process.poll() is None:
+            serve.process.kill()
+        serve.process.wait()
+
+
+def test_serve_answers_requests_on_the_demo_model_as_soon_as_it_says_ready(serve):
+    served = serve().wait_ready()
+    assert generate(served, "stories", "Once upon a time", max_tokens=10).text.startswith("Once upon a time")
+    served.process.send_signal(signal.SIGINT)
+    status, errors = served.wait()
+    assert status == 0, errors
+    assert served.process.stdout.read() == "", "one line, for programs"
+    assert "curl" in errors
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_serve_finishes_the_stream_that_runs_and_exits_with_zero(serve, repository, sent):
+    add_synthetic(repository, "synthetic", {"synthetic_step_us": 5000})
+    served = serve(f"--model-repository={repository}").wait_ready()
+    tokens = []
+    for response in GenerateStream(served, "synthetic", [1], max_tokens=200, stream=True):
+        if len(tokens) == 5:
+            served.process.send_signal(sent)
+        tokens += response.ids
+    assert tokens == continuation([1], 200)
+    assert served.wait()[0] == 0
+
+
+def test_serve_that_is_killed_leaves_no_server_behind(serve, repository):
+    add_synthetic(repository, "synthetic")
+    served = serve(f"--model-repository={repository}").wait_ready()
+    pid = served.server_pid()
+    served.process.kill()
+    deadline = time.monotonic() + 30
+    while pathlib.Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_serve_says_why_a_model_keeps_the_server_from_starting(serve, repository):
+    add_synthetic(repository, "synthetic", {"max_num_token": 8})
+    served = serve(f"--model-repository={repository}")
+    status, log = served.wait()
+    assert status != 0
+    assert served.process.stdout.read() == ""
+    assert "did you mean 'max_num_tokens'" in log
+    assert "tritonserver ended by itself" in log
+
+
+def test_serve_refuses_a_port_that_is_taken(serve):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        refused = serve(grpc_port=port)
+        status, errors = refused.wait()
+    assert status != 0
+    assert f"--grpc-port {port}" in errors
+
+
+def test_serve_refuses_a_folder_that_is_not_there(serve):
+    refused = serve("--model-repository=/nowhere")
+    status, errors = refused.wait()
+    assert status != 0
+    assert "/nowhere" in errors
+
+
+def test_cmake_builds_and_installs_a_backend_directory_that_serves(tmp_path, repository):
+    cmake = pathlib.Path(sys.executable).parent / "cmake"
+    build, prefix = tmp_path / "build", tmp_path / "prefix"
+
+    def run(*arguments):
+        done = subprocess.run([cmake, *arguments], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run("-S", "cmake", "-B", build, f"-DCARGO_TARGET_DIR={ROOT / 'target'}")
+    run("--build", build)
+    run("--install", build, "--prefix", prefix)
+    installed = [str(p.relative_to(prefix)) for p in prefix.rglob("*") if p.is_file()]
+    assert installed == ["backends/inflight/libtriton_inflight.so"]
+    add_synthetic(repository, "synthetic")
+    with Server(repository, backends=prefix / "backends") as server:
+        assert generate(server, "synthetic", [7], max_tokens=3).ids[-3:] == continuation([7], 3)

@@ -1,0 +1,208 @@
+"""What one request gets: each option, through each of Triton's ways in."""
+
+import json
+
+import pytest
+
+from harness import clients
+from harness.clients import generate, generate_stream, infer
+from harness.synthetic import continuation
+
+PROMPT = "Once upon a time, there was a brave fox named Finn."
+
+
+@pytest.fixture(scope="module")
+def greedy(server):
+    """What the model says when nothing is asked for: the base that options change."""
+    return generate(server, "stories", PROMPT, max_tokens=120, exclude_input_in_output=True)
+
+
+def test_a_greedy_answer_is_a_story_with_sentences(greedy):
+    assert greedy.text.startswith(" ")
+    assert greedy.text.count(".") >= 3
+    assert "Finn" in greedy.text
+
+
+def test_a_full_answer_repeats_the_prompt_unless_told_not_to(server, greedy):
+    assert generate(server, "stories", PROMPT, max_tokens=120).text == PROMPT + greedy.text
+
+
+def test_every_way_in_gives_the_same_text(server, greedy):
+    def grpc(model, **options):
+        async def main():
+            async with clients.grpc(server) as client:
+                return await clients.stream(client, model, PROMPT, max_tokens=120, **options)
+
+        return clients.run(main())
+
+    options = {"max_tokens": 120, "exclude_input_in_output": True}
+    answers = {
+        "generate_stream": generate_stream(server, "stories", PROMPT, max_tokens=120),
+        "gRPC, streaming": grpc("stories"),
+        "gRPC, one answer": grpc("stories", stream=False, exclude_input_in_output=True),
+        "generate, not decoupled": generate(server, "stories_full", PROMPT, **options),
+        "infer, not decoupled": infer(server, "stories_full", PROMPT, **options),
+        "gRPC, not decoupled": grpc("stories_full", stream=False, exclude_input_in_output=True),
+        "strategy oldest": generate(server, "stories_oldest", PROMPT, **options),
+        "few blocks": generate(server, "stories_tight", PROMPT, **options),
+    }
+    for way, answer in answers.items():
+        assert (way, answer.text, answer.ids) == (way, greedy.text, greedy.ids)
+        assert (way, answer.finish_reason) == (way, greedy.finish_reason)
+
+
+def test_a_stream_brings_one_token_a_response_and_the_reason_with_the_last(server):
+    responses = generate_stream(server, "stories", PROMPT, max_tokens=20, ignore_eos=True).responses
+    assert [len(r.ids) for r in responses] == [1] * 20
+    assert [r.num_output_tokens for r in responses] == list(range(1, 21))
+    assert {r.num_input_tokens for r in responses} == {responses[0].num_input_tokens}
+    assert [r.sequence_length for r in responses] == [r.num_input_tokens + r.num_output_tokens for r in responses]
+    assert [r.finish_reason for r in responses] == [""] * 19 + ["length"]
+
+
+def test_a_model_that_is_not_decoupled_cannot_stream(server):
+    with pytest.raises(clients.Refused, match="decoupled"):
+        generate(server, "stories_full", PROMPT, stream=True)
+
+
+def test_max_tokens_ends_the_answer_and_ignore_eos_keeps_it_going(server, greedy):
+    short = generate(server, "stories", PROMPT, max_tokens=7, exclude_input_in_output=True)
+    assert short.ids == greedy.ids[:7]
+    assert short.finish_reason == "length"
+    long = generate(server, "stories", PROMPT, max_tokens=700, ignore_eos=True)
+    assert long.last.num_output_tokens == 700
+
+
+def test_a_story_ends_by_itself_with_its_end_token(server):
+    answer = generate(server, "stories", PROMPT, max_tokens=900, exclude_input_in_output=True)
+    assert answer.finish_reason == "end_id"
+    assert answer.text.rstrip().endswith((".", "!", '"')), "the end token is no text"
+
+
+def test_an_end_id_of_the_request_replaces_the_models(server, greedy):
+    end_id = greedy.ids[9]
+    answer = generate(server, "stories", PROMPT, max_tokens=120, end_id=end_id)
+    assert answer.finish_reason == "end_id"
+    assert answer.last.num_output_tokens == greedy.ids.index(end_id) + 1
+
+
+def test_min_tokens_holds_the_end_back(server, greedy):
+    end_id = greedy.ids[3]
+    answer = generate(server, "stories", PROMPT, max_tokens=60, end_id=end_id, min_tokens=30)
+    assert answer.last.num_output_tokens > 30
+
+
+def test_a_stop_word_ends_the_text_before_it_wherever_its_tokens_are_cut(server, greedy):
+    # A stop word from the middle of one word to the middle of the next: it spans tokens.
+    middle = greedy.text.index(" ", 40)
+    word = greedy.text[middle - 2 : middle + 3]
+    before = greedy.text[: greedy.text.index(word)]
+    whole = generate(server, "stories", PROMPT, max_tokens=120, stop=word, exclude_input_in_output=True)
+    listed = generate_stream(server, "stories", PROMPT, max_tokens=120, stop=json.dumps(["nowhere", word]))
+    for answer in (whole, listed):
+        assert (answer.text, answer.finish_reason) == (before, "stop_words")
+
+
+def test_a_bad_word_never_appears(server, greedy):
+    word = max(set(greedy.text.replace(".", "").split()), key=greedy.text.count)
+    assert f" {word}" in greedy.text
+    answer = generate(server, "stories", PROMPT, max_tokens=120, bad_words=word, exclude_input_in_output=True)
+    assert f" {word} " not in answer.text
+
+
+def test_logit_bias_forbids_and_forces_tokens(server, greedy):
+    first = greedy.ids[0]
+    forbidden = generate(server, "stories", PROMPT, max_tokens=1, logit_bias=json.dumps({str(first): -1000}))
+    assert forbidden.ids[-1] != first
+    forced = generate(server, "stories", PROMPT, max_tokens=3, logit_bias=json.dumps({"99": 1000}))
+    assert forced.ids[-3:] == [99] * 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.9},
+        {"temperature": 1.5, "top_k": 20},
+        {"top_p": 0.8},
+        {"min_p": 0.05, "temperature": 1.2},
+        {"temperature": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2},
+    ],
+    ids=str,
+)
+def test_a_seed_decides_the_text(server, greedy, options):
+    def text(seed):
+        return generate(server, "stories", PROMPT, max_tokens=60, seed=seed, **options).text
+
+    assert text(1) == text(1)
+    assert len({text(1), text(2), text(3), greedy.text}) == 4
+
+
+def test_top_k_of_one_is_greedy_and_so_is_temperature_zero(server, greedy):
+    for options in ({"top_k": 1, "seed": 3}, {"temperature": 0, "top_k": 40}):
+        answer = generate(server, "stories", PROMPT, max_tokens=120, exclude_input_in_output=True, **options)
+        assert answer.text == greedy.text
+
+
+def test_penalties_change_a_greedy_answer(server, greedy):
+    for options in ({"repetition_penalty": 1.5}, {"presence_penalty": 5.0}, {"frequency_penalty": 5.0}):
+        answer = generate(server, "stories", PROMPT, max_tokens=120, exclude_input_in_output=True, **options)
+        assert answer.text != greedy.text
+
+
+def test_vllms_sampling_parameters_are_understood(server):
+    sampling = {"temperature": 0.7, "max_tokens": 30, "seed": 5}
+    nested = generate(server, "stories", PROMPT, sampling_parameters=json.dumps(sampling))
+    assert nested.text == generate(server, "stories", PROMPT, **sampling).text
+
+
+def test_a_conversation_goes_through_the_chat_template(server):
+    messages = [{"role": "user", "content": "Tell me a story about a penguin named Milo."}]
+    answer = generate(
+        server, "stories", "", messages=json.dumps(messages), max_tokens=200, exclude_input_in_output=True
+    )
+    assert "penguin" in answer.text and "Milo" in answer.text
+    # The tokenizer reads its special tokens in a text, too: this is what the template makes of it.
+    template = "<|user|>Tell me a story about a penguin named Milo.<|assistant|>"
+    plain = generate(server, "stories", template, max_tokens=200, exclude_input_in_output=True)
+    assert answer.ids == plain.ids
+    assert answer.last.num_input_tokens == plain.last.num_input_tokens
+
+
+def test_any_character_survives_prompt_and_answer(server):
+    prompt = "Zoë 🦊 und 雪 — «ça va?»\n\tO'Neill"
+    answer = generate(server, "stories", prompt, max_tokens=5)
+    assert answer.text.startswith(prompt)
+
+
+def test_a_stream_never_shows_half_a_character(server):
+    # The first token of a character of three bytes is forced, so that some stream holds one back.
+    answer = generate_stream(server, "stories", "雪雪雪雪雪雪雪雪", max_tokens=40, temperature=5.0, seed=1)
+    whole = generate(
+        server, "stories", "雪雪雪雪雪雪雪雪", max_tokens=40, temperature=5.0, seed=1, exclude_input_in_output=True
+    )
+    assert answer.text == whole.text
+    assert answer.ids == whole.ids
+
+
+def test_ids_go_in_and_come_out_where_a_model_has_no_text(server):
+    answer = generate(server, "synthetic", [1, 2, 3], max_tokens=50)
+    assert answer.ids[-50:] == continuation([1, 2, 3], 50)
+    assert answer.responses[0].text is None
+    streamed = generate_stream(server, "synthetic", [4, 5], max_tokens=50)
+    assert streamed.ids == continuation([4, 5], 50)
+    assert infer(server, "synthetic_full", [6], max_tokens=50).ids[-50:] == continuation([6], 50)
+
+
+def test_outputs_that_are_not_wanted_are_left_out(server):
+    off = {"return_finish_reason": False, "return_num_input_tokens": False, "return_num_output_tokens": False}
+    response = generate(server, "stories", PROMPT, max_tokens=2, **off).responses[0]
+    assert (response.finish_reason, response.num_input_tokens, response.num_output_tokens) == (None, None, None)
+    assert response.text is not None
+
+
+def test_a_request_ends_in_time_with_what_it_has(server):
+    answer = generate(server, "one_slot", [1], max_tokens=4000, timeout=300_000)
+    assert answer.finish_reason == "timed_out"
+    produced = answer.last.num_output_tokens
+    assert 1 <= produced <= 100
+    assert answer.ids[-produced:] == continuation([1], produced)

@@ -1,0 +1,113 @@
+"""Who comes first, and what ends a request from outside: priorities, stop requests, request ids."""
+
+import asyncio
+
+import pytest
+
+from harness import clients
+from harness.clients import GrpcStream, Refused
+from harness.repository import add_synthetic
+from harness.server import Server
+from harness.synthetic import continuation
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("interruption") / "repository"
+    slow = {"synthetic_step_us": 3000}
+    add_synthetic(repository, "slow", slow)
+    add_synthetic(repository, "overlap", {**slow, "enable_trt_overlap": "true"})
+    add_synthetic(repository, "one_by_one", {**slow, "max_num_requests": 1})
+    add_synthetic(repository, "lockstep", {**slow, "gpt_model_type": "V1"})
+    with Server(repository) as server:
+        yield server
+
+
+async def stop(client, model, request_id):
+    """A stop request: the same request id, and stop=true."""
+    return await clients.stream(client, model, [1], request_id=request_id, stream=False, stop=True)
+
+
+@pytest.mark.parametrize("model", ["slow", "overlap"])
+def test_a_stop_request_ends_the_one_of_its_id_within_a_few_steps(server, model):
+    async def main():
+        async with clients.grpc(server) as client:
+            tokens = []
+            other = asyncio.create_task(clients.stream(client, model, [9], max_tokens=40, request_id="other"))
+            async for response in GrpcStream(client, model, [5], request_id="me", max_tokens=3000, stream=True):
+                tokens += response.ids or []
+                if len(tokens) == 5:
+                    stopped = asyncio.create_task(stop(client, model, "me"))
+                if response.finish_reason:
+                    assert response.finish_reason == "cancelled"
+            assert tokens == continuation([5], len(tokens))
+            assert 5 <= len(tokens) < 60
+            answer = await stopped
+            assert (answer.ids, answer.finish_reason) == ([], "cancelled")
+            assert (await other).ids == continuation([9], 40)
+            # The id can be used again at once.
+            again = await clients.stream(client, model, [5], request_id="me", max_tokens=4)
+            assert again.ids == continuation([5], 4)
+
+    clients.run(main())
+
+
+def test_a_stop_request_for_nobody_does_nothing_and_one_without_an_id_is_refused(server):
+    async def main():
+        async with clients.grpc(server) as client:
+            assert (await stop(client, "slow", "nobody")).ids == []
+            with pytest.raises(Refused, match="has none"):
+                await stop(client, "slow", "")
+            # A client of other backends says so with every request.
+            answer = await clients.stream(client, "slow", [7], max_tokens=2, **{"stop": False})
+            assert answer.ids == continuation([7], 2)
+
+    clients.run(main())
+
+
+def test_the_smaller_priority_number_is_served_first(server):
+    async def main():
+        async with clients.grpc(server) as client:
+            order = []
+
+            async def one(name, **options):
+                await clients.stream(client, "one_by_one", [3], max_tokens=20, **options)
+                order.append(name)
+
+            first = asyncio.create_task(one("first"))
+            await asyncio.sleep(0.02)
+            others = []
+            for name, options in [
+                ("last", {"request_priority": 5}),
+                ("third", {}),
+                ("second", {"request_priority": -1}),
+                ("fourth", {}),
+            ]:
+                others.append(asyncio.create_task(one(name, **options)))
+                await asyncio.sleep(0.005)
+            await asyncio.gather(first, *others)
+            assert order == ["first", "second", "third", "fourth", "last"]
+
+    clients.run(main())
+
+
+def test_in_lockstep_the_answers_of_a_batch_leave_together_and_nothing_streams(server):
+    async def main():
+        async with clients.grpc(server) as client:
+            loop = asyncio.get_running_loop()
+            first = asyncio.create_task(clients.stream(client, "lockstep", [1], max_tokens=30, stream=False))
+            await asyncio.sleep(0.03)
+            times = {}
+
+            async def one(max_tokens):
+                answer = await clients.stream(client, "lockstep", [2], max_tokens=max_tokens, stream=False)
+                times[max_tokens] = loop.time()
+                assert answer.ids[-max_tokens:] == continuation([2], max_tokens)
+
+            await asyncio.gather(one(2), one(40), first)
+            # Both waited for the first, ran together, and 38 steps of 3 ms did not part them.
+            assert abs(times[2] - times[40]) < 0.05
+            with pytest.raises(Refused, match="V1"):
+                await clients.stream(client, "lockstep", [2], max_tokens=3)
+
+    clients.run(main())

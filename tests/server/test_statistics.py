@@ -1,0 +1,152 @@
+"""What the server tells about itself: the record of every step, and Prometheus metrics."""
+
+import asyncio
+import json
+import re
+
+import pytest
+
+from harness import clients
+from harness.repository import add_synthetic
+from harness.server import Server
+
+NUM_STREAMS, NUM_TOKENS, PROMPT_LENGTH = 8, 50, 20
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A server on which a known load has run: the server, the records, the model's samples."""
+    folder = tmp_path_factory.mktemp("statistics")
+    stats_file = folder / "steps.jsonl"
+    parameters = {"stats_file": stats_file, "synthetic_step_us": 3000, "max_tokens_in_paged_kv_cache": 3200}
+    add_synthetic(folder / "repository", "model", {**parameters, "max_seq_len": 320})
+    with Server(folder / "repository", "--log-verbose=1", "--metrics-interval-ms=100") as server:
+
+        async def main():
+            async with clients.grpc(server) as client:
+                prompts = [[n] * PROMPT_LENGTH for n in range(NUM_STREAMS)]
+                requests = (clients.stream(client, "model", p, max_tokens=NUM_TOKENS) for p in prompts)
+                await asyncio.gather(*requests)
+
+        clients.run(main())
+        yield server, [json.loads(line) for line in stats_file.read_text().splitlines()]
+
+
+FIELDS = {
+    "Timestamp",
+    "Iteration Counter",
+    "Active Request Count",
+    "Max Request Count",
+    "Max KV cache blocks",
+    "Free KV cache blocks",
+    "Used KV cache blocks",
+    "Reused KV cache blocks",
+    "Fraction used KV cache blocks",
+    "Tokens per KV cache block",
+    "Scheduled Requests",
+    "Context Requests",
+    "Generation Requests",
+    "Total Context Tokens",
+    "MicroBatch ID",
+    "Paused Requests",
+    "Waiting Requests",
+    "Request count",
+    "Total Input Tokens",
+    "Total Output Tokens",
+    "Runtime CPU Memory Usage",
+    "Runtime GPU Memory Usage",
+    "Runtime Pinned Memory Usage",
+    "KV cache transfer time",
+}
+
+
+def test_every_step_has_a_record_with_the_batch_managers_field_names(run):
+    _, records = run
+    for record in records:
+        assert FIELDS <= record.keys(), FIELDS - record.keys()
+        assert re.fullmatch(r"\d\d-\d\d-\d{4} \d\d:\d\d:\d\d(\.\d{6})?", record["Timestamp"])
+    counters = [record["Iteration Counter"] for record in records]
+    assert counters == list(range(counters[0], counters[0] + len(counters)))
+
+
+def test_the_records_add_up_to_the_load(run):
+    _, records = run
+    assert sum(r["Total Context Tokens"] for r in records) == NUM_STREAMS * PROMPT_LENGTH
+    assert sum(r["Context Requests"] for r in records) == NUM_STREAMS
+    assert sum(r["Generation Requests"] for r in records) == NUM_STREAMS * (NUM_TOKENS - 1)
+    assert max(r["Scheduled Requests"] for r in records) == NUM_STREAMS
+    for r in records:
+        assert r["Scheduled Requests"] == r["Context Requests"] + r["Generation Requests"]
+        assert r["Waiting Requests"] == r["Active Request Count"] - r["Scheduled Requests"]
+        assert r["Used KV cache blocks"] + r["Free KV cache blocks"] == r["Max KV cache blocks"] == 100
+        assert (r["Tokens per KV cache block"], r["Paused Requests"]) == (32, 0)
+
+
+def test_every_step_carries_every_stream_in_flight(run):
+    _, records = run
+    full = [r for r in records if r["Active Request Count"] == NUM_STREAMS]
+    assert len(full) > NUM_TOKENS / 2
+    assert all(r["Scheduled Requests"] == NUM_STREAMS for r in full)
+
+
+def test_the_durations_say_what_the_model_and_what_the_rest_took(run):
+    _, records = run
+    for r in records[1:]:
+        assert 3000 <= r["Model Duration (us)"] <= r["Step Duration (us)"]
+
+
+def test_the_records_are_in_the_verbose_log_too(run):
+    server, records = run
+    assert server.log().count("Iteration Counter") >= len(records)
+
+
+def sample(server, family, **labels):
+    """The one sample of the family with at least these labels."""
+    wanted = {*labels.items(), ("model", "model")}
+    found = [value for (name, pairs), value in server.metrics().items() if name == family and wanted <= {*pairs}]
+    assert len(found) == 1, (family, labels, found)
+    return found[0]
+
+
+GAUGES = {
+    "nv_trt_llm_request_metrics": ("request_type", ["active", "max", "scheduled", "context", "waiting"]),
+    "nv_trt_llm_kv_cache_block_metrics": ("kv_cache_block_type", ["max", "free", "used", "tokens_per", "fraction"]),
+    "nv_trt_llm_inflight_batcher_metrics": (
+        "inflight_batcher_specific_metric",
+        ["total_context_tokens", "generation_requests", "micro_batch_id", "paused_requests"],
+    ),
+    "nv_trt_llm_general_metrics": ("general_type", ["timestamp", "iteration_counter"]),
+}
+
+
+def test_the_families_that_dashboards_read_are_there(run):
+    server, records = run
+    for family, (label, values) in GAUGES.items():
+        for value in values:
+            sample(server, family, **{label: value})
+    assert sample(server, "nv_trt_llm_request_metrics", request_type="max") == records[-1]["Max Request Count"]
+    assert sample(server, "nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="max") == 100
+    assert sample(server, "nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="used") == 0
+    assert sample(server, "nv_trt_llm_request_metrics", request_type="active") == 0
+    counter = sample(server, "nv_trt_llm_general_metrics", general_type="iteration_counter")
+    assert counter == records[-1]["Iteration Counter"]
+
+
+@pytest.mark.parametrize(
+    "family, count, total",
+    [
+        ("nv_llm_input_token_len", NUM_STREAMS, NUM_STREAMS * PROMPT_LENGTH),
+        ("nv_llm_output_token_len", NUM_STREAMS, NUM_STREAMS * NUM_TOKENS),
+    ],
+)
+def test_token_counts_are_histograms(run, family, count, total):
+    server, _ = run
+    assert sample(server, f"{family}_count") == count
+    assert sample(server, f"{family}_sum") == total
+
+
+def test_triton_counts_each_request_once(run):
+    server, records = run
+    assert sample(server, "nv_inference_request_success") == NUM_STREAMS
+    assert sample(server, "nv_inference_count") == NUM_STREAMS
+    assert sample(server, "nv_inference_exec_count") >= len(records)

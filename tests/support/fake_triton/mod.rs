@@ -1,0 +1,242 @@
+//! An in-process stand-in for tritonserver: it defines the C functions that the library imports, so a
+//! test executable that reaches them links, and it keeps the books.
+//!
+//! One idea: objects are numbers that only the books know, never memory. So a use after a delete, a
+//! second delete, a response after the final one is found in the books and noted, where the real server
+//! would crash or not; and what is left in the books at the end of a test is a leak.
+//!
+//! [`Host::start`] opens the books for one test at a time; dropping the host checks them.
+
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "every function here is called by the library under test with pointers to its variables"
+)]
+#![allow(dead_code, reason = "each test executable uses its part")]
+
+mod models;
+mod requests;
+mod responses;
+mod server;
+mod world;
+
+use std::ffi::CString;
+use std::thread;
+
+use parking_lot::{Mutex, MutexGuard};
+use triton_inflight::triton::{DataType, sys};
+
+use world::{FakeInput, FakeInstance, FakeModel, FakeRequest, World, handle, id, world};
+pub use world::{Family, LogRecord, MemoryReport, RequestStatistics, Sent, Where};
+
+/// The fake server, for one test at a time.
+pub struct Host {
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// A request to be made. The default is the first of sequence 1, without inputs or parameters.
+pub struct Spec {
+    pub client_id: CString,
+    pub correlation: Correlation,
+    pub flags: u32,
+    pub timeout_us: u64,
+    pub parameters: Vec<(CString, Parameter)>,
+    pub inputs: Vec<Input>,
+    pub outputs: Vec<CString>,
+}
+
+pub enum Correlation {
+    Number(u64),
+    Text(CString),
+}
+
+pub enum Parameter {
+    Bool(bool),
+    Int(i64),
+    Double(f64),
+    String(CString),
+    Bytes,
+}
+
+/// An input tensor, its data in as many buffers as the test likes.
+pub struct Input {
+    pub name: CString,
+    pub data_type: DataType,
+    pub shape: Vec<i64>,
+    pub buffers: Vec<Vec<u8>>,
+    pub on_gpu: bool,
+}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Self {
+            client_id: CString::default(),
+            correlation: Correlation::Number(1),
+            flags: START,
+            timeout_us: 0,
+            parameters: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+        }
+    }
+}
+
+/// The flag of a sequence's first request.
+pub const START: u32 = sys::TRITONSERVER_RequestFlag::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START.0;
+
+static TURN: Mutex<()> = Mutex::new(());
+
+impl Host {
+    /// Waits for its turn and opens empty books.
+    pub fn start() -> Self {
+        let turn = TURN.lock();
+        *world() = World::default();
+        Self { _turn: turn }
+    }
+
+    pub fn attributes(&self) -> *mut sys::TRITONBACKEND_BackendAttribute {
+        handle(world().new_id())
+    }
+
+    pub fn model(&self, name: &str, config: &str) -> *mut sys::TRITONBACKEND_Model {
+        let mut world = world();
+        let model = world.new_id();
+        world.models.insert(model, FakeModel::new(name, config));
+        handle(model)
+    }
+
+    pub fn instance(
+        &self,
+        model: *mut sys::TRITONBACKEND_Model,
+    ) -> *mut sys::TRITONBACKEND_ModelInstance {
+        let mut world = world();
+        let instance = world.new_id();
+        world
+            .instances
+            .insert(instance, FakeInstance::new(id(model)));
+        handle(instance)
+    }
+
+    /// Makes a request and gives it to the backend.
+    pub fn request(&self, spec: Spec) -> *mut sys::TRITONBACKEND_Request {
+        let mut world = world();
+        let request = world.new_id();
+        let stream = world.new_id();
+        world.streams.insert(stream, Default::default());
+        let inputs: Vec<_> = spec.inputs.into_iter().map(FakeInput::from).collect();
+        let inputs = inputs
+            .into_iter()
+            .map(|input| world.add_input(input))
+            .collect();
+        world
+            .requests
+            .insert(request, FakeRequest::new(spec.client_id, stream, inputs));
+        let made = world.requests.get_mut(&request).expect("just inserted");
+        made.correlation = spec.correlation;
+        made.flags = spec.flags;
+        made.timeout_us = spec.timeout_us;
+        made.outputs = spec.outputs;
+        made.set_parameters(spec.parameters);
+        handle(request)
+    }
+
+    /// Hands a rescheduled request to the backend again.
+    pub fn again(&self, request: *mut sys::TRITONBACKEND_Request) {
+        let mut world = world();
+        let request = world.requests.get_mut(&id(request)).expect("a request");
+        assert_eq!(
+            request.place,
+            Where::InQueue,
+            "only a rescheduled request comes again"
+        );
+        request.place = Where::InBackend;
+        request.flags = 0;
+    }
+
+    /// The client goes away.
+    pub fn cancel(&self, request: *mut sys::TRITONBACKEND_Request) {
+        world().stream_of(id(request)).cancelled = true;
+    }
+
+    /// Whether a request has been cancelled, by its client or by the backend.
+    pub fn is_cancelled(&self, request: *mut sys::TRITONBACKEND_Request) -> bool {
+        world().stream_of(id(request)).cancelled
+    }
+
+    /// Whether Triton refuses to reschedule from now on, as it does where a sequence has idled out.
+    pub fn refuse_reschedule(&self, on: bool) {
+        world().refuse_reschedule = on;
+    }
+
+    /// Lets outputs be allocated where only a GPU can write from now on.
+    pub fn give_gpu_buffers(&self) {
+        world().gpu_buffers = true;
+    }
+
+    /// Lets the server be one without metrics.
+    pub fn disable_metrics(&self) {
+        world().no_metrics = true;
+    }
+
+    /// Switches the verbose log.
+    pub fn set_verbose(&self, on: bool) {
+        world().verbose = on;
+    }
+
+    /// Where a request is.
+    pub fn place(&self, request: *mut sys::TRITONBACKEND_Request) -> Where {
+        world().requests[&id(request)].place
+    }
+
+    /// What the client of a request has been sent.
+    pub fn sent(&self, request: *mut sys::TRITONBACKEND_Request) -> Vec<Sent> {
+        world().stream_of(id(request)).sent.clone()
+    }
+
+    /// The statistics that were reported, of requests and of batches.
+    pub fn statistics(&self) -> (Vec<RequestStatistics>, Vec<[u64; 5]>) {
+        let world = world();
+        (
+            world.request_statistics.clone(),
+            world.batch_statistics.clone(),
+        )
+    }
+
+    /// The configuration that the backend has set last.
+    pub fn config(&self, model: *mut sys::TRITONBACKEND_Model) -> String {
+        world().models[&id(model)].config.clone()
+    }
+
+    /// Preferred instance groups: kind and count.
+    pub fn preferred_groups(&self) -> Vec<(u32, u64)> {
+        world().preferred_groups.clone()
+    }
+
+    /// The memory that was reported.
+    pub fn memory(&self) -> Vec<MemoryReport> {
+        world().memory.clone()
+    }
+
+    /// Every metric family that was made, with its metrics.
+    pub fn families(&self) -> Vec<Family> {
+        world().families_seen.clone()
+    }
+
+    pub fn log(&self) -> Vec<LogRecord> {
+        world().log.clone()
+    }
+
+    /// What the backend did that the real server would not survive; also empties the list.
+    pub fn take_violations(&self) -> Vec<String> {
+        std::mem::take(&mut world().violations)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            let world = world();
+            assert_eq!(world.violations, Vec::<String>::new(), "misuse of the API");
+            assert_eq!(world.left_over(), Vec::<String>::new(), "leaked");
+        }
+    }
+}
