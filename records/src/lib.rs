@@ -1,0 +1,204 @@
+//! The statistics file of the backend (`stats_file`), read: one JSON object a line, each a step.
+//!
+//! Whoever draws or fits a run starts here. Only what they need is taken in; a record may hold more.
+
+use std::io::{self, BufRead};
+
+use serde::Deserialize;
+use thiserror::Error;
+
+/// What a request does in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// Tokens known beforehand are computed: the prompt, or all tokens again after a pause.
+    Context,
+    /// The token that was sampled last is computed.
+    Generation,
+    /// It gave its blocks back, and waits to start again.
+    Paused,
+    /// It waits for its start, or for its next chunk.
+    Waiting,
+}
+
+impl Stage {
+    /// All of them, those that compute first.
+    pub const ALL: [Self; 4] = [Self::Context, Self::Generation, Self::Paused, Self::Waiting];
+
+    /// The name in a record.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Context => "context",
+            Self::Generation => "generation",
+            Self::Paused => "paused",
+            Self::Waiting => "waiting",
+        }
+    }
+}
+
+/// One request's part in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Share {
+    /// The backend's own name of the request.
+    pub id: u64,
+    /// What it does.
+    pub stage: Stage,
+    /// Tokens that the step computes of it; 0 for one that is paused or waits.
+    pub tokens: u32,
+}
+
+/// A step.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Record {
+    /// Counts the steps of an instance, from 1.
+    #[serde(rename = "Iteration Counter")]
+    pub counter: u64,
+    /// Blocks of the KV cache; 0 if it is not paged.
+    #[serde(rename = "Max KV cache blocks", default)]
+    pub max_blocks: u32,
+    /// Those of them that were in use during the step.
+    #[serde(rename = "Used KV cache blocks", default)]
+    pub used_blocks: u32,
+    /// When the step began, in microseconds after the instance was loaded.
+    #[serde(rename = "Step Start (us)")]
+    pub start_us: f64,
+    /// Microseconds that the model took of it.
+    #[serde(rename = "Model Duration (us)")]
+    pub model_us: f64,
+    /// Every active request, in order of arrival.
+    #[serde(rename = "Requests")]
+    pub requests: Vec<Share>,
+}
+
+/// Why a statistics file cannot be read.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// A line that is not a record.
+    #[error("line {line}: {problem}")]
+    Line {
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it, with the field's name.
+        problem: String,
+    },
+    /// The file itself.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// Reads all records, in the file's order. Empty lines are skipped.
+///
+/// # Errors
+/// The first line that is not a record, with the field.
+pub fn read(lines: impl BufRead) -> Result<Vec<Record>, ReadError> {
+    let mut records = Vec::new();
+    for (index, text) in lines.lines().enumerate() {
+        let text = text?;
+        if !text.trim().is_empty() {
+            records.push(parse(&text).map_err(|problem| ReadError::Line {
+                line: index + 1,
+                problem,
+            })?);
+        }
+    }
+    Ok(records)
+}
+
+/// The records of each run, in order: a backend that was loaded anew appends to the same file, and
+/// counts from 1 again.
+pub fn runs(records: &[Record]) -> Vec<&[Record]> {
+    records
+        .chunk_by(|before, after| before.counter < after.counter)
+        .collect()
+}
+
+fn parse(text: &str) -> Result<Record, String> {
+    let mut json = serde_json::Deserializer::from_str(text);
+    serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        // The line is ours: the parser has seen no other.
+        let reason = error.inner().to_string();
+        let reason = reason.split(" at line ").next().unwrap_or(&reason);
+        if path == "." {
+            reason.to_owned()
+        } else {
+            format!("field '{path}': {reason}")
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = concat!(
+        r#"{"Timestamp":"11-21-2026 03:15:07.123456","Iteration Counter":42,"#,
+        r#""Max KV cache blocks":2048,"Used KV cache blocks":7,"Step Start (us)":812345.1,"#,
+        r#""Step Duration (us)":5312.4,"Model Duration (us)":5240.9,"Requests":["#,
+        r#"{"id":7,"stage":"context","tokens":8},{"id":9,"stage":"waiting","tokens":0}]}"#,
+    );
+
+    fn error_of(text: &str) -> String {
+        read(text.as_bytes()).expect_err("not a record").to_string()
+    }
+
+    #[test]
+    fn a_record_says_what_each_request_did() {
+        let text = format!("{GOOD}\n\n{GOOD}\n");
+        let records = read(text.as_bytes()).expect("good records");
+        let shares = [(7, Stage::Context, 8), (9, Stage::Waiting, 0)];
+        for record in &records {
+            assert_eq!(
+                (record.counter, record.max_blocks, record.used_blocks),
+                (42, 2048, 7)
+            );
+            assert_eq!((record.start_us, record.model_us), (812345.1, 5240.9));
+            let found = record.requests.iter().map(|s| (s.id, s.stage, s.tokens));
+            assert!(found.eq(shares));
+        }
+        assert_eq!(records.len(), 2);
+    }
+
+    #[test]
+    fn an_error_names_the_line_and_the_field() {
+        let bad = |from: &str, to: &str| error_of(&format!("{GOOD}\n{}", GOOD.replace(from, to)));
+        for (error, expected) in [
+            (
+                bad(r#""Requests""#, r#""Others""#),
+                "line 2: missing field `Requests`",
+            ),
+            (
+                bad("waiting", "asleep"),
+                "line 2: field 'Requests[1].stage': unknown variant `asleep`, expected one of \
+                 `context`, `generation`, `paused`, `waiting`",
+            ),
+            (
+                bad(r#"blocks":7"#, r#"blocks":"7""#),
+                "line 2: field 'Used KV cache blocks': invalid type: string \"7\", expected u32",
+            ),
+            (
+                bad("]}", ""),
+                "line 2: field 'Requests': EOF while parsing a list",
+            ),
+            (error_of("step"), "line 1: expected value"),
+        ] {
+            assert_eq!(error, expected);
+        }
+    }
+
+    #[test]
+    fn a_counter_that_starts_again_is_another_run() {
+        let record = |counter| Record {
+            counter,
+            max_blocks: 1,
+            used_blocks: 0,
+            start_us: 0.0,
+            model_us: 0.0,
+            requests: vec![],
+        };
+        let records = [1, 2, 5, 1, 1, 2].map(record);
+        let lengths: Vec<_> = runs(&records).iter().map(|run| run.len()).collect();
+        assert_eq!(lengths, [3, 1, 2]);
+        assert!(runs(&[]).is_empty());
+    }
+}

@@ -1,0 +1,48 @@
+//! The record of a simulated step, as the backend writes one into its statistics file.
+
+use std::io::Write;
+
+use chrono::DateTime;
+use serde::Serialize;
+use triton_inflight::engine::RequestStage;
+
+use crate::Result;
+use crate::step_loop::Landed;
+
+#[derive(Serialize)]
+struct Record<'a, S: Serialize> {
+    #[serde(flatten)]
+    stats: S,
+    #[serde(rename = "Step Start (us)")]
+    start_us: f64,
+    #[serde(rename = "Step Duration (us)")]
+    step_us: f64,
+    #[serde(rename = "Model Duration (us)")]
+    model_us: f64,
+    #[serde(rename = "Requests")]
+    requests: &'a [RequestStage],
+}
+
+/// Appends a step to a statistics file. The simulation begins with the year 1970.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_record(file: &mut dyn Write, landed: &Landed) -> Result<()> {
+    let Some(stats) = &landed.stats else {
+        return Ok(());
+    };
+    let timestamp = DateTime::from_timestamp_nanos(landed.ended.0.cast_signed())
+        .format("%m-%d-%Y %H:%M:%S%.6f")
+        .to_string();
+    let model_us = (landed.ended - landed.began).as_us();
+    let record = Record {
+        stats: stats.with_timestamp(&timestamp),
+        start_us: landed.began.as_us(),
+        step_us: model_us,
+        model_us,
+        requests: &landed.stages,
+    };
+    serde_json::to_writer(&mut *file, &record)?;
+    file.write_all(b"\n")?;
+    Ok(())
+}

@@ -1,0 +1,51 @@
+"""What the benches share: rows on standard output, percentiles, streams that are timed."""
+
+import asyncio
+import json
+import math
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from harness.clients import GrpcStream  # noqa: E402  the harness lies beside this folder
+
+
+def show(row, as_json):
+    """One row: a JSON object, or its values under their names."""
+    if as_json:
+        print(json.dumps(row), flush=True)
+    else:
+        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+
+
+def percentile(values, share):
+    """The smallest value that at least this share of the values does not exceed."""
+    ordered = sorted(values)
+    # A product that should be whole may be a little above it.
+    rank = math.ceil(share * len(ordered) - 1e-9)
+    return ordered[max(1, rank) - 1]
+
+
+def records_after(path, offset):
+    """The records that a statistics file has got since it was `offset` bytes long."""
+    with open(path) as file:
+        file.seek(offset)
+        return [json.loads(line) for line in file]
+
+
+async def timed(client, model, prompt, **options):
+    """A stream to its end: its number of tokens, and the moments of its start and of its responses."""
+    moments = [time.perf_counter()]
+    num_tokens = 0
+    async for response in GrpcStream(client, model, prompt, **options):
+        if response.ids:
+            moments.append(time.perf_counter())
+            num_tokens += len(response.ids)
+    return num_tokens, moments
+
+
+async def at_once(client, model, prompts, **options):
+    """Streams of all prompts at once."""
+    return await asyncio.gather(*(timed(client, model, prompt, **options) for prompt in prompts))

@@ -1,0 +1,220 @@
+"""How well inflight-sim predicts: a real tritonserver on the synthetic runner, and the simulator beside it.
+
+First a load of its own is measured to calibrate: the simulator fits its cost model to that run's statistics
+file, and what its first tokens took longer than the steps explain is the way from the client and back. Then each case is measured with streams
+through tritonclient, and predicted from its config.pbtxt and its requests. The calibration knows nothing of
+the cases: its lengths and its rate are others, and its KV cache never fills up.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+
+import rows
+import tritonclient.grpc as grpcclient
+from harness import clients
+from harness.repository import add_synthetic
+from harness.server import Server
+
+STEP_US = 4000
+TOKEN_US = 20
+MAX_STREAMS = 64
+VOCAB_SIZE = 32000
+# Clients start one after the other: this one needs a while to open a stream.
+RAMP_S = 0.01
+BLOCK_SIZE = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A load on a model: closed loop of so many clients, or requests that come at random moments."""
+
+    name: str
+    model: str
+    num_requests: int
+    clients: int | None = None
+    rate: float | None = None
+    input: tuple = (16, 256)
+    output: tuple = (16, 128)
+
+
+CALIBRATION = Case("calibration", "roomy", 300, rate=30.0, input=(8, 300), output=(24, 64))
+CASES = (
+    Case("8 clients", "roomy", 240, clients=8),
+    Case("64 clients", "roomy", 1600, clients=64),
+    Case("at random moments", "roomy", 600, rate=40.0),
+    Case("little KV cache, max_utilization", "tight_max_utilization", 1000, clients=64),
+    Case("little KV cache, guaranteed_no_evict", "tight_guaranteed_no_evict", 1000, clients=64),
+)
+# A third of what the clients ask for at once.
+TIGHT_TOKENS = MAX_STREAMS * (136 + 72) // 3
+
+
+@dataclasses.dataclass
+class Timing:
+    """A request and its moments, in seconds: sent, first token, last token."""
+
+    input: int
+    output: int
+    sent: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+
+async def ask(client, model, timing, rng):
+    """Streams one request. Only the tokens are asked for, and none is looked at: the client must keep up."""
+    prompt = grpcclient.InferInput("input_ids", [1, timing.input], "INT32")
+    prompt._raw_content = b"".join(rng.randrange(VOCAB_SIZE).to_bytes(4, "little") for _ in range(timing.input))
+    done = asyncio.Event()
+
+    async def request():
+        yield {
+            "model_name": model,
+            "inputs": [prompt],
+            "outputs": [grpcclient.InferRequestedOutput("output_ids")],
+            "parameters": {"max_tokens": timing.output, "stream": True},
+        }
+        await done.wait()
+
+    num_tokens = 0
+    timing.sent = time.perf_counter()
+    async for _, error in client.stream_infer(request()):
+        if error is not None:
+            raise error
+        timing.last = time.perf_counter()
+        timing.first = timing.first or timing.last
+        num_tokens += 1
+        if num_tokens == timing.output:
+            done.set()
+    assert num_tokens == timing.output, f"{num_tokens} tokens of {timing.output} came"
+
+
+async def measure(server, case, rng):
+    """Sends the requests of a case: their timings, in the order of sending."""
+    timings = [Timing(rng.randint(*case.input), rng.randint(*case.output)) for _ in range(case.num_requests)]
+    async with clients.grpc(server) as client:
+        if case.clients:
+            waiting = iter(timings)
+
+            async def one_after_the_other(number):
+                await asyncio.sleep(number * RAMP_S)
+                for timing in waiting:
+                    await ask(client, case.model, timing, rng)
+
+            await asyncio.gather(*map(one_after_the_other, range(case.clients)))
+        else:
+            moments = [0.0]
+            for _ in timings[1:]:
+                moments.append(moments[-1] + rng.expovariate(case.rate))
+            start = time.perf_counter()
+
+            async def at(moment, timing):
+                await asyncio.sleep(max(0.0, start + moment - time.perf_counter()))
+                await ask(client, case.model, timing, rng)
+
+            await asyncio.gather(*map(at, moments, timings))
+    # The last records are written behind the last responses.
+    await asyncio.sleep(0.2)
+    return sorted(timings, key=lambda timing: timing.sent)
+
+
+def measure_latency(folder, timings):
+    """Microseconds from the client to the server or back, from the calibration."""
+    name = "time_to_first_token_ms"
+    without, _ = predict(folder, CALIBRATION, timings, latency_us=0.0)
+    return max(0.0, (figures(timings)[name] - without[name]) * 1e3 / 2)
+
+
+def figures(timings):
+    """What is compared."""
+    tokens = sum(t.output for t in timings)
+    seconds = max(t.last for t in timings) - min(t.sent for t in timings)
+    return {
+        "output_tokens_per_s": tokens / seconds,
+        "time_to_first_token_ms": statistics.fmean(t.first - t.sent for t in timings) * 1e3,
+        "time_per_output_token_ms": statistics.fmean((t.last - t.first) / (t.output - 1) for t in timings) * 1e3,
+    }
+
+
+def predict(folder, case, timings, latency_us):
+    """The same from the simulator, and its whole report."""
+    start = timings[0].sent
+    lines = [f"{t.sent - start:.6f},{t.input},{t.output}" for t in timings]
+    trace = folder / "trace.csv"
+    trace.write_text("\n".join(["arrival,input,output", *lines]) + "\n")
+    command = [
+        os.environ["INFLIGHT_SIM"],
+        f"--config={folder / 'repository' / case.model / 'config.pbtxt'}",
+        f"--fit={folder / 'calibration.jsonl'}",
+        f"--latency-us={latency_us}",
+        f"--trace={trace}",
+        "--json",
+        *([f"--concurrency={case.clients}"] if case.clients else []),
+    ]
+    report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["report"]
+    return {
+        "output_tokens_per_s": report["output_tokens_per_s"],
+        "time_to_first_token_ms": report["time_to_first_token_ms"]["mean"],
+        "time_per_output_token_ms": report["time_per_output_token_ms"]["mean"],
+    }, report
+
+
+def add_models(folder):
+    """The models: one with all the KV cache that can be used, and two with too little."""
+    common = {
+        "synthetic_step_us": STEP_US,
+        "synthetic_token_us": TOKEN_US,
+        "max_seq_len": 512,
+        "tokens_per_block": BLOCK_SIZE,
+    }
+    fields = f"max_batch_size: {MAX_STREAMS}"
+    add = lambda name, more: add_synthetic(folder / "repository", name, {**common, **more}, fields=fields)  # noqa: E731
+    add("roomy", {"stats_file": folder / "stats.jsonl"})
+    for policy in ("max_utilization", "guaranteed_no_evict"):
+        more = {"max_tokens_in_paged_kv_cache": TIGHT_TOKENS, "batch_scheduler_policy": policy}
+        add(f"tight_{policy}", {**more, "stats_file": folder / f"{policy}.jsonl"})
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        add_models(folder)
+        with Server(folder / "repository") as server:
+            for model in ("roomy", "tight_max_utilization", "tight_guaranteed_no_evict"):
+                asyncio.run(measure(server, Case("warm-up", model, 8, clients=8), rng))
+            (folder / "stats.jsonl").write_text("")
+            timings = asyncio.run(measure(server, CALIBRATION, rng))
+            (folder / "stats.jsonl").rename(folder / "calibration.jsonl")
+            latency_us = measure_latency(folder, timings)
+            for case in CASES:
+                timings = asyncio.run(measure(server, case, rng))
+                measured = figures(timings)
+                predicted, report = predict(folder, case, timings, latency_us)
+                for metric, value in measured.items():
+                    row = {
+                        "case": case.name,
+                        "metric": metric,
+                        "measured": round(value, 3),
+                        "predicted": round(predicted[metric], 3),
+                        "ratio": round(predicted[metric] / value, 4),
+                        "predicted_pauses": report["num_pauses"],
+                        "latency_us": round(latency_us, 1),
+                    }
+                    rows.show(row, options.json)
+
+
+if __name__ == "__main__":
+    main()

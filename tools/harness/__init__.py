@@ -1,0 +1,1 @@
+"""A real tritonserver with our backend, its model repositories, and its clients: for tests and benches."""

@@ -1,0 +1,248 @@
+"""The real clients, reduced to what a test says: a prompt, options, and what came back."""
+
+import asyncio
+import dataclasses
+import http.client
+import json
+
+import numpy
+import tritonclient.grpc.aio as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+TIMEOUT_S = 120
+OUTPUTS = {
+    "text_output": "text",
+    "output_ids": "ids",
+    "sequence_length": "sequence_length",
+    "finish_reason": "finish_reason",
+    "num_input_tokens": "num_input_tokens",
+    "num_output_tokens": "num_output_tokens",
+}
+
+
+class Refused(Exception):
+    """The server answered with an error: its text, and the HTTP status where there is one."""
+
+    def __init__(self, message, status=None):
+        super().__init__(message)
+        self.status = status
+
+
+@dataclasses.dataclass
+class Response:
+    """One response. An output that is not in it is None."""
+
+    text: str | None = None
+    ids: list | None = None
+    sequence_length: int | None = None
+    finish_reason: str | None = None
+    num_input_tokens: int | None = None
+    num_output_tokens: int | None = None
+    final: bool = False
+
+
+@dataclasses.dataclass
+class Answer:
+    """All responses of one request."""
+
+    responses: list
+
+    @property
+    def text(self):
+        return "".join(r.text or "" for r in self.responses)
+
+    @property
+    def ids(self):
+        return [id for r in self.responses for id in r.ids or []]
+
+    @property
+    def finish_reason(self):
+        return [r.finish_reason for r in self.responses if r.finish_reason is not None][-1]
+
+    @property
+    def last(self):
+        """The last response that has outputs."""
+        return [r for r in self.responses if r != Response(final=r.final)][-1]
+
+
+# HTTP /generate and /generate_stream, as curl would call them.
+
+
+def generate(server, model, prompt, **options):
+    """POST .../generate: the answer."""
+    status, body = server.http("POST", f"/v2/models/{model}/generate", _generate_body(prompt, options))
+    answer = json.loads(body)
+    if status != 200:
+        raise Refused(answer["error"], status)
+    return Answer([_from_json(answer)])
+
+
+class GenerateStream:
+    """POST .../generate_stream: iterates over responses as they come; closing it leaves the server alone."""
+
+    def __init__(self, server, model, prompt, **options):
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=TIMEOUT_S)
+        self._connection.request("POST", f"/v2/models/{model}/generate_stream", _generate_body(prompt, options))
+        self._response = self._connection.getresponse()
+
+    def __iter__(self):
+        if self._response.status != 200:
+            raise Refused(json.loads(self._response.read())["error"], self._response.status)
+        for line in self._response:
+            if line.startswith(b"data: "):
+                event = json.loads(line[len("data: ") :])
+                if "error" in event:
+                    raise Refused(event["error"])
+                yield _from_json(event)
+
+    def close(self):
+        self._connection.close()
+
+
+def generate_stream(server, model, prompt, **options):
+    """POST .../generate_stream, to its end."""
+    stream = GenerateStream(server, model, prompt, stream=True, **options)
+    try:
+        return Answer(list(stream))
+    finally:
+        stream.close()
+
+
+def _generate_body(prompt, options):
+    name = "text_input" if isinstance(prompt, str) else "input_ids"
+    return json.dumps({name: prompt, **options})
+
+
+def _from_json(answer):
+    fields = {field: answer[name] for name, field in OUTPUTS.items() if name in answer}
+    if "ids" in fields and not isinstance(fields["ids"], list):
+        fields["ids"] = [fields["ids"]]
+    return Response(**fields)
+
+
+# HTTP /infer through tritonclient, for models that are not decoupled.
+
+
+def infer(server, model, prompt, **options):
+    """tritonclient.http, one request, one answer."""
+    with httpclient.InferenceServerClient(server.http_url, network_timeout=TIMEOUT_S) as client:
+        try:
+            result = client.infer(model, [_input(httpclient, prompt)], parameters=options)
+        except InferenceServerException as error:
+            raise Refused(error.message(), error.status()) from None
+        names = [output["name"] for output in result.get_response()["outputs"]]
+        return Answer([_from_arrays({name: result.as_numpy(name) for name in names}, True)])
+
+
+# gRPC through tritonclient.
+
+
+def grpc(server):
+    """A gRPC client; an async context manager."""
+    return grpcclient.InferenceServerClient(server.grpc_url)
+
+
+class GrpcStream:
+    """One request on a gRPC stream of its own: iterates over responses as they come."""
+
+    def __init__(self, client, model, prompt, *, request_id="", timeout=None, headers=None, **options):
+        async def requests():
+            yield {
+                "model_name": model,
+                "inputs": prompt if isinstance(prompt, list) and _is_inputs(prompt) else [_input(grpcclient, prompt)],
+                "request_id": request_id,
+                "timeout": timeout,
+                "parameters": options,
+                "enable_empty_final_response": True,
+            }
+            # An end of the requests must not be an end of the stream before the last response.
+            await self._done.wait()
+
+        self._done = asyncio.Event()
+        self._cancelled = False
+        self._call = client.stream_infer(requests(), headers=headers)
+
+    async def __aiter__(self):
+        try:
+            async for result, error in self._call:
+                if error is not None:
+                    await self._end()
+                    raise Refused(error.message(), error.status())
+                response = result.get_response()
+                final = response.parameters["triton_final_response"].bool_param
+                arrays = {output.name: result.as_numpy(output.name) for output in response.outputs}
+                if final:
+                    await self._end()
+                yield _from_arrays(arrays, final)
+        except InferenceServerException as error:
+            raise Refused(error.message(), error.status()) from None
+        except asyncio.CancelledError:
+            # gRPC's word for a call that was cancelled here is that of a task that was cancelled.
+            if not self._cancelled:
+                raise
+            raise Refused("the call was cancelled", "StatusCode.CANCELLED") from None
+        finally:
+            self._done.set()
+
+    async def _end(self):
+        """Says that no request follows, and hears the server out: a stream that is cut off at its end makes
+        server 2.51.0 keep the request, and with it the model, for ever."""
+        self._done.set()
+        async for _ in self._call:
+            pass
+
+    def cancel(self):
+        self._cancelled = True
+        self._done.set()
+        self._call.cancel()
+
+
+async def stream(client, model, prompt, **options):
+    """A whole gRPC stream of one request."""
+    options.setdefault("stream", True)
+
+    async def collect():
+        return Answer([response async for response in GrpcStream(client, model, prompt, **options)])
+
+    return await asyncio.wait_for(collect(), TIMEOUT_S)
+
+
+def run(main):
+    """Runs a test's asynchronous body."""
+    return asyncio.run(main)
+
+
+def tensor(name, array, datatype):
+    """An input tensor for `GrpcStream`, of any shape and type."""
+    tensor = grpcclient.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def _is_inputs(prompt):
+    return len(prompt) > 0 and isinstance(prompt[0], grpcclient.InferInput)
+
+
+def _input(module, prompt):
+    if isinstance(prompt, (str, bytes)):
+        text = prompt.encode() if isinstance(prompt, str) else prompt
+        name, array, datatype = "text_input", numpy.array([[text]], dtype=object), "BYTES"
+    else:
+        name, array, datatype = "input_ids", numpy.array([prompt], dtype=numpy.int32), "INT32"
+    tensor = module.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def _from_arrays(arrays, final):
+    fields = {}
+    for name, array in arrays.items():
+        values = array.reshape(-1)
+        if OUTPUTS[name] == "ids":
+            fields["ids"] = values.tolist()
+        elif array.dtype == object:
+            fields[OUTPUTS[name]] = values[0].decode()
+        else:
+            fields[OUTPUTS[name]] = int(values[0])
+    return Response(final=final, **fields)

@@ -1,0 +1,35 @@
+"""Writes model repositories: a folder and a config.pbtxt for each model."""
+
+import json
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+STORIES = ROOT / "model_repository" / "stories" / "1"
+
+
+def add_model(repository, name, parameters=None, *, fields="", checkpoint=None):
+    """Adds a model, or writes its configuration anew; the folder of its version.
+
+    `parameters` are ours, `fields` is further text of the config.pbtxt. The files of `checkpoint` are
+    linked, not copied.
+    """
+    folder = pathlib.Path(repository) / name
+    version = folder / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    lines = ['backend: "inflight"', fields]
+    for key, value in (parameters or {}).items():
+        value = json.dumps(str(value))
+        lines.append(f"parameters {{ key: {json.dumps(key)} value {{ string_value: {value} }} }}")
+    (folder / "config.pbtxt").write_text("\n".join(lines) + "\n")
+    for file in pathlib.Path(checkpoint).iterdir() if checkpoint else ():
+        (version / file.name).symlink_to(file.resolve())
+    return version
+
+
+def add_synthetic(repository, name, parameters=None, *, fields=""):
+    """Adds a model of the synthetic runner: token ids in, token ids out, every output known beforehand."""
+    defaults = {"runner": "synthetic", "max_seq_len": 4096, "synthetic_step_us": 1000}
+    return add_model(repository, name, {**defaults, **(parameters or {})}, fields=fields)
+
+
+FULL_ANSWER = "model_transaction_policy { decoupled: false }"

@@ -1,0 +1,179 @@
+"""Starts a real tritonserver on free ports, and ends it."""
+
+import ctypes
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+
+PR_SET_PDEATHSIG = 1
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 60
+
+
+def free_ports(count):
+    """Ports of 127.0.0.1 that nobody listens on; asked for together, so that they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def die_with_parent():
+    """In the child: no server outlives a killed test run."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class ServerDied(Exception):
+    """The server ended by itself; the text is the end of its log."""
+
+
+class Server:
+    """A running tritonserver. As a context manager it must end cleanly, or the block fails."""
+
+    def __init__(self, repository, *arguments, backends=None):
+        self.repository = pathlib.Path(repository)
+        self.log_path = self.repository.parent / f"{self.repository.name}.log"
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+        command = [
+            os.environ["TRITONSERVER"],
+            f"--model-repository={repository}",
+            f"--backend-directory={backends or os.environ['TRITON_BACKENDS']}",
+            f"--http-port={self.http_port}",
+            f"--grpc-port={self.grpc_port}",
+            f"--metrics-port={self.metrics_port}",
+            *(f"--{name}-address=127.0.0.1" for name in ("http", "grpc", "metrics")),
+            *arguments,
+        ]
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent
+            )
+        self._wait_ready()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            assert self.stop() == 0, self.log_tail()
+        elif self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def grpc_url(self):
+        return f"127.0.0.1:{self.grpc_port}"
+
+    @property
+    def http_url(self):
+        return f"127.0.0.1:{self.http_port}"
+
+    def stop(self):
+        """Asks the server to end; its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def http(self, method, path, body=None, *, port=None):
+        """One HTTP exchange: the status and the body's bytes."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=60)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def is_ready(self):
+        """Whether the server says that requests can be sent."""
+        return self.http("GET", "/v2/health/ready")[0] == 200
+
+    def is_alive(self):
+        """Whether the process runs and answers."""
+        return self.process.poll() is None and self.http("GET", "/v2/health/live")[0] == 200
+
+    def load(self, model):
+        """Loads a model; None, or why it could not be loaded."""
+        status, body = self.http("POST", f"/v2/repository/models/{model}/load", "{}")
+        return None if status == 200 else json.loads(body)["error"]
+
+    def unload(self, model):
+        """Asks for a model to be unloaded; returns before it is."""
+        status, body = self.http("POST", f"/v2/repository/models/{model}/unload", "{}")
+        assert status == 200, body
+
+    def model_state(self, model):
+        """READY, LOADING, UNLOADING or UNAVAILABLE; None for a model that was never loaded."""
+        _, body = self.http("POST", "/v2/repository/index", "{}")
+        return next((entry.get("state") for entry in json.loads(body) if entry["name"] == model), None)
+
+    def wait_for_state(self, model, state):
+        """Waits until the server says that the model is in this state."""
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self.model_state(model) != state:
+            assert time.monotonic() < deadline, f"{model} is {self.model_state(model)}, not {state}"
+            time.sleep(0.02)
+
+    def model_config(self, model):
+        """The configuration as the server completed it."""
+        status, body = self.http("GET", f"/v2/models/{model}/config")
+        assert status == 200, body
+        return json.loads(body)
+
+    def metrics(self):
+        """Every sample of /metrics: (family, sorted labels) -> value."""
+        deadline = time.monotonic() + 5
+        while True:
+            try:
+                _, body = self.http("GET", "/metrics", port=self.metrics_port)
+                break
+            except ConnectionRefusedError:
+                # Requests are served a moment before the page is.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        samples = {}
+        for line in body.decode().splitlines():
+            if line and not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                family, _, labels = name.partition("{")
+                pairs = (label.partition("=") for label in labels.rstrip("}").split(",") if label)
+                samples[family, tuple(sorted((k, v.strip('"')) for k, _, v in pairs))] = float(value)
+        return samples
+
+    def log(self):
+        """Everything that the server has logged."""
+        return self.log_path.read_text(errors="replace")
+
+    def log_tail(self):
+        """The end of the log, for messages, without the table of options."""
+        lines = [line for line in self.log().splitlines() if not line.startswith("+--")]
+        return "\n".join(lines[-50:])
+
+    def _wait_ready(self):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise ServerDied(f"exit status {self.process.returncode}\n{self.log_tail()}")
+            try:
+                if self.is_ready():
+                    return
+            except OSError:
+                pass
+            time.sleep(0.05)
+        self.process.kill()
+        self.process.wait()
+        raise ServerDied(f"not ready after {START_TIMEOUT_S} s\n{self.log_tail()}")

@@ -1,0 +1,147 @@
+//! `cargo xtask bench`: measurements through a real tritonserver. The load comes from tools/bench.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::{Args, Subcommand};
+
+use xtask::schemes;
+
+use crate::process::{command, output, run_to_stdout};
+use crate::{Result, library, setup, workspace};
+
+#[derive(Subcommand)]
+pub enum Bench {
+    /// What a step costs besides the model, on the synthetic runner
+    Steps(Steps),
+    /// Output tokens per second and latencies of a checkpoint
+    Throughput(Throughput),
+    /// Batching schemes side by side, on the synthetic runner
+    Schemes(Schemes),
+    /// How well inflight-sim predicts a load, on the synthetic runner
+    Simulator(Simulator),
+}
+
+#[derive(Args)]
+pub struct Steps {
+    /// Streams at once
+    #[arg(long, value_name = "N,...", default_value = "1,8,32,128,256")]
+    streams: String,
+    /// One JSON object per row on standard output, instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+pub struct Throughput {
+    /// The checkpoint's folder
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// Requests at once
+    #[arg(long, value_name = "N,...", default_value = "1,8,32")]
+    concurrency: String,
+    /// Tokens of each prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    input: u32,
+    /// Tokens that each request generates
+    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    output: u32,
+    /// One JSON object per row on standard output, instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+pub struct Schemes {
+    /// Requests of each load
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    requests: u32,
+    /// Rounds, of which each figure is the median
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: u32,
+    /// Requests that arrive, as a share of what in-flight batching can do
+    #[arg(long, value_name = "SHARE", default_value_t = 0.8)]
+    load: f64,
+    /// How many times faster than the model that it stands for the runner is
+    #[arg(long, value_name = "TIMES", default_value_t = 4.0)]
+    speed_up: f64,
+    /// One JSON object per row on standard output, instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Draws the rows into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct Simulator {
+    /// Another seed is another load
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// One JSON object per row on standard output, instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measures, and prints rows on standard output.
+pub fn run(bench: &Bench) -> Result<()> {
+    match bench {
+        Bench::Steps(steps) => {
+            let arguments = [format!("--streams={}", steps.streams)];
+            run_to_stdout(script("steps.py")?.args(arguments).args(json(steps.json)))
+        }
+        Bench::Throughput(throughput) => {
+            let model = std::path::absolute(&throughput.model)?;
+            let arguments = [
+                format!("--model={}", model.display()),
+                format!("--concurrency={}", throughput.concurrency),
+                format!("--input={}", throughput.input),
+                format!("--output={}", throughput.output),
+            ];
+            let script = &mut script("throughput.py")?;
+            run_to_stdout(script.args(arguments).args(json(throughput.json)))
+        }
+        Bench::Schemes(schemes) => run_schemes(schemes),
+        Bench::Simulator(simulator) => run_to_stdout(
+            script("simulator.py")?
+                .arg(format!("--seed={}", simulator.seed))
+                .args(json(simulator.json))
+                .env("INFLIGHT_SIM", library::simulator("release")?),
+        ),
+    }
+}
+
+fn run_schemes(options: &Schemes) -> Result<()> {
+    let measured = output(script("schemes.py")?.args([
+        format!("--requests={}", options.requests),
+        format!("--rounds={}", options.rounds),
+        format!("--load={}", options.load),
+        format!("--speed-up={}", options.speed_up),
+    ]))?;
+    let rows = schemes::read(&measured)?;
+    if let Some(file) = &options.svg {
+        std::fs::write(file, schemes::draw(&rows))
+            .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+    }
+    let text = if options.json {
+        measured
+    } else {
+        schemes::table(&rows)
+    };
+    print!("{text}");
+    Ok(())
+}
+
+/// A script of tools/bench, with a server and the backend to measure.
+fn script(name: &str) -> Result<Command> {
+    let mut script = command(setup::python()?);
+    script
+        .arg(workspace::root().join("tools/bench").join(name))
+        .env("TRITONSERVER", setup::tritonserver()?)
+        .env("TRITON_BACKENDS", library::backend_directory()?);
+    Ok(script)
+}
+
+fn json(wanted: bool) -> Option<&'static str> {
+    wanted.then_some("--json")
+}

@@ -1,0 +1,77 @@
+//! The project's commands, `cargo xtask COMMAND`: they set up what they need below `target/`.
+
+mod bench;
+#[cfg(feature = "bindings")]
+mod bindings;
+mod library;
+mod make_model;
+mod process;
+mod serve;
+mod setup;
+mod test;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use xtask::{Result, timeline};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "The project's commands")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build the backend and serve a model repository with a real tritonserver, in the foreground
+    Serve(serve::Options),
+    /// Run every test and check, or the named ones
+    Test(test::Options),
+    /// Measure the backend inside a real tritonserver
+    #[command(subcommand)]
+    Bench(bench::Bench),
+    /// Draw what every request did in every step of a run
+    Timeline(timeline::Options),
+    /// Write a checkpoint with random weights, to measure with
+    MakeModel(make_model::Options),
+    /// Write src/triton/sys.rs anew from Triton's headers; needs libclang
+    Bindings,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Serve(options) => serve::run(&options),
+        Command::Test(options) => test::run(&options),
+        Command::Bench(bench) => bench::run(&bench),
+        Command::Timeline(options) => timeline::run(&options),
+        Command::MakeModel(options) => make_model::run(&options.shape, &options.dir),
+        Command::Bindings => bindings(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(feature = "bindings")]
+fn bindings() -> Result<()> {
+    Ok(bindings::run()?)
+}
+
+/// Runs this command in a build of ours that has the generator.
+#[cfg(not(feature = "bindings"))]
+fn bindings() -> Result<()> {
+    process::run(process::cargo().args([
+        "run",
+        "--quiet",
+        "--package=xtask",
+        "--features=bindings",
+        "--",
+        "bindings",
+    ]))
+}

@@ -1,0 +1,367 @@
+//! `make-model`: checkpoints of a given shape with random weights, to measure with.
+//!
+//! What they say is noise; what they cost is real. Weights are drawn around zero with a deviation of
+//! 0.02 and norms are one, so that activations stay finite at any depth. The same shape gives the same
+//! bytes. Nothing larger than a few rows is ever in memory.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use crate::Result;
+
+/// The command's arguments.
+#[derive(clap::Args)]
+pub struct Options {
+    /// llama-160m or llama-3.2-1b
+    #[arg(long)]
+    pub shape: String,
+    /// The folder to write, made where it is missing
+    pub dir: PathBuf,
+}
+
+/// What a checkpoint is made of.
+struct Shape {
+    name: &'static str,
+    hidden: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    inter: usize,
+    vocab: usize,
+    tied: bool,
+    theta: f64,
+    /// Whether it has Llama 3's scaling of rotary frequencies.
+    llama3_rope: bool,
+    positions: usize,
+}
+
+const SHAPES: [Shape; 2] = [
+    // JackFram/llama-160m, but for its grouped key and value heads.
+    Shape {
+        name: "llama-160m",
+        hidden: 768,
+        layers: 12,
+        heads: 12,
+        kv_heads: 4,
+        inter: 3072,
+        vocab: 32_000,
+        tied: false,
+        theta: 10_000.0,
+        llama3_rope: false,
+        positions: 4096,
+    },
+    // meta-llama/Llama-3.2-1B.
+    Shape {
+        name: "llama-3.2-1b",
+        hidden: 2048,
+        layers: 16,
+        heads: 32,
+        kv_heads: 8,
+        inter: 8192,
+        vocab: 128_256,
+        tied: true,
+        theta: 500_000.0,
+        llama3_rope: true,
+        positions: 131_072,
+    },
+];
+
+const BEGIN_ID: usize = 0;
+const END_ID: usize = 1;
+/// The first tokens of every vocabulary, by id.
+const SPECIAL_TOKENS: [&str; 2] = ["<s>", "</s>"];
+
+/// Writes a checkpoint of the named shape into `dir`, which is made where it is missing.
+///
+/// # Errors
+/// An unknown shape, and whatever the file system says.
+pub fn run(shape: &str, dir: &Path) -> Result<()> {
+    let Some(shape) = SHAPES.iter().find(|known| known.name == shape) else {
+        let known = SHAPES.map(|shape| shape.name).join(", ");
+        return Err(format!("unknown shape '{shape}'; known are {known}").into());
+    };
+    fs::create_dir_all(dir)?;
+    write_json(&dir.join("config.json"), &config(shape))?;
+    write_json(&dir.join("generation_config.json"), &generation_config())?;
+    write_json(&dir.join("tokenizer.json"), &tokenizer(shape.vocab)?)?;
+    write_json(&dir.join("tokenizer_config.json"), &tokenizer_config())?;
+    let num_bytes = write_weights(&dir.join("model.safetensors"), shape)?;
+    let megabytes = num_bytes as f64 / 1e6;
+    println!("{}: {megabytes:.0} MB of bf16 weights", dir.display());
+    Ok(())
+}
+
+fn config(shape: &Shape) -> Value {
+    let rope_scaling = shape.llama3_rope.then(|| {
+        json!({
+            "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        })
+    });
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.hidden / shape.heads,
+        "intermediate_size": shape.inter,
+        "vocab_size": shape.vocab,
+        "tie_word_embeddings": shape.tied,
+        "rope_theta": shape.theta,
+        "rope_scaling": rope_scaling,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.positions,
+        "attention_bias": false,
+        "mlp_bias": false,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": BEGIN_ID,
+        "eos_token_id": END_ID,
+    })
+}
+
+fn generation_config() -> Value {
+    json!({"bos_token_id": BEGIN_ID, "eos_token_id": END_ID, "do_sample": false})
+}
+
+fn tokenizer_config() -> Value {
+    json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL_TOKENS[BEGIN_ID],
+        "eos_token": SPECIAL_TOKENS[END_ID],
+        "clean_up_tokenization_spaces": false,
+    })
+}
+
+/// A byte-level BPE of exactly `vocab` tokens that any text goes through unchanged: the special tokens,
+/// the 256 bytes, all pairs of lower-case letters, then pairs of such pairs as far as there is room.
+fn tokenizer(vocab: usize) -> Result<Value> {
+    let bytes: Vec<char> = (0..=u8::MAX).map(byte_char).collect();
+    let letters: Vec<char> = ('a'..='z').collect();
+    let space = byte_char(b' ');
+    // A word may bring the space before it; nothing ends with one.
+    let firsts = [&[space], letters.as_slice()].concat();
+    let pairs: Vec<[String; 2]> = firsts
+        .iter()
+        .flat_map(|a| letters.iter().map(|b| [a.to_string(), b.to_string()]))
+        .collect();
+    let quads = pairs.iter().flat_map(|a| {
+        let inner = pairs.iter().skip(letters.len());
+        inner.map(|b| [a.concat(), b.concat()])
+    });
+    let num_single = SPECIAL_TOKENS.len() + bytes.len();
+    let Some(num_merges) = vocab.checked_sub(num_single) else {
+        return Err(format!("a vocabulary of {vocab} has no room for {num_single} tokens").into());
+    };
+    let merges: Vec<[String; 2]> = pairs
+        .iter()
+        .cloned()
+        .chain(quads)
+        .take(num_merges)
+        .collect();
+    if merges.len() < num_merges {
+        let most = num_single + merges.len();
+        return Err(format!("a vocabulary of {vocab} is larger than {most}").into());
+    }
+    let tokens = SPECIAL_TOKENS
+        .iter()
+        .map(|token| token.to_string())
+        .chain(bytes.iter().map(char::to_string))
+        .chain(merges.iter().map(|merge| merge.concat()));
+    let vocab: Map<String, Value> = tokens.zip((0..).map(Value::from)).collect();
+    let added_tokens: Vec<Value> = SPECIAL_TOKENS
+        .iter()
+        .enumerate()
+        .map(|(id, content)| {
+            json!({
+                "id": id, "content": content, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true,
+            })
+        })
+        .collect();
+    let byte_level = json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
+    });
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added_tokens,
+        "normalizer": null,
+        "pre_tokenizer": byte_level,
+        "post_processor": null,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": false, "vocab": vocab, "merges": merges,
+        },
+    }))
+}
+
+/// The character that stands for a byte in a byte-level vocabulary (GPT-2): itself where it can be
+/// printed, else one from U+0100 on, in order.
+fn byte_char(byte: u8) -> char {
+    let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    if is_printable(byte) {
+        return char::from(byte);
+    }
+    let num_before = (0..byte).filter(|&before| !is_printable(before)).count();
+    char::from_u32(0x100 + num_before as u32).expect("a character")
+}
+
+/// What a tensor is filled with.
+#[derive(Clone, Copy, PartialEq)]
+enum Fill {
+    Random,
+    Ones,
+}
+
+/// Name, dimensions and values of every tensor, in the file's order.
+fn tensors(shape: &Shape) -> Vec<(String, Vec<usize>, Fill)> {
+    let (hidden, inter) = (shape.hidden, shape.inter);
+    let kv = hidden / shape.heads * shape.kv_heads;
+    let matrix = |name: &str, rows, columns| (name.to_owned(), vec![rows, columns], Fill::Random);
+    let norm = |name: &str| (name.to_owned(), vec![hidden], Fill::Ones);
+    let mut tensors = vec![matrix("model.embed_tokens.weight", shape.vocab, hidden)];
+    for layer in 0..shape.layers {
+        let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+        tensors.extend([
+            norm(&name("input_layernorm")),
+            matrix(&name("self_attn.q_proj"), hidden, hidden),
+            matrix(&name("self_attn.k_proj"), kv, hidden),
+            matrix(&name("self_attn.v_proj"), kv, hidden),
+            matrix(&name("self_attn.o_proj"), hidden, hidden),
+            norm(&name("post_attention_layernorm")),
+            matrix(&name("mlp.gate_proj"), inter, hidden),
+            matrix(&name("mlp.up_proj"), inter, hidden),
+            matrix(&name("mlp.down_proj"), hidden, inter),
+        ]);
+    }
+    tensors.push(norm("model.norm.weight"));
+    if !shape.tied {
+        tensors.push(matrix("lm_head.weight", shape.vocab, hidden));
+    }
+    tensors
+}
+
+/// Writes the weights as safetensors, and returns how many bytes they are. The file has its name only
+/// when it is whole.
+fn write_weights(path: &Path, shape: &Shape) -> Result<usize> {
+    let tensors = tensors(shape);
+    let mut header = Map::new();
+    let mut num_bytes = 0;
+    for (name, dimensions, _) in &tensors {
+        let start = num_bytes;
+        num_bytes += 2 * dimensions.iter().product::<usize>();
+        let entry = json!({
+            "dtype": "BF16", "shape": dimensions, "data_offsets": [start, num_bytes],
+        });
+        header.insert(name.clone(), entry);
+    }
+    let mut header = Value::Object(header).to_string();
+    while !header.len().is_multiple_of(8) {
+        header.push(' ');
+    }
+
+    let part = path.with_extension("part");
+    let mut file = BufWriter::with_capacity(1 << 20, File::create(&part)?);
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(header.as_bytes())?;
+    let mut random = Random(0x5eed);
+    for (_, dimensions, fill) in &tensors {
+        for _ in 0..dimensions.iter().product::<usize>() {
+            let value = match fill {
+                Fill::Random => random.normal() * 0.02,
+                Fill::Ones => 1.0,
+            };
+            file.write_all(&bf16_bits(value).to_le_bytes())?;
+        }
+    }
+    file.into_inner()?.sync_all()?;
+    fs::rename(part, path)?;
+    Ok(num_bytes)
+}
+
+/// Rounds to bf16, to nearest even. `value` is finite.
+fn bf16_bits(value: f32) -> u16 {
+    let bits = value.to_bits();
+    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+}
+
+/// splitmix64 (Steele, Lea, Flood, 2014): small, fast, the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    /// Mean 0, deviation 1, near enough to normal for weights: the sum of four uniform numbers.
+    fn normal(&mut self) -> f32 {
+        const MEAN: f32 = 2.0 * 65_535.0;
+        // The deviation of one is 65536 / sqrt(12).
+        const DEVIATION: f32 = 2.0 * 65_536.0 / 3.464_101_6;
+        let bits = self.next();
+        let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xffff).sum();
+        (sum as f32 - MEAN) / DEVIATION
+    }
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<()> {
+    fs::write(path, value.to_string())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_weights_of_a_shape_have_the_size_that_its_name_promises() {
+        for (shape, num_parameters) in SHAPES.iter().zip([152_980_224, 1_235_814_400]) {
+            let num_elements: usize = tensors(shape)
+                .iter()
+                .map(|(_, dimensions, _)| dimensions.iter().product::<usize>())
+                .sum();
+            assert_eq!(num_elements, num_parameters, "{}", shape.name);
+        }
+    }
+
+    #[test]
+    fn every_vocabulary_has_its_size_and_every_merge_makes_a_token() {
+        for shape in &SHAPES {
+            let tokenizer = tokenizer(shape.vocab).expect("a tokenizer");
+            let vocab = tokenizer["model"]["vocab"].as_object().expect("a map");
+            assert_eq!(vocab.len(), shape.vocab, "no two tokens are the same");
+            for merge in tokenizer["model"]["merges"].as_array().expect("a list") {
+                let [a, b] = [0, 1].map(|i| merge[i].as_str().expect("text"));
+                assert!(vocab.contains_key(a) && vocab.contains_key(b));
+                assert!(vocab.contains_key(&format!("{a}{b}")));
+            }
+        }
+        assert!(tokenizer(100).is_err());
+        assert!(tokenizer(1 << 20).is_err());
+    }
+
+    #[test]
+    fn random_weights_have_mean_zero_and_deviation_one() {
+        let mut random = Random(1);
+        let values: Vec<f64> = (0..100_000).map(|_| f64::from(random.normal())).collect();
+        let mean = values.iter().sum::<f64>() / 1e5;
+        let variance = values.iter().map(|x| x * x).sum::<f64>() / 1e5;
+        assert!(
+            mean.abs() < 0.02 && (variance - 1.0).abs() < 0.02,
+            "{mean} {variance}"
+        );
+    }
+}

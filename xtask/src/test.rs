@@ -1,0 +1,142 @@
+//! `cargo xtask test`: every check and every test, each a named step, with a summary at the end.
+
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+
+use crate::process::{cargo, command, run as run_command};
+use crate::{Result, library, setup, workspace};
+
+/// One check, in the order in which they run: the quick ones first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Step {
+    /// The sources are formatted
+    Fmt,
+    /// Clippy has nothing to say
+    Clippy,
+    /// The documentation builds without warnings
+    Doc,
+    /// Licences, sources and bans of the dependencies
+    Deny,
+    /// Unit, integration and documentation tests
+    Unit,
+    /// The pages that commands draw, in a real browser
+    Pages,
+    /// The backend in a real tritonserver, with the real clients
+    Server,
+}
+
+#[derive(Args)]
+pub struct Options {
+    /// The steps to run [default: all]
+    #[arg(value_enum)]
+    steps: Vec<Step>,
+    /// Arguments for pytest, in the steps `pages` and `server`
+    #[arg(last = true, value_name = "PYTEST ARGUMENTS")]
+    pytest: Vec<String>,
+}
+
+/// Runs the steps, all of them even when one fails.
+pub fn run(options: &Options) -> Result<()> {
+    let mut report = Vec::new();
+    for &step in Step::value_variants() {
+        if !options.steps.is_empty() && !options.steps.contains(&step) {
+            continue;
+        }
+        eprintln!("\n=== {step:?}");
+        let start = Instant::now();
+        let outcome = run_step(step, &options.pytest);
+        if let Err(error) = &outcome {
+            eprintln!("error: {error}");
+        }
+        report.push((step, outcome.is_ok(), start.elapsed()));
+    }
+    eprintln!();
+    for (step, passed, elapsed) in &report {
+        eprintln!(
+            "{:<8} {:<6} {:>4} s",
+            format!("{step:?}"),
+            verdict(*passed),
+            seconds(*elapsed)
+        );
+    }
+    if report.iter().all(|(_, passed, _)| *passed) {
+        Ok(())
+    } else {
+        Err("not everything passed".into())
+    }
+}
+
+fn run_step(step: Step, pytest: &[String]) -> Result<()> {
+    match step {
+        Step::Fmt => run_command(cargo().args(["fmt", "--all", "--check"])),
+        Step::Clippy => run_command(cargo().args([
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "--deny=warnings",
+        ])),
+        Step::Doc => run_command(
+            cargo()
+                .args([
+                    "doc",
+                    "--workspace",
+                    "--no-deps",
+                    "--document-private-items",
+                ])
+                .env("RUSTDOCFLAGS", "--deny=warnings"),
+        ),
+        Step::Deny => run_command(command(setup::cargo_deny()?).args([
+            "--offline",
+            "check",
+            "bans",
+            "licenses",
+            "sources",
+        ])),
+        // One of them looks into the server.
+        Step::Unit => run_command(
+            cargo()
+                .args(["test", "--workspace"])
+                .env("TRITONSERVER", setup::tritonserver()?),
+        ),
+        Step::Pages => page_tests(pytest),
+        Step::Server => server_tests(pytest),
+    }
+}
+
+fn page_tests(pytest: &[String]) -> Result<()> {
+    run_command(
+        command(setup::python()?)
+            .current_dir(workspace::root().join("tests/pages"))
+            .args(["-m", "pytest"])
+            .args(pytest)
+            .env("XTASK", library::xtask()?)
+            .env("CHROMIUM", setup::browser()?)
+            .env("INFLIGHT_SIM", library::simulator("dev")?),
+    )
+}
+
+fn server_tests(pytest: &[String]) -> Result<()> {
+    let python = setup::python()?;
+    let server = setup::tritonserver()?;
+    let backends = library::backend_directory()?;
+    run_command(
+        command(python)
+            .current_dir(workspace::root().join("tests/server"))
+            .args(["-m", "pytest"])
+            .args(pytest)
+            .env("XTASK", library::xtask()?)
+            .env("CHROMIUM", setup::browser()?)
+            .env("TRITONSERVER", server)
+            .env("TRITON_BACKENDS", backends),
+    )
+}
+
+fn verdict(passed: bool) -> &'static str {
+    if passed { "passed" } else { "FAILED" }
+}
+
+fn seconds(elapsed: Duration) -> u64 {
+    elapsed.as_secs_f64().round() as u64
+}

@@ -1,0 +1,392 @@
+//! From records to rows, columns and cells: who did what when, on a grid that fits a page.
+//!
+//! ```text
+//!               column 0   column 1   column 2        a column is one step, or as many as it takes
+//! request 7    |context   |generation|generation|     for all steps to fit
+//! request 8    |waiting   |context   |generation|     a row is a request, in order of arrival
+//! used blocks  |   12     |    17    |    17    |
+//! ```
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use inflight_records::{Record, Stage};
+
+use crate::Result;
+
+/// Columns where the user sets no other number: as many as are still two pixels wide on a page.
+pub const DEFAULT_MAX_COLUMNS: usize = 560;
+/// A page with more rows is no picture any more.
+const MAX_ROWS: usize = 1000;
+
+/// The part of a run that is drawn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// First and last step, both included; `None`: all.
+    pub steps: Option<(u64, u64)>,
+    /// Columns, at most; not zero.
+    pub max_columns: usize,
+}
+
+/// A request's cells, from left to right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The request.
+    pub id: u64,
+    /// What it did. Columns in which it was not active have none.
+    pub cells: Vec<Cell>,
+}
+
+/// What a request did in a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cell {
+    /// The column, from 0.
+    pub column: usize,
+    /// What it did in most of the column's steps.
+    pub stage: Stage,
+    /// Tokens that the steps computed of it.
+    pub tokens: u64,
+}
+
+impl Cell {
+    /// Whether nothing is computed of a request that runs.
+    fn stands_still(&self) -> bool {
+        self.tokens == 0 && matches!(self.stage, Stage::Context | Stage::Generation)
+    }
+}
+
+/// One or more steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// Its first step.
+    pub first: u64,
+    /// Its last step.
+    pub last: u64,
+    /// The most blocks of the KV cache that were in use in one of them.
+    pub used_blocks: u32,
+}
+
+/// A run on a grid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timeline {
+    /// The requests, in order of arrival.
+    pub rows: Vec<Row>,
+    /// The steps, in order of time.
+    pub columns: Vec<Column>,
+    /// Steps of each column; the last may have fewer.
+    pub steps_per_column: usize,
+    /// Blocks of the KV cache; 0 if it is not paged.
+    pub max_blocks: u32,
+    /// Requests that are not drawn, because there are too many.
+    pub num_rows_left_out: usize,
+}
+
+impl Timeline {
+    /// The part of `run` that `view` shows. A run is the records of one instance in order.
+    ///
+    /// # Errors
+    /// There is nothing to show.
+    pub fn new(run: &[Record], view: &View) -> Result<Self> {
+        let shown = &run[within(run, view.steps)];
+        let (Some(first), Some(last)) = (run.first(), run.last()) else {
+            return Err("there is no record in the file".into());
+        };
+        if shown.is_empty() {
+            let (from, to) = view.steps.unwrap_or_default();
+            return Err(format!(
+                "no step from {from} to {to}: the steps are {} to {}",
+                first.counter, last.counter
+            )
+            .into());
+        }
+        let steps_per_column = shown.len().div_ceil(view.max_columns);
+        let mut grid = Grid::default();
+        let columns = shown.chunks(steps_per_column).enumerate();
+        let columns: Vec<_> = columns
+            .map(|(index, steps)| grid.column(index, steps))
+            .collect();
+        let num_rows = grid.rows.len();
+        grid.rows.truncate(MAX_ROWS);
+        Ok(Self {
+            rows: grid.rows,
+            columns,
+            steps_per_column,
+            max_blocks: shown[0].max_blocks,
+            num_rows_left_out: num_rows.saturating_sub(MAX_ROWS),
+        })
+    }
+
+    /// What is shown, in words.
+    pub fn summary(&self) -> String {
+        let (first, last) = match (self.columns.first(), self.columns.last()) {
+            (Some(first), Some(last)) => (first.first, last.last),
+            _ => (0, 0),
+        };
+        let num_requests = self.rows.len() + self.num_rows_left_out;
+        let s = if num_requests == 1 { "" } else { "s" };
+        format!("{num_requests} request{s}, steps {first} to {last}")
+    }
+
+    /// What a reader must know to take the picture for what it is.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.steps_per_column > 1 {
+            notes.push(format!(
+                "One column is {} steps: a cell shows what its request did in most of them, the KV \
+                 cache is shown at its fullest. A range of steps (--steps A..B) shows more.",
+                self.steps_per_column
+            ));
+        }
+        if self
+            .rows
+            .iter()
+            .flat_map(|row| &row.cells)
+            .any(Cell::stands_still)
+        {
+            notes.push(
+                "A slim cell of context or generation: the request runs, the step computes nothing of it."
+                    .to_owned(),
+            );
+        }
+        if self.num_rows_left_out > 0 {
+            notes.push(format!(
+                "The last {} requests to arrive are not drawn. A range of steps (--steps A..B) has \
+                 fewer.",
+                self.num_rows_left_out
+            ));
+        }
+        notes
+    }
+}
+
+/// The records of the steps in `steps`.
+fn within(run: &[Record], steps: Option<(u64, u64)>) -> Range<usize> {
+    match steps {
+        None => 0..run.len(),
+        Some((first, last)) => {
+            let start = run.partition_point(|record| record.counter < first);
+            let end = run.partition_point(|record| record.counter <= last);
+            start..end.max(start)
+        }
+    }
+}
+
+/// A request's steps in the column that is being filled, by stage.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    steps: [u32; Stage::ALL.len()],
+    tokens: u64,
+}
+
+/// Rows that grow from column to column.
+#[derive(Default)]
+struct Grid {
+    rows: Vec<Row>,
+    row_of: HashMap<u64, usize>,
+    /// By row; all zero between columns.
+    counts: Vec<Counts>,
+    /// The rows with other counts.
+    touched: Vec<usize>,
+}
+
+impl Grid {
+    /// Adds the column `index`, of `steps`.
+    fn column(&mut self, index: usize, steps: &[Record]) -> Column {
+        for share in steps.iter().flat_map(|record| &record.requests) {
+            let row = *self.row_of.entry(share.id).or_insert_with(|| {
+                self.rows.push(Row {
+                    id: share.id,
+                    cells: Vec::new(),
+                });
+                self.counts.push(Counts::default());
+                self.rows.len() - 1
+            });
+            let counts = &mut self.counts[row];
+            if counts.steps.iter().all(|&steps| steps == 0) {
+                self.touched.push(row);
+            }
+            counts.steps[share.stage as usize] += 1;
+            counts.tokens += u64::from(share.tokens);
+        }
+        for row in self.touched.drain(..) {
+            let Counts { steps, tokens } = std::mem::take(&mut self.counts[row]);
+            self.rows[row].cells.push(Cell {
+                column: index,
+                stage: most_frequent(steps),
+                tokens,
+            });
+        }
+        Column {
+            first: steps[0].counter,
+            last: steps[steps.len() - 1].counter,
+            used_blocks: steps
+                .iter()
+                .map(|record| record.used_blocks)
+                .max()
+                .unwrap_or(0),
+        }
+    }
+}
+
+/// The stage of most steps; of several, the one that computes most.
+fn most_frequent(steps: [u32; Stage::ALL.len()]) -> Stage {
+    let mut best = Stage::Context;
+    for stage in Stage::ALL {
+        if steps[stage as usize] > steps[best as usize] {
+            best = stage;
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use inflight_records::Share;
+
+    use super::*;
+
+    /// A run from lines of `id:stage`, with as many tokens as the step's number.
+    fn run(steps: &[&[(u64, Stage)]]) -> Vec<Record> {
+        let records = (1..).zip(steps).map(|(counter, shares)| Record {
+            counter,
+            max_blocks: 10,
+            used_blocks: counter as u32 % 4,
+            start_us: 0.0,
+            model_us: 0.0,
+            requests: shares
+                .iter()
+                .map(|&(id, stage)| Share {
+                    id,
+                    stage,
+                    tokens: counter as u32,
+                })
+                .collect(),
+        });
+        records.collect()
+    }
+
+    /// A request, and column, stage and tokens of its cells.
+    type RowCells = (u64, Vec<(usize, Stage, u64)>);
+
+    fn cells(timeline: &Timeline) -> Vec<RowCells> {
+        let row = |row: &Row| {
+            let cells = row.cells.iter();
+            (
+                row.id,
+                cells.map(|c| (c.column, c.stage, c.tokens)).collect(),
+            )
+        };
+        timeline.rows.iter().map(row).collect()
+    }
+
+    use Stage::{Context, Generation, Paused, Waiting};
+
+    fn five_steps() -> Vec<Record> {
+        run(&[
+            &[(7, Context)],
+            &[(7, Generation), (9, Waiting)],
+            &[(7, Generation), (9, Context)],
+            &[(9, Paused)],
+            &[(9, Context), (8, Waiting)],
+        ])
+    }
+
+    fn view(steps: Option<(u64, u64)>, max_columns: usize) -> View {
+        View { steps, max_columns }
+    }
+
+    #[test]
+    fn every_step_is_a_column_where_there_is_room() {
+        let timeline = Timeline::new(&five_steps(), &view(None, 5)).expect("records");
+        assert_eq!(
+            cells(&timeline),
+            [
+                (
+                    7,
+                    vec![(0, Context, 1), (1, Generation, 2), (2, Generation, 3)]
+                ),
+                (
+                    9,
+                    vec![
+                        (1, Waiting, 2),
+                        (2, Context, 3),
+                        (3, Paused, 4),
+                        (4, Context, 5)
+                    ]
+                ),
+                (8, vec![(4, Waiting, 5)]),
+            ]
+        );
+        assert_eq!(timeline.columns.len(), 5);
+        assert_eq!(timeline.summary(), "3 requests, steps 1 to 5");
+        assert_eq!(timeline.notes(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn several_steps_share_a_column_where_there_is_none() {
+        let timeline = Timeline::new(&five_steps(), &view(None, 2)).expect("records");
+        assert_eq!(
+            cells(&timeline),
+            [
+                (7, vec![(0, Generation, 6)]),
+                // Of two that are as frequent, the one that computes more.
+                (9, vec![(0, Context, 5), (1, Context, 9)]),
+                (8, vec![(1, Waiting, 5)]),
+            ]
+        );
+        let column = |first, last, used_blocks| Column {
+            first,
+            last,
+            used_blocks,
+        };
+        assert_eq!(timeline.columns, [column(1, 3, 3), column(4, 5, 1)]);
+        assert!(
+            timeline.notes()[0].contains("3 steps"),
+            "{:?}",
+            timeline.notes()
+        );
+    }
+
+    #[test]
+    fn a_range_of_steps_has_only_its_own_requests() {
+        let timeline = Timeline::new(&five_steps(), &view(Some((4, 9)), 9)).expect("records");
+        assert_eq!(
+            cells(&timeline),
+            [
+                (9, vec![(0, Paused, 4), (1, Context, 5)]),
+                (8, vec![(1, Waiting, 5)])
+            ]
+        );
+        let error = Timeline::new(&five_steps(), &view(Some((6, 9)), 9)).expect_err("no such step");
+        assert_eq!(
+            error.to_string(),
+            "no step from 6 to 9: the steps are 1 to 5"
+        );
+        let error = Timeline::new(&[], &view(None, 9)).expect_err("no record");
+        assert_eq!(error.to_string(), "there is no record in the file");
+    }
+
+    #[test]
+    fn who_runs_and_is_not_computed_is_told_apart() {
+        let mut records = run(&[&[(1, Generation), (2, Waiting)]]);
+        let notes = |records: &[Record]| {
+            let timeline = Timeline::new(records, &view(None, 9)).expect("a record");
+            timeline.notes()
+        };
+        assert_eq!(notes(&records), Vec::<String>::new());
+        records[0].requests[0].tokens = 0;
+        assert!(notes(&records)[0].starts_with("A slim cell"));
+    }
+
+    #[test]
+    fn a_page_has_so_many_rows_and_says_what_it_leaves_out() {
+        let shares: Vec<_> = (0..MAX_ROWS as u64 + 5).map(|id| (id, Waiting)).collect();
+        let timeline = Timeline::new(&run(&[&shares]), &view(None, 9)).expect("a record");
+        assert_eq!(
+            (timeline.rows.len(), timeline.num_rows_left_out),
+            (MAX_ROWS, 5)
+        );
+        assert!(timeline.summary().starts_with("1005 requests"));
+        assert!(timeline.notes()[0].contains("last 5 requests"));
+    }
+}

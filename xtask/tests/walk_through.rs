@@ -1,0 +1,44 @@
+//! The pictures of the walk-through in the documentation are drawn from real runs. `UPDATE_DOCS=1 cargo
+//! test --package xtask --test walk_through` draws them anew.
+
+#[path = "../../tests/walk_through/mod.rs"]
+mod walk_through;
+
+use inflight_records::read;
+use xtask::timeline::{DEFAULT_MAX_COLUMNS, Timeline, View, picture};
+
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
+
+fn assert_committed(name: &str, enable_chunked_context: bool, title: &str) {
+    let file = walk_through::statistics_file(enable_chunked_context);
+    let records = read(file.as_bytes()).expect("a statistics file");
+    let view = View {
+        steps: None,
+        max_columns: DEFAULT_MAX_COLUMNS,
+    };
+    let timeline = Timeline::new(&records, &view).expect("records");
+    let drawn = picture(&timeline, title);
+    let path = format!("{DOCS}/{name}");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, drawn).expect("docs can be written");
+        return;
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        drawn == committed,
+        "docs/{name} is not what is drawn now: run UPDATE_DOCS=1 cargo test --package xtask --test \
+         walk_through"
+    );
+}
+
+#[test]
+fn the_committed_picture_without_chunking_is_the_one_drawn_now() {
+    let title = "Whole contexts: at most 4 requests and 12 tokens in a step";
+    assert_committed("walk-through.svg", false, title);
+}
+
+#[test]
+fn the_committed_picture_with_chunking_is_the_one_drawn_now() {
+    let title = "Chunked context: at most 4 requests and 12 tokens in a step, blocks of 2 tokens";
+    assert_committed("walk-through-chunked.svg", true, title);
+}
