@@ -62,9 +62,25 @@ fn limits_that_cannot_be_served_are_refused_with_the_way_out() {
             ..wide()
         }),
         "config.pbtxt: the KV cache has 15 blocks of 4 tokens, which do not hold one sequence of \
-         max_seq_len = 64; raise max_tokens_in_paged_kv_cache to at least 64, or lower max_seq_len \
-         to at most 60"
+         max_seq_len = 64; lower max_seq_len to at most 60, or let the KV cache have at least 64 \
+         tokens: by max_tokens_in_paged_kv_cache, where it is written, or else by more memory \
+         (kv_cache_free_gpu_mem_fraction)"
     );
+    let nothing_fits = refusal(EngineConfig {
+        num_blocks: Blocks::ZERO,
+        ..wide()
+    });
+    assert!(
+        nothing_fits.contains("; lower max_seq_len, or"),
+        "{nothing_fits}"
+    );
+    for num_micro_batches in [0, 3] {
+        let config = EngineConfig {
+            num_micro_batches,
+            ..wide()
+        };
+        assert!(refusal(config).contains("let it be 1, or 2"));
+    }
 }
 
 #[test]

@@ -262,13 +262,15 @@ impl Driver {
         }
     }
 
-    /// Ends the requests whose own time limit has passed, with what they have.
+    /// Ends the requests whose own time limit has passed, with what they have. One that only waits for
+    /// the rest of its lockstep batch is complete: it waits no longer.
     fn end_the_late(&mut self, now: Instant) {
         for (id, in_flight) in self.in_flight.iter_mut() {
             let late = in_flight.deadline.is_some_and(|deadline| deadline <= now);
             if late && in_flight.finish.is_none() {
+                let ended = self.manager.ended(id);
                 self.manager.cancel(id);
-                in_flight.finish = Some(FinishReason::TimedOut);
+                in_flight.finish = ended.or(Some(FinishReason::TimedOut));
             }
         }
     }

@@ -10,8 +10,10 @@
 //! ```
 
 use std::fs;
+use std::ops::Add;
 
 use parking_lot::Mutex;
+use serde::Serialize;
 
 use crate::base::Blocks;
 
@@ -97,14 +99,43 @@ impl InstanceMemory {
     }
 
     /// Weights and KV cache together.
-    pub fn num_bytes(&self) -> u64 {
-        self.promise.bytes
+    pub fn usage(&self) -> MemoryUsage {
+        MemoryUsage {
+            host_bytes: self.promise.bytes,
+            ..MemoryUsage::default()
+        }
     }
 
     /// Says that so many blocks of the KV cache are in use, and so were written to.
     pub fn uses(&mut self, blocks: Blocks) {
         let kv_bytes = u64::from(blocks.0) * self.bytes_per_block;
         self.promise.wrote(self.weight_bytes + kv_bytes);
+    }
+}
+
+/// What an instance takes of the machine's memory, in bytes, under the Batch Manager's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryUsage {
+    /// Weights and KV cache in host memory.
+    #[serde(rename = "Runtime CPU Memory Usage")]
+    pub host_bytes: u64,
+    /// The same on GPUs.
+    #[serde(rename = "Runtime GPU Memory Usage")]
+    pub gpu_bytes: u64,
+    /// Host memory that GPUs read.
+    #[serde(rename = "Runtime Pinned Memory Usage")]
+    pub pinned_bytes: u64,
+}
+
+impl Add for MemoryUsage {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            host_bytes: self.host_bytes + other.host_bytes,
+            gpu_bytes: self.gpu_bytes + other.gpu_bytes,
+            pinned_bytes: self.pinned_bytes + other.pinned_bytes,
+        }
     }
 }
 
@@ -202,7 +233,7 @@ mod tests {
             memory.uses(Blocks(blocks));
             assert_eq!(*PROMISES.0.lock(), promised);
         }
-        assert_eq!(memory.num_bytes(), 1000);
+        assert_eq!(memory.usage().host_bytes, 1000);
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Driver, Error> {
         runner,
         memory,
     } = load_runner(model)?;
-    if let Err(error) = handle.report_system_memory(memory.num_bytes() as usize) {
+    if let Err(error) = handle.report_system_memory(memory.usage().host_bytes as usize) {
         log::debug!("{name}: its memory could not be reported: {error}");
     }
     log::info!(

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
+use std::ops::Add;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -17,11 +18,19 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use crate::backend::answer::Answer;
+use crate::backend::host_memory::MemoryUsage;
 use crate::engine::{BatchingScheme, KvUsage, StepStats};
 use crate::triton::{Error, Gauge, Histogram, MetricFamily};
 
 /// A value of a step's record.
 type Value = fn(&StepStats) -> f64;
+
+/// The family of what is taken of the machine's memory, which the load of a model decides.
+const MEMORY: (&CStr, &CStr, &str) = (
+    c"nv_trt_llm_runtime_memory_metrics",
+    c"Memory of weights and KV cache, in bytes",
+    "memory_type",
+);
 
 /// A family of gauges: name, help, the label that tells its values apart, and the values.
 type GaugeFamily = (
@@ -126,15 +135,24 @@ const TOKEN_TIME_BUCKETS: &[f64] = &[
 /// The metrics of one model version, all its instances together.
 pub struct Metrics {
     gauges: Vec<(Gauge, Value)>,
+    /// Of the host, of GPUs, and of the host for GPUs.
+    memory: [Gauge; 3],
     input_tokens: Histogram,
     output_tokens: Histogram,
     queue: Histogram,
     time_to_first_token: Histogram,
     time_per_output_token: Histogram,
     e2e: Histogram,
-    /// Each instance's last record: the page shows their sum.
-    instances: Mutex<BTreeMap<u64, StepStats>>,
+    /// What each instance shows: the page has their sum.
+    instances: Mutex<BTreeMap<u64, Shown>>,
     num_instances_seen: AtomicU64,
+}
+
+/// What one instance shows.
+struct Shown {
+    /// Its last record.
+    stats: StepStats,
+    memory: MemoryUsage,
 }
 
 /// A share of a model version's metrics.
@@ -170,14 +188,15 @@ impl SharedMetrics {
     }
 
     /// An instance's part, which ends when it is dropped. It starts with `stats`.
-    pub fn instance(&self, stats: StepStats) -> InstanceMetrics {
+    pub fn instance(&self, stats: StepStats, memory: MemoryUsage) -> InstanceMetrics {
         let id = self.0.num_instances_seen.fetch_add(1, Ordering::Relaxed);
-        let instance = InstanceMetrics {
+        self.0.show(|instances| {
+            instances.insert(id, Shown { stats, memory });
+        });
+        InstanceMetrics {
             metrics: self.clone(),
             id,
-        };
-        instance.step_done(&stats);
-        instance
+        }
     }
 
     /// Deletes what nobody reports to any more.
@@ -191,15 +210,17 @@ impl InstanceMetrics {
     /// Shows a step, next to the last ones of the model's other instances.
     pub fn step_done(&self, stats: &StepStats) {
         self.metrics.0.show(|instances| {
-            instances.insert(self.id, stats.clone());
+            if let Some(shown) = instances.get_mut(&self.id) {
+                shown.stats = stats.clone();
+            }
         });
     }
 
     /// Shows that nothing is active: a page that kept the last step would say that the cache is used.
     pub fn idle(&self, kv: KvUsage) {
         self.metrics.0.show(|instances| {
-            if let Some(stats) = instances.get_mut(&self.id) {
-                *stats = stats.idle(kv);
+            if let Some(shown) = instances.get_mut(&self.id) {
+                shown.stats = shown.stats.idle(kv);
             }
         });
     }
@@ -233,6 +254,12 @@ impl Metrics {
                 gauges.push((family.gauge(&labels((label, kind)))?, *value));
             }
         }
+        let (name, help, label) = MEMORY;
+        let Some(family) = MetricFamily::gauges(name, help)? else {
+            return Ok(None);
+        };
+        let memory = |kind| family.gauge(&labels((label, kind)));
+        let memory = [memory("cpu")?, memory("gpu")?, memory("pinned")?];
         let histogram = |name, help, extra: Option<(&'static str, &'static str)>, buckets| {
             let Some(family) = MetricFamily::histograms(name, help)? else {
                 return Ok(None);
@@ -293,6 +320,7 @@ impl Metrics {
         };
         Ok(Some(Self {
             gauges,
+            memory,
             input_tokens,
             output_tokens,
             queue,
@@ -304,14 +332,23 @@ impl Metrics {
         }))
     }
 
-    fn show(&self, change: impl FnOnce(&mut BTreeMap<u64, StepStats>)) {
+    fn show(&self, change: impl FnOnce(&mut BTreeMap<u64, Shown>)) {
         let mut instances = self.instances.lock();
         change(&mut instances);
-        let Some(together) = StepStats::together(instances.values()) else {
+        let Some(together) = StepStats::together(instances.values().map(|shown| &shown.stats))
+        else {
             return;
         };
         for (gauge, value) in &self.gauges {
             gauge.set(value(&together));
+        }
+        let memory = instances
+            .values()
+            .map(|shown| shown.memory)
+            .fold(MemoryUsage::default(), MemoryUsage::add);
+        let bytes = [memory.host_bytes, memory.gpu_bytes, memory.pinned_bytes];
+        for (gauge, bytes) in self.memory.iter().zip(bytes) {
+            gauge.set(bytes as f64);
         }
     }
 

@@ -10,7 +10,7 @@ use chrono::{DateTime, Local};
 use serde::Serialize;
 
 use crate::backend::answer::Answer;
-use crate::backend::host_memory::InstanceMemory;
+use crate::backend::host_memory::{InstanceMemory, MemoryUsage};
 use crate::backend::metrics::{InstanceMetrics, SharedMetrics};
 use crate::base::LoadError;
 use crate::engine::{KvUsage, RequestStage, StepStats};
@@ -51,20 +51,6 @@ struct JsonRecord<'a, S: Serialize> {
     requests: &'a [RequestStage],
 }
 
-/// What an instance takes of the machine's memory, in bytes.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-struct MemoryUsage {
-    /// Weights and KV cache in host memory.
-    #[serde(rename = "Runtime CPU Memory Usage")]
-    host_bytes: u64,
-    /// The same on GPUs.
-    #[serde(rename = "Runtime GPU Memory Usage")]
-    gpu_bytes: u64,
-    /// Host memory that GPUs read.
-    #[serde(rename = "Runtime Pinned Memory Usage")]
-    pinned_bytes: u64,
-}
-
 /// Writes down what happens in one instance.
 pub struct Observer {
     memory: InstanceMemory,
@@ -96,7 +82,7 @@ impl Observer {
                 })
         };
         Ok(Self {
-            metrics: metrics.map(|metrics| metrics.instance(stats)),
+            metrics: metrics.map(|metrics| metrics.instance(stats, memory.usage())),
             stats_file: stats_file.map(open).transpose()?,
             memory,
             lines: Vec::new(),
@@ -116,10 +102,7 @@ impl Observer {
         if !verbose && self.stats_file.is_none() {
             return;
         }
-        let memory = MemoryUsage {
-            host_bytes: self.memory.num_bytes(),
-            ..MemoryUsage::default()
-        };
+        let memory = self.memory.usage();
         self.lines.clear();
         for record in records {
             let start = self.lines.len();

@@ -320,8 +320,8 @@ const OPTIONS: &[RequestOption] = &[
         expected: "an integer from -2147483648 to 2147483647",
         default: "0",
         doc: "Who comes first inside the backend: the smaller number, and of equal ones the earlier \
-              request. What has the largest is paused first. (Over gRPC Triton keeps `priority` to \
-              itself: write `request_priority`. Requests that wait for a slot in Triton's sequence \
+              request. What has the largest is paused first. (Triton keeps `priority` to itself over \
+              gRPC and in HTTP's `/infer`: write `request_priority` there. Requests that wait for a slot in Triton's sequence \
               batcher are in order of arrival.)",
         set: |o, v| set(&mut o.priority, signed(v)),
     },
@@ -396,7 +396,8 @@ const OPTIONS: &[RequestOption] = &[
         expected: "an integer of at least 0, in microseconds",
         default: "0: none",
         doc: "Ends the request, with what it has, this long after it reached the backend. (Over \
-              gRPC, Triton's own `timeout` also acts while the request waits for a slot.)",
+              gRPC and in HTTP's `/infer` it is Triton's own `timeout`, and also acts while the request \
+              waits for a slot.)",
         set: |o, v| set(&mut o.timeout_us, unsigned(v)),
     },
     RequestOption {

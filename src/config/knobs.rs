@@ -74,7 +74,8 @@ pub(super) const KNOBS: &[Knob] = &[
         doc: "Who may run, given the KV blocks there are. `guaranteed_no_evict` starts only what \
               can run to its last token. `max_utilization` starts whatever fits now, and pauses \
               the request that started last when blocks run out; it resumes by itself, and only \
-              its latency tells. `static_batch` starts requests only when all that ran are done.",
+              its latency tells. `static_batch` starts requests only when all that ran are done \
+              (with `enable_trt_overlap`: all of their micro-batch).",
         set: |s, v| {
             let names = [
                 ("guaranteed_no_evict", CapacityPolicy::GuaranteedNoEvict),
@@ -98,8 +99,9 @@ pub(super) const KNOBS: &[Knob] = &[
         key: "max_num_requests",
         expected: "an integer of at least 1",
         default: "`max_batch_size`",
-        doc: "Requests in one step, at most. Triton's own `max_batch_size` is how many it hands \
-              over to the backend; those above `max_num_requests` wait inside.",
+        doc: "Requests in one step, at most; with `enable_trt_overlap`, in both micro-batches \
+              together. Triton's own `max_batch_size` is how many it hands over to the backend; those \
+              above `max_num_requests` wait inside.",
         set: |s, v| set(&mut s.max_num_requests, count(v, 1..=MAX_COUNT).map(Some)),
     },
     Knob {
@@ -148,8 +150,9 @@ pub(super) const KNOBS: &[Knob] = &[
         key: "kv_cache_type",
         expected: "'paged' or 'contiguous'",
         default: "`paged`",
-        doc: "`contiguous` gives each of `max_num_requests` requests the memory of `max_seq_len` \
-              positions in one piece. Nothing can be shared then.",
+        doc: "`contiguous` gives every request that runs the memory of `max_seq_len` positions in \
+              one piece, for as many of `max_num_requests` as there is memory. Nothing can be shared \
+              then.",
         set: |s, v| {
             let names = [("paged", true), ("contiguous", false)];
             set(&mut s.paged_kv_cache, choice(v, &names))

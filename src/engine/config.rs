@@ -117,6 +117,12 @@ impl EngineConfig {
                     .into(),
             );
         }
+        if !(1..=2).contains(&self.num_micro_batches) {
+            return refuse(
+                format!("num_micro_batches is {}", self.num_micro_batches),
+                "let it be 1, or 2 to overlap the host's work with the model's".into(),
+            );
+        }
         if max_num_requests == 0 {
             return refuse(
                 "max_num_requests is 0".into(),
@@ -171,15 +177,24 @@ impl EngineConfig {
                     "the KV cache has {num_blocks} blocks of {block} tokens, which do not hold one \
                      sequence of max_seq_len = {max_seq_len}"
                 ),
-                format!(
-                    "raise max_tokens_in_paged_kv_cache to at least {}, or lower max_seq_len to at \
-                     most {}",
-                    at_once.tokens(block_size),
-                    num_blocks.tokens(block_size),
-                ),
+                self.room_for_one(at_once),
             );
         }
         Ok(())
+    }
+
+    /// How to come by a pool of `num_blocks`, where there are fewer.
+    fn room_for_one(&self, num_blocks: Blocks) -> String {
+        let holds = self.num_blocks.tokens(self.block_size);
+        let shorter = match holds >= Tokens(2) {
+            true => format!("lower max_seq_len to at most {holds}"),
+            false => "lower max_seq_len".to_owned(),
+        };
+        format!(
+            "{shorter}, or let the KV cache have at least {} tokens: by max_tokens_in_paged_kv_cache, \
+             where it is written, or else by more memory (kv_cache_free_gpu_mem_fraction)",
+            num_blocks.tokens(self.block_size)
+        )
     }
 
     /// Blocks that the pool must have at least: what one sequence of the largest length holds at once.

@@ -90,6 +90,9 @@ impl Engine {
     ///
     /// # Errors
     /// A request that could never run: empty, or too long. The engine is as before.
+    ///
+    /// # Panics
+    /// At once or in a later step, if the id is that of an active request.
     pub fn add(&mut self, mut request: NewRequest) -> Result<(), RequestError> {
         debug_assert!(
             !self.is_active(request.id),
@@ -126,7 +129,7 @@ impl Engine {
     /// [`Event::Finished`].
     ///
     /// # Panics
-    /// If a step with it is out.
+    /// If a step with it is out, and it has not ended.
     pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> bool {
         let Some(slot) = self.sequences.find(id) else {
             return self.config.scheme != BatchingScheme::V1 && self.cancel(id);
@@ -210,6 +213,11 @@ impl Engine {
         self.spare_steps.push(step);
         self.end_lockstep_batch();
         events.append(&mut self.changes);
+    }
+
+    /// Why a request has ended that is still there: in lockstep, it waits for the rest of its batch.
+    pub fn ended(&self, id: RequestId) -> Option<FinishReason> {
+        self.sequences[self.sequences.find(id)?].ended
     }
 
     /// Requests that have not ended: waiting, running or paused.

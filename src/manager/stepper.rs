@@ -94,6 +94,9 @@ impl BatchManager {
     /// # Errors
     /// A request that could never run, or one with a logits processor where there are none: in lockstep,
     /// and with a runner that has no logits.
+    ///
+    /// # Panics
+    /// As [`Engine::add`].
     pub fn add(&mut self, request: NewRequest) -> Result<(), RequestError> {
         if request.sampling.logits_processor.is_some() && !self.has_logits {
             return Err(RequestError::Invalid(
@@ -106,6 +109,11 @@ impl BatchManager {
     /// Gives a request up, see [`Engine::cancel`].
     pub fn cancel(&mut self, id: RequestId) -> bool {
         self.engine.cancel(id)
+    }
+
+    /// Why a request has ended that is still there, see [`Engine::ended`].
+    pub fn ended(&self, id: RequestId) -> Option<FinishReason> {
+        self.engine.ended(id)
     }
 
     /// Ends a request that has landed a token, see [`Engine::finish`].

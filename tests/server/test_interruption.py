@@ -111,3 +111,27 @@ def test_in_lockstep_the_answers_of_a_batch_leave_together_and_nothing_streams(s
                 await clients.stream(client, "lockstep", [2], max_tokens=3)
 
     clients.run(main())
+
+
+def test_in_lockstep_an_answer_that_is_complete_waits_for_its_batch_no_longer_than_its_time(server):
+    async def main():
+        async with clients.grpc(server) as client:
+            loop = asyncio.get_running_loop()
+
+            async def one(max_tokens, **options):
+                answer = await clients.stream(
+                    client, "lockstep", [2], max_tokens=max_tokens, stream=False, exclude_input_in_output=True, **options
+                )
+                return answer, loop.time()
+
+            long = asyncio.create_task(one(200))
+            short, late = await asyncio.gather(one(2, timeout=200_000), one(400, timeout=200_000))
+            long = await long
+            for (answer, _), num_tokens in ((short, 2), (long, 200)):
+                assert (answer.ids, answer.finish_reason) == (continuation([2], num_tokens), "length")
+            # 200 steps of 3 ms.
+            assert short[1] < long[1] - 0.2
+            assert late[0].finish_reason == "timed_out"
+            assert late[0].ids == continuation([2], len(late[0].ids))
+
+    clients.run(main())

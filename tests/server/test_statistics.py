@@ -116,6 +116,7 @@ GAUGES = {
         ["total_context_tokens", "generation_requests", "micro_batch_id", "paused_requests"],
     ),
     "nv_trt_llm_general_metrics": ("general_type", ["timestamp", "iteration_counter"]),
+    "nv_trt_llm_runtime_memory_metrics": ("memory_type", ["cpu", "gpu", "pinned"]),
 }
 
 
@@ -128,6 +129,9 @@ def test_the_families_that_dashboards_read_are_there(run):
     assert sample(server, "nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="max") == 100
     assert sample(server, "nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="used") == 0
     assert sample(server, "nv_trt_llm_request_metrics", request_type="active") == 0
+    for kind, name in (("cpu", "CPU"), ("gpu", "GPU"), ("pinned", "Pinned")):
+        taken = sample(server, "nv_trt_llm_runtime_memory_metrics", memory_type=kind)
+        assert taken == records[-1][f"Runtime {name} Memory Usage"]
     counter = sample(server, "nv_trt_llm_general_metrics", general_type="iteration_counter")
     assert counter == records[-1]["Iteration Counter"]
 

@@ -1,9 +1,10 @@
 """How well inflight-sim predicts: a real tritonserver on the synthetic runner, and the simulator beside it.
 
 First a load of its own is measured to calibrate: the simulator fits its cost model to that run's statistics
-file, and what its first tokens took longer than the steps explain is the way from the client and back. Then each case is measured with streams
-through tritonclient, and predicted from its config.pbtxt and its requests. The calibration knows nothing of
-the cases: its lengths and its rate are others, and its KV cache never fills up.
+file, and what its first tokens took longer than the steps explain is the way from the client and back. Then
+each case is measured with streams through tritonclient, and predicted from its config.pbtxt and its requests.
+The calibration knows nothing of the cases: its lengths and its rate are others, and its KV cache never fills
+up.
 """
 
 import argparse
@@ -24,8 +25,10 @@ from harness import clients
 from harness.repository import add_synthetic
 from harness.server import Server
 
-STEP_US = 4000
-TOKEN_US = 20
+# A model of about a billion parameters. With steps much shorter, what is measured would be the clients: they
+# share the machine's cores with the server.
+STEP_US = 16000
+TOKEN_US = 80
 MAX_STREAMS = 64
 VOCAB_SIZE = 32000
 # Clients start one after the other: this one needs a while to open a stream.
@@ -46,14 +49,16 @@ class Case:
     output: tuple = (16, 128)
 
 
-CALIBRATION = Case("calibration", "roomy", 300, rate=30.0, input=(8, 300), output=(24, 64))
+CALIBRATION = Case("calibration", "roomy", 150, rate=8.0, input=(8, 300), output=(24, 64))
 CASES = (
-    Case("8 clients", "roomy", 240, clients=8),
-    Case("64 clients", "roomy", 1600, clients=64),
-    Case("at random moments", "roomy", 600, rate=40.0),
-    Case("little KV cache, max_utilization", "tight_max_utilization", 1000, clients=64),
-    Case("little KV cache, guaranteed_no_evict", "tight_guaranteed_no_evict", 1000, clients=64),
+    Case("8 clients", "roomy", 80, clients=8),
+    Case("64 clients", "roomy", 480, clients=64),
+    Case("at random moments", "roomy", 200, rate=10.0),
+    Case("little KV cache, max_utilization", "tight_max_utilization", 320, clients=64),
+    Case("little KV cache, guaranteed_no_evict", "tight_guaranteed_no_evict", 320, clients=64),
 )
+# Simulated to see how fast the simulator itself is.
+NUM_SIMULATED = 100_000
 # A third of what the clients ask for at once.
 TIGHT_TOKENS = MAX_STREAMS * (136 + 72) // 3
 
@@ -167,6 +172,23 @@ def predict(folder, case, timings, latency_us):
     }, report
 
 
+def measure_speed(folder):
+    """Requests that are simulated in a minute, on one core."""
+    command = [
+        os.environ["INFLIGHT_SIM"],
+        f"--config={folder / 'repository' / 'roomy' / 'config.pbtxt'}",
+        f"--num-requests={NUM_SIMULATED}",
+        "--rate=10",
+        "--input=uniform:16..256",
+        "--output=uniform:16..128",
+        f"--step-us={STEP_US}",
+        f"--token-us={TOKEN_US}",
+    ]
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return NUM_SIMULATED / (time.perf_counter() - start) * 60
+
+
 def add_models(folder):
     """The models: one with all the KV cache that can be used, and two with too little."""
     common = {
@@ -214,6 +236,7 @@ def main():
                         "latency_us": round(latency_us, 1),
                     }
                     rows.show(row, options.json)
+        rows.show({"case": "speed", "simulated_requests_per_min": round(measure_speed(folder))}, options.json)
 
 
 if __name__ == "__main__":
