@@ -118,7 +118,7 @@ fn cached_prompt(criterion: &mut Criterion) {
                 output.sampled.clear();
                 let slot = decided.sequences()[0].slot;
                 output.sampled.push((slot, Sampled::Token(7)));
-                engine.apply(decided, &output, &mut events);
+                engine.apply(decided, &mut output, &mut events);
                 events.clear();
                 (took, num_computed)
             };

@@ -26,7 +26,7 @@
 //! engine.add(request) / engine.cancel(id)      any number, before the step
 //! let step = engine.schedule();                a pure decision: plain data
 //! runner.run(plan, &mut output)?;              the only call that takes time, for each of step.plans()
-//! engine.apply(step, &output, &mut events);    tokens, finishes, pauses
+//! engine.apply(step, &mut output, &mut events);   tokens, finishes, pauses
 //! ```
 
 #[cfg(not(panic = "unwind"))]

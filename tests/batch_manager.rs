@@ -11,7 +11,8 @@ use std::sync::Arc;
 use triton_inflight::base::{BlockSize, Blocks, RequestError, RequestId, TokenId, Tokens};
 use triton_inflight::device::cpu::{CpuOptions, KvDtype};
 use triton_inflight::engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, NewRequest, Stage, StepStats,
+    BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Gather, Gathered, NewRequest, Stage,
+    StepStats,
 };
 use triton_inflight::manager::{BatchManager, Callbacks, Response, serve};
 use triton_inflight::runner::{
@@ -83,6 +84,7 @@ struct Diary {
     arrivals: Vec<Vec<NewRequest>>,
     rooms: Vec<Option<usize>>,
     streams: BTreeMap<u64, Vec<TokenId>>,
+    gathered: BTreeMap<u64, Vec<Gathered>>,
     ends: BTreeMap<u64, Result<FinishReason, RequestError>>,
     /// To be stopped after so many responses of a request.
     stop_after: BTreeMap<u64, usize>,
@@ -109,6 +111,8 @@ impl Callbacks for Diary {
         let id = response.id.0;
         assert!(!self.ends.contains_key(&id), "{id} has ended");
         self.streams.entry(id).or_default().extend(response.tokens);
+        let gathered = self.gathered.entry(id).or_default();
+        gathered.extend_from_slice(response.gathered);
         *self.num_responses.entry(id).or_default() += 1;
         if let Some(end) = response.end {
             self.ends.insert(id, end);
@@ -338,6 +342,72 @@ fn a_logits_processor_is_refused_where_there_are_no_logits() {
     assert!(refusal.to_string().contains("logits processor"));
 }
 
+#[test]
+fn nothing_is_gathered_of_logits_where_there_are_none() {
+    let request = NewRequest {
+        gather: Gather { log_probs: Some(0) },
+        ..request(1)
+    };
+    let refusal = manager(config()).add(request).expect_err("no logits");
+    assert!(refusal.to_string().contains("need a model"), "{refusal}");
+}
+
+/// A batch manager over the fixture `qwen3`.
+fn model(config: EngineConfig) -> BatchManager {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let checkpoint = Checkpoint::open(&dir).expect("the fixture opens");
+    let options = CpuOptions {
+        num_threads: NonZeroUsize::new(2),
+        ..CpuOptions::default()
+    };
+    let runner = CpuRunner::new(&checkpoint, limits(&config), &options).expect("it loads");
+    BatchManager::new(config, Runner::Cpu(Box::new(runner))).expect("a thread")
+}
+
+#[test]
+fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
+    let served = |scheme, num_micro_batches| {
+        let config = EngineConfig {
+            scheme,
+            num_micro_batches,
+            num_blocks: Blocks(64),
+            ..config()
+        };
+        let ask = |id: u64| NewRequest {
+            gather: Gather {
+                log_probs: (id % 3 > 0).then_some(id as u32),
+            },
+            ..request(id)
+        };
+        let mut diary = Diary {
+            arrivals: vec![(0..4).map(ask).collect(), (4..12).map(ask).collect()],
+            ..Diary::default()
+        };
+        serve(&mut model(config), None, &mut diary).expect("steps succeed");
+        diary
+    };
+    let fused = served(BatchingScheme::InflightFused, 1);
+    for (id, gathered) in &fused.gathered {
+        let tokens = &fused.streams[id];
+        let chosen = gathered.iter().map(|it| {
+            let log_probs = it.log_probs.as_ref().expect("of a token");
+            assert_eq!(log_probs.top.len() as u64, *id);
+            log_probs.chosen.token
+        });
+        let chosen: Vec<_> = chosen.collect();
+        assert!(if id % 3 > 0 { chosen == *tokens } else { chosen.is_empty() });
+    }
+    for (scheme, num_micro_batches) in [
+        (BatchingScheme::InflightFused, 2),
+        (BatchingScheme::Inflight, 1),
+        (BatchingScheme::V1, 1),
+    ] {
+        let other = served(scheme, num_micro_batches);
+        assert_eq!(other.streams, fused.streams, "{scheme:?}");
+        assert_eq!(other.gathered, fused.gathered, "{scheme:?}");
+    }
+}
+
 /// Lets only one token be chosen: as many as there are tokens so far.
 struct Count;
 
@@ -353,20 +423,11 @@ impl ProcessLogits for Count {
 
 #[test]
 fn a_logits_processor_decides_for_its_own_request_and_no_other() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
-    let checkpoint = Checkpoint::open(&dir).expect("the fixture opens");
     let answers = |with_count: bool| {
-        let config = EngineConfig {
+        let mut manager = model(EngineConfig {
             num_blocks: Blocks(64),
             ..config()
-        };
-        let options = CpuOptions {
-            num_threads: NonZeroUsize::new(2),
-            ..CpuOptions::default()
-        };
-        let runner = CpuRunner::new(&checkpoint, limits(&config), &options).expect("it loads");
-        let mut manager =
-            BatchManager::new(config, Runner::Cpu(Box::new(runner))).expect("a thread");
+        });
         let mut requests: Vec<_> = (0..3).map(request).collect();
         if with_count {
             let sampling = SamplingParams {

@@ -96,7 +96,7 @@ fn allocations_of_the_engine(policy: CapacityPolicy) -> u64 {
             .map(|planned| (planned.slot, Sampled::Token(step)));
         output.sampled.extend(sampled);
         events.clear();
-        engine.apply(decided, &output, &mut events);
+        engine.apply(decided, &mut output, &mut events);
     }
     NUM_ALLOCATIONS.get() - before
 }
@@ -165,7 +165,7 @@ fn allocations_of_the_runner(kv_dtype: KvDtype) -> u64 {
             num_allocations += NUM_ALLOCATIONS.get() - before;
         }
         events.clear();
-        engine.apply(decided, &output, &mut events);
+        engine.apply(decided, &mut output, &mut events);
     }
     num_allocations
 }

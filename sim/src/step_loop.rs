@@ -128,7 +128,7 @@ impl StepLoop {
         let samples = step.sequences().iter().filter(|planned| planned.samples);
         let tokens = samples.map(|planned| (planned.slot, Sampled::Token(COMMON_TOKEN)));
         self.output.sampled.extend(tokens);
-        self.engine.apply(step, &self.output, events);
+        self.engine.apply(step, &mut self.output, events);
         Some(landed)
     }
 }

@@ -23,6 +23,8 @@ pub struct Admission {
     pub text: Option<TextParts>,
     /// Token ids are below it.
     pub vocab_size: u32,
+    /// Whether tokens are chosen from logits.
+    pub has_logits: bool,
     /// Prompt and output together.
     pub max_seq_len: Tokens,
     /// Tokens that end the output unless the request says otherwise.
@@ -90,6 +92,7 @@ impl Admission {
         );
         answer.stream = options.stream;
         answer.outputs = wanted_outputs(request, &options)?;
+        let gather = options.gather(&answer.outputs);
         answer.num_prompt_tokens = num_prompt_tokens;
         if answer.outputs.contains(&OutputKind::TextOutput) || !options.stop.is_empty() {
             answer.text = self.text.as_ref().map(|parts| {
@@ -101,6 +104,9 @@ impl Admission {
                     options.stop.clone(),
                 )
             });
+        }
+        if answer.outputs.contains(&OutputKind::Logprobs) {
+            answer.tokenizer = self.text.as_ref().map(|parts| parts.tokenizer.clone());
         }
         let excluded = options
             .exclude_input_in_output
@@ -125,6 +131,7 @@ impl Admission {
                 sampling: Arc::new(sampling),
                 priority: options.priority,
                 reuse: options.reuse,
+                gather,
             },
             answer: Box::new(answer),
             deadline: (timeout_us > 0)
@@ -182,6 +189,21 @@ impl Admission {
                 "option 'exclude_input_in_output': a stream never repeats the prompt; leave the \
                  option out, or 'stream'",
             );
+        }
+        for (name, outputs) in &options.asked {
+            if !outputs.iter().any(|output| self.config.outputs.contains(output)) {
+                let outputs: Vec<_> = outputs.iter().map(|output| output.name()).collect();
+                return Err(RequestError::Invalid(format!(
+                    "option '{name}': this model has no output '{}'; name it in the model's \
+                     config.pbtxt, or no output at all, and it has every one",
+                    outputs.join("' or '")
+                )));
+            }
+            if !self.has_logits {
+                return Err(RequestError::Invalid(format!(
+                    "option '{name}': the synthetic runner has no logits; leave the option out"
+                )));
+            }
         }
         if options.messages.is_some() && self.config.input == InputKind::Ids {
             return invalid("option 'messages': this model takes input_ids, not text");
@@ -320,9 +342,7 @@ fn render(parts: &TextParts, messages: &Value) -> Result<String, RequestError> {
 fn wanted_outputs(request: &Request, options: &RequestOptions) -> Result<Vec<OutputKind>, Error> {
     let names = request.requested_outputs()?;
     let kinds = names.iter().filter_map(|name| OutputKind::from_name(name));
-    Ok(kinds
-        .filter(|kind| !options.omitted.contains(kind))
-        .collect())
+    Ok(kinds.filter(|kind| options.wants(*kind)).collect())
 }
 
 fn json(value: ParameterValue<'_>) -> Value {

@@ -5,12 +5,16 @@
 //! response after that end would reach into memory that the frontend has freed.
 
 use std::ffi::CStr;
+use std::sync::Arc;
 use std::time::Instant;
 
+use crate::backend::log_probs;
 use crate::backend::text_stream::TextStream;
 use crate::base::{RequestError, TokenId};
 use crate::config::OutputKind;
-use crate::sampling::{FinishReason, SampleError};
+use crate::engine::Gathered;
+use crate::sampling::{FinishReason, SampleError, TokenLogProbs};
+use crate::text::Tokenizer;
 use crate::triton::{Completion, Error, Response, ResponseFactory};
 
 /// The answer to one request.
@@ -27,9 +31,14 @@ pub struct Answer {
     pub num_prompt_tokens: usize,
     /// The text of the answer; `None` where only ids are wanted.
     pub text: Option<TextStream>,
+    /// Names the tokens in `logprobs`, where there are names.
+    pub tokenizer: Option<Arc<Tokenizer>>,
     /// When what happened.
     pub times: Times,
     tokens: Vec<TokenId>,
+    /// Of each token, if they are wanted.
+    log_probs: Vec<TokenLogProbs>,
+    cum_log_prob: f64,
     num_decoded: usize,
     num_answered: usize,
     /// Why a response could not be sent: the answer has a gap, and ends with this.
@@ -79,7 +88,10 @@ impl Answer {
             echo: None,
             num_prompt_tokens: 0,
             text: None,
+            tokenizer: None,
             times,
+            log_probs: Vec::new(),
+            cum_log_prob: 0.0,
             tokens: Vec::with_capacity(max_new_tokens),
             num_decoded: 0,
             num_answered: 0,
@@ -94,6 +106,14 @@ impl Answer {
         self.times.last_token = Some(now);
         self.tokens.push(token);
         self.text.as_ref().is_some_and(TextStream::has_stop_words) && self.decode()
+    }
+
+    /// Takes in what the request wanted to know besides the token that follows.
+    pub fn gather(&mut self, gathered: Gathered) {
+        if let Some(log_probs) = gathered.log_probs {
+            self.cum_log_prob += f64::from(log_probs.chosen.log_prob);
+            self.log_probs.push(log_probs);
+        }
     }
 
     /// Whether there are tokens that no response has carried.
@@ -171,6 +191,7 @@ impl Answer {
         let mut response = self.factory.new_response()?;
         let echo = self.echo.take();
         let news = &self.tokens[self.num_answered..];
+        let new_log_probs = self.log_probs.get(self.num_answered..).unwrap_or_default();
         for output in &self.outputs {
             let name = c_name(*output);
             match output {
@@ -205,6 +226,19 @@ impl Answer {
                 OutputKind::NumOutputTokens => {
                     response.output(name, &[1, 1], &[self.tokens.len() as i32])?;
                 }
+                OutputKind::OutputLogProbs => {
+                    let chosen = new_log_probs.iter().map(|it| it.chosen.log_prob);
+                    let chosen: Vec<f32> = chosen.collect();
+                    // [batch, beam, token]
+                    response.output(name, &[1, 1, chosen.len() as i64], &chosen)?;
+                }
+                OutputKind::CumLogProbs | OutputKind::CumulativeLogprob => {
+                    response.output(name, &[1, 1], &[self.cum_log_prob as f32])?;
+                }
+                OutputKind::Logprobs => {
+                    let json = log_probs::json(new_log_probs, self.tokenizer.as_deref());
+                    response.output_strings(name, &[1, 1], &[json])?;
+                }
             }
         }
         self.num_answered = self.tokens.len();
@@ -232,6 +266,10 @@ fn c_name(output: OutputKind) -> &'static CStr {
         OutputKind::FinishReason => c"finish_reason",
         OutputKind::NumInputTokens => c"num_input_tokens",
         OutputKind::NumOutputTokens => c"num_output_tokens",
+        OutputKind::OutputLogProbs => c"output_log_probs",
+        OutputKind::CumLogProbs => c"cum_log_probs",
+        OutputKind::CumulativeLogprob => c"cumulative_logprob",
+        OutputKind::Logprobs => c"logprobs",
     }
 }
 

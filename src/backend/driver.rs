@@ -338,6 +338,11 @@ impl Driver {
                         answer.times.admission.get_or_insert(step_start);
                     }
                 }
+                Event::Gathered(id, gathered) => {
+                    if let Some(answer) = self.in_flight.answer_mut(id) {
+                        answer.gather(*gathered);
+                    }
+                }
                 Event::Token(id, token) => {
                     let Some(answer) = self.in_flight.answer_mut(id) else {
                         continue;

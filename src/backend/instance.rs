@@ -46,7 +46,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Driver, Error> {
         .as_ref()
         .map(|path| model.folder.join(path));
     let max_seq_len = engine_config.max_seq_len;
-    let vocab_size = runner.vocab_size();
+    let (vocab_size, has_logits) = (runner.vocab_size(), runner.has_logits());
     let manager = BatchManager::new(engine_config.clone(), runner)
         .map_err(|error| LoadError::Resource(format!("no thread for the runner: {error}")))?;
     let stats = StepStats::before_the_first(&engine_config, manager.kv_usage());
@@ -55,6 +55,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Driver, Error> {
         config: model.config.clone(),
         text: model.text.clone(),
         vocab_size,
+        has_logits,
         max_seq_len,
         end_ids: model
             .checkpoint

@@ -155,6 +155,7 @@ mod tests {
             max_batch_size: 8,
             decoupled: true,
             input: InputKind::Text,
+            outputs: Vec::new(),
             max_sequence_idle_us: 0,
             settings: Settings::parse(parameters.iter().copied()).expect("good parameters"),
         }

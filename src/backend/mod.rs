@@ -10,6 +10,7 @@ mod implementation;
 mod in_flight;
 mod instance;
 mod limits;
+mod log_probs;
 mod metrics;
 mod model;
 mod observer;

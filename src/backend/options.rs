@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::base::{RequestError, TokenId, nearest_name};
 use crate::config::OutputKind;
-use crate::engine::ReuseOptions;
+use crate::engine::{Gather, ReuseOptions};
 use crate::sampling::SamplingParams;
 
 /// The options of one request, each in its range.
@@ -36,6 +36,9 @@ pub struct RequestOptions {
     pub reuse: ReuseOptions,
     /// Output tensors that the request does not want.
     pub omitted: Vec<OutputKind>,
+    /// Options that ask for output tensors, and which; a model that has none of them refuses.
+    pub asked: Vec<(&'static str, &'static [OutputKind])>,
+    num_logprobs: u32,
     end_ids: Option<Vec<TokenId>>,
     ignore_eos: bool,
     temperature: Option<f32>,
@@ -133,6 +136,26 @@ impl RequestOptions {
         })
     }
 
+    /// Whether the request wants an output tensor that it does not name.
+    pub fn wants(&self, output: OutputKind) -> bool {
+        let is_asked = self.asked.iter().any(|(_, outputs)| outputs.contains(&output));
+        (is_asked || !output.is_on_request()) && !self.omitted.contains(&output)
+    }
+
+    /// What is to be gathered for these outputs.
+    pub fn gather(&self, outputs: &[OutputKind]) -> Gather {
+        let num_top = |output: &OutputKind| match output {
+            OutputKind::Logprobs => Some(self.num_logprobs),
+            OutputKind::OutputLogProbs
+            | OutputKind::CumLogProbs
+            | OutputKind::CumulativeLogprob => Some(0),
+            _ => None,
+        };
+        Gather {
+            log_probs: outputs.iter().filter_map(num_top).max(),
+        }
+    }
+
     fn set(
         &mut self,
         name: &str,
@@ -193,6 +216,8 @@ const MAX_WORDS: usize = 64;
 const MAX_WORD_BYTES: usize = 256;
 const MAX_BIASES: usize = 1024;
 const MAX_END_IDS: usize = 16;
+/// Most likely tokens that are named in the place of each token: vLLM's default `max_logprobs`.
+const MAX_LOGPROBS: u32 = 20;
 
 /// Every option, in the order of the README.
 const OPTIONS: &[RequestOption] = &[
@@ -425,6 +450,50 @@ const OPTIONS: &[RequestOption] = &[
         set: |o, v| o.want(OutputKind::NumOutputTokens, v),
     },
     RequestOption {
+        name: "return_log_probs",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the outputs `output_log_probs` and `cum_log_probs`.",
+        set: |o, v| {
+            const OUTPUTS: &[OutputKind] = &[OutputKind::OutputLogProbs, OutputKind::CumLogProbs];
+            o.ask("return_log_probs", OUTPUTS, v)
+        },
+    },
+    RequestOption {
+        name: "return_cumulative_logprob",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the output `cumulative_logprob`.",
+        set: |o, v| {
+            o.ask("return_cumulative_logprob", &[OutputKind::CumulativeLogprob], v)
+        },
+    },
+    RequestOption {
+        name: "logprobs",
+        aliases: &[],
+        expected: "an integer from 0 to 20",
+        default: "0, with `return_logprobs`",
+        doc: "Gives the output `logprobs`, with so many of the most likely tokens in the place of each \
+              token, and the token itself.",
+        set: |o, v| {
+            set(&mut o.num_logprobs, integer(v, 0..=MAX_LOGPROBS))?;
+            o.ask("logprobs", &[OutputKind::Logprobs], &Value::Bool(true))
+        },
+    },
+    RequestOption {
+        name: "return_logprobs",
+        aliases: &[],
+        expected: "true or false",
+        default: "true, with `logprobs`",
+        doc: "Gives the output `logprobs`; `false` leaves it out.",
+        set: |o, v| match flag(v)? {
+            true => o.ask("return_logprobs", &[OutputKind::Logprobs], v),
+            false => o.want(OutputKind::Logprobs, v),
+        },
+    },
+    RequestOption {
         name: "sampling_parameters",
         aliases: &[],
         expected: "a JSON object of options",
@@ -460,6 +529,18 @@ pub fn reference_table() -> String {
 }
 
 impl RequestOptions {
+    fn ask(
+        &mut self,
+        option: &'static str,
+        outputs: &'static [OutputKind],
+        value: &Value,
+    ) -> Option<()> {
+        if flag(value)? {
+            self.asked.push((option, outputs));
+        }
+        Some(())
+    }
+
     fn want(&mut self, output: OutputKind, value: &Value) -> Option<()> {
         if !flag(value)? {
             self.omitted.push(output);
@@ -705,6 +786,12 @@ mod tests {
             ("messages", json!("[1]")),
             ("timeout", json!(-1)),
             ("return_finish_reason", json!("no")),
+            ("return_log_probs", json!(1)),
+            ("return_cumulative_logprob", json!("sum")),
+            ("logprobs", json!(-1)),
+            ("logprobs", json!(21)),
+            ("logprobs", json!(true)),
+            ("return_logprobs", json!(2)),
             ("sampling_parameters", json!("[]")),
             ("sampling_parameters", json!("{")),
             ("sampling_parameters", json!({ "sampling_parameters": {} })),

@@ -374,6 +374,10 @@ pub(super) const UNSUPPORTED: &[(&str, &str)] = &[
     ),
     ("gpu_weights_percent", "weights are never offloaded"),
     (
+        "normalize_log_probs",
+        "log-probabilities are of the model's own logits, over the whole vocabulary",
+    ),
+    (
         "recv_poll_period_ms",
         "requests arrive with the step, nothing is polled",
     ),

@@ -61,17 +61,29 @@ pub enum OutputKind {
     NumInputTokens,
     /// Tokens generated so far.
     NumOutputTokens,
+    /// How likely each token was, the logarithm; new ones when streaming.
+    OutputLogProbs,
+    /// Their sum so far.
+    CumLogProbs,
+    /// The same under vLLM's name.
+    CumulativeLogprob,
+    /// The most likely tokens in the place of each, as JSON; new ones when streaming.
+    Logprobs,
 }
 
 impl OutputKind {
     /// All of them, in the order of a response.
-    pub const ALL: [OutputKind; 6] = [
+    pub const ALL: [OutputKind; 10] = [
         OutputKind::TextOutput,
         OutputKind::OutputIds,
         OutputKind::SequenceLength,
         OutputKind::FinishReason,
         OutputKind::NumInputTokens,
         OutputKind::NumOutputTokens,
+        OutputKind::OutputLogProbs,
+        OutputKind::CumLogProbs,
+        OutputKind::CumulativeLogprob,
+        OutputKind::Logprobs,
     ];
 
     /// The tensor's name.
@@ -83,7 +95,23 @@ impl OutputKind {
             OutputKind::FinishReason => "finish_reason",
             OutputKind::NumInputTokens => "num_input_tokens",
             OutputKind::NumOutputTokens => "num_output_tokens",
+            OutputKind::OutputLogProbs => "output_log_probs",
+            OutputKind::CumLogProbs => "cum_log_probs",
+            OutputKind::CumulativeLogprob => "cumulative_logprob",
+            OutputKind::Logprobs => "logprobs",
         }
+    }
+
+    /// Whether only those requests get it that ask for it by an option; the others get every output
+    /// that they do not name.
+    pub const fn is_on_request(self) -> bool {
+        matches!(
+            self,
+            OutputKind::OutputLogProbs
+                | OutputKind::CumLogProbs
+                | OutputKind::CumulativeLogprob
+                | OutputKind::Logprobs
+        )
     }
 
     /// The kind of that name.
@@ -93,15 +121,22 @@ impl OutputKind {
 
     const fn data_type(self) -> &'static str {
         match self {
-            OutputKind::TextOutput | OutputKind::FinishReason => "TYPE_STRING",
+            OutputKind::TextOutput | OutputKind::FinishReason | OutputKind::Logprobs => {
+                "TYPE_STRING"
+            }
+            OutputKind::OutputLogProbs
+            | OutputKind::CumLogProbs
+            | OutputKind::CumulativeLogprob => "TYPE_FP32",
             _ => "TYPE_INT32",
         }
     }
 
-    const fn dim(self) -> i64 {
+    /// Its shape without the batch dimension, as config.pbtxt has it.
+    const fn dims(self) -> &'static [i64] {
         match self {
-            OutputKind::OutputIds => -1,
-            _ => 1,
+            OutputKind::OutputLogProbs => &[-1, -1],
+            OutputKind::OutputIds | OutputKind::CumLogProbs => &[-1],
+            _ => &[1],
         }
     }
 }
@@ -115,6 +150,8 @@ pub struct ModelConfig {
     pub decoupled: bool,
     /// How requests bring their prompts.
     pub input: InputKind,
+    /// What an answer can consist of.
+    pub outputs: Vec<OutputKind>,
     /// After this long without a step, Triton drops a sequence.
     pub max_sequence_idle_us: u64,
     /// The backend's parameters.
@@ -195,7 +232,7 @@ impl ModelConfig {
             ));
         }
         let input = check_inputs(config, completion)?;
-        check_outputs(config, input, completion)?;
+        let outputs = check_outputs(config, input, completion)?;
         let max_sequence_idle_us = check_scheduling(config, completion)?;
         check_instances(config)?;
         Ok(Self {
@@ -205,6 +242,7 @@ impl ModelConfig {
                 .and_then(Value::as_bool)
                 .unwrap_or(false),
             input,
+            outputs,
             max_sequence_idle_us,
             settings,
         })
@@ -270,7 +308,7 @@ fn input_field(kind: InputKind) -> Value {
 }
 
 fn output_field(kind: OutputKind) -> Value {
-    json!({ "name": kind.name(), "data_type": kind.data_type(), "dims": [kind.dim()] })
+    json!({ "name": kind.name(), "data_type": kind.data_type(), "dims": kind.dims() })
 }
 
 fn check_inputs(config: &Value, completion: Completion) -> Result<InputKind, LoadError> {
@@ -329,7 +367,8 @@ fn check_outputs(
     config: &Value,
     input: InputKind,
     completion: Completion,
-) -> Result<(), LoadError> {
+) -> Result<Vec<OutputKind>, LoadError> {
+    let mut kinds = Vec::new();
     let outputs = config
         .get("output")
         .and_then(Value::as_array)
@@ -351,7 +390,7 @@ fn check_outputs(
                 &format!("name some of {}", known.join(", ")),
             ));
         };
-        if field(output, "data_type") != kind.data_type() || dims(output) != [kind.dim()] {
+        if field(output, "data_type") != kind.data_type() || dims(output) != kind.dims() {
             return Err(refuse(
                 &format!(
                     "output '{name}' is {} {:?}",
@@ -361,7 +400,7 @@ fn check_outputs(
                 &format!(
                     "write data_type: {} dims: [ {} ]",
                     kind.data_type(),
-                    kind.dim()
+                    kind.dims().iter().map(i64::to_string).collect::<Vec<_>>().join(", ")
                 ),
             ));
         }
@@ -371,8 +410,9 @@ fn check_outputs(
                 "take it out of output, or take text_input",
             ));
         }
+        kinds.push(kind);
     }
-    Ok(())
+    Ok(kinds)
 }
 
 fn check_instances(config: &Value) -> Result<(), LoadError> {

@@ -151,7 +151,7 @@ impl Engine {
     ///
     /// # Panics
     /// If `output` is not the step's: one entry for each sequence that samples, in the step's order.
-    pub fn apply(&mut self, mut step: Step, output: &StepOutput, events: &mut Vec<Event>) {
+    pub fn apply(&mut self, mut step: Step, output: &mut StepOutput, events: &mut Vec<Event>) {
         let is_known = |event: &Event| {
             matches!(event, Event::Finished(..))
                 || self.sequences.find(event.request_id()).is_some()
@@ -162,6 +162,7 @@ impl Engine {
             self.is_out[step.micro_batch()] = false;
         }
         let mut sampled = output.sampled.iter();
+        let mut gathered = output.gathered.drain(..).peekable();
         let mut any_gone = false;
         for (planned, text) in step.drain() {
             let result = planned.samples.then(|| {
@@ -169,6 +170,7 @@ impl Engine {
                 assert_eq!(*slot, planned.slot, "results are in the step's order");
                 *result
             });
+            let gathered = gathered.next_if(|(slot, _)| *slot == planned.slot);
             let sequence = &mut self.sequences[planned.slot];
             let text = sequence.text.insert(text);
             if let Some(place) = self.cancelled.iter().position(|&slot| slot == planned.slot) {
@@ -181,6 +183,11 @@ impl Engine {
             if !matches!(result, Some(Sampled::Failed(_))) {
                 let computed = sequence.computed;
                 self.kv.commit(&mut sequence.blocks, &text.tokens, computed);
+            }
+            if !matches!(result, Some(Sampled::Failed(_)))
+                && let Some((_, gathered)) = gathered
+            {
+                events.push(Event::Gathered(planned.id, Box::new(gathered)));
             }
             let ended = match result {
                 None => None,
@@ -207,6 +214,11 @@ impl Engine {
             sampled.next().is_none(),
             "no result for one that does not sample"
         );
+        assert!(
+            gathered.next().is_none(),
+            "what is gathered is in the step's order"
+        );
+        drop(gathered);
         if any_gone {
             self.running.retain(|&slot| self.sequences.is_taken(slot));
         }

@@ -11,7 +11,7 @@
 //! step.rs         what was decided, as packed arrays
 //! stats.rs        the record of a step
 //! integrity.rs    the invariants, as a check
-//! config.rs request.rs plan.rs output.rs    what goes in and out: plain data
+//! config.rs request.rs gather.rs plan.rs output.rs    what goes in and out: plain data
 //! ```
 //!
 //! # Invariants
@@ -30,6 +30,7 @@
 mod budget;
 mod capacity;
 mod config;
+mod gather;
 mod integrity;
 mod kv;
 mod manager;
@@ -43,6 +44,7 @@ mod stats;
 mod step;
 
 pub use config::{BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig};
+pub use gather::{Gather, Gathered};
 pub use kv::{AttentionWindow, KvUsage, ReuseOptions, ReuseTotals};
 pub use manager::Engine;
 pub use output::{Event, Sampled, StepOutput};

@@ -1,6 +1,7 @@
 //! What comes back from a step, and what the engine makes of it.
 
 use crate::base::{RequestId, SeqSlot, TokenId};
+use crate::engine::Gathered;
 use crate::sampling::{FinishReason, SampleError};
 
 /// What the runner made of one sequence that samples.
@@ -12,18 +13,31 @@ pub enum Sampled {
     Failed(SampleError),
 }
 
-/// A step's results: one entry for each planned sequence with `samples`, in the plan's order.
+/// A step's results, each with the row that it is of, in the order of the step's sequences.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
-    /// Row and result.
+    /// One for each planned sequence with `samples`.
     pub sampled: Vec<(SeqSlot, Sampled)>,
+    /// One for each planned sequence of which something is gathered in this step. It is moved from here
+    /// into the event, never copied.
+    pub gathered: Vec<(SeqSlot, Gathered)>,
+}
+
+impl StepOutput {
+    /// Makes it the output of a step that has not been computed; its memory stays.
+    pub fn clear(&mut self) {
+        self.sampled.clear();
+        self.gathered.clear();
+    }
 }
 
 /// What happened to a request in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// It was planned for the first time: it is no longer queued.
     Admitted(RequestId),
+    /// It has what it wanted to know besides a token. Before the `Token` of the same step.
+    Gathered(RequestId, Box<Gathered>),
     /// It has a new token.
     Token(RequestId, TokenId),
     /// It gave its blocks back and will be computed again by itself.
@@ -37,6 +51,7 @@ impl Event {
     pub fn request_id(&self) -> RequestId {
         match *self {
             Event::Admitted(id)
+            | Event::Gathered(id, _)
             | Event::Token(id, _)
             | Event::Paused(id)
             | Event::Finished(id, _) => id,

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use crate::base::{BlockId, BlockSize, RequestId, SeqSlot, TokenId, Tokens};
+use crate::engine::Gather;
 use crate::engine::sequence::SequenceText;
 use crate::sampling::SamplingInput;
 
@@ -41,6 +42,8 @@ pub struct PlannedSequence {
     pub block_table: Range<u32>,
     /// Whether the chunk ends with the last known token, so that its logits give the next one.
     pub samples: bool,
+    /// What is to be gathered besides.
+    pub gather: Gather,
 }
 
 /// Keys and values that a sequence takes over from a block of which it only shares the beginning.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::base::{RequestId, TokenId, Tokens};
-use crate::engine::ReuseOptions;
+use crate::engine::{Gather, ReuseOptions};
 use crate::sampling::{SamplingParams, StopRule};
 
 /// A request as the engine sees it: tokens in, limits, sampling.
@@ -22,6 +22,8 @@ pub struct NewRequest {
     pub priority: i32,
     /// What it may share with others.
     pub reuse: ReuseOptions,
+    /// What it wants to know besides its tokens.
+    pub gather: Gather,
 }
 
 impl NewRequest {
@@ -34,6 +36,7 @@ impl NewRequest {
             sampling: Arc::default(),
             priority: 0,
             reuse: ReuseOptions::default(),
+            gather: Gather::default(),
         }
     }
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use crate::base::{RequestId, SeqSlot, TokenId, Tokens};
 use crate::engine::kv::BlockTable;
-use crate::engine::{NewRequest, Phase, ReuseOptions};
+use crate::engine::{Gather, NewRequest, Phase, ReuseOptions};
 use crate::sampling::{FinishReason, SamplingInput, SamplingParams, StopRule};
 
 /// What a runner may look at while a step is out: the sequence's own tokens and options.
@@ -65,6 +65,8 @@ pub(super) struct Sequence {
     pub(super) blocks: BlockTable,
     /// What it may share with others.
     pub(super) reuse: ReuseOptions,
+    /// What it wants to know besides its tokens.
+    pub(super) gather: Gather,
     /// In whose steps it is.
     pub(super) micro_batch: usize,
     /// Why it has ended; set only while it waits for the rest of its lockstep batch.
@@ -101,6 +103,7 @@ impl Sequence {
             computed: Tokens::ZERO,
             blocks,
             reuse: request.reuse,
+            gather: request.gather,
             micro_batch: 0,
             ended: None,
             stop: request.stop,

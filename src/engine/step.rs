@@ -144,6 +144,7 @@ impl Step {
             kv_len: end.0,
             block_table: first_block..within(self.block_tables.len(), call_blocks),
             samples: end == sequence.len(),
+            gather: sequence.gather,
         });
         self.texts.push(text);
     }

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use crate::base::{RequestError, RequestId, StepError, TokenId};
-use crate::engine::{Event, NewRequest, StepStats};
+use crate::engine::{Event, Gathered, NewRequest, StepStats};
 use crate::manager::BatchManager;
 use crate::sampling::FinishReason;
 
@@ -50,6 +50,8 @@ pub struct Response<'a> {
     pub id: RequestId,
     /// Tokens since the last response.
     pub tokens: &'a [TokenId],
+    /// What it wanted to know besides, step by step: see [`NewRequest::gather`].
+    pub gathered: &'a [Gathered],
     /// Why it has ended, or the error for which it was refused; `None`: it goes on.
     pub end: Option<Result<FinishReason, RequestError>>,
 }
@@ -75,16 +77,34 @@ pub fn serve(
     let mut in_flight = InFlight::new();
     let result = serve_all(manager, max_num_requests, &mut in_flight, callbacks);
     if let Err(error) = &result {
-        for (id, tokens) in in_flight {
+        for (id, news) in in_flight {
             let error = RequestError::Internal(error.to_string());
-            send(callbacks, id, &tokens, Some(Err(error)));
+            send(callbacks, id, &news, Some(Err(error)));
         }
     }
     result
 }
 
+/// What has not been sent of a request.
+#[derive(Default)]
+struct News {
+    tokens: Vec<TokenId>,
+    gathered: Vec<Gathered>,
+}
+
+impl News {
+    fn is_empty(&self) -> bool {
+        self.tokens.is_empty() && self.gathered.is_empty()
+    }
+
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.gathered.clear();
+    }
+}
+
 /// What has not been sent of the requests in flight.
-type InFlight = BTreeMap<RequestId, Vec<TokenId>>;
+type InFlight = BTreeMap<RequestId, News>;
 
 fn serve_all(
     manager: &mut BatchManager,
@@ -106,25 +126,27 @@ fn serve_all(
         let landed = manager.land(&mut events)?;
         for event in events.drain(..) {
             match event {
+                Event::Gathered(id, gathered) => {
+                    if let Some(news) = in_flight.get_mut(&id) {
+                        news.gathered.push(*gathered);
+                    }
+                }
                 Event::Token(id, token) => {
-                    if let Some(tokens) = in_flight.get_mut(&id) {
-                        tokens.push(token);
+                    if let Some(news) = in_flight.get_mut(&id) {
+                        news.tokens.push(token);
                     }
                 }
                 Event::Finished(id, reason) => {
-                    if let Some(tokens) = in_flight.remove(&id) {
-                        send(callbacks, id, &tokens, Some(Ok(reason)));
+                    if let Some(news) = in_flight.remove(&id) {
+                        send(callbacks, id, &news, Some(Ok(reason)));
                     }
                 }
                 Event::Admitted(_) | Event::Paused(_) => {}
             }
         }
-        for (&id, tokens) in in_flight
-            .iter_mut()
-            .filter(|(_, tokens)| !tokens.is_empty())
-        {
-            send(callbacks, id, tokens, None);
-            tokens.clear();
+        for (&id, news) in in_flight.iter_mut().filter(|(_, news)| !news.is_empty()) {
+            send(callbacks, id, news, None);
+            news.clear();
         }
         stop(manager, in_flight, &mut events, callbacks)?;
         if let Some(landed) = landed {
@@ -151,7 +173,12 @@ fn stop(
     }
     manager.settle(events)?;
     for id in stopped {
-        send(callbacks, id, &[], Some(Ok(FinishReason::Cancelled)));
+        send(
+            callbacks,
+            id,
+            &News::default(),
+            Some(Ok(FinishReason::Cancelled)),
+        );
     }
     Ok(())
 }
@@ -167,14 +194,14 @@ fn join(
         let id = request.id;
         if in_flight.contains_key(&id) {
             let error = RequestError::InFlight(id.to_string());
-            send(callbacks, id, &[], Some(Err(error)));
+            send(callbacks, id, &News::default(), Some(Err(error)));
             continue;
         }
         match manager.add(request) {
             Ok(()) => {
-                in_flight.insert(id, Vec::new());
+                in_flight.insert(id, News::default());
             }
-            Err(error) => send(callbacks, id, &[], Some(Err(error))),
+            Err(error) => send(callbacks, id, &News::default(), Some(Err(error))),
         }
     }
 }
@@ -182,8 +209,13 @@ fn join(
 fn send(
     callbacks: &mut impl Callbacks,
     id: RequestId,
-    tokens: &[TokenId],
+    news: &News,
     end: Option<Result<FinishReason, RequestError>>,
 ) {
-    callbacks.send_response(Response { id, tokens, end });
+    callbacks.send_response(Response {
+        id,
+        tokens: &news.tokens,
+        gathered: &news.gathered,
+        end,
+    });
 }

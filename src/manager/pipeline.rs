@@ -59,7 +59,7 @@ impl Pipeline {
     /// Has a step computed after those before it.
     pub(super) fn launch(&mut self, step: Step) -> Result<(), StepError> {
         let mut output = self.spare.pop().unwrap_or_default();
-        output.sampled.clear();
+        output.clear();
         let to = self.to.as_ref().expect("not dropped");
         to.send((step, output)).map_err(|_| gone())
     }

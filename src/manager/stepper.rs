@@ -26,8 +26,10 @@ pub struct BatchManager {
     engine: Engine,
     computer: Computer,
     num_micro_batches: usize,
-    /// Whether requests may bring logits processors.
+    /// Whether tokens are chosen from logits.
     has_logits: bool,
+    /// Whether requests may bring logits processors.
+    may_process: bool,
     /// Steps that were launched and have not landed, the oldest first.
     launched: VecDeque<Launched>,
     /// Whether one was launched since the last time that one could land.
@@ -72,7 +74,8 @@ impl BatchManager {
     /// With a configuration that [`EngineConfig::check`] refuses.
     pub fn new(config: EngineConfig, runner: Runner) -> std::io::Result<Self> {
         let num_micro_batches = config.num_micro_batches;
-        let has_logits = runner.has_logits() && config.scheme != BatchingScheme::V1;
+        let has_logits = runner.has_logits();
+        let may_process = has_logits && config.scheme != BatchingScheme::V1;
         let computer = match num_micro_batches {
             1 => Computer::Here(runner),
             _ => Computer::Thread(Pipeline::start(runner)?),
@@ -82,6 +85,7 @@ impl BatchManager {
             computer,
             num_micro_batches,
             has_logits,
+            may_process,
             launched: VecDeque::with_capacity(num_micro_batches),
             has_launched: false,
             empty: None,
@@ -93,14 +97,20 @@ impl BatchManager {
     ///
     /// # Errors
     /// A request that could never run, or one with a logits processor where there are none: in lockstep,
-    /// and with a runner that has no logits.
+    /// and with a runner that has no logits. Without logits there is nothing to gather of them either.
     ///
     /// # Panics
     /// As [`Engine::add`].
     pub fn add(&mut self, request: NewRequest) -> Result<(), RequestError> {
-        if request.sampling.logits_processor.is_some() && !self.has_logits {
+        if request.sampling.logits_processor.is_some() && !self.may_process {
             return Err(RequestError::Invalid(
                 "a logits processor needs a model and in-flight batching".to_owned(),
+            ));
+        }
+        if request.gather.needs_logits() && !self.has_logits {
+            return Err(RequestError::Invalid(
+                "log-probabilities and logits need a model: the synthetic runner has none"
+                    .to_owned(),
             ));
         }
         self.engine.add(request)
@@ -174,7 +184,7 @@ impl BatchManager {
             Computer::Here(runner) => {
                 let started = Instant::now();
                 let mut output = std::mem::take(&mut self.output);
-                output.sampled.clear();
+                output.clear();
                 step.plans()
                     .try_for_each(|plan| runner.run(plan, &mut output))?;
                 let here = Some(Computed {
@@ -202,7 +212,8 @@ impl BatchManager {
             None => None,
         };
         if let Some(step) = self.empty.take() {
-            self.engine.apply(step, &StepOutput::default(), events);
+            self.engine
+                .apply(step, &mut StepOutput::default(), events);
         }
         Ok(landed)
     }
@@ -213,13 +224,14 @@ impl BatchManager {
         events: &mut Vec<Event>,
     ) -> Result<LandedStep, StepError> {
         let mut record = launched.record;
-        let computed = match (launched.here, &mut self.computer) {
+        let mut computed = match (launched.here, &mut self.computer) {
             (Some(computed), _) => computed,
             (None, Computer::Thread(pipeline)) => pipeline.land()?,
             (None, Computer::Here(_)) => unreachable!("what is computed here is kept"),
         };
         record.model = computed.model;
-        self.engine.apply(computed.step, &computed.output, events);
+        self.engine
+            .apply(computed.step, &mut computed.output, events);
         match &mut self.computer {
             Computer::Thread(pipeline) => pipeline.give_back(computed.output),
             Computer::Here(_) => self.output = computed.output,

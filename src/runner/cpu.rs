@@ -6,8 +6,8 @@ use super::decoder::{Decoder, Rows};
 use super::spec::ModelSpec;
 use crate::base::{BlockSize, LoadError, StepError};
 use crate::device::cpu::{Cpu, CpuOptions, KvCache, KvDtype, KvLayout, KvSpan};
-use crate::engine::{Sampled, StepOutput, StepPlan};
-use crate::sampling::Sampler;
+use crate::engine::{Gathered, Sampled, StepOutput, StepPlan};
+use crate::sampling::{LogProbs, Sampler};
 
 /// A model on CPU: weights, KV cache, threads, and the buffers of its largest step.
 ///
@@ -27,13 +27,18 @@ pub struct CpuRunner {
     /// Of each sequence that samples: its place in the plan, and its last token's row.
     sampling: Vec<usize>,
     sampling_rows: Vec<u32>,
+    /// Place in the plan, and what was gathered; empty between runs.
+    gathered: Vec<(usize, Gathered)>,
 }
 
 /// What one thread needs to choose tokens.
 struct Chooser {
     sampler: Sampler,
+    log_probs: LogProbs,
     /// Row of the logits, and what was chosen from it.
     chosen: Vec<(usize, Sampled)>,
+    /// Place in the plan, and what was gathered; only of those that want anything.
+    gathered: Vec<(usize, Gathered)>,
 }
 
 impl CpuRunner {
@@ -63,12 +68,15 @@ impl CpuRunner {
             choosers: (0..cpu.num_threads())
                 .map(|_| Chooser {
                     sampler: Sampler::new(spec.vocab_size),
+                    log_probs: LogProbs::new(spec.vocab_size),
                     chosen: Vec::with_capacity(max_num_requests),
+                    gathered: Vec::new(),
                 })
                 .collect(),
             spans: Vec::with_capacity(max_num_requests),
             sampling: Vec::with_capacity(max_num_requests),
             sampling_rows: Vec::with_capacity(max_num_requests),
+            gathered: Vec::new(),
             cpu,
             limits,
         })
@@ -158,12 +166,23 @@ impl CpuRunner {
             self.logits.first_mut(sampling.len()),
             self.vocab_size,
             |chooser, row, logits| {
-                let input = plan.sampling_input(sampling[row]);
+                let index = sampling[row];
+                let gather = plan.sequences[index].gather;
+                if gather.log_probs.is_some() {
+                    chooser.log_probs.keep(logits);
+                }
+                let input = plan.sampling_input(index);
                 let sampled = match chooser.sampler.sample(logits, input) {
                     Ok(token) => Sampled::Token(token),
                     Err(error) => Sampled::Failed(error),
                 };
                 chooser.chosen.push((row, sampled));
+                if let (Some(num_top), Sampled::Token(token)) = (gather.log_probs, sampled) {
+                    let gathered = Gathered {
+                        log_probs: Some(chooser.log_probs.of(token, num_top)),
+                    };
+                    chooser.gathered.push((index, gathered));
+                }
             },
         );
         let slots = sampling.iter().map(|&index| plan.sequences[index].slot);
@@ -176,6 +195,12 @@ impl CpuRunner {
             for (row, sampled) in chooser.chosen.drain(..) {
                 output.sampled[first + row].1 = sampled;
             }
+            self.gathered.append(&mut chooser.gathered);
+        }
+        self.gathered.sort_unstable_by_key(|(index, _)| *index);
+        for (index, gathered) in self.gathered.drain(..) {
+            let slot = plan.sequences[index].slot;
+            output.gathered.push((slot, gathered));
         }
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! logits -- processors (bias, bad words, min_tokens, penalties) --> argmax            (greedy)
 //!                                                               \-> cut --> draw      (random)
+//!        \-- as they are --> log-probabilities of what was chosen
 //! ```
 //!
 //! Nothing here knows of a batch, a step, a clock or another request, so a request's tokens cannot
@@ -12,6 +13,7 @@ mod draw;
 mod error;
 mod exp;
 mod history;
+mod log_probs;
 mod params;
 mod peaks;
 mod processors;
@@ -23,6 +25,7 @@ mod stop;
 mod truncation;
 
 pub use error::SampleError;
+pub use log_probs::{LogProbs, TokenLogProb, TokenLogProbs};
 pub use params::{LogitsProcessor, ProcessLogits, SamplingInput, SamplingParams};
 pub use sampler::Sampler;
 pub use stop::{FinishReason, StopRule};

@@ -29,10 +29,14 @@ impl Candidate {
         f32::from_bits(order ^ flip)
     }
 
+    pub(super) fn id(self) -> TokenId {
+        !(self.0 as u32)
+    }
+
     /// Whether a token is at least as likely as this one.
     #[inline(always)]
     pub(super) fn keeps(self, logit: f32, id: TokenId) -> bool {
-        logit > self.logit() || (logit == self.logit() && id <= !(self.0 as u32))
+        logit > self.logit() || (logit == self.logit() && id <= self.id())
     }
 }
 

@@ -125,6 +125,11 @@ impl Tokenizer {
         Ok(unique)
     }
 
+    /// The text of a token by itself, also of a special one. What cannot be decoded is U+FFFD.
+    pub fn text_of(&self, token: TokenId) -> String {
+        self.decode(&[token], false)
+    }
+
     /// What `token` stands for. The bytes of one that is bytes are appended to `bytes`.
     pub(super) fn piece(&self, token: TokenId, skip_special: bool, bytes: &mut Vec<u8>) -> Piece {
         let Some(content) = self.inner.id_to_token(token) else {

@@ -15,7 +15,7 @@ use triton_inflight::base::{
     BlockId, BlockSize, Blocks, RequestError, RequestId, SeqSlot, TokenId, Tokens,
 };
 use triton_inflight::engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, Engine, EngineConfig, Event, NewRequest, Phase,
+    BatchingScheme, BlockReuse, CapacityPolicy, Engine, EngineConfig, Event, Gather, NewRequest, Phase,
     PlannedSequence, ReuseOptions, Sampled, Step, StepOutput, StepPlan,
 };
 use triton_inflight::sampling::{FinishReason, SampleError, SamplingParams, StopRule};
@@ -71,6 +71,7 @@ impl Ask {
             }),
             priority: self.priority,
             reuse: self.reuse.clone(),
+            gather: Gather::default(),
         }
     }
 
@@ -223,9 +224,9 @@ impl World {
         }
         self.events.clear();
         if self.out.len() == self.config.num_micro_batches || planned.is_empty() {
-            while let Some((step, output)) = self.out.pop_front() {
+            while let Some((step, mut output)) = self.out.pop_front() {
                 let was_empty = step.is_empty();
-                self.engine.apply(step, &output, &mut self.events);
+                self.engine.apply(step, &mut output, &mut self.events);
                 if !was_empty && !planned.is_empty() {
                     break;
                 }
@@ -267,11 +268,11 @@ impl World {
     }
 
     fn check_events(&mut self) {
-        for &event in &self.events {
+        for event in &self.events {
             let id = event.request_id();
             let stream = self.streams.get_mut(&id).expect("events are of requests");
             assert!(!stream.ended, "{event:?} after the end");
-            match event {
+            match *event {
                 Event::Admitted(_) => {
                     assert!(!stream.admitted, "{id:?} is admitted twice");
                     stream.admitted = true;
@@ -285,6 +286,7 @@ impl World {
                     stream.paused = true;
                     self.num_pauses += 1;
                 }
+                Event::Gathered(..) => unreachable!("nothing is gathered here"),
                 Event::Token(_, token) => {
                     assert!(stream.admitted, "{id:?} does not run");
                     stream.tokens.push(token);

@@ -4,8 +4,8 @@
 
 use triton_inflight::base::TokenId;
 use triton_inflight::device::cpu::KvDtype;
-use triton_inflight::engine::{BlockReuse, CapacityPolicy};
-use triton_inflight::sampling::SamplingParams;
+use triton_inflight::engine::{BlockReuse, CapacityPolicy, Gather};
+use triton_inflight::sampling::{SamplingParams, TokenLogProbs};
 
 use crate::support::{Happened, Request, Served, Setup, serve, serve_alone};
 
@@ -36,6 +36,10 @@ fn requests() -> Vec<Request> {
                     seed: index as u64,
                     ..SamplingParams::default()
                 },
+            },
+            // Some want nothing, some a log-probability, some the most likely tokens as well.
+            gather: Gather {
+                log_probs: [None, Some(0), Some(5), Some(20)][index % 4],
             },
             arrival: index / 2,
         })
@@ -89,12 +93,44 @@ fn each_as_alone(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
 
 fn assert_same_bits(served: &Served, expected: &Served, what: &str) {
     assert_eq!(served.tokens, expected.tokens, "{what}: tokens");
+    assert_eq!(served.log_probs.len(), expected.log_probs.len(), "{what}");
+    for (served, expected) in served.log_probs.iter().zip(&expected.log_probs) {
+        assert_eq!(bits_of(served), bits_of(expected), "{what}: log-probabilities");
+    }
     for (step, (served, expected)) in served.logits.iter().zip(&expected.logits).enumerate() {
         let differs = served
             .iter()
             .zip(expected)
             .any(|(a, b)| a.to_bits() != b.to_bits());
         assert!(!differs, "{what}: logits of its token {step}");
+    }
+}
+
+/// Tokens, ranks, and the bits of their log-probabilities.
+fn bits_of(token: &TokenLogProbs) -> Vec<(TokenId, u32, u32)> {
+    let all = std::iter::once(&token.chosen).chain(&token.top);
+    all.map(|it| (it.token, it.rank, it.log_prob.to_bits())).collect()
+}
+
+#[test]
+fn what_a_request_wants_to_know_changes_nothing_of_its_tokens() {
+    let setup = Setup::default();
+    let mut runner = setup.load("qwen3");
+    for request in requests() {
+        let asked = serve_alone(&mut runner, &setup, &request);
+        let nothing = Request {
+            gather: Gather::default(),
+            ..request.clone()
+        };
+        let silent = serve_alone(&mut runner, &setup, &nothing);
+        assert_eq!((&asked.tokens, &asked.logits), (&silent.tokens, &silent.logits));
+        assert_eq!(silent.log_probs, []);
+        let num_asked = request.gather.log_probs.map_or(0, |_| asked.tokens.len());
+        assert_eq!(asked.log_probs.len(), num_asked);
+        for (token, log_probs) in asked.tokens.iter().zip(&asked.log_probs) {
+            assert_eq!(log_probs.chosen.token, *token);
+            assert_eq!(Some(log_probs.top.len() as u32), request.gather.log_probs);
+        }
     }
 }
 

@@ -8,12 +8,12 @@ use triton_inflight::base::{BlockId, BlockSize, Blocks, RequestId, TokenId, Toke
 use triton_inflight::device::cpu::{CpuOptions, KvDtype, Simd};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, Engine, EngineConfig, Event,
-    NewRequest, Sampled, StepOutput,
+    Gather, NewRequest, Sampled, StepOutput,
 };
 use triton_inflight::runner::{
     AttentionLimits, Checkpoint, CpuRunner, RunnerLimits, SyntheticRunner,
 };
-use triton_inflight::sampling::SamplingParams;
+use triton_inflight::sampling::{SamplingParams, TokenLogProbs};
 
 use crate::moves::Moves;
 
@@ -164,6 +164,8 @@ pub struct Request {
     pub prompt: Vec<TokenId>,
     pub max_new_tokens: u32,
     pub sampling: SamplingParams,
+    /// What it wants to know besides its tokens.
+    pub gather: Gather,
     /// The step before which it arrives.
     pub arrival: usize,
 }
@@ -174,6 +176,7 @@ impl Request {
             prompt: prompt.to_vec(),
             max_new_tokens,
             sampling: SamplingParams::default(),
+            gather: Gather::default(),
             arrival: 0,
         }
     }
@@ -185,6 +188,8 @@ pub struct Served {
     pub tokens: Vec<TokenId>,
     /// The logits that each token was chosen from.
     pub logits: Vec<Vec<f32>>,
+    /// Of each token, if they were asked for.
+    pub log_probs: Vec<TokenLogProbs>,
 }
 
 /// What a run did besides.
@@ -244,7 +249,7 @@ pub fn serve(
         }
         let vocab_size = runner.vocab_size();
         let mut logits = Vec::new();
-        output.sampled.clear();
+        output.clear();
         for plan in step.plans() {
             let plan = match &mut moves {
                 Some(moves) => moves.apply(plan),
@@ -264,7 +269,14 @@ pub fn serve(
             served[index].tokens.push(token);
             served[index].logits.push(logits);
         }
-        engine.apply(step, &output, &mut events);
+        let first_new = events.len();
+        engine.apply(step, &mut output, &mut events);
+        for event in &events[first_new..] {
+            if let Event::Gathered(id, gathered) = event {
+                let log_probs = gathered.log_probs.clone();
+                served[id.index()].log_probs.extend(log_probs);
+            }
+        }
         engine.check_integrity();
         happened.num_steps += 1;
         assert!(happened.num_steps < 100_000, "the requests do not end");
@@ -293,6 +305,7 @@ fn new_request(index: usize, request: &Request) -> NewRequest {
     let id = RequestId(index as u64);
     NewRequest {
         sampling: Arc::new(request.sampling.clone()),
+        gather: request.gather,
         ..NewRequest::new(id, request.prompt.clone(), Tokens(request.max_new_tokens))
     }
 }

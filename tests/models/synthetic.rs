@@ -40,12 +40,12 @@ fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize) {
             };
             runner.run(plan, &mut output).expect("the step runs");
         }
-        engine.apply(step, &output, &mut events);
+        engine.apply(step, &mut output, &mut events);
         for event in events.drain(..) {
             match event {
                 Event::Token(id, token) => generated[id.index()].push(token),
                 Event::Paused(_) => num_pauses += 1,
-                Event::Admitted(_) | Event::Finished(..) => {}
+                Event::Admitted(_) | Event::Gathered(..) | Event::Finished(..) => {}
             }
         }
     }
@@ -134,7 +134,7 @@ fn a_step_takes_as_long_as_its_tokens_say() {
         }
         // No upper bound: the machine may be busy.
         assert!(started.elapsed() >= Duration::from_micros(duration_us));
-        engine.apply(step, &output, &mut events);
+        engine.apply(step, &mut output, &mut events);
     }
 }
 

@@ -5,6 +5,7 @@ use std::fs;
 use serde::Deserialize;
 use triton_inflight::base::TokenId;
 use triton_inflight::device::cpu::Simd;
+use triton_inflight::engine::Gather;
 
 use crate::support::{Request, Served, Setup, fixture, serve};
 
@@ -32,7 +33,10 @@ fn agrees_with_transformers(name: &str) {
     let requests: Vec<_> = expected
         .prompts
         .iter()
-        .map(|expected| Request::greedy(&expected.prompt, expected.greedy.len() as u32))
+        .map(|expected| Request {
+            gather: Gather { log_probs: Some(5) },
+            ..Request::greedy(&expected.prompt, expected.greedy.len() as u32)
+        })
         .collect();
     for simd in Simd::ALL.into_iter().filter(|simd| simd.is_supported()) {
         let setup = Setup {
@@ -59,6 +63,25 @@ fn compare(what: &str, served: &Served, expected: &Prompt) {
         error <= cost / 2.0,
         "{what}: logits differ by {error}; all of bf16 costs {cost}"
     );
+    assert_eq!(served.log_probs.len(), expected.greedy.len());
+    for (step, ours) in served.log_probs.iter().enumerate() {
+        // Those of the logits that we had are exact, and theirs are as far off as the logits.
+        for (logits, tolerance) in [(&served.logits[step], 1e-5), (&expected.logits[step], cost)] {
+            let theirs = log_softmax(logits);
+            for it in std::iter::once(&ours.chosen).chain(&ours.top) {
+                let (ours, theirs) = (f64::from(it.log_prob), theirs[it.token as usize]);
+                assert!((ours - theirs).abs() <= f64::from(tolerance), "{what}: {ours}, {theirs}");
+            }
+        }
+        assert_eq!((ours.chosen.rank, ours.top[0]), (1, ours.chosen), "{what}: greedy");
+        assert!(ours.top.is_sorted_by(|a, b| a.log_prob >= b.log_prob), "{what}");
+    }
+}
+
+/// The definition.
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+    logits.iter().map(|&logit| f64::from(logit) - total.ln()).collect()
 }
 
 macro_rules! agree {

@@ -194,7 +194,7 @@ fn the_synthetic_runner_notices_a_block_that_is_missing() {
     for plan in step.plans() {
         runner.run(plan, &mut output).expect("the whole table");
     }
-    engine.apply(step, &output, &mut events);
+    engine.apply(step, &mut output, &mut events);
     let step = engine.schedule();
     // The query at 40 sees 0..5 and 31..41, which are in blocks 0, 1, and 7 to 10.
     for missing in 0..11 {

@@ -44,7 +44,7 @@ pub fn statistics_file(enable_chunked_context: bool) -> String {
         let samples = step.sequences().iter().filter(|planned| planned.samples);
         let tokens = samples.map(|planned| (planned.slot, Sampled::Token(0)));
         output.sampled.extend(tokens);
-        engine.apply(step, &output, &mut Vec::new());
+        engine.apply(step, &mut output, &mut Vec::new());
     }
     file
 }

@@ -19,6 +19,8 @@ OUTPUTS = {
     "num_input_tokens": "num_input_tokens",
     "num_output_tokens": "num_output_tokens",
 }
+# What /generate adds to the outputs.
+ENVELOPE = {"model_name", "model_version", "id", "sequence_id", "sequence_start", "sequence_end"}
 
 
 class Refused(Exception):
@@ -39,6 +41,8 @@ class Response:
     finish_reason: str | None = None
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None
+    # The other outputs by name: arrays with their shapes, or what JSON says.
+    tensors: dict = dataclasses.field(default_factory=dict)
     final: bool = False
 
 
@@ -55,6 +59,10 @@ class Answer:
     @property
     def ids(self):
         return [id for r in self.responses for id in r.ids or []]
+
+    def tensors(self, name):
+        """An output of all responses that have it."""
+        return [r.tensors[name] for r in self.responses if name in r.tensors]
 
     @property
     def finish_reason(self):
@@ -118,7 +126,8 @@ def _from_json(answer):
     fields = {field: answer[name] for name, field in OUTPUTS.items() if name in answer}
     if "ids" in fields and not isinstance(fields["ids"], list):
         fields["ids"] = [fields["ids"]]
-    return Response(**fields)
+    others = {name: value for name, value in answer.items() if name not in OUTPUTS and name not in ENVELOPE}
+    return Response(**fields, tensors=others)
 
 
 # HTTP /infer through tritonclient, for models that are not decoupled.
@@ -237,12 +246,15 @@ def _input(module, prompt):
 
 def _from_arrays(arrays, final):
     fields = {}
+    others = {name: array for name, array in arrays.items() if name not in OUTPUTS}
     for name, array in arrays.items():
         values = array.reshape(-1)
+        if name in others:
+            continue
         if OUTPUTS[name] == "ids":
             fields["ids"] = values.tolist()
         elif array.dtype == object:
             fields[OUTPUTS[name]] = values[0].decode()
         else:
             fields[OUTPUTS[name]] = int(values[0])
-    return Response(final=final, **fields)
+    return Response(final=final, tensors=others, **fields)

@@ -1,0 +1,221 @@
+//! How likely a token was: its log-probability and its rank, and the most likely tokens beside it.
+
+use crate::base::TokenId;
+use crate::sampling::draw::{Masses, Softmax};
+use crate::sampling::peaks::{BLOCK, Peaks};
+use crate::sampling::truncation::Candidate;
+
+/// A token, and how likely it was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenLogProb {
+    /// The token.
+    pub token: TokenId,
+    /// The natural logarithm of its probability: at most 0, `-inf` for a token that the model rules out,
+    /// and no number where the model gave logits that are none.
+    pub log_prob: f32,
+    /// 1 for the most likely token; of equal ones the lowest id comes first.
+    pub rank: u32,
+}
+
+/// A chosen token, and the most likely ones in its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogProbs {
+    /// The one that was chosen.
+    pub chosen: TokenLogProb,
+    /// As many of the most likely ones as were asked for, in the order of their ranks; fewer if the model
+    /// rules out the rest. The chosen one may be among them.
+    pub top: Vec<TokenLogProb>,
+}
+
+/// Works out log-probabilities of a row of logits *as the model gave them*: the logarithm of their
+/// softmax over the whole vocabulary, before the request's processors, temperature and cuts. (vLLM's
+/// `raw_logprobs`, its default.) So they say what the model thinks, whatever a request makes of it, and
+/// are comparable between requests.
+///
+/// The sum is in one fixed order, in `f64` from block to block: the same bits everywhere.
+pub struct LogProbs {
+    /// The row, from before the sampler changed it. Its memory is taken when the first one is kept.
+    row: Vec<f32>,
+    peaks: Peaks,
+    masses: Masses,
+    /// The most likely tokens so far, the likeliest first.
+    best: Vec<Candidate>,
+}
+
+impl LogProbs {
+    /// Room for rows of `vocab_size` logits.
+    pub fn new(vocab_size: usize) -> Self {
+        Self {
+            row: Vec::new(),
+            peaks: Peaks::new(vocab_size),
+            masses: Masses::new(vocab_size),
+            best: Vec::new(),
+        }
+    }
+
+    /// Keeps a row, because the sampler changes what it is given.
+    pub fn keep(&mut self, logits: &[f32]) {
+        self.row.clear();
+        self.row.extend_from_slice(logits);
+    }
+
+    /// What the row that was kept says of `token`, and of the `num_top` most likely ones.
+    ///
+    /// # Panics
+    /// If no row was kept, or `token` is not in it.
+    pub fn of(&mut self, token: TokenId, num_top: u32) -> TokenLogProbs {
+        let row = &self.row;
+        // A request's own processor may have made numbers of what were none: then nothing is known.
+        let is_sound = self.peaks.find(row).is_ok();
+        let max = self.peaks.max();
+        let total = self.masses.of_all(
+            row,
+            Softmax {
+                max,
+                temperature: 1.0,
+            },
+        );
+        let log_total = total.ln();
+        let log_prob = |logit: f32| match is_sound {
+            true => (f64::from(logit) - f64::from(max) - log_total) as f32,
+            false => f32::NAN,
+        };
+        let logit = row[token as usize];
+        let chosen = TokenLogProb {
+            token,
+            log_prob: log_prob(logit),
+            rank: rank(row, Candidate::new(logit, token)),
+        };
+        let num_top = if is_sound { num_top as usize } else { 0 };
+        find_best(row, &self.peaks, num_top, &mut self.best);
+        let ranked = (1..).zip(&self.best);
+        let top = ranked.map(|(rank, candidate)| TokenLogProb {
+            token: candidate.id(),
+            log_prob: log_prob(row[candidate.id() as usize]),
+            rank,
+        });
+        TokenLogProbs {
+            chosen,
+            top: top.collect(),
+        }
+    }
+}
+
+/// The place of a token among all, from 1.
+fn rank(row: &[f32], candidate: Candidate) -> u32 {
+    let keeps = |(id, &logit): (TokenId, &f32)| u32::from(candidate.keeps(logit, id));
+    (0..).zip(row).map(keeps).sum()
+}
+
+/// Finds the `num` most likely tokens that are possible at all. There are few of them, so that an
+/// ordered list of those so far, and a look at the peaks of blocks, do better than any selection.
+fn find_best(row: &[f32], peaks: &Peaks, num: usize, best: &mut Vec<Candidate>) {
+    best.clear();
+    if num == 0 {
+        return;
+    }
+    let mut threshold = f32::NEG_INFINITY;
+    for (index, (block, &peak)) in row.chunks(BLOCK).zip(peaks.blocks()).enumerate() {
+        if peak <= threshold {
+            continue;
+        }
+        for (id, &logit) in ((index * BLOCK) as TokenId..).zip(block) {
+            // Not `>=`: an equal token that came before has the lower id.
+            if logit > threshold {
+                let candidate = Candidate::new(logit, id);
+                let place = best.partition_point(|&other| other > candidate);
+                best.truncate(num - 1);
+                best.insert(place, candidate);
+                if best.len() == num {
+                    threshold = best[num - 1].logit();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(row: &[f32], token: TokenId, num_top: u32) -> TokenLogProbs {
+        let mut log_probs = LogProbs::new(row.len());
+        log_probs.keep(row);
+        log_probs.of(token, num_top)
+    }
+
+    /// The definition, in f64 with a sort.
+    fn expected(row: &[f32]) -> Vec<(TokenId, f64)> {
+        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weights = row.iter().map(|&logit| f64::from(logit - max).exp());
+        let total: f64 = weights.sum();
+        let log_prob = |&logit: &f32| f64::from(logit) - f64::from(max) - total.ln();
+        let mut all: Vec<_> = (0..).zip(row.iter().map(log_prob)).collect();
+        all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        all
+    }
+
+    fn agrees(row: &[f32], token: TokenId, num_top: u32) -> Result<(), TestCaseError> {
+        let (ours, all) = (of(row, token, num_top), expected(row));
+        let place = all.iter().position(|&(id, _)| id == token).expect("there");
+        prop_assert_eq!(ours.chosen.rank as usize, place + 1);
+        let possible = all.iter().filter(|(_, it)| it.is_finite()).count();
+        prop_assert_eq!(ours.top.len(), possible.min(num_top as usize));
+        for (rank, (ours, expected)) in (1..).zip(ours.top.iter().zip(&all)) {
+            prop_assert_eq!((ours.token, ours.rank), (expected.0, rank));
+        }
+        let chosen = std::iter::once((&ours.chosen, &all[place]));
+        for (ours, (_, expected)) in chosen.chain(ours.top.iter().zip(&all)) {
+            let ours = f64::from(ours.log_prob);
+            let is_near = (ours - expected).abs() <= 1e-6 * (1.0 + expected.abs());
+            prop_assert!(is_near || ours == *expected, "{} {}", ours, expected);
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn they_are_those_of_the_definition(
+            row in proptest::collection::vec(-30.0f32..30.0, 1..500),
+            token in any::<proptest::sample::Index>(),
+            num_top in 0u32..21,
+        ) {
+            agrees(&row, token.index(row.len()) as TokenId, num_top)?;
+        }
+
+        #[test]
+        fn equal_and_impossible_tokens_have_their_ranks_too(
+            row in proptest::collection::vec(0usize..4, 2..300),
+            token in any::<proptest::sample::Index>(),
+            num_top in 0u32..21,
+        ) {
+            let logits = [f32::NEG_INFINITY, -0.0, 0.0, 1.5];
+            let mut row: Vec<_> = row.into_iter().map(|it| logits[it]).collect();
+            row[0] = 1.0;
+            agrees(&row, token.index(row.len()) as TokenId, num_top)?;
+        }
+    }
+
+    #[test]
+    fn a_row_of_one_possible_token_is_certain() {
+        let row = [f32::NEG_INFINITY, 3.0, f32::NEG_INFINITY];
+        let certain = TokenLogProb {
+            token: 1,
+            log_prob: 0.0,
+            rank: 1,
+        };
+        let ours = of(&row, 1, 5);
+        assert_eq!((ours.chosen, ours.top), (certain, vec![certain]));
+        assert_eq!(of(&row, 2, 0).chosen.log_prob, f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn nothing_is_said_of_logits_that_are_no_numbers() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let ours = of(&[1.0, bad, 2.0], 0, 3);
+            assert!(ours.chosen.log_prob.is_nan());
+            assert_eq!(ours.top, []);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+"""Log-probabilities: asked for by the options of both backends, the same however a request is served."""
+
+import asyncio
+import json
+import math
+
+import numpy
+import pytest
+
+from harness import clients
+from harness.clients import generate, generate_stream, infer
+
+PROMPT = "Once upon a time, there was a brave fox named Finn."
+ALL = {"return_log_probs": True, "return_cumulative_logprob": True, "logprobs": 3}
+SAMPLED = {"max_tokens": 24, "temperature": 0.8, "seed": 7, "ignore_eos": True}
+
+
+def over_grpc(server, model, requests):
+    """Requests at the same time, each on a stream of its own."""
+
+    async def main():
+        async with clients.grpc(server) as client:
+            streams = (clients.stream(client, model, prompt, **options) for prompt, options in requests)
+            return await asyncio.gather(*streams)
+
+    return clients.run(main())
+
+
+def bits(answer):
+    """Every log-probability of an answer over gRPC, to the bit."""
+    new = answer.tensors("output_log_probs")
+    return numpy.concatenate([array.reshape(-1) for array in new]).tobytes()
+
+
+def entries(answer):
+    """The objects of all tokens; over HTTP a text, over gRPC an array of one."""
+    texts = answer.tensors("logprobs")
+    return [entry for text in texts for entry in json.loads(text if isinstance(text, str) else text.item())]
+
+
+@pytest.fixture(scope="module")
+def alone(server):
+    return over_grpc(server, "stories", [(PROMPT, {**SAMPLED, **ALL})])[0]
+
+
+def test_nothing_comes_back_that_was_not_asked_for(server):
+    for options in ({}, {"return_log_probs": False, "return_logprobs": False}, {"logprobs": 2, "return_logprobs": False}):
+        assert generate(server, "stories", PROMPT, max_tokens=3, **options).last.tensors == {}
+    only = generate(server, "stories", PROMPT, max_tokens=3, return_cumulative_logprob=True)
+    assert set(only.last.tensors) == {"cumulative_logprob"}
+
+
+def test_a_stream_brings_each_token_with_its_own(alone):
+    assert len(alone.ids) == 24
+    assert [array.shape for array in alone.tensors("output_log_probs")] == [(1, 1, 1)] * 24
+    for name in ("cum_log_probs", "cumulative_logprob"):
+        assert [array.shape for array in alone.tensors(name)] == [(1, 1)] * 24
+    log_probs = [array.item() for array in alone.tensors("output_log_probs")]
+    assert all(value <= 0 for value in log_probs) and min(log_probs) < -0.1
+    sums = numpy.cumsum(log_probs)
+    numpy.testing.assert_allclose([array.item() for array in alone.tensors("cum_log_probs")], sums, rtol=1e-5)
+    assert len(entries(alone)) == 24
+    for id, log_prob, entry in zip(alone.ids, log_probs, entries(alone), strict=True):
+        chosen, *others = entry.items()
+        assert chosen[0] == str(id)
+        assert chosen[1]["logprob"] == pytest.approx(log_prob, rel=1e-6)
+        ranks = sorted(value["rank"] for value in entry.values())
+        assert ranks[:3] == [1, 2, 3] and len(ranks) == (3 if chosen[1]["rank"] <= 3 else 4)
+        assert [value["rank"] for _, value in others] == sorted(value["rank"] for _, value in others)
+        assert sum(math.exp(value["logprob"]) for value in entry.values()) <= 1 + 1e-6
+
+
+def test_a_greedy_answer_is_the_most_likely_tokens_and_they_have_names(server):
+    answer = generate(server, "stories", PROMPT, max_tokens=30, exclude_input_in_output=True, logprobs=0)
+    assert all(value["rank"] == 1 for entry in entries(answer) for value in entry.values())
+    names = [value["decoded_token"] for entry in entries(answer) for value in entry.values()]
+    assert "".join(names) == answer.text
+
+
+def test_options_change_the_choice_and_not_what_the_model_thinks_of_it(server):
+    """The log-probabilities are those of the model's own logits."""
+    plain = generate(server, "stories", PROMPT, max_tokens=1, logprobs=20)
+    forced = max(entries(plain)[0].items(), key=lambda entry: entry[1]["rank"])
+    options = {"logit_bias": json.dumps({forced[0]: 1000}), "temperature": 3.0, "repetition_penalty": 2.0}
+    biased = generate(server, "stories", PROMPT, max_tokens=1, logprobs=0, **options)
+    assert entries(biased) == [dict([forced])]
+
+
+@pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_tight"])
+def test_they_are_the_same_bits_among_others(server, alone, model):
+    """`stories_tight` has few blocks: its requests are chunked, paused and computed again."""
+    others = [(PROMPT[: 3 + 2 * n], {"max_tokens": 20 + n, "logprobs": n} if n % 3 else {"max_tokens": 60}) for n in range(23)]
+    asked, *_ = over_grpc(server, model, [(PROMPT, {**SAMPLED, **ALL}), *others])
+    assert asked.ids == alone.ids
+    assert bits(asked) == bits(alone)
+    assert entries(asked) == entries(alone)
+
+
+def test_a_whole_answer_has_all_at_once_whatever_the_way_in(server, alone):
+    options = {**SAMPLED, **ALL, "exclude_input_in_output": True}
+    whole = infer(server, "stories_full", PROMPT, **options)
+    assert whole.ids == alone.ids
+    assert whole.last.tensors["output_log_probs"].shape == (1, 1, 24)
+    assert bits(whole) == bits(alone)
+    assert entries(whole) == entries(alone)
+    expected = numpy.frombuffer(bits(alone), numpy.float32)
+    generated = generate(server, "stories_full", PROMPT, **options)
+    numpy.testing.assert_allclose(generated.last.tensors["output_log_probs"], expected, rtol=1e-5)
+    assert generated.last.tensors["cum_log_probs"] == pytest.approx(expected.sum(), rel=1e-5)
+    streamed = generate_stream(server, "stories", PROMPT, **SAMPLED, **ALL)
+    assert entries(streamed) == entries(generated) == entries(alone)
+
+
+def test_vllms_form_works_as_vllm_has_it(server):
+    parameters = json.dumps({"max_tokens": 4, "temperature": 0, "logprobs": 2})
+    answer = generate(server, "stories", PROMPT, sampling_parameters=parameters, return_logprobs=True)
+    assert [len(entry) for entry in entries(answer)] == [2] * 4
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({"logprobs": 21}, "0 to 20"),
+        ({"logprobs": -1}, "0 to 20"),
+        ({"logprobs": True}, "0 to 20"),
+        ({"return_log_probs": "yes"}, "true or false"),
+        ({"return_cumulative_logprob": 7}, "true or false"),
+        ({"return_logprobs": "[]"}, "true or false"),
+    ],
+    ids=str,
+)
+def test_bad_values_are_refused_by_name(server, options, expected):
+    with pytest.raises(clients.Refused, match=expected) as refused:
+        generate(server, "stories", PROMPT, **options)
+    assert next(iter(options)) in str(refused.value)
+
+
+def test_a_runner_without_logits_refuses(server):
+    for name, value in {"return_log_probs": True, "logprobs": 1, "return_cumulative_logprob": True}.items():
+        with pytest.raises(clients.Refused, match=f"'{name}': the synthetic runner has no logits"):
+            generate(server, "synthetic", [1, 2], max_tokens=2, **{name: value})
