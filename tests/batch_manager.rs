@@ -345,7 +345,10 @@ fn a_logits_processor_is_refused_where_there_are_no_logits() {
 #[test]
 fn nothing_is_gathered_of_logits_where_there_are_none() {
     let request = NewRequest {
-        gather: Gather { log_probs: Some(0) },
+        gather: Gather {
+            log_probs: Some(0),
+            ..Gather::default()
+        },
         ..request(1)
     };
     let refusal = manager(config()).add(request).expect_err("no logits");
@@ -376,6 +379,8 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
         let ask = |id: u64| NewRequest {
             gather: Gather {
                 log_probs: (id % 3 > 0).then_some(id as u32),
+                context_logits: id % 3 == 2,
+                generation_logits: id % 3 == 2,
             },
             ..request(id)
         };
@@ -386,16 +391,25 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
         serve(&mut model(config), None, &mut diary).expect("steps succeed");
         diary
     };
+    // In which pieces it comes is a matter of the scheme.
+    let all_of = |gathered: &Vec<Gathered>| {
+        let log_probs = gathered.iter().filter_map(|it| it.log_probs.clone());
+        let context: Vec<_> = gathered.iter().map(|it| &it.context_logits[..]).collect();
+        let generation: Vec<_> = gathered.iter().map(|it| &it.generation_logits[..]).collect();
+        let log_probs: Vec<_> = log_probs.collect();
+        (log_probs, context.concat(), generation.concat())
+    };
+    const VOCAB_SIZE: usize = 160;
     let fused = served(BatchingScheme::InflightFused, 1);
     for (id, gathered) in &fused.gathered {
         let tokens = &fused.streams[id];
-        let chosen = gathered.iter().map(|it| {
-            let log_probs = it.log_probs.as_ref().expect("of a token");
-            assert_eq!(log_probs.top.len() as u64, *id);
-            log_probs.chosen.token
-        });
-        let chosen: Vec<_> = chosen.collect();
+        let (log_probs, context, generation) = all_of(gathered);
+        let num_logits = [context.len(), generation.len()].map(|len| len / VOCAB_SIZE);
+        let all = [prompt(*id).len(), tokens.len()];
+        assert_eq!(num_logits, if id % 3 == 2 { all } else { [0, 0] });
+        let chosen: Vec<_> = log_probs.iter().map(|it| it.chosen.token).collect();
         assert!(if id % 3 > 0 { chosen == *tokens } else { chosen.is_empty() });
+        assert!(log_probs.iter().all(|it| it.top.len() as u64 == *id));
     }
     for (scheme, num_micro_batches) in [
         (BatchingScheme::InflightFused, 2),
@@ -404,7 +418,9 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
     ] {
         let other = served(scheme, num_micro_batches);
         assert_eq!(other.streams, fused.streams, "{scheme:?}");
-        assert_eq!(other.gathered, fused.gathered, "{scheme:?}");
+        for (id, gathered) in &other.gathered {
+            assert_eq!(all_of(gathered), all_of(&fused.gathered[id]), "{id}, {scheme:?}");
+        }
     }
 }
 

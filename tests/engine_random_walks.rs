@@ -13,7 +13,7 @@ use proptest::test_runner::FileFailurePersistence;
 use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig,
-    Event, PlannedSequence, ReuseOptions,
+    Event, Gather, PlannedSequence, ReuseOptions,
 };
 
 #[derive(Clone, Debug)]
@@ -110,6 +110,12 @@ fn asks() -> impl Strategy<Value = Ask> {
         enabled,
         salt: salt.map(Into::into),
     });
+    let gather = prop_oneof![2 => Just((false, false)), 1 => any::<(bool, bool)>()];
+    let gather = gather.prop_map(|(context_logits, generation_logits)| Gather {
+        context_logits,
+        generation_logits,
+        ..Gather::default()
+    });
     (
         prompt,
         0u32..40,
@@ -117,15 +123,17 @@ fn asks() -> impl Strategy<Value = Ask> {
         fails_after,
         prop_oneof![6 => Just(0), 1 => -2..3],
         reuse,
+        gather,
     )
         .prop_map(
-            |(prompt, max_new_tokens, has_end_id, fails_after, priority, reuse)| Ask {
+            |(prompt, max_new_tokens, has_end_id, fails_after, priority, reuse, gather)| Ask {
                 prompt,
                 max_new_tokens,
                 has_end_id,
                 fails_after,
                 priority,
                 reuse,
+                gather,
             },
         )
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::backend::answer::{Answer, Echo, Times};
+use crate::backend::logits_memory::LogitsMemory;
 use crate::backend::options::RequestOptions;
 use crate::backend::text_stream::TextStream;
 use crate::base::{RequestError, RequestId, TokenId, Tokens};
@@ -25,6 +26,8 @@ pub struct Admission {
     pub vocab_size: u32,
     /// Whether tokens are chosen from logits.
     pub has_logits: bool,
+    /// What answers with logits may take.
+    pub logits_memory: LogitsMemory,
     /// Prompt and output together.
     pub max_seq_len: Tokens,
     /// Tokens that end the output unless the request says otherwise.
@@ -62,7 +65,7 @@ impl Admission {
     /// # Errors
     /// What the client must change.
     pub fn read(
-        &self,
+        &mut self,
         request: &mut Request,
         id: RequestId,
         now: Instant,
@@ -85,14 +88,22 @@ impl Admission {
         let sampling = options.sampling(&self.end_ids, bad_words, self.vocab_size)?;
 
         let room = self.max_seq_len.index().saturating_sub(num_prompt_tokens);
+        let num_new_tokens = room.min(max_new_tokens as usize);
         let mut answer = Answer::new(
             request.response_factory()?,
             Times::starting(now),
-            room.min(max_new_tokens as usize),
+            num_new_tokens,
+            self.vocab_size,
         );
         answer.stream = options.stream;
-        answer.outputs = wanted_outputs(request, &options)?;
+        answer.outputs = self.wanted_outputs(request, &options)?;
         let gather = options.gather(&answer.outputs);
+        if gather.context_logits || gather.generation_logits {
+            let of = |wanted, num_tokens| if wanted { num_tokens } else { 0 };
+            let num_rows = of(gather.context_logits, num_prompt_tokens)
+                + of(gather.generation_logits, num_new_tokens);
+            answer.logits_memory = Some(self.logits_memory.set_aside(num_rows)?);
+        }
         answer.num_prompt_tokens = num_prompt_tokens;
         if answer.outputs.contains(&OutputKind::TextOutput) || !options.stop.is_empty() {
             answer.text = self.text.as_ref().map(|parts| {
@@ -160,8 +171,13 @@ impl Admission {
         request: &mut Request,
         now: Instant,
     ) -> Result<Box<Answer>, Error> {
-        let mut answer = Answer::new(request.response_factory()?, Times::starting(now), 0);
-        answer.outputs = wanted_outputs(request, &RequestOptions::default())?;
+        let mut answer = Answer::new(
+            request.response_factory()?,
+            Times::starting(now),
+            0,
+            self.vocab_size,
+        );
+        answer.outputs = self.wanted_outputs(request, &RequestOptions::default())?;
         answer.text = self.text.as_ref().map(|parts| {
             let skip = self.config.settings.skip_special_tokens;
             TextStream::new(parts.tokenizer.clone(), &[], skip, Vec::new())
@@ -317,6 +333,25 @@ impl Admission {
         Ok(Prompt { text, ids })
     }
 
+    /// The outputs of the answer: those that the request wants, of all or of those that it names. One that
+    /// names logits and does not ask for them gets a dummy.
+    fn wanted_outputs(
+        &self,
+        request: &Request,
+        options: &RequestOptions,
+    ) -> Result<Vec<OutputKind>, Error> {
+        let names = request.requested_outputs()?;
+        // To Triton, one that names none has named all.
+        let has_named = names.len() < self.config.outputs.len();
+        let is_dummy = |kind: OutputKind| {
+            has_named && matches!(kind, OutputKind::ContextLogits | OutputKind::GenerationLogits)
+        };
+        let kinds = names.iter().filter_map(|name| OutputKind::from_name(name));
+        Ok(kinds
+            .filter(|kind| options.wants(*kind) || is_dummy(*kind))
+            .collect())
+    }
+
     fn bad_words(&self, options: &RequestOptions) -> Result<Vec<Vec<TokenId>>, RequestError> {
         let Some(parts) = &self.text else {
             return Ok(Vec::new());
@@ -337,12 +372,6 @@ fn render(parts: &TextParts, messages: &Value) -> Result<String, RequestError> {
         ));
     };
     template.render(messages, None, true)
-}
-
-fn wanted_outputs(request: &Request, options: &RequestOptions) -> Result<Vec<OutputKind>, Error> {
-    let names = request.requested_outputs()?;
-    let kinds = names.iter().filter_map(|name| OutputKind::from_name(name));
-    Ok(kinds.filter(|kind| options.wants(*kind)).collect())
 }
 
 fn json(value: ParameterValue<'_>) -> Value {

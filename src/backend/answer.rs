@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::backend::log_probs;
+use crate::backend::logits_memory::SetAside;
 use crate::backend::text_stream::TextStream;
 use crate::base::{RequestError, TokenId};
 use crate::config::OutputKind;
@@ -35,10 +36,17 @@ pub struct Answer {
     pub tokenizer: Option<Arc<Tokenizer>>,
     /// When what happened.
     pub times: Times,
+    /// What its logits may take.
+    pub logits_memory: Option<SetAside>,
     tokens: Vec<TokenId>,
     /// Of each token, if they are wanted.
     log_probs: Vec<TokenLogProbs>,
     cum_log_prob: f64,
+    /// Logits that no response has carried, in the pieces that steps brought; each is whole rows.
+    context_logits: Vec<Vec<f32>>,
+    /// The same; each is one row.
+    generation_logits: Vec<Vec<f32>>,
+    vocab_size: usize,
     num_decoded: usize,
     num_answered: usize,
     /// Why a response could not be sent: the answer has a gap, and ends with this.
@@ -80,7 +88,13 @@ impl Times {
 
 impl Answer {
     /// An answer without tokens yet; `max_new_tokens` are reserved for, so that steps take no memory.
-    pub fn new(factory: ResponseFactory, times: Times, max_new_tokens: usize) -> Self {
+    pub fn new(
+        factory: ResponseFactory,
+        times: Times,
+        max_new_tokens: usize,
+        vocab_size: u32,
+    ) -> Self {
+        let vocab_size = vocab_size as usize;
         Self {
             factory,
             stream: false,
@@ -92,6 +106,10 @@ impl Answer {
             times,
             log_probs: Vec::new(),
             cum_log_prob: 0.0,
+            logits_memory: None,
+            context_logits: Vec::new(),
+            generation_logits: Vec::new(),
+            vocab_size,
             tokens: Vec::with_capacity(max_new_tokens),
             num_decoded: 0,
             num_answered: 0,
@@ -114,6 +132,11 @@ impl Answer {
             self.cum_log_prob += f64::from(log_probs.chosen.log_prob);
             self.log_probs.push(log_probs);
         }
+        let has_rows = |logits: &Vec<f32>| !logits.is_empty();
+        self.context_logits
+            .extend(Some(gathered.context_logits).filter(has_rows));
+        self.generation_logits
+            .extend(Some(gathered.generation_logits).filter(has_rows));
     }
 
     /// Whether there are tokens that no response has carried.
@@ -167,7 +190,11 @@ impl Answer {
             text.finish();
         }
         match self.response(Some(reason)) {
-            Ok(response) => response.send(Completion::Final),
+            Ok(response) => {
+                // Before the client can ask again.
+                self.logits_memory = None;
+                response.send(Completion::Final)
+            }
             // The client must not wait for ever.
             Err(error) => self.factory.send_error(error),
         }
@@ -239,10 +266,40 @@ impl Answer {
                     let json = log_probs::json(new_log_probs, self.tokenizer.as_deref());
                     response.output_strings(name, &[1, 1], &[json])?;
                 }
+                OutputKind::ContextLogits => {
+                    let pieces = std::mem::take(&mut self.context_logits);
+                    output_logits(&mut response, name, &[1], &pieces, self.vocab_size)?;
+                }
+                OutputKind::GenerationLogits => {
+                    let pieces = std::mem::take(&mut self.generation_logits);
+                    // [batch, beam, token, vocabulary]
+                    output_logits(&mut response, name, &[1, 1], &pieces, self.vocab_size)?;
+                }
             }
         }
         self.num_answered = self.tokens.len();
         Ok(response)
+    }
+}
+
+/// Adds rows of logits, `[.., num_rows, vocab_size]`; where there are none, a dummy of one zero, as
+/// TensorRT-LLM's backend does.
+fn output_logits(
+    response: &mut Response,
+    name: &CStr,
+    leading: &[i64],
+    pieces: &[Vec<f32>],
+    vocab_size: usize,
+) -> Result<(), Error> {
+    let num_rows = pieces.iter().map(Vec::len).sum::<usize>() / vocab_size;
+    let rows = match num_rows {
+        0 => [1, 1],
+        num_rows => [num_rows as i64, vocab_size as i64],
+    };
+    let shape = [leading, &rows].concat();
+    match num_rows {
+        0 => response.output(name, &shape, &[0.0f32]),
+        _ => response.output_pieces(name, &shape, pieces),
     }
 }
 
@@ -270,6 +327,8 @@ fn c_name(output: OutputKind) -> &'static CStr {
         OutputKind::CumLogProbs => c"cum_log_probs",
         OutputKind::CumulativeLogprob => c"cumulative_logprob",
         OutputKind::Logprobs => c"logprobs",
+        OutputKind::ContextLogits => c"context_logits",
+        OutputKind::GenerationLogits => c"generation_logits",
     }
 }
 

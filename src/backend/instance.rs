@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::backend::admission::Admission;
 use crate::backend::driver::Driver;
 use crate::backend::host_memory::{self, InstanceMemory};
+use crate::backend::logits_memory::LogitsMemory;
 use crate::backend::limits::{ModelFacts, engine_config};
 use crate::backend::model::Model;
 use crate::backend::observer::Observer;
@@ -56,6 +57,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Driver, Error> {
         text: model.text.clone(),
         vocab_size,
         has_logits,
+        logits_memory: LogitsMemory::new(settings.logits_memory_bytes, vocab_size),
         max_seq_len,
         end_ids: model
             .checkpoint

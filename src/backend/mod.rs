@@ -11,6 +11,7 @@ mod in_flight;
 mod instance;
 mod limits;
 mod log_probs;
+mod logits_memory;
 mod metrics;
 mod model;
 mod observer;

@@ -144,6 +144,7 @@ impl RequestOptions {
 
     /// What is to be gathered for these outputs.
     pub fn gather(&self, outputs: &[OutputKind]) -> Gather {
+        let wants = |output| self.wants(output) && outputs.contains(&output);
         let num_top = |output: &OutputKind| match output {
             OutputKind::Logprobs => Some(self.num_logprobs),
             OutputKind::OutputLogProbs
@@ -153,6 +154,8 @@ impl RequestOptions {
         };
         Gather {
             log_probs: outputs.iter().filter_map(num_top).max(),
+            context_logits: wants(OutputKind::ContextLogits),
+            generation_logits: wants(OutputKind::GenerationLogits),
         }
     }
 
@@ -494,6 +497,23 @@ const OPTIONS: &[RequestOption] = &[
         },
     },
     RequestOption {
+        name: "return_context_logits",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the output `context_logits`. The prompt is computed anew, whatever blocks of it the \
+              cache has.",
+        set: |o, v| o.ask("return_context_logits", &[OutputKind::ContextLogits], v),
+    },
+    RequestOption {
+        name: "return_generation_logits",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the output `generation_logits`.",
+        set: |o, v| o.ask("return_generation_logits", &[OutputKind::GenerationLogits], v),
+    },
+    RequestOption {
         name: "sampling_parameters",
         aliases: &[],
         expected: "a JSON object of options",
@@ -792,6 +812,8 @@ mod tests {
             ("logprobs", json!(21)),
             ("logprobs", json!(true)),
             ("return_logprobs", json!(2)),
+            ("return_context_logits", json!("all")),
+            ("return_generation_logits", json!(3)),
             ("sampling_parameters", json!("[]")),
             ("sampling_parameters", json!("{")),
             ("sampling_parameters", json!({ "sampling_parameters": {} })),

@@ -243,6 +243,19 @@ pub(super) const KNOBS: &[Knob] = &[
         },
     },
     Knob {
+        key: "logits_memory_bytes",
+        expected: "an integer from 0 to 1099511627776",
+        default: "1073741824",
+        doc: "Bytes of logits that the answers of an instance may hold, those of all requests in flight \
+              together. A request with `return_context_logits` or `return_generation_logits` is \
+              refused if it could need more than are left: 4 bytes for each token of the vocabulary, for \
+              each token of the prompt or of `max_tokens`. `0` refuses all of them.",
+        set: |s, v| {
+            let bytes = u64::from_str(v).ok().filter(|bytes| *bytes <= 1 << 40);
+            set(&mut s.logits_memory_bytes, bytes)
+        },
+    },
+    Knob {
         key: "exclude_input_in_output",
         expected: "'true' or 'false'",
         default: "`false`",
@@ -501,6 +514,11 @@ mod tests {
             "kv_cache_free_gpu_mem_fraction",
             &["0.9", "1"],
             &["0", "1.1", "nan", "inf"],
+        ),
+        (
+            "logits_memory_bytes",
+            &["0", "1099511627776"],
+            &["-1", "1e9", "1099511627777"],
         ),
         ("exclude_input_in_output", &["true"], &["2"]),
         ("default_max_tokens", &["1"], &["0"]),

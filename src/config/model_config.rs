@@ -69,11 +69,15 @@ pub enum OutputKind {
     CumulativeLogprob,
     /// The most likely tokens in the place of each, as JSON; new ones when streaming.
     Logprobs,
+    /// The model's logits of each token of the prompt.
+    ContextLogits,
+    /// Those that each token of the output was chosen from; new ones when streaming.
+    GenerationLogits,
 }
 
 impl OutputKind {
     /// All of them, in the order of a response.
-    pub const ALL: [OutputKind; 10] = [
+    pub const ALL: [OutputKind; 12] = [
         OutputKind::TextOutput,
         OutputKind::OutputIds,
         OutputKind::SequenceLength,
@@ -84,6 +88,8 @@ impl OutputKind {
         OutputKind::CumLogProbs,
         OutputKind::CumulativeLogprob,
         OutputKind::Logprobs,
+        OutputKind::ContextLogits,
+        OutputKind::GenerationLogits,
     ];
 
     /// The tensor's name.
@@ -99,6 +105,8 @@ impl OutputKind {
             OutputKind::CumLogProbs => "cum_log_probs",
             OutputKind::CumulativeLogprob => "cumulative_logprob",
             OutputKind::Logprobs => "logprobs",
+            OutputKind::ContextLogits => "context_logits",
+            OutputKind::GenerationLogits => "generation_logits",
         }
     }
 
@@ -111,6 +119,8 @@ impl OutputKind {
                 | OutputKind::CumLogProbs
                 | OutputKind::CumulativeLogprob
                 | OutputKind::Logprobs
+                | OutputKind::ContextLogits
+                | OutputKind::GenerationLogits
         )
     }
 
@@ -126,7 +136,9 @@ impl OutputKind {
             }
             OutputKind::OutputLogProbs
             | OutputKind::CumLogProbs
-            | OutputKind::CumulativeLogprob => "TYPE_FP32",
+            | OutputKind::CumulativeLogprob
+            | OutputKind::ContextLogits
+            | OutputKind::GenerationLogits => "TYPE_FP32",
             _ => "TYPE_INT32",
         }
     }
@@ -134,7 +146,8 @@ impl OutputKind {
     /// Its shape without the batch dimension, as config.pbtxt has it.
     const fn dims(self) -> &'static [i64] {
         match self {
-            OutputKind::OutputLogProbs => &[-1, -1],
+            OutputKind::GenerationLogits => &[-1, -1, -1],
+            OutputKind::OutputLogProbs | OutputKind::ContextLogits => &[-1, -1],
             OutputKind::OutputIds | OutputKind::CumLogProbs => &[-1],
             _ => &[1],
         }

@@ -95,6 +95,8 @@ pub struct Settings {
     pub kv_cache_free_mem_fraction: f64,
     /// `enable_chunked_context`
     pub enable_chunked_context: bool,
+    /// `logits_memory_bytes`
+    pub logits_memory_bytes: u64,
     /// `exclude_input_in_output`
     pub exclude_input_in_output: bool,
     /// `add_special_tokens`
@@ -142,6 +144,7 @@ impl Default for Settings {
             max_tokens_in_paged_kv_cache: None,
             kv_cache_free_mem_fraction: 0.5,
             enable_chunked_context: true,
+            logits_memory_bytes: 1 << 30,
             exclude_input_in_output: false,
             add_special_tokens: true,
             skip_special_tokens: true,

@@ -1,5 +1,17 @@
 //! What a request wants to know besides its tokens, and what a step brings of it.
+//!
+//! ```text
+//! tokens              |-------- prompt --------|-- generated --|
+//! context logits       one row for each of these
+//! generation logits                           one row for each -| of these: what it was chosen from
+//! ```
+//!
+//! A row is gathered once. So a context of which rows are missing takes over no keys and values for
+//! their positions: without computing them there are no logits. What is computed again after a pause is
+//! not gathered again.
 
+use crate::base::Tokens;
+use crate::engine::NewRequest;
 use crate::sampling::TokenLogProbs;
 
 /// What a request wants besides its tokens. Each costs time and memory, so the default is nothing.
@@ -8,13 +20,11 @@ pub struct Gather {
     /// The log-probability of each token that is chosen, and those of so many of the most likely ones;
     /// `None`: not even that.
     pub log_probs: Option<u32>,
-}
-
-impl Gather {
-    /// Whether any of it is made of logits.
-    pub fn needs_logits(&self) -> bool {
-        self.log_probs.is_some()
-    }
+    /// The model's logits of every token of the prompt.
+    pub context_logits: bool,
+    /// The model's logits that every token is chosen from, as they were before the request's options
+    /// changed them.
+    pub generation_logits: bool,
 }
 
 /// What a step brings of what a request wants besides its tokens.
@@ -22,4 +32,38 @@ impl Gather {
 pub struct Gathered {
     /// Of the step's token, if it has one and they are wanted.
     pub log_probs: Option<TokenLogProbs>,
+    /// `[num_rows, vocab_size]`: those of the next tokens of the prompt, after the ones of earlier steps.
+    /// Empty if there are none.
+    pub context_logits: Vec<f32>,
+    /// `[vocab_size]`, or empty.
+    pub generation_logits: Vec<f32>,
+}
+
+impl Gather {
+    /// Whether any of it is made of logits.
+    pub fn needs_logits(&self) -> bool {
+        self.context_logits || self.samples_more()
+    }
+
+    /// Whether a sampled token has something beside it.
+    pub fn samples_more(&self) -> bool {
+        self.log_probs.is_some() || self.generation_logits
+    }
+
+    /// How many of a sequence's first tokens may be taken over from the cache, when the context logits of
+    /// `num_gathered` of its `num_prompt_tokens` have been gathered.
+    pub(super) fn max_reused(&self, num_gathered: Tokens, num_prompt_tokens: Tokens) -> Tokens {
+        match self.context_logits && num_gathered < num_prompt_tokens {
+            true => num_gathered,
+            false => Tokens(u32::MAX),
+        }
+    }
+}
+
+impl NewRequest {
+    /// The same of a request that has not started.
+    pub(super) fn max_reused(&self) -> Tokens {
+        let num_prompt_tokens = Tokens(self.prompt.len() as u32);
+        self.gather.max_reused(Tokens::ZERO, num_prompt_tokens)
+    }
 }

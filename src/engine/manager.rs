@@ -178,12 +178,12 @@ impl Engine {
                 forget(&mut self.sequences, &mut self.kv, planned.slot);
                 continue;
             }
-            sequence.computed = Tokens(planned.kv_len);
             // Keys and values of what failed may be no numbers: nobody else is to have them.
+            let computed = Tokens(planned.kv_len);
             if !matches!(result, Some(Sampled::Failed(_))) {
-                let computed = sequence.computed;
                 self.kv.commit(&mut sequence.blocks, &text.tokens, computed);
             }
+            sequence.advance(computed);
             if !matches!(result, Some(Sampled::Failed(_)))
                 && let Some((_, gathered)) = gathered
             {

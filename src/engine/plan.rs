@@ -42,8 +42,11 @@ pub struct PlannedSequence {
     pub block_table: Range<u32>,
     /// Whether the chunk ends with the last known token, so that its logits give the next one.
     pub samples: bool,
-    /// What is to be gathered besides.
+    /// What is to be gathered besides, where it samples.
     pub gather: Gather,
+    /// Which of its tokens are to have their logits gathered: the tokens of the prompt that it wants them
+    /// of and that are here for the first time. In `token_ids`, as `tokens`; empty if there are none.
+    pub context_logits: Range<u32>,
 }
 
 /// Keys and values that a sequence takes over from a block of which it only shares the beginning.

@@ -244,6 +244,7 @@ impl Engine {
         };
         let sequence = &mut self.sequences[slot];
         sequence.micro_batch = micro_batch;
+        let max_reused = sequence.max_reused();
         let Sequence {
             blocks,
             text,
@@ -251,7 +252,7 @@ impl Engine {
             ..
         } = sequence;
         let text = text.as_ref().expect("no step with it is out");
-        sequence.computed = self.kv.reserve(blocks, &text.tokens, reuse);
+        sequence.computed = self.kv.reserve(blocks, &text.tokens, reuse, max_reused);
         assert_eq!(sequence.computed, reused, "what was found is still there");
         let rank = sequence.rank;
         let place = self
@@ -262,20 +263,22 @@ impl Engine {
     }
 
     fn prospect(&self, candidate: Candidate) -> Prospect {
-        let (tokens, reuse, max_kv_len): (&[TokenId], &ReuseOptions, Tokens) = match candidate {
+        let (tokens, reuse, max_reused, max_kv_len): (&[TokenId], &ReuseOptions, _, _) = match candidate
+        {
             Candidate::Paused(slot) => {
-                let sequence = &self.sequences[slot];
-                (sequence.tokens(), &sequence.reuse, sequence.max_kv_len())
+                let it = &self.sequences[slot];
+                (it.tokens(), &it.reuse, it.max_reused(), it.max_kv_len())
             }
             Candidate::Waiting(arrival) => {
                 let request = self.queue.waiting(arrival);
                 let num_prompt_tokens = Tokens(request.prompt.len() as u32);
                 let max_kv_len = max_kv_len(num_prompt_tokens, &request.stop);
-                (&request.prompt, &request.reuse, max_kv_len)
+                let max_reused = request.max_reused();
+                (&request.prompt, &request.reuse, max_reused, max_kv_len)
             }
         };
         let len = Tokens(tokens.len() as u32);
-        let found = self.kv.find(tokens, reuse);
+        let found = self.kv.find(tokens, reuse, max_reused);
         let to_the_end = self.kv.max_blocks(max_kv_len);
         let worst = match self.config.window {
             // As in `room`.

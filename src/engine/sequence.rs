@@ -13,6 +13,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::base::{RequestId, SeqSlot, TokenId, Tokens};
@@ -67,6 +68,8 @@ pub(super) struct Sequence {
     pub(super) reuse: ReuseOptions,
     /// What it wants to know besides its tokens.
     pub(super) gather: Gather,
+    /// Of how many tokens of the prompt the logits have been gathered.
+    num_gathered: Tokens,
     /// In whose steps it is.
     pub(super) micro_batch: usize,
     /// Why it has ended; set only while it waits for the rest of its lockstep batch.
@@ -104,6 +107,7 @@ impl Sequence {
             blocks,
             reuse: request.reuse,
             gather: request.gather,
+            num_gathered: Tokens::ZERO,
             micro_batch: 0,
             ended: None,
             stop: request.stop,
@@ -145,6 +149,31 @@ impl Sequence {
             Phase::Context
         } else {
             Phase::Generation
+        }
+    }
+
+    /// The positions in `chunk` whose logits are to be gathered; an empty range within it if there are none.
+    pub(super) fn context_logits(&self, chunk: Range<Tokens>) -> Range<Tokens> {
+        let start = chunk.start.max(self.num_gathered);
+        let end = chunk.end.min(self.num_prompt_tokens);
+        match self.gather.context_logits && start < end {
+            true => start..end,
+            false => chunk.start..chunk.start,
+        }
+    }
+
+    /// How many of its first tokens it may take over from the cache.
+    pub(super) fn max_reused(&self) -> Tokens {
+        self.gather
+            .max_reused(self.num_gathered, self.num_prompt_tokens)
+    }
+
+    /// Says that the tokens below `end` are computed, and what was wanted of them is gathered.
+    pub(super) fn advance(&mut self, end: Tokens) {
+        self.computed = end;
+        if self.gather.context_logits {
+            let gathered = end.min(self.num_prompt_tokens);
+            self.num_gathered = self.num_gathered.max(gathered);
         }
     }
 

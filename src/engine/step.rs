@@ -130,6 +130,8 @@ impl Step {
         let end = start + chunk;
         let first_token = within(self.token_ids.len(), call_tokens);
         let first_block = within(self.block_tables.len(), call_blocks);
+        let context_logits = sequence.context_logits(start..end);
+        let in_call = |position: Tokens| first_token + (position - start).0;
         let text = sequence.text.take().expect("in one step at a time");
         self.token_ids
             .extend_from_slice(&text.tokens[start.index()..end.index()]);
@@ -145,6 +147,7 @@ impl Step {
             block_table: first_block..within(self.block_tables.len(), call_blocks),
             samples: end == sequence.len(),
             gather: sequence.gather,
+            context_logits: in_call(context_logits.start)..in_call(context_logits.end),
         });
         self.texts.push(text);
     }

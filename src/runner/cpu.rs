@@ -1,4 +1,13 @@
 //! The runner of a real model on CPU.
+//!
+//! ```text
+//! rows of a step     c c c c C C C S | g S | S        C: context logits wanted, S: its token is sampled
+//! states kept                C C C S     S   S        ascending, each once; C and S may be the same row
+//! context logits             ------                   lm_head, straight into what is given back
+//! logits                           S     S   S        lm_head, and then the sampler
+//! ```
+
+use std::ops::Range;
 
 use super::RunnerLimits;
 use super::checkpoint::Checkpoint;
@@ -24,9 +33,13 @@ pub struct CpuRunner {
     /// One for each thread.
     choosers: Vec<Chooser>,
     spans: Vec<KvSpan>,
-    /// Of each sequence that samples: its place in the plan, and its last token's row.
+    /// Rows of the step whose states are kept.
+    kept_rows: Vec<u32>,
+    /// Of each sequence that samples: its place in the plan, and its last token's row among those kept.
     sampling: Vec<usize>,
     sampling_rows: Vec<u32>,
+    /// Of each sequence with context logits: its place in the plan, and their rows among those kept.
+    contexts: Vec<(usize, Range<usize>)>,
     /// Place in the plan, and what was gathered; empty between runs.
     gathered: Vec<(usize, Gathered)>,
 }
@@ -74,8 +87,10 @@ impl CpuRunner {
                 })
                 .collect(),
             spans: Vec::with_capacity(max_num_requests),
+            kept_rows: Vec::with_capacity(max_num_requests),
             sampling: Vec::with_capacity(max_num_requests),
             sampling_rows: Vec::with_capacity(max_num_requests),
+            contexts: Vec::new(),
             gathered: Vec::new(),
             cpu,
             limits,
@@ -112,15 +127,17 @@ impl CpuRunner {
             return Ok(());
         }
         let batch = self.cache.batch(&self.spans, plan.block_tables);
-        let logits = self.logits.first_mut(self.sampling_rows.len());
         self.decoder.forward(
             &mut self.cpu,
             &mut self.cache,
             &batch,
             plan.token_ids,
-            &self.sampling_rows,
-            logits,
+            &self.kept_rows,
         );
+        self.gather_contexts();
+        let num_sampling = self.sampling_rows.len();
+        let logits = self.logits.first_mut(num_sampling);
+        self.decoder.logits(&mut self.cpu, 0..num_sampling, logits);
         self.sample(&plan, output);
         Ok(())
     }
@@ -142,6 +159,8 @@ impl CpuRunner {
             return Err(StepError(reason));
         }
         self.spans.clear();
+        self.kept_rows.clear();
+        self.contexts.clear();
         self.sampling.clear();
         self.sampling_rows.clear();
         for (index, sequence) in plan.sequences.iter().enumerate() {
@@ -150,12 +169,40 @@ impl CpuRunner {
                 kv_len: sequence.kv_len,
                 block_table: sequence.block_table.clone(),
             });
+            if !sequence.context_logits.is_empty() {
+                let start = self.kept_rows.len();
+                self.kept_rows.extend(sequence.context_logits.clone());
+                self.contexts.push((index, start..self.kept_rows.len()));
+            }
             if sequence.samples {
+                let row = sequence.tokens.end - 1;
+                if self.kept_rows.last() != Some(&row) {
+                    self.kept_rows.push(row);
+                }
                 self.sampling.push(index);
-                self.sampling_rows.push(sequence.tokens.end - 1);
+                self.sampling_rows.push(self.kept_rows.len() as u32 - 1);
             }
         }
         Ok(())
+    }
+
+    /// Computes the logits of contexts into memory that is given away, and leaves only the states of the
+    /// rows that are sampled from.
+    fn gather_contexts(&mut self) {
+        if self.contexts.is_empty() {
+            return;
+        }
+        for (index, rows) in self.contexts.drain(..) {
+            let mut context_logits = vec![0.0; rows.len() * self.vocab_size];
+            self.decoder
+                .logits(&mut self.cpu, rows, &mut context_logits);
+            let gathered = Gathered {
+                context_logits,
+                ..Gathered::default()
+            };
+            self.gathered.push((index, gathered));
+        }
+        self.decoder.keep(&self.sampling_rows);
     }
 
     /// Chooses a token from each row of the logits, the rows spread over the threads.
@@ -168,7 +215,7 @@ impl CpuRunner {
             |chooser, row, logits| {
                 let index = sampling[row];
                 let gather = plan.sequences[index].gather;
-                if gather.log_probs.is_some() {
+                if gather.samples_more() {
                     chooser.log_probs.keep(logits);
                 }
                 let input = plan.sampling_input(index);
@@ -177,9 +224,15 @@ impl CpuRunner {
                     Err(error) => Sampled::Failed(error),
                 };
                 chooser.chosen.push((row, sampled));
-                if let (Some(num_top), Sampled::Token(token)) = (gather.log_probs, sampled) {
+                if let (true, Sampled::Token(token)) = (gather.samples_more(), sampled) {
+                    let log_probs = &mut chooser.log_probs;
                     let gathered = Gathered {
-                        log_probs: Some(chooser.log_probs.of(token, num_top)),
+                        log_probs: gather.log_probs.map(|num_top| log_probs.of(token, num_top)),
+                        generation_logits: match gather.generation_logits {
+                            true => log_probs.take(),
+                            false => Vec::new(),
+                        },
+                        ..Gathered::default()
                     };
                     chooser.gathered.push((index, gathered));
                 }
@@ -197,10 +250,21 @@ impl CpuRunner {
             }
             self.gathered.append(&mut chooser.gathered);
         }
-        self.gathered.sort_unstable_by_key(|(index, _)| *index);
+        // Of one sequence there is at most a context and a token, in this order.
+        self.gathered.sort_by_key(|(index, _)| *index);
+        let mut last = None;
         for (index, gathered) in self.gathered.drain(..) {
-            let slot = plan.sequences[index].slot;
-            output.gathered.push((slot, gathered));
+            match output.gathered.last_mut().filter(|_| last == Some(index)) {
+                Some((_, of_context)) => {
+                    of_context.log_probs = gathered.log_probs;
+                    of_context.generation_logits = gathered.generation_logits;
+                }
+                None => {
+                    let slot = plan.sequences[index].slot;
+                    output.gathered.push((slot, gathered));
+                }
+            }
+            last = Some(index);
         }
     }
 }

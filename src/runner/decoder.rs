@@ -6,7 +6,7 @@
 //! token ids -> hidden [m, hidden_size], the residual stream, f32
 //! each layer:  hidden += o(attention(rope(qkv(norm(hidden)))))
 //!              hidden += down(silu(gate) * up of norm(hidden))
-//! the rows that sample -> lm_head(norm(hidden)) -> logits [num_rows, vocab_size], f32
+//! the rows whose logits are needed -> lm_head(norm(hidden)) -> logits [num_rows, vocab_size], f32
 //! ```
 //!
 //! What goes into a matrix product, and the KV cache, is bf16; every sum is f32. Rows meet nowhere but
@@ -14,6 +14,7 @@
 //! what else is in the step.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use bytemuck::Zeroable;
 use bytemuck::allocation::try_zeroed_vec;
@@ -92,8 +93,8 @@ impl Decoder {
         })
     }
 
-    /// Computes a step: stores the keys and values of `token_ids` in `cache`, and writes the logits
-    /// that follow the tokens at `rows`, `[rows.len(), vocab_size]`. `rows` are ascending.
+    /// Computes a step but for the logits: stores the keys and values of `token_ids` in `cache`, and keeps
+    /// the hidden states of the tokens at `rows`, which are ascending.
     pub(super) fn forward(
         &mut self,
         cpu: &mut Cpu,
@@ -101,7 +102,6 @@ impl Decoder {
         batch: &KvBatch<'_>,
         token_ids: &[TokenId],
         rows: &[u32],
-        logits: &mut [f32],
     ) {
         let mut num_rows = token_ids.len();
         let embedding = self.weights.embedding.matrix();
@@ -127,14 +127,22 @@ impl Decoder {
         let hidden = self.buffers.hidden.first(num_rows);
         let normed = self.buffers.normed.first_mut(num_rows);
         cpu.rms_norm(hidden, &self.weights.final_norm, self.rms_norm_eps, normed);
-        cpu.gemm(
-            normed,
-            num_rows,
-            &self.weights.lm_head,
-            None,
-            Output::Store,
-            logits,
-        );
+    }
+
+    /// Writes the logits that follow the tokens that [`Decoder::forward`] has kept the states of, or some of
+    /// them, `[rows.len(), vocab_size]`.
+    pub(super) fn logits(&mut self, cpu: &mut Cpu, rows: Range<usize>, logits: &mut [f32]) {
+        if rows.is_empty() {
+            return;
+        }
+        let states = self.buffers.normed.range(rows.clone());
+        let lm_head = &self.weights.lm_head;
+        cpu.gemm(states, rows.len(), lm_head, None, Output::Store, logits);
+    }
+
+    /// Keeps only these of the states that were kept, which are ascending.
+    pub(super) fn keep(&mut self, rows: &[u32]) {
+        self.buffers.normed.keep(rows);
     }
 
     /// `attended = attention(rope(qkv(norm(hidden))))`.
@@ -262,6 +270,10 @@ impl<T: Zeroable + Copy> Rows<T> {
 
     pub(super) fn first_mut(&mut self, num_rows: usize) -> &mut [T] {
         &mut self.values[..num_rows * self.width]
+    }
+
+    fn range(&self, rows: Range<usize>) -> &[T] {
+        &self.values[rows.start * self.width..rows.end * self.width]
     }
 
     /// Moves the rows of these ascending indices to the front.

@@ -59,6 +59,11 @@ impl LogProbs {
         self.row.extend_from_slice(logits);
     }
 
+    /// Takes the row that was kept, as it is.
+    pub fn take(&mut self) -> Vec<f32> {
+        std::mem::take(&mut self.row)
+    }
+
     /// What the row that was kept says of `token`, and of the `num_top` most likely ones.
     ///
     /// # Panics

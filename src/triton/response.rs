@@ -163,11 +163,30 @@ impl Response {
         shape: &[i64],
         elements: &[T],
     ) -> Result<(), Error> {
-        check_count(name, shape, elements.len())?;
-        let bytes: &[u8] = bytemuck::cast_slice(elements);
-        if let Some(buffer) = self.allocate(name, T::DATA_TYPE, shape, bytes.len())? {
-            // SAFETY: the buffer holds `bytes.len()` bytes, and the frontend's memory is not ours.
-            unsafe { buffer.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        self.output_pieces(name, shape, &[elements])
+    }
+
+    /// Adds an output of numbers that lie in several places, which are put together in the response.
+    pub fn output_pieces<T: Element>(
+        &mut self,
+        name: &CStr,
+        shape: &[i64],
+        pieces: &[impl AsRef<[T]>],
+    ) -> Result<(), Error> {
+        let num_elements = pieces.iter().map(|piece| piece.as_ref().len()).sum();
+        check_count(name, shape, num_elements)?;
+        let byte_size = num_elements * size_of::<T>();
+        let Some(mut place) = self.allocate(name, T::DATA_TYPE, shape, byte_size)? else {
+            return Ok(());
+        };
+        for piece in pieces {
+            let bytes: &[u8] = bytemuck::cast_slice(piece.as_ref());
+            // SAFETY: the buffer holds the bytes of all pieces, and `place` is behind those of the ones
+            // before, at most at its end; the frontend's memory is not ours.
+            unsafe {
+                place.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len());
+                place = place.add(bytes.len());
+            }
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use triton_inflight::base::{
     BlockId, BlockSize, Blocks, RequestError, RequestId, SeqSlot, TokenId, Tokens,
 };
 use triton_inflight::engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, Engine, EngineConfig, Event, Gather, NewRequest, Phase,
+    BatchingScheme, BlockReuse, CapacityPolicy, Engine, EngineConfig, Event, Gather, Gathered, NewRequest, Phase,
     PlannedSequence, ReuseOptions, Sampled, Step, StepOutput, StepPlan,
 };
 use triton_inflight::sampling::{FinishReason, SampleError, SamplingParams, StopRule};
@@ -37,6 +37,8 @@ pub struct Ask {
     pub priority: i32,
     /// What it shares.
     pub reuse: ReuseOptions,
+    /// What it wants to know.
+    pub gather: Gather,
 }
 
 impl Ask {
@@ -51,6 +53,7 @@ impl Ask {
             fails_after: None,
             priority: 0,
             reuse: ReuseOptions::default(),
+            gather: Gather::default(),
         }
     }
 
@@ -71,7 +74,7 @@ impl Ask {
             }),
             priority: self.priority,
             reuse: self.reuse.clone(),
-            gather: Gather::default(),
+            gather: self.gather,
         }
     }
 
@@ -118,10 +121,31 @@ fn next_token(entry: u64) -> TokenId {
 pub struct Stream {
     pub ask: Ask,
     pub tokens: Vec<TokenId>,
+    /// Positions whose context logits have come, and those whose token has been chosen.
+    pub gathered: [Vec<f32>; 2],
     pub slot: Option<SeqSlot>,
     pub admitted: bool,
     pub paused: bool,
     pub ended: bool,
+}
+
+impl Stream {
+    /// Every row that was wanted has come once and in order, and no other.
+    fn check_gathered(&self) {
+        let num_prompt_tokens = self.ask.prompt.len();
+        let gather = self.ask.gather;
+        for (is_wanted, rows, came) in [
+            (gather.context_logits, 0..num_prompt_tokens, &self.gathered[0]),
+            (
+                gather.generation_logits,
+                num_prompt_tokens..num_prompt_tokens + self.tokens.len(),
+                &self.gathered[1],
+            ),
+        ] {
+            let wanted: Vec<_> = rows.filter(|_| is_wanted).map(|row| row as f32).collect();
+            assert_eq!(*came, wanted);
+        }
+    }
 }
 
 /// An engine, its runner, and all that was asked of it.
@@ -167,6 +191,7 @@ impl World {
             Stream {
                 ask,
                 tokens: Vec::new(),
+                gathered: [const { Vec::new() }; 2],
                 slot: None,
                 admitted: false,
                 paused: false,
@@ -286,7 +311,11 @@ impl World {
                     stream.paused = true;
                     self.num_pauses += 1;
                 }
-                Event::Gathered(..) => unreachable!("nothing is gathered here"),
+                Event::Gathered(_, ref gathered) => {
+                    let [context, generation] = &mut stream.gathered;
+                    context.extend(&gathered.context_logits);
+                    generation.extend(&gathered.generation_logits);
+                }
                 Event::Token(_, token) => {
                     assert!(stream.admitted, "{id:?} does not run");
                     stream.tokens.push(token);
@@ -295,6 +324,9 @@ impl World {
                     let answer = (stream.tokens.clone(), reason);
                     let alone = stream.ask.answer_alone(self.config.max_seq_len);
                     assert_eq!(answer, alone, "{id:?} gives something else alone");
+                    if !matches!(reason, FinishReason::Error(_)) {
+                        stream.check_gathered();
+                    }
                     stream.ended = true;
                 }
             }
@@ -345,6 +377,14 @@ fn run(
             }
             cache[place(position)] = entries[position];
         }
+        // A row of logits is one number here: its position.
+        let first = planned.tokens.start as usize;
+        let mut gathered = Gathered {
+            context_logits: (planned.context_logits.clone())
+                .map(|row| (row as usize - first + start) as f32)
+                .collect(),
+            ..Gathered::default()
+        };
         if planned.samples {
             let num_generated = plan.sampling_input(index).generated().len();
             let sampled = if streams[&planned.id].ask.fails_after == Some(num_generated) {
@@ -353,6 +393,12 @@ fn run(
                 Sampled::Token(next_token(cache[place(end - 1)]))
             };
             output.sampled.push((planned.slot, sampled));
+            if planned.gather.generation_logits {
+                gathered.generation_logits.push(end as f32);
+            }
+        }
+        if gathered != Gathered::default() {
+            output.gathered.push((planned.slot, gathered));
         }
     }
 }
@@ -501,6 +547,9 @@ fn check_plan(
         let num_chunk_tokens = planned.tokens.end - planned.tokens.start;
         let start = planned.kv_len - num_chunk_tokens;
         assert!(num_chunk_tokens > 0);
+        assert!(planned.tokens.start <= planned.context_logits.start);
+        assert!(planned.context_logits.end <= planned.tokens.end);
+        assert_eq!(planned.gather, stream.ask.gather);
         assert_eq!(chunk, &known[start as usize..planned.kv_len as usize]);
         let range = planned.tokens.start as usize..planned.tokens.end as usize;
         assert!(

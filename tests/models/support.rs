@@ -190,6 +190,9 @@ pub struct Served {
     pub logits: Vec<Vec<f32>>,
     /// Of each token, if they were asked for.
     pub log_probs: Vec<TokenLogProbs>,
+    /// Of the prompt, and of what was chosen from, if they were asked for.
+    pub context_logits: Vec<f32>,
+    pub generation_logits: Vec<f32>,
 }
 
 /// What a run did besides.
@@ -273,8 +276,10 @@ pub fn serve(
         engine.apply(step, &mut output, &mut events);
         for event in &events[first_new..] {
             if let Event::Gathered(id, gathered) = event {
-                let log_probs = gathered.log_probs.clone();
-                served[id.index()].log_probs.extend(log_probs);
+                let served = &mut served[id.index()];
+                served.log_probs.extend(gathered.log_probs.clone());
+                served.context_logits.extend(&gathered.context_logits);
+                served.generation_logits.extend(&gathered.generation_logits);
             }
         }
         engine.check_integrity();

@@ -34,7 +34,11 @@ fn agrees_with_transformers(name: &str) {
         .prompts
         .iter()
         .map(|expected| Request {
-            gather: Gather { log_probs: Some(5) },
+            gather: Gather {
+                log_probs: Some(5),
+                generation_logits: true,
+                ..Gather::default()
+            },
             ..Request::greedy(&expected.prompt, expected.greedy.len() as u32)
         })
         .collect();
@@ -47,6 +51,29 @@ fn agrees_with_transformers(name: &str) {
         for (served, expected) in served.iter().zip(&expected.prompts) {
             compare(&format!("{name}, {simd}"), served, expected);
         }
+        // The same logits once more, now as those of a prompt's last tokens.
+        let contexts: Vec<_> = expected.prompts.iter().map(all_as_prompt).collect();
+        let (of_contexts, _) = serve(&mut setup.load(name), &setup, &contexts);
+        for ((served, of_context), expected) in
+            served.iter().zip(&of_contexts).zip(&expected.prompts)
+        {
+            let vocab_size = expected.logits[0].len();
+            let rows: Vec<_> = of_context.context_logits.chunks(vocab_size).collect();
+            assert_eq!(rows.len(), expected.prompt.len() + expected.greedy.len() - 1);
+            assert_eq!(rows[expected.prompt.len() - 1..].concat(), served.logits.concat());
+        }
+    }
+}
+
+/// A request whose prompt is a prompt with all but the last of its greedy tokens, and that wants its logits.
+fn all_as_prompt(expected: &Prompt) -> Request {
+    let (_, known) = expected.greedy.split_last().expect("tokens");
+    Request {
+        gather: Gather {
+            context_logits: true,
+            ..Gather::default()
+        },
+        ..Request::greedy(&[&expected.prompt[..], known].concat(), 1)
     }
 }
 
@@ -63,6 +90,7 @@ fn compare(what: &str, served: &Served, expected: &Prompt) {
         error <= cost / 2.0,
         "{what}: logits differ by {error}; all of bf16 costs {cost}"
     );
+    assert_eq!(served.generation_logits, served.logits.concat(), "{what}");
     assert_eq!(served.log_probs.len(), expected.greedy.len());
     for (step, ours) in served.log_probs.iter().enumerate() {
         // Those of the logits that we had are exact, and theirs are as far off as the logits.

@@ -29,6 +29,8 @@ def server(tmp_path_factory):
         "oldest { max_candidate_sequences: 64 } }",
         checkpoint=STORIES,
     )
+    # Memory for 40 rows of the demo model's 1536 logits.
+    add_model(repository, "stories_few_logits", {"logits_memory_bytes": 40 * 1536 * 4}, checkpoint=STORIES)
     add_synthetic(repository, "synthetic")
     add_synthetic(repository, "synthetic_full", fields=FULL_ANSWER)
     add_synthetic(repository, "synthetic_tight", {**TIGHT, "synthetic_step_us": 200})

@@ -21,8 +21,13 @@ pub(in crate::engine) struct Found {
 }
 
 impl KvCache {
-    /// What `reserve` would find for a context of `tokens`.
-    pub(in crate::engine) fn find(&self, tokens: &[TokenId], reuse: &ReuseOptions) -> Found {
+    /// What `reserve` would find for a context of `tokens`, of which `max_reused` may be taken over.
+    pub(in crate::engine) fn find(
+        &self,
+        tokens: &[TokenId],
+        reuse: &ReuseOptions,
+        max_reused: Tokens,
+    ) -> Found {
         let known = Tokens(tokens.len() as u32);
         let nothing = Found {
             num_tokens: Tokens::ZERO,
@@ -38,7 +43,8 @@ impl KvCache {
         let Some(root) = prefix.find_root(&reuse.salt) else {
             return nothing;
         };
-        let walk = self.walk(prefix, root, tokens);
+        let max_reused = self.max_reused(tokens, max_reused);
+        let walk = self.walk(prefix, root, tokens, max_reused);
         let num_tokens = self.num_found(&walk);
         let hidden = self.hidden(num_tokens);
         let path = (0..walk.num_blocks).rev().zip(prefix.path_up(walk.tail));
@@ -48,7 +54,7 @@ impl KvCache {
             num_shared += Blocks(1);
             num_shared_free += Blocks(u32::from(self.pool.num_holders(block) == 0));
         }
-        let next = self.sparable_block(tokens, walk.num_blocks, num_tokens);
+        let next = self.sparable_block(tokens, walk.num_blocks, num_tokens, max_reused);
         let num_places = Blocks(walk.num_blocks as u32);
         Found {
             num_tokens,
@@ -72,9 +78,20 @@ impl KvCache {
         Some(prefix.next_block(chain.tail?, next_tokens))
     }
 
-    pub(super) fn walk(&self, prefix: &PrefixIndex, root: Content, tokens: &[TokenId]) -> Walk {
-        let max_tokens = tokens.len().saturating_sub(1);
-        prefix.walk(root, tokens, max_tokens, self.config.enable_partial_reuse)
+    /// How many of `tokens` can be taken over at all. The last is computed in any case, because its logits
+    /// give the next one.
+    pub(super) fn max_reused(&self, tokens: &[TokenId], max_reused: Tokens) -> usize {
+        tokens.len().saturating_sub(1).min(max_reused.index())
+    }
+
+    pub(super) fn walk(
+        &self,
+        prefix: &PrefixIndex,
+        root: Content,
+        tokens: &[TokenId],
+        max_reused: usize,
+    ) -> Walk {
+        prefix.walk(root, tokens, max_reused, self.config.enable_partial_reuse)
     }
 
     pub(super) fn num_found(&self, walk: &Walk) -> Tokens {
@@ -89,13 +106,13 @@ impl KvCache {
         tokens: &'a [TokenId],
         place: usize,
         num_found: Tokens,
+        max_reused: usize,
     ) -> Option<&'a [TokenId]> {
         let block = self.block_tokens(tokens, place)?;
         let end = (place + 1) * block.len();
-        // The last token is computed in any case, in a block of the sequence's own.
         let sparable = match self.config.enable_partial_reuse {
-            true => end.min(tokens.len() - 1) > num_found.index(),
-            false => end < tokens.len(),
+            true => end.min(max_reused) > num_found.index(),
+            false => end <= max_reused,
         };
         sparable.then_some(block)
     }

@@ -125,17 +125,18 @@ impl KvCache {
     /// table    | shared | shared |  its own   |  its own   |
     /// ```
     ///
-    /// The last token is never among them, because its logits give the next one.
+    /// At most `max_reused` of them are found, and never the last, because its logits give the next one.
     pub(super) fn reserve(
         &mut self,
         table: &mut BlockTable,
         tokens: &[TokenId],
         reuse: &ReuseOptions,
+        max_reused: Tokens,
     ) -> Tokens {
         assert!(table.len() == Blocks::ZERO, "a context is reserved once");
         let known = Tokens(tokens.len() as u32);
         let walk = match reuse.enabled {
-            true => self.share_found(table, tokens, &reuse.salt),
+            true => self.share_found(table, tokens, &reuse.salt, max_reused),
             false => None,
         };
         let num_found = walk.map_or(Tokens::ZERO, |walk| self.num_found(&walk));
@@ -217,10 +218,12 @@ impl KvCache {
         table: &mut BlockTable,
         tokens: &[TokenId],
         salt: &Option<Arc<str>>,
+        max_reused: Tokens,
     ) -> Option<Walk> {
         let root = self.prefix.as_mut()?.enter(salt);
         let prefix = self.prefix.as_ref()?;
-        let walk = self.walk(prefix, prefix.root(root), tokens);
+        let max_reused = self.max_reused(tokens, max_reused);
+        let walk = self.walk(prefix, prefix.root(root), tokens, max_reused);
         table.blocks.resize(walk.num_blocks, BlockId::NONE);
         let places = table.blocks.iter_mut().rev();
         for (place, block) in places.zip(prefix.path_up(walk.tail)) {

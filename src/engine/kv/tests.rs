@@ -18,6 +18,9 @@ fn config(num_blocks: u32, block_size: u32) -> KvCacheConfig {
     }
 }
 
+/// As many tokens as there are may be taken over.
+const ALL: Tokens = Tokens(u32::MAX);
+
 fn anybody() -> ReuseOptions {
     ReuseOptions::default()
 }
@@ -32,7 +35,7 @@ fn only_with(salt: &str) -> ReuseOptions {
 /// A sequence of `tokens`, all of them computed.
 fn computed(cache: &mut KvCache, tokens: &[TokenId], reuse: &ReuseOptions) -> BlockTable {
     let mut table = BlockTable::default();
-    cache.reserve(&mut table, tokens, reuse);
+    cache.reserve(&mut table, tokens, reuse, ALL);
     cache.commit(&mut table, tokens, Tokens(tokens.len() as u32));
     table
 }
@@ -45,7 +48,7 @@ fn leave_behind(cache: &mut KvCache, tokens: &[TokenId], reuse: &ReuseOptions) {
 }
 
 fn num_found(cache: &KvCache, tokens: &[TokenId]) -> u32 {
-    cache.find(tokens, &anybody()).num_tokens.0
+    cache.find(tokens, &anybody(), ALL).num_tokens.0
 }
 
 /// Blocks that nobody holds, and that can be found.
@@ -64,7 +67,7 @@ fn tokens(range: std::ops::Range<u32>) -> Vec<TokenId> {
 fn a_sequence_takes_a_block_when_a_position_needs_one_and_not_before() {
     let mut cache = cache(4, 4);
     let mut table = BlockTable::default();
-    cache.reserve(&mut table, &[7; 5], &anybody());
+    cache.reserve(&mut table, &[7; 5], &anybody(), ALL);
     for (kv_len, blocks) in [(5, 2), (6, 2), (8, 2), (9, 3), (12, 3), (13, 4)] {
         cache.grow(&mut table, Tokens(kv_len));
         assert_eq!(table.len(), Blocks(blocks), "at {kv_len} positions");
@@ -80,7 +83,7 @@ fn a_sequence_takes_a_block_when_a_position_needs_one_and_not_before() {
 fn probing_changes_nothing() {
     let mut cache = cache(4, 4);
     let mut table = BlockTable::default();
-    cache.reserve(&mut table, &[7; 4], &anybody());
+    cache.reserve(&mut table, &[7; 4], &anybody(), ALL);
     assert_eq!(cache.probe(&table, Tokens(3)), Blocks(0));
     assert_eq!(cache.probe(&table, Tokens(16)), Blocks(3));
     assert_eq!(cache.usage().num_free(), Blocks(3));
@@ -91,7 +94,7 @@ fn probing_changes_nothing() {
 fn the_integrity_check_finds_a_block_in_two_tables() {
     let mut cache = cache(4, 4);
     let mut table = BlockTable::default();
-    cache.reserve(&mut table, &[7; 4], &anybody());
+    cache.reserve(&mut table, &[7; 4], &anybody(), ALL);
     cache.check_integrity([&table, &table].into_iter());
 }
 
@@ -100,7 +103,7 @@ fn the_integrity_check_finds_a_block_in_two_tables() {
 fn the_integrity_check_finds_a_lost_block() {
     let mut cache = cache(4, 4);
     let mut table = BlockTable::default();
-    cache.reserve(&mut table, &[7; 4], &anybody());
+    cache.reserve(&mut table, &[7; 4], &anybody(), ALL);
     cache.check_integrity(std::iter::empty());
 }
 
@@ -130,7 +133,7 @@ fn the_full_blocks_of_a_prompt_are_found_again_but_never_its_last_token() {
 fn what_is_found_is_shared_and_the_rest_is_new() {
     let mut cache = cache(8, 4);
     let first = computed(&mut cache, &tokens(0..10), &anybody());
-    let found = cache.find(&tokens(0..9), &anybody());
+    let found = cache.find(&tokens(0..9), &anybody(), ALL);
     assert_eq!(found.num_tokens, Tokens(8));
     assert_eq!(
         (found.num_shared, found.num_shared_free),
@@ -160,7 +163,7 @@ fn blocks_that_nobody_holds_are_counted_as_free_until_they_are_shared() {
     leave_behind(&mut cache, &tokens(0..10), &anybody());
     assert_eq!(cache.usage().num_used, Blocks(0));
     assert_eq!(num_cached(&cache), 2);
-    let found = cache.find(&tokens(0..9), &anybody());
+    let found = cache.find(&tokens(0..9), &anybody(), ALL);
     assert_eq!(
         (found.num_shared, found.num_shared_free),
         (Blocks(2), Blocks(2))
@@ -185,7 +188,7 @@ fn tokens_are_shared_with_the_same_salt_and_with_nobody_else() {
     ];
     for (nth, reuse) in options.iter().enumerate() {
         assert_eq!(
-            cache.find(&prompt, reuse).num_tokens,
+            cache.find(&prompt, reuse, ALL).num_tokens,
             Tokens(0),
             "{reuse:?}"
         );
@@ -193,7 +196,7 @@ fn tokens_are_shared_with_the_same_salt_and_with_nobody_else() {
         let with_itself = if reuse.enabled { 6 } else { 0 };
         for (other, reuse) in options[..=nth].iter().enumerate() {
             let expected = if other < nth { 6 } else { with_itself };
-            assert_eq!(cache.find(&prompt, reuse).num_tokens, Tokens(expected));
+            assert_eq!(cache.find(&prompt, reuse, ALL).num_tokens, Tokens(expected));
         }
     }
     cache.check_integrity(std::iter::empty());
@@ -236,11 +239,11 @@ fn a_block_to_copy_from_is_taken_over_when_no_other_is_left() {
         let mut cache = cache(num_blocks, 4);
         leave_behind(&mut cache, &[0, 1, 2, 3], &anybody());
         let prompt = [0, 1, 2, 9, 9];
-        let found = cache.find(&prompt, &anybody());
+        let found = cache.find(&prompt, &anybody(), ALL);
         assert_eq!(found.num_tokens, Tokens(3));
         assert_eq!(found.lacking, Blocks(2));
         let mut table = BlockTable::default();
-        assert_eq!(cache.reserve(&mut table, &prompt, &anybody()), Tokens(3));
+        assert_eq!(cache.reserve(&mut table, &prompt, &anybody(), ALL), Tokens(3));
         if num_blocks == 2 {
             assert_eq!(cache.copies(), []);
             assert_eq!(table.blocks()[0], BlockId(0), "which has the tokens");
@@ -294,7 +297,7 @@ fn an_evicted_block_takes_along_what_is_below_it() {
     assert_eq!(num_found(&cache, &tokens(0..7)), 6);
     // The last block but one goes, and with it the last one, which is still held.
     let mut other = BlockTable::default();
-    cache.reserve(&mut other, &[9, 9, 9, 9], &anybody());
+    cache.reserve(&mut other, &[9, 9, 9, 9], &anybody(), ALL);
     assert_eq!(num_found(&cache, &tokens(0..7)), 2);
     cache.check_integrity([&table, &other].into_iter());
     assert_eq!(num_cached(&cache), 1);
@@ -308,7 +311,7 @@ fn of_two_that_compute_the_same_the_second_is_found_when_the_first_is_evicted() 
     let prompt = tokens(0..6);
     let mut tables = [BlockTable::default(), BlockTable::default()];
     for table in &mut tables {
-        assert_eq!(cache.reserve(table, &prompt[..4], &anybody()), Tokens(0));
+        assert_eq!(cache.reserve(table, &prompt[..4], &anybody(), ALL), Tokens(0));
     }
     let [first, second] = &mut tables;
     for table in [&mut *first, &mut *second] {
@@ -322,7 +325,7 @@ fn of_two_that_compute_the_same_the_second_is_found_when_the_first_is_evicted() 
     assert_eq!(num_found(&cache, &tokens(0..7)), 6);
     // Another takes that: what the second holds cannot be found, until it has something to add.
     let mut other = BlockTable::default();
-    cache.reserve(&mut other, &[9, 9, 9], &anybody());
+    cache.reserve(&mut other, &[9, 9, 9], &anybody(), ALL);
     assert_eq!(num_found(&cache, &tokens(0..7)), 2);
     cache.release(&mut other);
     cache.grow(second, Tokens(8));
@@ -336,12 +339,12 @@ fn a_context_can_wait_for_the_block_that_another_is_about_to_write() {
     for salt in [anybody(), only_with("a")] {
         let mut cache = cache(16, 2);
         let (long, fork) = (tokens(0..7), [0, 1, 2, 3, 9, 9, 9]);
-        let next = |cache: &KvCache, tokens: &[TokenId]| cache.find(tokens, &salt).next;
+        let next = |cache: &KvCache, tokens: &[TokenId]| cache.find(tokens, &salt, ALL).next;
         assert_eq!(next(&cache, &long), None, "nobody writes anything");
 
         let mut table = BlockTable::default();
-        cache.reserve(&mut table, &long, &salt);
-        assert_eq!(cache.find(&long, &only_with("b")).next, None, "a stranger");
+        cache.reserve(&mut table, &long, &salt, ALL);
+        assert_eq!(cache.find(&long, &only_with("b"), ALL).next, None, "a stranger");
         assert_eq!(next(&cache, &[0]), None, "not a full block");
         for (computed, same) in [(0, true), (2, true), (4, false)] {
             cache.commit(&mut table, &long, Tokens(computed));
@@ -366,6 +369,28 @@ fn a_context_can_wait_for_the_block_that_another_is_about_to_write() {
 }
 
 #[test]
+fn no_more_is_taken_over_than_may_be() {
+    for (partial, expected) in [(true, [0, 1, 2, 3, 4, 6, 6]), (false, [0, 0, 2, 2, 4, 6, 6])] {
+        let mut cache = KvCache::new(KvCacheConfig {
+            enable_partial_reuse: partial,
+            ..config(16, 2)
+        });
+        leave_behind(&mut cache, &tokens(0..8), &anybody());
+        for (max_reused, expected) in [0, 1, 2, 3, 4, 6, u32::MAX].into_iter().zip(expected) {
+            let max_reused = Tokens(max_reused);
+            let found = cache.find(&tokens(0..7), &anybody(), max_reused);
+            assert_eq!(found.num_tokens, Tokens(expected), "{max_reused}");
+            assert_eq!(found.next.is_some(), false, "{max_reused}: nothing to wait for");
+            let mut table = BlockTable::default();
+            let reused = cache.reserve(&mut table, &tokens(0..7), &anybody(), max_reused);
+            assert_eq!(reused, Tokens(expected));
+            cache.release(&mut table);
+            cache.clear_copies();
+        }
+    }
+}
+
+#[test]
 fn a_window_bounds_what_a_sequence_holds() {
     let mut cache = KvCache::new(KvCacheConfig {
         window: Some(AttentionWindow {
@@ -379,7 +404,7 @@ fn a_window_bounds_what_a_sequence_holds() {
     assert_eq!(cache.max_blocks(Tokens(3)), Blocks(1));
     assert_eq!(cache.max_blocks(Tokens(40)), Blocks(4));
     let mut table = BlockTable::default();
-    cache.reserve(&mut table, &prompt, &anybody());
+    cache.reserve(&mut table, &prompt, &anybody(), ALL);
     assert_eq!((table.len(), table.num_held()), (Blocks(4), Blocks(4)));
     for computed in (4..=40).step_by(4) {
         cache.commit(&mut table, &prompt, Tokens(computed));
@@ -405,7 +430,7 @@ fn tokens_are_compared_and_not_only_their_hashes() {
     let (a, b) = colliding_pairs();
     let mut cache = cache(8, 2);
     let next =
-        |cache: &KvCache, block: [u32; 2]| cache.find(&[block[0], block[1], 9], &anybody()).next;
+        |cache: &KvCache, block: [u32; 2]| cache.find(&[block[0], block[1], 9], &anybody(), ALL).next;
     assert_ne!(a, b);
     assert_eq!(next(&cache, a), next(&cache, b), "the same hash");
     let first = computed(&mut cache, &[a[0], a[1], 9], &anybody());
@@ -444,7 +469,7 @@ fn blocks_that_crowd_one_bucket_are_not_registered() {
     let mut root = computed(&mut cache, &[0], &anybody());
     // All below the same content, and in the same of 128 buckets.
     let in_one_bucket = |&token: &u32| {
-        let next = cache.find(&[0, token, 9], &anybody()).next;
+        let next = cache.find(&[0, token, 9], &anybody(), ALL).next;
         next.is_some_and(|next| next.key() % 128 == 0)
     };
     let crowd: Vec<_> = (1..).filter(in_one_bucket).take(MAX_BUCKET + 1).collect();

@@ -20,7 +20,11 @@ const NOTHING: u64 = u64::MAX;
 
 #[derive(Clone, Debug)]
 enum Move {
-    Add { prompt: Vec<TokenId>, sharing: u8 },
+    Add {
+        prompt: Vec<TokenId>,
+        sharing: u8,
+        max_reused: u32,
+    },
     Step { choice: u64 },
     Pause { nth: usize },
     End { nth: usize },
@@ -29,6 +33,7 @@ enum Move {
 struct Sequence {
     tokens: Vec<TokenId>,
     reuse: ReuseOptions,
+    max_reused: Tokens,
     /// What is before the first position: equal only where sharing is allowed.
     origin: u64,
     table: BlockTable,
@@ -81,7 +86,11 @@ impl World {
 
     fn make(&mut self, one: &Move) {
         match one {
-            Move::Add { prompt, sharing } => self.add(prompt, *sharing),
+            Move::Add {
+                prompt,
+                sharing,
+                max_reused,
+            } => self.add(prompt, *sharing, *max_reused),
             Move::Step { choice } => self.step(*choice),
             Move::Pause { nth } if !self.sequences.is_empty() => {
                 self.pause(nth % self.sequences.len());
@@ -101,7 +110,7 @@ impl World {
         );
     }
 
-    fn add(&mut self, prompt: &[TokenId], sharing: u8) {
+    fn add(&mut self, prompt: &[TokenId], sharing: u8, max_reused: u32) {
         self.num_added += 1;
         let salt = |salt: &str| Some(Arc::from(salt));
         let (enabled, salt, origin) = match sharing {
@@ -113,6 +122,7 @@ impl World {
         self.sequences.push(Sequence {
             tokens: prompt[..prompt.len().min(self.max_len)].to_vec(),
             reuse: ReuseOptions { enabled, salt },
+            max_reused: Tokens(max_reused),
             origin,
             table: BlockTable::default(),
             computed: 0,
@@ -178,15 +188,22 @@ impl World {
     fn start_waiting(&mut self) {
         for sequence in self.sequences.iter_mut().filter(|it| !it.is_running) {
             let num_free = self.cache.usage().num_free();
-            let found = self.cache.find(&sequence.tokens, &sequence.reuse);
+            let max_reused = sequence.max_reused;
+            let found = self
+                .cache
+                .find(&sequence.tokens, &sequence.reuse, max_reused);
             if found.lacking > num_free {
                 return;
             }
-            let reused = self
-                .cache
-                .reserve(&mut sequence.table, &sequence.tokens, &sequence.reuse);
+            let reused = self.cache.reserve(
+                &mut sequence.table,
+                &sequence.tokens,
+                &sequence.reuse,
+                max_reused,
+            );
             assert_eq!(reused, found.num_tokens);
             assert!(reused < sequence.len(), "the last token is computed");
+            assert!(reused <= max_reused, "no more than it may take over");
             assert_eq!(self.cache.usage().num_free(), num_free - found.lacking);
             sequence.computed = reused.index();
             sequence.is_running = true;
@@ -255,7 +272,7 @@ impl World {
         if before.is_some_and(|before| before < num_full) && self.config.window.is_none() {
             let mut longer = sequence.tokens[..sequence.computed].to_vec();
             longer.push(0);
-            let found = self.cache.find(&longer, &sequence.reuse);
+            let found = self.cache.find(&longer, &sequence.reuse, Tokens(u32::MAX));
             assert!(found.num_tokens.index() >= num_full * self.block_size);
         }
         if sequence.computed == sequence.tokens.len() {
@@ -296,9 +313,14 @@ fn configs() -> impl Strategy<Value = (KvCacheConfig, usize)> {
 
 fn moves() -> impl Strategy<Value = Vec<Move>> {
     let prompt = vec(0..NUM_LETTERS, 1..20);
+    let sharing = prop_oneof![4 => Just(0u8), 1 => 1u8..4];
+    let max_reused = prop_oneof![4 => Just(u32::MAX), 1 => 0u32..20];
     let one = prop_oneof![
-        4 => (prompt, prop_oneof![4 => Just(0u8), 1 => 1u8..4])
-            .prop_map(|(prompt, sharing)| Move::Add { prompt, sharing }),
+        4 => (prompt, sharing, max_reused).prop_map(|(prompt, sharing, max_reused)| Move::Add {
+            prompt,
+            sharing,
+            max_reused,
+        }),
         8 => any::<u64>().prop_map(|choice| Move::Step { choice }),
         1 => any::<usize>().prop_map(|nth| Move::Pause { nth }),
         1 => any::<usize>().prop_map(|nth| Move::End { nth }),
