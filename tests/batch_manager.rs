@@ -378,9 +378,10 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
         };
         let ask = |id: u64| NewRequest {
             gather: Gather {
-                log_probs: (id % 3 > 0).then_some(id as u32),
+                log_probs: (!id.is_multiple_of(3)).then_some(id as u32),
                 context_logits: id % 3 == 2,
                 generation_logits: id % 3 == 2,
+                kv_blocks: id.is_multiple_of(2),
             },
             ..request(id)
         };
@@ -395,7 +396,10 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
     let all_of = |gathered: &Vec<Gathered>| {
         let log_probs = gathered.iter().filter_map(|it| it.log_probs.clone());
         let context: Vec<_> = gathered.iter().map(|it| &it.context_logits[..]).collect();
-        let generation: Vec<_> = gathered.iter().map(|it| &it.generation_logits[..]).collect();
+        let generation: Vec<_> = gathered
+            .iter()
+            .map(|it| &it.generation_logits[..])
+            .collect();
         let log_probs: Vec<_> = log_probs.collect();
         (log_probs, context.concat(), generation.concat())
     };
@@ -408,7 +412,11 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
         let all = [prompt(*id).len(), tokens.len()];
         assert_eq!(num_logits, if id % 3 == 2 { all } else { [0, 0] });
         let chosen: Vec<_> = log_probs.iter().map(|it| it.chosen.token).collect();
-        assert!(if id % 3 > 0 { chosen == *tokens } else { chosen.is_empty() });
+        assert!(if id % 3 > 0 {
+            chosen == *tokens
+        } else {
+            chosen.is_empty()
+        });
         assert!(log_probs.iter().all(|it| it.top.len() as u64 == *id));
     }
     for (scheme, num_micro_batches) in [
@@ -419,7 +427,11 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
         let other = served(scheme, num_micro_batches);
         assert_eq!(other.streams, fused.streams, "{scheme:?}");
         for (id, gathered) in &other.gathered {
-            assert_eq!(all_of(gathered), all_of(&fused.gathered[id]), "{id}, {scheme:?}");
+            assert_eq!(
+                all_of(gathered),
+                all_of(&fused.gathered[id]),
+                "{id}, {scheme:?}"
+            );
         }
     }
 }

@@ -110,10 +110,11 @@ fn asks() -> impl Strategy<Value = Ask> {
         enabled,
         salt: salt.map(Into::into),
     });
-    let gather = prop_oneof![2 => Just((false, false)), 1 => any::<(bool, bool)>()];
-    let gather = gather.prop_map(|(context_logits, generation_logits)| Gather {
+    let gather = prop_oneof![2 => Just((false, false, false)), 1 => any::<(bool, bool, bool)>()];
+    let gather = gather.prop_map(|(context_logits, generation_logits, kv_blocks)| Gather {
         context_logits,
         generation_logits,
+        kv_blocks,
         ..Gather::default()
     });
     (

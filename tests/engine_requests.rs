@@ -4,7 +4,7 @@ mod engine_support;
 
 use engine_support::{Ask, World, wide_config};
 use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
-use triton_inflight::engine::{CapacityPolicy, EngineConfig, Event};
+use triton_inflight::engine::{BlockReuse, CapacityPolicy, EngineConfig, Event, Gather, KvBlocks};
 use triton_inflight::sampling::{FinishReason, SampleError};
 
 fn refusal(config: EngineConfig) -> String {
@@ -232,4 +232,57 @@ fn limits_beyond_what_the_pool_can_hold_take_no_memory() {
     assert_eq!(world.step().len(), 128, "one for each block");
     world.run_to_end();
     assert!(ids.iter().all(|id| world.streams[id].ended));
+}
+
+#[test]
+fn a_request_can_know_how_many_blocks_it_has_had() {
+    let of_blocks = Ask {
+        gather: Gather {
+            kv_blocks: true,
+            ..Gather::default()
+        },
+        ..Ask::of_lengths(7, 9)
+    };
+    let blocks = |num_new, num_reused| KvBlocks {
+        num_new: Blocks(num_new),
+        num_reused: Blocks(num_reused),
+    };
+    // As above, R2 is paused when both need a third block, and takes all four of its own later.
+    let tight = EngineConfig {
+        max_num_requests: 2,
+        max_seq_len: Tokens(16),
+        num_blocks: Blocks(4),
+        policy: CapacityPolicy::MaxUtilization,
+        ..wide_config()
+    };
+    let mut world = World::new(tight);
+    let [first, second] = [(); 2].map(|()| world.add(of_blocks.clone()).expect("fits"));
+    world.run_to_end();
+    assert_eq!(world.streams[&first].kv_blocks, blocks(4, 0));
+    assert_eq!(world.streams[&second].kv_blocks, blocks(2 + 4, 0));
+
+    let mut world = World::new(EngineConfig {
+        reuse: BlockReuse::PartialBlocks,
+        ..wide_config()
+    });
+    // Of 7 tokens 6 can be found: a whole block, and the beginning of the next.
+    for expected in [blocks(4, 0), blocks(2, 2)] {
+        let id = world.add(of_blocks.clone()).expect("fits");
+        world.run_to_end();
+        assert_eq!(world.streams[&id].kv_blocks, expected);
+    }
+    let context = Ask {
+        gather: Gather {
+            context_logits: true,
+            ..of_blocks.gather
+        },
+        ..of_blocks
+    };
+    let id = world.add(context).expect("fits");
+    world.run_to_end();
+    assert_eq!(
+        world.streams[&id].kv_blocks,
+        blocks(4, 0),
+        "all is computed anew"
+    );
 }

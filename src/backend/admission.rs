@@ -207,7 +207,10 @@ impl Admission {
             );
         }
         for (name, outputs) in &options.asked {
-            if !outputs.iter().any(|output| self.config.outputs.contains(output)) {
+            if !outputs
+                .iter()
+                .any(|output| self.config.outputs.contains(output))
+            {
                 let outputs: Vec<_> = outputs.iter().map(|output| output.name()).collect();
                 return Err(RequestError::Invalid(format!(
                     "option '{name}': this model has no output '{}'; name it in the model's \
@@ -215,7 +218,8 @@ impl Admission {
                     outputs.join("' or '")
                 )));
             }
-            if !self.has_logits {
+            let needs_logits = outputs.iter().any(|output| output.needs_logits());
+            if needs_logits && !self.has_logits {
                 return Err(RequestError::Invalid(format!(
                     "option '{name}': the synthetic runner has no logits; leave the option out"
                 )));
@@ -344,7 +348,11 @@ impl Admission {
         // To Triton, one that names none has named all.
         let has_named = names.len() < self.config.outputs.len();
         let is_dummy = |kind: OutputKind| {
-            has_named && matches!(kind, OutputKind::ContextLogits | OutputKind::GenerationLogits)
+            has_named
+                && matches!(
+                    kind,
+                    OutputKind::ContextLogits | OutputKind::GenerationLogits
+                )
         };
         let kinds = names.iter().filter_map(|name| OutputKind::from_name(name));
         Ok(kinds

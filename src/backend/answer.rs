@@ -13,10 +13,10 @@ use crate::backend::logits_memory::SetAside;
 use crate::backend::text_stream::TextStream;
 use crate::base::{RequestError, TokenId};
 use crate::config::OutputKind;
-use crate::engine::Gathered;
+use crate::engine::{Gathered, KvBlocks};
 use crate::sampling::{FinishReason, SampleError, TokenLogProbs};
 use crate::text::Tokenizer;
-use crate::triton::{Completion, Error, Response, ResponseFactory};
+use crate::triton::{Completion, Error, Response, ResponseFactory, now_ns};
 
 /// The answer to one request.
 pub struct Answer {
@@ -47,6 +47,7 @@ pub struct Answer {
     /// The same; each is one row.
     generation_logits: Vec<Vec<f32>>,
     vocab_size: usize,
+    kv_blocks: KvBlocks,
     num_decoded: usize,
     num_answered: usize,
     /// Why a response could not be sent: the answer has a gap, and ends with this.
@@ -110,6 +111,7 @@ impl Answer {
             context_logits: Vec::new(),
             generation_logits: Vec::new(),
             vocab_size,
+            kv_blocks: KvBlocks::default(),
             tokens: Vec::with_capacity(max_new_tokens),
             num_decoded: 0,
             num_answered: 0,
@@ -137,6 +139,9 @@ impl Answer {
             .extend(Some(gathered.context_logits).filter(has_rows));
         self.generation_logits
             .extend(Some(gathered.generation_logits).filter(has_rows));
+        if let Some(kv_blocks) = gathered.kv_blocks {
+            self.kv_blocks = kv_blocks;
+        }
     }
 
     /// Whether there are tokens that no response has carried.
@@ -216,6 +221,8 @@ impl Answer {
     /// A response with all that is new.
     fn response(&mut self, reason: Option<FinishReason>) -> Result<Response, Error> {
         let mut response = self.factory.new_response()?;
+        let mut clock = None;
+        let mut ns = |moment| clock.get_or_insert_with(SteadyClock::now).ns(moment);
         let echo = self.echo.take();
         let news = &self.tokens[self.num_answered..];
         let new_log_probs = self.log_probs.get(self.num_answered..).unwrap_or_default();
@@ -275,10 +282,66 @@ impl Answer {
                     // [batch, beam, token, vocabulary]
                     output_logits(&mut response, name, &[1, 1], &pieces, self.vocab_size)?;
                 }
+                OutputKind::StopReason => {
+                    let stopped_by = match reason {
+                        Some(FinishReason::EndId) => self.tokens.last().map(TokenId::to_string),
+                        Some(FinishReason::StopWords) => {
+                            let word = self.text.as_ref().and_then(TextStream::stop_word);
+                            word.map(str::to_owned)
+                        }
+                        _ => None,
+                    };
+                    response.output_strings(name, &[1, 1], &[stopped_by.unwrap_or_default()])?;
+                }
+                // What these say is known at the end.
+                _ if reason.is_none() => {}
+                OutputKind::KvCacheAllocNewBlocks => {
+                    response.output(name, &[1, 1], &[self.kv_blocks.num_new.0 as i32])?;
+                }
+                OutputKind::KvCacheReusedBlocks => {
+                    response.output(name, &[1, 1], &[self.kv_blocks.num_reused.0 as i32])?;
+                }
+                OutputKind::KvCacheAllocTotalBlocks => {
+                    let total = self.kv_blocks.num_new + self.kv_blocks.num_reused;
+                    response.output(name, &[1, 1], &[total.0 as i32])?;
+                }
+                OutputKind::ArrivalTimeNs => {
+                    response.output(name, &[1, 1], &[ns(Some(self.times.arrival))])?;
+                }
+                OutputKind::FirstScheduledTimeNs => {
+                    response.output(name, &[1, 1], &[ns(self.times.admission)])?;
+                }
+                OutputKind::FirstTokenTimeNs => {
+                    response.output(name, &[1, 1], &[ns(self.times.first_token)])?;
+                }
+                OutputKind::LastTokenTimeNs => {
+                    response.output(name, &[1, 1], &[ns(self.times.last_token)])?;
+                }
             }
         }
         self.num_answered = self.tokens.len();
         Ok(response)
+    }
+}
+
+/// One moment on two clocks, so that another can be told on Triton's.
+struct SteadyClock {
+    instant: Instant,
+    ns: u64,
+}
+
+impl SteadyClock {
+    fn now() -> Self {
+        Self {
+            instant: Instant::now(),
+            ns: now_ns(),
+        }
+    }
+
+    /// A moment that has passed, in nanoseconds; 0 if it never came.
+    fn ns(&self, moment: Option<Instant>) -> i64 {
+        let age = |moment| self.instant.duration_since(moment).as_nanos() as u64;
+        moment.map_or(0, |moment| self.ns.saturating_sub(age(moment)) as i64)
     }
 }
 
@@ -329,6 +392,14 @@ fn c_name(output: OutputKind) -> &'static CStr {
         OutputKind::Logprobs => c"logprobs",
         OutputKind::ContextLogits => c"context_logits",
         OutputKind::GenerationLogits => c"generation_logits",
+        OutputKind::StopReason => c"stop_reason",
+        OutputKind::KvCacheAllocNewBlocks => c"kv_cache_alloc_new_blocks",
+        OutputKind::KvCacheReusedBlocks => c"kv_cache_reused_blocks",
+        OutputKind::KvCacheAllocTotalBlocks => c"kv_cache_alloc_total_blocks",
+        OutputKind::ArrivalTimeNs => c"arrival_time_ns",
+        OutputKind::FirstScheduledTimeNs => c"first_scheduled_time_ns",
+        OutputKind::FirstTokenTimeNs => c"first_token_time_ns",
+        OutputKind::LastTokenTimeNs => c"last_token_time_ns",
     }
 }
 

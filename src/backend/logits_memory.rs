@@ -44,7 +44,8 @@ impl LogitsMemory {
             ..
         } = *self;
         let bytes = bytes_per_row.saturating_mul(num_rows as u64);
-        let needs = format!("up to {num_rows} rows of logits of {bytes_per_row} bytes are asked for");
+        let needs =
+            format!("up to {num_rows} rows of logits of {bytes_per_row} bytes are asked for");
         if bytes > max_bytes {
             return Err(RequestError::Invalid(format!(
                 "{needs}, and logits_memory_bytes is {max_bytes}; lower max_tokens, shorten the prompt, or \
@@ -99,7 +100,10 @@ mod tests {
         for num_rows in [26, usize::MAX] {
             let error = memory.set_aside(num_rows).expect_err("too many");
             assert_eq!(error.code(), ErrorCode::InvalidArg);
-            assert!(error.message().contains("logits_memory_bytes is 1000"), "{error}");
+            assert!(
+                error.message().contains("logits_memory_bytes is 1000"),
+                "{error}"
+            );
         }
         memory.set_aside(25).expect("all");
     }

@@ -138,7 +138,10 @@ impl RequestOptions {
 
     /// Whether the request wants an output tensor that it does not name.
     pub fn wants(&self, output: OutputKind) -> bool {
-        let is_asked = self.asked.iter().any(|(_, outputs)| outputs.contains(&output));
+        let is_asked = self
+            .asked
+            .iter()
+            .any(|(_, outputs)| outputs.contains(&output));
         (is_asked || !output.is_on_request()) && !self.omitted.contains(&output)
     }
 
@@ -156,6 +159,9 @@ impl RequestOptions {
             log_probs: outputs.iter().filter_map(num_top).max(),
             context_logits: wants(OutputKind::ContextLogits),
             generation_logits: wants(OutputKind::GenerationLogits),
+            kv_blocks: wants(OutputKind::KvCacheAllocNewBlocks)
+                || wants(OutputKind::KvCacheReusedBlocks)
+                || wants(OutputKind::KvCacheAllocTotalBlocks),
         }
     }
 
@@ -221,6 +227,17 @@ const MAX_BIASES: usize = 1024;
 const MAX_END_IDS: usize = 16;
 /// Most likely tokens that are named in the place of each token: vLLM's default `max_logprobs`.
 const MAX_LOGPROBS: u32 = 20;
+
+/// What `return_perf_metrics` gives.
+const PERF_METRICS: &[OutputKind] = &[
+    OutputKind::KvCacheAllocNewBlocks,
+    OutputKind::KvCacheReusedBlocks,
+    OutputKind::KvCacheAllocTotalBlocks,
+    OutputKind::ArrivalTimeNs,
+    OutputKind::FirstScheduledTimeNs,
+    OutputKind::FirstTokenTimeNs,
+    OutputKind::LastTokenTimeNs,
+];
 
 /// Every option, in the order of the README.
 const OPTIONS: &[RequestOption] = &[
@@ -470,7 +487,11 @@ const OPTIONS: &[RequestOption] = &[
         default: "false",
         doc: "Gives the output `cumulative_logprob`.",
         set: |o, v| {
-            o.ask("return_cumulative_logprob", &[OutputKind::CumulativeLogprob], v)
+            o.ask(
+                "return_cumulative_logprob",
+                &[OutputKind::CumulativeLogprob],
+                v,
+            )
         },
     },
     RequestOption {
@@ -511,7 +532,31 @@ const OPTIONS: &[RequestOption] = &[
         expected: "true or false",
         default: "false",
         doc: "Gives the output `generation_logits`.",
-        set: |o, v| o.ask("return_generation_logits", &[OutputKind::GenerationLogits], v),
+        set: |o, v| {
+            o.ask(
+                "return_generation_logits",
+                &[OutputKind::GenerationLogits],
+                v,
+            )
+        },
+    },
+    RequestOption {
+        name: "return_stop_reason",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the output `stop_reason`.",
+        set: |o, v| o.ask("return_stop_reason", &[OutputKind::StopReason], v),
+    },
+    RequestOption {
+        name: "return_perf_metrics",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the outputs `kv_cache_alloc_new_blocks`, `kv_cache_reused_blocks`, \
+              `kv_cache_alloc_total_blocks`, `arrival_time_ns`, `first_scheduled_time_ns`, \
+              `first_token_time_ns` and `last_token_time_ns`, with the last response.",
+        set: |o, v| o.ask("return_perf_metrics", PERF_METRICS, v),
     },
     RequestOption {
         name: "sampling_parameters",
@@ -814,6 +859,8 @@ mod tests {
             ("return_logprobs", json!(2)),
             ("return_context_logits", json!("all")),
             ("return_generation_logits", json!(3)),
+            ("return_stop_reason", json!("why")),
+            ("return_perf_metrics", json!(0.5)),
             ("sampling_parameters", json!("[]")),
             ("sampling_parameters", json!("{")),
             ("sampling_parameters", json!({ "sampling_parameters": {} })),

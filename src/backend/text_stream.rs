@@ -46,6 +46,11 @@ impl TextStream {
         self.stop_words.push(&self.whole, &mut self.ready)
     }
 
+    /// The stop word that the text has ended with.
+    pub fn stop_word(&self) -> Option<&str> {
+        self.stop_words.matched()
+    }
+
     /// Ends the text: what was held back comes out, unless a stop word cut it off.
     pub fn finish(&mut self) {
         self.whole.clear();

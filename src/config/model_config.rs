@@ -73,11 +73,27 @@ pub enum OutputKind {
     ContextLogits,
     /// Those that each token of the output was chosen from; new ones when streaming.
     GenerationLogits,
+    /// The stop word or the token that ended the sequence.
+    StopReason,
+    /// Blocks of the KV cache that the sequence took.
+    KvCacheAllocNewBlocks,
+    /// Those that it found filled.
+    KvCacheReusedBlocks,
+    /// Both together.
+    KvCacheAllocTotalBlocks,
+    /// When the request was first seen.
+    ArrivalTimeNs,
+    /// When it was first in a step.
+    FirstScheduledTimeNs,
+    /// When its first token was there.
+    FirstTokenTimeNs,
+    /// When its last token was there.
+    LastTokenTimeNs,
 }
 
 impl OutputKind {
     /// All of them, in the order of a response.
-    pub const ALL: [OutputKind; 12] = [
+    pub const ALL: [OutputKind; 20] = [
         OutputKind::TextOutput,
         OutputKind::OutputIds,
         OutputKind::SequenceLength,
@@ -90,6 +106,14 @@ impl OutputKind {
         OutputKind::Logprobs,
         OutputKind::ContextLogits,
         OutputKind::GenerationLogits,
+        OutputKind::StopReason,
+        OutputKind::KvCacheAllocNewBlocks,
+        OutputKind::KvCacheReusedBlocks,
+        OutputKind::KvCacheAllocTotalBlocks,
+        OutputKind::ArrivalTimeNs,
+        OutputKind::FirstScheduledTimeNs,
+        OutputKind::FirstTokenTimeNs,
+        OutputKind::LastTokenTimeNs,
     ];
 
     /// The tensor's name.
@@ -107,12 +131,33 @@ impl OutputKind {
             OutputKind::Logprobs => "logprobs",
             OutputKind::ContextLogits => "context_logits",
             OutputKind::GenerationLogits => "generation_logits",
+            OutputKind::StopReason => "stop_reason",
+            OutputKind::KvCacheAllocNewBlocks => "kv_cache_alloc_new_blocks",
+            OutputKind::KvCacheReusedBlocks => "kv_cache_reused_blocks",
+            OutputKind::KvCacheAllocTotalBlocks => "kv_cache_alloc_total_blocks",
+            OutputKind::ArrivalTimeNs => "arrival_time_ns",
+            OutputKind::FirstScheduledTimeNs => "first_scheduled_time_ns",
+            OutputKind::FirstTokenTimeNs => "first_token_time_ns",
+            OutputKind::LastTokenTimeNs => "last_token_time_ns",
         }
     }
 
     /// Whether only those requests get it that ask for it by an option; the others get every output
     /// that they do not name.
     pub const fn is_on_request(self) -> bool {
+        !matches!(
+            self,
+            OutputKind::TextOutput
+                | OutputKind::OutputIds
+                | OutputKind::SequenceLength
+                | OutputKind::FinishReason
+                | OutputKind::NumInputTokens
+                | OutputKind::NumOutputTokens
+        )
+    }
+
+    /// Whether it is made of logits.
+    pub const fn needs_logits(self) -> bool {
         matches!(
             self,
             OutputKind::OutputLogProbs
@@ -131,9 +176,14 @@ impl OutputKind {
 
     const fn data_type(self) -> &'static str {
         match self {
-            OutputKind::TextOutput | OutputKind::FinishReason | OutputKind::Logprobs => {
-                "TYPE_STRING"
-            }
+            OutputKind::TextOutput
+            | OutputKind::FinishReason
+            | OutputKind::StopReason
+            | OutputKind::Logprobs => "TYPE_STRING",
+            OutputKind::ArrivalTimeNs
+            | OutputKind::FirstScheduledTimeNs
+            | OutputKind::FirstTokenTimeNs
+            | OutputKind::LastTokenTimeNs => "TYPE_INT64",
             OutputKind::OutputLogProbs
             | OutputKind::CumLogProbs
             | OutputKind::CumulativeLogprob
@@ -413,7 +463,11 @@ fn check_outputs(
                 &format!(
                     "write data_type: {} dims: [ {} ]",
                     kind.data_type(),
-                    kind.dims().iter().map(i64::to_string).collect::<Vec<_>>().join(", ")
+                    kind.dims()
+                        .iter()
+                        .map(i64::to_string)
+                        .collect::<Vec<_>>()
+                        .join(", ")
                 ),
             ));
         }

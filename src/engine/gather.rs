@@ -10,7 +10,7 @@
 //! their positions: without computing them there are no logits. What is computed again after a pause is
 //! not gathered again.
 
-use crate::base::Tokens;
+use crate::base::{Blocks, Tokens};
 use crate::engine::NewRequest;
 use crate::sampling::TokenLogProbs;
 
@@ -25,6 +25,8 @@ pub struct Gather {
     /// The model's logits that every token is chosen from, as they were before the request's options
     /// changed them.
     pub generation_logits: bool,
+    /// How many blocks of the KV cache it has had.
+    pub kv_blocks: bool,
 }
 
 /// What a step brings of what a request wants besides its tokens.
@@ -37,6 +39,18 @@ pub struct Gathered {
     pub context_logits: Vec<f32>,
     /// `[vocab_size]`, or empty.
     pub generation_logits: Vec<f32>,
+    /// Up to this step, if they are wanted and there are more than before.
+    pub kv_blocks: Option<KvBlocks>,
+}
+
+/// The blocks of the KV cache that a request has had since it started. One that was paused has had those
+/// of both times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvBlocks {
+    /// Taken blank: it has computed all that is in them.
+    pub num_new: Blocks,
+    /// Found in the cache, or begun with what was found there.
+    pub num_reused: Blocks,
 }
 
 impl Gather {

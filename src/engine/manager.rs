@@ -171,6 +171,7 @@ impl Engine {
                 *result
             });
             let gathered = gathered.next_if(|(slot, _)| *slot == planned.slot);
+            let mut gathered = gathered.map(|(_, gathered)| gathered);
             let sequence = &mut self.sequences[planned.slot];
             let text = sequence.text.insert(text);
             if let Some(place) = self.cancelled.iter().position(|&slot| slot == planned.slot) {
@@ -184,9 +185,10 @@ impl Engine {
                 self.kv.commit(&mut sequence.blocks, &text.tokens, computed);
             }
             sequence.advance(computed);
-            if !matches!(result, Some(Sampled::Failed(_)))
-                && let Some((_, gathered)) = gathered
-            {
+            if let Some(kv_blocks) = sequence.kv_news() {
+                gathered.get_or_insert_default().kv_blocks = Some(kv_blocks);
+            }
+            if let Some(gathered) = gathered {
                 events.push(Event::Gathered(planned.id, Box::new(gathered)));
             }
             let ended = match result {

@@ -9,9 +9,10 @@
 //! sequence.rs     a sequence's tokens and progress; the table of rows
 //! kv/             blocks, block tables, and what sequences share of them
 //! step.rs         what was decided, as packed arrays
+//! gather.rs       what a request wants to know besides its tokens
 //! stats.rs        the record of a step
 //! integrity.rs    the invariants, as a check
-//! config.rs request.rs gather.rs plan.rs output.rs    what goes in and out: plain data
+//! config.rs request.rs plan.rs output.rs    what goes in and out: plain data
 //! ```
 //!
 //! # Invariants
@@ -44,7 +45,7 @@ mod stats;
 mod step;
 
 pub use config::{BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig};
-pub use gather::{Gather, Gathered};
+pub use gather::{Gather, Gathered, KvBlocks};
 pub use kv::{AttentionWindow, KvUsage, ReuseOptions, ReuseTotals};
 pub use manager::Engine;
 pub use output::{Event, Sampled, StepOutput};

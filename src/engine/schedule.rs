@@ -207,8 +207,8 @@ impl Engine {
     fn pause(&mut self, slot: SeqSlot) {
         self.running.retain(|&running| running != slot);
         let sequence = &mut self.sequences[slot];
-        self.kv.release(&mut sequence.blocks);
         sequence.rewind();
+        self.kv.release(&mut sequence.blocks);
         self.changes.push(Event::Paused(sequence.id));
         self.queue.push_paused(sequence.rank, slot);
     }
@@ -252,7 +252,10 @@ impl Engine {
             ..
         } = sequence;
         let text = text.as_ref().expect("no step with it is out");
+        let num_reused = self.kv.totals().num_reused_blocks;
         sequence.computed = self.kv.reserve(blocks, &text.tokens, reuse, max_reused);
+        let num_reused = self.kv.totals().num_reused_blocks - num_reused;
+        sequence.found(Blocks(num_reused as u32));
         assert_eq!(sequence.computed, reused, "what was found is still there");
         let rank = sequence.rank;
         let place = self
@@ -263,20 +266,20 @@ impl Engine {
     }
 
     fn prospect(&self, candidate: Candidate) -> Prospect {
-        let (tokens, reuse, max_reused, max_kv_len): (&[TokenId], &ReuseOptions, _, _) = match candidate
-        {
-            Candidate::Paused(slot) => {
-                let it = &self.sequences[slot];
-                (it.tokens(), &it.reuse, it.max_reused(), it.max_kv_len())
-            }
-            Candidate::Waiting(arrival) => {
-                let request = self.queue.waiting(arrival);
-                let num_prompt_tokens = Tokens(request.prompt.len() as u32);
-                let max_kv_len = max_kv_len(num_prompt_tokens, &request.stop);
-                let max_reused = request.max_reused();
-                (&request.prompt, &request.reuse, max_reused, max_kv_len)
-            }
-        };
+        let (tokens, reuse, max_reused, max_kv_len): (&[TokenId], &ReuseOptions, _, _) =
+            match candidate {
+                Candidate::Paused(slot) => {
+                    let it = &self.sequences[slot];
+                    (it.tokens(), &it.reuse, it.max_reused(), it.max_kv_len())
+                }
+                Candidate::Waiting(arrival) => {
+                    let request = self.queue.waiting(arrival);
+                    let num_prompt_tokens = Tokens(request.prompt.len() as u32);
+                    let max_kv_len = max_kv_len(num_prompt_tokens, &request.stop);
+                    let max_reused = request.max_reused();
+                    (&request.prompt, &request.reuse, max_reused, max_kv_len)
+                }
+            };
         let len = Tokens(tokens.len() as u32);
         let found = self.kv.find(tokens, reuse, max_reused);
         let to_the_end = self.kv.max_blocks(max_kv_len);

@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::base::{RequestId, SeqSlot, TokenId, Tokens};
+use crate::base::{Blocks, RequestId, SeqSlot, TokenId, Tokens};
 use crate::engine::kv::BlockTable;
-use crate::engine::{Gather, NewRequest, Phase, ReuseOptions};
+use crate::engine::{Gather, KvBlocks, NewRequest, Phase, ReuseOptions};
 use crate::sampling::{FinishReason, SamplingInput, SamplingParams, StopRule};
 
 /// What a runner may look at while a step is out: the sequence's own tokens and options.
@@ -70,6 +70,12 @@ pub(super) struct Sequence {
     pub(super) gather: Gather,
     /// Of how many tokens of the prompt the logits have been gathered.
     num_gathered: Tokens,
+    /// Blocks that it had before it was paused last.
+    kv_before: KvBlocks,
+    /// Of those that it has now, the ones that were found in the cache.
+    num_reused: Blocks,
+    /// What was told last of its blocks.
+    kv_told: KvBlocks,
     /// In whose steps it is.
     pub(super) micro_batch: usize,
     /// Why it has ended; set only while it waits for the rest of its lockstep batch.
@@ -108,6 +114,9 @@ impl Sequence {
             reuse: request.reuse,
             gather: request.gather,
             num_gathered: Tokens::ZERO,
+            kv_before: KvBlocks::default(),
+            num_reused: Blocks::ZERO,
+            kv_told: KvBlocks::default(),
             micro_batch: 0,
             ended: None,
             stop: request.stop,
@@ -177,8 +186,34 @@ impl Sequence {
         }
     }
 
-    /// Forgets what is in the cache: all tokens are context again.
+    /// Says that it has blocks, and that `num_reused` of them were found in the cache.
+    pub(super) fn found(&mut self, num_reused: Blocks) {
+        self.num_reused = num_reused;
+    }
+
+    /// What is new of its blocks, if it wants to know.
+    pub(super) fn kv_news(&mut self) -> Option<KvBlocks> {
+        let kv =
+            Some(self.kv_blocks()).filter(|&kv| self.gather.kv_blocks && kv != self.kv_told)?;
+        self.kv_told = kv;
+        Some(kv)
+    }
+
+    fn kv_blocks(&self) -> KvBlocks {
+        let KvBlocks {
+            num_new,
+            num_reused,
+        } = self.kv_before;
+        KvBlocks {
+            num_new: num_new + (self.blocks.len() - self.num_reused),
+            num_reused: num_reused + self.num_reused,
+        }
+    }
+
+    /// Forgets what is in the cache, before its blocks are given back: all tokens are context again.
     pub(super) fn rewind(&mut self) {
+        self.kv_before = self.kv_blocks();
+        self.num_reused = Blocks::ZERO;
         self.computed = Tokens::ZERO;
         self.context = self.len;
     }

@@ -212,8 +212,7 @@ impl BatchManager {
             None => None,
         };
         if let Some(step) = self.empty.take() {
-            self.engine
-                .apply(step, &mut StepOutput::default(), events);
+            self.engine.apply(step, &mut StepOutput::default(), events);
         }
         Ok(landed)
     }

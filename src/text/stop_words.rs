@@ -12,7 +12,8 @@ pub struct StopWords {
     words: Vec<Word>,
     /// Text that may still turn out to be the beginning of a stop word.
     held: String,
-    stopped: bool,
+    /// Which word has ended the text.
+    stopped_by: Option<usize>,
 }
 
 impl StopWords {
@@ -22,7 +23,7 @@ impl StopWords {
         Self {
             words: words.map(Word::new).collect(),
             held: String::new(),
-            stopped: false,
+            stopped_by: None,
         }
     }
 
@@ -34,20 +35,21 @@ impl StopWords {
     /// Adds `delta`, and writes to `ready` what no stop word can begin in any more. Returns whether
     /// a stop word is complete; from then on, text is ignored.
     pub fn push(&mut self, delta: &str, ready: &mut String) -> bool {
-        if self.stopped {
+        if self.stopped_by.is_some() {
             return true;
         }
         let num_held = self.held.len();
         for (i, byte) in delta.bytes().enumerate() {
-            let completed = self.words.iter_mut().filter_map(|word| word.push(byte));
-            if let Some(num_matched) = completed.max() {
+            let words = self.words.iter_mut().enumerate();
+            let completed = words.filter_map(|(which, word)| Some((word.push(byte)?, which)));
+            if let Some((num_matched, which)) = completed.max() {
                 //   held      delta
                 // |--------|----------------|
                 //      |num_matched|        the rest is never seen
                 self.held.push_str(delta);
                 ready.push_str(&self.held[..num_held + i + 1 - num_matched]);
                 self.held.clear();
-                self.stopped = true;
+                self.stopped_by = Some(which);
                 return true;
             }
         }
@@ -65,6 +67,12 @@ impl StopWords {
             self.held.push_str(&delta[end - num_held..]);
         }
         false
+    }
+
+    /// The word that has ended the text.
+    pub fn matched(&self) -> Option<&str> {
+        let word = &self.words[self.stopped_by?];
+        std::str::from_utf8(&word.bytes).ok()
     }
 
     /// Ends the text: what was held back is no stop word.

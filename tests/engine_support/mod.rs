@@ -15,8 +15,9 @@ use triton_inflight::base::{
     BlockId, BlockSize, Blocks, RequestError, RequestId, SeqSlot, TokenId, Tokens,
 };
 use triton_inflight::engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, Engine, EngineConfig, Event, Gather, Gathered, NewRequest, Phase,
-    PlannedSequence, ReuseOptions, Sampled, Step, StepOutput, StepPlan,
+    BatchingScheme, BlockReuse, CapacityPolicy, Engine, EngineConfig, Event, Gather, Gathered,
+    KvBlocks, NewRequest, Phase, PlannedSequence, ReuseOptions, Sampled, Step, StepOutput,
+    StepPlan,
 };
 use triton_inflight::sampling::{FinishReason, SampleError, SamplingParams, StopRule};
 
@@ -123,6 +124,8 @@ pub struct Stream {
     pub tokens: Vec<TokenId>,
     /// Positions whose context logits have come, and those whose token has been chosen.
     pub gathered: [Vec<f32>; 2],
+    /// What it was told last of its blocks.
+    pub kv_blocks: KvBlocks,
     pub slot: Option<SeqSlot>,
     pub admitted: bool,
     pub paused: bool,
@@ -135,7 +138,11 @@ impl Stream {
         let num_prompt_tokens = self.ask.prompt.len();
         let gather = self.ask.gather;
         for (is_wanted, rows, came) in [
-            (gather.context_logits, 0..num_prompt_tokens, &self.gathered[0]),
+            (
+                gather.context_logits,
+                0..num_prompt_tokens,
+                &self.gathered[0],
+            ),
             (
                 gather.generation_logits,
                 num_prompt_tokens..num_prompt_tokens + self.tokens.len(),
@@ -192,6 +199,7 @@ impl World {
                 ask,
                 tokens: Vec::new(),
                 gathered: [const { Vec::new() }; 2],
+                kv_blocks: KvBlocks::default(),
                 slot: None,
                 admitted: false,
                 paused: false,
@@ -315,6 +323,12 @@ impl World {
                     let [context, generation] = &mut stream.gathered;
                     context.extend(&gathered.context_logits);
                     generation.extend(&gathered.generation_logits);
+                    if let Some(now) = gathered.kv_blocks {
+                        let before = std::mem::replace(&mut stream.kv_blocks, now);
+                        assert!(stream.ask.gather.kv_blocks && before != now);
+                        assert!(before.num_new <= now.num_new);
+                        assert!(before.num_reused <= now.num_reused);
+                    }
                 }
                 Event::Token(_, token) => {
                     assert!(stream.admitted, "{id:?} does not run");

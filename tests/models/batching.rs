@@ -42,6 +42,7 @@ fn requests() -> Vec<Request> {
                 log_probs: [None, Some(0), Some(5), Some(20)][index % 4],
                 context_logits: index % 3 == 1,
                 generation_logits: index % 5 < 2,
+                kv_blocks: index % 2 == 1,
             },
             arrival: index / 2,
         })
@@ -97,14 +98,25 @@ fn assert_same_bits(served: &Served, expected: &Served, what: &str) {
     assert_eq!(served.tokens, expected.tokens, "{what}: tokens");
     assert_eq!(served.log_probs.len(), expected.log_probs.len(), "{what}");
     for (served, expected) in served.log_probs.iter().zip(&expected.log_probs) {
-        assert_eq!(bits_of(served), bits_of(expected), "{what}: log-probabilities");
+        assert_eq!(
+            bits_of(served),
+            bits_of(expected),
+            "{what}: log-probabilities"
+        );
     }
     for (kind, served, expected) in [
         ("context", &served.context_logits, &expected.context_logits),
-        ("generation", &served.generation_logits, &expected.generation_logits),
+        (
+            "generation",
+            &served.generation_logits,
+            &expected.generation_logits,
+        ),
     ] {
         let is_same = served.len() == expected.len()
-            && served.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
+            && served
+                .iter()
+                .zip(expected)
+                .all(|(a, b)| a.to_bits() == b.to_bits());
         assert!(is_same, "{what}: {kind} logits");
     }
     for (step, (served, expected)) in served.logits.iter().zip(&expected.logits).enumerate() {
@@ -119,7 +131,8 @@ fn assert_same_bits(served: &Served, expected: &Served, what: &str) {
 /// Tokens, ranks, and the bits of their log-probabilities.
 fn bits_of(token: &TokenLogProbs) -> Vec<(TokenId, u32, u32)> {
     let all = std::iter::once(&token.chosen).chain(&token.top);
-    all.map(|it| (it.token, it.rank, it.log_prob.to_bits())).collect()
+    all.map(|it| (it.token, it.rank, it.log_prob.to_bits()))
+        .collect()
 }
 
 #[test]
@@ -133,14 +146,26 @@ fn what_a_request_wants_to_know_changes_nothing_of_its_tokens() {
             ..request.clone()
         };
         let silent = serve_alone(&mut runner, &setup, &nothing);
-        assert_eq!((&asked.tokens, &asked.logits), (&silent.tokens, &silent.logits));
+        assert_eq!(
+            (&asked.tokens, &asked.logits),
+            (&silent.tokens, &silent.logits)
+        );
         assert_eq!(silent.log_probs, []);
-        assert_eq!((silent.context_logits.len(), silent.generation_logits.len()), (0, 0));
+        assert_eq!(
+            (silent.context_logits.len(), silent.generation_logits.len()),
+            (0, 0)
+        );
         let num_rows = |wanted, num_tokens| if wanted { num_tokens } else { 0 };
         let num_context = num_rows(request.gather.context_logits, request.prompt.len());
         let num_generation = num_rows(request.gather.generation_logits, asked.tokens.len());
-        assert_eq!(asked.context_logits.len(), num_context * runner.vocab_size());
-        assert_eq!(asked.generation_logits.len(), num_generation * runner.vocab_size());
+        assert_eq!(
+            asked.context_logits.len(),
+            num_context * runner.vocab_size()
+        );
+        assert_eq!(
+            asked.generation_logits.len(),
+            num_generation * runner.vocab_size()
+        );
         if num_context * num_generation > 0 {
             let last = asked.context_logits.len() - runner.vocab_size();
             let first = &asked.generation_logits[..runner.vocab_size()];

@@ -59,8 +59,14 @@ fn agrees_with_transformers(name: &str) {
         {
             let vocab_size = expected.logits[0].len();
             let rows: Vec<_> = of_context.context_logits.chunks(vocab_size).collect();
-            assert_eq!(rows.len(), expected.prompt.len() + expected.greedy.len() - 1);
-            assert_eq!(rows[expected.prompt.len() - 1..].concat(), served.logits.concat());
+            assert_eq!(
+                rows.len(),
+                expected.prompt.len() + expected.greedy.len() - 1
+            );
+            assert_eq!(
+                rows[expected.prompt.len() - 1..].concat(),
+                served.logits.concat()
+            );
         }
     }
 }
@@ -98,18 +104,31 @@ fn compare(what: &str, served: &Served, expected: &Prompt) {
             let theirs = log_softmax(logits);
             for it in std::iter::once(&ours.chosen).chain(&ours.top) {
                 let (ours, theirs) = (f64::from(it.log_prob), theirs[it.token as usize]);
-                assert!((ours - theirs).abs() <= f64::from(tolerance), "{what}: {ours}, {theirs}");
+                assert!(
+                    (ours - theirs).abs() <= f64::from(tolerance),
+                    "{what}: {ours}, {theirs}"
+                );
             }
         }
-        assert_eq!((ours.chosen.rank, ours.top[0]), (1, ours.chosen), "{what}: greedy");
-        assert!(ours.top.is_sorted_by(|a, b| a.log_prob >= b.log_prob), "{what}");
+        assert_eq!(
+            (ours.chosen.rank, ours.top[0]),
+            (1, ours.chosen),
+            "{what}: greedy"
+        );
+        assert!(
+            ours.top.is_sorted_by(|a, b| a.log_prob >= b.log_prob),
+            "{what}"
+        );
     }
 }
 
 /// The definition.
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
-    logits.iter().map(|&logit| f64::from(logit) - total.ln()).collect()
+    logits
+        .iter()
+        .map(|&logit| f64::from(logit) - total.ln())
+        .collect()
 }
 
 macro_rules! agree {

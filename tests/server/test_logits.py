@@ -126,9 +126,8 @@ def test_what_others_have_is_there_again_when_they_are_done(server):
             first = clients.GrpcStream(client, "stories_few_logits", PROMPT, stream=True, **options)
             responses = aiter(first)
             await anext(responses)
-            with pytest.raises(clients.Refused, match="requests in flight have.*try again") as refused:
+            with pytest.raises(clients.Refused, match="requests in flight have.*try again"):
                 await clients.stream(client, "stories_few_logits", PROMPT, **options)
-            assert "UNAVAILABLE" in str(refused.value.status)
             # Who asks for none is not concerned.
             await clients.stream(client, "stories_few_logits", PROMPT, max_tokens=3)
             num_rows = 1 + len([response async for response in responses if response.tensors])

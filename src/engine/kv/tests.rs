@@ -243,7 +243,10 @@ fn a_block_to_copy_from_is_taken_over_when_no_other_is_left() {
         assert_eq!(found.num_tokens, Tokens(3));
         assert_eq!(found.lacking, Blocks(2));
         let mut table = BlockTable::default();
-        assert_eq!(cache.reserve(&mut table, &prompt, &anybody(), ALL), Tokens(3));
+        assert_eq!(
+            cache.reserve(&mut table, &prompt, &anybody(), ALL),
+            Tokens(3)
+        );
         if num_blocks == 2 {
             assert_eq!(cache.copies(), []);
             assert_eq!(table.blocks()[0], BlockId(0), "which has the tokens");
@@ -311,7 +314,10 @@ fn of_two_that_compute_the_same_the_second_is_found_when_the_first_is_evicted() 
     let prompt = tokens(0..6);
     let mut tables = [BlockTable::default(), BlockTable::default()];
     for table in &mut tables {
-        assert_eq!(cache.reserve(table, &prompt[..4], &anybody(), ALL), Tokens(0));
+        assert_eq!(
+            cache.reserve(table, &prompt[..4], &anybody(), ALL),
+            Tokens(0)
+        );
     }
     let [first, second] = &mut tables;
     for table in [&mut *first, &mut *second] {
@@ -344,7 +350,11 @@ fn a_context_can_wait_for_the_block_that_another_is_about_to_write() {
 
         let mut table = BlockTable::default();
         cache.reserve(&mut table, &long, &salt, ALL);
-        assert_eq!(cache.find(&long, &only_with("b"), ALL).next, None, "a stranger");
+        assert_eq!(
+            cache.find(&long, &only_with("b"), ALL).next,
+            None,
+            "a stranger"
+        );
         assert_eq!(next(&cache, &[0]), None, "not a full block");
         for (computed, same) in [(0, true), (2, true), (4, false)] {
             cache.commit(&mut table, &long, Tokens(computed));
@@ -370,7 +380,10 @@ fn a_context_can_wait_for_the_block_that_another_is_about_to_write() {
 
 #[test]
 fn no_more_is_taken_over_than_may_be() {
-    for (partial, expected) in [(true, [0, 1, 2, 3, 4, 6, 6]), (false, [0, 0, 2, 2, 4, 6, 6])] {
+    for (partial, expected) in [
+        (true, [0, 1, 2, 3, 4, 6, 6]),
+        (false, [0, 0, 2, 2, 4, 6, 6]),
+    ] {
         let mut cache = KvCache::new(KvCacheConfig {
             enable_partial_reuse: partial,
             ..config(16, 2)
@@ -380,7 +393,7 @@ fn no_more_is_taken_over_than_may_be() {
             let max_reused = Tokens(max_reused);
             let found = cache.find(&tokens(0..7), &anybody(), max_reused);
             assert_eq!(found.num_tokens, Tokens(expected), "{max_reused}");
-            assert_eq!(found.next.is_some(), false, "{max_reused}: nothing to wait for");
+            assert_eq!(found.next, None, "{max_reused}: nothing to wait for");
             let mut table = BlockTable::default();
             let reused = cache.reserve(&mut table, &tokens(0..7), &anybody(), max_reused);
             assert_eq!(reused, Tokens(expected));
@@ -429,8 +442,9 @@ fn a_window_bounds_what_a_sequence_holds() {
 fn tokens_are_compared_and_not_only_their_hashes() {
     let (a, b) = colliding_pairs();
     let mut cache = cache(8, 2);
-    let next =
-        |cache: &KvCache, block: [u32; 2]| cache.find(&[block[0], block[1], 9], &anybody(), ALL).next;
+    let next = |cache: &KvCache, block: [u32; 2]| {
+        cache.find(&[block[0], block[1], 9], &anybody(), ALL).next
+    };
     assert_ne!(a, b);
     assert_eq!(next(&cache, a), next(&cache, b), "the same hash");
     let first = computed(&mut cache, &[a[0], a[1], 9], &anybody());

@@ -25,9 +25,15 @@ enum Move {
         sharing: u8,
         max_reused: u32,
     },
-    Step { choice: u64 },
-    Pause { nth: usize },
-    End { nth: usize },
+    Step {
+        choice: u64,
+    },
+    Pause {
+        nth: usize,
+    },
+    End {
+        nth: usize,
+    },
 }
 
 struct Sequence {

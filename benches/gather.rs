@@ -1,0 +1,172 @@
+//! What it costs to know more than tokens: whole steps of the demo model, with and without.
+//!
+//! `cargo bench --bench gather`. A generation step of 8 sequences, and a context of 512 tokens; the model is
+//! small (vocabulary 1536), so that what is gathered weighs more than it does anywhere else. The last group
+//! is the work on one row of a vocabulary of Llama 3's size.
+
+use std::hint::black_box;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, Gather, NewRequest, StepOutput};
+use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, RunnerLimits};
+use triton_inflight::sampling::LogProbs;
+
+const NUM_REQUESTS: u32 = 8;
+const NUM_PROMPT_TOKENS: u32 = 512;
+const NUM_STEPS: u32 = 200;
+const VOCAB_SIZE: usize = 128_256;
+
+/// Everything that can be asked for, by itself.
+fn asks() -> [(&'static str, Gather); 6] {
+    let log_probs = |num_top| Gather {
+        log_probs: Some(num_top),
+        ..Gather::default()
+    };
+    [
+        ("nothing", Gather::default()),
+        ("log-probs", log_probs(0)),
+        ("log-probs, top 20", log_probs(20)),
+        (
+            "generation logits",
+            Gather {
+                generation_logits: true,
+                ..Gather::default()
+            },
+        ),
+        (
+            "context logits",
+            Gather {
+                context_logits: true,
+                ..Gather::default()
+            },
+        ),
+        (
+            "KV blocks",
+            Gather {
+                kv_blocks: true,
+                ..Gather::default()
+            },
+        ),
+    ]
+}
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        max_num_requests: NUM_REQUESTS,
+        max_seq_len: Tokens(1024),
+        max_num_tokens: Tokens(NUM_PROMPT_TOKENS * NUM_REQUESTS),
+        block_size: BlockSize::new(32).expect("not zero"),
+        num_blocks: Blocks(NUM_REQUESTS * 32),
+        reuse: BlockReuse::Off,
+        ..EngineConfig::default()
+    }
+}
+
+fn runner(config: &EngineConfig) -> CpuRunner {
+    let limits = RunnerLimits {
+        max_num_tokens: config.max_num_tokens,
+        max_num_requests: config.max_num_requests,
+        max_seq_len: config.max_seq_len,
+        block_size: config.block_size,
+        num_blocks: config.num_blocks,
+        kv_dtype: KvDtype::Bf16,
+        attention: AttentionLimits::default(),
+    };
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
+    let checkpoint = Checkpoint::open(&dir).expect("the demo model opens");
+    CpuRunner::new(&checkpoint, limits, &CpuOptions::default()).expect("the demo model loads")
+}
+
+/// An engine to which so many equal requests were added.
+fn engine(num_requests: u32, num_prompt_tokens: u32, gather: Gather) -> Engine {
+    let mut engine = Engine::new(config());
+    for id in 0..num_requests {
+        let prompt = (0..num_prompt_tokens).map(|n| 5 + n * 7 % 1500).collect();
+        let id = RequestId(u64::from(id));
+        let request = NewRequest {
+            gather,
+            ..NewRequest::new(id, prompt, Tokens(NUM_STEPS + 1))
+        };
+        engine.add(request).expect("fits");
+    }
+    engine
+}
+
+/// One step, and how long engine and runner took for it.
+fn step(engine: &mut Engine, runner: &mut CpuRunner) -> Duration {
+    let (mut output, mut events) = (StepOutput::default(), Vec::new());
+    let start = Instant::now();
+    let decided = engine.schedule();
+    for plan in decided.plans() {
+        runner.run(plan, &mut output).expect("the step runs");
+    }
+    engine.apply(decided, &mut output, &mut events);
+    start.elapsed()
+}
+
+fn generation(criterion: &mut Criterion) {
+    let mut runner = runner(&config());
+    let mut group = criterion.benchmark_group("generation step of 8");
+    for (name, gather) in asks() {
+        group.bench_function(name, |bencher| {
+            bencher.iter_custom(|num_steps| {
+                let mut total = Duration::ZERO;
+                for n in 0..num_steps.div_ceil(u64::from(NUM_STEPS)) {
+                    let done = n * u64::from(NUM_STEPS);
+                    let mut engine = engine(NUM_REQUESTS, 16, gather);
+                    step(&mut engine, &mut runner);
+                    for _ in done..num_steps.min(done + u64::from(NUM_STEPS)) {
+                        total += step(&mut engine, &mut runner);
+                    }
+                }
+                total
+            });
+        });
+    }
+    group.finish();
+}
+
+fn context(criterion: &mut Criterion) {
+    let mut runner = runner(&config());
+    let mut group = criterion.benchmark_group("context of 512");
+    for (name, gather) in asks() {
+        group.bench_function(name, |bencher| {
+            bencher.iter_custom(|num_contexts| {
+                let one = |_| step(&mut engine(1, NUM_PROMPT_TOKENS, gather), &mut runner);
+                (0..num_contexts).map(one).sum()
+            });
+        });
+    }
+    group.finish();
+}
+
+fn row(criterion: &mut Criterion) {
+    let mut log_probs = LogProbs::new(VOCAB_SIZE);
+    let logits: Vec<f32> = (0..VOCAB_SIZE)
+        .map(|id| 10.0 - 1.5 * ((id * 50_021 % VOCAB_SIZE + 1) as f32).ln())
+        .collect();
+    let mut group = criterion.benchmark_group("row of 128256");
+    for num_top in [0, 5, 20] {
+        group.bench_function(format!("log-probs, top {num_top}"), |bencher| {
+            bencher.iter(|| {
+                log_probs.keep(black_box(&logits));
+                log_probs.of(7, num_top)
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1));
+    targets = generation, context, row
+}
+criterion_main!(benches);
