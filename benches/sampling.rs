@@ -7,7 +7,7 @@
 use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use triton_inflight::sampling::{Sampler, SamplingInput, SamplingParams};
+use triton_inflight::sampling::{Sampler, SamplingInput, SamplingParams, TopPDecay};
 
 const VOCAB_SIZE: usize = 128_256;
 
@@ -52,7 +52,40 @@ fn sampling(criterion: &mut Criterion) {
             "min_p 0.05",
             SamplingParams {
                 min_p: 0.05,
+                ..random.clone()
+            },
+        ),
+        (
+            "typical_p 0.9",
+            SamplingParams {
+                typical_p: 0.9,
+                ..random.clone()
+            },
+        ),
+        (
+            "top_p 0.9, decay 0.99",
+            SamplingParams {
+                top_p: 0.9,
+                top_p_decay: Some(TopPDecay {
+                    factor: 0.99,
+                    min: 0.5,
+                    reset_ids: vec![1, 2],
+                }),
                 ..random
+            },
+        ),
+        (
+            "greedy, no_repeat_ngram_size 3 over 4096 tokens",
+            SamplingParams {
+                no_repeat_ngram_size: 3,
+                ..SamplingParams::default()
+            },
+        ),
+        (
+            "greedy, 1000 allowed_token_ids",
+            SamplingParams {
+                allowed_token_ids: Some((0..1000).map(|id| id * 128).collect()),
+                ..SamplingParams::default()
             },
         ),
     ];

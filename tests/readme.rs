@@ -1,26 +1,40 @@
-//! The README's reference tables are those that the code makes. `UPDATE_README=1 cargo test --test
-//! readme` rewrites them.
+//! The reference tables of the README and of docs/clients.md are those that the code makes.
+//! `UPDATE_README=1 cargo test --test readme` rewrites them.
+
+use std::path::Path;
 
 use triton_inflight::{backend, config};
 
-const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
-
 #[test]
 fn the_readmes_tables_are_those_of_the_code() {
-    let committed = std::fs::read_to_string(README).expect("README.md");
+    compare(
+        "README.md",
+        &[
+            ("knobs", config::reference_table()),
+            ("options", backend::reference_table()),
+        ],
+    );
+}
+
+#[test]
+fn the_tables_of_other_backends_clients_are_those_of_the_code() {
+    compare("docs/clients.md", &backend::client_tables());
+}
+
+/// Compares the sections of a file with what the code makes of them, or rewrites them.
+fn compare(file: &str, sections: &[(&str, String)]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let committed = std::fs::read_to_string(&path).expect("the file is there");
     let mut made = committed.clone();
-    for (section, table) in [
-        ("knobs", config::reference_table()),
-        ("options", backend::reference_table()),
-    ] {
-        made = with_table(&made, section, &table);
+    for (section, table) in sections {
+        made = with_table(&made, section, table);
     }
     if std::env::var_os("UPDATE_README").is_some() {
-        std::fs::write(README, made).expect("README.md can be written");
+        std::fs::write(path, made).expect("the file can be written");
     } else {
         assert!(
             made == committed,
-            "README.md is behind the code: run UPDATE_README=1 cargo test --test readme"
+            "{file} is behind the code: run UPDATE_README=1 cargo test --test readme"
         );
     }
 }

@@ -1,23 +1,28 @@
 //! From a Triton request to one that the engine takes: inputs, options, tokens, all checked.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::backend::answer::{Answer, Echo, Times};
+use crate::backend::clients::{Fate, foreign};
 use crate::backend::logits_memory::LogitsMemory;
 use crate::backend::options::RequestOptions;
-use crate::backend::text_stream::TextStream;
+use crate::backend::text_stream::{TextRules, TextStream};
 use crate::base::{RequestError, RequestId, TokenId, Tokens};
 use crate::config::{BatchingScheme, InputKind, ModelConfig, OutputKind};
 use crate::engine::NewRequest;
-use crate::sampling::StopRule;
+use crate::sampling::{SamplingParams, StopRule};
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::triton::{Error, Input, ParameterValue, Request, strings};
 
 /// How the requests of a model are read.
 pub struct Admission {
+    /// The instance's name, for the log.
+    pub name: String,
     /// The model's configuration.
     pub config: Arc<ModelConfig>,
     /// The tokenizer and what hangs on it; none for a model that only knows ids.
@@ -32,6 +37,8 @@ pub struct Admission {
     pub max_seq_len: Tokens,
     /// Tokens that end the output unless the request says otherwise.
     pub end_ids: Vec<TokenId>,
+    /// What has been said once, and is not said again.
+    pub warned: Warned,
 }
 
 /// What turns text into tokens and back.
@@ -81,11 +88,17 @@ impl Admission {
             RequestOptions::parse(parameters.iter().map(|(name, value)| (*name, json(*value))))?;
         self.check(&options)?;
 
+        self.warn_of_ignored(&options);
+
         let prompt = self.prompt(request, &options)?;
         let num_prompt_tokens = prompt.ids.len();
         let max_new_tokens = options.max_tokens_or(self.config.settings.default_max_tokens)?;
         let bad_words = self.bad_words(&options)?;
-        let sampling = options.sampling(&self.end_ids, bad_words, self.vocab_size)?;
+        let mut sampling = options.sampling(&self.end_ids, bad_words, self.vocab_size)?;
+        if !options.embedding_bias_words.is_empty() {
+            let tokens = self.tokens_of_each(&options.embedding_bias_words)?;
+            options.add_word_biases(&mut sampling, &tokens)?;
+        }
 
         let room = self.max_seq_len.index().saturating_sub(num_prompt_tokens);
         let num_new_tokens = room.min(max_new_tokens as usize);
@@ -105,15 +118,12 @@ impl Admission {
             answer.logits_memory = Some(self.logits_memory.set_aside(num_rows)?);
         }
         answer.num_prompt_tokens = num_prompt_tokens;
-        if answer.outputs.contains(&OutputKind::TextOutput) || !options.stop.is_empty() {
+        let wants_text =
+            answer.outputs.contains(&OutputKind::TextOutput) && options.text.detokenize;
+        if wants_text || !options.stop.is_empty() {
             answer.text = self.text.as_ref().map(|parts| {
-                let skip = self.config.settings.skip_special_tokens;
-                TextStream::new(
-                    parts.tokenizer.clone(),
-                    &prompt.ids,
-                    skip,
-                    options.stop.clone(),
-                )
+                let rules = self.text_rules(&options, &sampling);
+                TextStream::new(parts.tokenizer.clone(), &prompt.ids, rules)
             });
         }
         if answer.outputs.contains(&OutputKind::Logprobs) {
@@ -179,10 +189,39 @@ impl Admission {
         );
         answer.outputs = self.wanted_outputs(request, &RequestOptions::default())?;
         answer.text = self.text.as_ref().map(|parts| {
-            let skip = self.config.settings.skip_special_tokens;
-            TextStream::new(parts.tokenizer.clone(), &[], skip, Vec::new())
+            let rules = self.text_rules(&RequestOptions::default(), &SamplingParams::default());
+            TextStream::new(parts.tokenizer.clone(), &[], rules)
         });
         Ok(Box::new(answer))
+    }
+
+    /// How the tokens of a request become text.
+    fn text_rules(&self, options: &RequestOptions, sampling: &SamplingParams) -> TextRules {
+        let last = sampling.end_ids.iter().chain(&sampling.stop_token_ids);
+        TextRules {
+            skip_special_tokens: options
+                .text
+                .skip_special_tokens
+                .unwrap_or(self.config.settings.skip_special_tokens),
+            spaces_between_special_tokens: options.text.spaces_between_special_tokens,
+            stop_words: options.stop.clone(),
+            last_tokens: last.copied().collect(),
+            include_stop: options.text.include_stop,
+        }
+    }
+
+    /// Says of each field that has no effect that it has none, the first time that a client sends it.
+    fn warn_of_ignored(&self, options: &RequestOptions) {
+        for name in &options.ignored {
+            if let Some(Fate::Ignored(reason)) = foreign(name).map(|field| &field.fate)
+                && self.warned.0.lock().insert(name)
+            {
+                log::warn!(
+                    "{}: '{name}' of a request is ignored: {reason} (this is said once)",
+                    self.name
+                );
+            }
+        }
     }
 
     /// Options that do not fit the model.
@@ -225,6 +264,12 @@ impl Admission {
                 )));
             }
         }
+        if !options.text.detokenize && !options.stop.is_empty() {
+            return invalid(
+                "option 'detokenize': a stop word is found in the text; leave out 'stop', or \
+                 detokenize: false",
+            );
+        }
         if options.messages.is_some() && self.config.input == InputKind::Ids {
             return invalid("option 'messages': this model takes input_ids, not text");
         }
@@ -232,6 +277,10 @@ impl Admission {
             let needs_text = [
                 ("stop", !options.stop.is_empty()),
                 ("bad_words", !options.bad_words.is_empty()),
+                (
+                    "embedding_bias_words",
+                    !options.embedding_bias_words.is_empty(),
+                ),
             ];
             if let Some((name, _)) = needs_text.iter().find(|(_, given)| *given) {
                 return Err(RequestError::Invalid(format!(
@@ -251,18 +300,35 @@ impl Admission {
                 kind.name()
             )));
         };
-        match (kind, &self.text) {
-            (InputKind::Ids, _) => Ok(Prompt {
+        let mut prompt = match (kind, &self.text) {
+            (InputKind::Ids, _) => Prompt {
                 text: String::new(),
-                ids: self.ids(input)?,
-            }),
-            (InputKind::Text, Some(parts)) => Ok(self.text_prompt(input, options, parts)?),
-            (InputKind::Text, None) => Err(Error::internal("a text model without a tokenizer")),
+                ids: self.ids(input, options.input_length)?,
+            },
+            (InputKind::Text, Some(parts)) => self.text_prompt(input, options, parts)?,
+            (InputKind::Text, None) => {
+                return Err(Error::internal("a text model without a tokenizer"));
+            }
+        };
+        if let Some(num_kept) = options.truncate_prompt_tokens {
+            let num_cut = prompt.ids.len().saturating_sub(num_kept as usize);
+            prompt.ids.drain(..num_cut);
         }
+        Ok(prompt)
     }
 
-    fn ids(&self, input: &Input<'_>) -> Result<Vec<TokenId>, Error> {
-        let ids: Vec<i32> = input.elements()?;
+    /// The ids of a prompt, the first `length` of those that the request brings.
+    fn ids(&self, input: &Input<'_>, length: Option<u32>) -> Result<Vec<TokenId>, Error> {
+        let mut ids: Vec<i32> = input.elements()?;
+        if let Some(length) = length {
+            if length as usize > ids.len() {
+                return Err(Error::invalid(format!(
+                    "option 'input_lengths' is {length}, and input_ids has {} ids",
+                    ids.len()
+                )));
+            }
+            ids.truncate(length as usize);
+        }
         let known = |id: i32| {
             TokenId::try_from(id)
                 .ok()
@@ -360,6 +426,15 @@ impl Admission {
             .collect())
     }
 
+    /// The tokens of each text, as they stand in no other.
+    fn tokens_of_each(&self, texts: &[String]) -> Result<Vec<Vec<TokenId>>, RequestError> {
+        let Some(parts) = &self.text else {
+            return Ok(Vec::new());
+        };
+        let tokens = |text: &String| parts.tokenizer.encode(text, false);
+        texts.iter().map(tokens).collect()
+    }
+
     fn bad_words(&self, options: &RequestOptions) -> Result<Vec<Vec<TokenId>>, RequestError> {
         let Some(parts) = &self.text else {
             return Ok(Vec::new());
@@ -371,6 +446,10 @@ impl Admission {
         Ok(words)
     }
 }
+
+/// The fields that have no effect and that somebody was told of.
+#[derive(Default)]
+pub struct Warned(Mutex<BTreeSet<&'static str>>);
 
 fn render(parts: &TextParts, messages: &Value) -> Result<String, RequestError> {
     let Some(template) = &parts.template else {

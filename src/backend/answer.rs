@@ -287,7 +287,9 @@ impl Answer {
                         Some(FinishReason::EndId) => self.tokens.last().map(TokenId::to_string),
                         Some(FinishReason::StopWords) => {
                             let word = self.text.as_ref().and_then(TextStream::stop_word);
+                            // Without one, it was a stop id.
                             word.map(str::to_owned)
+                                .or_else(|| self.tokens.last().map(TokenId::to_string))
                         }
                         _ => None,
                     };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::backend::admission::Admission;
+use crate::backend::admission::{Admission, Warned};
 use crate::backend::driver::Driver;
 use crate::backend::host_memory::{self, InstanceMemory};
 use crate::backend::limits::{ModelFacts, engine_config};
@@ -53,6 +53,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Driver, Error> {
     let stats = StepStats::before_the_first(&engine_config, manager.kv_usage());
     let observer = Observer::new(model.metrics.as_ref(), stats_file.as_deref(), stats, memory)?;
     let admission = Admission {
+        name: name.clone(),
         config: model.config.clone(),
         text: model.text.clone(),
         vocab_size,
@@ -64,6 +65,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Driver, Error> {
             .as_ref()
             .map(|c| c.end_ids().to_vec())
             .unwrap_or_default(),
+        warned: Warned::default(),
     };
     let max_absence = Duration::from_micros(model.config.max_sequence_idle_us);
     let responder = Responder::start(&name, observer)?;

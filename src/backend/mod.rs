@@ -2,6 +2,7 @@
 
 mod admission;
 mod answer;
+mod clients;
 mod correlation;
 mod driver;
 mod facts;
@@ -19,6 +20,7 @@ mod options;
 mod responder;
 mod text_stream;
 
+pub use clients::client_tables;
 pub use facts::{Facts, open_checkpoint};
 pub use implementation::Inflight;
 pub use limits::{ModelFacts, engine_config};

@@ -4,15 +4,17 @@
 //! the same inputs in every request. A parameter is a boolean, an integer, a number or a string, so
 //! a list travels as a JSON string. Names are those of TensorRT-LLM's ensemble and of vLLM's backend.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
+use crate::backend::clients::{Fate, foreign};
 use crate::base::{RequestError, TokenId, nearest_name};
 use crate::config::OutputKind;
 use crate::engine::{Gather, ReuseOptions};
-use crate::sampling::SamplingParams;
+use crate::sampling::{SamplingParams, TopPDecay};
 
 /// The options of one request, each in its range.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,25 +41,71 @@ pub struct RequestOptions {
     /// Options that ask for output tensors, and which; a model that has none of them refuses.
     pub asked: Vec<(&'static str, &'static [OutputKind])>,
     num_logprobs: u32,
+    /// So many of the ids that the request brings are the prompt, the rest padding.
+    pub input_length: Option<u32>,
+    /// So many tokens at the end of the prompt are kept.
+    pub truncate_prompt_tokens: Option<u32>,
+    /// Texts whose tokens are more or less likely, and what is added to their logits.
+    pub embedding_bias_words: Vec<String>,
+    /// One for each of `embedding_bias_words`.
+    pub embedding_bias_weights: Vec<f32>,
+    /// Fields of other backends' clients that have no effect.
+    pub ignored: Vec<&'static str>,
+    /// How the tokens become text.
+    pub text: TextOptions,
     end_ids: Option<Vec<TokenId>>,
+    stop_token_ids: Vec<TokenId>,
     ignore_eos: bool,
     temperature: Option<f32>,
     top_k: Option<u32>,
     top_p: Option<f32>,
+    top_p_decay: Option<f32>,
+    top_p_min: Option<f32>,
+    top_p_reset_ids: Vec<TokenId>,
     min_p: Option<f32>,
+    typical_p: Option<f32>,
     seed: u64,
     repetition_penalty: Option<f32>,
     presence_penalty: f32,
     frequency_penalty: f32,
+    prompt_ignore_length: Option<u32>,
+    no_repeat_ngram_size: u32,
     min_tokens: u32,
     logit_bias: Vec<(TokenId, f32)>,
+    allowed_token_ids: Option<Vec<TokenId>>,
+}
+
+/// How a request wants its tokens turned into text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextOptions {
+    /// Whether there is any text.
+    pub detokenize: bool,
+    /// Whether special tokens are left out; `None`: as the model says.
+    pub skip_special_tokens: Option<bool>,
+    /// Whether special tokens that follow one another keep a space between them that the tokenizer
+    /// puts there.
+    pub spaces_between_special_tokens: bool,
+    /// Whether what ended the text, a stop word or a token, is part of it.
+    pub include_stop: bool,
+}
+
+impl Default for TextOptions {
+    fn default() -> Self {
+        Self {
+            detokenize: true,
+            skip_special_tokens: None,
+            spaces_between_special_tokens: true,
+            include_stop: false,
+        }
+    }
 }
 
 impl RequestOptions {
     /// Reads the parameters of a request.
     ///
     /// # Errors
-    /// An unknown name, with the nearest known one; a value outside its range; an option given twice.
+    /// An unknown name, with the nearest known one; a value outside its range; an option given twice
+    /// with two values; a field of another backend's clients that cannot be served.
     pub fn parse<'a>(
         parameters: impl IntoIterator<Item = (&'a str, Value)>,
     ) -> Result<Self, RequestError> {
@@ -71,6 +119,14 @@ impl RequestOptions {
             } else {
                 options.set(name, &value, &mut seen)?;
             }
+        }
+        if options.embedding_bias_words.len() != options.embedding_bias_weights.len() {
+            return Err(RequestError::Invalid(format!(
+                "option 'embedding_bias_weights' has {} numbers, and 'embedding_bias_words' {} texts; \
+                 give one number for each text",
+                options.embedding_bias_weights.len(),
+                options.embedding_bias_words.len()
+            )));
         }
         Ok(options)
     }
@@ -94,7 +150,8 @@ impl RequestOptions {
     /// The sampler's part of the options, for a model whose sequences end with `model_end_ids`.
     ///
     /// A request that says nothing of sampling is answered greedily; one that gives any of
-    /// `temperature`, `top_k`, `top_p` or `min_p` is sampled, at temperature 1 if it gives none.
+    /// `temperature`, `top_k`, `top_p`, `min_p` or `typical_p` is sampled, at temperature 1 if it
+    /// gives none.
     ///
     /// # Errors
     /// A token outside the vocabulary.
@@ -104,32 +161,33 @@ impl RequestOptions {
         bad_words: Vec<Vec<TokenId>>,
         vocab_size: u32,
     ) -> Result<SamplingParams, RequestError> {
-        let sampled = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
+        let sampled = self.top_k.is_some()
+            || self.top_p.is_some()
+            || self.min_p.is_some()
+            || self.typical_p.is_some();
         let end_ids = match &self.end_ids {
             _ if self.ignore_eos => Vec::new(),
             Some(ids) => ids.clone(),
             None => model_end_ids.to_vec(),
         };
-        let given = self.end_ids.iter().flatten().map(|id| ("end_id", id));
-        let biased = self.logit_bias.iter().map(|(id, _)| ("logit_bias", id));
-        if let Some((name, id)) = given.chain(biased).find(|(_, id)| **id >= vocab_size) {
-            return Err(RequestError::Option {
-                name: name.to_owned(),
-                value: format!("token {id}"),
-                expected: format!("in the vocabulary, 0 to {}", vocab_size - 1),
-            });
-        }
+        self.check_ids(vocab_size)?;
         Ok(SamplingParams {
             temperature: self.temperature.unwrap_or(if sampled { 1.0 } else { 0.0 }),
             top_k: self.top_k.unwrap_or(0),
             top_p: self.top_p.unwrap_or(1.0),
+            top_p_decay: self.top_p_decay(),
             min_p: self.min_p.unwrap_or(0.0),
+            typical_p: self.typical_p.unwrap_or(1.0),
             seed: self.seed,
             repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
+            prompt_ignore_length: self.prompt_ignore_length.unwrap_or(u32::MAX),
+            no_repeat_ngram_size: self.no_repeat_ngram_size,
             min_tokens: self.min_tokens,
             end_ids,
+            stop_token_ids: self.stop_token_ids.clone(),
+            allowed_token_ids: self.allowed_token_ids.clone(),
             bad_words,
             logit_bias: self.logit_bias.clone(),
             logits_processor: None,
@@ -165,16 +223,100 @@ impl RequestOptions {
         }
     }
 
+    /// How `top_p` falls, if it does.
+    fn top_p_decay(&self) -> Option<TopPDecay> {
+        (self.top_p_decay.is_some() || self.top_p_min.is_some()).then(|| TopPDecay {
+            factor: self.top_p_decay.unwrap_or(1.0),
+            min: self.top_p_min.unwrap_or(DEFAULT_TOP_P_MIN),
+            reset_ids: self.top_p_reset_ids.clone(),
+        })
+    }
+
+    /// Whether every token that the options name is in the vocabulary.
+    fn check_ids(&self, vocab_size: u32) -> Result<(), RequestError> {
+        let biased: Vec<_> = self.logit_bias.iter().map(|(id, _)| *id).collect();
+        let none = Vec::new();
+        for (name, ids) in [
+            ("end_id", self.end_ids.as_ref().unwrap_or(&none)),
+            ("stop_token_ids", &self.stop_token_ids),
+            (
+                "allowed_token_ids",
+                self.allowed_token_ids.as_ref().unwrap_or(&none),
+            ),
+            ("top_p_reset_ids", &self.top_p_reset_ids),
+            ("logit_bias", &biased),
+        ] {
+            if let Some(id) = ids.iter().find(|id| **id >= vocab_size) {
+                return Err(RequestError::Option {
+                    name: name.to_owned(),
+                    value: format!("token {id}"),
+                    expected: format!("in the vocabulary, 0 to {}", vocab_size - 1),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds each weight of `embedding_bias_weights` to the biases of the tokens of its word.
+    pub fn add_word_biases(
+        &self,
+        sampling: &mut SamplingParams,
+        tokens: &[Vec<TokenId>],
+    ) -> Result<(), RequestError> {
+        let mut biases: BTreeMap<TokenId, f32> = sampling.logit_bias.drain(..).collect();
+        for (tokens, weight) in tokens.iter().zip(&self.embedding_bias_weights) {
+            for &token in tokens {
+                *biases.entry(token).or_default() += weight;
+            }
+        }
+        if biases.len() > MAX_BIASES {
+            return Err(RequestError::Invalid(format!(
+                "options 'logit_bias' and 'embedding_bias_words' change the logits of {} tokens; at most \
+                 {MAX_BIASES} can be changed",
+                biases.len()
+            )));
+        }
+        sampling.logit_bias = biases.into_iter().collect();
+        Ok(())
+    }
+
     fn set(
         &mut self,
         name: &str,
         value: &Value,
         seen: &mut Vec<&'static str>,
     ) -> Result<(), RequestError> {
-        let Some(option) = OPTIONS
-            .iter()
-            .find(|o| o.name == name || o.aliases.contains(&name))
-        else {
+        if value.is_null() {
+            // A client that writes all that it knows writes null for what it does not want.
+            return Ok(());
+        }
+        let Some(option) = option_named(name) else {
+            return self.set_foreign(name, value);
+        };
+        if option.name == "stop" && *value == Value::Bool(false) {
+            // Clients of other backends say with every request that it stops no other.
+            return Ok(());
+        }
+        let before = seen.contains(&option.name).then(|| self.clone());
+        seen.push(option.name);
+        (option.set)(self, value).ok_or_else(|| RequestError::Option {
+            name: name.to_owned(),
+            value: shortened(&value.to_string()),
+            expected: option.expected.to_owned(),
+        })?;
+        // vLLM's own client gives each twice, as a parameter and in `sampling_parameters`.
+        if before.is_some_and(|before| before != *self) {
+            return Err(RequestError::Invalid(format!(
+                "option '{}' is given twice, once as '{name}', with two values; give it once",
+                option.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// A field that is no option of ours.
+    fn set_foreign(&mut self, name: &str, value: &Value) -> Result<(), RequestError> {
+        let Some(field) = foreign(name) else {
             let known = OPTIONS
                 .iter()
                 .flat_map(|o| std::iter::once(&o.name).chain(o.aliases));
@@ -183,23 +325,41 @@ impl RequestOptions {
                 nearest: nearest_name(name, known.copied()).map(str::to_owned),
             });
         };
-        if option.name == "stop" && *value == Value::Bool(false) {
-            // Clients of other backends say with every request that it stops no other.
-            return Ok(());
+        match field.fate {
+            Fate::Ignored(_) if self.ignored.contains(&field.name) => Ok(()),
+            Fate::Ignored(_) => {
+                self.ignored.push(field.name);
+                Ok(())
+            }
+            Fate::Only { is_neutral, .. } if is_neutral(value) => Ok(()),
+            Fate::Only { expected, .. } => Err(RequestError::Option {
+                name: name.to_owned(),
+                value: shortened(&value.to_string()),
+                expected: expected.to_owned(),
+            }),
+            Fate::Refused(reason) => {
+                Err(RequestError::Invalid(format!("option '{name}': {reason}")))
+            }
         }
-        if seen.contains(&option.name) {
-            return Err(RequestError::Invalid(format!(
-                "option '{}' is given twice, once as '{name}'; give it once",
-                option.name
-            )));
-        }
-        seen.push(option.name);
-        (option.set)(self, value).ok_or_else(|| RequestError::Option {
-            name: name.to_owned(),
-            value: shortened(&value.to_string()),
-            expected: option.expected.to_owned(),
-        })
     }
+}
+
+/// The name without what TensorRT-LLM's LLM API model puts before it.
+pub(super) fn plain_name(name: &str) -> &str {
+    name.strip_prefix("sampling_param_").unwrap_or(name)
+}
+
+/// The option that a client calls so.
+fn option_named(name: &str) -> Option<&'static RequestOption> {
+    let name = plain_name(name);
+    OPTIONS
+        .iter()
+        .find(|option| option.name == name || option.aliases.contains(&name))
+}
+
+/// What we call the option that a client calls so, if there is one.
+pub(super) fn canonical_name(name: &str) -> Option<&'static str> {
+    option_named(name).map(|option| option.name)
 }
 
 /// One option of a request.
@@ -224,6 +384,7 @@ const MAX_COUNT: u32 = i32::MAX as u32;
 const MAX_WORDS: usize = 64;
 const MAX_WORD_BYTES: usize = 256;
 const MAX_BIASES: usize = 1024;
+const MAX_BIAS: f64 = 1000.0;
 const MAX_END_IDS: usize = 16;
 /// Most likely tokens that are named in the place of each token: vLLM's default `max_logprobs`.
 const MAX_LOGPROBS: u32 = 20;
@@ -238,6 +399,12 @@ const PERF_METRICS: &[OutputKind] = &[
     OutputKind::FirstTokenTimeNs,
     OutputKind::LastTokenTimeNs,
 ];
+/// Allowed ids are looked at together with the logits, once a token.
+const MAX_ALLOWED_IDS: usize = 65536;
+/// Every place of the sequence is compared with its end, once a token.
+const MAX_NGRAM_SIZE: u32 = 64;
+/// What TensorRT-LLM takes where nothing is said.
+const DEFAULT_TOP_P_MIN: f32 = 1e-6;
 
 /// Every option, in the order of the README.
 const OPTIONS: &[RequestOption] = &[
@@ -254,14 +421,14 @@ const OPTIONS: &[RequestOption] = &[
         aliases: &["min_length"],
         expected: "an integer of at least 0",
         default: "0",
-        doc: "The end ids cannot be chosen before this many tokens.",
+        doc: "The end ids and `stop_token_ids` cannot be chosen before this many tokens.",
         set: |o, v| set(&mut o.min_tokens, integer(v, 0..=MAX_COUNT)),
     },
     RequestOption {
         name: "temperature",
         aliases: &[],
         expected: "a number from 0 to 100",
-        default: "0 (greedy); 1 if `top_k`, `top_p` or `min_p` is given",
+        default: "0 (greedy); 1 if `top_k`, `top_p`, `min_p` or `typical_p` is given",
         doc: "Divides the logits; 0 always takes the most likely token.",
         set: |o, v| set(&mut o.temperature, number(v, 0.0..=100.0).map(Some)),
     },
@@ -285,12 +452,31 @@ const OPTIONS: &[RequestOption] = &[
         expected: "a number above 0 and at most 1",
         default: "1: all",
         doc: "Keeps the most likely tokens whose probabilities reach this sum.",
-        set: |o, v| {
-            set(
-                &mut o.top_p,
-                number(v, 0.0..=1.0).filter(|p| *p > 0.0).map(Some),
-            )
-        },
+        set: |o, v| set(&mut o.top_p, share(v).map(Some)),
+    },
+    RequestOption {
+        name: "top_p_decay",
+        aliases: &["runtime_top_p_decay"],
+        expected: "a number above 0 and at most 1",
+        default: "1: off",
+        doc: "After each token, `top_p` becomes this fraction of what it was.",
+        set: |o, v| set(&mut o.top_p_decay, share(v).map(Some)),
+    },
+    RequestOption {
+        name: "top_p_min",
+        aliases: &["runtime_top_p_min"],
+        expected: "a number from 0 to 1",
+        default: "0.000001",
+        doc: "What `top_p` is at least, from the second token on.",
+        set: |o, v| set(&mut o.top_p_min, number(v, 0.0..=1.0).map(Some)),
+    },
+    RequestOption {
+        name: "top_p_reset_ids",
+        aliases: &["runtime_top_p_reset_ids"],
+        expected: "a token id, or a JSON list of at most 16",
+        default: "none",
+        doc: "After one of these tokens, `top_p` is again what the request gave.",
+        set: |o, v| set(&mut o.top_p_reset_ids, ids(v, MAX_END_IDS)),
     },
     RequestOption {
         name: "min_p",
@@ -299,6 +485,15 @@ const OPTIONS: &[RequestOption] = &[
         default: "0: all",
         doc: "Keeps the tokens at least this fraction as likely as the most likely one.",
         set: |o, v| set(&mut o.min_p, number(v, 0.0..=1.0).map(Some)),
+    },
+    RequestOption {
+        name: "typical_p",
+        aliases: &[],
+        expected: "a number above 0 and at most 1",
+        default: "1: all",
+        doc: "Keeps the tokens whose information is nearest to the expected one, until their \
+              probabilities reach this sum. After the options above.",
+        set: |o, v| set(&mut o.typical_p, share(v).map(Some)),
     },
     RequestOption {
         name: "seed",
@@ -336,6 +531,29 @@ const OPTIONS: &[RequestOption] = &[
         set: |o, v| set(&mut o.frequency_penalty, number(v, -100.0..=100.0)),
     },
     RequestOption {
+        name: "prompt_ignore_length",
+        aliases: &[],
+        expected: "an integer of at least 0",
+        default: "the whole prompt, as OpenAI and vLLM define the penalties",
+        doc: "So many tokens at the beginning of the prompt are nothing to `presence_penalty` and \
+              `frequency_penalty`; those after them count like the output. 0 is how TensorRT-LLM \
+              defines the penalties.",
+        set: |o, v| {
+            set(
+                &mut o.prompt_ignore_length,
+                integer(v, 0..=MAX_COUNT).map(Some),
+            )
+        },
+    },
+    RequestOption {
+        name: "no_repeat_ngram_size",
+        aliases: &[],
+        expected: "an integer from 0 to 64",
+        default: "0: off",
+        doc: "No run of so many tokens occurs twice in prompt and output.",
+        set: |o, v| set(&mut o.no_repeat_ngram_size, integer(v, 0..=MAX_NGRAM_SIZE)),
+    },
+    RequestOption {
         name: "logit_bias",
         aliases: &[],
         expected: "a JSON object of at most 1024 tokens, each with a number from -1000 to 1000",
@@ -344,20 +562,54 @@ const OPTIONS: &[RequestOption] = &[
         set: |o, v| set(&mut o.logit_bias, biases(v)),
     },
     RequestOption {
+        name: "embedding_bias_words",
+        aliases: &[],
+        expected: "a text of at most 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
+        default: "none",
+        doc: "Texts to whose tokens' logits `embedding_bias_weights` are added, as `logit_bias` is.",
+        set: |o, v| set(&mut o.embedding_bias_words, words(v)),
+    },
+    RequestOption {
+        name: "embedding_bias_weights",
+        aliases: &[],
+        expected: "a number from -1000 to 1000, or a JSON list of at most 64",
+        default: "none",
+        doc: "One number for each of `embedding_bias_words`.",
+        set: |o, v| set(&mut o.embedding_bias_weights, weights(v)),
+    },
+    RequestOption {
+        name: "allowed_token_ids",
+        aliases: &[],
+        expected: "a JSON list of 1 to 65536 token ids",
+        default: "all",
+        doc: "No other token can be chosen. The ids that end the output are not among them by \
+              themselves.",
+        set: |o, v| set(&mut o.allowed_token_ids, allowed_ids(v).map(Some)),
+    },
+    RequestOption {
         name: "end_id",
-        aliases: &["end_ids", "stop_token_ids"],
+        aliases: &["end_ids"],
         expected: "a token id, or a JSON list of at most 16",
         default: "the model's end ids",
-        doc: "Tokens that end the output.",
-        set: |o, v| set(&mut o.end_ids, ids(v).map(Some)),
+        doc: "Tokens that end the output, in the place of the model's. -1 is none, as `ignore_eos`.",
+        set: |o, v| set(&mut o.end_ids, end_ids(v).map(Some)),
     },
     RequestOption {
         name: "ignore_eos",
         aliases: &[],
         expected: "true or false",
         default: "false",
-        doc: "No token ends the output.",
+        doc: "No end id ends the output; `stop_token_ids` and `stop` do.",
         set: |o, v| set(&mut o.ignore_eos, flag(v)),
+    },
+    RequestOption {
+        name: "stop_token_ids",
+        aliases: &[],
+        expected: "a token id, or a JSON list of at most 16",
+        default: "none",
+        doc: "Tokens that end the output besides the end ids, as a stop word does: the token is in \
+              `output_ids`, and not in `text_output`.",
+        set: |o, v| set(&mut o.stop_token_ids, ids(v, MAX_END_IDS)),
     },
     RequestOption {
         name: "priority",
@@ -395,7 +647,7 @@ const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "stop",
         aliases: &["stop_words"],
-        expected: "a text of 1 to 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
+        expected: "a text of at most 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
         default: "none",
         doc: "Texts that end the output; `text_output` stops before them. A list is written as a JSON \
               string: `\"[\\\"\\\\n\\\", \\\"END\\\"]\"`. `stop: true` makes the request one that \
@@ -403,9 +655,17 @@ const OPTIONS: &[RequestOption] = &[
         set: |o, v| set(&mut o.stop, words(v)),
     },
     RequestOption {
+        name: "include_stop_str_in_output",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "`text_output` ends with the stop word, or with the text of the token, that ended it.",
+        set: |o, v| set(&mut o.text.include_stop, flag(v)),
+    },
+    RequestOption {
         name: "bad_words",
         aliases: &[],
-        expected: "a text of 1 to 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
+        expected: "a text of at most 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
         default: "none",
         doc: "Texts whose tokens the output must not contain, with or without a space before.",
         set: |o, v| set(&mut o.bad_words, words(v)),
@@ -427,6 +687,31 @@ const OPTIONS: &[RequestOption] = &[
         set: |o, v| set(&mut o.exclude_input_in_output, flag(v).map(Some)),
     },
     RequestOption {
+        name: "detokenize",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false`: no text is made of the tokens; `text_output` is empty but for the prompt.",
+        set: |o, v| set(&mut o.text.detokenize, flag(v)),
+    },
+    RequestOption {
+        name: "skip_special_tokens",
+        aliases: &[],
+        expected: "true or false",
+        default: "the model's `skip_special_tokens`",
+        doc: "Whether special tokens are left out of `text_output`.",
+        set: |o, v| set(&mut o.text.skip_special_tokens, flag(v).map(Some)),
+    },
+    RequestOption {
+        name: "spaces_between_special_tokens",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false`: special tokens that follow one another are written without the space that \
+              some tokenizers put between tokens.",
+        set: |o, v| set(&mut o.text.spaces_between_special_tokens, flag(v)),
+    },
+    RequestOption {
         name: "messages",
         aliases: &[],
         expected: "a JSON list of objects",
@@ -434,6 +719,27 @@ const OPTIONS: &[RequestOption] = &[
         doc: "A conversation, `[{\"role\": \"user\", \"content\": \"...\"}]` as a JSON string; the \
               model's chat template makes the prompt of it. `text_input` is empty then.",
         set: |o, v| set(&mut o.messages, messages(v).map(Some)),
+    },
+    RequestOption {
+        name: "truncate_prompt_tokens",
+        aliases: &[],
+        expected: "an integer of at least 1",
+        default: "the whole prompt",
+        doc: "Keeps so many tokens at the end of the prompt.",
+        set: |o, v| {
+            set(
+                &mut o.truncate_prompt_tokens,
+                integer(v, 1..=MAX_COUNT).map(Some),
+            )
+        },
+    },
+    RequestOption {
+        name: "input_lengths",
+        aliases: &[],
+        expected: "an integer of at least 1",
+        default: "the length of `input_ids`",
+        doc: "So many of `input_ids` are the prompt, and the rest is padding.",
+        set: |o, v| set(&mut o.input_length, integer(v, 1..=MAX_COUNT).map(Some)),
     },
     RequestOption {
         name: "timeout",
@@ -600,14 +906,14 @@ impl RequestOptions {
         outputs: &'static [OutputKind],
         value: &Value,
     ) -> Option<()> {
-        if flag(value)? {
+        if flag(value)? && !self.asked.contains(&(option, outputs)) {
             self.asked.push((option, outputs));
         }
         Some(())
     }
 
     fn want(&mut self, output: OutputKind, value: &Value) -> Option<()> {
-        if !flag(value)? {
+        if !flag(value)? && !self.omitted.contains(&output) {
             self.omitted.push(output);
         }
         Some(())
@@ -681,20 +987,57 @@ fn words(value: &Value) -> Option<Vec<String>> {
                 .collect::<Option<_>>()?
         }
     };
-    let fits = |word: &String| (1..=MAX_WORD_BYTES).contains(&word.len());
-    (list.len() <= MAX_WORDS && list.iter().all(fits)).then_some(list)
+    let fits = |word: &String| word.len() <= MAX_WORD_BYTES;
+    if list.len() > MAX_WORDS || !list.iter().all(fits) {
+        return None;
+    }
+    // Clients of TensorRT-LLM say with an empty text that there is no word.
+    Some(list.into_iter().filter(|word| !word.is_empty()).collect())
 }
 
-fn ids(value: &Value) -> Option<Vec<TokenId>> {
+/// A probability that is not zero.
+fn share(value: &Value) -> Option<f32> {
+    number(value, 0.0..=1.0).filter(|share| *share > 0.0)
+}
+
+/// A token id or a list of at most `max_len`.
+fn ids(value: &Value, max_len: usize) -> Option<Vec<TokenId>> {
     let list = match parsed(value)? {
         Value::Array(list) => list,
         id => vec![id],
     };
-    let ids: Vec<_> = list
-        .iter()
-        .map(|id| integer(id, 0..=MAX_COUNT))
-        .collect::<Option<_>>()?;
-    (ids.len() <= MAX_END_IDS).then_some(ids)
+    if list.len() > max_len {
+        return None;
+    }
+    list.iter().map(|id| integer(id, 0..=MAX_COUNT)).collect()
+}
+
+/// Clients of TensorRT-LLM say with -1 that no token ends the output.
+fn end_ids(value: &Value) -> Option<Vec<TokenId>> {
+    match parsed(value)?.as_i64() {
+        Some(-1) => Some(Vec::new()),
+        _ => ids(value, MAX_END_IDS),
+    }
+}
+
+/// Some token ids, sorted, each once.
+fn allowed_ids(value: &Value) -> Option<Vec<TokenId>> {
+    let mut ids = ids(value, MAX_ALLOWED_IDS).filter(|ids| !ids.is_empty())?;
+    ids.sort_unstable();
+    ids.dedup();
+    Some(ids)
+}
+
+fn weights(value: &Value) -> Option<Vec<f32>> {
+    let list = match parsed(value)? {
+        Value::Array(list) => list,
+        weight => vec![weight],
+    };
+    if list.len() > MAX_WORDS {
+        return None;
+    }
+    let weight = |weight: &Value| number(weight, -MAX_BIAS..=MAX_BIAS);
+    list.iter().map(weight).collect()
 }
 
 fn biases(value: &Value) -> Option<Vec<(TokenId, f32)>> {
@@ -705,7 +1048,7 @@ fn biases(value: &Value) -> Option<Vec<(TokenId, f32)>> {
             .parse::<TokenId>()
             .ok()
             .filter(|token| *token <= MAX_COUNT)?;
-        Some((token, number(bias, -1000.0..=1000.0)?))
+        Some((token, number(bias, -MAX_BIAS..=MAX_BIAS)?))
     };
     let mut biases: Vec<_> = members.iter().map(bias).collect::<Option<_>>()?;
     biases.sort_unstable_by_key(|(token, _)| *token);
@@ -770,11 +1113,57 @@ mod tests {
     #[test]
     fn end_ids_are_the_requests_own_or_none() {
         assert_eq!(sampling(&[("end_id", json!(7))]).end_ids, [7]);
-        assert_eq!(
-            sampling(&[("stop_token_ids", json!("[7, 8]"))]).end_ids,
-            [7, 8]
-        );
+        assert_eq!(sampling(&[("end_id", json!("[7, 8]"))]).end_ids, [7, 8]);
+        assert_eq!(sampling(&[("end_id", json!(-1))]).end_ids, [0; 0]);
         assert_eq!(sampling(&[("ignore_eos", json!(true))]).end_ids, [0; 0]);
+    }
+
+    #[test]
+    fn stop_token_ids_add_to_the_end_ids_and_outlive_ignore_eos() {
+        let stop = ("stop_token_ids", json!("[7, 8]"));
+        let both = sampling(std::slice::from_ref(&stop));
+        assert_eq!((both.end_ids, both.stop_token_ids), (vec![2], vec![7, 8]));
+        let alone = sampling(&[stop, ("ignore_eos", json!(true))]);
+        assert_eq!((alone.end_ids, alone.stop_token_ids), (vec![], vec![7, 8]));
+    }
+
+    #[test]
+    fn top_p_decays_where_a_factor_or_a_minimum_is_given() {
+        assert_eq!(sampling(&[("top_p", json!(0.9))]).top_p_decay, None);
+        let decay = sampling(&[
+            ("runtime_top_p_decay", json!(0.5)),
+            ("runtime_top_p_reset_ids", json!(7)),
+        ]);
+        let expected = TopPDecay {
+            factor: 0.5,
+            min: 1e-6,
+            reset_ids: vec![7],
+        };
+        assert_eq!(decay.top_p_decay, Some(expected));
+        let risen = sampling(&[("top_p_min", json!(0.5))]).top_p_decay;
+        assert_eq!(
+            risen.map(|decay| (decay.factor, decay.min)),
+            Some((1.0, 0.5))
+        );
+    }
+
+    #[test]
+    fn allowed_ids_are_sorted_and_in_the_vocabulary() {
+        let params = sampling(&[("allowed_token_ids", json!("[9, 3, 9, 99]"))]);
+        assert_eq!(params.allowed_token_ids, Some(vec![3, 9, 99]));
+        for name in [
+            "allowed_token_ids",
+            "stop_token_ids",
+            "top_p_reset_ids",
+            "end_id",
+        ] {
+            let options = parse(&[(name, json!("[3, 100]"))]).expect("parses");
+            let error = options
+                .sampling(&[], Vec::new(), 100)
+                .expect_err("out of range")
+                .to_string();
+            assert!(error.contains(name) && error.contains("0 to 99"), "{error}");
+        }
     }
 
     #[test]
@@ -797,10 +1186,10 @@ mod tests {
                 .stop,
             ["x", " [y"]
         );
-        assert_eq!(
-            parse(&[("stop_words", json!("[]"))]).expect("none").stop,
-            [""; 0]
-        );
+        for none in [json!("[]"), json!(""), json!(r#"[""]"#)] {
+            let options = parse(&[("stop_words", none)]);
+            assert_eq!(options.expect("none").stop, [""; 0]);
+        }
     }
 
     #[test]
@@ -821,16 +1210,32 @@ mod tests {
             ("top_k", json!(-2)),
             ("top_p", json!(0)),
             ("top_p", json!(1.01)),
+            ("top_p_decay", json!(0)),
+            ("top_p_min", json!(-0.1)),
+            ("top_p_reset_ids", json!(-1)),
             ("min_p", json!(2)),
+            ("typical_p", json!(0)),
+            ("typical_p", json!(1.1)),
             ("seed", json!(-1)),
             ("repetition_penalty", json!(0)),
             ("presence_penalty", json!(1e9)),
             ("frequency_penalty", json!("inf")),
+            ("prompt_ignore_length", json!(-1)),
+            ("no_repeat_ngram_size", json!(65)),
+            ("allowed_token_ids", json!("[]")),
+            ("allowed_token_ids", json!("[-1]")),
+            ("allowed_token_ids", json!(vec![1; MAX_ALLOWED_IDS + 1])),
+            ("stop_token_ids", json!(-1)),
+            ("stop_token_ids", json!(vec![1; MAX_END_IDS + 1])),
+            ("include_stop_str_in_output", json!(1)),
+            ("detokenize", json!("no")),
+            ("skip_special_tokens", json!(0)),
+            ("spaces_between_special_tokens", json!(2)),
             ("logit_bias", json!("[1]")),
             ("logit_bias", json!(r#"{"x": 1}"#)),
             ("logit_bias", json!(r#"{"1": 1e9}"#)),
             ("logit_bias", json!(r#"{"1": 1, "01": 2}"#)),
-            ("end_id", json!(-1)),
+            ("end_id", json!(-2)),
             ("end_id", json!("[1, \"a\"]")),
             ("ignore_eos", json!(1)),
             ("priority", json!(1u64 << 31)),
@@ -838,12 +1243,17 @@ mod tests {
             ("kv_cache_reuse", json!(2)),
             ("cache_salt", json!("")),
             ("cache_salt", json!(long)),
-            ("stop", json!("")),
             ("stop", json!(true)),
             ("stop", json!("[1]")),
             ("stop", json!("[\"a\"")),
             ("stop", json!(long)),
-            ("bad_words", json!([vec!["x"; MAX_WORDS + 1]])),
+            ("bad_words", json!(vec!["x"; MAX_WORDS + 1])),
+            ("embedding_bias_words", json!(vec!["x"; MAX_WORDS + 1])),
+            ("embedding_bias_weights", json!("[\"x\"]")),
+            ("embedding_bias_weights", json!(1e9)),
+            ("embedding_bias_weights", json!(vec![1; MAX_WORDS + 1])),
+            ("truncate_prompt_tokens", json!(0)),
+            ("input_lengths", json!(0)),
             ("stream", json!("perhaps")),
             ("exclude_input_in_output", json!(0)),
             ("messages", json!("{}")),
@@ -908,6 +1318,10 @@ mod tests {
     fn an_option_given_under_two_names_is_refused() {
         let not_a_stop = [("stop", json!(false)), ("stop_words", json!("b"))];
         assert_eq!(parse(&not_a_stop).expect("both").stop, ["b"]);
+        let alike = [("stop", json!("a")), ("stop_words", json!(["a"]))];
+        assert_eq!(parse(&alike).expect("the same").stop, ["a"]);
+        let omitted = ("return_finish_reason", json!(false));
+        assert!(parse(&[omitted.clone(), omitted]).is_ok());
         let twice = [("stop", json!("a")), ("stop_words", json!("b"))];
         assert!(
             parse(&twice)
@@ -915,6 +1329,46 @@ mod tests {
                 .to_string()
                 .contains("give it once")
         );
+    }
+
+    #[test]
+    fn a_null_is_an_option_that_is_not_given() {
+        let nested = r#"{"seed": null, "stop": null, "max_tokens": 7, "n": null}"#;
+        let options = parse(&[("sampling_parameters", json!(nested))]).expect("good options");
+        assert_eq!(options.max_tokens_or(16), Ok(7));
+    }
+
+    #[test]
+    fn the_llm_apis_names_are_understood() {
+        let options = parse(&[
+            ("sampling_param_max_tokens", json!(7)),
+            ("sampling_param_stop", json!(["a"])),
+            ("sampling_param_exclude_input_from_output", json!(true)),
+        ])
+        .expect("good options");
+        assert_eq!(options.max_tokens_or(16), Ok(7));
+        assert_eq!(options.stop, ["a"]);
+        assert_eq!(options.exclude_input_in_output, Some(true));
+    }
+
+    #[test]
+    fn words_are_biased_by_their_tokens_and_add_to_the_logit_biases() {
+        let options = parse(&[
+            ("logit_bias", json!(r#"{"7": 1, "1": 2}"#)),
+            ("embedding_bias_words", json!(["a", "b"])),
+            ("embedding_bias_weights", json!([0.5, -3])),
+        ])
+        .expect("good options");
+        let mut params = options.sampling(&[], Vec::new(), 100).expect("in range");
+        let tokens = [vec![7, 9], vec![9]];
+        assert_eq!(options.add_word_biases(&mut params, &tokens), Ok(()));
+        assert_eq!(params.logit_bias, [(1, 2.0), (7, 1.5), (9, -2.5)]);
+        let many: Vec<Vec<TokenId>> = vec![(0..1025).collect()];
+        let error = options.add_word_biases(&mut params, &many);
+        assert!(error.is_err_and(|error| error.to_string().contains("at most 1024")));
+        let error = parse(&[("embedding_bias_words", json!(["a", "b"]))]);
+        let error = error.expect_err("no weights").to_string();
+        assert!(error.contains("one number for each"), "{error}");
     }
 
     #[test]

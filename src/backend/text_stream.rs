@@ -10,24 +10,44 @@ pub struct TextStream {
     tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,
     stop_words: StopWords,
+    /// Tokens that end the sequence, and are no text.
+    silent: Vec<TokenId>,
     /// Text that may be sent.
     ready: String,
     /// Whole text on its way from the detokenizer to the stop words; empty between calls.
     whole: String,
 }
 
+/// How tokens become text, and what ends it.
+#[derive(Clone, Debug)]
+pub struct TextRules {
+    /// Whether special tokens are left out.
+    pub skip_special_tokens: bool,
+    /// Whether special tokens that follow one another keep a space between them, where there is one.
+    pub spaces_between_special_tokens: bool,
+    /// Texts that end the sequence.
+    pub stop_words: Vec<String>,
+    /// Tokens that end the sequence.
+    pub last_tokens: Vec<TokenId>,
+    /// Whether the stop word, or the last token, is part of the text.
+    pub include_stop: bool,
+}
+
 impl TextStream {
     /// The stream of a sequence that follows `prompt`.
-    pub fn new(
-        tokenizer: Arc<Tokenizer>,
-        prompt: &[TokenId],
-        skip_special_tokens: bool,
-        stop_words: Vec<String>,
-    ) -> Self {
+    pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], rules: TextRules) -> Self {
+        let mut detokenizer = Detokenizer::new(&tokenizer, prompt, rules.skip_special_tokens);
+        if !rules.spaces_between_special_tokens {
+            detokenizer = detokenizer.without_spaces_between_special_tokens();
+        }
         Self {
-            detokenizer: Detokenizer::new(&tokenizer, prompt, skip_special_tokens),
+            detokenizer,
             tokenizer,
-            stop_words: StopWords::new(stop_words),
+            stop_words: StopWords::new(rules.stop_words).included(rules.include_stop),
+            silent: match rules.include_stop {
+                true => Vec::new(),
+                false => rules.last_tokens,
+            },
             ready: String::new(),
             whole: String::new(),
         }
@@ -40,6 +60,9 @@ impl TextStream {
 
     /// Adds a token. Returns whether its text completes a stop word.
     pub fn push(&mut self, token: TokenId) -> bool {
+        if self.silent.contains(&token) {
+            return false;
+        }
         self.whole.clear();
         self.detokenizer
             .push(&self.tokenizer, token, &mut self.whole);
@@ -74,9 +97,29 @@ mod tests {
     /// The text that a sequence of these tokens sends, token by token, then at its end; and after which token
     /// a stop word was complete.
     fn sent(contents: &[&str], stop_words: &[&str]) -> (Vec<String>, Option<usize>) {
+        let stop_words = stop_words.iter().map(|word| (*word).to_owned()).collect();
+        sent_by(
+            contents,
+            TextRules {
+                stop_words,
+                ..rules()
+            },
+        )
+    }
+
+    fn rules() -> TextRules {
+        TextRules {
+            skip_special_tokens: true,
+            spaces_between_special_tokens: true,
+            stop_words: Vec::new(),
+            last_tokens: Vec::new(),
+            include_stop: false,
+        }
+    }
+
+    fn sent_by(contents: &[&str], rules: TextRules) -> (Vec<String>, Option<usize>) {
         let tokenizer = Arc::new(toys::byte_level());
-        let words = stop_words.iter().map(|word| (*word).to_owned()).collect();
-        let mut stream = TextStream::new(tokenizer.clone(), &[], true, words);
+        let mut stream = TextStream::new(tokenizer.clone(), &[], rules);
         let mut stopped = None;
         let mut sent = Vec::new();
         for (i, content) in contents.iter().enumerate() {
@@ -109,6 +152,44 @@ mod tests {
             sent(&["a", "the"], &["there"]),
             (vec!["a".into(), String::new(), "the".into()], None)
         );
+    }
+
+    #[test]
+    fn the_token_that_ends_a_sequence_is_no_text_unless_it_is_included() {
+        let last_tokens = vec![toys::id(&toys::byte_level(), "Ġthe")];
+        let silent = TextRules {
+            last_tokens,
+            ..rules()
+        };
+        assert_eq!(sent_by(&["a", "Ġthe"], silent.clone()).0.concat(), "a");
+        // Half a character before it is still shown for what it is.
+        let half = sent_by(&["ðŁĺ", "Ġthe"], silent.clone());
+        assert_eq!(half.0, ["", "", "\u{fffd}"]);
+        let included = TextRules {
+            include_stop: true,
+            ..silent
+        };
+        assert_eq!(sent_by(&["a", "Ġthe"], included).0.concat(), "a the");
+    }
+
+    #[test]
+    fn a_stop_word_can_be_part_of_the_text() {
+        let included = TextRules {
+            stop_words: vec!["eb".to_owned()],
+            include_stop: true,
+            ..rules()
+        };
+        let (texts, stopped) = sent_by(&["a", "the", "b", "c"], included);
+        assert_eq!((texts.concat().as_str(), stopped), ("atheb", Some(2)));
+    }
+
+    #[test]
+    fn special_tokens_are_shown_where_they_are_wanted() {
+        let shown = TextRules {
+            skip_special_tokens: false,
+            ..rules()
+        };
+        assert_eq!(sent_by(&["a", "<|end|>"], shown).0.concat(), "a<|end|>");
     }
 
     #[test]

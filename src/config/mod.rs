@@ -5,6 +5,7 @@
 //! no sense are errors at load that say what to write instead; nothing is ever guessed. What is served,
 //! but slower than it could be, is a warning.
 
+pub mod client_inputs;
 mod knobs;
 mod model_config;
 mod scheduling;

@@ -3,7 +3,7 @@
 use crate::base::TokenId;
 use crate::sampling::exp::exp_nonpositive;
 use crate::sampling::peaks::{BLOCK, Peaks};
-use crate::sampling::truncation::Candidate;
+use crate::sampling::truncation::{Candidate, Cut};
 
 /// Probabilities up to a factor: the most likely token weighs 1.
 #[derive(Clone, Copy)]
@@ -42,7 +42,43 @@ impl Softmax {
 
     /// The logit that weighs `weight`.
     pub(super) fn logit_of(self, weight: f64) -> f32 {
-        (f64::from(self.max) + f64::from(self.temperature) * weight.ln()) as f32
+        self.logit_at(weight.ln())
+    }
+
+    /// The logit whose weight is `e^exponent`.
+    pub(super) fn logit_at(self, exponent: f64) -> f32 {
+        (f64::from(self.max) + f64::from(self.temperature) * exponent) as f32
+    }
+
+    /// What a token weighs `e` to the power of; at most 0.
+    #[inline(always)]
+    pub(super) fn exponent(self, logit: f32) -> f64 {
+        (f64::from(logit) - f64::from(self.max)) / f64::from(self.temperature)
+    }
+
+    /// The weight of all tokens, or of those down to `least`, and the mean of their exponents.
+    pub(super) fn moments(
+        self,
+        logits: &[f32],
+        peaks: &Peaks,
+        least: Option<Candidate>,
+    ) -> (f64, f64) {
+        let (mut total, mut moment) = (0.0, 0.0);
+        for (index, (block, &peak)) in logits.chunks(BLOCK).zip(peaks.blocks()).enumerate() {
+            if least.is_some_and(|least| peak < least.logit()) {
+                continue;
+            }
+            let ids = (index * BLOCK) as TokenId..;
+            let weights = self.weights(block.iter().copied());
+            for ((&logit, weight), id) in block.iter().zip(weights).zip(ids) {
+                // A weight of zero may be that of a logit without a number.
+                if weight > 0.0 && least.is_none_or(|least| least.keeps(logit, id)) {
+                    total += f64::from(weight);
+                    moment += f64::from(weight) * self.exponent(logit);
+                }
+            }
+        }
+        (total, moment / total)
     }
 }
 
@@ -68,10 +104,10 @@ impl Masses {
     }
 
     /// The weight of the tokens that `cut` keeps.
-    fn of_kept(&mut self, logits: &[f32], peaks: &Peaks, softmax: Softmax, cut: Candidate) -> f64 {
+    fn of_kept(&mut self, logits: &[f32], peaks: &Peaks, softmax: Softmax, cut: Cut) -> f64 {
         let blocks = logits.chunks(BLOCK).zip(peaks.blocks());
         for (index, ((block, &peak), mass)) in blocks.zip(&mut self.blocks).enumerate() {
-            *mass = if peak < cut.logit() {
+            *mass = if peak < cut.least.logit() {
                 0.0
             } else {
                 let mut weights = softmax.weights(block.iter().copied());
@@ -92,7 +128,7 @@ impl Masses {
         logits: &[f32],
         peaks: &Peaks,
         softmax: Softmax,
-        cut: Option<Candidate>,
+        cut: Option<Cut>,
         position: f64,
     ) -> TokenId {
         let total = match cut {

@@ -9,7 +9,10 @@ pub enum SampleError {
     /// a token that the model rules out.
     #[error("the model's logits are not finite numbers: its weights may be damaged")]
     NotFinite,
-    /// Every token is ruled out, by the model or by the request's bad words and `min_tokens`.
-    #[error("no token is allowed: bad_words and min_tokens leave none; allow more")]
+    /// Every token is ruled out, by the model or by the request.
+    #[error(
+        "no token is allowed: allowed_token_ids, bad_words, no_repeat_ngram_size and min_tokens \
+         leave none; allow more"
+    )]
     NoneAllowed,
 }

@@ -17,8 +17,8 @@ pub(super) struct History {
 pub(super) struct Entry {
     /// Whether it is in prompt or output.
     pub seen: bool,
-    /// How often it is in the output.
-    pub num_generated: u32,
+    /// How often it is in the output, and in the prompt where that counts.
+    pub num_counted: u32,
 }
 
 impl History {
@@ -29,25 +29,26 @@ impl History {
         }
     }
 
-    /// Calls `visit` once with each distinct token of the output, and of the prompt too where
-    /// `with_prompt`. Tokens outside the vocabulary are passed over.
+    /// Calls `visit` once with each distinct token of the output, of the prompt as far as it counts,
+    /// and of all of it where `with_prompt`. Tokens outside the vocabulary are passed over.
     pub(super) fn for_each(
         &mut self,
         input: SamplingInput<'_>,
         with_prompt: bool,
         mut visit: impl FnMut(TokenId, Entry),
     ) {
-        let (prompt, generated) = input.tokens.split_at(input.num_prompt_tokens);
+        let ignored = input.params.prompt_ignore_length as usize;
+        let (ignored, counted) = input.tokens.split_at(ignored.min(input.num_prompt_tokens));
         if with_prompt {
-            self.count(prompt, 0);
+            self.count(ignored, 0);
         }
-        self.count(generated, 1);
+        self.count(counted, 1);
         for token in self.touched.drain(..) {
             visit(token, std::mem::take(&mut self.entries[token as usize]));
         }
     }
 
-    fn count(&mut self, tokens: &[TokenId], generated: u32) {
+    fn count(&mut self, tokens: &[TokenId], each: u32) {
         for &token in tokens {
             let Some(entry) = self.entries.get_mut(token as usize) else {
                 continue;
@@ -56,7 +57,7 @@ impl History {
                 entry.seen = true;
                 self.touched.push(token);
             }
-            entry.num_generated += generated;
+            entry.num_counted += each;
         }
     }
 }

@@ -1,8 +1,8 @@
 //! L1: how the next token is chosen and when a sequence ends. Pure functions over logits and tokens.
 //!
 //! ```text
-//! logits -- processors (bias, bad words, min_tokens, penalties) --> argmax            (greedy)
-//!                                                               \-> cut --> draw      (random)
+//! logits -- processors (bias, what is forbidden, penalties) --> argmax            (greedy)
+//!                                                           \-> cut --> draw      (random)
 //!        \-- as they are --> log-probabilities of what was chosen
 //! ```
 //!
@@ -22,6 +22,7 @@ mod random;
 mod reference;
 mod sampler;
 mod stop;
+mod top_p_decay;
 mod truncation;
 
 pub use error::SampleError;
@@ -29,3 +30,4 @@ pub use log_probs::{LogProbs, TokenLogProb, TokenLogProbs};
 pub use params::{LogitsProcessor, ProcessLogits, SamplingInput, SamplingParams};
 pub use sampler::Sampler;
 pub use stop::{FinishReason, StopRule};
+pub use top_p_decay::TopPDecay;

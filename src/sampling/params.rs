@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::base::TokenId;
+use crate::sampling::TopPDecay;
 
 /// The sampling options of one request, checked: every value is in its range.
 ///
@@ -18,9 +19,14 @@ pub struct SamplingParams {
     /// Keep the smallest set of most likely tokens whose probabilities sum to at least this; above
     /// 0, at most 1. `1` keeps all.
     pub top_p: f32,
+    /// How `top_p` falls as the output grows; `None` keeps it as it is.
+    pub top_p_decay: Option<TopPDecay>,
     /// Keep the tokens at least this fraction as likely as the most likely one; 0 to 1. `0` keeps
     /// all.
     pub min_p: f32,
+    /// Keep the tokens whose information is nearest to the expected one, until their probabilities
+    /// sum to at least this; above 0, at most 1. `1` keeps all.
+    pub typical_p: f32,
     /// Seeds the request's own random numbers, which depend on nothing else in the batch.
     pub seed: u64,
     /// Divides positive and multiplies negative logits of tokens in prompt or output; above 0, at
@@ -30,10 +36,19 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Subtracted once for each time a token is in the output; -100 to 100. `0` is off.
     pub frequency_penalty: f32,
-    /// The end ids cannot be chosen before this many tokens have been generated.
+    /// So many tokens at the beginning of the prompt are nothing to the presence and the frequency
+    /// penalty; those of the prompt after them count like the output. `u32::MAX`: none count.
+    pub prompt_ignore_length: u32,
+    /// No run of so many tokens may occur twice in prompt and output; at most 64. `0` is off.
+    pub no_repeat_ngram_size: u32,
+    /// The end ids and the stop ids cannot be chosen before this many tokens have been generated.
     pub min_tokens: u32,
     /// Tokens that end the sequence; empty when the request ignores them.
     pub end_ids: Vec<TokenId>,
+    /// Tokens that end the sequence like a stop word, whatever becomes of the end ids.
+    pub stop_token_ids: Vec<TokenId>,
+    /// The only tokens that may be chosen, sorted; `None` is all.
+    pub allowed_token_ids: Option<Vec<TokenId>>,
     /// Token sequences, none empty, that the output must not complete; their beginning may lie in
     /// the prompt.
     pub bad_words: Vec<Vec<TokenId>>,
@@ -77,13 +92,19 @@ impl Default for SamplingParams {
             temperature: 0.0,
             top_k: 0,
             top_p: 1.0,
+            top_p_decay: None,
             min_p: 0.0,
+            typical_p: 1.0,
             seed: 0,
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            prompt_ignore_length: u32::MAX,
+            no_repeat_ngram_size: 0,
             min_tokens: 0,
             end_ids: Vec::new(),
+            stop_token_ids: Vec::new(),
+            allowed_token_ids: None,
             bad_words: Vec::new(),
             logit_bias: Vec::new(),
             logits_processor: None,

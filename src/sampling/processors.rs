@@ -1,4 +1,4 @@
-//! What changes single logits before a token is chosen: bias, bad words, `min_tokens`, penalties.
+//! What changes single logits before a token is chosen: bias, what is forbidden, penalties.
 //!
 //! None of them hides a logit that is not finite, and none can make one: a value that leaves the
 //! range of `f32` stays at its end.
@@ -12,8 +12,13 @@ pub(super) fn process(logits: &mut [f32], input: SamplingInput<'_>, history: &mu
     let params = input.params;
     add_bias(logits, &params.logit_bias);
     forbid_bad_words(logits, input);
+    forbid_repeated_ngrams(logits, input);
+    if let Some(allowed) = &params.allowed_token_ids {
+        forbid_all_but(logits, allowed);
+    }
     if input.generated().len() < params.min_tokens as usize {
-        params.end_ids.iter().for_each(|&id| forbid(logits, id));
+        let last = params.end_ids.iter().chain(&params.stop_token_ids);
+        last.for_each(|&id| forbid(logits, id));
     }
     if has_penalties(params) {
         penalise(logits, input, history);
@@ -37,6 +42,36 @@ fn forbid_bad_words(logits: &mut [f32], input: SamplingInput<'_>) {
     }
 }
 
+/// Forbids what has followed, anywhere before, the tokens that the sequence ends with.
+///
+/// ```text
+/// size 3   prompt and output   ... a b c ... a b d ... a b |    c and d are forbidden
+/// ```
+fn forbid_repeated_ngrams(logits: &mut [f32], input: SamplingInput<'_>) {
+    let size = input.params.no_repeat_ngram_size as usize;
+    if size == 0 || size > input.tokens.len() {
+        return;
+    }
+    let (_, prefix) = input.tokens.split_at(input.tokens.len() + 1 - size);
+    for ngram in input.tokens.windows(size) {
+        if let Some((&last, earlier)) = ngram.split_last()
+            && earlier == prefix
+        {
+            forbid(logits, last);
+        }
+    }
+}
+
+/// Forbids every token that is not one of `allowed`, which are sorted.
+fn forbid_all_but(logits: &mut [f32], allowed: &[TokenId]) {
+    let mut allowed = allowed.iter().copied().peekable();
+    for id in 0..logits.len() as TokenId {
+        if allowed.next_if_eq(&id).is_none() {
+            forbid(logits, id);
+        }
+    }
+}
+
 fn has_penalties(params: &SamplingParams) -> bool {
     params.repetition_penalty != 1.0
         || params.presence_penalty != 0.0
@@ -53,8 +88,8 @@ fn penalise(logits: &mut [f32], input: SamplingInput<'_>, history: &mut History)
             } else {
                 logit * repetition
             };
-            let count = entry.num_generated as f32;
-            let present = if entry.num_generated > 0 {
+            let count = entry.num_counted as f32;
+            let present = if entry.num_counted > 0 {
                 params.presence_penalty
             } else {
                 0.0

@@ -6,7 +6,7 @@ use crate::sampling::history::History;
 use crate::sampling::peaks::Peaks;
 use crate::sampling::processors::process;
 use crate::sampling::random::uniform;
-use crate::sampling::truncation::Truncation;
+use crate::sampling::truncation::{Cut, Truncation};
 use crate::sampling::{SampleError, SamplingInput};
 
 /// Chooses tokens. It keeps nothing from one call to the next but room to work in, sized once: a call
@@ -20,14 +20,19 @@ use crate::sampling::{SampleError, SamplingInput};
 /// | the request's own `logits_processor` | TensorRT-LLM's Batch Manager |
 /// | `logit_bias` added | OpenAI API |
 /// | last tokens of `bad_words` forbidden where the sequence ends with the others | transformers `NoBadWordsLogitsProcessor` |
-/// | end ids forbidden before `min_tokens` | transformers `MinNewTokensLengthLogitsProcessor` |
+/// | last tokens of n-grams that have occurred forbidden, n being `no_repeat_ngram_size` | transformers `NoRepeatNGramLogitsProcessor` |
+/// | all but `allowed_token_ids` forbidden | vLLM |
+/// | end ids and stop ids forbidden before `min_tokens` | transformers `MinNewTokensLengthLogitsProcessor` |
 /// | `repetition_penalty` over prompt and output | Keskar et al., "CTRL", 2019 |
 /// | `frequency_penalty`, `presence_penalty` over the output | OpenAI API |
+/// | the same over the prompt from `prompt_ignore_length` on | TensorRT-LLM |
 /// | greedy: the most likely token, the lowest id on a tie | |
 /// | `temperature` | |
 /// | `top_k`: exactly k, the lowest ids on a tie | Fan et al., 2018 |
 /// | `top_p`: of what is left | Holtzman et al., 2020 |
+/// | `top_p_decay`: `top_p` falls from token to token | Lee et al., 2022, as in TensorRT-LLM |
 /// | `min_p`: relative to the most likely | Nguyen et al., 2024 |
+/// | `typical_p`: of what is left, the nearest to the expected information | Meister et al., 2023 |
 /// | draw: the inverse of the cumulative distribution at a Philox number of seed and number of generated tokens | Salmon et al., 2011 |
 ///
 /// Forbidding commutes with the rest, since `-inf` stays `-inf`.
@@ -55,7 +60,7 @@ impl Sampler {
     ///
     /// A pure function of its arguments: the same bits in give the same token out on every machine.
     /// Costs one pass over the logits when greedy, a few otherwise, and with penalties one over the
-    /// output (with the repetition penalty: over prompt and output).
+    /// output (with the repetition penalty or `no_repeat_ngram_size`: over prompt and output).
     ///
     /// # Panics
     ///
@@ -79,13 +84,28 @@ impl Sampler {
             max: self.peaks.max(),
             temperature: params.temperature,
         };
-        let cut = self
-            .truncation
-            .cut(logits, &self.peaks, softmax, params, &mut self.masses);
+        let cut = self.cut(logits, softmax, input);
         let position = uniform(params.seed, input.generated().len() as u64);
         Ok(self
             .masses
             .draw(logits, &self.peaks, softmax, cut, position))
+    }
+
+    /// The tokens that may be drawn.
+    fn cut(&mut self, logits: &[f32], softmax: Softmax, input: SamplingInput<'_>) -> Option<Cut> {
+        let params = input.params;
+        let top_p = match &params.top_p_decay {
+            None => params.top_p,
+            Some(decay) => decay.top_p(params.top_p, input.generated()),
+        };
+        self.truncation.cut(
+            logits,
+            &self.peaks,
+            softmax,
+            params,
+            top_p,
+            &mut self.masses,
+        )
     }
 }
 

@@ -8,7 +8,7 @@ use crate::sampling::{SampleError, SamplingParams};
 pub enum FinishReason {
     /// It produced one of its end ids.
     EndId,
-    /// Its text contained a stop word.
+    /// Its text contained a stop word, or it produced one of its stop ids.
     StopWords,
     /// It reached `max_tokens` or `max_seq_len`.
     Length,
@@ -20,7 +20,7 @@ pub enum FinishReason {
     Error(SampleError),
 }
 
-/// The length and end-id rule of one request.
+/// The length, end-id and stop-id rule of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopRule {
     /// The most tokens that the request may generate, at least one.
@@ -37,6 +37,8 @@ impl StopRule {
     ) -> Option<FinishReason> {
         if params.end_ids.contains(&token) {
             Some(FinishReason::EndId)
+        } else if params.stop_token_ids.contains(&token) {
+            Some(FinishReason::StopWords)
         } else if num_generated >= self.max_new_tokens {
             Some(FinishReason::Length)
         } else {

@@ -1,8 +1,11 @@
-//! Top-k, top-p and min-p: which tokens may be drawn.
+//! Top-k, top-p, min-p and typical-p: which tokens may be drawn.
 //!
-//! Each keeps the most likely tokens down to some last one, so all three together are one *cut*: the
-//! least likely token that is kept. Finding it needs no sort: a running threshold for top-k, halving
-//! for top-p, a comparison for min-p.
+//! Each of the first three keeps the most likely tokens down to some last one, so all three together
+//! are one least likely token that is kept. Finding it needs no sort: a running threshold for top-k,
+//! halving for top-p, a comparison for min-p. Typical-p, by halving too, may also leave out tokens at
+//! the other end, which are too likely.
+
+use std::cmp::Ordering;
 
 use crate::base::TokenId;
 use crate::sampling::SamplingParams;
@@ -40,6 +43,22 @@ impl Candidate {
     }
 }
 
+/// Which tokens are kept: those from one likelihood to another.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    /// The least likely one.
+    pub least: Candidate,
+    /// The logit of the most likely ones.
+    pub most: f32,
+}
+
+impl Cut {
+    #[inline(always)]
+    pub(super) fn keeps(self, logit: f32, id: TokenId) -> bool {
+        self.least.keeps(logit, id) && logit <= self.most
+    }
+}
+
 /// Finds cuts; owns the room for it.
 pub(super) struct Truncation {
     /// What may be above the cut. At most `vocab_size`.
@@ -53,41 +72,108 @@ impl Truncation {
         }
     }
 
-    /// The least likely token that `params` keeps; `None` keeps all. It keeps the most likely token
-    /// whatever `params` says.
+    /// The tokens that `params` keeps, with `top_p` in the place of its own; `None` keeps all. There
+    /// is at least one, whatever `params` says.
     ///
     /// As in transformers, each filter sees what the one before it left: top-p is a share of the
-    /// probability of the top k. Min-p compares with the most likely token, which none removes.
+    /// probability of the top k. Min-p compares with the most likely token, which only typical-p, the
+    /// last, may remove.
     pub(super) fn cut(
         &mut self,
         logits: &[f32],
         peaks: &Peaks,
         softmax: Softmax,
         params: &SamplingParams,
+        top_p: f32,
         masses: &mut Masses,
-    ) -> Option<Candidate> {
+    ) -> Option<Cut> {
         let mut cut = None;
         let top_k = params.top_k as usize;
         if (1..logits.len()).contains(&top_k) {
             self.keep_top_k(logits, peaks, top_k);
             cut = self.candidates.iter().min().copied();
         }
-        if params.top_p < 1.0 {
+        if top_p < 1.0 {
             let total = if cut.is_some() {
                 softmax.total_weight(&self.candidates)
             } else {
                 let total = masses.of_all(logits, softmax);
-                self.keep_possible_nucleus(logits, peaks, softmax, params.top_p, total);
+                let floor = softmax.logit_of(negligible(top_p, total, logits.len()));
+                self.keep_from(logits, peaks, floor);
                 total
             };
-            let target = f64::from(params.top_p) * total;
-            cut = cut.max(self.nucleus(softmax, target));
+            let target = f64::from(top_p) * total;
+            let by_likelihood = |a: &Candidate, b: &Candidate| b.cmp(a);
+            cut = cut.max(first_of_mass(
+                &mut self.candidates,
+                softmax,
+                target,
+                by_likelihood,
+            ));
         }
         if params.min_p > 0.0 {
             let floor = softmax.logit_of(f64::from(params.min_p)).min(peaks.max());
             cut = cut.max(Some(Candidate::new(floor, TokenId::MAX)));
         }
-        cut
+        if params.typical_p < 1.0 {
+            return self.typical(logits, peaks, softmax, params.typical_p, cut);
+        }
+        cut.map(|least| Cut {
+            least,
+            most: peaks.max(),
+        })
+    }
+
+    /// The tokens whose information is nearest to the entropy of what `least` keeps, until they have
+    /// the share `typical_p` of its probability; all that are as near as the last (Meister et al.,
+    /// "Locally typical sampling", TACL 2023).
+    ///
+    /// A token's information less the entropy is the mean exponent less its own:
+    ///
+    /// ```text
+    /// -ln p - H = (ln Z - x) - (ln Z - E[x]) = E[x] - x       x = (logit - max) / temperature
+    /// ```
+    fn typical(
+        &mut self,
+        logits: &[f32],
+        peaks: &Peaks,
+        softmax: Softmax,
+        typical_p: f32,
+        least: Option<Candidate>,
+    ) -> Option<Cut> {
+        let (total, mean) = softmax.moments(logits, peaks, least);
+        // Whatever is as near as the most likely token, whose exponent is zero, or as the least
+        // likely of those that matter: together they have the share. And a little more, for rounding.
+        let floor = negligible(typical_p, total, logits.len()).ln();
+        let floor = softmax.logit_at(floor.min(2.0 * mean) - 0.01);
+        self.keep_from(
+            logits,
+            peaks,
+            least.map_or(floor, |least| floor.max(least.logit())),
+        );
+        if let Some(least) = least {
+            self.candidates.retain(|candidate| *candidate >= least);
+        }
+        let distance = |candidate: &Candidate| (mean - softmax.exponent(candidate.logit())).abs();
+        let last = first_of_mass(
+            &mut self.candidates,
+            softmax,
+            f64::from(typical_p) * total,
+            |a, b| distance(a).total_cmp(&distance(b)),
+        );
+        let farthest = distance(&last?);
+        let typical = self.candidates.iter();
+        let typical = typical.filter(|candidate| distance(candidate) <= farthest);
+        let (mut from, mut to) = (f32::INFINITY, f32::NEG_INFINITY);
+        for candidate in typical {
+            from = from.min(candidate.logit());
+            to = to.max(candidate.logit());
+        }
+        let lowest = Candidate::new(from, TokenId::MAX);
+        Some(Cut {
+            least: least.map_or(lowest, |least| least.max(lowest)),
+            most: to,
+        })
     }
 
     /// Leaves the `k` most likely tokens as candidates.
@@ -128,19 +214,8 @@ impl Truncation {
         logit
     }
 
-    /// Leaves as candidates a superset of the nucleus: what is above `(1 - top_p) / n` of the mass,
-    /// since all that is below sums to less than `1 - top_p`.
-    fn keep_possible_nucleus(
-        &mut self,
-        logits: &[f32],
-        peaks: &Peaks,
-        softmax: Softmax,
-        top_p: f32,
-        total: f64,
-    ) {
-        let share = (1.0 - f64::from(top_p)) * total / logits.len() as f64;
-        // A little lower than exact, for what rounding may have done to `total`.
-        let floor = softmax.logit_of(0.99 * share);
+    /// Leaves as candidates the tokens whose logit is at least `floor`.
+    fn keep_from(&mut self, logits: &[f32], peaks: &Peaks, floor: f32) {
         self.candidates.clear();
         for (index, (block, &peak)) in logits.chunks(BLOCK).zip(peaks.blocks()).enumerate() {
             if peak < floor {
@@ -154,30 +229,42 @@ impl Truncation {
             }
         }
     }
+}
 
-    /// The last of the most likely candidates whose weights sum to at least `target` (Holtzman et
-    /// al., "The curious case of neural text degeneration", ICLR 2020). Reorders the candidates.
-    ///
-    /// ```text
-    /// |-- in the nucleus --|-- likelier half --|-- other half --|-- not in it --|
-    ///                      lo                  mid              hi
-    /// ```
-    /// Each turn decides one half, so it costs a few passes over the candidates, not a sort.
-    fn nucleus(&mut self, softmax: Softmax, target: f64) -> Option<Candidate> {
-        let mut undecided = &mut self.candidates[..];
-        let mut missing = target;
-        while undecided.len() > 1 {
-            let mid = undecided.len() / 2;
-            undecided.select_nth_unstable_by(mid, |a, b| b.cmp(a));
-            let (likelier, others) = undecided.split_at_mut(mid);
-            let weight = softmax.total_weight(likelier);
-            if weight >= missing {
-                undecided = likelier;
-            } else {
-                missing -= weight;
-                undecided = others;
-            }
+/// A weight so small that of `num_tokens` tokens with `total` weight, those below it have together
+/// less than what `share` leaves out. A little smaller still, for what rounding may have done to `total`.
+fn negligible(share: f32, total: f64, num_tokens: usize) -> f64 {
+    0.99 * (1.0 - f64::from(share)) * total / num_tokens as f64
+}
+
+/// The last of the first candidates in `order` whose weights sum to at least `target`. Reorders the
+/// candidates. By likelihood it is the last of the nucleus (Holtzman et al., "The curious case of
+/// neural text degeneration", ICLR 2020).
+///
+/// ```text
+/// |-- in the nucleus --|-- earlier half --|-- other half --|-- not in it --|
+///                      lo                 mid              hi
+/// ```
+/// Each turn decides one half, so it costs a few passes over the candidates, not a sort.
+fn first_of_mass(
+    candidates: &mut [Candidate],
+    softmax: Softmax,
+    target: f64,
+    order: impl Fn(&Candidate, &Candidate) -> Ordering,
+) -> Option<Candidate> {
+    let mut undecided = candidates;
+    let mut missing = target;
+    while undecided.len() > 1 {
+        let mid = undecided.len() / 2;
+        undecided.select_nth_unstable_by(mid, &order);
+        let (earlier, others) = undecided.split_at_mut(mid);
+        let weight = softmax.total_weight(earlier);
+        if weight >= missing {
+            undecided = earlier;
+        } else {
+            missing -= weight;
+            undecided = others;
         }
-        undecided.first().copied()
     }
+    undecided.first().copied()
 }

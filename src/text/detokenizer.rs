@@ -25,6 +25,8 @@ pub struct Detokenizer {
     /// The bytes of a begun character.
     held: Vec<u8>,
     skip_special_tokens: bool,
+    /// Where no space is wanted between special tokens: whether the last token was one.
+    after_special: Option<bool>,
 }
 
 impl Detokenizer {
@@ -34,6 +36,7 @@ impl Detokenizer {
             context: None,
             held: Vec::new(),
             skip_special_tokens,
+            after_special: None,
         };
         let tail = prompt_tail(tokenizer, prompt, skip_special_tokens);
         let mut text = String::new();
@@ -42,6 +45,14 @@ impl Detokenizer {
             detokenizer.push(tokenizer, *token, &mut text);
         }
         detokenizer
+    }
+
+    /// The same text, but special tokens that follow one another are written as they are, without the
+    /// space that WordPiece's decoder and the like put before each token (vLLM's
+    /// `spaces_between_special_tokens`).
+    pub fn without_spaces_between_special_tokens(mut self) -> Self {
+        self.after_special = Some(false);
+        self
     }
 
     /// Adds `token`, and appends to `out` the characters that are whole by it.
@@ -57,7 +68,14 @@ impl Detokenizer {
             Piece::Bytes => self.take_whole(tokenizer, out),
             Piece::Text => {
                 self.finish(tokenizer, out);
-                self.text(tokenizer, token, out);
+                let added = self
+                    .after_special
+                    .and_then(|_| tokenizer.added_content(token));
+                match added {
+                    Some(content) if self.after_special == Some(true) => out.push_str(content),
+                    _ => self.text(tokenizer, token, out),
+                }
+                self.after_special = self.after_special.map(|_| added.is_some());
             }
         }
         self.context = Some(token);
@@ -239,6 +257,26 @@ mod tests {
             deltas(&tokenizer, &prompt, &ids(&tokenizer, &["the"]), true),
             ["the", ""]
         );
+    }
+
+    #[test]
+    fn special_tokens_in_a_row_can_be_without_spaces() {
+        let tokenizer = toys::word_piece();
+        let output = ids(
+            &tokenizer,
+            &["the", "[UNK]", "[UNK]", "[UNK]", "they", "[UNK]"],
+        );
+        assert_eq!(
+            deltas(&tokenizer, &[], &output, false).concat(),
+            "the [UNK] [UNK] [UNK] they [UNK]"
+        );
+        let mut detokenizer =
+            Detokenizer::new(&tokenizer, &[], false).without_spaces_between_special_tokens();
+        let mut text = String::new();
+        for token in output {
+            detokenizer.push(&tokenizer, token, &mut text);
+        }
+        assert_eq!(text, "the [UNK][UNK][UNK] they [UNK]");
     }
 
     #[test]

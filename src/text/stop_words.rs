@@ -10,6 +10,8 @@
 /// that starts first. The text before it is the sequence's text.
 pub struct StopWords {
     words: Vec<Word>,
+    /// Whether the word is part of the text that it ends.
+    included: bool,
     /// Text that may still turn out to be the beginning of a stop word.
     held: String,
     /// Which word has ended the text.
@@ -22,9 +24,17 @@ impl StopWords {
         let words = words.into_iter().filter(|word| !word.is_empty());
         Self {
             words: words.map(Word::new).collect(),
+            included: false,
             held: String::new(),
             stopped_by: None,
         }
+    }
+
+    /// The same words, which are part of the text that they end if `included`. Nothing is held back
+    /// then.
+    pub fn included(mut self, included: bool) -> Self {
+        self.included = included;
+        self
     }
 
     /// Whether no text can be a stop word.
@@ -43,15 +53,23 @@ impl StopWords {
             let words = self.words.iter_mut().enumerate();
             let completed = words.filter_map(|(which, word)| Some((word.push(byte)?, which)));
             if let Some((num_matched, which)) = completed.max() {
+                self.stopped_by = Some(which);
+                if self.included {
+                    ready.push_str(&delta[..=i]);
+                    return true;
+                }
                 //   held      delta
                 // |--------|----------------|
                 //      |num_matched|        the rest is never seen
                 self.held.push_str(delta);
                 ready.push_str(&self.held[..num_held + i + 1 - num_matched]);
                 self.held.clear();
-                self.stopped_by = Some(which);
                 return true;
             }
+        }
+        if self.included {
+            ready.push_str(delta);
+            return false;
         }
         let num_kept = self.words.iter().map(|word| word.num_matched).max();
         let end = num_held + delta.len() - num_kept.unwrap_or(0);
@@ -186,6 +204,14 @@ mod tests {
         // é is C3 A9, © is C2 A9: the second byte alone must not match.
         let (out, stopped) = deltas(words(&["©"]), &["é", "Ã", "©"]);
         assert_eq!(out, strings(&["é", "Ã", "", ""]));
+        assert!(stopped);
+    }
+
+    #[test]
+    fn a_word_that_is_included_ends_the_text_and_holds_nothing_back() {
+        let included = words(&["END", "NDX"]).included(true);
+        let (out, stopped) = deltas(included, &["a E", "N", "x EN", "D more", "y"]);
+        assert_eq!(out, strings(&["a E", "N", "x EN", "D", "", ""]));
         assert!(stopped);
     }
 

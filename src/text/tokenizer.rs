@@ -164,6 +164,12 @@ impl Tokenizer {
         }
     }
 
+    /// What stands for `token` in a text, if it was added to the vocabulary that was trained.
+    pub(super) fn added_content(&self, token: TokenId) -> Option<&str> {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        added.get(&token).map(|token| token.content.as_str())
+    }
+
     #[cfg(test)]
     pub(super) fn id_of(&self, content: &str) -> Option<TokenId> {
         self.inner.token_to_id(content)

@@ -103,6 +103,51 @@ def test_a_stop_word_ends_the_text_before_it_wherever_its_tokens_are_cut(server,
         assert (answer.text, answer.finish_reason) == (before, "stop_words")
 
 
+def test_a_stop_word_can_be_part_of_the_text(server, greedy):
+    word = greedy.text[40:45]
+    end = greedy.text.index(word) + len(word)
+    options = {"max_tokens": 120, "stop": word, "include_stop_str_in_output": True}
+    whole = generate(server, "stories", PROMPT, exclude_input_in_output=True, **options)
+    for answer in (whole, generate_stream(server, "stories", PROMPT, **options)):
+        assert (answer.text, answer.finish_reason) == (greedy.text[:end], "stop_words")
+
+
+def test_a_stop_id_ends_the_answer_and_is_in_its_ids_but_not_in_its_text(server, greedy):
+    stop_id = greedy.ids[9]
+    num_tokens = greedy.ids.index(stop_id) + 1
+
+    def answers(**options):
+        options = {"max_tokens": 120, "ignore_eos": True, "stop_token_ids": json.dumps([7, stop_id]), **options}
+        yield generate(server, "stories", PROMPT, exclude_input_in_output=True, **options)
+        yield generate_stream(server, "stories", PROMPT, **options)
+
+    before = generate(server, "stories", PROMPT, max_tokens=num_tokens - 1, exclude_input_in_output=True).text
+    after = generate(server, "stories", PROMPT, max_tokens=num_tokens, exclude_input_in_output=True).text
+    assert before != after
+    for answer in answers():
+        assert (answer.ids, answer.text) == (greedy.ids[:num_tokens], before)
+        assert answer.finish_reason == "stop_words"
+    for answer in answers(include_stop_str_in_output=True):
+        assert (answer.ids, answer.text) == (greedy.ids[:num_tokens], after)
+    for answer in answers(min_tokens=num_tokens + 5):
+        assert stop_id not in answer.ids[: num_tokens + 5]
+
+
+def test_special_tokens_are_shown_to_who_wants_them(server):
+    def story(**options):
+        return generate(server, "stories", PROMPT, max_tokens=900, exclude_input_in_output=True, **options)
+
+    plain, shown = story(), story(skip_special_tokens=False, include_stop_str_in_output=True)
+    assert shown.ids == plain.ids
+    assert shown.text.startswith(plain.text) and shown.text.endswith(">")
+    assert story(skip_special_tokens=False).text == plain.text, "what ends the text is none of it"
+
+
+def test_no_text_is_made_where_none_is_wanted(server, greedy):
+    answer = generate(server, "stories", PROMPT, max_tokens=120, detokenize=False, exclude_input_in_output=True)
+    assert (answer.text, answer.ids) == ("", greedy.ids)
+
+
 def test_a_bad_word_never_appears(server, greedy):
     word = max(set(greedy.text.replace(".", "").split()), key=greedy.text.count)
     assert f" {word}" in greedy.text
@@ -118,10 +163,44 @@ def test_logit_bias_forbids_and_forces_tokens(server, greedy):
     assert forced.ids[-3:] == [99] * 3
 
 
+def test_only_allowed_tokens_are_generated(server, greedy):
+    allowed = sorted(set(greedy.ids))[::2]
+    answer = generate(
+        server,
+        "stories",
+        PROMPT,
+        max_tokens=50,
+        temperature=1.5,
+        allowed_token_ids=json.dumps(allowed),
+        exclude_input_in_output=True,
+    )
+    assert set(answer.ids) <= set(allowed) and len(answer.ids) == 50
+
+
+def test_no_run_of_tokens_occurs_twice(server):
+    def runs(**options):
+        ids = generate(server, "stories", PROMPT, max_tokens=300, ignore_eos=True, **options).ids
+        return [tuple(ids[i : i + 3]) for i in range(len(ids) - 2)]
+
+    assert len(set(runs())) < len(runs())
+    unique = runs(no_repeat_ngram_size=3)
+    assert len(set(unique)) == len(unique)
+
+
+def test_a_penalty_counts_the_prompt_from_where_the_request_says(server):
+    def text(**options):
+        return generate(server, "stories", PROMPT, max_tokens=60, presence_penalty=30.0, **options).text
+
+    assert text() == text(prompt_ignore_length=1000)
+    assert text() != text(prompt_ignore_length=0)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"temperature": 0.9},
+        {"typical_p": 0.7, "temperature": 1.2},
+        {"top_p": 0.95, "runtime_top_p_decay": 0.99, "runtime_top_p_min": 0.5, "runtime_top_p_reset_ids": 5},
         {"temperature": 1.5, "top_k": 20},
         {"top_p": 0.8},
         {"min_p": 0.05, "temperature": 1.2},

@@ -1,10 +1,12 @@
 //! The sampler against transformers, against the plain reference, and against its own promises.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::sampling::SamplingParams;
 use crate::sampling::reference;
+use crate::sampling::{SamplingParams, TopPDecay};
 
 impl Sampler {
     /// The probability of each token to be drawn, read off the cut that a draw would use.
@@ -24,9 +26,7 @@ impl Sampler {
         self.peaks.find(&logits)?;
         let (max, temperature) = (self.peaks.max(), params.temperature);
         let softmax = Softmax { max, temperature };
-        let cut = self
-            .truncation
-            .cut(&logits, &self.peaks, softmax, params, &mut self.masses);
+        let cut = self.cut(&logits, softmax, input);
         for (id, &logit) in logits.iter().enumerate() {
             if cut.is_none_or(|cut| cut.keeps(logit, id as TokenId)) {
                 probabilities[id] = f64::from(softmax.weight(logit));
@@ -79,6 +79,10 @@ fn distributions_are_those_of_transformers() {
     for case in cases {
         let given = &case["params"];
         let number = |name: &str, default: f64| given[name].as_f64().unwrap_or(default);
+        let ids = |name: &str| -> Vec<TokenId> {
+            serde_json::from_value(given[name].clone()).unwrap_or_default()
+        };
+        let allowed = ids("allowed_token_ids");
         let mut logit_bias: Vec<(TokenId, f32)> = read(&given["logit_bias"]).unwrap_or_default();
         logit_bias.sort_by_key(|&(token, _)| token);
         let params = SamplingParams {
@@ -86,9 +90,13 @@ fn distributions_are_those_of_transformers() {
             top_k: number("top_k", 0.0) as u32,
             top_p: number("top_p", 1.0) as f32,
             min_p: number("min_p", 0.0) as f32,
+            typical_p: number("typical_p", 1.0) as f32,
             repetition_penalty: number("repetition_penalty", 1.0) as f32,
+            no_repeat_ngram_size: number("no_repeat_ngram_size", 0.0) as u32,
             min_tokens: number("min_tokens", 0.0) as u32,
-            end_ids: serde_json::from_value(given["end_ids"].clone()).unwrap_or_default(),
+            end_ids: ids("end_ids"),
+            stop_token_ids: ids("stop_token_ids"),
+            allowed_token_ids: (!allowed.is_empty()).then_some(allowed),
             bad_words: serde_json::from_value(given["bad_words"].clone()).unwrap_or_default(),
             logit_bias,
             ..SamplingParams::default()
@@ -113,23 +121,42 @@ fn distributions_are_those_of_transformers() {
 }
 
 prop_compose! {
+    fn any_decay()(
+        factor in 0.1f32..=1.0,
+        min in 0.0f32..1.0,
+        reset_ids in prop::collection::vec(0u32..12, 0..3),
+    ) -> TopPDecay {
+        TopPDecay { factor, min, reset_ids }
+    }
+}
+
+prop_compose! {
     fn any_params()(
         temperature in prop_oneof![Just(0.0f32), 0.05f32..3.0],
         top_k in prop_oneof![Just(0u32), 1u32..600],
         top_p in prop_oneof![Just(1.0f32), 0.001f32..1.0],
+        top_p_decay in prop::option::of(any_decay()),
         min_p in prop_oneof![Just(0.0f32), 0.0001f32..1.0],
+        typical_p in prop_oneof![2 => Just(1.0f32), 1 => 0.001f32..1.0],
         repetition_penalty in prop_oneof![Just(1.0f32), 0.5f32..2.0],
         presence_penalty in prop_oneof![Just(0.0f32), -2.0f32..2.0],
         frequency_penalty in prop_oneof![Just(0.0f32), -2.0f32..2.0],
+        prompt_ignore_length in prop_oneof![Just(u32::MAX), 0u32..12],
+        no_repeat_ngram_size in prop_oneof![Just(0u32), 1u32..5],
         min_tokens in 0u32..8,
         end_ids in prop::collection::vec(0u32..10, 0..3),
+        stop_token_ids in prop::collection::vec(0u32..10, 0..3),
+        // Some that no other option forbids are among them.
+        allowed_token_ids in prop::option::weighted(0.3, prop::collection::btree_set(0u32..20, 1..9)),
         bad_words in prop::collection::vec(prop::collection::vec(0u32..10, 1..3), 0..4),
         logit_bias in prop::collection::btree_map(0u32..10, -5.0f32..5.0, 0..4),
         seed in any::<u64>(),
     ) -> SamplingParams {
         SamplingParams {
-            temperature, top_k, top_p, min_p, seed, repetition_penalty, presence_penalty,
-            frequency_penalty, min_tokens, end_ids, bad_words,
+            temperature, top_k, top_p, top_p_decay, min_p, typical_p, seed, repetition_penalty,
+            presence_penalty, frequency_penalty, prompt_ignore_length, no_repeat_ngram_size,
+            min_tokens, end_ids, stop_token_ids, bad_words,
+            allowed_token_ids: allowed_token_ids.map(|ids| ids.into_iter().chain([15, 19]).collect::<BTreeSet<_>>().into_iter().collect()),
             logit_bias: logit_bias.into_iter().collect(),
             logits_processor: None,
         }
@@ -172,6 +199,104 @@ proptest! {
             prop_assert_eq!(token, Sampler::new(300).sample(&mut logits.clone(), input));
         }
     }
+}
+
+#[test]
+fn the_most_likely_token_can_be_too_likely_to_be_typical() {
+    // One token of probability 0.3 and 70 of 0.01: an entropy of 3.6 nats, from which the information
+    // of the one is 2.4 away and that of the others 1.
+    let logits: Vec<f32> = (0..71)
+        .map(|token| if token == 5 { 30.0f32.ln() } else { 0.0 })
+        .collect();
+    let kept = |typical_p: f32, top_k: u32| -> Vec<usize> {
+        let params = SamplingParams {
+            temperature: 1.0,
+            typical_p,
+            top_k,
+            ..SamplingParams::default()
+        };
+        let probabilities = Sampler::new(71).distribution(&logits, input(&params));
+        let probabilities = probabilities.expect("finite");
+        (0..71)
+            .filter(|&token| probabilities[token] > 0.0)
+            .collect()
+    };
+    let others: Vec<usize> = (0..71).filter(|&token| token != 5).collect();
+    assert_eq!(kept(0.1, 0), others, "all that are as near as the last");
+    assert_eq!(kept(0.69, 0), others);
+    assert_eq!(kept(0.71, 0).len(), 71);
+    // Of the top 41 it has 0.43 of the probability.
+    assert_eq!(kept(0.4, 41).len(), 40);
+    assert_eq!(kept(0.6, 41).len(), 41);
+}
+
+#[test]
+fn a_run_of_tokens_is_forbidden_where_it_has_occurred_also_in_the_prompt() {
+    let choose = |size: u32, tokens: &[TokenId]| {
+        let params = SamplingParams {
+            no_repeat_ngram_size: size,
+            ..SamplingParams::default()
+        };
+        // The most likely first: 0, 1, 2, ...
+        let mut logits: Vec<f32> = (0..8).map(|token| -(token as f32)).collect();
+        let input = SamplingInput {
+            params: &params,
+            tokens,
+            num_prompt_tokens: 1,
+        };
+        Sampler::new(8).sample(&mut logits, input)
+    };
+    assert_eq!(choose(1, &[0, 2, 1]), Ok(3));
+    assert_eq!(choose(2, &[5, 0, 5, 1, 5]), Ok(2));
+    assert_eq!(choose(3, &[6, 5, 0, 6, 5]), Ok(1));
+    assert_eq!(choose(3, &[5, 0, 6, 5]), Ok(0), "6 5 has no sequel yet");
+    assert_eq!(choose(2, &[0, 0]), Ok(1), "runs may overlap");
+    assert_eq!(
+        choose(5, &[0, 0]),
+        Ok(0),
+        "a sequence that is shorter has none"
+    );
+}
+
+#[test]
+fn only_allowed_tokens_are_chosen() {
+    let params = SamplingParams {
+        allowed_token_ids: Some(vec![63, 64, 299, 9999]),
+        ..SamplingParams::default()
+    };
+    let mut logits = vec![1.0; 300];
+    (logits[64], logits[299]) = (0.5, 0.7);
+    logits[63] = 0.2;
+    assert_eq!(
+        Sampler::new(300).sample(&mut logits, input(&params)),
+        Ok(299)
+    );
+    let mut logits = vec![f32::NAN; 300];
+    let result = Sampler::new(300).sample(&mut logits, input(&params));
+    assert_eq!(result, Err(SampleError::NotFinite), "it hides no damage");
+}
+
+#[test]
+fn the_prompt_counts_for_penalties_from_where_the_request_says() {
+    let choose = |prompt_ignore_length: u32| {
+        let params = SamplingParams {
+            frequency_penalty: 1.0,
+            prompt_ignore_length,
+            ..SamplingParams::default()
+        };
+        let mut logits = vec![4.5, 3.0, 2.5, 0.0];
+        let input = SamplingInput {
+            params: &params,
+            tokens: &[0, 1, 0, 0, 0],
+            num_prompt_tokens: 4,
+        };
+        Sampler::new(4).sample(&mut logits, input)
+    };
+    // Token 0 has 4.5 less one for each time that it counts, and 1 has 3.
+    assert_eq!(choose(u32::MAX), Ok(0));
+    assert_eq!(choose(4), Ok(0));
+    assert_eq!(choose(3), Ok(1), "0 counts twice");
+    assert_eq!(choose(0), Ok(2), "0 counts four times and 1 once");
 }
 
 #[test]
