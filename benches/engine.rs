@@ -31,7 +31,7 @@ fn generating(num_requests: u32, policy: CapacityPolicy) -> Engine {
         engine
             .add(NewRequest::new(
                 RequestId(u64::from(id)),
-                vec![7; NUM_PROMPT_TOKENS as usize],
+                vec![id; NUM_PROMPT_TOKENS as usize],
                 Tokens(NUM_STEPS + 2),
             ))
             .expect("fits");

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
+
 use crate::backend::answer::Answer;
 use crate::backend::correlation::CorrelationKey;
 use crate::base::RequestId;
@@ -61,8 +63,10 @@ impl InFlight {
 /// All requests in flight.
 #[derive(Default)]
 pub struct InFlightTable {
-    requests: HashMap<RequestId, InFlight>,
-    by_correlation: HashMap<CorrelationKey, RequestId>,
+    // Each of a step's requests is looked up here several times. A client can choose its correlation id
+    // so that it collides with others, but there are never more than Triton has slots.
+    requests: FxHashMap<RequestId, InFlight>,
+    by_correlation: FxHashMap<CorrelationKey, RequestId>,
     by_client: HashMap<String, RequestId>,
 }
 

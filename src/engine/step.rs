@@ -133,8 +133,11 @@ impl Step {
         let context_logits = sequence.context_logits(start..end);
         let in_call = |position: Tokens| first_token + (position - start).0;
         let text = sequence.text.take().expect("in one step at a time");
-        self.token_ids
-            .extend_from_slice(&text.tokens[start.index()..end.index()]);
+        match text.tokens[start.index()..end.index()] {
+            // Nearly always: to copy one as a slice would cost more than all the rest.
+            [token] => self.token_ids.push(token),
+            ref tokens => self.token_ids.extend_from_slice(tokens),
+        }
         self.positions.extend(start.0..end.0);
         self.block_tables
             .extend_from_slice(sequence.blocks.covering(end, self.block_size));

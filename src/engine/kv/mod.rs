@@ -151,6 +151,9 @@ impl KvCache {
 
     /// Takes the next blocks of a sequence, if `kv_len` positions need any, and it may hold them.
     pub(super) fn grow(&mut self, table: &mut BlockTable, kv_len: Tokens) {
+        if kv_len <= table.len().tokens(self.config.block_size) {
+            return;
+        }
         for _ in 0..self.probe(table, kv_len).0 {
             table.push(self.take());
         }
