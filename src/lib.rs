@@ -12,6 +12,7 @@
 //! runner/    L4     checkpoint -> model -> `run(plan, &mut output)`
 //! text/      L4     tokenizer, incremental detokenizer, stop words, chat template
 //! triton/    L4     Triton's C API: bindings and safe owners; knows nothing of engine or runner
+//! guidance/  L5     guided decoding: grammars, and which tokens may come next by them
 //! manager/   L5     engine and runner as one object, for Triton's driver and for any other application
 //! backend/   L6     the driver, request parsing, responder, metrics: where Triton meets the manager
 //! entry.rs   L7     the exported TRITONBACKEND_* functions
@@ -38,6 +39,7 @@ pub mod config;
 pub mod device;
 pub mod engine;
 mod entry;
+pub mod guidance;
 pub mod manager;
 pub mod runner;
 pub mod sampling;

@@ -18,6 +18,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("runner", 4),
     ("text", 4),
     ("triton", 4),
+    ("guidance", 5),
     ("manager", 5),
     ("backend", 6),
     ("entry", 7),

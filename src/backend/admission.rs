@@ -15,6 +15,7 @@ use crate::backend::text_stream::{TextRules, TextStream};
 use crate::base::{RequestError, RequestId, TokenId, Tokens};
 use crate::config::{BatchingScheme, InputKind, ModelConfig, OutputKind};
 use crate::engine::NewRequest;
+use crate::guidance::{Compilation, Compiler};
 use crate::sampling::{SamplingParams, StopRule};
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::triton::{Error, Input, ParameterValue, Request, strings};
@@ -27,6 +28,8 @@ pub struct Admission {
     pub config: Arc<ModelConfig>,
     /// The tokenizer and what hangs on it; none for a model that only knows ids.
     pub text: Option<TextParts>,
+    /// What compiles the guides of requests; none where nothing can be guided.
+    pub guides: Option<Arc<Compiler>>,
     /// Token ids are below it.
     pub vocab_size: u32,
     /// Whether tokens are chosen from logits.
@@ -54,6 +57,8 @@ pub struct TextParts {
 pub struct Admitted {
     /// The engine's part.
     pub new_request: NewRequest,
+    /// Its guide, on its way; none if it has none, or has it already.
+    pub compilation: Option<Compilation>,
     /// The responder's part.
     pub answer: Box<Answer>,
     /// When its own time limit passes.
@@ -99,6 +104,7 @@ impl Admission {
             let tokens = self.tokens_of_each(&options.embedding_bias_words)?;
             options.add_word_biases(&mut sampling, &tokens)?;
         }
+        let compilation = self.compilation(&options, &mut sampling, now)?;
 
         let room = self.max_seq_len.index().saturating_sub(num_prompt_tokens);
         let num_new_tokens = room.min(max_new_tokens as usize);
@@ -154,6 +160,7 @@ impl Admission {
                 reuse: options.reuse,
                 gather,
             },
+            compilation,
             answer: Box::new(answer),
             deadline: (timeout_us > 0)
                 .then(|| now.checked_add(Duration::from_micros(timeout_us)))
@@ -289,6 +296,34 @@ impl Admission {
             }
         }
         Ok(())
+    }
+
+    /// Begins to compile the request's guide, if it has one; one that is known is there at once.
+    fn compilation(
+        &self,
+        options: &RequestOptions,
+        sampling: &mut SamplingParams,
+        now: Instant,
+    ) -> Result<Option<Compilation>, RequestError> {
+        let Some(spec) = options.guide.spec()? else {
+            return Ok(None);
+        };
+        let Some(guides) = &self.guides else {
+            return Err(RequestError::Invalid(
+                "guided decoding needs a model and its tokenizer; the synthetic runner has no logits, and \
+                 a model that takes input_ids needs a tokenizer_dir in its config.pbtxt"
+                    .to_owned(),
+            ));
+        };
+        let last_ids = [&sampling.end_ids[..], &sampling.stop_token_ids].concat();
+        let compilation = guides.compile(spec, last_ids, now)?;
+        match compilation.poll(now) {
+            None => Ok(Some(compilation)),
+            Some(guide) => {
+                sampling.guide = Some(guide?);
+                Ok(None)
+            }
+        }
     }
 
     fn prompt(&self, request: &Request, options: &RequestOptions) -> Result<Prompt, Error> {

@@ -185,8 +185,10 @@ impl Answer {
         if let FinishReason::Error(error) = reason {
             let text = error.to_string();
             let error = match error {
-                SampleError::NotFinite => RequestError::Internal(text),
-                SampleError::NoneAllowed => RequestError::Invalid(text),
+                SampleError::NotFinite | SampleError::GuideFailed => RequestError::Internal(text),
+                SampleError::NoneAllowed | SampleError::GuideTooComplex => {
+                    RequestError::Invalid(text)
+                }
             };
             return self.factory.send_error(error.into());
         }

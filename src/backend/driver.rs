@@ -1,7 +1,8 @@
 //! The iterative driver: one Execute call is one step of the batch manager.
 //!
 //! ```text
-//! take in      new requests join or are refused, cancelled ones leave, known ones are here again
+//! take in      new requests join or are refused, cancelled ones leave, known ones are here again;
+//!              a request with a guide joins when that is compiled
 //! lend         what the last step generated goes to the responder
 //! step         plan, run, apply
 //! give back    the ended are released and answered, the others rescheduled
@@ -12,6 +13,7 @@
 //! request is in every batch; with `oldest` a batch may lack some, which are computed all the same and
 //! answered when they are here again.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::backend::admission::Admission;
@@ -21,7 +23,8 @@ use crate::backend::in_flight::{InFlight, InFlightTable};
 use crate::backend::observer::StepRecord;
 use crate::backend::responder::{Lent, Responder};
 use crate::base::{RequestError, RequestId, StepError};
-use crate::engine::Event;
+use crate::engine::{Event, NewRequest};
+use crate::guidance::Compilation;
 use crate::manager::{BatchManager, LandedStep};
 use crate::sampling::FinishReason;
 use crate::triton::lifecycle::catch;
@@ -35,6 +38,9 @@ type Batch = Vec<(RequestId, Request)>;
 /// it is still at it; this makes that rare (13 crashes in 1280 cancellations became 1), not impossible.
 const CANCELLATION_GRACE: Duration = Duration::from_millis(5);
 
+/// How long a step that has nothing else to do waits for a guide: a client may give its request up.
+const GUIDE_WAIT: Duration = Duration::from_millis(5);
+
 /// One instance's requests and their batch manager.
 pub struct Driver {
     instance: Instance,
@@ -42,6 +48,8 @@ pub struct Driver {
     manager: BatchManager,
     responder: Responder,
     in_flight: InFlightTable,
+    /// Requests in flight that the manager does not know yet.
+    compiling: Vec<Compiling>,
     events: Vec<Event>,
     /// Comes back from the responder with every loan, so that lending takes no memory.
     loan: Vec<Lent>,
@@ -54,6 +62,13 @@ pub struct Driver {
     shown_idle: bool,
     started: Instant,
     max_absence: Duration,
+}
+
+/// A request whose guide is being compiled.
+struct Compiling {
+    id: RequestId,
+    new_request: NewRequest,
+    compilation: Compilation,
 }
 
 impl Driver {
@@ -71,6 +86,7 @@ impl Driver {
             manager,
             responder,
             in_flight: InFlightTable::default(),
+            compiling: Vec::new(),
             events: Vec::new(),
             loan: Vec::new(),
             num_requests_seen: 0,
@@ -100,6 +116,7 @@ impl Driver {
             self.forget_the_lost(clock.start);
         }
         self.end_the_late(clock.start);
+        self.join_compiled();
         // A panic must not drop the batch here: that would answer requests whose answers are lent.
         let result = catch(|| {
             self.lend(&batch)?;
@@ -177,7 +194,15 @@ impl Driver {
         let id = self.next_id();
         let admitted = self.claim_client_id(&request, now).and_then(|client_id| {
             let admitted = self.admission.read(&mut request, id, now)?;
-            self.manager.add(admitted.new_request)?;
+            let new_request = admitted.new_request;
+            match admitted.compilation {
+                None => self.manager.add(new_request)?,
+                Some(compilation) => self.compiling.push(Compiling {
+                    id,
+                    new_request,
+                    compilation,
+                }),
+            }
             Ok((client_id, admitted.answer, admitted.deadline))
         });
         let (client_id, answer, deadline) = match admitted {
@@ -272,6 +297,51 @@ impl Driver {
                 self.manager.cancel(id);
                 in_flight.finish = ended.or(Some(FinishReason::TimedOut));
             }
+        }
+    }
+
+    /// Takes in the requests whose guides are compiled, and refuses those whose guides cannot be. Waits a
+    /// moment for one where there is nothing else to do.
+    fn join_compiled(&mut self) {
+        if self.compiling.is_empty() {
+            return;
+        }
+        let has_ended =
+            |in_flight: &InFlight| in_flight.finish.is_some() || in_flight.refused.is_some();
+        let others_wait = self.compiling.len() < self.in_flight.len()
+            || self
+                .in_flight
+                .iter_mut()
+                .any(|(_, in_flight)| has_ended(in_flight));
+        if let Some(guides) = &self.admission.guides
+            && self.manager.is_idle()
+            && !others_wait
+        {
+            let is_any_done = || self.compiling.iter().any(|one| one.compilation.is_done());
+            guides.wait(is_any_done, GUIDE_WAIT);
+        }
+        let now = Instant::now();
+        for compiling in std::mem::take(&mut self.compiling) {
+            let id = compiling.id;
+            let Some(in_flight) = self.in_flight.get_mut(id) else {
+                continue;
+            };
+            if in_flight.finish.is_some() {
+                continue;
+            }
+            let joined = match compiling.compilation.poll(now) {
+                None => {
+                    self.compiling.push(compiling);
+                    continue;
+                }
+                Some(Err(error)) => Err(error),
+                Some(Ok(guide)) => {
+                    let mut new_request = compiling.new_request;
+                    Arc::make_mut(&mut new_request.sampling).guide = Some(guide);
+                    self.manager.add(new_request)
+                }
+            };
+            in_flight.refused = joined.err().map(Error::from);
         }
     }
 
@@ -371,6 +441,9 @@ impl Driver {
                 // Triton would not show it again, and a release would not free its slot.
                 self.forget(id);
                 self.hand_to_triton(request);
+            } else if let Some(error) = in_flight.refused.take() {
+                self.forget(id);
+                self.end(request, error);
             } else if let Some(reason) = in_flight.finish {
                 let success = !matches!(reason, FinishReason::Error(_));
                 self.report(&request, success, &timestamps);

@@ -9,7 +9,7 @@ use crate::backend::answer::Answer;
 use crate::backend::correlation::CorrelationKey;
 use crate::base::RequestId;
 use crate::sampling::FinishReason;
-use crate::triton::Request;
+use crate::triton::{Error, Request};
 
 /// A request between its first Execute call and its final response.
 pub struct InFlight {
@@ -25,6 +25,8 @@ pub struct InFlight {
     pub answer: Option<Box<Answer>>,
     /// Why it ended, if it has and its request was not there to be released.
     pub finish: Option<FinishReason>,
+    /// Why it was refused, if that was found after it was taken in.
+    pub refused: Option<Error>,
     /// When its own time limit passes.
     pub deadline: Option<Instant>,
     /// Since when Triton has not handed it over.
@@ -41,6 +43,7 @@ impl InFlight {
             is_here: true,
             answer: Some(answer),
             finish: None,
+            refused: None,
             deadline: None,
             absent_since: None,
         }

@@ -6,6 +6,7 @@ mod clients;
 mod correlation;
 mod driver;
 mod facts;
+mod guide_options;
 mod host_memory;
 mod implementation;
 mod in_flight;

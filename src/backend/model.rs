@@ -10,6 +10,7 @@ use crate::backend::facts::{Facts, open_checkpoint};
 use crate::backend::metrics::SharedMetrics;
 use crate::base::LoadError;
 use crate::config::{self, Completion, InputKind, ModelConfig, RunnerKind, Settings};
+use crate::guidance::Compiler;
 use crate::runner::Checkpoint;
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::triton::{self, Error};
@@ -24,6 +25,8 @@ pub struct Model {
     pub checkpoint: Option<Checkpoint>,
     /// Its tokenizer; none where only ids are wanted.
     pub text: Option<TextParts>,
+    /// What compiles the guides of its requests; none where there are no logits or no text.
+    pub guides: Option<Arc<Compiler>>,
     /// Its metrics; none where the server has none.
     pub metrics: Option<SharedMetrics>,
 }
@@ -58,7 +61,15 @@ impl Model {
         let mut config = ModelConfig::parse(&config, completion)?;
         let checkpoint = open_checkpoint(&mut config, &folder, version)?;
         let text = text_parts(&config, tokenizer_dir.as_deref(), &folder, version)?;
+        let guides = checkpoint
+            .as_ref()
+            .zip(text.as_ref())
+            .map(|(checkpoint, text)| {
+                let vocab_size = checkpoint.spec().vocab_size as u32;
+                Arc::new(Compiler::new(text.tokenizer.clone(), vocab_size))
+            });
         Ok(Self {
+            guides,
             metrics: SharedMetrics::of(&name, version)?,
             folder,
             config: Arc::new(config),

@@ -11,6 +11,7 @@ use std::ops::RangeInclusive;
 use serde_json::Value;
 
 use crate::backend::clients::{Fate, foreign};
+use crate::backend::guide_options::GuideOptions;
 use crate::base::{RequestError, TokenId, nearest_name};
 use crate::config::OutputKind;
 use crate::engine::{Gather, ReuseOptions};
@@ -36,6 +37,8 @@ pub struct RequestOptions {
     pub priority: i32,
     /// What it shares of the KV cache.
     pub reuse: ReuseOptions,
+    /// What the output has to be.
+    pub guide: GuideOptions,
     /// Output tensors that the request does not want.
     pub omitted: Vec<OutputKind>,
     /// Options that ask for output tensors, and which; a model that has none of them refuses.
@@ -190,6 +193,7 @@ impl RequestOptions {
             allowed_token_ids: self.allowed_token_ids.clone(),
             bad_words,
             logit_bias: self.logit_bias.clone(),
+            guide: None,
             logits_processor: None,
         })
     }
@@ -671,6 +675,67 @@ const OPTIONS: &[RequestOption] = &[
         set: |o, v| set(&mut o.bad_words, words(v)),
     },
     RequestOption {
+        name: "guided_decoding_guide_type",
+        aliases: &[],
+        expected: "'json', 'json_schema', 'regex' or 'ebnf_grammar'",
+        default: "none: the output is free",
+        doc: "What the output has to be, as `guided_decoding_guide` says. `json` is any JSON object or array, \
+              and needs no guide. Every output fits its guide, unless `max_tokens` or a stop word cuts it \
+              off; it ends with an end id where the guide allows the end.",
+        set: |o, v| o.guide.set_type(v),
+    },
+    RequestOption {
+        name: "guided_decoding_guide",
+        aliases: &[],
+        expected: "a text",
+        default: "none",
+        doc: "The JSON schema, the regular expression (syntax of Rust's `regex`; the whole output must match), \
+              or the grammar: EBNF with rules `root ::= ...`, as llama.cpp and XGrammar write it, or Lark's \
+              syntax with rules `start: ...`.",
+        set: |o, v| o.guide.set_guide(v),
+    },
+    RequestOption {
+        name: "structured_outputs",
+        aliases: &["guided_decoding"],
+        expected: "a JSON object with one of 'json', 'regex', 'choice', 'grammar' and 'json_object'",
+        default: "none",
+        doc: "The same as vLLM says it: `{\"json\": {...}}` is a schema, `{\"choice\": [\"yes\", \"no\"]}` a \
+              list of texts, `{\"json_object\": true}` any JSON object.",
+        set: |o, v| o.guide.add_structured_outputs(v),
+    },
+    RequestOption {
+        name: "guided_json",
+        aliases: &[],
+        expected: "a JSON schema: an object, true or false",
+        default: "none",
+        doc: "The output is JSON that the schema describes.",
+        set: |o, v| o.guide.add_json(v),
+    },
+    RequestOption {
+        name: "guided_regex",
+        aliases: &[],
+        expected: "a regular expression",
+        default: "none",
+        doc: "The whole output matches it.",
+        set: |o, v| o.guide.add_regex(v),
+    },
+    RequestOption {
+        name: "guided_choice",
+        aliases: &[],
+        expected: "a JSON list of 1 to 1024 texts",
+        default: "none",
+        doc: "The output is one of the texts.",
+        set: |o, v| o.guide.add_choice(v),
+    },
+    RequestOption {
+        name: "guided_grammar",
+        aliases: &[],
+        expected: "a grammar",
+        default: "none",
+        doc: "The output is of the grammar, in EBNF or in Lark's syntax.",
+        set: |o, v| o.guide.add_grammar(v),
+    },
+    RequestOption {
         name: "stream",
         aliases: &["streaming"],
         expected: "true or false",
@@ -938,7 +1003,7 @@ fn nested(value: &Value) -> Result<serde_json::Map<String, Value>, RequestError>
 }
 
 /// A parameter's structured value: itself, or the JSON in its string.
-fn parsed(value: &Value) -> Option<Value> {
+pub(super) fn parsed(value: &Value) -> Option<Value> {
     match value {
         Value::String(text) => serde_json::from_str(text).ok(),
         other => Some(other.clone()),
@@ -1254,6 +1319,17 @@ mod tests {
             ("embedding_bias_weights", json!(vec![1; MAX_WORDS + 1])),
             ("truncate_prompt_tokens", json!(0)),
             ("input_lengths", json!(0)),
+            ("guided_decoding_guide_type", json!("xml")),
+            ("guided_decoding_guide", json!(5)),
+            ("structured_outputs", json!("{}")),
+            ("structured_outputs", json!({"json": {}, "regex": "a"})),
+            ("structured_outputs", json!({"structural_tag": "x"})),
+            ("guided_json", json!("{")),
+            ("guided_json", json!("[]")),
+            ("guided_regex", json!("")),
+            ("guided_choice", json!("[]")),
+            ("guided_choice", json!(vec!["x"; 1025])),
+            ("guided_grammar", json!(1)),
             ("stream", json!("perhaps")),
             ("exclude_input_in_output", json!(0)),
             ("messages", json!("{}")),

@@ -97,7 +97,7 @@ impl BatchManager {
     ///
     /// # Errors
     /// A request that could never run, or one with a logits processor where there are none: in lockstep,
-    /// and with a runner that has no logits. Without logits there is nothing to gather of them either.
+    /// and with a runner that has no logits. Without logits there is nothing to guide, or to gather of them.
     ///
     /// # Panics
     /// As [`Engine::add`].
@@ -111,6 +111,11 @@ impl BatchManager {
             return Err(RequestError::Invalid(
                 "log-probabilities and logits need a model: the synthetic runner has none"
                     .to_owned(),
+            ));
+        }
+        if request.sampling.guide.is_some() && !self.has_logits {
+            return Err(RequestError::Invalid(
+                "guided decoding needs a model: the synthetic runner has no logits".to_owned(),
             ));
         }
         self.engine.add(request)

@@ -12,6 +12,7 @@ use std::ops::Range;
 use super::RunnerLimits;
 use super::checkpoint::Checkpoint;
 use super::decoder::{Decoder, Rows};
+use super::guide_thread::GuideThread;
 use super::spec::ModelSpec;
 use crate::base::{BlockSize, LoadError, StepError};
 use crate::device::cpu::{Cpu, CpuOptions, KvCache, KvDtype, KvLayout, KvSpan};
@@ -32,6 +33,7 @@ pub struct CpuRunner {
     logits: Rows<f32>,
     /// One for each thread.
     choosers: Vec<Chooser>,
+    guide_thread: GuideThread,
     spans: Vec<KvSpan>,
     /// Rows of the step whose states are kept.
     kept_rows: Vec<u32>,
@@ -86,6 +88,7 @@ impl CpuRunner {
                     gathered: Vec::new(),
                 })
                 .collect(),
+            guide_thread: GuideThread::default(),
             spans: Vec::with_capacity(max_num_requests),
             kept_rows: Vec::with_capacity(max_num_requests),
             sampling: Vec::with_capacity(max_num_requests),
@@ -126,6 +129,11 @@ impl CpuRunner {
         if plan.token_ids.is_empty() {
             return Ok(());
         }
+        let inputs = self
+            .sampling
+            .iter()
+            .map(|&index| plan.sampling_input(index));
+        self.guide_thread.ask(inputs);
         let batch = self.cache.batch(&self.spans, plan.block_tables);
         self.decoder.forward(
             &mut self.cpu,
@@ -138,6 +146,7 @@ impl CpuRunner {
         let num_sampling = self.sampling_rows.len();
         let logits = self.logits.first_mut(num_sampling);
         self.decoder.logits(&mut self.cpu, 0..num_sampling, logits);
+        self.guide_thread.stop_asking();
         self.sample(&plan, output);
         Ok(())
     }

@@ -7,6 +7,7 @@
 //! weights.rs      all tensors found and checked, then packed
 //! decoder.rs      the forward pass over one step's packed tokens
 //! cpu.rs          CpuRunner: plan -> forward -> logits -> sampled tokens
+//! guide_thread.rs what guides allow next, worked out during the forward pass
 //! synthetic.rs    SyntheticRunner: no weights, a checkable hash
 //! ```
 //!
@@ -17,6 +18,7 @@
 mod checkpoint;
 mod cpu;
 mod decoder;
+mod guide_thread;
 mod json_file;
 mod limits;
 mod mapping;

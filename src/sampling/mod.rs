@@ -1,8 +1,8 @@
 //! L1: how the next token is chosen and when a sequence ends. Pure functions over logits and tokens.
 //!
 //! ```text
-//! logits -- processors (bias, what is forbidden, penalties) --> argmax            (greedy)
-//!                                                           \-> cut --> draw      (random)
+//! logits -- processors (guide, bias, what is forbidden, penalties) --> argmax            (greedy)
+//!                                                                  \-> cut --> draw      (random)
 //!        \-- as they are --> log-probabilities of what was chosen
 //! ```
 //!
@@ -12,6 +12,7 @@
 mod draw;
 mod error;
 mod exp;
+mod guide;
 mod history;
 mod log_probs;
 mod params;
@@ -26,6 +27,7 @@ mod top_p_decay;
 mod truncation;
 
 pub use error::SampleError;
+pub use guide::{Guide, GuideTokens};
 pub use log_probs::{LogProbs, TokenLogProb, TokenLogProbs};
 pub use params::{LogitsProcessor, ProcessLogits, SamplingInput, SamplingParams};
 pub use sampler::Sampler;

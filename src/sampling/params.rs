@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::base::TokenId;
-use crate::sampling::TopPDecay;
+use crate::sampling::{Guide, TopPDecay};
 
 /// The sampling options of one request, checked: every value is in its range.
 ///
@@ -54,6 +54,8 @@ pub struct SamplingParams {
     pub bad_words: Vec<Vec<TokenId>>,
     /// Added to single tokens' logits, sorted by token; finite.
     pub logit_bias: Vec<(TokenId, f32)>,
+    /// What says which tokens may come next.
+    pub guide: Option<Guide>,
     /// What changes the logits before all of the above.
     pub logits_processor: Option<LogitsProcessor>,
 }
@@ -107,6 +109,7 @@ impl Default for SamplingParams {
             allowed_token_ids: None,
             bad_words: Vec::new(),
             logit_bias: Vec::new(),
+            guide: None,
             logits_processor: None,
         }
     }

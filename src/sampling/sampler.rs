@@ -18,6 +18,7 @@ use crate::sampling::{SampleError, SamplingInput};
 /// | step | source |
 /// |---|---|
 /// | the request's own `logits_processor` | TensorRT-LLM's Batch Manager |
+/// | what the `guide` does not allow forbidden | Willard and Louf, "Efficient guided generation for large language models", 2023 |
 /// | `logit_bias` added | OpenAI API |
 /// | last tokens of `bad_words` forbidden where the sequence ends with the others | transformers `NoBadWordsLogitsProcessor` |
 /// | last tokens of n-grams that have occurred forbidden, n being `no_repeat_ngram_size` | transformers `NoRepeatNGramLogitsProcessor` |
@@ -74,6 +75,9 @@ impl Sampler {
         let params = input.params;
         if let Some(processor) = &params.logits_processor {
             processor.0.process(logits, input.tokens);
+        }
+        if let Some(guide) = &params.guide {
+            guide.0.restrict(logits, input.generated())?;
         }
         process(logits, input, &mut self.history);
         self.peaks.find(logits)?;

@@ -16,8 +16,10 @@ mod stop_words;
 mod tokenizer;
 #[cfg(test)]
 pub(crate) mod toys;
+mod vocabulary;
 
 pub use chat_template::ChatTemplate;
 pub use detokenizer::Detokenizer;
 pub use stop_words::StopWords;
 pub use tokenizer::Tokenizer;
+pub use vocabulary::TokenText;

@@ -170,6 +170,13 @@ impl Tokenizer {
         added.get(&token).map(|token| token.content.as_str())
     }
 
+    /// The name of a token that is no text but a sign of its own, such as the end of a text.
+    pub(super) fn special_name(&self, token: TokenId) -> Option<String> {
+        let name = self.inner.id_to_token(token)?;
+        let added = self.inner.get_added_vocabulary();
+        added.is_special_token(&name).then_some(name)
+    }
+
     #[cfg(test)]
     pub(super) fn id_of(&self, content: &str) -> Option<TokenId> {
         self.inner.token_to_id(content)

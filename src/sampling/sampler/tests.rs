@@ -158,6 +158,7 @@ prop_compose! {
             min_tokens, end_ids, stop_token_ids, bad_words,
             allowed_token_ids: allowed_token_ids.map(|ids| ids.into_iter().chain([15, 19]).collect::<BTreeSet<_>>().into_iter().collect()),
             logit_bias: logit_bias.into_iter().collect(),
+            guide: None,
             logits_processor: None,
         }
     }

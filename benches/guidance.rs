@@ -1,0 +1,145 @@
+//! Microseconds per token of a guide, over a vocabulary of Llama 3's size.
+//!
+//! `cargo bench --bench guidance`. *Worked out* is what overlaps the model: which tokens may follow an
+//! output that has grown by one token. *Applied* is what the sampler waits for when that is done. Each figure
+//! is the mean over one output of the guide, from its first token to its last.
+
+use std::collections::BTreeSet;
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use serde_json::{Value, json};
+use triton_inflight::guidance::{Compiler, GuideSpec};
+use triton_inflight::sampling::Guide;
+use triton_inflight::text::Tokenizer;
+
+const VOCAB_SIZE: usize = 128_256;
+const END_ID: u32 = 0;
+
+fn guidance(criterion: &mut Criterion) {
+    let dir = tokenizer_folder();
+    let tokenizer = Arc::new(Tokenizer::load(&dir).expect("it loads"));
+    let compiler = Compiler::new(tokenizer.clone(), VOCAB_SIZE as u32);
+    let schema = json!({"type": "object", "required": ["name", "age", "tags"], "properties": {
+        "name": {"type": "string"}, "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}}}});
+    let json_ebnf = "root ::= value\nvalue ::= object | array | string | number | \"true\" | \"null\"\n\
+        object ::= \"{\" ws (member (\",\" ws member)*)? \"}\" ws\nmember ::= string \":\" ws value\n\
+        array ::= \"[\" ws (value (\",\" ws value)*)? \"]\" ws\n\
+        string ::= \"\\\"\" [^\"\\\\\\n]* \"\\\"\" ws\nnumber ::= \"-\"? [0-9]+ ws\nws ::= [ \\n]*";
+    let object = r#"{"name": "a brave fox named Finn", "age": 7, "tags": ["red", "blue"]}"#;
+    let cases = [
+        ("JSON schema", GuideSpec::JsonSchema(schema), object),
+        (
+            "JSON as EBNF",
+            GuideSpec::Grammar(json_ebnf.to_owned()),
+            object,
+        ),
+        (
+            "regex",
+            GuideSpec::Regex(r"([a-z]+ )+[a-z]+\.".to_owned()),
+            "the quick brown fox jumps.",
+        ),
+        (
+            "choice",
+            GuideSpec::Choice(vec!["yes".into(), "no".into(), "perhaps".into()]),
+            "perhaps",
+        ),
+    ];
+    for (name, spec, text) in cases {
+        let tokens = tokenizer.encode(text, false).expect("tokens");
+        let start = Instant::now();
+        drop(guide(&compiler, &spec));
+        eprintln!(
+            "{name}: compiled in {} us, {} tokens",
+            start.elapsed().as_micros(),
+            tokens.len()
+        );
+        let mut group = criterion.benchmark_group(name);
+        group.bench_function("worked out", |bencher| {
+            bencher.iter_custom(|num| timed(num, &guide(&compiler, &spec), &tokens, false));
+        });
+        group.bench_function("applied", |bencher| {
+            bencher.iter_custom(|num| timed(num, &guide(&compiler, &spec), &tokens, true));
+        });
+        group.finish();
+    }
+    let _ = std::fs::remove_dir_all(dir);
+}
+
+/// The time of `num` tokens, one output after the other, in one half of the work.
+fn timed(num: u64, guide: &Guide, tokens: &[u32], applied: bool) -> Duration {
+    let mut logits = vec![0.0f32; VOCAB_SIZE];
+    let mut time = Duration::ZERO;
+    for n in 0..num as usize {
+        let generated = &tokens[..n % (tokens.len() + 1)];
+        logits.fill(0.0);
+        let start = Instant::now();
+        guide.0.prepare(generated);
+        let prepared = start.elapsed();
+        guide
+            .0
+            .restrict(black_box(&mut logits), generated)
+            .expect("it fits");
+        time += if applied {
+            start.elapsed() - prepared
+        } else {
+            prepared
+        };
+        if let Some(&token) = tokens.get(generated.len()) {
+            assert_eq!(logits[token as usize], 0.0, "the next token is let through");
+        }
+    }
+    time
+}
+
+fn guide(compiler: &Compiler, spec: &GuideSpec) -> Guide {
+    let now = Instant::now();
+    let compilation = compiler
+        .compile(spec.clone(), vec![END_ID], now)
+        .expect("good");
+    compiler.wait(|| compilation.is_done(), Duration::from_secs(60));
+    compilation
+        .poll(now)
+        .expect("in time")
+        .expect("a good guide")
+}
+
+/// A byte-level tokenizer of as many words, whole and in parts, with and without a space before.
+fn tokenizer_folder() -> PathBuf {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1/tokenizer.json");
+    let text = std::fs::read_to_string(path).expect("the demo model's");
+    let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
+    let vocabulary = tokenizer["model"]["vocab"]
+        .as_object()
+        .expect("a vocabulary")
+        .clone();
+    let old: Vec<String> = vocabulary.keys().cloned().collect();
+    let mut known: BTreeSet<String> = old.iter().cloned().collect();
+    let mut ids = vocabulary;
+    'all: for first in &old[260..] {
+        for second in &old[260..] {
+            if ids.len() == VOCAB_SIZE {
+                break 'all;
+            }
+            let word = format!("{first}{}", second.trim_start_matches('Ġ'));
+            if known.insert(word.clone()) {
+                let id = ids.len();
+                ids.insert(word, id.into());
+            }
+        }
+    }
+    assert_eq!(ids.len(), VOCAB_SIZE);
+    tokenizer["model"]["vocab"] = Value::Object(ids);
+    let dir = std::env::temp_dir().join(format!("inflight-guidance-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a folder");
+    std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).expect("a file");
+    dir
+}
+
+criterion_group!(benches, guidance);
+criterion_main!(benches);

@@ -1,0 +1,694 @@
+//! EBNF grammars, as llama.cpp (GBNF) and XGrammar write them, in Lark's syntax, which the parser reads.
+//!
+//! ```text
+//! root  ::= "[" item ("," item)* "]"         start: r0
+//! item  ::= root | digit+                    r0: T2 r1 (T3 r1)* T4        r1: r0 | T5
+//! digit ::= [0-9]                            T5: T1+                      T1: /[\x{30}-\x{39}]/
+//! ```
+//!
+//! What does not recurse is a *terminal*, one regular expression. Where a terminal could end in several
+//! places it takes the longest text, so of an ambiguous grammar a part may be out of reach; what is
+//! generated is always of the grammar. One that does not recurse at all is a single terminal, and exact.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use crate::guidance::spec::{Problem, escaped};
+
+/// Parentheses in each other, at most: as many as the parser takes.
+const MAX_NESTING: usize = 25;
+
+/// Literals and character classes of one terminal, those of the terminals in it included, at most.
+const MAX_TERMINAL_SIZE: usize = 4_000;
+
+/// Parts of it that may be missing. A row of them costs the square of its length for every character.
+const MAX_OPTIONAL_PARTS: usize = 400;
+
+/// The largest number in `{m,n}`.
+const MAX_REPEATS: u32 = 10_000;
+
+/// Whether a grammar is EBNF and not Lark's.
+pub(super) fn is_ebnf(text: &str) -> bool {
+    text.contains("::=")
+}
+
+/// The grammar in Lark's syntax.
+///
+/// # Errors
+/// What is wrong with it, and in which line.
+pub(super) fn to_lark(text: &str) -> Result<String, Problem> {
+    let grammar = Parser::new(text)?.grammar()?;
+    let writer = Writer::new(&grammar);
+    check_sizes(&grammar.rules, &writer.order)?;
+    writer.write()
+}
+
+/// Rules by number, in the order of the text.
+struct Grammar {
+    rules: Vec<Expr>,
+    root: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Expr {
+    /// One of these.
+    Any(Vec<Expr>),
+    /// All of these, in order.
+    All(Vec<Expr>),
+    /// From so many to so many times; `None` is any number.
+    Repeat(Box<Expr>, u32, Option<u32>),
+    /// A regular expression of one character, or of a text.
+    Regex(String),
+    /// A rule.
+    Rule(usize),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Token {
+    Name(String),
+    Defines,
+    Regex(String),
+    Sign(char),
+    Repeat(u32, Option<u32>),
+}
+
+/// Splits a text into tokens, each with its line.
+struct Lexer<'a> {
+    rest: std::iter::Peekable<std::str::Chars<'a>>,
+    line: usize,
+}
+
+impl<'a> Lexer<'a> {
+    fn tokens(text: &'a str) -> Result<Vec<(Token, usize)>, Problem> {
+        let mut lexer = Self {
+            rest: text.chars().peekable(),
+            line: 1,
+        };
+        let mut tokens = Vec::new();
+        while let Some(token) = lexer.token()? {
+            tokens.push((token, lexer.line));
+        }
+        Ok(tokens)
+    }
+
+    fn token(&mut self) -> Result<Option<Token>, Problem> {
+        loop {
+            let Some(char) = self.next() else {
+                return Ok(None);
+            };
+            return Ok(Some(match char {
+                '#' => {
+                    while self.rest.peek().is_some_and(|char| *char != '\n') {
+                        self.next();
+                    }
+                    continue;
+                }
+                char if char.is_whitespace() => continue,
+                '"' => self.literal()?,
+                '[' => self.class()?,
+                '{' => self.repeat()?,
+                '.' => Token::Regex("(?s:.)".to_owned()),
+                ':' => {
+                    for expected in [':', '='] {
+                        if self.next() != Some(expected) {
+                            return Err(self.problem("':' is not followed by ':='"));
+                        }
+                    }
+                    Token::Defines
+                }
+                '(' | ')' | '|' | '*' | '+' | '?' => Token::Sign(char),
+                char if is_name(char) => {
+                    let mut name = char.to_string();
+                    while let Some(&char) = self.rest.peek().filter(|char| is_name(**char)) {
+                        name.push(char);
+                        self.next();
+                    }
+                    Token::Name(name)
+                }
+                other => return Err(self.problem(&format!("{other:?} has no meaning here"))),
+            }));
+        }
+    }
+
+    fn next(&mut self) -> Option<char> {
+        let char = self.rest.next();
+        self.line += usize::from(char == Some('\n'));
+        char
+    }
+
+    fn problem(&self, text: &str) -> Problem {
+        format!("line {} of the grammar: {text}", self.line)
+    }
+
+    fn literal(&mut self) -> Result<Token, Problem> {
+        let mut regex = String::new();
+        loop {
+            match self.next() {
+                Some('"') => return Ok(Token::Regex(regex)),
+                Some('\\') => regex.push_str(&escaped(self.escape()?)),
+                Some(char) => regex.push_str(&escaped(char)),
+                None => return Err(self.problem("a literal has no closing quote")),
+            }
+        }
+    }
+
+    /// `[a-z_]` or `[^a-z_]`.
+    fn class(&mut self) -> Result<Token, Problem> {
+        let mut regex = "[".to_owned();
+        if self.rest.next_if_eq(&'^').is_some() {
+            regex.push('^');
+        }
+        let mut num_members = 0;
+        loop {
+            let first = match self.next() {
+                Some(']') if num_members > 0 => {
+                    regex.push(']');
+                    return Ok(Token::Regex(regex));
+                }
+                Some(']') => return Err(self.problem("a character class is empty")),
+                Some('\\') => self.escape()?,
+                Some(char) => char,
+                None => return Err(self.problem("a character class has no closing bracket")),
+            };
+            regex.push_str(&in_class(first));
+            num_members += 1;
+            let mut ahead = self.rest.clone();
+            if ahead.next() == Some('-') && ahead.next().is_some_and(|char| char != ']') {
+                self.next();
+                let last = match self.next() {
+                    Some('\\') => self.escape()?,
+                    Some(char) => char,
+                    None => return Err(self.problem("a character class has no closing bracket")),
+                };
+                if last < first {
+                    let text = format!("the range {first:?} to {last:?} is empty");
+                    return Err(self.problem(&text));
+                }
+                regex.push('-');
+                regex.push_str(&in_class(last));
+            }
+        }
+    }
+
+    /// What follows a backslash.
+    fn escape(&mut self) -> Result<char, Problem> {
+        let char = self
+            .next()
+            .ok_or_else(|| self.problem("a lone backslash"))?;
+        let num_digits = match char {
+            'n' => return Ok('\n'),
+            'r' => return Ok('\r'),
+            't' => return Ok('\t'),
+            'x' => 2,
+            'u' => 4,
+            'U' => 8,
+            char if char.is_alphanumeric() => {
+                return Err(self.problem(&format!("'\\{char}' has no meaning")));
+            }
+            char => return Ok(char),
+        };
+        let digits: String = self.rest.by_ref().take(num_digits).collect();
+        let code = u32::from_str_radix(&digits, 16).ok();
+        code.filter(|_| digits.len() == num_digits)
+            .and_then(char::from_u32)
+            .ok_or_else(|| self.problem(&format!("'\\{char}{digits}' is no character")))
+    }
+
+    /// `{3}`, `{3,}` or `{3,5}`.
+    fn repeat(&mut self) -> Result<Token, Problem> {
+        let mut text = String::new();
+        loop {
+            match self.next() {
+                Some('}') => break,
+                Some(char) if text.len() < 32 => text.push(char),
+                _ => return Err(self.problem("'{' has no '}'")),
+            }
+        }
+        let number = |text: &str| {
+            let number: u32 = text.trim().parse().ok()?;
+            (number <= MAX_REPEATS).then_some(number)
+        };
+        let bounds = match text.split_once(',') {
+            None => number(&text).map(|count| (count, Some(count))),
+            Some((min, "")) => number(min).map(|min| (min, None)),
+            Some((min, max)) => number(min).zip(number(max).map(Some)),
+        };
+        match bounds {
+            Some((min, max)) if max.is_none_or(|max| min <= max) => Ok(Token::Repeat(min, max)),
+            _ => Err(self.problem(&format!(
+                "{{{text}}} is not {{m}}, {{m,}} or {{m,n}} with numbers up to {MAX_REPEATS}"
+            ))),
+        }
+    }
+}
+
+fn is_name(char: char) -> bool {
+    char.is_ascii_alphanumeric() || matches!(char, '_' | '-')
+}
+
+fn in_class(char: char) -> String {
+    format!("\\x{{{:X}}}", u32::from(char))
+}
+
+struct Parser {
+    tokens: Vec<(Token, usize)>,
+    at: usize,
+    /// Rules by name, those too that are not defined yet.
+    numbers: HashMap<String, usize>,
+    rules: Vec<Option<Expr>>,
+    nesting: usize,
+}
+
+impl Parser {
+    fn new(text: &str) -> Result<Self, Problem> {
+        Ok(Self {
+            tokens: Lexer::tokens(text)?,
+            at: 0,
+            numbers: HashMap::new(),
+            rules: Vec::new(),
+            nesting: 0,
+        })
+    }
+
+    fn grammar(mut self) -> Result<Grammar, Problem> {
+        while self.at < self.tokens.len() {
+            self.rule()?;
+        }
+        let Some(&root) = self.numbers.get("root") else {
+            return Err("grammar has no rule 'root'".to_owned());
+        };
+        let mut rules = Vec::with_capacity(self.rules.len());
+        for (number, rule) in self.rules.into_iter().enumerate() {
+            let name = || self.numbers.iter().find(|(_, other)| **other == number);
+            let undefined = || name().map(|(name, _)| name.as_str()).unwrap_or_default();
+            rules.push(rule.ok_or_else(|| format!("grammar has no rule '{}'", undefined()))?);
+        }
+        Ok(Grammar { rules, root })
+    }
+
+    fn rule(&mut self) -> Result<(), Problem> {
+        let (Some(Token::Name(name)), true) = (self.peek().cloned(), self.begins_rule()) else {
+            return Err(self.problem("here a rule begins, as in 'name ::= ...'"));
+        };
+        self.at += 2;
+        let number = self.number(&name);
+        let body = self.any()?;
+        if self.rules[number].replace(body).is_some() {
+            return Err(format!("grammar has two rules '{name}'"));
+        }
+        Ok(())
+    }
+
+    fn any(&mut self) -> Result<Expr, Problem> {
+        let mut options = vec![self.all()?];
+        while self.takes('|') {
+            options.push(self.all()?);
+        }
+        Ok(match options.len() {
+            1 => options.remove(0),
+            _ => Expr::Any(options),
+        })
+    }
+
+    fn all(&mut self) -> Result<Expr, Problem> {
+        let mut parts = Vec::new();
+        while !self.begins_rule()
+            && let Some(mut part) = self.one()?
+        {
+            while let Some((min, max)) = self.takes_repeat() {
+                part = Expr::Repeat(Box::new(part), min, max);
+            }
+            parts.push(part);
+        }
+        Ok(match parts.len() {
+            1 => parts.remove(0),
+            _ => Expr::All(parts),
+        })
+    }
+
+    /// One part of a sequence; `None` where none begins.
+    fn one(&mut self) -> Result<Option<Expr>, Problem> {
+        let part = match self.peek().cloned() {
+            Some(Token::Regex(regex)) => Expr::Regex(regex),
+            Some(Token::Name(name)) => Expr::Rule(self.number(&name)),
+            Some(Token::Sign('(')) => {
+                self.at += 1;
+                self.nesting += 1;
+                if self.nesting > MAX_NESTING {
+                    let text = format!("more than {MAX_NESTING} parentheses in each other");
+                    return Err(self.problem(&text));
+                }
+                let inner = self.any()?;
+                self.nesting -= 1;
+                if !self.takes(')') {
+                    return Err(self.problem("a parenthesis is not closed"));
+                }
+                return Ok(Some(inner));
+            }
+            Some(Token::Sign('|' | ')')) | None => return Ok(None),
+            Some(Token::Sign(_) | Token::Repeat(..)) => {
+                return Err(self.problem("there is nothing to repeat"));
+            }
+            Some(Token::Defines) => return Err(self.problem("'::=' does not follow a name")),
+        };
+        self.at += 1;
+        Ok(Some(part))
+    }
+
+    fn takes_repeat(&mut self) -> Option<(u32, Option<u32>)> {
+        let bounds = match self.peek()? {
+            Token::Sign('*') => (0, None),
+            Token::Sign('+') => (1, None),
+            Token::Sign('?') => (0, Some(1)),
+            Token::Repeat(min, max) => (*min, *max),
+            _ => return None,
+        };
+        self.at += 1;
+        Some(bounds)
+    }
+
+    fn takes(&mut self, sign: char) -> bool {
+        let is_there = self.peek() == Some(&Token::Sign(sign));
+        self.at += usize::from(is_there);
+        is_there
+    }
+
+    fn begins_rule(&self) -> bool {
+        let next = self.tokens.get(self.at + 1).map(|(token, _)| token);
+        matches!(self.peek(), Some(Token::Name(_))) && next == Some(&Token::Defines)
+    }
+
+    fn peek(&self) -> Option<&Token> {
+        self.tokens.get(self.at).map(|(token, _)| token)
+    }
+
+    fn problem(&self, text: &str) -> Problem {
+        let line = self.tokens.get(self.at).or(self.tokens.last());
+        let line = line.map_or(1, |(_, line)| *line);
+        format!("line {line} of the grammar: {text}")
+    }
+
+    fn number(&mut self, name: &str) -> usize {
+        if let Some(&number) = self.numbers.get(name) {
+            return number;
+        }
+        let number = self.rules.len();
+        self.numbers.insert(name.to_owned(), number);
+        self.rules.push(None);
+        number
+    }
+}
+
+/// Writes a grammar in Lark's syntax: `r0` for rules that recurse, `T0` for those that do not, and further
+/// terminals for what does not recurse inside the former.
+struct Writer<'a> {
+    grammar: &'a Grammar,
+    is_terminal: Vec<bool>,
+    /// The terminals, each after those in it.
+    order: Vec<usize>,
+    /// Further terminals, each once.
+    numbers: HashMap<String, usize>,
+    lark: String,
+}
+
+impl<'a> Writer<'a> {
+    fn new(grammar: &'a Grammar) -> Self {
+        let order = terminals(&grammar.rules);
+        let mut is_terminal = vec![false; grammar.rules.len()];
+        order.iter().for_each(|&rule| is_terminal[rule] = true);
+        Self {
+            is_terminal,
+            order,
+            grammar,
+            numbers: HashMap::new(),
+            lark: String::new(),
+        }
+    }
+
+    fn write(mut self) -> Result<String, Problem> {
+        self.line(format!("start: {}", self.name(self.grammar.root)));
+        for (number, rule) in self.grammar.rules.iter().enumerate() {
+            let body = match self.is_terminal[number] {
+                true => self.terminal(rule),
+                false => self.rule(rule),
+            };
+            self.line(format!("{}: {body}", self.name(number)));
+        }
+        Ok(self.lark)
+    }
+
+    fn line(&mut self, line: String) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.lark, "{line}");
+    }
+
+    fn name(&self, rule: usize) -> String {
+        let kind = if self.is_terminal[rule] { 'T' } else { 'r' };
+        format!("{kind}{rule}")
+    }
+
+    fn does_not_recurse(&self, expr: &Expr) -> bool {
+        does_not_recurse(expr, &self.is_terminal)
+    }
+
+    /// What stands in a rule: rules, and the name of a terminal for each stretch between them.
+    fn rule(&mut self, expr: &Expr) -> String {
+        if self.does_not_recurse(expr) {
+            return self.named(expr);
+        }
+        match expr {
+            Expr::Any(options) => {
+                let options: Vec<_> = options.iter().map(|option| self.rule(option)).collect();
+                format!("({})", options.join(" | "))
+            }
+            Expr::All(parts) => {
+                let mut written = Vec::new();
+                let mut stretches =
+                    parts.chunk_by(|a, b| self.does_not_recurse(a) && self.does_not_recurse(b));
+                let stretches: Vec<_> = stretches.by_ref().collect();
+                for stretch in stretches {
+                    written.push(match stretch {
+                        [part] => self.rule(part),
+                        parts => self.named(&Expr::All(parts.to_vec())),
+                    });
+                }
+                format!("({})", written.join(" "))
+            }
+            Expr::Repeat(part, min, max) => format!("({}){}", self.rule(part), times(*min, *max)),
+            Expr::Rule(rule) => self.name(*rule),
+            Expr::Regex(_) => self.named(expr),
+        }
+    }
+
+    /// The name of the terminal that is `expr`.
+    fn named(&mut self, expr: &Expr) -> String {
+        if let Expr::Rule(rule) = expr {
+            return self.name(*rule);
+        }
+        let body = self.terminal(expr);
+        let next = self.grammar.rules.len() + self.numbers.len();
+        let number = *self.numbers.entry(body.clone()).or_insert(next);
+        if number == next {
+            self.line(format!("T{number}: {body}"));
+        }
+        format!("T{number}")
+    }
+
+    /// What stands in a terminal.
+    fn terminal(&self, expr: &Expr) -> String {
+        let list = |parts: &[Expr], between| {
+            let parts: Vec<_> = parts.iter().map(|part| self.terminal(part)).collect();
+            parts.join(between)
+        };
+        match expr {
+            Expr::Any(options) => format!("({})", list(options, " | ")),
+            Expr::All(parts) if parts.is_empty() => "\"\"".to_owned(),
+            Expr::All(parts) => format!("({})", list(parts, " ")),
+            Expr::Repeat(part, min, max) => {
+                format!("({}){}", self.terminal(part), times(*min, *max))
+            }
+            Expr::Regex(regex) if regex.is_empty() => "\"\"".to_owned(),
+            Expr::Regex(regex) => format!("/{regex}/"),
+            Expr::Rule(rule) => self.name(*rule),
+        }
+    }
+}
+
+fn times(min: u32, max: Option<u32>) -> String {
+    match (min, max) {
+        (0, None) => "*".to_owned(),
+        (1, None) => "+".to_owned(),
+        (0, Some(1)) => "?".to_owned(),
+        (min, None) => format!("{{{min},}}"),
+        (min, Some(max)) => format!("{{{min},{max}}}"),
+    }
+}
+
+/// The rules that lead to no rule that leads to itself: those whose own rules all do, found layer by layer.
+fn terminals(rules: &[Expr]) -> Vec<usize> {
+    let mut num_missing: Vec<usize> = Vec::with_capacity(rules.len());
+    let mut users: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
+    for (number, rule) in rules.iter().enumerate() {
+        let mut used = Vec::new();
+        rules_in(rule, &mut used);
+        num_missing.push(used.len());
+        for rule in used {
+            users[rule].push(number);
+        }
+    }
+    let mut found: Vec<usize> = (0..rules.len())
+        .filter(|&rule| num_missing[rule] == 0)
+        .collect();
+    let mut next = 0;
+    while let Some(&rule) = found.get(next) {
+        next += 1;
+        for &user in &users[rule] {
+            num_missing[user] -= 1;
+            if num_missing[user] == 0 {
+                found.push(user);
+            }
+        }
+    }
+    found
+}
+
+/// Refuses terminals that are too large once the terminals in them are written out.
+fn check_sizes(rules: &[Expr], order: &[usize]) -> Result<(), Problem> {
+    let mut sizes = vec![Size::default(); rules.len()];
+    for &rule in order {
+        sizes[rule] = size(&rules[rule], &sizes);
+    }
+    // What recurses counts nothing itself, and the terminals in it count where they are.
+    let all = rules.iter().map(|rule| size(rule, &sizes));
+    let (num_parts, num_optional) = all.fold((0, 0), |(parts, optional), size| {
+        (size.num_parts.max(parts), size.num_optional.max(optional))
+    });
+    if num_parts <= MAX_TERMINAL_SIZE && num_optional <= MAX_OPTIONAL_PARTS {
+        return Ok(());
+    }
+    Err(format!(
+        "a rule of the grammar has {num_parts} literals and character classes, written out, and \
+         {num_optional} parts that may be missing; at most {MAX_TERMINAL_SIZE} and {MAX_OPTIONAL_PARTS} can \
+         be followed"
+    ))
+}
+
+#[derive(Clone, Copy, Default)]
+struct Size {
+    num_parts: usize,
+    num_optional: usize,
+}
+
+fn size(expr: &Expr, sizes: &[Size]) -> Size {
+    match expr {
+        Expr::Any(parts) | Expr::All(parts) => parts.iter().fold(Size::default(), |sum, part| {
+            let size = size(part, sizes);
+            Size {
+                num_parts: sum.num_parts.saturating_add(size.num_parts),
+                num_optional: sum.num_optional.saturating_add(size.num_optional),
+            }
+        }),
+        Expr::Repeat(part, min, _) => {
+            let size = size(part, sizes);
+            Size {
+                num_optional: size.num_optional.saturating_add(usize::from(*min == 0)),
+                ..size
+            }
+        }
+        Expr::Rule(rule) => sizes[*rule],
+        Expr::Regex(_) => Size {
+            num_parts: 1,
+            num_optional: 0,
+        },
+    }
+}
+
+fn rules_in(expr: &Expr, rules: &mut Vec<usize>) {
+    match expr {
+        Expr::Any(parts) | Expr::All(parts) => parts.iter().for_each(|part| rules_in(part, rules)),
+        Expr::Repeat(part, ..) => rules_in(part, rules),
+        Expr::Rule(rule) => rules.push(*rule),
+        Expr::Regex(_) => {}
+    }
+}
+
+fn does_not_recurse(expr: &Expr, is_terminal: &[bool]) -> bool {
+    match expr {
+        Expr::Any(parts) | Expr::All(parts) => {
+            parts.iter().all(|part| does_not_recurse(part, is_terminal))
+        }
+        Expr::Repeat(part, ..) => does_not_recurse(part, is_terminal),
+        Expr::Rule(rule) => is_terminal[*rule],
+        Expr::Regex(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grammar_that_does_not_recurse_is_one_terminal() {
+        let lark = to_lark(
+            "# a date\nroot ::= year \"-\" [0-9]{2} |\n  \"to\\u0064ay\"\nyear ::= [1-9] [0-9]{3,}\n",
+        );
+        assert_eq!(
+            lark.expect("good"),
+            "start: T0\n\
+             T0: ((T1 /\\x{2D}/ (/[\\x{30}-\\x{39}]/){2,2}) | /today/)\n\
+             T1: (/[\\x{31}-\\x{39}]/ (/[\\x{30}-\\x{39}]/){3,})\n"
+        );
+    }
+
+    #[test]
+    fn rules_that_recurse_stay_rules_with_terminals_between_them() {
+        let lark = to_lark(
+            "root ::= \"[\" ws item (ws \",\" item)* \"]\"\nitem ::= root | [^a\\]-]+\nws ::= \" \"?",
+        );
+        assert_eq!(
+            lark.expect("good"),
+            "start: r0\n\
+             T3: (/\\x{5B}/ T1)\n\
+             T4: (T1 /\\x{2C}/)\n\
+             T5: /\\x{5D}/\n\
+             r0: (T3 r2 ((T4 r2))* T5)\n\
+             T1: (/ /)?\n\
+             T6: (/[^\\x{61}\\x{5D}\\x{2D}]/)+\n\
+             r2: (r0 | T6)\n"
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_line() {
+        let nested = format!("root ::= {}\"a\"{}", "(".repeat(26), ")".repeat(26));
+        for (grammar, words) in [
+            ("a ::= \"x\"", "no rule 'root'"),
+            ("root ::= a", "no rule 'a'"),
+            ("root ::= \"a\"\nroot ::= \"b\"", "two rules 'root'"),
+            (
+                "root ::= \"a",
+                "line 1 of the grammar: a literal has no closing quote",
+            ),
+            (
+                "root ::= \"a\"\n  [",
+                "line 2 of the grammar: a character class has no",
+            ),
+            ("root ::= []", "class is empty"),
+            ("root ::= [z-a]", "is empty"),
+            ("root ::= * \"a\"", "nothing to repeat"),
+            ("root ::= (\"a\"", "parenthesis is not closed"),
+            ("root ::= \"a\")", "here a rule begins"),
+            ("::= \"a\"", "here a rule begins"),
+            ("root ::= \"\\q\"", "'\\q' has no meaning"),
+            ("root ::= \"\\ud800\"", "is no character"),
+            ("root ::= \"a\"{3,2}", "{3,2} is not"),
+            ("root ::= \"a\"{100000}", "numbers up to 10000"),
+            ("root ::= \"a\" (= \"b\")", "has no meaning here"),
+            ("root := \"a\" ::=", "not followed by ':='"),
+            (nested.as_str(), "more than 25 parentheses"),
+        ] {
+            let problem = to_lark(grammar).expect_err(grammar);
+            assert!(problem.contains(words), "{grammar}: {problem}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! One request's guide: which tokens may follow what it has generated.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use llguidance::TokenParser;
+use llguidance::api::StopReason;
+use llguidance::panic_utils::catch_unwind;
+use parking_lot::Mutex;
+
+use crate::base::TokenId;
+use crate::sampling::{GuideTokens, SampleError};
+
+/// Parsers that one guide keeps at most: a request with several sequences has one for each, up to this
+/// many, and works the others out from the beginning.
+const MAX_STATES: usize = 16;
+
+/// Tokens as bits, `[ceil((vocab_size + 1) / 32)]`; the last is the end of the output.
+type Mask = Vec<u32>;
+
+/// A compiled grammar, from which every guide starts.
+pub(super) struct Compiled {
+    start: Mutex<TokenParser>,
+    /// What may come first.
+    first: Mask,
+    end: usize,
+}
+
+impl Compiled {
+    /// A grammar whose tokens are below `vocab_size`. Nothing has been asked of `parser` yet.
+    ///
+    /// # Errors
+    /// Nothing may come first, or it cannot be worked out.
+    pub(super) fn new(mut parser: TokenParser, vocab_size: u32) -> Result<Self, SampleError> {
+        parser.start_without_prompt();
+        let end = vocab_size as usize;
+        let first = mask_of(&mut parser, end)?;
+        if first.iter().all(|word| *word == 0) {
+            return Err(SampleError::NoneAllowed);
+        }
+        Ok(Self {
+            start: Mutex::new(parser),
+            first,
+            end,
+        })
+    }
+
+    /// A parser at the beginning, which shares nothing with others: how much work it may still do depends
+    /// on its own request alone.
+    fn start(&self) -> TokenParser {
+        self.start.lock().deep_clone()
+    }
+}
+
+/// A request's guide (`llguidance`).
+pub struct GrammarGuide {
+    compiled: Arc<Compiled>,
+    end_ids: Vec<TokenId>,
+    /// The one that was used last comes last.
+    states: Mutex<Vec<State>>,
+}
+
+/// A parser and what it has seen.
+struct State {
+    parser: TokenParser,
+    tokens: Vec<TokenId>,
+    /// What may follow, once it was worked out, the request's end ids for the end of the output.
+    mask: Option<Result<Mask, SampleError>>,
+}
+
+impl GrammarGuide {
+    /// A guide for a request that ends with any of `end_ids`.
+    pub(super) fn new(compiled: Arc<Compiled>, end_ids: Vec<TokenId>) -> Self {
+        Self {
+            compiled,
+            end_ids,
+            states: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// The state of a parser that has seen exactly `generated`.
+    fn state<'a>(&self, states: &'a mut Vec<State>, generated: &[TokenId]) -> &'a mut State {
+        let nearest = states
+            .iter()
+            .enumerate()
+            .filter(|(_, state)| generated.starts_with(&state.tokens))
+            .max_by_key(|(_, state)| state.tokens.len());
+        let mut state = match nearest {
+            Some((index, _)) => states.remove(index),
+            None => {
+                if states.len() == MAX_STATES {
+                    states.remove(0);
+                }
+                State {
+                    parser: self.compiled.start(),
+                    tokens: Vec::new(),
+                    mask: Some(Ok(self.with_end_ids(self.compiled.first.clone()))),
+                }
+            }
+        };
+        state.follow(generated);
+        states.push(state);
+        states.last_mut().expect("one was pushed")
+    }
+
+    /// Lets the request's end ids stand for the end of the output.
+    fn with_end_ids(&self, mut mask: Mask) -> Mask {
+        let may_end = is_set(&mask, self.compiled.end);
+        for &id in self
+            .end_ids
+            .iter()
+            .filter(|&&id| (id as usize) < self.compiled.end)
+        {
+            set(&mut mask, id as usize, may_end);
+        }
+        mask
+    }
+
+    fn work_out(&self, state: &mut State) {
+        if state.mask.is_none() {
+            let mask = mask_of(&mut state.parser, self.compiled.end);
+            state.mask = Some(mask.map(|mask| self.with_end_ids(mask)));
+        }
+    }
+}
+
+impl State {
+    /// Takes in what of `generated` it has not seen.
+    fn follow(&mut self, generated: &[TokenId]) {
+        for &token in &generated[self.tokens.len()..] {
+            self.tokens.push(token);
+            // What failed once stays as it is.
+            if !matches!(self.mask, Some(Err(_))) {
+                self.mask = take_in(&mut self.parser, token).err().map(Err);
+            }
+        }
+    }
+}
+
+impl GuideTokens for GrammarGuide {
+    fn prepare(&self, generated: &[TokenId]) {
+        let mut states = self.states.lock();
+        let is_late = |state: &State| {
+            state.tokens.len() > generated.len() && state.tokens.starts_with(generated)
+        };
+        if !states.iter().any(is_late) {
+            let state = self.state(&mut states, generated);
+            self.work_out(state);
+        }
+    }
+
+    fn restrict(&self, logits: &mut [f32], generated: &[TokenId]) -> Result<(), SampleError> {
+        let mut states = self.states.lock();
+        let state = self.state(&mut states, generated);
+        self.work_out(state);
+        match &state.mask {
+            Some(Ok(mask)) => {
+                forbid_others(logits, mask);
+                Ok(())
+            }
+            Some(Err(error)) => Err(*error),
+            None => Err(SampleError::GuideFailed),
+        }
+    }
+}
+
+/// Forbids the tokens whose bits are not set. As with every processor, NaN and `+inf` stay, for whoever
+/// looks for them.
+fn forbid_others(logits: &mut [f32], mask: &[u32]) {
+    for (logits, &word) in logits.chunks_mut(32).zip(mask) {
+        if word == u32::MAX {
+            continue;
+        }
+        for (bit, logit) in logits.iter_mut().enumerate() {
+            if word >> bit & 1 == 0 && *logit < f32::INFINITY {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
+fn take_in(parser: &mut TokenParser, token: TokenId) -> Result<(), SampleError> {
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        parser.consume_token(token)?;
+        parser.check_stop()
+    }));
+    result.map(|_| ()).map_err(|_| error_of(parser))
+}
+
+/// What may follow what `parser` has seen; the bit `end` says whether nothing may.
+fn mask_of(parser: &mut TokenParser, end: usize) -> Result<Mask, SampleError> {
+    let is_complete =
+        |reason| matches!(reason, StopReason::NoExtension | StopReason::EndOfSentence);
+    let nothing = || vec![0; (end + 1).div_ceil(32)];
+    if is_complete(parser.stop_reason()) {
+        let mut mask = nothing();
+        set(&mut mask, end, true);
+        return Ok(mask);
+    }
+    match catch_unwind(AssertUnwindSafe(|| parser.compute_mask())) {
+        Ok(mask) => Ok(mask.into()),
+        Err(_) if parser.stop_reason() == StopReason::NoExtensionBias => Ok(nothing()),
+        Err(_) => Err(error_of(parser)),
+    }
+}
+
+fn error_of(parser: &TokenParser) -> SampleError {
+    match parser.stop_reason() {
+        StopReason::LexerTooComplex | StopReason::ParserTooComplex => SampleError::GuideTooComplex,
+        _ => SampleError::GuideFailed,
+    }
+}
+
+fn is_set(mask: &[u32], bit: usize) -> bool {
+    mask[bit / 32] >> (bit % 32) & 1 == 1
+}
+
+fn set(mask: &mut [u32], bit: usize, value: bool) {
+    let word = &mut mask[bit / 32];
+    *word = *word & !(1 << (bit % 32)) | u32::from(value) << (bit % 32);
+}

@@ -1,0 +1,24 @@
+//! L5: guided decoding: from a grammar to the tokens that may come next.
+//!
+//! ```text
+//! GuideSpec --Compiler--> GrammarGuide --restrict--> logits with what may not follow forbidden
+//! spec.rs        what a request asks for, and its limits
+//! ebnf.rs        EBNF grammars, rewritten
+//! vocabulary.rs  the model's tokens, as bytes
+//! compiler.rs    a thread of its own, and what it has compiled last
+//! guide.rs       one request's guide: parser states, each for the tokens that it has seen
+//! ```
+//!
+//! The parser is the crate `llguidance` (Earley over a lexer of regular-expression derivatives). This
+//! room says what goes in, bounds it, and keeps every request's parser to itself: what a guide allows
+//! depends on its grammar and on the tokens so far, and on nothing else in the batch.
+
+mod compiler;
+mod ebnf;
+mod guide;
+mod spec;
+mod vocabulary;
+
+pub use compiler::{Compilation, Compiler};
+pub use guide::GrammarGuide;
+pub use spec::{GuideSpec, MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, MAX_SCHEMA_BYTES};

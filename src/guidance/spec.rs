@@ -1,0 +1,232 @@
+//! What a request's output has to be.
+
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use serde_json::{Value, json};
+
+use crate::base::RequestError;
+use crate::guidance::ebnf;
+
+/// Bytes of a schema or of all choices together, at most.
+pub const MAX_SCHEMA_BYTES: usize = 64 << 10;
+
+/// Bytes of a grammar, at most.
+pub const MAX_GRAMMAR_BYTES: usize = 16 << 10;
+
+/// Bytes of a regular expression, those in a schema included, at most. One that is a row of `a?b?c?...`
+/// costs the square of its length for every character.
+pub const MAX_REGEX_BYTES: usize = 2 << 10;
+
+/// White space between the parts of JSON: enough for any layout, and an end to it. (A model may go on with
+/// spaces for ever where any number is allowed.)
+const WHITE_SPACE: &str = r"[ \n\r\t]{1,20}";
+
+/// Why a grammar cannot be used, in words that continue "the guide".
+pub(super) type Problem = String;
+
+/// What the whole output of a request has to be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GuideSpec {
+    /// Any JSON object or array.
+    Json,
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a JSON schema describes.
+    JsonSchema(Value),
+    /// A text that a regular expression matches from beginning to end (syntax of Rust's crate `regex`).
+    Regex(String),
+    /// A text of a grammar: EBNF, with rules `name ::= ...` from `root` on (as llama.cpp and XGrammar
+    /// write it), or Lark's syntax, with rules `name: ...` from `start` on.
+    Grammar(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+}
+
+impl GuideSpec {
+    /// Whether it is small enough to be looked at.
+    ///
+    /// # Errors
+    /// Its size, and the limit.
+    pub fn check(&self) -> Result<(), RequestError> {
+        let (what, num_bytes, max) = match self {
+            Self::Json | Self::JsonObject => return Ok(()),
+            Self::JsonSchema(schema) => {
+                let longest = longest_regex(schema);
+                if longest > MAX_REGEX_BYTES {
+                    ("regular expression in a schema", longest, MAX_REGEX_BYTES)
+                } else {
+                    ("schema", schema.to_string().len(), MAX_SCHEMA_BYTES)
+                }
+            }
+            Self::Regex(text) => ("regular expression", text.len(), MAX_REGEX_BYTES),
+            Self::Grammar(text) => ("grammar", text.len(), MAX_GRAMMAR_BYTES),
+            Self::Choice(texts) => {
+                let num_bytes = texts.iter().map(|text| text.len() + 1).sum();
+                ("list of choices", num_bytes, MAX_SCHEMA_BYTES)
+            }
+        };
+        if (1..=max).contains(&num_bytes) {
+            return Ok(());
+        }
+        Err(RequestError::Invalid(format!(
+            "the guide has {num_bytes} bytes; a {what} has 1 to {max}"
+        )))
+    }
+
+    /// What its terminals may cost to build, in nodes of regular expressions. Only a Lark grammar can make
+    /// a long one of a short text that nobody has looked at.
+    pub(super) fn max_lexer_fuel(&self) -> u64 {
+        match self {
+            Self::Grammar(text) if !ebnf::is_ebnf(text) => 20_000,
+            _ => 1_000_000,
+        }
+    }
+
+    /// The same for the same guide.
+    pub(super) fn key(&self) -> String {
+        match self {
+            Self::Json => "json".to_owned(),
+            Self::JsonObject => "json_object".to_owned(),
+            Self::JsonSchema(schema) => format!("json_schema {schema}"),
+            Self::Regex(regex) => format!("regex {regex}"),
+            Self::Grammar(text) => format!("grammar {text}"),
+            Self::Choice(texts) => format!("choice {texts:?}"),
+        }
+    }
+
+    /// The grammar in the terms of `llguidance`.
+    pub(super) fn grammar(&self) -> Result<TopLevelGrammar, Problem> {
+        let grammar = match self {
+            Self::Json => of_schema(&json!({"type": ["object", "array"]})),
+            Self::JsonObject => of_schema(&json!({"type": "object"})),
+            Self::JsonSchema(schema) => of_schema(schema),
+            Self::Regex(regex) => GrammarWithLexer::from_regex(complete(regex)?),
+            Self::Grammar(text) if ebnf::is_ebnf(text) => {
+                GrammarWithLexer::from_lark(ebnf::to_lark(text)?)
+            }
+            Self::Grammar(text) => GrammarWithLexer::from_lark(text.clone()),
+            Self::Choice(texts) => GrammarWithLexer::from_regex(&choice(texts)),
+        };
+        Ok(TopLevelGrammar::from_grammar(grammar))
+    }
+}
+
+/// A schema's grammar, with white space that ends, unless the schema has its own word on it.
+fn of_schema(schema: &Value) -> GrammarWithLexer {
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        other => other.clone(),
+    };
+    if let Some(members) = schema.as_object_mut() {
+        let layout = || json!({ "whitespace_pattern": WHITE_SPACE });
+        members.entry("x-guidance").or_insert_with(layout);
+    }
+    GrammarWithLexer::from_json_schema(schema)
+}
+
+/// Bytes of the longest regular expression in a schema, or of what could be one.
+fn longest_regex(schema: &Value) -> usize {
+    let of_member = |(name, value): (&String, &Value)| match (name.as_str(), value) {
+        ("pattern", Value::String(regex)) => regex.len(),
+        ("patternProperties", Value::Object(members)) => {
+            let names = members.keys().map(String::len).max();
+            names.unwrap_or(0).max(longest_regex(value))
+        }
+        ("x-guidance", value) => value.to_string().len(),
+        (_, value) => longest_regex(value),
+    };
+    match schema {
+        Value::Object(members) => members.iter().map(of_member).max().unwrap_or(0),
+        Value::Array(list) => list.iter().map(longest_regex).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// What stands before the end of `regex` must not swallow it.
+fn complete(regex: &str) -> Result<&str, Problem> {
+    let num_backslashes = regex.len() - regex.trim_end_matches('\\').len();
+    match num_backslashes % 2 {
+        0 => Ok(regex),
+        _ => Err("the regular expression ends with a lone backslash".to_owned()),
+    }
+}
+
+/// One regular expression for all the texts: with one there is no doubt which of two is meant where one
+/// begins like the other.
+fn choice(texts: &[String]) -> String {
+    let literal = |text: &String| text.chars().map(escaped).collect::<String>();
+    let texts: Vec<String> = texts.iter().map(literal).collect();
+    format!("({})", texts.join("|"))
+}
+
+/// A character as a regular expression that matches it.
+pub(super) fn escaped(char: char) -> String {
+    match char {
+        'a'..='z' | 'A'..='Z' | '0'..='9' | ' ' => char.to_string(),
+        _ => format!("\\x{{{:X}}}", u32::from(char)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lone_backslash_at_the_end_is_refused() {
+        for (regex, is_complete) in [
+            (r"a\\", true),
+            (r"a\$", true),
+            (r"a\", false),
+            (r"\\\", false),
+        ] {
+            assert_eq!(complete(regex).is_ok(), is_complete, "{regex}");
+        }
+    }
+
+    #[test]
+    fn a_choice_has_no_special_characters() {
+        let texts = ["a|b".to_owned(), "é/\n".to_owned()];
+        assert_eq!(choice(&texts), r"(a\x{7C}b|\x{E9}\x{2F}\x{A})");
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_with_its_size() {
+        let limit = |len| GuideSpec::Regex("a".repeat(len)).check();
+        assert_eq!(limit(MAX_REGEX_BYTES), Ok(()));
+        let error = limit(MAX_REGEX_BYTES + 1).expect_err("too large");
+        assert!(error.to_string().contains("2049 bytes"), "{error}");
+        let long = "a".repeat(MAX_REGEX_BYTES + 1);
+        for (spec, fits) in [
+            (GuideSpec::Regex(String::new()), false),
+            (GuideSpec::Choice(vec![]), false),
+            (GuideSpec::Choice(vec![String::new()]), true),
+            (GuideSpec::Grammar(long.clone()), true),
+            (GuideSpec::Grammar(long.repeat(8)), false),
+            (
+                GuideSpec::JsonSchema(json!({"enum": vec!["long enough"; 1 << 13]})),
+                false,
+            ),
+            (
+                GuideSpec::JsonSchema(json!({"items": [{"pattern": long}]})),
+                false,
+            ),
+            (
+                GuideSpec::JsonSchema(json!({"patternProperties": {long.clone(): {}}})),
+                false,
+            ),
+            (
+                GuideSpec::JsonSchema(json!({"patternProperties": {"a": {"pattern": long}}})),
+                false,
+            ),
+            (
+                GuideSpec::JsonSchema(json!({"x-guidance": {"item_separator": long}})),
+                false,
+            ),
+            (
+                GuideSpec::JsonSchema(json!({"properties": {"pattern": {"const": long}}})),
+                true,
+            ),
+        ] {
+            assert_eq!(spec.check().is_ok(), fits, "{spec:?}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What each token adds to a text, for whoever says which tokens may come next.
+
+use crate::base::{RequestError, TokenId};
+use crate::text::Tokenizer;
+use crate::text::tokenizer::{ByteTokens, Piece};
+
+/// A text whose last token is a plain one, after which other tokens are as they are inside a text.
+const CONTEXT: &str = "a";
+
+/// What a token adds to the text before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenText {
+    /// Nothing: there is no such token.
+    Nothing,
+    /// No text: a sign with this name.
+    Special(String),
+    /// These bytes, which may begin or end inside a character.
+    Bytes(Vec<u8>),
+}
+
+impl Tokenizer {
+    /// What the tokens below `vocab_size` add to a text, in the order of their ids.
+    ///
+    /// # Errors
+    /// A tokenizer whose tokens' texts depend on each other, as WordPiece's do.
+    pub fn token_texts(&self, vocab_size: u32) -> Result<Vec<TokenText>, RequestError> {
+        if self.byte_tokens() == ByteTokens::None {
+            return Err(RequestError::Invalid(
+                "the text of this model's tokens depends on their neighbours (its tokenizer.json has \
+                 neither a ByteLevel nor a ByteFallback decoder)"
+                    .to_owned(),
+            ));
+        }
+        let context = self.encode(CONTEXT, false)?;
+        let before = self.decode(&context, false);
+        let text = |token| match self.special_name(token) {
+            Some(name) => TokenText::Special(name),
+            None => self.text_after(&context, &before, token),
+        };
+        Ok((0..vocab_size).map(text).collect())
+    }
+
+    fn text_after(&self, context: &[TokenId], before: &str, token: TokenId) -> TokenText {
+        let mut bytes = Vec::new();
+        match self.piece(token, false, &mut bytes) {
+            Piece::Nothing => TokenText::Nothing,
+            Piece::Bytes => TokenText::Bytes(bytes),
+            Piece::Text => {
+                let both = self.decode(&[context, &[token]].concat(), false);
+                match both.strip_prefix(before) {
+                    Some(text) => TokenText::Bytes(text.as_bytes().to_vec()),
+                    None => TokenText::Nothing,
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::{Detokenizer, toys};
+
+    fn text_of(tokenizer: &Tokenizer, texts: &[TokenText], content: &str) -> TokenText {
+        texts[toys::id(tokenizer, content) as usize].clone()
+    }
+
+    fn bytes(text: &[u8]) -> TokenText {
+        TokenText::Bytes(text.to_vec())
+    }
+
+    #[test]
+    fn byte_level_tokens_are_their_bytes() {
+        let tokenizer = toys::byte_level();
+        let texts = tokenizer.token_texts(300).expect("texts");
+        let text = |content| text_of(&tokenizer, &texts, content);
+        assert_eq!(text("Ġthe"), bytes(b" the"));
+        assert_eq!(text("ðŁĺ"), bytes(&[0xf0, 0x9f, 0x98]));
+        assert_eq!(text("<tool call>"), bytes(b"<tool call>"));
+        assert_eq!(text("<|end|>"), TokenText::Special("<|end|>".to_owned()));
+        assert_eq!(texts[299], TokenText::Nothing);
+    }
+
+    #[test]
+    fn sentence_piece_tokens_are_text_with_spaces_and_bytes() {
+        let tokenizer = toys::metaspace();
+        let texts = tokenizer.token_texts(280).expect("texts");
+        let text = |content| text_of(&tokenizer, &texts, content);
+        assert_eq!(text("▁the"), bytes(b" the"));
+        assert_eq!(text("the"), bytes(b"the"));
+        assert_eq!(text("<0xFF>"), bytes(&[0xff]));
+        assert_eq!(text("</s>"), TokenText::Special("</s>".to_owned()));
+    }
+
+    /// The texts must be what a client reads: each is compared with what the detokenizer writes.
+    #[test]
+    fn every_whole_text_is_what_the_detokenizer_writes() {
+        for tokenizer in [toys::byte_level(), toys::metaspace()] {
+            let context = tokenizer.encode(CONTEXT, false).expect("tokens");
+            let texts = tokenizer.token_texts(300).expect("texts");
+            let mut num_compared = 0;
+            for (token, text) in (0..).zip(&texts) {
+                let TokenText::Bytes(bytes) = text else {
+                    continue;
+                };
+                let Ok(text) = std::str::from_utf8(bytes) else {
+                    continue;
+                };
+                let mut written = String::new();
+                Detokenizer::new(&tokenizer, &context, true).push(&tokenizer, token, &mut written);
+                assert_eq!(written, text, "token {token}");
+                num_compared += 1;
+            }
+            assert!(num_compared > 100, "{num_compared}");
+        }
+    }
+
+    #[test]
+    fn tokens_whose_text_depends_on_their_neighbours_are_refused() {
+        let error = toys::word_piece().token_texts(10).expect_err("refused");
+        assert!(error.to_string().contains("neighbours"), "{error}");
+    }
+}

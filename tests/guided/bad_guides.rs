@@ -1,0 +1,171 @@
+//! Guides that cannot be followed, are too large, or are made to be slow: an error of their own request.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use triton_inflight::base::RequestError;
+use triton_inflight::guidance::GuideSpec;
+
+use crate::support::MODEL;
+
+fn grammar(text: &str) -> GuideSpec {
+    GuideSpec::Grammar(text.to_owned())
+}
+
+fn regex(text: &str) -> GuideSpec {
+    GuideSpec::Regex(text.to_owned())
+}
+
+#[test]
+fn a_bad_guide_is_refused_with_the_reason() {
+    for (spec, words) in [
+        (GuideSpec::JsonSchema(json!({"type": "strnig"})), "strnig"),
+        (
+            GuideSpec::JsonSchema(json!({"$ref": "http://localhost/x.json"})),
+            "ref",
+        ),
+        (
+            GuideSpec::JsonSchema(json!({"$ref": "file:///etc/passwd"})),
+            "ref",
+        ),
+        (
+            GuideSpec::JsonSchema(json!({"type": "string", "pattern": "("})),
+            "regex",
+        ),
+        (
+            GuideSpec::JsonSchema(json!({"not": {"type": "string"}})),
+            "not",
+        ),
+        (GuideSpec::JsonSchema(Value::Bool(false)), "nsatisfiable"),
+        (regex("a("), "regex"),
+        (regex("(?=a)b"), "look-around"),
+        (regex(r"(a)\1"), "backreferences"),
+        (grammar("start: missing"), "missing"),
+        (grammar("start: \"a"), "cannot be used"),
+        (grammar("start: a\na: A\nA: B\nB: A"), "circular"),
+        (grammar("start: @other"), "other"),
+        (grammar("%import python.NAME\nstart: NAME"), "python.NAME"),
+        (grammar("root ::= \"a\" other"), "no rule 'other'"),
+    ] {
+        let error = MODEL.guide(spec.clone()).expect_err(words);
+        let RequestError::Invalid(text) = &error else {
+            panic!("{spec:?}: {error:?}");
+        };
+        assert!(text.contains(words), "{spec:?}: {text}");
+        assert!(text.len() < 600 && !text.contains("<state>"), "{text}");
+    }
+}
+
+/// Each tries to make the compiler slow, to overflow its stack, or to take much memory. It either works or
+/// is refused, soon.
+#[test]
+fn a_hostile_guide_ends_soon() {
+    let chain = |len: usize| {
+        let links = (0..len).map(|n| format!("T{n}: T{}\n", n + 1));
+        format!("start: T0\n{}T{len}: \"a\"\n", links.collect::<String>())
+    };
+    let doubling = |len: usize| {
+        let links = (0..len).map(|n| format!("T{n}: T{0} T{0}\n", n + 1));
+        format!("start: T0\n{}T{len}: /[a-z]+/\n", links.collect::<String>())
+    };
+    let nullable_doubling = |len: usize| doubling(len).replace('+', "?");
+    let rules = |len: usize| {
+        let links = (0..len).map(|n| format!("r{n}: r{} r{}\n", (n + 1) % len, (n * 7) % len));
+        format!("start: r0\n{}", links.collect::<String>())
+    };
+    let any_of: Vec<Value> = (0..40)
+        .map(|n| {
+            let options = (0..8)
+                .map(|m| json!({"type": "object", "properties": {format!("p{n}"): {"const": m}}}));
+            json!({"anyOf": options.collect::<Vec<_>>()})
+        })
+        .collect();
+    let nested = (0..100).fold(
+        json!({"type": "null"}),
+        |inner, _| json!({"type": "array", "items": inner}),
+    );
+    let properties: serde_json::Map<String, Value> = (0..2000)
+        .map(|n| {
+            (
+                format!("p{n}"),
+                json!({"type": "string", "pattern": format!("a{{{n}}}")}),
+            )
+        })
+        .collect();
+    let specs = [
+        regex(&"(".repeat(2_000)),
+        regex(&"a?b?".repeat(500)),
+        regex(&format!("x{}", "[^a]?".repeat(400))),
+        regex(&format!("{}a{}", "(".repeat(200), ")".repeat(200))),
+        regex("((a{1,1000}){1,1000}){1,1000}"),
+        regex("(.{0,500}a.{0,500}b){50}"),
+        regex(&"(a|b|ab|ba)*".repeat(150)),
+        regex(r"(\w|\p{L}|\d){1,5000}"),
+        grammar(&nullable_doubling(60)),
+        grammar(&nullable_doubling(10)),
+        grammar(&format!("root ::= {}", "[^a]? ".repeat(400))),
+        grammar(&format!(
+            "root ::= {}\n{}\nr9 ::= \"a\"?",
+            "r0",
+            (0..9)
+                .map(|n| format!("r{n} ::= r{0} r{0} r{0}\n", n + 1))
+                .collect::<String>()
+        )),
+        grammar(&format!(
+            "start: {}\"a\"{}",
+            "(".repeat(30_000),
+            ")".repeat(30_000)
+        )),
+        grammar(&chain(1_000)),
+        grammar(&doubling(60)),
+        grammar(&rules(1_000)),
+        grammar(&format!("root ::= {}\"a\"", "\"a\"? ".repeat(3_000))),
+        grammar("root ::= (((\"a\"{0,9999}){0,9999}){0,9999}){0,9999} | root"),
+        grammar("root ::= root | root root | \"\""),
+        GuideSpec::JsonSchema(json!({ "allOf": any_of })),
+        GuideSpec::JsonSchema(nested),
+        GuideSpec::JsonSchema(json!({"type": "object", "properties": properties})),
+        GuideSpec::JsonSchema(json!({"type": "string", "minLength": 1_000_000_000})),
+        GuideSpec::JsonSchema(json!({"type": "array", "minItems": 1_000_000_000, "items": {}})),
+        GuideSpec::Choice(vec!["a".repeat(60_000)]),
+        GuideSpec::Choice((0..1000).map(|n| format!("{:a<60}", n * 7919)).collect()),
+    ];
+    for spec in specs {
+        let name: String = format!("{spec:?}").chars().take(60).collect();
+        let started = Instant::now();
+        let outcome = MODEL.guide(spec);
+        if let Err(RequestError::Invalid(text)) = &outcome {
+            assert!(!text.contains("within"), "{name}: {text}");
+        }
+        let took = started.elapsed();
+        eprintln!("{name}: {} in {} ms", outcome.is_ok(), took.as_millis());
+        assert!(took < Duration::from_secs(10), "{name} took {took:?}");
+        let Ok(guide) = outcome else { continue };
+        // What it lets through is worked out soon, too, or refused.
+        let mut generated = Vec::new();
+        for _ in 0..20 {
+            let mut logits = vec![0.0; MODEL.checkpoint.spec().vocab_size];
+            let started = Instant::now();
+            let restricted = guide.0.restrict(&mut logits, &generated);
+            let took = started.elapsed();
+            assert!(
+                took < Duration::from_secs(2),
+                "{name}: a token took {took:?}"
+            );
+            let allowed = logits.iter().rposition(|logit| *logit == 0.0);
+            match (restricted, allowed) {
+                (Ok(()), Some(token)) => generated.push(token as u32),
+                _ => break,
+            }
+        }
+    }
+}
+
+#[test]
+fn a_request_that_nothing_ends_cannot_be_guided() {
+    let error = MODEL
+        .compiler
+        .compile(regex("a"), Vec::new(), Instant::now());
+    let error = error.err().expect("refused").to_string();
+    assert!(error.contains("ignore_eos"), "{error}");
+}

@@ -1,0 +1,125 @@
+//! A guided request gets bit for bit what it gets alone.
+
+use serde_json::json;
+use triton_inflight::base::{Blocks, Tokens};
+use triton_inflight::engine::{BatchingScheme, CapacityPolicy, EngineConfig};
+use triton_inflight::guidance::GuideSpec;
+use triton_inflight::sampling::SamplingParams;
+
+use crate::support::{Answer, MODEL, Request, roomy, serve};
+
+/// Guided requests of all kinds, and others, in turn.
+fn mixed() -> Vec<Request> {
+    let specs = [
+        GuideSpec::JsonSchema(
+            json!({"type": "object", "required": ["who", "n"], "properties": {
+            "who": {"type": "string", "maxLength": 30}, "n": {"type": "integer"}}}),
+        ),
+        GuideSpec::Regex(r"([a-z]{2,9} ){3,9}[a-z]+\.".to_owned()),
+        GuideSpec::Grammar(
+            "root ::= item (\", \" item){2,9}\nitem ::= [a-z]+ | \"(\" root \")\"".to_owned(),
+        ),
+        GuideSpec::Choice(vec!["the fox".to_owned(), "the foxes ran away".to_owned()]),
+    ];
+    let mut requests = Vec::new();
+    for seed in 0..24 {
+        let spec = specs[seed as usize % 4].clone();
+        let guide = MODEL.guide(spec).expect("a good guide");
+        let mut request = Request::guided("Once upon a time, there was a little fox", guide, seed);
+        request.max_new_tokens = 60;
+        request.sampling.temperature = [0.0, 0.8, 1.5][seed as usize % 3];
+        request.sampling.repetition_penalty = 1.0 + (seed % 2) as f32 * 0.2;
+        requests.push(request.clone());
+        if seed % 2 == 0 {
+            request.sampling = SamplingParams {
+                guide: None,
+                ..request.sampling
+            };
+            requests.push(request);
+        }
+    }
+    requests
+}
+
+fn alone(request: &Request) -> Answer {
+    serve(
+        &mut MODEL.manager(roomy(), 1),
+        std::slice::from_ref(request),
+    )
+    .0
+    .remove(0)
+}
+
+#[test]
+fn guided_requests_in_a_mixed_batch_get_what_they_get_alone() {
+    let requests = mixed();
+    let expected: Vec<Answer> = requests.iter().map(alone).collect();
+    let tight = EngineConfig {
+        max_num_requests: 12,
+        max_seq_len: Tokens(96),
+        max_num_tokens: Tokens(24),
+        num_blocks: Blocks(24),
+        policy: CapacityPolicy::MaxUtilization,
+        ..roomy()
+    };
+    let configs = [
+        ("roomy", roomy(), 2),
+        ("tight", tight.clone(), 2),
+        (
+            "two micro-batches",
+            EngineConfig {
+                num_micro_batches: 2,
+                ..tight
+            },
+            1,
+        ),
+        (
+            "two calls",
+            EngineConfig {
+                scheme: BatchingScheme::Inflight,
+                ..roomy()
+            },
+            1,
+        ),
+        (
+            "lockstep",
+            EngineConfig {
+                scheme: BatchingScheme::V1,
+                ..roomy()
+            },
+            1,
+        ),
+    ];
+    for (name, config, num_threads) in configs {
+        let requests = mixed();
+        let (answers, num_pauses) = serve(&mut MODEL.manager(config, num_threads), &requests);
+        for (index, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
+            assert_eq!(answer, expected, "{name}: request {index}");
+        }
+        assert_eq!(
+            num_pauses > 0,
+            name == "tight" || name == "two micro-batches",
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn one_guide_serves_several_sequences_at_once() {
+    let guide = MODEL.guide(GuideSpec::Regex(r"([a-z]{2,9} ){9}[a-z]+\.".to_owned()));
+    let guide = guide.expect("a good guide");
+    // More of them than a guide keeps parsers for.
+    let requests: Vec<Request> = (0..20)
+        .map(|seed| Request::guided("Once", guide.clone(), seed))
+        .collect();
+    let config = EngineConfig {
+        max_num_requests: 20,
+        ..roomy()
+    };
+    let (answers, _) = serve(&mut MODEL.manager(config, 2), &requests);
+    for (seed, answer) in answers.iter().enumerate() {
+        let own = MODEL.guide(GuideSpec::Regex(r"([a-z]{2,9} ){9}[a-z]+\.".to_owned()));
+        let expected = alone(&Request::guided("Once", own.expect("good"), seed as u64));
+        assert_eq!(*answer, expected);
+    }
+}

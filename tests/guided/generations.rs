@@ -1,0 +1,246 @@
+//! Random outputs of the demo model, each looked at by somebody else's validator.
+
+use serde_json::{Value, json};
+use triton_inflight::guidance::GuideSpec;
+use triton_inflight::sampling::{FinishReason, SampleError, SamplingParams};
+
+use crate::support::{MODEL, Request, roomy, serve};
+
+const PROMPTS: [&str; 4] = [
+    "Once upon a time, there was a brave fox named Finn.",
+    "<|user|>Tell me a story about a penguin.<|assistant|>",
+    "Answer in JSON:",
+    "The end.",
+];
+
+/// The outputs of `num` requests with the same guide, each with its own seed.
+fn outputs(spec: GuideSpec, num: u64, seed: u64) -> Vec<String> {
+    let guide = |_| MODEL.guide(spec.clone()).expect("a good guide");
+    let requests: Vec<Request> = (seed..seed + num)
+        .map(|seed| Request::guided(PROMPTS[seed as usize % 4], guide(seed), seed))
+        .collect();
+    let (answers, _) = serve(&mut MODEL.manager(roomy(), 2), &requests);
+    let texts = answers.into_iter().map(|answer| {
+        assert_eq!(
+            answer.reason,
+            FinishReason::EndId,
+            "{spec:?}: {}",
+            answer.text
+        );
+        answer.text
+    });
+    texts.collect()
+}
+
+/// Schemas of all kinds; outputs of each are short enough for the demo model.
+fn schemas() -> Vec<Value> {
+    vec![
+        json!({"type": "object", "required": ["name", "age"], "additionalProperties": false, "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "age": {"type": "integer", "minimum": 0, "maximum": 130},
+            "is_fox": {"type": "boolean"},
+        }}),
+        json!({"type": "array", "minItems": 1, "maxItems": 4,
+               "items": {"type": "number", "minimum": -10, "maximum": 10.5}}),
+        json!({"enum": ["red", "green", 3, null, {"a": [1, true]}]}),
+        json!({"type": "string", "pattern": "^[A-Z][a-z]{1,8}( [A-Z][a-z]{1,8})?$"}),
+        json!({"type": "string", "format": "date"}),
+        json!({"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 2, "maxLength": 6},
+                         {"type": "array", "items": {"type": "null"}, "maxItems": 2}]}),
+        json!({"$ref": "#/$defs/tree", "$defs": {
+            "tree": {"type": "object", "required": ["value"], "additionalProperties": false, "properties": {
+                "value": {"type": "integer", "minimum": -9, "maximum": 9},
+                "left": {"$ref": "#/$defs/leaf"}, "right": {"$ref": "#/$defs/leaf"}}},
+            "leaf": {"anyOf": [{"type": "null"}, {"type": "object", "additionalProperties": false,
+                     "required": ["value"], "properties": {"value": {"const": 0}}}]}}}),
+        json!({"type": "object", "additionalProperties": {"type": "integer", "minimum": 0, "maximum": 99},
+               "maxProperties": 3, "x-guidance": {"whitespace_flexible": false}}),
+        json!({"allOf": [{"type": "object", "required": ["id"],
+                          "properties": {"id": {"type": "string", "format": "uuid"}}},
+                         {"properties": {"id": true, "tags": {"type": "array", "maxItems": 3,
+                          "items": {"enum": ["a", "b c", "d\"e"]}}}, "additionalProperties": false}]}),
+        json!({"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 1000}),
+    ]
+}
+
+#[test]
+fn two_hundred_outputs_are_what_their_schemas_describe() {
+    let mut num_valid = 0;
+    for (index, schema) in schemas().into_iter().enumerate() {
+        let options = jsonschema::options();
+        let validator = options.should_validate_formats(true).build(&schema);
+        let validator = validator.expect("a schema");
+        let texts = outputs(
+            GuideSpec::JsonSchema(schema.clone()),
+            20,
+            1000 * index as u64,
+        );
+        let mut different = texts.clone();
+        for text in texts {
+            let value: Value =
+                serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            if let Err(error) = validator.validate(&value) {
+                panic!("{schema}: {text}: {error}");
+            }
+            num_valid += 1;
+        }
+        different.sort();
+        different.dedup();
+        assert!(
+            different.len() > 2,
+            "{different:?}: the model still chooses"
+        );
+    }
+    assert_eq!(num_valid, 200);
+}
+
+#[test]
+fn json_without_a_schema_is_an_object_or_an_array() {
+    let short = |spec: GuideSpec| {
+        let requests: Vec<Request> = (0..10)
+            .map(|seed| {
+                let mut request =
+                    Request::guided(PROMPTS[2], MODEL.guide(spec.clone()).expect("good"), seed);
+                // A free JSON text need not end: a bias brings the end near.
+                request.sampling.logit_bias = vec![(closing("}"), 12.0), (closing("]"), 12.0)];
+                request.sampling.logit_bias.sort_by_key(|(token, _)| *token);
+                request
+            })
+            .collect();
+        serve(&mut MODEL.manager(roomy(), 1), &requests).0
+    };
+    for (spec, may_be_array) in [(GuideSpec::Json, true), (GuideSpec::JsonObject, false)] {
+        for answer in short(spec) {
+            assert_eq!(answer.reason, FinishReason::EndId, "{}", answer.text);
+            let value: Value = serde_json::from_str(&answer.text).expect("JSON");
+            assert!(
+                value.is_object() || may_be_array && value.is_array(),
+                "{value}"
+            );
+        }
+    }
+}
+
+fn closing(text: &str) -> u32 {
+    MODEL.tokenizer.encode(text, false).expect("a token")[0]
+}
+
+#[test]
+fn outputs_match_their_regular_expressions() {
+    for regex in [
+        r"[0-9]{3}-[0-9]{4}",
+        r"^(yes|no), (Finn|Mia|Tom) [a-z]{1,10}\.$",
+        r"(?i)abc[^x]?",
+        r"\d{1,3}(\.\d{1,3}){3}",
+        r"é{2}|🦊/雪",
+    ] {
+        let whole = regex::Regex::new(&format!("^(?:{regex})$")).expect("a regular expression");
+        for text in outputs(GuideSpec::Regex(regex.to_owned()), 10, 0) {
+            assert!(whole.is_match(&text), "{regex}: {text}");
+        }
+    }
+}
+
+#[test]
+fn outputs_are_one_of_their_choices() {
+    let choices = [
+        "yes",
+        "yes, but",
+        "no",
+        "",
+        "[1]",
+        "a|b",
+        "\"quoted\" \\ /",
+        "雪",
+        "two\nlines",
+    ];
+    let choices = choices.map(str::to_owned).to_vec();
+    let mut seen: Vec<String> = outputs(GuideSpec::Choice(choices.clone()), 60, 0);
+    for text in &seen {
+        assert!(choices.contains(text), "{text:?}");
+    }
+    seen.sort();
+    seen.dedup();
+    assert!(seen.len() >= 4, "{seen:?}");
+    let only = outputs(GuideSpec::Choice(vec!["a fox".to_owned()]), 2, 0);
+    assert_eq!(only, ["a fox", "a fox"]);
+}
+
+#[test]
+fn outputs_are_of_their_grammars_however_those_are_written() {
+    let lark = "start: expr\nexpr: term ((\"+\" | \"-\") term)~0..3\nterm: NUMBER | \"(\" expr \")\"\nNUMBER: /[0-9]{1,2}/\n";
+    let ebnf = "root ::= expr # a sum\nexpr ::= term ([+-] term){0,3}\nterm ::= number | \"(\" expr \")\"\nnumber ::= [0-9]{1,2}\n";
+    for grammar in [lark, ebnf] {
+        for text in outputs(GuideSpec::Grammar(grammar.to_owned()), 15, 7) {
+            assert_eq!(after_sum(text.as_bytes()), Some(&b""[..]), "{text}");
+        }
+    }
+    let flat = "root ::= (\"the \" | \"a \") animal (\" \" [^a-z\\n]{1,3})?\nanimal ::= \"fox\" | \"fo\" \"al\"? \"x\"{0,2}";
+    let whole =
+        regex::Regex::new(r"^(the |a )(fox|fo(al)?x{0,2})( [^a-z\n]{1,3})?$").expect("good");
+    for text in outputs(GuideSpec::Grammar(flat.to_owned()), 15, 7) {
+        assert!(whole.is_match(&text), "{text}");
+    }
+}
+
+/// What is left of a text after a sum as those grammars describe it.
+fn after_sum(text: &[u8]) -> Option<&[u8]> {
+    let mut rest = after_term(text)?;
+    for _ in 0..3 {
+        match rest.split_first() {
+            Some((b'+' | b'-', after)) => rest = after_term(after)?,
+            _ => break,
+        }
+    }
+    Some(rest)
+}
+
+fn after_term(text: &[u8]) -> Option<&[u8]> {
+    if let Some(inner) = text.strip_prefix(b"(") {
+        return after_sum(inner)?.strip_prefix(b")");
+    }
+    let num_digits = text
+        .iter()
+        .take(2)
+        .take_while(|byte| byte.is_ascii_digit())
+        .count();
+    (num_digits > 0).then(|| &text[num_digits..])
+}
+
+/// A guide that only lets "ab" and "abc" through.
+fn short_choice() -> GuideSpec {
+    GuideSpec::Choice(vec!["ab".to_owned(), "abc".to_owned()])
+}
+
+fn one(change: impl FnOnce(&mut SamplingParams)) -> (String, FinishReason) {
+    let mut request = Request::guided(PROMPTS[0], MODEL.guide(short_choice()).expect("good"), 0);
+    change(&mut request.sampling);
+    let (mut answers, _) = serve(&mut MODEL.manager(roomy(), 1), &[request]);
+    let answer = answers.remove(0);
+    (answer.text, answer.reason)
+}
+
+#[test]
+fn a_guide_goes_together_with_the_other_options_or_the_request_says_why_not() {
+    let end_id = MODEL.checkpoint.end_ids()[0];
+    let greedy = one(|sampling| sampling.temperature = 0.0);
+    assert_eq!(greedy.1, FinishReason::EndId);
+    let top = one(|sampling| (sampling.top_k, sampling.top_p) = (1, 0.1));
+    assert_eq!(top, greedy);
+    // The longer one is the only one that is left.
+    let long = one(|sampling| sampling.logit_bias = vec![(end_id, -1000.0)]);
+    assert_eq!(long, ("abc".to_owned(), FinishReason::EndId));
+    let spelled: Vec<u32> = MODEL.tokenizer.encode("ab", false).expect("tokens");
+    let bad = one(|sampling| sampling.bad_words = vec![spelled.clone()]);
+    assert!(
+        ["ab", "abc"].contains(&bad.0.as_str()),
+        "it is spelled in another way"
+    );
+    // There is no way on.
+    let none = FinishReason::Error(SampleError::NoneAllowed);
+    let held = one(|sampling| sampling.min_tokens = 10);
+    assert_eq!(held.1, none);
+    let letters = (0..MODEL.checkpoint.spec().vocab_size as u32).map(|token| vec![token]);
+    let forbidden = one(|sampling| sampling.bad_words = letters.collect());
+    assert_eq!(forbidden, (String::new(), none));
+}

@@ -1,0 +1,170 @@
+//! Guided requests through the batch manager, on the demo model.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use triton_inflight::base::{BlockSize, Blocks, RequestError, RequestId, TokenId, Tokens};
+use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::engine::{EngineConfig, Event, NewRequest};
+use triton_inflight::guidance::{Compiler, GuideSpec};
+use triton_inflight::manager::BatchManager;
+use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, Runner, RunnerLimits};
+use triton_inflight::sampling::{FinishReason, Guide, SamplingParams};
+use triton_inflight::text::{Detokenizer, Tokenizer};
+
+/// The demo model, and what compiles guides for it.
+pub struct Model {
+    pub checkpoint: Checkpoint,
+    pub tokenizer: Arc<Tokenizer>,
+    pub compiler: Compiler,
+}
+
+pub static MODEL: LazyLock<Model> = LazyLock::new(|| {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
+    let checkpoint = Checkpoint::open(&dir).expect("the demo model opens");
+    let tokenizer = Arc::new(Tokenizer::load(&dir).expect("its tokenizer loads"));
+    let vocab_size = checkpoint.spec().vocab_size as u32;
+    Model {
+        compiler: Compiler::new(Arc::clone(&tokenizer), vocab_size),
+        checkpoint,
+        tokenizer,
+    }
+});
+
+impl Model {
+    /// The guide that `spec` describes.
+    pub fn guide(&self, spec: GuideSpec) -> Result<Guide, RequestError> {
+        let end_ids = self.checkpoint.end_ids().to_vec();
+        let compilation = self.compiler.compile(spec, end_ids, Instant::now())?;
+        self.compiler
+            .wait(|| compilation.is_done(), Duration::from_secs(60));
+        compilation.poll(Instant::now()).expect("in time")
+    }
+
+    pub fn text(&self, prompt: &[TokenId], tokens: &[TokenId]) -> String {
+        let mut detokenizer = Detokenizer::new(&self.tokenizer, prompt, true);
+        let mut text = String::new();
+        for &token in tokens {
+            detokenizer.push(&self.tokenizer, token, &mut text);
+        }
+        detokenizer.finish(&self.tokenizer, &mut text);
+        text
+    }
+
+    pub fn manager(&self, config: EngineConfig, num_threads: usize) -> BatchManager {
+        let limits = RunnerLimits {
+            max_num_tokens: config.max_num_tokens,
+            max_num_requests: config.max_num_requests,
+            max_seq_len: config.max_seq_len,
+            block_size: config.block_size,
+            num_blocks: config.num_blocks,
+            kv_dtype: KvDtype::Bf16,
+            attention: AttentionLimits::default(),
+        };
+        let options = CpuOptions {
+            num_threads: NonZeroUsize::new(num_threads),
+            ..CpuOptions::default()
+        };
+        let runner = CpuRunner::new(&self.checkpoint, limits, &options).expect("it loads");
+        BatchManager::new(config, Runner::Cpu(Box::new(runner))).expect("a thread")
+    }
+}
+
+/// Room for everything.
+pub fn roomy() -> EngineConfig {
+    let block_size = BlockSize::new(16).expect("not zero");
+    EngineConfig {
+        max_num_requests: 16,
+        max_seq_len: Tokens(1024),
+        max_num_tokens: Tokens(512),
+        block_size,
+        chunk_unit: block_size,
+        num_blocks: Blocks(16 * 64),
+        ..EngineConfig::default()
+    }
+}
+
+/// A prompt, and how its output is chosen.
+#[derive(Clone)]
+pub struct Request {
+    pub prompt: String,
+    pub max_new_tokens: u32,
+    pub sampling: SamplingParams,
+}
+
+impl Request {
+    /// Guided, sampled with `seed`, up to the demo model's end.
+    pub fn guided(prompt: &str, guide: Guide, seed: u64) -> Self {
+        Self {
+            prompt: prompt.to_owned(),
+            max_new_tokens: 800,
+            sampling: SamplingParams {
+                temperature: 1.0,
+                seed,
+                end_ids: MODEL.checkpoint.end_ids().to_vec(),
+                guide: Some(guide),
+                ..SamplingParams::default()
+            },
+        }
+    }
+}
+
+/// What a request got.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    pub tokens: Vec<TokenId>,
+    pub text: String,
+    pub reason: FinishReason,
+}
+
+/// Serves all the requests, and counts the pauses.
+pub fn serve(manager: &mut BatchManager, requests: &[Request]) -> (Vec<Answer>, usize) {
+    let prompts: Vec<Vec<TokenId>> = requests
+        .iter()
+        .map(|request| {
+            MODEL
+                .tokenizer
+                .encode(&request.prompt, true)
+                .expect("tokens")
+        })
+        .collect();
+    for (index, (request, prompt)) in requests.iter().zip(&prompts).enumerate() {
+        let id = RequestId(index as u64);
+        manager
+            .add(NewRequest {
+                sampling: Arc::new(request.sampling.clone()),
+                ..NewRequest::new(id, prompt.clone(), Tokens(request.max_new_tokens))
+            })
+            .expect("a valid request");
+    }
+    let mut tokens: BTreeMap<usize, Vec<TokenId>> = BTreeMap::new();
+    let mut reasons = BTreeMap::new();
+    let mut num_pauses = 0;
+    let mut events = Vec::new();
+    while reasons.len() < requests.len() {
+        manager.launch().expect("a step");
+        manager.land(&mut events).expect("a step");
+        for event in events.drain(..) {
+            match event {
+                Event::Token(id, token) => tokens.entry(id.index()).or_default().push(token),
+                Event::Finished(id, reason) => {
+                    reasons.insert(id.index(), reason);
+                }
+                Event::Paused(_) => num_pauses += 1,
+                Event::Admitted(_) | Event::Gathered(..) => {}
+            }
+        }
+    }
+    let answers = reasons.into_iter().map(|(index, reason)| {
+        let tokens = tokens.remove(&index).unwrap_or_default();
+        Answer {
+            text: MODEL.text(&prompts[index], &tokens),
+            tokens,
+            reason,
+        }
+    });
+    (answers.collect(), num_pauses)
+}
