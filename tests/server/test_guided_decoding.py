@@ -11,6 +11,8 @@ from harness.clients import Refused, generate, generate_stream, infer
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 SCHEMA = {
+    # The demo model likes white space, and one of its servers has little room.
+    "x-guidance": {"whitespace_flexible": False},
     "type": "object",
     "required": ["name", "age", "colours"],
     "additionalProperties": False,
