@@ -1,0 +1,377 @@
+//! What a request may ask for: one option, one entry of `table.rs`, from which the README's table is made.
+//!
+//! Options are request *parameters*, not tensors, because Triton's direct sequence batching wants
+//! the same inputs in every request. A parameter is a boolean, an integer, a number or a string, so
+//! a list travels as a JSON string. Names are those of TensorRT-LLM's ensemble and of vLLM's backend.
+
+mod table;
+mod values;
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::backend::clients::{Fate, foreign};
+use crate::backend::guide_options::GuideOptions;
+use crate::base::{RequestError, TokenId, nearest_name};
+use crate::config::OutputKind;
+use crate::engine::{Gather, ReuseOptions};
+use crate::sampling::{SamplingParams, TopPDecay};
+use table::{DEFAULT_TOP_P_MIN, OPTIONS, RequestOption};
+use values::{MAX_BIASES, nested, shortened};
+
+pub(super) use values::parsed;
+
+pub use table::reference_table;
+
+/// The options of one request, each in its range.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RequestOptions {
+    max_tokens: Option<u32>,
+    /// Whether every step answers, or only the last.
+    pub stream: bool,
+    /// Whether a full answer leaves out the prompt.
+    pub exclude_input_in_output: Option<bool>,
+    /// Texts that end the output, and are not part of it.
+    pub stop: Vec<String>,
+    /// Texts that the output must not contain.
+    pub bad_words: Vec<String>,
+    /// Ends the request after this many microseconds; zero is no limit.
+    pub timeout_us: u64,
+    /// A conversation, from which the model's chat template makes the prompt.
+    pub messages: Option<Value>,
+    /// Who comes first: the smaller.
+    pub priority: i32,
+    /// What it shares of the KV cache.
+    pub reuse: ReuseOptions,
+    /// What the output has to be.
+    pub guide: GuideOptions,
+    /// Output tensors that the request does not want.
+    pub omitted: Vec<OutputKind>,
+    /// Options that ask for output tensors, and which; a model that has none of them refuses.
+    pub asked: Vec<(&'static str, &'static [OutputKind])>,
+    num_logprobs: u32,
+    /// So many of the ids that the request brings are the prompt, the rest padding.
+    pub input_length: Option<u32>,
+    /// So many tokens at the end of the prompt are kept.
+    pub truncate_prompt_tokens: Option<u32>,
+    /// Texts whose tokens are more or less likely, and what is added to their logits.
+    pub embedding_bias_words: Vec<String>,
+    /// One for each of `embedding_bias_words`.
+    pub embedding_bias_weights: Vec<f32>,
+    /// Fields of other backends' clients that have no effect.
+    pub ignored: Vec<&'static str>,
+    /// How the tokens become text.
+    pub text: TextOptions,
+    end_ids: Option<Vec<TokenId>>,
+    stop_token_ids: Vec<TokenId>,
+    ignore_eos: bool,
+    temperature: Option<f32>,
+    top_k: Option<u32>,
+    top_p: Option<f32>,
+    top_p_decay: Option<f32>,
+    top_p_min: Option<f32>,
+    top_p_reset_ids: Vec<TokenId>,
+    min_p: Option<f32>,
+    typical_p: Option<f32>,
+    seed: u64,
+    repetition_penalty: Option<f32>,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+    prompt_ignore_length: Option<u32>,
+    no_repeat_ngram_size: u32,
+    min_tokens: u32,
+    logit_bias: Vec<(TokenId, f32)>,
+    allowed_token_ids: Option<Vec<TokenId>>,
+}
+
+/// How a request wants its tokens turned into text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextOptions {
+    /// Whether there is any text.
+    pub detokenize: bool,
+    /// Whether special tokens are left out; `None`: as the model says.
+    pub skip_special_tokens: Option<bool>,
+    /// Whether special tokens that follow one another keep a space between them that the tokenizer
+    /// puts there.
+    pub spaces_between_special_tokens: bool,
+    /// Whether what ended the text, a stop word or a token, is part of it.
+    pub include_stop: bool,
+}
+
+impl Default for TextOptions {
+    fn default() -> Self {
+        Self {
+            detokenize: true,
+            skip_special_tokens: None,
+            spaces_between_special_tokens: true,
+            include_stop: false,
+        }
+    }
+}
+
+impl RequestOptions {
+    /// Reads the parameters of a request.
+    ///
+    /// # Errors
+    /// An unknown name, with the nearest known one; a value outside its range; an option given twice
+    /// with two values; a field of another backend's clients that cannot be served.
+    pub fn parse<'a>(
+        parameters: impl IntoIterator<Item = (&'a str, Value)>,
+    ) -> Result<Self, RequestError> {
+        let mut options = Self::default();
+        let mut seen = Vec::new();
+        for (name, value) in parameters {
+            if name == "sampling_parameters" {
+                for (name, value) in &nested(&value)? {
+                    options.set(name, value, &mut seen)?;
+                }
+            } else {
+                options.set(name, &value, &mut seen)?;
+            }
+        }
+        if options.embedding_bias_words.len() != options.embedding_bias_weights.len() {
+            return Err(RequestError::Invalid(format!(
+                "option 'embedding_bias_weights' has {} numbers, and 'embedding_bias_words' {} texts; \
+                 give one number for each text",
+                options.embedding_bias_weights.len(),
+                options.embedding_bias_words.len()
+            )));
+        }
+        Ok(options)
+    }
+
+    /// Tokens to generate, at most: the request's own figure or the model's.
+    ///
+    /// # Errors
+    /// Fewer than `min_tokens`.
+    pub fn max_tokens_or(&self, default: u32) -> Result<u32, RequestError> {
+        let max = self.max_tokens.unwrap_or(default);
+        if self.min_tokens > max {
+            return Err(RequestError::Option {
+                name: "min_tokens".to_owned(),
+                value: self.min_tokens.to_string(),
+                expected: format!("at most max_tokens, which is {max}"),
+            });
+        }
+        Ok(max)
+    }
+
+    /// The sampler's part of the options, for a model whose sequences end with `model_end_ids`.
+    ///
+    /// A request that says nothing of sampling is answered greedily; one that gives any of
+    /// `temperature`, `top_k`, `top_p`, `min_p` or `typical_p` is sampled, at temperature 1 if it
+    /// gives none.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary.
+    pub fn sampling(
+        &self,
+        model_end_ids: &[TokenId],
+        bad_words: Vec<Vec<TokenId>>,
+        vocab_size: u32,
+    ) -> Result<SamplingParams, RequestError> {
+        let sampled = self.top_k.is_some()
+            || self.top_p.is_some()
+            || self.min_p.is_some()
+            || self.typical_p.is_some();
+        let end_ids = match &self.end_ids {
+            _ if self.ignore_eos => Vec::new(),
+            Some(ids) => ids.clone(),
+            None => model_end_ids.to_vec(),
+        };
+        self.check_ids(vocab_size)?;
+        Ok(SamplingParams {
+            temperature: self.temperature.unwrap_or(if sampled { 1.0 } else { 0.0 }),
+            top_k: self.top_k.unwrap_or(0),
+            top_p: self.top_p.unwrap_or(1.0),
+            top_p_decay: self.top_p_decay(),
+            min_p: self.min_p.unwrap_or(0.0),
+            typical_p: self.typical_p.unwrap_or(1.0),
+            seed: self.seed,
+            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            prompt_ignore_length: self.prompt_ignore_length.unwrap_or(u32::MAX),
+            no_repeat_ngram_size: self.no_repeat_ngram_size,
+            min_tokens: self.min_tokens,
+            end_ids,
+            stop_token_ids: self.stop_token_ids.clone(),
+            allowed_token_ids: self.allowed_token_ids.clone(),
+            bad_words,
+            logit_bias: self.logit_bias.clone(),
+            guide: None,
+            logits_processor: None,
+        })
+    }
+
+    /// Whether the request wants an output tensor that it does not name.
+    pub fn wants(&self, output: OutputKind) -> bool {
+        let is_asked = self
+            .asked
+            .iter()
+            .any(|(_, outputs)| outputs.contains(&output));
+        (is_asked || !output.is_on_request()) && !self.omitted.contains(&output)
+    }
+
+    /// What is to be gathered for these outputs.
+    pub fn gather(&self, outputs: &[OutputKind]) -> Gather {
+        let wants = |output| self.wants(output) && outputs.contains(&output);
+        let num_top = |output: &OutputKind| match output {
+            OutputKind::Logprobs => Some(self.num_logprobs),
+            OutputKind::OutputLogProbs
+            | OutputKind::CumLogProbs
+            | OutputKind::CumulativeLogprob => Some(0),
+            _ => None,
+        };
+        Gather {
+            log_probs: outputs.iter().filter_map(num_top).max(),
+            context_logits: wants(OutputKind::ContextLogits),
+            generation_logits: wants(OutputKind::GenerationLogits),
+            kv_blocks: wants(OutputKind::KvCacheAllocNewBlocks)
+                || wants(OutputKind::KvCacheReusedBlocks)
+                || wants(OutputKind::KvCacheAllocTotalBlocks),
+        }
+    }
+
+    /// How `top_p` falls, if it does.
+    fn top_p_decay(&self) -> Option<TopPDecay> {
+        (self.top_p_decay.is_some() || self.top_p_min.is_some()).then(|| TopPDecay {
+            factor: self.top_p_decay.unwrap_or(1.0),
+            min: self.top_p_min.unwrap_or(DEFAULT_TOP_P_MIN),
+            reset_ids: self.top_p_reset_ids.clone(),
+        })
+    }
+
+    /// Whether every token that the options name is in the vocabulary.
+    fn check_ids(&self, vocab_size: u32) -> Result<(), RequestError> {
+        let biased: Vec<_> = self.logit_bias.iter().map(|(id, _)| *id).collect();
+        let none = Vec::new();
+        for (name, ids) in [
+            ("end_id", self.end_ids.as_ref().unwrap_or(&none)),
+            ("stop_token_ids", &self.stop_token_ids),
+            (
+                "allowed_token_ids",
+                self.allowed_token_ids.as_ref().unwrap_or(&none),
+            ),
+            ("top_p_reset_ids", &self.top_p_reset_ids),
+            ("logit_bias", &biased),
+        ] {
+            if let Some(id) = ids.iter().find(|id| **id >= vocab_size) {
+                return Err(RequestError::Option {
+                    name: name.to_owned(),
+                    value: format!("token {id}"),
+                    expected: format!("in the vocabulary, 0 to {}", vocab_size - 1),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds each weight of `embedding_bias_weights` to the biases of the tokens of its word.
+    pub fn add_word_biases(
+        &self,
+        sampling: &mut SamplingParams,
+        tokens: &[Vec<TokenId>],
+    ) -> Result<(), RequestError> {
+        let mut biases: BTreeMap<TokenId, f32> = sampling.logit_bias.drain(..).collect();
+        for (tokens, weight) in tokens.iter().zip(&self.embedding_bias_weights) {
+            for &token in tokens {
+                *biases.entry(token).or_default() += weight;
+            }
+        }
+        if biases.len() > MAX_BIASES {
+            return Err(RequestError::Invalid(format!(
+                "options 'logit_bias' and 'embedding_bias_words' change the logits of {} tokens; at most \
+                 {MAX_BIASES} can be changed",
+                biases.len()
+            )));
+        }
+        sampling.logit_bias = biases.into_iter().collect();
+        Ok(())
+    }
+
+    fn set(
+        &mut self,
+        name: &str,
+        value: &Value,
+        seen: &mut Vec<&'static str>,
+    ) -> Result<(), RequestError> {
+        if value.is_null() {
+            // A client that writes all that it knows writes null for what it does not want.
+            return Ok(());
+        }
+        let Some(option) = option_named(name) else {
+            return self.set_foreign(name, value);
+        };
+        if option.name == "stop" && *value == Value::Bool(false) {
+            // Clients of other backends say with every request that it stops no other.
+            return Ok(());
+        }
+        let before = seen.contains(&option.name).then(|| self.clone());
+        seen.push(option.name);
+        (option.set)(self, value).ok_or_else(|| RequestError::Option {
+            name: name.to_owned(),
+            value: shortened(&value.to_string()),
+            expected: option.expected.to_owned(),
+        })?;
+        // vLLM's own client gives each twice, as a parameter and in `sampling_parameters`.
+        if before.is_some_and(|before| before != *self) {
+            return Err(RequestError::Invalid(format!(
+                "option '{}' is given twice, once as '{name}', with two values; give it once",
+                option.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// A field that is no option of ours.
+    fn set_foreign(&mut self, name: &str, value: &Value) -> Result<(), RequestError> {
+        let Some(field) = foreign(name) else {
+            let known = OPTIONS
+                .iter()
+                .flat_map(|o| std::iter::once(&o.name).chain(o.aliases));
+            return Err(RequestError::UnknownOption {
+                name: shortened(name),
+                nearest: nearest_name(name, known.copied()).map(str::to_owned),
+            });
+        };
+        match field.fate {
+            Fate::Ignored(_) if self.ignored.contains(&field.name) => Ok(()),
+            Fate::Ignored(_) => {
+                self.ignored.push(field.name);
+                Ok(())
+            }
+            Fate::Only { is_neutral, .. } if is_neutral(value) => Ok(()),
+            Fate::Only { expected, .. } => Err(RequestError::Option {
+                name: name.to_owned(),
+                value: shortened(&value.to_string()),
+                expected: expected.to_owned(),
+            }),
+            Fate::Refused(reason) => {
+                Err(RequestError::Invalid(format!("option '{name}': {reason}")))
+            }
+        }
+    }
+}
+
+/// The name without what TensorRT-LLM's LLM API model puts before it.
+pub(super) fn plain_name(name: &str) -> &str {
+    name.strip_prefix("sampling_param_").unwrap_or(name)
+}
+
+/// The option that a client calls so.
+fn option_named(name: &str) -> Option<&'static RequestOption> {
+    let name = plain_name(name);
+    OPTIONS
+        .iter()
+        .find(|option| option.name == name || option.aliases.contains(&name))
+}
+
+/// What we call the option that a client calls so, if there is one.
+pub(super) fn canonical_name(name: &str) -> Option<&'static str> {
+    option_named(name).map(|option| option.name)
+}
+
+#[cfg(test)]
+mod tests;

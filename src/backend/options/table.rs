@@ -1,0 +1,621 @@
+//! Every option: its names, its values, what it does, and where it goes.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::RequestOptions;
+use super::values::{
+    MAX_COUNT, MAX_END_IDS, MAX_WORD_BYTES, allowed_ids, biases, end_ids, flag, ids, integer,
+    messages, number, set, share, signed, unsigned, weights, words,
+};
+use crate::config::OutputKind;
+
+/// One option of a request.
+pub(super) struct RequestOption {
+    /// Its name.
+    pub name: &'static str,
+    /// Other names that clients of other backends use.
+    pub aliases: &'static [&'static str],
+    /// What its value may be, worded to follow "is not".
+    pub expected: &'static str,
+    /// What holds where it is not given.
+    pub default: &'static str,
+    /// What it does, for the README.
+    pub doc: &'static str,
+    /// Takes a value, if it is one.
+    pub set: fn(&mut RequestOptions, &Value) -> Option<()>,
+}
+
+/// Most likely tokens that are named in the place of each token: vLLM's default `max_logprobs`.
+const MAX_LOGPROBS: u32 = 20;
+
+/// What `return_perf_metrics` gives.
+const PERF_METRICS: &[OutputKind] = &[
+    OutputKind::KvCacheAllocNewBlocks,
+    OutputKind::KvCacheReusedBlocks,
+    OutputKind::KvCacheAllocTotalBlocks,
+    OutputKind::ArrivalTimeNs,
+    OutputKind::FirstScheduledTimeNs,
+    OutputKind::FirstTokenTimeNs,
+    OutputKind::LastTokenTimeNs,
+];
+/// Every place of the sequence is compared with its end, once a token.
+const MAX_NGRAM_SIZE: u32 = 64;
+/// What TensorRT-LLM takes where nothing is said.
+pub(super) const DEFAULT_TOP_P_MIN: f32 = 1e-6;
+
+/// Every option, in the order of the README.
+pub(super) const OPTIONS: &[RequestOption] = &[
+    RequestOption {
+        name: "max_tokens",
+        aliases: &["request_output_len"],
+        expected: "an integer of at least 1",
+        default: "the model's `default_max_tokens`",
+        doc: "Tokens to generate, at most. Never more than fit into `max_seq_len` after the prompt.",
+        set: |o, v| set(&mut o.max_tokens, integer(v, 1..=MAX_COUNT).map(Some)),
+    },
+    RequestOption {
+        name: "min_tokens",
+        aliases: &["min_length"],
+        expected: "an integer of at least 0",
+        default: "0",
+        doc: "The end ids and `stop_token_ids` cannot be chosen before this many tokens.",
+        set: |o, v| set(&mut o.min_tokens, integer(v, 0..=MAX_COUNT)),
+    },
+    RequestOption {
+        name: "temperature",
+        aliases: &[],
+        expected: "a number from 0 to 100",
+        default: "0 (greedy); 1 if `top_k`, `top_p`, `min_p` or `typical_p` is given",
+        doc: "Divides the logits; 0 always takes the most likely token.",
+        set: |o, v| set(&mut o.temperature, number(v, 0.0..=100.0).map(Some)),
+    },
+    RequestOption {
+        name: "top_k",
+        aliases: &["runtime_top_k"],
+        expected: "an integer of at least 0, or -1",
+        default: "0: all",
+        doc: "Keeps the `top_k` most likely tokens; 0 or -1 keeps all.",
+        set: |o, v| {
+            let all = (v.as_i64() == Some(-1)).then_some(0);
+            set(
+                &mut o.top_k,
+                all.or_else(|| integer(v, 0..=MAX_COUNT)).map(Some),
+            )
+        },
+    },
+    RequestOption {
+        name: "top_p",
+        aliases: &["runtime_top_p"],
+        expected: "a number above 0 and at most 1",
+        default: "1: all",
+        doc: "Keeps the most likely tokens whose probabilities reach this sum.",
+        set: |o, v| set(&mut o.top_p, share(v).map(Some)),
+    },
+    RequestOption {
+        name: "top_p_decay",
+        aliases: &["runtime_top_p_decay"],
+        expected: "a number above 0 and at most 1",
+        default: "1: off",
+        doc: "After each token, `top_p` becomes this fraction of what it was.",
+        set: |o, v| set(&mut o.top_p_decay, share(v).map(Some)),
+    },
+    RequestOption {
+        name: "top_p_min",
+        aliases: &["runtime_top_p_min"],
+        expected: "a number from 0 to 1",
+        default: "0.000001",
+        doc: "What `top_p` is at least, from the second token on.",
+        set: |o, v| set(&mut o.top_p_min, number(v, 0.0..=1.0).map(Some)),
+    },
+    RequestOption {
+        name: "top_p_reset_ids",
+        aliases: &["runtime_top_p_reset_ids"],
+        expected: "a token id, or a JSON list of at most 16",
+        default: "none",
+        doc: "After one of these tokens, `top_p` is again what the request gave.",
+        set: |o, v| set(&mut o.top_p_reset_ids, ids(v, MAX_END_IDS)),
+    },
+    RequestOption {
+        name: "min_p",
+        aliases: &[],
+        expected: "a number from 0 to 1",
+        default: "0: all",
+        doc: "Keeps the tokens at least this fraction as likely as the most likely one.",
+        set: |o, v| set(&mut o.min_p, number(v, 0.0..=1.0).map(Some)),
+    },
+    RequestOption {
+        name: "typical_p",
+        aliases: &[],
+        expected: "a number above 0 and at most 1",
+        default: "1: all",
+        doc: "Keeps the tokens whose information is nearest to the expected one, until their \
+              probabilities reach this sum. After the options above.",
+        set: |o, v| set(&mut o.typical_p, share(v).map(Some)),
+    },
+    RequestOption {
+        name: "seed",
+        aliases: &["random_seed"],
+        expected: "an integer from 0 to 18446744073709551615",
+        default: "0",
+        doc: "Same seed, same text, whatever else runs.",
+        set: |o, v| set(&mut o.seed, unsigned(v)),
+    },
+    RequestOption {
+        name: "repetition_penalty",
+        aliases: &[],
+        expected: "a number above 0 and at most 100",
+        default: "1: off",
+        doc: "Makes tokens of prompt and output less likely (above 1) or more (below).",
+        set: |o, v| {
+            let penalty = number(v, 0.0..=100.0).filter(|penalty| *penalty > 0.0);
+            set(&mut o.repetition_penalty, penalty.map(Some))
+        },
+    },
+    RequestOption {
+        name: "presence_penalty",
+        aliases: &[],
+        expected: "a number from -100 to 100",
+        default: "0: off",
+        doc: "Subtracted from the logit of every token that the output has.",
+        set: |o, v| set(&mut o.presence_penalty, number(v, -100.0..=100.0)),
+    },
+    RequestOption {
+        name: "frequency_penalty",
+        aliases: &[],
+        expected: "a number from -100 to 100",
+        default: "0: off",
+        doc: "The same, once for each time that the output has it.",
+        set: |o, v| set(&mut o.frequency_penalty, number(v, -100.0..=100.0)),
+    },
+    RequestOption {
+        name: "prompt_ignore_length",
+        aliases: &[],
+        expected: "an integer of at least 0",
+        default: "the whole prompt, as OpenAI and vLLM define the penalties",
+        doc: "So many tokens at the beginning of the prompt are nothing to `presence_penalty` and \
+              `frequency_penalty`; those after them count like the output. 0 is how TensorRT-LLM \
+              defines the penalties.",
+        set: |o, v| {
+            set(
+                &mut o.prompt_ignore_length,
+                integer(v, 0..=MAX_COUNT).map(Some),
+            )
+        },
+    },
+    RequestOption {
+        name: "no_repeat_ngram_size",
+        aliases: &[],
+        expected: "an integer from 0 to 64",
+        default: "0: off",
+        doc: "No run of so many tokens occurs twice in prompt and output.",
+        set: |o, v| set(&mut o.no_repeat_ngram_size, integer(v, 0..=MAX_NGRAM_SIZE)),
+    },
+    RequestOption {
+        name: "logit_bias",
+        aliases: &[],
+        expected: "a JSON object of at most 1024 tokens, each with a number from -1000 to 1000",
+        default: "none",
+        doc: "Added to the logits of single tokens: `{\"50256\": -100}`.",
+        set: |o, v| set(&mut o.logit_bias, biases(v)),
+    },
+    RequestOption {
+        name: "embedding_bias_words",
+        aliases: &[],
+        expected: "a text of at most 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
+        default: "none",
+        doc: "Texts to whose tokens' logits `embedding_bias_weights` are added, as `logit_bias` is.",
+        set: |o, v| set(&mut o.embedding_bias_words, words(v)),
+    },
+    RequestOption {
+        name: "embedding_bias_weights",
+        aliases: &[],
+        expected: "a number from -1000 to 1000, or a JSON list of at most 64",
+        default: "none",
+        doc: "One number for each of `embedding_bias_words`.",
+        set: |o, v| set(&mut o.embedding_bias_weights, weights(v)),
+    },
+    RequestOption {
+        name: "allowed_token_ids",
+        aliases: &[],
+        expected: "a JSON list of 1 to 65536 token ids",
+        default: "all",
+        doc: "No other token can be chosen. The ids that end the output are not among them by \
+              themselves.",
+        set: |o, v| set(&mut o.allowed_token_ids, allowed_ids(v).map(Some)),
+    },
+    RequestOption {
+        name: "end_id",
+        aliases: &["end_ids"],
+        expected: "a token id, or a JSON list of at most 16",
+        default: "the model's end ids",
+        doc: "Tokens that end the output, in the place of the model's. -1 is none, as `ignore_eos`.",
+        set: |o, v| set(&mut o.end_ids, end_ids(v).map(Some)),
+    },
+    RequestOption {
+        name: "ignore_eos",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "No end id ends the output; `stop_token_ids` and `stop` do.",
+        set: |o, v| set(&mut o.ignore_eos, flag(v)),
+    },
+    RequestOption {
+        name: "stop_token_ids",
+        aliases: &[],
+        expected: "a token id, or a JSON list of at most 16",
+        default: "none",
+        doc: "Tokens that end the output besides the end ids, as a stop word does: the token is in \
+              `output_ids`, and not in `text_output`.",
+        set: |o, v| set(&mut o.stop_token_ids, ids(v, MAX_END_IDS)),
+    },
+    RequestOption {
+        name: "priority",
+        aliases: &["request_priority"],
+        expected: "an integer from -2147483648 to 2147483647",
+        default: "0",
+        doc: "Who comes first inside the backend: the smaller number, and of equal ones the earlier \
+              request. What has the largest is paused first. (Triton keeps `priority` to itself over \
+              gRPC and in HTTP's `/infer`: write `request_priority` there. Requests that wait for a slot in Triton's sequence \
+              batcher are in order of arrival.)",
+        set: |o, v| set(&mut o.priority, signed(v)),
+    },
+    RequestOption {
+        name: "kv_cache_reuse",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false`: uses no blocks of earlier requests and leaves none to later ones.",
+        set: |o, v| set(&mut o.reuse.enabled, flag(v)),
+    },
+    RequestOption {
+        name: "cache_salt",
+        aliases: &[],
+        expected: "a text of 1 to 256 bytes",
+        default: "none",
+        doc: "Blocks are shared only with requests of the same salt, so that tenants cannot tell \
+              from their latency what others have asked.",
+        set: |o, v| {
+            let salt = v
+                .as_str()
+                .filter(|salt| (1..=MAX_WORD_BYTES).contains(&salt.len()));
+            set(&mut o.reuse.salt, salt.map(|salt| Some(salt.into())))
+        },
+    },
+    RequestOption {
+        name: "stop",
+        aliases: &["stop_words"],
+        expected: "a text of at most 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
+        default: "none",
+        doc: "Texts that end the output; `text_output` stops before them. A list is written as a JSON \
+              string: `\"[\\\"\\\\n\\\", \\\"END\\\"]\"`. `stop: true` makes the request one that \
+              ends the request in flight with the same request id, and generates nothing itself.",
+        set: |o, v| set(&mut o.stop, words(v)),
+    },
+    RequestOption {
+        name: "include_stop_str_in_output",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "`text_output` ends with the stop word, or with the text of the token, that ended it.",
+        set: |o, v| set(&mut o.text.include_stop, flag(v)),
+    },
+    RequestOption {
+        name: "bad_words",
+        aliases: &[],
+        expected: "a text of at most 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
+        default: "none",
+        doc: "Texts whose tokens the output must not contain, with or without a space before.",
+        set: |o, v| set(&mut o.bad_words, words(v)),
+    },
+    RequestOption {
+        name: "guided_decoding_guide_type",
+        aliases: &[],
+        expected: "'json', 'json_schema', 'regex' or 'ebnf_grammar'",
+        default: "none: the output is free",
+        doc: "What the output has to be, as `guided_decoding_guide` says. `json` is any JSON object or array, \
+              and needs no guide. Every output fits its guide, unless `max_tokens` or a stop word cuts it \
+              off; it ends with an end id where the guide allows the end.",
+        set: |o, v| o.guide.set_type(v),
+    },
+    RequestOption {
+        name: "guided_decoding_guide",
+        aliases: &[],
+        expected: "a text",
+        default: "none",
+        doc: "The JSON schema, the regular expression (syntax of Rust's `regex`; the whole output must match), \
+              or the grammar: EBNF with rules `root ::= ...`, as llama.cpp and XGrammar write it, or Lark's \
+              syntax with rules `start: ...`.",
+        set: |o, v| o.guide.set_guide(v),
+    },
+    RequestOption {
+        name: "structured_outputs",
+        aliases: &["guided_decoding"],
+        expected: "a JSON object with one of 'json', 'regex', 'choice', 'grammar' and 'json_object'",
+        default: "none",
+        doc: "The same as vLLM says it: `{\"json\": {...}}` is a schema, `{\"choice\": [\"yes\", \"no\"]}` a \
+              list of texts, `{\"json_object\": true}` any JSON object.",
+        set: |o, v| o.guide.add_structured_outputs(v),
+    },
+    RequestOption {
+        name: "guided_json",
+        aliases: &[],
+        expected: "a JSON schema: an object, true or false",
+        default: "none",
+        doc: "The output is JSON that the schema describes.",
+        set: |o, v| o.guide.add_json(v),
+    },
+    RequestOption {
+        name: "guided_regex",
+        aliases: &[],
+        expected: "a regular expression",
+        default: "none",
+        doc: "The whole output matches it.",
+        set: |o, v| o.guide.add_regex(v),
+    },
+    RequestOption {
+        name: "guided_choice",
+        aliases: &[],
+        expected: "a JSON list of 1 to 1024 texts",
+        default: "none",
+        doc: "The output is one of the texts.",
+        set: |o, v| o.guide.add_choice(v),
+    },
+    RequestOption {
+        name: "guided_grammar",
+        aliases: &[],
+        expected: "a grammar",
+        default: "none",
+        doc: "The output is of the grammar, in EBNF or in Lark's syntax.",
+        set: |o, v| o.guide.add_grammar(v),
+    },
+    RequestOption {
+        name: "stream",
+        aliases: &["streaming"],
+        expected: "true or false",
+        default: "false",
+        doc: "One response for every token, each with what is new, instead of one at the end.",
+        set: |o, v| set(&mut o.stream, flag(v)),
+    },
+    RequestOption {
+        name: "exclude_input_in_output",
+        aliases: &["exclude_input_from_output"],
+        expected: "true or false",
+        default: "the model's `exclude_input_in_output`",
+        doc: "Whether a full answer leaves out the prompt.",
+        set: |o, v| set(&mut o.exclude_input_in_output, flag(v).map(Some)),
+    },
+    RequestOption {
+        name: "detokenize",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false`: no text is made of the tokens; `text_output` is empty but for the prompt.",
+        set: |o, v| set(&mut o.text.detokenize, flag(v)),
+    },
+    RequestOption {
+        name: "skip_special_tokens",
+        aliases: &[],
+        expected: "true or false",
+        default: "the model's `skip_special_tokens`",
+        doc: "Whether special tokens are left out of `text_output`.",
+        set: |o, v| set(&mut o.text.skip_special_tokens, flag(v).map(Some)),
+    },
+    RequestOption {
+        name: "spaces_between_special_tokens",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false`: special tokens that follow one another are written without the space that \
+              some tokenizers put between tokens.",
+        set: |o, v| set(&mut o.text.spaces_between_special_tokens, flag(v)),
+    },
+    RequestOption {
+        name: "messages",
+        aliases: &[],
+        expected: "a JSON list of objects",
+        default: "none",
+        doc: "A conversation, `[{\"role\": \"user\", \"content\": \"...\"}]` as a JSON string; the \
+              model's chat template makes the prompt of it. `text_input` is empty then.",
+        set: |o, v| set(&mut o.messages, messages(v).map(Some)),
+    },
+    RequestOption {
+        name: "truncate_prompt_tokens",
+        aliases: &[],
+        expected: "an integer of at least 1",
+        default: "the whole prompt",
+        doc: "Keeps so many tokens at the end of the prompt.",
+        set: |o, v| {
+            set(
+                &mut o.truncate_prompt_tokens,
+                integer(v, 1..=MAX_COUNT).map(Some),
+            )
+        },
+    },
+    RequestOption {
+        name: "input_lengths",
+        aliases: &[],
+        expected: "an integer of at least 1",
+        default: "the length of `input_ids`",
+        doc: "So many of `input_ids` are the prompt, and the rest is padding.",
+        set: |o, v| set(&mut o.input_length, integer(v, 1..=MAX_COUNT).map(Some)),
+    },
+    RequestOption {
+        name: "timeout",
+        aliases: &[],
+        expected: "an integer of at least 0, in microseconds",
+        default: "0: none",
+        doc: "Ends the request, with what it has, this long after it reached the backend. (Over \
+              gRPC and in HTTP's `/infer` it is Triton's own `timeout`, and also acts while the request \
+              waits for a slot.)",
+        set: |o, v| set(&mut o.timeout_us, unsigned(v)),
+    },
+    RequestOption {
+        name: "return_finish_reason",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false` leaves out the output `finish_reason`.",
+        set: |o, v| o.want(OutputKind::FinishReason, v),
+    },
+    RequestOption {
+        name: "return_num_input_tokens",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false` leaves out the output `num_input_tokens`.",
+        set: |o, v| o.want(OutputKind::NumInputTokens, v),
+    },
+    RequestOption {
+        name: "return_num_output_tokens",
+        aliases: &[],
+        expected: "true or false",
+        default: "true",
+        doc: "`false` leaves out the output `num_output_tokens`.",
+        set: |o, v| o.want(OutputKind::NumOutputTokens, v),
+    },
+    RequestOption {
+        name: "return_log_probs",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the outputs `output_log_probs` and `cum_log_probs`.",
+        set: |o, v| {
+            const OUTPUTS: &[OutputKind] = &[OutputKind::OutputLogProbs, OutputKind::CumLogProbs];
+            o.ask("return_log_probs", OUTPUTS, v)
+        },
+    },
+    RequestOption {
+        name: "return_cumulative_logprob",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the output `cumulative_logprob`.",
+        set: |o, v| {
+            o.ask(
+                "return_cumulative_logprob",
+                &[OutputKind::CumulativeLogprob],
+                v,
+            )
+        },
+    },
+    RequestOption {
+        name: "logprobs",
+        aliases: &[],
+        expected: "an integer from 0 to 20",
+        default: "0, with `return_logprobs`",
+        doc: "Gives the output `logprobs`, with so many of the most likely tokens in the place of each \
+              token, and the token itself.",
+        set: |o, v| {
+            set(&mut o.num_logprobs, integer(v, 0..=MAX_LOGPROBS))?;
+            o.ask("logprobs", &[OutputKind::Logprobs], &Value::Bool(true))
+        },
+    },
+    RequestOption {
+        name: "return_logprobs",
+        aliases: &[],
+        expected: "true or false",
+        default: "true, with `logprobs`",
+        doc: "Gives the output `logprobs`; `false` leaves it out.",
+        set: |o, v| match flag(v)? {
+            true => o.ask("return_logprobs", &[OutputKind::Logprobs], v),
+            false => o.want(OutputKind::Logprobs, v),
+        },
+    },
+    RequestOption {
+        name: "return_context_logits",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the output `context_logits`. The prompt is computed anew, whatever blocks of it the \
+              cache has.",
+        set: |o, v| o.ask("return_context_logits", &[OutputKind::ContextLogits], v),
+    },
+    RequestOption {
+        name: "return_generation_logits",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the output `generation_logits`.",
+        set: |o, v| {
+            o.ask(
+                "return_generation_logits",
+                &[OutputKind::GenerationLogits],
+                v,
+            )
+        },
+    },
+    RequestOption {
+        name: "return_stop_reason",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the output `stop_reason`.",
+        set: |o, v| o.ask("return_stop_reason", &[OutputKind::StopReason], v),
+    },
+    RequestOption {
+        name: "return_perf_metrics",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the outputs `kv_cache_alloc_new_blocks`, `kv_cache_reused_blocks`, \
+              `kv_cache_alloc_total_blocks`, `arrival_time_ns`, `first_scheduled_time_ns`, \
+              `first_token_time_ns` and `last_token_time_ns`, with the last response.",
+        set: |o, v| o.ask("return_perf_metrics", PERF_METRICS, v),
+    },
+    RequestOption {
+        name: "sampling_parameters",
+        aliases: &[],
+        expected: "a JSON object of options",
+        default: "none",
+        doc: "Any of the options above in one JSON string, as vLLM's backend takes them; lists and \
+              objects stand there as they are.",
+        // Its members are options themselves: `RequestOptions::parse` unfolds it.
+        set: |_, _| None,
+    },
+];
+
+/// The README's table of all options.
+pub fn reference_table() -> String {
+    let mut table =
+        String::from("| option | value | default | what it does |\n|---|---|---|---|\n");
+    for RequestOption {
+        name,
+        aliases,
+        expected,
+        default,
+        doc,
+        ..
+    } in OPTIONS
+    {
+        let names = std::iter::once(name)
+            .chain(*aliases)
+            .map(|name| format!("`{name}`"));
+        let names = names.collect::<Vec<_>>().join(", ");
+        // Writing to a String cannot fail.
+        let _ = writeln!(table, "| {names} | {expected} | {default} | {doc} |");
+    }
+    table
+}
+
+impl RequestOptions {
+    fn ask(
+        &mut self,
+        option: &'static str,
+        outputs: &'static [OutputKind],
+        value: &Value,
+    ) -> Option<()> {
+        if flag(value)? && !self.asked.contains(&(option, outputs)) {
+            self.asked.push((option, outputs));
+        }
+        Some(())
+    }
+
+    fn want(&mut self, output: OutputKind, value: &Value) -> Option<()> {
+        if !flag(value)? && !self.omitted.contains(&output) {
+            self.omitted.push(output);
+        }
+        Some(())
+    }
+}

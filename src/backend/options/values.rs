@@ -1,0 +1,170 @@
+//! What the values of options may be: each function reads one kind, and gives nothing for what is not it.
+
+use std::ops::RangeInclusive;
+
+use serde_json::Value;
+
+use crate::base::{RequestError, TokenId};
+
+/// The largest count that an option takes.
+pub(super) const MAX_COUNT: u32 = i32::MAX as u32;
+/// Words of one list, bytes of one word, entries of `logit_bias`: a request must not make every
+/// step of all the others slow.
+pub(super) const MAX_WORDS: usize = 64;
+pub(super) const MAX_WORD_BYTES: usize = 256;
+pub(super) const MAX_BIASES: usize = 1024;
+const MAX_BIAS: f64 = 1000.0;
+pub(super) const MAX_END_IDS: usize = 16;
+/// Allowed ids are looked at together with the logits, once a token.
+pub(super) const MAX_ALLOWED_IDS: usize = 65536;
+
+pub(super) fn set<T>(place: &mut T, value: Option<T>) -> Option<()> {
+    *place = value?;
+    Some(())
+}
+
+/// The members of a `sampling_parameters` option.
+pub(super) fn nested(value: &Value) -> Result<serde_json::Map<String, Value>, RequestError> {
+    match parsed(value) {
+        Some(Value::Object(members)) if !members.contains_key("sampling_parameters") => Ok(members),
+        _ => Err(RequestError::Option {
+            name: "sampling_parameters".to_owned(),
+            value: shortened(&value.to_string()),
+            expected: "a JSON object of options".to_owned(),
+        }),
+    }
+}
+
+/// A parameter's structured value: itself, or the JSON in its string.
+pub(in crate::backend) fn parsed(value: &Value) -> Option<Value> {
+    match value {
+        Value::String(text) => serde_json::from_str(text).ok(),
+        other => Some(other.clone()),
+    }
+}
+
+/// gRPC clients without a type for a number send it as a string.
+pub(super) fn unsigned(value: &Value) -> Option<u64> {
+    value
+        .as_u64()
+        .or_else(|| value.as_str()?.trim().parse().ok())
+}
+
+pub(super) fn integer(value: &Value, range: RangeInclusive<u32>) -> Option<u32> {
+    u32::try_from(unsigned(value)?)
+        .ok()
+        .filter(|count| range.contains(count))
+}
+
+pub(super) fn signed(value: &Value) -> Option<i32> {
+    let written = value.as_str().and_then(|text| text.trim().parse().ok());
+    value.as_i64().or(written)?.try_into().ok()
+}
+
+pub(super) fn number(value: &Value, range: RangeInclusive<f64>) -> Option<f32> {
+    let number: f64 = value
+        .as_f64()
+        .or_else(|| value.as_str()?.trim().parse().ok())?;
+    range.contains(&number).then_some(number as f32)
+}
+
+pub(super) fn flag(value: &Value) -> Option<bool> {
+    value
+        .as_bool()
+        .or_else(|| value.as_str()?.trim().to_ascii_lowercase().parse().ok())
+}
+
+pub(super) fn words(value: &Value) -> Option<Vec<String>> {
+    let list = match value {
+        Value::String(text) if !text.trim_start().starts_with('[') => vec![text.clone()],
+        _ => {
+            let list = parsed(value)?;
+            list.as_array()?
+                .iter()
+                .map(|w| w.as_str().map(str::to_owned))
+                .collect::<Option<_>>()?
+        }
+    };
+    let fits = |word: &String| word.len() <= MAX_WORD_BYTES;
+    if list.len() > MAX_WORDS || !list.iter().all(fits) {
+        return None;
+    }
+    // Clients of TensorRT-LLM say with an empty text that there is no word.
+    Some(list.into_iter().filter(|word| !word.is_empty()).collect())
+}
+
+/// A probability that is not zero.
+pub(super) fn share(value: &Value) -> Option<f32> {
+    number(value, 0.0..=1.0).filter(|share| *share > 0.0)
+}
+
+/// A token id or a list of at most `max_len`.
+pub(super) fn ids(value: &Value, max_len: usize) -> Option<Vec<TokenId>> {
+    let list = match parsed(value)? {
+        Value::Array(list) => list,
+        id => vec![id],
+    };
+    if list.len() > max_len {
+        return None;
+    }
+    list.iter().map(|id| integer(id, 0..=MAX_COUNT)).collect()
+}
+
+/// Clients of TensorRT-LLM say with -1 that no token ends the output.
+pub(super) fn end_ids(value: &Value) -> Option<Vec<TokenId>> {
+    match parsed(value)?.as_i64() {
+        Some(-1) => Some(Vec::new()),
+        _ => ids(value, MAX_END_IDS),
+    }
+}
+
+/// Some token ids, sorted, each once.
+pub(super) fn allowed_ids(value: &Value) -> Option<Vec<TokenId>> {
+    let mut ids = ids(value, MAX_ALLOWED_IDS).filter(|ids| !ids.is_empty())?;
+    ids.sort_unstable();
+    ids.dedup();
+    Some(ids)
+}
+
+pub(super) fn weights(value: &Value) -> Option<Vec<f32>> {
+    let list = match parsed(value)? {
+        Value::Array(list) => list,
+        weight => vec![weight],
+    };
+    if list.len() > MAX_WORDS {
+        return None;
+    }
+    let weight = |weight: &Value| number(weight, -MAX_BIAS..=MAX_BIAS);
+    list.iter().map(weight).collect()
+}
+
+pub(super) fn biases(value: &Value) -> Option<Vec<(TokenId, f32)>> {
+    let members = parsed(value)?;
+    let members = members.as_object()?;
+    let bias = |(token, bias): (&String, &Value)| {
+        let token = token
+            .parse::<TokenId>()
+            .ok()
+            .filter(|token| *token <= MAX_COUNT)?;
+        Some((token, number(bias, -MAX_BIAS..=MAX_BIAS)?))
+    };
+    let mut biases: Vec<_> = members.iter().map(bias).collect::<Option<_>>()?;
+    biases.sort_unstable_by_key(|(token, _)| *token);
+    let unique = biases.windows(2).all(|pair| pair[0].0 != pair[1].0);
+    (unique && biases.len() <= MAX_BIASES).then_some(biases)
+}
+
+pub(super) fn messages(value: &Value) -> Option<Value> {
+    let list = parsed(value)?;
+    let objects = list.as_array()?;
+    (!objects.is_empty() && objects.iter().all(Value::is_object)).then_some(list)
+}
+
+/// A client's text as it is shown in an error: it can be megabytes long.
+pub(super) fn shortened(text: &str) -> String {
+    const MAX_CHARS: usize = 80;
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
