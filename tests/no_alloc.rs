@@ -15,7 +15,7 @@ use triton_inflight::engine::{
     BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, Phase, Sampled, StepOutput,
 };
 use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, RunnerLimits};
-use triton_inflight::sampling::SamplingParams;
+use triton_inflight::sampling::{SamplingParams, TopPDecay};
 
 thread_local! {
     /// Allocations of this thread: others, the test harness among them, do as they like. A runner of
@@ -137,6 +137,17 @@ fn allocations_of_the_runner(kv_dtype: KvDtype) -> u64 {
             top_p: 1.0 - id as f32 * 0.1,
             repetition_penalty: 1.0 + id as f32 * 0.1,
             presence_penalty: (id % 2) as f32,
+            prompt_ignore_length: id,
+            typical_p: if id > 4 { 0.8 } else { 1.0 },
+            top_p_decay: (id % 3 == 0).then(|| TopPDecay {
+                factor: 0.9,
+                min: 0.1,
+                reset_ids: vec![3],
+            }),
+            no_repeat_ngram_size: if id % 2 == 0 { 5 } else { 0 },
+            allowed_token_ids: (id % 4 == 1).then(|| (3..100).collect()),
+            stop_token_ids: vec![99],
+            min_tokens: 80,
             ..SamplingParams::default()
         };
         engine

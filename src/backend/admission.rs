@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::backend::answer::{Answer, Echo, Times};
 use crate::backend::clients::{Fate, foreign};
 use crate::backend::logits_memory::LogitsMemory;
+use crate::backend::option_tensors::option_of;
 use crate::backend::options::RequestOptions;
 use crate::backend::text_stream::{TextRules, TextStream};
 use crate::base::{RequestError, RequestId, TokenId, Tokens};
@@ -88,9 +89,7 @@ impl Admission {
                  leave sequence_end out",
             ));
         }
-        let parameters = request.parameters()?;
-        let options =
-            RequestOptions::parse(parameters.iter().map(|(name, value)| (*name, json(*value))))?;
+        let options = RequestOptions::parse(self.asked(request)?)?;
         self.check(&options)?;
 
         self.warn_of_ignored(&options);
@@ -173,10 +172,10 @@ impl Admission {
     /// # Errors
     /// Its parameters cannot be read.
     pub fn asks_to_stop(&self, request: &Request) -> Result<bool, Error> {
-        let parameters = request.parameters()?;
-        Ok(parameters
+        let asked = self.asked(request)?;
+        Ok(asked
             .iter()
-            .any(|(name, value)| *name == "stop" && json(*value) == Value::Bool(true)))
+            .any(|(name, value)| *name == "stop" && *value == Value::Bool(true)))
     }
 
     /// The answer to a request that only stops another: as of one that has generated nothing.
@@ -200,6 +199,21 @@ impl Admission {
             TextStream::new(parts.tokenizer.clone(), &[], rules)
         });
         Ok(Box::new(answer))
+    }
+
+    /// Everything that the request asks for: its parameters, and its inputs besides the prompt.
+    fn asked<'a>(&self, request: &'a Request) -> Result<Vec<(&'a str, Value)>, Error> {
+        let parameters = request.parameters()?;
+        let mut asked: Vec<_> = parameters
+            .into_iter()
+            .map(|(name, value)| (name, json(value)))
+            .collect();
+        for input in request.inputs()? {
+            if input.name() != self.config.input.name() {
+                asked.push((input.name(), option_of(&input)?));
+            }
+        }
+        Ok(asked)
     }
 
     /// How the tokens of a request become text.

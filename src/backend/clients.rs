@@ -198,6 +198,8 @@ const SAMPLING_PARAMETERS: &[&str] = &[
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "structured_outputs",
+    "guided_decoding",
     "lora_name",
 ];
 

@@ -17,6 +17,7 @@ mod logits_memory;
 mod metrics;
 mod model;
 mod observer;
+mod option_tensors;
 mod options;
 mod responder;
 mod text_stream;

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::base::LoadError;
 use crate::config::Settings;
+use crate::config::client_inputs::client_input;
 use crate::config::scheduling::{check_scheduling, default_scheduling};
 
 /// Sequences that a model without `max_batch_size` takes at once.
@@ -353,10 +354,15 @@ impl Settings {
 
 impl InputKind {
     fn of(inputs: Option<&Value>) -> Option<Self> {
-        let name = inputs?.get(0)?.get("name")?.as_str()?;
+        let inputs = inputs?.as_array()?;
+        inputs.iter().find_map(Self::of_one)
+    }
+
+    /// The kind of prompt that an input is, if it is one.
+    fn of_one(input: &Value) -> Option<Self> {
         [InputKind::Text, InputKind::Ids]
             .into_iter()
-            .find(|kind| kind.name() == name)
+            .find(|kind| kind.name() == field(input, "name"))
     }
 }
 
@@ -384,46 +390,74 @@ fn check_inputs(config: &Value, completion: Completion) -> Result<InputKind, Loa
          data_type: TYPE_STRING dims: [ 1 ] }] or input [{ name: \"input_ids\" data_type: TYPE_INT32 \
          dims: [ -1 ] allow_ragged_batch: true }]",
     );
-    let [input] = inputs else {
+    let (prompts, options): (Vec<_>, Vec<_>) = inputs
+        .iter()
+        .partition(|input| InputKind::of_one(input).is_some());
+    for input in options {
+        check_option_input(input, &remedy)?;
+    }
+    let [input] = prompts[..] else {
         return Err(refuse(
-            &format!("the model has {} inputs", inputs.len()),
+            &format!("the model has {} inputs for a prompt", prompts.len()),
             &remedy,
         ));
     };
     let name = field(input, "name");
-    let Some(kind) = InputKind::of(config.get("input")) else {
+    let Some(kind) = InputKind::of_one(input) else {
         return Err(refuse(&format!("the input is named '{name}'"), &remedy));
     };
-    if field(input, "data_type") != kind.data_type() || dims(input) != [kind.dim()] {
-        let found = format!(
-            "input '{name}' is {} {:?}",
-            field(input, "data_type"),
-            dims(input)
-        );
-        return Err(refuse(&found, &remedy));
-    }
-    // Triton batches only inputs of one shape otherwise, and requests would wait for each other.
-    let ragged = input
-        .get("allow_ragged_batch")
-        .and_then(Value::as_bool)
-        .unwrap_or(false);
-    if kind == InputKind::Ids && !ragged {
-        return Err(refuse(
-            "input 'input_ids' may not be ragged",
-            "write allow_ragged_batch: true",
-        ));
-    }
-    if input
-        .get("optional")
-        .and_then(Value::as_bool)
-        .unwrap_or(false)
-    {
+    check_tensor(input, kind.data_type(), &[kind.dim()], &remedy)?;
+    if is_true(input, "optional") {
         return Err(refuse(
             &format!("input '{name}' is optional"),
             "leave optional out",
         ));
     }
     Ok(kind)
+}
+
+/// An input that carries an option, as clients of other backends send it.
+fn check_option_input(input: &Value, remedy: &str) -> Result<(), LoadError> {
+    let name = field(input, "name");
+    let Some(known) = client_input(name) else {
+        return Err(refuse(
+            &format!("the model has no input '{name}'"),
+            &format!("name those that docs/clients.md lists, or none: {remedy}"),
+        ));
+    };
+    let data_type = known.data_type;
+    let remedy = format!("write data_type: {data_type} dims: {:?}", known.dims);
+    check_tensor(input, data_type, known.dims, &remedy)
+}
+
+/// Whether an input has a type and dimensions, and may be ragged where its length varies: Triton batches
+/// only inputs of one shape otherwise, and requests would wait for each other.
+fn check_tensor(
+    input: &Value,
+    data_type: &str,
+    expected: &[i64],
+    remedy: &str,
+) -> Result<(), LoadError> {
+    let name = field(input, "name");
+    if field(input, "data_type") != data_type || dims(input) != expected {
+        let found = format!(
+            "input '{name}' is {} {:?}",
+            field(input, "data_type"),
+            dims(input)
+        );
+        return Err(refuse(&found, remedy));
+    }
+    if expected.contains(&-1) && !is_true(input, "allow_ragged_batch") {
+        return Err(refuse(
+            &format!("input '{name}' may not be ragged"),
+            "write allow_ragged_batch: true",
+        ));
+    }
+    Ok(())
+}
+
+fn is_true(object: &Value, name: &str) -> bool {
+    object.get(name).and_then(Value::as_bool).unwrap_or(false)
 }
 
 fn check_outputs(
@@ -608,7 +642,30 @@ mod tests {
             (|c| c["input"][0]["optional"] = json!(true), &["optional"]),
             (
                 |c| c["input"] = json!([input_field(InputKind::Text), input_field(InputKind::Ids)]),
-                &["2 inputs", "request parameter"],
+                &["2 inputs for a prompt", "request parameter"],
+            ),
+            (
+                |c| {
+                    c["input"] =
+                        json!([{ "name": "stream", "data_type": "TYPE_BOOL", "dims": [1] }])
+                },
+                &["0 inputs for a prompt", "text_input"],
+            ),
+            (
+                |c| {
+                    let option =
+                        json!({ "name": "stream", "data_type": "TYPE_INT32", "dims": [1] });
+                    c["input"] = json!([input_field(InputKind::Text), option])
+                },
+                &["'stream' is TYPE_INT32", "data_type: TYPE_BOOL dims: [1]"],
+            ),
+            (
+                |c| {
+                    let option =
+                        json!({ "name": "bad_words", "data_type": "TYPE_STRING", "dims": [-1] });
+                    c["input"] = json!([input_field(InputKind::Text), option])
+                },
+                &["'bad_words' may not be ragged", "allow_ragged_batch: true"],
             ),
             (
                 |c| c["output"][0]["name"] = json!("txt"),

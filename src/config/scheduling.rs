@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::base::LoadError;
-use crate::config::model_config::{Completion, is_empty, refuse, unsigned};
+use crate::config::model_config::{Completion, field, is_empty, refuse, unsigned};
 
 /// Triton's idle limit counts the time that a step takes, and a sequence over it is lost without a
 /// word to its client. The default of one second is shorter than a long context's step.
@@ -31,6 +31,15 @@ pub fn delays(config: &Value) -> Option<String> {
         .and_then(Value::as_f64)
         .unwrap_or(0.0);
     let oldest = limit("/sequence_batching/oldest/max_queue_delay_microseconds");
+    let is_oldest = config.pointer("/sequence_batching/oldest").is_some();
+    if !is_oldest && let Some(name) = optional_input(config) {
+        return Some(format!(
+            "config.pbtxt: input '{name}' is optional, and with the direct strategy Triton holds a request \
+             back until those that bring other inputs have ended; write sequence_batching {{ \
+             iterative_sequence: true max_sequence_idle_microseconds: {DEFAULT_IDLE_US} oldest {{ \
+             max_candidate_sequences: 64 }} }}"
+        ));
+    }
     if direct > 0 && utilization > 0.0 {
         Some(format!(
             "config.pbtxt: sequence_batching {{ direct {{ minimum_slot_utilization: {utilization} \
@@ -48,6 +57,16 @@ pub fn delays(config: &Value) -> Option<String> {
     } else {
         None
     }
+}
+
+/// The first input that a request may leave out.
+fn optional_input(config: &Value) -> Option<&str> {
+    let inputs = config.get("input").and_then(Value::as_array)?;
+    let optional = |input: &&Value| input.get("optional").and_then(Value::as_bool) == Some(true);
+    inputs
+        .iter()
+        .find(optional)
+        .map(|input| field(input, "name"))
 }
 
 /// Checks the scheduling; the idle limit.
@@ -171,6 +190,19 @@ mod tests {
             oldest.contains("oldest { max_queue_delay_microseconds: 70"),
             "{oldest}"
         );
+    }
+
+    #[test]
+    fn optional_inputs_are_warned_of_where_they_hold_requests_back() {
+        let mut config = with("direct", json!({}));
+        config["input"] = json!([{ "name": "text_input" }, { "name": "stream", "optional": true }]);
+        let warning = delays(&config).expect("a delay");
+        assert!(
+            warning.contains("'stream'") && warning.contains("oldest"),
+            "{warning}"
+        );
+        config["sequence_batching"]["oldest"] = json!({ "max_candidate_sequences": 64 });
+        assert_eq!(delays(&config), None);
     }
 
     #[test]

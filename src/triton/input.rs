@@ -69,6 +69,11 @@ impl<'request> Input<'request> {
         self.name
     }
 
+    /// The type of its elements.
+    pub fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
     /// The data: borrowed where it lies in one buffer, gathered where it lies in several.
     ///
     /// An error if any of it lies in GPU memory (a client's CUDA shared memory).

@@ -1,0 +1,85 @@
+//! Options that come as input tensors, as clients of TensorRT-LLM's and of vLLM's backends send them.
+
+use serde_json::Value;
+
+use crate::backend::clients::{Fate, foreign};
+use crate::config::client_inputs::client_input;
+use crate::triton::{DataType, Element, Error, Input, strings};
+
+/// Bytes of one option: a list of the longest words that a request may give, with room to spare.
+const MAX_BYTES: usize = 1 << 20;
+
+/// The value that a tensor gives to the option of its name: one value, or a list where the models that
+/// have it take a list. A tensor without elements gives null, which is no value.
+///
+/// # Errors
+/// A tensor whose bytes are not what its type and shape say, or that is too large for an option.
+pub fn option_of(input: &Input<'_>) -> Result<Value, Error> {
+    if let Some(Fate::Ignored(_) | Fate::Refused(_)) =
+        foreign(input.name()).map(|field| &field.fate)
+    {
+        // Nobody looks at it, and adapters and embeddings are large.
+        return Ok(Value::Bool(true));
+    }
+    let num_bytes = input.bytes()?.len();
+    if num_bytes > MAX_BYTES {
+        return Err(Error::invalid(format!(
+            "input '{}' has {num_bytes} bytes, and an option at most {MAX_BYTES}",
+            input.name()
+        )));
+    }
+    let mut values = match input.data_type() {
+        DataType::Bool => bools(input)?,
+        DataType::Int32 => numbers::<i32>(input)?,
+        DataType::Int64 => numbers::<i64>(input)?,
+        DataType::Uint32 => numbers::<u32>(input)?,
+        DataType::Uint64 => numbers::<u64>(input)?,
+        DataType::Fp32 => floats(input)?,
+        DataType::Bytes => texts(input)?,
+        other => {
+            return Err(Error::invalid(format!(
+                "input '{}' holds {other}, which no option is",
+                input.name()
+            )));
+        }
+    };
+    let is_list = client_input(input.name()).is_some_and(|known| known.dims == [-1]);
+    Ok(match values.len() {
+        0 => Value::Null,
+        1 if !is_list => values.remove(0),
+        _ => Value::Array(values),
+    })
+}
+
+fn bools(input: &Input<'_>) -> Result<Vec<Value>, Error> {
+    let bytes = input.bytes()?;
+    Ok(bytes.iter().map(|byte| Value::Bool(*byte != 0)).collect())
+}
+
+fn numbers<T: Element + Into<Value>>(input: &Input<'_>) -> Result<Vec<Value>, Error> {
+    let elements: Vec<T> = input.elements()?;
+    Ok(elements.into_iter().map(Into::into).collect())
+}
+
+fn floats(input: &Input<'_>) -> Result<Vec<Value>, Error> {
+    let elements: Vec<f32> = input.elements()?;
+    // JSON has no infinity: as a text it is refused by the option, with its range.
+    let value = |number: f32| match number.is_finite() {
+        true => Value::from(number),
+        false => Value::String(number.to_string()),
+    };
+    Ok(elements.into_iter().map(value).collect())
+}
+
+fn texts(input: &Input<'_>) -> Result<Vec<Value>, Error> {
+    let bytes = input.bytes()?;
+    let text = |text: &[u8]| match std::str::from_utf8(text) {
+        Ok(text) => Ok(Value::from(text)),
+        Err(error) => Err(Error::invalid(format!(
+            "input '{}' is not valid UTF-8 from byte {} on",
+            input.name(),
+            error.valid_up_to()
+        ))),
+    };
+    strings::decode(&bytes)?.into_iter().map(text).collect()
+}

@@ -1,0 +1,199 @@
+"""Options as input tensors, as the clients of TensorRT-LLM's and of vLLM's backends send them."""
+
+import asyncio
+import json
+import re
+import time
+
+import numpy
+import pytest
+
+from harness import clients
+from harness.clients import GrpcStream, Refused, generate, tensor
+from harness.repository import ROOT, STORIES, add_model, add_synthetic
+from harness.server import Server
+from harness.synthetic import continuation
+
+PROMPT = "Once upon a time, there was a brave fox named Finn."
+# The inputs that docs/clients.md tells a user to declare.
+(DOCUMENTED,) = re.findall(r"^```\n(input \[.*?)^```$", (ROOT / "docs" / "clients.md").read_text(), re.M | re.S)
+OLDEST = DOCUMENTED[DOCUMENTED.index("sequence_batching") :]
+IDS = """
+input [
+  { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
+  { name: "input_lengths" data_type: TYPE_INT32 dims: [ 1 ] optional: true },
+  { name: "request_output_len" data_type: TYPE_INT32 dims: [ 1 ] optional: true },
+  { name: "beam_width" data_type: TYPE_INT32 dims: [ 1 ] optional: true },
+  { name: "streaming" data_type: TYPE_BOOL dims: [ 1 ] optional: true },
+  { name: "stop" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
+]
+"""
+TYPES = {
+    "max_tokens": ("INT32", numpy.int32),
+    "end_id": ("INT32", numpy.int32),
+    "pad_id": ("INT32", numpy.int32),
+    "top_k": ("INT32", numpy.int32),
+    "top_p": ("FP32", numpy.float32),
+    "temperature": ("FP32", numpy.float32),
+    "repetition_penalty": ("FP32", numpy.float32),
+    "presence_penalty": ("FP32", numpy.float32),
+    "seed": ("UINT64", numpy.uint64),
+    "stream": ("BOOL", bool),
+    "beam_width": ("INT32", numpy.int32),
+    "exclude_input_in_output": ("BOOL", bool),
+    "stop_words": ("BYTES", object),
+    "bad_words": ("BYTES", object),
+    "input_lengths": ("INT32", numpy.int32),
+    "request_output_len": ("INT32", numpy.int32),
+    "streaming": ("BOOL", bool),
+    "stop": ("BOOL", bool),
+}
+
+
+@pytest.fixture(scope="module")
+def tensor_server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("tensors") / "repository"
+    add_model(repository, "stories", fields=DOCUMENTED, checkpoint=STORIES)
+    slow = {"synthetic_step_us": 5000}
+    add_synthetic(repository, "ids", slow, fields=IDS + OLDEST)
+    add_synthetic(repository, "ids_direct", slow, fields=IDS)
+    with Server(repository, "--model-control-mode=explicit", "--load-model=*") as server:
+        yield server
+
+
+def tensors(prompt, **options):
+    """A request's inputs: the prompt, and each option as [[value]]."""
+    if isinstance(prompt, str):
+        inputs = [tensor("text_input", numpy.array([[prompt.encode()]], dtype=object), "BYTES")]
+    else:
+        inputs = [tensor("input_ids", numpy.array([prompt], dtype=numpy.int32), "INT32")]
+    for name, value in options.items():
+        datatype, dtype = TYPES[name]
+        row = [word.encode() for word in value] if isinstance(value, list) else [value]
+        inputs.append(tensor(name, numpy.array([row], dtype=dtype), datatype))
+    return inputs
+
+
+async def answer(client, model, prompt, request_id="", **options):
+    stream = GrpcStream(client, model, tensors(prompt, **options), request_id=request_id)
+    return clients.Answer([response async for response in stream])
+
+
+def alone(server, model, prompt, **options):
+    async def main():
+        async with clients.grpc(server) as client:
+            return await asyncio.wait_for(answer(client, model, prompt, **options), clients.TIMEOUT_S)
+
+    return clients.run(main())
+
+
+# As TensorRT-LLM's end_to_end_grpc_client.py and Triton's OpenAI frontend build them.
+REQUESTS = [
+    {"max_tokens": 30, "stream": False, "beam_width": 1, "temperature": 1.0, "seed": 3},
+    {"max_tokens": 30, "stream": True, "beam_width": 1, "temperature": 0.7, "stop_words": ["forest", "sea"]},
+    {"max_tokens": 25, "stream": True, "end_id": 2, "pad_id": 2, "exclude_input_in_output": True},
+    {"max_tokens": 20, "stream": False, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1, "bad_words": ["dragon"]},
+    {"max_tokens": 20, "stream": False, "stop_words": [""], "bad_words": [""], "presence_penalty": 0.5},
+    {},
+]
+
+
+@pytest.mark.parametrize("options", REQUESTS, ids=str)
+def test_a_tensor_says_what_the_parameter_of_its_name_says(tensor_server, options):
+    by_tensors = alone(tensor_server, "stories", PROMPT, **options)
+    lists = {name: json.dumps(value) for name, value in options.items() if isinstance(value, list)}
+
+    async def by_parameters():
+        async with clients.grpc(tensor_server) as client:
+            return await clients.stream(client, "stories", PROMPT, **{"stream": False, **options, **lists})
+
+    expected = clients.run(by_parameters())
+    assert (by_tensors.text, by_tensors.ids) == (expected.text, expected.ids)
+    assert len(by_tensors.ids) > 5
+
+
+def test_requests_with_different_inputs_run_together_and_get_what_they_get_alone(tensor_server):
+    expected = [alone(tensor_server, "stories", PROMPT, **options) for options in REQUESTS]
+
+    async def main():
+        async with clients.grpc(tensor_server) as client:
+            together = (answer(client, "stories", PROMPT, **options) for options in REQUESTS * 4)
+            return await asyncio.wait_for(asyncio.gather(*together), clients.TIMEOUT_S)
+
+    for got, wanted in zip(clients.run(main()), expected * 4):
+        assert (got.text, got.ids) == (wanted.text, wanted.ids)
+
+
+def test_a_generate_body_may_have_lists(tensor_server):
+    plain = generate(tensor_server, "stories", PROMPT, max_tokens=40, exclude_input_in_output=True)
+    word = plain.text.split()[3]
+    body = {"stop_words": ["nowhere", word], "bad_words": [""], "max_tokens": 40, "exclude_input_in_output": True}
+    stopped = generate(tensor_server, "stories", PROMPT, **body)
+    assert stopped.text == plain.text[: plain.text.index(word)]
+    end_id = plain.ids[5]
+    ended = generate(tensor_server, "stories", PROMPT, max_tokens=40, end_id=[end_id], exclude_input_in_output=True)
+    assert ended.ids == plain.ids[: plain.ids.index(end_id) + 1]
+
+
+def test_a_bad_value_in_a_tensor_is_refused_as_a_parameter_would_be(tensor_server):
+    for options, words in [
+        ({"temperature": float("nan")}, "'temperature'"),
+        ({"top_p": 1.5}, "at most 1"),
+        ({"beam_width": 4}, "there is no beam search"),
+        ({"max_tokens": 0}, "at least 1"),
+    ]:
+        with pytest.raises(Refused, match=words):
+            alone(tensor_server, "stories", PROMPT, **options)
+
+
+def test_a_tensor_that_is_not_declared_is_refused_by_triton(tensor_server):
+    with pytest.raises(Refused, match="unexpected inference input 'input_lengths'"):
+        alone(tensor_server, "stories", PROMPT, input_lengths=1)
+
+
+def test_ids_go_in_as_tensorrt_llms_client_sends_them(tensor_server):
+    options = {"input_lengths": 3, "request_output_len": 20, "beam_width": 1, "streaming": True}
+    assert alone(tensor_server, "ids", [1, 2, 3], **options).ids == continuation([1, 2, 3], 20)
+
+
+def test_a_stop_tensor_ends_the_request_of_the_same_id(tensor_server):
+    async def main():
+        async with clients.grpc(tensor_server) as client:
+            options = {"input_lengths": 1, "request_output_len": 4000, "streaming": True}
+            running = asyncio.create_task(answer(client, "ids", [1], request_id="one", **options))
+            await asyncio.sleep(0.5)
+            stop = {"input_lengths": 0, "request_output_len": 0, "stop": True}
+            await asyncio.wait_for(answer(client, "ids", [0], request_id="one", **stop), 10)
+            return await asyncio.wait_for(running, 10)
+
+    stopped = clients.run(main())
+    assert stopped.finish_reason == "cancelled"
+    assert stopped.ids == continuation([1], len(stopped.ids)) and 0 < len(stopped.ids) < 4000
+
+
+def seconds_of_a_short_one_with_other_inputs(server, model):
+    """How long five tokens take that are asked for with other inputs than a long request in flight has, and
+    whether the long one was still running then."""
+
+    async def main():
+        async with clients.grpc(server) as client:
+            long = asyncio.create_task(answer(client, model, [1], request_output_len=400, streaming=True))
+            await asyncio.sleep(0.3)
+            start = time.monotonic()
+            short = await answer(client, model, [2], request_output_len=5)
+            seconds = time.monotonic() - start
+            running = not long.done()
+            assert short.ids[-5:] == continuation([2], 5)
+            assert (await long).ids == continuation([1], 400)
+            return seconds, running
+
+    return clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
+
+
+def test_other_inputs_wait_with_direct_and_not_with_oldest(tensor_server):
+    seconds, running = seconds_of_a_short_one_with_other_inputs(tensor_server, "ids")
+    assert running and seconds < 0.5
+    seconds, running = seconds_of_a_short_one_with_other_inputs(tensor_server, "ids_direct")
+    print("direct:", seconds, running)
+    assert not running and seconds > 1
+    assert re.search(r"ids_direct.*input 'input_lengths' is optional.*oldest", tensor_server.log())
