@@ -3,6 +3,7 @@ request gets, bit for bit, what it gets alone."""
 
 import asyncio
 import itertools
+import json
 import random
 
 import pytest
@@ -64,11 +65,32 @@ def requests(scheme):
             options["stop"] = "the"
         if seed % 5 == 0:
             options["priority"] = 1
+        if seed % 3 == 0:
+            options["logprobs"] = seed % 7
+        if seed % 4 == 1:
+            options.update(return_log_probs=True, return_context_logits=True, return_generation_logits=True)
         yield rng.choice(PROMPTS), options
 
 
+def tensors(answer):
+    """What an answer has besides tokens, in however many responses it came."""
+    found = {}
+    for name in {name for response in answer.responses for name in response.tensors}:
+        arrays = answer.tensors(name)
+        if name == "cum_log_probs":
+            found[name] = arrays[-1].tobytes()
+        elif name == "logprobs":
+            found[name] = [entry for array in arrays for entry in json.loads(array.item())]
+        elif name == "output_log_probs":
+            found[name] = b"".join(array.tobytes() for array in arrays)
+        else:
+            # Where there is nothing new of the logits is a dummy of one zero.
+            found[name] = b"".join(array.tobytes() for array in arrays if array.size > 1)
+    return found
+
+
 def serve(server, model, asked):
-    """All at once, each on a stream of its own: texts and reasons."""
+    """All at once, each on a stream of its own: texts and reasons, and to the bit what else was asked for."""
 
     async def main():
         async with clients.grpc(server) as client:
@@ -80,7 +102,7 @@ def serve(server, model, asked):
                 return await clients.stream(client, model, prompt, **options, **own)
 
             answers = await asyncio.gather(*(one(*request) for request in asked))
-            return [(answer.text, answer.ids, answer.finish_reason) for answer in answers]
+            return [(answer.text, answer.ids, answer.finish_reason, tensors(answer)) for answer in answers]
 
     return clients.run(main())
 
