@@ -54,6 +54,11 @@ pub struct KvBlocks {
 }
 
 impl Gather {
+    /// Whether it wants anything.
+    pub fn is_any(&self) -> bool {
+        self.needs_logits() || self.kv_blocks
+    }
+
     /// Whether any of it is made of logits.
     pub fn needs_logits(&self) -> bool {
         self.context_logits || self.samples_more()

@@ -162,7 +162,7 @@ impl Engine {
             self.is_out[step.micro_batch()] = false;
         }
         let mut sampled = output.sampled.iter();
-        let mut gathered = output.gathered.drain(..).peekable();
+        let mut all_gathered = output.gathered.drain(..).peekable();
         let mut any_gone = false;
         for (planned, text) in step.drain() {
             let result = planned.samples.then(|| {
@@ -170,8 +170,14 @@ impl Engine {
                 assert_eq!(*slot, planned.slot, "results are in the step's order");
                 *result
             });
-            let gathered = gathered.next_if(|(slot, _)| *slot == planned.slot);
-            let mut gathered = gathered.map(|(_, gathered)| gathered);
+            let gather = text.gather;
+            // Boxed, and looked for only where anything is wanted: the others pay nothing for it.
+            let mut gathered = match gather.is_any() {
+                true => all_gathered
+                    .next_if(|(slot, _)| *slot == planned.slot)
+                    .map(|(_, gathered)| Box::new(gathered)),
+                false => None,
+            };
             let sequence = &mut self.sequences[planned.slot];
             let text = sequence.text.insert(text);
             if let Some(place) = self.cancelled.iter().position(|&slot| slot == planned.slot) {
@@ -184,12 +190,16 @@ impl Engine {
             if !matches!(result, Some(Sampled::Failed(_))) {
                 self.kv.commit(&mut sequence.blocks, &text.tokens, computed);
             }
-            sequence.advance(computed);
-            if let Some(kv_blocks) = sequence.kv_news() {
-                gathered.get_or_insert_default().kv_blocks = Some(kv_blocks);
-            }
-            if let Some(gathered) = gathered {
-                events.push(Event::Gathered(planned.id, Box::new(gathered)));
+            sequence.computed = computed;
+            if gather.is_any() {
+                text.gathered_to(computed);
+                let kv_blocks = sequence.kv_news().filter(|_| gather.kv_blocks);
+                if kv_blocks.is_some() {
+                    gathered.get_or_insert_default().kv_blocks = kv_blocks;
+                }
+                if let Some(gathered) = gathered {
+                    events.push(Event::Gathered(planned.id, gathered));
+                }
             }
             let ended = match result {
                 None => None,
@@ -217,10 +227,10 @@ impl Engine {
             "no result for one that does not sample"
         );
         assert!(
-            gathered.next().is_none(),
+            all_gathered.next().is_none(),
             "what is gathered is in the step's order"
         );
-        drop(gathered);
+        drop(all_gathered);
         if any_gone {
             self.running.retain(|&slot| self.sequences.is_taken(slot));
         }

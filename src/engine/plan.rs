@@ -42,11 +42,6 @@ pub struct PlannedSequence {
     pub block_table: Range<u32>,
     /// Whether the chunk ends with the last known token, so that its logits give the next one.
     pub samples: bool,
-    /// What is to be gathered besides, where it samples.
-    pub gather: Gather,
-    /// Which of its tokens are to have their logits gathered: the tokens of the prompt that it wants them
-    /// of and that are here for the first time. In `token_ids`, as `tokens`; empty if there are none.
-    pub context_logits: Range<u32>,
 }
 
 /// Keys and values that a sequence takes over from a block of which it only shares the beginning.
@@ -102,6 +97,21 @@ impl<'a> StepPlan<'a> {
     /// The tokens of `sequence` in this step.
     pub fn chunk(&self, sequence: &PlannedSequence) -> &'a [TokenId] {
         &self.token_ids[sequence.tokens.start as usize..sequence.tokens.end as usize]
+    }
+
+    /// What the sequence at `index` wants to know besides its tokens.
+    pub fn gather(&self, index: usize) -> Gather {
+        self.texts[index].gather
+    }
+
+    /// Which tokens of the sequence at `index` are to have their logits gathered: those of the prompt, if it
+    /// wants them, that are here for the first time. In `token_ids`, as its `tokens`; empty if there are none.
+    pub fn context_logits(&self, index: usize) -> Range<u32> {
+        let (planned, text) = (&self.sequences[index], &self.texts[index]);
+        let chunk_start = planned.kv_len - planned.tokens.len() as u32;
+        let rows = text.context_logits(chunk_start, planned.kv_len);
+        let in_call = |position: u32| planned.tokens.start + (position - chunk_start);
+        in_call(rows.start)..in_call(rows.end)
     }
 
     /// What decides the next token of the sequence at `index`: its options and its tokens so far.

@@ -29,9 +29,32 @@ pub(super) struct SequenceText {
     /// How many of `tokens` are the prompt.
     num_prompt_tokens: usize,
     sampling: Arc<SamplingParams>,
+    /// What it wants to know besides its tokens.
+    pub(super) gather: Gather,
+    /// Of how many tokens of the prompt the logits have been gathered.
+    num_gathered: u32,
 }
 
 impl SequenceText {
+    /// The positions from `start` to `end` whose logits are to be gathered; an empty range within them if
+    /// there are none.
+    pub(super) fn context_logits(&self, start: u32, end: u32) -> Range<u32> {
+        let first = start.max(self.num_gathered);
+        let last = end.min(self.num_prompt_tokens as u32);
+        match self.gather.context_logits && first < last {
+            true => first..last,
+            false => start..start,
+        }
+    }
+
+    /// Says that the tokens below `end` are computed, and what was wanted of them is gathered.
+    pub(super) fn gathered_to(&mut self, end: Tokens) {
+        if self.gather.context_logits {
+            let end = end.0.min(self.num_prompt_tokens as u32);
+            self.num_gathered = self.num_gathered.max(end);
+        }
+    }
+
     /// What decides the next token besides the logits.
     pub(super) fn sampling_input(&self) -> SamplingInput<'_> {
         SamplingInput {
@@ -66,10 +89,6 @@ pub(super) struct Sequence {
     pub(super) blocks: BlockTable,
     /// What it may share with others.
     pub(super) reuse: ReuseOptions,
-    /// What it wants to know besides its tokens.
-    pub(super) gather: Gather,
-    /// Of how many tokens of the prompt the logits have been gathered.
-    num_gathered: Tokens,
     /// Blocks that it had before it was paused last.
     kv_before: KvBlocks,
     /// Of those that it has now, the ones that were found in the cache.
@@ -105,6 +124,8 @@ impl Sequence {
                 tokens,
                 num_prompt_tokens,
                 sampling: request.sampling,
+                gather: request.gather,
+                num_gathered: 0,
             })),
             num_prompt_tokens: len,
             len,
@@ -112,8 +133,6 @@ impl Sequence {
             computed: Tokens::ZERO,
             blocks,
             reuse: request.reuse,
-            gather: request.gather,
-            num_gathered: Tokens::ZERO,
             kv_before: KvBlocks::default(),
             num_reused: Blocks::ZERO,
             kv_told: KvBlocks::default(),
@@ -161,29 +180,11 @@ impl Sequence {
         }
     }
 
-    /// The positions in `chunk` whose logits are to be gathered; an empty range within it if there are none.
-    pub(super) fn context_logits(&self, chunk: Range<Tokens>) -> Range<Tokens> {
-        let start = chunk.start.max(self.num_gathered);
-        let end = chunk.end.min(self.num_prompt_tokens);
-        match self.gather.context_logits && start < end {
-            true => start..end,
-            false => chunk.start..chunk.start,
-        }
-    }
-
     /// How many of its first tokens it may take over from the cache.
     pub(super) fn max_reused(&self) -> Tokens {
-        self.gather
-            .max_reused(self.num_gathered, self.num_prompt_tokens)
-    }
-
-    /// Says that the tokens below `end` are computed, and what was wanted of them is gathered.
-    pub(super) fn advance(&mut self, end: Tokens) {
-        self.computed = end;
-        if self.gather.context_logits {
-            let gathered = end.min(self.num_prompt_tokens);
-            self.num_gathered = self.num_gathered.max(gathered);
-        }
+        let text = self.text.as_ref().expect("no step with it is out");
+        text.gather
+            .max_reused(Tokens(text.num_gathered), self.num_prompt_tokens)
     }
 
     /// Says that it has blocks, and that `num_reused` of them were found in the cache.
@@ -191,10 +192,9 @@ impl Sequence {
         self.num_reused = num_reused;
     }
 
-    /// What is new of its blocks, if it wants to know.
+    /// What is new of its blocks.
     pub(super) fn kv_news(&mut self) -> Option<KvBlocks> {
-        let kv =
-            Some(self.kv_blocks()).filter(|&kv| self.gather.kv_blocks && kv != self.kv_told)?;
+        let kv = Some(self.kv_blocks()).filter(|&kv| kv != self.kv_told)?;
         self.kv_told = kv;
         Some(kv)
     }

@@ -130,8 +130,6 @@ impl Step {
         let end = start + chunk;
         let first_token = within(self.token_ids.len(), call_tokens);
         let first_block = within(self.block_tables.len(), call_blocks);
-        let context_logits = sequence.context_logits(start..end);
-        let in_call = |position: Tokens| first_token + (position - start).0;
         let text = sequence.text.take().expect("in one step at a time");
         match text.tokens[start.index()..end.index()] {
             // Nearly always: to copy one as a slice would cost more than all the rest.
@@ -149,8 +147,6 @@ impl Step {
             kv_len: end.0,
             block_table: first_block..within(self.block_tables.len(), call_blocks),
             samples: end == sequence.len(),
-            gather: sequence.gather,
-            context_logits: in_call(context_logits.start)..in_call(context_logits.end),
         });
         self.texts.push(text);
     }

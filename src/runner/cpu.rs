@@ -178,9 +178,10 @@ impl CpuRunner {
                 kv_len: sequence.kv_len,
                 block_table: sequence.block_table.clone(),
             });
-            if !sequence.context_logits.is_empty() {
+            let context_logits = plan.context_logits(index);
+            if !context_logits.is_empty() {
                 let start = self.kept_rows.len();
-                self.kept_rows.extend(sequence.context_logits.clone());
+                self.kept_rows.extend(context_logits);
                 self.contexts.push((index, start..self.kept_rows.len()));
             }
             if sequence.samples {
@@ -223,7 +224,7 @@ impl CpuRunner {
             self.vocab_size,
             |chooser, row, logits| {
                 let index = sampling[row];
-                let gather = plan.sequences[index].gather;
+                let gather = plan.gather(index);
                 if gather.samples_more() {
                     chooser.log_probs.keep(logits);
                 }

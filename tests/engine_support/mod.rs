@@ -394,7 +394,8 @@ fn run(
         // A row of logits is one number here: its position.
         let first = planned.tokens.start as usize;
         let mut gathered = Gathered {
-            context_logits: (planned.context_logits.clone())
+            context_logits: plan
+                .context_logits(index)
                 .map(|row| (row as usize - first + start) as f32)
                 .collect(),
             ..Gathered::default()
@@ -407,7 +408,7 @@ fn run(
                 Sampled::Token(next_token(cache[place(end - 1)]))
             };
             output.sampled.push((planned.slot, sampled));
-            if planned.gather.generation_logits {
+            if plan.gather(index).generation_logits {
                 gathered.generation_logits.push(end as f32);
             }
         }
@@ -561,9 +562,9 @@ fn check_plan(
         let num_chunk_tokens = planned.tokens.end - planned.tokens.start;
         let start = planned.kv_len - num_chunk_tokens;
         assert!(num_chunk_tokens > 0);
-        assert!(planned.tokens.start <= planned.context_logits.start);
-        assert!(planned.context_logits.end <= planned.tokens.end);
-        assert_eq!(planned.gather, stream.ask.gather);
+        let rows = plan.context_logits(index);
+        assert!(planned.tokens.start <= rows.start && rows.end <= planned.tokens.end);
+        assert_eq!(plan.gather(index), stream.ask.gather);
         assert_eq!(chunk, &known[start as usize..planned.kv_len as usize]);
         let range = planned.tokens.start as usize..planned.tokens.end as usize;
         assert!(
