@@ -120,13 +120,23 @@ def test_in_lockstep_an_answer_that_is_complete_waits_for_its_batch_no_longer_th
 
             async def one(max_tokens, **options):
                 answer = await clients.stream(
-                    client, "lockstep", [2], max_tokens=max_tokens, stream=False, exclude_input_in_output=True, **options
+                    client,
+                    "lockstep",
+                    [2],
+                    max_tokens=max_tokens,
+                    stream=False,
+                    exclude_input_in_output=True,
+                    **options,
                 )
                 return answer, loop.time()
 
-            long = asyncio.create_task(one(200))
-            short, late = await asyncio.gather(one(2, timeout=200_000), one(400, timeout=200_000))
-            long = await long
+            # The three that come while this one runs are one batch.
+            first = asyncio.create_task(one(30))
+            await asyncio.sleep(0.03)
+            long, short, late = await asyncio.gather(
+                one(200), one(2, timeout=300_000), one(400, timeout=300_000)
+            )
+            await first
             for (answer, _), num_tokens in ((short, 2), (long, 200)):
                 assert (answer.ids, answer.finish_reason) == (continuation([2], num_tokens), "length")
             # 200 steps of 3 ms.

@@ -87,13 +87,17 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
                 ])
                 .env("RUSTDOCFLAGS", "--deny=warnings"),
         ),
-        Step::Deny => run_command(command(setup::cargo_deny()?).args([
-            "--offline",
-            "check",
-            "bans",
-            "licenses",
-            "sources",
-        ])),
+        Step::Deny => {
+            // What no build has needed so far must be there to be looked at, too.
+            run_command(cargo().args(["fetch", "--locked"]))?;
+            run_command(command(setup::cargo_deny()?).args([
+                "--offline",
+                "check",
+                "bans",
+                "licenses",
+                "sources",
+            ]))
+        }
         // One of them looks into the server.
         Step::Unit => run_command(
             cargo()
