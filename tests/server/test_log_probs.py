@@ -1,6 +1,5 @@
 """Log-probabilities: asked for by the options of both backends, the same however a request is served."""
 
-import asyncio
 import json
 import math
 
@@ -13,17 +12,6 @@ from harness.clients import generate, generate_stream, infer
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 ALL = {"return_log_probs": True, "return_cumulative_logprob": True, "logprobs": 3}
 SAMPLED = {"max_tokens": 24, "temperature": 0.8, "seed": 7, "ignore_eos": True}
-
-
-def over_grpc(server, model, requests):
-    """Requests at the same time, each on a stream of its own."""
-
-    async def main():
-        async with clients.grpc(server) as client:
-            streams = (clients.stream(client, model, prompt, **options) for prompt, options in requests)
-            return await asyncio.gather(*streams)
-
-    return clients.run(main())
 
 
 def bits(answer):
@@ -40,7 +28,7 @@ def entries(answer):
 
 @pytest.fixture(scope="module")
 def alone(server):
-    return over_grpc(server, "stories", [(PROMPT, {**SAMPLED, **ALL})])[0]
+    return clients.streams(server, "stories", [(PROMPT, {**SAMPLED, **ALL})])[0]
 
 
 def test_nothing_comes_back_that_was_not_asked_for(server):
@@ -90,7 +78,7 @@ def test_options_change_the_choice_and_not_what_the_model_thinks_of_it(server):
 def test_they_are_the_same_bits_among_others(server, alone, model):
     """`stories_tight` has few blocks: its requests are chunked, paused and computed again."""
     others = [(PROMPT[: 3 + 2 * n], {"max_tokens": 20 + n, "logprobs": n % 21} if n % 3 else {"max_tokens": 60}) for n in range(23)]
-    asked, *_ = over_grpc(server, model, [(PROMPT, {**SAMPLED, **ALL}), *others])
+    asked, *_ = clients.streams(server, model, [(PROMPT, {**SAMPLED, **ALL}), *others])
     assert asked.ids == alone.ids
     assert bits(asked) == bits(alone)
     assert entries(asked) == entries(alone)

@@ -1,6 +1,5 @@
 """Logits in answers: every row once, the same however a request is served, in bounded memory."""
 
-import asyncio
 import math
 
 import numpy
@@ -15,17 +14,6 @@ BOTH = {"return_context_logits": True, "return_generation_logits": True}
 SAMPLED = {"max_tokens": 12, "temperature": 0.8, "seed": 7, "ignore_eos": True}
 
 
-def over_grpc(server, model, requests):
-    """Requests at the same time, each on a stream of its own."""
-
-    async def main():
-        async with clients.grpc(server) as client:
-            streams = (clients.stream(client, model, prompt, **options) for prompt, options in requests)
-            return await asyncio.gather(*streams)
-
-    return clients.run(main())
-
-
 def rows(answer, name):
     """All rows of an answer; dummies are none."""
     arrays = [array.reshape(-1, array.shape[-1]) for array in answer.tensors(name) if array.shape[-1] > 1]
@@ -38,7 +26,7 @@ def bits(answer):
 
 @pytest.fixture(scope="module")
 def alone(server):
-    return over_grpc(server, "stories", [(PROMPT, {**SAMPLED, **BOTH, "return_log_probs": True})])[0]
+    return clients.streams(server, "stories", [(PROMPT, {**SAMPLED, **BOTH, "return_log_probs": True})])[0]
 
 
 def test_a_stream_brings_the_prompts_logits_first_and_then_a_row_for_each_token(server, alone):
@@ -72,7 +60,7 @@ def test_they_are_the_same_bits_among_others_and_from_a_warm_cache(server, alone
     """`stories_tight` has few blocks: its requests are chunked, paused and computed again."""
     others = [(PROMPT[: 9 + 3 * n], {"max_tokens": 60, "return_generation_logits": n % 3 == 0}) for n in range(23)]
     for _ in range(2):
-        asked, *_ = over_grpc(server, model, [(PROMPT, {**SAMPLED, **BOTH}), *others])
+        asked, *_ = clients.streams(server, model, [(PROMPT, {**SAMPLED, **BOTH}), *others])
         assert asked.ids == alone.ids
         assert bits(asked) == bits(alone)
 

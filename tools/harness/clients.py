@@ -217,6 +217,17 @@ async def stream(client, model, prompt, **options):
     return await asyncio.wait_for(collect(), TIMEOUT_S)
 
 
+def streams(server, model, requests):
+    """The answers to requests, `(prompt, options)` each, that are sent at the same time over gRPC."""
+
+    async def main():
+        async with grpc(server) as client:
+            answers = (stream(client, model, prompt, **options) for prompt, options in requests)
+            return await asyncio.gather(*answers)
+
+    return run(main())
+
+
 def run(main):
     """Runs a test's asynchronous body."""
     return asyncio.run(main)
