@@ -75,10 +75,10 @@ impl TokenBudget {
         self.is_open && self.left > Tokens::ZERO
     }
 
-    /// Takes the one token of a sequence that generates. There always is one: a step may carry at
+    /// Takes the tokens of those that generate, one each. There always are as many: a step may carry at
     /// least as many tokens as sequences.
-    pub(super) fn take_generation(&mut self) {
-        self.left -= Tokens(1);
+    pub(super) fn take_generation(&mut self, num_tokens: Tokens) {
+        self.left -= num_tokens;
     }
 
     /// Takes what a context gets that has computed `start` tokens and has `rest` to compute. `None`:
@@ -192,7 +192,7 @@ mod tests {
             chunk_unit: BlockSize::new(4).expect("not zero"),
             ..config
         });
-        (0..generating).for_each(|_| budget.take_generation());
+        budget.take_generation(Tokens(generating));
         let mut shares = Vec::new();
         for (slot, &(start, rest)) in (0..).map(SeqSlot).zip(contexts) {
             if !budget.is_open() {

@@ -42,7 +42,9 @@ pub struct Engine {
     pub(super) spare_steps: Vec<Step>,
     /// Those in context phase when the budget pass begins.
     pub(super) in_context: Vec<SeqSlot>,
-    /// The budget pass's result for sequences in context phase; those that generate get one token.
+    /// Those in generation phase, with one token each in the step that is planned.
+    pub(super) generating: Vec<SeqSlot>,
+    /// The budget pass's result for sequences in context phase.
     pub(super) contexts: Vec<(SeqSlot, Share)>,
     /// The blocks that those are about to write and that others could share.
     pub(super) being_written: Vec<NextBlock>,
@@ -75,6 +77,7 @@ impl Engine {
             is_out: vec![false; config.num_micro_batches],
             spare_steps: Vec::with_capacity(config.num_micro_batches),
             in_context: Vec::with_capacity(max_rows),
+            generating: Vec::with_capacity(max_rows),
             contexts: Vec::with_capacity(max_rows),
             being_written: Vec::with_capacity(max_rows),
             changes: Vec::with_capacity(2 * max_rows),
@@ -170,16 +173,15 @@ impl Engine {
                 assert_eq!(*slot, planned.slot, "results are in the step's order");
                 *result
             });
-            let gather = text.gather;
+            let sequence = &mut self.sequences[planned.slot];
+            let text = sequence.text.insert(text);
             // Boxed, and looked for only where anything is wanted: the others pay nothing for it.
-            let mut gathered = match gather.is_any() {
+            let mut gathered = match sequence.gathers {
                 true => all_gathered
                     .next_if(|(slot, _)| *slot == planned.slot)
                     .map(|(_, gathered)| Box::new(gathered)),
                 false => None,
             };
-            let sequence = &mut self.sequences[planned.slot];
-            let text = sequence.text.insert(text);
             if let Some(place) = self.cancelled.iter().position(|&slot| slot == planned.slot) {
                 self.cancelled.swap_remove(place);
                 forget(&mut self.sequences, &mut self.kv, planned.slot);
@@ -191,9 +193,10 @@ impl Engine {
                 self.kv.commit(&mut sequence.blocks, &text.tokens, computed);
             }
             sequence.computed = computed;
-            if gather.is_any() {
+            if sequence.gathers {
                 text.gathered_to(computed);
-                let kv_blocks = sequence.kv_news().filter(|_| gather.kv_blocks);
+                let wants_kv_blocks = text.gather.kv_blocks;
+                let kv_blocks = sequence.kv_news().filter(|_| wants_kv_blocks);
                 if kv_blocks.is_some() {
                     gathered.get_or_insert_default().kv_blocks = kv_blocks;
                 }

@@ -80,12 +80,12 @@ impl Engine {
         self.go_on(micro_batch, &mut budget);
         self.start(micro_batch, &mut budget, any_paused);
         budget.distribute(&mut self.contexts);
-        self.pack(micro_batch, &budget, step);
+        self.pack(&budget, step);
     }
 
-    /// Pauses whom the capacity policy says, and sees to it that those of `micro_batch` that go on have
-    /// blocks for what they compute next. Returns whether any was paused, and `None` if none can run
-    /// because what could be paused is in a step that is out.
+    /// Pauses whom the capacity policy says, so that there are blocks for what those of `micro_batch` that
+    /// go on compute next. Returns whether any was paused, and `None` if none can run because what could
+    /// be paused is in a step that is out.
     fn make_room(&mut self, micro_batch: usize) -> Option<bool> {
         let mut lacking = self.lacking_of_all(micro_batch);
         let mut any_paused = false;
@@ -98,31 +98,29 @@ impl Engine {
             self.pause(slot);
             any_paused = true;
         }
-        let max_chunk = self.config.max_num_tokens;
-        for &slot in &self.running {
-            let sequence = &mut self.sequences[slot];
-            if sequence.runs_in(micro_batch) {
-                let up_to = sequence.next_end(max_chunk);
-                self.kv.grow(&mut sequence.blocks, up_to);
-            }
-        }
         Some(any_paused)
     }
 
-    /// Gives tokens to those that run: one to each that generates, and then contexts in order.
+    /// Gives blocks and tokens to those that run: one token to each that generates, and then contexts in
+    /// order.
     fn go_on(&mut self, micro_batch: usize, budget: &mut TokenBudget) {
+        let max_chunk = self.config.max_num_tokens;
         self.being_written.clear();
         self.in_context.clear();
+        self.generating.clear();
         for &slot in &self.running {
-            let sequence = &self.sequences[slot];
+            let sequence = &mut self.sequences[slot];
             if !sequence.runs_in(micro_batch) {
                 continue;
             }
+            let up_to = sequence.next_end(max_chunk);
+            self.kv.grow(&mut sequence.blocks, up_to);
             match sequence.phase() {
-                Phase::Generation => budget.take_generation(),
+                Phase::Generation => self.generating.push(slot),
                 Phase::Context => self.in_context.push(slot),
             }
         }
+        budget.take_generation(Tokens(self.generating.len() as u32));
         for &slot in &self.in_context {
             if !budget.is_open() {
                 return;
@@ -185,20 +183,17 @@ impl Engine {
     }
 
     /// Writes down what the passes have decided: contexts first, then those that generate.
-    fn pack(&mut self, micro_batch: usize, budget: &TokenBudget, step: &mut Step) {
+    fn pack(&mut self, budget: &TokenBudget, step: &mut Step) {
         step.copy(self.kv.copies());
         self.kv.clear_copies();
         for &(slot, share) in &self.contexts {
-            step.push(slot, &mut self.sequences[slot], share.chunk);
+            step.push_context(slot, &mut self.sequences[slot], share.chunk);
         }
         if self.config.scheme != BatchingScheme::InflightFused {
             step.end_call(budget.num_padding_tokens(step.num_tokens()));
         }
-        for &slot in &self.running {
-            let sequence = &mut self.sequences[slot];
-            if sequence.runs_in(micro_batch) && sequence.phase() == Phase::Generation {
-                step.push(slot, sequence, Tokens(1));
-            }
+        for &slot in &self.generating {
+            step.push_generation(slot, &mut self.sequences[slot]);
         }
         step.end_call(Tokens(self.num_ended() as u32));
     }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use crate::base::{Blocks, RequestId, SeqSlot, TokenId, Tokens};
 use crate::engine::kv::BlockTable;
 use crate::engine::{Gather, KvBlocks, NewRequest, Phase, ReuseOptions};
-use crate::sampling::{FinishReason, SamplingInput, SamplingParams, StopRule};
+use crate::sampling::{Endings, FinishReason, SamplingInput, SamplingParams, StopRule};
 
 /// What a runner may look at while a step is out: the sequence's own tokens and options.
 #[derive(Debug)]
@@ -81,6 +81,8 @@ pub(super) struct Sequence {
     pub(super) num_prompt_tokens: Tokens,
     /// How many tokens there are.
     len: Tokens,
+    /// The last of them: here too, so that a step need not look for it in the text.
+    last_token: TokenId,
     /// How many of them were known when it started, or was paused last.
     context: Tokens,
     /// How many of them have their keys and values in the cache.
@@ -99,6 +101,9 @@ pub(super) struct Sequence {
     pub(super) micro_batch: usize,
     /// Why it has ended; set only while it waits for the rest of its lockstep batch.
     pub(super) ended: Option<FinishReason>,
+    /// Whether it wants to know anything besides its tokens.
+    pub(super) gathers: bool,
+    endings: Endings,
     stop: StopRule,
 }
 
@@ -120,6 +125,9 @@ impl Sequence {
         Self {
             id: request.id,
             rank,
+            last_token: *tokens.last().expect("a prompt has a token"),
+            endings: Endings::of(&request.sampling),
+            gathers: request.gather.is_any(),
             text: Some(Box::new(SequenceText {
                 tokens,
                 num_prompt_tokens,
@@ -145,6 +153,11 @@ impl Sequence {
     /// All tokens so far.
     pub(super) fn len(&self) -> Tokens {
         self.len
+    }
+
+    /// The last token.
+    pub(super) fn last_token(&self) -> TokenId {
+        self.last_token
     }
 
     /// The tokens, which must not be out with a step.
@@ -222,8 +235,12 @@ impl Sequence {
     pub(super) fn push(&mut self, token: TokenId) -> Option<FinishReason> {
         let text = self.text.as_mut().expect("its tokens are back");
         text.tokens.push(token);
+        self.last_token = token;
         self.len += Tokens(1);
         let num_generated = self.len - self.num_prompt_tokens;
+        if num_generated < self.stop.max_new_tokens && !self.endings.may_have(token) {
+            return None;
+        }
         self.stop.after(&text.sampling, token, num_generated)
     }
 }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::base::{BlockId, BlockSize, Blocks, SeqSlot, TokenId, Tokens};
-use crate::engine::plan::{BlockCopy, PlannedSequence, StepPlan};
+use crate::engine::plan::{BlockCopy, Phase, PlannedSequence, StepPlan};
 use crate::engine::sequence::{Sequence, SequenceText};
 
 /// A step. It goes back to the engine with its results, see [`Engine::apply`](super::Engine::apply):
@@ -29,6 +29,8 @@ pub struct Step {
     )]
     texts: Vec<Box<SequenceText>>,
     calls: Vec<Call>,
+    /// Where the call begins that is not made yet.
+    open_call: Bounds,
     block_size: BlockSize,
     micro_batch: usize,
 }
@@ -39,6 +41,14 @@ struct Call {
     tokens: Range<usize>,
     blocks: Range<usize>,
     num_padding_tokens: Tokens,
+}
+
+/// A place in each of the arrays.
+#[derive(Clone, Copy, Default)]
+struct Bounds {
+    sequences: usize,
+    tokens: usize,
+    blocks: usize,
 }
 
 impl Step {
@@ -53,6 +63,7 @@ impl Step {
             block_tables: Vec::with_capacity(num_blocks.index()),
             texts: Vec::with_capacity(max_num_requests),
             calls: Vec::with_capacity(2),
+            open_call: Bounds::default(),
             block_size,
             micro_batch: 0,
         }
@@ -107,6 +118,7 @@ impl Step {
         self.sequences.clear();
         self.block_tables.clear();
         self.calls.clear();
+        self.open_call = Bounds::default();
     }
 
     /// Appends what is to be copied before anything is computed.
@@ -114,55 +126,75 @@ impl Step {
         self.copies.extend_from_slice(copies);
     }
 
-    /// Appends the next `chunk` tokens of the sequence in `slot`, and takes its text along.
+    /// Appends the next `chunk` tokens of the context in `slot`, and takes its text along.
     ///
     /// ```text
     /// tokens of the sequence   |----- computed -----|---- chunk ----|---- later ----|
     ///                                               ^ start         ^ end
     /// ```
-    pub(super) fn push(&mut self, slot: SeqSlot, sequence: &mut Sequence, chunk: Tokens) {
-        let (call_tokens, call_blocks) = self
-            .calls
-            .last()
-            .map_or((0, 0), |call| (call.tokens.end, call.blocks.end));
-        let within = |position: usize, start: usize| (position - start) as u32;
+    pub(super) fn push_context(&mut self, slot: SeqSlot, sequence: &mut Sequence, chunk: Tokens) {
         let start = sequence.computed;
         let end = start + chunk;
-        let first_token = within(self.token_ids.len(), call_tokens);
-        let first_block = within(self.block_tables.len(), call_blocks);
-        let text = sequence.text.take().expect("in one step at a time");
-        match text.tokens[start.index()..end.index()] {
-            // Nearly always: to copy one as a slice would cost more than all the rest.
-            [token] => self.token_ids.push(token),
-            ref tokens => self.token_ids.extend_from_slice(tokens),
-        }
+        let tokens = &sequence.tokens()[start.index()..end.index()];
+        self.token_ids.extend_from_slice(tokens);
         self.positions.extend(start.0..end.0);
-        self.block_tables
-            .extend_from_slice(sequence.blocks.covering(end, self.block_size));
+        let num_blocks = end.blocks_ceil(self.block_size);
+        self.push(slot, sequence, Phase::Context, chunk, num_blocks);
+    }
+
+    /// Appends the last token of the sequence in `slot`, which generates, and takes its text along.
+    pub(super) fn push_generation(&mut self, slot: SeqSlot, sequence: &mut Sequence) {
+        self.token_ids.push(sequence.last_token());
+        self.positions.push(sequence.computed.0);
+        // All that it has: it took the last of them for this token.
+        let num_blocks = sequence.blocks.len();
+        self.push(slot, sequence, Phase::Generation, Tokens(1), num_blocks);
+    }
+
+    /// Appends the sequence whose next `chunk` tokens were appended just now, with its first `num_blocks`.
+    #[inline]
+    fn push(
+        &mut self,
+        slot: SeqSlot,
+        sequence: &mut Sequence,
+        phase: Phase,
+        chunk: Tokens,
+        num_blocks: Blocks,
+    ) {
+        let end = sequence.computed + chunk;
+        let end_token = (self.token_ids.len() - self.open_call.tokens) as u32;
+        let first_block = (self.block_tables.len() - self.open_call.blocks) as u32;
+        let blocks = &sequence.blocks.blocks()[..num_blocks.index()];
+        self.block_tables.extend_from_slice(blocks);
         self.sequences.push(PlannedSequence {
             id: sequence.id,
             slot,
-            phase: sequence.phase(),
-            tokens: first_token..within(self.token_ids.len(), call_tokens),
+            phase,
+            tokens: end_token - chunk.0..end_token,
             kv_len: end.0,
-            block_table: first_block..within(self.block_tables.len(), call_blocks),
+            block_table: first_block..first_block + num_blocks.0,
             samples: end == sequence.len(),
         });
+        let text = sequence.text.take().expect("in one step at a time");
         self.texts.push(text);
     }
 
     /// Makes what was pushed since the last time a model call, if there is anything.
     pub(super) fn end_call(&mut self, num_padding_tokens: Tokens) {
-        let (sequences, tokens, blocks) = self.calls.last().map_or((0, 0, 0), |call| {
-            (call.sequences.end, call.tokens.end, call.blocks.end)
-        });
-        if sequences < self.sequences.len() {
+        let start = self.open_call;
+        let end = Bounds {
+            sequences: self.sequences.len(),
+            tokens: self.token_ids.len(),
+            blocks: self.block_tables.len(),
+        };
+        if start.sequences < end.sequences {
             self.calls.push(Call {
-                sequences: sequences..self.sequences.len(),
-                tokens: tokens..self.token_ids.len(),
-                blocks: blocks..self.block_tables.len(),
+                sequences: start.sequences..end.sequences,
+                tokens: start.tokens..end.tokens,
+                blocks: start.blocks..end.blocks,
                 num_padding_tokens,
             });
+            self.open_call = end;
         }
     }
 

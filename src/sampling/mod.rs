@@ -31,5 +31,5 @@ pub use guide::{Guide, GuideTokens};
 pub use log_probs::{LogProbs, TokenLogProb, TokenLogProbs};
 pub use params::{LogitsProcessor, ProcessLogits, SamplingInput, SamplingParams};
 pub use sampler::Sampler;
-pub use stop::{FinishReason, StopRule};
+pub use stop::{Endings, FinishReason, StopRule};
 pub use top_p_decay::TopPDecay;

@@ -150,12 +150,10 @@ impl KvCache {
     }
 
     /// Takes the next blocks of a sequence, if `kv_len` positions need any, and it may hold them.
+    #[inline]
     pub(super) fn grow(&mut self, table: &mut BlockTable, kv_len: Tokens) {
-        if kv_len <= table.len().tokens(self.config.block_size) {
-            return;
-        }
-        for _ in 0..self.probe(table, kv_len).0 {
-            table.push(self.take());
+        if kv_len > table.len().tokens(self.config.block_size) {
+            self.extend(table, kv_len);
         }
     }
 
@@ -166,9 +164,11 @@ impl KvCache {
     /// table   | given back | registered | registered | filled in part | empty |
     ///                      ^ first seen                         ^ computed
     /// ```
+    #[inline]
     pub(super) fn commit(&mut self, table: &mut BlockTable, tokens: &[TokenId], computed: Tokens) {
-        self.register_full_blocks(table, &tokens[..computed.index()]);
-        self.slide(table, computed);
+        if computed >= table.next_commit {
+            self.commit_blocks(table, &tokens[..computed.index()]);
+        }
     }
 
     /// Gives all blocks of `table` back.
@@ -248,6 +248,25 @@ impl KvCache {
         Some(walk)
     }
 
+    /// Takes the blocks that `table` lacks for `kv_len` positions.
+    // Once a block: kept out of the callers' loops over all sequences.
+    #[cold]
+    fn extend(&mut self, table: &mut BlockTable, kv_len: Tokens) {
+        for _ in 0..self.probe(table, kv_len).0 {
+            table.push(self.take());
+        }
+    }
+
+    /// Does what there is to do when `computed` are the tokens that are.
+    // As `extend`.
+    #[cold]
+    fn commit_blocks(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
+        self.register_full_blocks(table, computed);
+        let computed = Tokens(computed.len() as u32);
+        self.slide(table, computed);
+        table.next_commit = self.next_commit(table, computed);
+    }
+
     /// Takes a block that will begin with `num_positions` of `source`, when `num_needed` blocks are
     /// about to be taken altogether.
     fn take_with_content_of(
@@ -323,6 +342,19 @@ impl KvCache {
         if !hidden.is_empty() {
             table.hidden_to = hidden.end;
         }
+    }
+
+    /// The first number of computed positions after `computed` that fills a block, or hides one.
+    fn next_commit(&self, table: &BlockTable, computed: Tokens) -> Tokens {
+        let never = Tokens(u32::MAX);
+        let open = table.chain.as_ref().filter(|chain| chain.tail.is_some());
+        let next_full = open.map_or(never, |chain| {
+            Blocks(chain.num_committed as u32 + 1).tokens(self.config.block_size)
+        });
+        let window = self.config.window.as_ref();
+        let next_hidden =
+            window.map_or(never, |it| it.next_hidden(computed, self.config.block_size));
+        next_full.min(next_hidden)
     }
 
     /// The places in a table that no query at or after `computed` sees.

@@ -2,7 +2,7 @@
 
 use super::prefix::{Content, PrefixIndex};
 use super::roots::RootId;
-use crate::base::{BlockId, BlockSize, Blocks, Tokens};
+use crate::base::{BlockId, Blocks, Tokens};
 
 /// A sequence's blocks: position `p` lies in block `p / block_size`, at offset `p % block_size`.
 ///
@@ -15,6 +15,8 @@ pub(in crate::engine) struct BlockTable {
     pub(super) num_held: Blocks,
     /// Places before it that are not the window's sinks are `NONE`.
     pub(super) hidden_to: usize,
+    /// Until so many positions are computed there is nothing to commit.
+    pub(super) next_commit: Tokens,
     /// `None` if the sequence leaves nothing for others.
     pub(super) chain: Option<Chain>,
 }
@@ -53,11 +55,6 @@ impl BlockTable {
         &self.blocks
     }
 
-    /// The places of the first `kv_len` positions.
-    pub(in crate::engine) fn covering(&self, kv_len: Tokens, size: BlockSize) -> &[BlockId] {
-        &self.blocks[..kv_len.blocks_ceil(size).index()]
-    }
-
     /// Blocks held, the last first.
     pub(super) fn held_from_the_end(&self) -> impl Iterator<Item = BlockId> + '_ {
         let places = self.blocks.iter().rev().copied();
@@ -80,6 +77,7 @@ impl BlockTable {
         self.blocks.clear();
         self.num_held = Blocks::ZERO;
         self.hidden_to = 0;
+        self.next_commit = Tokens::ZERO;
         self.chain = None;
     }
 }

@@ -36,6 +36,12 @@ impl AttentionWindow {
         start.index()..end.max(start).index()
     }
 
+    /// The first number of computed positions after `computed` at which more may be hidden.
+    pub(super) fn next_hidden(&self, computed: Tokens, block_size: BlockSize) -> Tokens {
+        let first_seen = (computed + Tokens(1)).saturating_sub(self.size);
+        first_seen.floor_to_block(block_size) + block_size.tokens() + self.size - Tokens(1)
+    }
+
     /// The most blocks that are seen by one chunk of at most `max_chunk` tokens, or hold it.
     ///
     /// ```text
@@ -66,6 +72,11 @@ mod tests {
                     num_sinks: Tokens(num_sinks),
                 };
                 let hidden = window.hidden(Tokens(computed), block_size);
+                let next = window.next_hidden(Tokens(computed), block_size);
+                assert!(next > Tokens(computed));
+                for same in computed..next.0 {
+                    assert_eq!(window.hidden(Tokens(same), block_size), hidden);
+                }
                 for block in 0..30 {
                     let mut positions = block * tokens..(block + 1) * tokens;
                     // The first query sees the furthest back.
