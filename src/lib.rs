@@ -8,6 +8,7 @@
 //! config/    L1     every config.pbtxt knob
 //! sampling/  L1     sampling parameters, logits processors, the sampler, stop rules: pure functions
 //! engine/    L2     the batch manager: pure decisions, no clock, no I/O, no thread, no device, no Triton
+//! post_processors/  L2  logits post-processors that requests name
 //! device/    L3     cpu/: kernels and the thread pool
 //! runner/    L4     checkpoint -> model -> `run(plan, &mut output)`
 //! text/      L4     tokenizer, incremental detokenizer, stop words, chat template
@@ -41,6 +42,7 @@ pub mod engine;
 mod entry;
 pub mod guidance;
 pub mod manager;
+pub mod post_processors;
 pub mod runner;
 pub mod sampling;
 pub mod text;

@@ -14,6 +14,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("config", 1),
     ("sampling", 1),
     ("engine", 2),
+    ("post_processors", 2),
     ("device", 3),
     ("runner", 4),
     ("text", 4),

@@ -19,7 +19,10 @@ use triton_inflight::runner::{
     AttentionLimits, Checkpoint, CpuRunner, Runner, RunnerLimits, SyntheticOptions,
     SyntheticRunner, next_token,
 };
-use triton_inflight::sampling::{FinishReason, LogitsProcessor, ProcessLogits, SamplingParams};
+use triton_inflight::sampling::{
+    FinishReason, LogitsProcessor, ProcessLogits, SampleError, SamplingInput, SamplingParams,
+    forbid_all_but,
+};
 
 const VOCAB_SIZE: u32 = 1000;
 
@@ -328,7 +331,9 @@ fn a_record_says_what_the_steps_requests_say_together() {
 fn a_logits_processor_is_refused_where_there_are_no_logits() {
     struct Nothing;
     impl ProcessLogits for Nothing {
-        fn process(&self, _: &mut [f32], _: &[TokenId]) {}
+        fn process(&self, _: &mut [f32], _: SamplingInput<'_>) -> Result<(), SampleError> {
+            Ok(())
+        }
     }
     let sampling = SamplingParams {
         logits_processor: Some(LogitsProcessor(Arc::new(Nothing))),
@@ -440,12 +445,9 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
 struct Count;
 
 impl ProcessLogits for Count {
-    fn process(&self, logits: &mut [f32], tokens: &[TokenId]) {
-        for (id, logit) in logits.iter_mut().enumerate() {
-            if id != tokens.len() {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
+    fn process(&self, logits: &mut [f32], input: SamplingInput<'_>) -> Result<(), SampleError> {
+        forbid_all_but(logits, &[input.tokens.len() as TokenId]);
+        Ok(())
     }
 }
 

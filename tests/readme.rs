@@ -1,9 +1,9 @@
-//! The reference tables of the README and of docs/clients.md are those that the code makes.
+//! The reference tables of the README, of docs/clients.md and of docs/logits-processors.md are those that the code makes.
 //! `UPDATE_README=1 cargo test --test readme` rewrites them.
 
 use std::path::Path;
 
-use triton_inflight::{backend, config};
+use triton_inflight::{backend, config, post_processors};
 
 #[test]
 fn the_readmes_tables_are_those_of_the_code() {
@@ -19,6 +19,14 @@ fn the_readmes_tables_are_those_of_the_code() {
 #[test]
 fn the_tables_of_other_backends_clients_are_those_of_the_code() {
     compare("docs/clients.md", &backend::client_tables());
+}
+
+#[test]
+fn the_table_of_built_in_post_processors_is_that_of_the_code() {
+    compare(
+        "docs/logits-processors.md",
+        &[("built_in", post_processors::reference_table())],
+    );
 }
 
 /// Compares the sections of a file with what the code makes of them, or rewrites them.

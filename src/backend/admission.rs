@@ -17,7 +17,8 @@ use crate::base::{RequestError, RequestId, TokenId, Tokens};
 use crate::config::{BatchingScheme, InputKind, ModelConfig, OutputKind};
 use crate::engine::NewRequest;
 use crate::guidance::{Compilation, Compiler};
-use crate::sampling::{SamplingParams, StopRule};
+use crate::post_processors::{PostProcessors, ProcessedRequest};
+use crate::sampling::{LogitsProcessor, SamplingParams, StopRule};
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::triton::{Error, Input, ParameterValue, Request, strings};
 
@@ -29,6 +30,8 @@ pub struct Admission {
     pub config: Arc<ModelConfig>,
     /// The tokenizer and what hangs on it; none for a model that only knows ids.
     pub text: Option<TextParts>,
+    /// What requests may name to change their logits.
+    pub post_processors: Arc<PostProcessors>,
     /// What compiles the guides of requests; none where nothing can be guided.
     pub guides: Option<Arc<Compiler>>,
     /// Token ids are below it.
@@ -104,6 +107,7 @@ impl Admission {
             options.add_word_biases(&mut sampling, &tokens)?;
         }
         let compilation = self.compilation(&options, &mut sampling, now)?;
+        sampling.logits_processor = self.post_processor(request, id, &options)?;
 
         let room = self.max_seq_len.index().saturating_sub(num_prompt_tokens);
         let num_new_tokens = room.min(max_new_tokens as usize);
@@ -114,6 +118,7 @@ impl Admission {
             self.vocab_size,
         );
         answer.stream = options.stream;
+        answer.processor = sampling.logits_processor.clone();
         answer.outputs = self.wanted_outputs(request, &options)?;
         let gather = options.gather(&answer.outputs);
         if gather.context_logits || gather.generation_logits {
@@ -285,6 +290,20 @@ impl Admission {
                 )));
             }
         }
+        if options.post_processor.is_given() {
+            if self.config.settings.gpt_model_type == BatchingScheme::V1 {
+                return invalid(
+                    "option 'logits_post_processor_name': with gpt_model_type V1 there are no logits \
+                     post-processors; inflight_fused_batching has them",
+                );
+            }
+            if !self.has_logits {
+                return invalid(
+                    "option 'logits_post_processor_name': the synthetic runner has no logits; leave the \
+                     option out",
+                );
+            }
+        }
         if !options.text.detokenize && !options.stop.is_empty() {
             return invalid(
                 "option 'detokenize': a stop word is found in the text; leave out 'stop', or \
@@ -338,6 +357,25 @@ impl Admission {
                 Ok(None)
             }
         }
+    }
+
+    /// The request's logits post-processor, if it names one.
+    fn post_processor(
+        &self,
+        request: &Request,
+        id: RequestId,
+        options: &RequestOptions,
+    ) -> Result<Option<LogitsProcessor>, Error> {
+        let Some((name, arguments)) = options.post_processor.named()? else {
+            return Ok(None);
+        };
+        let processed = ProcessedRequest {
+            id,
+            client_id: request.client_id()?,
+            vocab_size: self.vocab_size,
+        };
+        let processor = self.post_processors.start(name, arguments, processed)?;
+        Ok(Some(processor))
     }
 
     fn prompt(&self, request: &Request, options: &RequestOptions) -> Result<Prompt, Error> {

@@ -14,7 +14,7 @@ use crate::backend::text_stream::TextStream;
 use crate::base::{RequestError, TokenId};
 use crate::config::OutputKind;
 use crate::engine::{Gathered, KvBlocks};
-use crate::sampling::{FinishReason, SampleError, TokenLogProbs};
+use crate::sampling::{FinishReason, LogitsProcessor, SampleError, TokenLogProbs};
 use crate::text::Tokenizer;
 use crate::triton::{Completion, Error, Response, ResponseFactory, now_ns};
 
@@ -34,6 +34,8 @@ pub struct Answer {
     pub text: Option<TextStream>,
     /// Names the tokens in `logprobs`, where there are names.
     pub tokenizer: Option<Arc<Tokenizer>>,
+    /// What changes its logits, and may have to say why it could not.
+    pub processor: Option<LogitsProcessor>,
     /// When what happened.
     pub times: Times,
     /// What its logits may take.
@@ -104,6 +106,7 @@ impl Answer {
             num_prompt_tokens: 0,
             text: None,
             tokenizer: None,
+            processor: None,
             times,
             log_probs: Vec::new(),
             cum_log_prob: 0.0,
@@ -186,6 +189,10 @@ impl Answer {
             let text = error.to_string();
             let error = match error {
                 SampleError::NotFinite | SampleError::GuideFailed => RequestError::Internal(text),
+                SampleError::ProcessorFailed => {
+                    let failure = self.processor.and_then(|processor| processor.0.failure());
+                    RequestError::Internal(failure.unwrap_or(text))
+                }
                 SampleError::NoneAllowed | SampleError::GuideTooComplex => {
                     RequestError::Invalid(text)
                 }

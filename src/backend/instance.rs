@@ -56,6 +56,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Driver, Error> {
         name: name.clone(),
         config: model.config.clone(),
         text: model.text.clone(),
+        post_processors: model.post_processors.clone(),
         guides: model.guides.clone(),
         vocab_size,
         has_logits,

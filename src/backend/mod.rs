@@ -19,6 +19,7 @@ mod model;
 mod observer;
 mod option_tensors;
 mod options;
+mod post_processor_options;
 mod responder;
 mod text_stream;
 

@@ -11,6 +11,7 @@ use crate::backend::metrics::SharedMetrics;
 use crate::base::LoadError;
 use crate::config::{self, Completion, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;
+use crate::post_processors::PostProcessors;
 use crate::runner::Checkpoint;
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::triton::{self, Error};
@@ -25,6 +26,8 @@ pub struct Model {
     pub checkpoint: Option<Checkpoint>,
     /// Its tokenizer; none where only ids are wanted.
     pub text: Option<TextParts>,
+    /// What its requests may name to change their logits.
+    pub post_processors: Arc<PostProcessors>,
     /// What compiles the guides of its requests; none where there are no logits or no text.
     pub guides: Option<Arc<Compiler>>,
     /// Its metrics; none where the server has none.
@@ -70,6 +73,7 @@ impl Model {
             });
         Ok(Self {
             guides,
+            post_processors: Arc::default(),
             metrics: SharedMetrics::of(&name, version)?,
             folder,
             config: Arc::new(config),

@@ -1,9 +1,9 @@
 //! L1: how the next token is chosen and when a sequence ends. Pure functions over logits and tokens.
 //!
 //! ```text
-//! logits -- processors (guide, bias, what is forbidden, penalties) --> argmax            (greedy)
-//!                                                                  \-> cut --> draw      (random)
-//!        \-- as they are --> log-probabilities of what was chosen
+//! logits -- processors (post-processor, guide, bias, what is forbidden, penalties) --> argmax     (greedy)
+//!        \                                                                         \-> cut --> draw   (random)
+//!         \-- as they are --> log-probabilities of what was chosen
 //! ```
 //!
 //! Nothing here knows of a batch, a step, a clock or another request, so a request's tokens cannot
@@ -15,6 +15,7 @@ mod exp;
 mod guide;
 mod history;
 mod log_probs;
+mod logits_processor;
 mod params;
 mod peaks;
 mod processors;
@@ -29,7 +30,9 @@ mod truncation;
 pub use error::SampleError;
 pub use guide::{Guide, GuideTokens};
 pub use log_probs::{LogProbs, TokenLogProb, TokenLogProbs};
-pub use params::{LogitsProcessor, ProcessLogits, SamplingInput, SamplingParams};
+pub use logits_processor::{LogitsProcessor, ProcessLogits};
+pub use params::{SamplingInput, SamplingParams};
+pub use processors::{forbid, forbid_all_but};
 pub use sampler::Sampler;
 pub use stop::{Endings, FinishReason, StopRule};
 pub use top_p_decay::TopPDecay;

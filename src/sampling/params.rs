@@ -1,10 +1,7 @@
 //! What a request asks of the sampler.
 
-use std::fmt;
-use std::sync::Arc;
-
 use crate::base::TokenId;
-use crate::sampling::{Guide, TopPDecay};
+use crate::sampling::{Guide, LogitsProcessor, TopPDecay};
 
 /// The sampling options of one request, checked: every value is in its range.
 ///
@@ -58,33 +55,6 @@ pub struct SamplingParams {
     pub guide: Option<Guide>,
     /// What changes the logits before all of the above.
     pub logits_processor: Option<LogitsProcessor>,
-}
-
-/// Changes the logits that one request's next token is chosen from (the logits post-processor of
-/// TensorRT-LLM's Batch Manager). Who the request is, and its client, are the processor's to know: each
-/// request brings its own.
-pub trait ProcessLogits: Send + Sync {
-    /// Changes `logits`, `[vocab_size]`, of the token that follows `tokens`, prompt and output.
-    ///
-    /// Called in the step, on any of the runner's threads: the others wait for it. A logit that is not a
-    /// number afterwards ends the request with an error, and so does leaving none above `-inf`.
-    fn process(&self, logits: &mut [f32], tokens: &[TokenId]);
-}
-
-/// A shared [`ProcessLogits`]. Two are equal if they are the same one.
-#[derive(Clone)]
-pub struct LogitsProcessor(pub Arc<dyn ProcessLogits>);
-
-impl fmt::Debug for LogitsProcessor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LogitsProcessor")
-    }
-}
-
-impl PartialEq for LogitsProcessor {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
 }
 
 impl Default for SamplingParams {

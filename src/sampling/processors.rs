@@ -62,8 +62,8 @@ fn forbid_repeated_ngrams(logits: &mut [f32], input: SamplingInput<'_>) {
     }
 }
 
-/// Forbids every token that is not one of `allowed`, which are sorted.
-fn forbid_all_but(logits: &mut [f32], allowed: &[TokenId]) {
+/// Rules out every token that is not one of `allowed`, which are sorted.
+pub fn forbid_all_but(logits: &mut [f32], allowed: &[TokenId]) {
     let mut allowed = allowed.iter().copied().peekable();
     for id in 0..logits.len() as TokenId {
         if allowed.next_if_eq(&id).is_none() {
@@ -99,8 +99,8 @@ fn penalise(logits: &mut [f32], input: SamplingInput<'_>, history: &mut History)
     });
 }
 
-/// Rules `token` out. NaN and `+inf` stay, for whoever looks for them.
-fn forbid(logits: &mut [f32], token: TokenId) {
+/// Rules `token` out, if it is in the vocabulary. NaN and `+inf` stay, for whoever looks for them.
+pub fn forbid(logits: &mut [f32], token: TokenId) {
     if let Some(logit) = logits.get_mut(token as usize)
         && *logit < f32::INFINITY
     {

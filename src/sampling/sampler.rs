@@ -74,7 +74,7 @@ impl Sampler {
         assert_eq!(logits.len(), self.vocab_size, "one logit per token");
         let params = input.params;
         if let Some(processor) = &params.logits_processor {
-            processor.0.process(logits, input.tokens);
+            processor.0.process(logits, input)?;
         }
         if let Some(guide) = &params.guide {
             guide.0.restrict(logits, input.generated())?;

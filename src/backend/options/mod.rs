@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::backend::clients::{Fate, foreign};
 use crate::backend::guide_options::GuideOptions;
+use crate::backend::post_processor_options::PostProcessorOptions;
 use crate::base::{RequestError, TokenId, nearest_name};
 use crate::config::OutputKind;
 use crate::engine::{Gather, ReuseOptions};
@@ -46,6 +47,8 @@ pub struct RequestOptions {
     pub reuse: ReuseOptions,
     /// What the output has to be.
     pub guide: GuideOptions,
+    /// What changes its logits.
+    pub post_processor: PostProcessorOptions,
     /// Output tensors that the request does not want.
     pub omitted: Vec<OutputKind>,
     /// Options that ask for output tensors, and which; a model that has none of them refuses.

@@ -371,6 +371,23 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         set: |o, v| o.guide.add_grammar(v),
     },
     RequestOption {
+        name: "logits_post_processor_name",
+        aliases: &[],
+        expected: "a text of at most 256 bytes",
+        default: "none",
+        doc: "What changes the logits before anything else does: a post-processor of \
+              [docs/logits-processors.md](docs/logits-processors.md).",
+        set: |o, v| o.post_processor.set_name(v),
+    },
+    RequestOption {
+        name: "logits_post_processor_args",
+        aliases: &[],
+        expected: "a text of at most 65536 bytes, or a JSON object",
+        default: "none",
+        doc: "What the post-processor is to do, in its own words; the built-in ones take a JSON object.",
+        set: |o, v| o.post_processor.set_arguments(v),
+    },
+    RequestOption {
         name: "stream",
         aliases: &["streaming"],
         expected: "true or false",

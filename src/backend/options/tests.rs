@@ -191,6 +191,8 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("guided_choice", json!("[]")),
         ("guided_choice", json!(vec!["x"; 1025])),
         ("guided_grammar", json!(1)),
+        ("logits_post_processor_name", json!(long)),
+        ("logits_post_processor_args", json!([1])),
         ("stream", json!("perhaps")),
         ("exclude_input_in_output", json!(0)),
         ("messages", json!("{}")),

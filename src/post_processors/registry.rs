@@ -1,0 +1,128 @@
+//! Every post-processor that the requests of a model may name.
+
+use crate::base::{RequestError, RequestId, nearest_name};
+use crate::post_processors::built_in::BUILT_IN;
+use crate::sampling::LogitsProcessor;
+
+/// The post-processors of a model, by name.
+#[derive(Default)]
+pub struct PostProcessors {}
+
+/// Whose logits are to be processed.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessedRequest<'a> {
+    /// The request.
+    pub id: RequestId,
+    /// What its client calls it, if it does.
+    pub client_id: Option<&'a str>,
+    /// Logits of a token, one for each of the vocabulary.
+    pub vocab_size: u32,
+}
+
+impl PostProcessors {
+    /// The post-processor `name` with the request's own `arguments`: what kind of text they are is the
+    /// post-processor's to say.
+    ///
+    /// # Errors
+    /// There is none of this name, or it does not take these arguments.
+    pub fn start(
+        &self,
+        name: &str,
+        arguments: &str,
+        request: ProcessedRequest<'_>,
+    ) -> Result<LogitsProcessor, RequestError> {
+        if let Some(built_in) = BUILT_IN.iter().find(|built_in| built_in.name == name) {
+            let made = (built_in.start)(arguments, request.vocab_size);
+            return made.map_err(|reason| RequestError::Option {
+                name: "logits_post_processor_args".to_owned(),
+                value: shortened(arguments),
+                expected: format!("what '{name}' takes, {}: {reason}", built_in.arguments),
+            });
+        }
+        Err(self.unknown(name))
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        BUILT_IN.iter().map(|built_in| built_in.name)
+    }
+
+    fn unknown(&self, name: &str) -> RequestError {
+        let way_out = match nearest_name(name, self.names()) {
+            Some(nearest) => format!("did you mean '{nearest}'?"),
+            None => format!(
+                "there are '{}'",
+                self.names().collect::<Vec<_>>().join("', '")
+            ),
+        };
+        RequestError::Invalid(format!(
+            "option 'logits_post_processor_name': this model has no post-processor '{}'; {way_out}",
+            shortened(name)
+        ))
+    }
+}
+
+/// A client's text as it is shown in an error: it can be long.
+fn shortened(text: &str) -> String {
+    const MAX_CHARS: usize = 80;
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REQUEST: ProcessedRequest<'_> = ProcessedRequest {
+        id: RequestId(1),
+        client_id: None,
+        vocab_size: 10,
+    };
+
+    fn error_of(name: &str, arguments: &str) -> String {
+        let started = PostProcessors::default().start(name, arguments, REQUEST);
+        started.expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_with_the_nearest_one_or_all() {
+        let error = error_of("force_token", "");
+        assert!(error.ends_with("no post-processor 'force_token'; did you mean 'force_tokens'?"));
+        let error = error_of(&"x".repeat(200), "");
+        assert!(
+            error.contains("xxx...'; there are 'force_tokens', "),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn arguments_are_refused_with_what_the_post_processor_takes() {
+        for (arguments, words) in [
+            ("", "EOF"),
+            ("[]", "invalid length"),
+            ("{}", "missing field `tokens`"),
+            (
+                r#"{"tokens": [1], "strat": 1}"#,
+                "unknown field `strat`, expected `tokens` or `start`",
+            ),
+            (r#"{"tokens": [-1]}"#, "invalid value"),
+            (r#"{"tokens": []}"#, "'tokens' is empty"),
+            (
+                r#"{"tokens": [3, 10]}"#,
+                "token 10 is not in the vocabulary, 0 to 9",
+            ),
+        ] {
+            let error = error_of("force_tokens", arguments);
+            let beginning = format!(
+                "option 'logits_post_processor_args': {arguments} is not what 'force_tokens' takes, {{\"tokens\":"
+            );
+            assert!(
+                error.starts_with(&beginning) && error.contains(words),
+                "{error}"
+            );
+        }
+        let error = error_of("ban_first_tokens", r#"{"tokens": [1], "count": 0}"#);
+        assert!(error.contains("'count' is 0"), "{error}");
+    }
+}
