@@ -57,6 +57,7 @@ fn batch_manager(checkpoint: &Checkpoint) -> Result<BatchManager, Box<dyn Error>
     let limits = RunnerLimits {
         max_num_tokens: config.max_num_tokens,
         max_num_requests,
+        max_sampled_rows: config.max_sampled_rows(),
         max_seq_len,
         block_size,
         num_blocks: config.num_blocks,

@@ -54,6 +54,7 @@ fn limits(config: &EngineConfig) -> RunnerLimits {
     RunnerLimits {
         max_num_tokens: config.max_num_tokens,
         max_num_requests: config.max_num_requests,
+        max_sampled_rows: config.max_sampled_rows(),
         max_seq_len: config.max_seq_len,
         block_size: config.block_size,
         num_blocks: config.num_blocks,
@@ -387,6 +388,7 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
                 context_logits: id % 3 == 2,
                 generation_logits: id % 3 == 2,
                 kv_blocks: id.is_multiple_of(2),
+                drafts: false,
             },
             ..request(id)
         };

@@ -12,8 +12,8 @@ use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
 use triton_inflight::engine::{
-    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig,
-    Event, Gather, PlannedSequence, ReuseOptions,
+    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, DraftOptions,
+    EngineConfig, Event, Gather, PlannedSequence, PromptLookup, ReuseOptions, Speculation,
 };
 
 #[derive(Clone, Debug)]
@@ -50,10 +50,28 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         Just(BlockReuse::PartialBlocks),
     ];
     let window = proptest::option::of((1u32..=20, 0u32..=6));
-    let options = (scheme, policy, chunks, reuse, window, 1usize..=2);
+    let lookup = (1u32..=3, 0u32..=3).prop_map(|(min, more)| PromptLookup {
+        min,
+        max: min + more,
+    });
+    let speculation = (1u32..=6, proptest::option::of(lookup));
+    let speculation = speculation.prop_map(|(max_draft_tokens, prompt_lookup)| Speculation {
+        max_draft_tokens,
+        prompt_lookup,
+    });
+    let speculation = proptest::option::of(speculation);
+    let options = (
+        scheme,
+        policy,
+        chunks,
+        reuse,
+        window,
+        1usize..=2,
+        speculation,
+    );
     (sizes, options).prop_map(|(sizes, options)| {
         let (block_size, max_seq_len, more_blocks, max_num_requests, more_tokens) = sizes;
-        let (scheme, policy, chunks, reuse, window, num_micro_batches) = options;
+        let (scheme, policy, chunks, reuse, window, num_micro_batches, speculation) = options;
         let lockstep = scheme == BatchingScheme::V1;
         let policy = match policy {
             CapacityPolicy::MaxUtilization if lockstep => CapacityPolicy::GuaranteedNoEvict,
@@ -84,6 +102,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
             num_micro_batches: if lockstep { 1 } else { num_micro_batches },
             reuse,
             window,
+            speculation: speculation.filter(|_| !lockstep),
             record_requests: true,
             ..EngineConfig::default()
         };
@@ -110,24 +129,26 @@ fn asks() -> impl Strategy<Value = Ask> {
         enabled,
         salt: salt.map(Into::into),
     });
-    let gather = prop_oneof![2 => Just((false, false, false)), 1 => any::<(bool, bool, bool)>()];
-    let gather = gather.prop_map(|(context_logits, generation_logits, kv_blocks)| Gather {
-        context_logits,
-        generation_logits,
-        kv_blocks,
-        ..Gather::default()
-    });
+    let gather = prop_oneof![2 => Just([false; 4]), 1 => any::<[bool; 4]>()];
+    let gather = gather.prop_map(
+        |[context_logits, generation_logits, kv_blocks, drafts]| Gather {
+            context_logits,
+            generation_logits,
+            kv_blocks,
+            drafts,
+            ..Gather::default()
+        },
+    );
     (
-        prompt,
-        0u32..40,
-        any::<bool>(),
-        fails_after,
+        (prompt, 0u32..40, any::<bool>(), fails_after),
         prop_oneof![6 => Just(0), 1 => -2..3],
         reuse,
         gather,
+        guesses(),
     )
-        .prop_map(
-            |(prompt, max_new_tokens, has_end_id, fails_after, priority, reuse, gather)| Ask {
+        .prop_map(|(tokens, priority, reuse, gather, guesses)| {
+            let (prompt, max_new_tokens, has_end_id, fails_after) = tokens;
+            let mut ask = Ask {
                 prompt,
                 max_new_tokens,
                 has_end_id,
@@ -135,8 +156,51 @@ fn asks() -> impl Strategy<Value = Ask> {
                 priority,
                 reuse,
                 gather,
-            },
-        )
+                drafts: DraftOptions::default(),
+            };
+            ask.drafts = guesses.of(&ask);
+            ask
+        })
+}
+
+/// What a client expects of an answer: so many tokens of it that are right, and some more that most often
+/// are not.
+#[derive(Clone, Debug)]
+struct Guesses {
+    max_draft_tokens: Option<u32>,
+    num_right: usize,
+    others: Vec<u32>,
+}
+
+fn guesses() -> impl Strategy<Value = Guesses> {
+    let max_draft_tokens = proptest::option::weighted(0.3, 0u32..8);
+    let num_right = prop_oneof![1 => Just(0), 1 => 0usize..50];
+    (max_draft_tokens, num_right, vec(0..VOCAB_SIZE, 0..6)).prop_map(
+        |(max_draft_tokens, num_right, others)| Guesses {
+            max_draft_tokens,
+            num_right,
+            others,
+        },
+    )
+}
+
+impl Guesses {
+    fn of(self, ask: &Ask) -> DraftOptions {
+        let mut expected = match ask.prompt.len() {
+            // It is refused.
+            0 => Vec::new(),
+            len => {
+                let long = Tokens(len as u32 + 50);
+                ask.answer_alone(long).0
+            }
+        };
+        expected.truncate(self.num_right);
+        expected.extend(self.others);
+        DraftOptions {
+            max_draft_tokens: self.max_draft_tokens,
+            expected,
+        }
+    }
 }
 
 fn walks() -> impl Strategy<Value = Vec<Move>> {

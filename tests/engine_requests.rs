@@ -4,7 +4,10 @@ mod engine_support;
 
 use engine_support::{Ask, World, wide_config};
 use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
-use triton_inflight::engine::{BlockReuse, CapacityPolicy, EngineConfig, Event, Gather, KvBlocks};
+use triton_inflight::engine::{
+    BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, EngineConfig, Event, Gather, KvBlocks,
+    PromptLookup, Speculation,
+};
 use triton_inflight::sampling::{FinishReason, SampleError};
 
 fn refusal(config: EngineConfig) -> String {
@@ -285,4 +288,134 @@ fn a_request_can_know_how_many_blocks_it_has_had() {
         blocks(4, 0),
         "all is computed anew"
     );
+}
+
+#[test]
+fn drafts_that_cannot_be_are_refused_with_the_way_out() {
+    let with = |max_draft_tokens, min, max| EngineConfig {
+        speculation: Some(Speculation {
+            max_draft_tokens,
+            prompt_lookup: Some(PromptLookup { min, max }),
+        }),
+        ..wide_config()
+    };
+    with(64, 1, 32).check().expect("good limits");
+    for (config, expected) in [
+        (
+            with(0, 1, 2),
+            "max_draft_tokens is 0; let it be 1 to 64, or speculation none",
+        ),
+        (
+            with(65, 1, 2),
+            "max_draft_tokens is 65; let it be 1 to 64, or speculation none",
+        ),
+        (
+            with(4, 0, 2),
+            "prompt_lookup_min is 0 and prompt_lookup_max is 2; let prompt_lookup_min be at least 1, \
+             and at most prompt_lookup_max",
+        ),
+        (
+            with(4, 3, 2),
+            "prompt_lookup_min is 3 and prompt_lookup_max is 2; let prompt_lookup_min be at least 1, \
+             and at most prompt_lookup_max",
+        ),
+        (
+            with(4, 1, 33),
+            "prompt_lookup_max is 33; let it be at most 32",
+        ),
+        (
+            EngineConfig {
+                scheme: BatchingScheme::V1,
+                ..with(4, 1, 2)
+            },
+            "gpt_model_type is V1, in which every request gets one token a step, and speculation is \
+             on; set speculation to none, or gpt_model_type to inflight_fused_batching",
+        ),
+    ] {
+        assert_eq!(refusal(config), format!("config.pbtxt: {expected}"));
+    }
+}
+
+/// A request whose first `num_right` tokens are foreseen, and none after them.
+fn foreseen(num_right: usize, ask: Ask) -> Ask {
+    let mut ask = Ask {
+        gather: Gather {
+            drafts: true,
+            ..Gather::default()
+        },
+        ..ask
+    };
+    ask.drafts.expected = ask.answer_alone(Tokens(64)).0;
+    ask.drafts.expected.truncate(num_right);
+    ask
+}
+
+#[test]
+fn what_drafts_come_to_is_told_to_the_request_and_in_the_records() {
+    let config = EngineConfig {
+        speculation: Some(Speculation {
+            max_draft_tokens: 4,
+            prompt_lookup: None,
+        }),
+        ..wide_config()
+    };
+    let mut world = World::new(config);
+    let mut wrong = foreseen(9, Ask::of_lengths(6, 9));
+    wrong.drafts.expected[3] ^= 1;
+    let wrong = world.add(wrong).expect("fits");
+    let right = world.add(foreseen(9, Ask::of_lengths(5, 9))).expect("fits");
+    let silent = Ask {
+        gather: Gather::default(),
+        ..foreseen(3, Ask::of_lengths(4, 9))
+    };
+    let silent = world.add(silent).expect("fits");
+    world.step();
+    world.step();
+    assert_eq!(world.active().count(), 3);
+    world.step();
+    let before = world.engine.stats().expect("active").drafts;
+    world.run_to_end();
+    let totals = |num_drafted, num_accepted| DraftTotals {
+        num_drafted,
+        num_accepted,
+    };
+    // Four guesses, of which the third is wrong; four and two that are right; two that are.
+    assert_eq!(world.streams[&wrong].drafts, totals(4, 2));
+    assert_eq!(world.streams[&right].drafts, totals(6, 6));
+    assert_eq!(world.streams[&silent].drafts, totals(0, 0));
+    assert_eq!(before, Some(totals(4 + 4 + 2, 2 + 4 + 2)));
+    assert_eq!(world.engine.draft_totals(), totals(4 + 6 + 2, 2 + 6 + 2));
+}
+
+#[test]
+fn what_a_step_brought_after_a_stop_word_is_not_counted() {
+    let config = EngineConfig {
+        speculation: Some(Speculation {
+            max_draft_tokens: 8,
+            prompt_lookup: None,
+        }),
+        ..wide_config()
+    };
+    let mut world = World::new(config);
+    let stopped = world
+        .add(foreseen(9, Ask::of_lengths(5, 30)))
+        .expect("fits");
+    let other = world.add(Ask::of_lengths(7, 2)).expect("fits");
+    world.step();
+    world.step();
+    assert!(world.streams[&other].ended);
+    assert_eq!(world.streams[&stopped].tokens.len(), 10);
+    // Its fourth token completes a stop word.
+    let reason = FinishReason::StopWords;
+    assert!(world.engine.finish(stopped, Tokens(4), reason));
+    world.streams.get_mut(&stopped).expect("asked").ended = true;
+    let last = world.add(Ask::of_lengths(3, 2)).expect("fits");
+    world.run_to_end();
+    assert!(world.streams[&last].ended);
+    let id = world.add(Ask::of_lengths(1, 1)).expect("fits");
+    world.step();
+    assert!(world.streams[&id].ended);
+    let ended = world.engine.stats().expect("active").ended;
+    assert_eq!((ended.num_requests, ended.num_input_tokens), (3, 5 + 7 + 3));
+    assert_eq!(ended.num_output_tokens, 4 + 2 + 2);
 }

@@ -6,15 +6,18 @@
 //! c5      5 context tokens            w   waits for its start
 //! c4+     4, and more to come         p   paused
 //! g       one generation token        .   not there yet, or ended
-//! -       runs, but gets no tokens in this step
+//! g3/2    and 3 drafts, 2 were right  -   runs, but gets no tokens in this step
 //! ```
 
 mod engine_support;
 
-use engine_support::{Ask, World, wide_config};
-use triton_inflight::base::{Blocks, RequestId, Tokens};
+use std::collections::BTreeMap;
+
+use engine_support::{Ask, VOCAB_SIZE, World, wide_config};
+use triton_inflight::base::{Blocks, RequestId, TokenId, Tokens};
 use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig, Phase,
+    Speculation,
 };
 
 /// When a request arrives, and how long it is.
@@ -23,6 +26,8 @@ struct Arrival {
     num_prompt_tokens: u32,
     max_new_tokens: u32,
     priority: i32,
+    /// So many tokens are expected as they will be, and then others.
+    num_foreseen: usize,
 }
 
 const fn at(before_step: u64, num_prompt_tokens: u32, max_new_tokens: u32) -> Arrival {
@@ -31,6 +36,7 @@ const fn at(before_step: u64, num_prompt_tokens: u32, max_new_tokens: u32) -> Ar
         num_prompt_tokens,
         max_new_tokens,
         priority: 0,
+        num_foreseen: 0,
     }
 }
 
@@ -40,6 +46,23 @@ const fn of_priority(priority: i32, arrival: Arrival) -> Arrival {
         priority,
         ..arrival
     }
+}
+
+/// The same, with so many tokens expected as they will be, and then others.
+const fn foreseen(num_foreseen: usize, arrival: Arrival) -> Arrival {
+    Arrival {
+        num_foreseen,
+        ..arrival
+    }
+}
+
+/// Of the tokens of `ask`, `num_right` and others after them.
+fn expected(ask: &Ask, num_right: usize) -> Vec<TokenId> {
+    let (mut tokens, _) = ask.answer_alone(Tokens(u32::MAX));
+    for wrong in tokens.iter_mut().skip(num_right) {
+        *wrong = (*wrong + 1) % VOCAB_SIZE;
+    }
+    tokens
 }
 
 /// Serves `arrivals` to their end; R`n` is cancelled before step `s` for `(n, s)` in `cancelled`.
@@ -55,10 +78,13 @@ fn time_table(config: EngineConfig, arrivals: &[Arrival], cancelled: &[(u64, u64
             .iter()
             .filter(|arrival| arrival.before_step == step)
         {
-            let ask = Ask {
+            let mut ask = Ask {
                 priority: arrival.priority,
                 ..Ask::of_lengths(arrival.num_prompt_tokens, arrival.max_new_tokens)
             };
+            if arrival.num_foreseen > 0 {
+                ask.drafts.expected = expected(&ask, arrival.num_foreseen);
+            }
             world.add(ask).expect("fits the limits");
         }
         for &(n, _) in cancelled
@@ -71,12 +97,21 @@ fn time_table(config: EngineConfig, arrivals: &[Arrival], cancelled: &[(u64, u64
             break;
         }
         let present: Vec<_> = world.active().map(|(id, _)| id).collect();
+        let num_tokens_before = |world: &World, id| world.streams[&id].tokens.len();
+        let before: BTreeMap<_, _> = present
+            .iter()
+            .map(|&id| (id, num_tokens_before(&world, id)))
+            .collect();
         let planned = world.step();
         let num_tokens: usize = planned.iter().map(|planned| planned.tokens.len()).sum();
         let num_blocks = world.engine.stats().expect("active").kv.num_used;
         table += &format!("{step:>4} {num_tokens:>6} {num_blocks:>6}");
         for id in (1..=arrivals.len() as u64).map(RequestId) {
             let cell = match planned.iter().find(|planned| planned.id == id) {
+                Some(planned) if planned.num_drafts > 0 => {
+                    let num_tokens = world.streams[&id].tokens.len() - before[&id];
+                    format!("g{}/{}", planned.num_drafts, num_tokens - 1)
+                }
                 Some(planned) if planned.phase == Phase::Generation => "g".into(),
                 Some(planned) => {
                     let more = if planned.samples { "" } else { "+" };
@@ -408,6 +443,88 @@ fn two_micro_batches_take_turns() {
            5      2      6    g    g    -
            6      1      6    -    -    g
            7      0      2    .    .    -
+        ",
+    );
+}
+
+const DRAFTS: Option<Speculation> = Some(Speculation {
+    max_draft_tokens: 4,
+    prompt_lookup: None,
+});
+
+#[test]
+fn drafts_take_the_tokens_that_nobody_else_wants() {
+    let config = EngineConfig {
+        max_num_tokens: Tokens(12),
+        speculation: DRAFTS,
+        ..wide_config()
+    };
+    // R1 is foreseen to its end, R2 up to its fifth token. The context of R3 comes before their drafts.
+    let arrivals = [
+        foreseen(20, at(1, 3, 14)),
+        foreseen(5, at(1, 3, 12)),
+        at(2, 20, 2),
+    ];
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1      6      2   c3   c3    .
+           2     12      8 g2/2    g  c8+
+           3     12     10 g2/2    g  c8+
+           4     12     11 g4/4 g2/2   c4
+           5      4     13 g1/1    g    g
+           6      1      3    .    g    .
+           7      1      3    .    g    .
+           8      1      3    .    g    .
+           9      1      4    .    g    .
+          10      1      4    .    g    .
+        ",
+    );
+}
+
+#[test]
+fn drafts_take_no_block_that_another_may_need() {
+    let config = EngineConfig {
+        num_blocks: Blocks(7),
+        speculation: DRAFTS,
+        ..small_pool(CapacityPolicy::MaxUtilization)
+    };
+    let arrivals = [
+        foreseen(20, at(1, 6, 10)),
+        foreseen(20, at(1, 6, 8)),
+        at(3, 9, 2),
+    ];
+    // In step 2 three blocks are free, of which R1 and R2 may need one each: R1 takes the third. In step 3
+    // one is left, and R3 waits for more: R1 gets no room for drafts, R2 has some.
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1     12      4   c6   c6    .
+           2      7      5 g4/4 g1/1    .
+           3      5      6    g g3/3    w
+           4      3      4 g2/2    p    w
+           5     22      7    .  c13   c9
+           6      1      3    .    .    g
+        ",
+    );
+}
+
+#[test]
+fn drafts_take_the_blocks_that_were_set_aside() {
+    let config = EngineConfig {
+        speculation: DRAFTS,
+        ..small_pool(CapacityPolicy::GuaranteedNoEvict)
+    };
+    let arrivals = [foreseen(20, at(1, 6, 10)), at(1, 6, 3)];
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2
+           1     12      4   c6   c6
+           2      6      5 g4/4    g
+           3      5      6 g3/3    g
         ",
     );
 }

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
 use triton_inflight::device::cpu::{CpuOptions, KvDtype};
 use triton_inflight::engine::{
-    BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, Phase, Sampled, StepOutput,
+    BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, Phase, PromptLookup, Sampled,
+    Speculation, StepOutput,
 };
 use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, RunnerLimits};
 use triton_inflight::sampling::{SamplingParams, TopPDecay};
@@ -52,8 +53,14 @@ fn count() {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Allocations of a thousand steps of 64 sequences that generate, blocks and all.
-fn allocations_of_the_engine(policy: CapacityPolicy) -> u64 {
+const SPECULATION: Speculation = Speculation {
+    max_draft_tokens: 4,
+    prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
+};
+
+/// Allocations of several hundred steps of 64 sequences that generate, blocks and all. With drafts, three
+/// of four are right.
+fn allocations_of_the_engine(policy: CapacityPolicy, speculation: Option<Speculation>) -> u64 {
     const NUM_REQUESTS: u32 = 64;
     let mut engine = Engine::new(EngineConfig {
         max_num_requests: NUM_REQUESTS,
@@ -62,6 +69,7 @@ fn allocations_of_the_engine(policy: CapacityPolicy) -> u64 {
         block_size: BlockSize::new(16).expect("not zero"),
         num_blocks: Blocks(NUM_REQUESTS * 128),
         policy,
+        speculation,
         record_requests: true,
         ..EngineConfig::default()
     });
@@ -79,7 +87,10 @@ fn allocations_of_the_engine(policy: CapacityPolicy) -> u64 {
     let mut before = 0;
     // Those that begin in the same way wait for each other's blocks at first.
     const WARM_UP: u32 = 100;
-    for step in 0..WARM_UP + 1000 {
+    // With drafts a step may bring four tokens.
+    let num_steps = if speculation.is_some() { 250 } else { 1000 };
+    let mut num_drafts = 0;
+    for step in 0..WARM_UP + num_steps {
         if step == WARM_UP {
             before = NUM_ALLOCATIONS.get();
         }
@@ -91,18 +102,27 @@ fn allocations_of_the_engine(policy: CapacityPolicy) -> u64 {
             assert!(phases.all(|phase| phase == Phase::Generation));
         }
         output.sampled.clear();
-        let sampled = sequences
-            .iter()
-            .map(|planned| (planned.slot, Sampled::Token(step)));
-        output.sampled.extend(sampled);
+        for plan in decided.plans() {
+            for planned in plan.sequences {
+                // What was guessed, and then something that follows n-grams which occur again and again.
+                let drafts = plan.drafts(planned);
+                num_drafts += drafts.len();
+                let accepted = &drafts[..drafts.len().min(3)];
+                let tokens = accepted.iter().copied().chain([step % 7]);
+                let sampled = tokens.map(|token| (planned.slot, Sampled::Token(token)));
+                output.sampled.extend(sampled);
+            }
+        }
         events.clear();
         engine.apply(decided, &mut output, &mut events);
     }
+    assert_eq!(num_drafts > 1000, speculation.is_some(), "{num_drafts}");
     NUM_ALLOCATIONS.get() - before
 }
 
-/// Allocations of the model's part of 40 steps of 8 sequences that generate, each with other options.
-fn allocations_of_the_runner(kv_dtype: KvDtype) -> u64 {
+/// Allocations of the model's part of 40 steps of 8 sequences that generate, each with other options; with
+/// drafts, of 15.
+fn allocations_of_the_runner(kv_dtype: KvDtype, speculation: Option<Speculation>) -> u64 {
     const NUM_REQUESTS: u32 = 8;
     let config = EngineConfig {
         max_num_requests: NUM_REQUESTS,
@@ -111,11 +131,13 @@ fn allocations_of_the_runner(kv_dtype: KvDtype) -> u64 {
         block_size: BlockSize::new(16).expect("not zero"),
         num_blocks: Blocks(NUM_REQUESTS * 6),
         reuse: BlockReuse::Off,
+        speculation,
         ..EngineConfig::default()
     };
     let limits = RunnerLimits {
         max_num_tokens: config.max_num_tokens,
         max_num_requests: config.max_num_requests,
+        max_sampled_rows: config.max_sampled_rows(),
         max_seq_len: config.max_seq_len,
         block_size: config.block_size,
         num_blocks: config.num_blocks,
@@ -163,21 +185,28 @@ fn allocations_of_the_runner(kv_dtype: KvDtype) -> u64 {
     }
     let (mut output, mut events) = (StepOutput::default(), Vec::new());
     let mut num_allocations = 0;
-    const WARM_UP: u32 = 2;
-    for step in 0..WARM_UP + 40 {
+    // Buffers are as large as they get once a step had as many drafts as it may.
+    let (warm_up, num_steps) = match speculation {
+        None => (2, 40),
+        Some(_) => (5, 10),
+    };
+    let mut num_drafts = 0;
+    for step in 0..warm_up + num_steps {
         let decided = engine.schedule();
         assert_eq!(decided.sequences().len(), NUM_REQUESTS as usize);
         output.sampled.clear();
         let before = NUM_ALLOCATIONS.get();
         for plan in decided.plans() {
+            num_drafts += plan.sequences.iter().map(|it| it.num_drafts).sum::<u32>();
             runner.run(plan, &mut output).expect("the step runs");
         }
-        if step >= WARM_UP {
+        if step >= warm_up {
             num_allocations += NUM_ALLOCATIONS.get() - before;
         }
         events.clear();
         engine.apply(decided, &mut output, &mut events);
     }
+    assert_eq!(num_drafts > 0, speculation.is_some(), "{num_drafts}");
     num_allocations
 }
 
@@ -195,13 +224,19 @@ fn a_thousand_generation_steps_of_the_engine_allocate_nothing() {
         CapacityPolicy::GuaranteedNoEvict,
         CapacityPolicy::MaxUtilization,
     ] {
-        assert_eq!(allocations_of_the_engine(policy), 0, "{policy:?}");
+        for speculation in [None, Some(SPECULATION)] {
+            let num_allocations = allocations_of_the_engine(policy, speculation);
+            assert_eq!(num_allocations, 0, "{policy:?}, {speculation:?}");
+        }
     }
 }
 
 #[test]
 fn generation_steps_of_the_runner_allocate_nothing() {
     for kv_dtype in KvDtype::ALL {
-        assert_eq!(allocations_of_the_runner(kv_dtype), 0, "{kv_dtype}");
+        for speculation in [None, Some(SPECULATION)] {
+            let num_allocations = allocations_of_the_runner(kv_dtype, speculation);
+            assert_eq!(num_allocations, 0, "{kv_dtype}, {speculation:?}");
+        }
     }
 }

@@ -15,7 +15,7 @@ use crate::backend::options::RequestOptions;
 use crate::backend::text_stream::{TextRules, TextStream};
 use crate::base::{RequestError, RequestId, TokenId, Tokens};
 use crate::config::{BatchingScheme, InputKind, ModelConfig, OutputKind};
-use crate::engine::NewRequest;
+use crate::engine::{DraftOptions, NewRequest};
 use crate::guidance::{Compilation, Compiler};
 use crate::post_processors::{PostProcessors, ProcessedRequest};
 use crate::sampling::{LogitsProcessor, SamplingParams, StopRule};
@@ -163,6 +163,7 @@ impl Admission {
                 priority: options.priority,
                 reuse: options.reuse,
                 gather,
+                drafts: DraftOptions::default(),
             },
             compilation,
             answer: Box::new(answer),

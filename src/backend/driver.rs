@@ -22,7 +22,7 @@ use crate::backend::correlation::CorrelationKey;
 use crate::backend::in_flight::{InFlight, InFlightTable};
 use crate::backend::observer::StepRecord;
 use crate::backend::responder::{Lent, Responder};
-use crate::base::{RequestError, RequestId, StepError};
+use crate::base::{RequestError, RequestId, StepError, Tokens};
 use crate::engine::{Event, NewRequest};
 use crate::guidance::Compilation;
 use crate::manager::{BatchManager, LandedStep};
@@ -417,9 +417,12 @@ impl Driver {
                     let Some(answer) = self.in_flight.answer_mut(id) else {
                         continue;
                     };
-                    let reason = FinishReason::StopWords;
-                    if answer.push(token, now) && self.manager.finish(id, reason) {
-                        self.in_flight.finish(id, reason);
+                    if answer.push(token, now) {
+                        let num_output_tokens = Tokens(answer.num_output_tokens() as u32);
+                        let reason = FinishReason::StopWords;
+                        if self.manager.finish(id, num_output_tokens, reason) {
+                            self.in_flight.finish(id, reason);
+                        }
                     }
                 }
                 Event::Finished(id, reason) => self.in_flight.finish(id, reason),

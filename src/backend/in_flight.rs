@@ -107,9 +107,14 @@ impl InFlightTable {
         self.requests.get_mut(&id)
     }
 
-    /// The answer of the request `id`, while it is not lent.
+    /// The answer of the request `id`, while it is not lent and the request has not ended: what a step
+    /// brings behind a stop word is nothing.
     pub fn answer_mut(&mut self, id: RequestId) -> Option<&mut Answer> {
-        self.requests.get_mut(&id)?.answer.as_deref_mut()
+        let in_flight = self.requests.get_mut(&id)?;
+        match in_flight.finish {
+            Some(_) => None,
+            None => in_flight.answer.as_deref_mut(),
+        }
     }
 
     /// Marks the request `id` as ended; the first reason holds.

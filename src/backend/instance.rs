@@ -133,6 +133,7 @@ fn runner_limits(model: &Model, config: &EngineConfig) -> RunnerLimits {
     RunnerLimits {
         max_num_tokens: config.max_num_tokens,
         max_num_requests: config.max_num_requests,
+        max_sampled_rows: config.max_sampled_rows(),
         max_seq_len: config.max_seq_len,
         block_size: config.block_size,
         num_blocks: config.num_blocks,

@@ -74,6 +74,7 @@ pub fn engine_config(
             num_sinks: Tokens(settings.sink_token_length),
         }),
         paged_kv,
+        speculation: None,
         record_requests: settings.stats_file.is_some(),
     };
     engine.check()?;

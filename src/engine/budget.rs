@@ -1,6 +1,7 @@
 //! The second pass: how many tokens each sequence gets in a step, given `max_num_tokens`.
 //!
-//! Generation first, one token each, so that nobody who talks is interrupted; then contexts in order.
+//! Generation first, one token each, so that nobody who talks is interrupted; then contexts in order;
+//! then, of what is left, drafts.
 //! A context that does not fit is cut where a block ends, as the chunk policy says:
 //!
 //! ```text
@@ -79,6 +80,16 @@ impl TokenBudget {
     /// least as many tokens as sequences.
     pub(super) fn take_generation(&mut self, num_tokens: Tokens) {
         self.left -= num_tokens;
+    }
+
+    /// Tokens that nobody has taken.
+    pub(super) fn left(&self) -> Tokens {
+        self.left
+    }
+
+    /// Takes the drafts of a sequence that generates, when all others have what they get.
+    pub(super) fn take_drafts(&mut self, num_drafts: Tokens) {
+        self.left -= num_drafts;
     }
 
     /// Takes what a context gets that has computed `start` tokens and has `rest` to compute. `None`:

@@ -48,6 +48,25 @@ pub(super) fn may_join(policy: CapacityPolicy, any_runs: bool, any_paused: bool)
     }
 }
 
+/// The blocks that drafts may take, when `free` are free, `num_running` sequences run, and `any_waits` to
+/// start.
+///
+/// What a sequence takes for its drafts it only takes earlier than it would have otherwise. Where every
+/// block that it may ever need is set aside, that is nobody's loss; where blocks go to whoever comes, each
+/// that runs must find its next one all the same.
+pub(super) fn blocks_for_drafts(
+    policy: CapacityPolicy,
+    free: Blocks,
+    num_running: usize,
+    any_waits: bool,
+) -> Blocks {
+    match policy {
+        CapacityPolicy::GuaranteedNoEvict | CapacityPolicy::StaticBatch => free,
+        CapacityPolicy::MaxUtilization if any_waits => Blocks::ZERO,
+        CapacityPolicy::MaxUtilization => free.saturating_sub(Blocks(num_running as u32)),
+    }
+}
+
 /// The blocks that those who start may take.
 pub(super) struct Room {
     left: Blocks,
@@ -121,6 +140,21 @@ mod tests {
             let pauses = must_pause(policy, Blocks(free), Blocks(lacking));
             assert_eq!(pauses, expected, "{policy:?}, {lacking} of {free}");
         }
+    }
+
+    #[test]
+    fn drafts_take_no_block_that_another_may_want() {
+        for (policy, any_waits, expected) in [
+            (CapacityPolicy::GuaranteedNoEvict, true, 5),
+            (CapacityPolicy::StaticBatch, true, 5),
+            (CapacityPolicy::MaxUtilization, true, 0),
+            (CapacityPolicy::MaxUtilization, false, 2),
+        ] {
+            let blocks = blocks_for_drafts(policy, Blocks(5), 3, any_waits);
+            assert_eq!(blocks, Blocks(expected), "{policy:?}");
+        }
+        let none = blocks_for_drafts(CapacityPolicy::MaxUtilization, Blocks(2), 3, false);
+        assert_eq!(none, Blocks::ZERO);
     }
 
     #[test]

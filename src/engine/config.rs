@@ -3,7 +3,7 @@
 use crate::base::{BlockSize, Blocks, LoadError, RequestError, Tokens};
 pub use crate::config::{BatchingScheme, CapacityPolicy, ContextChunkPolicy};
 use crate::engine::kv::KvCacheConfig;
-use crate::engine::{AttentionWindow, NewRequest};
+use crate::engine::{AttentionWindow, MAX_DRAFT_TOKENS, MAX_NGRAM, NewRequest, Speculation};
 
 /// The limits of a batch manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub struct EngineConfig {
     pub window: Option<AttentionWindow>,
     /// Whether the KV cache is paged; if not, a block holds a whole sequence.
     pub paged_kv: bool,
+    /// Whether later tokens of sequences are guessed, and how.
+    pub speculation: Option<Speculation>,
     /// Whether [`Engine::request_stages`](crate::engine::Engine::request_stages) is kept.
     pub record_requests: bool,
 }
@@ -72,6 +74,7 @@ impl Default for EngineConfig {
             reuse: BlockReuse::PartialBlocks,
             window: None,
             paged_kv: true,
+            speculation: None,
             record_requests: false,
         }
     }
@@ -117,6 +120,7 @@ impl EngineConfig {
                     .into(),
             );
         }
+        self.check_speculation()?;
         if !(1..=2).contains(&self.num_micro_batches) {
             return refuse(
                 format!("num_micro_batches is {}", self.num_micro_batches),
@@ -181,6 +185,49 @@ impl EngineConfig {
             );
         }
         Ok(())
+    }
+
+    /// Refuses drafts that cannot be, or could be none.
+    fn check_speculation(&self) -> Result<(), LoadError> {
+        let Some(speculation) = self.speculation else {
+            return Ok(());
+        };
+        if self.scheme == BatchingScheme::V1 {
+            return refuse(
+                "gpt_model_type is V1, in which every request gets one token a step, and speculation \
+                 is on"
+                    .into(),
+                "set speculation to none, or gpt_model_type to inflight_fused_batching".into(),
+            );
+        }
+        let max_draft_tokens = speculation.max_draft_tokens;
+        if !(1..=MAX_DRAFT_TOKENS).contains(&max_draft_tokens) {
+            return refuse(
+                format!("max_draft_tokens is {max_draft_tokens}"),
+                format!("let it be 1 to {MAX_DRAFT_TOKENS}, or speculation none"),
+            );
+        }
+        match speculation.prompt_lookup {
+            Some(lookup) if !(1 <= lookup.min && lookup.min <= lookup.max) => refuse(
+                format!(
+                    "prompt_lookup_min is {} and prompt_lookup_max is {}",
+                    lookup.min, lookup.max
+                ),
+                "let prompt_lookup_min be at least 1, and at most prompt_lookup_max".into(),
+            ),
+            Some(lookup) if lookup.max > MAX_NGRAM => refuse(
+                format!("prompt_lookup_max is {}", lookup.max),
+                format!("let it be at most {MAX_NGRAM}"),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Rows of logits in a step that tokens are chosen from, at most: one for each sequence, and one for each
+    /// of its drafts.
+    pub fn max_sampled_rows(&self) -> Tokens {
+        let each = 1 + self.speculation.map_or(0, |it| it.max_draft_tokens);
+        Tokens(self.max_rows().saturating_mul(each)).min(self.max_num_tokens)
     }
 
     /// How to come by a pool of `num_blocks`, where there are fewer.

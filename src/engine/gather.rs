@@ -11,7 +11,7 @@
 //! not gathered again.
 
 use crate::base::{Blocks, Tokens};
-use crate::engine::NewRequest;
+use crate::engine::{DraftTotals, NewRequest};
 use crate::sampling::TokenLogProbs;
 
 /// What a request wants besides its tokens. Each costs time and memory, so the default is nothing.
@@ -27,12 +27,15 @@ pub struct Gather {
     pub generation_logits: bool,
     /// How many blocks of the KV cache it has had.
     pub kv_blocks: bool,
+    /// What its drafts have come to.
+    pub drafts: bool,
 }
 
-/// What a step brings of what a request wants besides its tokens.
+/// What a step brings of what a request wants besides its tokens; with drafts, what one of several tokens
+/// brings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Gathered {
-    /// Of the step's token, if it has one and they are wanted.
+    /// Of its token, if it has one and they are wanted.
     pub log_probs: Option<TokenLogProbs>,
     /// `[num_rows, vocab_size]`: those of the next tokens of the prompt, after the ones of earlier steps.
     /// Empty if there are none.
@@ -41,6 +44,8 @@ pub struct Gathered {
     pub generation_logits: Vec<f32>,
     /// Up to this step, if they are wanted and there are more than before.
     pub kv_blocks: Option<KvBlocks>,
+    /// Up to this step, if they are wanted and it had any in it.
+    pub drafts: Option<DraftTotals>,
 }
 
 /// The blocks of the KV cache that a request has had since it started. One that was paused has had those
@@ -56,7 +61,7 @@ pub struct KvBlocks {
 impl Gather {
     /// Whether it wants anything.
     pub fn is_any(&self) -> bool {
-        self.needs_logits() || self.kv_blocks
+        self.needs_logits() || self.kv_blocks || self.drafts
     }
 
     /// Whether any of it is made of logits.

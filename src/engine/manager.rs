@@ -13,7 +13,8 @@ use crate::engine::queue::Queue;
 use crate::engine::sequence::{Sequence, SequenceTable};
 use crate::engine::stats::{RequestStage, StepStats, Totals};
 use crate::engine::{
-    BatchingScheme, EngineConfig, Event, KvUsage, NewRequest, Sampled, Step, StepOutput,
+    BatchingScheme, DraftTotals, EngineConfig, Event, KvUsage, NewRequest, Sampled, Step,
+    StepOutput,
 };
 use crate::sampling::FinishReason;
 
@@ -51,6 +52,8 @@ pub struct Engine {
     /// Who was admitted, paused or, in lockstep, finished since the last `apply`.
     pub(super) changes: Vec<Event>,
     pub(super) totals: Totals,
+    /// What all drafts have come to.
+    pub(super) drafts: DraftTotals,
     pub(super) num_steps: u64,
     pub(super) stats: Option<StepStats>,
     pub(super) stages: Vec<RequestStage>,
@@ -82,6 +85,7 @@ impl Engine {
             being_written: Vec::with_capacity(max_rows),
             changes: Vec::with_capacity(2 * max_rows),
             totals: Totals::default(),
+            drafts: DraftTotals::default(),
             num_steps: 0,
             stats: None,
             stages: Vec::new(),
@@ -127,13 +131,19 @@ impl Engine {
         true
     }
 
-    /// Ends a request for a reason that the engine does not see, such as a stop word in its text. Returns
-    /// whether it has ended, as after [`Engine::cancel`]; in lockstep it ends with its batch, with a
-    /// [`Event::Finished`].
+    /// Ends a request for a reason that the engine does not see, such as a stop word in its text, with the
+    /// first `num_output_tokens` that it has generated: what the same step brought after them is nothing.
+    /// Returns whether it has ended, as after [`Engine::cancel`]; in lockstep it ends with its batch, with
+    /// a [`Event::Finished`].
     ///
     /// # Panics
     /// If a step with it is out, and it has not ended.
-    pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> bool {
+    pub fn finish(
+        &mut self,
+        id: RequestId,
+        num_output_tokens: Tokens,
+        reason: FinishReason,
+    ) -> bool {
         let Some(slot) = self.sequences.find(id) else {
             return self.config.scheme != BatchingScheme::V1 && self.cancel(id);
         };
@@ -143,7 +153,8 @@ impl Engine {
             sequence.ended.get_or_insert(reason);
             return false;
         }
-        self.totals.count(sequence);
+        self.totals
+            .count_of(sequence.num_prompt_tokens, num_output_tokens);
         self.cancel(id)
     }
 
@@ -153,7 +164,8 @@ impl Engine {
     /// A request that was cancelled since `schedule` has no events.
     ///
     /// # Panics
-    /// If `output` is not the step's: one entry for each sequence that samples, in the step's order.
+    /// If `output` is not the step's: for each sequence that samples one entry, and one more for each of its
+    /// drafts that was chosen, in the step's order.
     pub fn apply(&mut self, mut step: Step, output: &mut StepOutput, events: &mut Vec<Event>) {
         let is_known = |event: &Event| {
             matches!(event, Event::Finished(..))
@@ -173,6 +185,18 @@ impl Engine {
                 assert_eq!(*slot, planned.slot, "results are in the step's order");
                 *result
             });
+            // What the drafts that were accepted bring: most steps have none.
+            let more = match planned.num_drafts {
+                0 => &[],
+                _ => {
+                    let results = sampled.as_slice();
+                    let is_own = |(slot, _): &&(SeqSlot, Sampled)| *slot == planned.slot;
+                    let num_accepted = results.iter().take_while(is_own).count();
+                    let (more, rest) = results.split_at(num_accepted);
+                    sampled = rest.iter();
+                    more
+                }
+            };
             let sequence = &mut self.sequences[planned.slot];
             let text = sequence.text.insert(text);
             // Boxed, and looked for only where anything is wanted: the others pay nothing for it.
@@ -183,35 +207,41 @@ impl Engine {
                 false => None,
             };
             if let Some(place) = self.cancelled.iter().position(|&slot| slot == planned.slot) {
+                while all_gathered
+                    .next_if(|(slot, _)| *slot == planned.slot)
+                    .is_some()
+                {}
                 self.cancelled.swap_remove(place);
                 forget(&mut self.sequences, &mut self.kv, planned.slot);
                 continue;
             }
+            let num_accepted = more.len();
+            let num_rejected = planned.num_drafts - num_accepted as u32;
+            let computed = Tokens(planned.kv_len - num_rejected);
             // Keys and values of what failed may be no numbers: nobody else is to have them.
-            let computed = Tokens(planned.kv_len);
-            if !matches!(result, Some(Sampled::Failed(_))) {
+            let last = more.last().map_or(result, |(_, result)| Some(*result));
+            if !matches!(last, Some(Sampled::Failed(_))) {
                 self.kv.commit(&mut sequence.blocks, &text.tokens, computed);
             }
             sequence.computed = computed;
+            if planned.num_drafts > 0 {
+                sequence.take_back_drafts(num_accepted);
+                self.drafts.add(planned.num_drafts as usize, num_accepted);
+            }
             if sequence.gathers {
-                text.gathered_to(computed);
-                let wants_kv_blocks = text.gather.kv_blocks;
-                let kv_blocks = sequence.kv_news().filter(|_| wants_kv_blocks);
-                if kv_blocks.is_some() {
-                    gathered.get_or_insert_default().kv_blocks = kv_blocks;
-                }
-                if let Some(gathered) = gathered {
-                    events.push(Event::Gathered(planned.id, gathered));
+                sequence.tell_news(&mut gathered);
+                events.extend(gathered.map(|it| Event::Gathered(planned.id, it)));
+            }
+            let mut ended = result.and_then(|result| take_in(sequence, result, events));
+            for &(_, result) in more {
+                let gathered = all_gathered.next_if(|(slot, _)| *slot == planned.slot);
+                // What it gives after its end is nothing.
+                if ended.is_none() {
+                    let gathered = gathered.map(|(_, gathered)| Box::new(gathered));
+                    events.extend(gathered.map(|it| Event::Gathered(planned.id, it)));
+                    ended = take_in(sequence, result, events);
                 }
             }
-            let ended = match result {
-                None => None,
-                Some(Sampled::Failed(error)) => Some(FinishReason::Error(error)),
-                Some(Sampled::Token(token)) => {
-                    events.push(Event::Token(planned.id, token));
-                    sequence.push(token)
-                }
-            };
             match ended {
                 Some(reason) if self.config.scheme == BatchingScheme::V1 => {
                     sequence.ended = Some(reason);
@@ -262,6 +292,11 @@ impl Engine {
         self.sequences.find(id).is_some() || self.queue.waiting_ids().any(|waiting| waiting == id)
     }
 
+    /// What drafts have come to so far.
+    pub fn draft_totals(&self) -> DraftTotals {
+        self.drafts
+    }
+
     /// How full the KV cache is now.
     pub fn kv_usage(&self) -> KvUsage {
         self.kv.usage()
@@ -299,6 +334,21 @@ impl Engine {
         }
         let running = self.running.iter().map(|&slot| &self.sequences[slot]);
         running.filter(|sequence| sequence.ended.is_some()).count()
+    }
+}
+
+/// Gives a sequence what was chosen for it, and says whether it ends with that.
+fn take_in(
+    sequence: &mut Sequence,
+    result: Sampled,
+    events: &mut Vec<Event>,
+) -> Option<FinishReason> {
+    match result {
+        Sampled::Failed(error) => Some(FinishReason::Error(error)),
+        Sampled::Token(token) => {
+            events.push(Event::Token(sequence.id, token));
+            sequence.push(token)
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! schedule.rs     the two passes that decide a step
 //! capacity.rs     the first pass: who may run, given the KV blocks; all that a policy decides
 //! budget.rs       the second pass: how many tokens each gets, given max_num_tokens
+//! draft.rs        guesses at later tokens, verified in the step that computes them
 //! queue.rs        who waits to start, in order
 //! sequence.rs     a sequence's tokens and progress; the table of rows
 //! kv/             blocks, block tables, and what sequences share of them
@@ -31,6 +32,7 @@
 mod budget;
 mod capacity;
 mod config;
+mod draft;
 mod gather;
 mod integrity;
 mod kv;
@@ -45,6 +47,9 @@ mod stats;
 mod step;
 
 pub use config::{BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig};
+pub use draft::{
+    DraftOptions, DraftTotals, MAX_DRAFT_TOKENS, MAX_NGRAM, PromptLookup, Speculation,
+};
 pub use gather::{Gather, Gathered, KvBlocks};
 pub use kv::{AttentionWindow, KvUsage, ReuseOptions, ReuseTotals};
 pub use manager::Engine;

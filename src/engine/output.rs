@@ -16,10 +16,10 @@ pub enum Sampled {
 /// A step's results, each with the row that it is of, in the order of the step's sequences.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
-    /// One for each planned sequence with `samples`.
+    /// One for each planned sequence with `samples`, and one more for each of its drafts that was chosen.
     pub sampled: Vec<(SeqSlot, Sampled)>,
-    /// One for each planned sequence of which something is gathered in this step. It is moved from here
-    /// into the event, never copied.
+    /// One for each planned sequence of which something is gathered in this step, or for each of its
+    /// tokens. It is moved from here into the event, never copied.
     pub gathered: Vec<(SeqSlot, Gathered)>,
 }
 
@@ -36,9 +36,9 @@ impl StepOutput {
 pub enum Event {
     /// It was planned for the first time: it is no longer queued.
     Admitted(RequestId),
-    /// It has what it wanted to know besides a token. Before the `Token` of the same step.
+    /// It has what it wanted to know besides a token. Before that `Token`.
     Gathered(RequestId, Box<Gathered>),
-    /// It has a new token.
+    /// It has a new token. With drafts there may be several in a step.
     Token(RequestId, TokenId),
     /// It gave its blocks back and will be computed again by itself.
     Paused(RequestId),

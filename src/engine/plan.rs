@@ -15,7 +15,7 @@ use crate::sampling::SamplingInput;
 pub enum Phase {
     /// Tokens known beforehand are computed: the prompt, or all tokens again after a pause.
     Context,
-    /// The one token that was sampled last is computed.
+    /// The one token that was sampled last is computed, and the drafts after it.
     Generation,
 }
 
@@ -25,6 +25,9 @@ pub enum Phase {
 /// tokens of the sequence   |----- computed -----|---- chunk ----|---- later ----|
 /// KV after the step        |------------- kv_len ---------------|
 /// packed arrays                                 |    tokens     |
+///
+/// with drafts              |----- computed -----| last | drafts |
+/// rows that sample                              |   1 + drafts  |
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedSequence {
@@ -40,8 +43,12 @@ pub struct PlannedSequence {
     pub kv_len: u32,
     /// Where its block table lies in `block_tables`: enough blocks for `kv_len` positions.
     pub block_table: Range<u32>,
-    /// Whether the chunk ends with the last known token, so that its logits give the next one.
+    /// Whether the chunk ends with the last known token and the drafts after it, so that its logits give
+    /// the next one.
     pub samples: bool,
+    /// How many tokens at the end of the chunk are drafts. The logits of the last known token and those
+    /// of each draft choose a token, in order, as long as the draft is the one that was chosen before.
+    pub num_drafts: u32,
 }
 
 /// Keys and values that a sequence takes over from a block of which it only shares the beginning.
@@ -116,6 +123,17 @@ impl<'a> StepPlan<'a> {
 
     /// What decides the next token of the sequence at `index`: its options and its tokens so far.
     pub fn sampling_input(&self, index: usize) -> SamplingInput<'a> {
-        self.texts[index].sampling_input()
+        self.sampling_input_after(index, 0)
+    }
+
+    /// The same when the first `num_accepted` of its drafts are tokens.
+    pub fn sampling_input_after(&self, index: usize, num_accepted: usize) -> SamplingInput<'a> {
+        self.texts[index].sampling_input(num_accepted)
+    }
+
+    /// The drafts of `sequence` in this step.
+    pub fn drafts(&self, sequence: &PlannedSequence) -> &'a [TokenId] {
+        let chunk = self.chunk(sequence);
+        &chunk[chunk.len() - sequence.num_drafts as usize..]
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::base::{RequestId, TokenId, Tokens};
-use crate::engine::{Gather, ReuseOptions};
+use crate::engine::{DraftOptions, Gather, ReuseOptions};
 use crate::sampling::{SamplingParams, StopRule};
 
 /// A request as the engine sees it: tokens in, limits, sampling.
@@ -24,6 +24,8 @@ pub struct NewRequest {
     pub reuse: ReuseOptions,
     /// What it wants to know besides its tokens.
     pub gather: Gather,
+    /// Which of its tokens are guessed, where the engine speculates.
+    pub drafts: DraftOptions,
 }
 
 impl NewRequest {
@@ -37,6 +39,7 @@ impl NewRequest {
             priority: 0,
             reuse: ReuseOptions::default(),
             gather: Gather::default(),
+            drafts: DraftOptions::default(),
         }
     }
 }

@@ -7,6 +7,7 @@
 use crate::base::{Blocks, SeqSlot, TokenId, Tokens};
 use crate::engine::budget::TokenBudget;
 use crate::engine::capacity::{self, Demand, Room};
+use crate::engine::draft::room_for_drafts;
 use crate::engine::kv::{BlockTable, NextBlock};
 use crate::engine::queue::{Candidate, Queue, Walk};
 use crate::engine::sequence::{Rank, Sequence, max_kv_len};
@@ -41,6 +42,7 @@ impl Engine {
         let mut step = self.spare_steps.pop().unwrap_or_else(|| {
             Step::new(
                 self.config.max_rows(),
+                self.config.max_sampled_rows(),
                 self.config.num_blocks,
                 self.config.block_size,
             )
@@ -80,6 +82,9 @@ impl Engine {
         self.go_on(micro_batch, &mut budget);
         self.start(micro_batch, &mut budget, any_paused);
         budget.distribute(&mut self.contexts);
+        if self.config.speculation.is_some() {
+            self.draft(&mut budget);
+        }
         self.pack(&budget, step);
     }
 
@@ -182,6 +187,38 @@ impl Engine {
         }
     }
 
+    /// Lets those that generate guess at their next tokens, in order, with the tokens and the blocks that
+    /// are left.
+    fn draft(&mut self, budget: &mut TokenBudget) {
+        let mut free = capacity::blocks_for_drafts(
+            self.config.policy,
+            self.kv.usage().num_free(),
+            self.running.len(),
+            !self.queue.is_empty(),
+        );
+        for &slot in &self.generating {
+            let sequence = &mut self.sequences[slot];
+            if !sequence.is_drafted() {
+                continue;
+            }
+            let num_held = sequence.blocks.len();
+            let room = room_for_drafts(
+                sequence.len(),
+                sequence.max_kv_len(),
+                (num_held + free).tokens(self.config.block_size),
+                budget.left(),
+            );
+            if room == 0 {
+                continue;
+            }
+            let num_drafts = sequence.draft(room);
+            let up_to = sequence.len() + num_drafts;
+            self.kv.grow(&mut sequence.blocks, up_to);
+            free -= sequence.blocks.len() - num_held;
+            budget.take_drafts(num_drafts);
+        }
+    }
+
     /// Writes down what the passes have decided: contexts first, then those that generate.
     fn pack(&mut self, budget: &TokenBudget, step: &mut Step) {
         step.copy(self.kv.copies());
@@ -192,8 +229,13 @@ impl Engine {
         if self.config.scheme != BatchingScheme::InflightFused {
             step.end_call(budget.num_padding_tokens(step.num_tokens()));
         }
+        let is_any_drafted = self.config.speculation.is_some();
         for &slot in &self.generating {
-            step.push_generation(slot, &mut self.sequences[slot]);
+            let sequence = &mut self.sequences[slot];
+            match is_any_drafted && sequence.is_drafted() {
+                true => step.push_drafted(slot, sequence),
+                false => step.push_generation(slot, sequence),
+            }
         }
         step.end_call(Tokens(self.num_ended() as u32));
     }
@@ -234,7 +276,9 @@ impl Engine {
                 };
                 self.num_started += 1;
                 self.changes.push(Event::Admitted(request.id));
-                self.sequences.insert(Sequence::new(request, rank, blocks))
+                let speculation = self.config.speculation.as_ref();
+                let sequence = Sequence::new(request, rank, blocks, speculation);
+                self.sequences.insert(sequence)
             }
         };
         let sequence = &mut self.sequences[slot];

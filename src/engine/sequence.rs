@@ -17,15 +17,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::base::{Blocks, RequestId, SeqSlot, TokenId, Tokens};
+use crate::engine::draft::Drafter;
 use crate::engine::kv::BlockTable;
-use crate::engine::{Gather, KvBlocks, NewRequest, Phase, ReuseOptions};
+use crate::engine::{Gather, Gathered, KvBlocks, NewRequest, Phase, ReuseOptions, Speculation};
 use crate::sampling::{Endings, FinishReason, SamplingInput, SamplingParams, StopRule};
 
 /// What a runner may look at while a step is out: the sequence's own tokens and options.
 #[derive(Debug)]
 pub(super) struct SequenceText {
-    /// Prompt and generated tokens.
+    /// Prompt and generated tokens, and the drafts of the step that is out.
     pub(super) tokens: Vec<TokenId>,
+    /// How many of `tokens` are drafts.
+    pub(super) num_drafts: usize,
     /// How many of `tokens` are the prompt.
     num_prompt_tokens: usize,
     sampling: Arc<SamplingParams>,
@@ -48,18 +51,18 @@ impl SequenceText {
     }
 
     /// Says that the tokens below `end` are computed, and what was wanted of them is gathered.
-    pub(super) fn gathered_to(&mut self, end: Tokens) {
+    fn gathered_to(&mut self, end: Tokens) {
         if self.gather.context_logits {
             let end = end.0.min(self.num_prompt_tokens as u32);
             self.num_gathered = self.num_gathered.max(end);
         }
     }
 
-    /// What decides the next token besides the logits.
-    pub(super) fn sampling_input(&self) -> SamplingInput<'_> {
+    /// What decides the next token besides the logits, when the first `num_accepted` drafts are tokens.
+    pub(super) fn sampling_input(&self, num_accepted: usize) -> SamplingInput<'_> {
         SamplingInput {
             params: &self.sampling,
-            tokens: &self.tokens,
+            tokens: &self.tokens[..self.tokens.len() - self.num_drafts + num_accepted],
             num_prompt_tokens: self.num_prompt_tokens,
         }
     }
@@ -105,6 +108,8 @@ pub(super) struct Sequence {
     pub(super) gathers: bool,
     endings: Endings,
     stop: StopRule,
+    /// `None` if nothing of it is ever drafted.
+    drafter: Option<Box<Drafter>>,
 }
 
 /// The order in which sequences get what there is: the smaller first.
@@ -117,7 +122,14 @@ pub(super) struct Rank {
 
 impl Sequence {
     /// A sequence that has nothing in the cache yet. `blocks` has room for all it may ever need.
-    pub(super) fn new(request: NewRequest, rank: Rank, blocks: BlockTable) -> Self {
+    pub(super) fn new(
+        request: NewRequest,
+        rank: Rank,
+        blocks: BlockTable,
+        speculation: Option<&Speculation>,
+    ) -> Self {
+        let drafter =
+            speculation.and_then(|it| Drafter::new(it, request.drafts, &request.sampling));
         let mut tokens = request.prompt;
         let num_prompt_tokens = tokens.len();
         tokens.reserve_exact(request.stop.max_new_tokens.index());
@@ -130,6 +142,7 @@ impl Sequence {
             gathers: request.gather.is_any(),
             text: Some(Box::new(SequenceText {
                 tokens,
+                num_drafts: 0,
                 num_prompt_tokens,
                 sampling: request.sampling,
                 gather: request.gather,
@@ -147,6 +160,7 @@ impl Sequence {
             micro_batch: 0,
             ended: None,
             stop: request.stop,
+            drafter: drafter.map(Box::new),
         }
     }
 
@@ -205,8 +219,23 @@ impl Sequence {
         self.num_reused = num_reused;
     }
 
+    /// Adds to what a step has gathered what is new of its blocks and of its drafts, if that is wanted.
+    pub(super) fn tell_news(&mut self, gathered: &mut Option<Box<Gathered>>) {
+        let text = self.text.as_mut().expect("its tokens are back");
+        text.gathered_to(self.computed);
+        let gather = text.gather;
+        let kv_blocks = self.kv_news().filter(|_| gather.kv_blocks);
+        let drafts = self.drafter.as_mut().and_then(|it| it.news());
+        let drafts = drafts.filter(|_| gather.drafts);
+        if kv_blocks.is_some() || drafts.is_some() {
+            let gathered = gathered.get_or_insert_default();
+            gathered.kv_blocks = kv_blocks;
+            gathered.drafts = drafts;
+        }
+    }
+
     /// What is new of its blocks.
-    pub(super) fn kv_news(&mut self) -> Option<KvBlocks> {
+    fn kv_news(&mut self) -> Option<KvBlocks> {
         let kv = Some(self.kv_blocks()).filter(|&kv| kv != self.kv_told)?;
         self.kv_told = kv;
         Some(kv)
@@ -229,6 +258,43 @@ impl Sequence {
         self.num_reused = Blocks::ZERO;
         self.computed = Tokens::ZERO;
         self.context = self.len;
+    }
+
+    /// The tokens with the drafts after them, and how many those are.
+    pub(super) fn with_drafts(&self) -> (&[TokenId], u32) {
+        let text = self.text.as_ref().expect("no step with it is out");
+        (&text.tokens, text.num_drafts as u32)
+    }
+
+    /// Whether it may have drafts.
+    pub(super) fn is_drafted(&self) -> bool {
+        self.drafter.is_some()
+    }
+
+    /// Puts up to `max` drafts behind its tokens, and returns how many.
+    pub(super) fn draft(&mut self, max: usize) -> Tokens {
+        let Some(drafter) = &mut self.drafter else {
+            return Tokens::ZERO;
+        };
+        let text = self.text.as_mut().expect("no step with it is out");
+        debug_assert_eq!(text.num_drafts, 0, "drafts are dropped with their step");
+        text.num_drafts = drafter.append(
+            &mut text.tokens,
+            text.num_prompt_tokens,
+            max,
+            &text.sampling,
+        );
+        Tokens(text.num_drafts as u32)
+    }
+
+    /// Takes the drafts of a step away that has come back, of which the first `num_accepted` were right.
+    pub(super) fn take_back_drafts(&mut self, num_accepted: usize) {
+        let text = self.text.as_mut().expect("its tokens are back");
+        let num_drafts = std::mem::take(&mut text.num_drafts);
+        text.tokens.truncate(text.tokens.len() - num_drafts);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.count(num_drafts, num_accepted);
+        }
     }
 
     /// Takes in the next token, and says whether the sequence ends with it.

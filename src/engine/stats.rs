@@ -8,7 +8,9 @@ use serde::ser::{SerializeMap, Serializer};
 
 use crate::base::{RequestId, Tokens};
 use crate::engine::sequence::Sequence;
-use crate::engine::{BatchingScheme, Engine, EngineConfig, KvUsage, Phase, ReuseTotals, Step};
+use crate::engine::{
+    BatchingScheme, DraftTotals, Engine, EngineConfig, KvUsage, Phase, ReuseTotals, Step,
+};
 
 /// The statistics record of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +47,8 @@ pub struct StepStats {
     pub reuse: ReuseTotals,
     /// The requests that had ended before it.
     pub ended: Totals,
+    /// What drafts have come to before it; `None` where nothing is drafted.
+    pub drafts: Option<DraftTotals>,
 }
 
 /// Requests that have ended by themselves, in all.
@@ -60,9 +64,15 @@ pub struct Totals {
 
 impl Totals {
     pub(super) fn count(&mut self, sequence: &Sequence) {
+        let num_output_tokens = sequence.len() - sequence.num_prompt_tokens;
+        self.count_of(sequence.num_prompt_tokens, num_output_tokens);
+    }
+
+    /// Counts a sequence of so many tokens.
+    pub(super) fn count_of(&mut self, num_input_tokens: Tokens, num_output_tokens: Tokens) {
         self.num_requests += 1;
-        self.num_input_tokens += u64::from(sequence.num_prompt_tokens.0);
-        self.num_output_tokens += u64::from((sequence.len() - sequence.num_prompt_tokens).0);
+        self.num_input_tokens += u64::from(num_input_tokens.0);
+        self.num_output_tokens += u64::from(num_output_tokens.0);
     }
 
     fn and(self, other: Self) -> Self {
@@ -133,6 +143,7 @@ impl Engine {
             paged_kv: self.config.paged_kv,
             reuse: self.kv.totals(),
             ended: self.totals,
+            drafts: self.config.speculation.map(|_| self.drafts),
         });
     }
 
@@ -196,6 +207,7 @@ impl StepStats {
             paged_kv: config.paged_kv,
             reuse: ReuseTotals::default(),
             ended: Totals::default(),
+            drafts: config.speculation.map(|_| DraftTotals::default()),
         }
     }
 
@@ -224,6 +236,10 @@ impl StepStats {
             paged_kv: a.paged_kv,
             reuse: a.reuse.and(b.reuse),
             ended: a.ended.and(b.ended),
+            drafts: match (a.drafts, b.drafts) {
+                (Some(a), Some(b)) => Some(a.and(b)),
+                (one, other) => one.or(other),
+            },
             iteration_counter: a.iteration_counter + b.iteration_counter,
             num_active: a.num_active + b.num_active,
             max_num_requests: a.max_num_requests + b.max_num_requests,
@@ -301,6 +317,10 @@ impl Serialize for StepRecord<'_> {
         put("Request count", stats.ended.num_requests)?;
         put("Total Input Tokens", stats.ended.num_input_tokens)?;
         put("Total Output Tokens", stats.ended.num_output_tokens)?;
+        if let Some(drafts) = stats.drafts {
+            put("Total Draft Tokens", drafts.num_drafted)?;
+            put("Total Accepted Draft Tokens", drafts.num_accepted)?;
+        }
         if stats.paged_kv {
             let fraction_used = f64::from(kv.num_used.0) / f64::from(kv.num_blocks.0);
             record.serialize_entry("Fraction used KV cache blocks", &fraction_used)?;

@@ -52,13 +52,19 @@ struct Bounds {
 }
 
 impl Step {
-    /// An empty step with room for `max_num_requests` sequences that hold `num_blocks` together.
-    pub(super) fn new(max_num_requests: u32, num_blocks: Blocks, block_size: BlockSize) -> Self {
+    /// An empty step with room for `max_num_requests` sequences that hold `num_blocks` together, and for
+    /// `max_generation` tokens, their last ones and the drafts of those.
+    pub(super) fn new(
+        max_num_requests: u32,
+        max_generation: Tokens,
+        num_blocks: Blocks,
+        block_size: BlockSize,
+    ) -> Self {
         let max_num_requests = max_num_requests as usize;
         Self {
             copies: Vec::new(),
-            token_ids: Vec::with_capacity(max_num_requests),
-            positions: Vec::with_capacity(max_num_requests),
+            token_ids: Vec::with_capacity(max_generation.index()),
+            positions: Vec::with_capacity(max_generation.index()),
             sequences: Vec::with_capacity(max_num_requests),
             block_tables: Vec::with_capacity(num_blocks.index()),
             texts: Vec::with_capacity(max_num_requests),
@@ -139,7 +145,7 @@ impl Step {
         self.token_ids.extend_from_slice(tokens);
         self.positions.extend(start.0..end.0);
         let num_blocks = end.blocks_ceil(self.block_size);
-        self.push(slot, sequence, Phase::Context, chunk, num_blocks);
+        self.push(slot, sequence, Phase::Context, chunk, 0, num_blocks);
     }
 
     /// Appends the last token of the sequence in `slot`, which generates, and takes its text along.
@@ -148,10 +154,25 @@ impl Step {
         self.positions.push(sequence.computed.0);
         // All that it has: it took the last of them for this token.
         let num_blocks = sequence.blocks.len();
-        self.push(slot, sequence, Phase::Generation, Tokens(1), num_blocks);
+        self.push(slot, sequence, Phase::Generation, Tokens(1), 0, num_blocks);
     }
 
-    /// Appends the sequence whose next `chunk` tokens were appended just now, with its first `num_blocks`.
+    /// The same of a sequence that may have drafts: appends them too.
+    pub(super) fn push_drafted(&mut self, slot: SeqSlot, sequence: &mut Sequence) {
+        let start = sequence.computed;
+        let (tokens, num_drafts) = sequence.with_drafts();
+        let chunk = &tokens[start.index()..];
+        let end = Tokens(tokens.len() as u32);
+        self.token_ids.extend_from_slice(chunk);
+        self.positions.extend(start.0..end.0);
+        // Drafts that were wrong may have left it more of them.
+        let num_blocks = end.blocks_ceil(self.block_size);
+        let phase = Phase::Generation;
+        self.push(slot, sequence, phase, end - start, num_drafts, num_blocks);
+    }
+
+    /// Appends the sequence whose next `chunk` tokens, `num_drafts` of them drafts, were appended just now,
+    /// with its first `num_blocks`.
     #[inline]
     fn push(
         &mut self,
@@ -159,6 +180,7 @@ impl Step {
         sequence: &mut Sequence,
         phase: Phase,
         chunk: Tokens,
+        num_drafts: u32,
         num_blocks: Blocks,
     ) {
         let end = sequence.computed + chunk;
@@ -173,7 +195,8 @@ impl Step {
             tokens: end_token - chunk.0..end_token,
             kv_len: end.0,
             block_table: first_block..first_block + num_blocks.0,
-            samples: end == sequence.len(),
+            samples: end == sequence.len() + Tokens(num_drafts),
+            num_drafts,
         });
         let text = sequence.text.take().expect("in one step at a time");
         self.texts.push(text);

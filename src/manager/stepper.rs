@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::base::{RequestError, RequestId, StepError};
+use crate::base::{RequestError, RequestId, StepError, Tokens};
 use crate::engine::{
-    BatchingScheme, Engine, EngineConfig, Event, KvUsage, NewRequest, RequestStage, Step,
-    StepOutput, StepStats,
+    BatchingScheme, DraftTotals, Engine, EngineConfig, Event, KvUsage, NewRequest, RequestStage,
+    Step, StepOutput, StepStats,
 };
 use crate::manager::pipeline::{Computed, Pipeline};
 use crate::runner::Runner;
@@ -132,8 +132,13 @@ impl BatchManager {
     }
 
     /// Ends a request that has landed a token, see [`Engine::finish`].
-    pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> bool {
-        self.engine.finish(id, reason)
+    pub fn finish(
+        &mut self,
+        id: RequestId,
+        num_output_tokens: Tokens,
+        reason: FinishReason,
+    ) -> bool {
+        self.engine.finish(id, num_output_tokens, reason)
     }
 
     /// Waits for all steps that are on their way, whatever is to be launched, and appends what has happened
@@ -156,6 +161,11 @@ impl BatchManager {
     /// Requests that have not ended.
     pub fn num_active(&self) -> usize {
         self.engine.num_active()
+    }
+
+    /// What drafts have come to so far.
+    pub fn draft_totals(&self) -> DraftTotals {
+        self.engine.draft_totals()
     }
 
     /// How full the KV cache is now.

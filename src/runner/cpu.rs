@@ -1,11 +1,14 @@
 //! The runner of a real model on CPU.
 //!
 //! ```text
-//! rows of a step     c c c c C C C S | g S | S        C: context logits wanted, S: its token is sampled
-//! states kept                C C C S     S   S        ascending, each once; C and S may be the same row
-//! context logits             ------                   lm_head, straight into what is given back
-//! logits                           S     S   S        lm_head, and then the sampler
+//! rows of a step     c c c c C C C S | g S | S | S D D    C: context logits wanted, S: its token is sampled
+//! states kept                C C C S     S   S   S D D    ascending, each once; C and S may be the same row
+//! context logits             ------                       lm_head, straight into what is given back
+//! logits                           S     S   S   S D D    lm_head, and then the sampler
 //! ```
+//!
+//! D is a draft's row: a token is sampled from it if the draft is what the row before it has given. So a
+//! sequence's rows are one thread's, one after the other.
 
 use std::ops::Range;
 
@@ -16,7 +19,7 @@ use super::guide_thread::GuideThread;
 use super::spec::ModelSpec;
 use crate::base::{BlockSize, LoadError, StepError};
 use crate::device::cpu::{Cpu, CpuOptions, KvCache, KvDtype, KvLayout, KvSpan};
-use crate::engine::{Gathered, Sampled, StepOutput, StepPlan};
+use crate::engine::{Gathered, PlannedSequence, Sampled, StepOutput, StepPlan};
 use crate::sampling::{LogProbs, Sampler};
 
 /// A model on CPU: weights, KV cache, threads, and the buffers of its largest step.
@@ -29,7 +32,7 @@ pub struct CpuRunner {
     cache: KvCache,
     limits: RunnerLimits,
     vocab_size: usize,
-    /// `[max_num_requests, vocab_size]`.
+    /// `[max_sampled_rows, vocab_size]`.
     logits: Rows<f32>,
     /// One for each thread.
     choosers: Vec<Chooser>,
@@ -37,11 +40,15 @@ pub struct CpuRunner {
     spans: Vec<KvSpan>,
     /// Rows of the step whose states are kept.
     kept_rows: Vec<u32>,
-    /// Of each sequence that samples: its place in the plan, and its last token's row among those kept.
+    /// Of each sequence that samples: its place in the plan, and the first of its rows in `sampling_rows`.
     sampling: Vec<usize>,
+    sampling_starts: Vec<u32>,
+    /// The rows of last tokens and of drafts among those kept.
     sampling_rows: Vec<u32>,
     /// Of each sequence with context logits: its place in the plan, and their rows among those kept.
     contexts: Vec<(usize, Range<usize>)>,
+    /// Of each of `sampling_rows`: what was chosen from it, `None` behind a draft that was wrong.
+    chosen: Vec<Option<Sampled>>,
     /// Place in the plan, and what was gathered; empty between runs.
     gathered: Vec<(usize, Gathered)>,
 }
@@ -50,7 +57,7 @@ pub struct CpuRunner {
 struct Chooser {
     sampler: Sampler,
     log_probs: LogProbs,
-    /// Row of the logits, and what was chosen from it.
+    /// Row of the logits, and what was chosen from it; of a sequence's rows the first ones.
     chosen: Vec<(usize, Sampled)>,
     /// Place in the plan, and what was gathered; only of those that want anything.
     gathered: Vec<(usize, Gathered)>,
@@ -71,6 +78,7 @@ impl CpuRunner {
         check(spec, &limits)?;
         let mut cpu = Cpu::new(options)?;
         let max_num_requests = limits.max_num_requests as usize;
+        let max_sampled_rows = limits.max_sampled_rows.index();
         Ok(Self {
             decoder: Decoder::new(checkpoint, &limits, &mut cpu)?,
             cache: KvCache::new(
@@ -79,20 +87,22 @@ impl CpuRunner {
                 limits.num_blocks.index(),
             )?,
             vocab_size: spec.vocab_size,
-            logits: Rows::new(max_num_requests, spec.vocab_size)?,
+            logits: Rows::new(max_sampled_rows, spec.vocab_size)?,
             choosers: (0..cpu.num_threads())
                 .map(|_| Chooser {
                     sampler: Sampler::new(spec.vocab_size),
                     log_probs: LogProbs::new(spec.vocab_size),
-                    chosen: Vec::with_capacity(max_num_requests),
+                    chosen: Vec::with_capacity(max_sampled_rows),
                     gathered: Vec::new(),
                 })
                 .collect(),
             guide_thread: GuideThread::default(),
             spans: Vec::with_capacity(max_num_requests),
-            kept_rows: Vec::with_capacity(max_num_requests),
+            kept_rows: Vec::with_capacity(max_sampled_rows),
             sampling: Vec::with_capacity(max_num_requests),
-            sampling_rows: Vec::with_capacity(max_num_requests),
+            sampling_starts: Vec::with_capacity(max_num_requests),
+            sampling_rows: Vec::with_capacity(max_sampled_rows),
+            chosen: Vec::with_capacity(max_sampled_rows),
             contexts: Vec::new(),
             gathered: Vec::new(),
             cpu,
@@ -152,7 +162,8 @@ impl CpuRunner {
     }
 
     /// The logits that the last run's tokens were chosen from, `[num_sampled, vocab_size]`, in the
-    /// order of its output. Penalties and biases of the request are in them, temperature is not.
+    /// order of its output, and those of the rest of a sequence's drafts behind its own. Penalties and
+    /// biases of the request are in them where a token was chosen, temperature is not.
     pub fn logits(&self) -> &[f32] {
         self.logits.first(self.sampling_rows.len())
     }
@@ -171,6 +182,7 @@ impl CpuRunner {
         self.kept_rows.clear();
         self.contexts.clear();
         self.sampling.clear();
+        self.sampling_starts.clear();
         self.sampling_rows.clear();
         for (index, sequence) in plan.sequences.iter().enumerate() {
             self.spans.push(KvSpan {
@@ -185,12 +197,15 @@ impl CpuRunner {
                 self.contexts.push((index, start..self.kept_rows.len()));
             }
             if sequence.samples {
-                let row = sequence.tokens.end - 1;
-                if self.kept_rows.last() != Some(&row) {
-                    self.kept_rows.push(row);
-                }
                 self.sampling.push(index);
-                self.sampling_rows.push(self.kept_rows.len() as u32 - 1);
+                self.sampling_starts.push(self.sampling_rows.len() as u32);
+                let end = sequence.tokens.end;
+                for row in end - 1 - sequence.num_drafts..end {
+                    if self.kept_rows.last() != Some(&row) {
+                        self.kept_rows.push(row);
+                    }
+                    self.sampling_rows.push(self.kept_rows.len() as u32 - 1);
+                }
             }
         }
         Ok(())
@@ -215,56 +230,41 @@ impl CpuRunner {
         self.decoder.keep(&self.sampling_rows);
     }
 
-    /// Chooses a token from each row of the logits, the rows spread over the threads.
+    /// Chooses tokens from the rows of the logits, the sequences spread over the threads.
     fn sample(&mut self, plan: &StepPlan<'_>, output: &mut StepOutput) {
-        let sampling = &self.sampling;
-        self.cpu.for_each_row(
+        let (sampling, starts) = (&self.sampling, &self.sampling_starts);
+        self.cpu.for_each_group(
             &mut self.choosers,
-            self.logits.first_mut(sampling.len()),
+            self.logits.first_mut(self.sampling_rows.len()),
             self.vocab_size,
-            |chooser, row, logits| {
-                let index = sampling[row];
-                let gather = plan.gather(index);
-                if gather.samples_more() {
-                    chooser.log_probs.keep(logits);
-                }
-                let input = plan.sampling_input(index);
-                let sampled = match chooser.sampler.sample(logits, input) {
-                    Ok(token) => Sampled::Token(token),
-                    Err(error) => Sampled::Failed(error),
-                };
-                chooser.chosen.push((row, sampled));
-                if let (true, Sampled::Token(token)) = (gather.samples_more(), sampled) {
-                    let log_probs = &mut chooser.log_probs;
-                    let gathered = Gathered {
-                        log_probs: gather.log_probs.map(|num_top| log_probs.of(token, num_top)),
-                        generation_logits: match gather.generation_logits {
-                            true => log_probs.take(),
-                            false => Vec::new(),
-                        },
-                        ..Gathered::default()
-                    };
-                    chooser.gathered.push((index, gathered));
-                }
+            starts,
+            |chooser, group, logits| {
+                let rows = logits.chunks_exact_mut(self.vocab_size);
+                chooser.choose(plan, sampling[group], starts[group] as usize, rows);
             },
         );
-        let slots = sampling.iter().map(|&index| plan.sequences[index].slot);
-        let first = output.sampled.len();
-        // Every row is in exactly one thread's list, so each of these is overwritten.
-        output
-            .sampled
-            .extend(slots.map(|slot| (slot, Sampled::Token(0))));
+        self.chosen.clear();
+        self.chosen.resize(self.sampling_rows.len(), None);
         for chooser in &mut self.choosers {
             for (row, sampled) in chooser.chosen.drain(..) {
-                output.sampled[first + row].1 = sampled;
+                self.chosen[row] = Some(sampled);
             }
             self.gathered.append(&mut chooser.gathered);
         }
-        // Of one sequence there is at most a context and a token, in this order.
+        for (&index, &start) in sampling.iter().zip(starts) {
+            let PlannedSequence {
+                slot, num_drafts, ..
+            } = plan.sequences[index];
+            let rows = &self.chosen[start as usize..][..1 + num_drafts as usize];
+            let chosen = rows.iter().map_while(|chosen| *chosen);
+            output.sampled.extend(chosen.map(|sampled| (slot, sampled)));
+        }
+        // Of one sequence there are at most a context and a token, in this order, or several tokens.
         self.gathered.sort_by_key(|(index, _)| *index);
         let mut last = None;
         for (index, gathered) in self.gathered.drain(..) {
-            match output.gathered.last_mut().filter(|_| last == Some(index)) {
+            let is_same = last == Some(index) && plan.sequences[index].num_drafts == 0;
+            match output.gathered.last_mut().filter(|_| is_same) {
                 Some((_, of_context)) => {
                     of_context.log_probs = gathered.log_probs;
                     of_context.generation_logits = gathered.generation_logits;
@@ -276,6 +276,60 @@ impl CpuRunner {
             }
             last = Some(index);
         }
+    }
+}
+
+impl Chooser {
+    /// Chooses the next tokens of the sequence at `index`, whose rows begin with `first_row`: one from each
+    /// of `rows`, until one is not the draft that the next row comes after.
+    fn choose<'a>(
+        &mut self,
+        plan: &StepPlan<'_>,
+        index: usize,
+        first_row: usize,
+        rows: impl Iterator<Item = &'a mut [f32]>,
+    ) {
+        let drafts = plan.drafts(&plan.sequences[index]);
+        for (num_accepted, logits) in rows.enumerate() {
+            let sampled = self.choose_one(plan, index, num_accepted, logits);
+            self.chosen.push((first_row + num_accepted, sampled));
+            let draft = drafts.get(num_accepted).copied();
+            if draft.is_none_or(|draft| sampled != Sampled::Token(draft)) {
+                return;
+            }
+        }
+    }
+
+    /// Chooses the token that follows `num_accepted` drafts.
+    fn choose_one(
+        &mut self,
+        plan: &StepPlan<'_>,
+        index: usize,
+        num_accepted: usize,
+        logits: &mut [f32],
+    ) -> Sampled {
+        let gather = plan.gather(index);
+        if gather.samples_more() {
+            self.log_probs.keep(logits);
+        }
+        let input = plan.sampling_input_after(index, num_accepted);
+        let token = match self.sampler.sample(logits, input) {
+            Ok(token) => token,
+            Err(error) => return Sampled::Failed(error),
+        };
+        if gather.samples_more() {
+            let log_probs = &mut self.log_probs;
+            let gathered = Gathered {
+                log_probs: gather.log_probs.map(|num_top| log_probs.of(token, num_top)),
+                generation_logits: match gather.generation_logits {
+                    true => log_probs.take(),
+                    false => Vec::new(),
+                },
+                ..Gathered::default()
+            };
+            self.gathered.push((index, gathered));
+        }
+        Sampled::Token(token)
     }
 }
 

@@ -12,6 +12,9 @@ pub struct RunnerLimits {
     pub max_num_tokens: Tokens,
     /// Sequences in one step, at most.
     pub max_num_requests: u32,
+    /// Rows of logits in one step that tokens are chosen from, at most: one for each sequence, and one for
+    /// each of its drafts.
+    pub max_sampled_rows: Tokens,
     /// Positions of one sequence, at most.
     pub max_seq_len: Tokens,
     /// Positions per KV block.

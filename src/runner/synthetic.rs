@@ -145,9 +145,16 @@ impl SyntheticRunner {
                 self.entries[index] = chain(previous, token);
             }
             if sequence.samples {
-                let last = self.entries[self.entry_index(table, sequence.kv_len - 1)];
-                let token = token_of(last, self.options.vocab_size);
-                output.sampled.push((sequence.slot, Sampled::Token(token)));
+                let last = sequence.kv_len - 1 - sequence.num_drafts;
+                let drafts = plan.drafts(sequence);
+                for position in last..sequence.kv_len {
+                    let entry = self.entries[self.entry_index(table, position)];
+                    let token = token_of(entry, self.options.vocab_size);
+                    output.sampled.push((sequence.slot, Sampled::Token(token)));
+                    if drafts.get((position - last) as usize) != Some(&token) {
+                        break;
+                    }
+                }
             }
         }
         let num_tokens = plan.token_ids.len() + plan.num_padding_tokens.index();

@@ -15,9 +15,9 @@ use triton_inflight::base::{
     BlockId, BlockSize, Blocks, RequestError, RequestId, SeqSlot, TokenId, Tokens,
 };
 use triton_inflight::engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, Engine, EngineConfig, Event, Gather, Gathered,
-    KvBlocks, NewRequest, Phase, PlannedSequence, ReuseOptions, Sampled, Step, StepOutput,
-    StepPlan,
+    BatchingScheme, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine, EngineConfig,
+    Event, Gather, Gathered, KvBlocks, NewRequest, Phase, PlannedSequence, ReuseOptions, Sampled,
+    Step, StepOutput, StepPlan,
 };
 use triton_inflight::sampling::{FinishReason, SampleError, SamplingParams, StopRule};
 
@@ -40,6 +40,8 @@ pub struct Ask {
     pub reuse: ReuseOptions,
     /// What it wants to know.
     pub gather: Gather,
+    /// What is guessed of it.
+    pub drafts: DraftOptions,
 }
 
 impl Ask {
@@ -55,6 +57,7 @@ impl Ask {
             priority: 0,
             reuse: ReuseOptions::default(),
             gather: Gather::default(),
+            drafts: DraftOptions::default(),
         }
     }
 
@@ -76,11 +79,12 @@ impl Ask {
             priority: self.priority,
             reuse: self.reuse.clone(),
             gather: self.gather,
+            drafts: self.drafts.clone(),
         }
     }
 
     /// What it gives alone: computed from the tokens, without an engine.
-    fn answer_alone(&self, max_seq_len: Tokens) -> (Vec<TokenId>, FinishReason) {
+    pub fn answer_alone(&self, max_seq_len: Tokens) -> (Vec<TokenId>, FinishReason) {
         let mut entry = self
             .prompt
             .iter()
@@ -124,8 +128,9 @@ pub struct Stream {
     pub tokens: Vec<TokenId>,
     /// Positions whose context logits have come, and those whose token has been chosen.
     pub gathered: [Vec<f32>; 2],
-    /// What it was told last of its blocks.
+    /// What it was told last of its blocks, and of its drafts.
     pub kv_blocks: KvBlocks,
+    pub drafts: DraftTotals,
     pub slot: Option<SeqSlot>,
     pub admitted: bool,
     pub paused: bool,
@@ -200,6 +205,7 @@ impl World {
                 tokens: Vec::new(),
                 gathered: [const { Vec::new() }; 2],
                 kv_blocks: KvBlocks::default(),
+                drafts: DraftTotals::default(),
                 slot: None,
                 admitted: false,
                 paused: false,
@@ -329,6 +335,13 @@ impl World {
                         assert!(before.num_new <= now.num_new);
                         assert!(before.num_reused <= now.num_reused);
                     }
+                    if let Some(now) = gathered.drafts {
+                        let before = std::mem::replace(&mut stream.drafts, now);
+                        assert!(stream.ask.gather.drafts);
+                        assert!(before.num_drafted < now.num_drafted);
+                        assert!(before.num_accepted <= now.num_accepted);
+                        assert!(now.num_accepted <= now.num_drafted);
+                    }
                 }
                 Event::Token(_, token) => {
                     assert!(stream.admitted, "{id:?} does not run");
@@ -374,7 +387,8 @@ fn run(
             assert_ne!(block, BlockId::NONE, "position {position} was given back");
             block.index() * block_size + position % block_size
         };
-        let tokens = plan.sampling_input(index).tokens;
+        let drafts = plan.drafts(planned);
+        let tokens = plan.sampling_input_after(index, drafts.len()).tokens;
         let entries: Vec<u64> = tokens
             .iter()
             .scan(FIRST_ENTRY, |entry, &token| {
@@ -400,16 +414,25 @@ fn run(
                 .collect(),
             ..Gathered::default()
         };
-        if planned.samples {
-            let num_generated = plan.sampling_input(index).generated().len();
+        for num_accepted in (0..=drafts.len()).take_while(|_| planned.samples) {
+            let last = end - 1 - drafts.len() + num_accepted;
+            let input = plan.sampling_input_after(index, num_accepted);
+            assert_eq!(input.tokens, &tokens[..last + 1]);
+            let num_generated = input.generated().len();
             let sampled = if streams[&planned.id].ask.fails_after == Some(num_generated) {
                 Sampled::Failed(SampleError::NotFinite)
             } else {
-                Sampled::Token(next_token(cache[place(end - 1)]))
+                Sampled::Token(next_token(cache[place(last)]))
             };
             output.sampled.push((planned.slot, sampled));
             if plan.gather(index).generation_logits {
-                gathered.generation_logits.push(end as f32);
+                gathered.generation_logits.push((last + 1) as f32);
+                output
+                    .gathered
+                    .push((planned.slot, std::mem::take(&mut gathered)));
+            }
+            if drafts.get(num_accepted).map(|&draft| Sampled::Token(draft)) != Some(sampled) {
+                break;
             }
         }
         if gathered != Gathered::default() {
@@ -551,6 +574,8 @@ fn check_plan(
         assert_eq!(planned.block_table.start, next_block, "tables are packed");
         (next_token, next_block) = (planned.tokens.end, planned.block_table.end);
 
+        let drafts = plan.drafts(planned);
+        check_drafts(drafts, planned, stream, config);
         let known: Vec<_> = stream
             .ask
             .prompt
@@ -558,6 +583,7 @@ fn check_plan(
             .chain(&stream.tokens)
             .copied()
             .collect();
+        let with_drafts = [&known, drafts].concat();
         let chunk = plan.chunk(planned);
         let num_chunk_tokens = planned.tokens.end - planned.tokens.start;
         let start = planned.kv_len - num_chunk_tokens;
@@ -565,7 +591,7 @@ fn check_plan(
         let rows = plan.context_logits(index);
         assert!(planned.tokens.start <= rows.start && rows.end <= planned.tokens.end);
         assert_eq!(plan.gather(index), stream.ask.gather);
-        assert_eq!(chunk, &known[start as usize..planned.kv_len as usize]);
+        assert_eq!(chunk, &with_drafts[start as usize..planned.kv_len as usize]);
         let range = planned.tokens.start as usize..planned.tokens.end as usize;
         assert!(
             plan.positions[range]
@@ -573,12 +599,16 @@ fn check_plan(
                 .copied()
                 .eq(start..planned.kv_len)
         );
-        assert_eq!(planned.samples, planned.kv_len as usize == known.len());
+        assert_eq!(
+            planned.samples,
+            planned.kv_len as usize == with_drafts.len()
+        );
         assert_eq!(plan.sampling_input(index).tokens, known);
         let chunked = config.enable_chunked_context && config.scheme != BatchingScheme::V1;
         match planned.phase {
             Phase::Generation => {
-                assert!(num_chunk_tokens == 1 && planned.samples && !stream.tokens.is_empty());
+                assert_eq!(num_chunk_tokens, 1 + planned.num_drafts);
+                assert!(planned.samples && !stream.tokens.is_empty());
             }
             Phase::Context if chunked => {
                 assert!(
@@ -601,6 +631,27 @@ fn check_plan(
     }
     assert_eq!(next_token as usize, plan.token_ids.len());
     assert_eq!(next_block as usize, plan.block_tables.len());
+}
+
+/// What must hold of the drafts of a sequence.
+fn check_drafts(
+    drafts: &[TokenId],
+    planned: &PlannedSequence,
+    stream: &Stream,
+    config: &EngineConfig,
+) {
+    if drafts.is_empty() {
+        return;
+    }
+    assert_eq!(planned.phase, Phase::Generation);
+    let speculation = config.speculation.expect("nothing is drafted without it");
+    let asked = stream.ask.drafts.max_draft_tokens.unwrap_or(u32::MAX);
+    assert!(drafts.len() as u32 <= speculation.max_draft_tokens.min(asked));
+    // Nothing that it could not become is computed.
+    let max_new_tokens = stream.ask.max_new_tokens as usize;
+    let room = config.max_seq_len.index() - stream.ask.prompt.len();
+    assert!(stream.tokens.len() + drafts.len() < max_new_tokens.min(room));
+    assert!(!stream.ask.has_end_id || !drafts.contains(&END_ID));
 }
 
 /// Limits with room for everything, and nothing shared; tests narrow what they are about.

@@ -2,7 +2,9 @@
 
 use serde_json::json;
 use triton_inflight::base::{Blocks, Tokens};
-use triton_inflight::engine::{BatchingScheme, CapacityPolicy, EngineConfig};
+use triton_inflight::engine::{
+    BatchingScheme, CapacityPolicy, EngineConfig, PromptLookup, Speculation,
+};
 use triton_inflight::guidance::GuideSpec;
 use triton_inflight::sampling::SamplingParams;
 
@@ -62,9 +64,29 @@ fn guided_requests_in_a_mixed_batch_get_what_they_get_alone() {
         policy: CapacityPolicy::MaxUtilization,
         ..roomy()
     };
+    let speculation = Some(Speculation {
+        max_draft_tokens: 5,
+        prompt_lookup: Some(PromptLookup { min: 1, max: 4 }),
+    });
     let configs = [
         ("roomy", roomy(), 2),
         ("tight", tight.clone(), 2),
+        (
+            "drafts",
+            EngineConfig {
+                speculation,
+                ..roomy()
+            },
+            2,
+        ),
+        (
+            "tight drafts",
+            EngineConfig {
+                speculation,
+                ..tight.clone()
+            },
+            2,
+        ),
         (
             "two micro-batches",
             EngineConfig {
@@ -92,15 +114,16 @@ fn guided_requests_in_a_mixed_batch_get_what_they_get_alone() {
     ];
     for (name, config, num_threads) in configs {
         let requests = mixed();
-        let (answers, num_pauses) = serve(&mut MODEL.manager(config, num_threads), &requests);
+        let guesses = config.speculation.is_some();
+        let mut manager = MODEL.manager(config, num_threads);
+        let (answers, num_pauses) = serve(&mut manager, &requests);
         for (index, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
             assert_eq!(answer, expected, "{name}: request {index}");
         }
-        assert_eq!(
-            num_pauses > 0,
-            name == "tight" || name == "two micro-batches",
-            "{name}"
-        );
+        let is_tight = name.contains("tight") || name == "two micro-batches";
+        assert_eq!(num_pauses > 0, is_tight, "{name}");
+        let drafts = manager.draft_totals();
+        assert_eq!(drafts.num_accepted > 50, guesses, "{name}: {drafts:?}");
     }
 }
 

@@ -4,7 +4,9 @@
 
 use triton_inflight::base::TokenId;
 use triton_inflight::device::cpu::KvDtype;
-use triton_inflight::engine::{BlockReuse, CapacityPolicy, Gather};
+use triton_inflight::engine::{
+    BlockReuse, CapacityPolicy, DraftOptions, Gather, PromptLookup, Speculation,
+};
 use triton_inflight::sampling::{SamplingParams, TokenLogProbs};
 
 use crate::support::{Happened, Request, Served, Setup, serve, serve_alone};
@@ -43,7 +45,9 @@ fn requests() -> Vec<Request> {
                 context_logits: index % 3 == 1,
                 generation_logits: index % 5 < 2,
                 kv_blocks: index % 2 == 1,
+                drafts: index % 2 == 0,
             },
+            drafts: DraftOptions::default(),
             arrival: index / 2,
         })
         .collect()
@@ -414,4 +418,106 @@ fn a_request_is_the_same_with_every_kind_of_cache() {
         num_copies > 10 && num_holes > 100,
         "{num_copies} copies, {num_holes} holes"
     );
+}
+
+/// The requests, each with what it gives alone as what its client expects, right up to some token, and with
+/// n-grams that it repeats; and what each gives alone.
+fn requests_with_drafts(name: &str, alone_setup: &Setup) -> (Vec<Request>, Vec<Served>) {
+    let mut alone = alone_setup.load(name);
+    let mut requests = requests_that_share();
+    let mut expected = Vec::new();
+    for (index, request) in requests.iter_mut().enumerate() {
+        // A prompt that says everything twice.
+        let twice = request.prompt[..request.prompt.len().min(24)].repeat(2);
+        request.prompt = twice;
+        request.sampling.no_repeat_ngram_size = [0, 0, 5][index % 3];
+        request.sampling.min_tokens = [0, 8][index % 2];
+        let answer = serve_alone(&mut alone, alone_setup, request);
+        let mut tokens = answer.tokens.clone();
+        if let Some(wrong) = tokens.get_mut(3 + index) {
+            *wrong = (*wrong + 1) % 150;
+        }
+        // Some expect nothing.
+        tokens.truncate([usize::MAX, 0, 5][index % 3]);
+        request.drafts = DraftOptions {
+            max_draft_tokens: [None, Some(2)][index / 2 % 2],
+            expected: tokens,
+        };
+        expected.push(answer);
+    }
+    (requests, expected)
+}
+
+#[test]
+fn a_request_is_the_same_when_its_tokens_are_guessed() {
+    let speculation = Some(Speculation {
+        max_draft_tokens: 5,
+        prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
+    });
+    let roomy = Setup {
+        speculation,
+        ..Setup::default()
+    };
+    let chunked = Setup {
+        max_num_tokens: 24,
+        block_size: 4,
+        num_blocks: 200,
+        enable_chunked_context: true,
+        reuse: BlockReuse::PartialBlocks,
+        num_threads: 2,
+        ..roomy.clone()
+    };
+    let paused = Setup {
+        num_blocks: 26,
+        policy: CapacityPolicy::MaxUtilization,
+        ..chunked.clone()
+    };
+    let everything = Setup {
+        reuse: BlockReuse::Off,
+        windows: &[17, 30],
+        num_sinks: 3,
+        separate_calls: true,
+        moves_blocks: true,
+        num_runner_blocks: Some(60),
+        num_threads: 3,
+        ..paused.clone()
+    };
+    let slid = Setup {
+        moves_blocks: false,
+        gives_back: true,
+        reuse: BlockReuse::PartialBlocks,
+        ..everything.clone()
+    };
+    for (setup, name) in [
+        (&roomy, "llama3"),
+        (&roomy, "qwen3"),
+        (&chunked, "qwen2"),
+        (&paused, "qwen3"),
+        (&everything, "qwen3-windows"),
+        (&slid, "qwen3"),
+    ] {
+        for kv_dtype in KvDtype::ALL {
+            let setup = Setup {
+                kv_dtype,
+                ..setup.clone()
+            };
+            let alone_setup = Setup {
+                windows: setup.windows,
+                num_sinks: setup.num_sinks,
+                kv_dtype,
+                ..Setup::default()
+            };
+            let (requests, expected) = requests_with_drafts(name, &alone_setup);
+            let (served, happened) = serve(&mut setup.load(name), &setup, &requests);
+            for (index, (served, expected)) in served.iter().zip(&expected).enumerate() {
+                let what = format!("{name}, request {index}, {setup:?}");
+                assert_same_bits(served, expected, &what);
+            }
+            let drafts = happened.drafts;
+            assert!(drafts.num_accepted > 20, "{happened:?}");
+            assert!(drafts.num_drafted > drafts.num_accepted, "{happened:?}");
+            let pauses = setup.policy == CapacityPolicy::MaxUtilization && !setup.gives_back;
+            assert_eq!(happened.num_pauses > 0, pauses, "{happened:?}");
+        }
+    }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use triton_inflight::base::{BlockId, BlockSize, Blocks, RequestId, TokenId, Tokens};
 use triton_inflight::device::cpu::{CpuOptions, KvDtype, Simd};
 use triton_inflight::engine::{
-    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, Engine, EngineConfig, Event,
-    Gather, NewRequest, Sampled, StepOutput,
+    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine,
+    EngineConfig, Event, Gather, NewRequest, Sampled, Speculation, StepOutput,
 };
 use triton_inflight::runner::{
     AttentionLimits, Checkpoint, CpuRunner, RunnerLimits, SyntheticRunner,
@@ -51,6 +51,8 @@ pub struct Setup {
     pub separate_calls: bool,
     /// What requests share.
     pub reuse: BlockReuse,
+    /// Whether later tokens are guessed.
+    pub speculation: Option<Speculation>,
     /// The best that the machine has, if none is named.
     pub simd: Option<Simd>,
 }
@@ -76,6 +78,7 @@ impl Default for Setup {
             num_runner_blocks: None,
             separate_calls: false,
             reuse: BlockReuse::Off,
+            speculation: None,
             simd: None,
         }
     }
@@ -99,6 +102,7 @@ impl Setup {
                 false => BatchingScheme::InflightFused,
             },
             reuse: self.reuse,
+            speculation: self.speculation,
             ..EngineConfig::default()
         }
     }
@@ -107,6 +111,7 @@ impl Setup {
         RunnerLimits {
             max_num_tokens: Tokens(self.max_num_tokens),
             max_num_requests: self.max_num_requests,
+            max_sampled_rows: self.engine_config().max_sampled_rows(),
             max_seq_len: Tokens(self.max_seq_len),
             block_size: BlockSize::new(self.block_size).expect("not zero"),
             num_blocks: Blocks(self.num_runner_blocks.unwrap_or(self.num_blocks)),
@@ -166,6 +171,8 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// What it wants to know besides its tokens.
     pub gather: Gather,
+    /// What is guessed of it.
+    pub drafts: DraftOptions,
     /// The step before which it arrives.
     pub arrival: usize,
 }
@@ -177,6 +184,7 @@ impl Request {
             max_new_tokens,
             sampling: SamplingParams::default(),
             gather: Gather::default(),
+            drafts: DraftOptions::default(),
             arrival: 0,
         }
     }
@@ -212,6 +220,8 @@ pub struct Happened {
     pub num_copies: usize,
     /// Entries of block tables that the engine had given back.
     pub num_holes: usize,
+    /// What was guessed of all requests.
+    pub drafts: DraftTotals,
 }
 
 /// Serves the requests to their ends.
@@ -239,12 +249,17 @@ pub fn serve(
         let step = engine.schedule();
         let planned = step.sequences();
         happened.max_sequences = happened.max_sequences.max(planned.len());
-        let sampling: Vec<usize> = planned
+        // Whose token each row of logits gives, and whether it is a draft's.
+        let sampling: Vec<_> = planned
             .iter()
             .filter(|sequence| sequence.samples)
-            .map(|sequence| sequence.id.index())
+            .flat_map(|sequence| {
+                let drafts = 0..=sequence.num_drafts;
+                drafts.map(|draft| (sequence.id.index(), sequence.slot, draft > 0))
+            })
             .collect();
-        happened.num_chunks += planned.len() - sampling.len();
+        let num_sampling = sampling.iter().filter(|(.., is_draft)| !is_draft).count();
+        happened.num_chunks += planned.len() - num_sampling;
         for plan in step.plans() {
             let holes = plan.block_tables.iter();
             happened.num_holes += holes.filter(|&&block| block == BlockId::NONE).count();
@@ -263,15 +278,20 @@ pub fn serve(
             logits.extend(rows.map(<[f32]>::to_vec));
         }
 
-        assert_eq!(output.sampled.len(), sampling.len());
         assert_eq!(logits.len(), sampling.len());
-        for ((&index, (_, sampled)), logits) in sampling.iter().zip(&output.sampled).zip(logits) {
+        let mut results = output.sampled.iter().peekable();
+        for (&(index, slot, is_draft), logits) in sampling.iter().zip(logits) {
+            let Some((_, sampled)) = results.next_if(|(sampled, _)| *sampled == slot) else {
+                assert!(is_draft, "request {index} has no token");
+                continue;
+            };
             let Sampled::Token(token) = *sampled else {
                 panic!("request {index}: {sampled:?}");
             };
             served[index].tokens.push(token);
             served[index].logits.push(logits);
         }
+        assert_eq!(results.next(), None);
         let first_new = events.len();
         engine.apply(step, &mut output, &mut events);
         for event in &events[first_new..] {
@@ -283,6 +303,7 @@ pub fn serve(
             }
         }
         engine.check_integrity();
+        happened.drafts = engine.draft_totals();
         happened.num_steps += 1;
         assert!(happened.num_steps < 100_000, "the requests do not end");
     }
@@ -311,6 +332,7 @@ fn new_request(index: usize, request: &Request) -> NewRequest {
     NewRequest {
         sampling: Arc::new(request.sampling.clone()),
         gather: request.gather,
+        drafts: request.drafts.clone(),
         ..NewRequest::new(id, request.prompt.clone(), Tokens(request.max_new_tokens))
     }
 }

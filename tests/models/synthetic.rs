@@ -3,15 +3,18 @@
 use std::time::{Duration, Instant};
 
 use triton_inflight::base::{RequestId, TokenId, Tokens};
-use triton_inflight::engine::{CapacityPolicy, Engine, Event, NewRequest, StepOutput};
+use triton_inflight::engine::{
+    CapacityPolicy, Engine, Event, NewRequest, PromptLookup, Speculation, StepOutput,
+};
 use triton_inflight::runner::{Runner, SyntheticOptions, SyntheticRunner, synthetic};
 
 use crate::support::Setup;
 
 const VOCAB_SIZE: u32 = 1000;
 
-/// Serves 40 requests of many lengths, and returns the tokens of each and the number of pauses.
-fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize) {
+/// Serves 40 requests of many lengths, and returns the tokens of each, the number of pauses, and how many
+/// guesses were right.
+fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize, u64) {
     let options = SyntheticOptions {
         vocab_size: VOCAB_SIZE,
         step_base_us: 0.0,
@@ -23,7 +26,12 @@ fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize) {
     let mut engine = Engine::new(setup.engine_config());
     for index in 0..40 {
         let max_new_tokens = Tokens(1 + (index as u32 * 7) % 40);
-        let request = NewRequest::new(RequestId(index), prompt(index), max_new_tokens);
+        let mut request = NewRequest::new(RequestId(index), prompt(index), max_new_tokens);
+        // Some foresee nothing, some a part of it, and some all.
+        let foreseen = expected(index);
+        let num_foreseen = foreseen.len() * (index as usize % 4) / 3;
+        request.drafts.expected = foreseen[..num_foreseen].to_vec();
+        request.drafts.expected.push(3);
         engine.add(request).expect("a valid request");
     }
     let mut generated = vec![Vec::new(); 40];
@@ -49,7 +57,7 @@ fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize) {
             }
         }
     }
-    (generated, num_pauses)
+    (generated, num_pauses, engine.draft_totals().num_accepted)
 }
 
 fn prompt(index: u64) -> Vec<TokenId> {
@@ -94,14 +102,26 @@ fn streams_are_what_the_hash_says_under_every_kind_of_scheduling() {
         num_sinks: 6,
         ..moving.clone()
     };
-    for (setup, pauses) in [
+    let setups = [
         (roomy, false),
         (chunked, false),
         (scarce, true),
         (moving, true),
         (windowed, true),
-    ] {
-        let (generated, num_pauses) = serve(&setup);
+    ];
+    let speculation = Some(Speculation {
+        max_draft_tokens: 4,
+        prompt_lookup: Some(PromptLookup { min: 1, max: 2 }),
+    });
+    for ((setup, pauses), speculation) in setups
+        .iter()
+        .flat_map(|setup| [None, speculation].map(|speculation| (setup, speculation)))
+    {
+        let setup = Setup {
+            speculation,
+            ..setup.clone()
+        };
+        let (generated, num_pauses, num_accepted) = serve(&setup);
         for (index, tokens) in generated.iter().enumerate() {
             assert_eq!(
                 tokens,
@@ -109,7 +129,13 @@ fn streams_are_what_the_hash_says_under_every_kind_of_scheduling() {
                 "request {index}, {setup:?}"
             );
         }
-        assert_eq!(num_pauses > 0, pauses, "{num_pauses} pauses, {setup:?}");
+        assert_eq!(num_pauses > 0, *pauses, "{num_pauses} pauses, {setup:?}");
+        let is_drafted = num_accepted > 100;
+        assert_eq!(
+            is_drafted,
+            speculation.is_some(),
+            "{num_accepted}, {setup:?}"
+        );
     }
 }
 

@@ -234,6 +234,7 @@ impl RequestOptions {
             kv_blocks: wants(OutputKind::KvCacheAllocNewBlocks)
                 || wants(OutputKind::KvCacheReusedBlocks)
                 || wants(OutputKind::KvCacheAllocTotalBlocks),
+            drafts: false,
         }
     }
 

@@ -133,4 +133,40 @@ impl Cpu {
             });
         });
     }
+
+    /// The same for groups of rows: calls `body(state, index, rows)` once for each of `groups`, with the
+    /// rows from where it starts to where the next one does.
+    ///
+    /// # Panics
+    ///
+    /// As [`Cpu::for_each_row`], or if `groups` do not ascend from the first row.
+    pub fn for_each_group<S: Send, T: Send>(
+        &mut self,
+        states: &mut [S],
+        rows: &mut [T],
+        row_len: usize,
+        groups: &[u32],
+        body: impl Fn(&mut S, usize, &mut [T]) + Sync,
+    ) {
+        assert!(
+            row_len > 0 && rows.len().is_multiple_of(row_len),
+            "whole rows"
+        );
+        let num_rows = rows.len() / row_len;
+        assert!(
+            groups.is_sorted() && groups.last().is_none_or(|&last| last as usize <= num_rows),
+            "groups of rows that there are"
+        );
+        let rows = Shared::new(rows);
+        self.pool.for_each(states, groups.len(), |state, index| {
+            let start = groups[index] as usize;
+            let end = groups
+                .get(index + 1)
+                .map_or(num_rows, |&next| next as usize);
+            // SAFETY: groups ascend and are within the rows, so every row is one task's.
+            body(state, index, unsafe {
+                rows.slice(start * row_len, (end - start) * row_len)
+            });
+        });
+    }
 }
