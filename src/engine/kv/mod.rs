@@ -28,10 +28,12 @@
 //!
 //! The verbs: `find` and `probe` ask and change nothing; `reserve` takes a context's first blocks, the
 //! ones that are found and new ones; `grow` takes the next ones, `commit` says what is computed,
-//! `release` gives all back. Whoever calls `reserve` or `grow` has asked before: no room is a
-//! decision of the capacity policy, never an error here.
+//! `release` gives all back. `fork` lets a second sequence hold all that one has, and `own_next` then
+//! gives it the block that it writes. Whoever calls `reserve`, `grow` or `own_next` has asked before: no
+//! room is a decision of the capacity policy, never an error here.
 
 mod config;
+mod fork;
 mod lookup;
 mod next_block;
 mod pool;
@@ -177,10 +179,7 @@ impl KvCache {
         for block in table.held_from_the_end() {
             self.pool.give_back(block);
         }
-        if let Some(chain) = table.chain.take() {
-            let prefix = self.prefix.as_mut();
-            prefix.expect("a chain is in an index").leave(chain.root);
-        }
+        self.stop_registering(table);
         table.clear();
     }
 

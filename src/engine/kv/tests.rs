@@ -495,3 +495,66 @@ fn blocks_that_crowd_one_bucket_are_not_registered() {
     cache.check_integrity([&root].into_iter());
     cache.release(&mut root);
 }
+
+#[test]
+fn sequences_that_fork_share_all_but_the_block_they_write() {
+    let mut cache = cache(8, 4);
+    let mut first = computed(&mut cache, &tokens(0..6), &anybody());
+    let (mut second, mut third) = (BlockTable::default(), BlockTable::default());
+    cache.fork(&first, &mut second);
+    cache.fork(&first, &mut third);
+    assert_eq!(cache.usage().num_used, Blocks(2));
+    let next = Tokens(6);
+    for (table, lacking) in [(&mut first, 1), (&mut second, 1), (&mut third, 0)] {
+        assert_eq!(cache.probe_next(table, next), Blocks(lacking));
+        let num_used = cache.usage().num_used;
+        cache.own_next(table, next);
+        cache.grow(table, Tokens(7));
+        assert_eq!(cache.usage().num_used, num_used + Blocks(lacking));
+    }
+    let copy = |target| BlockCopy {
+        source: BlockId(1),
+        target: BlockId(target),
+        num_positions: 2,
+    };
+    assert_eq!(cache.copies(), [copy(2), copy(3)]);
+    let blocks = [&first, &second, &third].map(|table| table.blocks().to_vec());
+    assert_eq!(blocks, [[0, 2], [0, 3], [0, 1]].map(|ids| ids.map(BlockId)));
+    let tables = || [&first, &second, &third].into_iter();
+    cache.check_integrity(tables());
+    assert_eq!(cache.num_own(tables(), Blocks(0)), Blocks(4));
+    assert_eq!(cache.num_own(tables(), Blocks(1)), Blocks(3));
+    assert_eq!(cache.num_own(tables().take(2), Blocks(0)), Blocks(2));
+    for mut table in [first, second, third] {
+        cache.release(&mut table);
+    }
+    assert_eq!(cache.usage().num_used, Blocks(0));
+}
+
+#[test]
+fn at_a_block_bound_a_fork_has_nothing_to_copy() {
+    let mut cache = cache(4, 4);
+    let first = computed(&mut cache, &tokens(0..4), &anybody());
+    let mut second = BlockTable::default();
+    cache.fork(&first, &mut second);
+    assert_eq!(cache.probe_next(&second, Tokens(4)), Blocks(0));
+    cache.own_next(&mut second, Tokens(4));
+    cache.grow(&mut second, Tokens(5));
+    assert_eq!(cache.copies(), []);
+    assert_eq!(second.blocks(), [BlockId(0), BlockId(1)]);
+}
+
+#[test]
+fn what_no_longer_registers_leaves_its_full_blocks_to_others_and_no_more() {
+    let mut cache = cache(4, 4);
+    let all = tokens(0..9);
+    let mut table = computed(&mut cache, &all[..6], &anybody());
+    cache.stop_registering(&mut table);
+    cache.grow(&mut table, Tokens(9));
+    cache.commit(&mut table, &all, Tokens(9));
+    assert_eq!(num_found(&cache, &all), 4);
+    cache.check_integrity([&table].into_iter());
+    cache.release(&mut table);
+    cache.check_integrity(std::iter::empty());
+    assert_eq!(num_found(&cache, &all), 4);
+}

@@ -31,6 +31,10 @@ enum Move {
     Pause {
         nth: usize,
     },
+    /// A second sequence goes another way from the last token on.
+    Fork {
+        nth: usize,
+    },
     End {
         nth: usize,
     },
@@ -106,7 +110,10 @@ impl World {
                 self.pause(nth);
                 self.sequences.remove(nth);
             }
-            Move::Pause { .. } | Move::End { .. } => {}
+            Move::Fork { nth } if !self.sequences.is_empty() => {
+                self.fork(nth % self.sequences.len());
+            }
+            Move::Pause { .. } | Move::End { .. } | Move::Fork { .. } => {}
         }
         let tables = self.sequences.iter().map(|sequence| &sequence.table);
         self.cache.check_integrity(tables);
@@ -143,6 +150,29 @@ impl World {
         sequence.is_running = false;
     }
 
+    fn fork(&mut self, nth: usize) {
+        let it = &self.sequences[nth];
+        let has_no_blank_block = it.table.len().index() == it.computed.div_ceil(self.block_size);
+        if !it.is_running || it.computed + 1 != it.tokens.len() || !has_no_blank_block {
+            return;
+        }
+        let mut table = BlockTable::default();
+        self.cache.fork(&it.table, &mut table);
+        let mut tokens = it.tokens.clone();
+        tokens[it.computed] = NUM_LETTERS - 1 - tokens[it.computed];
+        let fork = Sequence {
+            tokens,
+            reuse: it.reuse.clone(),
+            table,
+            ..*it
+        };
+        self.sequences.push(fork);
+        if nth.is_multiple_of(2) {
+            let table = &mut self.sequences[nth].table;
+            self.cache.stop_registering(table);
+        }
+    }
+
     fn step(&mut self, mut choice: u64) {
         self.cache.clear_copies();
         self.grow_running();
@@ -173,12 +203,18 @@ impl World {
         let mut nth = 0;
         while nth < self.sequences.len() {
             let sequence = &mut self.sequences[nth];
-            let lacking = self.cache.probe(&sequence.table, sequence.len());
+            let computed = Tokens(sequence.computed as u32);
+            let shared = match sequence.is_running {
+                true => self.cache.probe_next(&sequence.table, computed),
+                false => Blocks::ZERO,
+            };
+            let lacking = self.cache.probe(&sequence.table, sequence.len()) + shared;
             let num_free = self.cache.usage().num_free();
             if !sequence.is_running {
                 nth += 1;
             } else if lacking <= num_free {
                 let known = sequence.len();
+                self.cache.own_next(&mut sequence.table, computed);
                 self.cache.grow(&mut sequence.table, known);
                 assert_eq!(self.cache.usage().num_free(), num_free - lacking);
                 nth += 1;
@@ -330,6 +366,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         8 => any::<u64>().prop_map(|choice| Move::Step { choice }),
         1 => any::<usize>().prop_map(|nth| Move::Pause { nth }),
         1 => any::<usize>().prop_map(|nth| Move::End { nth }),
+        1 => any::<usize>().prop_map(|nth| Move::Fork { nth }),
     ];
     vec(one, 1..80)
 }
