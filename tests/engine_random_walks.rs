@@ -15,6 +15,7 @@ use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, DraftOptions,
     EngineConfig, Event, Gather, PlannedSequence, PromptLookup, ReuseOptions, Speculation,
 };
+use triton_inflight::sampling::{BeamSearch, EarlyStopping};
 
 #[derive(Clone, Debug)]
 enum Move {
@@ -69,7 +70,8 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         1usize..=2,
         speculation,
     );
-    (sizes, options).prop_map(|(sizes, options)| {
+    let beams = prop_oneof![1 => Just(1u32), 2 => 2u32..5];
+    (sizes, options, beams).prop_map(|(sizes, options, max_beam_width)| {
         let (block_size, max_seq_len, more_blocks, max_num_requests, more_tokens) = sizes;
         let (scheme, policy, chunks, reuse, window, num_micro_batches, speculation) = options;
         let lockstep = scheme == BatchingScheme::V1;
@@ -92,7 +94,10 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
             scheme,
             max_num_requests,
             max_seq_len: Tokens(max_seq_len),
-            max_num_tokens: Tokens(least_tokens.max(max_num_requests) + more_tokens),
+            max_beam_width,
+            max_num_tokens: Tokens(
+                least_tokens.max(max_num_requests).max(max_beam_width) + more_tokens,
+            ),
             block_size,
             chunk_unit: block_size,
             num_blocks: Blocks(u32::MAX / 8),
@@ -145,8 +150,9 @@ fn asks() -> impl Strategy<Value = Ask> {
         reuse,
         gather,
         guesses(),
+        beams(),
     )
-        .prop_map(|(tokens, priority, reuse, gather, guesses)| {
+        .prop_map(|(tokens, priority, reuse, gather, guesses, beam_search)| {
             let (prompt, max_new_tokens, has_end_id, fails_after) = tokens;
             let mut ask = Ask {
                 prompt,
@@ -155,8 +161,12 @@ fn asks() -> impl Strategy<Value = Ask> {
                 fails_after,
                 priority,
                 reuse,
-                gather,
+                gather: Gather {
+                    generation_logits: gather.generation_logits && beam_search.is_none(),
+                    ..gather
+                },
                 drafts: DraftOptions::default(),
+                beam_search,
             };
             ask.drafts = guesses.of(&ask);
             ask
@@ -201,6 +211,24 @@ impl Guesses {
             expected,
         }
     }
+}
+
+fn beams() -> impl Strategy<Value = Option<BeamSearch>> {
+    let early_stopping = prop_oneof![
+        Just(EarlyStopping::Always),
+        Just(EarlyStopping::Likely),
+        Just(EarlyStopping::Never),
+    ];
+    let search = (2u32..5, 1u32..5, -1i8..3, early_stopping, 0u8..3).prop_map(
+        |(width, num_returned, length_penalty, early_stopping, diversity_rate)| BeamSearch {
+            width,
+            num_returned: num_returned.min(width),
+            length_penalty: f32::from(length_penalty),
+            early_stopping,
+            diversity_rate: f32::from(diversity_rate) / 4.0,
+        },
+    );
+    proptest::option::weighted(0.3, search)
 }
 
 fn walks() -> impl Strategy<Value = Vec<Move>> {
@@ -254,6 +282,28 @@ fn fits_alone(config: &EngineConfig, ask: &Ask) -> bool {
         && ask.prompt.len() < config.max_seq_len.index()
         && (config.enable_chunked_context && config.scheme != BatchingScheme::V1
             || ask.prompt.len() <= in_one_step)
+        && (ask.beam_search.is_none() || beams_fit_alone(config, ask))
+}
+
+/// Whether the pool holds all beams when they share nothing but the full blocks of their prompt; and with
+/// a window, each as if it were alone.
+fn beams_fit_alone(config: &EngineConfig, ask: &Ask) -> bool {
+    let (block, width) = (config.block_size.tokens().0, ask.width());
+    let prompt = ask.prompt.len() as u32;
+    let longest = config.max_seq_len.0.min(prompt + ask.max_new_tokens) - 1;
+    let one = longest.div_ceil(block);
+    let num_blocks = match config.window {
+        None => prompt / block + width * (one - prompt / block),
+        // The most that a sequence that long holds at once.
+        Some(_) => {
+            let alone = EngineConfig {
+                max_seq_len: Tokens(longest),
+                ..config.clone()
+            };
+            width * alone.min_num_blocks().0
+        }
+    };
+    width <= config.max_beam_width && num_blocks <= config.num_blocks.0
 }
 
 fn cases(cases: u32) -> ProptestConfig {

@@ -425,6 +425,8 @@ impl Driver {
                         }
                     }
                 }
+                // No option asks for it.
+                Event::Hypotheses(..) => {}
                 Event::Finished(id, reason) => self.in_flight.finish(id, reason),
                 Event::Paused(id) => log::debug!("request {id} is paused for want of KV blocks"),
             }

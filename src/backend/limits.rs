@@ -52,6 +52,7 @@ pub fn engine_config(
     let engine = EngineConfig {
         scheme: settings.gpt_model_type,
         max_num_requests,
+        max_beam_width: 1,
         max_seq_len,
         max_num_tokens: Tokens(max_num_tokens),
         block_size,

@@ -1,7 +1,7 @@
 //! The second pass: how many tokens each sequence gets in a step, given `max_num_tokens`.
 //!
-//! Generation first, one token each, so that nobody who talks is interrupted; then contexts in order;
-//! then, of what is left, drafts.
+//! Generation first, one token each (or one for each beam), so that nobody who talks is interrupted; then
+//! contexts in order; then, of what is left, drafts.
 //! A context that does not fit is cut where a block ends, as the chunk policy says:
 //!
 //! ```text
@@ -76,8 +76,8 @@ impl TokenBudget {
         self.is_open && self.left > Tokens::ZERO
     }
 
-    /// Takes the tokens of those that generate, one each. There always are as many: a step may carry at
-    /// least as many tokens as sequences.
+    /// Takes the tokens of those that generate, one for each beam. There always are as many: nobody starts
+    /// for whose beams there are none.
     pub(super) fn take_generation(&mut self, num_tokens: Tokens) {
         self.left -= num_tokens;
     }

@@ -17,6 +17,9 @@
 //! | `GuaranteedNoEvict` | what fits to its last token, next to all that run | nobody |
 //! | `StaticBatch` | the same, once all that ran have ended | nobody |
 //!
+//! A sequence with beams starts under any policy with all that it may ever need, which is set aside for it
+//! (`beam_room.rs`), and is not paused.
+//!
 //! The first of those that run is never paused, and the pool holds at least one sequence of the
 //! largest length: so something always runs.
 
@@ -30,6 +33,8 @@ pub(super) struct Demand {
     pub(super) now: Blocks,
     /// Free blocks that it takes until it has run to its last token, at worst, `now` included.
     pub(super) worst: Blocks,
+    /// The most that it ever holds, shared or not.
+    pub(super) alone: Blocks,
 }
 
 /// Whether the last of those that run must be paused, when they lack `lacking` blocks for the tokens
@@ -115,6 +120,7 @@ mod tests {
         let demands = queue.iter().map(|&(now, worst)| Demand {
             now: Blocks(now),
             worst: Blocks(worst),
+            alone: Blocks(worst),
         });
         demands.take_while(|&demand| room.admit(demand)).count()
     }

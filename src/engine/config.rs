@@ -10,8 +10,10 @@ use crate::engine::{AttentionWindow, MAX_DRAFT_TOKENS, MAX_NGRAM, NewRequest, Sp
 pub struct EngineConfig {
     /// How requests become batches.
     pub scheme: BatchingScheme,
-    /// Sequences in one step, at most.
+    /// Requests in one step, at most.
     pub max_num_requests: u32,
+    /// Beams of one request, at most; 1 is none but the text itself.
+    pub max_beam_width: u32,
     /// Prompt and output of one sequence together, at most.
     pub max_seq_len: Tokens,
     /// Tokens in one step, at most: the token budget.
@@ -62,6 +64,7 @@ impl Default for EngineConfig {
         Self {
             scheme: BatchingScheme::InflightFused,
             max_num_requests: 8,
+            max_beam_width: 1,
             max_seq_len: Tokens(512),
             max_num_tokens: Tokens(512),
             block_size,
@@ -147,6 +150,18 @@ impl EngineConfig {
                 ),
                 format!(
                     "raise max_num_tokens to at least {max_num_requests}, or lower max_num_requests"
+                ),
+            );
+        }
+        let max_beam_width = self.max_beam_width;
+        if max_beam_width == 0 || max_num_tokens < Tokens(max_beam_width) {
+            return refuse(
+                format!(
+                    "max_num_tokens is {max_num_tokens}, too few for one token of each of \
+                     max_beam_width = {max_beam_width} beams"
+                ),
+                format!(
+                    "raise max_num_tokens to at least {max_beam_width}, or lower max_beam_width"
                 ),
             );
         }
@@ -273,6 +288,28 @@ impl EngineConfig {
     /// Whether a context may be spread over several steps.
     pub(super) fn cuts_contexts(&self) -> bool {
         self.enable_chunked_context && self.scheme != BatchingScheme::V1
+    }
+
+    /// Refuses beams that there are not, or that could never have their blocks.
+    ///
+    /// # Errors
+    /// What there is too much of.
+    pub(super) fn check_beams(&self, width: u32, num_blocks: Blocks) -> Result<(), RequestError> {
+        if width > self.max_beam_width {
+            return Err(RequestError::Invalid(format!(
+                "beam_width is {width}, and the model's max_beam_width is {}: ask for fewer beams, or \
+                 load the model with a larger max_beam_width",
+                self.max_beam_width
+            )));
+        }
+        if num_blocks > self.num_blocks {
+            return Err(RequestError::Invalid(format!(
+                "{width} beams of the request could need {num_blocks} blocks of the KV cache, which has \
+                 {}: lower beam_width or max_tokens",
+                self.num_blocks
+            )));
+        }
+        Ok(())
     }
 
     /// How many tokens `request` may generate at most, before its own limit.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::base::Blocks;
 use crate::engine::{BatchingScheme, Engine};
 
 impl Engine {
@@ -14,10 +15,11 @@ impl Engine {
     /// 4. What runs has blocks for what is computed, and something left to compute.
     /// 5. What runs is in order of rank, and what is paused too.
     /// 6. Nothing is longer than `max_seq_len`.
+    /// 7. What beams may still need is free, or will be when others pause.
     pub fn check_integrity(&self) {
         let size = self.config.block_size;
-        let tables: Vec<_> = self.sequences.iter().map(|(_, s)| &s.blocks).collect();
-        self.kv.check_integrity(tables.iter().copied());
+        let tables = self.sequences.iter().flat_map(|(_, s)| s.tables());
+        self.kv.check_integrity(tables);
         self.queue.check_integrity(&self.sequences);
 
         let admitted: Vec<_> = self
@@ -64,8 +66,20 @@ impl Engine {
         for &slot in &self.running {
             let sequence = &self.sequences[slot];
             let needed = sequence.computed.blocks_ceil(size);
-            assert!(sequence.blocks.len() >= needed, "{:?} lacks", sequence.id);
+            for table in sequence.tables() {
+                assert!(table.len() >= needed, "{:?} lacks", sequence.id);
+            }
         }
+        let without_beams = self.running.iter().map(|&slot| &self.sequences[slot]);
+        let without_beams = without_beams.filter(|it| it.beams.is_none());
+        let can_pause = match self.config.window {
+            None => Blocks::ZERO,
+            Some(_) => without_beams.map(|it| it.blocks.num_held()).sum(),
+        };
+        assert!(
+            self.set_aside() <= self.kv.usage().num_free() + can_pause,
+            "what is set aside is there"
+        );
         let running = self.running.iter().map(|&slot| self.sequences[slot].rank);
         assert!(running.is_sorted(), "what runs is in order of rank");
     }

@@ -10,13 +10,13 @@ use crate::base::{RequestError, RequestId, SeqSlot, Tokens};
 use crate::engine::budget::Share;
 use crate::engine::kv::{KvCache, NextBlock};
 use crate::engine::queue::Queue;
-use crate::engine::sequence::{Sequence, SequenceTable};
+use crate::engine::sequence::{Sequence, SequenceTable, max_kv_len};
 use crate::engine::stats::{RequestStage, StepStats, Totals};
 use crate::engine::{
     BatchingScheme, DraftTotals, EngineConfig, Event, KvUsage, NewRequest, Sampled, Step,
     StepOutput,
 };
-use crate::sampling::FinishReason;
+use crate::sampling::{BeamCandidate, FinishReason};
 
 /// A batch manager.
 ///
@@ -96,7 +96,7 @@ impl Engine {
     /// Queues a request. Its `max_new_tokens` is lowered to what `max_seq_len` leaves room for.
     ///
     /// # Errors
-    /// A request that could never run: empty, or too long. The engine is as before.
+    /// A request that could never run: empty, too long, or with too many beams. The engine is as before.
     ///
     /// # Panics
     /// At once or in a later step, if the id is that of an active request.
@@ -108,6 +108,13 @@ impl Engine {
         );
         let max_new_tokens = self.config.room_for_output(&request)?;
         request.stop.max_new_tokens = request.stop.max_new_tokens.min(max_new_tokens);
+        if request.sampling.beam_search.is_some() {
+            let width = request.sampling.beam_width();
+            let num_prompt_tokens = Tokens(request.prompt.len() as u32);
+            let max_kv_len = max_kv_len(num_prompt_tokens, &request.stop);
+            let worst = self.worst_of_beams(width, num_prompt_tokens, max_kv_len);
+            self.config.check_beams(width, worst)?;
+        }
         self.queue.push(request);
         Ok(())
     }
@@ -168,7 +175,7 @@ impl Engine {
     /// drafts that was chosen, in the step's order.
     pub fn apply(&mut self, mut step: Step, output: &mut StepOutput, events: &mut Vec<Event>) {
         let is_known = |event: &Event| {
-            matches!(event, Event::Finished(..))
+            matches!(event, Event::Finished(..) | Event::Hypotheses(..))
                 || self.sequences.find(event.request_id()).is_some()
         };
         events.extend(self.changes.drain(..).filter(is_known));
@@ -177,6 +184,7 @@ impl Engine {
             self.is_out[step.micro_batch()] = false;
         }
         let mut sampled = output.sampled.iter();
+        let mut candidates = output.candidates.drain(..);
         let mut all_gathered = output.gathered.drain(..).peekable();
         let mut any_gone = false;
         for (planned, text) in step.drain() {
@@ -185,6 +193,20 @@ impl Engine {
                 assert_eq!(*slot, planned.slot, "results are in the step's order");
                 *result
             });
+            let named = match result {
+                Some(Sampled::Candidates) => candidates.next(),
+                _ => None,
+            };
+            if planned.beam > 0 {
+                // If it was cancelled, it is gone with its first beam.
+                if let Some(sequence) = self.sequences.get_mut(planned.slot) {
+                    sequence.take_beam_back(planned, text, result, &mut self.kv);
+                    let ended = result.and_then(|it| sequence.name(it, named, &mut self.kv));
+                    any_gone |= ended.is_some();
+                    self.end(planned.slot, ended, events);
+                }
+                continue;
+            }
             // What the drafts that were accepted bring: most steps have none.
             let more = match planned.num_drafts {
                 0 => &[],
@@ -232,28 +254,19 @@ impl Engine {
                 sequence.tell_news(&mut gathered);
                 events.extend(gathered.map(|it| Event::Gathered(planned.id, it)));
             }
-            let mut ended = result.and_then(|result| take_in(sequence, result, events));
+            let mut ended =
+                result.and_then(|it| take_in(sequence, it, named, &mut self.kv, events));
             for &(_, result) in more {
                 let gathered = all_gathered.next_if(|(slot, _)| *slot == planned.slot);
                 // What it gives after its end is nothing.
                 if ended.is_none() {
                     let gathered = gathered.map(|(_, gathered)| Box::new(gathered));
                     events.extend(gathered.map(|it| Event::Gathered(planned.id, it)));
-                    ended = take_in(sequence, result, events);
+                    ended = take_in(sequence, result, None, &mut self.kv, events);
                 }
             }
-            match ended {
-                Some(reason) if self.config.scheme == BatchingScheme::V1 => {
-                    sequence.ended = Some(reason);
-                }
-                Some(reason) => {
-                    self.totals.count(sequence);
-                    events.push(Event::Finished(planned.id, reason));
-                    forget(&mut self.sequences, &mut self.kv, planned.slot);
-                    any_gone = true;
-                }
-                None => {}
-            }
+            any_gone |= ended.is_some();
+            self.end(planned.slot, ended, events);
         }
         assert!(
             sampled.next().is_none(),
@@ -263,7 +276,7 @@ impl Engine {
             all_gathered.next().is_none(),
             "what is gathered is in the step's order"
         );
-        drop(all_gathered);
+        drop((all_gathered, candidates));
         if any_gone {
             self.running.retain(|&slot| self.sequences.is_taken(slot));
         }
@@ -319,12 +332,37 @@ impl Engine {
             return;
         }
         for slot in self.running.drain(..) {
-            let sequence = &self.sequences[slot];
+            let sequence = &mut self.sequences[slot];
             let reason = sequence.ended.expect("all have ended");
-            self.changes.push(Event::Finished(sequence.id, reason));
             self.totals.count(sequence);
+            tell_end(sequence, reason, &mut self.changes);
             forget(&mut self.sequences, &mut self.kv, slot);
         }
+    }
+
+    /// Ends a sequence, if there is a reason to; in lockstep it stays until all of its batch have ended.
+    fn end(&mut self, slot: SeqSlot, reason: Option<FinishReason>, events: &mut Vec<Event>) {
+        let Some(reason) = reason else {
+            return;
+        };
+        let sequence = &mut self.sequences[slot];
+        if self.config.scheme == BatchingScheme::V1 {
+            sequence.ended = Some(reason);
+            return;
+        }
+        self.totals.count(sequence);
+        tell_end(sequence, reason, events);
+        forget(&mut self.sequences, &mut self.kv, slot);
+    }
+
+    /// In lockstep, rows of a model call that are computed for those of the batch that have ended.
+    pub(super) fn num_ended_beams(&self) -> u32 {
+        if self.config.scheme != BatchingScheme::V1 {
+            return 0;
+        }
+        let running = self.running.iter().map(|&slot| &self.sequences[slot]);
+        let ended = running.filter(|sequence| sequence.ended.is_some());
+        ended.map(|sequence| sequence.width()).sum()
     }
 
     /// In lockstep, those of the batch that have ended.
@@ -337,23 +375,41 @@ impl Engine {
     }
 }
 
-/// Gives a sequence what was chosen for it, and says whether it ends with that.
+/// Gives a sequence what was chosen for it, or for one of its beams, and says whether it ends with that.
 fn take_in(
     sequence: &mut Sequence,
     result: Sampled,
+    named: Option<Vec<BeamCandidate>>,
+    kv: &mut KvCache,
     events: &mut Vec<Event>,
 ) -> Option<FinishReason> {
     match result {
-        Sampled::Failed(error) => Some(FinishReason::Error(error)),
         Sampled::Token(token) => {
             events.push(Event::Token(sequence.id, token));
             sequence.push(token)
         }
+        Sampled::Failed(error) if sequence.beams.is_none() => Some(FinishReason::Error(error)),
+        of_beam => sequence.name(of_beam, named, kv),
     }
+}
+
+/// Says that a sequence has ended, and what it has found.
+fn tell_end(sequence: &mut Sequence, reason: FinishReason, events: &mut Vec<Event>) {
+    let found = sequence
+        .beams
+        .as_mut()
+        .map(|beams| std::mem::take(&mut beams.found));
+    if let Some(found) = found.filter(|found| !found.is_empty()) {
+        events.push(Event::Hypotheses(sequence.id, found));
+    }
+    events.push(Event::Finished(sequence.id, reason));
 }
 
 /// Takes a sequence out of its row and gives its blocks back.
 fn forget(sequences: &mut SequenceTable, kv: &mut KvCache, slot: SeqSlot) {
     let mut sequence: Sequence = sequences.remove(slot);
+    if let Some(beams) = &mut sequence.beams {
+        beams.release(kv);
+    }
     kv.release(&mut sequence.blocks);
 }

@@ -8,6 +8,8 @@
 //! draft.rs        guesses at later tokens, verified in the step that computes them
 //! queue.rs        who waits to start, in order
 //! sequence.rs     a sequence's tokens and progress; the table of rows
+//! beams.rs        the beams of a sequence that searches
+//! beam_room.rs    what is set aside for them
 //! kv/             blocks, block tables, and what sequences share of them
 //! step.rs         what was decided, as packed arrays
 //! gather.rs       what a request wants to know besides its tokens
@@ -24,11 +26,14 @@
 //!   waits. So every request ends, if requests of smaller numbers do not come without end.
 //! - Sequences of a priority start in order of arrival, but for those that wait for blocks that another
 //!   is about to write.
-//! - Only under [`CapacityPolicy::MaxUtilization`] is anything ever paused.
+//! - Only under [`CapacityPolicy::MaxUtilization`] is anything ever paused, and never what has beams: all
+//!   that it may need is set aside.
 //! - Every accepted request ends exactly once: with an [`Event::Finished`], or with a
 //!   [`Engine::cancel`] that returns `true`. Its blocks are free by then.
 #![forbid(unsafe_code)]
 
+mod beam_room;
+mod beams;
 mod budget;
 mod capacity;
 mod config;

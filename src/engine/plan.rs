@@ -19,7 +19,7 @@ pub enum Phase {
     Generation,
 }
 
-/// One sequence's share of a step.
+/// One sequence's share of a step, or one beam's.
 ///
 /// ```text
 /// tokens of the sequence   |----- computed -----|---- chunk ----|---- later ----|
@@ -35,6 +35,8 @@ pub struct PlannedSequence {
     pub id: RequestId,
     /// Its row, stable from admission to the end: a runner may keep per-row state.
     pub slot: SeqSlot,
+    /// Which of its beams; 0 unless it searches with several. They follow one another.
+    pub beam: u32,
     /// Context or generation.
     pub phase: Phase,
     /// Where its chunk lies in `token_ids` and `positions`.
@@ -119,6 +121,14 @@ impl<'a> StepPlan<'a> {
         let rows = text.context_logits(chunk_start, planned.kv_len);
         let in_call = |position: u32| planned.tokens.start + (position - chunk_start);
         in_call(rows.start)..in_call(rows.end)
+    }
+
+    /// How many candidates the sequence at `index` wants to be named in the place of its next token;
+    /// `None` if it searches with no beams.
+    pub fn num_candidates(&self, index: usize) -> Option<usize> {
+        let params = self.sampling_input(index).params;
+        let search = params.beam_search.as_ref()?;
+        Some(params.num_candidates(search))
     }
 
     /// What decides the next token of the sequence at `index`: its options and its tokens so far.

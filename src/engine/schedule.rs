@@ -23,6 +23,8 @@ struct Prospect {
     /// Tokens whose keys and values the cache has already.
     reused: Tokens,
     demand: Demand,
+    /// How many beams it may have.
+    width: u32,
     /// The first block that it would write, if others could share it.
     next_block: Option<NextBlock>,
 }
@@ -92,9 +94,10 @@ impl Engine {
     /// go on compute next. Returns whether any was paused, and `None` if none can run because what could
     /// be paused is in a step that is out.
     fn make_room(&mut self, micro_batch: usize) -> Option<bool> {
-        let mut lacking = self.lacking_of_all(micro_batch);
+        let free = |it: &Self| it.kv.usage().num_free().saturating_sub(it.set_aside());
+        let mut lacking = self.lacking_of_all(micro_batch, free(self));
         let mut any_paused = false;
-        while capacity::must_pause(self.config.policy, self.kv.usage().num_free(), lacking) {
+        while capacity::must_pause(self.config.policy, free(self), lacking) {
             let slot = self.last_that_can_pause()?;
             let sequence = &self.sequences[slot];
             if sequence.runs_in(micro_batch) {
@@ -113,19 +116,26 @@ impl Engine {
         self.being_written.clear();
         self.in_context.clear();
         self.generating.clear();
+        let mut num_other_beams = 0;
         for &slot in &self.running {
             let sequence = &mut self.sequences[slot];
             if !sequence.runs_in(micro_batch) {
                 continue;
             }
             let up_to = sequence.next_end(max_chunk);
-            self.kv.grow(&mut sequence.blocks, up_to);
+            if sequence.beams.is_none() {
+                self.kv.grow(&mut sequence.blocks, up_to);
+            } else {
+                num_other_beams += sequence.num_beams() - 1;
+                sequence.grow_beams(&mut self.kv, up_to);
+            }
             match sequence.phase() {
                 Phase::Generation => self.generating.push(slot),
                 Phase::Context => self.in_context.push(slot),
             }
         }
-        budget.take_generation(Tokens(self.generating.len() as u32));
+        let num_generating = self.generating.len() + num_other_beams;
+        budget.take_generation(Tokens(num_generating as u32));
         for &slot in &self.in_context {
             if !budget.is_open() {
                 return;
@@ -153,6 +163,7 @@ impl Engine {
             return;
         }
         let mut free_places = self.max_in_micro_batch().saturating_sub(num_running);
+        let mut beside_beams = self.beside_beams(micro_batch);
         let mut room = self.room();
         let mut walk = Walk::default();
         let mut num_passed_over = 0;
@@ -171,7 +182,8 @@ impl Engine {
                 Queue::pass_over(&mut walk, candidate);
                 continue;
             }
-            if !room.admit(prospect.demand) {
+            let Prospect { demand, width, .. } = prospect;
+            if !beside_beams.admit(width, demand.alone) || !room.admit(demand) {
                 return;
             }
             let rest = prospect.len - prospect.reused;
@@ -192,7 +204,7 @@ impl Engine {
     fn draft(&mut self, budget: &mut TokenBudget) {
         let mut free = capacity::blocks_for_drafts(
             self.config.policy,
-            self.kv.usage().num_free(),
+            self.kv.usage().num_free().saturating_sub(self.set_aside()),
             self.running.len(),
             !self.queue.is_empty(),
         );
@@ -237,7 +249,7 @@ impl Engine {
                 false => step.push_generation(slot, sequence),
             }
         }
-        step.end_call(Tokens(self.num_ended() as u32));
+        step.end_call(Tokens(self.num_ended_beams()));
     }
 
     /// Takes the blocks of a sequence that runs, and queues it again.
@@ -250,12 +262,13 @@ impl Engine {
         self.queue.push_paused(sequence.rank, slot);
     }
 
-    /// The last that runs and is not in a step that is out; never the first of all.
+    /// The last that runs, has no beams, and is not in a step that is out; never the first of all.
     fn last_that_can_pause(&self) -> Option<SeqSlot> {
         let but_the_first = self.running.iter().skip(1).rev();
-        but_the_first
-            .copied()
-            .find(|&slot| !self.is_out[self.sequences[slot].micro_batch])
+        but_the_first.copied().find(|&slot| {
+            let sequence = &self.sequences[slot];
+            sequence.beams.is_none() && !self.is_out[sequence.micro_batch]
+        })
     }
 
     /// Starts a candidate: resumes or admits it, with blocks for all of its context.
@@ -305,23 +318,34 @@ impl Engine {
     }
 
     fn prospect(&self, candidate: Candidate) -> Prospect {
-        let (tokens, reuse, max_reused, max_kv_len): (&[TokenId], &ReuseOptions, _, _) =
+        let (tokens, reuse, max_reused, max_kv_len, width): (&[TokenId], &ReuseOptions, _, _, _) =
             match candidate {
                 Candidate::Paused(slot) => {
                     let it = &self.sequences[slot];
-                    (it.tokens(), &it.reuse, it.max_reused(), it.max_kv_len())
+                    (it.tokens(), &it.reuse, it.max_reused(), it.max_kv_len(), 1)
                 }
                 Candidate::Waiting(arrival) => {
                     let request = self.queue.waiting(arrival);
                     let num_prompt_tokens = Tokens(request.prompt.len() as u32);
                     let max_kv_len = max_kv_len(num_prompt_tokens, &request.stop);
                     let max_reused = request.max_reused();
-                    (&request.prompt, &request.reuse, max_reused, max_kv_len)
+                    let width = request.sampling.beam_width();
+                    (
+                        &request.prompt,
+                        &request.reuse,
+                        max_reused,
+                        max_kv_len,
+                        width,
+                    )
                 }
             };
         let len = Tokens(tokens.len() as u32);
         let found = self.kv.find(tokens, reuse, max_reused);
-        let to_the_end = self.kv.max_blocks(max_kv_len);
+        let to_the_end = match width {
+            1 => self.kv.max_blocks(max_kv_len),
+            // What has not started has no more tokens than its prompt.
+            _ => self.worst_of_beams(width, len, max_kv_len),
+        };
         let worst = match self.config.window {
             // As in `room`.
             Some(_) => to_the_end,
@@ -331,9 +355,11 @@ impl Engine {
             len,
             reused: found.num_tokens,
             demand: Demand {
-                now: found.lacking,
+                now: if width == 1 { found.lacking } else { worst },
                 worst,
+                alone: to_the_end,
             },
+            width,
             next_block: found.next,
         }
     }
@@ -346,30 +372,39 @@ impl Engine {
     fn room(&self) -> Room {
         let usage = self.kv.usage();
         let running = self.running.iter().map(|&slot| &self.sequences[slot]);
-        let worst = |sequence: &Sequence| self.kv.max_blocks(sequence.max_kv_len());
-        let to_come = |sequence: &Sequence| worst(sequence) - sequence.blocks.len();
         match (self.config.policy, self.config.window) {
-            (CapacityPolicy::MaxUtilization, _) => Room::of_now(usage.num_free()),
-            (_, None) => Room::to_the_end(usage.num_free(), running.map(to_come).sum()),
+            (CapacityPolicy::MaxUtilization, _) => {
+                Room::of_now(usage.num_free().saturating_sub(self.set_aside()))
+            }
+            (_, None) => {
+                let promised = running.map(|sequence| self.to_come(sequence)).sum();
+                Room::to_the_end(usage.num_free(), promised)
+            }
             (_, Some(_)) => {
                 let cancelled = self.cancelled.iter().map(|&slot| &self.sequences[slot]);
-                let held: Blocks = cancelled.map(|sequence| sequence.blocks.num_held()).sum();
-                Room::to_the_end(usage.num_blocks - held, running.map(worst).sum())
+                let held: Blocks = cancelled
+                    .map(|sequence| match sequence.beams {
+                        None => sequence.blocks.num_held(),
+                        Some(_) => self.worst(sequence),
+                    })
+                    .sum();
+                let worst = running.map(|sequence| self.worst(sequence)).sum();
+                Room::to_the_end(usage.num_blocks - held, worst)
             }
         }
     }
 
     /// Blocks that those of `micro_batch` lack for what they compute next, or a number that is not
-    /// smaller, if there are enough free ones even for that.
-    fn lacking_of_all(&self, micro_batch: usize) -> Blocks {
+    /// smaller, if there are enough `free` ones even for that. For those with beams they are set aside.
+    fn lacking_of_all(&self, micro_batch: usize, free: Blocks) -> Blocks {
         // Without a window a context has all its blocks, and one that generates lacks one at most.
         let at_most = Blocks(self.running.len() as u32);
-        if self.config.window.is_none() && at_most <= self.kv.usage().num_free() {
+        if self.config.window.is_none() && at_most <= free {
             return at_most;
         }
         let running = self.running.iter().map(|&slot| &self.sequences[slot]);
         running
-            .filter(|sequence| sequence.runs_in(micro_batch))
+            .filter(|sequence| sequence.runs_in(micro_batch) && sequence.beams.is_none())
             .map(|sequence| self.lacking(sequence))
             .sum()
     }

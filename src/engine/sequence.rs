@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::base::{Blocks, RequestId, SeqSlot, TokenId, Tokens};
+use crate::engine::beams::Beams;
 use crate::engine::draft::Drafter;
 use crate::engine::kv::BlockTable;
 use crate::engine::{Gather, Gathered, KvBlocks, NewRequest, Phase, ReuseOptions, Speculation};
@@ -58,6 +59,17 @@ impl SequenceText {
         }
     }
 
+    /// The same text, to go on in another way.
+    pub(super) fn fork(&self) -> Self {
+        let mut tokens = Vec::with_capacity(self.tokens.capacity());
+        tokens.extend_from_slice(&self.tokens);
+        Self {
+            tokens,
+            sampling: self.sampling.clone(),
+            ..*self
+        }
+    }
+
     /// What decides the next token besides the logits, when the first `num_accepted` drafts are tokens.
     pub(super) fn sampling_input(&self, num_accepted: usize) -> SamplingInput<'_> {
         SamplingInput {
@@ -83,9 +95,9 @@ pub(super) struct Sequence {
     pub(super) text: Option<Box<SequenceText>>,
     pub(super) num_prompt_tokens: Tokens,
     /// How many tokens there are.
-    len: Tokens,
+    pub(super) len: Tokens,
     /// The last of them: here too, so that a step need not look for it in the text.
-    last_token: TokenId,
+    pub(super) last_token: TokenId,
     /// How many of them were known when it started, or was paused last.
     context: Tokens,
     /// How many of them have their keys and values in the cache.
@@ -107,9 +119,11 @@ pub(super) struct Sequence {
     /// Whether it wants to know anything besides its tokens.
     pub(super) gathers: bool,
     endings: Endings,
-    stop: StopRule,
+    pub(super) stop: StopRule,
     /// `None` if nothing of it is ever drafted.
     drafter: Option<Box<Drafter>>,
+    /// If it searches with several beams: all but the first, which is itself.
+    pub(super) beams: Option<Box<Beams>>,
 }
 
 /// The order in which sequences get what there is: the smaller first.
@@ -130,10 +144,14 @@ impl Sequence {
     ) -> Self {
         let drafter =
             speculation.and_then(|it| Drafter::new(it, request.drafts, &request.sampling));
+        // Drafts are of one text.
+        let drafter = drafter.filter(|_| request.sampling.beam_search.is_none());
         let mut tokens = request.prompt;
         let num_prompt_tokens = tokens.len();
         tokens.reserve_exact(request.stop.max_new_tokens.index());
         let len = Tokens(num_prompt_tokens as u32);
+        let search = request.sampling.beam_search;
+        let beams = search.map(|search| Box::new(Beams::new(search, request.stop.max_new_tokens)));
         Self {
             id: request.id,
             rank,
@@ -161,7 +179,18 @@ impl Sequence {
             ended: None,
             stop: request.stop,
             drafter: drafter.map(Box::new),
+            beams,
         }
+    }
+
+    /// How many texts it generates side by side.
+    pub(super) fn num_beams(&self) -> usize {
+        self.beams.as_ref().map_or(1, |beams| beams.len())
+    }
+
+    /// How many texts it may generate side by side.
+    pub(super) fn width(&self) -> u32 {
+        self.beams.as_ref().map_or(1, |beams| beams.width())
     }
 
     /// All tokens so far.
@@ -241,14 +270,23 @@ impl Sequence {
         Some(kv)
     }
 
-    fn kv_blocks(&self) -> KvBlocks {
+    pub(super) fn kv_blocks(&self) -> KvBlocks {
         let KvBlocks {
             num_new,
             num_reused,
         } = self.kv_before;
+        let of_beams = self.beams.as_ref().and_then(|beams| beams.num_new());
         KvBlocks {
-            num_new: num_new + (self.blocks.len() - self.num_reused),
+            num_new: num_new + of_beams.unwrap_or_else(|| self.blocks.len() - self.num_reused),
             num_reused: num_reused + self.num_reused,
+        }
+    }
+
+    /// Tokens that it has generated; if it has searched, those of all that it has found.
+    pub(super) fn num_output_tokens(&self) -> Tokens {
+        match &self.beams {
+            None => self.len - self.num_prompt_tokens,
+            Some(beams) => beams.num_output_tokens(),
         }
     }
 
@@ -368,6 +406,11 @@ impl SequenceTable {
     /// Whether a sequence can be inserted.
     pub(super) fn has_free_row(&self) -> bool {
         !self.free_rows.is_empty()
+    }
+
+    /// The sequence in `slot`, if there is one.
+    pub(super) fn get_mut(&mut self, slot: SeqSlot) -> Option<&mut Sequence> {
+        self.rows[slot.index()].as_mut()
     }
 
     /// Whether there is a sequence in `slot`.

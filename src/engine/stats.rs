@@ -64,8 +64,7 @@ pub struct Totals {
 
 impl Totals {
     pub(super) fn count(&mut self, sequence: &Sequence) {
-        let num_output_tokens = sequence.len() - sequence.num_prompt_tokens;
-        self.count_of(sequence.num_prompt_tokens, num_output_tokens);
+        self.count_of(sequence.num_prompt_tokens, sequence.num_output_tokens());
     }
 
     /// Counts a sequence of so many tokens.
@@ -123,7 +122,7 @@ impl Engine {
             self.record_requests(step);
         }
         self.num_steps += 1;
-        let num_scheduled = step.sequences().len();
+        let num_scheduled = step.num_requests();
         let num_active = self.num_active();
         let contexts = self.contexts.iter();
         self.stats = Some(StepStats {
@@ -178,7 +177,7 @@ impl Engine {
                 .stages
                 .binary_search_by_key(&planned.id, |stage| stage.id);
             let place = place.expect("who is in a step runs");
-            self.stages[place].tokens = planned.tokens.end - planned.tokens.start;
+            self.stages[place].tokens += planned.tokens.end - planned.tokens.start;
         }
     }
 }

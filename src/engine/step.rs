@@ -33,6 +33,8 @@ pub struct Step {
     open_call: Bounds,
     block_size: BlockSize,
     micro_batch: usize,
+    /// Beams in it that are not the first of their request.
+    num_other_beams: usize,
 }
 
 /// Where a model call's parts are.
@@ -72,6 +74,7 @@ impl Step {
             open_call: Bounds::default(),
             block_size,
             micro_batch: 0,
+            num_other_beams: 0,
         }
     }
 
@@ -94,9 +97,14 @@ impl Step {
         })
     }
 
-    /// All sequences of the step, contexts first.
+    /// All sequences of the step, contexts first; of a request with beams there are several.
     pub fn sequences(&self) -> &[PlannedSequence] {
         &self.sequences
+    }
+
+    /// Requests that it computes something of.
+    pub fn num_requests(&self) -> usize {
+        self.sequences.len() - self.num_other_beams
     }
 
     /// Whether there is nothing to compute.
@@ -118,6 +126,7 @@ impl Step {
     pub(super) fn begin(&mut self, micro_batch: usize) {
         debug_assert!(self.texts.is_empty(), "the engine has taken them back");
         self.micro_batch = micro_batch;
+        self.num_other_beams = 0;
         self.copies.clear();
         self.token_ids.clear();
         self.positions.clear();
@@ -136,7 +145,7 @@ impl Step {
     ///
     /// ```text
     /// tokens of the sequence   |----- computed -----|---- chunk ----|---- later ----|
-    ///                                               ^ start         ^ end
+    ///                                               ^ start         ^ kv_len
     /// ```
     pub(super) fn push_context(&mut self, slot: SeqSlot, sequence: &mut Sequence, chunk: Tokens) {
         let start = sequence.computed;
@@ -155,6 +164,30 @@ impl Step {
         // All that it has: it took the last of them for this token.
         let num_blocks = sequence.blocks.len();
         self.push(slot, sequence, Phase::Generation, Tokens(1), 0, num_blocks);
+        if sequence.beams.is_some() {
+            self.push_other_beams(sequence);
+        }
+    }
+
+    /// Appends the last tokens of all beams but the first, which was appended just now.
+    fn push_other_beams(&mut self, sequence: &mut Sequence) {
+        let first = self.sequences.last().expect("the first beam").clone();
+        let beams = sequence.beams.as_mut().into_iter();
+        for (beam, (text, blocks)) in (1..).zip(beams.flat_map(|beams| beams.lend())) {
+            let token = (self.token_ids.len() - self.open_call.tokens) as u32;
+            let first_block = (self.block_tables.len() - self.open_call.blocks) as u32;
+            self.token_ids.extend(text.tokens.last());
+            self.positions.push(sequence.computed.0);
+            self.block_tables.extend_from_slice(blocks.blocks());
+            self.sequences.push(PlannedSequence {
+                beam,
+                tokens: token..token + 1,
+                block_table: first_block..first_block + blocks.len().0,
+                ..first.clone()
+            });
+            self.texts.push(text);
+            self.num_other_beams += 1;
+        }
     }
 
     /// The same of a sequence that may have drafts: appends them too.
@@ -191,6 +224,7 @@ impl Step {
         self.sequences.push(PlannedSequence {
             id: sequence.id,
             slot,
+            beam: 0,
             phase,
             tokens: end_token - chunk.0..end_token,
             kv_len: end.0,

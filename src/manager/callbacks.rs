@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use crate::base::{RequestError, RequestId, StepError, TokenId};
 use crate::engine::{Event, Gathered, NewRequest, StepStats};
 use crate::manager::BatchManager;
-use crate::sampling::FinishReason;
+use crate::sampling::{FinishReason, Hypothesis};
 
 /// What an application does for the batch manager that serves it.
 pub trait Callbacks {
@@ -52,6 +52,8 @@ pub struct Response<'a> {
     pub tokens: &'a [TokenId],
     /// What it wanted to know besides, step by step: see [`NewRequest::gather`].
     pub gathered: &'a [Gathered],
+    /// What it has found with beams, the best first: with its final response, in the place of tokens.
+    pub hypotheses: &'a [Hypothesis],
     /// Why it has ended, or the error for which it was refused; `None`: it goes on.
     pub end: Option<Result<FinishReason, RequestError>>,
 }
@@ -90,6 +92,7 @@ pub fn serve(
 struct News {
     tokens: Vec<TokenId>,
     gathered: Vec<Gathered>,
+    hypotheses: Box<[Hypothesis]>,
 }
 
 impl News {
@@ -134,6 +137,11 @@ fn serve_all(
                 Event::Token(id, token) => {
                     if let Some(news) = in_flight.get_mut(&id) {
                         news.tokens.push(token);
+                    }
+                }
+                Event::Hypotheses(id, hypotheses) => {
+                    if let Some(news) = in_flight.get_mut(&id) {
+                        news.hypotheses = hypotheses;
                     }
                 }
                 Event::Finished(id, reason) => {
@@ -216,6 +224,7 @@ fn send(
         id,
         tokens: &news.tokens,
         gathered: &news.gathered,
+        hypotheses: &news.hypotheses,
         end,
     });
 }

@@ -20,7 +20,7 @@ use super::spec::ModelSpec;
 use crate::base::{BlockSize, LoadError, StepError};
 use crate::device::cpu::{Cpu, CpuOptions, KvCache, KvDtype, KvLayout, KvSpan};
 use crate::engine::{Gathered, PlannedSequence, Sampled, StepOutput, StepPlan};
-use crate::sampling::{LogProbs, Sampler};
+use crate::sampling::{BeamCandidate, LogProbs, Sampler, SamplingInput};
 
 /// A model on CPU: weights, KV cache, threads, and the buffers of its largest step.
 ///
@@ -51,6 +51,8 @@ pub struct CpuRunner {
     chosen: Vec<Option<Sampled>>,
     /// Place in the plan, and what was gathered; empty between runs.
     gathered: Vec<(usize, Gathered)>,
+    /// Row of the logits, and what a beam has named; empty between runs.
+    named: Vec<(usize, Vec<BeamCandidate>)>,
 }
 
 /// What one thread needs to choose tokens.
@@ -61,6 +63,8 @@ struct Chooser {
     chosen: Vec<(usize, Sampled)>,
     /// Place in the plan, and what was gathered; only of those that want anything.
     gathered: Vec<(usize, Gathered)>,
+    /// Row of the logits, and what a beam has named.
+    named: Vec<(usize, Vec<BeamCandidate>)>,
 }
 
 impl CpuRunner {
@@ -94,6 +98,7 @@ impl CpuRunner {
                     log_probs: LogProbs::new(spec.vocab_size),
                     chosen: Vec::with_capacity(max_sampled_rows),
                     gathered: Vec::new(),
+                    named: Vec::new(),
                 })
                 .collect(),
             guide_thread: GuideThread::default(),
@@ -105,6 +110,7 @@ impl CpuRunner {
             chosen: Vec::with_capacity(max_sampled_rows),
             contexts: Vec::new(),
             gathered: Vec::new(),
+            named: Vec::new(),
             cpu,
             limits,
         })
@@ -250,6 +256,7 @@ impl CpuRunner {
                 self.chosen[row] = Some(sampled);
             }
             self.gathered.append(&mut chooser.gathered);
+            self.named.append(&mut chooser.named);
         }
         for (&index, &start) in sampling.iter().zip(starts) {
             let PlannedSequence {
@@ -259,6 +266,9 @@ impl CpuRunner {
             let chosen = rows.iter().map_while(|chosen| *chosen);
             output.sampled.extend(chosen.map(|sampled| (slot, sampled)));
         }
+        self.named.sort_by_key(|(row, _)| *row);
+        let named = self.named.drain(..).map(|(_, named)| named);
+        output.candidates.extend(named);
         // Of one sequence there are at most a context and a token, in this order, or several tokens.
         self.gathered.sort_by_key(|(index, _)| *index);
         let mut last = None;
@@ -289,6 +299,18 @@ impl Chooser {
         first_row: usize,
         rows: impl Iterator<Item = &'a mut [f32]>,
     ) {
+        if let Some(num_candidates) = plan.num_candidates(index) {
+            for logits in rows {
+                let sampled = self.name(
+                    first_row,
+                    logits,
+                    plan.sampling_input(index),
+                    num_candidates,
+                );
+                self.chosen.push((first_row, sampled));
+            }
+            return;
+        }
         let drafts = plan.drafts(&plan.sequences[index]);
         for (num_accepted, logits) in rows.enumerate() {
             let sampled = self.choose_one(plan, index, num_accepted, logits);
@@ -330,6 +352,23 @@ impl Chooser {
             self.gathered.push((index, gathered));
         }
         Sampled::Token(token)
+    }
+
+    /// Names what could follow a beam.
+    fn name(
+        &mut self,
+        row: usize,
+        logits: &mut [f32],
+        input: SamplingInput<'_>,
+        num_candidates: usize,
+    ) -> Sampled {
+        match self.sampler.candidates(logits, input, num_candidates) {
+            Ok(named) => {
+                self.named.push((row, named));
+                Sampled::Candidates
+            }
+            Err(error) => Sampled::Failed(error),
+        }
     }
 }
 

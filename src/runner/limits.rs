@@ -10,7 +10,7 @@ use crate::device::cpu::KvDtype;
 pub struct RunnerLimits {
     /// Tokens in one step, at most.
     pub max_num_tokens: Tokens,
-    /// Sequences in one step, at most.
+    /// Sequences in one step, at most; each beam is one.
     pub max_num_requests: u32,
     /// Rows of logits in one step that tokens are chosen from, at most: one for each sequence, and one for
     /// each of its drafts.

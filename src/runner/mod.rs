@@ -36,7 +36,7 @@ pub use cpu::CpuRunner;
 pub use limits::{AttentionLimits, RunnerLimits};
 pub use rope::{Rope, RopeScaling};
 pub use spec::{Architecture, ModelSpec};
-pub use synthetic::{SyntheticOptions, SyntheticRunner, next_token};
+pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
 
 /// Whatever computes the steps of an instance.
 pub enum Runner {

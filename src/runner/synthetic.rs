@@ -13,6 +13,9 @@
 //! next      = entry(last) modulo vocab_size
 //! mix(x): x ^= x >> 30; x *= 0xbf58476d1ce4e5b9; x ^= x >> 27; x *= 0x94d049bb133111eb; x ^= x >> 31
 //! ```
+//! A beam names, for each rank from 0 on, `(entry(last) + rank) modulo vocab_size`, with a log-probability
+//! of `-(rank + 1) * (1 + entry(last) / 2^32 modulo 7) / 8`. So [`candidates`] says what a search had to find.
+//!
 //! `mix` is the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
 //! generators", 2014).
 
@@ -24,6 +27,7 @@ use bytemuck::allocation::try_zeroed_vec;
 use super::{AttentionLimits, RunnerLimits};
 use crate::base::{BlockId, LoadError, StepError, TokenId, Tokens};
 use crate::engine::{PlannedSequence, Sampled, StepOutput, StepPlan};
+use crate::sampling::BeamCandidate;
 
 /// A thread may sleep this much longer than it asked to: the rest of a wait is spun.
 const SLEEP_SLACK: Duration = Duration::from_micros(150);
@@ -45,6 +49,14 @@ pub struct SyntheticOptions {
 /// If `vocab_size` is zero.
 pub fn next_token(tokens: &[TokenId], vocab_size: u32) -> TokenId {
     token_of(tokens.iter().copied().fold(0, chain), vocab_size)
+}
+
+/// The `num` most likely tokens to follow `tokens`, for a beam; fewer if the vocabulary is smaller.
+///
+/// # Panics
+/// If `vocab_size` is zero.
+pub fn candidates(tokens: &[TokenId], vocab_size: u32, num: usize) -> Vec<BeamCandidate> {
+    candidates_of(tokens.iter().copied().fold(0, chain), vocab_size, num)
 }
 
 /// A runner without weights.
@@ -131,7 +143,7 @@ impl SyntheticRunner {
             let len = copy.num_positions as usize;
             self.entries.copy_within(from..from + len, to);
         }
-        for sequence in plan.sequences {
+        for (index, sequence) in plan.sequences.iter().enumerate() {
             let table = plan.block_table(sequence);
             let chunk = plan.chunk(sequence);
             let first = sequence.kv_len - chunk.len() as u32;
@@ -146,10 +158,19 @@ impl SyntheticRunner {
             }
             if sequence.samples {
                 let last = sequence.kv_len - 1 - sequence.num_drafts;
+                let vocab_size = self.options.vocab_size;
+                if let Some(num) = plan.num_candidates(index) {
+                    let entry = self.entries[self.entry_index(table, last)];
+                    output
+                        .candidates
+                        .push(candidates_of(entry, vocab_size, num));
+                    output.sampled.push((sequence.slot, Sampled::Candidates));
+                    continue;
+                }
                 let drafts = plan.drafts(sequence);
                 for position in last..sequence.kv_len {
                     let entry = self.entries[self.entry_index(table, position)];
-                    let token = token_of(entry, self.options.vocab_size);
+                    let token = token_of(entry, vocab_size);
                     output.sampled.push((sequence.slot, Sampled::Token(token)));
                     if drafts.get((position - last) as usize) != Some(&token) {
                         break;
@@ -215,6 +236,15 @@ fn mix(mut x: u64) -> u64 {
 
 fn token_of(entry: u64, vocab_size: u32) -> TokenId {
     (entry % u64::from(vocab_size)) as TokenId
+}
+
+fn candidates_of(entry: u64, vocab_size: u32, num: usize) -> Vec<BeamCandidate> {
+    let unit = (1 + (entry >> 32) % 7) as f32 / 8.0;
+    let named = (0..vocab_size).take(num).map(|rank| BeamCandidate {
+        token: token_of(entry.wrapping_add(u64::from(rank)), vocab_size),
+        log_prob: -((rank + 1) as f32) * unit,
+    });
+    named.collect()
 }
 
 /// Returns `duration_us` after `started`: asleep for most of it, awake for the end.

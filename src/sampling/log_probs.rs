@@ -114,7 +114,7 @@ fn rank(row: &[f32], candidate: Candidate) -> u32 {
 
 /// Finds the `num` most likely tokens that are possible at all. There are few of them, so that an
 /// ordered list of those so far, and a look at the peaks of blocks, do better than any selection.
-fn find_best(row: &[f32], peaks: &Peaks, num: usize, best: &mut Vec<Candidate>) {
+pub(super) fn find_best(row: &[f32], peaks: &Peaks, num: usize, best: &mut Vec<Candidate>) {
     best.clear();
     if num == 0 {
         return;

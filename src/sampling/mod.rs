@@ -4,11 +4,13 @@
 //! logits -- processors (post-processor, guide, bias, what is forbidden, penalties) --> argmax     (greedy)
 //!        \                                                                         \-> cut --> draw   (random)
 //!         \-- as they are --> log-probabilities of what was chosen
+//!         \-- their logarithms of probabilities -- processors --> candidates of a beam --> beam search
 //! ```
 //!
 //! Nothing here knows of a batch, a step, a clock or another request, so a request's tokens cannot
 //! depend on them.
 
+mod beam_search;
 mod draw;
 mod error;
 mod exp;
@@ -27,6 +29,9 @@ mod stop;
 mod top_p_decay;
 mod truncation;
 
+pub use beam_search::{
+    BeamCandidate, BeamSearch, Continuation, EarlyStopping, Hypotheses, Hypothesis, Selection,
+};
 pub use error::SampleError;
 pub use guide::{Guide, GuideTokens};
 pub use log_probs::{LogProbs, TokenLogProb, TokenLogProbs};

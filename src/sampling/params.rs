@@ -1,7 +1,7 @@
 //! What a request asks of the sampler.
 
 use crate::base::TokenId;
-use crate::sampling::{Guide, LogitsProcessor, TopPDecay};
+use crate::sampling::{BeamSearch, Guide, LogitsProcessor, TopPDecay};
 
 /// The sampling options of one request, checked: every value is in its range.
 ///
@@ -55,6 +55,9 @@ pub struct SamplingParams {
     pub guide: Option<Guide>,
     /// What changes the logits before all of the above.
     pub logits_processor: Option<LogitsProcessor>,
+    /// Searches for the most likely texts, in the place of choosing token by token: then nothing is drawn,
+    /// and temperature, cuts and seed are of no account.
+    pub beam_search: Option<BeamSearch>,
 }
 
 impl Default for SamplingParams {
@@ -81,6 +84,7 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             guide: None,
             logits_processor: None,
+            beam_search: None,
         }
     }
 }
@@ -89,6 +93,21 @@ impl SamplingParams {
     /// Whether the next token is the most likely one, with no random number drawn.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
+    }
+
+    /// How many beams it searches with; 1 without beam search.
+    pub fn beam_width(&self) -> u32 {
+        self.beam_search.map_or(1, |search| search.width)
+    }
+
+    /// How many tokens end a text by being chosen.
+    fn num_end_ids(&self) -> usize {
+        self.end_ids.len() + self.stop_token_ids.len()
+    }
+
+    /// How many candidates each beam of `search` has to name for its next token.
+    pub fn num_candidates(&self, search: &BeamSearch) -> usize {
+        search.num_candidates(self.num_end_ids())
     }
 }
 

@@ -3,11 +3,12 @@
 use crate::base::TokenId;
 use crate::sampling::draw::{Masses, Softmax};
 use crate::sampling::history::History;
+use crate::sampling::log_probs::find_best;
 use crate::sampling::peaks::Peaks;
 use crate::sampling::processors::process;
 use crate::sampling::random::uniform;
-use crate::sampling::truncation::{Cut, Truncation};
-use crate::sampling::{SampleError, SamplingInput};
+use crate::sampling::truncation::{Candidate, Cut, Truncation};
+use crate::sampling::{BeamCandidate, SampleError, SamplingInput};
 
 /// Chooses tokens. It keeps nothing from one call to the next but room to work in, sized once: a call
 /// allocates nothing, and any sampler of the same vocabulary gives the same token.
@@ -43,6 +44,8 @@ pub struct Sampler {
     peaks: Peaks,
     truncation: Truncation,
     masses: Masses,
+    /// The most likely tokens of a beam, the likeliest first.
+    best: Vec<Candidate>,
 }
 
 impl Sampler {
@@ -54,6 +57,7 @@ impl Sampler {
             peaks: Peaks::new(vocab_size),
             truncation: Truncation::new(vocab_size),
             masses: Masses::new(vocab_size),
+            best: Vec::new(),
         }
     }
 
@@ -73,14 +77,7 @@ impl Sampler {
     ) -> Result<TokenId, SampleError> {
         assert_eq!(logits.len(), self.vocab_size, "one logit per token");
         let params = input.params;
-        if let Some(processor) = &params.logits_processor {
-            processor.0.process(logits, input)?;
-        }
-        if let Some(guide) = &params.guide {
-            guide.0.restrict(logits, input.generated())?;
-        }
-        process(logits, input, &mut self.history);
-        self.peaks.find(logits)?;
+        self.process(logits, input)?;
         if params.is_greedy() {
             return Ok(self.peaks.argmax(logits));
         }
@@ -93,6 +90,54 @@ impl Sampler {
         Ok(self
             .masses
             .draw(logits, &self.peaks, softmax, cut, position))
+    }
+
+    /// The `num` most likely next tokens of a beam, given its `logits`, which it changes; fewer if no more
+    /// are allowed.
+    ///
+    /// As in Hugging Face transformers, what the options change is the logarithm of the softmax, not the
+    /// logits themselves; it is worked out in one fixed order. Nothing is drawn or cut.
+    ///
+    /// # Panics
+    ///
+    /// When `logits` has another length than the vocabulary.
+    pub fn candidates(
+        &mut self,
+        logits: &mut [f32],
+        input: SamplingInput<'_>,
+        num: usize,
+    ) -> Result<Vec<BeamCandidate>, SampleError> {
+        assert_eq!(logits.len(), self.vocab_size, "one logit per token");
+        self.peaks.find(logits)?;
+        let max = self.peaks.max();
+        let softmax = Softmax {
+            max,
+            temperature: 1.0,
+        };
+        let log_total = self.masses.of_all(logits, softmax).ln();
+        for logit in &mut *logits {
+            *logit = (f64::from(*logit) - f64::from(max) - log_total) as f32;
+        }
+        self.process(logits, input)?;
+        find_best(logits, &self.peaks, num, &mut self.best);
+        let named = self.best.iter().map(|best| BeamCandidate {
+            token: best.id(),
+            log_prob: best.logit(),
+        });
+        Ok(named.collect())
+    }
+
+    /// Applies the request's options, and looks at what they have left.
+    fn process(&mut self, logits: &mut [f32], input: SamplingInput<'_>) -> Result<(), SampleError> {
+        let params = input.params;
+        if let Some(processor) = &params.logits_processor {
+            processor.0.process(logits, input)?;
+        }
+        if let Some(guide) = &params.guide {
+            guide.0.restrict(logits, input.generated())?;
+        }
+        process(logits, input, &mut self.history);
+        self.peaks.find(logits)
     }
 
     /// The tokens that may be drawn.

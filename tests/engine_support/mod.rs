@@ -19,7 +19,10 @@ use triton_inflight::engine::{
     Event, Gather, Gathered, KvBlocks, NewRequest, Phase, PlannedSequence, ReuseOptions, Sampled,
     Step, StepOutput, StepPlan,
 };
-use triton_inflight::sampling::{FinishReason, SampleError, SamplingParams, StopRule};
+use triton_inflight::sampling::{
+    BeamCandidate, BeamSearch, EarlyStopping, FinishReason, Hypotheses, Hypothesis, SampleError,
+    SamplingParams, StopRule,
+};
 
 /// Tokens are below this, the last one ends a sequence that listens to it.
 pub const VOCAB_SIZE: TokenId = 16;
@@ -42,6 +45,8 @@ pub struct Ask {
     pub gather: Gather,
     /// What is guessed of it.
     pub drafts: DraftOptions,
+    /// How it searches, if it does.
+    pub beam_search: Option<BeamSearch>,
 }
 
 impl Ask {
@@ -58,7 +63,26 @@ impl Ask {
             reuse: ReuseOptions::default(),
             gather: Gather::default(),
             drafts: DraftOptions::default(),
+            beam_search: None,
         }
+    }
+
+    /// The same with `width` beams, all of which it wants.
+    pub fn with_beams(self, width: u32) -> Self {
+        Self {
+            beam_search: Some(BeamSearch {
+                width,
+                num_returned: width,
+                length_penalty: 1.0,
+                early_stopping: EarlyStopping::Likely,
+                diversity_rate: 0.0,
+            }),
+            ..self
+        }
+    }
+
+    pub fn width(&self) -> u32 {
+        self.beam_search.map_or(1, |search| search.width)
     }
 
     pub fn to_request(&self, id: RequestId) -> NewRequest {
@@ -74,6 +98,7 @@ impl Ask {
                 } else {
                     vec![]
                 },
+                beam_search: self.beam_search,
                 ..SamplingParams::default()
             }),
             priority: self.priority,
@@ -108,6 +133,65 @@ impl Ask {
     }
 }
 
+/// What a search gives alone: the hypotheses, or why there are none.
+fn search_alone(
+    ask: &Ask,
+    search: BeamSearch,
+    max_seq_len: Tokens,
+) -> (Vec<Hypothesis>, FinishReason) {
+    let params = ask.to_request(RequestId(0)).sampling.as_ref().clone();
+    let max_new_tokens = ask
+        .max_new_tokens
+        .min(max_seq_len.0 - ask.prompt.len() as u32);
+    let stop = StopRule {
+        max_new_tokens: Tokens(max_new_tokens),
+    };
+    let entry = |text: &[TokenId]| {
+        let all = ask.prompt.iter().chain(text);
+        all.fold(FIRST_ENTRY, |entry, &token| chain(entry, token))
+    };
+    let mut hypotheses = Hypotheses::new(search, max_new_tokens);
+    let mut beams: Vec<(f64, Vec<TokenId>, Vec<f32>)> = vec![(0.0, vec![], vec![])];
+    for len in 1.. {
+        if ask.fails_after == Some(len - 1) {
+            return (vec![], FinishReason::Error(SampleError::NotFinite));
+        }
+        let named = beams.iter().map(|(_, text, _)| {
+            let num = params.num_candidates(&search);
+            candidates(entry(text), num).unwrap_or_default()
+        });
+        let named: Vec<_> = named.collect();
+        let scores: Vec<_> = beams.iter().map(|(score, ..)| *score).collect();
+        let end = |token| stop.after(&params, token, Tokens(len as u32));
+        let selection = search.select(&scores, &named, end);
+        let child = |it: &triton_inflight::sampling::Continuation| {
+            let (_, text, log_probs) = &beams[it.beam];
+            let text = [&text[..], &[it.candidate.token]].concat();
+            let log_probs = [&log_probs[..], &[it.candidate.log_prob]].concat();
+            (it.score, text, log_probs)
+        };
+        for (it, finish_reason) in &selection.ended {
+            let (score, tokens, log_probs) = child(it);
+            let hypothesis = Hypothesis {
+                tokens,
+                log_probs,
+                cum_log_prob: score as f32,
+                finish_reason: *finish_reason,
+            };
+            hypotheses.offer(score, len as u32, hypothesis);
+        }
+        beams = selection.alive.iter().map(child).collect();
+        let best = beams.first().map(|(score, ..)| *score);
+        if hypotheses.is_over(best, len as u32) {
+            break;
+        }
+    }
+    let found = hypotheses.take_best().into_vec();
+    let reason = found.first().map(|best| best.finish_reason);
+    let none = FinishReason::Error(SampleError::NoneAllowed);
+    (found, reason.unwrap_or(none))
+}
+
 const FIRST_ENTRY: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The entry of a position whose predecessor has `entry`. (The finaliser of splitmix64.)
@@ -122,12 +206,29 @@ fn next_token(entry: u64) -> TokenId {
     (entry >> 32) as TokenId % VOCAB_SIZE
 }
 
+/// What a beam names that has `entry`: sometimes few, and now and then nothing.
+fn candidates(entry: u64, num: usize) -> Result<Vec<BeamCandidate>, SampleError> {
+    let num = match entry % 64 {
+        0 => return Err(SampleError::NoneAllowed),
+        1..5 => 1,
+        _ => num,
+    };
+    let unit = (1 + (entry >> 16) % 5) as f32 / 8.0;
+    let named = (0..VOCAB_SIZE).take(num).map(|rank| BeamCandidate {
+        token: (next_token(entry) + rank) % VOCAB_SIZE,
+        log_prob: -((rank + 1) as f32) * unit,
+    });
+    Ok(named.collect())
+}
+
 /// What is known of a request.
 pub struct Stream {
     pub ask: Ask,
     pub tokens: Vec<TokenId>,
     /// Positions whose context logits have come, and those whose token has been chosen.
     pub gathered: [Vec<f32>; 2],
+    /// What it has found with beams.
+    pub hypotheses: Vec<Hypothesis>,
     /// What it was told last of its blocks, and of its drafts.
     pub kv_blocks: KvBlocks,
     pub drafts: DraftTotals,
@@ -171,6 +272,7 @@ pub struct World {
     out: VecDeque<(Step, StepOutput)>,
     /// Of the step that was planned last.
     pub num_padding_tokens: u32,
+    pub num_copies: usize,
     pub events: Vec<Event>,
     next_id: u64,
     pub num_steps: u64,
@@ -186,6 +288,7 @@ impl World {
             cache: vec![0; config.num_blocks.tokens(config.block_size).index()],
             out: VecDeque::new(),
             num_padding_tokens: 0,
+            num_copies: 0,
             events: Vec::new(),
             next_id: 1,
             num_steps: 0,
@@ -204,6 +307,7 @@ impl World {
                 ask,
                 tokens: Vec::new(),
                 gathered: [const { Vec::new() }; 2],
+                hypotheses: Vec::new(),
                 kv_blocks: KvBlocks::default(),
                 drafts: DraftTotals::default(),
                 slot: None,
@@ -255,6 +359,7 @@ impl World {
                 &mut output,
             );
         }
+        self.num_copies = step.plans().map(|plan| plan.copies.len()).sum();
         self.num_padding_tokens = step.plans().map(|plan| plan.num_padding_tokens.0).sum();
         let planned = step.sequences().to_vec();
         self.out.push_back((step, output));
@@ -322,6 +427,7 @@ impl World {
                     assert!(stream.admitted && ran, "{id:?} did not run");
                     let may_pause = self.config.policy == CapacityPolicy::MaxUtilization;
                     assert!(may_pause, "only MAX_UTILIZATION pauses");
+                    assert_eq!(stream.ask.beam_search, None, "{id:?} has beams");
                     stream.paused = true;
                     self.num_pauses += 1;
                 }
@@ -345,7 +451,19 @@ impl World {
                 }
                 Event::Token(_, token) => {
                     assert!(stream.admitted, "{id:?} does not run");
+                    assert_eq!(stream.ask.beam_search, None, "{id:?} searches");
                     stream.tokens.push(token);
+                }
+                Event::Hypotheses(_, ref found) => {
+                    assert!(stream.hypotheses.is_empty() && !found.is_empty());
+                    stream.hypotheses = found.to_vec();
+                }
+                Event::Finished(_, reason) if let Some(search) = stream.ask.beam_search => {
+                    let answer = (stream.hypotheses.clone(), reason);
+                    let alone = search_alone(&stream.ask, search, self.config.max_seq_len);
+                    assert_eq!(answer, alone, "{id:?} finds something else alone");
+                    stream.check_gathered();
+                    stream.ended = true;
                 }
                 Event::Finished(_, reason) => {
                     let answer = (stream.tokens.clone(), reason);
@@ -421,6 +539,14 @@ fn run(
             let num_generated = input.generated().len();
             let sampled = if streams[&planned.id].ask.fails_after == Some(num_generated) {
                 Sampled::Failed(SampleError::NotFinite)
+            } else if let Some(num) = plan.num_candidates(index) {
+                match candidates(cache[place(end - 1)], num) {
+                    Err(error) => Sampled::Failed(error),
+                    Ok(named) => {
+                        output.candidates.push(named);
+                        Sampled::Candidates
+                    }
+                }
             } else {
                 Sampled::Token(next_token(cache[place(last)]))
             };
@@ -462,7 +588,7 @@ fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<Request
     );
     let sequences = step.sequences();
     assert!(
-        sequences.len() <= config.max_num_requests as usize,
+        step.num_requests() <= config.max_num_requests as usize,
         "too many sequences"
     );
     let is_generation = |planned: &PlannedSequence| planned.phase == Phase::Generation;
@@ -497,11 +623,24 @@ fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<Request
         );
     }
 
-    let mut slots = BTreeSet::new();
+    let mut slots = BTreeMap::new();
+    let mut last = None;
     for planned in sequences {
-        let is_new = slots.insert(planned.slot);
-        assert!(is_new, "two sequences in {:?}", planned.slot);
+        let num_beams = slots.entry(planned.slot).or_insert(0);
+        assert_eq!(
+            planned.beam, *num_beams,
+            "two sequences in {:?}",
+            planned.slot
+        );
+        *num_beams += 1;
+        assert!(
+            planned.beam == 0 || last == Some(planned.slot),
+            "beams are packed"
+        );
+        assert!(*num_beams <= streams[&planned.id].ask.width());
+        last = Some(planned.slot);
     }
+    assert_eq!(slots.len(), step.num_requests());
     check_writes(&plans);
     for plan in &plans {
         check_plan(plan, config, streams);
@@ -522,7 +661,8 @@ fn check_lockstep(plans: &[StepPlan<'_>], config: &EngineConfig) {
         assert_eq!(num_tokens, longest * plan.sequences.len());
         assert!(num_tokens <= config.max_num_tokens.index());
     } else {
-        assert!(num_tokens <= config.max_num_requests as usize);
+        let max_num_beams = config.max_num_requests * config.max_beam_width;
+        assert!(num_tokens <= max_num_beams as usize);
     }
 }
 
@@ -576,13 +716,12 @@ fn check_plan(
 
         let drafts = plan.drafts(planned);
         check_drafts(drafts, planned, stream, config);
-        let known: Vec<_> = stream
-            .ask
-            .prompt
-            .iter()
-            .chain(&stream.tokens)
-            .copied()
-            .collect();
+        let known = match stream.ask.beam_search {
+            None => [&stream.ask.prompt[..], &stream.tokens].concat(),
+            // Which tokens they are is seen at the end.
+            Some(_) => plan.sampling_input(index).tokens.to_vec(),
+        };
+        assert!(known.starts_with(&stream.ask.prompt));
         let with_drafts = [&known, drafts].concat();
         let chunk = plan.chunk(planned);
         let num_chunk_tokens = planned.tokens.end - planned.tokens.start;
@@ -607,8 +746,9 @@ fn check_plan(
         let chunked = config.enable_chunked_context && config.scheme != BatchingScheme::V1;
         match planned.phase {
             Phase::Generation => {
+                let has_generated = known.len() > stream.ask.prompt.len();
                 assert_eq!(num_chunk_tokens, 1 + planned.num_drafts);
-                assert!(planned.samples && !stream.tokens.is_empty());
+                assert!(planned.samples && has_generated);
             }
             Phase::Context if chunked => {
                 assert!(

@@ -53,7 +53,10 @@ fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize, u64) {
             match event {
                 Event::Token(id, token) => generated[id.index()].push(token),
                 Event::Paused(_) => num_pauses += 1,
-                Event::Admitted(_) | Event::Gathered(..) | Event::Finished(..) => {}
+                Event::Admitted(_)
+                | Event::Gathered(..)
+                | Event::Hypotheses(..)
+                | Event::Finished(..) => {}
             }
         }
     }

@@ -205,6 +205,7 @@ impl RequestOptions {
             logit_bias: self.logit_bias.clone(),
             guide: None,
             logits_processor: None,
+            beam_search: None,
         })
     }
 

@@ -35,12 +35,6 @@ impl KvCache {
         }
     }
 
-    /// The blocks that `own_next` would take.
-    pub(in crate::engine) fn probe_next(&self, table: &BlockTable, computed: Tokens) -> Blocks {
-        let shared = self.shared_next(table, computed);
-        Blocks(u32::from(shared.is_some()))
-    }
-
     /// Sees to it that nobody else holds the block that position `computed`, the next one, lies in: if
     /// others do, its beginning goes to one of its own when `copies` are made.
     pub(in crate::engine) fn own_next(&mut self, table: &mut BlockTable, computed: Tokens) {
@@ -72,7 +66,7 @@ impl KvCache {
     }
 
     /// The place of position `computed` in `table`, if it is partly filled and others hold its block.
-    fn shared_next(&self, table: &BlockTable, computed: Tokens) -> Option<usize> {
+    pub(super) fn shared_next(&self, table: &BlockTable, computed: Tokens) -> Option<usize> {
         let block_size = self.config.block_size.tokens().0;
         let place = (computed.0 / block_size) as usize;
         let is_begun = !computed.0.is_multiple_of(block_size);

@@ -40,6 +40,11 @@ impl BlockTable {
         }
     }
 
+    /// Places that it has room for.
+    pub(in crate::engine) fn capacity(&self) -> Blocks {
+        Blocks(self.blocks.capacity() as u32)
+    }
+
     /// Places in it: blocks held, and blocks given back.
     pub(in crate::engine) fn len(&self) -> Blocks {
         Blocks(self.blocks.len() as u32)

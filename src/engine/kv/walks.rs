@@ -204,11 +204,10 @@ impl World {
         while nth < self.sequences.len() {
             let sequence = &mut self.sequences[nth];
             let computed = Tokens(sequence.computed as u32);
-            let shared = match sequence.is_running {
-                true => self.cache.probe_next(&sequence.table, computed),
-                false => Blocks::ZERO,
-            };
-            let lacking = self.cache.probe(&sequence.table, sequence.len()) + shared;
+            let is_shared =
+                sequence.is_running && self.cache.shared_next(&sequence.table, computed).is_some();
+            let lacking =
+                self.cache.probe(&sequence.table, sequence.len()) + Blocks(u32::from(is_shared));
             let num_free = self.cache.usage().num_free();
             if !sequence.is_running {
                 nth += 1;

@@ -160,6 +160,7 @@ prop_compose! {
             logit_bias: logit_bias.into_iter().collect(),
             guide: None,
             logits_processor: None,
+            beam_search: None,
         }
     }
 }

@@ -1,0 +1,329 @@
+//! What beams share, take and leave to others. That each request finds what it finds alone is checked at
+//! its end, and every step, by `engine_support`.
+
+mod engine_support;
+
+use engine_support::{Ask, World, wide_config};
+use triton_inflight::base::{Blocks, RequestId, Tokens};
+use triton_inflight::engine::{
+    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, Gather,
+    KvBlocks, Phase,
+};
+use triton_inflight::sampling::{EarlyStopping, FinishReason, SampleError};
+
+fn with_beams(max_beam_width: u32) -> EngineConfig {
+    EngineConfig {
+        max_beam_width,
+        ..wide_config()
+    }
+}
+
+/// Searches with `width` beams that do not stop before their length.
+fn search(num_prompt_tokens: u32, max_new_tokens: u32, width: u32) -> Ask {
+    let mut ask = Ask::of_lengths(num_prompt_tokens, max_new_tokens).with_beams(width);
+    if let Some(search) = &mut ask.beam_search {
+        search.early_stopping = EarlyStopping::Never;
+    }
+    ask
+}
+
+fn num_used(world: &World) -> u32 {
+    world.engine.stats().expect("active").kv.num_used.0
+}
+
+#[test]
+fn beams_compute_their_context_once_and_copy_only_the_block_they_write() {
+    let mut world = World::new(with_beams(3));
+    let id = world.add(search(5, 4, 3)).expect("fits");
+    let context = world.step();
+    assert_eq!((context.len(), context[0].tokens.len()), (1, 5));
+    assert_eq!((num_used(&world), world.num_copies), (2, 0));
+    // One full block is everybody's; the second is copied for all but one.
+    let generation = world.step();
+    let beams: Vec<_> = generation.iter().map(|planned| planned.beam).collect();
+    assert_eq!(beams, [0, 1, 2]);
+    assert!(generation.iter().all(|it| it.phase == Phase::Generation));
+    assert_eq!((num_used(&world), world.num_copies), (4, 2));
+    let stats = world.engine.stats().expect("active");
+    assert_eq!((stats.num_scheduled, stats.num_generation), (1, 1));
+    world.run_to_end();
+    let found = &world.streams[&id].hypotheses;
+    assert_eq!(found.len(), 3);
+    assert!(found.is_sorted_by(|a, b| a.cum_log_prob >= b.cum_log_prob));
+    assert!(found.iter().all(|it| it.tokens.len() == 4));
+    assert!(
+        found
+            .iter()
+            .all(|it| it.finish_reason == FinishReason::Length)
+    );
+}
+
+#[test]
+fn a_step_holds_any_mix_of_widths() {
+    let mut world = World::new(with_beams(4));
+    for width in [1, 4, 2, 1, 3] {
+        let ask = match width {
+            1 => Ask::of_lengths(5, 12),
+            _ => search(5, 12, width),
+        };
+        world.add(ask).expect("fits");
+    }
+    world.step();
+    assert_eq!(world.step().len(), 1 + 4 + 2 + 1 + 3);
+    assert_eq!(world.engine.stats().expect("active").num_scheduled, 5);
+    world.run_to_end();
+}
+
+#[test]
+fn a_request_with_beams_can_be_cancelled_at_any_time() {
+    for num_micro_batches in 1..=2 {
+        for before_step in 0..9 {
+            for while_out in [false, true] {
+                let mut world = World::new(EngineConfig {
+                    num_micro_batches,
+                    max_num_tokens: Tokens(12),
+                    reuse: BlockReuse::PartialBlocks,
+                    ..with_beams(3)
+                });
+                let id = world.add(search(18, 9, 3)).expect("fits");
+                world.add(Ask::of_lengths(18, 9)).expect("fits");
+                (0..before_step).for_each(|_| drop(world.step()));
+                match while_out {
+                    true => drop(world.step_and_cancel(Some(id))),
+                    false => world.cancel(id),
+                }
+                world.engine.check_integrity();
+                world.run_to_end();
+                assert!(world.streams[&id].hypotheses.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_beams_may_need_is_set_aside_and_others_are_paused_for_it() {
+    // To their ends three beams need 1 + 3 * 3 blocks, and the others 4 each.
+    let config = EngineConfig {
+        policy: CapacityPolicy::MaxUtilization,
+        max_seq_len: Tokens(16),
+        num_blocks: Blocks(16),
+        ..with_beams(3)
+    };
+    let mut world = World::new(config);
+    let first = world.add(Ask::of_lengths(5, 11)).expect("fits");
+    world.add(search(5, 11, 3)).expect("fits");
+    for _ in 0..3 {
+        world.add(Ask::of_lengths(5, 11)).expect("fits");
+    }
+    world.step();
+    assert_eq!(
+        num_used(&world),
+        2 + 2 + 2 + 2,
+        "the last would take what is set aside"
+    );
+    world.run_to_end();
+    assert!(world.num_pauses > 0);
+    assert!(!world.streams[&first].paused);
+}
+
+#[test]
+fn beams_start_only_beside_a_first_one_that_can_always_go_on() {
+    let config = EngineConfig {
+        policy: CapacityPolicy::MaxUtilization,
+        num_blocks: Blocks(16),
+        ..with_beams(3)
+    };
+    let mut world = World::new(config);
+    // 15 blocks to its end, and the beams need 1 + 3.
+    let long = world.add(Ask::of_lengths(5, 55)).expect("fits");
+    let beams = world.add(search(5, 3, 3)).expect("fits");
+    while !world.streams[&long].ended {
+        world.step();
+        assert!(!world.streams[&beams].admitted);
+    }
+    world.run_to_end();
+}
+
+#[test]
+fn beams_leave_a_step_room_for_the_next_chunk_of_those_before_them() {
+    let config = EngineConfig {
+        max_num_tokens: Tokens(8),
+        num_blocks: Blocks(256),
+        ..with_beams(6)
+    };
+    let mut world = World::new(config.clone());
+    let long = world.add(Ask::of_lengths(40, 2)).expect("fits");
+    let beams = world.add(search(1, 20, 6)).expect("fits");
+    while !world.streams[&long].ended {
+        world.step();
+        // 6 of 8 tokens would leave less than a block.
+        assert!(!world.streams[&beams].admitted);
+    }
+    world.run_to_end();
+    let mut world = World::new(config);
+    world.add(search(1, 20, 6)).expect("alone there is room");
+    world.run_to_end();
+}
+
+#[test]
+fn with_a_window_each_beam_gives_back_what_it_no_longer_sees() {
+    let config = EngineConfig {
+        max_num_tokens: Tokens(8),
+        window: Some(AttentionWindow {
+            size: Tokens(6),
+            num_sinks: Tokens(2),
+        }),
+        num_blocks: Blocks(24),
+        ..with_beams(4)
+    };
+    for reuse in [BlockReuse::Off, BlockReuse::PartialBlocks] {
+        for policy in [
+            CapacityPolicy::GuaranteedNoEvict,
+            CapacityPolicy::MaxUtilization,
+        ] {
+            let mut world = World::new(EngineConfig {
+                reuse,
+                policy,
+                ..config.clone()
+            });
+            for _ in 0..2 {
+                world.add(search(20, 44, 4)).expect("fits");
+                world.add(Ask::of_lengths(20, 44)).expect("fits");
+            }
+            let mut most = 0;
+            while !world.engine.is_idle() {
+                world.step();
+                most = most.max(world.engine.kv_usage().num_used.0);
+            }
+            world.run_to_end();
+            // Without the window one of the four would need 5 + 4 * 11 blocks.
+            assert!(most <= 24, "{most}");
+        }
+    }
+}
+
+#[test]
+fn in_lockstep_beams_wait_for_the_rest_of_their_batch() {
+    let mut world = World::new(EngineConfig {
+        scheme: BatchingScheme::V1,
+        ..with_beams(2)
+    });
+    let beams = world.add(search(3, 2, 2)).expect("fits");
+    let other = world.add(Ask::of_lengths(3, 5)).expect("fits");
+    for num_generating in [0, 3, 1, 1, 1] {
+        assert!(world.streams[&beams].hypotheses.is_empty());
+        let planned = world.step();
+        let generating = planned.iter().filter(|it| it.phase == Phase::Generation);
+        assert_eq!(generating.count(), num_generating);
+    }
+    // The two rows of the one that has ended were computed for nothing.
+    assert_eq!(world.num_padding_tokens, 2);
+    assert_eq!(world.engine.ended(beams), None);
+    assert!(world.streams[&beams].ended && world.streams[&other].ended);
+    let order: Vec<_> = world.events.iter().map(Event::request_id).collect();
+    assert_eq!(order, [other, beams, beams, other]);
+    world.run_to_end();
+}
+
+#[test]
+fn the_prompt_of_beams_is_found_again_and_nothing_else_of_them() {
+    let mut world = World::new(EngineConfig {
+        reuse: BlockReuse::PartialBlocks,
+        ..with_beams(3)
+    });
+    let prompt: Vec<_> = (0..10).collect();
+    let ask = Ask {
+        prompt: prompt.clone(),
+        gather: Gather {
+            kv_blocks: true,
+            ..Gather::default()
+        },
+        ..search(1, 12, 3)
+    };
+    let first = world.add(ask.clone()).expect("fits");
+    world.run_to_end();
+    // 10 positions, then at least 3 times what comes after the two full blocks of the prompt.
+    let KvBlocks {
+        num_new,
+        num_reused,
+    } = world.streams[&first].kv_blocks;
+    assert!(
+        num_new.0 >= 2 + 3 * 4 && num_reused == Blocks(0),
+        "{num_new}"
+    );
+    let found = world.streams[&first].hypotheses[0].tokens.clone();
+    let longer = Ask {
+        prompt: [&prompt[..], &found[..]].concat(),
+        beam_search: None,
+        ..ask.clone()
+    };
+    for (ask, num_reused) in [(ask, 2), (longer, 2)] {
+        let id = world.add(ask).expect("fits");
+        world.run_to_end();
+        assert_eq!(world.streams[&id].kv_blocks.num_reused, Blocks(num_reused));
+    }
+}
+
+#[test]
+fn a_search_that_fails_ends_with_its_error_and_without_hypotheses() {
+    let mut world = World::new(with_beams(3));
+    let id = world
+        .add(Ask {
+            fails_after: Some(2),
+            ..search(5, 9, 3)
+        })
+        .expect("fits");
+    while !world.streams[&id].ended {
+        world.step();
+    }
+    let error = FinishReason::Error(SampleError::NotFinite);
+    assert_eq!(world.events, [Event::Finished(id, error)]);
+    world.run_to_end();
+}
+
+#[test]
+fn only_as_many_hypotheses_as_are_wanted_are_returned() {
+    let all = search(5, 9, 4);
+    let mut world = World::new(with_beams(4));
+    let best = Ask {
+        beam_search: all.beam_search.map(|mut search| {
+            search.num_returned = 2;
+            search
+        }),
+        ..all.clone()
+    };
+    let [all, best] = [all, best].map(|ask| world.add(ask).expect("fits"));
+    world.run_to_end();
+    let found = |id: RequestId| &world.streams[&id].hypotheses;
+    assert_eq!(found(all).len(), 4);
+    assert_eq!(found(best)[..], found(all)[..2]);
+}
+
+#[test]
+fn beams_that_cannot_run_are_refused_with_the_way_out() {
+    let mut world = World::new(EngineConfig {
+        num_blocks: Blocks(20),
+        ..with_beams(4)
+    });
+    let refusal = world.add(search(5, 9, 5)).expect_err("too wide");
+    assert_eq!(
+        refusal.to_string(),
+        "beam_width is 5, and the model's max_beam_width is 4: ask for fewer beams, or load the model with \
+         a larger max_beam_width"
+    );
+    let refusal = world.add(search(5, 40, 4)).expect_err("too long");
+    assert_eq!(
+        refusal.to_string(),
+        "4 beams of the request could need 41 blocks of the KV cache, which has 20: lower beam_width or \
+         max_tokens"
+    );
+    let config = EngineConfig {
+        max_beam_width: 513,
+        ..wide_config()
+    };
+    assert_eq!(
+        config.check().expect_err("too wide").to_string(),
+        "config.pbtxt: max_num_tokens is 512, too few for one token of each of max_beam_width = 513 \
+         beams; raise max_num_tokens to at least 513, or lower max_beam_width"
+    );
+}
