@@ -132,7 +132,7 @@ fn load_runner(model: &Model) -> Result<Loaded, LoadError> {
 fn runner_limits(model: &Model, config: &EngineConfig) -> RunnerLimits {
     RunnerLimits {
         max_num_tokens: config.max_num_tokens,
-        max_num_requests: config.max_num_requests,
+        max_num_requests: config.max_sequences(),
         max_sampled_rows: config.max_sampled_rows(),
         max_seq_len: config.max_seq_len,
         block_size: config.block_size,

@@ -241,8 +241,17 @@ impl EngineConfig {
     /// Rows of logits in a step that tokens are chosen from, at most: one for each sequence, and one for each
     /// of its drafts.
     pub fn max_sampled_rows(&self) -> Tokens {
-        let each = 1 + self.speculation.map_or(0, |it| it.max_draft_tokens);
+        let with_drafts = 1 + self.speculation.map_or(0, |it| it.max_draft_tokens);
+        let each = with_drafts.max(self.max_beam_width);
         Tokens(self.max_rows().saturating_mul(each)).min(self.max_num_tokens)
+    }
+
+    /// Sequences in one step, at most: each beam is one.
+    pub fn max_sequences(&self) -> u32 {
+        let max_beams = self.max_num_requests.saturating_mul(self.max_beam_width);
+        max_beams
+            .min(self.max_num_tokens.0)
+            .max(self.max_num_requests)
     }
 
     /// How to come by a pool of `num_blocks`, where there are fewer.

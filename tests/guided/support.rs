@@ -57,7 +57,7 @@ impl Model {
     pub fn manager(&self, config: EngineConfig, num_threads: usize) -> BatchManager {
         let limits = RunnerLimits {
             max_num_tokens: config.max_num_tokens,
-            max_num_requests: config.max_num_requests,
+            max_num_requests: config.max_sequences(),
             max_sampled_rows: config.max_sampled_rows(),
             max_seq_len: config.max_seq_len,
             block_size: config.block_size,

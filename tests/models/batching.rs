@@ -7,7 +7,9 @@ use triton_inflight::device::cpu::KvDtype;
 use triton_inflight::engine::{
     BlockReuse, CapacityPolicy, DraftOptions, Gather, PromptLookup, Speculation,
 };
-use triton_inflight::sampling::{SamplingParams, TokenLogProbs};
+use triton_inflight::sampling::{
+    BeamSearch, EarlyStopping, Hypothesis, SamplingParams, TokenLogProbs,
+};
 
 use crate::support::{Happened, Request, Served, Setup, serve, serve_alone};
 
@@ -80,6 +82,7 @@ fn serves_as_alone(name: &str, setup: &Setup) -> Happened {
 
 fn each_as_alone(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
     let alone_setup = Setup {
+        max_beam_width: setup.max_beam_width,
         windows: setup.windows,
         num_sinks: setup.num_sinks,
         kv_dtype: setup.kv_dtype,
@@ -100,6 +103,14 @@ fn each_as_alone(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
 
 fn assert_same_bits(served: &Served, expected: &Served, what: &str) {
     assert_eq!(served.tokens, expected.tokens, "{what}: tokens");
+    assert_eq!(served.hypotheses, expected.hypotheses, "{what}: hypotheses");
+    for (served, expected) in served.hypotheses.iter().zip(&expected.hypotheses) {
+        let bits = |of: &Hypothesis| -> Vec<_> {
+            let all = of.log_probs.iter().chain([&of.cum_log_prob]);
+            all.map(|log_prob| log_prob.to_bits()).collect()
+        };
+        assert_eq!(bits(served), bits(expected), "{what}: scores");
+    }
     assert_eq!(served.log_probs.len(), expected.log_probs.len(), "{what}");
     for (served, expected) in served.log_probs.iter().zip(&expected.log_probs) {
         assert_eq!(
@@ -519,5 +530,99 @@ fn a_request_is_the_same_when_its_tokens_are_guessed() {
             let pauses = setup.policy == CapacityPolicy::MaxUtilization && !setup.gives_back;
             assert_eq!(happened.num_pauses > 0, pauses, "{happened:?}");
         }
+    }
+}
+
+/// Some search with 2 to 4 beams, and some of those end their texts early.
+fn requests_with_beams() -> Vec<Request> {
+    let mut requests = requests_that_share();
+    for (index, request) in requests.iter_mut().enumerate().filter(|(n, _)| n % 3 != 1) {
+        request.gather = Gather {
+            context_logits: index % 2 == 0,
+            kv_blocks: true,
+            ..Gather::default()
+        };
+        request.sampling = SamplingParams {
+            repetition_penalty: [1.0, 1.2][index % 2],
+            end_ids: (3..20 * (index as TokenId % 2) + 3).collect(),
+            beam_search: Some(BeamSearch {
+                width: 2 + index as u32 % 3,
+                num_returned: 2,
+                length_penalty: 1.0,
+                early_stopping: [EarlyStopping::Likely, EarlyStopping::Never][index % 2],
+                diversity_rate: 0.0,
+            }),
+            ..SamplingParams::default()
+        };
+    }
+    requests
+}
+
+#[test]
+fn beams_and_others_are_the_same_beside_each_other() {
+    let roomy = Setup {
+        max_beam_width: 4,
+        num_blocks: 128,
+        ..Setup::default()
+    };
+    let chunked = Setup {
+        max_num_tokens: 37,
+        enable_chunked_context: true,
+        reuse: BlockReuse::PartialBlocks,
+        num_threads: 2,
+        ..roomy.clone()
+    };
+    for (name, setup) in [
+        ("llama3", roomy.clone()),
+        ("qwen3", chunked.clone()),
+        (
+            "qwen2",
+            Setup {
+                separate_calls: true,
+                block_size: 5,
+                num_blocks: 400,
+                ..chunked.clone()
+            },
+        ),
+        (
+            "llama3",
+            Setup {
+                policy: CapacityPolicy::MaxUtilization,
+                block_size: 8,
+                num_blocks: 36,
+                ..chunked.clone()
+            },
+        ),
+        (
+            "qwen3-windows",
+            Setup {
+                windows: &[16],
+                num_sinks: 1,
+                gives_back: true,
+                block_size: 4,
+                num_blocks: 256,
+                ..chunked.clone()
+            },
+        ),
+        (
+            "qwen3",
+            Setup {
+                kv_dtype: KvDtype::Int8,
+                ..chunked.clone()
+            },
+        ),
+        (
+            "llama3",
+            Setup {
+                block_size: 96,
+                num_blocks: 12,
+                contiguous: true,
+                ..roomy
+            },
+        ),
+    ] {
+        let happened = each_as_alone(name, &setup, &requests_with_beams());
+        assert!(happened.max_sequences > 4, "{happened:?}");
+        assert!(happened.num_copies > 10, "{happened:?}");
     }
 }

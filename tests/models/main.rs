@@ -2,6 +2,7 @@
 
 mod bad_checkpoints;
 mod batching;
+mod beams;
 mod configs;
 mod copy;
 mod int8;

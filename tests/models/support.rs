@@ -13,7 +13,7 @@ use triton_inflight::engine::{
 use triton_inflight::runner::{
     AttentionLimits, Checkpoint, CpuRunner, RunnerLimits, SyntheticRunner,
 };
-use triton_inflight::sampling::{SamplingParams, TokenLogProbs};
+use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 
 use crate::moves::Moves;
 
@@ -28,6 +28,7 @@ pub fn fixture(name: &str) -> PathBuf {
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub max_num_requests: u32,
+    pub max_beam_width: u32,
     pub max_seq_len: u32,
     pub max_num_tokens: u32,
     pub block_size: u32,
@@ -62,6 +63,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             max_num_requests: 8,
+            max_beam_width: 1,
             max_seq_len: 96,
             max_num_tokens: 1024,
             block_size: 16,
@@ -88,6 +90,7 @@ impl Setup {
     pub fn engine_config(&self) -> EngineConfig {
         EngineConfig {
             max_num_requests: self.max_num_requests,
+            max_beam_width: self.max_beam_width,
             max_seq_len: Tokens(self.max_seq_len),
             max_num_tokens: Tokens(self.max_num_tokens),
             block_size: BlockSize::new(self.block_size).expect("not zero"),
@@ -110,7 +113,7 @@ impl Setup {
     pub fn runner_limits(&self) -> RunnerLimits {
         RunnerLimits {
             max_num_tokens: Tokens(self.max_num_tokens),
-            max_num_requests: self.max_num_requests,
+            max_num_requests: self.engine_config().max_sequences(),
             max_sampled_rows: self.engine_config().max_sampled_rows(),
             max_seq_len: Tokens(self.max_seq_len),
             block_size: BlockSize::new(self.block_size).expect("not zero"),
@@ -201,6 +204,8 @@ pub struct Served {
     /// Of the prompt, and of what was chosen from, if they were asked for.
     pub context_logits: Vec<f32>,
     pub generation_logits: Vec<f32>,
+    /// What it has found with beams.
+    pub hypotheses: Vec<Hypothesis>,
 }
 
 /// What a run did besides.
@@ -285,8 +290,10 @@ pub fn serve(
                 assert!(is_draft, "request {index} has no token");
                 continue;
             };
-            let Sampled::Token(token) = *sampled else {
-                panic!("request {index}: {sampled:?}");
+            let token = match *sampled {
+                Sampled::Token(token) => token,
+                Sampled::Candidates => continue,
+                Sampled::Failed(error) => panic!("request {index}: {error}"),
             };
             served[index].tokens.push(token);
             served[index].logits.push(logits);
@@ -300,6 +307,9 @@ pub fn serve(
                 served.log_probs.extend(gathered.log_probs.clone());
                 served.context_logits.extend(&gathered.context_logits);
                 served.generation_logits.extend(&gathered.generation_logits);
+            }
+            if let Event::Hypotheses(id, found) = event {
+                served[id.index()].hypotheses = found.to_vec();
             }
         }
         engine.check_integrity();

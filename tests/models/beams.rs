@@ -1,0 +1,105 @@
+//! Beam search against Hugging Face transformers: see tests/fixtures/make_beam_fixtures.py.
+
+use std::fs;
+
+use serde::Deserialize;
+use triton_inflight::base::TokenId;
+use triton_inflight::sampling::{BeamSearch, EarlyStopping, SamplingParams};
+
+use crate::support::{Request, Setup, fixture, serve};
+
+/// A search of transformers, and what it has found.
+#[derive(Deserialize)]
+struct Case {
+    model: String,
+    prompt: Vec<TokenId>,
+    width: u32,
+    end_ids: Vec<TokenId>,
+    max_new_tokens: u32,
+    options: Options,
+    bf16_cost: f32,
+    hypotheses: Vec<Expected>,
+}
+
+/// Options of `generate` by its names.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    length_penalty: Option<f32>,
+    early_stopping: serde_json::Value,
+    repetition_penalty: Option<f32>,
+    no_repeat_ngram_size: u32,
+    min_new_tokens: u32,
+}
+
+#[derive(Deserialize)]
+struct Expected {
+    tokens: Vec<TokenId>,
+    score: f32,
+}
+
+impl Case {
+    fn request(&self) -> Request {
+        let options = &self.options;
+        Request {
+            sampling: SamplingParams {
+                end_ids: self.end_ids.clone(),
+                repetition_penalty: options.repetition_penalty.unwrap_or(1.0),
+                no_repeat_ngram_size: options.no_repeat_ngram_size,
+                min_tokens: options.min_new_tokens,
+                beam_search: Some(BeamSearch {
+                    width: self.width,
+                    num_returned: self.width,
+                    length_penalty: self.length_penalty(),
+                    early_stopping: match options.early_stopping.as_str() {
+                        Some(_) => EarlyStopping::Never,
+                        None if options.early_stopping == true => EarlyStopping::Always,
+                        None => EarlyStopping::Likely,
+                    },
+                    diversity_rate: 0.0,
+                }),
+                ..SamplingParams::default()
+            },
+            ..Request::greedy(&self.prompt, self.max_new_tokens)
+        }
+    }
+
+    fn length_penalty(&self) -> f32 {
+        self.options.length_penalty.unwrap_or(1.0)
+    }
+}
+
+#[test]
+fn beams_and_their_scores_are_those_of_transformers() {
+    let text = fs::read_to_string(fixture("beams.json")).expect("beams.json");
+    let cases: Vec<Case> = serde_json::from_str(&text).expect("beams.json");
+    assert!(cases.len() > 20);
+    let setup = Setup {
+        max_beam_width: 8,
+        block_size: 4,
+        num_blocks: 256,
+        ..Setup::default()
+    };
+    for case in cases {
+        let mut runner = setup.load(&case.model);
+        let (served, _) = serve(&mut runner, &setup, &[case.request()]);
+        let what = format!("{}, {} beams, {:?}", case.model, case.width, case.options);
+        let tokens: Vec<_> = served[0].hypotheses.iter().map(|it| &it.tokens).collect();
+        let expected: Vec<_> = case.hypotheses.iter().map(|it| &it.tokens).collect();
+        assert_eq!(tokens, expected, "{what}");
+        for (ours, expected) in served[0].hypotheses.iter().zip(&case.hypotheses) {
+            let len = ours.tokens.len() as f32;
+            let score = ours.cum_log_prob / len.powf(case.length_penalty());
+            let error = (score - expected.score).abs();
+            // Sums in another order fall on the other side of a rounding boundary now and then.
+            let tolerance = case.bf16_cost.max(1e-3 * expected.score.abs());
+            assert!(
+                error <= tolerance,
+                "{what}: {score}, not {}",
+                expected.score
+            );
+            let sum: f32 = ours.log_probs.iter().sum();
+            assert!((sum - ours.cum_log_prob).abs() < 1e-3, "{what}");
+        }
+    }
+}
