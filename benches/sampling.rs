@@ -98,6 +98,7 @@ fn sampling(criterion: &mut Criterion) {
                 params,
                 tokens: &tokens,
                 num_prompt_tokens: 2048,
+                beam: 0,
             };
             group.bench_function(*name, |bencher| {
                 bencher.iter_batched_ref(

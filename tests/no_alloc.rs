@@ -15,8 +15,9 @@ use triton_inflight::engine::{
     BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, Phase, PromptLookup, Sampled,
     Speculation, StepOutput,
 };
+use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
 use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, RunnerLimits};
-use triton_inflight::sampling::{SamplingParams, TopPDecay};
+use triton_inflight::sampling::{LogitsProcessor, SamplingParams, TopPDecay};
 
 thread_local! {
     /// Allocations of this thread: others, the test harness among them, do as they like. A runner of
@@ -120,6 +121,17 @@ fn allocations_of_the_engine(policy: CapacityPolicy, speculation: Option<Specula
     NUM_ALLOCATIONS.get() - before
 }
 
+/// A post-processor that leaves enough tokens.
+fn built_in(id: u32) -> LogitsProcessor {
+    let request = ProcessedRequest {
+        id: RequestId(u64::from(id)),
+        client_id: None,
+        vocab_size: 100,
+    };
+    let started = PostProcessors::default().start("ban_tokens", r#"{"tokens": [5, 6]}"#, request);
+    started.expect("good arguments")
+}
+
 /// Allocations of the model's part of 40 steps of 8 sequences that generate, each with other options; with
 /// drafts, of 15.
 fn allocations_of_the_runner(kv_dtype: KvDtype, speculation: Option<Speculation>) -> u64 {
@@ -169,6 +181,7 @@ fn allocations_of_the_runner(kv_dtype: KvDtype, speculation: Option<Speculation>
             no_repeat_ngram_size: if id % 2 == 0 { 5 } else { 0 },
             allowed_token_ids: (id % 4 == 1).then(|| (3..100).collect()),
             stop_token_ids: vec![99],
+            logits_processor: (id % 4 == 2).then(|| built_in(id)),
             min_tokens: 80,
             ..SamplingParams::default()
         };

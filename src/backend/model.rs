@@ -9,7 +9,9 @@ use crate::backend::admission::TextParts;
 use crate::backend::facts::{Facts, open_checkpoint};
 use crate::backend::metrics::SharedMetrics;
 use crate::base::LoadError;
-use crate::config::{self, Completion, InputKind, ModelConfig, RunnerKind, Settings};
+use crate::config::{
+    self, BatchingScheme, Completion, InputKind, ModelConfig, RunnerKind, Settings,
+};
 use crate::guidance::Compiler;
 use crate::post_processors::PostProcessors;
 use crate::runner::Checkpoint;
@@ -64,6 +66,7 @@ impl Model {
         let mut config = ModelConfig::parse(&config, completion)?;
         let checkpoint = open_checkpoint(&mut config, &folder, version)?;
         let text = text_parts(&config, tokenizer_dir.as_deref(), &folder, version)?;
+        let post_processors = post_processors(&config.settings, &folder)?;
         let guides = checkpoint
             .as_ref()
             .zip(text.as_ref())
@@ -73,7 +76,7 @@ impl Model {
             });
         Ok(Self {
             guides,
-            post_processors: Arc::default(),
+            post_processors: Arc::new(post_processors),
             metrics: SharedMetrics::of(&name, version)?,
             folder,
             config: Arc::new(config),
@@ -112,6 +115,29 @@ fn tokenizer_dir(settings: &Settings, folder: &Path, version: u64) -> Option<Pat
     let dir = settings.tokenizer_path(folder, version);
     // A folder that the user named is used in any case, so that what it lacks is said.
     (named || dir.join("tokenizer.json").is_file()).then_some(dir)
+}
+
+/// The built-in post-processors, and those of the user's library.
+fn post_processors(settings: &Settings, folder: &Path) -> Result<PostProcessors, LoadError> {
+    let Some(library) = &settings.logits_post_processor_library else {
+        return Ok(PostProcessors::default());
+    };
+    let useless = |what: &str, remedy: &str| {
+        Err(LoadError::Config {
+            problem: format!("logits_post_processor_library is set, and {what}"),
+            remedy: format!("leave it out, or {remedy}"),
+        })
+    };
+    if settings.gpt_model_type == BatchingScheme::V1 {
+        return useless(
+            "with gpt_model_type V1 there are no logits post-processors",
+            "take inflight_fused_batching",
+        );
+    }
+    if settings.runner == RunnerKind::Synthetic {
+        return useless("the synthetic runner has no logits", "serve a checkpoint");
+    }
+    PostProcessors::with_library(&folder.join(library))
 }
 
 fn text_parts(

@@ -256,6 +256,15 @@ pub(super) const KNOBS: &[Knob] = &[
         },
     },
     Knob {
+        key: "logits_post_processor_library",
+        expected: "a file",
+        default: "none",
+        doc: "A shared library with logits post-processors of your own, which runs inside the server: see \
+              [docs/logits-processors.md](docs/logits-processors.md). A relative path starts at the model's \
+              folder in the repository.",
+        set: |s, v| set(&mut s.logits_post_processor_library, path(v).map(Some)),
+    },
+    Knob {
         key: "exclude_input_in_output",
         expected: "'true' or 'false'",
         default: "`false`",
@@ -519,6 +528,11 @@ mod tests {
             "logits_memory_bytes",
             &["0", "1099511627776"],
             &["-1", "1e9", "1099511627777"],
+        ),
+        (
+            "logits_post_processor_library",
+            &["/opt/processors.so", "processors.so"],
+            &["", "${library}"],
         ),
         ("exclude_input_in_output", &["true"], &["2"]),
         ("default_max_tokens", &["1"], &["0"]),

@@ -97,6 +97,8 @@ pub struct Settings {
     pub enable_chunked_context: bool,
     /// `logits_memory_bytes`
     pub logits_memory_bytes: u64,
+    /// `logits_post_processor_library`
+    pub logits_post_processor_library: Option<PathBuf>,
     /// `exclude_input_in_output`
     pub exclude_input_in_output: bool,
     /// `add_special_tokens`
@@ -145,6 +147,7 @@ impl Default for Settings {
             kv_cache_free_mem_fraction: 0.5,
             enable_chunked_context: true,
             logits_memory_bytes: 1 << 30,
+            logits_post_processor_library: None,
             exclude_input_in_output: false,
             add_special_tokens: true,
             skip_special_tokens: true,

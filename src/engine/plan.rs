@@ -138,7 +138,10 @@ impl<'a> StepPlan<'a> {
 
     /// The same when the first `num_accepted` of its drafts are tokens.
     pub fn sampling_input_after(&self, index: usize, num_accepted: usize) -> SamplingInput<'a> {
-        self.texts[index].sampling_input(num_accepted)
+        SamplingInput {
+            beam: self.sequences[index].beam,
+            ..self.texts[index].sampling_input(num_accepted)
+        }
     }
 
     /// The drafts of `sequence` in this step.

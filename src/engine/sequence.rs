@@ -76,6 +76,7 @@ impl SequenceText {
             params: &self.sampling,
             tokens: &self.tokens[..self.tokens.len() - self.num_drafts + num_accepted],
             num_prompt_tokens: self.num_prompt_tokens,
+            beam: 0,
         }
     }
 }

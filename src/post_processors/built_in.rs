@@ -202,6 +202,7 @@ mod tests {
             params: &params,
             tokens: &[0; 9][..2 + num_generated],
             num_prompt_tokens: 2,
+            beam: 0,
         };
         processor.0.process(&mut logits, input).expect("it can");
         logits.to_vec()
@@ -258,6 +259,7 @@ mod tests {
             params: &params,
             tokens: &[0],
             num_prompt_tokens: 1,
+            beam: 0,
         };
         let mut logits = [f32::NAN, 0.0, f32::INFINITY];
         processor.0.process(&mut logits, input).expect("it can");

@@ -1,13 +1,19 @@
 //! L2: logits post-processors: what a request names to change the logits of its tokens.
 //!
 //! ```text
-//! registry.rs       PostProcessors: every name that the requests of a model may give
-//! built_in.rs       those that every model has
+//! registry.rs           PostProcessors: every name that the requests of a model may give
+//! built_in.rs           those that every model has
+//! library_request.rs    those of a user's shared library: what is checked, and how they fail
+//! guarded.rs            what they write to: a copy of the logits that shows a write outside of it
+//! library/              opens a library and calls it; unsafe. Its abi.rs is the C header as Rust types
 //! ```
 //!
 //! A request names one, with arguments of its own, and gets a [`crate::sampling::ProcessLogits`] for itself.
 
 mod built_in;
+mod guarded;
+mod library;
+mod library_request;
 mod registry;
 
 pub use built_in::reference_table;

@@ -1,12 +1,19 @@
 //! Every post-processor that the requests of a model may name.
 
-use crate::base::{RequestError, RequestId, nearest_name};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::base::{LoadError, RequestError, RequestId, nearest_name};
 use crate::post_processors::built_in::BUILT_IN;
+use crate::post_processors::library;
+use crate::post_processors::library_request::LibraryProcessor;
 use crate::sampling::LogitsProcessor;
 
-/// The post-processors of a model, by name.
+/// The post-processors of a model, by name: the built-in ones, and those of a library.
 #[derive(Default)]
-pub struct PostProcessors {}
+pub struct PostProcessors {
+    of_library: Vec<Arc<LibraryProcessor>>,
+}
 
 /// Whose logits are to be processed.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +27,32 @@ pub struct ProcessedRequest<'a> {
 }
 
 impl PostProcessors {
+    /// The built-in post-processors and those of a user's shared library, which stays open until the last
+    /// request that names one of them has ended. What the library must be is said in
+    /// `include/inflight_logits_processor.h`; it runs in this process, with all that this process may do.
+    ///
+    /// # Errors
+    /// It cannot be opened, it is of another version, or two post-processors have the same name.
+    pub fn with_library(path: &Path) -> Result<Self, LoadError> {
+        let refused = |reason| LoadError::File {
+            path: path.to_owned(),
+            reason: format!("logits_post_processor_library: {reason}"),
+        };
+        let mut processors = Self::default();
+        for processor in library::open(path).map_err(refused)? {
+            let name = processor.name();
+            if processors.names().any(|other| other == name) {
+                return Err(refused(format!(
+                    "it has a processor '{name}', and there is one of this name already; call it \
+                     something else"
+                )));
+            }
+            let processor = Arc::new(LibraryProcessor::new(processor));
+            processors.of_library.push(processor);
+        }
+        Ok(processors)
+    }
+
     /// The post-processor `name` with the request's own `arguments`: what kind of text they are is the
     /// post-processor's to say.
     ///
@@ -39,11 +72,21 @@ impl PostProcessors {
                 expected: format!("what '{name}' takes, {}: {reason}", built_in.arguments),
             });
         }
+        if let Some(processor) = self.of_library.iter().find(|it| it.name() == name) {
+            let started = processor.start(arguments, request).map_err(|reason| {
+                RequestError::Invalid(format!(
+                    "option 'logits_post_processor_args': '{name}' refuses them: {reason}"
+                ))
+            });
+            return started.map(|request| LogitsProcessor(Arc::new(request)));
+        }
         Err(self.unknown(name))
     }
 
     fn names(&self) -> impl Iterator<Item = &str> {
-        BUILT_IN.iter().map(|built_in| built_in.name)
+        let of_library = self.of_library.iter().map(|processor| processor.name());
+        let built_in = BUILT_IN.iter().map(|built_in| built_in.name);
+        built_in.chain(of_library)
     }
 
     fn unknown(&self, name: &str) -> RequestError {

@@ -20,7 +20,7 @@ use super::spec::ModelSpec;
 use crate::base::{BlockSize, LoadError, StepError};
 use crate::device::cpu::{Cpu, CpuOptions, KvCache, KvDtype, KvLayout, KvSpan};
 use crate::engine::{Gathered, PlannedSequence, Sampled, StepOutput, StepPlan};
-use crate::sampling::{BeamCandidate, LogProbs, Sampler, SamplingInput};
+use crate::sampling::{BeamCandidate, LogProbs, Sampler, SamplingInput, prepare_batches};
 
 /// A model on CPU: weights, KV cache, threads, and the buffers of its largest step.
 ///
@@ -163,6 +163,7 @@ impl CpuRunner {
         let logits = self.logits.first_mut(num_sampling);
         self.decoder.logits(&mut self.cpu, 0..num_sampling, logits);
         self.guide_thread.stop_asking();
+        self.prepare_batches(&plan);
         self.sample(&plan, output);
         Ok(())
     }
@@ -234,6 +235,18 @@ impl CpuRunner {
             self.gathered.push((index, gathered));
         }
         self.decoder.keep(&self.sampling_rows);
+    }
+
+    /// Lets the logits processors that work on batches see all of their rows, but those of beams: what they
+    /// process is not the logits.
+    fn prepare_batches(&self, plan: &StepPlan<'_>) {
+        let inputs = self.sampling.iter().flat_map(|&index| {
+            let num_drafts = plan.sequences[index].num_drafts as usize;
+            (0..=num_drafts).map(move |num| plan.sampling_input_after(index, num))
+        });
+        let logits = self.logits.first(self.sampling_rows.len());
+        let rows = logits.chunks_exact(self.vocab_size).zip(inputs);
+        prepare_batches(rows.filter(|(_, input)| input.params.beam_search.is_none()));
     }
 
     /// Chooses tokens from the rows of the logits, the sequences spread over the threads.

@@ -169,6 +169,7 @@ mod tests {
             params,
             tokens,
             num_prompt_tokens: 2,
+            beam: 0,
         };
         let mut thread = GuideThread::default();
         thread.ask([input(&free, &[1, 2, 3][..])].into_iter());

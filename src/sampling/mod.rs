@@ -35,7 +35,9 @@ pub use beam_search::{
 pub use error::SampleError;
 pub use guide::{Guide, GuideTokens};
 pub use log_probs::{LogProbs, TokenLogProb, TokenLogProbs};
-pub use logits_processor::{LogitsProcessor, ProcessLogits};
+pub use logits_processor::{
+    BatchRow, LogitsProcessor, ProcessBatch, ProcessLogits, prepare_batches,
+};
 pub use params::{SamplingInput, SamplingParams};
 pub use processors::{forbid, forbid_all_but};
 pub use sampler::Sampler;

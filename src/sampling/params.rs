@@ -120,6 +120,8 @@ pub struct SamplingInput<'a> {
     pub tokens: &'a [TokenId],
     /// How many of `tokens` are the prompt.
     pub num_prompt_tokens: usize,
+    /// Which of the request's beams it is; 0 unless it searches with several.
+    pub beam: u32,
 }
 
 impl<'a> SamplingInput<'a> {

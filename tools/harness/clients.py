@@ -96,7 +96,9 @@ class GenerateStream:
 
     def __iter__(self):
         if self._response.status != 200:
-            raise Refused(json.loads(self._response.read())["error"], self._response.status)
+            # An error that is the first response comes as an event, one of another kind as it is.
+            body = self._response.read().decode().removeprefix("data: ")
+            raise Refused(json.loads(body)["error"], self._response.status)
         for line in self._response:
             if line.startswith(b"data: "):
                 event = json.loads(line[len("data: ") :])

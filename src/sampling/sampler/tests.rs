@@ -43,6 +43,7 @@ fn input(params: &SamplingParams) -> SamplingInput<'_> {
         params,
         tokens: &[1],
         num_prompt_tokens: 1,
+        beam: 0,
     }
 }
 
@@ -112,6 +113,7 @@ fn distributions_are_those_of_transformers() {
             params: &params,
             tokens: &tokens,
             num_prompt_tokens: case["num_prompt_tokens"].as_u64().expect("a number") as usize,
+            beam: 0,
         };
         let name = case["name"].as_str().expect("a name");
         let ours = Sampler::new(logits.len()).distribution(&logits, input);
@@ -177,7 +179,7 @@ proptest! {
         let input = SamplingInput {
             params: &params,
             tokens: &tokens,
-            num_prompt_tokens: (prompt * tokens.len() as f64) as usize,
+            num_prompt_tokens: (prompt * tokens.len() as f64) as usize, beam: 0,
         };
         let logits = random_logits(seed, vocab_size, spread);
         let mut sampler = Sampler::new(vocab_size);
@@ -195,7 +197,7 @@ proptest! {
     ) {
         let mut used = Sampler::new(300);
         for (params, seed) in &mix {
-            let input = SamplingInput { params, tokens: &tokens, num_prompt_tokens: 1 };
+            let input = SamplingInput { params, tokens: &tokens, num_prompt_tokens: 1, beam: 0, };
             let logits = random_logits(*seed, 300, 2.0);
             let token = used.sample(&mut logits.clone(), input);
             prop_assert_eq!(token, Sampler::new(300).sample(&mut logits.clone(), input));
@@ -245,6 +247,7 @@ fn a_run_of_tokens_is_forbidden_where_it_has_occurred_also_in_the_prompt() {
             params: &params,
             tokens,
             num_prompt_tokens: 1,
+            beam: 0,
         };
         Sampler::new(8).sample(&mut logits, input)
     };
@@ -291,6 +294,7 @@ fn the_prompt_counts_for_penalties_from_where_the_request_says() {
             params: &params,
             tokens: &[0, 1, 0, 0, 0],
             num_prompt_tokens: 4,
+            beam: 0,
         };
         Sampler::new(4).sample(&mut logits, input)
     };
@@ -327,6 +331,7 @@ fn draws_follow_the_distribution() {
                 params,
                 tokens: &tokens[..=i],
                 num_prompt_tokens: 1,
+                beam: 0,
             };
             let token = sampler.sample(&mut logits.clone(), input).expect("finite");
             by_counter[token as usize] += 1;
@@ -338,6 +343,7 @@ fn draws_follow_the_distribution() {
                 params: &params,
                 tokens: &[1],
                 num_prompt_tokens: 1,
+                beam: 0,
             };
             let token = sampler.sample(&mut logits.clone(), input).expect("finite");
             by_seed[token as usize] += 1;
@@ -388,6 +394,7 @@ fn a_seed_gives_these_tokens_for_ever() {
                 params: &params,
                 tokens: &tokens,
                 num_prompt_tokens: 1,
+                beam: 0,
             };
             tokens.push(sampler.sample(&mut logits.clone(), input).expect("finite"));
         }
@@ -522,6 +529,7 @@ fn absurd_options_choose_a_token_and_never_panic() {
             params,
             tokens: &tokens,
             num_prompt_tokens: 2,
+            beam: 0,
         };
         assert_eq!(sampler.sample(&mut logits.clone(), input), Ok(2));
     }
@@ -541,6 +549,7 @@ fn a_bad_word_is_forbidden_only_where_it_would_be_completed() {
             params: &params,
             tokens,
             num_prompt_tokens: 1,
+            beam: 0,
         };
         sampler.sample(&mut logits, input)
     };

@@ -1,0 +1,185 @@
+//! What a logits post-processor costs: one token over a vocabulary of Llama 3's size, and whole steps of the
+//! demo model.
+//!
+//! `cargo bench --bench processors`; it needs a C compiler. The library's processors change nothing, so that what
+//! is measured is the way to them and back: a copy between guards, the call, the checks.
+
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, NewRequest, StepOutput};
+use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
+use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, RunnerLimits};
+use triton_inflight::sampling::{Sampler, SamplingInput, SamplingParams, prepare_batches};
+
+const VOCAB_SIZE: usize = 128_256;
+const NUM_REQUESTS: u32 = 8;
+const NUM_STEPS: u32 = 200;
+
+/// What all requests of a step ask for, or one of them: name and arguments.
+const KINDS: [(&str, &str); 5] = [
+    ("", ""),
+    ("ban_tokens", r#"{"tokens": [5, 6, 7]}"#),
+    ("nothing", ""),
+    ("nothing_batched", ""),
+    ("one of eight: nothing_batched", ""),
+];
+
+fn library() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let library = std::env::temp_dir().join(format!("inflight-bench-{}.so", std::process::id()));
+    let status = Command::new("cc")
+        .args(["-std=c11", "-O2", "-shared", "-fPIC", "-I"])
+        .arg(root.join("include"))
+        .arg("-o")
+        .args([&library, &root.join("benches/processors.c")])
+        .status()
+        .expect("a C compiler");
+    assert!(status.success());
+    library
+}
+
+fn sampling(processors: &PostProcessors, id: u64, name: &str, arguments: &str) -> SamplingParams {
+    let request = ProcessedRequest {
+        id: RequestId(id),
+        client_id: None,
+        vocab_size: 1000,
+    };
+    let start = || {
+        let processor = processors.start(name, arguments, request);
+        processor.expect("good arguments")
+    };
+    SamplingParams {
+        logits_processor: (!name.is_empty()).then(start),
+        ..SamplingParams::default()
+    }
+}
+
+/// One step's rows, one after the other.
+fn rows(criterion: &mut Criterion) {
+    let processors = PostProcessors::with_library(&library()).expect("it opens");
+    let logits: Vec<f32> = (0..VOCAB_SIZE)
+        .map(|id| 10.0 - 1.5 * ((id * 50_021 % VOCAB_SIZE + 1) as f32).ln())
+        .collect();
+    let tokens = [7; 100];
+    let mut sampler = Sampler::new(VOCAB_SIZE);
+    for num_rows in [1, 8] {
+        let mut group = criterion.benchmark_group(format!("greedy, rows of a step: {num_rows}"));
+        for (name, arguments) in &KINDS[..4] {
+            let params: Vec<_> = (0..num_rows)
+                .map(|id| sampling(&processors, id, name, arguments))
+                .collect();
+            group.bench_function(if name.is_empty() { "none" } else { *name }, |bencher| {
+                bencher.iter_batched_ref(
+                    || logits.repeat(params.len()),
+                    |logits| {
+                        let input = |params| SamplingInput {
+                            params,
+                            tokens: &tokens,
+                            num_prompt_tokens: 50,
+                            beam: 0,
+                        };
+                        let rows = logits.chunks_exact(VOCAB_SIZE).zip(&params);
+                        prepare_batches(rows.map(|(logits, params)| (logits, input(params))));
+                        for (logits, params) in logits.chunks_exact_mut(VOCAB_SIZE).zip(&params) {
+                            let token = sampler.sample(black_box(logits), input(params));
+                            black_box(token).expect("numbers");
+                        }
+                    },
+                    BatchSize::LargeInput,
+                );
+            });
+        }
+        group.finish();
+    }
+}
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        max_num_requests: NUM_REQUESTS,
+        max_seq_len: Tokens(512),
+        max_num_tokens: Tokens(512),
+        block_size: BlockSize::new(32).expect("not zero"),
+        num_blocks: Blocks(NUM_REQUESTS * 16),
+        reuse: BlockReuse::Off,
+        ..EngineConfig::default()
+    }
+}
+
+fn runner(config: &EngineConfig) -> CpuRunner {
+    let limits = RunnerLimits {
+        max_num_tokens: config.max_num_tokens,
+        max_num_requests: config.max_num_requests,
+        max_sampled_rows: config.max_sampled_rows(),
+        max_seq_len: config.max_seq_len,
+        block_size: config.block_size,
+        num_blocks: config.num_blocks,
+        kv_dtype: KvDtype::Bf16,
+        attention: AttentionLimits::default(),
+    };
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
+    let checkpoint = Checkpoint::open(&dir).expect("the demo model opens");
+    CpuRunner::new(&checkpoint, limits, &CpuOptions::default()).expect("the demo model loads")
+}
+
+/// An engine to which eight requests were added.
+fn engine(processors: &PostProcessors, name: &str, arguments: &str) -> Engine {
+    let mut engine = Engine::new(config());
+    for id in 0..u64::from(NUM_REQUESTS) {
+        let name = match name.strip_prefix("one of eight: ") {
+            Some(name) if id == 0 => name,
+            Some(_) => "",
+            None => name,
+        };
+        let prompt = (0..16).map(|n| 5 + n * 7).collect();
+        let request = NewRequest {
+            sampling: Arc::new(sampling(processors, id, name, arguments)),
+            ..NewRequest::new(RequestId(id), prompt, Tokens(NUM_STEPS + 1))
+        };
+        engine.add(request).expect("fits");
+    }
+    engine
+}
+
+fn step(engine: &mut Engine, runner: &mut CpuRunner) -> Duration {
+    let (mut output, mut events) = (StepOutput::default(), Vec::new());
+    let start = Instant::now();
+    let decided = engine.schedule();
+    for plan in decided.plans() {
+        runner.run(plan, &mut output).expect("the step runs");
+    }
+    engine.apply(decided, &mut output, &mut events);
+    start.elapsed()
+}
+
+fn steps(criterion: &mut Criterion) {
+    let processors = PostProcessors::with_library(&library()).expect("it opens");
+    let mut runner = runner(&config());
+    let mut group = criterion.benchmark_group("generation step of 8, demo model");
+    for (name, arguments) in KINDS {
+        group.bench_function(if name.is_empty() { "none" } else { name }, |bencher| {
+            bencher.iter_custom(|num_steps| {
+                let mut total = Duration::ZERO;
+                for n in 0..num_steps.div_ceil(u64::from(NUM_STEPS)) {
+                    let done = n * u64::from(NUM_STEPS);
+                    let mut engine = engine(&processors, name, arguments);
+                    step(&mut engine, &mut runner);
+                    for _ in done..num_steps.min(done + u64::from(NUM_STEPS)) {
+                        total += step(&mut engine, &mut runner);
+                    }
+                }
+                total
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, rows, steps);
+criterion_main!(benches);

@@ -1,0 +1,236 @@
+//! A request's post-processor that comes from a user's library.
+
+use std::any::Any;
+use std::ffi::CString;
+use std::ptr;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::post_processors::guarded::GuardedLogits;
+use crate::post_processors::library::{ForeignProcessor, Row, State};
+use crate::post_processors::registry::ProcessedRequest;
+use crate::sampling::{BatchRow, ProcessBatch, ProcessLogits, SampleError, SamplingInput};
+
+/// A processor of a library, and room for what it works on.
+pub(super) struct LibraryProcessor {
+    processor: Arc<ForeignProcessor>,
+    /// Copies that nobody uses: as many as were ever used at the same time.
+    spare: Mutex<Vec<GuardedLogits>>,
+}
+
+impl LibraryProcessor {
+    pub(super) fn new(processor: Arc<ForeignProcessor>) -> Self {
+        Self {
+            processor,
+            spare: Mutex::default(),
+        }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.processor.name()
+    }
+
+    /// Begins to process a request.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        arguments: &str,
+        request: ProcessedRequest<'_>,
+    ) -> Result<LibraryRequest, String> {
+        let c_text = |text: &str| CString::new(text).map_err(|_| "it has a zero byte".to_owned());
+        let client_id = request.client_id.map(c_text).transpose()?;
+        let state = self.processor.create(
+            request.id.0,
+            client_id.as_deref(),
+            &c_text(arguments)?,
+            request.vocab_size,
+        )?;
+        Ok(LibraryRequest {
+            library: Arc::clone(self),
+            request_id: request.id.0,
+            client_id,
+            kept: Mutex::new(Kept {
+                state,
+                prepared: Vec::new(),
+                failure: None,
+            }),
+        })
+    }
+
+    /// A copy of the logits, in memory that is used again.
+    fn copy_of(&self, logits: &[f32]) -> GuardedLogits {
+        let spare = self.spare.lock().pop();
+        let fitting = spare.filter(|copy| copy.get().len() == logits.len());
+        let mut copy = fitting.unwrap_or_else(|| GuardedLogits::new(logits.len()));
+        copy.copy_from(logits);
+        copy
+    }
+
+    /// Takes over what came of a call, if it kept the rules.
+    fn take_over(&self, processed: Processed, logits: &mut [f32]) -> Result<(), String> {
+        let Processed { copy, result } = processed;
+        if !copy.is_intact() {
+            return Err("it wrote outside of the logits".to_owned());
+        }
+        if result.is_ok() {
+            check_numbers(copy.get(), logits)?;
+            logits.copy_from_slice(copy.get());
+        }
+        self.give_back(copy);
+        result
+    }
+
+    /// Keeps a copy to be used again.
+    fn give_back(&self, copy: GuardedLogits) {
+        if copy.is_intact() {
+            self.spare.lock().push(copy);
+        }
+    }
+}
+
+impl ProcessBatch for LibraryProcessor {
+    fn prepare(&self, rows: &[BatchRow<'_>]) {
+        let mut kept = Vec::<(&LibraryRequest, MutexGuard<'_, Kept>)>::new();
+        // Whose each row is: a request may have several.
+        let mut owners = Vec::with_capacity(rows.len());
+        let mut copies = Vec::with_capacity(rows.len());
+        for row in rows {
+            let Some(request) = (row.processor as &dyn Any).downcast_ref::<LibraryRequest>() else {
+                continue;
+            };
+            let known = kept.iter().position(|(other, _)| ptr::eq(*other, request));
+            owners.push(known.unwrap_or(kept.len()));
+            if known.is_none() {
+                let mut locked = request.kept.lock();
+                // For guesses of the step before that came to nothing.
+                let unused = locked.prepared.drain(..);
+                unused.for_each(|(_, unused)| self.give_back(unused.copy));
+                kept.push((request, locked));
+            }
+            copies.push((row, self.copy_of(row.logits)));
+        }
+        let entries = owners.iter().zip(&mut copies).map(|(&owner, (row, copy))| {
+            let (request, kept) = &kept[owner];
+            request.row(&kept.state, copy, row.input)
+        });
+        let results = self
+            .processor
+            .process_batch(&mut entries.collect::<Vec<_>>());
+        for ((owner, (row, copy)), result) in owners.into_iter().zip(copies).zip(results) {
+            let place = row.logits.as_ptr().addr();
+            let processed = Processed { copy, result };
+            kept[owner].1.prepared.push((place, processed));
+        }
+    }
+}
+
+/// Whether what was made of `old` can be worked with. Where that could not be either, it is the model that is
+/// damaged, and that shows in the end.
+fn check_numbers(new: &[f32], old: &[f32]) -> Result<(), String> {
+    let is_number = |logit: f32| logit < f32::INFINITY;
+    if new.iter().all(|&logit| is_number(logit)) {
+        return Ok(());
+    }
+    let damaged = new
+        .iter()
+        .zip(old)
+        .position(|(&new, &old)| !is_number(new) && is_number(old));
+    damaged.map_or(Ok(()), |token| {
+        Err(format!(
+            "it made the logit of token {token} {}; a logit is a finite number or -inf",
+            new[token]
+        ))
+    })
+}
+
+/// The post-processor of one request.
+pub(super) struct LibraryRequest {
+    library: Arc<LibraryProcessor>,
+    request_id: u64,
+    client_id: Option<CString>,
+    /// Locked while the processor works: it has one thing at a time to do for a request.
+    kept: Mutex<Kept>,
+}
+
+struct Kept {
+    state: State,
+    /// What was prepared in this step, each with the address of the logits that it was made of.
+    prepared: Vec<(usize, Processed)>,
+    /// Why it has failed.
+    failure: Option<String>,
+}
+
+/// What the library made of a token's logits.
+struct Processed {
+    copy: GuardedLogits,
+    result: Result<(), String>,
+}
+
+impl LibraryRequest {
+    fn row<'a>(
+        &'a self,
+        state: &'a State,
+        logits: &'a mut GuardedLogits,
+        input: SamplingInput<'a>,
+    ) -> Row<'a> {
+        Row {
+            request_id: self.request_id,
+            client_id: self.client_id.as_deref(),
+            beam: input.beam,
+            num_prompt_tokens: input.num_prompt_tokens,
+            tokens: input.tokens,
+            logits,
+            state,
+        }
+    }
+
+    fn processed(&self, kept: &Kept, logits: &[f32], input: SamplingInput<'_>) -> Processed {
+        let mut copy = self.library.copy_of(logits);
+        let row = self.row(&kept.state, &mut copy, input);
+        let result = self.library.processor.process(row);
+        Processed { copy, result }
+    }
+}
+
+impl ProcessLogits for LibraryRequest {
+    fn process(&self, logits: &mut [f32], input: SamplingInput<'_>) -> Result<(), SampleError> {
+        let place = logits.as_ptr().addr();
+        let take_prepared = |kept: &mut Kept| {
+            let found = kept
+                .prepared
+                .iter()
+                .position(|(other, _)| *other == place)?;
+            Some(kept.prepared.swap_remove(found).1)
+        };
+        let mut kept = self.kept.lock();
+        let mut processed = take_prepared(&mut kept);
+        if processed.is_none() && self.batch().is_some() {
+            // Nobody has gathered batches: it is one by itself.
+            drop(kept);
+            let row = BatchRow {
+                processor: self,
+                logits,
+                input,
+            };
+            self.library.prepare(&[row]);
+            kept = self.kept.lock();
+            processed = take_prepared(&mut kept);
+        }
+        let processed = processed.unwrap_or_else(|| self.processed(&kept, logits, input));
+        let taken = self.library.take_over(processed, logits);
+        taken.map_err(|reason| {
+            let name = self.library.name();
+            kept.failure = Some(format!("logits post-processor '{name}': {reason}"));
+            SampleError::ProcessorFailed
+        })
+    }
+
+    fn batch(&self) -> Option<&dyn ProcessBatch> {
+        let is_batched = self.library.processor.is_batched();
+        is_batched.then_some(&*self.library)
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.kept.lock().failure.clone()
+    }
+}

@@ -1,0 +1,214 @@
+//! Libraries made by the compilers, and requests run with them.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use triton_inflight::base::{BlockSize, Blocks, RequestId, TokenId, Tokens};
+use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::engine::{BlockReuse, EngineConfig, Event, NewRequest, Speculation};
+use triton_inflight::manager::BatchManager;
+use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
+use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, Runner, RunnerLimits};
+use triton_inflight::sampling::{
+    BeamSearch, EarlyStopping, FinishReason, LogitsProcessor, SamplingParams,
+};
+
+/// Tokens that every request asks for.
+pub const NUM_TOKENS: usize = 12;
+
+/// A folder for what tests write.
+pub fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+}
+
+/// A shared library of one C file.
+pub fn c_library(source: &str, name: &str, options: &[&str]) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // Tests make the same one at the same time.
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or_default().to_owned();
+    let library = folder().join(format!("{name}-{test}.so"));
+    let output = Command::new("cc")
+        .args([
+            "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+        ])
+        .args(options)
+        .arg("-I")
+        .arg(root.join("include"))
+        .arg("-o")
+        .args([&library, &root.join(source)])
+        .output()
+        .expect("a C compiler");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    library
+}
+
+/// The library of the example in Rust.
+pub fn rust_library() -> PathBuf {
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "logits-processors-example"])
+        .arg("--target-dir")
+        .arg(folder().join("rust-example"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .expect("cargo runs");
+    assert!(status.success());
+    folder().join("rust-example/debug/liblogits_processors_example.so")
+}
+
+/// A request, and what it asks for.
+pub struct Ask {
+    pub id: u64,
+    processor: Option<(String, String)>,
+    beam_search: Option<BeamSearch>,
+}
+
+impl Ask {
+    pub fn new(id: u64) -> Self {
+        Self {
+            id,
+            processor: None,
+            beam_search: None,
+        }
+    }
+
+    pub fn named(self, name: &str, arguments: &str) -> Self {
+        let processor = Some((name.to_owned(), arguments.to_owned()));
+        Self { processor, ..self }
+    }
+
+    /// Searches with three beams; its answer is all that it finds, end to end.
+    pub fn searching(self) -> Self {
+        let beam_search = Some(BeamSearch {
+            width: 3,
+            num_returned: 3,
+            length_penalty: 1.0,
+            early_stopping: EarlyStopping::Never,
+            diversity_rate: 0.0,
+        });
+        Self {
+            beam_search,
+            ..self
+        }
+    }
+
+    pub fn prompt(&self) -> Vec<TokenId> {
+        (0..3 + self.id % 17)
+            .map(|n| (n * 7 % 50) as TokenId)
+            .collect()
+    }
+}
+
+fn checkpoint() -> Checkpoint {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    Checkpoint::open(&fixture).expect("the fixture opens")
+}
+
+pub fn vocab_size() -> usize {
+    checkpoint().spec().vocab_size
+}
+
+/// What each request gets: its tokens, or the error of its processor.
+pub fn run(
+    processors: &PostProcessors,
+    asks: &[Ask],
+) -> BTreeMap<u64, Result<Vec<TokenId>, String>> {
+    run_with(processors, asks, 2, false, None)
+}
+
+pub fn run_with(
+    processors: &PostProcessors,
+    asks: &[Ask],
+    num_threads: usize,
+    overlap: bool,
+    speculation: Option<Speculation>,
+) -> BTreeMap<u64, Result<Vec<TokenId>, String>> {
+    let config = EngineConfig {
+        max_num_requests: 8,
+        max_beam_width: 3,
+        max_seq_len: Tokens(64),
+        max_num_tokens: Tokens(64),
+        block_size: BlockSize::new(4).expect("not zero"),
+        chunk_unit: BlockSize::new(4).expect("not zero"),
+        num_blocks: Blocks(128),
+        num_micro_batches: if overlap { 2 } else { 1 },
+        speculation,
+        // Nobody waits for another's blocks.
+        reuse: BlockReuse::Off,
+        ..EngineConfig::default()
+    };
+    let limits = RunnerLimits {
+        max_num_tokens: config.max_num_tokens,
+        max_num_requests: config.max_sequences(),
+        max_sampled_rows: config.max_sampled_rows(),
+        max_seq_len: config.max_seq_len,
+        block_size: config.block_size,
+        num_blocks: config.num_blocks,
+        kv_dtype: KvDtype::Bf16,
+        attention: AttentionLimits::default(),
+    };
+    let options = CpuOptions {
+        num_threads: NonZeroUsize::new(num_threads),
+        ..CpuOptions::default()
+    };
+    let runner = CpuRunner::new(&checkpoint(), limits, &options).expect("the fixture loads");
+    let runner = Runner::Cpu(Box::new(runner));
+    let mut manager = BatchManager::new(config, runner).expect("a thread");
+    let mut tokens = BTreeMap::<u64, Vec<TokenId>>::new();
+    let mut own: BTreeMap<u64, LogitsProcessor> = BTreeMap::new();
+    for ask in asks {
+        let client_id = format!("client-{}", ask.id);
+        let processed = ProcessedRequest {
+            id: RequestId(ask.id),
+            client_id: Some(&client_id),
+            vocab_size: vocab_size() as u32,
+        };
+        let processor = ask.processor.as_ref().map(|(name, arguments)| {
+            let started = processors.start(name, arguments, processed);
+            started.expect("good arguments")
+        });
+        own.extend(processor.clone().map(|processor| (ask.id, processor)));
+        let sampling = SamplingParams {
+            logits_processor: processor,
+            beam_search: ask.beam_search,
+            ..SamplingParams::default()
+        };
+        let request = NewRequest {
+            sampling: Arc::new(sampling),
+            ..NewRequest::new(RequestId(ask.id), ask.prompt(), Tokens(NUM_TOKENS as u32))
+        };
+        manager.add(request).expect("fits");
+        tokens.insert(ask.id, Vec::new());
+    }
+    let mut answers = BTreeMap::new();
+    let mut events = Vec::new();
+    while answers.len() < asks.len() {
+        manager.launch().expect("steps succeed");
+        manager.land(&mut events).expect("steps succeed");
+        for event in events.drain(..) {
+            match event {
+                Event::Token(id, token) => tokens.get_mut(&id.0).expect("known").push(token),
+                Event::Hypotheses(id, found) => {
+                    let found = found.iter().flat_map(|it| &it.tokens);
+                    tokens.get_mut(&id.0).expect("known").extend(found);
+                }
+                Event::Finished(id, reason) => {
+                    let tokens = tokens.remove(&id.0).expect("it has not ended before");
+                    let failure = own.get(&id.0).and_then(|processor| processor.0.failure());
+                    let answer = match reason {
+                        FinishReason::Error(error) => Err(failure.unwrap_or(error.to_string())),
+                        _ => Ok(tokens),
+                    };
+                    answers.insert(id.0, answer);
+                }
+                _ => {}
+            }
+        }
+    }
+    assert_eq!(manager.kv_usage().num_used, Blocks(0));
+    answers
+}

@@ -1,0 +1,270 @@
+"""Logits post-processors of shared libraries, under the server: the examples in C and in Rust, and ones that break
+the rules."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import time
+
+import pytest
+
+from harness import clients
+from harness.clients import GrpcStream, Refused, generate
+from harness.repository import ROOT, STORIES, add_model
+from harness.server import Server
+
+PROMPT = "Once upon a time, there was a brave fox named Finn."
+C_EXAMPLE = ROOT / "examples/logits_processor_c/logits_processors.c"
+MISBEHAVING = ROOT / "tests/logits_processors/misbehaving.c"
+BAD_TABLE = ROOT / "tests/logits_processors/bad_table.c"
+LIBRARY = "logits_post_processor_library"
+
+
+def compile_c(source, library, *options):
+    include = ROOT / "include"
+    command = ["cc", "-std=c11", "-O1", "-shared", "-fPIC", *options, "-I", include, "-o", library, source]
+    subprocess.run(command, check=True)
+    return library
+
+
+def compile_rust():
+    """The library of the example in Rust."""
+    command = ["cargo", "build", "--package", "logits-processors-example", "--message-format=json"]
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    artifacts = (json.loads(line) for line in output.splitlines())
+    files = (name for one in artifacts for name in one.get("filenames", ()))
+    return next(name for name in files if name.endswith("logits_processors_example.so"))
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("libraries")
+    repository = folder / "repository"
+    c = compile_c(C_EXAMPLE, folder / "example.so")
+    rogue = compile_c(MISBEHAVING, folder / "misbehaving.so")
+    add_model(repository, "c", {LIBRARY: c}, checkpoint=STORIES)
+    add_model(repository, "rust", {LIBRARY: compile_rust()}, checkpoint=STORIES)
+    add_model(repository, "rogue", {LIBRARY: rogue}, checkpoint=STORIES)
+    with Server(repository, "--model-control-mode=explicit", "--load-model=*") as server:
+        yield server
+
+
+def named(name, arguments=""):
+    return {"logits_post_processor_name": name, "logits_post_processor_args": str(arguments)}
+
+
+def ids(server, model, **options):
+    options = {"max_tokens": 30, **options}
+    return generate(server, model, PROMPT, exclude_input_in_output=True, **options).ids
+
+
+def test_the_examples_do_what_they_say(libraries):
+    free = ids(libraries, "c")
+    often = max(free, key=free.count)
+    assert free.count(often) > 1
+    capped = ids(libraries, "c", **named("at_most", f"{often} 1"))
+    assert capped.count(often) == 1
+    recent = ids(libraries, "rust", **named("avoid_recent", 8))
+    assert all(recent[n] not in recent[max(0, n - 8) : n] for n in range(len(recent)))
+    assert ids(libraries, "rust", **named("avoid_recent_batched", 8)) == recent
+    once = ids(libraries, "c", **named("avoid_last"))
+    assert once == ids(libraries, "c", **named("avoid_last_batched")) == ids(libraries, "rust", **named("avoid_recent", 1))
+
+
+@pytest.mark.parametrize(
+    "model, name, arguments, words",
+    [
+        ("c", "at_most", "many", "'at_most' refuses them: 'many' is not TOKEN COUNT"),
+        ("rust", "avoid_recent", "0", "'0' is not a number of tokens of at least 1"),
+        ("rust", "avoid_recent", "5000", "logits post-processor 'avoid_recent': there are only 1536 tokens"),
+        ("c", "avoid_lost", "", "did you mean 'avoid_last'?"),
+        ("rogue", "refuses", "", "'refuses' refuses them: never"),
+        ("rogue", "fails", "3", "logits post-processor 'fails': enough after 3 tokens"),
+        ("rogue", "fails_batched", "3", "logits post-processor 'fails_batched': enough after 3 tokens"),
+        ("rogue", "fails_silently", "", "it gives no reason for status -3"),
+        ("rogue", "shouts", "", "xxxx"),
+        ("rogue", "writes_before", "", "'writes_before': it wrote outside of the logits"),
+        ("rogue", "writes_behind", "", "'writes_behind': it wrote outside of the logits"),
+        ("rogue", "writes_behind_batched", "", "it wrote outside of the logits"),
+        ("rogue", "makes_nan", "", "it made the logit of token 5 NaN"),
+        ("rogue", "rules_all_out", "", "no token is allowed: the logits post-processor"),
+    ],
+)
+def test_what_goes_wrong_is_that_requests_error(libraries, model, name, arguments, words):
+    given = {**named(name, arguments), "max_tokens": 10}
+    with pytest.raises(Refused, match=re.escape(words)):
+        generate(libraries, model, PROMPT, **given)
+    # What a stream has had, it has had.
+    stream = clients.GenerateStream(libraries, model, PROMPT, stream=True, **given)
+    tokens = []
+    try:
+        with pytest.raises(Refused, match=re.escape(words)):
+            for response in stream:
+                tokens += response.ids
+    finally:
+        stream.close()
+    assert len(tokens) == (3 if arguments == "3" else 0)
+    assert len(ids(libraries, model, max_tokens=2)) == 2
+
+
+def test_many_at_once_get_what_they_get_alone(libraries):
+    kinds = [
+        {},
+        named("nothing"),
+        named("fails", 9),
+        named("fails_batched", 5),
+        named("writes_behind_batched"),
+        named("writes_before"),
+        named("makes_nan"),
+        named("sleeps", 300),
+        {**named("nothing"), "guided_regex": "[a-z ]+"},
+        named("force_tokens", '{"tokens": [300, 301], "start": 2}'),
+    ]
+
+    def options(kind, seed):
+        return {"max_tokens": 25, "temperature": 1.0, "seed": seed, **kinds[kind]}
+
+    def outcome(answer):
+        return re.sub(r"^\[.*?\] ", "", str(answer)) if isinstance(answer, Refused) else (answer.ids, answer.text)
+
+    async def main():
+        async with clients.grpc(libraries) as client:
+            calls = {
+                (kind, seed): clients.stream(client, "rogue", PROMPT, **options(kind, seed))
+                for seed in range(4)
+                for kind in range(len(kinds))
+            }
+            return dict(zip(calls, await asyncio.gather(*calls.values(), return_exceptions=True)))
+
+    num_refused = 0
+    for (kind, seed), answer in clients.run(main()).items():
+        try:
+            alone = generate(libraries, "rogue", PROMPT, exclude_input_in_output=True, **options(kind, seed))
+        except Refused as refused:
+            alone = refused
+            num_refused += 1
+        assert (kind, seed, outcome(answer)) == (kind, seed, outcome(alone))
+    assert num_refused == 5 * 4
+
+
+def test_a_processor_is_told_the_clients_id(libraries):
+    async def main():
+        async with clients.grpc(libraries) as client:
+            given = {"max_tokens": 6, **named("tells")}
+            one = await clients.stream(client, "rogue", PROMPT, request_id="abc", **given)
+            other = await clients.stream(client, "rogue", PROMPT, request_id="wxyz", **given)
+            none = await clients.stream(client, "rogue", PROMPT, **given)
+            return one.ids, other.ids, none.ids
+
+    one, other, none = clients.run(main())
+    # Each character of it adds five to the first token; there are 99 of them where there is no id.
+    assert (other[0] - one[0]) % 1536 == 5
+    assert (none[0] - one[0]) % 1536 == 5 * 96
+
+
+def test_a_request_that_leaves_takes_its_state_along(libraries, tmp_path):
+    diary = tmp_path / "diary"
+
+    def count(what):
+        return sum(line.startswith(what) for line in diary.read_text().splitlines())
+
+    async def main():
+        async with clients.grpc(libraries) as client:
+            for kind in ("notes", "notes_batched"):
+                stream = GrpcStream(
+                    client, "rogue", PROMPT, max_tokens=400, ignore_eos=True, stream=True, **named(kind, diary)
+                )
+                seen = 0
+                async for _ in stream:
+                    seen += 1
+                    if seen == 5:
+                        stream.cancel()
+                        break
+            await clients.stream(client, "rogue", PROMPT, max_tokens=5, **named("notes", diary))
+
+    clients.run(main())
+    deadline = time.monotonic() + 10
+    while count("destroy") < 3:
+        assert time.monotonic() < deadline, diary.read_text()
+        time.sleep(0.05)
+    assert (count("create"), count("destroy")) == (3, 3)
+    assert 5 <= count("batch") < 200
+
+
+def test_a_slow_processor_holds_up_its_step_and_no_answer(libraries):
+    async def main():
+        async with clients.grpc(libraries) as client:
+            slow = clients.stream(client, "rogue", PROMPT, max_tokens=5, **named("sleeps", 50_000))
+            free = clients.stream(client, "rogue", PROMPT, max_tokens=5)
+            start = time.monotonic()
+            return await asyncio.gather(slow, free), time.monotonic() - start
+
+    (slow, free), seconds = clients.run(main())
+    assert slow.ids == free.ids and seconds >= 0.2
+
+
+def test_a_library_comes_and_goes_with_its_model(repository):
+    folder = add_model(repository, "model", {LIBRARY: "processors.so"}, checkpoint=STORIES).parent
+    library = folder / "processors.so"
+
+    def put(source):
+        # In the place of the one that is open, never into it.
+        compile_c(source, folder / "new.so")
+        os.replace(folder / "new.so", library)
+
+    put(C_EXAMPLE)
+    with Server(repository, "--model-control-mode=explicit", "--load-model=model") as server:
+        free = ids(server, "model")
+        assert ids(server, "model", **named("avoid_last")) != []
+        assert str(library) in open(f"/proc/{server.process.pid}/maps").read()
+
+        # A request in flight keeps it.
+        stream = GenerateWhile(server, "model", max_tokens=200, ignore_eos=True, **named("avoid_last"))
+        server.unload("model")
+        assert len(stream.rest()) == 200
+        server.wait_for_state("model", "UNAVAILABLE")
+        deadline = time.monotonic() + 10
+        while str(library) in open(f"/proc/{server.process.pid}/maps").read():
+            assert time.monotonic() < deadline, "the library is still open"
+            time.sleep(0.05)
+
+        put(MISBEHAVING)
+        assert server.load("model") is None
+        with pytest.raises(Refused, match="no post-processor 'avoid_last'"):
+            ids(server, "model", **named("avoid_last"))
+        assert ids(server, "model", **named("nothing")) == free
+        server.unload("model")
+        server.wait_for_state("model", "UNAVAILABLE")
+
+        compile_c(BAD_TABLE, folder / "new.so", "-DWRONG=VERSION")
+        os.replace(folder / "new.so", library)
+        assert "made for version 2 of inflight_logits_processor.h" in server.load("model")
+        library.write_text("This is no library.")
+        assert "file too short" in server.load("model")
+        library.unlink()
+        assert "No such file" in server.load("model")
+        for others, words in [
+            ({"gpt_model_type": "V1"}, "with gpt_model_type V1 there are no logits post-processors"),
+            ({"runner": "synthetic"}, "the synthetic runner has no logits"),
+        ]:
+            add_model(repository, "model", {LIBRARY: "processors.so", **others})
+            assert words in server.load("model")
+        assert server.is_alive()
+
+
+class GenerateWhile:
+    """A stream that has begun."""
+
+    def __init__(self, server, model, **options):
+        self._stream = clients.GenerateStream(server, model, PROMPT, stream=True, **options)
+        self._responses = iter(self._stream)
+        self._tokens = list(next(self._responses).ids)
+
+    def rest(self):
+        """All of its tokens."""
+        for response in self._responses:
+            self._tokens += response.ids
+        self._stream.close()
+        return self._tokens
