@@ -118,6 +118,10 @@ impl Admission {
             self.vocab_size,
         );
         answer.stream = options.stream;
+        let stream_interval = options
+            .stream_interval
+            .unwrap_or(self.config.settings.stream_interval);
+        answer.stream_interval = stream_interval as usize;
         answer.processor = sampling.logits_processor.clone();
         answer.outputs = self.wanted_outputs(request, &options)?;
         let gather = options.gather(&answer.outputs);

@@ -22,8 +22,10 @@ use crate::triton::{Completion, Error, Response, ResponseFactory, now_ns};
 pub struct Answer {
     /// Makes its responses, and knows whether it was cancelled.
     pub factory: ResponseFactory,
-    /// Whether each step answers.
+    /// Whether there is an answer before the last.
     pub stream: bool,
+    /// Tokens of a stream's responses; the first has one, and the last what is left.
+    pub stream_interval: usize,
     /// The outputs that the client wants.
     pub outputs: Vec<OutputKind>,
     /// The prompt, where the answer repeats it.
@@ -101,6 +103,7 @@ impl Answer {
         Self {
             factory,
             stream: false,
+            stream_interval: 1,
             outputs: Vec::new(),
             echo: None,
             num_prompt_tokens: 0,
@@ -147,9 +150,11 @@ impl Answer {
         }
     }
 
-    /// Whether there are tokens that no response has carried.
-    pub fn has_news(&self) -> bool {
-        self.num_answered < self.tokens.len()
+    /// Whether a stream has enough tokens for its next response.
+    pub fn is_due(&self) -> bool {
+        let num_new = self.tokens.len() - self.num_answered;
+        let is_first = self.num_answered == 0;
+        num_new > 0 && (is_first || num_new >= self.stream_interval)
     }
 
     /// Tokens generated so far.

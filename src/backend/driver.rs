@@ -345,15 +345,15 @@ impl Driver {
         }
     }
 
-    /// Lends to the responder the streams of this batch that have something new.
+    /// Lends to the responder the streams of this batch that have enough for a response.
     fn lend(&mut self, batch: &Batch) -> Result<(), StepError> {
         for &(id, _) in batch {
             let Some(in_flight) = self.in_flight.get_mut(id) else {
                 continue;
             };
             // What is new of an ended one goes with its final response.
-            let has_news = |answer: &&mut Box<Answer>| answer.stream && answer.has_news();
-            if in_flight.finish.is_none() && in_flight.answer.as_mut().filter(has_news).is_some() {
+            let is_due = |answer: &&mut Box<Answer>| answer.stream && answer.is_due();
+            if in_flight.finish.is_none() && in_flight.answer.as_mut().filter(is_due).is_some() {
                 self.loan
                     .extend(in_flight.answer.take().map(|answer| (id, answer)));
             }

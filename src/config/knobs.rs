@@ -273,6 +273,14 @@ pub(super) const KNOBS: &[Knob] = &[
         set: |s, v| set(&mut s.exclude_input_in_output, flag(v)),
     },
     Knob {
+        key: "stream_interval",
+        expected: "an integer of at least 1",
+        default: "1",
+        doc: "Tokens of each response of a stream, where the request does not say. A larger number spares the \
+              server and its clients responses: each takes both of them more than a step does.",
+        set: |s, v| set(&mut s.stream_interval, count(v, 1..=MAX_COUNT)),
+    },
+    Knob {
         key: "default_max_tokens",
         expected: "an integer of at least 1",
         default: "16",
@@ -535,6 +543,7 @@ mod tests {
             &["", "${library}"],
         ),
         ("exclude_input_in_output", &["true"], &["2"]),
+        ("stream_interval", &["1", "8"], &["0", "-1", "all"]),
         ("default_max_tokens", &["1"], &["0"]),
         ("add_special_tokens", &["false"], &["no"]),
         ("skip_special_tokens", &["false"], &["no"]),

@@ -101,6 +101,8 @@ pub struct Settings {
     pub logits_post_processor_library: Option<PathBuf>,
     /// `exclude_input_in_output`
     pub exclude_input_in_output: bool,
+    /// `stream_interval`
+    pub stream_interval: u32,
     /// `add_special_tokens`
     pub add_special_tokens: bool,
     /// `skip_special_tokens`
@@ -149,6 +151,7 @@ impl Default for Settings {
             logits_memory_bytes: 1 << 30,
             logits_post_processor_library: None,
             exclude_input_in_output: false,
+            stream_interval: 1,
             add_special_tokens: true,
             skip_special_tokens: true,
             default_max_tokens: 16,

@@ -221,6 +221,31 @@ fn streams_and_whole_answers_are_what_their_prompts_foretell() {
 }
 
 #[test]
+fn a_streams_responses_have_as_many_tokens_as_the_model_says() {
+    let mut server = Server::load(&[("stream_interval", "4")]);
+    let cases: [(usize, &[usize]); 6] = [
+        (1, &[1]),
+        (2, &[1, 1]),
+        (5, &[1, 4]),
+        (6, &[1, 4, 1]),
+        (10, &[1, 4, 4, 1]),
+        (13, &[1, 4, 4, 4]),
+    ];
+    let asks = cases.map(|(num_tokens, _)| Ask::of_lengths(3, num_tokens, true));
+    let requests = asks.each_ref().map(|ask| server.ask(ask));
+    server.finish(&requests);
+    server.unload();
+    for ((request, ask), (_, expected)) in requests.into_iter().zip(&asks).zip(cases) {
+        let sent = server.host.sent(request);
+        assert_eq!(output_ids(&sent), ask.expected());
+        let lengths = sent
+            .iter()
+            .map(|sent| output_ids(std::slice::from_ref(sent)).len());
+        assert_eq!(lengths.collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
 fn requests_without_a_sequence_are_ended_at_once_and_hurt_nobody() {
     let mut server = Server::load(&[]);
     let ask = Ask::of_lengths(4, 3, true);

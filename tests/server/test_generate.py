@@ -60,6 +60,35 @@ def test_a_stream_brings_one_token_a_response_and_the_reason_with_the_last(serve
     assert [r.finish_reason for r in responses] == [""] * 19 + ["length"]
 
 
+@pytest.mark.parametrize("options", [{}, {"stop": "fox"}, {"return_log_probs": True, "logprobs": 2}])
+@pytest.mark.parametrize("interval", [1, 2, 7, 1000])
+def test_a_stream_may_bring_several_tokens_a_response(server, interval, options):
+    options = {"max_tokens": 60, "ignore_eos": True, **options}
+    one_by_one = generate_stream(server, "stories", PROMPT, **options)
+    several = generate_stream(server, "stories", PROMPT, stream_interval=interval, **options)
+    assert (several.text, several.ids, several.finish_reason) == (
+        one_by_one.text,
+        one_by_one.ids,
+        one_by_one.finish_reason,
+    )
+    num_tokens = len(one_by_one.ids)
+    lengths = [len(response.ids) for response in several.responses]
+    assert lengths[0] == 1 and set(lengths[1:-1]) <= {interval} and lengths[-1] <= interval
+    assert sum(lengths) == num_tokens
+    ends = [response.num_output_tokens for response in several.responses]
+    assert ends == [sum(lengths[: n + 1]) for n in range(len(lengths))]
+    if "logprobs" in options:
+        of = [response.tensors["output_log_probs"] for response in several.responses]
+        assert [len(some) if isinstance(some, list) else 1 for some in of] == lengths
+        flat = [one for some in of for one in (some if isinstance(some, list) else [some])]
+        assert flat == [response.tensors["output_log_probs"] for response in one_by_one.responses]
+        entries = [entry for response in several.responses for entry in json.loads(response.tensors["logprobs"])]
+        assert entries == [json.loads(response.tensors["logprobs"])[0] for response in one_by_one.responses]
+    # It is no word about an answer in one piece.
+    whole = generate(server, "stories", PROMPT, exclude_input_in_output=True, stream_interval=interval, **options)
+    assert (whole.text, whole.ids) == (several.text, several.ids)
+
+
 def test_a_model_that_is_not_decoupled_cannot_stream(server):
     with pytest.raises(clients.Refused, match="decoupled"):
         generate(server, "stories_full", PROMPT, stream=True)

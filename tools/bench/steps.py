@@ -49,12 +49,14 @@ def row_of(records, streams, seconds):
     }
 
 
-async def measure(server, path, strategy, streams, streaming, as_json):
+async def measure(server, path, strategy, streams, interval, as_json):
+    """`interval` is a stream's; none is an answer in one piece."""
     offset = path.stat().st_size if path.exists() else 0
     prompts = [[n, n + 1, n + 2] for n in range(streams)]
+    streaming = {"stream": interval is not None, "stream_interval": interval or 1}
     async with clients.grpc(server) as client:
         answers = await rows.at_once(
-            client, strategy, prompts, max_tokens=NUM_TOKENS, stream=streaming, exclude_input_in_output=True
+            client, strategy, prompts, max_tokens=NUM_TOKENS, exclude_input_in_output=True, **streaming
         )
     # The last records are written behind the last responses.
     await asyncio.sleep(0.2)
@@ -64,7 +66,8 @@ async def measure(server, path, strategy, streams, streaming, as_json):
         {
             "strategy": strategy,
             "streams": streams,
-            "streaming": streaming,
+            "streaming": interval is not None,
+            "stream_interval": interval,
             **row_of(rows.records_after(path, offset), streams, seconds),
             "responses_per_s": round(num_responses / seconds, 1),
         },
@@ -75,6 +78,7 @@ async def measure(server, path, strategy, streams, streaming, as_json):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--streams", default="1,8,32,128,256")
+    parser.add_argument("--stream-interval", default="1")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -88,10 +92,10 @@ def main():
             add_synthetic(folder / "repository", strategy, parameters, fields=fields)
         with Server(folder / "repository") as server:
             for strategy in ("direct", "oldest"):
-                for streaming in (False, True):
+                for interval in (None, *map(int, options.stream_interval.split(","))):
                     for streams in map(int, options.streams.split(",")):
                         path = folder / f"{strategy}.jsonl"
-                        asyncio.run(measure(server, path, strategy, streams, streaming, options.json))
+                        asyncio.run(measure(server, path, strategy, streams, interval, options.json))
 
 
 if __name__ == "__main__":

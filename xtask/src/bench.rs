@@ -27,6 +27,9 @@ pub struct Steps {
     /// Streams at once
     #[arg(long, value_name = "N,...", default_value = "1,8,32,128,256")]
     streams: String,
+    /// Tokens of a streamed response
+    #[arg(long, value_name = "N,...", default_value = "1")]
+    stream_interval: String,
     /// One JSON object per row on standard output, instead of a table
     #[arg(long)]
     json: bool,
@@ -87,7 +90,10 @@ pub struct Simulator {
 pub fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Steps(steps) => {
-            let arguments = [format!("--streams={}", steps.streams)];
+            let arguments = [
+                format!("--streams={}", steps.streams),
+                format!("--stream-interval={}", steps.stream_interval),
+            ];
             run_to_stdout(script("steps.py")?.args(arguments).args(json(steps.json)))
         }
         Bench::Throughput(throughput) => {

@@ -29,8 +29,10 @@ pub use table::reference_table;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestOptions {
     max_tokens: Option<u32>,
-    /// Whether every step answers, or only the last.
+    /// Whether there are responses on the way, or only one at the end.
     pub stream: bool,
+    /// Tokens of a response of a stream.
+    pub stream_interval: Option<u32>,
     /// Whether a full answer leaves out the prompt.
     pub exclude_input_in_output: Option<bool>,
     /// Texts that end the output, and are not part of it.

@@ -392,8 +392,18 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["streaming"],
         expected: "true or false",
         default: "false",
-        doc: "One response for every token, each with what is new, instead of one at the end.",
+        doc: "One response for every token, or for `stream_interval` of them, each with what is new, \
+              instead of one at the end.",
         set: |o, v| set(&mut o.stream, flag(v)),
+    },
+    RequestOption {
+        name: "stream_interval",
+        aliases: &[],
+        expected: "an integer of at least 1",
+        default: "the model's `stream_interval`",
+        doc: "Tokens of each response of a stream. The first response has the first token, at once, and the \
+              last whatever is left.",
+        set: |o, v| set(&mut o.stream_interval, integer(v, 1..=MAX_COUNT).map(Some)),
     },
     RequestOption {
         name: "exclude_input_in_output",

@@ -194,6 +194,7 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("logits_post_processor_name", json!(long)),
         ("logits_post_processor_args", json!([1])),
         ("stream", json!("perhaps")),
+        ("stream_interval", json!(0)),
         ("exclude_input_in_output", json!(0)),
         ("messages", json!("{}")),
         ("messages", json!("[]")),
