@@ -89,6 +89,8 @@ pub fn run(
 ) -> Result<Outcome> {
     let engine = EngineConfig {
         record_requests: statistics.is_some(),
+        // How many guesses are right is a matter of texts, of which there are none here.
+        speculation: None,
         ..setup.engine.clone()
     };
     let mut steps = StepLoop::new(engine, setup.cost, setup.num_shared_tokens);

@@ -15,7 +15,7 @@ use crate::backend::options::RequestOptions;
 use crate::backend::text_stream::{TextRules, TextStream};
 use crate::base::{RequestError, RequestId, TokenId, Tokens};
 use crate::config::{BatchingScheme, InputKind, ModelConfig, OutputKind};
-use crate::engine::{DraftOptions, NewRequest};
+use crate::engine::NewRequest;
 use crate::guidance::{Compilation, Compiler};
 use crate::post_processors::{PostProcessors, ProcessedRequest};
 use crate::sampling::{LogitsProcessor, SamplingParams, StopRule};
@@ -125,6 +125,7 @@ impl Admission {
         answer.processor = sampling.logits_processor.clone();
         answer.outputs = self.wanted_outputs(request, &options)?;
         let gather = options.gather(&answer.outputs);
+        let drafts = options.drafts(num_new_tokens);
         if gather.context_logits || gather.generation_logits {
             let of = |wanted, num_tokens| if wanted { num_tokens } else { 0 };
             let num_rows = of(gather.context_logits, num_prompt_tokens)
@@ -167,7 +168,7 @@ impl Admission {
                 priority: options.priority,
                 reuse: options.reuse,
                 gather,
-                drafts: DraftOptions::default(),
+                drafts,
             },
             compilation,
             answer: Box::new(answer),

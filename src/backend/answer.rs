@@ -13,7 +13,7 @@ use crate::backend::logits_memory::SetAside;
 use crate::backend::text_stream::TextStream;
 use crate::base::{RequestError, TokenId};
 use crate::config::OutputKind;
-use crate::engine::{Gathered, KvBlocks};
+use crate::engine::{DraftTotals, Gathered, KvBlocks};
 use crate::sampling::{FinishReason, LogitsProcessor, SampleError, TokenLogProbs};
 use crate::text::Tokenizer;
 use crate::triton::{Completion, Error, Response, ResponseFactory, now_ns};
@@ -52,6 +52,7 @@ pub struct Answer {
     generation_logits: Vec<Vec<f32>>,
     vocab_size: usize,
     kv_blocks: KvBlocks,
+    drafts: DraftTotals,
     num_decoded: usize,
     num_answered: usize,
     /// Why a response could not be sent: the answer has a gap, and ends with this.
@@ -118,6 +119,7 @@ impl Answer {
             generation_logits: Vec::new(),
             vocab_size,
             kv_blocks: KvBlocks::default(),
+            drafts: DraftTotals::default(),
             tokens: Vec::with_capacity(max_new_tokens),
             num_decoded: 0,
             num_answered: 0,
@@ -147,6 +149,9 @@ impl Answer {
             .extend(Some(gathered.generation_logits).filter(has_rows));
         if let Some(kv_blocks) = gathered.kv_blocks {
             self.kv_blocks = kv_blocks;
+        }
+        if let Some(drafts) = gathered.drafts {
+            self.drafts = drafts;
         }
     }
 
@@ -333,6 +338,15 @@ impl Answer {
                 OutputKind::LastTokenTimeNs => {
                     response.output(name, &[1, 1], &[ns(self.times.last_token)])?;
                 }
+                OutputKind::AcceptanceRate => {
+                    response.output(name, &[1, 1], &[self.drafts.acceptance_rate() as f32])?;
+                }
+                OutputKind::TotalAcceptedDraftTokens => {
+                    response.output(name, &[1, 1], &[self.drafts.num_accepted as i32])?;
+                }
+                OutputKind::TotalDraftTokens => {
+                    response.output(name, &[1, 1], &[self.drafts.num_drafted as i32])?;
+                }
             }
         }
         self.num_answered = self.tokens.len();
@@ -416,6 +430,9 @@ fn c_name(output: OutputKind) -> &'static CStr {
         OutputKind::FirstScheduledTimeNs => c"first_scheduled_time_ns",
         OutputKind::FirstTokenTimeNs => c"first_token_time_ns",
         OutputKind::LastTokenTimeNs => c"last_token_time_ns",
+        OutputKind::AcceptanceRate => c"acceptance_rate",
+        OutputKind::TotalAcceptedDraftTokens => c"total_accepted_draft_tokens",
+        OutputKind::TotalDraftTokens => c"total_draft_tokens",
     }
 }
 

@@ -43,6 +43,9 @@ const ONE_SEQUENCE: Fate = Only {
 };
 const ONLY_BEAMS: Fate = Ignored("it only changes beam search");
 const ONLY_SPEED: Fate = Ignored("it only changes how fast the same text is generated");
+const EXACT_DRAFTS: Fate = Ignored(
+    "a draft token is accepted if it is what would have been generated without it, and never else",
+);
 const KEPT_BY_USE: Fate =
     Ignored("the KV blocks that were not used for longest are given up first");
 const NO_ADAPTERS: Fate =
@@ -80,11 +83,9 @@ pub(super) const FOREIGN: &[ForeignField] = &[
     field("beam_search_diversity_rate", ONLY_BEAMS),
     field("pad_id", Ignored("nothing is padded")),
     field("Streaming", Ignored("'streaming' says it")),
-    field("num_draft_tokens", ONLY_SPEED),
-    field("use_draft_logits", ONLY_SPEED),
-    field("draft_input_ids", ONLY_SPEED),
-    field("draft_logits", ONLY_SPEED),
-    field("draft_acceptance_threshold", ONLY_SPEED),
+    field("use_draft_logits", EXACT_DRAFTS),
+    field("draft_logits", EXACT_DRAFTS),
+    field("draft_acceptance_threshold", EXACT_DRAFTS),
     field("lookahead_window_size", ONLY_SPEED),
     field("lookahead_ngram_size", ONLY_SPEED),
     field("lookahead_verification_set_size", ONLY_SPEED),

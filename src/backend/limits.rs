@@ -1,8 +1,8 @@
 //! From what the user wrote, what the model is and what the machine has: the engine's limits.
 
 use crate::base::{BlockSize, Blocks, LoadError, Tokens};
-use crate::config::{BatchingScheme, ModelConfig, Settings};
-use crate::engine::{AttentionWindow, BlockReuse, EngineConfig};
+use crate::config::{BatchingScheme, ModelConfig, Settings, SpeculationKind};
+use crate::engine::{AttentionWindow, BlockReuse, EngineConfig, PromptLookup, Speculation};
 
 /// Tokens of a step from which on a CPU computes at its full speed: a larger default would only
 /// make the requests that are generating wait longer for each other's prompts.
@@ -37,10 +37,14 @@ pub fn engine_config(
     let max_num_requests = settings.max_num_requests.unwrap_or(config.max_batch_size);
     let cuts_contexts =
         settings.enable_chunked_context && settings.gpt_model_type != BatchingScheme::V1;
+    let speculation = speculation(settings);
     let max_num_tokens = settings.max_num_tokens.unwrap_or_else(|| {
         let whole_context = if cuts_contexts { 0 } else { max_seq_len.0 };
         // A full batch that generates leaves room for a chunk of the next context.
-        let full_batch = max_num_requests.saturating_add(settings.tokens_per_block.tokens().0);
+        let each = 1 + speculation.map_or(0, |it| it.max_draft_tokens);
+        let full_batch = max_num_requests
+            .saturating_mul(each)
+            .saturating_add(settings.tokens_per_block.tokens().0);
         DEFAULT_MAX_NUM_TOKENS.max(full_batch).max(whole_context)
     });
     let paged_kv = settings.paged_kv_cache;
@@ -75,11 +79,28 @@ pub fn engine_config(
             num_sinks: Tokens(settings.sink_token_length),
         }),
         paged_kv,
-        speculation: None,
+        speculation,
         record_requests: settings.stats_file.is_some(),
     };
     engine.check()?;
     Ok(engine)
+}
+
+/// Whether and how later tokens are guessed.
+fn speculation(settings: &Settings) -> Option<Speculation> {
+    let lookup = PromptLookup {
+        min: settings.prompt_lookup_min,
+        max: settings.prompt_lookup_max,
+    };
+    let with = |prompt_lookup| Speculation {
+        max_draft_tokens: settings.max_draft_tokens,
+        prompt_lookup,
+    };
+    match settings.speculation {
+        SpeculationKind::None => None,
+        SpeculationKind::DraftInputIds => Some(with(None)),
+        SpeculationKind::PromptLookup => Some(with(Some(lookup))),
+    }
 }
 
 /// What sequences share.
@@ -209,6 +230,20 @@ mod tests {
     }
 
     #[test]
+    fn a_full_batch_with_drafts_leaves_room_for_a_chunk() {
+        let [kind, drafts] = [("speculation", "prompt_lookup"), ("max_draft_tokens", "9")];
+        let limits = limits(&[kind, drafts, ("max_num_requests", "60")], None);
+        let lookup = PromptLookup { min: 2, max: 4 };
+        let expected = Speculation {
+            max_draft_tokens: 9,
+            prompt_lookup: Some(lookup),
+        };
+        assert_eq!(limits.speculation, Some(expected));
+        assert_eq!(limits.max_num_tokens, Tokens(632));
+        assert_eq!(limits.max_sampled_rows(), Tokens(600));
+    }
+
+    #[test]
     fn a_whole_context_is_one_step_without_chunking() {
         let whole = limits(&[("enable_chunked_context", "false")], None);
         assert_eq!(whole.max_num_tokens, Tokens(1000));
@@ -243,6 +278,16 @@ mod tests {
                 ],
                 None,
                 ["V1", "guaranteed_no_evict"],
+            ),
+            (
+                &[("gpt_model_type", "V1"), ("speculation", "draft_input_ids")],
+                None,
+                ["V1", "speculation to none"],
+            ),
+            (
+                &[("speculation", "prompt_lookup"), ("prompt_lookup_min", "5")],
+                None,
+                ["prompt_lookup_min is 5", "prompt_lookup_max is 4"],
             ),
             (
                 &[("gpt_model_type", "V1"), ("enable_trt_overlap", "true")],

@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 
 use crate::backend::answer::Answer;
 use crate::backend::host_memory::MemoryUsage;
-use crate::engine::{BatchingScheme, KvUsage, StepStats};
-use crate::triton::{Error, Gauge, Histogram, MetricFamily};
+use crate::engine::{BatchingScheme, DraftTotals, KvUsage, StepStats};
+use crate::triton::{Counter, Error, Gauge, Histogram, MetricFamily};
 
 /// A value of a step's record.
 type Value = fn(&StepStats) -> f64;
@@ -137,6 +137,9 @@ pub struct Metrics {
     gauges: Vec<(Gauge, Value)>,
     /// Of the host, of GPUs, and of the host for GPUs.
     memory: [Gauge; 3],
+    /// Tokens that were guessed, and those of them that became output.
+    draft_tokens: Counter,
+    accepted_tokens: Counter,
     input_tokens: Histogram,
     output_tokens: Histogram,
     queue: Histogram,
@@ -209,11 +212,15 @@ impl SharedMetrics {
 impl InstanceMetrics {
     /// Shows a step, next to the last ones of the model's other instances.
     pub fn step_done(&self, stats: &StepStats) {
+        let mut before = None;
         self.metrics.0.show(|instances| {
             if let Some(shown) = instances.get_mut(&self.id) {
-                shown.stats = stats.clone();
+                before = std::mem::replace(&mut shown.stats, stats.clone()).drafts;
             }
         });
+        if let (Some(before), Some(now)) = (before, stats.drafts) {
+            self.metrics.0.drafted(before, now);
+        }
     }
 
     /// Shows that nothing is active: a page that kept the last step would say that the cache is used.
@@ -260,6 +267,23 @@ impl Metrics {
         };
         let memory = |kind| family.gauge(&labels((label, kind)));
         let memory = [memory("cpu")?, memory("gpu")?, memory("pinned")?];
+        let counter = |name, help| {
+            let plain = [("model", model), ("version", version.as_str())];
+            let family = MetricFamily::counters(name, help)?;
+            family.map(|family| family.counter(&plain)).transpose()
+        };
+        let (Some(draft_tokens), Some(accepted_tokens)) = (
+            counter(
+                c"nv_inflight_spec_decode_num_draft_tokens",
+                c"Tokens that were guessed and computed",
+            )?,
+            counter(
+                c"nv_inflight_spec_decode_num_accepted_tokens",
+                c"Guessed tokens that became output",
+            )?,
+        ) else {
+            return Ok(None);
+        };
         let histogram = |name, help, extra: Option<(&'static str, &'static str)>, buckets| {
             let Some(family) = MetricFamily::histograms(name, help)? else {
                 return Ok(None);
@@ -321,6 +345,8 @@ impl Metrics {
         Ok(Some(Self {
             gauges,
             memory,
+            draft_tokens,
+            accepted_tokens,
             input_tokens,
             output_tokens,
             queue,
@@ -350,6 +376,15 @@ impl Metrics {
         for (gauge, bytes) in self.memory.iter().zip(bytes) {
             gauge.set(bytes as f64);
         }
+    }
+
+    /// Counts what was guessed between two records of an instance.
+    fn drafted(&self, before: DraftTotals, now: DraftTotals) {
+        let more = |now: u64, before: u64| now.saturating_sub(before);
+        self.draft_tokens
+            .add(more(now.num_drafted, before.num_drafted));
+        self.accepted_tokens
+            .add(more(now.num_accepted, before.num_accepted));
     }
 
     fn request_ended(&self, answer: &Answer) {

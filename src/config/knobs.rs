@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use crate::base::BlockSize;
 use crate::config::settings::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, Settings,
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, Settings, SpeculationKind,
 };
 
 /// One parameter of config.pbtxt.
@@ -96,6 +96,48 @@ pub(super) const KNOBS: &[Knob] = &[
         set: |s, v| set(&mut s.enable_trt_overlap, flag(v)),
     },
     Knob {
+        key: "speculation",
+        expected: "'none', 'draft_input_ids' or 'prompt_lookup'",
+        default: "`none`",
+        doc: "Whether later tokens are guessed and verified in one step, without a second model. \
+              `draft_input_ids`: as requests say. `prompt_lookup`: where a request says nothing, what \
+              followed the last tokens when they occurred before, in its prompt or its output. Every \
+              answer is the same, bit for bit, as with `none`. See *Speculation*.",
+        set: |s, v| {
+            let names = [
+                ("none", SpeculationKind::None),
+                ("draft_input_ids", SpeculationKind::DraftInputIds),
+                ("prompt_lookup", SpeculationKind::PromptLookup),
+            ];
+            set(&mut s.speculation, choice(v, &names))
+        },
+    },
+    Knob {
+        key: "max_draft_tokens",
+        expected: "an integer from 1 to 64",
+        default: "4",
+        doc: "Guesses for one request in one step, at most. They count in `max_num_tokens`, of which they \
+              take what nobody else wants; and each has a row of logits (4 bytes for each token of the \
+              vocabulary) for each of `max_num_requests`.",
+        set: |s, v| set(&mut s.max_draft_tokens, count(v, 1..=64)),
+    },
+    Knob {
+        key: "prompt_lookup_min",
+        expected: "an integer from 1 to 32",
+        default: "2",
+        doc: "Last tokens that must have occurred before in the same order, at least, for \
+              `prompt_lookup` to guess.",
+        set: |s, v| set(&mut s.prompt_lookup_min, count(v, 1..=32)),
+    },
+    Knob {
+        key: "prompt_lookup_max",
+        expected: "an integer from 1 to 32",
+        default: "4",
+        doc: "Last tokens that are compared, at most. Of all places with as many equal tokens as can be \
+              had up to this, the last one counts.",
+        set: |s, v| set(&mut s.prompt_lookup_max, count(v, 1..=32)),
+    },
+    Knob {
         key: "max_num_requests",
         expected: "an integer of at least 1",
         default: "`max_batch_size`",
@@ -107,7 +149,7 @@ pub(super) const KNOBS: &[Knob] = &[
     Knob {
         key: "max_num_tokens",
         expected: "an integer of at least 1",
-        default: "512, or `max_num_requests` + `tokens_per_block` if larger, or `max_seq_len` without chunked context",
+        default: "512, or `max_num_requests` (times 1 + `max_draft_tokens` with `speculation`) + `tokens_per_block` if larger, or `max_seq_len` without chunked context",
         doc: "The token budget: tokens in one step, at most. A larger one finishes prompts in \
               fewer steps, a smaller one delays the requests that are generating less. (A CPU \
               is at its full speed from some hundred tokens on; TensorRT-LLM's default for GPUs \
@@ -497,6 +539,14 @@ mod tests {
             &["V2", ""],
         ),
         ("enable_trt_overlap", &["true"], &["2"]),
+        (
+            "speculation",
+            &["none", "draft_input_ids", "PROMPT_LOOKUP"],
+            &["medusa", "true", ""],
+        ),
+        ("max_draft_tokens", &["1", "64"], &["0", "65"]),
+        ("prompt_lookup_min", &["1", "32"], &["0", "33"]),
+        ("prompt_lookup_max", &["1", "32"], &["0", "33"]),
         (
             "context_chunking_policy",
             &["first_come_first_served", "equal_progress"],

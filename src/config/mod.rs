@@ -14,4 +14,6 @@ mod settings;
 pub use knobs::reference_table;
 pub use model_config::{Completion, InputKind, ModelConfig, OutputKind};
 pub use scheduling::delays;
-pub use settings::{BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, Settings};
+pub use settings::{
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, Settings, SpeculationKind,
+};

@@ -90,11 +90,17 @@ pub enum OutputKind {
     FirstTokenTimeNs,
     /// When its last token was there.
     LastTokenTimeNs,
+    /// Draft tokens that became output, as a share of all that were computed.
+    AcceptanceRate,
+    /// How many those were.
+    TotalAcceptedDraftTokens,
+    /// How many all were.
+    TotalDraftTokens,
 }
 
 impl OutputKind {
     /// All of them, in the order of a response.
-    pub const ALL: [OutputKind; 20] = [
+    pub const ALL: [OutputKind; 23] = [
         OutputKind::TextOutput,
         OutputKind::OutputIds,
         OutputKind::SequenceLength,
@@ -115,6 +121,9 @@ impl OutputKind {
         OutputKind::FirstScheduledTimeNs,
         OutputKind::FirstTokenTimeNs,
         OutputKind::LastTokenTimeNs,
+        OutputKind::AcceptanceRate,
+        OutputKind::TotalAcceptedDraftTokens,
+        OutputKind::TotalDraftTokens,
     ];
 
     /// The tensor's name.
@@ -140,6 +149,9 @@ impl OutputKind {
             OutputKind::FirstScheduledTimeNs => "first_scheduled_time_ns",
             OutputKind::FirstTokenTimeNs => "first_token_time_ns",
             OutputKind::LastTokenTimeNs => "last_token_time_ns",
+            OutputKind::AcceptanceRate => "acceptance_rate",
+            OutputKind::TotalAcceptedDraftTokens => "total_accepted_draft_tokens",
+            OutputKind::TotalDraftTokens => "total_draft_tokens",
         }
     }
 
@@ -189,7 +201,8 @@ impl OutputKind {
             | OutputKind::CumLogProbs
             | OutputKind::CumulativeLogprob
             | OutputKind::ContextLogits
-            | OutputKind::GenerationLogits => "TYPE_FP32",
+            | OutputKind::GenerationLogits
+            | OutputKind::AcceptanceRate => "TYPE_FP32",
             _ => "TYPE_INT32",
         }
     }

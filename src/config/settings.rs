@@ -41,6 +41,17 @@ pub enum ContextChunkPolicy {
     EqualProgress,
 }
 
+/// Whose guesses at later tokens are verified: `speculation`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SpeculationKind {
+    /// Nobody's.
+    None,
+    /// Those that requests bring.
+    DraftInputIds,
+    /// Those, and what followed the same n-grams before.
+    PromptLookup,
+}
+
 /// Who may run, given the KV blocks there are: `batch_scheduler_policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CapacityPolicy {
@@ -69,6 +80,14 @@ pub struct Settings {
     pub context_chunking_policy: ContextChunkPolicy,
     /// `enable_trt_overlap`
     pub enable_trt_overlap: bool,
+    /// `speculation`
+    pub speculation: SpeculationKind,
+    /// `max_draft_tokens`
+    pub max_draft_tokens: u32,
+    /// `prompt_lookup_min`
+    pub prompt_lookup_min: u32,
+    /// `prompt_lookup_max`
+    pub prompt_lookup_max: u32,
     /// `kv_cache_type`: whether it is paged
     pub paged_kv_cache: bool,
     /// `kv_cache_dtype`: whether it is int8
@@ -135,6 +154,10 @@ impl Default for Settings {
             batch_scheduler_policy: CapacityPolicy::GuaranteedNoEvict,
             context_chunking_policy: ContextChunkPolicy::FirstComeFirstServed,
             enable_trt_overlap: false,
+            speculation: SpeculationKind::None,
+            max_draft_tokens: 4,
+            prompt_lookup_min: 2,
+            prompt_lookup_max: 4,
             paged_kv_cache: true,
             int8_kv_cache: false,
             enable_kv_cache_reuse: None,

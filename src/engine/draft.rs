@@ -84,6 +84,14 @@ impl DraftTotals {
         self.num_accepted += num_accepted as u64;
     }
 
+    /// The share of accepted ones, 0 to 1; 0 where nothing was drafted.
+    pub fn acceptance_rate(self) -> f64 {
+        match self.num_drafted {
+            0 => 0.0,
+            num_drafted => self.num_accepted as f64 / num_drafted as f64,
+        }
+    }
+
     /// Both together.
     pub fn and(self, other: Self) -> Self {
         Self {

@@ -47,7 +47,7 @@ pub struct StepStats {
     pub reuse: ReuseTotals,
     /// The requests that had ended before it.
     pub ended: Totals,
-    /// What drafts have come to before it; `None` where nothing is drafted.
+    /// What drafts have come to before it, and once it has landed with it; `None` where nothing is drafted.
     pub drafts: Option<DraftTotals>,
 }
 

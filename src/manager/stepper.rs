@@ -246,6 +246,8 @@ impl BatchManager {
         record.model = computed.model;
         self.engine
             .apply(computed.step, &mut computed.output, events);
+        let drafts = &mut record.stats.drafts;
+        *drafts = drafts.map(|_| self.engine.draft_totals());
         match &mut self.computer {
             Computer::Thread(pipeline) => pipeline.give_back(computed.output),
             Computer::Here(_) => self.output = computed.output,

@@ -15,12 +15,16 @@ use std::sync::Arc;
 use super::error::{check, get_object, to_c_string};
 use super::{Error, ErrorCode, sys};
 
-/// A family of metrics of one kind: [`Gauge`] or [`Histogram`].
+/// A family of metrics of one kind: [`Counter`], [`Gauge`] or [`Histogram`].
 #[derive(Debug)]
 pub struct MetricFamily<M> {
     family: Arc<Family>,
     metric: PhantomData<fn() -> M>,
 }
+
+/// A number that goes up.
+#[derive(Debug)]
+pub struct Counter(Metric);
 
 /// A number that goes up and down.
 #[derive(Debug)]
@@ -29,6 +33,22 @@ pub struct Gauge(Metric);
 /// How often a value fell into which bucket.
 #[derive(Debug)]
 pub struct Histogram(Metric);
+
+impl MetricFamily<Counter> {
+    /// A family of counters; `None` if the server was built without metrics.
+    pub fn counters(name: &CStr, help: &CStr) -> Result<Option<Self>, Error> {
+        Self::new(
+            sys::TRITONSERVER_MetricKind::TRITONSERVER_METRIC_KIND_COUNTER,
+            name,
+            help,
+        )
+    }
+
+    /// The counter with these labels.
+    pub fn counter(&self, labels: &[(&str, &str)]) -> Result<Counter, Error> {
+        Metric::new(&self.family, labels, None).map(Counter)
+    }
+}
 
 impl MetricFamily<Gauge> {
     /// A family of gauges; `None` if the server was built without metrics.
@@ -59,6 +79,19 @@ impl MetricFamily<Histogram> {
     /// The histogram with these labels; `buckets` are upper bounds, rising, without infinity.
     pub fn histogram(&self, labels: &[(&str, &str)], buckets: &[f64]) -> Result<Histogram, Error> {
         Metric::new(&self.family, labels, Some(buckets)).map(Histogram)
+    }
+}
+
+impl Counter {
+    /// Adds to the number.
+    pub fn add(&self, more: u64) {
+        // SAFETY: the metric is alive.
+        ignore(unsafe {
+            check(sys::TRITONSERVER_MetricIncrement(
+                self.0.as_ptr(),
+                more as f64,
+            ))
+        });
     }
 }
 

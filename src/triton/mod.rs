@@ -16,7 +16,7 @@
 //! response.rs  ResponseFactory and Response
 //! data_type.rs DataType, and Element: the Rust types that tensors hold
 //! strings.rs   the encoding of BYTES tensors
-//! metrics.rs   MetricFamily and its Gauge, Histogram
+//! metrics.rs   MetricFamily and its Counter, Gauge, Histogram
 //! logger.rs    the `log` crate into Triton's log
 //! lifecycle.rs what the exported entry points do, whatever the backend
 //! ```
@@ -46,7 +46,7 @@ pub use error::{Error, ErrorCode};
 pub use input::Input;
 pub use instance::{Instance, Timestamps, now_ns};
 pub use logger::{install_logger, verbose_enabled};
-pub use metrics::{Gauge, Histogram, MetricFamily};
+pub use metrics::{Counter, Gauge, Histogram, MetricFamily};
 pub use model::Model;
 pub use request::{CorrelationId, ParameterValue, Request, RequestFlags};
 pub use response::{Completion, Response, ResponseFactory};

@@ -315,6 +315,10 @@ unsafe extern "C" {
         args: *const TRITONSERVER_MetricArgs,
     ) -> *mut TRITONSERVER_Error;
     pub fn TRITONSERVER_MetricDelete(metric: *mut TRITONSERVER_Metric) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_MetricIncrement(
+        metric: *mut TRITONSERVER_Metric,
+        value: f64,
+    ) -> *mut TRITONSERVER_Error;
     pub fn TRITONSERVER_MetricSet(
         metric: *mut TRITONSERVER_Metric,
         value: f64,

@@ -16,6 +16,13 @@ fn metrics_carry_labels_and_values() {
     let histograms = MetricFamily::histograms(c"ttft", c"Time to first token").expect("made");
     let histograms = histograms.expect("metrics are on");
     let histogram = histograms.histogram(&labels, &[1.0, 10.0]).expect("made");
+    let counters = MetricFamily::counters(c"drafted", c"Tokens guessed").expect("made");
+    let counter = counters
+        .expect("metrics are on")
+        .counter(&labels)
+        .expect("made");
+    counter.add(2);
+    counter.add(3);
     gauge.set(7.0);
     gauge.set(4.0);
     histogram.observe(3.0);
@@ -24,6 +31,7 @@ fn metrics_carry_labels_and_values() {
     assert_eq!(families[0].help, "Blocks used");
     assert_eq!(families[1].metrics[0].observed, [3.0]);
     assert_eq!(families[1].metrics[0].buckets, [1.0, 10.0]);
+    assert_eq!(families[2].metrics[0].value, 5.0);
     let written = labels.map(|(name, value)| (name.to_owned(), value.to_owned()));
     assert!(
         families

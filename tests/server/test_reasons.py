@@ -10,6 +10,7 @@ from harness.clients import generate, generate_stream
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 BLOCKS = ["kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks"]
 MOMENTS = ["arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns"]
+GUESSES = ["acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"]
 
 
 def reason(server, **options):
@@ -41,7 +42,8 @@ def metrics(server, model, prompt, **options):
     answer = generate_stream(server, model, prompt, return_perf_metrics=True, **options)
     assert all(not response.tensors for response in answer.responses[:-1])
     figures = answer.last.tensors
-    assert set(figures) == {*BLOCKS, *MOMENTS}
+    assert set(figures) == {*BLOCKS, *MOMENTS, *GUESSES}
+    assert [figures[name] for name in GUESSES] == [0, 0, 0]
     assert figures["kv_cache_alloc_total_blocks"] == sum(figures[name] for name in BLOCKS[:2])
     return figures
 

@@ -39,6 +39,7 @@ const FUNCTIONS: &[&str] = &[
     "TRITONSERVER_MetricDelete",
     "TRITONSERVER_MetricFamilyDelete",
     "TRITONSERVER_MetricFamilyNew",
+    "TRITONSERVER_MetricIncrement",
     "TRITONSERVER_MetricNewWithArgs",
     "TRITONSERVER_MetricObserve",
     "TRITONSERVER_MetricSet",

@@ -16,7 +16,7 @@ use crate::backend::guide_options::GuideOptions;
 use crate::backend::post_processor_options::PostProcessorOptions;
 use crate::base::{RequestError, TokenId, nearest_name};
 use crate::config::OutputKind;
-use crate::engine::{Gather, ReuseOptions};
+use crate::engine::{DraftOptions, Gather, ReuseOptions};
 use crate::sampling::{SamplingParams, TopPDecay};
 use table::{DEFAULT_TOP_P_MIN, OPTIONS, RequestOption};
 use values::{MAX_BIASES, nested, shortened};
@@ -88,6 +88,8 @@ pub struct RequestOptions {
     min_tokens: u32,
     logit_bias: Vec<(TokenId, f32)>,
     allowed_token_ids: Option<Vec<TokenId>>,
+    num_draft_tokens: Option<u32>,
+    draft_input_ids: Vec<TokenId>,
 }
 
 /// How a request wants its tokens turned into text.
@@ -237,7 +239,18 @@ impl RequestOptions {
             kv_blocks: wants(OutputKind::KvCacheAllocNewBlocks)
                 || wants(OutputKind::KvCacheReusedBlocks)
                 || wants(OutputKind::KvCacheAllocTotalBlocks),
-            drafts: false,
+            drafts: wants(OutputKind::AcceptanceRate)
+                || wants(OutputKind::TotalAcceptedDraftTokens)
+                || wants(OutputKind::TotalDraftTokens),
+        }
+    }
+
+    /// What is guessed of an output of up to `max_new_tokens`, in which no draft stands for the last.
+    pub fn drafts(&self, max_new_tokens: usize) -> DraftOptions {
+        let num_expected = self.draft_input_ids.len().min(max_new_tokens);
+        DraftOptions {
+            max_draft_tokens: self.num_draft_tokens,
+            expected: self.draft_input_ids[..num_expected].to_vec(),
         }
     }
 
@@ -263,6 +276,7 @@ impl RequestOptions {
             ),
             ("top_p_reset_ids", &self.top_p_reset_ids),
             ("logit_bias", &biased),
+            ("draft_input_ids", &self.draft_input_ids),
         ] {
             if let Some(id) = ids.iter().find(|id| **id >= vocab_size) {
                 return Err(RequestError::Option {

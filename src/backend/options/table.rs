@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::RequestOptions;
 use super::values::{
-    MAX_COUNT, MAX_END_IDS, MAX_WORD_BYTES, allowed_ids, biases, end_ids, flag, ids, integer,
-    messages, number, set, share, signed, unsigned, weights, words,
+    MAX_COUNT, MAX_DRAFT_IDS, MAX_END_IDS, MAX_WORD_BYTES, allowed_ids, biases, end_ids, flag, ids,
+    integer, messages, number, set, share, signed, unsigned, weights, words,
 };
 use crate::config::OutputKind;
 
@@ -39,6 +39,9 @@ const PERF_METRICS: &[OutputKind] = &[
     OutputKind::FirstScheduledTimeNs,
     OutputKind::FirstTokenTimeNs,
     OutputKind::LastTokenTimeNs,
+    OutputKind::AcceptanceRate,
+    OutputKind::TotalAcceptedDraftTokens,
+    OutputKind::TotalDraftTokens,
 ];
 /// Every place of the sequence is compared with its end, once a token.
 const MAX_NGRAM_SIZE: u32 = 64;
@@ -588,8 +591,29 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         default: "false",
         doc: "Gives the outputs `kv_cache_alloc_new_blocks`, `kv_cache_reused_blocks`, \
               `kv_cache_alloc_total_blocks`, `arrival_time_ns`, `first_scheduled_time_ns`, \
-              `first_token_time_ns` and `last_token_time_ns`, with the last response.",
+              `first_token_time_ns` and `last_token_time_ns`, and of the drafts `acceptance_rate`, \
+              `total_accepted_draft_tokens` and `total_draft_tokens`, with the last response.",
         set: |o, v| o.ask("return_perf_metrics", PERF_METRICS, v),
+    },
+    RequestOption {
+        name: "num_draft_tokens",
+        aliases: &[],
+        expected: "an integer of at least 0",
+        default: "the model's `max_draft_tokens`",
+        doc: "Tokens that are guessed and verified in one step, at most, where the model has \
+              `speculation`; never more than its `max_draft_tokens`. `0` guesses none. The answer is the \
+              same with any number.",
+        set: |o, v| set(&mut o.num_draft_tokens, integer(v, 0..=MAX_COUNT).map(Some)),
+    },
+    RequestOption {
+        name: "draft_input_ids",
+        aliases: &[],
+        expected: "a JSON list of at most 65536 token ids",
+        default: "none",
+        doc: "What the output is expected to begin with, right after the prompt. As long as it does, \
+              several of its tokens are verified in one step, where the model has `speculation`. The \
+              answer is the same with any list.",
+        set: |o, v| set(&mut o.draft_input_ids, ids(v, MAX_DRAFT_IDS)),
     },
     RequestOption {
         name: "sampling_parameters",

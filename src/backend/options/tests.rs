@@ -1,4 +1,4 @@
-use super::values::{MAX_ALLOWED_IDS, MAX_END_IDS, MAX_WORD_BYTES, MAX_WORDS};
+use super::values::{MAX_ALLOWED_IDS, MAX_DRAFT_IDS, MAX_END_IDS, MAX_WORD_BYTES, MAX_WORDS};
 use super::*;
 use serde_json::json;
 
@@ -90,6 +90,25 @@ fn allowed_ids_are_sorted_and_in_the_vocabulary() {
             .to_string();
         assert!(error.contains(name) && error.contains("0 to 99"), "{error}");
     }
+}
+
+#[test]
+fn what_an_output_is_expected_to_begin_with_is_bounded_by_its_length() {
+    let options = parse(&[
+        ("draft_input_ids", json!("[5, 6, 7, 8]")),
+        ("num_draft_tokens", json!("3")),
+    ]);
+    let options = options.expect("good options");
+    let drafts = options.drafts(2);
+    assert_eq!(drafts.max_draft_tokens, Some(3));
+    assert_eq!(drafts.expected, [5, 6]);
+    assert_eq!(options.drafts(9).expected, [5, 6, 7, 8]);
+    assert_eq!(RequestOptions::default().drafts(9), DraftOptions::default());
+    let error = options
+        .sampling(&[], Vec::new(), 8)
+        .expect_err("8 is not in the vocabulary")
+        .to_string();
+    assert!(error.contains("draft_input_ids"), "{error}");
 }
 
 #[test]
@@ -211,6 +230,9 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("return_generation_logits", json!(3)),
         ("return_stop_reason", json!("why")),
         ("return_perf_metrics", json!(0.5)),
+        ("num_draft_tokens", json!(-1)),
+        ("draft_input_ids", json!("[5, -1]")),
+        ("draft_input_ids", json!(vec![5; MAX_DRAFT_IDS + 1])),
         ("sampling_parameters", json!("[]")),
         ("sampling_parameters", json!("{")),
         ("sampling_parameters", json!({ "sampling_parameters": {} })),

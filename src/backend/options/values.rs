@@ -17,6 +17,7 @@ const MAX_BIAS: f64 = 1000.0;
 pub(super) const MAX_END_IDS: usize = 16;
 /// Allowed ids are looked at together with the logits, once a token.
 pub(super) const MAX_ALLOWED_IDS: usize = 65536;
+pub(super) const MAX_DRAFT_IDS: usize = 65536;
 
 pub(super) fn set<T>(place: &mut T, value: Option<T>) -> Option<()> {
     *place = value?;

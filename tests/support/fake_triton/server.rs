@@ -229,6 +229,15 @@ export! {
         ptr::null_mut()
     }
 
+    fn TRITONSERVER_MetricIncrement(
+        metric: *mut TRITONSERVER_Metric,
+        value: f64,
+    ) -> *mut TRITONSERVER_Error {
+        write(metric, TRITONSERVER_MetricKind::TRITONSERVER_METRIC_KIND_COUNTER, |metric| {
+            metric.value += value;
+        })
+    }
+
     fn TRITONSERVER_MetricSet(
         metric: *mut TRITONSERVER_Metric,
         value: f64,

@@ -1,0 +1,279 @@
+//! What guessing at tokens gains and costs: generation with and without, by how many requests there are.
+//!
+//! `cargo bench --bench speculation -- [MODEL_DIR]`, by default over the demo model. Each figure is the best of
+//! three runs, in output tokens a second, and the share of guesses that were right:
+//!
+//! - `told again`: greedy, after a story of the model's own that begins once more; looked up;
+//! - `all right`: greedy, with the whole answer as what the request expects;
+//! - `all wrong`: tokens drawn nearly at random, looked up by single tokens.
+//!
+//! Each next to the same without guesses. The last lines are the engine's own time for a step, with nothing to
+//! compute, where the last tokens are looked for in long texts.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use triton_inflight::base::{BlockSize, Blocks, RequestId, TokenId, Tokens};
+use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::engine::{
+    BlockReuse, DraftOptions, Engine, EngineConfig, Event, NewRequest, PromptLookup, Sampled,
+    Speculation, StepOutput,
+};
+use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, RunnerLimits};
+use triton_inflight::sampling::SamplingParams;
+use triton_inflight::text::Tokenizer;
+
+const NUM_RUNS: usize = 3;
+const NUM_NEW_TOKENS: u32 = 128;
+const MAX_DRAFT_TOKENS: u32 = 4;
+const BEGINNING: &str = "Once upon a time, there was a brave fox named Finn.";
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let folder = arguments.rfind(|it| !it.starts_with("--"));
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
+    let folder = folder.map_or(demo, PathBuf::from);
+    let checkpoint = Checkpoint::open(&folder).expect("the model opens");
+    let again = story_that_begins_again(&checkpoint, &folder);
+    println!("| requests | what | off | on | guesses that were right |");
+    println!("|---|---|---|---|---|");
+    for num_requests in [1, 8, 32] {
+        let bench = Bench {
+            checkpoint: &checkpoint,
+            num_requests,
+        };
+        bench.print(
+            "told again",
+            &again,
+            Some(PromptLookup { min: 2, max: 4 }),
+            0.0,
+        );
+        bench.print("all right", &again, None, 0.0);
+        let noise: Vec<_> = (0..512).map(|n| 5 + n * 7919 % 1500).collect();
+        bench.print(
+            "all wrong",
+            &noise,
+            Some(PromptLookup { min: 1, max: 1 }),
+            100.0,
+        );
+    }
+    println!("\nengine, us a step of 64 sequences, by the length of their texts: off, on");
+    for len in [512, 8192, 32768] {
+        let [off, on] = [false, true].map(|is_on| engine_step(len, is_on).as_nanos() as f64 / 1e3);
+        println!("{len}: {off:.1}, {on:.1}");
+    }
+}
+
+/// A beginning, how the model goes on, and the beginning once more.
+fn story_that_begins_again(checkpoint: &Checkpoint, folder: &Path) -> Vec<TokenId> {
+    let encode = |text, is_first| match Tokenizer::load(folder) {
+        Ok(tokenizer) => tokenizer.encode(text, is_first).expect("tokens"),
+        // A model without a tokenizer is one without meaning, too: any tokens do.
+        Err(_) => (5..20).collect(),
+    };
+    let bench = Bench {
+        checkpoint,
+        num_requests: 1,
+    };
+    let beginning = encode(BEGINNING, true);
+    let story = &bench.best(None, &beginning, 0.0, &[]).answers[0][..90];
+    [
+        &beginning,
+        story,
+        &encode("\n\n", false),
+        &encode(BEGINNING, false),
+    ]
+    .concat()
+}
+
+struct Bench<'a> {
+    checkpoint: &'a Checkpoint,
+    num_requests: u32,
+}
+
+/// What a run came to.
+#[derive(Clone, Default)]
+struct Run {
+    tokens_per_second: f64,
+    acceptance_rate: f64,
+    answers: Vec<Vec<TokenId>>,
+}
+
+impl Bench<'_> {
+    fn print(
+        &self,
+        what: &str,
+        prompt: &[TokenId],
+        prompt_lookup: Option<PromptLookup>,
+        temperature: f32,
+    ) {
+        let off = self.best(None, prompt, temperature, &[]);
+        let speculation = Speculation {
+            max_draft_tokens: MAX_DRAFT_TOKENS,
+            prompt_lookup,
+        };
+        let expected = match prompt_lookup {
+            Some(_) => Vec::new(),
+            None => off.answers.clone(),
+        };
+        let on = self.best(Some(speculation), prompt, temperature, &expected);
+        assert_eq!(on.answers, off.answers, "guesses change nothing");
+        println!(
+            "| {} | {what} | {:.0} | {:.0} | {:.0} % |",
+            self.num_requests,
+            off.tokens_per_second,
+            on.tokens_per_second,
+            100.0 * on.acceptance_rate
+        );
+    }
+
+    fn best(
+        &self,
+        speculation: Option<Speculation>,
+        prompt: &[TokenId],
+        temperature: f32,
+        expected: &[Vec<TokenId>],
+    ) -> Run {
+        let config = self.config(speculation, prompt.len());
+        let mut runner = self.runner(&config);
+        let runs = (0..NUM_RUNS).map(|_| {
+            let mut engine = Engine::new(config.clone());
+            for id in 0..self.num_requests {
+                let sampling = SamplingParams {
+                    temperature,
+                    seed: u64::from(id),
+                    ..SamplingParams::default()
+                };
+                let id = RequestId(u64::from(id));
+                let request = NewRequest {
+                    sampling: Arc::new(sampling),
+                    drafts: DraftOptions {
+                        expected: expected.get(id.index()).cloned().unwrap_or_default(),
+                        ..DraftOptions::default()
+                    },
+                    ..NewRequest::new(id, prompt.to_vec(), Tokens(NUM_NEW_TOKENS))
+                };
+                engine.add(request).expect("fits");
+            }
+            generate(&mut engine, &mut runner)
+        });
+        let faster = |a: Run, b: Run| match a.tokens_per_second > b.tokens_per_second {
+            true => a,
+            false => b,
+        };
+        runs.reduce(faster).expect("some runs")
+    }
+
+    fn config(&self, speculation: Option<Speculation>, num_prompt_tokens: usize) -> EngineConfig {
+        let max_seq_len = Tokens(num_prompt_tokens as u32 + NUM_NEW_TOKENS);
+        let block_size = BlockSize::new(32).expect("not zero");
+        EngineConfig {
+            max_num_requests: self.num_requests,
+            max_seq_len,
+            max_num_tokens: Tokens(512),
+            block_size,
+            num_blocks: Blocks(self.num_requests * max_seq_len.blocks_ceil(block_size).0),
+            reuse: BlockReuse::Off,
+            speculation,
+            ..EngineConfig::default()
+        }
+    }
+
+    fn runner(&self, config: &EngineConfig) -> CpuRunner {
+        let limits = RunnerLimits {
+            max_num_tokens: config.max_num_tokens,
+            max_num_requests: config.max_num_requests,
+            max_sampled_rows: config.max_sampled_rows(),
+            max_seq_len: config.max_seq_len,
+            block_size: config.block_size,
+            num_blocks: config.num_blocks,
+            kv_dtype: KvDtype::Bf16,
+            attention: AttentionLimits::default(),
+        };
+        CpuRunner::new(self.checkpoint, limits, &CpuOptions::default()).expect("the model loads")
+    }
+}
+
+/// Serves all requests. The clock runs from when the last prompt is computed.
+fn generate(engine: &mut Engine, runner: &mut CpuRunner) -> Run {
+    let (mut output, mut events) = (StepOutput::default(), Vec::new());
+    let mut start = Instant::now();
+    let mut num_before = 0;
+    while !engine.is_idle() {
+        let step = engine.schedule();
+        let has_contexts = engine.stats().is_some_and(|stats| stats.num_context > 0);
+        output.clear();
+        for plan in step.plans() {
+            runner.run(plan, &mut output).expect("the step runs");
+        }
+        engine.apply(step, &mut output, &mut events);
+        if has_contexts {
+            start = Instant::now();
+            num_before = events.len();
+        }
+    }
+    let elapsed = start.elapsed().as_secs_f64();
+    let mut run = Run::default();
+    let mut num_tokens = 0;
+    for (place, event) in events.iter().enumerate() {
+        if let Event::Token(id, token) = *event {
+            run.answers
+                .resize(run.answers.len().max(id.index() + 1), Vec::new());
+            run.answers[id.index()].push(token);
+            num_tokens += usize::from(place >= num_before);
+        }
+    }
+    run.tokens_per_second = num_tokens as f64 / elapsed;
+    run.acceptance_rate = engine.draft_totals().acceptance_rate();
+    run
+}
+
+/// The engine's time for a step of 64 sequences that end with `len` different tokens, of which one in 50 is
+/// the last: the rest of the n-gram never fits.
+fn engine_step(len: u32, is_on: bool) -> Duration {
+    const NUM_REQUESTS: u32 = 64;
+    const NUM_STEPS: u32 = 200;
+    let block_size = BlockSize::new(32).expect("not zero");
+    let max_seq_len = Tokens(len + NUM_STEPS + 2);
+    let mut engine = Engine::new(EngineConfig {
+        max_num_requests: NUM_REQUESTS,
+        max_seq_len,
+        max_num_tokens: Tokens(NUM_REQUESTS * len),
+        block_size,
+        num_blocks: Blocks(NUM_REQUESTS * max_seq_len.blocks_ceil(block_size).0),
+        reuse: BlockReuse::Off,
+        speculation: is_on.then_some(Speculation {
+            max_draft_tokens: MAX_DRAFT_TOKENS,
+            prompt_lookup: Some(PromptLookup { min: 2, max: 4 }),
+        }),
+        ..EngineConfig::default()
+    });
+    for id in 0..u64::from(NUM_REQUESTS) {
+        let prompt = (0..len).map(|n| if n % 50 == 0 { 7 } else { 100 + n });
+        let request = NewRequest::new(RequestId(id), prompt.collect(), Tokens(NUM_STEPS + 1));
+        engine.add(request).expect("fits");
+    }
+    let (mut output, mut events) = (StepOutput::default(), Vec::new());
+    let mut total = Duration::ZERO;
+    for step in 0..NUM_STEPS {
+        let start = Instant::now();
+        let decided = engine.schedule();
+        let scheduled = start.elapsed();
+        output.clear();
+        for planned in decided.sequences() {
+            assert_eq!(planned.num_drafts, 0, "nothing is found");
+            // The last token is that of the prompts, and the one before it another each time.
+            let token = if step % 2 == 0 { 7 } else { 1_000_000 + step };
+            output.sampled.push((planned.slot, Sampled::Token(token)));
+        }
+        events.clear();
+        let start = Instant::now();
+        engine.apply(decided, &mut output, &mut events);
+        // The first step computes the prompts.
+        if step > 0 {
+            total += scheduled + start.elapsed();
+        }
+    }
+    total / (NUM_STEPS - 1)
+}
