@@ -13,13 +13,17 @@ pub(in crate::engine) struct NextBlock {
 impl NextBlock {
     /// The block that `tokens` would fill below the content `parent`.
     pub(super) fn new(parent: u64, tokens: &[TokenId]) -> Self {
-        // Odd multiplications keep what is added; `mix` spreads it over all bits.
-        let add = |hash: u64, &token: &TokenId| {
-            (hash.rotate_left(5) ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        };
+        // Odd multiplications keep what is added, two tokens at a time; `mix` spreads it over all bits.
+        let add =
+            |hash: u64, word: u64| (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let (pairs, last) = tokens.as_chunks();
+        let pairs = pairs
+            .iter()
+            .map(|&[a, b]| u64::from(a) | u64::from(b) << 32);
+        let last = last.iter().map(|&token| u64::from(token));
         Self {
             parent,
-            tokens_hash: mix(tokens.iter().fold(0, add)),
+            tokens_hash: mix(pairs.chain(last).fold(0, add)),
         }
     }
 
