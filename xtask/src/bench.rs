@@ -30,6 +30,9 @@ pub struct Steps {
     /// Tokens of a streamed response
     #[arg(long, value_name = "N,...", default_value = "1")]
     stream_interval: String,
+    /// Rounds, of which a row has the median
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: u32,
     /// One JSON object per row on standard output, instead of a table
     #[arg(long)]
     json: bool,
@@ -93,6 +96,7 @@ pub fn run(bench: &Bench) -> Result<()> {
             let arguments = [
                 format!("--streams={}", steps.streams),
                 format!("--stream-interval={}", steps.stream_interval),
+                format!("--rounds={}", steps.rounds),
             ];
             run_to_stdout(script("steps.py")?.args(arguments).args(json(steps.json)))
         }
