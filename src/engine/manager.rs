@@ -12,11 +12,8 @@ use crate::engine::kv::{KvCache, NextBlock};
 use crate::engine::queue::Queue;
 use crate::engine::sequence::{Sequence, SequenceTable, max_kv_len};
 use crate::engine::stats::{RequestStage, StepStats, Totals};
-use crate::engine::{
-    BatchingScheme, DraftTotals, EngineConfig, Event, KvUsage, NewRequest, Sampled, Step,
-    StepOutput,
-};
-use crate::sampling::{BeamCandidate, FinishReason};
+use crate::engine::{BatchingScheme, DraftTotals, EngineConfig, Event, KvUsage, NewRequest, Step};
+use crate::sampling::FinishReason;
 
 /// A batch manager.
 ///
@@ -165,126 +162,6 @@ impl Engine {
         self.cancel(id)
     }
 
-    /// Takes in the results of a step, and appends to `events` what happened since the last time, in the
-    /// order in which it happened.
-    ///
-    /// A request that was cancelled since `schedule` has no events.
-    ///
-    /// # Panics
-    /// If `output` is not the step's: for each sequence that samples one entry, and one more for each of its
-    /// drafts that was chosen, in the step's order.
-    pub fn apply(&mut self, mut step: Step, output: &mut StepOutput, events: &mut Vec<Event>) {
-        let is_known = |event: &Event| {
-            matches!(event, Event::Finished(..) | Event::Hypotheses(..))
-                || self.sequences.find(event.request_id()).is_some()
-        };
-        events.extend(self.changes.drain(..).filter(is_known));
-
-        if !step.is_empty() {
-            self.is_out[step.micro_batch()] = false;
-        }
-        let mut sampled = output.sampled.iter();
-        let mut candidates = output.candidates.drain(..);
-        let mut all_gathered = output.gathered.drain(..).peekable();
-        let mut any_gone = false;
-        for (planned, text) in step.drain() {
-            let result = planned.samples.then(|| {
-                let (slot, result) = sampled.next().expect("a result for each that samples");
-                assert_eq!(*slot, planned.slot, "results are in the step's order");
-                *result
-            });
-            let named = match result {
-                Some(Sampled::Candidates) => candidates.next(),
-                _ => None,
-            };
-            if planned.beam > 0 {
-                // If it was cancelled, it is gone with its first beam.
-                if let Some(sequence) = self.sequences.get_mut(planned.slot) {
-                    sequence.take_beam_back(planned, text, result, &mut self.kv);
-                    let ended = result.and_then(|it| sequence.name(it, named, &mut self.kv));
-                    any_gone |= ended.is_some();
-                    self.end(planned.slot, ended, events);
-                }
-                continue;
-            }
-            // What the drafts that were accepted bring: most steps have none.
-            let more = match planned.num_drafts {
-                0 => &[],
-                _ => {
-                    let results = sampled.as_slice();
-                    let is_own = |(slot, _): &&(SeqSlot, Sampled)| *slot == planned.slot;
-                    let num_accepted = results.iter().take_while(is_own).count();
-                    let (more, rest) = results.split_at(num_accepted);
-                    sampled = rest.iter();
-                    more
-                }
-            };
-            let sequence = &mut self.sequences[planned.slot];
-            let text = sequence.text.insert(text);
-            // Boxed, and looked for only where anything is wanted: the others pay nothing for it.
-            let mut gathered = match sequence.gathers {
-                true => all_gathered
-                    .next_if(|(slot, _)| *slot == planned.slot)
-                    .map(|(_, gathered)| Box::new(gathered)),
-                false => None,
-            };
-            if let Some(place) = self.cancelled.iter().position(|&slot| slot == planned.slot) {
-                while all_gathered
-                    .next_if(|(slot, _)| *slot == planned.slot)
-                    .is_some()
-                {}
-                self.cancelled.swap_remove(place);
-                forget(&mut self.sequences, &mut self.kv, planned.slot);
-                continue;
-            }
-            let num_accepted = more.len();
-            let num_rejected = planned.num_drafts - num_accepted as u32;
-            let computed = Tokens(planned.kv_len - num_rejected);
-            // Keys and values of what failed may be no numbers: nobody else is to have them.
-            let last = more.last().map_or(result, |(_, result)| Some(*result));
-            if !matches!(last, Some(Sampled::Failed(_))) {
-                self.kv.commit(&mut sequence.blocks, &text.tokens, computed);
-            }
-            sequence.computed = computed;
-            if planned.num_drafts > 0 {
-                sequence.take_back_drafts(num_accepted);
-                self.drafts.add(planned.num_drafts as usize, num_accepted);
-            }
-            if sequence.gathers {
-                sequence.tell_news(&mut gathered);
-                events.extend(gathered.map(|it| Event::Gathered(planned.id, it)));
-            }
-            let mut ended =
-                result.and_then(|it| take_in(sequence, it, named, &mut self.kv, events));
-            for &(_, result) in more {
-                let gathered = all_gathered.next_if(|(slot, _)| *slot == planned.slot);
-                // What it gives after its end is nothing.
-                if ended.is_none() {
-                    let gathered = gathered.map(|(_, gathered)| Box::new(gathered));
-                    events.extend(gathered.map(|it| Event::Gathered(planned.id, it)));
-                    ended = take_in(sequence, result, None, &mut self.kv, events);
-                }
-            }
-            any_gone |= ended.is_some();
-            self.end(planned.slot, ended, events);
-        }
-        assert!(
-            sampled.next().is_none(),
-            "no result for one that does not sample"
-        );
-        assert!(
-            all_gathered.next().is_none(),
-            "what is gathered is in the step's order"
-        );
-        drop((all_gathered, candidates));
-        if any_gone {
-            self.running.retain(|&slot| self.sequences.is_taken(slot));
-        }
-        self.spare_steps.push(step);
-        self.end_lockstep_batch();
-        events.append(&mut self.changes);
-    }
-
     /// Why a request has ended that is still there: in lockstep, it waits for the rest of its batch.
     pub fn ended(&self, id: RequestId) -> Option<FinishReason> {
         self.sequences[self.sequences.find(id)?].ended
@@ -326,35 +203,6 @@ impl Engine {
         &self.stages
     }
 
-    /// In lockstep, lets the answers leave when all of the batch have ended.
-    pub(super) fn end_lockstep_batch(&mut self) {
-        if self.running.is_empty() || self.num_ended() < self.running.len() {
-            return;
-        }
-        for slot in self.running.drain(..) {
-            let sequence = &mut self.sequences[slot];
-            let reason = sequence.ended.expect("all have ended");
-            self.totals.count(sequence);
-            tell_end(sequence, reason, &mut self.changes);
-            forget(&mut self.sequences, &mut self.kv, slot);
-        }
-    }
-
-    /// Ends a sequence, if there is a reason to; in lockstep it stays until all of its batch have ended.
-    fn end(&mut self, slot: SeqSlot, reason: Option<FinishReason>, events: &mut Vec<Event>) {
-        let Some(reason) = reason else {
-            return;
-        };
-        let sequence = &mut self.sequences[slot];
-        if self.config.scheme == BatchingScheme::V1 {
-            sequence.ended = Some(reason);
-            return;
-        }
-        self.totals.count(sequence);
-        tell_end(sequence, reason, events);
-        forget(&mut self.sequences, &mut self.kv, slot);
-    }
-
     /// In lockstep, rows of a model call that are computed for those of the batch that have ended.
     pub(super) fn num_ended_beams(&self) -> u32 {
         if self.config.scheme != BatchingScheme::V1 {
@@ -375,38 +223,8 @@ impl Engine {
     }
 }
 
-/// Gives a sequence what was chosen for it, or for one of its beams, and says whether it ends with that.
-fn take_in(
-    sequence: &mut Sequence,
-    result: Sampled,
-    named: Option<Vec<BeamCandidate>>,
-    kv: &mut KvCache,
-    events: &mut Vec<Event>,
-) -> Option<FinishReason> {
-    match result {
-        Sampled::Token(token) => {
-            events.push(Event::Token(sequence.id, token));
-            sequence.push(token)
-        }
-        Sampled::Failed(error) if sequence.beams.is_none() => Some(FinishReason::Error(error)),
-        of_beam => sequence.name(of_beam, named, kv),
-    }
-}
-
-/// Says that a sequence has ended, and what it has found.
-fn tell_end(sequence: &mut Sequence, reason: FinishReason, events: &mut Vec<Event>) {
-    let found = sequence
-        .beams
-        .as_mut()
-        .map(|beams| std::mem::take(&mut beams.found));
-    if let Some(found) = found.filter(|found| !found.is_empty()) {
-        events.push(Event::Hypotheses(sequence.id, found));
-    }
-    events.push(Event::Finished(sequence.id, reason));
-}
-
 /// Takes a sequence out of its row and gives its blocks back.
-fn forget(sequences: &mut SequenceTable, kv: &mut KvCache, slot: SeqSlot) {
+pub(super) fn forget(sequences: &mut SequenceTable, kv: &mut KvCache, slot: SeqSlot) {
     let mut sequence: Sequence = sequences.remove(slot);
     if let Some(beams) = &mut sequence.beams {
         beams.release(kv);

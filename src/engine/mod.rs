@@ -32,6 +32,7 @@
 //!   [`Engine::cancel`] that returns `true`. Its blocks are free by then.
 #![forbid(unsafe_code)]
 
+mod apply;
 mod beam_room;
 mod beams;
 mod budget;

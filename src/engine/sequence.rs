@@ -119,6 +119,8 @@ pub(super) struct Sequence {
     pub(super) ended: Option<FinishReason>,
     /// Whether it wants to know anything besides its tokens.
     pub(super) gathers: bool,
+    /// Whether it has one token a step and wants nothing else: no beams, no drafts, nothing to gather.
+    pub(super) is_plain: bool,
     endings: Endings,
     pub(super) stop: StopRule,
     /// `None` if nothing of it is ever drafted.
@@ -158,6 +160,7 @@ impl Sequence {
             rank,
             last_token: *tokens.last().expect("a prompt has a token"),
             endings: Endings::of(&request.sampling),
+            is_plain: beams.is_none() && drafter.is_none() && !request.gather.is_any(),
             gathers: request.gather.is_any(),
             text: Some(Box::new(SequenceText {
                 tokens,
@@ -337,6 +340,7 @@ impl Sequence {
     }
 
     /// Takes in the next token, and says whether the sequence ends with it.
+    #[inline]
     pub(super) fn push(&mut self, token: TokenId) -> Option<FinishReason> {
         let text = self.text.as_mut().expect("its tokens are back");
         text.tokens.push(token);

@@ -1,0 +1,248 @@
+//! How the results of a step are taken in.
+//!
+//! Nearly every sequence has one token a step and wants nothing else: it takes the short way. The long one is
+//! for those that search with beams, may have drafts, or want to know more than their tokens.
+
+use std::iter::Peekable;
+use std::slice;
+use std::vec::Drain;
+
+use crate::base::{SeqSlot, Tokens};
+use crate::engine::manager::forget;
+use crate::engine::sequence::{Sequence, SequenceText};
+use crate::engine::{
+    BatchingScheme, Engine, Event, Gathered, PlannedSequence, Sampled, Step, StepOutput,
+};
+use crate::sampling::{BeamCandidate, FinishReason};
+
+impl Engine {
+    /// Takes in the results of a step, and appends to `events` what happened since the last time, in the
+    /// order in which it happened.
+    ///
+    /// A request that was cancelled since `schedule` has no events.
+    ///
+    /// # Panics
+    /// If `output` is not the step's: entries for each sequence that samples, in the step's order.
+    pub fn apply(&mut self, mut step: Step, output: &mut StepOutput, events: &mut Vec<Event>) {
+        let is_known = |event: &Event| {
+            matches!(event, Event::Finished(..) | Event::Hypotheses(..))
+                || self.sequences.find(event.request_id()).is_some()
+        };
+        events.extend(self.changes.drain(..).filter(is_known));
+
+        if !step.is_empty() {
+            self.is_out[step.micro_batch()] = false;
+        }
+        let mut results = Results::new(output);
+        let mut any_gone = false;
+        for (planned, text) in step.drain() {
+            let result = results.next(planned);
+            let sequence = self.sequences.get_mut(planned.slot);
+            let ended = match sequence.filter(|it| it.is_plain && self.cancelled.is_empty()) {
+                Some(sequence) => {
+                    let text = sequence.text.insert(text);
+                    let computed = Tokens(planned.kv_len);
+                    if !has_failed(result) {
+                        self.kv.commit(&mut sequence.blocks, &text.tokens, computed);
+                    }
+                    sequence.computed = computed;
+                    result.and_then(|result| choose(sequence, result, events))
+                }
+                None => self.take_back(planned, text, result, &mut results, events),
+            };
+            if let Some(reason) = ended {
+                self.end(planned.slot, reason, events);
+                any_gone = true;
+            }
+        }
+        results.check_end();
+        if any_gone {
+            self.running.retain(|&slot| self.sequences.is_taken(slot));
+        }
+        self.spare_steps.push(step);
+        self.end_lockstep_batch();
+        events.append(&mut self.changes);
+    }
+
+    /// In lockstep, lets the answers leave when all of the batch have ended.
+    pub(super) fn end_lockstep_batch(&mut self) {
+        if self.running.is_empty() || self.num_ended() < self.running.len() {
+            return;
+        }
+        for slot in self.running.drain(..) {
+            let sequence = &mut self.sequences[slot];
+            let reason = sequence.ended.expect("all have ended");
+            self.totals.count(sequence);
+            tell_end(sequence, reason, &mut self.changes);
+            forget(&mut self.sequences, &mut self.kv, slot);
+        }
+    }
+
+    /// Takes a sequence back that is more than plain, or one that may have been cancelled, or a beam. Says
+    /// whether the sequence has ended.
+    fn take_back(
+        &mut self,
+        planned: &PlannedSequence,
+        text: Box<SequenceText>,
+        result: Option<Sampled>,
+        results: &mut Results<'_>,
+        events: &mut Vec<Event>,
+    ) -> Option<FinishReason> {
+        let named = results.candidates(result);
+        if planned.beam > 0 {
+            // If it was cancelled, it is gone with its first beam.
+            let sequence = self.sequences.get_mut(planned.slot)?;
+            sequence.take_beam_back(planned, text, result, &mut self.kv);
+            return sequence.name(result?, named, &mut self.kv);
+        }
+        let more = results.accepted(planned);
+        let sequence = &mut self.sequences[planned.slot];
+        let text = sequence.text.insert(text);
+        if let Some(place) = self.cancelled.iter().position(|&slot| slot == planned.slot) {
+            while results.gathered(planned.slot).is_some() {}
+            self.cancelled.swap_remove(place);
+            forget(&mut self.sequences, &mut self.kv, planned.slot);
+            return None;
+        }
+        let num_accepted = more.len();
+        let num_rejected = planned.num_drafts - num_accepted as u32;
+        let computed = Tokens(planned.kv_len - num_rejected);
+        let last = more.last().map_or(result, |(_, result)| Some(*result));
+        if !has_failed(last) {
+            self.kv.commit(&mut sequence.blocks, &text.tokens, computed);
+        }
+        sequence.computed = computed;
+        if planned.num_drafts > 0 {
+            sequence.take_back_drafts(num_accepted);
+            self.drafts.add(planned.num_drafts as usize, num_accepted);
+        }
+        if sequence.gathers {
+            let mut gathered = results.gathered(planned.slot);
+            sequence.tell_news(&mut gathered);
+            events.extend(gathered.map(|it| Event::Gathered(planned.id, it)));
+        }
+        let result = result?;
+        if sequence.beams.is_some() {
+            return sequence.name(result, named, &mut self.kv);
+        }
+        let mut ended = choose(sequence, result, events);
+        for &(_, result) in more {
+            let gathered = results.gathered(planned.slot);
+            // What it gives after its end is nothing.
+            if ended.is_none() {
+                events.extend(gathered.map(|it| Event::Gathered(planned.id, it)));
+                ended = choose(sequence, result, events);
+            }
+        }
+        ended
+    }
+
+    /// Ends a sequence; in lockstep, with its batch.
+    fn end(&mut self, slot: SeqSlot, reason: FinishReason, events: &mut Vec<Event>) {
+        let sequence = &mut self.sequences[slot];
+        if self.config.scheme == BatchingScheme::V1 {
+            sequence.ended = Some(reason);
+            return;
+        }
+        self.totals.count(sequence);
+        tell_end(sequence, reason, events);
+        forget(&mut self.sequences, &mut self.kv, slot);
+    }
+}
+
+/// What a runner has written, in the step's order.
+struct Results<'a> {
+    sampled: slice::Iter<'a, (SeqSlot, Sampled)>,
+    candidates: Drain<'a, Vec<BeamCandidate>>,
+    gathered: Peekable<Drain<'a, (SeqSlot, Gathered)>>,
+}
+
+impl<'a> Results<'a> {
+    fn new(output: &'a mut StepOutput) -> Self {
+        Self {
+            sampled: output.sampled.iter(),
+            candidates: output.candidates.drain(..),
+            gathered: output.gathered.drain(..).peekable(),
+        }
+    }
+
+    /// What was chosen for the next sequence, if it samples.
+    fn next(&mut self, planned: &PlannedSequence) -> Option<Sampled> {
+        if !planned.samples {
+            return None;
+        }
+        let (slot, result) = self.sampled.next().expect("a result for each that samples");
+        assert_eq!(*slot, planned.slot, "results are in the step's order");
+        Some(*result)
+    }
+
+    /// What was chosen behind its drafts that were accepted.
+    fn accepted(&mut self, planned: &PlannedSequence) -> &'a [(SeqSlot, Sampled)] {
+        if planned.num_drafts == 0 {
+            return &[];
+        }
+        let results = self.sampled.as_slice();
+        let is_own = |(slot, _): &&(SeqSlot, Sampled)| *slot == planned.slot;
+        let num_accepted = results.iter().take_while(is_own).count();
+        let (accepted, rest) = results.split_at(num_accepted);
+        self.sampled = rest.iter();
+        accepted
+    }
+
+    /// What could follow a beam.
+    fn candidates(&mut self, result: Option<Sampled>) -> Option<Vec<BeamCandidate>> {
+        match result {
+            Some(Sampled::Candidates) => self.candidates.next(),
+            _ => None,
+        }
+    }
+
+    /// What was gathered next, if it is of the sequence in `slot`.
+    fn gathered(&mut self, slot: SeqSlot) -> Option<Box<Gathered>> {
+        let gathered = self.gathered.next_if(|(owner, _)| *owner == slot);
+        gathered.map(|(_, gathered)| Box::new(gathered))
+    }
+
+    fn check_end(mut self) {
+        assert!(
+            self.sampled.next().is_none(),
+            "no result for one that does not sample"
+        );
+        assert!(
+            self.gathered.next().is_none(),
+            "what is gathered is in the step's order"
+        );
+    }
+}
+
+/// Keys and values of what has failed may be no numbers: nobody else is to have them.
+fn has_failed(result: Option<Sampled>) -> bool {
+    matches!(result, Some(Sampled::Failed(_)))
+}
+
+/// Gives a sequence the token that was chosen for it, and says whether it ends with that.
+#[inline(always)]
+fn choose(
+    sequence: &mut Sequence,
+    result: Sampled,
+    events: &mut Vec<Event>,
+) -> Option<FinishReason> {
+    match result {
+        Sampled::Token(token) => {
+            events.push(Event::Token(sequence.id, token));
+            sequence.push(token)
+        }
+        Sampled::Failed(error) => Some(FinishReason::Error(error)),
+        Sampled::Candidates => unreachable!("only a beam has candidates"),
+    }
+}
+
+/// Says that a sequence has ended, and what it has found.
+fn tell_end(sequence: &mut Sequence, reason: FinishReason, events: &mut Vec<Event>) {
+    let beams = sequence.beams.as_mut();
+    let found = beams.map(|beams| std::mem::take(&mut beams.found));
+    if let Some(found) = found.filter(|found| !found.is_empty()) {
+        events.push(Event::Hypotheses(sequence.id, found));
+    }
+    events.push(Event::Finished(sequence.id, reason));
+}
