@@ -160,3 +160,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+
