@@ -425,6 +425,34 @@ fn a_context_waits_for_blocks_that_another_is_about_to_write() {
 }
 
 #[test]
+fn a_batch_that_nobody_can_join_starts_with_all_that_begin_alike() {
+    for (scheme, policy) in [
+        (BatchingScheme::InflightFused, CapacityPolicy::StaticBatch),
+        (BatchingScheme::V1, CapacityPolicy::GuaranteedNoEvict),
+    ] {
+        let config = EngineConfig {
+            scheme,
+            policy,
+            reuse: BlockReuse::WholeBlocks,
+            ..wide_config()
+        };
+        let arrivals = [at(1, 14, 3), at(1, 14, 3), at(2, 14, 2)];
+        // R3 finds the whole blocks of those before it.
+        assert_table(
+            time_table(config, &arrivals, &[]),
+            "
+            step tokens blocks   R1   R2   R3
+               1     28      8  c14  c14    .
+               2      2      8    g    g    w
+               3      2      8    g    g    w
+               4      2      4    .    .   c2
+               5      1      4    .    .    g
+            ",
+        );
+    }
+}
+
+#[test]
 fn two_micro_batches_take_turns() {
     let config = EngineConfig {
         num_micro_batches: 2,

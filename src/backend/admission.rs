@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::backend::answer::{Answer, Echo, Times};
+use crate::backend::answer::{Answer, Echo, Row, Times};
+use crate::backend::branches::{Branches, NewBranches};
 use crate::backend::clients::{Fate, foreign};
 use crate::backend::logits_memory::LogitsMemory;
 use crate::backend::option_tensors::option_of;
-use crate::backend::options::RequestOptions;
+use crate::backend::options::{NumSequences, RequestOptions};
 use crate::backend::text_stream::{TextRules, TextStream};
 use crate::base::{RequestError, RequestId, TokenId, Tokens};
 use crate::config::{BatchingScheme, InputKind, ModelConfig, OutputKind};
@@ -60,7 +61,7 @@ pub struct TextParts {
 /// A request that has been read.
 pub struct Admitted {
     /// The engine's part.
-    pub new_request: NewRequest,
+    pub new_branches: NewBranches,
     /// Its guide, on its way; none if it has none, or has it already.
     pub compilation: Option<Compilation>,
     /// The responder's part.
@@ -106,41 +107,51 @@ impl Admission {
             let tokens = self.tokens_of_each(&options.embedding_bias_words)?;
             options.add_word_biases(&mut sampling, &tokens)?;
         }
+        let num_sequences = self.num_sequences(&options, &sampling)?;
         let compilation = self.compilation(&options, &mut sampling, now)?;
-        sampling.logits_processor = self.post_processor(request, id, &options)?;
+        let branches = Branches::new(id, num_sequences.generated);
+        let processors = self.post_processors(request, branches, &options)?;
 
         let room = self.max_seq_len.index().saturating_sub(num_prompt_tokens);
         let num_new_tokens = room.min(max_new_tokens as usize);
+        let outputs = self.wanted_outputs(request, &options)?;
+        let wants_text = outputs.contains(&OutputKind::TextOutput) && options.text.detokenize;
+        let row = |branch: usize| {
+            let text = match &self.text {
+                Some(parts) if wants_text || !options.stop.is_empty() => {
+                    let rules = self.text_rules(&options, &sampling);
+                    Some(TextStream::new(parts.tokenizer.clone(), &prompt.ids, rules))
+                }
+                _ => None,
+            };
+            Row::new(num_new_tokens, text, processors.get(branch).cloned())
+        };
         let mut answer = Answer::new(
             request.response_factory()?,
             Times::starting(now),
-            num_new_tokens,
+            (0..branches.len()).map(row).collect(),
             self.vocab_size,
         );
+        answer.num_returned = num_sequences.returned as usize;
+        answer.pad_id = options.pad_id(&sampling.end_ids);
         answer.stream = options.stream;
         let stream_interval = options
             .stream_interval
             .unwrap_or(self.config.settings.stream_interval);
         answer.stream_interval = stream_interval as usize;
-        answer.processor = sampling.logits_processor.clone();
-        answer.outputs = self.wanted_outputs(request, &options)?;
-        let gather = options.gather(&answer.outputs);
+        answer.outputs = outputs;
         let drafts = options.drafts(num_new_tokens);
+        let mut gather = options.gather(&answer.outputs);
+        if num_sequences.generated > num_sequences.returned {
+            gather.log_probs.get_or_insert(0);
+        }
         if gather.context_logits || gather.generation_logits {
             let of = |wanted, num_tokens| if wanted { num_tokens } else { 0 };
             let num_rows = of(gather.context_logits, num_prompt_tokens)
-                + of(gather.generation_logits, num_new_tokens);
+                + of(gather.generation_logits, branches.len() * num_new_tokens);
             answer.logits_memory = Some(self.logits_memory.set_aside(num_rows)?);
         }
         answer.num_prompt_tokens = num_prompt_tokens;
-        let wants_text =
-            answer.outputs.contains(&OutputKind::TextOutput) && options.text.detokenize;
-        if wants_text || !options.stop.is_empty() {
-            answer.text = self.text.as_ref().map(|parts| {
-                let rules = self.text_rules(&options, &sampling);
-                TextStream::new(parts.tokenizer.clone(), &prompt.ids, rules)
-            });
-        }
         if answer.outputs.contains(&OutputKind::Logprobs) {
             answer.tokenizer = self.text.as_ref().map(|parts| parts.tokenizer.clone());
         }
@@ -157,19 +168,20 @@ impl Admission {
             0 => options.timeout_us,
             timeout_us => timeout_us,
         };
-        Ok(Admitted {
-            new_request: NewRequest {
-                id,
-                prompt: prompt.ids,
-                stop: StopRule {
-                    max_new_tokens: Tokens(max_new_tokens),
-                },
-                sampling: Arc::new(sampling),
-                priority: options.priority,
-                reuse: options.reuse,
-                gather,
-                drafts,
+        let first = NewRequest {
+            id,
+            prompt: prompt.ids,
+            stop: StopRule {
+                max_new_tokens: Tokens(max_new_tokens),
             },
+            sampling: Arc::new(sampling),
+            priority: options.priority,
+            reuse: options.reuse,
+            gather,
+            drafts,
+        };
+        Ok(Admitted {
+            new_branches: NewBranches::new(branches, first, processors),
             compilation,
             answer: Box::new(answer),
             deadline: (timeout_us > 0)
@@ -201,14 +213,10 @@ impl Admission {
         let mut answer = Answer::new(
             request.response_factory()?,
             Times::starting(now),
-            0,
+            vec![Row::new(0, None, None)],
             self.vocab_size,
         );
         answer.outputs = self.wanted_outputs(request, &RequestOptions::default())?;
-        answer.text = self.text.as_ref().map(|parts| {
-            let rules = self.text_rules(&RequestOptions::default(), &SamplingParams::default());
-            TextStream::new(parts.tokenizer.clone(), &[], rules)
-        });
         Ok(Box::new(answer))
     }
 
@@ -337,6 +345,35 @@ impl Admission {
         Ok(())
     }
 
+    /// How many sequences the request gets.
+    fn num_sequences(
+        &self,
+        options: &RequestOptions,
+        sampling: &SamplingParams,
+    ) -> Result<NumSequences, RequestError> {
+        let num_sequences = options.num_sequences(self.config.max_batch_size)?;
+        let NumSequences {
+            generated,
+            returned,
+        } = num_sequences;
+        let invalid = |text: String| Err(RequestError::Invalid(text));
+        if generated > 1 && sampling.is_greedy() {
+            let name = if returned > 1 { "n" } else { "best_of" };
+            return invalid(format!(
+                "option '{name}': the {generated} sequences of a greedy request are all the same; give a \
+                 temperature above 0, and no top_k of 1, or leave '{name}' out"
+            ));
+        }
+        if generated > returned && !self.has_logits {
+            return invalid(
+                "option 'best_of': the synthetic runner has no logits, so that no sequence is the best; leave the \
+                 option out"
+                    .to_owned(),
+            );
+        }
+        Ok(num_sequences)
+    }
+
     /// Begins to compile the request's guide, if it has one; one that is known is there at once.
     fn compilation(
         &self,
@@ -365,23 +402,27 @@ impl Admission {
         }
     }
 
-    /// The request's logits post-processor, if it names one.
-    fn post_processor(
+    /// A logits post-processor for each branch, if the request names one.
+    fn post_processors(
         &self,
         request: &Request,
-        id: RequestId,
+        branches: Branches,
         options: &RequestOptions,
-    ) -> Result<Option<LogitsProcessor>, Error> {
+    ) -> Result<Vec<LogitsProcessor>, Error> {
         let Some((name, arguments)) = options.post_processor.named()? else {
-            return Ok(None);
+            return Ok(Vec::new());
         };
-        let processed = ProcessedRequest {
-            id,
-            client_id: request.client_id()?,
-            vocab_size: self.vocab_size,
+        let client_id = request.client_id()?;
+        let start = |id| {
+            let processed = ProcessedRequest {
+                id,
+                client_id,
+                vocab_size: self.vocab_size,
+            };
+            let processor = self.post_processors.start(name, arguments, processed)?;
+            Ok(processor)
         };
-        let processor = self.post_processors.start(name, arguments, processed)?;
-        Ok(Some(processor))
+        branches.ids().map(start).collect()
     }
 
     fn prompt(&self, request: &Request, options: &RequestOptions) -> Result<Prompt, Error> {

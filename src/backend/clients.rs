@@ -37,10 +37,6 @@ pub(super) enum Fate {
 
 use Fate::{Ignored, Only, Refused};
 
-const ONE_SEQUENCE: Fate = Only {
-    is_neutral: |value| number(value) == Some(1.0),
-    expected: "1: a request gets one answer; for more, send it again with another seed",
-};
 const ONLY_BEAMS: Fate = Ignored("it only changes beam search");
 const ONLY_SPEED: Fate = Ignored("it only changes how fast the same text is generated");
 const EXACT_DRAFTS: Fate = Ignored(
@@ -74,14 +70,10 @@ pub(super) const FOREIGN: &[ForeignField] = &[
             expected: "false: there is no beam search",
         },
     ),
-    field("num_return_sequences", ONE_SEQUENCE),
-    field("n", ONE_SEQUENCE),
-    field("best_of", ONE_SEQUENCE),
     field("len_penalty", ONLY_BEAMS),
     field("length_penalty", ONLY_BEAMS),
     field("early_stopping", ONLY_BEAMS),
     field("beam_search_diversity_rate", ONLY_BEAMS),
-    field("pad_id", Ignored("nothing is padded")),
     field("Streaming", Ignored("'streaming' says it")),
     field("use_draft_logits", EXACT_DRAFTS),
     field("draft_logits", EXACT_DRAFTS),

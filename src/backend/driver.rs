@@ -13,17 +13,17 @@
 //! request is in every batch; with `oldest` a batch may lack some, which are computed all the same and
 //! answered when they are here again.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::backend::admission::Admission;
 use crate::backend::answer::Answer;
+use crate::backend::branches::{Branches, NewBranches};
 use crate::backend::correlation::CorrelationKey;
 use crate::backend::in_flight::{InFlight, InFlightTable};
 use crate::backend::observer::StepRecord;
 use crate::backend::responder::{Lent, Responder};
 use crate::base::{RequestError, RequestId, StepError, Tokens};
-use crate::engine::{Event, NewRequest};
+use crate::engine::Event;
 use crate::guidance::Compilation;
 use crate::manager::{BatchManager, LandedStep};
 use crate::sampling::FinishReason;
@@ -67,7 +67,7 @@ pub struct Driver {
 /// A request whose guide is being compiled.
 struct Compiling {
     id: RequestId,
-    new_request: NewRequest,
+    new_branches: NewBranches,
     compilation: Compilation,
 }
 
@@ -194,24 +194,25 @@ impl Driver {
         let id = self.next_id();
         let admitted = self.claim_client_id(&request, now).and_then(|client_id| {
             let admitted = self.admission.read(&mut request, id, now)?;
-            let new_request = admitted.new_request;
+            let branches = admitted.new_branches.branches();
+            self.num_requests_seen = id.0 + branches.len() as u64;
             match admitted.compilation {
-                None => self.manager.add(new_request)?,
+                None => join(&mut self.manager, admitted.new_branches)?,
                 Some(compilation) => self.compiling.push(Compiling {
                     id,
-                    new_request,
+                    new_branches: admitted.new_branches,
                     compilation,
                 }),
             }
-            Ok((client_id, admitted.answer, admitted.deadline))
+            let mut in_flight = InFlight::new(key, &request, branches, admitted.answer);
+            in_flight.client_id = client_id;
+            in_flight.deadline = admitted.deadline;
+            Ok(in_flight)
         });
-        let (client_id, answer, deadline) = match admitted {
-            Ok(admitted) => admitted,
+        let in_flight = match admitted {
+            Ok(in_flight) => in_flight,
             Err(error) => return self.refuse(request, error),
         };
-        let mut in_flight = InFlight::new(key, &request, answer);
-        in_flight.client_id = client_id;
-        in_flight.deadline = deadline;
         self.in_flight.insert(id, in_flight);
         batch.push((id, request));
     }
@@ -230,13 +231,14 @@ impl Driver {
         match (answer, stopped) {
             (Err(error), _) | (_, Err(error)) => self.refuse(request, error),
             (Ok(answer), Ok(stopped)) => {
-                if let Some(stopped) = stopped {
-                    self.manager.cancel(stopped);
-                    self.in_flight.finish(stopped, FinishReason::Cancelled);
+                if let Some(stopped) = stopped.and_then(|id| self.in_flight.get_mut(id)) {
+                    cancel(&mut self.manager, stopped.branches);
+                    stopped.end(FinishReason::Cancelled);
                 }
                 let id = self.next_id();
-                let mut in_flight = InFlight::new(key, &request, answer);
-                in_flight.finish = Some(FinishReason::Cancelled);
+                let branches = Branches::new(id, 1);
+                let mut in_flight = InFlight::new(key, &request, branches, answer);
+                in_flight.end(FinishReason::Cancelled);
                 self.in_flight.insert(id, in_flight);
                 batch.push((id, request));
             }
@@ -290,12 +292,14 @@ impl Driver {
     /// Ends the requests whose own time limit has passed, with what they have. One that only waits for
     /// the rest of its lockstep batch is complete: it waits no longer.
     fn end_the_late(&mut self, now: Instant) {
-        for (id, in_flight) in self.in_flight.iter_mut() {
+        for (_, in_flight) in self.in_flight.iter_mut() {
             let late = in_flight.deadline.is_some_and(|deadline| deadline <= now);
-            if late && in_flight.finish.is_none() {
-                let ended = self.manager.ended(id);
-                self.manager.cancel(id);
-                in_flight.finish = ended.or(Some(FinishReason::TimedOut));
+            if late && !in_flight.has_ended {
+                for branch in in_flight.branches.ids() {
+                    let ended = self.manager.ended(branch);
+                    self.manager.cancel(branch);
+                    in_flight.end_branch(branch, ended.unwrap_or(FinishReason::TimedOut));
+                }
             }
         }
     }
@@ -306,8 +310,7 @@ impl Driver {
         if self.compiling.is_empty() {
             return;
         }
-        let has_ended =
-            |in_flight: &InFlight| in_flight.finish.is_some() || in_flight.refused.is_some();
+        let has_ended = |in_flight: &InFlight| in_flight.has_ended || in_flight.refused.is_some();
         let others_wait = self.compiling.len() < self.in_flight.len()
             || self
                 .in_flight
@@ -326,7 +329,7 @@ impl Driver {
             let Some(in_flight) = self.in_flight.get_mut(id) else {
                 continue;
             };
-            if in_flight.finish.is_some() {
+            if in_flight.has_ended {
                 continue;
             }
             let joined = match compiling.compilation.poll(now) {
@@ -335,11 +338,7 @@ impl Driver {
                     continue;
                 }
                 Some(Err(error)) => Err(error),
-                Some(Ok(guide)) => {
-                    let mut new_request = compiling.new_request;
-                    Arc::make_mut(&mut new_request.sampling).guide = Some(guide);
-                    self.manager.add(new_request)
-                }
+                Some(Ok(guide)) => join(&mut self.manager, compiling.new_branches.guided(guide)),
             };
             in_flight.refused = joined.err().map(Error::from);
         }
@@ -353,7 +352,7 @@ impl Driver {
             };
             // What is new of an ended one goes with its final response.
             let is_due = |answer: &&mut Box<Answer>| answer.stream && answer.is_due();
-            if in_flight.finish.is_none() && in_flight.answer.as_mut().filter(is_due).is_some() {
+            if !in_flight.has_ended && in_flight.answer.as_mut().filter(is_due).is_some() {
                 self.loan
                     .extend(in_flight.answer.take().map(|answer| (id, answer)));
             }
@@ -371,11 +370,21 @@ impl Driver {
         self.take_loan_back()?;
         launched?;
         let landed = self.manager.land(&mut self.events)?;
+        self.settle()?;
+        clock.model_ended(landed);
+        self.hear_events(clock.start);
+        if self.must_settle {
+            self.settle()?;
+            self.hear_events(clock.start);
+        }
+        Ok(())
+    }
+
+    /// Waits for the steps that are on their way, if what was given up may be in them.
+    fn settle(&mut self) -> Result<(), StepError> {
         if std::mem::take(&mut self.must_settle) {
             self.manager.settle(&mut self.events)?;
         }
-        clock.model_ended(landed);
-        self.hear_events(clock.start);
         Ok(())
     }
 
@@ -387,13 +396,14 @@ impl Driver {
             let Some(in_flight) = self.in_flight.get_mut(id) else {
                 continue;
             };
-            if answer.has_failed() {
-                self.manager.cancel(id);
+            let has_failed = answer.has_failed();
+            in_flight.answer = Some(answer);
+            if has_failed {
+                cancel(&mut self.manager, in_flight.branches);
                 // It is answered in this call, and holds no blocks then.
                 self.must_settle = true;
-                in_flight.finish.get_or_insert(FinishReason::Cancelled);
+                in_flight.end(FinishReason::Cancelled);
             }
-            in_flight.answer = Some(answer);
         }
         self.loan = loan;
         Ok(())
@@ -404,30 +414,36 @@ impl Driver {
         for event in self.events.drain(..) {
             match event {
                 Event::Admitted(id) => {
-                    if let Some(answer) = self.in_flight.answer_mut(id) {
+                    if let Some((answer, _)) = self.in_flight.row_mut(id) {
                         answer.times.admission.get_or_insert(step_start);
                     }
                 }
                 Event::Gathered(id, gathered) => {
-                    if let Some(answer) = self.in_flight.answer_mut(id) {
-                        answer.gather(*gathered);
+                    if let Some((answer, row)) = self.in_flight.row_mut(id) {
+                        answer.gather(row, *gathered);
                     }
                 }
                 Event::Token(id, token) => {
-                    let Some(answer) = self.in_flight.answer_mut(id) else {
+                    let Some((answer, row)) = self.in_flight.row_mut(id) else {
                         continue;
                     };
-                    if answer.push(token, now) {
-                        let num_output_tokens = Tokens(answer.num_output_tokens() as u32);
+                    if answer.push(row, token, now) {
+                        let num_output_tokens = Tokens(answer.rows()[row].tokens().len() as u32);
                         let reason = FinishReason::StopWords;
                         if self.manager.finish(id, num_output_tokens, reason) {
-                            self.in_flight.finish(id, reason);
+                            self.in_flight.end_branch(id, reason);
                         }
                     }
                 }
                 // No option asks for it.
                 Event::Hypotheses(..) => {}
-                Event::Finished(id, reason) => self.in_flight.finish(id, reason),
+                Event::Finished(id, reason) => {
+                    if let Some(failed) = self.in_flight.end_branch(id, reason) {
+                        cancel(&mut self.manager, failed);
+                        // As above.
+                        self.must_settle = true;
+                    }
+                }
                 Event::Paused(id) => log::debug!("request {id} is paused for want of KV blocks"),
             }
         }
@@ -449,13 +465,12 @@ impl Driver {
             } else if let Some(error) = in_flight.refused.take() {
                 self.forget(id);
                 self.end(request, error);
-            } else if let Some(reason) = in_flight.finish {
-                let success = !matches!(reason, FinishReason::Error(_));
+            } else if in_flight.has_ended {
+                let answer = self.in_flight.remove(id).and_then(|gone| gone.answer);
+                let success = answer.as_ref().is_some_and(|answer| !answer.has_error());
                 self.report(&request, success, &timestamps);
                 request.release();
-                if let Some(answer) = self.in_flight.remove(id).and_then(|gone| gone.answer) {
-                    finals.push((answer, reason));
-                }
+                finals.extend(answer.map(|answer| *answer));
             } else if let Err((request, error)) = request.reschedule() {
                 self.forget(id);
                 self.end(request, error);
@@ -507,8 +522,9 @@ impl Driver {
 
     /// Drops all that is known of a request, without a word to anybody.
     fn forget(&mut self, id: RequestId) {
-        self.manager.cancel(id);
-        self.in_flight.remove(id);
+        if let Some(gone) = self.in_flight.remove(id) {
+            cancel(&mut self.manager, gone.branches);
+        }
     }
 
     /// Lets Triton answer a cancelled request: it frees the slot at once, where a release would leave
@@ -565,6 +581,21 @@ impl Driver {
         if let Err(error) = self.instance.report_request(request, success, timestamps) {
             log::debug!("a request could not be counted: {error}");
         }
+    }
+}
+
+/// Gives the manager all branches of a request, or none.
+fn join(manager: &mut BatchManager, new_branches: NewBranches) -> Result<(), RequestError> {
+    let branches = new_branches.branches();
+    let mut requests = new_branches.requests();
+    let joined = requests.try_for_each(|request| manager.add(request));
+    joined.inspect_err(|_| cancel(manager, branches))
+}
+
+/// Gives up all branches of a request.
+fn cancel(manager: &mut BatchManager, branches: Branches) {
+    for branch in branches.ids() {
+        manager.cancel(branch);
     }
 }
 

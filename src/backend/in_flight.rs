@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use crate::backend::answer::Answer;
+use crate::backend::branches::Branches;
 use crate::backend::correlation::CorrelationKey;
 use crate::base::RequestId;
 use crate::sampling::FinishReason;
@@ -23,8 +24,10 @@ pub struct InFlight {
     pub is_here: bool,
     /// Its answer in the making; lent to the responder while a step computes.
     pub answer: Option<Box<Answer>>,
-    /// Why it ended, if it has and its request was not there to be released.
-    pub finish: Option<FinishReason>,
+    /// What the engine generates for it.
+    pub branches: Branches,
+    /// Whether all of its answer has ended, and waits for its request to be released.
+    pub has_ended: bool,
     /// Why it was refused, if that was found after it was taken in.
     pub refused: Option<Error>,
     /// When its own time limit passes.
@@ -35,18 +38,46 @@ pub struct InFlight {
 
 impl InFlight {
     /// A request that is here for the first time.
-    pub fn new(correlation_id: CorrelationKey, request: &Request, answer: Box<Answer>) -> Self {
+    pub fn new(
+        correlation_id: CorrelationKey,
+        request: &Request,
+        branches: Branches,
+        answer: Box<Answer>,
+    ) -> Self {
         Self {
             correlation_id,
             client_id: String::new(),
             identity: request.identity(),
             is_here: true,
             answer: Some(answer),
-            finish: None,
+            branches,
+            has_ended: false,
             refused: None,
             deadline: None,
             absent_since: None,
         }
+    }
+
+    /// Ends all that has not ended.
+    pub fn end(&mut self, reason: FinishReason) {
+        if let Some(answer) = &mut self.answer {
+            answer.end(reason);
+        }
+        self.has_ended = true;
+    }
+
+    /// Ends what a branch of it generates. An error ends all. Returns whether its other branches have to be
+    /// given up.
+    pub fn end_branch(&mut self, branch: RequestId, reason: FinishReason) -> bool {
+        if self.branches.len() == 1 || matches!(reason, FinishReason::Error(_)) {
+            self.end(reason);
+            return self.branches.len() > 1;
+        }
+        if let Some(answer) = &mut self.answer {
+            answer.end_row(self.branches.row_of(branch), reason);
+            self.has_ended = answer.has_ended();
+        }
+        false
     }
 
     /// Whether it will not come back: its client gave it up while Triton held it, or Triton has not
@@ -71,6 +102,9 @@ pub struct InFlightTable {
     requests: FxHashMap<RequestId, InFlight>,
     by_correlation: FxHashMap<CorrelationKey, RequestId>,
     by_client: HashMap<String, RequestId>,
+    /// Of each branch but the first, whose it is: requests of one sequence are not in it, and while there
+    /// are no others it costs nothing to look here.
+    by_branch: FxHashMap<RequestId, RequestId>,
 }
 
 impl InFlightTable {
@@ -81,6 +115,9 @@ impl InFlightTable {
         if !in_flight.client_id.is_empty() {
             self.by_client.insert(in_flight.client_id.clone(), id);
         }
+        for branch in in_flight.branches.ids().skip(1) {
+            self.by_branch.insert(branch, id);
+        }
         self.requests.insert(id, in_flight);
     }
 
@@ -89,6 +126,9 @@ impl InFlightTable {
         let in_flight = self.requests.remove(&id)?;
         self.by_correlation.remove(&in_flight.correlation_id);
         self.by_client.remove(&in_flight.client_id);
+        for branch in in_flight.branches.ids().skip(1) {
+            self.by_branch.remove(&branch);
+        }
         Some(in_flight)
     }
 
@@ -107,21 +147,30 @@ impl InFlightTable {
         self.requests.get_mut(&id)
     }
 
-    /// The answer of the request `id`, while it is not lent and the request has not ended: what a step
+    /// The request that `branch` belongs to.
+    fn branch_mut(&mut self, branch: RequestId) -> Option<&mut InFlight> {
+        let first = self.by_branch.get(&branch).unwrap_or(&branch);
+        self.requests.get_mut(first)
+    }
+
+    /// The answer that `branch` adds to, while it is not lent, and the row, which has not ended: what a step
     /// brings behind a stop word is nothing.
-    pub fn answer_mut(&mut self, id: RequestId) -> Option<&mut Answer> {
-        let in_flight = self.requests.get_mut(&id)?;
-        match in_flight.finish {
+    pub fn row_mut(&mut self, branch: RequestId) -> Option<(&mut Answer, usize)> {
+        let in_flight = self.branch_mut(branch)?;
+        let row = in_flight.branches.row_of(branch);
+        let answer = in_flight.answer.as_deref_mut()?;
+        match answer.rows()[row].finish() {
             Some(_) => None,
-            None => in_flight.answer.as_deref_mut(),
+            None => Some((answer, row)),
         }
     }
 
-    /// Marks the request `id` as ended; the first reason holds.
-    pub fn finish(&mut self, id: RequestId, reason: FinishReason) {
-        if let Some(in_flight) = self.requests.get_mut(&id) {
-            in_flight.finish.get_or_insert(reason);
-        }
+    /// Ends a branch, see [`InFlight::end_branch`]; returns what is to be given up because of it.
+    pub fn end_branch(&mut self, branch: RequestId, reason: FinishReason) -> Option<Branches> {
+        let in_flight = self.branch_mut(branch)?;
+        in_flight
+            .end_branch(branch, reason)
+            .then_some(in_flight.branches)
     }
 
     /// All requests, in no order.

@@ -232,7 +232,7 @@ impl InstanceMetrics {
         });
     }
 
-    /// Counts a request that has ended.
+    /// Counts a request that has ended, and each sequence that it has generated.
     pub fn request_ended(&self, answer: &Answer) {
         self.metrics.0.request_ended(answer);
     }
@@ -310,7 +310,7 @@ impl Metrics {
             )?,
             histogram(
                 c"nv_llm_output_token_len",
-                c"Tokens of a request's output",
+                c"Tokens of a sequence that a request has generated",
                 Some(("response_metric_type", "total_output_tokens")),
                 TOKEN_BUCKETS,
             )?,
@@ -328,7 +328,7 @@ impl Metrics {
             )?,
             histogram(
                 c"nv_inflight_time_per_output_token_seconds",
-                c"Mean time between two tokens of a request, one observation a request",
+                c"Mean time between two tokens of a sequence, one observation a sequence",
                 None,
                 TOKEN_TIME_BUCKETS,
             )?,
@@ -392,21 +392,25 @@ impl Metrics {
             // It only stopped another.
             return;
         }
-        let times = &answer.times;
-        let seconds = |to: Instant| to.saturating_duration_since(times.arrival).as_secs_f64();
-        let num_output_tokens = answer.num_output_tokens();
+        let arrival = answer.times.arrival;
+        let seconds = |to: Instant| to.saturating_duration_since(arrival).as_secs_f64();
         self.input_tokens.observe(answer.num_prompt_tokens as f64);
-        self.output_tokens.observe(num_output_tokens as f64);
-        if let Some(admission) = times.admission {
+        if let Some(admission) = answer.times.admission {
             self.queue.observe(seconds(admission));
         }
-        if let (Some(first), Some(last)) = (times.first_token, times.last_token) {
-            let (first, last) = (seconds(first), seconds(last));
-            self.time_to_first_token.observe(first);
-            self.e2e.observe(last);
-            if num_output_tokens > 1 {
+        if let (Some(first), Some(last)) = (answer.first_token(), answer.last_token()) {
+            self.time_to_first_token.observe(seconds(first));
+            self.e2e.observe(seconds(last));
+        }
+        for row in answer.rows() {
+            let num_tokens = row.tokens().len();
+            self.output_tokens.observe(num_tokens as f64);
+            if let (Some(first), Some(last)) = (row.first_token(), row.last_token())
+                && num_tokens > 1
+            {
+                let time = last.saturating_duration_since(first).as_secs_f64();
                 self.time_per_output_token
-                    .observe((last - first) / (num_output_tokens - 1) as f64);
+                    .observe(time / (num_tokens - 1) as f64);
             }
         }
     }

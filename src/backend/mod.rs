@@ -2,6 +2,7 @@
 
 mod admission;
 mod answer;
+mod branches;
 mod clients;
 mod correlation;
 mod driver;

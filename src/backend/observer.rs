@@ -15,7 +15,6 @@ use crate::backend::metrics::{InstanceMetrics, SharedMetrics};
 use crate::base::LoadError;
 use crate::engine::{KvUsage, RequestStage, StepStats};
 use crate::manager::LandedStep;
-use crate::sampling::FinishReason;
 use crate::triton;
 
 /// A step as it is written down.
@@ -132,9 +131,9 @@ impl Observer {
     }
 
     /// Counts a request that has ended; a failed one has no latency worth knowing.
-    pub fn request_ended(&mut self, answer: &Answer, reason: FinishReason) {
+    pub fn request_ended(&mut self, answer: &Answer) {
         if let Some(metrics) = &self.metrics
-            && !matches!(reason, FinishReason::Error(_))
+            && !answer.has_error()
         {
             metrics.request_ended(answer);
         }

@@ -21,7 +21,6 @@ use crate::backend::answer::Answer;
 use crate::backend::observer::{Observer, StepRecord};
 use crate::base::{LoadError, RequestId, StepError};
 use crate::engine::KvUsage;
-use crate::sampling::FinishReason;
 use crate::triton::lifecycle::catch;
 use crate::triton::{Error, ResponseFactory};
 
@@ -40,7 +39,7 @@ pub type Lent = (RequestId, Box<Answer>);
 
 enum Work {
     News(Vec<Lent>),
-    Finals(Vec<(Box<Answer>, FinishReason)>),
+    Finals(Vec<Answer>),
     /// A request was released with an error, by its factory.
     Refused(ResponseFactory),
     /// Nothing but to read the journal.
@@ -91,10 +90,10 @@ impl Responder {
                         }
                     }
                     Work::Finals(finals) => {
-                        for (answer, reason) in finals {
+                        for answer in finals {
                             let factory = answer.factory.clone();
-                            observer.request_ended(&answer, reason);
-                            if let Err(panic) = catch(|| log_failure(answer.send_final(reason))) {
+                            observer.request_ended(&answer);
+                            if let Err(panic) = catch(|| log_failure(answer.send_final())) {
                                 log_failure(factory.send_error(Error::internal(panic)));
                             }
                             anchor.hold(factory);
@@ -141,7 +140,7 @@ impl Responder {
     }
 
     /// Sends final responses of requests that are released.
-    pub fn finish(&mut self, finals: Vec<(Box<Answer>, FinishReason)>) -> Result<(), StepError> {
+    pub fn finish(&mut self, finals: Vec<Answer>) -> Result<(), StepError> {
         self.send(Work::Finals(finals))
     }
 

@@ -211,8 +211,18 @@ impl OutputKind {
     const fn dims(self) -> &'static [i64] {
         match self {
             OutputKind::GenerationLogits => &[-1, -1, -1],
-            OutputKind::OutputLogProbs | OutputKind::ContextLogits => &[-1, -1],
-            OutputKind::OutputIds | OutputKind::CumLogProbs => &[-1],
+            OutputKind::OutputIds | OutputKind::OutputLogProbs | OutputKind::ContextLogits => {
+                &[-1, -1]
+            }
+            // One for each sequence of the answer.
+            OutputKind::TextOutput
+            | OutputKind::SequenceLength
+            | OutputKind::FinishReason
+            | OutputKind::NumOutputTokens
+            | OutputKind::CumLogProbs
+            | OutputKind::CumulativeLogprob
+            | OutputKind::Logprobs
+            | OutputKind::StopReason => &[-1],
             _ => &[1],
         }
     }
@@ -487,7 +497,7 @@ fn check_outputs(
         return Err(refuse(
             "the model has no output",
             &completion.or_nothing(
-                "write output [{ name: \"output_ids\" data_type: TYPE_INT32 dims: [ -1 ] }] and the like",
+                "write output [{ name: \"output_ids\" data_type: TYPE_INT32 dims: [ -1, -1 ] }] and the like",
             ),
         ));
     }
@@ -500,7 +510,10 @@ fn check_outputs(
                 &format!("name some of {}", known.join(", ")),
             ));
         };
-        if field(output, "data_type") != kind.data_type() || dims(output) != kind.dims() {
+        // Who wrote 1 for what has a value of each sequence gets as many as a request asks for all the same:
+        // Triton does not compare.
+        let fits = dims(output) == kind.dims() || kind.dims() == [-1] && dims(output) == [1];
+        if field(output, "data_type") != kind.data_type() || !fits {
             return Err(refuse(
                 &format!(
                     "output '{name}' is {} {:?}",
@@ -630,6 +643,16 @@ mod tests {
         assert_eq!(parsed.input, InputKind::Ids);
     }
 
+    #[test]
+    fn an_output_of_one_value_a_sequence_may_say_that_there_is_one() {
+        for (i, kind) in OutputKind::ALL.into_iter().enumerate() {
+            let mut config = completed();
+            config["output"][i]["dims"] = json!([1]);
+            let parsed = ModelConfig::parse(&config, Completion::Allowed);
+            assert_eq!(parsed.is_ok(), kind.dims().len() == 1, "{}", kind.name());
+        }
+    }
+
     /// A change to a good config, and what its refusal must say.
     type Case = (fn(&mut Value), &'static [&'static str]);
 
@@ -686,7 +709,7 @@ mod tests {
             ),
             (
                 |c| c["output"][1]["dims"] = json!([3]),
-                &["output_ids", "dims: [ -1 ]"],
+                &["output_ids", "dims: [ -1, -1 ]"],
             ),
             (
                 |c| c["instance_group"] = json!([{ "kind": "KIND_GPU" }]),

@@ -162,6 +162,8 @@ impl Engine {
         {
             return;
         }
+        // Who waits for another's blocks would wait for all of a batch that nobody can join.
+        let may_wait = !lockstep && self.config.policy != CapacityPolicy::StaticBatch;
         let mut free_places = self.max_in_micro_batch().saturating_sub(num_running);
         let mut beside_beams = self.beside_beams(micro_batch);
         let mut room = self.room();
@@ -174,7 +176,7 @@ impl Engine {
             };
             let prospect = self.prospect(candidate);
             let next = prospect.next_block;
-            if !lockstep && next.is_some_and(|next| self.being_written.contains(&next)) {
+            if may_wait && next.is_some_and(|next| self.being_written.contains(&next)) {
                 num_passed_over += 1;
                 if num_passed_over == MAX_PASSED_OVER {
                     return;

@@ -1,6 +1,8 @@
 //! The real backend, over the synthetic runner, in the fake server: whatever clients and Triton do, every
 //! stream is the one that its prompt foretells, every request is answered once and nothing is left.
 
+use std::ffi::CString;
+
 use serde_json::json;
 use triton_inflight::backend::Inflight;
 use triton_inflight::base::TokenId;
@@ -27,6 +29,7 @@ pub struct Ask {
     pub prompt: Vec<TokenId>,
     pub max_tokens: usize,
     pub stream: bool,
+    pub num_sequences: usize,
 }
 
 impl Server {
@@ -63,37 +66,18 @@ impl Server {
 
     /// A new request of a sequence of its own.
     pub fn ask(&mut self, ask: &Ask) -> RawRequest {
+        let spec = self.spec(ask);
+        self.host.request(spec)
+    }
+
+    /// The same, to be changed before it is sent.
+    pub fn spec(&mut self, ask: &Ask) -> Spec {
         self.num_requests += 1;
-        self.ask_as(ask, Correlation::Number(self.num_requests))
+        spec(ask, Correlation::Number(self.num_requests))
     }
 
     fn ask_as(&self, ask: &Ask, correlation: Correlation) -> RawRequest {
-        let ids = ask
-            .prompt
-            .iter()
-            .flat_map(|id| (*id as i32).to_le_bytes())
-            .collect();
-        let mut parameters = vec![(
-            c"max_tokens".to_owned(),
-            Parameter::Int(ask.max_tokens as i64),
-        )];
-        parameters.push(match ask.stream {
-            true => (c"stream".to_owned(), Parameter::Bool(true)),
-            false => (c"exclude_input_in_output".to_owned(), Parameter::Bool(true)),
-        });
-        self.host.request(Spec {
-            correlation,
-            parameters,
-            inputs: vec![Input {
-                name: c"input_ids".to_owned(),
-                data_type: DataType::Int32,
-                shape: vec![1, ask.prompt.len() as i64],
-                buffers: vec![ids],
-                on_gpu: false,
-            }],
-            outputs: vec![c"output_ids".to_owned(), c"finish_reason".to_owned()],
-            ..Spec::default()
-        })
+        self.host.request(spec(ask, correlation))
     }
 
     /// One Execute call over requests that are the backend's or Triton's.
@@ -131,6 +115,21 @@ impl Server {
         panic!("a request never ends");
     }
 
+    /// What the metrics say of the KV cache.
+    pub fn num_used_blocks(&self) -> f64 {
+        let families = self.host.families();
+        let blocks = families
+            .iter()
+            .find(|family| family.name == "nv_trt_llm_kv_cache_block_metrics");
+        let is_used = |(_, value): &(String, String)| value == "used";
+        let used = blocks
+            .expect("the family")
+            .metrics
+            .iter()
+            .find(|metric| metric.labels.iter().any(is_used));
+        used.expect("the gauge").value
+    }
+
     /// Whether the instance says that it can serve.
     pub fn ready(&self) -> Result<(), Failure> {
         // SAFETY: the instance is alive.
@@ -151,6 +150,44 @@ impl Server {
     }
 }
 
+fn spec(ask: &Ask, correlation: Correlation) -> Spec {
+    let ids = ask
+        .prompt
+        .iter()
+        .flat_map(|id| (*id as i32).to_le_bytes())
+        .collect();
+    let mut parameters = vec![(
+        c"max_tokens".to_owned(),
+        Parameter::Int(ask.max_tokens as i64),
+    )];
+    parameters.push(match ask.stream {
+        true => (c"stream".to_owned(), Parameter::Bool(true)),
+        false => (c"exclude_input_in_output".to_owned(), Parameter::Bool(true)),
+    });
+    if ask.num_sequences > 1 {
+        // The synthetic runner draws nothing, but a greedy request has only one sequence.
+        parameters.push((c"temperature".to_owned(), Parameter::Double(1.0)));
+        let n = Parameter::Int(ask.num_sequences as i64);
+        parameters.push((c"n".to_owned(), n));
+    }
+    let outputs = ["output_ids", "finish_reason", "num_output_tokens"];
+    Spec {
+        correlation,
+        parameters,
+        inputs: vec![Input {
+            name: c"input_ids".to_owned(),
+            data_type: DataType::Int32,
+            shape: vec![1, ask.prompt.len() as i64],
+            buffers: vec![ids],
+            on_gpu: false,
+        }],
+        outputs: outputs
+            .map(|name| CString::new(name).expect("a name"))
+            .into(),
+        ..Spec::default()
+    }
+}
+
 impl Ask {
     pub fn of_lengths(prompt: usize, max_tokens: usize, stream: bool) -> Self {
         let prompt = (0..prompt).map(|i| (i * 7 % 64) as TokenId).collect();
@@ -158,6 +195,14 @@ impl Ask {
             prompt,
             max_tokens,
             stream,
+            num_sequences: 1,
+        }
+    }
+
+    pub fn of_sequences(self, num_sequences: usize) -> Self {
+        Self {
+            num_sequences,
+            ..self
         }
     }
 
@@ -171,20 +216,37 @@ impl Ask {
     }
 }
 
-/// The tokens of an answer, over all its responses.
+/// The tokens of an answer of one sequence, over all its responses.
 pub fn output_ids(sent: &[Sent]) -> Vec<TokenId> {
-    let ids = |bytes: &[u8]| -> Vec<TokenId> {
-        let (numbers, _) = bytes.as_chunks::<4>();
-        numbers
-            .iter()
-            .map(|bytes| u32::from_le_bytes(*bytes))
-            .collect()
-    };
-    sent.iter()
-        .flat_map(|sent| &sent.outputs)
-        .filter(|(name, ..)| name == "output_ids")
-        .flat_map(|(.., bytes)| ids(bytes))
-        .collect()
+    rows(sent, 1).remove(0)
+}
+
+/// The tokens of each row of an answer, over all its responses, without what fills them up.
+pub fn rows(sent: &[Sent], num_rows: usize) -> Vec<Vec<TokenId>> {
+    let mut rows = vec![Vec::new(); num_rows];
+    for sent in sent.iter().filter(|sent| !sent.outputs.is_empty()) {
+        let (shape, ids) = numbers(sent, "output_ids");
+        let (count_shape, counts) = numbers(sent, "num_output_tokens");
+        assert_eq!(shape[..2], [1, num_rows as i64]);
+        assert_eq!(count_shape, [1, num_rows as i64]);
+        let width = shape[2] as usize;
+        for (i, (row, count)) in rows.iter_mut().zip(counts).enumerate() {
+            let num_new = count as usize - row.len();
+            let ids = &ids[i * width..(i + 1) * width];
+            row.extend(ids[..num_new].iter().map(|id| *id as TokenId));
+            assert!(ids[num_new..].iter().all(|id| *id == 0), "the padding");
+        }
+    }
+    rows
+}
+
+/// Shape and values of an output.
+pub fn numbers(sent: &Sent, output: &str) -> (Vec<i64>, Vec<i32>) {
+    let found = sent.outputs.iter().find(|(name, ..)| name == output);
+    let (.., shape, bytes) = found.expect("the output is there");
+    let (numbers, _) = bytes.as_chunks::<4>();
+    let numbers = numbers.iter().map(|bytes| i32::from_le_bytes(*bytes));
+    (shape.clone(), numbers.collect())
 }
 
 pub fn error_code(sent: &[Sent]) -> Option<u32> {
@@ -238,9 +300,7 @@ fn a_streams_responses_have_as_many_tokens_as_the_model_says() {
     for ((request, ask), (_, expected)) in requests.into_iter().zip(&asks).zip(cases) {
         let sent = server.host.sent(request);
         assert_eq!(output_ids(&sent), ask.expected());
-        let lengths = sent
-            .iter()
-            .map(|sent| output_ids(std::slice::from_ref(sent)).len());
+        let lengths = sent.iter().map(|sent| numbers(sent, "output_ids").1.len());
         assert_eq!(lengths.collect::<Vec<_>>(), expected);
     }
 }
@@ -348,17 +408,7 @@ fn a_request_that_is_cancelled_in_a_step_is_left_to_triton_and_forgotten() {
     }
     server.unload();
     // No request came after them, and their blocks are free all the same.
-    let families = server.host.families();
-    let blocks = families
-        .iter()
-        .find(|family| family.name == "nv_trt_llm_kv_cache_block_metrics");
-    let is_used = |(_, value): &&(String, String)| value == "used";
-    let used = blocks
-        .expect("the family")
-        .metrics
-        .iter()
-        .find(|m| m.labels.iter().any(|l| is_used(&l)));
-    assert_eq!(used.expect("the gauge").value, 0.0);
+    assert_eq!(server.num_used_blocks(), 0.0);
 }
 
 fn cancel_in_a_step(server: &mut Server, max_tokens: usize) {

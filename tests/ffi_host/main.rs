@@ -15,6 +15,7 @@ mod reading;
 mod records;
 mod requests;
 mod responses;
+mod sequences;
 
 use std::ffi::CStr;
 use std::ptr::NonNull;

@@ -2,7 +2,7 @@
 
 use triton_inflight::triton::sys;
 
-use crate::driver::{Ask, Server, error_code, output_ids};
+use crate::driver::{Ask, Server, error_code, rows};
 use crate::fake_triton::Where;
 use crate::{INVALID, RawRequest};
 
@@ -35,6 +35,7 @@ fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
         if live.len() < 8 && draw.one_in(2) {
             let (prompt, max_tokens) = (1 + draw.below(30), 1 + draw.below(30));
             let ask = Ask::of_lengths(prompt, max_tokens, draw.one_in(2));
+            let ask = ask.of_sequences([1, 1, 2, 4][draw.below(4)]);
             let request = server.ask(&ask);
             asked.push((ask, request));
             live.push(request);
@@ -69,18 +70,18 @@ fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
     let mut num_whole = 0;
     for (ask, request) in asked {
         let sent = server.host.sent(request);
-        let (ids, expected) = (output_ids(&sent), ask.expected());
+        let (rows, expected) = (rows(&sent, ask.num_sequences), ask.expected());
         let whole = sent
             .last()
             .is_some_and(|last| last.is_final && last.error.is_none());
         if whole {
             num_whole += 1;
-            assert_eq!(ids, expected, "seed {seed}");
+            assert!(rows.iter().all(|ids| *ids == expected), "seed {seed}");
         } else {
             // Cancelled or refused on the way: what it got is a beginning of what it would have got.
             assert!(
-                expected.starts_with(&ids),
-                "seed {seed}: {ids:?} of {expected:?}"
+                rows.iter().all(|ids| expected.starts_with(ids)),
+                "seed {seed}: {rows:?} of {expected:?}"
             );
             match error_code(&sent) {
                 // Triton refused to take it back.
@@ -95,7 +96,7 @@ fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
     }
     assert!(
         num_whole > 5,
-        "seed {seed}: only {num_whole} served to the end"
+        "seed {seed}, {parameters:?}: only {num_whole} served to the end"
     );
 }
 
@@ -107,10 +108,12 @@ fn random_clients_get_their_own_streams_and_leave_nothing() {
         ("max_tokens_in_paged_kv_cache", "96"),
         ("max_num_tokens", "16"),
     ];
-    for policy in ["guaranteed_no_evict", "max_utilization"] {
+    for policy in ["guaranteed_no_evict", "max_utilization", "static_batch"] {
         for seed in 0..8 {
+            let overlap = if seed % 2 == 1 { "true" } else { "false" };
             let mut parameters = small.to_vec();
             parameters.push(("batch_scheduler_policy", policy));
+            parameters.push(("enable_trt_overlap", overlap));
             random_walk(seed, &parameters);
         }
     }

@@ -22,6 +22,7 @@ def server(tmp_path_factory):
     add_model(repository, "stories", checkpoint=STORIES)
     add_model(repository, "stories_full", fields=FULL_ANSWER, checkpoint=STORIES)
     add_model(repository, "stories_tight", TIGHT, checkpoint=STORIES)
+    add_model(repository, "stories_overlap", {"enable_trt_overlap": "true"}, checkpoint=STORIES)
     add_model(
         repository,
         "stories_oldest",

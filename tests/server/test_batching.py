@@ -3,12 +3,12 @@ request gets, bit for bit, what it gets alone."""
 
 import asyncio
 import itertools
-import json
 import random
 
 import pytest
 
 from harness import clients
+from harness.clients import described
 from harness.repository import STORIES, add_model
 from harness.server import Server
 
@@ -55,8 +55,8 @@ def combinations():
 
 
 def requests(scheme):
-    """A dozen requests of every kind; V1 does not stream."""
-    for seed in range(12):
+    """A dozen requests of every kind, and two for several sequences; V1 does not stream."""
+    for seed in range(14):
         rng = random.Random(seed)
         options = {"max_tokens": rng.choice([1, 7, 20, 40]), "seed": seed, "stream": scheme != "V1" and seed % 3 > 0}
         if seed % 2:
@@ -69,28 +69,26 @@ def requests(scheme):
             options["logprobs"] = seed % 7
         if seed % 4 == 1:
             options.update(return_log_probs=True, return_context_logits=True, return_generation_logits=True)
+        if seed >= 12:
+            options.update(n=seed - 9, temperature=1.0)
         yield rng.choice(PROMPTS), options
 
 
-def tensors(answer):
-    """What an answer has besides tokens, in however many responses it came."""
-    found = {}
-    for name in {name for response in answer.responses for name in response.tensors}:
-        arrays = answer.tensors(name)
-        if name == "cum_log_probs":
-            found[name] = arrays[-1].tobytes()
-        elif name == "logprobs":
-            found[name] = [entry for array in arrays for entry in json.loads(array.item())]
-        elif name == "output_log_probs":
-            found[name] = b"".join(array.tobytes() for array in arrays)
-        else:
-            # Where there is nothing new of the logits is a dummy of one zero.
-            found[name] = b"".join(array.tobytes() for array in arrays if array.size > 1)
-    return found
+def of_one_sequence(options):
+    """The requests of one sequence whose answers a request for several gets."""
+    options = dict(options)
+    return [{**options, "seed": options["seed"] + i} for i in range(options.pop("n", 1))]
+
+
+def serve_alone(server, model, asked):
+    """What each request gets alone, each of its sequences for itself."""
+    return [
+        [serve(server, model, [(prompt, own)])[0][0] for own in of_one_sequence(options)] for prompt, options in asked
+    ]
 
 
 def serve(server, model, asked):
-    """All at once, each on a stream of its own: texts and reasons, and to the bit what else was asked for."""
+    """All at once, each on a stream of its own: of each sequence text and reason, and to the bit what else was asked for."""
 
     async def main():
         async with clients.grpc(server) as client:
@@ -102,7 +100,7 @@ def serve(server, model, asked):
                 return await clients.stream(client, model, prompt, **options, **own)
 
             answers = await asyncio.gather(*(one(*request) for request in asked))
-            return [(answer.text, answer.ids, answer.finish_reason, tensors(answer)) for answer in answers]
+            return [[described(sequence) for sequence in answer.sequences()] for answer in answers]
 
     return clients.run(main())
 
@@ -128,7 +126,7 @@ def alone(server):
     answers = {}
     for windowed, model in enumerate(["alone", "alone-window"]):
         server.load(model)
-        answers[bool(windowed)] = [serve(server, model, [request])[0] for request in requests("")]
+        answers[bool(windowed)] = serve_alone(server, model, requests(""))
         server.unload(model)
     assert answers[False] != answers[True], "the window makes a difference"
     return answers
@@ -153,4 +151,4 @@ def test_an_int8_cache_gives_each_request_what_it_gets_alone(server):
     for model in ["int8", "int8-alone"]:
         server.load(model)
     asked = list(requests(""))
-    assert serve(server, "int8", asked) == [serve(server, "int8-alone", [request])[0] for request in asked]
+    assert serve(server, "int8", asked) == serve_alone(server, "int8-alone", asked)

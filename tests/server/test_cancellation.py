@@ -7,28 +7,10 @@ import pytest
 
 from harness import clients
 from harness.clients import GenerateStream, GrpcStream, generate_stream
+from harness.server import assert_blocks_come_back
 from harness.synthetic import continuation
 
 FOREVER = 4000
-
-
-def used_blocks(server, model):
-    samples = server.metrics()
-    return next(
-        value
-        for (family, labels), value in samples.items()
-        if family == "nv_trt_llm_kv_cache_block_metrics"
-        and ("model", model) in labels
-        and ("kv_cache_block_type", "used") in labels
-    )
-
-
-def assert_blocks_come_back(server, model):
-    """Metrics are refreshed by the server every so often, so this waits for what must come."""
-    deadline = time.monotonic() + 10
-    while used_blocks(server, model) != 0:
-        assert time.monotonic() < deadline, "blocks are still in use"
-        time.sleep(0.1)
 
 
 def num_cancelled(server, model):

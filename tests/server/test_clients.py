@@ -166,9 +166,9 @@ def test_input_lengths_says_where_padding_begins(server):
 
 REFUSED = [
     ("beam_width", 4, "4 is not 1: there is no beam search"),
-    ("n", 2, "send it again with another seed"),
-    ("best_of", 2, "send it again with another seed"),
-    ("num_return_sequences", 2, "send it again with another seed"),
+    ("n", 2, "the 2 sequences of a greedy request are all the same; give a temperature"),
+    ("best_of", 2, "leave 'best_of' out"),
+    ("n", 65, "at most max_batch_size, which is 64"),
     ("use_beam_search", True, "no beam search"),
     ("lora_task_id", 1, "serve the merged checkpoint"),
     ("lora_name", "alpaca", "serve the merged checkpoint"),

@@ -19,6 +19,18 @@ OUTPUTS = {
     "num_input_tokens": "num_input_tokens",
     "num_output_tokens": "num_output_tokens",
 }
+# Outputs that have a value of each sequence, and those that have one of each token of each sequence.
+OF_SEQUENCES = {
+    "text_output",
+    "sequence_length",
+    "finish_reason",
+    "num_output_tokens",
+    "cum_log_probs",
+    "cumulative_logprob",
+    "logprobs",
+    "stop_reason",
+}
+OF_TOKENS = {"output_ids", "output_log_probs", "generation_logits"}
 # What /generate adds to the outputs.
 ENVELOPE = {"model_name", "model_version", "id", "sequence_id", "sequence_start", "sequence_end"}
 
@@ -33,7 +45,7 @@ class Refused(Exception):
 
 @dataclasses.dataclass
 class Response:
-    """One response. An output that is not in it is None."""
+    """One response. An output that is not in it is None, and of several sequences it is a list, over HTTP."""
 
     text: str | None = None
     ids: list | None = None
@@ -44,6 +56,8 @@ class Response:
     # The other outputs by name: arrays with their shapes, or what JSON says.
     tensors: dict = dataclasses.field(default_factory=dict)
     final: bool = False
+    # Over gRPC and /infer, all outputs as they came.
+    arrays: dict = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclasses.dataclass
@@ -60,6 +74,22 @@ class Answer:
     def ids(self):
         return [id for r in self.responses for id in r.ids or []]
 
+    def sequences(self):
+        """Each sequence of an answer over gRPC or /infer that does not repeat the prompt, as the answer to a request
+        for one: without what fills it up."""
+        responses = [response for response in self.responses if response.arrays]
+        counts = [response.arrays["num_output_tokens"][0] for response in responses]
+        before = [numpy.zeros_like(counts[0]), *counts]
+        return [
+            Answer(
+                [
+                    _from_arrays(_of_sequence(response.arrays, i, count[i] - earlier[i]), response.final)
+                    for response, count, earlier in zip(responses, counts, before)
+                ]
+            )
+            for i in range(len(counts[0]))
+        ]
+
     def tensors(self, name):
         """An output of all responses that have it."""
         return [r.tensors[name] for r in self.responses if name in r.tensors]
@@ -72,6 +102,24 @@ class Answer:
     def last(self):
         """The last response that has outputs."""
         return [r for r in self.responses if r != Response(final=r.final)][-1]
+
+
+def described(answer):
+    """All that an answer over gRPC says of its sequence, in however many responses: text, ids, reason, and what else it
+    has, to the bit."""
+    found = {}
+    for name in {name for response in answer.responses for name in response.tensors}:
+        arrays = answer.tensors(name)
+        if name == "logprobs":
+            found[name] = [entry for array in arrays for entry in json.loads(array.item())]
+        elif name in OF_SEQUENCES:
+            found[name] = arrays[-1].item()
+        elif name == "output_log_probs":
+            found[name] = b"".join(array.tobytes() for array in arrays)
+        else:
+            # Where there is nothing new of the logits is a dummy of one zero.
+            found[name] = b"".join(array.tobytes() for array in arrays if array.size > 1)
+    return answer.text, answer.ids, answer.finish_reason, found
 
 
 # HTTP /generate and /generate_stream, as curl would call them.
@@ -257,6 +305,19 @@ def _input(module, prompt):
     return tensor
 
 
+def _of_sequence(arrays, i, num_new):
+    """What the outputs say of one of several sequences, which has so many new tokens."""
+    own = {}
+    for name, array in arrays.items():
+        if name in OF_TOKENS and array.shape[1] > i:
+            assert not array[:, i, num_new:].any() or name == "output_ids", "zeros fill up what is shorter"
+            array = array[:, i : i + 1, :num_new]
+        elif name in OF_SEQUENCES:
+            array = array[:, i : i + 1]
+        own[name] = array
+    return own
+
+
 def _from_arrays(arrays, final):
     fields = {}
     others = {name: array for name, array in arrays.items() if name not in OUTPUTS}
@@ -270,4 +331,4 @@ def _from_arrays(arrays, final):
             fields[OUTPUTS[name]] = values[0].decode()
         else:
             fields[OUTPUTS[name]] = int(values[0])
-    return Response(final=final, tensors=others, **fields)
+    return Response(final=final, tensors=others, arrays=arrays, **fields)

@@ -177,3 +177,21 @@ class Server:
         self.process.kill()
         self.process.wait()
         raise ServerDied(f"not ready after {START_TIMEOUT_S} s\n{self.log_tail()}")
+
+
+def assert_blocks_come_back(server, model):
+    """Metrics are refreshed by the server every so often, so this waits for what must come."""
+
+    def num_used():
+        labels = {("model", model), ("kv_cache_block_type", "used")}
+        samples = server.metrics().items()
+        return next(
+            value
+            for (family, found), value in samples
+            if family == "nv_trt_llm_kv_cache_block_metrics" and labels <= set(found)
+        )
+
+    deadline = time.monotonic() + 10
+    while num_used() != 0:
+        assert time.monotonic() < deadline, "blocks are still in use"
+        time.sleep(0.1)

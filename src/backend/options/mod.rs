@@ -29,6 +29,9 @@ pub use table::reference_table;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestOptions {
     max_tokens: Option<u32>,
+    num_returned: Option<u32>,
+    num_generated: Option<u32>,
+    pad_id: Option<i32>,
     /// Whether there are responses on the way, or only one at the end.
     pub stream: bool,
     /// Tokens of a response of a stream.
@@ -90,6 +93,15 @@ pub struct RequestOptions {
     allowed_token_ids: Option<Vec<TokenId>>,
     num_draft_tokens: Option<u32>,
     draft_input_ids: Vec<TokenId>,
+}
+
+/// How many sequences a request gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NumSequences {
+    /// Generated, at least one.
+    pub generated: u32,
+    /// Returned: if not all, the most likely ones.
+    pub returned: u32,
 }
 
 /// How a request wants its tokens turned into text.
@@ -162,6 +174,51 @@ impl RequestOptions {
             });
         }
         Ok(max)
+    }
+
+    /// How many sequences are generated, at most `max`, the model's `max_batch_size`, and how many returned.
+    ///
+    /// # Errors
+    /// More than that; fewer generated than returned; of a stream, which sends what it has, more.
+    pub fn num_sequences(&self, max: u32) -> Result<NumSequences, RequestError> {
+        let returned = self.num_returned.unwrap_or(1);
+        let generated = self.num_generated.unwrap_or(returned);
+        for (name, value) in [("n", returned), ("best_of", generated)] {
+            if value > max {
+                return Err(RequestError::Option {
+                    name: name.to_owned(),
+                    value: value.to_string(),
+                    expected: format!(
+                        "at most max_batch_size, which is {max} in the model's config.pbtxt"
+                    ),
+                });
+            }
+        }
+        if generated < returned {
+            return Err(RequestError::Option {
+                name: "best_of".to_owned(),
+                value: generated.to_string(),
+                expected: format!("at least n, which is {returned}"),
+            });
+        }
+        if self.stream && generated > returned {
+            return Err(RequestError::Invalid(
+                "option 'best_of': which sequences are the best is known at their end, and a stream sends each \
+                 token at once; leave out 'stream', or let best_of be n"
+                    .to_owned(),
+            ));
+        }
+        Ok(NumSequences {
+            generated,
+            returned,
+        })
+    }
+
+    /// What fills up the shorter ones of several sequences: as TensorRT-LLM has it, the end id where the
+    /// request says nothing.
+    pub fn pad_id(&self, end_ids: &[TokenId]) -> i32 {
+        let end_id = end_ids.first().map_or(0, |id| *id as i32);
+        self.pad_id.unwrap_or(end_id)
     }
 
     /// The sampler's part of the options, for a model whose sequences end with `model_end_ids`.

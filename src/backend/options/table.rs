@@ -67,6 +67,32 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         set: |o, v| set(&mut o.min_tokens, integer(v, 0..=MAX_COUNT)),
     },
     RequestOption {
+        name: "n",
+        aliases: &["num_return_sequences"],
+        expected: "an integer of at least 1",
+        default: "1",
+        doc: "Sequences to return, at most `max_batch_size`. Each is what the request gets alone with a seed of its \
+              own: the first with `seed`, the next with `seed` + 1, and so on. They share the prompt's blocks.",
+        set: |o, v| set(&mut o.num_returned, integer(v, 1..=MAX_COUNT).map(Some)),
+    },
+    RequestOption {
+        name: "best_of",
+        aliases: &[],
+        expected: "an integer of at least 1",
+        default: "`n`",
+        doc: "Sequences to generate, at most `max_batch_size`. If they are more than `n`, those `n` are returned whose \
+              tokens are the most likely together (`cum_log_probs`), the best first; not while streaming.",
+        set: |o, v| set(&mut o.num_generated, integer(v, 1..=MAX_COUNT).map(Some)),
+    },
+    RequestOption {
+        name: "pad_id",
+        aliases: &[],
+        expected: "an integer from -2147483648 to 2147483647",
+        default: "the first end id, or 0",
+        doc: "Where there are several sequences, fills up the shorter ones' `output_ids`.",
+        set: |o, v| set(&mut o.pad_id, signed(v).map(Some)),
+    },
+    RequestOption {
         name: "temperature",
         aliases: &[],
         expected: "a number from 0 to 100",
@@ -405,7 +431,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         expected: "an integer of at least 1",
         default: "the model's `stream_interval`",
         doc: "Tokens of each response of a stream. The first response has the first token, at once, and the \
-              last whatever is left.",
+              last whatever is left. Of several sequences, one at least has as many.",
         set: |o, v| set(&mut o.stream_interval, integer(v, 1..=MAX_COUNT).map(Some)),
     },
     RequestOption {

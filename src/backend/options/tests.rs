@@ -148,6 +148,9 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("max_tokens", json!(true)),
         ("max_tokens", json!(1.5)),
         ("min_tokens", json!(-1)),
+        ("n", json!(0)),
+        ("best_of", json!("all")),
+        ("pad_id", json!(1u64 << 31)),
         ("temperature", json!(-0.1)),
         ("temperature", json!("hot")),
         ("temperature", json!("nan")),
@@ -346,4 +349,84 @@ fn options_must_fit_each_other_and_the_vocabulary() {
         .sampling(&[], Vec::new(), 100)
         .expect_err("out of range");
     assert!(error.to_string().contains("0 to 99"), "{error}");
+}
+
+#[test]
+fn one_sequence_is_generated_unless_more_are_asked_for() {
+    let of = |parameters: &[(&str, Value)]| {
+        let options = parse(parameters).expect("good options");
+        options.num_sequences(8)
+    };
+    let num = |generated, returned| {
+        Ok(NumSequences {
+            generated,
+            returned,
+        })
+    };
+    assert_eq!(of(&[]), num(1, 1));
+    assert_eq!(of(&[("n", json!(3))]), num(3, 3));
+    assert_eq!(of(&[("num_return_sequences", json!("8"))]), num(8, 8));
+    assert_eq!(of(&[("best_of", json!(4))]), num(4, 1));
+    let nested = json!({ "n": 2, "best_of": 5 });
+    assert_eq!(of(&[("sampling_parameters", nested)]), num(5, 2));
+    let streamed = [
+        ("n", json!(2)),
+        ("best_of", json!(2)),
+        ("stream", json!(true)),
+    ];
+    assert_eq!(of(&streamed), num(2, 2));
+}
+
+#[test]
+fn sequences_that_cannot_be_had_are_refused_with_what_can() {
+    type Case = (&'static [(&'static str, i64)], &'static [&'static str]);
+    let cases: &[Case] = &[
+        (
+            &[("n", 9)],
+            &["'n': 9", "at most max_batch_size, which is 8"],
+        ),
+        (&[("best_of", 9)], &["'best_of': 9", "max_batch_size"]),
+        (
+            &[("n", 3), ("best_of", 2)],
+            &["'best_of': 2", "at least n, which is 3"],
+        ),
+    ];
+    for (parameters, words) in cases {
+        let parameters: Vec<_> = parameters
+            .iter()
+            .map(|(name, value)| (*name, json!(value)))
+            .collect();
+        let options = parse(&parameters).expect("each in its range");
+        let error = options.num_sequences(8).expect_err("refused").to_string();
+        for word in *words {
+            assert!(error.contains(word), "'{error}' does not say '{word}'");
+        }
+    }
+    let streamed =
+        parse(&[("best_of", json!(2)), ("stream", json!(true))]).expect("each in its range");
+    let error = streamed.num_sequences(8).expect_err("refused").to_string();
+    assert!(
+        error.contains("'best_of'") && error.contains("leave out 'stream'"),
+        "{error}"
+    );
+    for value in [
+        json!(0),
+        json!(-1),
+        json!(1.5),
+        json!("two"),
+        json!(true),
+        json!([2]),
+    ] {
+        for name in ["n", "num_return_sequences", "best_of"] {
+            assert!(parse(&[(name, value.clone())]).is_err(), "{name}: {value}");
+        }
+    }
+}
+
+#[test]
+fn padding_is_the_requests_own_or_the_end_id() {
+    let pad_id = |parameters: &[(&str, Value)]| parse(parameters).expect("good").pad_id(&[2, 7]);
+    assert_eq!(pad_id(&[]), 2);
+    assert_eq!(pad_id(&[("pad_id", json!(-1))]), -1);
+    assert_eq!(RequestOptions::default().pad_id(&[]), 0);
 }

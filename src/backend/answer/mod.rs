@@ -1,0 +1,215 @@
+//! One request's answer in the making: tokens in, responses out.
+//!
+//! ```text
+//! answer      rows, one for each sequence       what a response says of each of them
+//!             outputs, times, echo              what it says of the request
+//! row.rs      one sequence: tokens, text, log-probabilities, why it ended
+//! tensors.rs  a response: the rows, filled up to one length
+//! ```
+//!
+//! Whoever holds the answer may send. The driver lends it to the responder only while the request
+//! itself is with us: Triton may end a request that it has back (a cancelled one) at any moment, and a
+//! response after that end would reach into memory that the frontend has freed.
+
+mod row;
+mod tensors;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::backend::logits_memory::SetAside;
+use crate::base::TokenId;
+use crate::config::OutputKind;
+use crate::engine::Gathered;
+use crate::sampling::FinishReason;
+use crate::text::Tokenizer;
+use crate::triton::{Completion, Error, ResponseFactory};
+
+pub use row::Row;
+
+/// The answer to one request.
+pub struct Answer {
+    /// Makes its responses, and knows whether it was cancelled.
+    pub factory: ResponseFactory,
+    /// Whether there is an answer before the last.
+    pub stream: bool,
+    /// Tokens of a stream's responses, of one of its rows at least; the first has one, and the last what is
+    /// left.
+    pub stream_interval: usize,
+    /// The outputs that the client wants.
+    pub outputs: Vec<OutputKind>,
+    /// The prompt, where the answer repeats it.
+    pub echo: Option<Echo>,
+    /// Tokens of the prompt.
+    pub num_prompt_tokens: usize,
+    /// Names the tokens in `logprobs`, where there are names.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// When what happened.
+    pub times: Times,
+    /// What its logits may take.
+    pub logits_memory: Option<SetAside>,
+    /// How many of its sequences are returned; if not all, the most likely ones.
+    pub num_returned: usize,
+    /// What fills up the ids of the shorter rows.
+    pub pad_id: i32,
+    /// Its sequences, at least one.
+    rows: Vec<Row>,
+    /// Logits of the prompt that no response has carried, in the pieces that steps brought; each is whole
+    /// rows.
+    context_logits: Vec<Vec<f32>>,
+    vocab_size: usize,
+    /// Why a response could not be sent: the answer has a gap, and ends with this.
+    failure: Option<Error>,
+}
+
+/// A prompt to be repeated before the first token of each row.
+pub struct Echo {
+    /// Its text, where the request brought one.
+    pub text: String,
+    /// Its tokens.
+    pub ids: Vec<TokenId>,
+}
+
+/// The moments of a request's life in the backend, before those of its tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// First seen.
+    pub arrival: Instant,
+    /// First planned.
+    pub admission: Option<Instant>,
+}
+
+impl Times {
+    /// A request first seen now.
+    pub fn starting(arrival: Instant) -> Self {
+        Self {
+            arrival,
+            admission: None,
+        }
+    }
+}
+
+impl Answer {
+    /// An answer of these sequences, all to be returned.
+    pub fn new(factory: ResponseFactory, times: Times, rows: Vec<Row>, vocab_size: u32) -> Self {
+        Self {
+            factory,
+            stream: false,
+            stream_interval: 1,
+            outputs: Vec::new(),
+            echo: None,
+            num_prompt_tokens: 0,
+            tokenizer: None,
+            times,
+            logits_memory: None,
+            num_returned: rows.len(),
+            rows,
+            pad_id: 0,
+            context_logits: Vec::new(),
+            vocab_size: vocab_size as usize,
+            failure: None,
+        }
+    }
+
+    /// Adds a token to a row. Returns whether its text now ends with a stop word.
+    pub fn push(&mut self, row: usize, token: TokenId, now: Instant) -> bool {
+        self.rows[row].push(token, now)
+    }
+
+    /// Takes in what the request wanted to know besides the token of a row that follows.
+    pub fn gather(&mut self, row: usize, mut gathered: Gathered) {
+        let context_logits = std::mem::take(&mut gathered.context_logits);
+        if !context_logits.is_empty() {
+            self.context_logits.push(context_logits);
+        }
+        self.rows[row].gather(gathered);
+    }
+
+    /// Ends a row; the first reason holds.
+    pub fn end_row(&mut self, row: usize, reason: FinishReason) {
+        self.rows[row].end(reason);
+    }
+
+    /// Ends all rows that have not ended.
+    pub fn end(&mut self, reason: FinishReason) {
+        self.rows.iter_mut().for_each(|row| row.end(reason));
+    }
+
+    /// Whether all rows have ended.
+    pub fn has_ended(&self) -> bool {
+        self.rows.iter().all(|row| row.finish().is_some())
+    }
+
+    /// Whether a row has ended with an error, which is the request's own.
+    pub fn has_error(&self) -> bool {
+        let is_error = |row: &Row| matches!(row.finish(), Some(FinishReason::Error(_)));
+        self.rows.iter().any(is_error)
+    }
+
+    /// Whether a stream has enough tokens for its next response.
+    pub fn is_due(&self) -> bool {
+        self.rows.iter().any(|row| row.is_due(self.stream_interval))
+    }
+
+    /// All its sequences, those that are not returned too.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// When its first token was there.
+    pub fn first_token(&self) -> Option<Instant> {
+        self.rows.iter().filter_map(Row::first_token).min()
+    }
+
+    /// When its last token was there.
+    pub fn last_token(&self) -> Option<Instant> {
+        self.rows.iter().filter_map(Row::last_token).max()
+    }
+
+    /// Whether a response could not be sent, so that the request must end.
+    pub fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
+    /// Marks the answer as failed.
+    pub fn fail(&mut self, error: Error) {
+        self.failure = Some(error);
+    }
+
+    /// Sends what is new, with more to come.
+    ///
+    /// # Errors
+    /// Triton's, if it cannot make or take the response.
+    pub fn send_news(&mut self) -> Result<(), Error> {
+        let response = self.response(Completion::Partial)?;
+        response.send(Completion::Partial)
+    }
+
+    /// Sends the final response: what is new of a stream, or everything. All rows have ended.
+    ///
+    /// # Errors
+    /// As [`Answer::send_news`].
+    pub fn send_final(mut self) -> Result<(), Error> {
+        if let Some(error) = self.failure.take() {
+            return self.factory.send_error(error);
+        }
+        if let Some(error) = self.rows.iter().find_map(Row::error) {
+            return self.factory.send_error(error.into());
+        }
+        if self.num_returned < self.rows.len() {
+            // vLLM's rule (`ParallelSampleSequenceGroup`, 0.6): the sum, whatever the length. Of equal ones the
+            // first stays first.
+            self.rows
+                .sort_by(|a, b| b.cum_log_prob().total_cmp(&a.cum_log_prob()));
+        }
+        match self.response(Completion::Final) {
+            Ok(response) => {
+                // Before the client can ask again.
+                self.logits_memory = None;
+                response.send(Completion::Final)
+            }
+            // The client must not wait for ever.
+            Err(error) => self.factory.send_error(error),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! One sequence of an answer: its tokens, its text, and why it ended.
+
+use std::time::Instant;
+
+use crate::backend::text_stream::TextStream;
+use crate::base::{RequestError, TokenId};
+use crate::engine::{DraftTotals, Gathered, KvBlocks};
+use crate::sampling::{FinishReason, LogitsProcessor, SampleError, TokenLogProbs};
+
+/// One sequence of an answer.
+pub struct Row {
+    tokens: Vec<TokenId>,
+    /// Its text; `None` where only ids are wanted.
+    text: Option<TextStream>,
+    /// Of each token, if they are wanted.
+    log_probs: Vec<TokenLogProbs>,
+    cum_log_prob: f64,
+    /// Logits that no response has carried; each piece is one row.
+    generation_logits: Vec<Vec<f32>>,
+    kv_blocks: KvBlocks,
+    drafts: DraftTotals,
+    /// What changes its logits, and may have to say why it could not.
+    processor: Option<LogitsProcessor>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    finish: Option<FinishReason>,
+    num_decoded: usize,
+    num_answered: usize,
+    /// Whether what the text held back has come out.
+    is_text_whole: bool,
+}
+
+impl Row {
+    /// A sequence without tokens yet; `max_new_tokens` are reserved for, so that steps take no memory.
+    pub fn new(
+        max_new_tokens: usize,
+        text: Option<TextStream>,
+        processor: Option<LogitsProcessor>,
+    ) -> Self {
+        Self {
+            tokens: Vec::with_capacity(max_new_tokens),
+            text,
+            log_probs: Vec::new(),
+            cum_log_prob: 0.0,
+            generation_logits: Vec::new(),
+            kv_blocks: KvBlocks::default(),
+            drafts: DraftTotals::default(),
+            processor,
+            first_token: None,
+            last_token: None,
+            finish: None,
+            num_decoded: 0,
+            num_answered: 0,
+            is_text_whole: false,
+        }
+    }
+
+    /// Adds a token. Returns whether the text now ends with a stop word; the text of sequences without
+    /// stop words is left to the responder.
+    pub fn push(&mut self, token: TokenId, now: Instant) -> bool {
+        self.first_token.get_or_insert(now);
+        self.last_token = Some(now);
+        self.tokens.push(token);
+        self.text.as_ref().is_some_and(TextStream::has_stop_words) && self.decode()
+    }
+
+    /// Takes in what is known of the token that follows, and of the sequence's blocks and drafts.
+    pub fn gather(&mut self, gathered: Gathered) {
+        if let Some(log_probs) = gathered.log_probs {
+            self.cum_log_prob += f64::from(log_probs.chosen.log_prob);
+            self.log_probs.push(log_probs);
+        }
+        if !gathered.generation_logits.is_empty() {
+            self.generation_logits.push(gathered.generation_logits);
+        }
+        if let Some(kv_blocks) = gathered.kv_blocks {
+            self.kv_blocks = kv_blocks;
+        }
+        if let Some(drafts) = gathered.drafts {
+            self.drafts = drafts;
+        }
+    }
+
+    /// Ends the sequence; the first reason holds.
+    pub fn end(&mut self, reason: FinishReason) {
+        self.finish.get_or_insert(reason);
+    }
+
+    /// Why it ended, if it has.
+    pub fn finish(&self) -> Option<FinishReason> {
+        self.finish
+    }
+
+    /// The error that it has ended with, as its client reads it.
+    pub fn error(&self) -> Option<RequestError> {
+        let Some(FinishReason::Error(error)) = self.finish else {
+            return None;
+        };
+        let text = error.to_string();
+        Some(match error {
+            SampleError::NotFinite | SampleError::GuideFailed => RequestError::Internal(text),
+            SampleError::ProcessorFailed => {
+                let processor = self.processor.as_ref();
+                let failure = processor.and_then(|processor| processor.0.failure());
+                RequestError::Internal(failure.unwrap_or(text))
+            }
+            SampleError::NoneAllowed | SampleError::GuideTooComplex => RequestError::Invalid(text),
+        })
+    }
+
+    /// All tokens.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// Whether it has enough tokens for a response: the first, or as many as the `interval` says.
+    pub fn is_due(&self, interval: usize) -> bool {
+        let num_new = self.new_tokens().len();
+        let is_first = self.num_answered == 0;
+        num_new > 0 && (is_first || num_new >= interval)
+    }
+
+    /// The tokens that no response has carried.
+    pub fn new_tokens(&self) -> &[TokenId] {
+        &self.tokens[self.num_answered..]
+    }
+
+    /// What is known of them, if that is wanted.
+    pub fn new_log_probs(&self) -> &[TokenLogProbs] {
+        self.log_probs.get(self.num_answered..).unwrap_or_default()
+    }
+
+    /// How likely all tokens are together, the logarithm; 0 if it is not gathered.
+    pub fn cum_log_prob(&self) -> f64 {
+        self.cum_log_prob
+    }
+
+    /// Takes the logits that no response has carried, `[vocab_size]` each.
+    pub fn take_generation_logits(&mut self) -> Vec<Vec<f32>> {
+        std::mem::take(&mut self.generation_logits)
+    }
+
+    /// The blocks of the KV cache that it has had, if that is wanted.
+    pub fn kv_blocks(&self) -> KvBlocks {
+        self.kv_blocks
+    }
+
+    /// What its drafts have come to, if that is wanted.
+    pub fn drafts(&self) -> DraftTotals {
+        self.drafts
+    }
+
+    /// When its first token was there.
+    pub fn first_token(&self) -> Option<Instant> {
+        self.first_token
+    }
+
+    /// When its last token was there.
+    pub fn last_token(&self) -> Option<Instant> {
+        self.last_token
+    }
+
+    /// The text that no response has carried and that may be sent: of a sequence that has ended, all.
+    pub fn take_text(&mut self) -> String {
+        self.decode();
+        let Some(text) = &mut self.text else {
+            return String::new();
+        };
+        if self.finish.is_some() && !std::mem::replace(&mut self.is_text_whole, true) {
+            text.finish();
+        }
+        text.take_ready()
+    }
+
+    /// The stop word that the text has ended with, or the token that ended the sequence; else empty.
+    pub fn stop_reason(&self) -> String {
+        let last = || self.tokens.last().map(TokenId::to_string);
+        let stopped_by = match self.finish {
+            Some(FinishReason::EndId) => last(),
+            Some(FinishReason::StopWords) => {
+                let word = self.text.as_ref().and_then(TextStream::stop_word);
+                // Without one, it was a stop id.
+                word.map(str::to_owned).or_else(last)
+            }
+            _ => None,
+        };
+        stopped_by.unwrap_or_default()
+    }
+
+    /// Says that a response has carried all tokens so far.
+    pub fn answered(&mut self) {
+        self.num_answered = self.tokens.len();
+    }
+
+    /// Turns the tokens that are not text yet into text. Returns whether a stop word is complete.
+    fn decode(&mut self) -> bool {
+        let Some(text) = &mut self.text else {
+            return false;
+        };
+        let mut stopped = false;
+        for &token in &self.tokens[self.num_decoded..] {
+            stopped |= text.push(token);
+        }
+        self.num_decoded = self.tokens.len();
+        stopped
+    }
+}

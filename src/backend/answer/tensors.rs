@@ -1,0 +1,297 @@
+//! A response: what is new of an answer, as output tensors.
+//!
+//! ```text
+//! of the request     num_input_tokens, context_logits, blocks, drafts, moments   [1, ..]
+//! of each row        text_output, sequence_length, finish_reason, ...            [1, rows]
+//! of each token      output_ids, output_log_probs, generation_logits             [1, rows, tokens, ..]
+//! ```
+//!
+//! Rows are filled up to the longest one, ids with the padding id, numbers with zeros; `sequence_length`
+//! and `num_output_tokens` say how much of a row is its own.
+
+use std::ffi::CStr;
+use std::time::Instant;
+
+use crate::backend::answer::{Answer, Row};
+use crate::backend::log_probs;
+use crate::config::OutputKind;
+use crate::engine::{DraftTotals, KvBlocks};
+use crate::sampling::FinishReason;
+use crate::triton::{Completion, Element, Error, Response, now_ns};
+
+impl Answer {
+    /// A response with all that is new.
+    pub(super) fn response(&mut self, completion: Completion) -> Result<Response, Error> {
+        let mut response = self.factory.new_response()?;
+        let echo = self.echo.take();
+        let mut clock = None;
+        let mut ns = |moment| clock.get_or_insert_with(SteadyClock::now).ns(moment);
+        let (kv_blocks, drafts) = (self.kv_blocks(), self.drafts());
+        let (first_token, last_token) = (self.first_token(), self.last_token());
+        let rows = &mut self.rows[..self.num_returned];
+        let num_rows = rows.len() as i64;
+        let num_new = rows.iter().map(|row| row.new_tokens().len()).max();
+        let num_new = num_new.unwrap_or_default();
+        for output in &self.outputs {
+            let name = c_name(*output);
+            match output {
+                OutputKind::TextOutput => {
+                    let text = |row: &mut Row| match &echo {
+                        Some(echo) => echo.text.clone() + &row.take_text(),
+                        None => row.take_text(),
+                    };
+                    strings(&mut response, name, rows, text)?;
+                }
+                OutputKind::OutputIds => {
+                    let prompt = echo.as_ref().map_or(&[][..], |echo| &echo.ids);
+                    let width = prompt.len() + num_new;
+                    let ids = |row| {
+                        prompt
+                            .iter()
+                            .chain(Row::new_tokens(row))
+                            .map(|id| *id as i32)
+                    };
+                    let ids = padded(rows.iter().map(ids), width, self.pad_id);
+                    response.output(name, &[1, num_rows, width as i64], &ids)?;
+                }
+                OutputKind::SequenceLength => {
+                    let length = |row: &Row| (self.num_prompt_tokens + row.tokens().len()) as i32;
+                    numbers(&mut response, name, rows, length)?;
+                }
+                OutputKind::FinishReason => {
+                    let reason = |row: &mut Row| row.finish().map_or("", reason_name);
+                    strings(&mut response, name, rows, reason)?;
+                }
+                OutputKind::NumInputTokens => {
+                    response.output(name, &[1, 1], &[self.num_prompt_tokens as i32])?;
+                }
+                OutputKind::NumOutputTokens => {
+                    let num_tokens = |row: &Row| row.tokens().len() as i32;
+                    numbers(&mut response, name, rows, num_tokens)?;
+                }
+                OutputKind::OutputLogProbs => {
+                    let log_probs =
+                        |row| Row::new_log_probs(row).iter().map(|it| it.chosen.log_prob);
+                    let chosen = padded(rows.iter().map(log_probs), num_new, 0.0);
+                    response.output(name, &[1, num_rows, num_new as i64], &chosen)?;
+                }
+                OutputKind::CumLogProbs | OutputKind::CumulativeLogprob => {
+                    let sum = |row: &Row| row.cum_log_prob() as f32;
+                    numbers(&mut response, name, rows, sum)?;
+                }
+                OutputKind::Logprobs => {
+                    let tokenizer = self.tokenizer.as_deref();
+                    let json = |row: &mut Row| log_probs::json(row.new_log_probs(), tokenizer);
+                    strings(&mut response, name, rows, json)?;
+                }
+                OutputKind::ContextLogits => {
+                    let pieces = std::mem::take(&mut self.context_logits);
+                    let num_tokens = pieces.iter().map(Vec::len).sum::<usize>() / self.vocab_size;
+                    let shape = [1, num_tokens as i64, self.vocab_size as i64];
+                    output_logits(&mut response, name, &shape, &pieces)?;
+                }
+                OutputKind::GenerationLogits => {
+                    let logits: Vec<_> = rows.iter_mut().map(Row::take_generation_logits).collect();
+                    let width = logits.iter().map(Vec::len).max().unwrap_or_default();
+                    let zeros = vec![0.0; if num_rows > 1 { self.vocab_size } else { 0 }];
+                    let pieces = padded(logits.iter().map(|row| row.iter()), width, &zeros);
+                    let shape = [1, num_rows, width as i64, self.vocab_size as i64];
+                    output_logits(&mut response, name, &shape, &pieces)?;
+                }
+                OutputKind::StopReason => {
+                    strings(&mut response, name, rows, |row| row.stop_reason())?;
+                }
+                // What these say is known at the end.
+                _ if completion == Completion::Partial => {}
+                OutputKind::KvCacheAllocNewBlocks => {
+                    response.output(name, &[1, 1], &[kv_blocks.num_new.0 as i32])?;
+                }
+                OutputKind::KvCacheReusedBlocks => {
+                    response.output(name, &[1, 1], &[kv_blocks.num_reused.0 as i32])?;
+                }
+                OutputKind::KvCacheAllocTotalBlocks => {
+                    let total = kv_blocks.num_new + kv_blocks.num_reused;
+                    response.output(name, &[1, 1], &[total.0 as i32])?;
+                }
+                OutputKind::ArrivalTimeNs => {
+                    response.output(name, &[1, 1], &[ns(Some(self.times.arrival))])?;
+                }
+                OutputKind::FirstScheduledTimeNs => {
+                    response.output(name, &[1, 1], &[ns(self.times.admission)])?;
+                }
+                OutputKind::FirstTokenTimeNs => {
+                    response.output(name, &[1, 1], &[ns(first_token)])?;
+                }
+                OutputKind::LastTokenTimeNs => {
+                    response.output(name, &[1, 1], &[ns(last_token)])?;
+                }
+                OutputKind::AcceptanceRate => {
+                    response.output(name, &[1, 1], &[drafts.acceptance_rate() as f32])?;
+                }
+                OutputKind::TotalAcceptedDraftTokens => {
+                    response.output(name, &[1, 1], &[drafts.num_accepted as i32])?;
+                }
+                OutputKind::TotalDraftTokens => {
+                    response.output(name, &[1, 1], &[drafts.num_drafted as i32])?;
+                }
+            }
+        }
+        rows.iter_mut().for_each(Row::answered);
+        Ok(response)
+    }
+
+    /// The blocks of all rows together, those that are not returned too.
+    fn kv_blocks(&self) -> KvBlocks {
+        let blocks = self.rows.iter().map(Row::kv_blocks);
+        blocks.fold(KvBlocks::default(), |sum, row| KvBlocks {
+            num_new: sum.num_new + row.num_new,
+            num_reused: sum.num_reused + row.num_reused,
+        })
+    }
+
+    /// The drafts of all rows together, as the blocks.
+    fn drafts(&self) -> DraftTotals {
+        let drafts = self.rows.iter().map(Row::drafts);
+        drafts.fold(DraftTotals::default(), DraftTotals::and)
+    }
+}
+
+/// Adds a number of each row, `[1, rows]`. Most answers have one, which takes no memory here.
+fn numbers<T: Element>(
+    response: &mut Response,
+    name: &CStr,
+    rows: &[Row],
+    number: impl Fn(&Row) -> T,
+) -> Result<(), Error> {
+    match rows {
+        [row] => response.output(name, &[1, 1], &[number(row)]),
+        rows => {
+            let numbers: Vec<T> = rows.iter().map(number).collect();
+            response.output(name, &[1, rows.len() as i64], &numbers)
+        }
+    }
+}
+
+/// Adds a text of each row, as [`numbers`].
+fn strings<S: AsRef<[u8]>>(
+    response: &mut Response,
+    name: &CStr,
+    rows: &mut [Row],
+    string: impl Fn(&mut Row) -> S,
+) -> Result<(), Error> {
+    match rows {
+        [row] => response.output_strings(name, &[1, 1], &[string(row)]),
+        rows => {
+            let strings: Vec<S> = rows.iter_mut().map(string).collect();
+            response.output_strings(name, &[1, rows.len() as i64], &strings)
+        }
+    }
+}
+
+/// Rows end to end, each filled up to `width`.
+fn padded<T: Copy>(
+    rows: impl ExactSizeIterator<Item = impl Iterator<Item = T>>,
+    width: usize,
+    padding: T,
+) -> Vec<T> {
+    let mut elements = Vec::with_capacity(rows.len() * width);
+    for (i, row) in rows.enumerate() {
+        elements.extend(row.take(width));
+        elements.resize((i + 1) * width, padding);
+    }
+    elements
+}
+/// One moment on two clocks, so that another can be told on Triton's.
+struct SteadyClock {
+    instant: Instant,
+    ns: u64,
+}
+
+impl SteadyClock {
+    fn now() -> Self {
+        Self {
+            instant: Instant::now(),
+            ns: now_ns(),
+        }
+    }
+
+    /// A moment that has passed, in nanoseconds; 0 if it never came.
+    fn ns(&self, moment: Option<Instant>) -> i64 {
+        let age = |moment| self.instant.duration_since(moment).as_nanos() as u64;
+        moment.map_or(0, |moment| self.ns.saturating_sub(age(moment)) as i64)
+    }
+}
+
+/// Adds logits; where there are none, a dummy of one zero, as TensorRT-LLM's backend does.
+fn output_logits(
+    response: &mut Response,
+    name: &CStr,
+    shape: &[i64],
+    pieces: &[impl AsRef<[f32]>],
+) -> Result<(), Error> {
+    match pieces {
+        [] => response.output(name, &vec![1; shape.len()], &[0.0f32]),
+        pieces => response.output_pieces(name, shape, pieces),
+    }
+}
+
+/// The reason as a client reads it.
+fn reason_name(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::EndId => "end_id",
+        FinishReason::StopWords => "stop_words",
+        FinishReason::Length => "length",
+        FinishReason::TimedOut => "timed_out",
+        FinishReason::Cancelled => "cancelled",
+        FinishReason::Error(_) => "error",
+    }
+}
+
+fn c_name(output: OutputKind) -> &'static CStr {
+    match output {
+        OutputKind::TextOutput => c"text_output",
+        OutputKind::OutputIds => c"output_ids",
+        OutputKind::SequenceLength => c"sequence_length",
+        OutputKind::FinishReason => c"finish_reason",
+        OutputKind::NumInputTokens => c"num_input_tokens",
+        OutputKind::NumOutputTokens => c"num_output_tokens",
+        OutputKind::OutputLogProbs => c"output_log_probs",
+        OutputKind::CumLogProbs => c"cum_log_probs",
+        OutputKind::CumulativeLogprob => c"cumulative_logprob",
+        OutputKind::Logprobs => c"logprobs",
+        OutputKind::ContextLogits => c"context_logits",
+        OutputKind::GenerationLogits => c"generation_logits",
+        OutputKind::StopReason => c"stop_reason",
+        OutputKind::KvCacheAllocNewBlocks => c"kv_cache_alloc_new_blocks",
+        OutputKind::KvCacheReusedBlocks => c"kv_cache_reused_blocks",
+        OutputKind::KvCacheAllocTotalBlocks => c"kv_cache_alloc_total_blocks",
+        OutputKind::ArrivalTimeNs => c"arrival_time_ns",
+        OutputKind::FirstScheduledTimeNs => c"first_scheduled_time_ns",
+        OutputKind::FirstTokenTimeNs => c"first_token_time_ns",
+        OutputKind::LastTokenTimeNs => c"last_token_time_ns",
+        OutputKind::AcceptanceRate => c"acceptance_rate",
+        OutputKind::TotalAcceptedDraftTokens => c"total_accepted_draft_tokens",
+        OutputKind::TotalDraftTokens => c"total_draft_tokens",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_filled_up_to_the_longest() {
+        let rows: [&[i32]; 3] = [&[1, 2], &[], &[3, 4, 5]];
+        let rows = || rows.iter().map(|row| row.iter().copied());
+        assert_eq!(padded(rows(), 3, -1), [1, 2, -1, -1, -1, -1, 3, 4, 5]);
+        assert_eq!(padded(rows().take(1), 2, 0), [1, 2]);
+        assert_eq!(padded(rows().skip(1).take(1), 0, 0), [0; 0]);
+    }
+
+    #[test]
+    fn every_outputs_c_name_is_its_name() {
+        for output in OutputKind::ALL {
+            assert_eq!(c_name(output).to_str(), Ok(output.name()));
+        }
+    }
+}

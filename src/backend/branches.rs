@@ -1,0 +1,178 @@
+//! The branches of a request: what the engine generates for it, one sequence each.
+//!
+//! A request for several sequences (`n`, `best_of`) is one request to Triton, with one slot, and as many
+//! requests to the engine. Branch `i` gets, bit for bit, what the request gets alone with `n` = 1 and the
+//! seed `seed + i`. They begin alike, so that with reuse of the KV cache the first computes the context and
+//! the others wait for its blocks; that is nothing that the engine must know.
+//!
+//! More branches than rows or blocks cannot lock up: the engine starts who waits as it starts any
+//! request, one by one, and who runs waits for nobody: neither for a sibling nor for Triton. So each branch
+//! ends after as many steps as it has tokens, and the slot is free when the last has.
+
+use std::sync::Arc;
+
+use crate::base::RequestId;
+use crate::engine::NewRequest;
+use crate::sampling::{Guide, LogitsProcessor};
+
+/// The engine's ids of a request's branches, which follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Branches {
+    first: RequestId,
+    num: u32,
+}
+
+impl Branches {
+    /// `num` branches, at least one, of which the first is `first`.
+    pub fn new(first: RequestId, num: u32) -> Self {
+        Self { first, num }
+    }
+
+    /// How many there are.
+    pub fn len(self) -> usize {
+        self.num as usize
+    }
+
+    /// Their ids, in order.
+    pub fn ids(self) -> impl Iterator<Item = RequestId> {
+        (0..u64::from(self.num)).map(move |branch| RequestId(self.first.0 + branch))
+    }
+
+    /// The row of the answer that `branch`, one of them, adds to.
+    pub fn row_of(self, branch: RequestId) -> usize {
+        (branch.0 - self.first.0) as usize
+    }
+}
+
+/// What the engine is to be asked for a request's branches.
+pub struct NewBranches {
+    branches: Branches,
+    first: NewRequest,
+    processors: Vec<LogitsProcessor>,
+}
+
+impl NewBranches {
+    /// The first branch is `first`. Each branch has a logits processor of its own, or none has any.
+    pub fn new(branches: Branches, first: NewRequest, processors: Vec<LogitsProcessor>) -> Self {
+        Self {
+            branches,
+            first,
+            processors,
+        }
+    }
+
+    /// Their ids.
+    pub fn branches(&self) -> Branches {
+        self.branches
+    }
+
+    /// The same, guided. One guide may be asked about several sequences.
+    pub fn guided(mut self, guide: Guide) -> Self {
+        Arc::make_mut(&mut self.first.sampling).guide = Some(guide);
+        self
+    }
+
+    /// A request for each branch.
+    pub fn requests(mut self) -> impl Iterator<Item = NewRequest> {
+        let siblings = 1..self.branches.len();
+        let siblings: Vec<_> = siblings.map(|branch| self.sibling(branch)).collect();
+        if let Some(processor) = self.processors.first() {
+            let sampling = Arc::make_mut(&mut self.first.sampling);
+            sampling.logits_processor = Some(processor.clone());
+        }
+        std::iter::once(self.first).chain(siblings)
+    }
+
+    /// The first request as another branch has it.
+    fn sibling(&self, branch: usize) -> NewRequest {
+        let mut request = self.first.clone();
+        request.id = RequestId(request.id.0 + branch as u64);
+        let sampling = Arc::make_mut(&mut request.sampling);
+        sampling.seed = sampling.seed.wrapping_add(branch as u64);
+        sampling.logits_processor = self.processors.get(branch).cloned();
+        // The prompt is the same for all, and gathered once.
+        request.gather.context_logits = false;
+        request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Tokens;
+    use crate::engine::Gather;
+    use crate::sampling::{ProcessLogits, SampleError, SamplingInput, SamplingParams};
+
+    fn request(seed: u64) -> NewRequest {
+        NewRequest {
+            sampling: Arc::new(SamplingParams {
+                temperature: 1.0,
+                seed,
+                ..SamplingParams::default()
+            }),
+            gather: Gather {
+                context_logits: true,
+                generation_logits: true,
+                ..Gather::default()
+            },
+            ..NewRequest::new(RequestId(7), vec![1, 2], Tokens(5))
+        }
+    }
+
+    struct Nothing;
+
+    impl ProcessLogits for Nothing {
+        fn process(&self, _: &mut [f32], _: SamplingInput<'_>) -> Result<(), SampleError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_branch_is_the_request_with_an_id_and_a_seed_of_its_own() {
+        let branches = Branches::new(RequestId(7), 3);
+        let processors: Vec<_> = (0..3).map(|_| LogitsProcessor(Arc::new(Nothing))).collect();
+        let first = request(u64::MAX);
+        let new = NewBranches::new(branches, first, processors.clone());
+        let requests: Vec<_> = new.requests().collect();
+        let ids: Vec<_> = requests.iter().map(|request| request.id).collect();
+        assert_eq!(ids, branches.ids().collect::<Vec<_>>());
+        assert_eq!(ids, [7, 8, 9].map(RequestId));
+        let seeds: Vec<_> = requests
+            .iter()
+            .map(|request| request.sampling.seed)
+            .collect();
+        assert_eq!(seeds, [u64::MAX, 0, 1], "seeds go round");
+        let own = requests
+            .iter()
+            .map(|request| request.sampling.logits_processor.clone());
+        assert_eq!(
+            own.collect::<Vec<_>>(),
+            processors.into_iter().map(Some).collect::<Vec<_>>()
+        );
+        for request in &requests {
+            assert_eq!(
+                (request.prompt.as_slice(), request.sampling.temperature),
+                (&[1, 2][..], 1.0)
+            );
+            assert!(request.gather.generation_logits);
+        }
+        let context: Vec<_> = requests
+            .iter()
+            .map(|request| request.gather.context_logits)
+            .collect();
+        assert_eq!(
+            context,
+            [true, false, false],
+            "the prompt's logits are gathered once"
+        );
+    }
+
+    #[test]
+    fn one_branch_is_the_request_itself() {
+        let branches = Branches::new(RequestId(7), 1);
+        let mut requests = NewBranches::new(branches, request(4), Vec::new()).requests();
+        let first = requests.next().expect("one");
+        assert_eq!((first.id, first.sampling.seed), (RequestId(7), 4));
+        assert!(requests.next().is_none());
+    }
+}
