@@ -13,9 +13,9 @@
  *
  *     create           once, when the request is read
  *     process          once for each token that is to be chosen, before the request's guide, biases, penalties and
- *                      temperature; or process_batch, once for all requests of a step that name the processor. Its
- *                      entries may also be for guesses at later tokens, some of which come to nothing: a request then
- *                      has several, with one state. Those of a request with beams come one by one
+ *                      temperature; or process_batch, once for all requests of a step that name the processor. It
+ *                      has to take several entries of one request, with one state, and entries for tokens that come
+ *                      to nothing. The beams of a request come one by one
  *     destroy          once, when the request has ended, however it ended; not if create failed
  *
  * THE CONTRACT

@@ -102,7 +102,7 @@ impl ProcessBatch for LibraryProcessor {
             owners.push(known.unwrap_or(kept.len()));
             if known.is_none() {
                 let mut locked = request.kept.lock();
-                // For guesses of the step before that came to nothing.
+                // For tokens that came to nothing.
                 let unused = locked.prepared.drain(..);
                 unused.for_each(|(_, unused)| self.give_back(unused.copy));
                 kept.push((request, locked));
