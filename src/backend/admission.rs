@@ -107,7 +107,15 @@ impl Admission {
             let tokens = self.tokens_of_each(&options.embedding_bias_words)?;
             options.add_word_biases(&mut sampling, &tokens)?;
         }
-        let num_sequences = self.num_sequences(&options, &sampling)?;
+        sampling.beam_search = options.beam_search(self.config.settings.max_beam_width)?;
+        let num_sequences = match sampling.beam_search {
+            None => self.num_sequences(&options, &sampling)?,
+            // To the engine they are one.
+            Some(_) => NumSequences {
+                generated: 1,
+                returned: 1,
+            },
+        };
         let compilation = self.compilation(&options, &mut sampling, now)?;
         let branches = Branches::new(id, num_sequences.generated);
         let processors = self.post_processors(request, branches, &options)?;
@@ -116,6 +124,13 @@ impl Admission {
         let num_new_tokens = room.min(max_new_tokens as usize);
         let outputs = self.wanted_outputs(request, &options)?;
         let wants_text = outputs.contains(&OutputKind::TextOutput) && options.text.detokenize;
+        let num_found = sampling.beam_search.map(|it| it.num_returned as usize);
+        // What is found comes whole.
+        let num_reserved = if num_found.is_some() {
+            0
+        } else {
+            num_new_tokens
+        };
         let row = |branch: usize| {
             let text = match &self.text {
                 Some(parts) if wants_text || !options.stop.is_empty() => {
@@ -124,15 +139,16 @@ impl Admission {
                 }
                 _ => None,
             };
-            Row::new(num_new_tokens, text, processors.get(branch).cloned())
+            Row::new(num_reserved, text, processors.get(branch).cloned())
         };
+        let num_rows = num_found.unwrap_or(branches.len());
         let mut answer = Answer::new(
             request.response_factory()?,
             Times::starting(now),
-            (0..branches.len()).map(row).collect(),
+            (0..num_rows).map(row).collect(),
             self.vocab_size,
         );
-        answer.num_returned = num_sequences.returned as usize;
+        answer.num_returned = num_found.unwrap_or(num_sequences.returned as usize);
         answer.pad_id = options.pad_id(&sampling.end_ids);
         answer.stream = options.stream;
         let stream_interval = options
@@ -144,6 +160,11 @@ impl Admission {
         let mut gather = options.gather(&answer.outputs);
         if num_sequences.generated > num_sequences.returned {
             gather.log_probs.get_or_insert(0);
+        }
+        if num_found.is_some() {
+            RequestOptions::check_outputs_of_beams(&answer.outputs)?;
+            // They come with what is found.
+            gather.log_probs = None;
         }
         if gather.context_logits || gather.generation_logits {
             let of = |wanted, num_tokens| if wanted { num_tokens } else { 0 };

@@ -37,7 +37,6 @@ pub(super) enum Fate {
 
 use Fate::{Ignored, Only, Refused};
 
-const ONLY_BEAMS: Fate = Ignored("it only changes beam search");
 const ONLY_SPEED: Fate = Ignored("it only changes how fast the same text is generated");
 const EXACT_DRAFTS: Fate = Ignored(
     "a draft token is accepted if it is what would have been generated without it, and never else",
@@ -56,24 +55,6 @@ const NO_LISTS_OF_IDS: Fate = Refused("write the words as text to 'stop_words' a
 
 /// Every field of the other backends' clients that is no option here.
 pub(super) const FOREIGN: &[ForeignField] = &[
-    field(
-        "beam_width",
-        Only {
-            is_neutral: |value| number(value) == Some(1.0),
-            expected: "1: there is no beam search; for the most likely token each time, write temperature: 0",
-        },
-    ),
-    field(
-        "use_beam_search",
-        Only {
-            is_neutral: |value| truth(value) == Some(false),
-            expected: "false: there is no beam search",
-        },
-    ),
-    field("len_penalty", ONLY_BEAMS),
-    field("length_penalty", ONLY_BEAMS),
-    field("early_stopping", ONLY_BEAMS),
-    field("beam_search_diversity_rate", ONLY_BEAMS),
     field("Streaming", Ignored("'streaming' says it")),
     field("use_draft_logits", EXACT_DRAFTS),
     field("draft_logits", EXACT_DRAFTS),
@@ -147,18 +128,6 @@ const fn field(name: &'static str, fate: Fate) -> ForeignField {
 pub(super) fn foreign(name: &str) -> Option<&'static ForeignField> {
     let name = options::plain_name(name);
     FOREIGN.iter().find(|field| field.name == name)
-}
-
-fn number(value: &Value) -> Option<f64> {
-    value
-        .as_f64()
-        .or_else(|| value.as_str()?.trim().parse().ok())
-}
-
-fn truth(value: &Value) -> Option<bool> {
-    value
-        .as_bool()
-        .or_else(|| value.as_str()?.trim().to_ascii_lowercase().parse().ok())
 }
 
 /// The keys of vLLM's `sampling_parameters`.

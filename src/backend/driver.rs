@@ -435,8 +435,11 @@ impl Driver {
                         }
                     }
                 }
-                // No option asks for it.
-                Event::Hypotheses(..) => {}
+                Event::Hypotheses(id, found) => {
+                    if let Some((answer, _)) = self.in_flight.row_mut(id) {
+                        answer.take_found(found, now);
+                    }
+                }
                 Event::Finished(id, reason) => {
                     if let Some(failed) = self.in_flight.end_branch(id, reason) {
                         cancel(&mut self.manager, failed);

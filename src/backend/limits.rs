@@ -23,7 +23,7 @@ pub trait ModelFacts {
 /// The engine's limits, checked.
 ///
 /// The KV pool is the smallest of: what the memory fraction allows, `max_tokens_in_paged_kv_cache`,
-/// and what `max_num_requests` sequences of `max_seq_len` could ever use.
+/// and what `max_num_requests` sequences of `max_seq_len`, with all their beams, could ever use.
 ///
 /// # Errors
 /// Limits that contradict each other, or a pool that does not hold one sequence.
@@ -44,6 +44,7 @@ pub fn engine_config(
         let each = 1 + speculation.map_or(0, |it| it.max_draft_tokens);
         let full_batch = max_num_requests
             .saturating_mul(each)
+            .max(settings.max_beam_width)
             .saturating_add(settings.tokens_per_block.tokens().0);
         DEFAULT_MAX_NUM_TOKENS.max(full_batch).max(whole_context)
     });
@@ -56,7 +57,7 @@ pub fn engine_config(
     let engine = EngineConfig {
         scheme: settings.gpt_model_type,
         max_num_requests,
-        max_beam_width: 1,
+        max_beam_width: settings.max_beam_width,
         max_seq_len,
         max_num_tokens: Tokens(max_num_tokens),
         block_size,
@@ -140,7 +141,8 @@ fn num_blocks(
     max_seq_len: Tokens,
     available_bytes: Option<u64>,
 ) -> Blocks {
-    let usable = u64::from(max_num_requests) * u64::from(max_seq_len.blocks_ceil(block_size).0);
+    let max_texts = u64::from(max_num_requests) * u64::from(settings.max_beam_width);
+    let usable = max_texts * u64::from(max_seq_len.blocks_ceil(block_size).0);
     let by_tokens = settings
         .max_tokens_in_paged_kv_cache
         .map_or(u64::MAX, |tokens| u64::from(tokens / block_size.tokens().0));

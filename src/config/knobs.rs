@@ -29,6 +29,8 @@ pub(super) struct Knob {
 
 /// The largest count that any knob takes: what an INT32 tensor of a client can still say.
 const MAX_COUNT: u32 = i32::MAX as u32;
+/// Each beam names as many candidates in every step, and all of them are sorted.
+const MAX_BEAM_WIDTH: u32 = 256;
 
 /// Every parameter, in the order of the README.
 pub(super) const KNOBS: &[Knob] = &[
@@ -145,6 +147,15 @@ pub(super) const KNOBS: &[Knob] = &[
               together. Triton's own `max_batch_size` is how many it hands over to the backend; those \
               above `max_num_requests` wait inside.",
         set: |s, v| set(&mut s.max_num_requests, count(v, 1..=MAX_COUNT).map(Some)),
+    },
+    Knob {
+        key: "max_beam_width",
+        expected: "an integer from 1 to 256",
+        default: "1",
+        doc: "Beams of one request, at most: what `beam_width` may be. A request with beams is one of \
+              `max_num_requests`, and takes a token of each beam from every step. It is never paused: \
+              blocks for all its beams are set aside when it starts.",
+        set: |s, v| set(&mut s.max_beam_width, count(v, 1..=MAX_BEAM_WIDTH)),
     },
     Knob {
         key: "max_num_tokens",
@@ -572,6 +583,7 @@ mod tests {
             &["1", "2147483647"],
             &["0", "-1", "1.5", "2147483648"],
         ),
+        ("max_beam_width", &["1", "256"], &["0", "257"]),
         ("max_num_tokens", &["1", "8192"], &["0", "many"]),
         ("max_seq_len", &["2"], &["1", ""]),
         ("enable_chunked_context", &["true", "False"], &["yes", "1"]),

@@ -102,6 +102,8 @@ pub struct Settings {
     pub sink_token_length: u32,
     /// `max_num_requests`
     pub max_num_requests: Option<u32>,
+    /// `max_beam_width`
+    pub max_beam_width: u32,
     /// `max_num_tokens`
     pub max_num_tokens: Option<u32>,
     /// `max_seq_len`
@@ -165,6 +167,7 @@ impl Default for Settings {
             max_attention_window_size: Vec::new(),
             sink_token_length: 0,
             max_num_requests: None,
+            max_beam_width: 1,
             max_num_tokens: None,
             max_seq_len: None,
             tokens_per_block: DEFAULT_BLOCK_SIZE,

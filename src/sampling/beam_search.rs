@@ -98,10 +98,10 @@ pub struct Hypotheses {
 }
 
 impl BeamSearch {
-    /// How many candidates each beam has to name, if `num_end_ids` tokens end a text: as many as leave
-    /// `width` that do not.
+    /// How many candidates each beam has to name, if `num_end_ids` tokens end a text: even if all of those
+    /// are the most likely ones, `width` are left to go on with.
     pub fn num_candidates(&self, num_end_ids: usize) -> usize {
-        self.width as usize * (1 + num_end_ids.max(1))
+        self.width as usize + num_end_ids
     }
 
     /// Selects among the continuations of beams with these `scores`, of which each has named its

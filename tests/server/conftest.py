@@ -32,6 +32,10 @@ def server(tmp_path_factory):
     )
     # Memory for 40 rows of the demo model's 1536 logits.
     add_model(repository, "stories_few_logits", {"logits_memory_bytes": 40 * 1536 * 4}, checkpoint=STORIES)
+    add_model(repository, "stories_beams", {"max_beam_width": 8}, checkpoint=STORIES)
+    add_model(repository, "stories_beams_full", {"max_beam_width": 8}, fields=FULL_ANSWER, checkpoint=STORIES)
+    add_model(repository, "stories_beams_tight", {**TIGHT, "max_beam_width": 8}, checkpoint=STORIES)
+    add_synthetic(repository, "synthetic_beams", {"max_beam_width": 8})
     add_synthetic(repository, "synthetic")
     add_synthetic(repository, "synthetic_full", fields=FULL_ANSWER)
     add_synthetic(repository, "synthetic_tight", {**TIGHT, "synthetic_step_us": 200})

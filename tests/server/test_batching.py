@@ -25,7 +25,13 @@ PROMPTS = [
     "The",
 ]
 # A pool of a few sequences, of small blocks: it is full all the time.
-TIGHT = {"max_seq_len": 192, "max_num_requests": 6, "tokens_per_block": 4, "max_tokens_in_paged_kv_cache": 384}
+TIGHT = {
+    "max_seq_len": 192,
+    "max_num_requests": 6,
+    "max_beam_width": 4,
+    "tokens_per_block": 4,
+    "max_tokens_in_paged_kv_cache": 384,
+}
 WINDOW = {"max_attention_window_size": "40,24", "sink_token_length": 4}
 
 SCHEMES = ["V1", "inflight_batching", "inflight_fused_batching"]
@@ -55,8 +61,8 @@ def combinations():
 
 
 def requests(scheme):
-    """A dozen requests of every kind, and two for several sequences; V1 does not stream."""
-    for seed in range(14):
+    """A dozen requests of every kind, two for several sequences, and two with beams; V1 does not stream."""
+    for seed in range(16):
         rng = random.Random(seed)
         options = {"max_tokens": rng.choice([1, 7, 20, 40]), "seed": seed, "stream": scheme != "V1" and seed % 3 > 0}
         if seed % 2:
@@ -71,6 +77,9 @@ def requests(scheme):
             options.update(return_log_probs=True, return_context_logits=True, return_generation_logits=True)
         if seed >= 12:
             options.update(n=seed - 9, temperature=1.0)
+        if seed >= 14:
+            beams = {"beam_width": seed - 11, "length_penalty": 15.0 - seed, "return_log_probs": True}
+            options = {"max_tokens": [20, 40][seed % 2], "seed": seed, "stream": False, **beams}
         yield rng.choice(PROMPTS), options
 
 
@@ -83,7 +92,8 @@ def of_one_sequence(options):
 def serve_alone(server, model, asked):
     """What each request gets alone, each of its sequences for itself."""
     return [
-        [serve(server, model, [(prompt, own)])[0][0] for own in of_one_sequence(options)] for prompt, options in asked
+        [sequence for own in of_one_sequence(options) for sequence in serve(server, model, [(prompt, own)])[0]]
+        for prompt, options in asked
     ]
 
 
@@ -110,12 +120,12 @@ def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("batching") / "repository"
     for name, parameters, _ in combinations():
         add_model(repository, name, parameters, checkpoint=STORIES)
-    add_model(repository, "alone", {"max_seq_len": 192}, checkpoint=STORIES)
-    add_model(repository, "alone-window", {"max_seq_len": 192, **WINDOW}, checkpoint=STORIES)
-    contiguous = {"max_seq_len": 192, "max_num_requests": 6, "kv_cache_type": "contiguous"}
+    add_model(repository, "alone", {"max_seq_len": 192, "max_beam_width": 4}, checkpoint=STORIES)
+    add_model(repository, "alone-window", {"max_seq_len": 192, "max_beam_width": 4, **WINDOW}, checkpoint=STORIES)
+    contiguous = {"max_seq_len": 192, "max_num_requests": 6, "max_beam_width": 4, "kv_cache_type": "contiguous"}
     add_model(repository, "contiguous", contiguous, checkpoint=STORIES)
     add_model(repository, "int8", {**TIGHT, "kv_cache_dtype": "int8"}, checkpoint=STORIES)
-    add_model(repository, "int8-alone", {"max_seq_len": 192, "kv_cache_dtype": "int8"}, checkpoint=STORIES)
+    add_model(repository, "int8-alone", {"max_seq_len": 192, "max_beam_width": 4, "kv_cache_dtype": "int8"}, checkpoint=STORIES)
     with Server(repository, "--model-control-mode=explicit") as server:
         yield server
 

@@ -165,11 +165,10 @@ def test_input_lengths_says_where_padding_begins(server):
 
 
 REFUSED = [
-    ("beam_width", 4, "4 is not 1: there is no beam search"),
+    ("beam_width", 4, "at most max_beam_width, which is 1 in the model's config.pbtxt"),
     ("n", 2, "the 2 sequences of a greedy request are all the same; give a temperature"),
     ("best_of", 2, "leave 'best_of' out"),
     ("n", 65, "at most max_batch_size, which is 64"),
-    ("use_beam_search", True, "no beam search"),
     ("lora_task_id", 1, "serve the merged checkpoint"),
     ("lora_name", "alpaca", "serve the merged checkpoint"),
     ("prompt_embedding_table", "x", "text or token ids"),

@@ -139,7 +139,7 @@ def test_a_bad_value_in_a_tensor_is_refused_as_a_parameter_would_be(tensor_serve
     for options, words in [
         ({"temperature": float("nan")}, "'temperature'"),
         ({"top_p": 1.5}, "at most 1"),
-        ({"beam_width": 4}, "there is no beam search"),
+        ({"beam_width": 4}, "at most max_beam_width, which is 1"),
         ({"max_tokens": 0}, "at least 1"),
     ]:
         with pytest.raises(Refused, match=words):

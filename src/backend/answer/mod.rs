@@ -21,7 +21,7 @@ use crate::backend::logits_memory::SetAside;
 use crate::base::TokenId;
 use crate::config::OutputKind;
 use crate::engine::Gathered;
-use crate::sampling::FinishReason;
+use crate::sampling::{FinishReason, Hypothesis};
 use crate::text::Tokenizer;
 use crate::triton::{Completion, Error, ResponseFactory};
 
@@ -123,6 +123,15 @@ impl Answer {
             self.context_logits.push(context_logits);
         }
         self.rows[row].gather(gathered);
+    }
+
+    /// Takes in what the request has found with beams: a row each.
+    pub fn take_found(&mut self, found: Box<[Hypothesis]>, now: Instant) {
+        self.rows.truncate(found.len());
+        self.num_returned = self.rows.len();
+        for (row, hypothesis) in self.rows.iter_mut().zip(found) {
+            row.take_found(hypothesis, now);
+        }
     }
 
     /// Ends a row; the first reason holds.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::backend::text_stream::TextStream;
 use crate::base::{RequestError, TokenId};
 use crate::engine::{DraftTotals, Gathered, KvBlocks};
-use crate::sampling::{FinishReason, LogitsProcessor, SampleError, TokenLogProbs};
+use crate::sampling::{FinishReason, Hypothesis, LogitsProcessor, SampleError, TokenLogProbs};
 
 /// One sequence of an answer.
 pub struct Row {
@@ -14,6 +14,8 @@ pub struct Row {
     text: Option<TextStream>,
     /// Of each token, if they are wanted.
     log_probs: Vec<TokenLogProbs>,
+    /// The same of what was found with beams.
+    found_log_probs: Vec<f32>,
     cum_log_prob: f64,
     /// Logits that no response has carried; each piece is one row.
     generation_logits: Vec<Vec<f32>>,
@@ -41,6 +43,7 @@ impl Row {
             tokens: Vec::with_capacity(max_new_tokens),
             text,
             log_probs: Vec::new(),
+            found_log_probs: Vec::new(),
             cum_log_prob: 0.0,
             generation_logits: Vec::new(),
             kv_blocks: KvBlocks::default(),
@@ -79,6 +82,16 @@ impl Row {
         if let Some(drafts) = gathered.drafts {
             self.drafts = drafts;
         }
+    }
+
+    /// Becomes a text that was found with beams.
+    pub fn take_found(&mut self, hypothesis: Hypothesis, now: Instant) {
+        self.first_token = Some(now);
+        self.last_token = Some(now);
+        self.tokens = hypothesis.tokens;
+        self.found_log_probs = hypothesis.log_probs;
+        self.cum_log_prob = f64::from(hypothesis.cum_log_prob);
+        self.end(hypothesis.finish_reason);
     }
 
     /// Ends the sequence; the first reason holds.
@@ -128,6 +141,13 @@ impl Row {
     /// What is known of them, if that is wanted.
     pub fn new_log_probs(&self) -> &[TokenLogProbs] {
         self.log_probs.get(self.num_answered..).unwrap_or_default()
+    }
+
+    /// How likely the tokens are that no response has carried, if that is wanted.
+    pub fn new_chosen_log_probs(&self) -> impl Iterator<Item = f32> {
+        let found = self.found_log_probs.get(self.num_answered..);
+        let chosen = self.new_log_probs().iter().map(|it| it.chosen.log_prob);
+        chosen.chain(found.unwrap_or_default().iter().copied())
     }
 
     /// How likely all tokens are together, the logarithm; 0 if it is not gathered.

@@ -70,9 +70,8 @@ impl Answer {
                     numbers(&mut response, name, rows, num_tokens)?;
                 }
                 OutputKind::OutputLogProbs => {
-                    let log_probs =
-                        |row| Row::new_log_probs(row).iter().map(|it| it.chosen.log_prob);
-                    let chosen = padded(rows.iter().map(log_probs), num_new, 0.0);
+                    let log_probs = rows.iter().map(Row::new_chosen_log_probs);
+                    let chosen = padded(log_probs, num_new, 0.0);
                     response.output(name, &[1, num_rows, num_new as i64], &chosen)?;
                 }
                 OutputKind::CumLogProbs | OutputKind::CumulativeLogprob => {

@@ -4,6 +4,7 @@
 //! the same inputs in every request. A parameter is a boolean, an integer, a number or a string, so
 //! a list travels as a JSON string. Names are those of TensorRT-LLM's ensemble and of vLLM's backend.
 
+mod beams;
 mod table;
 mod values;
 
@@ -18,6 +19,7 @@ use crate::base::{RequestError, TokenId, nearest_name};
 use crate::config::OutputKind;
 use crate::engine::{DraftOptions, Gather, ReuseOptions};
 use crate::sampling::{SamplingParams, TopPDecay};
+use beams::BeamOptions;
 use table::{DEFAULT_TOP_P_MIN, OPTIONS, RequestOption};
 use values::{MAX_BIASES, nested, shortened};
 
@@ -32,6 +34,7 @@ pub struct RequestOptions {
     num_returned: Option<u32>,
     num_generated: Option<u32>,
     pad_id: Option<i32>,
+    beams: BeamOptions,
     /// Whether there are responses on the way, or only one at the end.
     pub stream: bool,
     /// Tokens of a response of a stream.

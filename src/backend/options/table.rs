@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::RequestOptions;
 use super::values::{
-    MAX_COUNT, MAX_DRAFT_IDS, MAX_END_IDS, MAX_WORD_BYTES, allowed_ids, biases, end_ids, flag, ids,
-    integer, messages, number, set, share, signed, unsigned, weights, words,
+    MAX_COUNT, MAX_DRAFT_IDS, MAX_END_IDS, MAX_WORD_BYTES, allowed_ids, biases, early_stopping,
+    end_ids, flag, ids, integer, messages, number, set, share, signed, unsigned, weights, words,
 };
 use crate::config::OutputKind;
 
@@ -83,6 +83,56 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         doc: "Sequences to generate, at most `max_batch_size`. If they are more than `n`, those `n` are returned whose \
               tokens are the most likely together (`cum_log_probs`), the best first; not while streaming.",
         set: |o, v| set(&mut o.num_generated, integer(v, 1..=MAX_COUNT).map(Some)),
+    },
+    RequestOption {
+        name: "beam_width",
+        aliases: &[],
+        expected: "an integer of at least 1",
+        default: "1: no search",
+        doc: "Searches for the most likely texts with so many beams, at most the model's `max_beam_width`, as Hugging \
+              Face transformers does, and returns the best `n` of what it has found, by default all, the best first. \
+              `cum_log_probs` is what a text's tokens add up to, penalties and biases included. Nothing is drawn: \
+              `top_k`, `top_p` and their like change nothing. Not with `stream`, `stop`, a guide, \
+              `logprobs` or `return_generation_logits`.",
+        set: |o, v| set(&mut o.beams.beam_width, integer(v, 1..=MAX_COUNT).map(Some)),
+    },
+    RequestOption {
+        name: "use_beam_search",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "The same as vLLM has it: with as many beams as `best_of`, or `n`; and `n`, by default 1, are returned.",
+        set: |o, v| set(&mut o.beams.use_beam_search, flag(v).map(Some)),
+    },
+    RequestOption {
+        name: "length_penalty",
+        aliases: &["len_penalty"],
+        expected: "a number from -10 to 10",
+        default: "1",
+        doc: "What beams have found is compared by the sum of its log-probabilities divided by its length to the power \
+              of this: above 0 favours longer texts, below 0 shorter ones.",
+        set: |o, v| {
+            let penalty = number(v, -10.0..=10.0).map(Some);
+            set(&mut o.beams.length_penalty, penalty)
+        },
+    },
+    RequestOption {
+        name: "early_stopping",
+        aliases: &[],
+        expected: "true, false or \"never\"",
+        default: "false",
+        doc: "When a search with as many texts as beams is over: `true` at once; `false` when the best beam as it is now \
+              would not be among them; `never` when no beam can become better, however long.",
+        set: |o, v| set(&mut o.beams.early_stopping, early_stopping(v).map(Some)),
+    },
+    RequestOption {
+        name: "beam_search_diversity_rate",
+        aliases: &[],
+        expected: "a number from 0 to 100",
+        default: "0: off",
+        doc: "Subtracted from a continuation's score for each better one of the same beam when continuations are \
+              compared, so that beams differ more.",
+        set: |o, v| set(&mut o.beams.diversity_rate, number(v, 0.0..=100.0)),
     },
     RequestOption {
         name: "pad_id",

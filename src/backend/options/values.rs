@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use serde_json::Value;
 
 use crate::base::{RequestError, TokenId};
+use crate::sampling::EarlyStopping;
 
 /// The largest count that an option takes.
 pub(super) const MAX_COUNT: u32 = i32::MAX as u32;
@@ -167,5 +168,21 @@ pub(super) fn shortened(text: &str) -> String {
     match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
+    }
+}
+
+/// When a search is over: transformers' booleans and "never", TensorRT-LLM's integers.
+pub(super) fn early_stopping(value: &Value) -> Option<EarlyStopping> {
+    if value.as_str().is_some_and(|text| text.trim() == "never") {
+        return Some(EarlyStopping::Never);
+    }
+    match value.as_i64() {
+        Some(0) => Some(EarlyStopping::Likely),
+        Some(1) => Some(EarlyStopping::Always),
+        Some(_) => Some(EarlyStopping::Never),
+        None => flag(value).map(|at_once| match at_once {
+            true => EarlyStopping::Always,
+            false => EarlyStopping::Likely,
+        }),
     }
 }

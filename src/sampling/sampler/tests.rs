@@ -557,3 +557,63 @@ fn a_bad_word_is_forbidden_only_where_it_would_be_completed() {
     assert_eq!(choose(&[4, 5, 5]), Ok(6));
     assert_eq!(choose(&[5]), Ok(6));
 }
+
+#[test]
+fn a_beam_names_its_likeliest_tokens_and_penalties_are_of_their_log_probabilities() {
+    let logits = [1.0, 3.0, 2.0, f32::NEG_INFINITY, 2.0];
+    let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+    let log_prob = |logit: f64| logit - total.ln();
+    let name = |params: &SamplingParams, num| {
+        let input = SamplingInput {
+            params,
+            tokens: &[1],
+            num_prompt_tokens: 1,
+            beam: 0,
+        };
+        let named = Sampler::new(5).candidates(&mut logits.clone(), input, num);
+        let named = named.expect("numbers").into_iter();
+        named
+            .map(|it| (it.token, f64::from(it.log_prob)))
+            .collect::<Vec<_>>()
+    };
+    let assert_alike = |named: Vec<(TokenId, f64)>, expected: &[(TokenId, f64)]| {
+        assert_eq!(named.len(), expected.len(), "{named:?}");
+        for ((token, ours), (id, expected)) in named.into_iter().zip(expected) {
+            assert!(
+                token == *id && (ours - expected).abs() < 1e-6,
+                "{token}: {ours}"
+            );
+        }
+    };
+    let plain = SamplingParams {
+        // Nothing is drawn or cut.
+        temperature: 0.5,
+        top_k: 1,
+        ..SamplingParams::default()
+    };
+    let [first, second, third] = [3.0, 2.0, 1.0].map(log_prob);
+    assert_alike(name(&plain, 2), &[(1, first), (2, second)]);
+    let all = [(1, first), (2, second), (4, second), (0, third)];
+    assert_alike(name(&plain, 9), &all);
+    let penalised = SamplingParams {
+        repetition_penalty: 4.0,
+        ..plain.clone()
+    };
+    assert_alike(name(&penalised, 2), &[(2, second), (4, second)]);
+    let only = SamplingParams {
+        allowed_token_ids: Some(vec![0]),
+        ..plain.clone()
+    };
+    assert_alike(name(&only, 2), &[(0, third)]);
+    let none = SamplingParams {
+        allowed_token_ids: Some(vec![3]),
+        ..plain
+    };
+    for (logits, params, error) in [
+        (logits, none, SampleError::NoneAllowed),
+        ([f32::NAN; 5], penalised, SampleError::NotFinite),
+    ] {
+        let named = Sampler::new(5).candidates(&mut logits.clone(), input(&params), 2);
+        assert_eq!(named, Err(error));
+    }
+}
