@@ -18,6 +18,8 @@
  *                      to nothing. The beams of a request come one by one
  *     destroy          once, when the request has ended, however it ended; not if create failed
  *
+ * A request for several sequences (n, best_of) is several requests here, each with a number and a state of its own.
+ *
  * THE CONTRACT
  *
  * The library runs inside the server. The backend checks what it can (below); a processor that breaks the rest can
