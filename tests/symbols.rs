@@ -30,15 +30,11 @@ type Names = BTreeSet<String>;
 
 #[test]
 fn the_library_exports_its_entry_points_and_nothing_else() {
-    let library = Library::open(&ours());
-    // The C interface of the grammar parser comes along, whether anybody wants it or not (rust-lang/rust
-    // issue 73958). Nobody calls it, and the server opens every backend in a name space of its own.
-    let is_of_the_parser = |name: &String| name.starts_with("llg_");
-    let exports: Names = library
-        .exports
-        .into_iter()
-        .filter(|name| !is_of_the_parser(name))
-        .collect();
+    let mut exports = Library::open(&ours()).exports;
+    if cfg!(not(target_arch = "x86_64")) {
+        // They cannot be hidden there: see build.rs.
+        exports.retain(|name| !name.starts_with("llg_"));
+    }
     assert_eq!(exports, ENTRY_POINTS.map(str::to_owned).into());
 }
 
