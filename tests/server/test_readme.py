@@ -67,5 +67,7 @@ def test_a_curl_example_is_answered(server, arguments):
         assert len(responses) > 1
     else:
         responses = [json.loads(answer)]
-    assert responses[-1]["finish_reason"] in ("length", "end_id")
+    reasons = responses[-1]["finish_reason"]
+    # Of several sequences each has one.
+    assert set(reasons if isinstance(reasons, list) else [reasons]) <= {"length", "end_id"}
     assert any(response["text_output"] for response in responses)
