@@ -86,7 +86,8 @@ fn records_of_many_quick_steps_do_not_wait_for_the_end() {
     for _ in 0..600 {
         assert_eq!(server.execute(&[request]), Ok(()));
     }
-    assert!(file.has(512));
+    // The responder is woken when 256 wait; those that come after it has read them may be fewer.
+    assert!(file.has(600 - 255));
     server.finish(&[request]);
     server.unload();
 }
