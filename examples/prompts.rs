@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::{env, fs, io};
 
 use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
-use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, NewRequest, StepStats};
 use triton_inflight::manager::{BatchManager, Callbacks, Response, serve};
-use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, Runner, RunnerLimits};
+use triton_inflight::runner::{Checkpoint, CpuRunner, Runner, RunnerLimits};
 use triton_inflight::sampling::SamplingParams;
 use triton_inflight::text::{Detokenizer, Tokenizer};
 
@@ -54,16 +54,7 @@ fn batch_manager(checkpoint: &Checkpoint) -> Result<BatchManager, Box<dyn Error>
         num_blocks: Blocks(max_num_requests * max_seq_len.blocks_ceil(block_size).0),
         ..EngineConfig::default()
     };
-    let limits = RunnerLimits {
-        max_num_tokens: config.max_num_tokens,
-        max_num_requests,
-        max_sampled_rows: config.max_sampled_rows(),
-        max_seq_len,
-        block_size,
-        num_blocks: config.num_blocks,
-        kv_dtype: KvDtype::Bf16,
-        attention: AttentionLimits::default(),
-    };
+    let limits = RunnerLimits::of(&config);
     let runner = CpuRunner::new(checkpoint, limits, &CpuOptions::default())?;
     Ok(BatchManager::new(config, Runner::Cpu(Box::new(runner)))?)
 }

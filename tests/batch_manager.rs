@@ -9,15 +9,14 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use triton_inflight::base::{BlockSize, Blocks, RequestError, RequestId, TokenId, Tokens};
-use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Gather, Gathered, NewRequest, Stage,
     StepStats,
 };
 use triton_inflight::manager::{BatchManager, Callbacks, Response, serve};
 use triton_inflight::runner::{
-    AttentionLimits, Checkpoint, CpuRunner, Runner, RunnerLimits, SyntheticOptions,
-    SyntheticRunner, next_token,
+    Checkpoint, CpuRunner, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
 };
 use triton_inflight::sampling::{
     FinishReason, LogitsProcessor, ProcessLogits, SampleError, SamplingInput, SamplingParams,
@@ -46,21 +45,8 @@ fn manager(config: EngineConfig) -> BatchManager {
         step_base_us: 0.0,
         step_per_token_us: 0.0,
     };
-    let runner = SyntheticRunner::new(options, &limits(&config)).expect("memory");
+    let runner = SyntheticRunner::new(options, &RunnerLimits::of(&config)).expect("memory");
     BatchManager::new(config, Runner::Synthetic(runner)).expect("a thread")
-}
-
-fn limits(config: &EngineConfig) -> RunnerLimits {
-    RunnerLimits {
-        max_num_tokens: config.max_num_tokens,
-        max_num_requests: config.max_sequences(),
-        max_sampled_rows: config.max_sampled_rows(),
-        max_seq_len: config.max_seq_len,
-        block_size: config.block_size,
-        num_blocks: config.num_blocks,
-        kv_dtype: KvDtype::Bf16,
-        attention: AttentionLimits::default(),
-    }
 }
 
 fn prompt(id: u64) -> Vec<TokenId> {
@@ -369,7 +355,8 @@ fn model(config: EngineConfig) -> BatchManager {
         num_threads: NonZeroUsize::new(2),
         ..CpuOptions::default()
     };
-    let runner = CpuRunner::new(&checkpoint, limits(&config), &options).expect("it loads");
+    let runner =
+        CpuRunner::new(&checkpoint, RunnerLimits::of(&config), &options).expect("it loads");
     BatchManager::new(config, Runner::Cpu(Box::new(runner))).expect("a thread")
 }
 
@@ -389,6 +376,7 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
                 generation_logits: id % 3 == 2,
                 kv_blocks: id.is_multiple_of(2),
                 drafts: false,
+                beams: None,
             },
             ..request(id)
         };
@@ -488,14 +476,27 @@ fn a_logits_processor_decides_for_its_own_request_and_no_other() {
 #[test]
 fn the_example_answers_a_file_of_prompts() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut example = Command::new(env!("CARGO"))
-        .args(["run", "--quiet", "--example", "prompts", "--"])
+    // Of the whole workspace, as the test command builds it: with the features of one package alone cargo would
+    // put another build of the library below the tests that are still to run.
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--workspace", "--example", "prompts"])
+        .arg("--message-format=json")
+        .current_dir(folder)
+        .output()
+        .expect("cargo runs");
+    let messages = String::from_utf8(built.stdout).expect("text");
+    let program = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .find_map(|message| Some(message["executable"].as_str()?.to_owned()))
+        .expect("cargo builds the example");
+    let mut example = Command::new(program)
         .args(["model_repository/stories/1", "-"])
         .current_dir(folder)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .expect("cargo runs");
+        .expect("the example runs");
     let mut prompts = example.stdin.take().expect("a pipe");
     prompts
         .write_all(b"Once upon a time\nThe\n")

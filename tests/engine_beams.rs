@@ -3,13 +3,16 @@
 
 mod engine_support;
 
-use engine_support::{Ask, World, wide_config};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use engine_support::{Ask, World, search_alone, wide_config};
 use triton_inflight::base::{Blocks, RequestId, Tokens};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, Gather,
     KvBlocks, Phase,
 };
-use triton_inflight::sampling::{EarlyStopping, FinishReason, SampleError};
+use triton_inflight::sampling::{EarlyStopping, FinishReason, Hypothesis, SampleError};
 
 fn with_beams(max_beam_width: u32) -> EngineConfig {
     EngineConfig {
@@ -54,7 +57,7 @@ fn beams_compute_their_context_once_and_copy_only_the_block_they_write() {
     assert!(
         found
             .iter()
-            .all(|it| it.finish_reason == FinishReason::Length)
+            .all(|it| it.finish_reason == Some(FinishReason::Length))
     );
 }
 
@@ -262,6 +265,140 @@ fn the_prompt_of_beams_is_found_again_and_nothing_else_of_them() {
         world.run_to_end();
         assert_eq!(world.streams[&id].kv_blocks.num_reused, Blocks(num_reused));
     }
+}
+
+#[test]
+fn the_logits_of_a_beam_are_those_of_its_history_and_shared_with_its_kin() {
+    for num_micro_batches in 1..=2 {
+        let mut world = World::new(EngineConfig {
+            num_micro_batches,
+            ..with_beams(4)
+        });
+        let ask = Ask {
+            gather: Gather {
+                context_logits: true,
+                generation_logits: true,
+                ..Gather::default()
+            },
+            has_end_id: true,
+            ..search(5, 9, 4)
+        };
+        let id = world.add(ask).expect("fits");
+        world.add(search(5, 9, 2)).expect("fits");
+        // That they are the right ones is checked at its end.
+        world.run_to_end();
+        let found = &world.streams[&id].hypotheses;
+        assert_eq!(found.len(), 4);
+        for (one, other) in found
+            .iter()
+            .flat_map(|one| found.iter().map(move |it| (one, it)))
+        {
+            assert_eq!(one.generation_logits.len(), one.tokens.len());
+            let both = std::iter::zip(&one.tokens, &other.tokens);
+            let num_common = both.take_while(|(one, other)| one == other).count();
+            let rows = std::iter::zip(&one.generation_logits, &other.generation_logits);
+            for (one, other) in rows.take(num_common + 1) {
+                assert!(Arc::ptr_eq(one, other), "one row, not a copy of it");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_search_would_return_is_known_after_every_step() {
+    let ask = Ask {
+        has_end_id: true,
+        has_stop_text: true,
+        ..search(5, 9, 4)
+    };
+    for scheme in [BatchingScheme::InflightFused, BatchingScheme::V1] {
+        let mut world = World::new(EngineConfig {
+            scheme,
+            ..with_beams(4)
+        });
+        let id = world.add(ask.clone()).expect("fits");
+        let long = world.add(Ask::of_lengths(5, 12)).expect("fits");
+        let how = ask.beam_search.expect("it searches");
+        let alone = search_alone(&ask, how, world.config.max_seq_len);
+        let ended = |texts: &Vec<_>| {
+            texts
+                .iter()
+                .any(|it: &Hypothesis| it.finish_reason.is_some())
+        };
+        assert!(alone.so_far.iter().any(ended), "some end before others");
+        assert_eq!(world.engine.best_so_far(id)[..], []);
+        for expected in &alone.so_far {
+            world.step();
+            assert_eq!(world.engine.best_so_far(id)[..], expected[..]);
+        }
+        world.step();
+        // In lockstep it waits for the other.
+        let waits = scheme == BatchingScheme::V1;
+        let found = if waits { &alone.found[..] } else { &[] };
+        assert_eq!(world.engine.best_so_far(id)[..], *found);
+        assert_eq!(world.engine.best_so_far(long)[..], [], "it has no beams");
+        world.run_to_end();
+    }
+}
+
+#[test]
+fn beams_that_are_out_with_a_step_are_known_to_be() {
+    let mut world = World::new(EngineConfig {
+        num_micro_batches: 2,
+        ..with_beams(2)
+    });
+    let (beams, other) = (search(5, 9, 2), Ask::of_lengths(5, 9));
+    let [beams, other] = [beams, other].map(|ask| world.add(ask).expect("fits"));
+    let mut were_out = [false; 2];
+    for _ in 0..4 {
+        world.step();
+        let are_out = world.engine.are_beams_out(beams);
+        were_out[usize::from(are_out)] = true;
+        assert!(!world.engine.are_beams_out(other));
+    }
+    assert_eq!(were_out, [true; 2]);
+    world.run_to_end();
+}
+
+#[test]
+fn a_request_that_wants_to_know_its_beams_is_told_of_them() {
+    let mut world = World::new(with_beams(3));
+    let told_every = |beams| Ask {
+        gather: Gather {
+            beams: NonZeroU32::new(beams),
+            ..Gather::default()
+        },
+        ..search(5, 9, 3)
+    };
+    let ids = [1, 4, 100].map(|interval| world.add(told_every(interval)).expect("fits"));
+    // What they are told is checked at their ends.
+    world.run_to_end();
+    let num_told = ids.map(|id| world.streams[&id].told.len());
+    assert_eq!(num_told, [8, 2, 1]);
+}
+
+#[test]
+fn a_beam_that_ends_by_its_text_is_a_hypothesis() {
+    let ask = Ask {
+        has_stop_text: true,
+        ..search(5, 12, 4)
+    };
+    let mut world = World::new(with_beams(4));
+    let id = world.add(ask).expect("fits");
+    world.run_to_end();
+    let found = &world.streams[&id].hypotheses;
+    let mut num_ended = 0;
+    for it in found {
+        let (last, before) = it.tokens.split_last().expect("tokens");
+        let ends = before
+            .last()
+            .is_some_and(|before| (before + last).is_multiple_of(7));
+        assert_eq!(ends, it.finish_reason == Some(FinishReason::StopWords));
+        let is_seven = |pair: &[u32]| (pair[0] + pair[1]).is_multiple_of(7);
+        assert!(!before.windows(2).any(is_seven), "it ends at the first");
+        num_ended += u32::from(ends);
+    }
+    assert!(num_ended > 0);
 }
 
 #[test]

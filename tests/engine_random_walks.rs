@@ -6,6 +6,8 @@
 
 mod engine_support;
 
+use std::num::NonZeroU32;
+
 use engine_support::{Ask, VOCAB_SIZE, World};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -135,12 +137,13 @@ fn asks() -> impl Strategy<Value = Ask> {
         salt: salt.map(Into::into),
     });
     let gather = prop_oneof![2 => Just([false; 4]), 1 => any::<[bool; 4]>()];
-    let gather = gather.prop_map(
-        |[context_logits, generation_logits, kv_blocks, drafts]| Gather {
+    let gather = (gather, 0u32..4).prop_map(
+        |([context_logits, generation_logits, kv_blocks, drafts], beams)| Gather {
             context_logits,
             generation_logits,
             kv_blocks,
             drafts,
+            beams: NonZeroU32::new(beams),
             ..Gather::default()
         },
     );
@@ -150,9 +153,9 @@ fn asks() -> impl Strategy<Value = Ask> {
         reuse,
         gather,
         guesses(),
-        beams(),
+        (beams(), any::<bool>()),
     )
-        .prop_map(|(tokens, priority, reuse, gather, guesses, beam_search)| {
+        .prop_map(|(tokens, priority, reuse, gather, guesses, search)| {
             let (prompt, max_new_tokens, has_end_id, fails_after) = tokens;
             let mut ask = Ask {
                 prompt,
@@ -161,12 +164,10 @@ fn asks() -> impl Strategy<Value = Ask> {
                 fails_after,
                 priority,
                 reuse,
-                gather: Gather {
-                    generation_logits: gather.generation_logits && beam_search.is_none(),
-                    ..gather
-                },
+                gather,
                 drafts: DraftOptions::default(),
-                beam_search,
+                beam_search: search.0,
+                has_stop_text: search.1,
             };
             ask.drafts = guesses.of(&ask);
             ask

@@ -33,6 +33,18 @@ fn limits_that_cannot_be_served_are_refused_with_the_way_out() {
     );
     assert_eq!(
         refusal(EngineConfig {
+            max_num_requests: 1 << 16,
+            max_seq_len: Tokens(1 << 18),
+            max_num_tokens: Tokens(1 << 18),
+            num_blocks: Blocks(1 << 16),
+            ..wide()
+        }),
+        "config.pbtxt: the block tables of max_num_requests = 65536 requests with max_beam_width = 1 \
+         and max_seq_len = 262144 have 2^32 places or more; lower one of these, or raise \
+         tokens_per_block"
+    );
+    assert_eq!(
+        refusal(EngineConfig {
             max_num_tokens: Tokens(7),
             ..wide()
         }),

@@ -58,9 +58,7 @@ impl Model {
             settings: &config.settings,
             checkpoint: checkpoint.as_ref(),
         };
-        let weight_bytes = checkpoint
-            .as_ref()
-            .map_or(0, |checkpoint| checkpoint.spec().num_weight_bytes());
+        let weight_bytes = facts.num_weight_bytes()?;
         let left = available_bytes.map(|bytes| bytes.saturating_sub(weight_bytes));
         let engine = engine_config(&config, &facts, left)?;
         let settings = &config.settings;

@@ -8,12 +8,13 @@ use std::slice;
 use std::vec::Drain;
 
 use crate::base::{SeqSlot, Tokens};
+use crate::engine::kv::KvCache;
 use crate::engine::manager::forget;
 use crate::engine::sequence::{Sequence, SequenceText};
 use crate::engine::{
-    BatchingScheme, Engine, Event, Gathered, PlannedSequence, Sampled, Step, StepOutput,
+    BatchingScheme, Engine, Event, Gathered, Named, PlannedSequence, Sampled, Step, StepOutput,
 };
-use crate::sampling::{BeamCandidate, FinishReason};
+use crate::sampling::FinishReason;
 
 impl Engine {
     /// Takes in the results of a step, and appends to `events` what happened since the last time, in the
@@ -80,6 +81,8 @@ impl Engine {
 
     /// Takes a sequence back that is more than plain, or one that may have been cancelled, or a beam. Says
     /// whether the sequence has ended.
+    // Kept out of the loop over all sequences, as `end`.
+    #[inline(never)]
     fn take_back(
         &mut self,
         planned: &PlannedSequence,
@@ -88,12 +91,12 @@ impl Engine {
         results: &mut Results<'_>,
         events: &mut Vec<Event>,
     ) -> Option<FinishReason> {
-        let named = results.candidates(result);
+        let named = results.named(result);
         if planned.beam > 0 {
             // If it was cancelled, it is gone with its first beam.
             let sequence = self.sequences.get_mut(planned.slot)?;
             sequence.take_beam_back(planned, text, result, &mut self.kv);
-            return sequence.name(result?, named, &mut self.kv);
+            return name(sequence, result?, named, &mut self.kv, events);
         }
         let more = results.accepted(planned);
         let sequence = &mut self.sequences[planned.slot];
@@ -116,14 +119,14 @@ impl Engine {
             sequence.take_back_drafts(num_accepted);
             self.drafts.add(planned.num_drafts as usize, num_accepted);
         }
-        if sequence.gathers {
+        if sequence.details.gathers {
             let mut gathered = results.gathered(planned.slot);
             sequence.tell_news(&mut gathered);
             events.extend(gathered.map(|it| Event::Gathered(planned.id, it)));
         }
         let result = result?;
-        if sequence.beams.is_some() {
-            return sequence.name(result, named, &mut self.kv);
+        if sequence.has_beams() {
+            return name(sequence, result, named, &mut self.kv, events);
         }
         let mut ended = choose(sequence, result, events);
         for &(_, result) in more {
@@ -138,6 +141,7 @@ impl Engine {
     }
 
     /// Ends a sequence; in lockstep, with its batch.
+    #[inline(never)]
     fn end(&mut self, slot: SeqSlot, reason: FinishReason, events: &mut Vec<Event>) {
         let sequence = &mut self.sequences[slot];
         if self.config.scheme == BatchingScheme::V1 {
@@ -153,7 +157,7 @@ impl Engine {
 /// What a runner has written, in the step's order.
 struct Results<'a> {
     sampled: slice::Iter<'a, (SeqSlot, Sampled)>,
-    candidates: Drain<'a, Vec<BeamCandidate>>,
+    named: Drain<'a, Named>,
     gathered: Peekable<Drain<'a, (SeqSlot, Gathered)>>,
 }
 
@@ -161,7 +165,7 @@ impl<'a> Results<'a> {
     fn new(output: &'a mut StepOutput) -> Self {
         Self {
             sampled: output.sampled.iter(),
-            candidates: output.candidates.drain(..),
+            named: output.named.drain(..),
             gathered: output.gathered.drain(..).peekable(),
         }
     }
@@ -190,9 +194,9 @@ impl<'a> Results<'a> {
     }
 
     /// What could follow a beam.
-    fn candidates(&mut self, result: Option<Sampled>) -> Option<Vec<BeamCandidate>> {
+    fn named(&mut self, result: Option<Sampled>) -> Option<Named> {
         match result {
-            Some(Sampled::Candidates) => self.candidates.next(),
+            Some(Sampled::Candidates) => self.named.next(),
             _ => None,
         }
     }
@@ -216,7 +220,7 @@ impl<'a> Results<'a> {
 }
 
 /// Keys and values of what has failed may be no numbers: nobody else is to have them.
-fn has_failed(result: Option<Sampled>) -> bool {
+pub(super) fn has_failed(result: Option<Sampled>) -> bool {
     matches!(result, Some(Sampled::Failed(_)))
 }
 
@@ -237,9 +241,24 @@ fn choose(
     }
 }
 
+/// Takes in what the next beam of a sequence has named, and says whether its search is over.
+fn name(
+    sequence: &mut Sequence,
+    result: Sampled,
+    named: Option<Named>,
+    kv: &mut KvCache,
+    events: &mut Vec<Event>,
+) -> Option<FinishReason> {
+    let ended = sequence.name(result, named, kv);
+    if ended.is_none() {
+        events.extend(sequence.beam_news());
+    }
+    ended
+}
+
 /// Says that a sequence has ended, and what it has found.
 fn tell_end(sequence: &mut Sequence, reason: FinishReason, events: &mut Vec<Event>) {
-    let beams = sequence.beams.as_mut();
+    let beams = sequence.details.beams.as_mut();
     let found = beams.map(|beams| std::mem::take(&mut beams.found));
     if let Some(found) = found.filter(|found| !found.is_empty()) {
         events.push(Event::Hypotheses(sequence.id, found));

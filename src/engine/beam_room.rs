@@ -68,11 +68,11 @@ impl Engine {
         }
         for sequence in self.running.iter().map(|&slot| &self.sequences[slot]) {
             let worst = self.worst(sequence);
-            match sequence.beams {
+            match sequence.details.beams {
                 None => beside.largest = beside.largest.max(worst),
                 Some(_) => beside.searching += worst,
             }
-            if sequence.micro_batch == micro_batch {
+            if usize::from(sequence.micro_batch) == micro_batch {
                 beside.free_tokens -= sequence.width();
                 beside.is_first = false;
             }
@@ -94,22 +94,27 @@ impl Engine {
 
     /// The most blocks that a sequence ever holds.
     pub(super) fn worst(&self, sequence: &Sequence) -> Blocks {
-        let max_kv_len = sequence.max_kv_len();
+        let max_kv_len = sequence.details.max_kv_len;
         match sequence.width() {
             1 => self.kv.max_blocks(max_kv_len),
-            width => self.worst_of_beams(width, sequence.num_prompt_tokens, max_kv_len),
+            width => self.worst_of_beams(width, sequence.details.num_prompt_tokens, max_kv_len),
         }
     }
 
     /// The free blocks that a sequence will take until it ends, at worst, where there is no window.
     pub(super) fn to_come(&self, sequence: &Sequence) -> Blocks {
-        match sequence.beams {
+        match sequence.details.beams {
             None => self.worst(sequence) - sequence.blocks.len(),
             Some(_) => {
-                let shared = self.shared_of_beams(sequence.num_prompt_tokens);
+                let shared = self.shared_of_beams(sequence.details.num_prompt_tokens);
                 self.worst(sequence) - shared - self.kv.num_own(sequence.tables(), shared)
             }
         }
+    }
+
+    /// The free blocks that anybody may take.
+    pub(super) fn free_for_others(&self) -> Blocks {
+        self.kv.usage().num_free().saturating_sub(self.set_aside())
     }
 
     /// The free blocks that only those with beams may take. With a window, what others share of theirs
@@ -119,7 +124,7 @@ impl Engine {
             return Blocks::ZERO;
         }
         let running = self.running.iter().map(|&slot| &self.sequences[slot]);
-        let searching = running.filter(|it| it.beams.is_some() && it.ended.is_none());
+        let searching = running.filter(|it| it.has_beams() && it.ended.is_none());
         match self.config.window {
             None => searching.map(|sequence| self.to_come(sequence)).sum(),
             Some(_) => {

@@ -12,13 +12,16 @@
 //! Beams are never paused: all that they may need is set aside for them when their request starts.
 
 use std::mem;
+use std::sync::Arc;
 
 use crate::base::{Blocks, TokenId, Tokens};
+use crate::engine::apply::has_failed;
 use crate::engine::kv::{BlockTable, KvCache};
 use crate::engine::sequence::{Sequence, SequenceText};
-use crate::engine::{PlannedSequence, Sampled};
+use crate::engine::{Event, Named, PlannedSequence, Sampled};
 use crate::sampling::{
-    BeamCandidate, BeamSearch, Continuation, FinishReason, Hypotheses, Hypothesis, SampleError,
+    BeamSearch, Continuation, FinishReason, Hypotheses, Hypothesis, ReadText, SampleError,
+    StopText, TokenLogProbs,
 };
 
 /// What a sequence with beams has besides the first of them.
@@ -26,10 +29,10 @@ pub(super) struct Beams {
     search: BeamSearch,
     /// All but the first.
     others: Vec<Beam>,
-    /// Of each beam, the first included: the sum of its log-probabilities, and what it is the sum of.
-    scores: Vec<Score>,
+    /// Of each beam, the first included.
+    paths: Vec<Path>,
     /// What the beams have named in the step that is coming back, up to the one whose turn it is.
-    named: Vec<Vec<BeamCandidate>>,
+    named: Vec<Named>,
     /// Why the search cannot go on.
     failure: Option<SampleError>,
     hypotheses: Hypotheses,
@@ -46,20 +49,41 @@ struct Beam {
     blocks: BlockTable,
 }
 
-/// How likely a beam is.
+/// What is known of a beam's tokens besides themselves.
 #[derive(Clone, Default)]
-struct Score {
-    sum: f64,
+struct Path {
+    /// The sum of `log_probs`.
+    score: f64,
     log_probs: Vec<f32>,
+    /// What is known of each besides, if that is wanted. Beams that begin alike hold the same.
+    generation_logits: Vec<Arc<Vec<f32>>>,
+    model_log_probs: Vec<Arc<TokenLogProbs>>,
+    /// Its text, if that can end it.
+    text: Option<Box<dyn ReadText>>,
+}
+
+/// What a beam has told of its next tokens besides the candidates.
+struct Told {
+    generation_logits: Option<Arc<Vec<f32>>>,
+    /// Of each candidate, or empty.
+    log_probs: Vec<Arc<TokenLogProbs>>,
 }
 
 impl Beams {
-    /// One beam so far, which will generate at most `max_new_tokens`.
-    pub(super) fn new(search: BeamSearch, max_new_tokens: Tokens) -> Self {
+    /// One beam so far, which will generate at most `max_new_tokens`, and ends where `stop_text` says.
+    pub(super) fn new(
+        search: BeamSearch,
+        max_new_tokens: Tokens,
+        stop_text: Option<&StopText>,
+    ) -> Self {
+        let path = Path {
+            text: stop_text.map(|text| text.0.fork()),
+            ..Path::default()
+        };
         Self {
             search,
             others: Vec::new(),
-            scores: vec![Score::default()],
+            paths: vec![path],
             named: Vec::new(),
             failure: None,
             hypotheses: Hypotheses::new(search, max_new_tokens.0),
@@ -81,6 +105,10 @@ impl Beams {
     /// Blocks taken so far, once there have been several beams.
     pub(super) fn num_new(&self) -> Option<Blocks> {
         self.num_new
+    }
+
+    fn scores(&self) -> Vec<f64> {
+        self.paths.iter().map(|path| path.score).collect()
     }
 
     /// Tokens of all that was found.
@@ -124,15 +152,78 @@ impl Beams {
         &self,
         first: &SequenceText,
         end: &Continuation,
+        told: &Told,
         finish_reason: FinishReason,
     ) -> Hypothesis {
         let generated = self.text(first, end.beam).sampling_input(0).generated();
-        let candidate = end.candidate;
+        let mut path = self.paths[end.beam].without_text();
+        path.push(end, told);
         Hypothesis {
-            tokens: [generated, &[candidate.token]].concat(),
-            log_probs: [&self.scores[end.beam].log_probs[..], &[candidate.log_prob]].concat(),
-            cum_log_prob: end.score as f32,
-            finish_reason,
+            tokens: [generated, &[end.candidate.token]].concat(),
+            log_probs: path.log_probs,
+            cum_log_prob: path.score as f32,
+            generation_logits: path.generation_logits,
+            model_log_probs: path.model_log_probs,
+            finish_reason: Some(finish_reason),
+        }
+    }
+
+    /// A beam as a text that goes on.
+    fn as_it_is(&self, first: &SequenceText, beam: usize) -> Hypothesis {
+        let path = self.paths[beam].without_text();
+        Hypothesis {
+            tokens: self
+                .text(first, beam)
+                .sampling_input(0)
+                .generated()
+                .to_vec(),
+            log_probs: path.log_probs,
+            cum_log_prob: path.score as f32,
+            generation_logits: path.generation_logits,
+            model_log_probs: path.model_log_probs,
+            finish_reason: None,
+        }
+    }
+}
+
+impl Path {
+    /// Goes on by a candidate of those that its beam has told of.
+    fn push(&mut self, by: &Continuation, told: &Told) {
+        self.score = by.score;
+        self.log_probs.push(by.candidate.log_prob);
+        self.generation_logits
+            .extend(told.generation_logits.clone());
+        let log_probs = told.log_probs.get(by.place);
+        self.model_log_probs.extend(log_probs.cloned());
+        if let Some(text) = &mut self.text {
+            text.push(by.candidate.token);
+        }
+    }
+
+    /// Whether its text ends with `token`.
+    fn ends_with(&self, token: TokenId) -> bool {
+        let mut text = self.text.clone();
+        text.as_mut().is_some_and(|text| text.push(token))
+    }
+
+    /// The same for a text that nobody reads any more.
+    fn without_text(&self) -> Self {
+        Self {
+            score: self.score,
+            log_probs: self.log_probs.clone(),
+            generation_logits: self.generation_logits.clone(),
+            model_log_probs: self.model_log_probs.clone(),
+            text: None,
+        }
+    }
+}
+
+impl From<Named> for Told {
+    fn from(named: Named) -> Self {
+        let logits = Some(named.generation_logits).filter(|logits| !logits.is_empty());
+        Self {
+            generation_logits: logits.map(Arc::new),
+            log_probs: named.log_probs.into_iter().map(Arc::new).collect(),
         }
     }
 }
@@ -140,13 +231,17 @@ impl Beams {
 impl Sequence {
     /// All tables of a sequence: one for each of its beams.
     pub(super) fn tables(&self) -> impl Iterator<Item = &BlockTable> {
-        let others = self.beams.iter().flat_map(|beams| beams.other_tables());
+        let others = self
+            .details
+            .beams
+            .iter()
+            .flat_map(|beams| beams.other_tables());
         std::iter::once(&self.blocks).chain(others)
     }
 
     /// Takes the blocks that beams need to compute up to `kv_len` positions.
     pub(super) fn grow_beams(&mut self, kv: &mut KvCache, kv_len: Tokens) {
-        let Some(beams) = &mut self.beams else {
+        let Some(beams) = &mut self.details.beams else {
             return;
         };
         let before = kv.totals().num_taken_blocks;
@@ -167,10 +262,10 @@ impl Sequence {
         result: Option<Sampled>,
         kv: &mut KvCache,
     ) {
-        let beams = self.beams.as_mut().expect("it has beams");
+        let beams = self.details.beams.as_mut().expect("it has beams");
         let beam = &mut beams.others[planned.beam as usize - 1];
         let text = beam.text.insert(text);
-        if !matches!(result, Some(Sampled::Failed(_))) {
+        if !has_failed(result) {
             kv.commit(&mut beam.blocks, &text.tokens, Tokens(planned.kv_len));
         }
     }
@@ -180,10 +275,14 @@ impl Sequence {
     pub(super) fn name(
         &mut self,
         result: Sampled,
-        named: Option<Vec<BeamCandidate>>,
+        named: Option<Named>,
         kv: &mut KvCache,
     ) -> Option<FinishReason> {
-        let beams = self.beams.as_mut().expect("only beams name candidates");
+        let beams = self
+            .details
+            .beams
+            .as_mut()
+            .expect("only beams name candidates");
         match result {
             // What one beam must not go on with, another may.
             Sampled::Failed(SampleError::NoneAllowed) => {}
@@ -198,12 +297,53 @@ impl Sequence {
         }
     }
 
+    /// Whether its beams are out with a step.
+    pub(super) fn are_beams_out(&self) -> bool {
+        self.has_beams() && self.text.is_none()
+    }
+
+    /// The best that its search has found so far, as many as are to be returned, see
+    /// [`Hypotheses::best_so_far`]; nothing if it has no token yet, or does not search. Its beams must not be
+    /// out.
+    pub(super) fn best_so_far(&self) -> Box<[Hypothesis]> {
+        let (Some(beams), Some(first)) = (&self.details.beams, &self.text) else {
+            return Box::default();
+        };
+        let num_tokens = first.num_generated();
+        if self.ended.is_some() {
+            return beams.found.clone();
+        }
+        if num_tokens == Tokens::ZERO {
+            return Box::default();
+        }
+        let scores = beams.scores();
+        let text = |beam| beams.as_it_is(first, beam);
+        beams.hypotheses.best_so_far(&scores, num_tokens.0, text)
+    }
+
+    /// The same as news, if it wants to know its beams, and has got another token of each that it is to be
+    /// told of.
+    pub(super) fn beam_news(&self) -> Option<Event> {
+        let text = self.text.as_ref()?;
+        let interval = text.gather.beams?;
+        let num_tokens = text.num_generated().0;
+        let are_known = self.details.beams.as_ref()?.named.is_empty();
+        let are_due =
+            are_known && num_tokens > 0 && (num_tokens - 1).is_multiple_of(interval.get());
+        are_due.then(|| Event::Hypotheses(self.id, self.best_so_far()))
+    }
+
     /// Takes in what all beams have named: some end, some go on, perhaps in several ways. Says whether the
     /// search is over.
     fn advance_beams(&mut self, kv: &mut KvCache) -> Option<FinishReason> {
         let num_own = self.kv_blocks().num_new;
-        let num_tokens = self.len() - self.num_prompt_tokens + Tokens(1);
-        let beams = self.beams.as_mut().expect("it has beams");
+        let num_tokens = self
+            .text
+            .as_ref()
+            .expect("its tokens are back")
+            .num_generated()
+            + Tokens(1);
+        let beams = self.details.beams.as_mut().expect("it has beams");
         if beams.num_new.is_none() {
             beams.num_new = Some(num_own);
             kv.stop_registering(&mut self.blocks);
@@ -214,34 +354,42 @@ impl Sequence {
         }
         let first = self.text.as_ref().expect("its tokens are back");
         let params = first.sampling_input(0).params;
-        let end = |token: TokenId| self.stop.after(params, token, num_tokens);
-        let scores: Vec<_> = beams.scores.iter().map(|score| score.sum).collect();
+        let end = |it: &Continuation| {
+            let token = it.candidate.token;
+            let by_token = first.stop.after(params, token, num_tokens);
+            by_token.or_else(|| {
+                let by_text = beams.paths[it.beam].ends_with(token);
+                by_text.then_some(FinishReason::StopWords)
+            })
+        };
+        let scores = beams.scores();
         let selection = beams.search.select(&scores, &named, end);
+        let told: Vec<_> = named.into_iter().map(Told::from).collect();
 
         for (it, reason) in &selection.ended {
-            let hypothesis = beams.hypothesis(first, it, *reason);
+            let hypothesis = beams.hypothesis(first, it, &told[it.beam], *reason);
             beams.hypotheses.offer(it.score, num_tokens.0, hypothesis);
         }
         let best = selection.alive.first().map(|it| it.score);
         if beams.hypotheses.is_over(best, num_tokens.0) {
             beams.found = beams.hypotheses.take_best();
             beams.release(kv);
-            let reason = beams.found.first().map(|best| best.finish_reason);
+            let reason = beams.found.first().and_then(|best| best.finish_reason);
             return Some(reason.unwrap_or(FinishReason::Error(SampleError::NoneAllowed)));
         }
-        self.go_on_with(&selection.alive, kv);
+        self.go_on_with(&selection.alive, &told, kv);
         None
     }
 
     /// Makes the beams those that `alive` are: the last child of a beam takes its place, the others fork.
-    fn go_on_with(&mut self, alive: &[Continuation], kv: &mut KvCache) {
-        let beams = self.beams.as_mut().expect("it has beams");
+    fn go_on_with(&mut self, alive: &[Continuation], told: &[Told], kv: &mut KvCache) {
+        let beams = self.details.beams.as_mut().expect("it has beams");
         let first = Beam {
             text: self.text.take(),
             blocks: mem::take(&mut self.blocks),
         };
         let old = std::iter::once(first).chain(beams.others.drain(..));
-        let mut old: Vec<_> = old.zip(beams.scores.drain(..)).map(Some).collect();
+        let mut old: Vec<_> = old.zip(beams.paths.drain(..)).map(Some).collect();
         let mut num_children = vec![0; old.len()];
         for it in alive {
             num_children[it.beam] += 1;
@@ -254,15 +402,14 @@ impl Sequence {
         for (place, it) in alive.iter().enumerate() {
             num_children[it.beam] -= 1;
             let parent = &mut old[it.beam];
-            let (mut beam, mut score) = match (num_children[it.beam], &parent) {
-                (1.., Some((beam, score))) => (beam.fork(kv), score.clone()),
+            let (mut beam, mut path) = match (num_children[it.beam], &parent) {
+                (1.., Some((beam, path))) => (beam.fork(kv), path.clone()),
                 _ => parent.take().expect("a child is left"),
             };
             let text = beam.text.as_mut().expect("its tokens are back");
             text.tokens.push(it.candidate.token);
-            score.sum = it.score;
-            score.log_probs.push(it.candidate.log_prob);
-            beams.scores.push(score);
+            path.push(it, &told[it.beam]);
+            beams.paths.push(path);
             match place {
                 0 => {
                     (self.text, self.blocks) = (beam.text, beam.blocks);
@@ -271,7 +418,6 @@ impl Sequence {
                 _ => beams.others.push(beam),
             }
         }
-        self.len += Tokens(1);
     }
 }
 

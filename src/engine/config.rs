@@ -189,6 +189,17 @@ impl EngineConfig {
                 ),
             );
         }
+        let max_beams = u64::from(self.max_rows()) * u64::from(max_beam_width);
+        if max_beams.saturating_mul(u64::from(self.max_table_len().0)) > u64::from(u32::MAX) {
+            return refuse(
+                format!(
+                    "the block tables of max_num_requests = {max_num_requests} requests with \
+                     max_beam_width = {max_beam_width} and max_seq_len = {max_seq_len} have 2^32 \
+                     places or more"
+                ),
+                "lower one of these, or raise tokens_per_block".into(),
+            );
+        }
         let at_once = self.min_num_blocks();
         if num_blocks < at_once {
             return refuse(
@@ -246,6 +257,11 @@ impl EngineConfig {
         Tokens(self.max_rows().saturating_mul(each)).min(self.max_num_tokens)
     }
 
+    /// Places in the block table of the longest sequence.
+    pub(super) fn max_table_len(&self) -> Blocks {
+        self.max_seq_len.blocks_ceil(self.block_size)
+    }
+
     /// Sequences in one step, at most: each beam is one.
     pub fn max_sequences(&self) -> u32 {
         let max_beams = self.max_num_requests.saturating_mul(self.max_beam_width);
@@ -270,7 +286,7 @@ impl EngineConfig {
 
     /// Blocks that the pool must have at least: what one sequence of the largest length holds at once.
     pub fn min_num_blocks(&self) -> Blocks {
-        let largest = self.max_seq_len.blocks_ceil(self.block_size);
+        let largest = self.max_table_len();
         self.window.map_or(largest, |window| {
             largest.min(window.max_blocks(self.max_num_tokens, self.block_size))
         })

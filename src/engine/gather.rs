@@ -10,6 +10,8 @@
 //! their positions: without computing them there are no logits. What is computed again after a pause is
 //! not gathered again.
 
+use std::num::NonZeroU32;
+
 use crate::base::{Blocks, Tokens};
 use crate::engine::{DraftTotals, NewRequest};
 use crate::sampling::TokenLogProbs;
@@ -18,17 +20,20 @@ use crate::sampling::TokenLogProbs;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gather {
     /// The log-probability of each token that is chosen, and those of so many of the most likely ones;
-    /// `None`: not even that.
+    /// `None`: not even that. Those of beams come with what they find.
     pub log_probs: Option<u32>,
     /// The model's logits of every token of the prompt.
     pub context_logits: bool,
     /// The model's logits that every token is chosen from, as they were before the request's options
-    /// changed them.
+    /// changed them. Those of beams come with what they find.
     pub generation_logits: bool,
     /// How many blocks of the KV cache it has had.
     pub kv_blocks: bool,
     /// What its drafts have come to.
     pub drafts: bool,
+    /// Its beams as they are, after the first token and then after every so many, not 0; `None`: it only wants
+    /// what it finds.
+    pub beams: Option<NonZeroU32>,
 }
 
 /// What a step brings of what a request wants besides its tokens; with drafts, what one of several tokens

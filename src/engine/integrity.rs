@@ -50,6 +50,9 @@ impl Engine {
                 assert_eq!(self.config.scheme, BatchingScheme::V1, "{id:?} has ended");
             } else {
                 assert!(sequence.computed < sequence.len(), "{id:?} is done");
+                if let Some(text) = &sequence.text {
+                    assert_eq!(sequence.len().index(), text.tokens.len(), "{id:?}");
+                }
             }
         }
         assert_eq!(ids.len(), self.num_active(), "ids are not used twice");
@@ -71,7 +74,7 @@ impl Engine {
             }
         }
         let without_beams = self.running.iter().map(|&slot| &self.sequences[slot]);
-        let without_beams = without_beams.filter(|it| it.beams.is_none());
+        let without_beams = without_beams.filter(|it| !it.has_beams());
         let can_pause = match self.config.window {
             None => Blocks::ZERO,
             Some(_) => without_beams.map(|it| it.blocks.num_held()).sum(),
@@ -80,7 +83,10 @@ impl Engine {
             self.set_aside() <= self.kv.usage().num_free() + can_pause,
             "what is set aside is there"
         );
-        let running = self.running.iter().map(|&slot| self.sequences[slot].rank);
+        let running = self
+            .running
+            .iter()
+            .map(|&slot| self.sequences[slot].details.rank);
         assert!(running.is_sorted(), "what runs is in order of rank");
     }
 }

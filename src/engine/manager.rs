@@ -13,7 +13,7 @@ use crate::engine::queue::Queue;
 use crate::engine::sequence::{Sequence, SequenceTable, max_kv_len};
 use crate::engine::stats::{RequestStage, StepStats, Totals};
 use crate::engine::{BatchingScheme, DraftTotals, EngineConfig, Event, KvUsage, NewRequest, Step};
-use crate::sampling::FinishReason;
+use crate::sampling::{FinishReason, Hypothesis};
 
 /// A batch manager.
 ///
@@ -158,13 +158,34 @@ impl Engine {
             return false;
         }
         self.totals
-            .count_of(sequence.num_prompt_tokens, num_output_tokens);
+            .count_of(sequence.details.num_prompt_tokens, num_output_tokens);
         self.cancel(id)
     }
 
     /// Why a request has ended that is still there: in lockstep, it waits for the rest of its batch.
     pub fn ended(&self, id: RequestId) -> Option<FinishReason> {
         self.sequences[self.sequences.find(id)?].ended
+    }
+
+    /// Whether a request searches with beams, and they are in a step that is out.
+    pub fn are_beams_out(&self, id: RequestId) -> bool {
+        let slot = self.sequences.find(id);
+        slot.is_some_and(|slot| self.sequences[slot].are_beams_out())
+    }
+
+    /// What a request's search would return if it ended now: the best of what has ended and of the beams that
+    /// go on. Empty if there are no tokens, or no beams. In lockstep, if it waits for the rest of its batch,
+    /// what it has found.
+    ///
+    /// # Panics
+    /// If its beams are out, see [`Engine::are_beams_out`].
+    pub fn best_so_far(&self, id: RequestId) -> Box<[Hypothesis]> {
+        let Some(slot) = self.sequences.find(id) else {
+            return Box::default();
+        };
+        let sequence = &self.sequences[slot];
+        assert!(!sequence.are_beams_out(), "{id} is in a step that is out");
+        sequence.best_so_far()
     }
 
     /// Requests that have not ended: waiting, running or paused.
@@ -226,7 +247,7 @@ impl Engine {
 /// Takes a sequence out of its row and gives its blocks back.
 pub(super) fn forget(sequences: &mut SequenceTable, kv: &mut KvCache, slot: SeqSlot) {
     let mut sequence: Sequence = sequences.remove(slot);
-    if let Some(beams) = &mut sequence.beams {
+    if let Some(beams) = &mut sequence.details.beams {
         beams.release(kv);
     }
     kv.release(&mut sequence.blocks);

@@ -12,6 +12,7 @@
 //! beam_room.rs    what is set aside for them
 //! kv/             blocks, block tables, and what sequences share of them
 //! step.rs         what was decided, as packed arrays
+//! table_rows.rs   the block tables in it
 //! gather.rs       what a request wants to know besides its tokens
 //! stats.rs        the record of a step
 //! integrity.rs    the invariants, as a check
@@ -51,6 +52,7 @@ mod schedule;
 mod sequence;
 mod stats;
 mod step;
+mod table_rows;
 
 pub use config::{BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig};
 pub use draft::{
@@ -59,7 +61,7 @@ pub use draft::{
 pub use gather::{Gather, Gathered, KvBlocks};
 pub use kv::{AttentionWindow, KvUsage, ReuseOptions, ReuseTotals};
 pub use manager::Engine;
-pub use output::{Event, Sampled, StepOutput};
+pub use output::{Event, Named, Sampled, StepOutput};
 pub use plan::{BlockCopy, Phase, PlannedSequence, StepPlan};
 pub use request::NewRequest;
 pub use stats::{RequestStage, Stage, StepStats, Totals};

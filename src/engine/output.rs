@@ -2,17 +2,34 @@
 
 use crate::base::{RequestId, SeqSlot, TokenId};
 use crate::engine::Gathered;
-use crate::sampling::{BeamCandidate, FinishReason, Hypothesis, SampleError};
+use crate::sampling::{BeamCandidate, FinishReason, Hypothesis, SampleError, TokenLogProbs};
 
 /// What the runner made of one sequence that samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampled {
     /// Its next token.
     Token(TokenId),
-    /// What could follow a beam: the next of the step's `candidates`.
+    /// What could follow a beam: the next of the step's `named`.
     Candidates,
     /// No token could be chosen: this sequence fails, the others do not.
     Failed(SampleError),
+}
+
+/// What could follow a beam.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Named {
+    /// The most likely tokens, the likeliest first, as many as the plan says, or all that are allowed.
+    pub candidates: Vec<BeamCandidate>,
+    /// The model's logits, `[vocab_size]`, if they are wanted; else empty.
+    pub generation_logits: Vec<f32>,
+    /// What the model says of each candidate, if that is wanted; else empty.
+    pub log_probs: Vec<TokenLogProbs>,
+}
+
+impl AsRef<[BeamCandidate]> for Named {
+    fn as_ref(&self) -> &[BeamCandidate] {
+        &self.candidates
+    }
 }
 
 /// A step's results, each with the row that it is of, in the order of the step's sequences.
@@ -20,11 +37,11 @@ pub enum Sampled {
 pub struct StepOutput {
     /// One for each planned sequence with `samples`, and one more for each of its drafts that was chosen.
     pub sampled: Vec<(SeqSlot, Sampled)>,
-    /// One for each [`Sampled::Candidates`]: the most likely tokens, the likeliest first, as many as the
-    /// plan says, or all that are allowed.
-    pub candidates: Vec<Vec<BeamCandidate>>,
+    /// One for each [`Sampled::Candidates`].
+    pub named: Vec<Named>,
     /// One for each planned sequence of which something is gathered in this step, or for each of its
-    /// tokens. It is moved from here into the event, never copied.
+    /// tokens; what is gathered of a beam's tokens is in `named`. It is moved from here into the event, never
+    /// copied.
     pub gathered: Vec<(SeqSlot, Gathered)>,
 }
 
@@ -32,7 +49,7 @@ impl StepOutput {
     /// Makes it the output of a step that has not been computed; its memory stays.
     pub fn clear(&mut self) {
         self.sampled.clear();
-        self.candidates.clear();
+        self.named.clear();
         self.gathered.clear();
     }
 }
@@ -48,8 +65,9 @@ pub enum Event {
     Token(RequestId, TokenId),
     /// It gave its blocks back and will be computed again by itself.
     Paused(RequestId),
-    /// It has searched with beams, and found these: the best first, as many as it wanted. Just before its
-    /// `Finished`, in the place of tokens; not if it fails.
+    /// It searches with beams, and these are the best texts so far: the best first, as many as it wanted. Just
+    /// before its `Finished` they are what it has found, unless it fails; before that, only if it wants to
+    /// know its beams. It has no `Token`.
     Hypotheses(RequestId, Box<[Hypothesis]>),
     /// It has ended: its blocks are free, the engine has forgotten it. After its last `Token`.
     Finished(RequestId, FinishReason),

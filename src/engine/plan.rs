@@ -85,8 +85,9 @@ pub struct StepPlan<'a> {
     pub positions: &'a [u32],
     /// The sequences in the order of their tokens.
     pub sequences: &'a [PlannedSequence],
-    /// The block tables of all sequences, end to end. [`BlockId::NONE`] stands for a block that was
-    /// given back because it is outside of every layer's attention window: nothing reads it.
+    /// Block tables, each where its sequence says. They stay where they are from step to step, and what lies
+    /// between them means nothing. [`BlockId::NONE`] stands for a block that was given back because it
+    /// is outside of every layer's attention window: nothing reads it.
     pub block_tables: &'a [BlockId],
     /// Positions per block.
     pub block_size: BlockSize,

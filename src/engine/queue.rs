@@ -149,7 +149,10 @@ impl Queue {
     pub(super) fn check_integrity(&self, sequences: &SequenceTable) {
         assert!(self.paused.is_sorted_by_key(|&(rank, _)| rank));
         for &(rank, slot) in &self.paused {
-            assert_eq!(sequences[slot].rank, rank, "{slot:?} is queued by its rank");
+            assert_eq!(
+                sequences[slot].details.rank, rank,
+                "{slot:?} is queued by its rank"
+            );
         }
     }
 }

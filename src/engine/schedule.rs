@@ -41,14 +41,8 @@ impl Engine {
             "a step is planned after another has come back"
         );
         self.end_lockstep_batch();
-        let mut step = self.spare_steps.pop().unwrap_or_else(|| {
-            Step::new(
-                self.config.max_rows(),
-                self.config.max_sampled_rows(),
-                self.config.num_blocks,
-                self.config.block_size,
-            )
-        });
+        let spare = self.spare_steps.pop();
+        let mut step = spare.unwrap_or_else(|| Step::new(&self.config));
         let num_micro_batches = self.config.num_micro_batches;
         for n in 0..num_micro_batches {
             let micro_batch = (self.turn + n) % num_micro_batches;
@@ -94,16 +88,17 @@ impl Engine {
     /// go on compute next. Returns whether any was paused, and `None` if none can run because what could
     /// be paused is in a step that is out.
     fn make_room(&mut self, micro_batch: usize) -> Option<bool> {
-        let free = |it: &Self| it.kv.usage().num_free().saturating_sub(it.set_aside());
-        let mut lacking = self.lacking_of_all(micro_batch, free(self));
+        let mut free = self.free_for_others();
+        let mut lacking = self.lacking_of_all(micro_batch, free);
         let mut any_paused = false;
-        while capacity::must_pause(self.config.policy, free(self), lacking) {
+        while capacity::must_pause(self.config.policy, free, lacking) {
             let slot = self.last_that_can_pause()?;
             let sequence = &self.sequences[slot];
             if sequence.runs_in(micro_batch) {
                 lacking -= self.lacking(sequence);
             }
             self.pause(slot);
+            free = self.free_for_others();
             any_paused = true;
         }
         Some(any_paused)
@@ -123,11 +118,11 @@ impl Engine {
                 continue;
             }
             let up_to = sequence.next_end(max_chunk);
-            if sequence.beams.is_none() {
-                self.kv.grow(&mut sequence.blocks, up_to);
-            } else {
+            if sequence.has_beams() {
                 num_other_beams += sequence.num_beams() - 1;
                 sequence.grow_beams(&mut self.kv, up_to);
+            } else {
+                self.kv.grow(&mut sequence.blocks, up_to);
             }
             match sequence.phase() {
                 Phase::Generation => self.generating.push(slot),
@@ -206,7 +201,7 @@ impl Engine {
     fn draft(&mut self, budget: &mut TokenBudget) {
         let mut free = capacity::blocks_for_drafts(
             self.config.policy,
-            self.kv.usage().num_free().saturating_sub(self.set_aside()),
+            self.free_for_others(),
             self.running.len(),
             !self.queue.is_empty(),
         );
@@ -218,7 +213,7 @@ impl Engine {
             let num_held = sequence.blocks.len();
             let room = room_for_drafts(
                 sequence.len(),
-                sequence.max_kv_len(),
+                sequence.details.max_kv_len,
                 (num_held + free).tokens(self.config.block_size),
                 budget.left(),
             );
@@ -243,10 +238,9 @@ impl Engine {
         if self.config.scheme != BatchingScheme::InflightFused {
             step.end_call(budget.num_padding_tokens(step.num_tokens()));
         }
-        let is_any_drafted = self.config.speculation.is_some();
         for &slot in &self.generating {
             let sequence = &mut self.sequences[slot];
-            match is_any_drafted && sequence.is_drafted() {
+            match sequence.is_drafted() {
                 true => step.push_drafted(slot, sequence),
                 false => step.push_generation(slot, sequence),
             }
@@ -261,7 +255,7 @@ impl Engine {
         sequence.rewind();
         self.kv.release(&mut sequence.blocks);
         self.changes.push(Event::Paused(sequence.id));
-        self.queue.push_paused(sequence.rank, slot);
+        self.queue.push_paused(sequence.details.rank, slot);
     }
 
     /// The last that runs, has no beams, and is not in a step that is out; never the first of all.
@@ -269,7 +263,7 @@ impl Engine {
         let but_the_first = self.running.iter().skip(1).rev();
         but_the_first.copied().find(|&slot| {
             let sequence = &self.sequences[slot];
-            sequence.beams.is_none() && !self.is_out[sequence.micro_batch]
+            !sequence.has_beams() && !self.is_out[usize::from(sequence.micro_batch)]
         })
     }
 
@@ -297,24 +291,26 @@ impl Engine {
             }
         };
         let sequence = &mut self.sequences[slot];
-        sequence.micro_batch = micro_batch;
+        sequence.micro_batch = u8::try_from(micro_batch).expect("there are two at most");
         let max_reused = sequence.max_reused();
         let Sequence {
             blocks,
             text,
-            reuse,
+            details,
             ..
         } = sequence;
         let text = text.as_ref().expect("no step with it is out");
         let num_reused = self.kv.totals().num_reused_blocks;
-        sequence.computed = self.kv.reserve(blocks, &text.tokens, reuse, max_reused);
+        sequence.computed = self
+            .kv
+            .reserve(blocks, &text.tokens, &details.reuse, max_reused);
         let num_reused = self.kv.totals().num_reused_blocks - num_reused;
         sequence.found(Blocks(num_reused as u32));
         assert_eq!(sequence.computed, reused, "what was found is still there");
-        let rank = sequence.rank;
+        let rank = sequence.details.rank;
         let place = self
             .running
-            .partition_point(|&other| self.sequences[other].rank < rank);
+            .partition_point(|&other| self.sequences[other].details.rank < rank);
         self.running.insert(place, slot);
         slot
     }
@@ -324,7 +320,13 @@ impl Engine {
             match candidate {
                 Candidate::Paused(slot) => {
                     let it = &self.sequences[slot];
-                    (it.tokens(), &it.reuse, it.max_reused(), it.max_kv_len(), 1)
+                    (
+                        it.tokens(),
+                        &it.details.reuse,
+                        it.max_reused(),
+                        it.details.max_kv_len,
+                        1,
+                    )
                 }
                 Candidate::Waiting(arrival) => {
                     let request = self.queue.waiting(arrival);
@@ -375,9 +377,7 @@ impl Engine {
         let usage = self.kv.usage();
         let running = self.running.iter().map(|&slot| &self.sequences[slot]);
         match (self.config.policy, self.config.window) {
-            (CapacityPolicy::MaxUtilization, _) => {
-                Room::of_now(usage.num_free().saturating_sub(self.set_aside()))
-            }
+            (CapacityPolicy::MaxUtilization, _) => Room::of_now(self.free_for_others()),
             (_, None) => {
                 let promised = running.map(|sequence| self.to_come(sequence)).sum();
                 Room::to_the_end(usage.num_free(), promised)
@@ -385,7 +385,7 @@ impl Engine {
             (_, Some(_)) => {
                 let cancelled = self.cancelled.iter().map(|&slot| &self.sequences[slot]);
                 let held: Blocks = cancelled
-                    .map(|sequence| match sequence.beams {
+                    .map(|sequence| match sequence.details.beams {
                         None => sequence.blocks.num_held(),
                         Some(_) => self.worst(sequence),
                     })
@@ -406,7 +406,7 @@ impl Engine {
         }
         let running = self.running.iter().map(|&slot| &self.sequences[slot]);
         running
-            .filter(|sequence| sequence.runs_in(micro_batch) && sequence.beams.is_none())
+            .filter(|sequence| sequence.runs_in(micro_batch) && !sequence.has_beams())
             .map(|sequence| self.lacking(sequence))
             .sum()
     }
@@ -421,7 +421,7 @@ impl Engine {
     fn num_in(&self, micro_batch: usize) -> usize {
         let running = self.running.iter();
         running
-            .filter(|&&slot| self.sequences[slot].micro_batch == micro_batch)
+            .filter(|&&slot| usize::from(self.sequences[slot].micro_batch) == micro_batch)
             .count()
     }
 

@@ -24,14 +24,19 @@ use crate::engine::{Gather, Gathered, KvBlocks, NewRequest, Phase, ReuseOptions,
 use crate::sampling::{Endings, FinishReason, SamplingInput, SamplingParams, StopRule};
 
 /// What a runner may look at while a step is out: the sequence's own tokens and options.
+///
+/// First comes what every new token needs, in one cache line.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct SequenceText {
     /// Prompt and generated tokens, and the drafts of the step that is out.
     pub(super) tokens: Vec<TokenId>,
-    /// How many of `tokens` are drafts.
-    pub(super) num_drafts: usize,
     /// How many of `tokens` are the prompt.
     num_prompt_tokens: usize,
+    endings: Endings,
+    pub(super) stop: StopRule,
+    /// How many of `tokens` are drafts.
+    pub(super) num_drafts: usize,
     sampling: Arc<SamplingParams>,
     /// What it wants to know besides its tokens.
     pub(super) gather: Gather,
@@ -57,6 +62,11 @@ impl SequenceText {
             let end = end.0.min(self.num_prompt_tokens as u32);
             self.num_gathered = self.num_gathered.max(end);
         }
+    }
+
+    /// How many tokens came after the prompt.
+    pub(super) fn num_generated(&self) -> Tokens {
+        Tokens((self.tokens.len() - self.num_prompt_tokens) as u32)
     }
 
     /// The same text, to go on in another way.
@@ -89,14 +99,14 @@ impl SequenceText {
 /// paused here     |---------- context -------------------|
 /// in the cache    |------ computed ------|
 /// ```
+///
+/// It is what a generation step looks at, and no more: one cache line. A step of hundreds of sequences takes
+/// as long as it takes to fetch those.
+#[repr(align(64))]
 pub(super) struct Sequence {
     pub(super) id: RequestId,
-    pub(super) rank: Rank,
     /// Its tokens; `None` while they are out with a step.
     pub(super) text: Option<Box<SequenceText>>,
-    pub(super) num_prompt_tokens: Tokens,
-    /// How many tokens there are.
-    pub(super) len: Tokens,
     /// The last of them: here too, so that a step need not look for it in the text.
     pub(super) last_token: TokenId,
     /// How many of them were known when it started, or was paused last.
@@ -105,6 +115,23 @@ pub(super) struct Sequence {
     pub(super) computed: Tokens,
     /// Where those are, with room for the rest of the context while it runs.
     pub(super) blocks: BlockTable,
+    /// In whose steps it is.
+    pub(super) micro_batch: u8,
+    /// Why it has ended; set only while it waits for the rest of its lockstep batch.
+    pub(super) ended: Option<FinishReason>,
+    /// Whether it has one token a step and wants nothing else: no beams, no drafts, nothing to gather.
+    pub(super) is_plain: bool,
+    pub(super) details: Box<Details>,
+}
+
+const _: () = assert!(size_of::<Option<Sequence>>() == 64);
+
+/// The rest of what is known of a sequence.
+pub(super) struct Details {
+    pub(super) rank: Rank,
+    pub(super) num_prompt_tokens: Tokens,
+    /// The most positions that it will ever have in the cache.
+    pub(super) max_kv_len: Tokens,
     /// What it may share with others.
     pub(super) reuse: ReuseOptions,
     /// Blocks that it had before it was paused last.
@@ -113,16 +140,8 @@ pub(super) struct Sequence {
     num_reused: Blocks,
     /// What was told last of its blocks.
     kv_told: KvBlocks,
-    /// In whose steps it is.
-    pub(super) micro_batch: usize,
-    /// Why it has ended; set only while it waits for the rest of its lockstep batch.
-    pub(super) ended: Option<FinishReason>,
     /// Whether it wants to know anything besides its tokens.
     pub(super) gathers: bool,
-    /// Whether it has one token a step and wants nothing else: no beams, no drafts, nothing to gather.
-    pub(super) is_plain: bool,
-    endings: Endings,
-    pub(super) stop: StopRule,
     /// `None` if nothing of it is ever drafted.
     drafter: Option<Box<Drafter>>,
     /// If it searches with several beams: all but the first, which is itself.
@@ -152,59 +171,68 @@ impl Sequence {
         let mut tokens = request.prompt;
         let num_prompt_tokens = tokens.len();
         tokens.reserve_exact(request.stop.max_new_tokens.index());
-        let len = Tokens(num_prompt_tokens as u32);
+        let context = Tokens(num_prompt_tokens as u32);
         let search = request.sampling.beam_search;
-        let beams = search.map(|search| Box::new(Beams::new(search, request.stop.max_new_tokens)));
+        let stop_text = request.sampling.stop_text.as_ref();
+        let beams = search.map(|search| Beams::new(search, request.stop.max_new_tokens, stop_text));
         Self {
             id: request.id,
-            rank,
             last_token: *tokens.last().expect("a prompt has a token"),
-            endings: Endings::of(&request.sampling),
-            is_plain: beams.is_none() && drafter.is_none() && !request.gather.is_any(),
-            gathers: request.gather.is_any(),
             text: Some(Box::new(SequenceText {
                 tokens,
-                num_drafts: 0,
                 num_prompt_tokens,
+                endings: Endings::of(&request.sampling),
+                stop: request.stop,
+                num_drafts: 0,
                 sampling: request.sampling,
                 gather: request.gather,
                 num_gathered: 0,
             })),
-            num_prompt_tokens: len,
-            len,
-            context: len,
+            context,
             computed: Tokens::ZERO,
             blocks,
-            reuse: request.reuse,
-            kv_before: KvBlocks::default(),
-            num_reused: Blocks::ZERO,
-            kv_told: KvBlocks::default(),
             micro_batch: 0,
             ended: None,
-            stop: request.stop,
-            drafter: drafter.map(Box::new),
-            beams,
+            is_plain: beams.is_none() && drafter.is_none() && !request.gather.is_any(),
+            details: Box::new(Details {
+                rank,
+                num_prompt_tokens: context,
+                max_kv_len: max_kv_len(context, &request.stop),
+                reuse: request.reuse,
+                kv_before: KvBlocks::default(),
+                num_reused: Blocks::ZERO,
+                kv_told: KvBlocks::default(),
+                gathers: request.gather.is_any(),
+                drafter: drafter.map(Box::new),
+                beams: beams.map(Box::new),
+            }),
         }
+    }
+
+    /// Whether it searches with several beams.
+    #[inline]
+    pub(super) fn has_beams(&self) -> bool {
+        // What is plain says so without its details.
+        !self.is_plain && self.details.beams.is_some()
     }
 
     /// How many texts it generates side by side.
     pub(super) fn num_beams(&self) -> usize {
-        self.beams.as_ref().map_or(1, |beams| beams.len())
+        self.details.beams.as_ref().map_or(1, |beams| beams.len())
     }
 
     /// How many texts it may generate side by side.
     pub(super) fn width(&self) -> u32 {
-        self.beams.as_ref().map_or(1, |beams| beams.width())
+        self.details.beams.as_ref().map_or(1, |beams| beams.width())
     }
 
-    /// All tokens so far.
+    /// How many tokens there are, while no results of a step are being taken in: the context as long as it is
+    /// not computed, and then one more than is computed.
     pub(super) fn len(&self) -> Tokens {
-        self.len
-    }
-
-    /// The last token.
-    pub(super) fn last_token(&self) -> TokenId {
-        self.last_token
+        match self.phase() {
+            Phase::Context => self.context,
+            Phase::Generation => self.computed + Tokens(1),
+        }
     }
 
     /// The tokens, which must not be out with a step.
@@ -214,7 +242,7 @@ impl Sequence {
 
     /// What is left to compute of the tokens that there are.
     pub(super) fn rest(&self) -> Tokens {
-        self.len - self.computed
+        self.len() - self.computed
     }
 
     /// How far a step could compute it at most, with chunks of at most `max_chunk`.
@@ -224,12 +252,7 @@ impl Sequence {
 
     /// Whether it computes in the steps of `micro_batch`.
     pub(super) fn runs_in(&self, micro_batch: usize) -> bool {
-        self.micro_batch == micro_batch && self.ended.is_none()
-    }
-
-    /// The most positions that it will ever have in the cache.
-    pub(super) fn max_kv_len(&self) -> Tokens {
-        max_kv_len(self.num_prompt_tokens, &self.stop)
+        usize::from(self.micro_batch) == micro_batch && self.ended.is_none()
     }
 
     pub(super) fn phase(&self) -> Phase {
@@ -244,12 +267,12 @@ impl Sequence {
     pub(super) fn max_reused(&self) -> Tokens {
         let text = self.text.as_ref().expect("no step with it is out");
         text.gather
-            .max_reused(Tokens(text.num_gathered), self.num_prompt_tokens)
+            .max_reused(Tokens(text.num_gathered), self.details.num_prompt_tokens)
     }
 
     /// Says that it has blocks, and that `num_reused` of them were found in the cache.
     pub(super) fn found(&mut self, num_reused: Blocks) {
-        self.num_reused = num_reused;
+        self.details.num_reused = num_reused;
     }
 
     /// Adds to what a step has gathered what is new of its blocks and of its drafts, if that is wanted.
@@ -258,7 +281,7 @@ impl Sequence {
         text.gathered_to(self.computed);
         let gather = text.gather;
         let kv_blocks = self.kv_news().filter(|_| gather.kv_blocks);
-        let drafts = self.drafter.as_mut().and_then(|it| it.news());
+        let drafts = self.details.drafter.as_mut().and_then(|it| it.news());
         let drafts = drafts.filter(|_| gather.drafts);
         if kv_blocks.is_some() || drafts.is_some() {
             let gathered = gathered.get_or_insert_default();
@@ -269,8 +292,8 @@ impl Sequence {
 
     /// What is new of its blocks.
     fn kv_news(&mut self) -> Option<KvBlocks> {
-        let kv = Some(self.kv_blocks()).filter(|&kv| kv != self.kv_told)?;
-        self.kv_told = kv;
+        let kv = Some(self.kv_blocks()).filter(|&kv| kv != self.details.kv_told)?;
+        self.details.kv_told = kv;
         Some(kv)
     }
 
@@ -278,28 +301,37 @@ impl Sequence {
         let KvBlocks {
             num_new,
             num_reused,
-        } = self.kv_before;
-        let of_beams = self.beams.as_ref().and_then(|beams| beams.num_new());
+        } = self.details.kv_before;
+        let of_beams = self
+            .details
+            .beams
+            .as_ref()
+            .and_then(|beams| beams.num_new());
         KvBlocks {
-            num_new: num_new + of_beams.unwrap_or_else(|| self.blocks.len() - self.num_reused),
-            num_reused: num_reused + self.num_reused,
+            num_new: num_new
+                + of_beams.unwrap_or_else(|| self.blocks.len() - self.details.num_reused),
+            num_reused: num_reused + self.details.num_reused,
         }
     }
 
     /// Tokens that it has generated; if it has searched, those of all that it has found.
     pub(super) fn num_output_tokens(&self) -> Tokens {
-        match &self.beams {
-            None => self.len - self.num_prompt_tokens,
+        match &self.details.beams {
+            None => self
+                .text
+                .as_ref()
+                .expect("its tokens are back")
+                .num_generated(),
             Some(beams) => beams.num_output_tokens(),
         }
     }
 
     /// Forgets what is in the cache, before its blocks are given back: all tokens are context again.
     pub(super) fn rewind(&mut self) {
-        self.kv_before = self.kv_blocks();
-        self.num_reused = Blocks::ZERO;
+        self.details.kv_before = self.kv_blocks();
+        self.details.num_reused = Blocks::ZERO;
+        self.context = self.len();
         self.computed = Tokens::ZERO;
-        self.context = self.len;
     }
 
     /// The tokens with the drafts after them, and how many those are.
@@ -310,12 +342,12 @@ impl Sequence {
 
     /// Whether it may have drafts.
     pub(super) fn is_drafted(&self) -> bool {
-        self.drafter.is_some()
+        !self.is_plain && self.details.drafter.is_some()
     }
 
     /// Puts up to `max` drafts behind its tokens, and returns how many.
     pub(super) fn draft(&mut self, max: usize) -> Tokens {
-        let Some(drafter) = &mut self.drafter else {
+        let Some(drafter) = &mut self.details.drafter else {
             return Tokens::ZERO;
         };
         let text = self.text.as_mut().expect("no step with it is out");
@@ -334,7 +366,7 @@ impl Sequence {
         let text = self.text.as_mut().expect("its tokens are back");
         let num_drafts = std::mem::take(&mut text.num_drafts);
         text.tokens.truncate(text.tokens.len() - num_drafts);
-        if let Some(drafter) = &mut self.drafter {
+        if let Some(drafter) = &mut self.details.drafter {
             drafter.count(num_drafts, num_accepted);
         }
     }
@@ -345,12 +377,11 @@ impl Sequence {
         let text = self.text.as_mut().expect("its tokens are back");
         text.tokens.push(token);
         self.last_token = token;
-        self.len += Tokens(1);
-        let num_generated = self.len - self.num_prompt_tokens;
-        if num_generated < self.stop.max_new_tokens && !self.endings.may_have(token) {
+        let num_generated = text.num_generated();
+        if num_generated < text.stop.max_new_tokens && !text.endings.may_have(token) {
             return None;
         }
-        self.stop.after(&text.sampling, token, num_generated)
+        text.stop.after(&text.sampling, token, num_generated)
     }
 }
 

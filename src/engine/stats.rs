@@ -64,7 +64,10 @@ pub struct Totals {
 
 impl Totals {
     pub(super) fn count(&mut self, sequence: &Sequence) {
-        self.count_of(sequence.num_prompt_tokens, sequence.num_output_tokens());
+        self.count_of(
+            sequence.details.num_prompt_tokens,
+            sequence.num_output_tokens(),
+        );
     }
 
     /// Counts a sequence of so many tokens.

@@ -3,9 +3,11 @@
 
 use std::ops::Range;
 
-use crate::base::{BlockId, BlockSize, Blocks, SeqSlot, TokenId, Tokens};
+use crate::base::{BlockSize, Blocks, SeqSlot, TokenId, Tokens};
+use crate::engine::EngineConfig;
 use crate::engine::plan::{BlockCopy, Phase, PlannedSequence, StepPlan};
 use crate::engine::sequence::{Sequence, SequenceText};
+use crate::engine::table_rows::TableRows;
 
 /// A step. It goes back to the engine with its results, see [`Engine::apply`](super::Engine::apply):
 /// the tokens of its sequences are in it meanwhile.
@@ -13,8 +15,8 @@ use crate::engine::sequence::{Sequence, SequenceText};
 /// ```text
 ///                  |---- first model call ----|---- second ----|     a fused step has one call
 /// sequences        | context, context, ...    | generation ... |
-/// token_ids        |...                       |...             |     ranges of a planned sequence
-/// block_tables     |...                       |...             |     start at its call's beginning
+/// token_ids        |...                       |...             |     start at its call's beginning
+/// block_tables     a row for each sequence: of both calls
 /// ```
 #[must_use = "the engine waits for its steps"]
 pub struct Step {
@@ -22,7 +24,7 @@ pub struct Step {
     token_ids: Vec<TokenId>,
     positions: Vec<u32>,
     sequences: Vec<PlannedSequence>,
-    block_tables: Vec<BlockId>,
+    tables: TableRows,
     #[expect(
         clippy::vec_box,
         reason = "a text moves in and out every step: as a pointer"
@@ -41,7 +43,6 @@ pub struct Step {
 struct Call {
     sequences: Range<usize>,
     tokens: Range<usize>,
-    blocks: Range<usize>,
     num_padding_tokens: Tokens,
 }
 
@@ -50,29 +51,23 @@ struct Call {
 struct Bounds {
     sequences: usize,
     tokens: usize,
-    blocks: usize,
 }
 
 impl Step {
-    /// An empty step with room for `max_num_requests` sequences that hold `num_blocks` together, and for
-    /// `max_generation` tokens, their last ones and the drafts of those.
-    pub(super) fn new(
-        max_num_requests: u32,
-        max_generation: Tokens,
-        num_blocks: Blocks,
-        block_size: BlockSize,
-    ) -> Self {
-        let max_num_requests = max_num_requests as usize;
+    /// An empty step with room for all that may generate at once: their last tokens, and the drafts of those.
+    pub(super) fn new(config: &EngineConfig) -> Self {
+        let max_rows = config.max_rows() as usize;
+        let max_generation = config.max_sampled_rows().index();
         Self {
             copies: Vec::new(),
-            token_ids: Vec::with_capacity(max_generation.index()),
-            positions: Vec::with_capacity(max_generation.index()),
-            sequences: Vec::with_capacity(max_num_requests),
-            block_tables: Vec::with_capacity(num_blocks.index()),
-            texts: Vec::with_capacity(max_num_requests),
+            token_ids: Vec::with_capacity(max_generation),
+            positions: Vec::with_capacity(max_generation),
+            sequences: Vec::with_capacity(max_rows),
+            tables: TableRows::new(config),
+            texts: Vec::with_capacity(max_rows),
             calls: Vec::with_capacity(2),
             open_call: Bounds::default(),
-            block_size,
+            block_size: config.block_size,
             micro_batch: 0,
             num_other_beams: 0,
         }
@@ -90,7 +85,7 @@ impl Step {
             token_ids: &self.token_ids[call.tokens.clone()],
             positions: &self.positions[call.tokens.clone()],
             sequences: &self.sequences[call.sequences.clone()],
-            block_tables: &self.block_tables[call.blocks.clone()],
+            block_tables: self.tables.blocks(),
             block_size: self.block_size,
             num_padding_tokens: call.num_padding_tokens,
             texts: &self.texts[call.sequences.clone()],
@@ -131,7 +126,6 @@ impl Step {
         self.token_ids.clear();
         self.positions.clear();
         self.sequences.clear();
-        self.block_tables.clear();
         self.calls.clear();
         self.open_call = Bounds::default();
     }
@@ -154,17 +148,27 @@ impl Step {
         self.token_ids.extend_from_slice(tokens);
         self.positions.extend(start.0..end.0);
         let num_blocks = end.blocks_ceil(self.block_size);
-        self.push(slot, sequence, Phase::Context, chunk, 0, num_blocks);
+        let samples = end == sequence.len();
+        self.push(
+            slot,
+            sequence,
+            Phase::Context,
+            start..end,
+            num_blocks,
+            samples,
+        );
     }
 
     /// Appends the last token of the sequence in `slot`, which generates, and takes its text along.
     pub(super) fn push_generation(&mut self, slot: SeqSlot, sequence: &mut Sequence) {
-        self.token_ids.push(sequence.last_token());
-        self.positions.push(sequence.computed.0);
+        let start = sequence.computed;
+        self.token_ids.push(sequence.last_token);
+        self.positions.push(start.0);
         // All that it has: it took the last of them for this token.
         let num_blocks = sequence.blocks.len();
-        self.push(slot, sequence, Phase::Generation, Tokens(1), 0, num_blocks);
-        if sequence.beams.is_some() {
+        let chunk = start..start + Tokens(1);
+        self.push(slot, sequence, Phase::Generation, chunk, num_blocks, true);
+        if sequence.has_beams() {
             self.push_other_beams(sequence);
         }
     }
@@ -172,17 +176,15 @@ impl Step {
     /// Appends the last tokens of all beams but the first, which was appended just now.
     fn push_other_beams(&mut self, sequence: &mut Sequence) {
         let first = self.sequences.last().expect("the first beam").clone();
-        let beams = sequence.beams.as_mut().into_iter();
+        let beams = sequence.details.beams.as_mut().into_iter();
         for (beam, (text, blocks)) in (1..).zip(beams.flat_map(|beams| beams.lend())) {
             let token = (self.token_ids.len() - self.open_call.tokens) as u32;
-            let first_block = (self.block_tables.len() - self.open_call.blocks) as u32;
             self.token_ids.extend(text.tokens.last());
             self.positions.push(sequence.computed.0);
-            self.block_tables.extend_from_slice(blocks.blocks());
             self.sequences.push(PlannedSequence {
                 beam,
                 tokens: token..token + 1,
-                block_table: first_block..first_block + blocks.len().0,
+                block_table: self.tables.put(first.slot, beam, blocks),
                 ..first.clone()
             });
             self.texts.push(text);
@@ -200,40 +202,46 @@ impl Step {
         self.positions.extend(start.0..end.0);
         // Drafts that were wrong may have left it more of them.
         let num_blocks = end.blocks_ceil(self.block_size);
-        let phase = Phase::Generation;
-        self.push(slot, sequence, phase, end - start, num_drafts, num_blocks);
+        let planned = self.push(
+            slot,
+            sequence,
+            Phase::Generation,
+            start..end,
+            num_blocks,
+            true,
+        );
+        planned.num_drafts = num_drafts;
     }
 
-    /// Appends the sequence whose next `chunk` tokens, `num_drafts` of them drafts, were appended just now,
-    /// with its first `num_blocks`.
+    /// Appends the sequence of which the tokens at the positions in `chunk` were appended just now, with its
+    /// first `num_blocks`.
     #[inline]
     fn push(
         &mut self,
         slot: SeqSlot,
         sequence: &mut Sequence,
         phase: Phase,
-        chunk: Tokens,
-        num_drafts: u32,
+        chunk: Range<Tokens>,
         num_blocks: Blocks,
-    ) {
-        let end = sequence.computed + chunk;
+        samples: bool,
+    ) -> &mut PlannedSequence {
+        let text = sequence.text.take().expect("in one step at a time");
+        self.texts.push(text);
         let end_token = (self.token_ids.len() - self.open_call.tokens) as u32;
-        let first_block = (self.block_tables.len() - self.open_call.blocks) as u32;
-        let blocks = &sequence.blocks.blocks()[..num_blocks.index()];
-        self.block_tables.extend_from_slice(blocks);
+        let num_tokens = chunk.end - chunk.start;
+        let block_table = self.tables.put(slot, 0, &sequence.blocks).start;
         self.sequences.push(PlannedSequence {
             id: sequence.id,
             slot,
             beam: 0,
             phase,
-            tokens: end_token - chunk.0..end_token,
-            kv_len: end.0,
-            block_table: first_block..first_block + num_blocks.0,
-            samples: end == sequence.len() + Tokens(num_drafts),
-            num_drafts,
+            tokens: end_token - num_tokens.0..end_token,
+            kv_len: chunk.end.0,
+            block_table: block_table..block_table + num_blocks.0,
+            samples,
+            num_drafts: 0,
         });
-        let text = sequence.text.take().expect("in one step at a time");
-        self.texts.push(text);
+        self.sequences.last_mut().expect("just now")
     }
 
     /// Makes what was pushed since the last time a model call, if there is anything.
@@ -242,13 +250,11 @@ impl Step {
         let end = Bounds {
             sequences: self.sequences.len(),
             tokens: self.token_ids.len(),
-            blocks: self.block_tables.len(),
         };
         if start.sequences < end.sequences {
             self.calls.push(Call {
                 sequences: start.sequences..end.sequences,
                 tokens: start.tokens..end.tokens,
-                blocks: start.blocks..end.blocks,
                 num_padding_tokens,
             });
             self.open_call = end;

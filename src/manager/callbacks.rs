@@ -52,7 +52,8 @@ pub struct Response<'a> {
     pub tokens: &'a [TokenId],
     /// What it wanted to know besides, step by step: see [`NewRequest::gather`].
     pub gathered: &'a [Gathered],
-    /// What it has found with beams, the best first: with its final response, in the place of tokens.
+    /// What it has found with beams, the best first: with its final response, in the place of tokens; before
+    /// that its beams as they are, if it wants to know them.
     pub hypotheses: &'a [Hypothesis],
     /// Why it has ended, or the error for which it was refused; `None`: it goes on.
     pub end: Option<Result<FinishReason, RequestError>>,
@@ -97,12 +98,13 @@ struct News {
 
 impl News {
     fn is_empty(&self) -> bool {
-        self.tokens.is_empty() && self.gathered.is_empty()
+        self.tokens.is_empty() && self.gathered.is_empty() && self.hypotheses.is_empty()
     }
 
     fn clear(&mut self) {
         self.tokens.clear();
         self.gathered.clear();
+        self.hypotheses = Box::default();
     }
 }
 

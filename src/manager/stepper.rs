@@ -10,7 +10,7 @@ use crate::engine::{
 };
 use crate::manager::pipeline::{Computed, Pipeline};
 use crate::runner::Runner;
-use crate::sampling::FinishReason;
+use crate::sampling::{FinishReason, Hypothesis};
 
 /// A batch manager: requests in, tokens out, a step at a time.
 ///
@@ -129,6 +129,20 @@ impl BatchManager {
     /// Why a request has ended that is still there, see [`Engine::ended`].
     pub fn ended(&self, id: RequestId) -> Option<FinishReason> {
         self.engine.ended(id)
+    }
+
+    /// Whether a request's beams are in a step on its way, see [`Engine::are_beams_out`]; not after
+    /// [`BatchManager::settle`].
+    pub fn are_beams_out(&self, id: RequestId) -> bool {
+        self.engine.are_beams_out(id)
+    }
+
+    /// What a request's search would return if it ended now, see [`Engine::best_so_far`].
+    ///
+    /// # Panics
+    /// As there.
+    pub fn best_so_far(&self, id: RequestId) -> Box<[Hypothesis]> {
+        self.engine.best_so_far(id)
     }
 
     /// Ends a request that has landed a token, see [`Engine::finish`].

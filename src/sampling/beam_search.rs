@@ -15,8 +15,10 @@
 //! `width` that do not end go on. Scores are sums of log-probabilities; hypotheses are compared by
 //! `score / num_tokens ^ length_penalty`. Of equal scores the lower beam comes first, then the lower token.
 
+use std::sync::Arc;
+
 use crate::base::TokenId;
-use crate::sampling::FinishReason;
+use crate::sampling::{FinishReason, TokenLogProbs};
 
 /// The beam search options of one request, checked: every value is in its range.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,6 +64,8 @@ pub struct Continuation {
     pub beam: usize,
     /// What follows it.
     pub candidate: BeamCandidate,
+    /// The candidate's place among those that the beam has named.
+    pub place: usize,
     /// The beam's score and the candidate's log-probability.
     pub score: f64,
 }
@@ -75,8 +79,8 @@ pub struct Selection {
     pub ended: Vec<(Continuation, FinishReason)>,
 }
 
-/// A text that has ended.
-#[derive(Clone, Debug, PartialEq)]
+/// A text that a search has found.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Hypothesis {
     /// The generated tokens, with the one that ended it.
     pub tokens: Vec<TokenId>,
@@ -84,8 +88,13 @@ pub struct Hypothesis {
     pub log_probs: Vec<f32>,
     /// Their sum.
     pub cum_log_prob: f32,
-    /// Why it ended.
-    pub finish_reason: FinishReason,
+    /// The model's logits that each token was chosen from, `[vocab_size]`, if they are wanted. Where hypotheses
+    /// begin alike, they are one and the same.
+    pub generation_logits: Vec<Arc<Vec<f32>>>,
+    /// What the model says of each token, whatever the request's options made of it, if that is wanted.
+    pub model_log_probs: Vec<Arc<TokenLogProbs>>,
+    /// Why it ended; `None`: it is a beam that goes on.
+    pub finish_reason: Option<FinishReason>,
 }
 
 /// The best texts that have ended so far.
@@ -105,26 +114,28 @@ impl BeamSearch {
     }
 
     /// Selects among the continuations of beams with these `scores`, of which each has named its
-    /// `candidates`, the most likely first. `end` says whether a token ends the text.
+    /// `candidates`, the most likely first. `end` says whether a continuation ends its text.
     pub fn select(
         &self,
         scores: &[f64],
-        candidates: &[Vec<BeamCandidate>],
-        end: impl Fn(TokenId) -> Option<FinishReason>,
+        candidates: &[impl AsRef<[BeamCandidate]>],
+        end: impl Fn(&Continuation) -> Option<FinishReason>,
     ) -> Selection {
         let width = self.width as usize;
         let mut all: Vec<_> = std::iter::zip(scores, candidates)
             .enumerate()
             .flat_map(|(beam, (&score, candidates))| {
+                let candidates = candidates.as_ref();
                 candidates
                     .iter()
                     .enumerate()
-                    .map(move |(rank, &candidate)| {
+                    .map(move |(place, &candidate)| {
                         let score = score + f64::from(candidate.log_prob);
-                        let handicap = f64::from(self.diversity_rate) * rank as f64;
+                        let handicap = f64::from(self.diversity_rate) * place as f64;
                         let continuation = Continuation {
                             beam,
                             candidate,
+                            place,
                             score,
                         };
                         (score - handicap, continuation)
@@ -138,7 +149,7 @@ impl BeamSearch {
             if selection.alive.len() == width {
                 break;
             }
-            match end(continuation.candidate.token) {
+            match end(&continuation) {
                 None => selection.alive.push(continuation),
                 Some(reason) if place < width => selection.ended.push((continuation, reason)),
                 Some(_) => {}
@@ -194,6 +205,28 @@ impl Hypotheses {
         self.search.normalised(score, num_tokens) <= worst
     }
 
+    /// The best ones of those that have ended and of the beams that go on, as many as are to be returned, the
+    /// best first: what there is if the search ends now. The beams have these `scores`, the best first, and
+    /// `num_tokens` each; `text` gives one. Of equal ones, what has ended comes first.
+    pub fn best_so_far(
+        &self,
+        scores: &[f64],
+        num_tokens: u32,
+        text: impl Fn(usize) -> Hypothesis,
+    ) -> Box<[Hypothesis]> {
+        let ended = self.best.iter().map(|&(normalised, _)| normalised);
+        let beams = scores.iter();
+        let beams = beams.map(|&score| self.search.normalised(score, num_tokens));
+        let mut all: Vec<_> = ended.chain(beams).enumerate().collect();
+        all.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+        let best = all.into_iter().take(self.search.num_returned as usize);
+        best.map(|(index, _)| match self.best.get(index) {
+            Some((_, ended)) => ended.clone(),
+            None => text(index - self.best.len()),
+        })
+        .collect()
+    }
+
     /// The best ones, as many as are to be returned, the best first.
     pub fn take_best(&mut self) -> Box<[Hypothesis]> {
         let best = self.best.drain(..).map(|(_, hypothesis)| hypothesis);
@@ -216,8 +249,8 @@ mod tests {
 
     const END: TokenId = 0;
 
-    fn end(token: TokenId) -> Option<FinishReason> {
-        (token == END).then_some(FinishReason::EndId)
+    fn end(it: &Continuation) -> Option<FinishReason> {
+        (it.candidate.token == END).then_some(FinishReason::EndId)
     }
 
     /// The most likely first, as a beam names them.
@@ -242,9 +275,9 @@ mod tests {
             num_tokens,
             Hypothesis {
                 tokens: vec![1; num_tokens as usize],
-                log_probs: vec![],
                 cum_log_prob: score as f32,
-                finish_reason: FinishReason::EndId,
+                finish_reason: Some(FinishReason::EndId),
+                ..Hypothesis::default()
             },
         );
     }
@@ -284,7 +317,7 @@ mod tests {
     fn fewer_candidates_than_beams_leave_fewer_beams() {
         let selection = SEARCH.select(&[0.0], &[candidates(&[(1, -1.0)])], end);
         assert_eq!(alive(&selection), [(0, 1)]);
-        let selection = SEARCH.select(&[0.0, 0.0], &[vec![], vec![]], end);
+        let selection = SEARCH.select(&[0.0, 0.0], &[candidates(&[]), candidates(&[])], end);
         assert_eq!(selection, Selection::default());
     }
 
@@ -324,6 +357,34 @@ mod tests {
             offer(&mut hypotheses, -2.5, 3);
             assert_eq!(scores(hypotheses), expected, "penalty {length_penalty}");
         }
+    }
+
+    #[test]
+    fn what_there_is_so_far_are_texts_that_have_ended_and_beams_in_one_order() {
+        let search = BeamSearch { width: 3, ..SEARCH };
+        let so_far = |num_returned, scores: &[f64]| -> Vec<_> {
+            let search = BeamSearch {
+                num_returned,
+                ..search
+            };
+            let mut hypotheses = Hypotheses::new(search, 16);
+            offer(&mut hypotheses, -2.0, 2);
+            offer(&mut hypotheses, -6.0, 3);
+            let beam = |beam: usize| Hypothesis {
+                cum_log_prob: scores[beam] as f32,
+                ..Hypothesis::default()
+            };
+            let best = hypotheses.best_so_far(scores, 4, beam);
+            let each = best.iter();
+            each.map(|it| (it.cum_log_prob, it.finish_reason.is_some()))
+                .collect()
+        };
+        // By token: -0.5, -1 ended, -1.5, -2 ended.
+        let all = [(-2.0, false), (-2.0, true), (-6.0, false)];
+        assert_eq!(so_far(3, &[-2.0, -6.0]), all);
+        assert_eq!(so_far(1, &[-2.0, -6.0]), all[..1]);
+        assert_eq!(so_far(2, &[-4.0]), [(-2.0, true), (-4.0, false)], "equal");
+        assert_eq!(so_far(3, &[]), [(-2.0, true), (-6.0, true)]);
     }
 
     #[test]
@@ -381,7 +442,7 @@ mod tests {
             let named: Vec<_> = beams.iter().map(name).collect();
             let scores: Vec<_> = beams.iter().map(|(score, _)| *score).collect();
             let at_end = (len == max_len).then_some(FinishReason::Length);
-            let selection = search.select(&scores, &named, |token| end(token).or(at_end));
+            let selection = search.select(&scores, &named, |it| end(it).or(at_end));
             let text = |it: &Continuation| [&beams[it.beam].1[..], &[it.candidate.token]].concat();
             for (it, finish_reason) in &selection.ended {
                 hypotheses.offer(
@@ -389,9 +450,9 @@ mod tests {
                     len,
                     Hypothesis {
                         tokens: text(it),
-                        log_probs: vec![],
                         cum_log_prob: it.score as f32,
-                        finish_reason: *finish_reason,
+                        finish_reason: Some(*finish_reason),
+                        ..Hypothesis::default()
                     },
                 );
             }

@@ -69,6 +69,26 @@ impl LogProbs {
     /// # Panics
     /// If no row was kept, or `token` is not in it.
     pub fn of(&mut self, token: TokenId, num_top: u32) -> TokenLogProbs {
+        let scale = self.scale(num_top);
+        self.scaled(token, scale)
+    }
+
+    /// The same for each of several tokens.
+    ///
+    /// # Panics
+    /// As [`LogProbs::of`].
+    pub fn of_each(
+        &mut self,
+        tokens: impl IntoIterator<Item = TokenId>,
+        num_top: u32,
+    ) -> Vec<TokenLogProbs> {
+        let scale = self.scale(num_top);
+        let tokens = tokens.into_iter();
+        tokens.map(|token| self.scaled(token, scale)).collect()
+    }
+
+    /// Works out what is the same for all tokens, and finds the `num_top` most likely ones.
+    fn scale(&mut self, num_top: u32) -> Scale {
         let row = &self.row;
         // A request's own processor may have made numbers of what were none: then nothing is known.
         let is_sound = self.peaks.find(row).is_ok();
@@ -80,28 +100,49 @@ impl LogProbs {
                 temperature: 1.0,
             },
         );
-        let log_total = total.ln();
-        let log_prob = |logit: f32| match is_sound {
-            true => (f64::from(logit) - f64::from(max) - log_total) as f32,
-            false => f32::NAN,
-        };
+        let num_top = if is_sound { num_top as usize } else { 0 };
+        find_best(row, &self.peaks, num_top, &mut self.best);
+        Scale {
+            is_sound,
+            max,
+            log_total: total.ln(),
+        }
+    }
+
+    fn scaled(&self, token: TokenId, scale: Scale) -> TokenLogProbs {
+        let row = &self.row;
         let logit = row[token as usize];
         let chosen = TokenLogProb {
             token,
-            log_prob: log_prob(logit),
+            log_prob: scale.log_prob(logit),
             rank: rank(row, Candidate::new(logit, token)),
         };
-        let num_top = if is_sound { num_top as usize } else { 0 };
-        find_best(row, &self.peaks, num_top, &mut self.best);
         let ranked = (1..).zip(&self.best);
         let top = ranked.map(|(rank, candidate)| TokenLogProb {
             token: candidate.id(),
-            log_prob: log_prob(row[candidate.id() as usize]),
+            log_prob: scale.log_prob(row[candidate.id() as usize]),
             rank,
         });
         TokenLogProbs {
             chosen,
             top: top.collect(),
+        }
+    }
+}
+
+/// What makes log-probabilities of a row's logits.
+#[derive(Clone, Copy)]
+struct Scale {
+    is_sound: bool,
+    max: f32,
+    log_total: f64,
+}
+
+impl Scale {
+    fn log_prob(self, logit: f32) -> f32 {
+        match self.is_sound {
+            true => (f64::from(logit) - f64::from(self.max) - self.log_total) as f32,
+            false => f32::NAN,
         }
     }
 }
@@ -177,6 +218,16 @@ mod tests {
             prop_assert!(is_near || ours == *expected, "{} {}", ours, expected);
         }
         Ok(())
+    }
+
+    #[test]
+    fn several_tokens_of_a_row_have_what_each_has_alone() {
+        let row = [0.5, -2.0, 3.0, 3.0, f32::NEG_INFINITY];
+        let mut log_probs = LogProbs::new(row.len());
+        log_probs.keep(&row);
+        let each = log_probs.of_each(0..5, 3);
+        let alone: Vec<_> = (0..5).map(|token| of(&row, token, 3)).collect();
+        assert_eq!(each, alone);
     }
 
     proptest! {

@@ -26,6 +26,7 @@ mod random;
 mod reference;
 mod sampler;
 mod stop;
+mod stop_text;
 mod top_p_decay;
 mod truncation;
 
@@ -42,4 +43,5 @@ pub use params::{SamplingInput, SamplingParams};
 pub use processors::{forbid, forbid_all_but};
 pub use sampler::Sampler;
 pub use stop::{Endings, FinishReason, StopRule};
+pub use stop_text::{ReadText, StopText};
 pub use top_p_decay::TopPDecay;

@@ -1,7 +1,7 @@
 //! What a request asks of the sampler.
 
 use crate::base::TokenId;
-use crate::sampling::{BeamSearch, Guide, LogitsProcessor, TopPDecay};
+use crate::sampling::{BeamSearch, Guide, LogitsProcessor, StopText, TopPDecay};
 
 /// The sampling options of one request, checked: every value is in its range.
 ///
@@ -58,6 +58,8 @@ pub struct SamplingParams {
     /// Searches for the most likely texts, in the place of choosing token by token: then nothing is drawn,
     /// and temperature, cuts and seed are of no account.
     pub beam_search: Option<BeamSearch>,
+    /// What reads the text of each beam, and says where it ends. Nobody else is read by it.
+    pub stop_text: Option<StopText>,
 }
 
 impl Default for SamplingParams {
@@ -85,6 +87,7 @@ impl Default for SamplingParams {
             guide: None,
             logits_processor: None,
             beam_search: None,
+            stop_text: None,
         }
     }
 }
@@ -105,9 +108,15 @@ impl SamplingParams {
         self.end_ids.len() + self.stop_token_ids.len()
     }
 
-    /// How many candidates each beam of `search` has to name for its next token.
+    /// How many candidates each beam of `search` has to name for its next token. Any token may complete a
+    /// stop word; with twice as many as there are beams, as in TensorRT-LLM, enough are left to go on with in
+    /// all but odd cases, and in those fewer beams go on.
     pub fn num_candidates(&self, search: &BeamSearch) -> usize {
-        search.num_candidates(self.num_end_ids())
+        let num_by_text = match self.stop_text {
+            None => 0,
+            Some(_) => search.width as usize,
+        };
+        search.num_candidates(self.num_end_ids() + num_by_text)
     }
 }
 

@@ -1,4 +1,5 @@
-//! When a sequence ends by its own tokens. Stop *words* are text, and live in `text/`.
+//! When a sequence ends by its own tokens. Stop *words* are text, and live in `text/`; those of beams are seen
+//! through `stop_text.rs`.
 
 use crate::base::{TokenId, Tokens};
 use crate::sampling::{SampleError, SamplingParams};

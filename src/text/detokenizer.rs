@@ -19,6 +19,7 @@ const MAX_HELD_BYTES: usize = 3;
 /// - A prompt that ends inside a character leaves that character to the output.
 /// - Bytes that are no character are U+FFFD. SentencePiece's decoder then also loses the characters
 ///   right before and after them, as long as they are byte tokens too; here they stay.
+#[derive(Clone)]
 pub struct Detokenizer {
     /// The last token that stands for something.
     context: Option<TokenId>,

@@ -4,10 +4,13 @@
 //! Fast Pattern Matching in Strings, 1977), so what must be held back is simply the longest prefix
 //! of a word that the text ends with. A byte of text is never looked at twice.
 
+use std::sync::Arc;
+
 /// The stop words of one sequence, and how far its text matches each.
 ///
 /// The word that completes first ends the text; of those that complete with the same byte, the one
 /// that starts first. The text before it is the sequence's text.
+#[derive(Clone)]
 pub struct StopWords {
     words: Vec<Word>,
     /// Whether the word is part of the text that it ends.
@@ -100,10 +103,11 @@ impl StopWords {
     }
 }
 
+#[derive(Clone)]
 struct Word {
-    bytes: Vec<u8>,
+    bytes: Arc<[u8]>,
     /// `borders[n]`: the longest proper prefix of the word that its first `n + 1` bytes end with.
-    borders: Vec<usize>,
+    borders: Arc<[usize]>,
     /// The text so far ends with so many first bytes of the word; less than all.
     num_matched: usize,
 }
@@ -116,8 +120,8 @@ impl Word {
             borders[n] = extended(&bytes, &borders, borders[n - 1], bytes[n]);
         }
         Self {
-            bytes,
-            borders,
+            bytes: bytes.into(),
+            borders: borders.into(),
             num_matched: 0,
         }
     }

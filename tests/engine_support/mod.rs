@@ -16,12 +16,12 @@ use triton_inflight::base::{
 };
 use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine, EngineConfig,
-    Event, Gather, Gathered, KvBlocks, NewRequest, Phase, PlannedSequence, ReuseOptions, Sampled,
-    Step, StepOutput, StepPlan,
+    Event, Gather, Gathered, KvBlocks, Named, NewRequest, Phase, PlannedSequence, ReuseOptions,
+    Sampled, Step, StepOutput, StepPlan,
 };
 use triton_inflight::sampling::{
-    BeamCandidate, BeamSearch, EarlyStopping, FinishReason, Hypotheses, Hypothesis, SampleError,
-    SamplingParams, StopRule,
+    BeamCandidate, BeamSearch, Continuation, EarlyStopping, FinishReason, Hypotheses, Hypothesis,
+    ReadText, SampleError, SamplingParams, StopRule, StopText,
 };
 
 /// Tokens are below this, the last one ends a sequence that listens to it.
@@ -47,6 +47,25 @@ pub struct Ask {
     pub drafts: DraftOptions,
     /// How it searches, if it does.
     pub beam_search: Option<BeamSearch>,
+    /// Whether the text of a beam ends with two tokens that add up to a multiple of 7.
+    pub has_stop_text: bool,
+}
+
+/// Reads such a text.
+#[derive(Clone, Default)]
+struct StopsAtSevens {
+    last: Option<TokenId>,
+}
+
+impl ReadText for StopsAtSevens {
+    fn push(&mut self, token: TokenId) -> bool {
+        let last = self.last.replace(token);
+        last.is_some_and(|last| (last + token).is_multiple_of(7))
+    }
+
+    fn fork(&self) -> Box<dyn ReadText> {
+        Box::new(self.clone())
+    }
 }
 
 impl Ask {
@@ -64,6 +83,7 @@ impl Ask {
             gather: Gather::default(),
             drafts: DraftOptions::default(),
             beam_search: None,
+            has_stop_text: false,
         }
     }
 
@@ -99,6 +119,9 @@ impl Ask {
                     vec![]
                 },
                 beam_search: self.beam_search,
+                stop_text: self
+                    .has_stop_text
+                    .then(|| StopText(Arc::new(StopsAtSevens::default()))),
                 ..SamplingParams::default()
             }),
             priority: self.priority,
@@ -133,12 +156,16 @@ impl Ask {
     }
 }
 
-/// What a search gives alone: the hypotheses, or why there are none.
-fn search_alone(
-    ask: &Ask,
-    search: BeamSearch,
-    max_seq_len: Tokens,
-) -> (Vec<Hypothesis>, FinishReason) {
+/// What a search gives alone.
+pub struct Searched {
+    /// After each token but the last, the best so far.
+    pub so_far: Vec<Vec<Hypothesis>>,
+    /// In the end; nothing if it fails.
+    pub found: Vec<Hypothesis>,
+    pub finish_reason: FinishReason,
+}
+
+pub fn search_alone(ask: &Ask, search: BeamSearch, max_seq_len: Tokens) -> Searched {
     let params = ask.to_request(RequestId(0)).sampling.as_ref().clone();
     let max_new_tokens = ask
         .max_new_tokens
@@ -151,10 +178,20 @@ fn search_alone(
         all.fold(FIRST_ENTRY, |entry, &token| chain(entry, token))
     };
     let mut hypotheses = Hypotheses::new(search, max_new_tokens);
+    let chosen_from = |tokens: &[TokenId]| {
+        let prefixes = (0..tokens.len()).map(|len| Arc::new(logits(entry(&tokens[..len]))));
+        let are_wanted = ask.gather.generation_logits;
+        prefixes.filter(|_| are_wanted).collect()
+    };
     let mut beams: Vec<(f64, Vec<TokenId>, Vec<f32>)> = vec![(0.0, vec![], vec![])];
+    let mut so_far = Vec::new();
     for len in 1.. {
         if ask.fails_after == Some(len - 1) {
-            return (vec![], FinishReason::Error(SampleError::NotFinite));
+            return Searched {
+                so_far,
+                found: vec![],
+                finish_reason: FinishReason::Error(SampleError::NotFinite),
+            };
         }
         let named = beams.iter().map(|(_, text, _)| {
             let num = params.num_candidates(&search);
@@ -162,9 +199,15 @@ fn search_alone(
         });
         let named: Vec<_> = named.collect();
         let scores: Vec<_> = beams.iter().map(|(score, ..)| *score).collect();
-        let end = |token| stop.after(&params, token, Tokens(len as u32));
+        let end = |it: &Continuation| {
+            let token = it.candidate.token;
+            let last = beams[it.beam].1.last();
+            let is_seven = last.is_some_and(|last| (last + token).is_multiple_of(7));
+            let by_text = (ask.has_stop_text && is_seven).then_some(FinishReason::StopWords);
+            stop.after(&params, token, Tokens(len as u32)).or(by_text)
+        };
         let selection = search.select(&scores, &named, end);
-        let child = |it: &triton_inflight::sampling::Continuation| {
+        let child = |it: &Continuation| {
             let (_, text, log_probs) = &beams[it.beam];
             let text = [&text[..], &[it.candidate.token]].concat();
             let log_probs = [&log_probs[..], &[it.candidate.log_prob]].concat();
@@ -173,10 +216,12 @@ fn search_alone(
         for (it, finish_reason) in &selection.ended {
             let (score, tokens, log_probs) = child(it);
             let hypothesis = Hypothesis {
+                generation_logits: chosen_from(&tokens),
+                model_log_probs: vec![],
                 tokens,
                 log_probs,
                 cum_log_prob: score as f32,
-                finish_reason: *finish_reason,
+                finish_reason: Some(*finish_reason),
             };
             hypotheses.offer(score, len as u32, hypothesis);
         }
@@ -185,11 +230,27 @@ fn search_alone(
         if hypotheses.is_over(best, len as u32) {
             break;
         }
+        let scores: Vec<_> = beams.iter().map(|(score, ..)| *score).collect();
+        let beam = |beam: usize| {
+            let (score, tokens, log_probs) = &beams[beam];
+            Hypothesis {
+                generation_logits: chosen_from(tokens),
+                tokens: tokens.clone(),
+                log_probs: log_probs.clone(),
+                cum_log_prob: *score as f32,
+                ..Hypothesis::default()
+            }
+        };
+        so_far.push(hypotheses.best_so_far(&scores, len as u32, beam).into_vec());
     }
     let found = hypotheses.take_best().into_vec();
-    let reason = found.first().map(|best| best.finish_reason);
+    let reason = found.first().and_then(|best| best.finish_reason);
     let none = FinishReason::Error(SampleError::NoneAllowed);
-    (found, reason.unwrap_or(none))
+    Searched {
+        so_far,
+        found,
+        finish_reason: reason.unwrap_or(none),
+    }
 }
 
 const FIRST_ENTRY: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -204,6 +265,11 @@ fn chain(entry: u64, token: TokenId) -> u64 {
 
 fn next_token(entry: u64) -> TokenId {
     (entry >> 32) as TokenId % VOCAB_SIZE
+}
+
+/// The logits of a beam that has `entry`.
+fn logits(entry: u64) -> Vec<f32> {
+    vec![(entry >> 40) as f32]
 }
 
 /// What a beam names that has `entry`: sometimes few, and now and then nothing.
@@ -229,6 +295,8 @@ pub struct Stream {
     pub gathered: [Vec<f32>; 2],
     /// What it has found with beams.
     pub hypotheses: Vec<Hypothesis>,
+    /// What it was told of its beams, in the end what it has found.
+    pub told: Vec<Vec<Hypothesis>>,
     /// What it was told last of its blocks, and of its drafts.
     pub kv_blocks: KvBlocks,
     pub drafts: DraftTotals,
@@ -308,6 +376,7 @@ impl World {
                 tokens: Vec::new(),
                 gathered: [const { Vec::new() }; 2],
                 hypotheses: Vec::new(),
+                told: Vec::new(),
                 kv_blocks: KvBlocks::default(),
                 drafts: DraftTotals::default(),
                 slot: None,
@@ -455,13 +524,27 @@ impl World {
                     stream.tokens.push(token);
                 }
                 Event::Hypotheses(_, ref found) => {
-                    assert!(stream.hypotheses.is_empty() && !found.is_empty());
-                    stream.hypotheses = found.to_vec();
+                    assert!(!found.is_empty());
+                    stream.told.push(found.to_vec());
                 }
                 Event::Finished(_, reason) if let Some(search) = stream.ask.beam_search => {
-                    let answer = (stream.hypotheses.clone(), reason);
                     let alone = search_alone(&stream.ask, search, self.config.max_seq_len);
-                    assert_eq!(answer, alone, "{id:?} finds something else alone");
+                    if !matches!(reason, FinishReason::Error(_)) {
+                        stream.hypotheses = stream.told.pop().expect("what it has found");
+                    }
+                    let answer = (&stream.hypotheses, reason);
+                    let expected = (&alone.found, alone.finish_reason);
+                    assert_eq!(answer, expected, "{id:?} finds something else alone");
+                    let every = stream
+                        .ask
+                        .gather
+                        .beams
+                        .map(|interval| interval.get() as usize);
+                    let told: Vec<_> = every
+                        .into_iter()
+                        .flat_map(|every| alone.so_far.iter().step_by(every))
+                        .collect();
+                    assert!(stream.told.iter().eq(told), "{id:?} hears of other beams");
                     stream.check_gathered();
                     stream.ended = true;
                 }
@@ -540,10 +623,16 @@ fn run(
             let sampled = if streams[&planned.id].ask.fails_after == Some(num_generated) {
                 Sampled::Failed(SampleError::NotFinite)
             } else if let Some(num) = plan.num_candidates(index) {
-                match candidates(cache[place(end - 1)], num) {
+                let entry = cache[place(end - 1)];
+                match candidates(entry, num) {
                     Err(error) => Sampled::Failed(error),
-                    Ok(named) => {
-                        output.candidates.push(named);
+                    Ok(candidates) => {
+                        let are_wanted = plan.gather(index).generation_logits;
+                        output.named.push(Named {
+                            candidates,
+                            generation_logits: if are_wanted { logits(entry) } else { vec![] },
+                            log_probs: vec![],
+                        });
                         Sampled::Candidates
                     }
                 }
@@ -551,7 +640,8 @@ fn run(
                 Sampled::Token(next_token(cache[place(last)]))
             };
             output.sampled.push((planned.slot, sampled));
-            if plan.gather(index).generation_logits {
+            // Those of a beam are in what it names.
+            if plan.gather(index).generation_logits && plan.num_candidates(index).is_none() {
                 gathered.generation_logits.push((last + 1) as f32);
                 output
                     .gathered
@@ -696,7 +786,8 @@ fn check_plan(
 ) {
     let block = config.block_size.tokens().0;
     assert_eq!(plan.token_ids.len(), plan.positions.len());
-    let (mut next_token, mut next_block) = (0, 0);
+    let mut next_token = 0;
+    let mut tables = BTreeMap::new();
     for (index, planned) in plan.sequences.iter().enumerate() {
         let stream = streams
             .get_mut(&planned.id)
@@ -711,8 +802,8 @@ fn check_plan(
         );
 
         assert_eq!(planned.tokens.start, next_token, "tokens are packed");
-        assert_eq!(planned.block_table.start, next_block, "tables are packed");
-        (next_token, next_block) = (planned.tokens.end, planned.block_table.end);
+        next_token = planned.tokens.end;
+        tables.insert(planned.block_table.start, planned.block_table.end);
 
         let drafts = plan.drafts(planned);
         check_drafts(drafts, planned, stream, config);
@@ -770,7 +861,9 @@ fn check_plan(
         assert_eq!(different.len(), held.len(), "a block is in two places");
     }
     assert_eq!(next_token as usize, plan.token_ids.len());
-    assert_eq!(next_block as usize, plan.block_tables.len());
+    assert_eq!(tables.len(), plan.sequences.len());
+    let bounds = tables.into_iter().flat_map(|(start, end)| [start, end]);
+    assert!(bounds.is_sorted(), "tables do not overlap");
 }
 
 /// What must hold of the drafts of a sequence.

@@ -7,11 +7,11 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use triton_inflight::base::{BlockSize, Blocks, RequestError, RequestId, TokenId, Tokens};
-use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, Event, NewRequest};
 use triton_inflight::guidance::{Compiler, GuideSpec};
 use triton_inflight::manager::BatchManager;
-use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, Runner, RunnerLimits};
+use triton_inflight::runner::{Checkpoint, CpuRunner, Runner, RunnerLimits};
 use triton_inflight::sampling::{FinishReason, Guide, SamplingParams};
 use triton_inflight::text::{Detokenizer, Tokenizer};
 
@@ -55,16 +55,7 @@ impl Model {
     }
 
     pub fn manager(&self, config: EngineConfig, num_threads: usize) -> BatchManager {
-        let limits = RunnerLimits {
-            max_num_tokens: config.max_num_tokens,
-            max_num_requests: config.max_sequences(),
-            max_sampled_rows: config.max_sampled_rows(),
-            max_seq_len: config.max_seq_len,
-            block_size: config.block_size,
-            num_blocks: config.num_blocks,
-            kv_dtype: KvDtype::Bf16,
-            attention: AttentionLimits::default(),
-        };
+        let limits = RunnerLimits::of(&config);
         let options = CpuOptions {
             num_threads: NonZeroUsize::new(num_threads),
             ..CpuOptions::default()

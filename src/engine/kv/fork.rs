@@ -18,10 +18,8 @@ impl KvCache {
     /// Lets `to`, which is empty, hold all that `from` holds, no block of which is blank. What it computes
     /// later is nobody's to find.
     pub(in crate::engine) fn fork(&mut self, from: &BlockTable, to: &mut BlockTable) {
-        debug_assert!(to.blocks.is_empty() && to.chain.is_none(), "it is empty");
-        to.blocks.extend_from_slice(&from.blocks);
-        to.num_held = from.num_held;
-        to.hidden_to = from.hidden_to;
+        to.copy_from(from);
+        self.has_changed(to);
         for block in from.held_from_the_end() {
             self.pool.hold(block);
         }
@@ -29,7 +27,7 @@ impl KvCache {
 
     /// Says that nobody is to find what the sequence of `table` computes from now on.
     pub(in crate::engine) fn stop_registering(&mut self, table: &mut BlockTable) {
-        if let Some(chain) = table.chain.take() {
+        if let Some(chain) = table.places.chain.take() {
             let prefix = self.prefix.as_mut();
             prefix.expect("a chain is in an index").leave(chain.root);
         }
@@ -42,7 +40,8 @@ impl KvCache {
             return;
         };
         let target = self.take();
-        let source = std::mem::replace(&mut table.blocks[place], target);
+        let source = table.replace(place, target);
+        self.has_changed(table);
         self.pool.give_back(source);
         self.copies.push(BlockCopy {
             source,
@@ -57,7 +56,7 @@ impl KvCache {
         tables: impl Iterator<Item = &'a BlockTable>,
         num_skipped: Blocks,
     ) -> Blocks {
-        let places = tables.flat_map(|table| table.blocks.iter().skip(num_skipped.index()));
+        let places = tables.flat_map(|table| table.blocks().iter().skip(num_skipped.index()));
         let mut held: Vec<_> = places.filter(|&&id| id != BlockId::NONE).collect();
         held.sort_unstable();
         let is_own = |same: &&[&BlockId]| self.pool.num_holders(*same[0]) as usize == same.len();
@@ -70,7 +69,7 @@ impl KvCache {
         let block_size = self.config.block_size.tokens().0;
         let place = (computed.0 / block_size) as usize;
         let is_begun = !computed.0.is_multiple_of(block_size);
-        let is_shared = || self.pool.num_holders(table.blocks[place]) > 1;
+        let is_shared = || self.pool.num_holders(table.blocks()[place]) > 1;
         (is_begun && is_shared()).then_some(place)
     }
 }

@@ -73,7 +73,7 @@ impl KvCache {
         tokens: &[TokenId],
     ) -> Option<NextBlock> {
         let prefix = self.prefix.as_ref()?;
-        let chain = table.chain.as_ref()?;
+        let chain = table.places.chain.as_ref()?;
         let next_tokens = self.block_tokens(tokens, chain.num_committed)?;
         Some(prefix.next_block(chain.tail?, next_tokens))
     }

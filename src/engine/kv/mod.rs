@@ -66,6 +66,8 @@ pub(super) struct KvCache {
     /// `None` without reuse.
     prefix: Option<PrefixIndex>,
     copies: Vec<BlockCopy>,
+    /// Of all tables.
+    num_changes: u64,
     totals: ReuseTotals,
 }
 
@@ -87,6 +89,7 @@ impl KvCache {
             pool: BlockPool::new(config.num_blocks),
             prefix,
             copies: Vec::new(),
+            num_changes: 0,
             totals: ReuseTotals::default(),
         }
     }
@@ -148,6 +151,7 @@ impl KvCache {
             table.push(target);
         }
         self.grow(table, known);
+        self.has_changed(table);
         num_found
     }
 
@@ -206,7 +210,9 @@ impl KvCache {
             let num_held = table.held_from_the_end().count();
             assert_eq!(table.num_held().index(), num_held, "held in {table:?}");
         }
-        let chains = tables.iter().filter_map(|table| table.chain.as_ref());
+        let chains = tables
+            .iter()
+            .filter_map(|table| table.places.chain.as_ref());
         let roots: Vec<_> = chains.map(|chain| chain.root).collect();
         match &self.prefix {
             Some(prefix) => prefix.check_integrity(&roots),
@@ -226,14 +232,12 @@ impl KvCache {
         let prefix = self.prefix.as_ref()?;
         let max_reused = self.max_reused(tokens, max_reused);
         let walk = self.walk(prefix, prefix.root(root), tokens, max_reused);
-        table.blocks.resize(walk.num_blocks, BlockId::NONE);
-        let places = table.blocks.iter_mut().rev();
-        for (place, block) in places.zip(prefix.path_up(walk.tail)) {
-            *place = block;
-            self.pool.hold(block);
-        }
-        table.num_held = table.len();
-        table.chain = Some(Chain {
+        let found = prefix.path_up(walk.tail);
+        table.fill_from_the_end(
+            walk.num_blocks,
+            found.inspect(|&block| self.pool.hold(block)),
+        );
+        table.places.chain = Some(Chain {
             root,
             tail: Some(walk.tail),
             num_committed: walk.num_blocks,
@@ -254,6 +258,7 @@ impl KvCache {
         for _ in 0..self.probe(table, kv_len).0 {
             table.push(self.take());
         }
+        self.has_changed(table);
     }
 
     /// Does what there is to do when `computed` are the tokens that are.
@@ -264,6 +269,12 @@ impl KvCache {
         let computed = Tokens(computed.len() as u32);
         self.slide(table, computed);
         table.next_commit = self.next_commit(table, computed);
+    }
+
+    /// Says that places of `table` are others than before.
+    fn has_changed(&mut self, table: &mut BlockTable) {
+        self.num_changes += 1;
+        table.version = self.num_changes;
     }
 
     /// Takes a block that will begin with `num_positions` of `source`, when `num_needed` blocks are
@@ -310,18 +321,19 @@ impl KvCache {
     /// Registers the blocks that `computed` fills.
     fn register_full_blocks(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
         let block_size = self.config.block_size.tokens().index();
-        let (Some(prefix), Some(chain)) = (&mut self.prefix, &mut table.chain) else {
+        let (blocks, chain) = table.blocks_and_chain();
+        let (Some(prefix), Some(chain)) = (&mut self.prefix, chain) else {
             return;
         };
         while let Some(tail) = chain.tail
             && (chain.num_committed + 1) * block_size <= computed.len()
         {
             if !prefix.is_there(tail) {
-                chain.retreat(&table.blocks, prefix);
+                chain.retreat(blocks, prefix);
                 continue;
             }
             let place = chain.num_committed;
-            let block = table.blocks[place];
+            let block = blocks[place];
             let tokens = &computed[place * block_size..][..block_size];
             chain.tail = prefix.register(tail, tokens, block);
             chain.num_committed += 1;
@@ -334,19 +346,24 @@ impl KvCache {
     /// Gives back the blocks that no query at or after `computed` sees.
     fn slide(&mut self, table: &mut BlockTable, computed: Tokens) {
         let hidden = self.hidden(computed);
-        let first = hidden.start.max(table.hidden_to);
+        let first = hidden.start.max(table.places.hidden_to);
         for place in (first..hidden.end).rev() {
             self.pool.give_back(table.hide(place));
         }
         if !hidden.is_empty() {
-            table.hidden_to = hidden.end;
+            self.has_changed(table);
+            table.places.hidden_to = hidden.end;
         }
     }
 
     /// The first number of computed positions after `computed` that fills a block, or hides one.
     fn next_commit(&self, table: &BlockTable, computed: Tokens) -> Tokens {
         let never = Tokens(u32::MAX);
-        let open = table.chain.as_ref().filter(|chain| chain.tail.is_some());
+        let open = table
+            .places
+            .chain
+            .as_ref()
+            .filter(|chain| chain.tail.is_some());
         let next_full = open.map_or(never, |chain| {
             Blocks(chain.num_committed as u32 + 1).tokens(self.config.block_size)
         });

@@ -306,7 +306,12 @@ impl World {
             return;
         }
         let computed = Tokens(sequence.computed as u32);
-        let before = sequence.table.chain.as_ref().map(|it| it.num_committed);
+        let before = sequence
+            .table
+            .places
+            .chain
+            .as_ref()
+            .map(|it| it.num_committed);
         self.cache
             .commit(&mut sequence.table, &sequence.tokens, computed);
         let num_full = sequence.computed / self.block_size;

@@ -163,6 +163,7 @@ prop_compose! {
             guide: None,
             logits_processor: None,
             beam_search: None,
+            stop_text: None,
         }
     }
 }
