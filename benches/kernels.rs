@@ -5,16 +5,14 @@
 //! registers can be multiplied, and the rate at which memory can be read. Weights are taken from several
 //! matrices in turn, so that they come from memory as in a model and not from the cache.
 
-use std::hint::black_box;
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use half::bf16;
+use inflight_limits::{Clock, Limits, seconds_of};
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cpu::{
     AttentionParams, Cpu, CpuOptions, Dtype, HeadShape, KvCache, KvDtype, KvLayout, KvSpan, Output,
-    Pool, RawMatrix, RopeTable, Simd,
+    Pool, RawMatrix, RopeTable, Simd, Stacking,
 };
 
 fn main() {
@@ -30,13 +28,16 @@ fn main() {
     };
     let mut cpu = Cpu::new(&options).expect("a processor");
     println!("{}, {} threads", cpu.simd(), cpu.num_threads());
-    ALONE.store(cpu.num_threads() == 1, Ordering::Relaxed);
-    let limits = Limits::measure(&cpu);
+    let limits = Limits::measure(cpu.num_threads(), cpu.simd());
     println!(
         "limits: {:.0} GFLOP/s, {:.1} GB/s read",
-        limits.flops / 1e9,
-        limits.bytes / 1e9
+        limits.bf16_flops / 1e9,
+        limits.read_bytes_per_s / 1e9
     );
+    let bench = Bench {
+        limits,
+        clock: Clock::of(cpu.num_threads()),
+    };
     if "gemm".contains(&filter) {
         for (k, n) in [
             (768, 1280),
@@ -46,14 +47,17 @@ fn main() {
             (2048, 8192),
             (8192, 2048),
         ] {
-            gemm(&mut cpu, &limits, k, n);
+            gemm(&mut cpu, &bench, k, n);
         }
     }
     if "attention".contains(&filter) {
-        attention(&mut cpu, &limits);
+        attention(&mut cpu, &bench);
+    }
+    if "pool".contains(&filter) {
+        barrier(cpu.num_threads(), &bench);
     }
     if "small".contains(&filter) {
-        small(&mut cpu);
+        small(&mut cpu, &bench);
     }
 }
 
@@ -62,173 +66,32 @@ fn env(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// What the machine can do.
-struct Limits {
-    /// Multiplications and additions a second, in registers.
-    flops: f64,
-    /// Bytes read from memory a second.
-    bytes: f64,
+/// What the machine can do, and the figures beside it.
+struct Bench {
+    limits: Limits,
+    clock: Clock,
 }
 
-impl Limits {
-    fn measure(cpu: &Cpu) -> Self {
-        let mut pool = Pool::new(cpu.num_threads()).expect("threads");
-        let n = cpu.num_threads();
-        let mut units = vec![(); n];
-        let simd = cpu.simd();
-        let peak = time(|| pool.for_each(&mut units, n, |(), _| multiply_registers(simd)));
-        // On huge pages like the weights, and written once, so that it is not one page of zeros.
-        let mut map = memmap2::MmapMut::map_anon(256 << 20).expect("memory");
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
-        map.fill(1);
-        let data: &[u64] = bytemuck::cast_slice(&map);
-        let share = data.len() / n;
-        let read = time(|| {
-            pool.for_each(&mut units, n, |(), task| {
-                black_box(read(simd, &data[task * share..][..share]));
-            });
-        });
-        Self {
-            flops: (n * PEAK_FLOPS) as f64 / peak,
-            bytes: (data.len() * 8) as f64 / read,
-        }
+impl Bench {
+    /// Seconds of one call.
+    fn time(&self, body: impl FnMut()) -> f64 {
+        seconds_of(self.clock, body)
     }
 
     fn row(&self, what: &str, seconds: f64, flops: f64, bytes: f64) {
         // The time that the nearer limit would allow.
-        let best = (flops / self.flops).max(bytes / self.bytes);
+        let limits = &self.limits;
+        let best = limits.seconds(bytes, flops, limits.bf16_flops);
         println!(
             "{what:44} {:9.1} us  {:7.1} GFLOP/s ({:3.0} %)  {:6.1} GB/s ({:3.0} %)  {:4.0} % of the limit",
             seconds * 1e6,
             flops / seconds / 1e9,
-            100.0 * flops / seconds / self.flops,
+            100.0 * flops / seconds / limits.bf16_flops,
             bytes / seconds / 1e9,
-            100.0 * bytes / seconds / self.bytes,
+            100.0 * bytes / seconds / limits.read_bytes_per_s,
             100.0 * best / seconds,
         );
     }
-}
-
-/// Reads memory as fast as the instruction set can.
-fn read(simd: Simd, data: &[u64]) -> u64 {
-    #[inline(always)]
-    fn fold(data: &[u64]) -> u64 {
-        let mut lanes = [0; 64];
-        for chunk in data.as_chunks::<64>().0 {
-            for (lane, value) in lanes.iter_mut().zip(chunk) {
-                *lane ^= value;
-            }
-        }
-        lanes.into_iter().fold(0, |a, b| a ^ b)
-    }
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f")]
-    fn fold_avx512(data: &[u64]) -> u64 {
-        fold(data)
-    }
-    match simd {
-        // SAFETY: the Cpu that names the instruction set has checked that the machine has it.
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx512Bf16 => unsafe { fold_avx512(data) },
-        _ => fold(data),
-    }
-}
-
-/// Seconds of one call: the tenth percentile of many, since what else runs on the machine only adds.
-fn time(mut body: impl FnMut()) -> f64 {
-    body();
-    let start = Instant::now();
-    let mut samples = Vec::new();
-    while samples.len() < 9 || (start.elapsed() < BUDGET && samples.len() < 2000) {
-        let start = clock();
-        body();
-        samples.push(clock() - start);
-    }
-    samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 10]
-}
-
-/// Whether this thread does all the work.
-static ALONE: AtomicBool = AtomicBool::new(false);
-
-/// Seconds since some moment: of this thread's processor time if it works alone, so that a busy machine
-/// disturbs the figures less, or else of the clock on the wall.
-fn clock() -> f64 {
-    let clock = if ALONE.load(Ordering::Relaxed) {
-        libc::CLOCK_THREAD_CPUTIME_ID
-    } else {
-        libc::CLOCK_MONOTONIC
-    };
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: a valid place for the result.
-    unsafe { libc::clock_gettime(clock, &mut time) };
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
-}
-
-/// How long one figure may take.
-const BUDGET: Duration = Duration::from_millis(300);
-
-const PEAK_ROUNDS: usize = 20_000;
-/// 24 registers of 16 pairs.
-const PEAK_FLOPS: usize = PEAK_ROUNDS * 24 * 16 * 4;
-
-/// Multiplies as fast as the instruction set can: the yardstick of the kernels.
-fn multiply_registers(simd: Simd) {
-    match simd {
-        // SAFETY: the Cpu that names the instruction set has checked that the machine has it.
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx512Bf16 => unsafe { multiply_registers_avx512() },
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        _ if Simd::Avx2.is_supported() => unsafe { multiply_registers_avx2() },
-        _ => multiply_registers_portable(),
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn multiply_registers_avx512() {
-    use std::arch::x86_64::*;
-    let mut sums = [_mm512_setzero_ps(); 24];
-    let a = _mm512_cvtne2ps_pbh(
-        _mm512_set1_ps(black_box(0.5)),
-        _mm512_set1_ps(black_box(0.5)),
-    );
-    for _ in 0..PEAK_ROUNDS {
-        for sum in &mut sums {
-            *sum = _mm512_dpbf16_ps(*sum, a, a);
-        }
-    }
-    black_box(sums.map(|sum| _mm512_reduce_add_ps(sum)));
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn multiply_registers_avx2() {
-    use std::arch::x86_64::*;
-    let mut sums = [_mm256_setzero_ps(); 12];
-    let a = _mm256_set1_ps(black_box(0.5));
-    for _ in 0..PEAK_ROUNDS * 8 {
-        for sum in &mut sums {
-            *sum = _mm256_fmadd_ps(*sum, a, a);
-        }
-    }
-    black_box(sums.map(|sum| _mm256_cvtss_f32(sum)));
-}
-
-fn multiply_registers_portable() {
-    let mut sums = [0.0_f32; 48];
-    let a = black_box(0.5);
-    for _ in 0..PEAK_ROUNDS * 16 {
-        for sum in &mut sums {
-            *sum = *sum * a + a;
-        }
-    }
-    black_box(sums);
 }
 
 fn numbers(len: usize) -> Vec<bf16> {
@@ -237,7 +100,7 @@ fn numbers(len: usize) -> Vec<bf16> {
         .collect()
 }
 
-fn gemm(cpu: &mut Cpu, limits: &Limits, k: usize, n: usize) {
+fn gemm(cpu: &mut Cpu, bench: &Bench, k: usize, n: usize) {
     let bytes: Vec<u8> = numbers(n * k)
         .iter()
         .flat_map(|value| value.to_le_bytes())
@@ -246,13 +109,17 @@ fn gemm(cpu: &mut Cpu, limits: &Limits, k: usize, n: usize) {
     // Together larger than any last-level cache that this is likely to run on.
     let num_copies = (192 << 20) / bytes.len() + 2;
     let copies: Vec<_> = (0..num_copies)
-        .map(|_| cpu.pack(&[raw]).expect("memory").expect("finite"))
+        .map(|_| {
+            cpu.pack(&[raw], Stacking::Below)
+                .expect("memory")
+                .expect("finite")
+        })
         .collect();
     for m in [1, 8, 32, 128, 512] {
         let x = numbers(m * k);
         let mut out = vec![0.0; m * n];
         let mut next = 0;
-        let seconds = time(|| {
+        let seconds = bench.time(|| {
             cpu.gemm(
                 &x,
                 m,
@@ -265,11 +132,11 @@ fn gemm(cpu: &mut Cpu, limits: &Limits, k: usize, n: usize) {
         });
         let flops = 2.0 * (m * k * n) as f64;
         let traffic = (copies[0].num_bytes() + m * k * 2 + m * n * 4) as f64;
-        limits.row(&format!("gemm m={m} k={k} n={n}"), seconds, flops, traffic);
+        bench.row(&format!("gemm m={m} k={k} n={n}"), seconds, flops, traffic);
     }
 }
 
-fn attention(cpu: &mut Cpu, limits: &Limits) {
+fn attention(cpu: &mut Cpu, bench: &Bench) {
     let shape_160m = HeadShape {
         num_q_heads: 12,
         num_kv_heads: 4,
@@ -299,14 +166,14 @@ fn attention(cpu: &mut Cpu, limits: &Limits) {
             (1, 512, 4096),
             (32, 1, 2048),
         ] {
-            attend(cpu, limits, shape, num_sequences, chunk, kv_len);
+            attend(cpu, bench, shape, num_sequences, chunk, kv_len);
         }
     }
 }
 
 fn attend(
     cpu: &mut Cpu,
-    limits: &Limits,
+    bench: &Bench,
     shape: HeadShape,
     num_sequences: usize,
     chunk: usize,
@@ -355,7 +222,7 @@ fn attend(
         num_sinks: 0,
     };
     let mut layer = 0;
-    let seconds = time(|| {
+    let seconds = bench.time(|| {
         let batch = cache.batch(&spans, &tables);
         cpu.paged_attention(q, &params, &batch, &cache, layer, &mut out);
         layer = (layer + 1) % num_layers;
@@ -373,39 +240,48 @@ fn attend(
     let what = format!(
         "attention {num_q_heads}/{num_kv_heads}x{head_dim} {num_sequences} x {chunk} over {kv_len}"
     );
-    limits.row(&what, seconds, flops, bytes);
+    bench.row(&what, seconds, flops, bytes);
+}
+
+/// What it costs to hand out work and to wait until all is done, within a turn and with one for each run.
+fn barrier(num_threads: usize, bench: &Bench) {
+    let mut pool = Pool::new(num_threads).expect("threads");
+    let mut units = vec![(); num_threads];
+    for has_turn in [true, false] {
+        let _turn = has_turn.then(|| pool.turn());
+        let what = if has_turn {
+            "in a turn"
+        } else {
+            "and its turn"
+        };
+        let seconds = bench.time(|| pool.for_each(&mut units, num_threads, |(), _| {}));
+        println!(
+            "an empty run of the pool {what:19} {:9.2} us",
+            seconds * 1e6
+        );
+    }
 }
 
 /// The operations between, whose limit is not worth naming: their time is.
-fn small(cpu: &mut Cpu) {
+fn small(cpu: &mut Cpu, bench: &Bench) {
     let report = |what: &str, m: usize, seconds: f64| {
         println!("{:44} {:9.2} us", format!("{what} m={m}"), seconds * 1e6);
     };
-    let mut pool = Pool::new(cpu.num_threads()).expect("threads");
-    let mut units = vec![(); cpu.num_threads()];
-    let num_tasks = cpu.num_threads();
-    report(
-        "an empty run of the pool",
-        0,
-        time(|| pool.for_each(&mut units, num_tasks, |(), _| {})),
-    );
-    let (d, inter) = (768, 3072);
+    let d = 768;
+    let shape = HeadShape {
+        num_q_heads: 12,
+        num_kv_heads: 4,
+        head_dim: 64,
+    };
     for m in [1, 32, 512] {
-        let x: Vec<f32> = numbers(m * inter * 2).iter().map(|v| v.to_f32()).collect();
-        let mut out = vec![bf16::ZERO; m * inter];
+        let x: Vec<f32> = numbers(m * shape.qkv_len())
+            .iter()
+            .map(|v| v.to_f32())
+            .collect();
+        let mut out = vec![bf16::ZERO; m * d];
         let weight = vec![1.0; d];
-        let seconds = time(|| cpu.rms_norm(&x[..m * d], &weight, 1e-5, &mut out[..m * d]));
+        let seconds = bench.time(|| cpu.rms_norm(&x[..m * d], &weight, 1e-5, &mut out[..m * d]));
         report("rms_norm d=768", m, seconds);
-        report(
-            "silu_mul inter=3072",
-            m,
-            time(|| cpu.silu_mul(&x, inter, &mut out)),
-        );
-        let shape = HeadShape {
-            num_q_heads: 12,
-            num_kv_heads: 4,
-            head_dim: 64,
-        };
         let layout = KvLayout {
             num_kv_heads: 4,
             head_dim: 64,
@@ -423,7 +299,7 @@ fn small(cpu: &mut Cpu) {
             })
             .collect();
         let rope = RopeTable::new(&[0.1; 32], 1.0, 32).expect("memory");
-        let seconds = time(|| {
+        let seconds = bench.time(|| {
             let batch = cache.batch(&spans, &tables);
             let (qkv, q) = (&x[..m * shape.qkv_len()], &mut out[..m * shape.q_len()]);
             cpu.rope_and_store(qkv, shape, None, &rope, &batch, &mut cache, 0, q);

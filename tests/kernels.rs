@@ -4,6 +4,8 @@
 mod kernels {
     mod attention;
     mod elementwise;
+    mod gated;
     mod gemm;
+    mod quantised;
     mod support;
 }

@@ -1,7 +1,7 @@
 //! GEMM and packing.
 
 use half::{bf16, f16};
-use triton_inflight::device::cpu::{Dtype, NotFinite, Output, RawMatrix, Simd};
+use triton_inflight::device::cpu::{Dtype, NotFinite, Output, RawMatrix, Simd, Stacking};
 
 use super::support::{Rng, bits, bytes, cpu, pack, simds};
 
@@ -103,8 +103,13 @@ fn a_row_is_the_same_bits_in_any_company_and_on_any_number_of_threads() {
 
 #[test]
 fn parts_are_stacked_and_every_element_type_is_rounded_to_bf16() {
-    let mut rng = Rng::new();
-    let k = 37;
+    // Widths of pairs and halves of them, of less than what is packed in one go and of more.
+    for k in [37, 128, 301] {
+        stack(&mut Rng::new(), k);
+    }
+}
+
+fn stack(rng: &mut Rng, k: usize) {
     let (a, b, c) = (rng.f32s(50 * k), rng.f32s(3 * k), rng.f32s(90 * k));
     let a_bytes = bytes(&a.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>());
     // One byte in front: checkpoints do not align their data.
@@ -113,11 +118,14 @@ fn parts_are_stacked_and_every_element_type_is_rounded_to_bf16() {
     let c_bytes: Vec<u8> = c.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut cpu = cpu(Simd::detect(), 2);
     let packed = cpu
-        .pack(&[
-            RawMatrix::new(Dtype::Bf16, 50, k, &a_bytes),
-            RawMatrix::new(Dtype::F16, 3, k, &b_bytes[1..]),
-            RawMatrix::new(Dtype::F32, 90, k, &c_bytes),
-        ])
+        .pack(
+            &[
+                RawMatrix::new(Dtype::Bf16, 50, k, &a_bytes),
+                RawMatrix::new(Dtype::F16, 3, k, &b_bytes[1..]),
+                RawMatrix::new(Dtype::F32, 90, k, &c_bytes),
+            ],
+            Stacking::Below,
+        )
         .expect("memory")
         .expect("finite");
     assert_eq!((packed.n(), packed.k()), (143, k));
@@ -150,7 +158,7 @@ fn a_weight_that_is_not_finite_is_named() {
             RawMatrix::new(Dtype::Bf16, 100, 6, &good),
             RawMatrix::new(Dtype::F32, 200, 6, &bad),
         ];
-        let result = cpu.pack(&parts).expect("memory");
+        let result = cpu.pack(&parts, Stacking::Below).expect("memory");
         assert_eq!(result.err(), Some(NotFinite { part: 1, row: 123 }));
     }
 }

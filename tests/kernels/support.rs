@@ -3,7 +3,9 @@
 use std::num::NonZeroUsize;
 
 use half::bf16;
-use triton_inflight::device::cpu::{Cpu, CpuOptions, Dtype, PackedMatrix, RawMatrix, Simd};
+use triton_inflight::device::cpu::{
+    Cpu, CpuOptions, Dtype, PackedMatrix, RawMatrix, Simd, Stacking,
+};
 
 /// Random numbers (splitmix64), fresh in each run unless `KERNEL_SEED` is set.
 pub struct Rng(u64);
@@ -70,7 +72,9 @@ pub fn bytes(values: &[bf16]) -> Vec<u8> {
 }
 
 pub fn pack(cpu: &mut Cpu, n: usize, k: usize, weights: &[bf16]) -> PackedMatrix {
-    cpu.pack(&[RawMatrix::new(Dtype::Bf16, n, k, &bytes(weights))])
+    let weights = bytes(weights);
+    let matrix = RawMatrix::new(Dtype::Bf16, n, k, &weights);
+    cpu.pack(&[matrix], Stacking::Below)
         .expect("memory")
         .expect("finite weights")
 }
@@ -78,4 +82,15 @@ pub fn pack(cpu: &mut Cpu, n: usize, k: usize, weights: &[bf16]) -> PackedMatrix
 /// Bits, so that comparing also compares signs of zeros and NaNs.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Fails where `got` is not what `exact` rounds to: half a unit in the last place of bf16, which has 8
+/// significant bits, and some f32 rounding before it.
+pub fn assert_near(got: bf16, exact: f64, what: &str) {
+    const ROUNDING: f64 = 1.01 / 256.0;
+    let error = (got.to_f64() - exact).abs();
+    assert!(
+        error <= ROUNDING * exact.abs() + 1e-30,
+        "{what}: {got} for {exact}"
+    );
 }

@@ -1,19 +1,19 @@
-//! The operations on one row at a time: RMS norm, SiLU times up, embedding.
+//! The operations on one row at a time: RMS norm, embedding.
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use super::math::{exp, to_bf16_bits};
+use super::math::to_bf16_bits;
 use super::memory::Shared;
 use super::simd::for_each_simd;
-use super::{Cpu, RawMatrix};
+use super::{Cpu, PackedMatrix, RawMatrix};
 use crate::base::TokenId;
 
 /// Lanes of a reduction: one 512-bit register, whatever registers the machine has.
 const LANES: usize = 16;
 
 /// Elements below which handing out tasks costs more than it saves.
-const MIN_TASK_LEN: usize = 8192;
+pub(super) const MIN_TASK_LEN: usize = 8192;
 
 impl Cpu {
     /// Root mean square norm of each row: `out = x / sqrt(mean(x^2) + eps) * weight`.
@@ -36,41 +36,37 @@ impl Cpu {
         });
     }
 
-    /// `out = silu(gate) * up`. `gate_up` is `[m, 2 * inter]`, gate before up in each row; `out` is
-    /// `[m, inter]`.
-    ///
-    /// # Panics
-    ///
-    /// The lengths do not agree.
-    pub fn silu_mul(&mut self, gate_up: &[f32], inter: usize, out: &mut [bf16]) {
-        assert!(
-            inter > 0 && out.len().is_multiple_of(inter),
-            "rows of inter"
-        );
-        assert_eq!(
-            gate_up.len(),
-            2 * out.len(),
-            "a gate and an up for each output"
-        );
-        let simd = self.simd;
-        self.for_each_row_block(
-            out.len() / inter,
-            inter,
-            out.reinterpret_cast_mut(),
-            |rows, out| {
-                let gate_up = &gate_up[rows * 2 * inter..][..2 * out.len()];
-                for_each_simd!(simd, silu_mul, (gate_up: &[f32], inter: usize, out: &mut [u16]));
-            },
-        );
-    }
-
     /// The rows of `table` that `token_ids` name, as f32: `out` is `[m, d]`.
     ///
     /// # Panics
     ///
     /// An id is not below the table's rows, or `out` has not the right length.
     pub fn embed(&mut self, table: &RawMatrix<'_>, token_ids: &[TokenId], out: &mut [f32]) {
-        let d = table.columns();
+        self.embed_rows(token_ids, table.columns(), out, |id, row| {
+            table.row_to_f32(id as usize, row);
+        });
+    }
+
+    /// The same of a table that is packed for a product as well: the output projection of a model whose
+    /// embedding it is.
+    ///
+    /// # Panics
+    ///
+    /// As [`Cpu::embed`], or if the table [has no rows](PackedMatrix::has_rows).
+    pub fn embed_packed(&mut self, table: &PackedMatrix, token_ids: &[TokenId], out: &mut [f32]) {
+        self.embed_rows(token_ids, table.k(), out, |id, row| {
+            table.row_to_f32(id as usize, row);
+        });
+    }
+
+    /// Calls `read(id, row)` for each token and its row of `out`, on all threads.
+    fn embed_rows(
+        &mut self,
+        token_ids: &[TokenId],
+        d: usize,
+        out: &mut [f32],
+        read: impl Fn(TokenId, &mut [f32]) + Sync,
+    ) {
         assert_eq!(out.len(), token_ids.len() * d, "one row a token");
         let max_rows = MIN_TASK_LEN.div_ceil(d);
         let num_tasks = token_ids.len().div_ceil(max_rows);
@@ -79,8 +75,7 @@ impl Cpu {
             let first = task * max_rows;
             for (i, &id) in token_ids[first..].iter().take(max_rows).enumerate() {
                 // SAFETY: every row is one task's.
-                let row = unsafe { out.slice((first + i) * d, d) };
-                table.row_to_f32(id as usize, row);
+                read(id, unsafe { out.slice((first + i) * d, d) });
             }
         });
     }
@@ -137,17 +132,4 @@ pub(super) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
         width /= 2;
     }
     1.0 / (lanes[0] / x.len() as f32 + eps).sqrt()
-}
-
-#[inline(always)]
-fn silu_mul(gate_up: &[f32], inter: usize, out: &mut [u16]) {
-    for (row, out) in gate_up
-        .chunks_exact(2 * inter)
-        .zip(out.chunks_exact_mut(inter))
-    {
-        let (gate, up) = row.split_at(inter);
-        for ((gate, up), out) in gate.iter().zip(up).zip(out) {
-            *out = to_bf16_bits(gate / (1.0 + exp(-gate)) * up);
-        }
-    }
 }

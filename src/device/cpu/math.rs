@@ -3,18 +3,22 @@
 //! They are plain Rust, inlined into functions compiled for each instruction set, and round alike in
 //! all of them: multiplications and additions are never fused here.
 
+use half::f16;
+
+/// 1.5 * 2^23: adding it rounds a number that is not large to an integer, which is in the sum's low bits.
+pub(super) const ROUNDER: f32 = 12_582_912.0;
+
 /// `e^x`, within 2 units in the last place of f32. Saturates below -87.3 and above 88; NaN gives NaN.
 ///
 /// Cody-Waite reduction to `|r| <= ln(2)/2` and the minimax polynomial of Cephes' `expf`.
 #[inline(always)]
 #[allow(clippy::excessive_precision, reason = "Cephes' constants as published")]
 pub(super) fn exp(x: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits.
     // Written as comparisons, because `f32::max` would turn NaN into the bound.
     let x = if x < -87.3 { -87.3 } else { x };
     let x = if x > 88.0 { 88.0 } else { x };
-    let shifted = x * std::f32::consts::LOG2_E + MAGIC;
-    let n = shifted - MAGIC;
+    let shifted = x * std::f32::consts::LOG2_E + ROUNDER;
+    let n = shifted - ROUNDER;
     let r = (x - n * 0.693_359_375) - n * -2.121_944_4e-4;
     let mut p = 1.987_569_15e-4;
     p = p * r + 1.398_199_95e-3;
@@ -42,6 +46,26 @@ pub(super) fn from_bf16_bits(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
+/// The nearest number that a f16 can be, ties to even: infinity above 65504; NaN stays NaN.
+#[inline(always)]
+pub(super) fn nearest_f16(x: f32) -> f32 {
+    const SIGN: u32 = 1 << 31;
+    const INFINITY: u32 = f32::INFINITY.to_bits();
+    const LEAST_NORMAL: u32 = f16::MIN_POSITIVE.to_f32_const().to_bits();
+    let bits = x.to_bits() & !SIGN;
+    let normal = (bits + 0xfff + (bits >> 13 & 1)) & !0x1fff;
+    let normal = if normal < 65536.0_f32.to_bits() {
+        normal
+    } else {
+        INFINITY
+    };
+    // A sum of about a half has the last place that the small ones of f16 have.
+    let small = (f32::from_bits(bits) + 0.5 - 0.5).to_bits();
+    let rounded = if bits < LEAST_NORMAL { small } else { normal };
+    let rounded = if bits > INFINITY { bits } else { rounded };
+    f32::from_bits(rounded | x.to_bits() & SIGN)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,6 +87,24 @@ mod tests {
         assert!(exp(f32::NEG_INFINITY) < 1.3e-38 && exp(-1e30) >= 0.0);
         assert!(exp(f32::INFINITY).is_finite() && exp(1e30) > 1e38);
         assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn f16_rounding_is_that_of_the_half_crate() {
+        let mut bits = 0_u32;
+        loop {
+            let x = f32::from_bits(bits);
+            let (ours, theirs) = (nearest_f16(x), f16::from_f32(x).to_f32());
+            assert!(
+                ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
+                "{x:e}: {ours:e}, {theirs:e}"
+            );
+            let (next, wrapped) = bits.overflowing_add(4099);
+            if wrapped {
+                break;
+            }
+            bits = next;
+        }
     }
 
     #[test]

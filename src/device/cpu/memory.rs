@@ -53,6 +53,13 @@ impl Buffer {
     }
 
     /// All elements.
+    pub fn as_slice(&self) -> &[u16] {
+        // SAFETY: the map has that many elements, is page-aligned, and lives as long as the slice; all
+        // bit patterns are elements.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
+    }
+
+    /// All elements, to write.
     pub fn as_mut_slice(&mut self) -> &mut [u16] {
         // SAFETY: the map has that many elements, is page-aligned, and is borrowed as a whole; all bit
         // patterns are elements.

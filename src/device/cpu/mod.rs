@@ -6,7 +6,8 @@
 //! the number of threads, the block size, nor on how a context was cut into chunks. Threads only ever
 //! split the outputs. Different instruction sets may round differently; one process uses one.
 //!
-//! A [`Cpu`] owns the threads and the scratch memory, so after the first steps nothing allocates.
+//! A [`Cpu`] owns the scratch memory, so after the first steps nothing allocates. The threads are the
+//! process's: several share them, in turns.
 //! Values that are not finite flow through every operation; none checks for them, none hangs on them.
 
 mod attention;
@@ -21,6 +22,7 @@ mod math;
 mod memory;
 mod pack;
 mod pool;
+mod quantised;
 mod rope;
 mod simd;
 
@@ -34,8 +36,12 @@ use crate::base::LoadError;
 pub use attention::AttentionParams;
 pub use gemm::Output;
 pub use kv_cache::{KvBatch, KvCache, KvDtype, KvLayout, KvSpan};
-pub use pack::{Dtype, NotFinite, PackedMatrix, RawMatrix};
-pub use pool::Pool;
+pub use pack::{Dtype, NotFinite, PackedMatrix, RawMatrix, Stacking};
+pub use pool::{Pool, Turn};
+pub use quantised::{
+    CodeBits, PANELS_VERSION, PanelBytes, PanelShape, QuantFormat, QuantisedRow, QuantisedRows,
+    Rounded, can_be_packed_together,
+};
 pub use rope::{HeadShape, QkNorm, RopeTable};
 pub use simd::Simd;
 
@@ -56,6 +62,10 @@ pub struct Cpu {
     workers: Vec<Worker>,
     /// Activations with rows of even length, for a GEMM over an odd `k`.
     padded_x: Vec<bf16>,
+    /// Activations as f32, for a kernel that wants them so.
+    wide_x: Vec<f32>,
+    /// Activations in 8 bits, for a GEMM over quantised weights.
+    rounded_x: quantised::Activations,
     /// How many query tiles of [`Cpu::paged_attention`] come before each span.
     tile_starts: Vec<usize>,
 }
@@ -66,6 +76,10 @@ struct Worker {
     gemm: Vec<f32>,
     attention: attention::Scratch,
     rope: rope::Scratch,
+    /// A row of activations in the order of the weights' columns.
+    ordered_x: Vec<u16>,
+    /// A row of weights that is being packed.
+    quantised_row: QuantisedRow,
 }
 
 impl Cpu {
@@ -93,6 +107,8 @@ impl Cpu {
             workers: (0..num_threads).map(|_| Worker::default()).collect(),
             pool,
             padded_x: Vec::new(),
+            wide_x: Vec::new(),
+            rounded_x: quantised::Activations::default(),
             tile_starts: Vec::new(),
         })
     }
@@ -105,6 +121,16 @@ impl Cpu {
     /// The number of threads that compute.
     pub fn num_threads(&self) -> usize {
         self.workers.len()
+    }
+
+    /// Waits until it is this one's turn to use the cores that several share: for the operations of a step.
+    /// Each of them waits for itself where nobody has done so.
+    ///
+    /// # Panics
+    ///
+    /// It is its turn already.
+    pub fn turn(&mut self) -> Turn {
+        self.pool.turn()
     }
 
     /// Calls `body(state, index, row)` once for each row of `rows`, `[_, row_len]`, on all threads.

@@ -1,14 +1,24 @@
 //! Weights in the layout that the GEMM kernels stream.
 
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use half::{bf16, f16};
 
 use super::Cpu;
-use super::math::to_bf16_bits;
+use super::math::{from_bf16_bits, to_bf16_bits};
 use super::memory::{Buffer, Shared};
+use super::quantised::Panels;
 use crate::base::LoadError;
 
 /// Outputs of one panel: three 512-bit registers of f32.
 pub(super) const PANEL: usize = 48;
+
+/// Rows that are transposed at a time.
+const TILE: usize = 8;
+/// Pairs of inputs of one pass over the rows of a panel: what it writes stays in the first-level cache.
+const CHUNK_PAIRS: usize = 64;
+const _: () = assert!(PANEL.is_multiple_of(TILE) && CHUNK_PAIRS.is_multiple_of(TILE));
 
 /// The element type of a matrix in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +129,73 @@ pub struct NotFinite {
     pub row: usize,
 }
 
-/// Weights `[n, k]` as bf16, in panels of 48 outputs and pairs of inputs:
+/// How matrices that are packed together become the outputs of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stacking {
+    /// One below the other: query, key and value become one matrix whose outputs come in that order.
+    Below,
+    /// A panel of each in turn: outputs of the same number are computed together, as gate and up are. The matrices
+    /// have one shape.
+    InTurn,
+}
+
+/// Which outputs the panels of a matrix have.
+#[derive(Clone, Copy)]
+pub(super) struct PanelOrder {
+    pub(super) stacking: Stacking,
+    num_parts: usize,
+    /// Outputs of a part.
+    part_len: usize,
+}
+
+impl PanelOrder {
+    /// That of parts with these numbers of rows.
+    ///
+    /// # Panics
+    ///
+    /// The parts are stacked in turn and differ.
+    pub(super) fn new(stacking: Stacking, num_rows: impl Iterator<Item = usize> + Clone) -> Self {
+        let n = num_rows.clone().sum();
+        match stacking {
+            Stacking::Below => Self {
+                stacking,
+                num_parts: 1,
+                part_len: n,
+            },
+            Stacking::InTurn => {
+                let num_parts = num_rows.clone().count();
+                let part_len = n / num_parts;
+                assert!(
+                    num_rows.into_iter().all(|rows| rows == part_len),
+                    "parts of one shape"
+                );
+                Self {
+                    stacking,
+                    num_parts,
+                    part_len,
+                }
+            }
+        }
+    }
+
+    /// Outputs of all parts.
+    pub(super) fn n(self) -> usize {
+        self.num_parts * self.part_len
+    }
+
+    pub(super) fn num_panels(self) -> usize {
+        self.num_parts * self.part_len.div_ceil(PANEL)
+    }
+
+    /// The outputs of a panel, as rows of all parts one below the other.
+    pub(super) fn rows(self, panel: usize) -> Range<usize> {
+        let first = panel / self.num_parts * PANEL;
+        let start = panel % self.num_parts * self.part_len;
+        start + first..start + self.part_len.min(first + PANEL)
+    }
+}
+
+/// Weights `[n, k]`, packed: as bf16 in panels of 48 outputs and pairs of inputs, or [quantised](super::QuantFormat).
 ///
 /// ```text
 /// panel 0 (outputs 0..48)                                            panel 1 (48..96)
@@ -129,15 +205,48 @@ pub struct NotFinite {
 ///
 /// A kernel reads it from front to end. Outputs are padded with zeros to whole panels, inputs to pairs.
 pub struct PackedMatrix {
-    n: usize,
+    order: PanelOrder,
     k: usize,
+    weights: Packed,
+}
+
+/// The weights of a [`PackedMatrix`].
+pub(super) enum Packed {
+    Bf16(Bf16Panels),
+    Quantised(Panels),
+}
+
+/// Weights as bf16: the panels, `[n / 48][k / 2][48][2]` rounded up.
+pub(super) struct Bf16Panels {
+    pub(super) num_pairs: usize,
     buffer: Buffer,
+}
+
+impl Bf16Panels {
+    /// The weights of a panel from a pair of inputs on.
+    pub(super) fn weights(&self, panel: usize, pair: usize) -> *const u16 {
+        let start = (panel * self.num_pairs + pair) * PANEL * 2;
+        assert!(start < self.buffer.len(), "panel {panel} of the matrix");
+        self.buffer.as_ptr().wrapping_add(start)
+    }
+
+    /// Writes a row of the matrix that was packed, from where it is scattered over its panel.
+    fn row_to_f32(&self, row: usize, out: &mut [f32]) {
+        let panel_len = self.num_pairs * PANEL * 2;
+        let panel = &self.buffer.as_slice()[row / PANEL * panel_len..][..panel_len];
+        let lane = row % PANEL;
+        for (out, pairs) in out.chunks_mut(2).zip(panel.as_chunks::<{ PANEL * 2 }>().0) {
+            for (out, &bits) in out.iter_mut().zip(&pairs[2 * lane..]) {
+                *out = from_bf16_bits(bits);
+            }
+        }
+    }
 }
 
 impl PackedMatrix {
     /// Outputs: rows of the matrix that was packed.
     pub fn n(&self) -> usize {
-        self.n
+        self.order.n()
     }
 
     /// Inputs: columns of the matrix that was packed.
@@ -145,25 +254,53 @@ impl PackedMatrix {
         self.k
     }
 
+    /// How its parts were stacked.
+    pub fn stacking(&self) -> Stacking {
+        self.order.stacking
+    }
+
     /// Memory that it takes, padding included.
     pub fn num_bytes(&self) -> usize {
-        self.buffer.len() * 2
+        match &self.weights {
+            Packed::Bf16(panels) => panels.buffer.len() * 2,
+            Packed::Quantised(panels) => panels.num_bytes(),
+        }
     }
 
-    /// Pairs of inputs.
-    pub(super) fn num_pairs(&self) -> usize {
-        self.k.div_ceil(2)
+    /// Whether its rows can be [looked up](Cpu::embed_packed): they are bf16, and follow each other.
+    pub fn has_rows(&self) -> bool {
+        matches!(self.weights, Packed::Bf16(_)) && self.stacking() == Stacking::Below
     }
 
-    /// The panels, `[n / 48][k / 2][48][2]` rounded up.
-    pub(super) fn as_ptr(&self) -> *const u16 {
-        self.buffer.as_ptr()
+    /// Writes a row of the matrix that was packed.
+    ///
+    /// # Panics
+    ///
+    /// It [has no rows](PackedMatrix::has_rows) or not this one, or `out` has not the length of one.
+    pub(super) fn row_to_f32(&self, row: usize, out: &mut [f32]) {
+        assert!(
+            row < self.n() && out.len() == self.k && self.has_rows(),
+            "row {row} of {}",
+            self.n()
+        );
+        match &self.weights {
+            Packed::Bf16(panels) => panels.row_to_f32(row, out),
+            Packed::Quantised(_) => panic!("rows of a quantised matrix"),
+        }
+    }
+
+    pub(super) fn quantised(order: PanelOrder, k: usize, panels: Panels) -> Self {
+        let weights = Packed::Quantised(panels);
+        Self { order, k, weights }
+    }
+
+    pub(super) fn weights(&self) -> &Packed {
+        &self.weights
     }
 }
 
 impl Cpu {
-    /// Packs matrices of equal width, one below the other: query, key and value, or gate and up,
-    /// become one matrix whose outputs come in that order.
+    /// Packs matrices of equal width as one.
     ///
     /// # Errors
     ///
@@ -171,72 +308,102 @@ impl Cpu {
     ///
     /// # Panics
     ///
-    /// There is no part, or their widths differ.
+    /// There is no part, or their widths differ, or the parts are stacked in turn and their heights differ.
     pub fn pack(
         &mut self,
         parts: &[RawMatrix<'_>],
+        stacking: Stacking,
     ) -> Result<Result<PackedMatrix, NotFinite>, LoadError> {
         let k = parts.first().expect("at least one part").columns;
         assert!(
             parts.iter().all(|part| part.columns == k),
             "parts of one width"
         );
-        let n = parts.iter().map(|part| part.rows).sum::<usize>();
+        let order = PanelOrder::new(stacking, parts.iter().map(RawMatrix::rows));
         let num_pairs = k.div_ceil(2);
         let panel_len = num_pairs * PANEL * 2;
-        let num_panels = n.div_ceil(PANEL);
+        let num_panels = order.num_panels();
         let mut buffer = Buffer::zeroed(num_panels * panel_len)?;
 
-        let bad_row = std::sync::atomic::AtomicUsize::new(usize::MAX);
-        // SAFETY: the buffer has that many elements, zeroed, and is borrowed until the end of the run.
-        let all = unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr(), buffer.len()) };
-        let panels = Shared::new(all);
+        let bad_row = AtomicUsize::new(usize::MAX);
+        let panels = Shared::new(buffer.as_mut_slice());
         self.pool
             .for_each(&mut self.workers, num_panels, |_, index| {
                 // SAFETY: every panel is one task's.
                 let panel = unsafe { panels.slice(index * panel_len, panel_len) };
-                let first = index * PANEL;
-                for row in first..n.min(first + PANEL) {
-                    let (part, row_in_part) = locate(parts, row);
-                    if !pack_row(&parts[part], row_in_part, row - first, panel) {
-                        bad_row.fetch_min(row, std::sync::atomic::Ordering::Relaxed);
-                    }
+                if let Some(row) = pack_panel(parts, order.rows(index), panel) {
+                    bad_row.fetch_min(row, Ordering::Relaxed);
                 }
             });
         Ok(match bad_row.into_inner() {
-            usize::MAX => Ok(PackedMatrix { n, k, buffer }),
+            usize::MAX => Ok(PackedMatrix {
+                order,
+                k,
+                weights: Packed::Bf16(Bf16Panels { num_pairs, buffer }),
+            }),
             row => {
-                let (part, row) = locate(parts, row);
+                let (part, row) = locate(parts.iter().map(RawMatrix::rows), row);
                 Err(NotFinite { part, row })
             }
         })
     }
 }
 
-/// Which part a row of the stack belongs to, and which row of it that is.
-fn locate(parts: &[RawMatrix<'_>], mut row: usize) -> (usize, usize) {
-    for (index, part) in parts.iter().enumerate() {
-        if row < part.rows {
-            return (index, row);
+/// Which part a row of the stack belongs to, and which row of it that is. `num_rows` has those of each part.
+pub(super) fn locate(num_rows: impl Iterator<Item = usize>, mut row: usize) -> (usize, usize) {
+    for (part, num_rows) in num_rows.enumerate() {
+        if row < num_rows {
+            return (part, row);
         }
-        row -= part.rows;
+        row -= num_rows;
     }
     unreachable!("a row of the stack")
 }
 
-/// Writes one row into its lane of a panel; whether all of it was finite.
-fn pack_row(part: &RawMatrix<'_>, row: usize, lane: usize, panel: &mut [u16]) -> bool {
-    const CHUNK: usize = 256;
-    let mut chunk = [0; CHUNK];
-    let mut finite = true;
-    for start in (0..part.columns).step_by(CHUNK) {
-        let len = CHUNK.min(part.columns - start);
-        part.row_to_bf16(row, start, &mut chunk[..len]);
-        for (i, &bits) in chunk[..len].iter().enumerate() {
-            let column = start + i;
-            panel[(column / 2 * PANEL + lane) * 2 + column % 2] = bits;
-            finite &= bits & 0x7f80 != 0x7f80;
+/// Writes some rows of the stack, whole or the last, into a panel of zeros; returns the first that is not finite.
+fn pack_panel(parts: &[RawMatrix<'_>], rows: Range<usize>, panel: &mut [u16]) -> Option<usize> {
+    let k = parts[0].columns;
+    // Pairs of inputs move as one.
+    let panel: &mut [u32] = bytemuck::cast_slice_mut(panel);
+    let mut tile = [[0_u32; CHUNK_PAIRS]; TILE];
+    let mut bad_row = None;
+    for start in (0..k).step_by(2 * CHUNK_PAIRS) {
+        let len = (2 * CHUNK_PAIRS).min(k - start);
+        for first in rows.clone().step_by(TILE) {
+            let num_rows = TILE.min(rows.end - first);
+            for (row, chunk) in (first..).zip(&mut tile[..num_rows]) {
+                let chunk: &mut [u16] = bytemuck::cast_slice_mut(chunk);
+                let (part, row_in_part) = locate(parts.iter().map(RawMatrix::rows), row);
+                parts[part].row_to_bf16(row_in_part, start, &mut chunk[..len]);
+                // Of the last pair, or of chunks before.
+                chunk[len..].fill(0);
+                // A fold and not a search: it is vectorised, and bad values are the exception.
+                let is_bad = |bits: u16| u16::from(bits & 0x7f80 == 0x7f80);
+                if chunk.iter().fold(0, |bad, &bits| bad | is_bad(bits)) != 0 {
+                    bad_row = Some(row.min(bad_row.unwrap_or(row)));
+                }
+            }
+            tile[num_rows..].fill([0; CHUNK_PAIRS]);
+            let lanes = &mut panel[start / 2 * PANEL + first - rows.start..];
+            transpose(&tile, len.div_ceil(2), lanes);
         }
     }
-    finite
+    bad_row
+}
+
+/// Writes the first `num_pairs` columns of a tile as rows of `out`, one a panel's width from the next.
+fn transpose(tile: &[[u32; CHUNK_PAIRS]; TILE], num_pairs: usize, out: &mut [u32]) {
+    // Squares, whose loops the compiler turns into shuffles.
+    for first in (0..num_pairs).step_by(TILE) {
+        let mut square = [[0; TILE]; TILE];
+        for (square, row) in square.iter_mut().zip(tile) {
+            square.copy_from_slice(&row[first..][..TILE]);
+        }
+        for pair in 0..TILE.min(num_pairs - first) {
+            let out = &mut out[(first + pair) * PANEL..][..TILE];
+            for (out, row) in out.iter_mut().zip(&square) {
+                *out = row[pair];
+            }
+        }
+    }
 }

@@ -6,9 +6,9 @@ use std::str::FromStr;
 /// An instruction set that kernels exist for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Simd {
-    /// AVX-512 with the bf16 dot product `vdpbf16ps`.
+    /// AVX-512 with the dot products of bf16 (`vdpbf16ps`) and of 8-bit integers (VNNI).
     Avx512Bf16,
-    /// AVX2 with FMA; bf16 is widened to f32.
+    /// AVX2 with FMA and F16C; bf16 is widened to f32.
     Avx2,
     /// Plain Rust, for any machine.
     Portable,
@@ -36,10 +36,15 @@ impl Simd {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512bf16")
+                    && is_x86_feature_detected!("avx512vnni")
                     && Self::Avx2.is_supported()
             }
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Self::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx512Bf16 | Self::Avx2 => false,
             Self::Portable => true,

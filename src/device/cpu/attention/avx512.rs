@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use super::super::avx512::{broadcast, load, ones, store};
 use super::super::kv_cache::GROUP;
+use super::softmax::EXP2;
 use super::{MAX_ROWS, TILE, TILE_GROUPS, Tile};
 
 /// See [`super::Kernel`].
@@ -152,16 +153,6 @@ unsafe fn softmax(tile: &Tile, row: usize, place: usize) -> __m512 {
     unsafe { _mm512_storeu_ps(state.sums.as_mut_ptr(), sums) };
     rescale
 }
-
-/// A polynomial for `2^x` in -0.5..0.5, exact at 0: `(2^x - 1) / x` interpolated at Chebyshev's nodes.
-const EXP2: [f32; 6] = [
-    0.001_338_130_2,
-    0.009_666_368,
-    0.055_503_81,
-    0.240_223_5,
-    std::f32::consts::LN_2,
-    1.0,
-];
 
 /// `2^x` within 3 units in the last place for `x` of at most zero, in the lanes of `mask`, zero in the
 /// others; NaN stays NaN.

@@ -4,11 +4,12 @@ use super::super::kv_cache::{GROUP, KvLayout};
 use super::int8::Gathered;
 use super::{Scales, TILE_GROUPS};
 
-/// A tile of keys and values in bf16, and their scales.
+/// A tile of keys and values in bf16 or as they are stored, and their scales.
 pub(super) struct Copies {
     keys: Vec<u16>,
     values: Vec<u16>,
     scales: Scales,
+    stored_scales: [[u16; 2 * GROUP]; TILE_GROUPS],
     gathered: Gathered,
 }
 
@@ -18,6 +19,8 @@ pub(super) struct Room<'a> {
     pub values: &'a mut [u16],
     pub key_scales: &'a mut [f32],
     pub value_scales: &'a mut [f32],
+    /// Both as they are stored.
+    pub stored_scales: &'a mut [u16],
 }
 
 impl Copies {
@@ -34,12 +37,14 @@ impl Copies {
         let values = aligned_mut(&mut self.values).chunks_exact_mut(layout.value_group_len());
         let key_scales = self.scales.keys.chunks_exact_mut(GROUP);
         let value_scales = self.scales.values.chunks_exact_mut(GROUP);
-        let rooms = keys.zip(values).zip(key_scales.zip(value_scales)).map(
-            |((keys, values), (key_scales, value_scales))| Room {
+        let scales = key_scales.zip(value_scales).zip(&mut self.stored_scales);
+        let rooms = keys.zip(values).zip(scales).map(
+            |((keys, values), ((key_scales, value_scales), stored_scales))| Room {
                 keys,
                 values,
                 key_scales,
                 value_scales,
+                stored_scales,
             },
         );
         (rooms, &mut self.gathered)
@@ -57,6 +62,7 @@ impl Default for Copies {
             keys: Vec::new(),
             values: Vec::new(),
             scales: Scales::ONE,
+            stored_scales: [[0; 2 * GROUP]; TILE_GROUPS],
             gathered: Gathered::default(),
         }
     }

@@ -1,65 +1,94 @@
 //! The groups of 16 positions that a tile consists of: in place where they can be, else copied.
 
 use super::super::kv_cache::{GROUP, Group, KvLayout, Layer};
+use super::TILE_GROUPS;
 use super::copies::Room;
 use super::task::Task;
 use crate::base::BlockId;
 
+/// The groups of a tile, as far as they are of the sequence and in one place.
+pub(super) type Groups<'a> = [Option<Group<'a>>; TILE_GROUPS];
+
 /// 16 positions of a sequence.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes {
+pub(super) struct Lanes<'a> {
     /// The first one.
     pub start: usize,
     /// Those that any row of the task sees, a bit each. The others do not count: a block that has none
     /// of them is not read.
     pub seen: u16,
+    /// Where they all are.
+    pub in_place: Option<Group<'a>>,
 }
 
-/// Keys and values of a group in bf16, in place or copied to `room`. Values beyond the
-/// sequence are zero, since what a former owner of the block left there may not even be a number; keys
-/// need not be.
+/// Keys and values of a group in bf16, in place or copied to `room`. Groups that no row sees have zeros for values.
+/// What was copied has them for positions that are not seen; what is in place may have there what a former owner
+/// of the block left, which may not even be a number.
 pub(super) fn group<'a>(
-    cache: &'a Layer<'_>,
+    cache: &Layer<'_>,
     task: &Task<'_>,
-    lanes: Lanes,
+    lanes: Lanes<'a>,
     room: Room<'a>,
-) -> (&'a [u16], &'a [u16]) {
+) -> Group<'a> {
+    if let Some(group) = lanes.in_place.filter(|_| lanes.seen != 0) {
+        return group;
+    }
     let Room { keys, values, .. } = room;
-    if lanes.seen == 0 {
-        values.fill(0);
-        return (keys, values);
-    }
-    let len = GROUP.min(task.kv_len - lanes.start);
-    if let Some(group) = group_in_place(cache, task, lanes.start) {
-        if len == GROUP {
-            return (group.keys, group.values);
-        }
-        copy_first_positions(group.values, values, len);
-        return (group.keys, values);
-    }
     values.fill(0);
     for_each_position(cache, task, lanes, |source, from, to| {
         let source = (source.keys, source.values);
         copy_position(cache.layout(), source, from, (keys, values), to);
     });
-    (keys, values)
+    Group {
+        keys,
+        values,
+        scales: &[],
+    }
 }
 
-/// The place of the 16 positions from `start` on, as far as they are of the sequence, if all of them
-/// are in one group of a block.
-pub(super) fn group_in_place<'a>(
+/// The same with values of zero beyond the sequence; keys may be anything there.
+pub(super) fn whole_group<'a>(
+    cache: &Layer<'_>,
+    task: &Task<'_>,
+    lanes: Lanes<'a>,
+    room: Room<'a>,
+) -> Group<'a> {
+    let len = GROUP.min(task.kv_len - lanes.start);
+    match lanes.in_place {
+        Some(group) if len < GROUP && lanes.seen != 0 => {
+            copy_first_positions(group.values, room.values, len);
+            Group {
+                values: room.values,
+                ..group
+            }
+        }
+        _ => group(cache, task, lanes, room),
+    }
+}
+
+/// The places of the groups of the tile at `start`.
+pub(super) fn groups_in_place<'a>(
     cache: &'a Layer<'_>,
     task: &Task<'_>,
     start: usize,
-) -> Option<Group<'a>> {
-    let len = GROUP.min(task.kv_len.checked_sub(start)?);
+) -> Groups<'a> {
     let block_size = cache.layout().positions_per_block();
-    let offset = start % block_size;
-    if len == 0 || !offset.is_multiple_of(GROUP) || offset + len > block_size {
-        return None;
+    let (mut index, mut offset) = (start / block_size, start % block_size);
+    let mut groups = [None; TILE_GROUPS];
+    for (i, group) in groups.iter_mut().enumerate() {
+        let len = GROUP.min(task.kv_len.saturating_sub(start + i * GROUP));
+        if len > 0 && offset.is_multiple_of(GROUP) && offset + len <= block_size {
+            let block = task.block_table[index];
+            if block != BlockId::NONE {
+                *group = Some(cache.group(block, task.head, offset / GROUP));
+            }
+        }
+        offset += GROUP;
+        while offset >= block_size {
+            (index, offset) = (index + 1, offset - block_size);
+        }
     }
-    let block = task.block_table[start / block_size];
-    (block != BlockId::NONE).then(|| cache.group(block, task.head, offset / GROUP))
+    groups
 }
 
 /// Calls `copy(group, from, to)` with the stored group of each position that is seen, its lane there,
@@ -67,7 +96,7 @@ pub(super) fn group_in_place<'a>(
 pub(super) fn for_each_position(
     cache: &Layer<'_>,
     task: &Task<'_>,
-    lanes: Lanes,
+    lanes: Lanes<'_>,
     mut copy: impl FnMut(Group<'_>, usize, usize),
 ) {
     let block_size = cache.layout().positions_per_block();

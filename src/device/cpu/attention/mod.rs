@@ -13,6 +13,9 @@
 //! A row sees the same tiles in the same order with the same lanes whether its token came alone, in a
 //! chunk, or with others, and however large a block is. What a row does not see has probability zero and
 //! adds nothing; groups that no row of a task sees are not read, tiles are skipped.
+//!
+//! With AVX2, keys and values in int8 are multiplied with queries and probabilities in 16 bits; the other kernels
+//! take them as bf16.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -22,6 +25,7 @@ mod copies;
 mod groups;
 mod int8;
 mod portable;
+mod queries;
 mod softmax;
 mod task;
 
@@ -34,7 +38,7 @@ use self::softmax::RowState;
 use self::task::Operation;
 use super::kv_cache::GROUP;
 use super::memory::Shared;
-use super::{Cpu, HeadShape, KvBatch, KvCache, KvLayout, Simd};
+use super::{Cpu, HeadShape, KvBatch, KvCache, KvDtype, KvLayout, Simd};
 
 pub(super) use self::task::Scratch;
 
@@ -70,8 +74,12 @@ const MAX_ROWS: usize = 6;
 
 /// One step of some rows over one tile.
 struct Tile {
-    /// Queries, `[rows, head_dim]`.
+    /// Queries, `[rows, head_dim]`, unless they are wide.
     q: *const u16,
+    /// Wide ones.
+    wide_q: *const f32,
+    /// The scales of queries that are integers, `[rows]`.
+    q_scales: *const f32,
     rows: usize,
     layout: KvLayout,
     keys: [*const u16; TILE_GROUPS],
@@ -84,11 +92,13 @@ struct Tile {
     scale: f32,
     /// What the keys and values of each position are multiplied by.
     scales: *const Scales,
+    /// The scales of keys and values that are as they are stored.
+    stored_scales: [*const u16; TILE_GROUPS],
     /// For each row, the positions of the tile that it sees: a bit for each, at least one of them set.
     seen: *const u64,
     /// Scratch for the rows that a kernel works on at a time, `[MAX_ROWS, 64]`.
     scores: *mut f32,
-    /// The same in bf16.
+    /// The same, as the values are weighted with them: in bf16, or as integers of 16 bits.
     probabilities: *mut u16,
     /// The running maximum and sum, `[rows]`.
     state: *mut RowState,
@@ -111,17 +121,31 @@ impl Scales {
     };
 }
 
+/// What a kernel takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Operands {
+    /// Queries, keys and values in bf16. What is not seen of a group's values is zero.
+    Bf16,
+    /// Queries as f32, keys and values in bf16.
+    WideQueries,
+    /// Queries as integers of 16 bits, keys and values as they are stored in 8.
+    Integers,
+}
+
 /// Takes a tile into the rows' running sums. Unsafe: the pointers and sizes must be right, and the
 /// machine must have the kernel's instruction set.
 type Kernel = unsafe fn(&Tile);
 
-fn kernel(simd: Simd) -> Kernel {
-    match simd {
+/// The kernel for a cache of a type, and what it takes.
+fn kernel(simd: Simd, dtype: KvDtype) -> (Kernel, Operands) {
+    match (simd, dtype) {
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512Bf16 => avx512::tile,
+        (Simd::Avx512Bf16, _) => (avx512::tile, Operands::Bf16),
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => avx2::tile,
-        _ => portable::tile,
+        (Simd::Avx2, KvDtype::Bf16) => (avx2::bf16_tile, Operands::WideQueries),
+        #[cfg(target_arch = "x86_64")]
+        (Simd::Avx2, KvDtype::Int8) => (avx2::int8_tile, Operands::Integers),
+        _ => (portable::tile, Operands::Bf16),
     }
 }
 

@@ -26,6 +26,17 @@ impl RowState {
     }
 }
 
+/// A polynomial for `2^x` in -0.5..0.5, exact at 0: `(2^x - 1) / x` interpolated at Chebyshev's nodes.
+#[cfg(target_arch = "x86_64")]
+pub(super) const EXP2: [f32; 6] = [
+    0.001_338_130_2,
+    0.009_666_368,
+    0.055_503_81,
+    0.240_223_5,
+    std::f32::consts::LN_2,
+    1.0,
+];
+
 /// Takes a row of scores into its running maximum and sums, writes the probabilities relative to the new
 /// maximum, times the values' scales, and returns what earlier sums have to be multiplied by. Positions
 /// whose bit is not in `seen` have probability zero; at least one is.

@@ -4,11 +4,13 @@ use super::super::Simd;
 use super::super::kv_cache::{GROUP, KvBatch, KvDtype, KvLayout, KvSpan, Layer};
 use super::super::math::to_bf16_bits;
 use super::super::memory::Shared;
+use super::super::simd::for_each_simd;
 use super::copies::Copies;
-use super::groups::{Lanes, group, group_in_place};
-use super::int8::widen_group;
+use super::groups::{Groups, Lanes, group, groups_in_place, whole_group};
+use super::int8::{stored_group, widen_group};
+use super::queries::Queries;
 use super::softmax::RowState;
-use super::{AttentionParams, MAX_ROWS, Scales, TILE, TILE_GROUPS, Tile, kernel};
+use super::{AttentionParams, Kernel, MAX_ROWS, Operands, Scales, TILE, TILE_GROUPS, Tile, kernel};
 use crate::base::BlockId;
 
 /// Rows that a task aims at: queries of one token more or less.
@@ -17,7 +19,7 @@ const TASK_ROWS: usize = 96;
 /// Scratch memory of one thread.
 #[derive(Default)]
 pub(in super::super) struct Scratch {
-    q: Vec<u16>,
+    queries: Queries,
     seen: Vec<u64>,
     scores: Vec<f32>,
     probabilities: Vec<u16>,
@@ -29,6 +31,8 @@ pub(in super::super) struct Scratch {
 /// A call's operands, and how it is cut into tasks.
 pub(super) struct Operation<'a> {
     simd: Simd,
+    kernel: Kernel,
+    operands: Operands,
     params: &'a AttentionParams,
     batch: &'a KvBatch<'a>,
     cache: &'a Layer<'a>,
@@ -72,8 +76,11 @@ impl<'a> Operation<'a> {
             tile_starts.push(num_tiles);
             num_tiles += span.tokens.len().div_ceil(tile_tokens);
         }
+        let (kernel, operands) = kernel(simd, cache.layout().dtype);
         Self {
             simd,
+            kernel,
+            operands,
             params,
             batch,
             cache,
@@ -149,23 +156,26 @@ impl<'a> Operation<'a> {
         let heads = shape.num_q_heads / shape.num_kv_heads;
         let row_len = heads * shape.head_dim;
         let place = |token: usize| (task.first_token + token) * shape.q_len() + task.head * row_len;
-        scratch.q.clear();
+        scratch.queries.clear();
         for token in 0..task.num_tokens {
-            scratch
-                .q
-                .extend_from_slice(&self.q[place(token)..][..row_len]);
+            let rows = &self.q[place(token)..][..row_len];
+            let queries = &mut scratch.queries;
+            queries.add(self.simd, self.operands, rows, shape.head_dim);
         }
         scratch.prepare(task.num_tokens * heads, self.cache.layout());
 
-        let mut tiles = self.tiles(&task).peekable();
-        while let Some(start) = tiles.next() {
-            let next = match tiles.peek() {
-                Some(&start) => Some((&task, start)),
-                None => next_task
-                    .as_ref()
-                    .and_then(|next| Some((next, self.tiles(next).next()?))),
-            };
-            self.attend_tile(&task, start, next, scratch);
+        let mut tiles = self.tiles(&task);
+        let mut next = tiles.next();
+        let mut groups = next.map(|start| groups_in_place(self.cache, &task, start));
+        while let (Some(start), Some(here)) = (next, groups) {
+            next = tiles.next();
+            groups = next.map(|start| groups_in_place(self.cache, &task, start));
+            let ahead = groups.or_else(|| {
+                let next = next_task.as_ref()?;
+                let start = self.tiles(next).next()?;
+                Some(groups_in_place(self.cache, next, start))
+            });
+            self.attend_tile(&task, start, here, ahead.unwrap_or_default(), scratch);
         }
 
         let padded_dim = self.cache.layout().padded_dim();
@@ -175,18 +185,20 @@ impl<'a> Operation<'a> {
             for (head, out) in out.chunks_exact_mut(shape.head_dim).enumerate() {
                 let row = token * heads + head;
                 let acc = &scratch.acc[row * padded_dim..][..shape.head_dim];
-                finish(acc, scratch.state[row].sum(), out);
+                let sum = scratch.state[row].sum();
+                for_each_simd!(self.simd, finish, (acc: &[f32], sum: f32, out: &mut [u16]));
             }
         }
     }
 
-    /// Takes the 64 positions from `start` on into the sums of the rows that see any of them. `next` is
-    /// the tile after this.
+    /// Takes the 64 positions from `start` on into the sums of the rows that see any of them. `here` are their
+    /// groups, and `ahead` those of the tile after this.
     fn attend_tile(
         &self,
         task: &Task<'_>,
         start: usize,
-        next: Option<(&Task<'_>, usize)>,
+        here: Groups<'_>,
+        ahead: Groups<'_>,
         scratch: &mut Scratch,
     ) {
         let layout = *self.cache.layout();
@@ -212,14 +224,20 @@ impl<'a> Operation<'a> {
             return;
         }
         let end = task.first_position + task.num_tokens;
+        let queries = &scratch.queries;
+        let q_start = rows.start * shape.head_dim;
         let mut tile = Tile {
-            q: scratch.q[rows.start * shape.head_dim..].as_ptr(),
+            // Those that the kernel does not take are not there.
+            q: queries.words.as_ptr().wrapping_add(q_start),
+            wide_q: queries.wide.as_ptr().wrapping_add(q_start),
+            q_scales: queries.scales.as_ptr().wrapping_add(rows.start),
             rows: rows.len(),
             layout,
             keys: [std::ptr::null(); TILE_GROUPS],
             values: [std::ptr::null(); TILE_GROUPS],
             keys_ahead: [std::ptr::null(); TILE_GROUPS],
             values_ahead: [std::ptr::null(); TILE_GROUPS],
+            stored_scales: [std::ptr::null(); TILE_GROUPS],
             num_groups: (end - start).min(TILE).div_ceil(GROUP),
             scale: self.params.scale,
             scales: &Scales::ONE,
@@ -229,16 +247,17 @@ impl<'a> Operation<'a> {
             state: scratch.state[rows.start..].as_mut_ptr(),
             acc: scratch.acc[rows.start * layout.padded_dim()..].as_mut_ptr(),
         };
+        let scratch = &mut scratch.copies;
         self.find_groups(
             (task, start),
             seen_by_any,
-            next,
-            &mut scratch.copies,
+            (here, ahead),
+            scratch,
             &mut tile,
         );
         // SAFETY: the scratch has that many rows, the groups were found, and the kernel was chosen for
         // this machine.
-        unsafe { kernel(self.simd)(&tile) };
+        unsafe { (self.kernel)(&tile) };
     }
 
     /// Points a tile at its groups, in place or copied, and at those of the next one.
@@ -246,34 +265,36 @@ impl<'a> Operation<'a> {
         &self,
         (task, start): (&Task<'_>, usize),
         seen: u64,
-        next: Option<(&Task<'_>, usize)>,
+        (here, ahead): (Groups<'_>, Groups<'_>),
         copies: &mut Copies,
         tile: &mut Tile,
     ) {
-        let ahead: [_; TILE_GROUPS] = std::array::from_fn(|i| {
-            next.and_then(|(task, start)| group_in_place(self.cache, task, start + i * GROUP))
-        });
         let (rooms, gathered) = copies.rooms(&tile.layout);
         for (i, room) in rooms.take(tile.num_groups).enumerate() {
             let lanes = Lanes {
                 start: start + i * GROUP,
                 seen: (seen >> (i * GROUP)) as u16,
+                in_place: here[i],
             };
-            let (keys, values) = match tile.layout.dtype {
-                KvDtype::Bf16 => group(self.cache, task, lanes, room),
-                KvDtype::Int8 => {
+            let group = match (self.operands, tile.layout.dtype) {
+                (Operands::Integers, _) => stored_group(self.cache, task, lanes, room),
+                (_, KvDtype::Int8) => {
                     widen_group(self.simd, self.cache, task, lanes, ahead[i], gathered, room)
                 }
+                (Operands::Bf16, KvDtype::Bf16) => whole_group(self.cache, task, lanes, room),
+                (Operands::WideQueries, KvDtype::Bf16) => group(self.cache, task, lanes, room),
             };
-            (tile.keys[i], tile.values[i]) = (keys.as_ptr(), values.as_ptr());
+            tile.keys[i] = group.keys.as_ptr();
+            tile.values[i] = group.values.as_ptr();
+            tile.stored_scales[i] = group.scales.as_ptr();
         }
-        if tile.layout.dtype == KvDtype::Int8 {
+        // What was widened has asked for the next tile itself.
+        let is_widened = self.operands == Operands::Bf16 && tile.layout.dtype == KvDtype::Int8;
+        if is_widened {
             tile.scales = copies.scales();
         }
         for (i, ahead) in ahead.into_iter().enumerate() {
-            // What was widened has asked for the next tile itself.
-            let ahead = ahead.filter(|_| tile.layout.dtype == KvDtype::Bf16);
-            (tile.keys_ahead[i], tile.values_ahead[i]) = match ahead {
+            (tile.keys_ahead[i], tile.values_ahead[i]) = match ahead.filter(|_| !is_widened) {
                 Some(ahead) => (ahead.keys.as_ptr(), ahead.values.as_ptr()),
                 None => (tile.keys[0], tile.values[0]),
             };
@@ -297,6 +318,7 @@ impl Scratch {
 
 /// Divides by the sum. A result too small for bf16's normal range becomes a positive zero: whether such
 /// remnants survive, and the sign of a zero, may depend on how many zero products were added.
+#[inline(always)]
 fn finish(acc: &[f32], sum: f32, out: &mut [u16]) {
     for (acc, out) in acc.iter().zip(out) {
         let value = acc / sum;

@@ -7,19 +7,22 @@ use std::arch::x86_64::*;
 
 use super::super::avx512::{broadcast, load};
 use super::super::pack::PANEL;
-use super::{LINE, MAX_TILE_ROWS, Tile};
+use super::panel::{LINE, Tile};
 
 /// Registers of a row of sums.
 const REGISTERS: usize = PANEL / 16;
 
-/// See [`super::Kernel`].
+/// Rows of one tile, at most.
+pub(super) const MAX_ROWS: usize = 9;
+
+/// See [`super::panel::Kernel`].
 ///
 /// # Safety
 ///
 /// The tile's pointers and sizes are right; the machine has AVX-512 with bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn tile(tile: &Tile) {
-    const { assert!(MAX_TILE_ROWS == 9) };
+    const { assert!(MAX_ROWS == 9) };
     // SAFETY: the caller's promises, with as many rows as the tile has.
     unsafe {
         match tile.rows {

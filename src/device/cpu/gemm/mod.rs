@@ -1,7 +1,8 @@
-//! `out = x * W^T`: the activations of a step times a packed weight matrix.
+//! `out = x * W^T`: the activations of a step times a packed weight matrix, and what becomes of the product.
 //!
-//! A task is one panel of 48 outputs for a block of rows. It walks along `k` in chunks whose weights
-//! stay in the first-level cache while all rows of the block pass over them, a few rows at a time:
+//! A task is one panel of 48 outputs for a block of rows, or one of gate and one of up. It walks along `k` in
+//! chunks whose weights stay in the first-level cache while all rows of the block pass over them, a few rows at a
+//! time (nine with AVX-512):
 //!
 //! ```text
 //!              k: chunk 0   chunk 1   chunk 2
@@ -16,14 +17,20 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod panel;
 mod portable;
+
+use std::ops::Range;
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
+use self::panel::{Activations, multiply_panel};
+use super::math::{exp, from_bf16_bits, to_bf16_bits};
 use super::memory::Shared;
-use super::pack::PANEL;
-use super::{Cpu, PackedMatrix, Simd};
+use super::pack::{PANEL, Packed, Stacking};
+use super::simd::for_each_simd;
+use super::{Cpu, PackedMatrix, Simd, quantised};
 
 /// What becomes of the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,51 +41,10 @@ pub enum Output {
     Add,
 }
 
-/// Rows of one tile, at most.
-const MAX_TILE_ROWS: usize = 9;
-/// Pairs of inputs of one chunk: 24 KiB of weights.
-const CHUNK_PAIRS: usize = 128;
-/// Elements of a cache line.
-const LINE: usize = 32;
-/// Cache lines of a pair of inputs of a panel.
-const PAIR_LINES: usize = PANEL * 2 / LINE;
+/// Activations of one task that widens them: fewer are not worth handing out.
+const WIDEN_LEN: usize = 16 * 1024;
 /// Rows of one task: their activations for a chunk, and their sums, stay in the second-level cache.
 const BLOCK_ROWS: usize = 256;
-
-/// One step of a tile: some rows of `x` times one chunk of a panel.
-struct Tile {
-    /// The chunk's activations, `[rows, 2 * num_pairs]`.
-    x: *const u16,
-    /// Elements from one row of `x` to the next.
-    x_stride: usize,
-    /// 1 to `MAX_TILE_ROWS`.
-    rows: usize,
-    /// The chunk's weights, `[num_pairs, 48, 2]`.
-    weights: *const u16,
-    num_pairs: usize,
-    /// Weights that will be wanted soon, to be brought into the second-level cache.
-    ahead: *const u16,
-    /// How many cache lines of them to ask for during each pair.
-    ahead_lines: usize,
-    /// The sums, `[rows, 48]`.
-    sums: *mut f32,
-    /// Whether the sums start at zero instead of at what is in `sums`.
-    first: bool,
-}
-
-/// Adds a tile's products to its sums. Unsafe: the pointers and sizes of the tile must be right, and
-/// the machine must have the kernel's instruction set.
-type Kernel = unsafe fn(&Tile);
-
-fn kernel(simd: Simd) -> Kernel {
-    match simd {
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx512Bf16 => avx512::tile,
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => avx2::tile,
-        _ => portable::tile,
-    }
-}
 
 impl Cpu {
     /// `out = x * W^T + bias`, or that added to `out`. `x` is `[m, k]`, `weights` was packed from
@@ -86,7 +52,7 @@ impl Cpu {
     ///
     /// # Panics
     ///
-    /// The lengths do not agree.
+    /// The lengths do not agree, or the weights are [stacked in turn](Stacking::InTurn).
     pub fn gemm(
         &mut self,
         x: &[bf16],
@@ -96,103 +62,170 @@ impl Cpu {
         output: Output,
         out: &mut [f32],
     ) {
-        let (n, k) = (weights.n(), weights.k());
-        assert_eq!(x.len(), m * k, "x is [m, k] = [{m}, {k}]");
+        let n = weights.n();
+        assert_eq!(weights.stacking(), Stacking::Below);
         assert_eq!(out.len(), m * n, "out is [m, n] = [{m}, {n}]");
         assert!(
             bias.is_none_or(|bias| bias.len() == n),
             "bias is [n] = [{n}]"
         );
-
-        let num_pairs = weights.num_pairs();
-        let x_stride = 2 * num_pairs;
-        let mut padded = std::mem::take(&mut self.padded_x);
-        let x = if k == x_stride {
-            x
-        } else {
-            pad_rows(x, k, x_stride, &mut padded);
-            &padded
-        };
-
-        let kernel = kernel(self.simd);
-        let num_blocks = m.div_ceil(BLOCK_ROWS);
-        let num_tasks = n.div_ceil(PANEL) * num_blocks;
         let out = Shared::new(out);
+        self.multiply(x, m, weights, |rows, outputs, [sums]: [&[f32]; 1]| {
+            let bias = bias.map(|bias| &bias[outputs.clone()]);
+            for (row, sums) in rows.zip(sums.as_chunks::<PANEL>().0) {
+                // SAFETY: every rectangle of rows and outputs is one task's.
+                let out = unsafe { out.slice(row * n + outputs.start, outputs.len()) };
+                write_row(sums, bias, output, out);
+            }
+        });
+    }
+
+    /// `out = silu(gate) * up`, where gate and up are the product `x * W^T + bias`. `x` is `[m, k]`, `weights`
+    /// was packed from gate and up, `[inter, k]` each, `bias` is that of gate and then that of up, `out` is
+    /// `[m, inter]`.
+    ///
+    /// # Panics
+    ///
+    /// The lengths do not agree, or the weights are not two parts [stacked in turn](Stacking::InTurn).
+    pub fn gemm_silu_mul(
+        &mut self,
+        x: &[bf16],
+        m: usize,
+        weights: &PackedMatrix,
+        bias: Option<&[f32]>,
+        out: &mut [bf16],
+    ) {
+        let inter = weights.n() / 2;
+        assert_eq!(weights.stacking(), Stacking::InTurn);
+        assert_eq!(out.len(), m * inter, "out is [m, inter] = [{m}, {inter}]");
+        assert!(
+            bias.is_none_or(|bias| bias.len() == 2 * inter),
+            "bias is [2 * inter] = [{}]",
+            2 * inter
+        );
+        let simd = self.simd;
+        let out = Shared::new(out.reinterpret_cast_mut());
+        self.multiply(x, m, weights, |rows, outputs, [gate, up]: [&[f32]; 2]| {
+            let bias = bias.map(|bias| {
+                let (gate, up) = bias.split_at(inter);
+                [&gate[outputs.clone()], &up[outputs.clone()]]
+            });
+            let sums = gate.as_chunks::<PANEL>().0.iter().zip(up.as_chunks().0);
+            for (row, (gate, up)) in rows.zip(sums) {
+                // SAFETY: every rectangle of rows and outputs is one task's.
+                let out: &mut [u16] =
+                    unsafe { out.slice(row * inter + outputs.start, outputs.len()) };
+                type Row = [f32; PANEL];
+                type Bias<'a> = Option<[&'a [f32]; 2]>;
+                for_each_simd!(simd, write_silu_mul, (gate: &Row, up: &Row, bias: Bias<'_>, out: &mut [u16]));
+            }
+        });
+    }
+
+    /// Calls `finish(rows, outputs, sums)` for blocks of rows of `x * W^T` and panels of outputs, on all threads.
+    /// `sums` has a panel of each of the weights' parts, `[rows, 48]`, and `outputs` is where in its part it is.
+    fn multiply<const PARTS: usize>(
+        &mut self,
+        x: &[bf16],
+        m: usize,
+        weights: &PackedMatrix,
+        finish: impl Fn(Range<usize>, Range<usize>, [&[f32]; PARTS]) + Sync,
+    ) {
+        let k = weights.k();
+        assert_eq!(x.len(), m * k, "x is [m, k] = [{m}, {k}]");
+        let part_len = weights.n() / PARTS;
+        match weights.weights() {
+            Packed::Bf16(panels) => {
+                let x_stride = 2 * panels.num_pairs;
+                let mut padded = std::mem::take(&mut self.padded_x);
+                let x = if k == x_stride {
+                    x
+                } else {
+                    pad_rows(x, k, x_stride, &mut padded);
+                    &padded
+                };
+                let x: &[u16] = x.reinterpret_cast();
+                let mut wide = std::mem::take(&mut self.wide_x);
+                let (simd, wants_f32) = (self.simd, self.simd == Simd::Avx2);
+                if wants_f32 {
+                    self.widen(x, &mut wide);
+                }
+                let wide_x = wants_f32.then_some(&wide[..]);
+                let multiply = |first_row, panel, sums: &mut [f32]| {
+                    let x = Activations {
+                        bf16: &x[first_row * x_stride..],
+                        f32: wide_x.map(|x| &x[first_row * x_stride..]),
+                    };
+                    multiply_panel(simd, x, panels, panel, sums);
+                };
+                self.for_each_tile(m, part_len, multiply, finish);
+                self.wide_x = wide;
+                self.padded_x = padded;
+            }
+            Packed::Quantised(panels) => {
+                let mut rounded = std::mem::take(&mut self.rounded_x);
+                self.round_activations(x, k, panels, &mut rounded);
+                let simd = self.simd;
+                let multiply = |first_row, panel, sums: &mut [f32]| {
+                    quantised::multiply_panel(simd, &rounded, first_row, panels, panel, sums);
+                };
+                self.for_each_tile(m, part_len, multiply, finish);
+                self.rounded_x = rounded;
+            }
+        }
+    }
+
+    /// Widens activations to f32, on all threads.
+    fn widen(&mut self, x: &[u16], out: &mut Vec<f32>) {
+        out.resize(x.len(), 0.0);
+        let simd = self.simd;
+        let out = Shared::new(out);
+        let num_tasks = x.len().div_ceil(WIDEN_LEN);
+        self.pool.for_each(&mut self.workers, num_tasks, |_, task| {
+            let start = task * WIDEN_LEN;
+            let x = &x[start..x.len().min(start + WIDEN_LEN)];
+            // SAFETY: every piece is one task's.
+            let out = unsafe { out.slice(start, x.len()) };
+            for_each_simd!(simd, widen, (x: &[u16], out: &mut [f32]));
+        });
+    }
+
+    /// Calls `multiply(first_row, panel, sums)` for every panel and block of rows, on all threads, and
+    /// [`finish`](Self::multiply) with the sums of all parts.
+    fn for_each_tile<const PARTS: usize>(
+        &mut self,
+        m: usize,
+        part_len: usize,
+        multiply: impl Fn(usize, usize, &mut [f32]) + Sync,
+        finish: impl Fn(Range<usize>, Range<usize>, [&[f32]; PARTS]) + Sync,
+    ) {
+        let num_blocks = m.div_ceil(BLOCK_ROWS);
+        let num_tasks = part_len.div_ceil(PANEL) * num_blocks;
         self.pool
             .for_each(&mut self.workers, num_tasks, |worker, task| {
                 let panel = task / num_blocks;
                 let first_row = task % num_blocks * BLOCK_ROWS;
-                let rows = BLOCK_ROWS.min(m - first_row);
-                let x = &x[first_row * x_stride..][..rows * x_stride];
-                worker.gemm.resize(BLOCK_ROWS * PANEL, 0.0);
-                let sums = &mut worker.gemm[..rows * PANEL];
-                multiply_panel(kernel, x, weights, panel, sums);
-
-                let first = panel * PANEL;
-                let columns = PANEL.min(n - first);
-                for (row, sums) in sums.as_chunks::<PANEL>().0.iter().enumerate() {
-                    // SAFETY: every rectangle of rows and outputs is one task's.
-                    let out = unsafe { out.slice((first_row + row) * n + first, columns) };
-                    let bias = bias.map(|bias| &bias[first..][..columns]);
-                    write_row(sums, bias, output, out);
+                let rows = first_row..m.min(first_row + BLOCK_ROWS);
+                let max_len = PARTS * BLOCK_ROWS * PANEL;
+                if worker.gemm.len() < max_len {
+                    worker.gemm.resize(max_len, 0.0);
                 }
+                let mut parts = worker.gemm.chunks_exact_mut(rows.len() * PANEL);
+                let sums = std::array::from_fn(|part| {
+                    let sums = parts.next().expect("as many as there are parts");
+                    multiply(first_row, panel * PARTS + part, sums);
+                    &*sums
+                });
+                let outputs = panel * PANEL..part_len.min((panel + 1) * PANEL);
+                finish(rows, outputs, sums);
             });
-        self.padded_x = padded;
     }
 }
 
-/// The sums of all rows of `x` with one panel.
-fn multiply_panel(
-    kernel: Kernel,
-    x: &[bf16],
-    weights: &PackedMatrix,
-    panel: usize,
-    sums: &mut [f32],
-) {
-    let num_pairs = weights.num_pairs();
-    let x_stride = 2 * num_pairs;
-    let num_rows = sums.len() / PANEL;
-    assert!(x.len() == num_rows * x_stride && panel < weights.n().div_ceil(PANEL));
-    let x: &[u16] = x.reinterpret_cast();
-    let num_tiles = num_rows.div_ceil(MAX_TILE_ROWS);
-    // A chunk of weights comes from memory while the one before is multiplied, so that neither
-    // waits for the other. What follows the panel's last chunk is the next panel, which
-    // as a rule is this thread's next task.
-    // A single row reads without a pause, which the processor foresees by itself.
-    let lines_per_pair = if num_rows > 1 {
-        PAIR_LINES.div_ceil(num_tiles)
-    } else {
-        0
-    };
-    for first_pair in (0..num_pairs).step_by(CHUNK_PAIRS) {
-        // SAFETY: the panel exists and the pair is below its number of pairs.
-        let chunk = unsafe {
-            weights
-                .as_ptr()
-                .add((panel * num_pairs + first_pair) * PANEL * 2)
-        };
-        let chunk_pairs = CHUNK_PAIRS.min(num_pairs - first_pair);
-        for tile in 0..num_tiles {
-            let lines_before = tile * lines_per_pair * chunk_pairs;
-            let all_asked_for = lines_before >= PAIR_LINES * CHUNK_PAIRS;
-            // Even shares: 10 rows are 5 + 5, because a tile of few rows waits for its sums.
-            let first_row = tile * num_rows / num_tiles;
-            let rows = (tile + 1) * num_rows / num_tiles - first_row;
-            let tile = Tile {
-                x: x[first_row * x_stride + 2 * first_pair..].as_ptr(),
-                x_stride,
-                rows,
-                weights: chunk,
-                num_pairs: chunk_pairs,
-                ahead: chunk.wrapping_add(chunk_pairs * PANEL * 2 + lines_before * LINE),
-                ahead_lines: if all_asked_for { 0 } else { lines_per_pair },
-                sums: sums[first_row * PANEL..].as_mut_ptr(),
-                first: first_pair == 0,
-            };
-            // SAFETY: `x` has `rows` rows of `x_stride` elements from here on, the panel has
-            // `num_pairs` pairs from here on, and `sums` has 48 elements a row.
-            unsafe { kernel(&tile) };
-        }
+#[inline(always)]
+fn widen(x: &[u16], out: &mut [f32]) {
+    for (x, out) in x.iter().zip(out) {
+        *out = from_bf16_bits(*x);
     }
 }
 
@@ -215,6 +248,31 @@ fn write_row(sums: &[f32; PANEL], bias: Option<&[f32]>, output: Output, out: &mu
             }
         }
     }
+}
+
+#[inline(always)]
+fn write_silu_mul(
+    gate: &[f32; PANEL],
+    up: &[f32; PANEL],
+    bias: Option<[&[f32]; 2]>,
+    out: &mut [u16],
+) {
+    let (mut gate, mut up) = (*gate, *up);
+    if let Some([gate_bias, up_bias]) = bias {
+        for ((gate, up), (gate_bias, up_bias)) in gate
+            .iter_mut()
+            .zip(&mut up)
+            .zip(gate_bias.iter().zip(up_bias))
+        {
+            *gate += gate_bias;
+            *up += up_bias;
+        }
+    }
+    let mut products = [0; PANEL];
+    for ((gate, up), product) in gate.iter().zip(up).zip(&mut products) {
+        *product = to_bf16_bits(gate / (1.0 + exp(-gate)) * up);
+    }
+    out.copy_from_slice(&products[..out.len()]);
 }
 
 /// Copies rows of `k` elements to rows of `stride`, the rest zero.

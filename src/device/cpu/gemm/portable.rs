@@ -2,9 +2,9 @@
 
 use super::super::math::from_bf16_bits;
 use super::super::pack::PANEL;
-use super::Tile;
+use super::panel::Tile;
 
-/// See [`super::Kernel`].
+/// See [`super::panel::Kernel`].
 ///
 /// # Safety
 ///

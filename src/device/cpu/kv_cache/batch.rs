@@ -76,13 +76,13 @@ impl KvCache {
                 table.len() * block_size >= span.kv_len as usize,
                 "{span:?}: too few blocks"
             );
-        }
-        for block in block_tables {
-            assert!(
-                block.index() < self.num_blocks || *block == BlockId::NONE,
-                "{block:?} of {}",
-                self.num_blocks
-            );
+            for block in table {
+                assert!(
+                    block.index() < self.num_blocks || *block == BlockId::NONE,
+                    "{block:?} of {}",
+                    self.num_blocks
+                );
+            }
         }
         KvBatch {
             spans,

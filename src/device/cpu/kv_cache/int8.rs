@@ -4,13 +4,13 @@
 //! decides its scale, so what is stored for a position does not depend on its neighbours.
 
 use super::GROUP;
+use crate::device::cpu::math::ROUNDER;
 use crate::device::cpu::memory::prefetch;
 
 /// The elements of `x`, and their scale as the bits of a bf16. If one of `x` is not finite, so is the
 /// scale.
 #[inline(always)]
 pub(super) fn quantise(x: &[f32], out: &mut [u8]) -> u16 {
-    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits.
     const INFINITY: u32 = f32::INFINITY.to_bits();
     // The bits of positive numbers are in the order of the numbers; beyond infinity are NaNs.
     let largest = x
@@ -30,7 +30,7 @@ pub(super) fn quantise(x: &[f32], out: &mut [u8]) -> u16 {
         0.0
     };
     for (x, out) in x.iter().zip(out) {
-        *out = (x * inverse + MAGIC).to_bits() as u8;
+        *out = (x * inverse + ROUNDER).to_bits() as u8;
     }
     if inverse == 0.0 {
         0

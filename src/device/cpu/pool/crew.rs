@@ -1,15 +1,4 @@
-//! A persistent pool of threads for operations of a few microseconds.
-//!
-//! The calling thread takes part as worker 0. Workers spin for a moment after each run, because within
-//! a step the next one follows at once, and sleep when none does, so that an idle model costs nothing.
-//! Each worker has a share of the tasks, the same in every run, so that what it reads may still be in its
-//! core's cache; done with it, it helps the others. One that loses its core for a while holds nobody up.
-//!
-//! ```text
-//! tasks      0 1 2 3 4 5 6 7 8 9
-//! worker 0   |-------> <-|           from the front of its own share ...
-//! worker 1               |-------->  ... and from the back of another's
-//! ```
+//! Threads that run one operation after the other, with a caller as the first of them.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -23,11 +12,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::affinity::{self, CpuSet};
+
 /// How long a thread looks for work, or for the others to be done, before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// Threads that run the tasks of one operation at a time. They end when it is dropped.
-pub struct Pool {
+pub(super) struct Crew {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -95,19 +86,21 @@ impl Share {
 }
 
 // SAFETY: `job` is the only field that is not Sync and Send by itself. It is written only by
-// `Pool::run`, which holds the pool exclusively, before `epoch` announces it and after `pending` has
+// `Crew::run`, which holds the crew exclusively, before `epoch` announces it and after `pending` has
 // come back to zero; workers read it only in between. What it points to is Sync.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointer is used only while the job that it points to is borrowed by `run`.
 unsafe impl Send for Shared {}
 
-impl Pool {
-    /// Starts `num_threads - 1` threads; the caller of each run is the remaining one.
+impl Crew {
+    /// Starts `num_threads - 1` threads; the caller of each run is the remaining one. `cpus` are where they
+    /// may run: a thread keeps to one of its own where there are as many, and the first is left to the caller.
     ///
     /// # Errors
     ///
     /// The system refuses a thread. Those started before are ended.
-    pub fn new(num_threads: usize) -> io::Result<Self> {
+    pub(super) fn start(num_threads: usize, cpus: &CpuSet) -> io::Result<Self> {
+        let is_pinned = cpus.len() == num_threads;
         let shared = Arc::new(Shared {
             epoch: Line(AtomicUsize::new(0)),
             pending: Line(AtomicUsize::new(0)),
@@ -119,34 +112,39 @@ impl Pool {
             bed: Mutex::new(()),
             alarm: Condvar::new(),
         });
-        let mut pool = Self {
+        let mut crew = Self {
             shared,
             threads: Vec::new(),
         };
         for worker in 1..num_threads {
-            let shared = Arc::clone(&pool.shared);
+            let shared = Arc::clone(&crew.shared);
+            let cpu = is_pinned.then(|| cpus.get(worker));
             let thread = std::thread::Builder::new()
                 .name(format!("inflight-cpu-{worker}"))
-                .spawn(move || shared.work(worker))?;
-            pool.threads.push(thread);
+                .spawn(move || {
+                    if let Some(cpu) = cpu {
+                        affinity::pin(cpu);
+                    }
+                    shared.work(worker);
+                })?;
+            crew.threads.push(thread);
         }
-        Ok(pool)
+        Ok(crew)
+    }
+
+    /// What goes when the last thread does.
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> std::sync::Weak<impl Sized + use<>> {
+        Arc::downgrade(&self.shared)
     }
 
     /// Threads that take part in a run, the caller included.
-    pub fn num_threads(&self) -> usize {
+    pub(super) fn num_threads(&self) -> usize {
         self.threads.len() + 1
     }
 
-    /// Runs `body(state, task)` once for each task below `num_tasks`, on all threads, and returns when
-    /// the last is done. Each thread has one of `states` to itself; which thread gets which task is
-    /// open, so a result must not depend on it. As a rule a thread gets tasks that follow each other.
-    ///
-    /// # Panics
-    ///
-    /// A panic of a task is passed on once all threads have stopped; tasks not begun by then may be
-    /// left out. The pool stays usable.
-    pub fn for_each<S: Send>(
+    /// See [`Pool::for_each`](super::Pool::for_each). There is a state for each thread.
+    pub(super) fn for_each<S: Send>(
         &mut self,
         states: &mut [S],
         num_tasks: usize,
@@ -154,12 +152,6 @@ impl Pool {
     ) {
         let num_threads = self.num_threads();
         assert_eq!(states.len(), num_threads, "one state a thread");
-        if num_tasks <= 1 || self.threads.is_empty() {
-            for task in 0..num_tasks {
-                body(&mut states[0], task);
-            }
-            return;
-        }
         let num_tasks = u32::try_from(num_tasks).expect("tasks are counted in 32 bits");
         let bound =
             |worker: usize| (u64::from(num_tasks) * worker as u64 / num_threads as u64) as u32;
@@ -210,7 +202,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for Crew {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
@@ -298,90 +290,3 @@ impl<S> States<S> {
 
 // SAFETY: each worker takes only the state with its own number, and `S` is Send.
 unsafe impl<S: Send> Sync for States<S> {}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_task_runs_once_on_any_number_of_threads() {
-        for num_threads in [1, 2, 3, 7] {
-            let mut pool = Pool::new(num_threads).expect("threads");
-            let mut counts = vec![0_u64; num_threads];
-            let hits: Vec<_> = (0..97).map(|_| AtomicUsize::new(0)).collect();
-            for run in 1..=50 {
-                pool.for_each(&mut counts, hits.len(), |count, task| {
-                    *count += 1;
-                    hits[task].fetch_add(1, Ordering::Relaxed);
-                });
-                assert!(hits.iter().all(|hit| hit.load(Ordering::Relaxed) == run));
-            }
-            assert_eq!(counts.iter().sum::<u64>(), 97 * 50);
-        }
-    }
-
-    #[test]
-    fn a_thread_that_is_done_helps_one_that_is_not() {
-        let mut pool = Pool::new(2).expect("threads");
-        let mut slow_tasks = [0, 0];
-        // The first half is one thread's share, and each of its tasks takes a while.
-        pool.for_each(&mut slow_tasks, 40, |count, task| {
-            if task < 20 {
-                std::thread::sleep(Duration::from_millis(5));
-                *count += 1;
-            }
-        });
-        assert_eq!(slow_tasks.iter().sum::<i32>(), 20);
-        assert!(slow_tasks.iter().all(|&count| count > 0), "{slow_tasks:?}");
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let mut pool = Pool::new(3).expect("threads");
-        for round in 0..50 {
-            let caught = catch_unwind(AssertUnwindSafe(|| {
-                pool.for_each(&mut [(); 3], 64, |(), task| assert_ne!(task, round));
-            }));
-            assert!(caught.is_err());
-            let done = AtomicUsize::new(0);
-            pool.for_each(&mut [(); 3], 8, |(), _| {
-                done.fetch_add(1, Ordering::Relaxed);
-            });
-            assert_eq!(done.into_inner(), 8);
-        }
-    }
-
-    #[test]
-    fn sleeping_workers_wake_for_the_next_run() {
-        let mut pool = Pool::new(3).expect("threads");
-        for pause in [0, 1, 20, 49, 50, 51, 60, 200, 1000, 3000] {
-            for _ in 0..20 {
-                let done = AtomicUsize::new(0);
-                pool.for_each(&mut [(); 3], 3, |(), _| {
-                    done.fetch_add(1, Ordering::Relaxed);
-                });
-                assert_eq!(done.into_inner(), 3);
-                std::thread::sleep(Duration::from_micros(pause));
-            }
-        }
-    }
-
-    #[test]
-    fn a_caller_sleeps_while_a_task_is_long() {
-        let mut pool = Pool::new(2).expect("threads");
-        pool.for_each(&mut [(); 2], 2, |(), task| {
-            std::thread::sleep(Duration::from_millis(5 * task as u64));
-        });
-    }
-
-    #[test]
-    fn dropping_ends_the_threads_awake_or_asleep() {
-        for pause_us in [0, 500] {
-            let pool = Pool::new(4).expect("threads");
-            std::thread::sleep(Duration::from_micros(pause_us));
-            let shared = Arc::clone(&pool.shared);
-            drop(pool);
-            assert_eq!(Arc::strong_count(&shared), 1);
-        }
-    }
-}

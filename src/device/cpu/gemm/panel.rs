@@ -1,0 +1,113 @@
+//! Rows of activations times one panel of bf16 weights, in the tiles that the kernels take.
+
+use super::super::Simd;
+use super::super::pack::{Bf16Panels, PANEL};
+use super::portable;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
+
+/// Pairs of inputs of one chunk: 24 KiB of weights.
+const CHUNK_PAIRS: usize = 128;
+/// Elements of a cache line.
+pub(super) const LINE: usize = 32;
+/// Cache lines of a pair of inputs of a panel.
+pub(super) const PAIR_LINES: usize = PANEL * 2 / LINE;
+
+/// Rows of activations, those of a matrix from some row on.
+pub(super) struct Activations<'a> {
+    pub bf16: &'a [u16],
+    /// The same as f32, where the kernel wants them.
+    pub f32: Option<&'a [f32]>,
+}
+
+/// The sums of rows of `x` with one panel.
+pub(super) fn multiply_panel(
+    simd: Simd,
+    x: Activations<'_>,
+    weights: &Bf16Panels,
+    panel: usize,
+    sums: &mut [f32],
+) {
+    let num_pairs = weights.num_pairs;
+    let x_stride = 2 * num_pairs;
+    let num_rows = sums.len() / PANEL;
+    let (kernel, max_rows) = kernel(simd);
+    let num_tiles = num_rows.div_ceil(max_rows);
+    // A chunk of weights comes from memory while the one before is multiplied, so that neither
+    // waits for the other. What follows the panel's last chunk is the next panel, which
+    // as a rule is this thread's next task.
+    // A single row reads without a pause: its kernel asks for what comes soon, where that is of use.
+    let lines_per_pair = if num_rows > 1 {
+        PAIR_LINES.div_ceil(num_tiles)
+    } else {
+        0
+    };
+    for first_pair in (0..num_pairs).step_by(CHUNK_PAIRS) {
+        let chunk = weights.weights(panel, first_pair);
+        let chunk_pairs = CHUNK_PAIRS.min(num_pairs - first_pair);
+        for tile in 0..num_tiles {
+            let lines_before = tile * lines_per_pair * chunk_pairs;
+            let all_asked_for = lines_before >= PAIR_LINES * CHUNK_PAIRS;
+            // Even shares: 10 rows are 5 + 5, because a tile of few rows waits for its sums.
+            let first_row = tile * num_rows / num_tiles;
+            let rows = (tile + 1) * num_rows / num_tiles - first_row;
+            let first = first_row * x_stride + 2 * first_pair;
+            let len = (rows - 1) * x_stride + 2 * chunk_pairs;
+            let tile = Tile {
+                x: x.bf16[first..][..len].as_ptr(),
+                x_f32: x
+                    .f32
+                    .map_or(std::ptr::null(), |x| x[first..][..len].as_ptr()),
+                x_stride,
+                rows,
+                weights: chunk,
+                num_pairs: chunk_pairs,
+                ahead: chunk.wrapping_add(chunk_pairs * PANEL * 2 + lines_before * LINE),
+                ahead_lines: if all_asked_for { 0 } else { lines_per_pair },
+                sums: sums[first_row * PANEL..].as_mut_ptr(),
+                first: first_pair == 0,
+            };
+            // SAFETY: `x` has `rows` rows, `x_stride` elements apart, as f32 where AVX2 wants them, the panel has
+            // `num_pairs` pairs from here on, and `sums` has 48 elements a row.
+            unsafe { kernel(&tile) };
+        }
+    }
+}
+
+/// One step of a tile: some rows of `x` times one chunk of a panel.
+pub(super) struct Tile {
+    /// The chunk's activations, `[rows, 2 * num_pairs]`.
+    pub x: *const u16,
+    /// The same as f32, where the kernel wants them.
+    pub x_f32: *const f32,
+    /// Elements from one row of activations to the next.
+    pub x_stride: usize,
+    /// At least one, and no more than the kernel takes.
+    pub rows: usize,
+    /// The chunk's weights, `[num_pairs, 48, 2]`.
+    pub weights: *const u16,
+    pub num_pairs: usize,
+    /// Weights that will be wanted soon, to be brought into the second-level cache.
+    pub ahead: *const u16,
+    /// How many cache lines of them to ask for during each pair.
+    pub ahead_lines: usize,
+    /// The sums, `[rows, 48]`.
+    pub sums: *mut f32,
+    /// Whether the sums start at zero instead of at what is in `sums`.
+    pub first: bool,
+}
+
+/// Adds a tile's products to its sums. Unsafe: the pointers and sizes of the tile must be right, and
+/// the machine must have the kernel's instruction set.
+pub(super) type Kernel = unsafe fn(&Tile);
+
+/// A kernel, and how many rows it takes at a time.
+fn kernel(simd: Simd) -> (Kernel, usize) {
+    match simd {
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx512Bf16 => (avx512::tile, avx512::MAX_ROWS),
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx2 => (avx2::tile, avx2::MAX_ROWS),
+        _ => (portable::tile, 8),
+    }
+}

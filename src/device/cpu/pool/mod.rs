@@ -1,0 +1,146 @@
+//! A persistent pool of threads for operations of a few microseconds, shared by all models of a process.
+//!
+//! The calling thread takes part as worker 0. Workers spin for a moment after each run, because within
+//! a step the next one follows at once, and sleep when none does, so that an idle model costs nothing.
+//! Each worker has a share of the tasks, the same in every run, so that what it reads may still be in its
+//! core's cache; done with it, it helps the others. One that loses its core for a while holds nobody up.
+//!
+//! ```text
+//! tasks      0 1 2 3 4 5 6 7 8 9
+//! worker 0   |-------> <-|           from the front of its own share ...
+//! worker 1               |-------->  ... and from the back of another's
+//! ```
+//!
+//! Pools take turns: together they never compute on more threads than the process may run, so that nobody's
+//! spinning takes a core from somebody's step. A [`Turn`] is a step, or part of a long one; whoever waits for
+//! one sleeps.
+//!
+//! ```text
+//! a pool of all threads   | step | . . . . . . . | step ...
+//! another of all          . . . .| first | . . . . . . .| rest of a long step ...
+//! ```
+
+mod affinity;
+mod cores;
+mod crew;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use self::cores::Cores;
+use self::crew::Crew;
+
+/// How long a turn lasts when somebody waits for the next: long beside the time that it takes to wake a thread.
+const TURN: Duration = Duration::from_millis(2);
+
+/// Threads that run the tasks of one operation at a time, when it is this pool's turn.
+pub struct Pool(Arc<Place>);
+
+/// Where a pool's turn is kept.
+struct Place {
+    cores: Arc<Cores>,
+    num_threads: usize,
+    held: Mutex<Option<Held>>,
+}
+
+/// What a pool has while it is its turn.
+struct Held {
+    /// None for a single thread, which is the caller.
+    crew: Option<Crew>,
+    since: Instant,
+}
+
+/// Keeps a pool's turn from one operation to the next, until it is dropped.
+#[must_use]
+pub struct Turn(Arc<Place>);
+
+impl Pool {
+    /// A pool of `num_threads`, the caller of each run among them, on the cpus that the calling thread may use.
+    ///
+    /// # Errors
+    ///
+    /// The system refuses a thread.
+    pub fn new(num_threads: usize) -> io::Result<Self> {
+        let cores = Cores::of_caller();
+        cores.hire(num_threads)?;
+        let place = Place {
+            cores,
+            num_threads,
+            held: Mutex::new(None),
+        };
+        Ok(Self(Arc::new(place)))
+    }
+
+    /// Threads that take part in a run, the caller included.
+    pub fn num_threads(&self) -> usize {
+        self.0.num_threads
+    }
+
+    /// Waits for this pool's turn, for several operations in a row.
+    ///
+    /// # Panics
+    ///
+    /// It is its turn already.
+    pub fn turn(&mut self) -> Turn {
+        let mut held = self.0.held.lock();
+        assert!(held.is_none(), "one turn at a time");
+        *held = Some(self.0.wait());
+        Turn(Arc::clone(&self.0))
+    }
+
+    /// Runs `body(state, task)` once for each task below `num_tasks`, on all threads, and returns when
+    /// the last is done. Each thread has one of `states` to itself; which thread gets which task is
+    /// open, so a result must not depend on it. As a rule a thread gets tasks that follow each other.
+    /// Outside of a [`Turn`] it waits for one of its own, unless the caller does it alone.
+    ///
+    /// # Panics
+    ///
+    /// A panic of a task is passed on once all threads have stopped; tasks not begun by then may be
+    /// left out. The pool stays usable.
+    pub fn for_each<S: Send>(
+        &mut self,
+        states: &mut [S],
+        num_tasks: usize,
+        body: impl Fn(&mut S, usize) + Sync,
+    ) {
+        assert_eq!(states.len(), self.num_threads(), "one state a thread");
+        if num_tasks <= 1 || self.num_threads() == 1 {
+            for task in 0..num_tasks {
+                body(&mut states[0], task);
+            }
+            return;
+        }
+        let has_turn = self.0.held.lock().is_some();
+        let _turn = (!has_turn).then(|| self.turn());
+        let mut held = self.0.held.lock();
+        let held = held.as_mut().expect("it is this pool's turn");
+        if self.0.cores.is_wanted() && held.since.elapsed() > TURN {
+            self.0.cores.give_back(self.num_threads(), held.crew.take());
+            *held = self.0.wait();
+        }
+        let crew = held.crew.as_mut().expect("more threads than one");
+        crew.for_each(states, num_tasks, body);
+    }
+}
+
+impl Place {
+    fn wait(&self) -> Held {
+        Held {
+            crew: self.cores.take(self.num_threads),
+            since: Instant::now(),
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(held) = self.0.held.lock().take() {
+            self.0.cores.give_back(self.0.num_threads, held.crew);
+        }
+    }
+}

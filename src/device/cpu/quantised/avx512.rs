@@ -1,0 +1,118 @@
+//! Tiles with AVX-512 VNNI: 16 outputs a register, four inputs an instruction (`vpdpbusd`: codes of the
+//! weights without sign times codes of the activations with one). Up to eight rows read the weights once.
+
+use std::arch::x86_64::*;
+
+use super::super::pack::PANEL;
+use super::BLOCK;
+use super::activations::Block;
+use super::multiply::{LINE, MAX_TILE_ROWS, Tile};
+
+/// Registers of a row of sums.
+const REGISTERS: usize = PANEL / 16;
+/// Bytes of one load of all 48 outputs.
+const ROW_BYTES: usize = 4 * PANEL;
+
+/// See [`super::multiply::Kernel`].
+///
+/// # Safety
+///
+/// The tile's pointers and sizes are right; the machine has AVX-512 with VNNI.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) unsafe fn tile<const FOUR_BITS: bool>(tile: &Tile) {
+    const { assert!(MAX_TILE_ROWS == 8) };
+    // SAFETY: the caller's promises, with as many rows as the tile has.
+    unsafe {
+        match tile.rows {
+            1 => rows::<FOUR_BITS, 1>(tile),
+            2 => rows::<FOUR_BITS, 2>(tile),
+            3 => rows::<FOUR_BITS, 3>(tile),
+            4 => rows::<FOUR_BITS, 4>(tile),
+            5 => rows::<FOUR_BITS, 5>(tile),
+            6 => rows::<FOUR_BITS, 6>(tile),
+            7 => rows::<FOUR_BITS, 7>(tile),
+            _ => rows::<FOUR_BITS, 8>(tile),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize>(tile: &Tile) {
+    let rows_per_block = if FOUR_BITS { BLOCK / 8 } else { BLOCK / 4 };
+    let nibble = _mm512_set1_epi8(0xf);
+    let mut codes = tile.codes;
+    let mut ahead = tile.ahead;
+    for block in 0..tile.num_blocks {
+        let mut x_blocks = [Block::default(); ROWS];
+        let mut dots = [[_mm512_setzero_si512(); REGISTERS]; ROWS];
+        // Loops, because closures that need an instruction set are not inlined into `map`.
+        for (row, (x, dots)) in x_blocks.iter_mut().zip(&mut dots).enumerate() {
+            // SAFETY: the tile has `ROWS` rows of activations, of which this is a block each.
+            *x = unsafe { *tile.x_blocks.add(row * tile.stride + block) };
+            // What is missing because the codes have no sign.
+            *dots = [_mm512_set1_epi32(-tile.code_bias * x.sum); REGISTERS];
+        }
+        for row_of_panel in 0..rows_per_block {
+            for _ in 0..tile.ahead_lines {
+                // It never faults, so that what is ahead may also be beyond the matrix.
+                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+                ahead = ahead.wrapping_add(LINE);
+            }
+            // SAFETY: the tile has that many rows of the panel.
+            let loaded: [_; REGISTERS] =
+                std::array::from_fn(|i| unsafe { _mm512_loadu_si512(codes.add(64 * i).cast()) });
+            // SAFETY: the next row, or the end.
+            codes = unsafe { codes.add(ROW_BYTES) };
+            let mut add = |input: usize, codes: [__m512i; REGISTERS]| {
+                for (row, dots) in dots.iter_mut().enumerate() {
+                    let place = (row * tile.stride + block) * BLOCK + input;
+                    // SAFETY: four activations of this block.
+                    let x = unsafe { tile.x.add(place).cast::<i32>().read_unaligned() };
+                    let x = _mm512_set1_epi32(x);
+                    for (dot, codes) in dots.iter_mut().zip(codes) {
+                        *dot = _mm512_dpbusd_epi32(*dot, codes, x);
+                    }
+                }
+            };
+            if FOUR_BITS {
+                let (mut lower, mut upper) = (loaded, loaded);
+                for (lower, upper) in lower.iter_mut().zip(&mut upper) {
+                    *lower = _mm512_and_si512(*lower, nibble);
+                    *upper = _mm512_and_si512(_mm512_srli_epi16::<4>(*upper), nibble);
+                }
+                add(8 * row_of_panel, lower);
+                add(8 * row_of_panel + 4, upper);
+            } else {
+                add(4 * row_of_panel, loaded);
+            }
+        }
+        let group_len = if tile.has_offsets { 2 * PANEL } else { PANEL };
+        // SAFETY: the tile has this group.
+        let scales = unsafe { tile.scales.add(tile.group(block) * group_len) };
+        // SAFETY: 48 scales, or 48 scales and 48 offsets.
+        let load_f16 =
+            |place: usize| unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(place).cast())) };
+        for i in 0..REGISTERS {
+            let weight_scale = load_f16(16 * i);
+            let offset = tile.has_offsets.then(|| load_f16(PANEL + 16 * i));
+            for (row, (x, dots)) in x_blocks.iter().zip(&dots).enumerate() {
+                // SAFETY: the tile has `ROWS` rows of 48 sums.
+                let place = unsafe { tile.sums.add(row * PANEL + 16 * i) };
+                let mut sum = if tile.first && block == 0 {
+                    _mm512_setzero_ps()
+                } else {
+                    // SAFETY: as above.
+                    unsafe { _mm512_loadu_ps(place) }
+                };
+                let scale = _mm512_mul_ps(weight_scale, _mm512_set1_ps(x.scale));
+                sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[i]), scale, sum);
+                if let Some(offset) = offset {
+                    let weighted_sum = _mm512_set1_ps(x.sum as f32 * x.scale);
+                    sum = _mm512_fmadd_ps(weighted_sum, offset, sum);
+                }
+                // SAFETY: as above.
+                unsafe { _mm512_storeu_ps(place, sum) };
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Quantised weights as bytes, which can be kept in a file.
+
+use super::super::Cpu;
+use super::super::memory::{Buffer, Shared};
+use super::super::pack::{Packed, PackedMatrix, PanelOrder, Stacking};
+use super::QuantFormat;
+use super::panels::Panels;
+use crate::base::LoadError;
+
+/// Which layout panels have, and how [`Rounded`](super::Rounded) rounds. It changes with either: bytes of another
+/// version are something else.
+pub const PANELS_VERSION: u32 = 1;
+
+/// Bytes of one task of a copy.
+const PIECE: usize = 1 << 20;
+
+/// The panels of a quantised matrix, the same for every instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PanelBytes<'a> {
+    /// Codes without their sign.
+    pub codes: &'a [u8],
+    /// f16s.
+    pub scales: &'a [u8],
+}
+
+/// Matrices that were packed together.
+#[derive(Clone, Copy, Debug)]
+pub struct PanelShape<'a> {
+    /// Outputs of each.
+    pub num_rows: &'a [usize],
+    /// Inputs of all.
+    pub columns: usize,
+    /// How they became one.
+    pub stacking: Stacking,
+    /// How they are quantised.
+    pub format: QuantFormat,
+}
+
+impl PackedMatrix {
+    /// Its panels. None if they are bf16, or their columns have an order of their own.
+    pub fn panel_bytes(&self) -> Option<PanelBytes<'_>> {
+        match self.weights() {
+            Packed::Quantised(panels) if panels.input_order.is_none() => Some(panels.bytes()),
+            _ => None,
+        }
+    }
+}
+
+impl Cpu {
+    /// A quantised matrix whose panels are a copy of `bytes`. None if these are not as many as such a matrix has.
+    ///
+    /// # Errors
+    ///
+    /// No memory.
+    ///
+    /// # Panics
+    ///
+    /// A group is neither whole blocks nor a whole row, or the matrices are stacked in turn and their heights differ.
+    pub fn copy_panels(
+        &mut self,
+        shape: PanelShape<'_>,
+        bytes: PanelBytes<'_>,
+    ) -> Result<Option<PackedMatrix>, LoadError> {
+        let order = PanelOrder::new(shape.stacking, shape.num_rows.iter().copied());
+        let mut panels = Panels::zeroed(order.num_panels(), shape.columns, shape.format)?;
+        let expected = panels.bytes();
+        if (expected.codes.len(), expected.scales.len()) != (bytes.codes.len(), bytes.scales.len())
+        {
+            return Ok(None);
+        }
+        self.copy(bytes.codes, &mut panels.codes);
+        self.copy(bytes.scales, &mut panels.scales);
+        Ok(Some(PackedMatrix::quantised(order, shape.columns, panels)))
+    }
+
+    /// On all threads; both are as long.
+    fn copy(&mut self, from: &[u8], to: &mut Buffer) {
+        let shared = Shared::new(bytemuck::cast_slice_mut::<_, u8>(to.as_mut_slice()));
+        let num_pieces = from.len().div_ceil(PIECE);
+        self.pool
+            .for_each(&mut self.workers, num_pieces, |_, index| {
+                let from = &from[index * PIECE..];
+                let from = &from[..PIECE.min(from.len())];
+                // SAFETY: every piece is one task's.
+                let to = unsafe { shared.slice(index * PIECE, from.len()) };
+                to.copy_from_slice(from);
+            });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use twox_hash::XxHash3_64;
+
+    use super::super::{CodeBits, Rounded};
+    use super::*;
+    use crate::device::cpu::{CpuOptions, Simd};
+
+    fn formats() -> [QuantFormat; 2] {
+        [(CodeBits::Eight, 128), (CodeBits::Four, 32)].map(|(bits, group_size)| QuantFormat {
+            bits,
+            group_size,
+            has_offsets: false,
+        })
+    }
+
+    fn cpus() -> impl Iterator<Item = Cpu> {
+        let simds = Simd::ALL.into_iter().filter(|simd| simd.is_supported());
+        simds.map(|simd| {
+            let simd = Some(simd);
+            let options = CpuOptions {
+                simd,
+                ..CpuOptions::default()
+            };
+            Cpu::new(&options).expect("threads")
+        })
+    }
+
+    fn shapes() -> impl Iterator<Item = PanelShape<'static>> {
+        formats().into_iter().flat_map(|format| {
+            [Stacking::Below, Stacking::InTurn].map(|stacking| PanelShape {
+                num_rows: &[70, 70],
+                columns: 300,
+                stacking,
+                format,
+            })
+        })
+    }
+
+    fn packed(cpu: &mut Cpu, shape: PanelShape<'_>) -> PackedMatrix {
+        let QuantFormat {
+            bits, group_size, ..
+        } = shape.format;
+        let read = [0, 100].map(|part| {
+            move |row: usize, out: &mut [f32]| {
+                for (column, out) in out.iter_mut().enumerate() {
+                    *out = (((part + row) * 7919 + column * 104_729) % 2003) as f32 / 1000.0 - 1.0;
+                }
+            }
+        });
+        let rounded = [&read[0], &read[1]]
+            .map(|read| Rounded::new(cpu.simd(), 70, 300, bits, group_size, read));
+        let packed = cpu.pack_quantised(&[&rounded[0], &rounded[1]], shape.stacking);
+        packed.expect("memory").expect("finite numbers")
+    }
+
+    /// Where this fails, `PANELS_VERSION` has to be another: files that were written before must not be read.
+    #[test]
+    fn panels_are_those_of_their_version_with_every_instruction_set() {
+        assert_eq!(PANELS_VERSION, 1);
+        for mut cpu in cpus() {
+            let sums: Vec<_> = shapes()
+                .map(|shape| {
+                    let packed = packed(&mut cpu, shape);
+                    let PanelBytes { codes, scales } = packed.panel_bytes().expect("quantised");
+                    [codes, scales].map(XxHash3_64::oneshot)
+                })
+                .collect();
+            let expected = [
+                [5_451_409_829_411_032_619, 17_029_206_946_784_999_432],
+                [3_292_939_247_095_791_037, 16_147_646_766_820_279_268],
+                [17_839_099_290_243_845_310, 4_250_373_731_043_712_818],
+                [13_331_882_031_256_583_066, 10_882_615_687_711_080_529],
+            ];
+            assert_eq!(sums, expected, "{}", cpu.simd());
+        }
+    }
+
+    #[test]
+    fn a_copy_is_what_it_was_copied_from_and_another_size_is_refused() {
+        for mut cpu in cpus() {
+            for shape in shapes() {
+                let packed = packed(&mut cpu, shape);
+                let bytes = packed.panel_bytes().expect("quantised");
+                let copy = cpu.copy_panels(shape, bytes).expect("memory");
+                let copy = copy.expect("its size");
+                assert_eq!(copy.panel_bytes(), Some(bytes));
+                assert_eq!((copy.n(), copy.k()), (140, 300));
+                assert_eq!(copy.stacking(), shape.stacking);
+                let [codes, scales] = [bytes.codes, bytes.scales];
+                for (num_rows, columns, codes, scales) in [
+                    (&[97, 97], 300, codes, scales),
+                    (&[70, 70], 321, codes, scales),
+                    (&[70, 70], 300, &codes[1..], scales),
+                    (&[70, 70], 300, codes, &scales[2..]),
+                ] {
+                    let shape = PanelShape {
+                        num_rows,
+                        columns,
+                        ..shape
+                    };
+                    let bytes = PanelBytes { codes, scales };
+                    let copy = cpu.copy_panels(shape, bytes).expect("memory");
+                    assert!(copy.is_none(), "{shape:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Quantised weights in the layout that the kernels stream.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use half::f16;
+
+use super::super::math::nearest_f16;
+use super::super::memory::{Buffer, Shared};
+use super::super::pack::{NotFinite, PANEL, PackedMatrix, PanelOrder, Stacking, locate};
+use super::super::{Cpu, Worker};
+use super::panel_bytes::PanelBytes;
+use super::{BLOCK, CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::base::LoadError;
+
+/// Scales and offsets are kept as f16 in units of this, so that small ones keep their precision: their
+/// range is that of f16 times it, 1.5e-8 to 16 with 11 bits.
+pub(super) const UNIT: f32 = 1.0 / 4096.0;
+
+/// A scale or an offset as it is kept.
+#[inline(always)]
+pub(super) fn stored_number(value: f32) -> f32 {
+    nearest_f16(value / UNIT) * UNIT
+}
+
+/// Codes `[n, k]` without their sign, in panels of 48 outputs, and their scales and offsets:
+///
+/// ```text
+/// 8 bits   | input 0 1 2 3 of output 0 | of output 1 | ... 47 |  inputs 4..8 of all outputs | ...
+/// 4 bits   | input 0 1 2 3 of output 0 | of output 1 | ... 47 |  inputs 8..16 of all outputs | ...
+///          |   and 4 5 6 7 in the upper halves of the bytes   |
+/// scales   | of outputs 0..48 in group 0 | their offsets | in group 1 | ...
+/// ```
+///
+/// A kernel reads both from front to end. Outputs are padded to whole panels with codes, scales and offsets
+/// that are zero, inputs to whole blocks with codes that are.
+pub(in super::super) struct Panels {
+    pub(super) format: QuantFormat,
+    /// Whole blocks of inputs.
+    pub(super) num_blocks: usize,
+    pub(super) codes: Buffer,
+    pub(super) scales: Buffer,
+    /// Which input each column belongs to, if not to that of its own number.
+    pub(super) input_order: Option<Box<[u32]>>,
+}
+
+impl Panels {
+    /// Zeros, for rows of `k` inputs.
+    ///
+    /// # Errors
+    ///
+    /// No memory.
+    ///
+    /// # Panics
+    ///
+    /// A group is neither whole blocks nor a whole row.
+    pub(super) fn zeroed(
+        num_panels: usize,
+        k: usize,
+        format: QuantFormat,
+    ) -> Result<Self, LoadError> {
+        let group_size = format.group_size;
+        assert!(
+            group_size > 0 && (group_size.is_multiple_of(BLOCK) || group_size >= k),
+            "groups of {group_size}: whole blocks of {BLOCK}, or whole rows of {k}"
+        );
+        // A group that ends with the row may as well end with the row's last block.
+        let padded_k = k.next_multiple_of(BLOCK);
+        let group_size = if group_size < k { group_size } else { padded_k };
+        let format = QuantFormat {
+            group_size,
+            ..format
+        };
+        let code_bytes = Self::code_bytes(format.bits, padded_k);
+        let scales_len = format.num_groups(padded_k) * Self::group_len(format);
+        Ok(Self {
+            format,
+            num_blocks: padded_k / BLOCK,
+            codes: Buffer::zeroed(num_panels * code_bytes / 2)?,
+            scales: Buffer::zeroed(num_panels * scales_len)?,
+            input_order: None,
+        })
+    }
+
+    /// All of them, but for an order of inputs.
+    pub(super) fn bytes(&self) -> PanelBytes<'_> {
+        PanelBytes {
+            codes: bytemuck::cast_slice(self.codes.as_slice()),
+            scales: bytemuck::cast_slice(self.scales.as_slice()),
+        }
+    }
+
+    pub(in super::super) fn num_bytes(&self) -> usize {
+        let order = self.input_order.as_ref().map_or(0, |order| order.len());
+        2 * (self.codes.len() + self.scales.len() + 2 * order)
+    }
+
+    /// Bytes of the codes of one panel for a number of inputs, which are whole blocks.
+    pub(super) const fn code_bytes(bits: CodeBits, k: usize) -> usize {
+        match bits {
+            CodeBits::Eight => k * PANEL,
+            CodeBits::Four => k * PANEL / 2,
+        }
+    }
+
+    /// f16s of the scales and offsets of a panel's group.
+    pub(super) const fn group_len(format: QuantFormat) -> usize {
+        if format.has_offsets { 2 * PANEL } else { PANEL }
+    }
+
+    /// The codes of a panel from a block on.
+    pub(super) fn codes(&self, panel: usize, block: usize) -> *const u8 {
+        let start = Self::code_bytes(self.format.bits, self.num_blocks * BLOCK) * panel
+            + Self::code_bytes(self.format.bits, BLOCK) * block;
+        assert!(start <= 2 * self.codes.len());
+        self.codes.as_ptr().cast::<u8>().wrapping_add(start)
+    }
+
+    /// Scales and offsets of a panel's groups, from the first on, `[num_groups][48]` or
+    /// `[num_groups][2][48]`.
+    pub(super) fn scales(&self, panel: usize) -> *const u16 {
+        let num_groups = self.format.num_groups(self.num_blocks * BLOCK);
+        let start = panel * num_groups * Self::group_len(self.format);
+        assert!(start <= self.scales.len());
+        self.scales.as_ptr().wrapping_add(start)
+    }
+}
+
+/// Whether [`Cpu::pack_quantised`] takes these together.
+pub fn can_be_packed_together(parts: &[&dyn QuantisedRows]) -> bool {
+    parts.is_sorted_by(|a, b| {
+        a.format() == b.format() && a.columns() == b.columns() && a.input_order() == b.input_order()
+    })
+}
+
+impl Cpu {
+    /// Packs quantised matrices of one kind as one, as [`Cpu::pack`] does others.
+    ///
+    /// # Errors
+    ///
+    /// The outer error: no memory. The inner one: a scale or an offset is not finite, or above 16.
+    ///
+    /// # Panics
+    ///
+    /// There is no part, the parts [cannot be packed together](can_be_packed_together), a group is
+    /// neither whole blocks nor a whole row, or an input order names inputs that there are not.
+    pub fn pack_quantised(
+        &mut self,
+        parts: &[&dyn QuantisedRows],
+        stacking: Stacking,
+    ) -> Result<Result<PackedMatrix, NotFinite>, LoadError> {
+        let first = *parts.first().expect("at least one part");
+        assert!(can_be_packed_together(parts), "parts of one kind");
+        let (k, format) = (first.columns(), first.format());
+        let input_order = first.input_order().map(|order| {
+            assert!(order.len() == k && order.iter().all(|&input| (input as usize) < k));
+            Box::from(order)
+        });
+        let order = PanelOrder::new(stacking, parts.iter().map(|part| part.rows()));
+        let num_panels = order.num_panels();
+        let mut panels = Panels::zeroed(num_panels, k, format)?;
+        panels.input_order = input_order;
+        let format = panels.format;
+        let padded_k = panels.num_blocks * BLOCK;
+        let code_bytes = Panels::code_bytes(format.bits, padded_k);
+        let scales_len = format.num_groups(padded_k) * Panels::group_len(format);
+
+        let bad_row = AtomicUsize::new(usize::MAX);
+        let codes = bytemuck::cast_slice_mut::<_, u8>(panels.codes.as_mut_slice());
+        let shared_codes = Shared::new(codes);
+        let shared_scales = Shared::new(panels.scales.as_mut_slice());
+        self.pool
+            .for_each(&mut self.workers, num_panels, |worker, index| {
+                // SAFETY: every panel is one task's.
+                let (codes, scales) = unsafe {
+                    (
+                        shared_codes.slice(index * code_bytes, code_bytes),
+                        shared_scales.slice(index * scales_len, scales_len),
+                    )
+                };
+                codes.fill(match format.bits {
+                    CodeBits::Eight => 0x80,
+                    CodeBits::Four => 0x88,
+                });
+                for (lane, row) in order.rows(index).enumerate() {
+                    let (part, row_in_part) = locate(parts.iter().map(|part| part.rows()), row);
+                    let Worker { quantised_row, .. } = worker;
+                    parts[part].read_row(row_in_part, quantised_row);
+                    assert_eq!(quantised_row.codes.len(), k, "codes of a row");
+                    write_codes(format.bits, &quantised_row.codes, lane, codes);
+                    if !write_scales(format, quantised_row, lane, scales) {
+                        bad_row.fetch_min(row, Ordering::Relaxed);
+                    }
+                }
+            });
+        Ok(match bad_row.into_inner() {
+            usize::MAX => Ok(PackedMatrix::quantised(order, k, panels)),
+            row => {
+                let (part, row) = locate(parts.iter().map(|part| part.rows()), row);
+                Err(NotFinite { part, row })
+            }
+        })
+    }
+}
+
+/// Writes a row into its lane of a panel.
+fn write_codes(bits: CodeBits, row: &[i8], lane: usize, panel: &mut [u8]) {
+    let place = |row_of_panel: usize| (row_of_panel * PANEL + lane) * 4;
+    match bits {
+        CodeBits::Eight => {
+            for (quad, codes) in row.chunks(4).enumerate() {
+                for (out, code) in panel[place(quad)..].iter_mut().zip(codes) {
+                    *out = code.cast_unsigned() ^ 0x80;
+                }
+            }
+        }
+        CodeBits::Four => {
+            for (octet, codes) in row.chunks(8).enumerate() {
+                let mut quads = [[0; 4]; 2];
+                quads.as_flattened_mut()[..codes.len()].copy_from_slice(codes);
+                // The bias of 8 turns the sign bit over.
+                let [low, high] = quads.map(|quad| {
+                    u32::from_le_bytes(bytemuck::cast(quad)) & 0x0f0f_0f0f ^ 0x0808_0808
+                });
+                panel[place(octet)..][..4].copy_from_slice(&(low | high << 4).to_le_bytes());
+            }
+        }
+    }
+}
+
+/// Writes the scales and offsets of a row; whether all were finite.
+fn write_scales(format: QuantFormat, row: &QuantisedRow, lane: usize, panel: &mut [u16]) -> bool {
+    let mut finite = true;
+    for (group, out) in panel.chunks_mut(Panels::group_len(format)).enumerate() {
+        let scale = row.scales[group];
+        let offset = row.offsets.get(group).copied();
+        for (part, value) in [Some(scale), offset].into_iter().flatten().enumerate() {
+            let value = f16::from_f32(value / UNIT);
+            finite &= value.is_finite();
+            out[part * PANEL + lane] = value.to_bits();
+        }
+    }
+    finite
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_16_bits_are_stored_exactly() {
+        for bits in 0..=u16::MAX {
+            let value = f16::from_bits(bits).to_f32();
+            if value.abs() < 16.0 {
+                assert_eq!(stored_number(value), value);
+            }
+        }
+    }
+}

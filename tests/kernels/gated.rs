@@ -1,0 +1,132 @@
+//! The product of gate and up, and what becomes of it.
+
+use half::bf16;
+use triton_inflight::device::cpu::{
+    CodeBits, Cpu, Dtype, NotFinite, Output, PackedMatrix, RawMatrix, Rounded, Simd, Stacking,
+};
+
+use super::support::{Rng, assert_near, bytes, cpu, simds};
+
+/// Outputs of a part, inputs: whole panels, parts of one, one and a part.
+const SHAPES: [(usize, usize); 5] = [(1, 1), (24, 16), (96, 64), (50, 33), (100, 258)];
+
+/// Gate and up of `[inter, k]` each, in the form that is to be tested.
+fn pack(
+    cpu: &mut Cpu,
+    bits: Option<CodeBits>,
+    parts: [&[bf16]; 2],
+    k: usize,
+    stacking: Stacking,
+) -> PackedMatrix {
+    let parts = parts.map(bytes);
+    let parts = parts.each_ref().map(|bytes| {
+        let inter = bytes.len() / 2 / k;
+        RawMatrix::new(Dtype::Bf16, inter, k, bytes)
+    });
+    let packed = match bits {
+        None => cpu.pack(&parts, stacking),
+        Some(bits) => {
+            let [gate, up] = parts;
+            let gate_rows = |row: usize, out: &mut [f32]| gate.row_to_f32(row, out);
+            let up_rows = |row: usize, out: &mut [f32]| up.row_to_f32(row, out);
+            let (inter, simd) = (gate.rows(), Simd::detect());
+            let gate = Rounded::new(simd, inter, k, bits, 32, &gate_rows);
+            let up = Rounded::new(simd, inter, k, bits, 32, &up_rows);
+            cpu.pack_quantised(&[&gate, &up], stacking)
+        }
+    };
+    packed.expect("memory").expect("finite")
+}
+
+#[test]
+fn it_is_near_the_exact_one_of_the_same_sums() {
+    let mut rng = Rng::new();
+    for bits in [None, Some(CodeBits::Eight), Some(CodeBits::Four)] {
+        for (inter, k) in SHAPES {
+            let (gate, up) = (rng.bf16s(inter * k), rng.bf16s(inter * k));
+            let bias: Vec<_> = rng.f32s(2 * inter).iter().map(|v| v * 10.0).collect();
+            for m in [1, 5, 13, 300] {
+                let x = rng.bf16s(m * k);
+                for simd in simds() {
+                    let mut cpu = cpu(simd, 3);
+                    let below = pack(&mut cpu, bits, [&gate, &up], k, Stacking::Below);
+                    let in_turn = pack(&mut cpu, bits, [&gate, &up], k, Stacking::InTurn);
+                    assert_eq!((in_turn.n(), in_turn.k()), (2 * inter, k));
+                    for bias in [None, Some(&bias[..])] {
+                        let mut sums = vec![f32::NAN; m * 2 * inter];
+                        cpu.gemm(&x, m, &below, bias, Output::Store, &mut sums);
+                        let mut out = vec![bf16::NAN; m * inter];
+                        cpu.gemm_silu_mul(&x, m, &in_turn, bias, &mut out);
+                        for (sums, out) in sums.chunks(2 * inter).zip(out.chunks(inter)) {
+                            for i in 0..inter {
+                                let (gate, up) = (f64::from(sums[i]), f64::from(sums[inter + i]));
+                                assert_near(out[i], gate / (1.0 + (-gate).exp()) * up, "silu_mul");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_is_the_same_bits_in_any_company_and_on_any_number_of_threads() {
+    let mut rng = Rng::new();
+    let (inter, k, max_m) = (130, 258, 300);
+    let (x, gate, up) = (
+        rng.bf16s(max_m * k),
+        rng.bf16s(inter * k),
+        rng.bf16s(inter * k),
+    );
+    for simd in simds() {
+        let mut one = cpu(simd, 1);
+        let packed = pack(&mut one, None, [&gate, &up], k, Stacking::InTurn);
+        let mut alone = vec![bf16::ZERO; max_m * inter];
+        for (x, out) in x.chunks(k).zip(alone.chunks_mut(inter)) {
+            one.gemm_silu_mul(x, 1, &packed, None, out);
+        }
+        for num_threads in [1, 2, 3] {
+            let mut cpu = cpu(simd, num_threads);
+            for m in [2, 7, 33, 300] {
+                let first = rng.below(max_m - m + 1);
+                let mut out = vec![bf16::NAN; m * inter];
+                cpu.gemm_silu_mul(&x[first * k..][..m * k], m, &packed, None, &mut out);
+                assert!(
+                    out == alone[first * inter..][..m * inter],
+                    "{simd} m={m}, {num_threads} threads"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_gates_have_the_right_limit_and_nan_passes() {
+    let gates = [1e30, -1e30, f32::NAN, -200.0];
+    let bias: Vec<_> = gates.into_iter().chain([1.0; 4]).collect();
+    for simd in simds() {
+        let mut cpu = cpu(simd, 1);
+        let zeros = [bf16::ZERO; 8];
+        let packed = pack(&mut cpu, None, [&zeros, &zeros], 2, Stacking::InTurn);
+        let mut out = [bf16::ONE; 4];
+        cpu.gemm_silu_mul(&[bf16::ONE; 2], 1, &packed, Some(&bias), &mut out);
+        assert_eq!(out[0], bf16::from_f32(1e30));
+        assert!(out[1].to_f32().abs() < 1e-5, "{}", out[1]);
+        assert!(out[2].is_nan());
+        assert!(out[3].to_f32().abs() < 1e-30, "{}", out[3]);
+    }
+}
+
+#[test]
+fn a_weight_that_is_not_finite_is_named_with_its_part() {
+    let mut up = vec![bf16::ONE; 200 * 6];
+    up[6 * 123 + 5] = bf16::NAN;
+    let (gate, up) = (bytes(&[bf16::ONE; 200 * 6]), bytes(&up));
+    let parts = [&gate, &up].map(|bytes| RawMatrix::new(Dtype::Bf16, 200, 6, bytes));
+    let result = cpu(Simd::detect(), 2).pack(&parts, Stacking::InTurn);
+    assert_eq!(
+        result.expect("memory").err(),
+        Some(NotFinite { part: 1, row: 123 })
+    );
+}
