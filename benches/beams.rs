@@ -3,19 +3,19 @@
 //! `cargo bench --bench beams`. The demo model, whose vocabulary (1536) is small, so that what is done for
 //! each beam besides the model's own work weighs more than it does anywhere else. Steps end no text.
 
-use std::path::Path;
+mod support;
+
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
-use triton_inflight::device::cpu::{CpuOptions, KvDtype};
-use triton_inflight::engine::{Engine, EngineConfig, NewRequest, StepOutput};
-use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, RunnerLimits};
+use triton_inflight::engine::{Engine, EngineConfig, NewRequest};
 use triton_inflight::sampling::{BeamSearch, EarlyStopping, SamplingParams};
 
+use support::{NUM_STEPS, demo_model, generation_steps};
+
 const NUM_PROMPT_TOKENS: u32 = 128;
-const NUM_STEPS: u32 = 200;
 const MAX_WIDTH: u32 = 16;
 
 fn config() -> EngineConfig {
@@ -30,24 +30,8 @@ fn config() -> EngineConfig {
     }
 }
 
-fn runner(config: &EngineConfig) -> CpuRunner {
-    let limits = RunnerLimits {
-        max_num_tokens: config.max_num_tokens,
-        max_num_requests: config.max_sequences(),
-        max_sampled_rows: config.max_sampled_rows(),
-        max_seq_len: config.max_seq_len,
-        block_size: config.block_size,
-        num_blocks: config.num_blocks,
-        kv_dtype: KvDtype::Bf16,
-        attention: AttentionLimits::default(),
-    };
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
-    let checkpoint = Checkpoint::open(&dir).expect("the demo model opens");
-    CpuRunner::new(&checkpoint, limits, &CpuOptions::default()).expect("the demo model loads")
-}
-
-/// An engine with `num_requests` of `width` beams each, 1 for none, whose contexts are computed.
-fn engine(num_requests: u32, width: u32, runner: &mut CpuRunner) -> Engine {
+/// An engine to which `num_requests` of `width` beams each were added, 1 for none.
+fn engine(num_requests: u32, width: u32) -> Engine {
     let mut engine = Engine::new(config());
     let search = BeamSearch {
         width,
@@ -70,38 +54,17 @@ fn engine(num_requests: u32, width: u32, runner: &mut CpuRunner) -> Engine {
         };
         engine.add(request).expect("fits");
     }
-    step(&mut engine, runner);
     engine
 }
 
-/// One step, and how long engine and runner took for it.
-fn step(engine: &mut Engine, runner: &mut CpuRunner) -> Duration {
-    let (mut output, mut events) = (StepOutput::default(), Vec::new());
-    let start = Instant::now();
-    let decided = engine.schedule();
-    for plan in decided.plans() {
-        runner.run(plan, &mut output).expect("the step runs");
-    }
-    engine.apply(decided, &mut output, &mut events);
-    start.elapsed()
-}
-
 fn generation(criterion: &mut Criterion) {
-    let mut runner = runner(&config());
+    let mut runner = demo_model(&config());
     for num in [4, MAX_WIDTH] {
         let mut group = criterion.benchmark_group(format!("generation step of {num}"));
         for (name, num_requests, width) in [("requests", num, 1), ("beams of one", 1, num)] {
             group.bench_function(name, |bencher| {
                 bencher.iter_custom(|num_steps| {
-                    let mut total = Duration::ZERO;
-                    for n in 0..num_steps.div_ceil(u64::from(NUM_STEPS)) {
-                        let done = n * u64::from(NUM_STEPS);
-                        let mut engine = engine(num_requests, width, &mut runner);
-                        for _ in done..num_steps.min(done + u64::from(NUM_STEPS)) {
-                            total += step(&mut engine, &mut runner);
-                        }
-                    }
-                    total
+                    generation_steps(num_steps, &mut runner, || engine(num_requests, width))
                 });
             });
         }

@@ -4,20 +4,20 @@
 //! small (vocabulary 1536), so that what is gathered weighs more than it does anywhere else. The last group
 //! is the work on one row of a vocabulary of Llama 3's size.
 
+mod support;
+
 use std::hint::black_box;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
-use triton_inflight::device::cpu::{CpuOptions, KvDtype};
-use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, Gather, NewRequest, StepOutput};
-use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, RunnerLimits};
+use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, Gather, NewRequest};
 use triton_inflight::sampling::LogProbs;
+
+use support::{NUM_STEPS, demo_model, generation_steps, logits, step};
 
 const NUM_REQUESTS: u32 = 8;
 const NUM_PROMPT_TOKENS: u32 = 512;
-const NUM_STEPS: u32 = 200;
 const VOCAB_SIZE: usize = 128_256;
 
 /// Everything that can be asked for, by itself.
@@ -66,22 +66,6 @@ fn config() -> EngineConfig {
     }
 }
 
-fn runner(config: &EngineConfig) -> CpuRunner {
-    let limits = RunnerLimits {
-        max_num_tokens: config.max_num_tokens,
-        max_num_requests: config.max_num_requests,
-        max_sampled_rows: config.max_sampled_rows(),
-        max_seq_len: config.max_seq_len,
-        block_size: config.block_size,
-        num_blocks: config.num_blocks,
-        kv_dtype: KvDtype::Bf16,
-        attention: AttentionLimits::default(),
-    };
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
-    let checkpoint = Checkpoint::open(&dir).expect("the demo model opens");
-    CpuRunner::new(&checkpoint, limits, &CpuOptions::default()).expect("the demo model loads")
-}
-
 /// An engine to which so many equal requests were added.
 fn engine(num_requests: u32, num_prompt_tokens: u32, gather: Gather) -> Engine {
     let mut engine = Engine::new(config());
@@ -97,34 +81,13 @@ fn engine(num_requests: u32, num_prompt_tokens: u32, gather: Gather) -> Engine {
     engine
 }
 
-/// One step, and how long engine and runner took for it.
-fn step(engine: &mut Engine, runner: &mut CpuRunner) -> Duration {
-    let (mut output, mut events) = (StepOutput::default(), Vec::new());
-    let start = Instant::now();
-    let decided = engine.schedule();
-    for plan in decided.plans() {
-        runner.run(plan, &mut output).expect("the step runs");
-    }
-    engine.apply(decided, &mut output, &mut events);
-    start.elapsed()
-}
-
 fn generation(criterion: &mut Criterion) {
-    let mut runner = runner(&config());
+    let mut runner = demo_model(&config());
     let mut group = criterion.benchmark_group("generation step of 8");
     for (name, gather) in asks() {
         group.bench_function(name, |bencher| {
             bencher.iter_custom(|num_steps| {
-                let mut total = Duration::ZERO;
-                for n in 0..num_steps.div_ceil(u64::from(NUM_STEPS)) {
-                    let done = n * u64::from(NUM_STEPS);
-                    let mut engine = engine(NUM_REQUESTS, 16, gather);
-                    step(&mut engine, &mut runner);
-                    for _ in done..num_steps.min(done + u64::from(NUM_STEPS)) {
-                        total += step(&mut engine, &mut runner);
-                    }
-                }
-                total
+                generation_steps(num_steps, &mut runner, || engine(NUM_REQUESTS, 16, gather))
             });
         });
     }
@@ -132,7 +95,7 @@ fn generation(criterion: &mut Criterion) {
 }
 
 fn context(criterion: &mut Criterion) {
-    let mut runner = runner(&config());
+    let mut runner = demo_model(&config());
     let mut group = criterion.benchmark_group("context of 512");
     for (name, gather) in asks() {
         group.bench_function(name, |bencher| {
@@ -147,9 +110,7 @@ fn context(criterion: &mut Criterion) {
 
 fn row(criterion: &mut Criterion) {
     let mut log_probs = LogProbs::new(VOCAB_SIZE);
-    let logits: Vec<f32> = (0..VOCAB_SIZE)
-        .map(|id| 10.0 - 1.5 * ((id * 50_021 % VOCAB_SIZE + 1) as f32).ln())
-        .collect();
+    let logits = logits(VOCAB_SIZE);
     let mut group = criterion.benchmark_group("row of 128256");
     for num_top in [0, 5, 20] {
         group.bench_function(format!("log-probs, top {num_top}"), |bencher| {

@@ -4,23 +4,23 @@
 //! `cargo bench --bench processors`; it needs a C compiler. The library's processors change nothing, so that what
 //! is measured is the way to them and back: a copy between guards, the call, the checks.
 
+mod support;
+
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
-use triton_inflight::device::cpu::{CpuOptions, KvDtype};
-use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, NewRequest, StepOutput};
+use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, NewRequest};
 use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
-use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, RunnerLimits};
 use triton_inflight::sampling::{Sampler, SamplingInput, SamplingParams, prepare_batches};
+
+use support::{NUM_STEPS, demo_model, generation_steps, logits};
 
 const VOCAB_SIZE: usize = 128_256;
 const NUM_REQUESTS: u32 = 8;
-const NUM_STEPS: u32 = 200;
 
 /// What all requests of a step ask for, or one of them: name and arguments.
 const KINDS: [(&str, &str); 5] = [
@@ -64,9 +64,7 @@ fn sampling(processors: &PostProcessors, id: u64, name: &str, arguments: &str) -
 /// One step's rows, one after the other.
 fn rows(criterion: &mut Criterion) {
     let processors = PostProcessors::with_library(&library()).expect("it opens");
-    let logits: Vec<f32> = (0..VOCAB_SIZE)
-        .map(|id| 10.0 - 1.5 * ((id * 50_021 % VOCAB_SIZE + 1) as f32).ln())
-        .collect();
+    let logits = logits(VOCAB_SIZE);
     let tokens = [7; 100];
     let mut sampler = Sampler::new(VOCAB_SIZE);
     for num_rows in [1, 8] {
@@ -112,22 +110,6 @@ fn config() -> EngineConfig {
     }
 }
 
-fn runner(config: &EngineConfig) -> CpuRunner {
-    let limits = RunnerLimits {
-        max_num_tokens: config.max_num_tokens,
-        max_num_requests: config.max_num_requests,
-        max_sampled_rows: config.max_sampled_rows(),
-        max_seq_len: config.max_seq_len,
-        block_size: config.block_size,
-        num_blocks: config.num_blocks,
-        kv_dtype: KvDtype::Bf16,
-        attention: AttentionLimits::default(),
-    };
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
-    let checkpoint = Checkpoint::open(&dir).expect("the demo model opens");
-    CpuRunner::new(&checkpoint, limits, &CpuOptions::default()).expect("the demo model loads")
-}
-
 /// An engine to which eight requests were added.
 fn engine(processors: &PostProcessors, name: &str, arguments: &str) -> Engine {
     let mut engine = Engine::new(config());
@@ -147,34 +129,16 @@ fn engine(processors: &PostProcessors, name: &str, arguments: &str) -> Engine {
     engine
 }
 
-fn step(engine: &mut Engine, runner: &mut CpuRunner) -> Duration {
-    let (mut output, mut events) = (StepOutput::default(), Vec::new());
-    let start = Instant::now();
-    let decided = engine.schedule();
-    for plan in decided.plans() {
-        runner.run(plan, &mut output).expect("the step runs");
-    }
-    engine.apply(decided, &mut output, &mut events);
-    start.elapsed()
-}
-
 fn steps(criterion: &mut Criterion) {
     let processors = PostProcessors::with_library(&library()).expect("it opens");
-    let mut runner = runner(&config());
+    let mut runner = demo_model(&config());
     let mut group = criterion.benchmark_group("generation step of 8, demo model");
     for (name, arguments) in KINDS {
         group.bench_function(if name.is_empty() { "none" } else { name }, |bencher| {
             bencher.iter_custom(|num_steps| {
-                let mut total = Duration::ZERO;
-                for n in 0..num_steps.div_ceil(u64::from(NUM_STEPS)) {
-                    let done = n * u64::from(NUM_STEPS);
-                    let mut engine = engine(&processors, name, arguments);
-                    step(&mut engine, &mut runner);
-                    for _ in done..num_steps.min(done + u64::from(NUM_STEPS)) {
-                        total += step(&mut engine, &mut runner);
-                    }
-                }
-                total
+                generation_steps(num_steps, &mut runner, || {
+                    engine(&processors, name, arguments)
+                })
             });
         });
     }

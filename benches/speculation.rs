@@ -10,19 +10,22 @@
 //! Each next to the same without guesses. The last lines are the engine's own time for a step, with nothing to
 //! compute, where the last tokens are looked for in long texts.
 
+mod support;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use triton_inflight::base::{BlockSize, Blocks, RequestId, TokenId, Tokens};
-use triton_inflight::device::cpu::{CpuOptions, KvDtype};
 use triton_inflight::engine::{
     BlockReuse, DraftOptions, Engine, EngineConfig, Event, NewRequest, PromptLookup, Sampled,
     Speculation, StepOutput,
 };
-use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, RunnerLimits};
+use triton_inflight::runner::{Checkpoint, CpuRunner};
 use triton_inflight::sampling::SamplingParams;
 use triton_inflight::text::Tokenizer;
+
+use support::{demo_folder, runner};
 
 const NUM_RUNS: usize = 3;
 const NUM_NEW_TOKENS: u32 = 128;
@@ -32,8 +35,7 @@ const BEGINNING: &str = "Once upon a time, there was a brave fox named Finn.";
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let folder = arguments.rfind(|it| !it.starts_with("--"));
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
-    let folder = folder.map_or(demo, PathBuf::from);
+    let folder = folder.map_or_else(demo_folder, PathBuf::from);
     let checkpoint = Checkpoint::open(&folder).expect("the model opens");
     let again = story_that_begins_again(&checkpoint, &folder);
     println!("| requests | what | off | on | guesses that were right |");
@@ -136,7 +138,7 @@ impl Bench<'_> {
         expected: &[Vec<TokenId>],
     ) -> Run {
         let config = self.config(speculation, prompt.len());
-        let mut runner = self.runner(&config);
+        let mut runner = runner(self.checkpoint, &config);
         let runs = (0..NUM_RUNS).map(|_| {
             let mut engine = Engine::new(config.clone());
             for id in 0..self.num_requests {
@@ -178,20 +180,6 @@ impl Bench<'_> {
             speculation,
             ..EngineConfig::default()
         }
-    }
-
-    fn runner(&self, config: &EngineConfig) -> CpuRunner {
-        let limits = RunnerLimits {
-            max_num_tokens: config.max_num_tokens,
-            max_num_requests: config.max_num_requests,
-            max_sampled_rows: config.max_sampled_rows(),
-            max_seq_len: config.max_seq_len,
-            block_size: config.block_size,
-            num_blocks: config.num_blocks,
-            kv_dtype: KvDtype::Bf16,
-            attention: AttentionLimits::default(),
-        };
-        CpuRunner::new(self.checkpoint, limits, &CpuOptions::default()).expect("the model loads")
     }
 }
 

@@ -16,7 +16,7 @@ use triton_inflight::engine::{
     Speculation, StepOutput,
 };
 use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
-use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, RunnerLimits};
+use triton_inflight::runner::{Checkpoint, CpuRunner, RunnerLimits};
 use triton_inflight::sampling::{LogitsProcessor, SamplingParams, TopPDecay};
 
 thread_local! {
@@ -147,14 +147,8 @@ fn allocations_of_the_runner(kv_dtype: KvDtype, speculation: Option<Speculation>
         ..EngineConfig::default()
     };
     let limits = RunnerLimits {
-        max_num_tokens: config.max_num_tokens,
-        max_num_requests: config.max_num_requests,
-        max_sampled_rows: config.max_sampled_rows(),
-        max_seq_len: config.max_seq_len,
-        block_size: config.block_size,
-        num_blocks: config.num_blocks,
         kv_dtype,
-        attention: AttentionLimits::default(),
+        ..RunnerLimits::of(&config)
     };
     let options = CpuOptions {
         num_threads: NonZeroUsize::new(1),

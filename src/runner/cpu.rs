@@ -16,17 +16,19 @@ use super::RunnerLimits;
 use super::checkpoint::Checkpoint;
 use super::decoder::{Decoder, Rows};
 use super::guide_thread::GuideThread;
+use super::probe::{Operation, Probe, Work};
 use super::spec::ModelSpec;
 use crate::base::{BlockSize, LoadError, StepError};
 use crate::device::cpu::{Cpu, CpuOptions, KvCache, KvDtype, KvLayout, KvSpan};
-use crate::engine::{Gathered, PlannedSequence, Sampled, StepOutput, StepPlan};
-use crate::sampling::{BeamCandidate, LogProbs, Sampler, SamplingInput, prepare_batches};
+use crate::engine::{Gathered, Named, PlannedSequence, Sampled, StepOutput, StepPlan};
+use crate::sampling::{LogProbs, Sampler, prepare_batches};
 
 /// A model on CPU: weights, KV cache, threads, and the buffers of its largest step.
 ///
 /// What it computes for a sequence is bit for bit the same whatever else is in the step, however the
 /// context was chunked, and on any number of threads.
-pub struct CpuRunner {
+pub struct CpuRunner<P = ()> {
+    probe: P,
     cpu: Cpu,
     decoder: Decoder,
     cache: KvCache,
@@ -52,7 +54,7 @@ pub struct CpuRunner {
     /// Place in the plan, and what was gathered; empty between runs.
     gathered: Vec<(usize, Gathered)>,
     /// Row of the logits, and what a beam has named; empty between runs.
-    named: Vec<(usize, Vec<BeamCandidate>)>,
+    named: Vec<(usize, Named)>,
 }
 
 /// What one thread needs to choose tokens.
@@ -64,7 +66,7 @@ struct Chooser {
     /// Place in the plan, and what was gathered; only of those that want anything.
     gathered: Vec<(usize, Gathered)>,
     /// Row of the logits, and what a beam has named.
-    named: Vec<(usize, Vec<BeamCandidate>)>,
+    named: Vec<(usize, Named)>,
 }
 
 impl CpuRunner {
@@ -77,6 +79,27 @@ impl CpuRunner {
         checkpoint: &Checkpoint,
         limits: RunnerLimits,
         options: &CpuOptions,
+    ) -> Result<Self, LoadError> {
+        Self::with_probe(checkpoint, limits, options, ())
+    }
+
+    /// Bytes of the KV cache that one block takes, padding and scales included: what a pool is sized
+    /// with.
+    pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
+        kv_layout(spec, block_size, dtype).bytes_per_block(spec.num_layers)
+    }
+}
+
+impl<P: Probe> CpuRunner<P> {
+    /// The same, which tells `probe` what it does.
+    ///
+    /// # Errors
+    /// As [`CpuRunner::new`].
+    pub fn with_probe(
+        checkpoint: &Checkpoint,
+        limits: RunnerLimits,
+        options: &CpuOptions,
+        probe: P,
     ) -> Result<Self, LoadError> {
         let spec = checkpoint.spec();
         check(spec, &limits)?;
@@ -113,13 +136,13 @@ impl CpuRunner {
             named: Vec::new(),
             cpu,
             limits,
+            probe,
         })
     }
 
-    /// Bytes of the KV cache that one block takes, padding and scales included: what a pool is sized
-    /// with.
-    pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
-        kv_layout(spec, block_size, dtype).bytes_per_block(spec.num_layers)
+    /// Whom it tells.
+    pub fn probe_mut(&mut self) -> &mut P {
+        &mut self.probe
     }
 
     /// Tokens are below it.
@@ -150,21 +173,31 @@ impl CpuRunner {
             .iter()
             .map(|&index| plan.sampling_input(index));
         self.guide_thread.ask(inputs);
+        let turn = self.cpu.turn();
         let batch = self.cache.batch(&self.spans, plan.block_tables);
+        self.probe.ended(Operation::Plan, Work::default);
         self.decoder.forward(
             &mut self.cpu,
             &mut self.cache,
             &batch,
             plan.token_ids,
             &self.kept_rows,
+            &mut self.probe,
         );
         self.gather_contexts();
         let num_sampling = self.sampling_rows.len();
         let logits = self.logits.first_mut(num_sampling);
-        self.decoder.logits(&mut self.cpu, 0..num_sampling, logits);
+        self.decoder
+            .logits(&mut self.cpu, 0..num_sampling, logits, &mut self.probe);
+        // What comes may wait for guides, and for what the user's logits processors do.
+        drop(turn);
         self.guide_thread.stop_asking();
         self.prepare_batches(&plan);
         self.sample(&plan, output);
+        let vocab_size = self.vocab_size;
+        self.probe.ended(Operation::Sampling, || {
+            Work::elements(num_sampling, vocab_size, 4, 0)
+        });
         Ok(())
     }
 
@@ -227,7 +260,7 @@ impl CpuRunner {
         for (index, rows) in self.contexts.drain(..) {
             let mut context_logits = vec![0.0; rows.len() * self.vocab_size];
             self.decoder
-                .logits(&mut self.cpu, rows, &mut context_logits);
+                .logits(&mut self.cpu, rows, &mut context_logits, &mut self.probe);
             let gathered = Gathered {
                 context_logits,
                 ..Gathered::default()
@@ -281,7 +314,7 @@ impl CpuRunner {
         }
         self.named.sort_by_key(|(row, _)| *row);
         let named = self.named.drain(..).map(|(_, named)| named);
-        output.candidates.extend(named);
+        output.named.extend(named);
         // Of one sequence there are at most a context and a token, in this order, or several tokens.
         self.gathered.sort_by_key(|(index, _)| *index);
         let mut last = None;
@@ -314,12 +347,7 @@ impl Chooser {
     ) {
         if let Some(num_candidates) = plan.num_candidates(index) {
             for logits in rows {
-                let sampled = self.name(
-                    first_row,
-                    logits,
-                    plan.sampling_input(index),
-                    num_candidates,
-                );
+                let sampled = self.name(plan, index, first_row, logits, num_candidates);
                 self.chosen.push((first_row, sampled));
             }
             return;
@@ -367,21 +395,37 @@ impl Chooser {
         Sampled::Token(token)
     }
 
-    /// Names what could follow a beam.
+    /// Names what could follow the beam at `index`, whose logits are in `row`.
     fn name(
         &mut self,
+        plan: &StepPlan<'_>,
+        index: usize,
         row: usize,
         logits: &mut [f32],
-        input: SamplingInput<'_>,
         num_candidates: usize,
     ) -> Sampled {
-        match self.sampler.candidates(logits, input, num_candidates) {
-            Ok(named) => {
-                self.named.push((row, named));
-                Sampled::Candidates
-            }
-            Err(error) => Sampled::Failed(error),
+        let gather = plan.gather(index);
+        if gather.samples_more() {
+            self.log_probs.keep(logits);
         }
+        let input = plan.sampling_input(index);
+        let candidates = match self.sampler.candidates(logits, input, num_candidates) {
+            Ok(candidates) => candidates,
+            Err(error) => return Sampled::Failed(error),
+        };
+        let mut named = Named {
+            candidates,
+            ..Named::default()
+        };
+        if let Some(num_top) = gather.log_probs {
+            let tokens = named.candidates.iter().map(|it| it.token);
+            named.log_probs = self.log_probs.of_each(tokens, num_top);
+        }
+        if gather.generation_logits {
+            named.generation_logits = self.log_probs.take();
+        }
+        self.named.push((row, named));
+        Sampled::Candidates
     }
 }
 

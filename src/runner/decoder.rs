@@ -22,6 +22,7 @@ use half::bf16;
 
 use super::RunnerLimits;
 use super::checkpoint::Checkpoint;
+use super::probe::{Operation, Probe, Work};
 use super::spec::ModelSpec;
 use super::weights::{Linear, Weights};
 use crate::base::{LoadError, TokenId};
@@ -37,7 +38,6 @@ pub(super) struct Decoder {
     attention: AttentionParams,
     windows: Vec<Option<NonZeroU32>>,
     rms_norm_eps: f32,
-    intermediate_size: usize,
     buffers: Buffers,
 }
 
@@ -53,7 +53,6 @@ struct Buffers {
     q: Rows<bf16>,
     /// What attention gives, as wide as the queries.
     attended: Rows<bf16>,
-    gate_up: Rows<f32>,
     /// `intermediate_size` wide: the input of the down projection.
     inner: Rows<bf16>,
 }
@@ -66,7 +65,7 @@ impl Decoder {
         cpu: &mut Cpu,
     ) -> Result<Self, LoadError> {
         let spec = checkpoint.spec();
-        let weights = Weights::load(checkpoint, cpu)?;
+        let weights = Weights::load(checkpoint, limits.weights, cpu)?;
         // No sequence is longer than the pool, unless it gives blocks back.
         let longest = limits.num_blocks.tokens(limits.block_size);
         let num_positions = match spec.largest_window(&limits.attention, limits.max_seq_len) {
@@ -88,7 +87,6 @@ impl Decoder {
             },
             windows: spec.windows_within(&limits.attention).collect(),
             rms_norm_eps: spec.rms_norm_eps,
-            intermediate_size: spec.intermediate_size,
             buffers: Buffers::new(spec, limits.max_num_tokens.index())?,
         })
     }
@@ -102,17 +100,18 @@ impl Decoder {
         batch: &KvBatch<'_>,
         token_ids: &[TokenId],
         rows: &[u32],
+        probe: &mut impl Probe,
     ) {
         let mut num_rows = token_ids.len();
-        let embedding = self.weights.embedding.matrix();
-        cpu.embed(
-            &embedding,
-            token_ids,
-            self.buffers.hidden.first_mut(num_rows),
-        );
+        let hidden = self.buffers.hidden.first_mut(num_rows);
+        self.weights.embed(cpu, token_ids, hidden);
+        let hidden_size = self.weights.final_norm.len();
+        probe.ended(Operation::Embed, || {
+            Work::elements(num_rows, hidden_size, 6, 0)
+        });
         let num_layers = self.weights.layers.len();
         for index in 0..num_layers {
-            self.attend(cpu, cache, batch, index);
+            self.attend(cpu, cache, batch, index, probe);
             if index + 1 == num_layers {
                 // The cache is complete. From here on only the rows with logits matter.
                 num_rows = rows.len();
@@ -122,22 +121,32 @@ impl Decoder {
                 self.buffers.hidden.keep(rows);
                 self.buffers.attended.keep(rows);
             }
-            self.feed_forward(cpu, index, num_rows);
+            self.feed_forward(cpu, index, num_rows, probe);
         }
         let hidden = self.buffers.hidden.first(num_rows);
         let normed = self.buffers.normed.first_mut(num_rows);
         cpu.rms_norm(hidden, &self.weights.final_norm, self.rms_norm_eps, normed);
+        probe.ended(Operation::Norm, || norm_work(num_rows, hidden_size));
     }
 
     /// Writes the logits that follow the tokens that [`Decoder::forward`] has kept the states of, or some of
     /// them, `[rows.len(), vocab_size]`.
-    pub(super) fn logits(&mut self, cpu: &mut Cpu, rows: Range<usize>, logits: &mut [f32]) {
+    pub(super) fn logits(
+        &mut self,
+        cpu: &mut Cpu,
+        rows: Range<usize>,
+        logits: &mut [f32],
+        probe: &mut impl Probe,
+    ) {
         if rows.is_empty() {
             return;
         }
         let states = self.buffers.normed.range(rows.clone());
         let lm_head = &self.weights.lm_head;
         cpu.gemm(states, rows.len(), lm_head, None, Output::Store, logits);
+        probe.ended(Operation::LmHead, || {
+            Work::product(rows.len(), lm_head, false)
+        });
     }
 
     /// Keeps only these of the states that were kept, which are ascending.
@@ -146,7 +155,14 @@ impl Decoder {
     }
 
     /// `attended = attention(rope(qkv(norm(hidden))))`.
-    fn attend(&mut self, cpu: &mut Cpu, cache: &mut KvCache, batch: &KvBatch<'_>, index: usize) {
+    fn attend(
+        &mut self,
+        cpu: &mut Cpu,
+        cache: &mut KvCache,
+        batch: &KvBatch<'_>,
+        index: usize,
+        probe: &mut impl Probe,
+    ) {
         let layer = &self.weights.layers[index];
         let num_rows = batch.num_tokens();
         let eps = self.rms_norm_eps;
@@ -157,7 +173,13 @@ impl Decoder {
         let attended = self.buffers.attended.first_mut(num_rows);
 
         cpu.rms_norm(hidden, &layer.attention_norm, eps, normed);
+        probe.ended(Operation::Norm, || {
+            norm_work(num_rows, layer.attention_norm.len())
+        });
         project(cpu, normed, num_rows, &layer.qkv, Output::Store, qkv);
+        probe.ended(Operation::Qkv, || {
+            Work::product(num_rows, &layer.qkv.matrix, false)
+        });
         let norm = layer.qk_norm.as_ref().map(|[q, k]| QkNorm { q, k, eps });
         cpu.rope_and_store(
             qkv,
@@ -169,35 +191,59 @@ impl Decoder {
             index,
             q,
         );
+        let shape = self.attention.shape;
+        let layout = *cache.layout();
+        let kv_bytes = || layout.bytes_per_block(1) / layout.block_size.tokens().index();
+        probe.ended(Operation::Rope, || {
+            let read = Work::elements(num_rows, shape.qkv_len(), 4, 0);
+            let turned = Work::elements(num_rows, shape.q_len(), 2, 3);
+            Work {
+                num_bytes: read.num_bytes + turned.num_bytes + (num_rows * kv_bytes()) as u64,
+                num_operations: turned.num_operations,
+            }
+        });
         let attention = AttentionParams {
             window: self.windows[index],
             ..self.attention
         };
         cpu.paged_attention(q, &attention, batch, cache, index, attended);
+        probe.ended(Operation::Attention, || {
+            let window = attention.window.map(NonZeroU32::get);
+            let (q_width, num_sinks) = (shape.q_len(), attention.num_sinks);
+            Work::attention(batch, q_width, window, num_sinks, kv_bytes() as u64)
+        });
     }
 
     /// `hidden += o(attended)`, then `hidden += down(silu(gate) * up)` of `norm(hidden)`, for the
     /// first `num_rows` rows.
-    fn feed_forward(&mut self, cpu: &mut Cpu, index: usize, num_rows: usize) {
+    fn feed_forward(
+        &mut self,
+        cpu: &mut Cpu,
+        index: usize,
+        num_rows: usize,
+        probe: &mut impl Probe,
+    ) {
         let layer = &self.weights.layers[index];
         let attended = self.buffers.attended.first(num_rows);
         let hidden = self.buffers.hidden.first_mut(num_rows);
         let normed = self.buffers.normed.first_mut(num_rows);
-        let gate_up = self.buffers.gate_up.first_mut(num_rows);
         let inner = self.buffers.inner.first_mut(num_rows);
 
         project(cpu, attended, num_rows, &layer.o, Output::Add, hidden);
+        probe.ended(Operation::O, || {
+            Work::product(num_rows, &layer.o.matrix, true)
+        });
         cpu.rms_norm(hidden, &layer.mlp_norm, self.rms_norm_eps, normed);
-        project(
-            cpu,
-            normed,
-            num_rows,
-            &layer.gate_up,
-            Output::Store,
-            gate_up,
-        );
-        cpu.silu_mul(gate_up, self.intermediate_size, inner);
+        probe.ended(Operation::Norm, || {
+            norm_work(num_rows, layer.mlp_norm.len())
+        });
+        let Linear { matrix, bias } = &layer.gate_up;
+        cpu.gemm_silu_mul(normed, num_rows, matrix, bias.as_deref(), inner);
+        probe.ended(Operation::GateUp, || Work::gated_product(num_rows, matrix));
         project(cpu, inner, num_rows, &layer.down, Output::Add, hidden);
+        probe.ended(Operation::Down, || {
+            Work::product(num_rows, &layer.down.matrix, true)
+        });
     }
 }
 
@@ -208,6 +254,11 @@ pub(super) fn head_shape(spec: &ModelSpec) -> HeadShape {
         num_kv_heads: spec.num_kv_heads,
         head_dim: spec.head_dim,
     }
+}
+
+/// f32 in, bf16 out.
+fn norm_work(num_rows: usize, width: usize) -> Work {
+    Work::elements(num_rows, width, 6, 4)
 }
 
 fn project(
@@ -237,7 +288,6 @@ impl Buffers {
             qkv: Rows::new(max_rows, shape.qkv_len())?,
             q: Rows::new(max_rows, shape.q_len())?,
             attended: Rows::new(max_rows, shape.q_len())?,
-            gate_up: Rows::new(max_rows, 2 * spec.intermediate_size)?,
             inner: Rows::new(max_rows, spec.intermediate_size)?,
         })
     }

@@ -50,6 +50,15 @@ impl JsonFile {
         }
     }
 
+    /// An object that was not a file of its own: errors name `path`, and then `prefix` before a key.
+    pub(super) fn new(path: &Path, prefix: &str, object: Map<String, Value>) -> Self {
+        Self {
+            path: path.to_owned(),
+            prefix: prefix.to_owned(),
+            object,
+        }
+    }
+
     /// The value of `key`; `null` counts as absent, as Python's writers mean it.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.object.get(key).filter(|value| !value.is_null())

@@ -2,8 +2,10 @@
 
 use std::num::NonZeroU32;
 
+use super::precision::WeightPrecision;
 use crate::base::{BlockSize, Blocks, Tokens};
 use crate::device::cpu::KvDtype;
+use crate::engine::EngineConfig;
 
 /// The largest step there will be, and the KV pool: the engine's limits as the runner needs them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,8 +25,27 @@ pub struct RunnerLimits {
     pub num_blocks: Blocks,
     /// What keys and values are stored as.
     pub kv_dtype: KvDtype,
+    /// What the weights of a float checkpoint are rounded to, if not to bf16.
+    pub weights: Option<WeightPrecision>,
     /// What queries see, besides what the model limits itself.
     pub attention: AttentionLimits,
+}
+
+impl RunnerLimits {
+    /// What an engine's steps need, with weights, keys and values in bf16, and attention over everything.
+    pub fn of(config: &EngineConfig) -> Self {
+        Self {
+            max_num_tokens: config.max_num_tokens,
+            max_num_requests: config.max_sequences(),
+            max_sampled_rows: config.max_sampled_rows(),
+            max_seq_len: config.max_seq_len,
+            block_size: config.block_size,
+            num_blocks: config.num_blocks,
+            kv_dtype: KvDtype::Bf16,
+            weights: None,
+            attention: AttentionLimits::default(),
+        }
+    }
 }
 
 /// How far attention looks back, as a deployment limits it. The default is: over everything.

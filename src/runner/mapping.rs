@@ -6,10 +6,14 @@ use std::path::Path;
 
 use memmap2::Mmap;
 
+use super::stamp::Stamp;
 use crate::base::LoadError;
 
 /// A memory-mapped file: its bytes, for as long as a checkpoint is being loaded.
-pub(super) struct Mapping(Mmap);
+pub(super) struct Mapping {
+    map: Mmap,
+    stamp: Stamp,
+}
 
 impl Mapping {
     /// Maps a regular file.
@@ -28,7 +32,13 @@ impl Mapping {
         // whoever truncates it kills the process, which is the known limit of reading by mmap
         // from a folder that somebody else writes to.
         let map = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
-        Ok(Self(map))
+        let stamp = Stamp::new(path, &file.metadata().map_err(unreadable)?);
+        Ok(Self { map, stamp })
+    }
+
+    /// What tells the file from another.
+    pub(super) fn stamp(&self) -> &Stamp {
+        &self.stamp
     }
 }
 
@@ -36,6 +46,6 @@ impl Deref for Mapping {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.0
+        &self.map
     }
 }

@@ -1,12 +1,19 @@
 //! L4: from a checkpoint to `run(plan, &mut output)`.
 //!
 //! ```text
-//! checkpoint.rs   a Hugging Face folder: spec, end ids, tensors
+//! checkpoint.rs   a folder: spec, end ids, where its weights are
 //! spec.rs rope.rs json_file.rs    config.json, checked: the model's shape
+//! store.rs        the weights by name, in whatever form they are stored
 //! tensors.rs mapping.rs           *.safetensors, mapped, one name space
-//! weights.rs      all tensors found and checked, then packed
+//! quantised/      GPTQ, AWQ and compressed-tensors inside of them
+//! gguf/           *.gguf
+//! tensor.rs matrix.rs packer.rs   a tensor, a matrix, and matrices on their way to the kernels
+//! precision.rs    what float weights are rounded to on that way
+//! weight_cache.rs stamp.rs        rounded weights in a file for the next load, and what tells one file from another
+//! weights.rs      all weights found and checked, then packed
 //! decoder.rs      the forward pass over one step's packed tokens
 //! cpu.rs          CpuRunner: plan -> forward -> logits -> sampled tokens
+//! probe.rs        what a step's time goes into, for those who ask
 //! guide_thread.rs what guides allow next, worked out during the forward pass
 //! synthetic.rs    SyntheticRunner: no weights, a checkable hash
 //! ```
@@ -18,14 +25,25 @@
 mod checkpoint;
 mod cpu;
 mod decoder;
+mod gguf;
 mod guide_thread;
 mod json_file;
 mod limits;
 mod mapping;
+mod matrix;
+mod packer;
+mod precision;
+mod probe;
+mod progress;
+mod quantised;
 mod rope;
 mod spec;
+mod stamp;
+mod store;
 pub mod synthetic;
+mod tensor;
 mod tensors;
+mod weight_cache;
 mod weights;
 
 use crate::base::StepError;
@@ -34,6 +52,8 @@ use crate::engine::{StepOutput, StepPlan};
 pub use checkpoint::Checkpoint;
 pub use cpu::CpuRunner;
 pub use limits::{AttentionLimits, RunnerLimits};
+pub use precision::WeightPrecision;
+pub use probe::{Operation, Probe, Work};
 pub use rope::{Rope, RopeScaling};
 pub use spec::{Architecture, ModelSpec};
 pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};

@@ -42,6 +42,11 @@ pub enum RopeScaling {
         /// Positions of the first training.
         original_len: f64,
     },
+    /// Each divided by one of its own, `[head_dim / 2]`: how GGUF files have Llama 3's.
+    Divided {
+        /// The divisors.
+        divisors: Vec<f32>,
+    },
     /// "NTK by parts" with attention temperature (Peng et al., YaRN, 2023).
     Yarn {
         /// The divisor of the long waves.
@@ -100,6 +105,10 @@ impl Rope {
         let plain = (0..pairs).map(|i| self.theta.powf(-((2 * i) as f64) / head_dim as f64));
         let scaled: Vec<f64> = match self.scaling {
             RopeScaling::None => plain.collect(),
+            RopeScaling::Divided { ref divisors } => plain
+                .zip(divisors)
+                .map(|(frequency, &divisor)| frequency / f64::from(divisor))
+                .collect(),
             RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
             RopeScaling::Llama3 {
                 factor,

@@ -172,7 +172,7 @@ impl ModelSpec {
         self.num_kv_heads * self.head_dim
     }
 
-    /// Bytes of the weights as the runner keeps them, in bf16.
+    /// Bytes of the weights of a float checkpoint as the runner keeps them, in bf16.
     pub fn num_weight_bytes(&self) -> u64 {
         let (hidden, inter) = (self.hidden_size as u64, self.intermediate_size as u64);
         let projections = hidden * (2 * self.q_width() + 2 * self.kv_width()) as u64;
@@ -213,16 +213,6 @@ fn refuse_unsupported(config: &JsonFile) -> Result<(), LoadError> {
             format_args!("'{act}'"),
             "supported; 'silu' is",
         ));
-    }
-    if let Some(quantization) = config.object("quantization_config")? {
-        let method = quantization
-            .string("quant_method")?
-            .unwrap_or("unknown")
-            .to_owned();
-        return Err(config.error(format!(
-            "quantization_config: a checkpoint quantized by '{method}' is not supported; use the \
-             bf16, f16 or f32 checkpoint it was made from"
-        )));
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ use bytemuck::allocation::try_zeroed_vec;
 
 use super::{AttentionLimits, RunnerLimits};
 use crate::base::{BlockId, LoadError, StepError, TokenId, Tokens};
-use crate::engine::{PlannedSequence, Sampled, StepOutput, StepPlan};
+use crate::engine::{Named, PlannedSequence, Sampled, StepOutput, StepPlan};
 use crate::sampling::BeamCandidate;
 
 /// A thread may sleep this much longer than it asked to: the rest of a wait is spun.
@@ -161,9 +161,10 @@ impl SyntheticRunner {
                 let vocab_size = self.options.vocab_size;
                 if let Some(num) = plan.num_candidates(index) {
                     let entry = self.entries[self.entry_index(table, last)];
-                    output
-                        .candidates
-                        .push(candidates_of(entry, vocab_size, num));
+                    output.named.push(Named {
+                        candidates: candidates_of(entry, vocab_size, num),
+                        ..Named::default()
+                    });
                     output.sampled.push((sequence.slot, Sampled::Candidates));
                     continue;
                 }

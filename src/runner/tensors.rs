@@ -12,8 +12,10 @@ use serde_json::Value;
 
 use super::json_file::JsonFile;
 use super::mapping::Mapping;
+use super::stamp::Stamp;
+use super::tensor::{Place, Tensor};
 use crate::base::LoadError;
-use crate::device::cpu::{Dtype, RawMatrix};
+use crate::device::cpu::Dtype;
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -29,12 +31,18 @@ pub(super) struct Tensors {
 }
 
 impl Tensors {
+    /// Whether a folder has safetensors files, or an index of some.
+    pub(super) fn are_in(dir: &Path) -> bool {
+        let mut entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        dir.join(INDEX_FILE).exists() || entries.any(|entry| is_safetensors(&entry.path()))
+    }
+
     /// Maps `model.safetensors`, or else the files that the index lists, or else every
     /// `*.safetensors` of the folder.
     pub(super) fn open(dir: &Path) -> Result<Self, LoadError> {
         let files = weight_files(dir)?
             .iter()
-            .map(|path| TensorFile::open(path))
+            .map(|path| TensorFile::open(path, "fetch it again"))
             .collect::<Result<Vec<_>, _>>()?;
         let mut by_name = HashMap::new();
         for (index, file) in files.iter().enumerate() {
@@ -55,9 +63,17 @@ impl Tensors {
         })
     }
 
-    /// The tensor of this name, which must be of floating point and of this shape.
-    pub(super) fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, LoadError> {
-        let Some((name, &index)) = self.by_name.get_key_value(name) else {
+    /// The tensor of this name, of whatever type and shape it is.
+    pub(super) fn find(&self, name: &str) -> Result<Option<Stored<'_>>, LoadError> {
+        match self.by_name.get_key_value(name) {
+            Some((name, &index)) => self.files[index].stored(name).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The tensor of this name, which must be of this shape.
+    pub(super) fn get(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>, LoadError> {
+        let Some(stored) = self.find(name)? else {
             let reason = format!(
                 "is missing; config.json calls for it, with shape {shape:?}, but none of the {} \
                  tensors in {} files has this name",
@@ -66,7 +82,12 @@ impl Tensors {
             );
             return Err(tensor_error(&self.dir, name, reason));
         };
-        self.files[index].tensor(name, shape)
+        stored.of_shape(shape)
+    }
+
+    /// Of all files, in a fixed order.
+    pub(super) fn stamps(&self) -> Vec<&Stamp> {
+        self.files.iter().map(|file| file.map.stamp()).collect()
     }
 
     /// Bytes of all files.
@@ -75,46 +96,46 @@ impl Tensors {
     }
 }
 
-/// A tensor's values where they lie in the mapped file, little-endian, row-major.
+/// A tensor of any type where it lies in its mapped file, its size checked against its shape.
 #[derive(Clone, Copy)]
-pub(super) struct Tensor<'a> {
-    path: &'a Path,
-    name: &'a str,
-    dtype: Dtype,
-    shape: &'a [usize],
-    bytes: &'a [u8],
+pub(super) struct Stored<'a> {
+    pub(super) place: Place<'a>,
+    pub(super) dtype: tensor::Dtype,
+    pub(super) shape: &'a [usize],
+    /// Little-endian, row-major.
+    pub(super) bytes: &'a [u8],
 }
 
-impl<'a> Tensor<'a> {
-    /// The values as a matrix: the first dimension is its rows, one dimension is one row.
-    pub(super) fn matrix(&self) -> RawMatrix<'a> {
-        let columns = self.shape.last().copied().unwrap_or(1);
-        let rows = self.shape.iter().rev().skip(1).product();
-        RawMatrix::new(self.dtype, rows, columns, self.bytes)
+impl<'a> Stored<'a> {
+    /// As values of floating point.
+    pub(super) fn to_float(self) -> Result<Tensor<'a>, LoadError> {
+        let dtype = match self.dtype {
+            tensor::Dtype::BF16 => Dtype::Bf16,
+            tensor::Dtype::F16 => Dtype::F16,
+            tensor::Dtype::F32 => Dtype::F32,
+            other => {
+                return Err(self.place.error(format!(
+                    "is of type {other:?}; BF16, F16 and F32 are supported: convert the checkpoint"
+                )));
+            }
+        };
+        Ok(Tensor::new(self.place, dtype, self.shape, self.bytes))
     }
 
-    /// All values as f32, checked: what is added to or multiplied with a row.
-    pub(super) fn to_f32(self) -> Result<Vec<f32>, LoadError> {
-        let mut values = vec![0.0; self.bytes.len() / self.dtype.size()];
-        RawMatrix::new(self.dtype, 1, values.len(), self.bytes).row_to_f32(0, &mut values);
-        match values.iter().position(|value| !value.is_finite()) {
-            None => Ok(values),
-            Some(index) => Err(self.not_finite(index)),
+    /// Itself, if it is of this shape.
+    pub(super) fn of_shape(self, shape: &[usize]) -> Result<Self, LoadError> {
+        match self.shape == shape {
+            true => Ok(self),
+            false => Err(self.place.error(format!(
+                "has shape {:?}; config.json calls for {shape:?}",
+                self.shape
+            ))),
         }
-    }
-
-    /// The error of a weight that is NaN, infinite, or too large for bf16.
-    pub(super) fn not_finite(&self, row: usize) -> LoadError {
-        let reason = format!(
-            "row {row} has a value that is NaN, infinite, or too large for bf16; the file is damaged \
-             or the training diverged"
-        );
-        tensor_error(self.path, self.name, reason)
     }
 }
 
 /// One mapped safetensors file.
-struct TensorFile {
+pub(super) struct TensorFile {
     path: PathBuf,
     map: Mapping,
     metadata: Metadata,
@@ -123,13 +144,14 @@ struct TensorFile {
 }
 
 impl TensorFile {
-    fn open(path: &Path) -> Result<Self, LoadError> {
+    /// Maps a file and reads its header; `remedy` is what helps where it is cut short or damaged.
+    pub(super) fn open(path: &Path, remedy: &str) -> Result<Self, LoadError> {
         let map = Mapping::open(path)?;
         let (header_bytes, metadata) =
             SafeTensors::read_metadata(&map).map_err(|error| LoadError::File {
                 path: path.to_owned(),
                 reason: format!(
-                    "is not a whole safetensors file: {error}; it has {} bytes, fetch it again",
+                    "is not a whole safetensors file: {error}; it has {} bytes, {remedy}",
                     map.len()
                 ),
             })?;
@@ -141,35 +163,28 @@ impl TensorFile {
         })
     }
 
-    fn tensor<'a>(&'a self, name: &'a str, shape: &[usize]) -> Result<Tensor<'a>, LoadError> {
-        let fail = |reason| Err(tensor_error(&self.path, name, reason));
-        let Some(info) = self.metadata.info(name) else {
-            return fail("is missing".to_owned());
-        };
-        let dtype = match info.dtype {
-            tensor::Dtype::BF16 => Dtype::Bf16,
-            tensor::Dtype::F16 => Dtype::F16,
-            tensor::Dtype::F32 => Dtype::F32,
-            other => {
-                return fail(format!(
-                    "is of type {other:?}; BF16, F16 and F32 are supported: convert the checkpoint"
-                ));
-            }
-        };
-        if info.shape != shape {
-            return fail(format!(
-                "has shape {:?}; config.json calls for {shape:?}",
-                info.shape
-            ));
-        }
-        let (start, end) = info.data_offsets;
-        let Some(bytes) = self.map[self.data_start..].get(start..end) else {
-            return fail("lies outside its file".to_owned());
-        };
-        Ok(Tensor {
+    /// What its header says under a name, besides the tensors.
+    pub(super) fn note(&self, name: &str) -> Option<&str> {
+        let notes = self.metadata.metadata().as_ref()?;
+        notes.get(name).map(String::as_str)
+    }
+
+    /// The tensor of this name.
+    pub(super) fn stored<'a>(&'a self, name: &'a str) -> Result<Stored<'a>, LoadError> {
+        let place = Place {
             path: &self.path,
             name,
-            dtype,
+        };
+        let Some(info) = self.metadata.info(name) else {
+            return Err(place.error("is missing".to_owned()));
+        };
+        let (start, end) = info.data_offsets;
+        let Some(bytes) = self.map[self.data_start..].get(start..end) else {
+            return Err(place.error("lies outside its file".to_owned()));
+        };
+        Ok(Stored {
+            place,
+            dtype: info.dtype,
             shape: &info.shape,
             bytes,
         })
@@ -177,11 +192,7 @@ impl TensorFile {
 }
 
 fn tensor_error(path: &Path, name: &str, reason: String) -> LoadError {
-    LoadError::Tensor {
-        path: path.to_owned(),
-        name: name.to_owned(),
-        reason,
-    }
+    Place { path, name }.error(reason)
 }
 
 /// The files to read, in a fixed order.
@@ -204,21 +215,23 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, LoadError> {
         let path = entry
             .map_err(|error| fail(format!("cannot be read: {error}")))?
             .path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "safetensors")
-        {
+        if is_safetensors(&path) {
             files.push(path);
         }
     }
     if files.is_empty() {
         return Err(fail(format!(
-            "has neither {SINGLE_FILE} nor {INDEX_FILE} nor any *.safetensors; a checkpoint in \
-             another format has to be converted to safetensors"
+            "has neither {SINGLE_FILE} nor {INDEX_FILE} nor any *.safetensors or *.gguf; a checkpoint in \
+             another format has to be converted to one of them"
         )));
     }
     files.sort();
     Ok(files)
+}
+
+fn is_safetensors(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension == "safetensors")
 }
 
 /// The files that `model.safetensors.index.json` names.

@@ -4,24 +4,28 @@
 //! sizes that a config makes up cost no memory, and a bad checkpoint fails at once.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytemuck::allocation::try_zeroed_vec;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use super::checkpoint::Checkpoint;
+use super::matrix::Matrix;
+use super::packer::{Form, Packer};
+use super::precision::WeightPrecision;
+use super::progress::Progress;
 use super::spec::ModelSpec;
-use super::tensors::{Tensor, Tensors};
-use crate::base::LoadError;
-use crate::device::cpu::{Cpu, Dtype, PackedMatrix, RawMatrix};
-
-/// A load that takes longer says how far it is, this often.
-const PROGRESS_PERIOD: Duration = Duration::from_secs(5);
+use super::store::Store;
+use super::tensor::Tensor;
+use super::weight_cache::WeightCache;
+use crate::base::{LoadError, TokenId};
+use crate::device::cpu::{Cpu, Dtype, PackedMatrix, RawMatrix, Stacking};
 
 /// All weights of a model, in the form in which they are computed with.
 pub(super) struct Weights {
-    pub(super) embedding: Embedding,
+    /// None where `lm_head` has its rows.
+    embedding: Option<Embedding>,
     pub(super) layers: Vec<Layer>,
     /// `[hidden_size]`.
     pub(super) final_norm: Vec<f32>,
@@ -41,26 +45,26 @@ pub(super) struct Layer {
     pub(super) o: Linear,
     /// `[hidden_size]`.
     pub(super) mlp_norm: Vec<f32>,
-    /// Gate and up in one: `[2 * intermediate_size, hidden_size]`.
+    /// Gate and up in turn: `[2 * intermediate_size, hidden_size]`.
     pub(super) gate_up: Linear,
     /// `[hidden_size, intermediate_size]`.
     pub(super) down: Linear,
 }
 
-/// A projection, or several that share their input, one below the other.
+/// A projection, or several that share their input.
 pub(super) struct Linear {
     pub(super) matrix: PackedMatrix,
     pub(super) bias: Option<Vec<f32>>,
 }
 
 /// The rows that tokens begin with, `[vocab_size, hidden_size]`.
-pub(super) struct Embedding {
+struct Embedding {
     rows: Vec<bf16>,
     hidden_size: usize,
 }
 
 impl Embedding {
-    pub(super) fn matrix(&self) -> RawMatrix<'_> {
+    fn matrix(&self) -> RawMatrix<'_> {
         let num_rows = self.rows.len() / self.hidden_size;
         let bytes = bytemuck::cast_slice(&self.rows);
         RawMatrix::new(Dtype::Bf16, num_rows, self.hidden_size, bytes)
@@ -69,63 +73,114 @@ impl Embedding {
 
 impl Weights {
     /// Finds, checks and packs all of them.
-    pub(super) fn load(checkpoint: &Checkpoint, cpu: &mut Cpu) -> Result<Self, LoadError> {
+    pub(super) fn load(
+        checkpoint: &Checkpoint,
+        precision: Option<WeightPrecision>,
+        cpu: &mut Cpu,
+    ) -> Result<Self, LoadError> {
         let started = Instant::now();
         let spec = checkpoint.spec();
-        let tensors = checkpoint.tensors();
-        let sources = Sources::find(tensors, spec)?;
+        let store = checkpoint.store();
+        let sources = Sources::find(store, spec)?;
+        let cache = WeightCache::of(checkpoint, precision);
+        let mut packer = Packer::new(cpu, precision, cache);
 
         let mut layers = Vec::with_capacity(spec.num_layers);
-        let mut last_report = started;
+        let mut progress = Progress::new(spec.num_layers);
         for source in &sources.layers {
-            layers.push(source.load(cpu)?);
-            if last_report.elapsed() >= PROGRESS_PERIOD {
-                last_report = Instant::now();
-                log::info!("loaded {} of {} layers", layers.len(), spec.num_layers);
-            }
+            layers.push(source.load(&mut packer)?);
+            progress.report(layers.len());
         }
+        let lm_head = packer.pack_output_layer(sources.lm_head())?;
+        let packed_layers = sources.layers.iter().zip(&layers);
+        let packed = packed_layers.flat_map(|(source, layer)| source.packed(layer));
+        let output_layer = std::slice::from_ref(sources.lm_head());
+        packer.keep(packed.chain([(output_layer, &lm_head)]));
+        let num_rounded_anew = packer.num_rounded_anew();
+        let is_embedding = sources.lm_head.is_none() && lm_head.has_rows();
         let weights = Self {
-            embedding: load_embedding(cpu, &sources.embedding)?,
+            embedding: match is_embedding {
+                true => None,
+                false => Some(load_embedding(cpu, &sources.embedding)?),
+            },
             layers,
             final_norm: sources.final_norm.to_f32()?,
-            lm_head: pack(cpu, &[sources.lm_head])?,
+            lm_head,
         };
+        if num_rounded_anew > 0 {
+            log::info!(
+                "{num_rounded_anew} projections are kept as int8 in groups of 32: no kernel has the codes that they are \
+                 stored in, or their parts are stored in different ways"
+            );
+        }
         log::info!(
             "loaded {} of {:.1} MB in {:.1} s; computing with {} on {} threads",
             spec.architecture.name(),
-            tensors.num_bytes() as f64 / 1e6,
+            store.num_bytes() as f64 / 1e6,
             started.elapsed().as_secs_f64(),
             cpu.simd(),
             cpu.num_threads()
         );
         Ok(weights)
     }
+
+    /// Bytes that they take once they are loaded, but for padding.
+    pub(super) fn num_bytes(
+        checkpoint: &Checkpoint,
+        precision: Option<WeightPrecision>,
+    ) -> Result<u64, LoadError> {
+        let sources = Sources::find(checkpoint.store(), checkpoint.spec())?;
+        let output_layer = std::slice::from_ref(sources.lm_head());
+        let form = Form::of_output_layer(output_layer, precision);
+        let embedding_bytes = match (&form, &sources.lm_head) {
+            (Form::Floats(_), None) => 0,
+            _ => 2 * (sources.embedding.rows() * sources.embedding.columns()) as u64,
+        };
+        let layers = sources.layers.iter().flat_map(|layer| {
+            let linears = [&layer.qkv, &layer.o, &layer.gate_up, &layer.down];
+            linears.map(|linear| Form::of(&linear.matrices, precision).num_bytes(&linear.matrices))
+        });
+        Ok(embedding_bytes + form.num_bytes(output_layer) + layers.sum::<u64>())
+    }
+
+    /// Writes the rows that tokens begin with, `[token_ids.len(), hidden_size]`.
+    pub(super) fn embed(&self, cpu: &mut Cpu, token_ids: &[TokenId], out: &mut [f32]) {
+        match &self.embedding {
+            Some(embedding) => cpu.embed(&embedding.matrix(), token_ids, out),
+            None => cpu.embed_packed(&self.lm_head, token_ids, out),
+        }
+    }
 }
 
 /// Where all weights of a model lie in its checkpoint, their shapes checked.
 struct Sources<'a> {
-    embedding: Tensor<'a>,
+    embedding: Matrix<'a>,
     layers: Vec<LayerSource<'a>>,
     final_norm: Tensor<'a>,
-    lm_head: Tensor<'a>,
+    /// None where it is the embedding.
+    lm_head: Option<Matrix<'a>>,
 }
 
 impl<'a> Sources<'a> {
-    fn find(tensors: &'a Tensors, spec: &ModelSpec) -> Result<Self, LoadError> {
-        let hidden = spec.hidden_size;
-        let embedding = tensors.get("model.embed_tokens.weight", &[spec.vocab_size, hidden])?;
+    fn find(store: &'a Store, spec: &ModelSpec) -> Result<Self, LoadError> {
+        let (vocab, hidden) = (spec.vocab_size, spec.hidden_size);
+        let embedding = store.matrix("model.embed_tokens", vocab, hidden)?;
         let lm_head = match spec.tied_embeddings {
-            true => embedding,
-            false => tensors.get("lm_head.weight", &[spec.vocab_size, hidden])?,
+            true => None,
+            false => Some(store.matrix("lm_head", vocab, hidden)?),
         };
         Ok(Self {
             embedding,
             layers: (0..spec.num_layers)
-                .map(|index| LayerSource::find(tensors, spec, index))
+                .map(|index| LayerSource::find(store, spec, index))
                 .collect::<Result<_, _>>()?,
-            final_norm: tensors.get("model.norm.weight", &[hidden])?,
+            final_norm: store.vector("model.norm.weight", hidden)?,
             lm_head,
         })
+    }
+
+    fn lm_head(&self) -> &Matrix<'a> {
+        self.lm_head.as_ref().unwrap_or(&self.embedding)
     }
 }
 
@@ -141,24 +196,23 @@ struct LayerSource<'a> {
 }
 
 impl<'a> LayerSource<'a> {
-    fn find(tensors: &'a Tensors, spec: &ModelSpec, index: usize) -> Result<Self, LoadError> {
+    fn find(store: &'a Store, spec: &ModelSpec, index: usize) -> Result<Self, LoadError> {
         let hidden = spec.hidden_size;
         let (q, kv, inter) = (spec.q_width(), spec.kv_width(), spec.intermediate_size);
         let vector = |name: &str, len: usize| {
-            tensors.get(&format!("model.layers.{index}.{name}.weight"), &[len])
+            store.vector(&format!("model.layers.{index}.{name}.weight"), len)
         };
         // Name and outputs of each part; all have `inputs` inputs.
         let linear = |parts: &[(&str, usize)], inputs: usize, bias: bool| {
-            let name = |part: &str| format!("model.layers.{index}.{part}");
             let mut source = LinearSource::default();
             for &(part, outputs) in parts {
-                let weight = format!("{}.weight", name(part));
+                let module = format!("model.layers.{index}.{part}");
                 source
                     .matrices
-                    .push(tensors.get(&weight, &[outputs, inputs])?);
+                    .push(store.matrix(&module, outputs, inputs)?);
                 if bias {
-                    let bias = format!("{}.bias", name(part));
-                    source.biases.push(tensors.get(&bias, &[outputs])?);
+                    let bias = format!("{module}.bias");
+                    source.biases.push(store.vector(&bias, outputs)?);
                 }
             }
             Ok::<_, LoadError>(source)
@@ -186,18 +240,28 @@ impl<'a> LayerSource<'a> {
         })
     }
 
-    fn load(&self, cpu: &mut Cpu) -> Result<Layer, LoadError> {
+    /// The parts of each projection, and what they have become.
+    fn packed<'m>(&'m self, layer: &'m Layer) -> [(&'m [Matrix<'m>], &'m PackedMatrix); 4] {
+        [
+            (&self.qkv.matrices, &layer.qkv.matrix),
+            (&self.o.matrices, &layer.o.matrix),
+            (&self.gate_up.matrices, &layer.gate_up.matrix),
+            (&self.down.matrices, &layer.down.matrix),
+        ]
+    }
+
+    fn load(&self, packer: &mut Packer<'_>) -> Result<Layer, LoadError> {
         Ok(Layer {
             attention_norm: self.attention_norm.to_f32()?,
-            qkv: self.qkv.load(cpu)?,
+            qkv: self.qkv.load(packer, Stacking::Below)?,
             qk_norm: match &self.qk_norm {
                 Some([q, k]) => Some([q.to_f32()?, k.to_f32()?]),
                 None => None,
             },
-            o: self.o.load(cpu)?,
+            o: self.o.load(packer, Stacking::Below)?,
             mlp_norm: self.mlp_norm.to_f32()?,
-            gate_up: self.gate_up.load(cpu)?,
-            down: self.down.load(cpu)?,
+            gate_up: self.gate_up.load(packer, Stacking::InTurn)?,
+            down: self.down.load(packer, Stacking::Below)?,
         })
     }
 }
@@ -205,34 +269,27 @@ impl<'a> LayerSource<'a> {
 /// Where a projection's matrices and biases lie; no biases, or one for each matrix.
 #[derive(Default)]
 struct LinearSource<'a> {
-    matrices: Vec<Tensor<'a>>,
+    matrices: Vec<Matrix<'a>>,
     biases: Vec<Tensor<'a>>,
 }
 
 impl LinearSource<'_> {
-    fn load(&self, cpu: &mut Cpu) -> Result<Linear, LoadError> {
+    fn load(&self, packer: &mut Packer<'_>, stacking: Stacking) -> Result<Linear, LoadError> {
         let mut bias = Vec::new();
         for part in &self.biases {
             bias.extend(part.to_f32()?);
         }
         Ok(Linear {
-            matrix: pack(cpu, &self.matrices)?,
+            matrix: packer.pack(&self.matrices, stacking)?,
             bias: (!bias.is_empty()).then_some(bias),
         })
     }
 }
 
-fn pack(cpu: &mut Cpu, parts: &[Tensor<'_>]) -> Result<PackedMatrix, LoadError> {
-    let matrices: Vec<_> = parts.iter().map(Tensor::matrix).collect();
-    cpu.pack(&matrices)?
-        .map_err(|bad| parts[bad.part].not_finite(bad.row))
-}
-
 /// A copy in bf16: the file may go away, and the rows are read one by one.
-fn load_embedding(cpu: &mut Cpu, source: &Tensor<'_>) -> Result<Embedding, LoadError> {
-    let matrix = source.matrix();
-    let hidden_size = matrix.columns();
-    let len = matrix.rows() * hidden_size;
+fn load_embedding(cpu: &mut Cpu, source: &Matrix<'_>) -> Result<Embedding, LoadError> {
+    let hidden_size = source.columns();
+    let len = source.rows() * hidden_size;
     let mut rows = try_zeroed_vec::<bf16>(len)
         .map_err(|()| LoadError::Resource(format!("no memory for an embedding of {len} bf16")))?;
     let mut rows_f32 = vec![vec![0.0; hidden_size]; cpu.num_threads()];
@@ -242,7 +299,7 @@ fn load_embedding(cpu: &mut Cpu, source: &Tensor<'_>) -> Result<Embedding, LoadE
         &mut rows,
         hidden_size,
         |row_f32, index, row| {
-            matrix.row_to_f32(index, row_f32);
+            source.read_row(index, row_f32);
             row.convert_from_f32_slice(row_f32);
             // A fold and not a search: it is vectorised, and bad values are the exception.
             if !row

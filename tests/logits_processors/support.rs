@@ -7,11 +7,11 @@ use std::process::Command;
 use std::sync::Arc;
 
 use triton_inflight::base::{BlockSize, Blocks, RequestId, TokenId, Tokens};
-use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{BlockReuse, EngineConfig, Event, NewRequest, Speculation};
 use triton_inflight::manager::BatchManager;
 use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
-use triton_inflight::runner::{AttentionLimits, Checkpoint, CpuRunner, Runner, RunnerLimits};
+use triton_inflight::runner::{Checkpoint, CpuRunner, Runner, RunnerLimits};
 use triton_inflight::sampling::{
     BeamSearch, EarlyStopping, FinishReason, LogitsProcessor, SamplingParams,
 };
@@ -141,16 +141,7 @@ pub fn run_with(
         reuse: BlockReuse::Off,
         ..EngineConfig::default()
     };
-    let limits = RunnerLimits {
-        max_num_tokens: config.max_num_tokens,
-        max_num_requests: config.max_sequences(),
-        max_sampled_rows: config.max_sampled_rows(),
-        max_seq_len: config.max_seq_len,
-        block_size: config.block_size,
-        num_blocks: config.num_blocks,
-        kv_dtype: KvDtype::Bf16,
-        attention: AttentionLimits::default(),
-    };
+    let limits = RunnerLimits::of(&config);
     let options = CpuOptions {
         num_threads: NonZeroUsize::new(num_threads),
         ..CpuOptions::default()

@@ -288,8 +288,8 @@ fn what_is_not_supported_is_refused_by_name() {
             ["hidden_act: 'gelu'", "'silu' is"],
         ),
         (
-            json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}),
-            ["quantization_config", "'gptq'"],
+            json!({"quantization_config": {"quant_method": "fp8"}}),
+            ["quantization_config.quant_method: 'fp8'", "'gptq', 'awq'"],
         ),
         (
             json!({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),

@@ -3,10 +3,11 @@
 //! The oracle of every test is the same request alone, on a runner with room for everything.
 
 use triton_inflight::base::TokenId;
-use triton_inflight::device::cpu::KvDtype;
+use triton_inflight::device::cpu::{CodeBits, KvDtype, Simd};
 use triton_inflight::engine::{
     BlockReuse, CapacityPolicy, DraftOptions, Gather, PromptLookup, Speculation,
 };
+use triton_inflight::runner::WeightPrecision;
 use triton_inflight::sampling::{
     BeamSearch, EarlyStopping, Hypothesis, SamplingParams, TokenLogProbs,
 };
@@ -48,6 +49,7 @@ fn requests() -> Vec<Request> {
                 generation_logits: index % 5 < 2,
                 kv_blocks: index % 2 == 1,
                 drafts: index % 2 == 0,
+                beams: None,
             },
             drafts: DraftOptions::default(),
             arrival: index / 2,
@@ -80,12 +82,38 @@ fn serves_as_alone(name: &str, setup: &Setup) -> Happened {
     each_as_alone(name, setup, &requests())
 }
 
+/// Models that compute at the same time share the cores, and nothing else.
+#[test]
+fn each_model_serves_as_alone_while_others_compute() {
+    let num_threads = std::thread::available_parallelism().map_or(2, |n| n.get().max(2));
+    let setup = |num_threads| Setup {
+        max_num_tokens: 48,
+        enable_chunked_context: true,
+        num_threads,
+        ..Setup::default()
+    };
+    // One model twice, another one, and one that leaves a core to others.
+    let models = [
+        ("llama3", num_threads),
+        ("llama3", num_threads),
+        ("qwen3", num_threads),
+        ("qwen2", 1),
+    ];
+    std::thread::scope(|scope| {
+        for (name, num_threads) in models {
+            scope.spawn(move || serves_as_alone(name, &setup(num_threads)));
+        }
+    });
+}
+
 fn each_as_alone(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
     let alone_setup = Setup {
         max_beam_width: setup.max_beam_width,
         windows: setup.windows,
         num_sinks: setup.num_sinks,
         kv_dtype: setup.kv_dtype,
+        weights: setup.weights,
+        simd: setup.simd,
         ..Setup::default()
     };
     let mut alone = alone_setup.load(name);
@@ -106,10 +134,11 @@ fn assert_same_bits(served: &Served, expected: &Served, what: &str) {
     assert_eq!(served.hypotheses, expected.hypotheses, "{what}: hypotheses");
     for (served, expected) in served.hypotheses.iter().zip(&expected.hypotheses) {
         let bits = |of: &Hypothesis| -> Vec<_> {
-            let all = of.log_probs.iter().chain([&of.cum_log_prob]);
-            all.map(|log_prob| log_prob.to_bits()).collect()
+            let scores = of.log_probs.iter().chain([&of.cum_log_prob]);
+            let logits = of.generation_logits.iter().flat_map(|row| row.iter());
+            scores.chain(logits).map(|it| it.to_bits()).collect()
         };
-        assert_eq!(bits(served), bits(expected), "{what}: scores");
+        assert!(bits(served) == bits(expected), "{what}: scores, logits");
     }
     assert_eq!(served.log_probs.len(), expected.log_probs.len(), "{what}");
     for (served, expected) in served.log_probs.iter().zip(&expected.log_probs) {
@@ -318,6 +347,27 @@ fn a_request_is_the_same_in_int8_however_it_is_scheduled() {
             ..setup
         };
         serves_as_alone(name, &chunked);
+    }
+}
+
+#[test]
+fn a_request_is_the_same_with_rounded_weights_however_it_is_scheduled() {
+    for (name, weights) in [
+        ("llama3", WeightPrecision::new(CodeBits::Eight)),
+        ("qwen2", WeightPrecision::new(CodeBits::Four)),
+        ("qwen3", WeightPrecision::new(CodeBits::Four)),
+    ] {
+        for simd in Simd::ALL.into_iter().filter(|simd| simd.is_supported()) {
+            let setup = Setup {
+                weights: Some(weights),
+                max_num_tokens: 96,
+                enable_chunked_context: true,
+                num_threads: 2,
+                simd: Some(simd),
+                ..Setup::default()
+            };
+            serves_as_alone(name, &setup);
+        }
     }
 }
 
@@ -539,6 +589,7 @@ fn requests_with_beams() -> Vec<Request> {
     for (index, request) in requests.iter_mut().enumerate().filter(|(n, _)| n % 3 != 1) {
         request.gather = Gather {
             context_logits: index % 2 == 0,
+            generation_logits: index % 4 < 2,
             kv_blocks: true,
             ..Gather::default()
         };

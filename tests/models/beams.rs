@@ -4,6 +4,7 @@ use std::fs;
 
 use serde::Deserialize;
 use triton_inflight::base::TokenId;
+use triton_inflight::engine::Gather;
 use triton_inflight::sampling::{BeamSearch, EarlyStopping, SamplingParams};
 
 use crate::support::{Request, Setup, fixture, serve};
@@ -69,17 +70,68 @@ impl Case {
     }
 }
 
-#[test]
-fn beams_and_their_scores_are_those_of_transformers() {
+fn cases() -> Vec<Case> {
     let text = fs::read_to_string(fixture("beams.json")).expect("beams.json");
-    let cases: Vec<Case> = serde_json::from_str(&text).expect("beams.json");
-    assert!(cases.len() > 20);
-    let setup = Setup {
+    serde_json::from_str(&text).expect("beams.json")
+}
+
+fn setup() -> Setup {
+    Setup {
         max_beam_width: 8,
         block_size: 4,
         num_blocks: 256,
         ..Setup::default()
-    };
+    }
+}
+
+#[test]
+fn the_logits_of_a_beam_are_those_of_its_tokens_given_as_a_prompt() {
+    let setup = setup();
+    for case in cases().into_iter().step_by(5) {
+        let mut runner = setup.load(&case.model);
+        let vocab_size = runner.vocab_size();
+        let asking = Request {
+            gather: Gather {
+                generation_logits: true,
+                ..Gather::default()
+            },
+            ..case.request()
+        };
+        let (asking, _) = serve(&mut runner, &setup, &[asking]);
+        for found in &asking[0].hypotheses {
+            let (_, known) = found.tokens.split_last().expect("tokens");
+            let as_prompt = Request {
+                gather: Gather {
+                    context_logits: true,
+                    ..Gather::default()
+                },
+                ..Request::greedy(&[&case.prompt[..], known].concat(), 1)
+            };
+            let (of_prompt, _) = serve(&mut runner, &setup, &[as_prompt]);
+            let rows = of_prompt[0].context_logits.chunks(vocab_size);
+            let expected: Vec<_> = rows.skip(case.prompt.len() - 1).collect();
+            assert_eq!(found.generation_logits.len(), expected.len());
+            for (row, expected) in found.generation_logits.iter().zip(expected) {
+                let bits = |row: &[f32]| -> Vec<_> { row.iter().map(|it| it.to_bits()).collect() };
+                assert!(bits(row) == bits(expected), "{}", case.model);
+            }
+        }
+        // To ask for them changes nothing.
+        let (silent, _) = serve(&mut runner, &setup, &[case.request()]);
+        for (asking, silent) in asking[0].hypotheses.iter().zip(&silent[0].hypotheses) {
+            assert_eq!(
+                (&asking.tokens, &asking.log_probs),
+                (&silent.tokens, &silent.log_probs)
+            );
+            assert!(silent.generation_logits.is_empty());
+        }
+    }
+}
+
+#[test]
+fn beams_and_their_scores_are_those_of_transformers() {
+    let (cases, setup) = (cases(), setup());
+    assert!(cases.len() > 20);
     for case in cases {
         let mut runner = setup.load(&case.model);
         let (served, _) = serve(&mut runner, &setup, &[case.request()]);

@@ -11,7 +11,7 @@ use triton_inflight::engine::{
     EngineConfig, Event, Gather, NewRequest, Sampled, Speculation, StepOutput,
 };
 use triton_inflight::runner::{
-    AttentionLimits, Checkpoint, CpuRunner, RunnerLimits, SyntheticRunner,
+    AttentionLimits, Checkpoint, CpuRunner, RunnerLimits, SyntheticRunner, WeightPrecision,
 };
 use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 
@@ -37,6 +37,8 @@ pub struct Setup {
     pub enable_chunked_context: bool,
     pub num_threads: usize,
     pub kv_dtype: KvDtype,
+    /// What weights are rounded to, if not to bf16.
+    pub weights: Option<WeightPrecision>,
     /// The layers' windows and the sinks, as the user limits them.
     pub windows: &'static [u32],
     pub num_sinks: u32,
@@ -72,6 +74,7 @@ impl Default for Setup {
             enable_chunked_context: false,
             num_threads: 1,
             kv_dtype: KvDtype::Bf16,
+            weights: None,
             windows: &[],
             num_sinks: 0,
             gives_back: false,
@@ -112,14 +115,11 @@ impl Setup {
 
     pub fn runner_limits(&self) -> RunnerLimits {
         RunnerLimits {
-            max_num_tokens: Tokens(self.max_num_tokens),
-            max_num_requests: self.engine_config().max_sequences(),
-            max_sampled_rows: self.engine_config().max_sampled_rows(),
-            max_seq_len: Tokens(self.max_seq_len),
-            block_size: BlockSize::new(self.block_size).expect("not zero"),
             num_blocks: Blocks(self.num_runner_blocks.unwrap_or(self.num_blocks)),
             kv_dtype: self.kv_dtype,
+            weights: self.weights,
             attention: self.attention_limits(),
+            ..RunnerLimits::of(&self.engine_config())
         }
     }
 
@@ -266,8 +266,12 @@ pub fn serve(
         let num_sampling = sampling.iter().filter(|(.., is_draft)| !is_draft).count();
         happened.num_chunks += planned.len() - num_sampling;
         for plan in step.plans() {
-            let holes = plan.block_tables.iter();
-            happened.num_holes += holes.filter(|&&block| block == BlockId::NONE).count();
+            let tables = plan
+                .sequences
+                .iter()
+                .map(|planned| plan.block_table(planned));
+            let holes = tables.flatten().filter(|&&block| block == BlockId::NONE);
+            happened.num_holes += holes.count();
             happened.num_copies += plan.copies.len();
         }
         let vocab_size = runner.vocab_size();

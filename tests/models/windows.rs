@@ -200,7 +200,7 @@ fn the_synthetic_runner_notices_a_block_that_is_missing() {
     for missing in 0..11 {
         let mut plan = step.plans().next().expect("a sequence generates");
         let mut tables = plan.block_tables.to_vec();
-        tables[missing] = BlockId::NONE;
+        tables[plan.sequences[0].block_table.start as usize + missing] = BlockId::NONE;
         plan.block_tables = &tables;
         output.sampled.clear();
         let result = runner.run(plan, &mut output);

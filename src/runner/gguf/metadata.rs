@@ -1,0 +1,279 @@
+//! The keys and values of a GGUF file, and the bytes that they are read from.
+
+use std::collections::HashMap;
+use std::fmt;
+
+/// The longest key or name, and the longest text, in bytes. (Vocabularies are arrays, and are not kept.)
+const MAX_NAME_BYTES: u64 = 1 << 16;
+const MAX_TEXT_BYTES: u64 = 1 << 22;
+
+/// A value. Numbers of all widths are one kind.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Value {
+    Unsigned(u64),
+    Signed(i64),
+    Float(f64),
+    Bool(bool),
+    Text(String),
+    /// Of an array only how long it is.
+    Array(u64),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unsigned(number) => number.fmt(f),
+            Self::Signed(number) => number.fmt(f),
+            Self::Float(number) => number.fmt(f),
+            Self::Bool(value) => value.fmt(f),
+            Self::Text(text) => write!(f, "'{text}'"),
+            Self::Array(len) => write!(f, "an array of {len}"),
+        }
+    }
+}
+
+/// Reads little-endian values one after the other. An error says what is wrong.
+pub(super) struct Reader<'a> {
+    bytes: &'a [u8],
+    position: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, position: 0 }
+    }
+
+    /// Bytes that were read.
+    pub(super) fn position(&self) -> usize {
+        self.position
+    }
+
+    pub(super) fn take(&mut self, len: u64) -> Result<&'a [u8], String> {
+        let rest = &self.bytes[self.position..];
+        match usize::try_from(len).ok().and_then(|len| rest.get(..len)) {
+            Some(taken) => {
+                self.position += taken.len();
+                Ok(taken)
+            }
+            None => Err(format!(
+                "is cut short, or damaged: {len} bytes are wanted at byte {}, and it has {}; fetch it again",
+                self.position,
+                self.bytes.len()
+            )),
+        }
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let bytes = self.take(N as u64)?;
+        Ok(*bytes.first_chunk().expect("as many as were taken"))
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32, String> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64, String> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// A key or a tensor's name.
+    pub(super) fn name(&mut self) -> Result<&'a str, String> {
+        self.text(MAX_NAME_BYTES)
+    }
+
+    fn text(&mut self, max_bytes: u64) -> Result<&'a str, String> {
+        let (at, len) = (self.position, self.u64()?);
+        if len > max_bytes {
+            return Err(format!(
+                "has a text of {len} bytes at byte {at}, where at most {max_bytes} are expected; it is damaged"
+            ));
+        }
+        std::str::from_utf8(self.take(len)?)
+            .map_err(|_| format!("has a text at byte {at} that is not UTF-8; it is damaged"))
+    }
+
+    fn value(&mut self, kind: Kind) -> Result<Value, String> {
+        Ok(match kind {
+            Kind::U8 => Value::Unsigned(self.array::<1>()?[0].into()),
+            Kind::I8 => Value::Signed(i8::from_le_bytes(self.array()?).into()),
+            Kind::U16 => Value::Unsigned(u16::from_le_bytes(self.array()?).into()),
+            Kind::I16 => Value::Signed(i16::from_le_bytes(self.array()?).into()),
+            Kind::U32 => Value::Unsigned(self.u32()?.into()),
+            Kind::I32 => Value::Signed(i32::from_le_bytes(self.array()?).into()),
+            Kind::F32 => Value::Float(f32::from_le_bytes(self.array()?).into()),
+            Kind::Bool => Value::Bool(self.array::<1>()?[0] != 0),
+            Kind::Text => Value::Text(self.text(MAX_TEXT_BYTES)?.to_owned()),
+            Kind::Array => Value::Array(self.skip_array()?),
+            Kind::U64 => Value::Unsigned(self.u64()?),
+            Kind::I64 => Value::Signed(i64::from_le_bytes(self.array()?)),
+            Kind::F64 => Value::Float(f64::from_le_bytes(self.array()?)),
+        })
+    }
+
+    /// Passes over an array, and says how long it is.
+    fn skip_array(&mut self) -> Result<u64, String> {
+        let kind = self.kind()?;
+        let len = self.u64()?;
+        match kind.size() {
+            Some(size) => {
+                // A product that overflows is longer than any file.
+                self.take(len.saturating_mul(size))?;
+            }
+            None if kind == Kind::Text => {
+                for _ in 0..len {
+                    self.text(MAX_TEXT_BYTES)?;
+                }
+            }
+            None => {
+                return Err(
+                    "has an array of arrays, which no known key has; it is damaged".to_owned(),
+                );
+            }
+        }
+        Ok(len)
+    }
+
+    fn kind(&mut self) -> Result<Kind, String> {
+        let number = self.u32()?;
+        Kind::ALL.get(number as usize).copied().ok_or_else(|| {
+            format!(
+                "has a value of type {number}, which GGUF 3 does not have; it is damaged or too new"
+            )
+        })
+    }
+
+    /// So many keys and their values.
+    pub(super) fn metadata(&mut self, num_keys: u64) -> Result<HashMap<String, Value>, String> {
+        let mut metadata = HashMap::new();
+        for _ in 0..num_keys {
+            let key = self.name()?;
+            let kind = self.kind()?;
+            let value = self
+                .value(kind)
+                .map_err(|reason| format!("{reason} (the value of {key})"))?;
+            metadata.insert(key.to_owned(), value);
+        }
+        Ok(metadata)
+    }
+}
+
+/// The type of a value, numbered as in the file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    F32,
+    Bool,
+    Text,
+    Array,
+    U64,
+    I64,
+    F64,
+}
+
+impl Kind {
+    const ALL: [Self; 13] = [
+        Self::U8,
+        Self::I8,
+        Self::U16,
+        Self::I16,
+        Self::U32,
+        Self::I32,
+        Self::F32,
+        Self::Bool,
+        Self::Text,
+        Self::Array,
+        Self::U64,
+        Self::I64,
+        Self::F64,
+    ];
+
+    /// Bytes of a value, if all are alike.
+    const fn size(self) -> Option<u64> {
+        match self {
+            Self::U8 | Self::I8 | Self::Bool => Some(1),
+            Self::U16 | Self::I16 => Some(2),
+            Self::U32 | Self::I32 | Self::F32 => Some(4),
+            Self::U64 | Self::I64 | Self::F64 => Some(8),
+            Self::Text | Self::Array => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str, kind: u32, value: &[u8]) -> Vec<u8> {
+        let len = (name.len() as u64).to_le_bytes();
+        [&len, name.as_bytes(), &kind.to_le_bytes(), value].concat()
+    }
+
+    #[test]
+    fn values_of_every_type_are_read() {
+        let bytes = [
+            key("a", 0, &[200]),
+            key("b", 3, &(-2_i16).to_le_bytes()),
+            key("c", 6, &0.5_f32.to_le_bytes()),
+            key("d", 7, &[1]),
+            key("e", 8, &[2, 0, 0, 0, 0, 0, 0, 0, b'o', b'k']),
+            key(
+                "f",
+                9,
+                &[&[4, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0], &[0; 8][..]].concat(),
+            ),
+            key("g", 12, &1e-5_f64.to_le_bytes()),
+        ]
+        .concat();
+        let mut reader = Reader::new(&bytes);
+        let metadata = reader.metadata(7).expect("whole");
+        assert_eq!(reader.position(), bytes.len());
+        for (key, value) in [
+            ("a", Value::Unsigned(200)),
+            ("b", Value::Signed(-2)),
+            ("c", Value::Float(0.5)),
+            ("d", Value::Bool(true)),
+            ("e", Value::Text("ok".to_owned())),
+            ("f", Value::Array(2)),
+            ("g", Value::Float(1e-5)),
+        ] {
+            assert_eq!(metadata[key], value, "{key}");
+        }
+        for len in 0..bytes.len() {
+            let error = Reader::new(&bytes[..len])
+                .metadata(7)
+                .expect_err("cut short");
+            assert!(error.contains("is cut short"), "{error}");
+        }
+    }
+
+    #[test]
+    fn lies_about_lengths_cost_nothing() {
+        let many = u64::MAX.to_le_bytes();
+        for (bytes, reason) in [
+            (many.to_vec(), "a text of 18446744073709551615 bytes"),
+            (key("a", 8, &many), "a text of 18446744073709551615 bytes"),
+            (
+                key("a", 9, &[&[10, 0, 0, 0], &many[..]].concat()),
+                "is cut short",
+            ),
+            (
+                key("a", 9, &[&[8, 0, 0, 0], &many[..]].concat()),
+                "is cut short",
+            ),
+            (
+                key("a", 9, &[&[9, 0, 0, 0], &many[..]].concat()),
+                "an array of arrays",
+            ),
+            (key("a", 13, &[]), "a value of type 13"),
+            (key("a", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]), "is not UTF-8"),
+        ] {
+            let error = Reader::new(&bytes).metadata(u64::MAX).expect_err("refused");
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! From the matrices of a checkpoint to what the kernels read.
+
+use super::matrix::{Matrix, ReadRow};
+use super::precision::WeightPrecision;
+use super::tensor::Tensor;
+use super::weight_cache::WeightCache;
+use crate::base::LoadError;
+use crate::device::cpu::{
+    CodeBits, Cpu, NotFinite, PackedMatrix, PanelShape, QuantisedRows, Rounded, Stacking,
+    can_be_packed_together,
+};
+
+/// What weights become that are quantised and cannot be taken over.
+const ROUNDED_ANEW: WeightPrecision = WeightPrecision {
+    bits: CodeBits::Eight,
+    group_size: 32,
+};
+
+/// Packs the matrices of one model.
+pub(super) struct Packer<'a> {
+    cpu: &'a mut Cpu,
+    precision: Option<WeightPrecision>,
+    /// Where what is rounded may be already.
+    cache: Option<WeightCache>,
+    num_rounded_anew: usize,
+}
+
+impl<'c> Packer<'c> {
+    /// `precision` is what float weights are rounded to, if not to bf16.
+    pub(super) fn new(
+        cpu: &'c mut Cpu,
+        precision: Option<WeightPrecision>,
+        cache: Option<WeightCache>,
+    ) -> Self {
+        Self {
+            cpu,
+            precision,
+            cache,
+            num_rounded_anew: 0,
+        }
+    }
+
+    /// How many times weights had to be rounded, because no kernel has their codes, or they are computed together
+    /// and are not of one kind.
+    pub(super) fn num_rounded_anew(&self) -> usize {
+        self.num_rounded_anew
+    }
+
+    /// Packs matrices of equal width: those of a projection.
+    pub(super) fn pack(
+        &mut self,
+        parts: &[Matrix<'_>],
+        stacking: Stacking,
+    ) -> Result<PackedMatrix, LoadError> {
+        self.pack_as(parts, Form::of(parts, self.precision), stacking)
+    }
+
+    /// Packs the output layer.
+    pub(super) fn pack_output_layer(
+        &mut self,
+        matrix: &Matrix<'_>,
+    ) -> Result<PackedMatrix, LoadError> {
+        let parts = std::slice::from_ref(matrix);
+        let form = Form::of_output_layer(parts, self.precision);
+        self.pack_as(parts, form, Stacking::Below)
+    }
+
+    /// Keeps what was rounded for the next load: of all matrices that were packed, the parts and the whole.
+    pub(super) fn keep<'m>(
+        &mut self,
+        matrices: impl Iterator<Item = (&'m [Matrix<'m>], &'m PackedMatrix)>,
+    ) {
+        let Some(cache) = &mut self.cache else {
+            return;
+        };
+        let rounded = matrices.filter(|(parts, _)| match Form::of(parts, self.precision) {
+            Form::Rounded(_) | Form::RoundedAnew => true,
+            Form::Floats(_) | Form::Codes(_) => false,
+        });
+        let rounded: Vec<_> = rounded
+            .map(|(parts, matrix)| (name(parts, matrix.stacking()), matrix))
+            .collect();
+        cache.keep(self.cpu, &rounded);
+    }
+
+    fn pack_as(
+        &mut self,
+        parts: &[Matrix<'_>],
+        form: Form<'_>,
+        stacking: Stacking,
+    ) -> Result<PackedMatrix, LoadError> {
+        let packed = match form {
+            Form::Floats(tensors) => {
+                let reordered: Vec<_> = tensors.iter().map(|tensor| tensor.reordered()).collect();
+                let matrices = tensors.iter().zip(&reordered);
+                let matrices: Vec<_> = matrices
+                    .map(|(tensor, reordered)| tensor.matrix(reordered.as_deref()))
+                    .collect();
+                self.cpu.pack(&matrices, stacking)?
+            }
+            Form::Codes(codes) => self.cpu.pack_quantised(&codes, stacking)?,
+            Form::Rounded(precision) => self.round(parts, precision, stacking)?,
+            Form::RoundedAnew => {
+                self.num_rounded_anew += 1;
+                self.round(parts, ROUNDED_ANEW, stacking)?
+            }
+        };
+        packed.map_err(|bad| parts[bad.part].not_finite(bad.row))
+    }
+
+    fn round(
+        &mut self,
+        parts: &[Matrix<'_>],
+        precision: WeightPrecision,
+        stacking: Stacking,
+    ) -> Result<Result<PackedMatrix, NotFinite>, LoadError> {
+        if let Some(cache) = &mut self.cache {
+            let num_rows: Vec<_> = parts.iter().map(Matrix::rows).collect();
+            let shape = PanelShape {
+                num_rows: &num_rows,
+                columns: parts[0].columns(),
+                stacking,
+                format: precision.format(),
+            };
+            if let Some(packed) = cache.read(self.cpu, &name(parts, stacking), shape)? {
+                return Ok(Ok(packed));
+            }
+        }
+        let readers: Vec<_> = parts
+            .iter()
+            .map(|part| move |row: usize, out: &mut [f32]| part.read_row(row, out))
+            .collect();
+        let simd = self.cpu.simd();
+        let rounded: Vec<_> = parts
+            .iter()
+            .zip(&readers)
+            .map(|(part, read)| {
+                let read: &ReadRow<'_> = read;
+                let WeightPrecision { bits, group_size } = precision;
+                Rounded::new(simd, part.rows(), part.columns(), bits, group_size, read)
+            })
+            .collect();
+        let rounded: Vec<_> = rounded
+            .iter()
+            .map(|rows| rows as &dyn QuantisedRows)
+            .collect();
+        self.cpu.pack_quantised(&rounded, stacking)
+    }
+}
+
+/// What matrices are called that are packed together.
+fn name(parts: &[Matrix<'_>], stacking: Stacking) -> String {
+    let names: Vec<_> = parts.iter().map(|part| part.place().name).collect();
+    names.join(match stacking {
+        Stacking::Below => "+",
+        Stacking::InTurn => "|",
+    })
+}
+
+/// How matrices are packed together.
+pub(super) enum Form<'p> {
+    Floats(Vec<&'p Tensor<'p>>),
+    /// Codes that are taken over as they are.
+    Codes(Vec<&'p dyn QuantisedRows>),
+    /// Floats that are to be rounded.
+    Rounded(WeightPrecision),
+    /// Anything else: read as numbers, and rounded to 8 bits.
+    RoundedAnew,
+}
+
+impl<'p> Form<'p> {
+    /// That of a projection.
+    pub(super) fn of(parts: &'p [Matrix<'p>], precision: Option<WeightPrecision>) -> Self {
+        let floats = parts.iter().map(|part| match part {
+            Matrix::Float(tensor) => Some(tensor),
+            _ => None,
+        });
+        if let Some(floats) = floats.collect() {
+            return precision.map_or(Self::Floats(floats), Self::Rounded);
+        }
+        let codes = parts.iter().map(|part| match part {
+            Matrix::Codes(_, codes) => Some(codes.as_ref() as &dyn QuantisedRows),
+            _ => None,
+        });
+        match codes.collect::<Option<Vec<_>>>() {
+            Some(codes) if can_be_packed_together(&codes) => Self::Codes(codes),
+            _ => Self::RoundedAnew,
+        }
+    }
+
+    /// That of the output layer.
+    pub(super) fn of_output_layer(
+        parts: &'p [Matrix<'p>],
+        precision: Option<WeightPrecision>,
+    ) -> Self {
+        Self::of(parts, precision.map(WeightPrecision::of_output_layer))
+    }
+
+    /// Bytes that these matrices take in this form, but for what rounds them up to whole panels.
+    pub(super) fn num_bytes(&self, parts: &[Matrix<'_>]) -> u64 {
+        let columns = parts.first().map_or(0, Matrix::columns);
+        let rows = parts.iter().map(Matrix::rows).sum::<usize>() as u64;
+        let num_weights = rows * columns as u64;
+        match self {
+            Self::Floats(_) => 2 * num_weights,
+            Self::Rounded(precision) => precision.num_bytes(num_weights),
+            Self::RoundedAnew => ROUNDED_ANEW.num_bytes(num_weights),
+            Self::Codes(codes) => {
+                let format = codes[0].format();
+                let code_bytes = match format.bits {
+                    CodeBits::Four => columns.div_ceil(2),
+                    CodeBits::Eight => columns,
+                };
+                let group_bytes = if format.has_offsets { 4 } else { 2 };
+                rows * (code_bytes + group_bytes * format.num_groups(columns)) as u64
+            }
+        }
+    }
+}

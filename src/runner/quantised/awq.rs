@@ -1,0 +1,116 @@
+//! AWQ (Lin et al., 2023), as AutoAWQ saves it for its GEMM kernel.
+//!
+//! ```text
+//! qweight  I32 [inputs, outputs / 8]    an input's codes lie side by side
+//! qzeros   I32 [groups, outputs / 8]
+//! scales   [groups, outputs]
+//! weight = scale * (code - zero); of 8 outputs a word has, from its lowest bits on, 0 2 4 6 1 3 5 7
+//! ```
+
+use super::groups::Groups;
+use super::words::{Words, code_at, codes_per_word};
+use super::{Module, group_size, refused};
+use crate::base::LoadError;
+use crate::device::cpu::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::runner::json_file::JsonFile;
+use crate::runner::matrix::Matrix;
+
+const BITS: CodeBits = CodeBits::Four;
+/// The place in its word of each of 8 outputs.
+const PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// What `quantization_config` says.
+#[derive(Debug)]
+pub(in crate::runner) struct Awq {
+    /// All inputs if there is none.
+    group_size: Option<usize>,
+}
+
+impl Awq {
+    pub(super) fn from_config(section: &JsonFile) -> Result<Self, LoadError> {
+        let either = |[new, old]: [&'static str; 2]| if section.has(old) { old } else { new };
+        let bits = either(["bits", "w_bit"]);
+        match section.required_size(bits, 1..=32)? {
+            4 => {}
+            other => return Err(refused(section, bits, other, "4")),
+        }
+        match section.string("version")? {
+            Some(version) if !version.eq_ignore_ascii_case("gemm") => {
+                let value = format_args!("'{version}'");
+                return Err(refused(section, "version", value, "'gemm'"));
+            }
+            _ => {}
+        }
+        Ok(Self {
+            group_size: group_size(section, either(["group_size", "q_group_size"]))?,
+        })
+    }
+
+    /// A module's matrix; none where it is not quantised.
+    pub(super) fn matrix<'a>(
+        &self,
+        module: &Module<'a, '_>,
+    ) -> Result<Option<Matrix<'a>>, LoadError> {
+        let &Module {
+            tensors,
+            outputs,
+            inputs,
+            ..
+        } = module;
+        let Some(qweight) = tensors.find(&module.tensor("qweight"))? else {
+            return Ok(None);
+        };
+        let per_word = codes_per_word(BITS);
+        if !outputs.is_multiple_of(per_word) {
+            return Err(qweight.place.error(format!(
+                "{outputs} outputs do not fill words of {per_word} codes"
+            )));
+        }
+        let groups = Groups::find(module, BITS, self.group_size)?;
+        let rows = AwqRows {
+            format: QuantFormat {
+                bits: BITS,
+                group_size: groups.size,
+                has_offsets: true,
+            },
+            outputs,
+            inputs,
+            codes: Words::new(qweight, [inputs, outputs / per_word])?,
+            groups,
+        };
+        Ok(Some(Matrix::Codes(qweight.place, Box::new(rows))))
+    }
+}
+
+struct AwqRows<'a> {
+    format: QuantFormat,
+    outputs: usize,
+    inputs: usize,
+    codes: Words<'a>,
+    groups: Groups<'a>,
+}
+
+impl QuantisedRows for AwqRows<'_> {
+    fn format(&self) -> QuantFormat {
+        self.format
+    }
+
+    fn rows(&self) -> usize {
+        self.outputs
+    }
+
+    fn columns(&self) -> usize {
+        self.inputs
+    }
+
+    fn read_row(&self, index: usize, row: &mut QuantisedRow) {
+        let (column, place) = (index / PLACES.len(), PLACES[index % PLACES.len()]);
+        row.resize(self.format, self.inputs);
+        for (input, code) in row.codes.iter_mut().enumerate() {
+            let unsigned = code_at(self.codes.at(input, column), place, BITS);
+            *code = (unsigned as i32 - BITS.bias()) as i8;
+        }
+        let zero = |word| code_at(word, place, BITS);
+        self.groups.read(index, column, zero, row);
+    }
+}

@@ -1,0 +1,167 @@
+//! GPTQ (Frantar et al., 2022), as AutoGPTQ and GPTQModel save it.
+//!
+//! ```text
+//! qweight  I32 [inputs / codes per word, outputs]    an output's codes lie one below the other
+//! qzeros   I32 [groups, outputs / codes per word]    minus 1 in the first version of the format
+//! scales   [groups, outputs]
+//! g_idx    I32 [inputs]                              each input's group; with act order in any order
+//! weight = scale * (code - zero)
+//! ```
+
+use super::groups::Groups;
+use super::words::{Words, act_order, code_at, codes_per_word, max_code};
+use super::{Module, group_size, refused};
+use crate::base::LoadError;
+use crate::device::cpu::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::runner::json_file::JsonFile;
+use crate::runner::matrix::Matrix;
+
+/// What `quantization_config` says.
+#[derive(Debug)]
+pub(in crate::runner) struct Gptq {
+    bits: CodeBits,
+    /// All inputs if there is none.
+    group_size: Option<usize>,
+    /// What is added to a zero that is stored.
+    zero_step: u32,
+}
+
+impl Gptq {
+    pub(super) fn from_config(section: &JsonFile) -> Result<Self, LoadError> {
+        let bits = match section.required_size("bits", 1..=32)? {
+            4 => CodeBits::Four,
+            8 => CodeBits::Eight,
+            other => return Err(refused(section, "bits", other, "4 or 8")),
+        };
+        let zero_step = match section.string("checkpoint_format")? {
+            None | Some("gptq") => 1,
+            Some("gptq_v2") => 0,
+            Some(other) => {
+                let value = format_args!("'{other}'");
+                let supported = "'gptq' or 'gptq_v2'";
+                return Err(refused(section, "checkpoint_format", value, supported));
+            }
+        };
+        match section.string("pack_dtype")? {
+            None | Some("int32") => {}
+            Some(other) => {
+                let value = format_args!("'{other}'");
+                return Err(refused(section, "pack_dtype", value, "'int32'"));
+            }
+        }
+        // What begins with a minus names modules that are not quantised, which their tensors show as well.
+        if let Some(rules) = section.object("dynamic")?
+            && let Some((rule, _)) = rules.entries().find(|(rule, _)| !rule.starts_with("-:"))
+        {
+            let value = format_args!("a rule for '{rule}'");
+            let supported = "one kind of quantisation for all modules that have one";
+            return Err(refused(section, "dynamic", value, supported));
+        }
+        Ok(Self {
+            bits,
+            group_size: group_size(section, "group_size")?,
+            zero_step,
+        })
+    }
+
+    /// A module's matrix; none where it is not quantised.
+    pub(super) fn matrix<'a>(
+        &self,
+        module: &Module<'a, '_>,
+    ) -> Result<Option<Matrix<'a>>, LoadError> {
+        let &Module {
+            tensors,
+            outputs,
+            inputs,
+            ..
+        } = module;
+        let Some(qweight) = tensors.find(&module.tensor("qweight"))? else {
+            return Ok(None);
+        };
+        let per_word = codes_per_word(self.bits);
+        if !inputs.is_multiple_of(per_word) || !outputs.is_multiple_of(per_word) {
+            return Err(qweight.place.error(format!(
+                "{outputs} outputs or {inputs} inputs do not fill words of {per_word} codes"
+            )));
+        }
+        let groups = Groups::find(module, self.bits, self.group_size)?;
+        let order = match tensors.find(&module.tensor("g_idx"))? {
+            Some(g_idx) => act_order(g_idx, inputs, groups.size)?,
+            None => None,
+        };
+        // Symmetric: all zeros are in the middle.
+        let stored_middle = self.bits.bias() as u32 - self.zero_step;
+        let has_offsets = !groups.all_zeros_are(stored_middle);
+        let rows = GptqRows {
+            format: QuantFormat {
+                bits: self.bits,
+                group_size: groups.size,
+                has_offsets,
+            },
+            outputs,
+            inputs,
+            codes: Words::new(qweight, [inputs / per_word, outputs])?,
+            groups,
+            zero_step: self.zero_step,
+            order,
+        };
+        Ok(Some(Matrix::Codes(qweight.place, Box::new(rows))))
+    }
+}
+
+struct GptqRows<'a> {
+    format: QuantFormat,
+    outputs: usize,
+    inputs: usize,
+    codes: Words<'a>,
+    groups: Groups<'a>,
+    zero_step: u32,
+    order: Option<Vec<u32>>,
+}
+
+impl QuantisedRows for GptqRows<'_> {
+    fn format(&self) -> QuantFormat {
+        self.format
+    }
+
+    fn rows(&self) -> usize {
+        self.outputs
+    }
+
+    fn columns(&self) -> usize {
+        self.inputs
+    }
+
+    fn input_order(&self) -> Option<&[u32]> {
+        self.order.as_deref()
+    }
+
+    fn read_row(&self, index: usize, row: &mut QuantisedRow) {
+        let bits = self.format.bits;
+        let (per_word, middle) = (codes_per_word(bits), bits.bias());
+        row.resize(self.format, self.inputs);
+        let signed = |word, place| (code_at(word, place, bits) as i32 - middle) as i8;
+        match &self.order {
+            None => {
+                for (at, codes) in row.codes.chunks_exact_mut(per_word).enumerate() {
+                    let word = self.codes.at(at, index);
+                    for (place, code) in codes.iter_mut().enumerate() {
+                        *code = signed(word, place);
+                    }
+                }
+            }
+            Some(order) => {
+                for (code, &input) in row.codes.iter_mut().zip(order) {
+                    let input = input as usize;
+                    let word = self.codes.at(input / per_word, index);
+                    *code = signed(word, input % per_word);
+                }
+            }
+        }
+        let zero = |word| {
+            let stored = code_at(word, index % per_word, bits);
+            (stored + self.zero_step) & max_code(bits)
+        };
+        self.groups.read(index, index / per_word, zero, row);
+    }
+}

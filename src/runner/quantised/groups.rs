@@ -1,0 +1,72 @@
+//! What GPTQ and AWQ have in common: a scale and a zero for each group of inputs of an output.
+//!
+//! ```text
+//! qzeros   I32 [groups, outputs / codes per word]
+//! scales   [groups, outputs]
+//! weight = scale * (code - zero)
+//! ```
+
+use super::Module;
+use super::words::{Floats, Words, codes_per_word, word_of};
+use crate::base::LoadError;
+use crate::device::cpu::{CodeBits, QuantisedRow};
+
+/// The groups of a module.
+pub(super) struct Groups<'a> {
+    bits: CodeBits,
+    /// Inputs of a group.
+    pub size: usize,
+    outputs: usize,
+    zeros: Words<'a>,
+    scales: Floats<'a>,
+}
+
+impl<'a> Groups<'a> {
+    /// Those of `size` inputs, or of all.
+    ///
+    /// # Errors
+    /// A tensor that is missing, or has another shape or type.
+    pub(super) fn find(
+        module: &Module<'a, '_>,
+        bits: CodeBits,
+        size: Option<usize>,
+    ) -> Result<Self, LoadError> {
+        let size = size.unwrap_or(module.inputs).min(module.inputs);
+        let num_groups = module.inputs.div_ceil(size);
+        let shape = [num_groups, module.outputs / codes_per_word(bits)];
+        let zeros = module.tensors.get(&module.tensor("qzeros"), &shape)?;
+        let zeros = Words::new(zeros, shape)?;
+        let shape = [num_groups, module.outputs];
+        let scales = module.tensors.get(&module.tensor("scales"), &shape)?;
+        Ok(Self {
+            bits,
+            size,
+            outputs: module.outputs,
+            zeros,
+            scales: Floats::new(scales)?,
+        })
+    }
+
+    /// Whether all zeros are stored as this code.
+    pub(super) fn all_zeros_are(&self, code: u32) -> bool {
+        self.zeros.are_all(word_of(code, self.bits))
+    }
+
+    /// Reads the scales and offsets of an output, whose zeros are in a column of words: `zero` takes one out of
+    /// its word.
+    pub(super) fn read(
+        &self,
+        output: usize,
+        column: usize,
+        zero: impl Fn(u32) -> u32,
+        row: &mut QuantisedRow,
+    ) {
+        for (group, scale) in row.scales.iter_mut().enumerate() {
+            *scale = self.scales.at(group * self.outputs + output);
+        }
+        for (group, offset) in row.offsets.iter_mut().enumerate() {
+            let zero = zero(self.zeros.at(group, column));
+            *offset = row.scales[group] * (self.bits.bias() - zero as i32) as f32;
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What the methods have in common: codes in 32-bit words, scales of floating point, and act order.
+
+use half::{bf16, f16};
+use safetensors::tensor::Dtype;
+
+use crate::base::LoadError;
+use crate::device::cpu::CodeBits;
+use crate::runner::tensors::Stored;
+
+/// Codes without a sign in little-endian 32-bit words, `[_, width]`.
+#[derive(Clone, Copy)]
+pub(super) struct Words<'a> {
+    words: &'a [[u8; 4]],
+    width: usize,
+}
+
+impl<'a> Words<'a> {
+    /// A tensor of this shape, which must be of type I32.
+    pub(super) fn new(stored: Stored<'a>, shape: [usize; 2]) -> Result<Self, LoadError> {
+        let stored = stored.of_shape(&shape)?;
+        if stored.dtype != Dtype::I32 {
+            let reason = format!("is of type {:?}; codes are packed in I32", stored.dtype);
+            return Err(stored.place.error(reason));
+        }
+        Ok(Self {
+            words: stored.bytes.as_chunks().0,
+            width: shape[1],
+        })
+    }
+
+    /// A word.
+    pub(super) fn at(&self, row: usize, column: usize) -> u32 {
+        u32::from_le_bytes(self.words[row * self.width + column])
+    }
+
+    /// A row of them.
+    pub(super) fn row(&self, row: usize) -> impl Iterator<Item = u32> + use<'a> {
+        let row = &self.words[row * self.width..][..self.width];
+        row.iter().map(|word| u32::from_le_bytes(*word))
+    }
+
+    /// Whether all of them are this.
+    pub(super) fn are_all(&self, word: u32) -> bool {
+        self.words.iter().all(|&other| other == word.to_le_bytes())
+    }
+}
+
+/// Codes in a word.
+pub(super) const fn codes_per_word(bits: CodeBits) -> usize {
+    32 / bits.count()
+}
+
+/// The code at a place of a word, without a sign.
+pub(super) const fn code_at(word: u32, place: usize, bits: CodeBits) -> u32 {
+    (word >> (place * bits.count())) & max_code(bits)
+}
+
+/// The largest code without a sign.
+pub(super) const fn max_code(bits: CodeBits) -> u32 {
+    (1 << bits.count()) - 1
+}
+
+/// A word all of whose codes are this one.
+pub(super) const fn word_of(code: u32, bits: CodeBits) -> u32 {
+    match bits {
+        CodeBits::Four => code * 0x1111_1111,
+        CodeBits::Eight => code * 0x0101_0101,
+    }
+}
+
+/// Numbers of floating point, one by one.
+#[derive(Clone, Copy)]
+pub(super) struct Floats<'a> {
+    dtype: Dtype,
+    bytes: &'a [u8],
+}
+
+impl<'a> Floats<'a> {
+    /// A tensor of floating point.
+    pub(super) fn new(stored: Stored<'a>) -> Result<Self, LoadError> {
+        stored.to_float()?;
+        Ok(Self {
+            dtype: stored.dtype,
+            bytes: stored.bytes,
+        })
+    }
+
+    /// One of them, in the order of the tensor.
+    pub(super) fn at(&self, index: usize) -> f32 {
+        let two = || [self.bytes[2 * index], self.bytes[2 * index + 1]];
+        match self.dtype {
+            Dtype::F16 => f16::from_le_bytes(two()).to_f32(),
+            Dtype::BF16 => bf16::from_le_bytes(two()).to_f32(),
+            _ => f32::from_le_bytes(self.bytes.as_chunks().0[index]),
+        }
+    }
+}
+
+/// The inputs in the order of their groups, from `g_idx`, each input's group. `None` where that is their own order.
+///
+/// # Errors
+/// A group that does not exist, or has more or fewer inputs than it should.
+pub(super) fn act_order(
+    g_idx: Stored<'_>,
+    inputs: usize,
+    group_size: usize,
+) -> Result<Option<Vec<u32>>, LoadError> {
+    let g_idx = g_idx.of_shape(&[inputs])?;
+    if g_idx.dtype != Dtype::I32 {
+        let reason = format!("is of type {:?}; groups are numbered in I32", g_idx.dtype);
+        return Err(g_idx.place.error(reason));
+    }
+    let groups = g_idx.bytes.as_chunks().0;
+    let groups: Vec<_> = groups
+        .iter()
+        .map(|group| i32::from_le_bytes(*group))
+        .collect();
+    let mut in_order = groups.iter().enumerate();
+    if in_order.all(|(input, &group)| group as usize == input / group_size) {
+        return Ok(None);
+    }
+    let num_groups = inputs.div_ceil(group_size);
+    // Where the next input of each group goes.
+    let mut next: Vec<usize> = (0..num_groups).map(|group| group * group_size).collect();
+    let mut order = vec![0; inputs];
+    for (input, group) in groups.into_iter().enumerate() {
+        let index = usize::try_from(group).ok();
+        let Some((index, next)) = index.and_then(|index| Some((index, next.get_mut(index)?)))
+        else {
+            let reason = format!(
+                "input {input} is in group {group}, and there are {num_groups}; the file is damaged"
+            );
+            return Err(g_idx.place.error(reason));
+        };
+        if *next == inputs.min((index + 1) * group_size) {
+            let reason = format!(
+                "group {index} has more inputs than group_size {group_size} allows; the file is damaged"
+            );
+            return Err(g_idx.place.error(reason));
+        }
+        order[*next] = input as u32;
+        *next += 1;
+    }
+    Ok(Some(order))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::runner::tensor::Place;
+
+    fn order_of(groups: &[i32], group_size: usize) -> Result<Option<Vec<u32>>, String> {
+        let bytes: Vec<u8> = groups
+            .iter()
+            .flat_map(|group| group.to_le_bytes())
+            .collect();
+        let shape = [groups.len()];
+        let stored = Stored {
+            place: Place {
+                path: Path::new("file"),
+                name: "g_idx",
+            },
+            dtype: Dtype::I32,
+            shape: &shape,
+            bytes: &bytes,
+        };
+        act_order(stored, groups.len(), group_size).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn inputs_are_ordered_by_their_groups() {
+        assert_eq!(order_of(&[0, 0, 1, 1, 2], 2), Ok(None));
+        assert_eq!(order_of(&[0, 0, 0], 7), Ok(None));
+        assert_eq!(order_of(&[1, 0, 2, 1, 0], 2), Ok(Some(vec![1, 4, 0, 3, 2])));
+    }
+
+    #[test]
+    fn groups_that_cannot_be_are_refused() {
+        for (groups, reason) in [
+            ([0, 3, 1, 2], "input 1 is in group 3, and there are 2"),
+            ([0, -1, 1, 1], "input 1 is in group -1"),
+            ([1, 1, 1, 0], "group 1 has more inputs than group_size 2"),
+        ] {
+            let error = order_of(&groups, 2).expect_err("refused");
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_code_is_taken_from_its_place() {
+        assert_eq!(code_at(0xfedc_ba98, 0, CodeBits::Four), 8);
+        assert_eq!(code_at(0xfedc_ba98, 7, CodeBits::Four), 15);
+        assert_eq!(code_at(0xfedc_ba98, 1, CodeBits::Eight), 0xba);
+        assert_eq!(word_of(7, CodeBits::Four), 0x7777_7777);
+        assert_eq!(word_of(128, CodeBits::Eight), 0x8080_8080);
+    }
+}

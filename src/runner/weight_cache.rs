@@ -1,0 +1,348 @@
+//! Weights that were rounded while they were loaded, in a file for the next load.
+//!
+//! It is a safetensors file:
+//!
+//! ```text
+//! NAME.codes    U8    as the kernels stream them; NAME: the tensors that are packed together, with + between them where
+//!                     they are one below the other, and | where their panels come in turn
+//! NAME.scales   U8    likewise
+//! metadata            made_from: version and precision, and name, size and time of change of the checkpoint's files
+//!                     of each tensor: its checksum
+//! ```
+//!
+//! A file that was made from anything else, or that is damaged, is not read: the weights are rounded, and the file is
+//! replaced. A new one is written beside it and then renamed, so nobody ever sees half of one, and of several that
+//! write at once the last one stays. Whatever happens to the file is told in the log; no load fails for it.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use twox_hash::XxHash3_64;
+
+use super::checkpoint::Checkpoint;
+use super::precision::WeightPrecision;
+use super::tensor::Place;
+use super::tensors::TensorFile;
+use crate::base::LoadError;
+use crate::device::cpu::{Cpu, PANELS_VERSION, PackedMatrix, PanelBytes, PanelShape};
+
+const MADE_FROM: &str = "made_from";
+const PARTS: [&str; 2] = ["codes", "scales"];
+/// Bytes of one task of a checksum.
+const PIECE: usize = 1 << 20;
+
+/// The file, while a model is being loaded.
+pub(super) struct WeightCache {
+    path: PathBuf,
+    /// What its weights must have been made from.
+    made_from: String,
+    /// Whoever may read the checkpoint may read the file.
+    mode: u32,
+    /// None where there is none that can be read.
+    file: Option<TensorFile>,
+    num_read: usize,
+    num_rounded: usize,
+}
+
+impl WeightCache {
+    /// That of a checkpoint whose float weights are rounded to `precision`. None where it has none.
+    pub(super) fn of(checkpoint: &Checkpoint, precision: Option<WeightPrecision>) -> Option<Self> {
+        let path = checkpoint.weight_cache()?;
+        let mut made_from = format!(
+            "inflight {}, panels {PANELS_VERSION}, {precision:?}",
+            env!("CARGO_PKG_VERSION")
+        );
+        for stamp in checkpoint.stamps() {
+            made_from = format!("{made_from}\n{stamp}");
+        }
+        let mode = checkpoint.stamps().last()?.mode_of_copy();
+        Some(Self::open(path, made_from, mode))
+    }
+
+    fn open(path: &Path, made_from: String, mode: u32) -> Self {
+        Self {
+            file: open(path, &made_from),
+            path: path.to_owned(),
+            made_from,
+            mode,
+            num_read: 0,
+            num_rounded: 0,
+        }
+    }
+
+    /// The matrix of this name, if it is there. Where it is not, it is to be rounded.
+    ///
+    /// # Errors
+    /// No memory.
+    pub(super) fn read(
+        &mut self,
+        cpu: &mut Cpu,
+        name: &str,
+        shape: PanelShape<'_>,
+    ) -> Result<Option<PackedMatrix>, LoadError> {
+        let [codes, scales] = PARTS.map(|part| format!("{name}.{part}"));
+        let found = self.file.as_ref().map(|file| {
+            let bytes = PanelBytes {
+                codes: checked(cpu, file, &codes)?,
+                scales: checked(cpu, file, &scales)?,
+            };
+            cpu.copy_panels(shape, bytes)?.ok_or_else(|| {
+                let path = &self.path;
+                Place { path, name }.error(format!("is not of these weights: {shape:?}"))
+            })
+        });
+        match found {
+            Some(Ok(matrix)) => {
+                self.num_read += 1;
+                return Ok(Some(matrix));
+            }
+            Some(Err(error @ LoadError::Resource(_))) => return Err(error),
+            Some(Err(error)) => {
+                log::warn!("{error}; the weights are rounded, and the file is replaced");
+                self.file = None;
+            }
+            None => {}
+        }
+        self.num_rounded += 1;
+        Ok(None)
+    }
+
+    /// Keeps all matrices for the next load, unless all were read.
+    pub(super) fn keep(&mut self, cpu: &mut Cpu, matrices: &[(String, &PackedMatrix)]) {
+        let path = self.path.display();
+        if self.num_rounded == 0 {
+            if self.num_read > 0 {
+                log::info!("read {} rounded matrices from {path}", self.num_read);
+            }
+            return;
+        }
+        let started = Instant::now();
+        match self.write(cpu, matrices) {
+            Ok(()) => log::info!(
+                "kept {} rounded matrices in {path} for the next load, in {:.1} s",
+                matrices.len(),
+                started.elapsed().as_secs_f64()
+            ),
+            Err(error) => {
+                log::warn!(
+                    "{path}: cannot be written, so the next load rounds the weights again: {error}"
+                );
+            }
+        }
+    }
+
+    fn write(
+        &self,
+        cpu: &mut Cpu,
+        matrices: &[(String, &PackedMatrix)],
+    ) -> Result<(), Box<dyn Error>> {
+        let mut metadata = HashMap::from([(MADE_FROM.to_owned(), self.made_from.clone())]);
+        let mut tensors = Vec::new();
+        for (name, matrix) in matrices {
+            let PanelBytes { codes, scales } = matrix
+                .panel_bytes()
+                .ok_or("a matrix that was not rounded")?;
+            for (part, bytes) in PARTS.into_iter().zip([codes, scales]) {
+                let name = format!("{name}.{part}");
+                metadata.insert(name.clone(), checksum(cpu, bytes));
+                tensors.push((name, TensorView::new(Dtype::U8, vec![bytes.len()], bytes)?));
+            }
+        }
+        if let Some(folder) = self.path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        // Under a name of its own until it is whole.
+        serialize_to_file(tensors, Some(metadata), &self.path)?;
+        fs::set_permissions(&self.path, Permissions::from_mode(self.mode))?;
+        Ok(())
+    }
+}
+
+/// The file at `path`, if there is one and it was made from that.
+fn open(path: &Path, made_from: &str) -> Option<TensorFile> {
+    if !path.try_exists().is_ok_and(|exists| exists) {
+        return None;
+    }
+    match TensorFile::open(path, "the weights are rounded, and the file is replaced") {
+        Ok(file) if file.note(MADE_FROM) == Some(made_from) => Some(file),
+        Ok(_) => {
+            log::info!(
+                "{}: was made from another checkpoint, or with another precision or version; the weights are \
+                 rounded, and the file is replaced",
+                path.display()
+            );
+            None
+        }
+        Err(error) => {
+            log::warn!("{error}");
+            None
+        }
+    }
+}
+
+/// The bytes of a tensor, if they are what was written.
+fn checked<'f>(cpu: &mut Cpu, file: &'f TensorFile, name: &'f str) -> Result<&'f [u8], LoadError> {
+    let stored = file.stored(name)?;
+    match file.note(name) == Some(&checksum(cpu, stored.bytes)) {
+        true => Ok(stored.bytes),
+        false => Err(stored.place.error("is damaged".to_owned())),
+    }
+}
+
+/// XXH3 of those of all pieces, which all threads work out.
+fn checksum(cpu: &mut Cpu, bytes: &[u8]) -> String {
+    let mut sums = vec![0; bytes.len().div_ceil(PIECE)];
+    let mut states = vec![(); cpu.num_threads()];
+    cpu.for_each_row(&mut states, &mut sums, 1, |(), index, sum| {
+        let piece = &bytes[index * PIECE..];
+        sum[0] = XxHash3_64::oneshot(&piece[..PIECE.min(piece.len())]);
+    });
+    let sum = XxHash3_64::oneshot(bytemuck::cast_slice::<u64, u8>(&sums));
+    format!("{sum:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::{CodeBits, CpuOptions, QuantFormat, Rounded, Stacking};
+
+    const NAMES: [&str; 2] = ["first", "second"];
+    const SHAPE: PanelShape<'_> = PanelShape {
+        num_rows: &[70],
+        columns: 300,
+        stacking: Stacking::Below,
+        format: WeightPrecision::new(CodeBits::Four).format(),
+    };
+
+    /// A file in a folder of its own, which is removed with it.
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(name: &str) -> Self {
+            let name = format!("inflight-weight-cache-{name}-{}", std::process::id());
+            let dir = std::env::temp_dir().join(name);
+            let _ = fs::remove_dir_all(&dir);
+            Self(dir.join("model-1.weights"))
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(self.0.parent().expect("a folder"));
+        }
+    }
+
+    fn cpu() -> Cpu {
+        Cpu::new(&CpuOptions::default()).expect("threads")
+    }
+
+    /// Loads both matrices as from numbers that depend on `seed`: what they are, and how many were read.
+    fn load(place: &Place, made_from: &str, seed: usize) -> (Vec<PackedMatrix>, usize) {
+        let mut cpu = cpu();
+        let mut cache = WeightCache::open(&place.0, made_from.to_owned(), 0o600);
+        let matrices = NAMES.map(|name| {
+            let found = cache.read(&mut cpu, name, SHAPE).expect("memory");
+            found.unwrap_or_else(|| {
+                let read = |row: usize, out: &mut [f32]| {
+                    for (column, out) in out.iter_mut().enumerate() {
+                        *out = ((row * 31 + column * 17 + seed) % 101) as f32 - 50.0;
+                    }
+                };
+                let QuantFormat {
+                    bits, group_size, ..
+                } = SHAPE.format;
+                let rounded = Rounded::new(cpu.simd(), 70, 300, bits, group_size, &read);
+                let packed = cpu.pack_quantised(&[&rounded], SHAPE.stacking);
+                let packed = packed.expect("memory");
+                packed.expect("finite numbers")
+            })
+        });
+        let named: Vec<_> = NAMES
+            .map(str::to_owned)
+            .into_iter()
+            .zip(&matrices)
+            .collect();
+        cache.keep(&mut cpu, &named);
+        (matrices.into(), cache.num_read)
+    }
+
+    fn same(a: &[PackedMatrix], b: &[PackedMatrix]) -> bool {
+        let bytes = |matrix: &PackedMatrix| {
+            let bytes = matrix.panel_bytes().expect("rounded");
+            (bytes.codes.to_vec(), bytes.scales.to_vec())
+        };
+        a.iter().map(bytes).eq(b.iter().map(bytes))
+    }
+
+    #[test]
+    fn what_is_kept_is_read_by_those_who_ask_for_the_same() {
+        let place = Place::new("same");
+        let (kept, num_read) = load(&place, "a", 0);
+        assert_eq!(num_read, 0);
+        let (read, num_read) = load(&place, "a", 1);
+        assert_eq!(num_read, 2);
+        assert!(same(&kept, &read));
+        // And not by others, who replace it.
+        let (others, num_read) = load(&place, "b", 1);
+        assert_eq!(num_read, 0);
+        assert!(!same(&kept, &others));
+        assert_eq!(load(&place, "b", 2).1, 2);
+        assert_eq!(load(&place, "a", 0).1, 0);
+    }
+
+    #[test]
+    fn of_another_size_or_name_there_is_nothing() {
+        let place = Place::new("size");
+        let mut cpu = cpu();
+        load(&place, "a", 0);
+        let (higher, wider) = (&[97][..], 350);
+        for (name, num_rows, columns) in [
+            ("first", higher, 300),
+            ("first", SHAPE.num_rows, wider),
+            ("third", SHAPE.num_rows, 300),
+        ] {
+            let shape = PanelShape {
+                num_rows,
+                columns,
+                ..SHAPE
+            };
+            let mut cache = WeightCache::open(&place.0, "a".to_owned(), 0o600);
+            let found = cache.read(&mut cpu, name, shape).expect("memory");
+            assert!(found.is_none(), "{name}, {shape:?}");
+            assert_eq!((cache.num_read, cache.num_rounded), (0, 1));
+        }
+    }
+
+    #[test]
+    fn every_damaged_byte_is_found_and_the_file_is_replaced() {
+        let place = Place::new("damaged");
+        let (kept, _) = load(&place, "a", 0);
+        let whole = fs::read(&place.0).expect("the file");
+        let header_len = u64::from_le_bytes(whole[..8].try_into().expect("8 bytes")) as usize;
+        let data_start = 8 + header_len;
+        let data = (data_start..whole.len()).step_by(331);
+        for at in data.chain([0, 7, 8, 20, whole.len() - 1]) {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            fs::write(&place.0, damaged).expect("written");
+            let (read, num_read) = load(&place, "a", 0);
+            assert!(num_read < 2 && same(&kept, &read), "byte {at}");
+            assert_eq!(load(&place, "a", 1).1, 2);
+        }
+        for len in [0, 1, 8, data_start, whole.len() / 2, whole.len() - 1] {
+            fs::write(&place.0, &whole[..len]).expect("written");
+            let (read, num_read) = load(&place, "a", 0);
+            assert!(num_read == 0 && same(&kept, &read), "{len} bytes");
+            assert_eq!(load(&place, "a", 1).1, 2);
+        }
+        let num_files = fs::read_dir(place.0.parent().expect("a folder"))
+            .expect("a folder")
+            .count();
+        assert_eq!(num_files, 1);
+    }
+}

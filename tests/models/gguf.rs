@@ -1,0 +1,295 @@
+//! GGUF files, written by llama.cpp's own Python package: see tests/fixtures/make_quantised_fixtures.py.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::json;
+use triton_inflight::runner::{Architecture, Checkpoint, ModelSpec, RopeScaling};
+
+use crate::copy::Copy;
+use crate::support::fixture;
+use crate::transformers::{agree, quantised_agrees_with_transformers};
+
+const Q8_0: &str = "quantised/gguf-q8_0";
+const Q8_0_FILE: &str = "gguf-q8_0.gguf";
+const Q4_K: &str = "quantised/gguf-q4_k";
+const Q4_K_FILE: &str = "gguf-q4_k.gguf";
+const SPLIT: &str = "quantised/gguf-q4_0-split";
+const MIXED: &str = "quantised/gguf-mixed";
+
+agree! {
+    quantised_agrees_with_transformers;
+    a_qwen_3_of_q8_0_agrees_with_transformers: "gguf-q8_0",
+    a_llama_3_of_q4_0_in_several_files_agrees_with_transformers: "gguf-q4_0-split",
+    a_llama_of_q4_k_q5_k_and_q6_k_agrees_with_transformers: "gguf-q4_k",
+    a_qwen_2_of_many_types_agrees_with_transformers: "gguf-mixed",
+}
+
+fn spec(dir: &Path) -> ModelSpec {
+    let checkpoint = Checkpoint::open(dir).expect("the checkpoint opens");
+    checkpoint.spec().clone()
+}
+
+#[test]
+fn the_models_shape_comes_from_the_metadata() {
+    let qwen = spec(&fixture(Q8_0));
+    assert_eq!(qwen.architecture, Architecture::Qwen3);
+    assert!(qwen.tied_embeddings && qwen.qk_norm && !qwen.qkv_bias);
+    assert_eq!(
+        (qwen.hidden_size, qwen.head_dim, qwen.vocab_size),
+        (64, 16, 96)
+    );
+    assert_eq!(qwen.rope.scaling, RopeScaling::None);
+    let llama = spec(&fixture(SPLIT));
+    assert_eq!(llama.architecture, Architecture::Llama);
+    assert!(!llama.tied_embeddings && !llama.qkv_bias && !llama.mlp_bias);
+    assert_eq!((llama.num_heads, llama.num_kv_heads), (4, 2));
+    assert_eq!(llama.rope.theta, 500_000.0);
+    assert!(matches!(llama.rope.scaling, RopeScaling::Divided { divisors } if divisors.len() == 8));
+    let checkpoint = Checkpoint::open(&fixture(SPLIT)).expect("the checkpoint opens");
+    assert_eq!(checkpoint.end_ids(), [2, 7]);
+}
+
+#[test]
+fn a_config_without_which_it_works_says_the_same() {
+    let copy = Copy::of(MIXED);
+    let with_config = spec(copy.dir());
+    fs::remove_file(copy.path("config.json")).expect("there");
+    let without = spec(copy.dir());
+    assert!(without.qkv_bias && without.architecture == Architecture::Qwen2);
+    assert_eq!(with_config, without);
+    assert!(copy.load().is_ok());
+}
+
+#[test]
+fn a_config_beside_the_file_counts() {
+    let copy = Copy::of(MIXED).config(json!({
+        "eos_token_id": 5, "rope_parameters": {"rope_type": "linear", "factor": 4.0},
+        "quantization_config": {"quant_method": "of another folder"},
+    }));
+    let checkpoint = Checkpoint::open(copy.dir()).expect("the checkpoint opens");
+    assert_eq!(checkpoint.end_ids(), [5]);
+    assert_eq!(
+        checkpoint.spec().rope.scaling,
+        RopeScaling::Linear { factor: 4.0 }
+    );
+    Copy::of(MIXED)
+        .config(json!({"hidden_size": 128}))
+        .refused(&[
+            "token_embd.weight",
+            "has shape [96, 64]",
+            "calls for [96, 128]",
+        ]);
+}
+
+#[test]
+fn all_parts_of_one_model_have_to_be_there_and_nothing_else() {
+    let parts = |copy: &Copy| {
+        let entries = fs::read_dir(copy.dir()).expect("the folder");
+        let paths = entries.map(|entry| entry.expect("the folder").path());
+        let mut parts: Vec<_> = paths
+            .filter(|path| {
+                path.extension()
+                    .is_some_and(|extension| extension == "gguf")
+            })
+            .collect();
+        parts.sort();
+        parts
+    };
+    let num_parts = parts(&Copy::of(SPLIT)).len();
+    assert!(num_parts > 2);
+    for index in 0..num_parts {
+        let copy = Copy::of(SPLIT);
+        let part = &parts(&copy)[index];
+        fs::remove_file(part).expect("there");
+        let name = part
+            .file_name()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
+        copy.refused(&[&name, "is missing", &format!("there are {num_parts} parts")]);
+    }
+    let copy = Copy::of(SPLIT);
+    fs::copy(fixture(Q8_0).join(Q8_0_FILE), copy.path("other.gguf")).expect("a copy");
+    copy.refused(&["other.gguf", "is not a part of the same model"]);
+    let copy = Copy::of(Q8_0);
+    fs::copy(copy.path(Q8_0_FILE), copy.path("other.gguf")).expect("a copy");
+    copy.refused(&["other.gguf", Q8_0_FILE, "leave the one"]);
+    // Under a name that does not say which part it is.
+    let copy = Copy::of(SPLIT);
+    for part in &parts(&copy)[1..] {
+        fs::remove_file(part).expect("there");
+    }
+    fs::rename(&parts(&copy)[0], copy.path("model.gguf")).expect("renamed");
+    copy.refused(&["model.gguf", "is one of", "keep their names"]);
+}
+
+#[test]
+fn a_file_that_is_cut_off_is_refused_wherever_it_ends() {
+    let copy = Copy::of(Q8_0);
+    let path = copy.path(Q8_0_FILE);
+    let whole = fs::read(&path).expect("the file");
+    let lens = (0..64).chain((64..whole.len()).step_by(509));
+    // The last tensor is followed by what fills it up to 32 bytes, which nobody needs.
+    for len in lens.chain([whole.len() - 40]) {
+        fs::write(&path, &whole[..len]).expect("written");
+        copy.refused(&[Q8_0_FILE, "is cut short"]);
+    }
+}
+
+/// A copy with bytes of its file changed: those at `offset` behind `text`.
+fn patched(name: &str, file: &str, text: &str, offset: usize, bytes: &[u8]) -> Copy {
+    let copy = Copy::of(name);
+    let mut contents = fs::read(copy.path(file)).expect("the file");
+    let found = contents
+        .windows(text.len())
+        .position(|window| window == text.as_bytes());
+    let start = found.expect("in the file") + text.len() + offset;
+    contents[start..start + bytes.len()].copy_from_slice(bytes);
+    fs::write(copy.path(file), contents).expect("written");
+    copy
+}
+
+#[test]
+fn headers_that_lie_cost_no_memory() {
+    let many = u64::MAX.to_le_bytes();
+    let huge = (1_u64 << 40).to_le_bytes();
+    for (text, offset, bytes, parts) in [
+        (
+            "GGUF",
+            0,
+            &1_u32.to_le_bytes()[..],
+            &["is of GGUF version 1"][..],
+        ),
+        ("GGUF", 0, &3_u32.to_be_bytes(), &["is big-endian"]),
+        ("GGUF", 4, &many, &["damaged"]),
+        ("GGUF", 12, &many, &["damaged"]),
+        // The length of the list of tokens, and that of a text.
+        ("tokenizer.ggml.tokens", 8, &many, &["damaged"]),
+        (
+            "tokenizer.ggml.model",
+            4,
+            &huge,
+            &["a text of 1099511627776 bytes"],
+        ),
+        (
+            "tokenizer.ggml.model",
+            0,
+            &77_u32.to_le_bytes(),
+            &["a value of type 77"],
+        ),
+        // How many dimensions a tensor has, two of them, and where it lies.
+        (
+            "token_embd.weight",
+            0,
+            &9_u32.to_le_bytes(),
+            &["9 dimensions", "token_embd"],
+        ),
+        (
+            "token_embd.weight",
+            4,
+            &many,
+            &["token_embd.weight", "rows are not whole blocks"],
+        ),
+        (
+            "token_embd.weight",
+            4,
+            &huge,
+            &["is cut short", "token_embd.weight"],
+        ),
+        ("token_embd.weight", 12, &many, &["token_embd.weight"]),
+        (
+            "token_embd.weight",
+            24,
+            &many,
+            &["is cut short", "token_embd.weight"],
+        ),
+        (
+            "token_embd.weight",
+            24,
+            &huge,
+            &["is cut short", "token_embd.weight"],
+        ),
+    ] {
+        patched(Q8_0, Q8_0_FILE, text, offset, bytes).refused(&[&[Q8_0_FILE], parts].concat());
+    }
+    let copy = Copy::of(Q8_0);
+    fs::write(copy.path(Q8_0_FILE), "GGML and more").expect("written");
+    copy.refused(&[Q8_0_FILE, "is not a GGUF file"]);
+}
+
+#[test]
+fn a_type_or_a_model_that_is_not_read_is_refused_by_name_with_a_way_out() {
+    let iq4_xs = 23_u32.to_le_bytes();
+    patched(Q4_K, Q4_K_FILE, "blk.0.ffn_up.weight", 20, &iq4_xs).refused(&[
+        "blk.0.ffn_up.weight",
+        "is of type IQ4_XS",
+        "Q4_K_M",
+    ]);
+    patched(
+        Q4_K,
+        Q4_K_FILE,
+        "blk.0.ffn_up.weight",
+        20,
+        &99_u32.to_le_bytes(),
+    )
+    .refused(&["blk.0.ffn_up.weight", "is of type number 99"]);
+    patched(Q4_K, Q4_K_FILE, "general.architecture", 12, b"gemma").refused(&[
+        "general.architecture: 'gemma'",
+        "llama",
+        "qwen3",
+    ]);
+    patched(Q4_K, Q4_K_FILE, "llama.block_coun", 0, b"X").refused(&[
+        "llama.block_count",
+        "is missing",
+        "config.json",
+    ]);
+    patched(
+        Q4_K,
+        Q4_K_FILE,
+        "llama.block_count",
+        4,
+        &u32::MAX.to_le_bytes(),
+    )
+    .refused(&[Q4_K_FILE, "num_hidden_layers: 4294967295"]);
+    patched(
+        Q4_K,
+        Q4_K_FILE,
+        "llama.block_count",
+        4,
+        &2_u32.to_le_bytes(),
+    )
+    .refused(&["blk.1.attn_norm.weight", "is missing"]);
+    patched(
+        Q4_K,
+        Q4_K_FILE,
+        "llama.attention.head_count",
+        4,
+        &3_u32.to_le_bytes(),
+    )
+    .refused(&["attn_q.weight", "calls for [192, 256]"]);
+    patched(
+        Q4_K,
+        Q4_K_FILE,
+        "llama.rope.dimension_count",
+        4,
+        &32_u32.to_le_bytes(),
+    )
+    .refused(&["attn_q.weight", "has shape [256, 256]"]);
+    // A norm of codes.
+    patched(
+        Q4_K,
+        Q4_K_FILE,
+        "output_norm.weight",
+        12,
+        &14_u32.to_le_bytes(),
+    )
+    .refused(&["output_norm.weight", "is of type Q6_K", "norms and biases"]);
+}
+
+#[test]
+fn safetensors_count_where_both_are_there() {
+    let copy = Copy::of("llama2");
+    fs::copy(fixture(Q8_0).join(Q8_0_FILE), copy.path(Q8_0_FILE)).expect("a copy");
+    assert_eq!(spec(copy.dir()), spec(&fixture("llama2")));
+}

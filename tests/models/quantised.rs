@@ -1,0 +1,276 @@
+//! Checkpoints with `quantization_config`, made by their formats' own tools: see
+//! tests/fixtures/make_quantised_fixtures.py.
+
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+use triton_inflight::device::cpu::CodeBits;
+use triton_inflight::runner::{Checkpoint, WeightPrecision};
+
+use crate::copy::Copy;
+use crate::support::fixture;
+use crate::transformers::{agree, quantised_agrees_with_transformers};
+
+const Q_PROJ: &str = "model.layers.0.self_attn.q_proj";
+const UP_PROJ: &str = "model.layers.1.mlp.up_proj";
+
+agree! {
+    quantised_agrees_with_transformers;
+    gptq_agrees_with_transformers: "gptq",
+    gptq_with_act_order_agrees_with_transformers: "gptq-act-order",
+    gptq_of_8_bits_in_the_second_version_agrees_with_transformers: "gptq-8bit-v2",
+    awq_agrees_with_transformers: "awq",
+    compressed_tensors_w8a8_agrees_with_transformers: "compressed-w8a8",
+    compressed_tensors_w4a16_agrees_with_transformers: "compressed-w4a16",
+}
+
+#[test]
+fn weights_of_4_bits_take_less_memory_than_those_of_8_and_16() {
+    let bytes = |name: &str| {
+        let checkpoint = Checkpoint::open(&fixture(name)).expect("the fixture opens");
+        let in_bf16 = checkpoint.spec().num_weight_bytes();
+        (
+            checkpoint.num_weight_bytes(None).expect("all tensors"),
+            in_bf16,
+        )
+    };
+    // Two layers of projections, and two matrices of 96 x 64 in bf16.
+    let projections = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 96);
+    let embeddings = 2 * 2 * 96 * 64;
+    assert_eq!(
+        bytes("quantised/gptq"),
+        (
+            embeddings + projections / 2 + projections / 32 * 2,
+            embeddings + projections * 2
+        )
+    );
+    let (in_8_bits, in_bf16) = bytes("quantised/gptq-8bit-v2");
+    assert!(in_8_bits > embeddings + projections && in_8_bits < in_bf16);
+    assert_eq!(bytes("llama2").0, bytes("llama2").1);
+}
+
+#[test]
+fn what_a_checkpoint_has_quantised_itself_stays_as_it_is() {
+    let checkpoint = Checkpoint::open(&fixture("quantised/gptq")).expect("the fixture opens");
+    let bytes = |precision| checkpoint.num_weight_bytes(precision).expect("all tensors");
+    // Only the output projection is of floats: 96 x 64 weights of 16 bits, which become 8 bits in groups of 32.
+    let int4 = WeightPrecision::new(CodeBits::Four);
+    assert_eq!(bytes(None) - bytes(Some(int4)), 96 * 64 - 96 * 64 / 32 * 2);
+}
+
+/// A copy with keys of its quantization_config changed.
+fn with(name: &str, changes: Value) -> Copy {
+    let copy = Copy::of(name);
+    let text = std::fs::read_to_string(copy.path("config.json")).expect("the file");
+    let config: Value = serde_json::from_str(&text).expect("JSON");
+    let mut section = config["quantization_config"].clone();
+    for (key, value) in changes.as_object().expect("an object") {
+        section[key] = value.clone();
+    }
+    copy.config(json!({"quantization_config": section}))
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name_with_a_way_out() {
+    let gptq = "quantised/gptq";
+    let compressed = "quantised/compressed-w8a8";
+    let group = |key: &str, value: Value| {
+        let mut weights =
+            json!({"num_bits": 8, "type": "int", "symmetric": true, "strategy": "channel"});
+        weights[key] = value;
+        json!({"config_groups": {"group_0": {"weights": weights}}})
+    };
+    for (name, changes, parts) in [
+        (
+            gptq,
+            json!({"quant_method": "bitsandbytes"}),
+            ["quant_method: 'bitsandbytes'", "'gptq', 'awq' or"],
+        ),
+        (
+            gptq,
+            json!({"quant_method": null}),
+            ["quant_method: 'none'", "'gptq'"],
+        ),
+        (gptq, json!({"bits": 3}), ["bits: 3", "4 or 8"]),
+        (
+            gptq,
+            json!({"bits": null}),
+            ["bits is missing", "config.json"],
+        ),
+        (
+            gptq,
+            json!({"group_size": 48}),
+            ["group_size: 48", "a multiple of 32"],
+        ),
+        (
+            gptq,
+            json!({"group_size": 0}),
+            ["group_size: 0", "a multiple of 32"],
+        ),
+        (
+            gptq,
+            json!({"group_size": -32}),
+            ["group_size: -32", "-1 or"],
+        ),
+        (
+            gptq,
+            json!({"checkpoint_format": "marlin"}),
+            ["checkpoint_format: 'marlin'", "'gptq_v2'"],
+        ),
+        (
+            gptq,
+            json!({"pack_dtype": "int64"}),
+            ["pack_dtype: 'int64'", "'int32'"],
+        ),
+        (
+            gptq,
+            json!({"dynamic": {"-:.*o_proj.*": {}, "+:.*down.*": {"bits": 8}}}),
+            ["dynamic: a rule for '+:.*down.*'", "docs/checkpoints.md"],
+        ),
+        ("quantised/awq", json!({"bits": 8}), ["bits: 8", "4 is"]),
+        (
+            "quantised/awq",
+            json!({"version": "gemv"}),
+            ["version: 'gemv'", "'gemm'"],
+        ),
+        (
+            compressed,
+            json!({"format": "float-quantized"}),
+            [
+                "format: 'float-quantized'",
+                "'int-quantized' or 'pack-quantized'",
+            ],
+        ),
+        (
+            compressed,
+            json!({"config_groups": null}),
+            ["config_groups is missing", "config"],
+        ),
+        (
+            compressed,
+            group("type", json!("float")),
+            ["config_groups.group_0.weights.type: 'float'", "'int'"],
+        ),
+        (
+            compressed,
+            group("num_bits", json!(4)),
+            ["weights.num_bits: 4", "8 is"],
+        ),
+        (
+            compressed,
+            group("symmetric", json!(false)),
+            ["weights.symmetric: false", "true"],
+        ),
+        (
+            compressed,
+            group("strategy", json!("block")),
+            ["strategy: 'block'", "'channel'"],
+        ),
+        (
+            compressed,
+            json!({"sparsity_config": {"format": "sparse-24-bitmask"}}),
+            ["sparsity_config.format: 'sparse-24-bitmask'", "'dense'"],
+        ),
+        (
+            compressed,
+            json!({"transform_config": {"config_groups": {}}}),
+            ["transform_config", "none is"],
+        ),
+    ] {
+        with(name, changes).refused(&[&["quantization_config."], &parts[..]].concat());
+    }
+}
+
+#[test]
+fn rules_that_only_leave_modules_out_are_what_the_tensors_say() {
+    let copy = with("quantised/gptq", json!({"dynamic": {"-:.*lm_head.*": {}}}));
+    assert!(copy.load().is_ok());
+}
+
+/// A tensor of a copy, changed.
+fn tensor(
+    name: &str,
+    tensor: &str,
+    change: impl FnOnce(&TensorView<'_>) -> Option<(Dtype, Vec<usize>, Vec<u8>)>,
+) -> Copy {
+    Copy::of(name).tensor(tensor, |view| change(&view))
+}
+
+#[test]
+fn tensors_that_are_not_what_the_method_makes_of_the_shape_are_refused() {
+    for (name, part, shape) in [
+        ("gptq", "qweight", "[8, 64]"),
+        ("gptq", "qzeros", "[2, 8]"),
+        ("gptq", "scales", "[2, 64]"),
+        ("gptq", "g_idx", "[64]"),
+        ("awq", "qweight", "[64, 8]"),
+        ("awq", "qzeros", "[2, 8]"),
+        ("awq", "scales", "[2, 64]"),
+        ("compressed-w8a8", "weight", "[64, 64]"),
+        ("compressed-w8a8", "weight_scale", "[64, 1]"),
+        ("compressed-w4a16", "weight_packed", "[64, 8]"),
+        ("compressed-w4a16", "weight_scale", "groups"),
+    ] {
+        let (name, part) = (format!("quantised/{name}"), format!("{Q_PROJ}.{part}"));
+        // Half of it.
+        tensor(&name, &part, |view| {
+            let mut shape = view.shape().to_vec();
+            shape[0] /= 2;
+            let half = view.data()[..view.data().len() / 2].to_vec();
+            Some((view.dtype(), shape, half))
+        })
+        .refused(&[&part, "has shape", shape]);
+        // Without it.
+        if !part.ends_with("g_idx") {
+            tensor(&name, &part, |_| None).refused(&[Q_PROJ, "is missing"]);
+        }
+    }
+    // Floats in the place of codes, and the other way round.
+    for (name, part, reason) in [
+        ("gptq", "qweight", "codes are packed in I32"),
+        ("gptq", "g_idx", "groups are numbered in I32"),
+        ("awq", "scales", "BF16, F16 and F32"),
+        (
+            "compressed-w4a16",
+            "weight_packed",
+            "codes are packed in I32",
+        ),
+    ] {
+        let (name, part) = (format!("quantised/{name}"), format!("{Q_PROJ}.{part}"));
+        tensor(&name, &part, |view| {
+            let dtype = match view.dtype() {
+                Dtype::I32 => Dtype::F32,
+                _ => Dtype::I16,
+            };
+            Some((dtype, view.shape().to_vec(), view.data().to_vec()))
+        })
+        .refused(&[&part, reason]);
+    }
+}
+
+#[test]
+fn damaged_values_are_found() {
+    let scales = format!("{UP_PROJ}.scales");
+    tensor("quantised/gptq", &scales, |view| {
+        let mut data = view.data().to_vec();
+        data[2 * 17..][..2].copy_from_slice(&0x7e00_u16.to_le_bytes());
+        Some((view.dtype(), view.shape().to_vec(), data))
+    })
+    .refused(&[UP_PROJ, "output 17", "a scale or an offset that is NaN"]);
+    let order = format!("{UP_PROJ}.g_idx");
+    tensor("quantised/gptq-act-order", &order, |view| {
+        Some((
+            view.dtype(),
+            view.shape().to_vec(),
+            vec![0; view.data().len()],
+        ))
+    })
+    .refused(&[&order, "group 0 has more inputs"]);
+    tensor("quantised/gptq-act-order", &order, |view| {
+        Some((
+            view.dtype(),
+            view.shape().to_vec(),
+            vec![9; view.data().len()],
+        ))
+    })
+    .refused(&[&order, "input 0 is in group 151587081, and there are 2"]);
+}

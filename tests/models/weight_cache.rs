@@ -1,0 +1,304 @@
+//! Rounded weights in a file, from one load to the next.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use log::Level;
+use triton_inflight::device::cpu::{CodeBits, CpuOptions, Simd};
+use triton_inflight::runner::{Checkpoint, CpuRunner, WeightPrecision};
+
+use crate::copy::Copy;
+use crate::log_lines;
+use crate::support::{Request, Served, Setup, fixture, serve_alone};
+
+/// A file in a folder that is not there yet, and is removed with it.
+struct Cache(PathBuf);
+
+impl Cache {
+    fn new(name: &str) -> Self {
+        log_lines::collect();
+        let name = format!("inflight-weights-{name}-{}", std::process::id());
+        Self(
+            std::env::temp_dir()
+                .join(name)
+                .join("below")
+                .join("model-1.weights"),
+        )
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The one line that a load logs about it.
+    fn line(&self) -> (Level, String) {
+        let mut lines = log_lines::take(&self.0.display().to_string());
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        lines.remove(0)
+    }
+
+    /// The next line says that weights were read.
+    #[track_caller]
+    fn was_read(&self) {
+        let (level, line) = self.line();
+        assert!(level == Level::Info && line.starts_with("read "), "{line}");
+    }
+
+    /// The next line says that weights were kept.
+    #[track_caller]
+    fn was_written(&self) {
+        let (level, line) = self.line();
+        assert!(level == Level::Info && line.starts_with("kept "), "{line}");
+    }
+
+    /// The next lines say why the file was not read, and that weights were kept.
+    #[track_caller]
+    fn was_replaced(&self, level: Level, reason: &str) {
+        let lines = log_lines::take(&self.0.display().to_string());
+        let [(first, why), (_, kept)] = &lines[..] else {
+            panic!("{lines:?}");
+        };
+        assert!(*first == level && why.contains(reason), "{lines:?}");
+        assert!(kept.starts_with("kept "), "{lines:?}");
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let folder = self.0.parent().and_then(Path::parent);
+        let _ = fs::remove_dir_all(folder.expect("a folder"));
+    }
+}
+
+fn rounded(bits: CodeBits, simd: Option<Simd>) -> Setup {
+    Setup {
+        weights: Some(WeightPrecision {
+            bits,
+            group_size: 32,
+        }),
+        simd,
+        ..Setup::default()
+    }
+}
+
+/// A text and its logits, of a model that is loaded with this file, or without one.
+fn answer(dir: &Path, setup: &Setup, cache: Option<&Path>) -> Served {
+    let mut checkpoint = Checkpoint::open(dir).expect("the checkpoint opens");
+    if let Some(path) = cache {
+        checkpoint = checkpoint.with_weight_cache(path.to_owned());
+    }
+    let options = CpuOptions {
+        simd: setup.simd,
+        ..CpuOptions::default()
+    };
+    let mut runner =
+        CpuRunner::new(&checkpoint, setup.runner_limits(), &options).expect("it loads");
+    serve_alone(
+        &mut runner,
+        setup,
+        &Request::greedy(&[3, 14, 15, 9, 26], 12),
+    )
+}
+
+#[test]
+fn weights_that_were_read_are_those_that_were_rounded() {
+    for (name, bits) in [
+        ("llama3", CodeBits::Four),
+        ("qwen2", CodeBits::Eight),
+        ("sharded", CodeBits::Four),
+    ] {
+        let cache = Cache::new(&format!("bits-{name}"));
+        let setup = rounded(bits, None);
+        let expected = answer(&fixture(name), &setup, None);
+        assert_eq!(answer(&fixture(name), &setup, Some(cache.path())), expected);
+        cache.was_written();
+        let inode = fs::metadata(cache.path()).expect("the file").ino();
+        assert_eq!(answer(&fixture(name), &setup, Some(cache.path())), expected);
+        cache.was_read();
+        // All instruction sets have one file, which stays where it is.
+        for simd in Simd::ALL.into_iter().filter(|simd| simd.is_supported()) {
+            let setup = rounded(bits, Some(simd));
+            let expected = answer(&fixture(name), &setup, None);
+            assert_eq!(answer(&fixture(name), &setup, Some(cache.path())), expected);
+            cache.was_read();
+        }
+        assert_eq!(fs::metadata(cache.path()).expect("the file").ino(), inode);
+    }
+}
+
+#[test]
+fn what_the_file_holds_is_what_is_computed_with() {
+    let cache = Cache::new("holds");
+    let (setup, dir) = (rounded(CodeBits::Eight, None), fixture("llama3"));
+    let expected = answer(&dir, &setup, Some(cache.path()));
+    cache.was_written();
+    // The file of another model, which says that it is of this one.
+    let stored = Copy::of("llama3").tensor("model.layers.0.self_attn.o_proj.weight", |view| {
+        let zeros = vec![0; view.data().len()];
+        Some((view.dtype(), view.shape().to_vec(), zeros))
+    });
+    let other = Cache::new("holds-other");
+    let of_zeros = answer(stored.dir(), &setup, Some(other.path()));
+    assert_ne!(of_zeros.logits, expected.logits);
+    with_made_from(other.path(), &made_from(cache.path()));
+    fs::rename(other.path(), cache.path()).expect("renamed");
+    assert_eq!(answer(&dir, &setup, Some(cache.path())), of_zeros);
+    cache.was_read();
+}
+
+fn made_from(path: &Path) -> String {
+    let bytes = fs::read(path).expect("the file");
+    let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).expect("whole");
+    metadata.metadata().as_ref().expect("metadata")["made_from"].clone()
+}
+
+fn with_made_from(path: &Path, made_from: &str) {
+    let bytes = fs::read(path).expect("the file");
+    let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).expect("whole");
+    let mut metadata = metadata.metadata().clone().expect("metadata");
+    metadata.insert("made_from".to_owned(), made_from.to_owned());
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("whole");
+    safetensors::serialize_to_file(tensors.tensors(), Some(metadata), path).expect("written");
+}
+
+#[test]
+fn a_changed_checkpoint_or_another_precision_makes_a_new_file() {
+    let cache = Cache::new("changed");
+    let setup = rounded(CodeBits::Four, None);
+    let mut copy = Copy::of("llama3");
+    let before = answer(copy.dir(), &setup, Some(cache.path()));
+    cache.was_written();
+    copy = copy.tensor("model.layers.1.mlp.down_proj.weight", |view| {
+        let zeros = vec![0; view.data().len()];
+        Some((view.dtype(), view.shape().to_vec(), zeros))
+    });
+    let after = answer(copy.dir(), &setup, Some(cache.path()));
+    cache.was_replaced(Level::Info, "another checkpoint");
+    assert_eq!(after, answer(copy.dir(), &setup, None));
+    assert_ne!(after.logits, before.logits);
+    let setup = rounded(CodeBits::Eight, None);
+    let eight = answer(copy.dir(), &setup, Some(cache.path()));
+    cache.was_replaced(Level::Info, "another precision");
+    assert_eq!(eight, answer(copy.dir(), &setup, None));
+    // A file that tells how to read the weights counts as well.
+    copy = copy.config(serde_json::json!({"rms_norm_eps": 1e-3}));
+    let eps = answer(copy.dir(), &setup, Some(cache.path()));
+    cache.was_replaced(Level::Info, "another checkpoint");
+    assert_eq!(eps, answer(copy.dir(), &setup, None));
+}
+
+#[test]
+fn a_file_that_is_none_of_ours_or_damaged_is_replaced() {
+    let cache = Cache::new("damaged");
+    let (setup, dir) = (rounded(CodeBits::Four, None), fixture("llama3"));
+    let expected = answer(&dir, &setup, Some(cache.path()));
+    cache.was_written();
+    let whole = fs::read(cache.path()).expect("the file");
+    let mut flipped = whole.clone();
+    *flipped.last_mut().expect("not empty") ^= 0x40;
+    let foreign = fs::read(dir.join("model.safetensors")).expect("the file");
+    for (bytes, level, reason) in [
+        (&flipped[..], Level::Warn, "is damaged"),
+        (&whole[..whole.len() - 5], Level::Warn, "is not a whole"),
+        (&b""[..], Level::Warn, "is not a whole"),
+        (&b"not weights"[..], Level::Warn, "is not a whole"),
+        (&foreign, Level::Info, "was made from another"),
+    ] {
+        fs::write(cache.path(), bytes).expect("written");
+        assert_eq!(answer(&dir, &setup, Some(cache.path())), expected);
+        cache.was_replaced(level, reason);
+        assert_eq!(answer(&dir, &setup, Some(cache.path())), expected);
+        cache.was_read();
+    }
+}
+
+#[test]
+fn a_place_that_cannot_be_written_to_costs_a_warning() {
+    let cache = Cache::new("unwritable");
+    let (setup, dir) = (rounded(CodeBits::Four, None), fixture("llama3"));
+    let expected = answer(&dir, &setup, None);
+    // A file where the folder should be; a file system that takes no files from anybody; a folder.
+    let folder = cache.path().parent().expect("a folder");
+    fs::create_dir_all(folder.parent().expect("a folder")).expect("made");
+    fs::write(folder, "a file").expect("written");
+    assert_eq!(answer(&dir, &setup, Some(cache.path())), expected);
+    let (level, line) = cache.line();
+    assert!(
+        level == Level::Warn && line.contains("cannot be written"),
+        "{line}"
+    );
+    let nowhere = Path::new("/proc/inflight/model-1.weights");
+    assert_eq!(answer(&dir, &setup, Some(nowhere)), expected);
+    let lines = log_lines::take("/proc/inflight/model-1.weights");
+    assert!(
+        lines.iter().any(|(level, _)| *level == Level::Warn),
+        "{lines:?}"
+    );
+    fs::remove_file(folder).expect("removed");
+    fs::create_dir_all(cache.path()).expect("made");
+    assert_eq!(answer(&dir, &setup, Some(cache.path())), expected);
+    let lines = log_lines::take(&cache.path().display().to_string());
+    assert_eq!(
+        lines.iter().map(|(level, _)| *level).collect::<Vec<_>>(),
+        [Level::Warn; 2]
+    );
+    let left: Vec<_> = fs::read_dir(folder).expect("a folder").collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn whoever_may_read_the_checkpoint_may_read_the_file() {
+    let setup = rounded(CodeBits::Eight, None);
+    for (of_checkpoint, expected) in [(0o644, 0o644), (0o440, 0o640), (0o600, 0o600)] {
+        let cache = Cache::new(&format!("readers-{of_checkpoint:o}"));
+        let copy = Copy::of("llama3");
+        let weights = copy.path("model.safetensors");
+        fs::set_permissions(weights, Permissions::from_mode(of_checkpoint)).expect("its owner");
+        answer(copy.dir(), &setup, Some(cache.path()));
+        cache.was_written();
+        let mode = fs::metadata(cache.path()).expect("the file").mode();
+        assert_eq!(mode & 0o777, expected, "{mode:o}");
+    }
+}
+
+#[test]
+fn several_may_write_at_once() {
+    let cache = Cache::new("at-once");
+    let (setup, dir) = (rounded(CodeBits::Eight, None), fixture("llama3"));
+    let expected = answer(&dir, &setup, None);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(answer(&dir, &setup, Some(cache.path())), expected));
+        }
+    });
+    let lines = log_lines::take(&cache.path().display().to_string());
+    assert!(
+        lines.iter().all(|(level, _)| *level == Level::Info),
+        "{lines:?}"
+    );
+    assert_eq!(answer(&dir, &setup, Some(cache.path())), expected);
+    cache.was_read();
+    let folder = cache.path().parent().expect("a folder");
+    assert_eq!(fs::read_dir(folder).expect("a folder").count(), 1);
+}
+
+#[test]
+fn only_what_is_rounded_is_kept() {
+    let cache = Cache::new("only");
+    answer(&fixture("llama3"), &Setup::default(), Some(cache.path()));
+    assert!(!cache.path().exists());
+    // What no kernel has the codes of is rounded whatever the precision is.
+    let dir = fixture("quantised/gguf-mixed");
+    let expected = answer(&dir, &Setup::default(), None);
+    assert_eq!(
+        answer(&dir, &Setup::default(), Some(cache.path())),
+        expected
+    );
+    cache.was_written();
+    assert_eq!(
+        answer(&dir, &Setup::default(), Some(cache.path())),
+        expected
+    );
+    cache.was_read();
+}
