@@ -1,6 +1,7 @@
 //! From a Triton request to one that the engine takes: inputs, options, tokens, all checked.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,13 +14,13 @@ use crate::backend::clients::{Fate, foreign};
 use crate::backend::logits_memory::LogitsMemory;
 use crate::backend::option_tensors::option_of;
 use crate::backend::options::{NumSequences, RequestOptions};
-use crate::backend::text_stream::{TextRules, TextStream};
+use crate::backend::text_stream::{BeamText, TextRules, TextStream};
 use crate::base::{RequestError, RequestId, TokenId, Tokens};
 use crate::config::{BatchingScheme, InputKind, ModelConfig, OutputKind};
 use crate::engine::NewRequest;
 use crate::guidance::{Compilation, Compiler};
 use crate::post_processors::{PostProcessors, ProcessedRequest};
-use crate::sampling::{LogitsProcessor, SamplingParams, StopRule};
+use crate::sampling::{LogitsProcessor, SamplingParams, StopRule, StopText};
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::triton::{Error, Input, ParameterValue, Request, strings};
 
@@ -116,6 +117,14 @@ impl Admission {
                 returned: 1,
             },
         };
+        if sampling.beam_search.is_some()
+            && !options.stop.is_empty()
+            && let Some(parts) = &self.text
+        {
+            let rules = self.text_rules(&options, &sampling);
+            let text = TextStream::new(parts.tokenizer.clone(), &prompt.ids, rules);
+            sampling.stop_text = Some(StopText(Arc::new(BeamText(text))));
+        }
         let compilation = self.compilation(&options, &mut sampling, now)?;
         let branches = Branches::new(id, num_sequences.generated);
         let processors = self.post_processors(request, branches, &options)?;
@@ -125,12 +134,6 @@ impl Admission {
         let outputs = self.wanted_outputs(request, &options)?;
         let wants_text = outputs.contains(&OutputKind::TextOutput) && options.text.detokenize;
         let num_found = sampling.beam_search.map(|it| it.num_returned as usize);
-        // What is found comes whole.
-        let num_reserved = if num_found.is_some() {
-            0
-        } else {
-            num_new_tokens
-        };
         let row = |branch: usize| {
             let text = match &self.text {
                 Some(parts) if wants_text || !options.stop.is_empty() => {
@@ -139,7 +142,11 @@ impl Admission {
                 }
                 _ => None,
             };
-            Row::new(num_reserved, text, processors.get(branch).cloned())
+            let processor = processors.get(branch).cloned();
+            match num_found {
+                None => Row::new(num_new_tokens, text, processor),
+                Some(_) => Row::found(text, processor),
+            }
         };
         let num_rows = num_found.unwrap_or(branches.len());
         let mut answer = Answer::new(
@@ -149,6 +156,7 @@ impl Admission {
             self.vocab_size,
         );
         answer.num_returned = num_found.unwrap_or(num_sequences.returned as usize);
+        answer.searches = num_found.is_some();
         answer.pad_id = options.pad_id(&sampling.end_ids);
         answer.stream = options.stream;
         let stream_interval = options
@@ -161,15 +169,21 @@ impl Admission {
         if num_sequences.generated > num_sequences.returned {
             gather.log_probs.get_or_insert(0);
         }
-        if num_found.is_some() {
-            RequestOptions::check_outputs_of_beams(&answer.outputs)?;
-            // They come with what is found.
+        if num_found.is_some() && !answer.outputs.contains(&OutputKind::Logprobs) {
+            // Those that the search goes by come with what is found.
             gather.log_probs = None;
+        }
+        if answer.searches && answer.stream {
+            // Each time that it hears of them they are due.
+            gather.beams = NonZeroU32::new(stream_interval);
+            answer.stream_interval = 1;
         }
         if gather.context_logits || gather.generation_logits {
             let of = |wanted, num_tokens| if wanted { num_tokens } else { 0 };
+            // Of beams that fall away their rows may still be those of a text that has ended.
+            let num_texts = branches.len() * sampling.beam_width() as usize;
             let num_rows = of(gather.context_logits, num_prompt_tokens)
-                + of(gather.generation_logits, branches.len() * num_new_tokens);
+                + of(gather.generation_logits, num_texts * num_new_tokens);
             answer.logits_memory = Some(self.logits_memory.set_aside(num_rows)?);
         }
         answer.num_prompt_tokens = num_prompt_tokens;

@@ -115,10 +115,10 @@ impl Driver {
         if batch.len() < self.in_flight.len() {
             self.forget_the_lost(clock.start);
         }
-        self.end_the_late(clock.start);
-        self.join_compiled();
         // A panic must not drop the batch here: that would answer requests whose answers are lent.
         let result = catch(|| {
+            self.end_early(clock.start)?;
+            self.join_compiled();
             self.lend(&batch)?;
             self.step(&mut clock)?;
             self.give_back(&mut batch, &mut clock)
@@ -232,8 +232,7 @@ impl Driver {
             (Err(error), _) | (_, Err(error)) => self.refuse(request, error),
             (Ok(answer), Ok(stopped)) => {
                 if let Some(stopped) = stopped.and_then(|id| self.in_flight.get_mut(id)) {
-                    cancel(&mut self.manager, stopped.branches);
-                    stopped.end(FinishReason::Cancelled);
+                    stopped.is_stopped = true;
                 }
                 let id = self.next_id();
                 let branches = Branches::new(id, 1);
@@ -289,19 +288,34 @@ impl Driver {
         }
     }
 
-    /// Ends the requests whose own time limit has passed, with what they have. One that only waits for
-    /// the rest of its lockstep batch is complete: it waits no longer.
-    fn end_the_late(&mut self, now: Instant) {
+    /// Ends the requests that were stopped, or whose own time limit has passed, with what they have. One that
+    /// only waits for the rest of its lockstep batch is complete: it waits no longer.
+    fn end_early(&mut self, now: Instant) -> Result<(), StepError> {
+        let are_beams_out = self.in_flight.iter_mut().any(|(_, in_flight)| {
+            let mut branches = in_flight.branches.ids();
+            in_flight.early_end(now).is_some()
+                && branches.any(|branch| self.manager.are_beams_out(branch))
+        });
+        if are_beams_out {
+            // What they have is on its way.
+            self.manager.settle(&mut self.events)?;
+            self.hear_events(now);
+        }
         for (_, in_flight) in self.in_flight.iter_mut() {
-            let late = in_flight.deadline.is_some_and(|deadline| deadline <= now);
-            if late && !in_flight.has_ended {
-                for branch in in_flight.branches.ids() {
-                    let ended = self.manager.ended(branch);
-                    self.manager.cancel(branch);
-                    in_flight.end_branch(branch, ended.unwrap_or(FinishReason::TimedOut));
+            let Some(reason) = in_flight.early_end(now) else {
+                continue;
+            };
+            for branch in in_flight.branches.ids() {
+                let ended = self.manager.ended(branch);
+                let found = self.manager.best_so_far(branch);
+                self.manager.cancel(branch);
+                if let Some(answer) = in_flight.answer.as_mut().filter(|_| !found.is_empty()) {
+                    answer.take_found(found, now);
                 }
+                in_flight.end_branch(branch, ended.unwrap_or(reason));
             }
         }
+        Ok(())
     }
 
     /// Takes in the requests whose guides are compiled, and refuses those whose guides cannot be. Waits a

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use crate::backend::limits::ModelFacts;
 use crate::base::{BlockSize, LoadError, Tokens};
-use crate::config::{ModelConfig, RunnerKind, Settings};
-use crate::device::cpu::KvDtype;
-use crate::runner::{AttentionLimits, Checkpoint, CpuRunner, SyntheticRunner};
+use crate::config::{ModelConfig, RunnerKind, Settings, WeightOnlyPrecision};
+use crate::device::cpu::{CodeBits, KvDtype};
+use crate::runner::{AttentionLimits, Checkpoint, CpuRunner, SyntheticRunner, WeightPrecision};
 
 /// Positions of a sequence where no model sets a bound.
 const SYNTHETIC_MAX_POSITIONS: u32 = 1 << 20;
@@ -53,6 +53,30 @@ impl Facts<'_> {
             true => KvDtype::Int8,
             false => KvDtype::Bf16,
         }
+    }
+
+    /// What the weights of a float checkpoint are rounded to.
+    pub fn weights(&self) -> Option<WeightPrecision> {
+        let bits = match self.settings.weight_only_precision? {
+            WeightOnlyPrecision::Int8 => CodeBits::Eight,
+            WeightOnlyPrecision::Int4 => CodeBits::Four,
+        };
+        let usual = WeightPrecision::new(bits);
+        let group_size = self.settings.weight_only_group_size;
+        Some(WeightPrecision {
+            group_size: group_size.map_or(usual.group_size, |size| size as usize),
+            ..usual
+        })
+    }
+
+    /// Bytes of the weights in memory; none of the synthetic runner.
+    ///
+    /// # Errors
+    /// A tensor of the checkpoint that is missing, or has another shape or type than it should.
+    pub fn num_weight_bytes(&self) -> Result<u64, LoadError> {
+        self.checkpoint.map_or(Ok(0), |checkpoint| {
+            checkpoint.num_weight_bytes(self.weights())
+        })
     }
 
     /// How far the layers look back, as the configuration limits them.

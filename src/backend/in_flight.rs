@@ -32,6 +32,8 @@ pub struct InFlight {
     pub refused: Option<Error>,
     /// When its own time limit passes.
     pub deadline: Option<Instant>,
+    /// Whether its client has asked for its end.
+    pub is_stopped: bool,
     /// Since when Triton has not handed it over.
     pub absent_since: Option<Instant>,
 }
@@ -54,6 +56,7 @@ impl InFlight {
             has_ended: false,
             refused: None,
             deadline: None,
+            is_stopped: false,
             absent_since: None,
         }
     }
@@ -78,6 +81,18 @@ impl InFlight {
             self.has_ended = answer.has_ended();
         }
         false
+    }
+
+    /// Why it is to end now with what it has, if it is.
+    pub fn early_end(&self, now: Instant) -> Option<FinishReason> {
+        if self.has_ended {
+            None
+        } else if self.is_stopped {
+            Some(FinishReason::Cancelled)
+        } else {
+            let is_late = self.deadline.is_some_and(|deadline| deadline <= now);
+            is_late.then_some(FinishReason::TimedOut)
+        }
     }
 
     /// Whether it will not come back: its client gave it up while Triton held it, or Triton has not

@@ -88,10 +88,7 @@ struct Loaded {
 }
 
 fn load_runner(model: &Model) -> Result<Loaded, LoadError> {
-    let weight_bytes = model
-        .checkpoint
-        .as_ref()
-        .map_or(0, |checkpoint| checkpoint.spec().num_weight_bytes());
+    let weight_bytes = model.facts().num_weight_bytes()?;
     let (config, promise) = host_memory::promise(|available_bytes| {
         // The KV cache shares what the weights leave.
         let left = available_bytes.map(|bytes| bytes.saturating_sub(weight_bytes));
@@ -131,14 +128,10 @@ fn load_runner(model: &Model) -> Result<Loaded, LoadError> {
 
 fn runner_limits(model: &Model, config: &EngineConfig) -> RunnerLimits {
     RunnerLimits {
-        max_num_tokens: config.max_num_tokens,
-        max_num_requests: config.max_sequences(),
-        max_sampled_rows: config.max_sampled_rows(),
-        max_seq_len: config.max_seq_len,
-        block_size: config.block_size,
-        num_blocks: config.num_blocks,
         kv_dtype: model.facts().kv_dtype(),
+        weights: model.facts().weights(),
         attention: model.facts().attention(),
+        ..RunnerLimits::of(config)
     }
 }
 

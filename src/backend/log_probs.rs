@@ -10,7 +10,10 @@ const IMPOSSIBLE: f32 = -9999.0;
 
 /// `[{"<id>": {"logprob": -0.1, "rank": 1, "decoded_token": " a"}, ...}, ...]`: of each token the chosen
 /// one first, then the most likely ones in the order of their ranks.
-pub fn json(tokens: &[TokenLogProbs], tokenizer: Option<&Tokenizer>) -> String {
+pub fn json<'a>(
+    tokens: impl IntoIterator<Item = &'a TokenLogProbs>,
+    tokenizer: Option<&Tokenizer>,
+) -> String {
     let entry = |it: &TokenLogProb| {
         let value = json!({
             "logprob": f64::from(it.log_prob.max(IMPOSSIBLE)),
@@ -26,7 +29,8 @@ pub fn json(tokens: &[TokenLogProbs], tokenizer: Option<&Tokenizer>) -> String {
             .map(entry)
             .collect()
     };
-    let objects: Vec<_> = tokens.iter().map(object).map(Value::Object).collect();
+    let tokens = tokens.into_iter();
+    let objects: Vec<_> = tokens.map(object).map(Value::Object).collect();
     Value::Array(objects).to_string()
 }
 

@@ -65,6 +65,11 @@ impl Model {
         }
         let mut config = ModelConfig::parse(&config, completion)?;
         let checkpoint = open_checkpoint(&mut config, &folder, version)?;
+        let weight_cache = config.settings.weight_cache_path(&folder, &name, version);
+        let checkpoint = match weight_cache {
+            Some(path) => checkpoint.map(|checkpoint| checkpoint.with_weight_cache(path)),
+            None => checkpoint,
+        };
         let text = text_parts(&config, tokenizer_dir.as_deref(), &folder, version)?;
         let post_processors = post_processors(&config.settings, &folder)?;
         let guides = checkpoint
@@ -159,7 +164,8 @@ fn text_parts(
                 "the input is text_input, and there is no {}",
                 place.display()
             ),
-            remedy: "put a tokenizer.json there, name its folder in tokenizer_dir, or take \
+            remedy: "put a tokenizer.json there (that of the model which the checkpoint was made from: a GGUF \
+                     file's own vocabulary is not read), name its folder in tokenizer_dir, or take \
                      input [{ name: \"input_ids\" data_type: TYPE_INT32 dims: [ -1 ] \
                      allow_ragged_batch: true }]"
                 .to_owned(),

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use crate::base::TokenId;
+use crate::sampling::ReadText;
 use crate::text::{Detokenizer, StopWords, Tokenizer};
 
 /// Tokens in, text out.
+#[derive(Clone)]
 pub struct TextStream {
     tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,
@@ -86,6 +88,21 @@ impl TextStream {
     /// Takes the text that may be sent.
     pub fn take_ready(&mut self) -> String {
         std::mem::take(&mut self.ready)
+    }
+}
+
+/// The text of a beam, which ends with its first stop word.
+pub struct BeamText(pub TextStream);
+
+impl ReadText for BeamText {
+    fn push(&mut self, token: TokenId) -> bool {
+        // Nobody sees it before the search is over, and then it is made of the tokens.
+        self.0.ready.clear();
+        self.0.push(token)
+    }
+
+    fn fork(&self) -> Box<dyn ReadText> {
+        Box::new(Self(self.0.clone()))
     }
 }
 
@@ -181,6 +198,29 @@ mod tests {
         };
         let (texts, stopped) = sent_by(&["a", "the", "b", "c"], included);
         assert_eq!((texts.concat().as_str(), stopped), ("atheb", Some(2)));
+    }
+
+    #[test]
+    fn a_beam_ends_where_its_text_does_and_its_forks_go_their_own_ways() {
+        let tokenizer = Arc::new(toys::byte_level());
+        let id = |content| toys::id(&tokenizer, content);
+        let stop_words = vec!["eb".to_owned()];
+        let rules = TextRules {
+            stop_words,
+            ..rules()
+        };
+        let text = BeamText(TextStream::new(tokenizer.clone(), &[], rules));
+        let mut first: Box<dyn ReadText> = Box::new(text);
+        assert!(!first.push(id("a")) && !first.push(id("the")));
+        let mut second = first.fork();
+        assert!(!second.push(id("a")));
+        assert!(
+            first.push(id("b")),
+            "the first half was in the token before"
+        );
+        assert!(!second.push(id("b")));
+        assert!(!second.push(id("e")) && second.fork().push(id("b")));
+        assert!(!second.push(id("a")), "what a fork reads is its own");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::str::FromStr;
 use crate::base::BlockSize;
 use crate::config::settings::{
     BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, Settings, SpeculationKind,
+    WeightOnlyPrecision,
 };
 
 /// One parameter of config.pbtxt.
@@ -38,8 +39,9 @@ pub(super) const KNOBS: &[Knob] = &[
         key: "gpt_model_path",
         expected: "a folder",
         default: "the model's version folder",
-        doc: "The Hugging Face checkpoint: a folder with `config.json` and `*.safetensors`. A \
-              relative path starts at the model's folder in the repository.",
+        doc: "The checkpoint: a folder with `config.json` and `*.safetensors`, or with a GGUF file (see \
+              [docs/checkpoints.md](docs/checkpoints.md)). A relative path starts at the model's folder in the \
+              repository.",
         set: |s, v| set(&mut s.gpt_model_path, path(v).map(Some)),
     },
     Knob {
@@ -224,6 +226,45 @@ pub(super) const KNOBS: &[Knob] = &[
         },
     },
     Knob {
+        key: "weight_only_precision",
+        expected: "'auto', 'int8' or 'int4'",
+        default: "`auto`: as the checkpoint has them; bf16 for floats",
+        doc: "Rounds the weights of a float checkpoint while it is loaded: half or a quarter of the memory, \
+              and faster generation by as much where memory limits it. Activations are rounded to 8 \
+              bits for the products. With `int4` the output layer has 8 bits; embedding and norms stay as \
+              they are. What it costs in quality is in `benches/RESULTS.md`. What a checkpoint has quantised \
+              itself stays as it is.",
+        set: |s, v| {
+            let names = [
+                ("auto", None),
+                ("int8", Some(WeightOnlyPrecision::Int8)),
+                ("int4", Some(WeightOnlyPrecision::Int4)),
+            ];
+            set(&mut s.weight_only_precision, choice(v, &names))
+        },
+    },
+    Knob {
+        key: "weight_only_group_size",
+        expected: "a multiple of 32, up to 1048576",
+        default: "128 for `int8`, 32 for `int4`",
+        doc: "With `weight_only_precision`: how many neighbouring inputs of an output share a scale of 16 \
+              bits. Smaller groups keep more of the weights and take more memory.",
+        set: |s, v| {
+            let size = count(v, 32..=1 << 20).filter(|size| size.is_multiple_of(32));
+            set(&mut s.weight_only_group_size, size.map(Some))
+        },
+    },
+    Knob {
+        key: "weight_cache_dir",
+        expected: "a folder",
+        default: "none: weights are rounded in each load",
+        doc: "Where weights that were rounded while they were loaded are kept, in a file for each model and version, \
+              so that the next load reads them instead (see [docs/checkpoints.md](docs/checkpoints.md)). It is made \
+              where it is missing; choose one outside of the model repository. A relative path starts at the \
+              model's folder in the repository.",
+        set: |s, v| set(&mut s.weight_cache_dir, path(v).map(Some)),
+    },
+    Knob {
         key: "enable_kv_cache_reuse",
         expected: "'true' or 'false'",
         default: "`true` with a paged cache",
@@ -302,7 +343,8 @@ pub(super) const KNOBS: &[Knob] = &[
         doc: "Bytes of logits that the answers of an instance may hold, those of all requests in flight \
               together. A request with `return_context_logits` or `return_generation_logits` is \
               refused if it could need more than are left: 4 bytes for each token of the vocabulary, for \
-              each token of the prompt or of `max_tokens`. `0` refuses all of them.",
+              each token of the prompt or of `max_tokens`, the latter for each sequence or beam. `0` \
+              refuses all of them.",
         set: |s, v| {
             let bytes = u64::from_str(v).ok().filter(|bytes| *bytes <= 1 << 40);
             set(&mut s.logits_memory_bytes, bytes)
@@ -360,7 +402,8 @@ pub(super) const KNOBS: &[Knob] = &[
         expected: "an integer from 1 to 1024",
         default: "what the process may use",
         doc: "CPU threads of a step, the one that Triton calls on included. The default respects \
-              the process's affinity and its container's CPU quota.",
+              the process's affinity and its container's CPU quota. Instances and models of one \
+              server compute in turns where together they have more threads than that.",
         set: |s, v| {
             let threads = count(v, 1..=1024).and_then(|n| usize::try_from(n).ok()?.try_into().ok());
             set(&mut s.num_threads, threads.map(Some))
@@ -565,6 +608,17 @@ mod tests {
         ),
         ("kv_cache_type", &["paged", "contiguous"], &["disabled"]),
         ("kv_cache_dtype", &["auto", "bf16", "int8"], &["fp8"]),
+        (
+            "weight_only_precision",
+            &["auto", "int8", "INT4"],
+            &["fp8", ""],
+        ),
+        ("weight_only_group_size", &["32", "128"], &["0", "16", "48"]),
+        (
+            "weight_cache_dir",
+            &["/var/cache/weights", "cache"],
+            &["", "${dir}"],
+        ),
         ("enable_kv_cache_reuse", &["true", "false"], &["maybe"]),
         ("enable_partial_reuse", &["false"], &["1"]),
         (

@@ -16,4 +16,5 @@ pub use model_config::{Completion, InputKind, ModelConfig, OutputKind};
 pub use scheduling::delays;
 pub use settings::{
     BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, Settings, SpeculationKind,
+    WeightOnlyPrecision,
 };

@@ -366,6 +366,19 @@ impl Settings {
         }
     }
 
+    /// The file that keeps the rounded weights of the model `name`, if there is to be one.
+    ///
+    /// Its name does not end as that of a checkpoint's file: whoever reads a folder of checkpoints leaves it alone.
+    pub fn weight_cache_path(
+        &self,
+        model_path: &Path,
+        name: &str,
+        version: u64,
+    ) -> Option<PathBuf> {
+        let dir = model_path.join(self.weight_cache_dir.as_ref()?);
+        Some(dir.join(format!("{name}-{version}.weights")))
+    }
+
     /// The tokenizer's folder.
     pub fn tokenizer_path(&self, model_path: &Path, version: u64) -> PathBuf {
         match &self.tokenizer_dir {
@@ -761,5 +774,12 @@ mod tests {
         );
         settings.tokenizer_dir = Some("/tokens".into());
         assert_eq!(settings.tokenizer_path(model, 3), Path::new("/tokens"));
+        assert_eq!(settings.weight_cache_path(model, "m", 3), None);
+        settings.weight_cache_dir = Some("../cache".into());
+        let file = settings.weight_cache_path(model, "m", 3);
+        assert_eq!(
+            file.as_deref(),
+            Some(Path::new("/repo/m/../cache/m-3.weights"))
+        );
     }
 }

@@ -41,6 +41,15 @@ pub enum ContextChunkPolicy {
     EqualProgress,
 }
 
+/// What float weights are rounded to: `weight_only_precision`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightOnlyPrecision {
+    /// 8 bits.
+    Int8,
+    /// 4 bits, the output layer 8.
+    Int4,
+}
+
 /// Whose guesses at later tokens are verified: `speculation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SpeculationKind {
@@ -92,6 +101,12 @@ pub struct Settings {
     pub paged_kv_cache: bool,
     /// `kv_cache_dtype`: whether it is int8
     pub int8_kv_cache: bool,
+    /// `weight_only_precision`; `None`: as the checkpoint has them
+    pub weight_only_precision: Option<WeightOnlyPrecision>,
+    /// `weight_only_group_size`; `None`: the precision's usual one
+    pub weight_only_group_size: Option<u32>,
+    /// `weight_cache_dir`
+    pub weight_cache_dir: Option<PathBuf>,
     /// `enable_kv_cache_reuse`; `None`: where it is possible
     pub enable_kv_cache_reuse: Option<bool>,
     /// `enable_partial_reuse`
@@ -162,6 +177,9 @@ impl Default for Settings {
             prompt_lookup_max: 4,
             paged_kv_cache: true,
             int8_kv_cache: false,
+            weight_only_precision: None,
+            weight_only_group_size: None,
+            weight_cache_dir: None,
             enable_kv_cache_reuse: None,
             enable_partial_reuse: true,
             max_attention_window_size: Vec::new(),

@@ -2,18 +2,8 @@
 
 import pytest
 
-from harness.repository import FULL_ANSWER, STORIES, add_model, add_synthetic
+from harness.repository import FULL_ANSWER, STORIES, TIGHT, add_model, add_synthetic
 from harness.server import Server
-
-# Few and small blocks: sequences are paused and computed again all the time.
-TIGHT = {
-    "batch_scheduler_policy": "max_utilization",
-    "max_num_requests": 24,
-    "max_num_tokens": 48,
-    "tokens_per_block": 4,
-    "max_seq_len": 256,
-    "max_tokens_in_paged_kv_cache": 640,
-}
 
 
 @pytest.fixture(scope="session")
@@ -31,9 +21,12 @@ def server(tmp_path_factory):
         checkpoint=STORIES,
     )
     # Memory for 40 rows of the demo model's 1536 logits.
-    add_model(repository, "stories_few_logits", {"logits_memory_bytes": 40 * 1536 * 4}, checkpoint=STORIES)
+    few_logits = {"logits_memory_bytes": 40 * 1536 * 4, "max_beam_width": 4}
+    add_model(repository, "stories_few_logits", few_logits, checkpoint=STORIES)
     add_model(repository, "stories_beams", {"max_beam_width": 8}, checkpoint=STORIES)
     add_model(repository, "stories_beams_full", {"max_beam_width": 8}, fields=FULL_ANSWER, checkpoint=STORIES)
+    overlapping = {"max_beam_width": 8, "enable_trt_overlap": "true"}
+    add_model(repository, "stories_beams_overlap", overlapping, checkpoint=STORIES)
     add_model(repository, "stories_beams_tight", {**TIGHT, "max_beam_width": 8}, checkpoint=STORIES)
     add_synthetic(repository, "synthetic_beams", {"max_beam_width": 8})
     add_synthetic(repository, "synthetic")

@@ -124,6 +124,9 @@ def server(tmp_path_factory):
     add_model(repository, "alone-window", {"max_seq_len": 192, "max_beam_width": 4, **WINDOW}, checkpoint=STORIES)
     contiguous = {"max_seq_len": 192, "max_num_requests": 6, "max_beam_width": 4, "kv_cache_type": "contiguous"}
     add_model(repository, "contiguous", contiguous, checkpoint=STORIES)
+    pair = "instance_group [{ count: 2 kind: KIND_CPU }]"
+    add_model(repository, "pair", {"max_seq_len": 192, "max_beam_width": 4}, fields=pair, checkpoint=STORIES)
+    add_model(repository, "neighbour", {"max_seq_len": 192, "max_beam_width": 4}, checkpoint=STORIES)
     add_model(repository, "int8", {**TIGHT, "kv_cache_dtype": "int8"}, checkpoint=STORIES)
     add_model(repository, "int8-alone", {"max_seq_len": 192, "max_beam_width": 4, "kv_cache_dtype": "int8"}, checkpoint=STORIES)
     with Server(repository, "--model-control-mode=explicit") as server:
@@ -162,3 +165,17 @@ def test_an_int8_cache_gives_each_request_what_it_gets_alone(server):
         server.load(model)
     asked = list(requests(""))
     assert serve(server, "int8", asked) == serve_alone(server, "int8-alone", asked)
+
+
+def test_instances_and_models_that_share_the_cores_give_each_request_what_it_gets_alone(server):
+    for model in ["pair", "neighbour", "alone"]:
+        server.load(model)
+    asked = list(requests(""))
+    expected = serve_alone(server, "alone", asked)
+
+    async def main():
+        models = ["pair", "neighbour", "pair", "alone"]
+        return await asyncio.gather(*(asyncio.to_thread(serve, server, model, asked) for model in models))
+
+    for answers in asyncio.run(main()):
+        assert answers == expected

@@ -22,6 +22,11 @@ def found(server, model, options, prompt=PROMPT):
     return answer
 
 
+def assert_same(one, other, name):
+    assert one.shape == other.shape, name
+    assert one.tolist() == other.tolist(), name
+
+
 def test_all_beams_come_back_the_best_first_with_what_they_add_up_to(server):
     answer = found(server, "stories_beams", {**BEAMS, "ignore_eos": True})
     assert len([response for response in answer.responses if response.arrays]) == 1
@@ -94,6 +99,46 @@ def test_a_search_finds_what_the_synthetic_runner_says(server):
     assert [sequence.ids for sequence in answer.sequences()] == [tokens for _, tokens in beams]
 
 
+def test_each_beam_has_its_logits_and_log_probabilities(server):
+    """tests/models/beams.rs compares the logits with those of the same tokens as a prompt."""
+    options = {"beam_width": 3, "max_tokens": 9, "exclude_input_in_output": True, "stream": False}
+    asked = {"return_generation_logits": True, "return_context_logits": True, "logprobs": 2, "return_log_probs": True}
+    silent = found(server, "stories_beams", options)
+    answer = found(server, "stories_beams", {**options, **asked})
+    arrays = answer.last.arrays
+    for name, expected in silent.last.arrays.items():
+        assert_same(arrays[name], expected, name)
+    logits = arrays["generation_logits"]
+    vocab_size = arrays["context_logits"].shape[-1]
+    assert logits.shape == (1, 3, 9, vocab_size)
+    numpy.testing.assert_array_equal(arrays["context_logits"][0, -1], logits[0, 0, 0])
+    for row, sequence in enumerate(answer.sequences()):
+        num_tokens = sequence.last.num_output_tokens
+        model = logits[0, row, :num_tokens].astype(numpy.float64)
+        own = model - numpy.log(numpy.exp(model).sum(axis=1, keepdims=True))
+        chosen = own[range(num_tokens), sequence.ids]
+        # Nothing is penalised: what the search goes by is what the model says.
+        numpy.testing.assert_allclose(arrays["output_log_probs"][0, row, :num_tokens], chosen, atol=1e-5)
+        entries = json.loads(arrays["logprobs"][0, row])
+        assert len(entries) == num_tokens
+        for entry, token, position in zip(entries, sequence.ids, range(num_tokens), strict=True):
+            first, *_ = entry
+            assert first == str(token) and len(entry) in (2, 3)
+            assert entry[first]["logprob"] == pytest.approx(chosen[position], abs=1e-5)
+            best = max(entry.values(), key=lambda it: it["logprob"])
+            assert best["rank"] == 1 and best["logprob"] == pytest.approx(own[position].max(), abs=1e-5)
+
+
+def test_the_logits_of_beams_are_within_the_memory_for_logits(server):
+    """Of as many rows as its beams could make; `stories_few_logits` has memory for 40."""
+    options = {"beam_width": 4, "max_tokens": 10, "return_generation_logits": True, "stream": False, "ignore_eos": True}
+    with pytest.raises(Refused, match="up to 44 rows of logits.*lower max_tokens"):
+        found(server, "stories_few_logits", {**options, "max_tokens": 11})
+    for _ in range(2):
+        answer = found(server, "stories_few_logits", options)
+        assert answer.last.arrays["generation_logits"].shape[1:3] == (4, 10)
+
+
 def test_end_ids_end_some_beams_before_others(server):
     options = {**BEAMS, "max_tokens": 40, "early_stopping": "never", "length_penalty": 0.0}
     every = found(server, "stories_beams", {**options, "ignore_eos": True})
@@ -144,23 +189,127 @@ def test_a_request_with_beams_that_is_given_up_leaves_nothing_behind(server):
     assert_blocks_come_back(server, "stories_beams")
 
 
-def test_a_search_whose_time_is_up_has_found_nothing(server):
-    answer = found(server, "stories_beams", {**BEAMS, "max_tokens": 400, "ignore_eos": True, "timeout": 20000})
-    assert answer.last.arrays["finish_reason"][0].tolist() == [b"timed_out"] * 4
-    assert not answer.last.arrays["num_output_tokens"].any()
-    assert_blocks_come_back(server, "stories_beams")
+# What a search of so many tokens finds are its beams when they have so many; whether they go on is all that differs.
+AS_THEY_ARE = {**BEAMS, "ignore_eos": True}
+OF_BEAMS = ("output_ids", "text_output", "cum_log_probs", "output_log_probs", "num_output_tokens", "sequence_length")
+
+
+def assert_beams_as_they_are(server, response, num_tokens):
+    shorter = found(server, "stories_beams", {**AS_THEY_ARE, "max_tokens": num_tokens}).last
+    for name in OF_BEAMS:
+        assert_same(response.arrays[name], shorter.arrays[name], name)
+
+
+@pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap"])
+def test_a_stream_brings_the_beams_whole_as_they_are(server, model):
+    asked = {"logprobs": 1, "return_generation_logits": True}
+    stream = found(server, model, {**AS_THEY_ARE, **asked, "max_tokens": 6, "stream": True})
+    *news, final = [response for response in stream.responses if response.arrays]
+    assert [response.arrays["output_ids"].shape for response in news] == [(1, 4, length) for length in range(1, 6)]
+    for length, response in enumerate(news, 1):
+        assert_beams_as_they_are(server, response, length)
+        assert response.arrays["finish_reason"][0].tolist() == [b""] * 4
+        # What is known of every token comes once.
+        assert response.arrays["logprobs"][0].tolist() == [b"[]"] * 4
+        assert response.arrays["generation_logits"].shape == (1, 1, 1, 1)
+    whole = found(server, "stories_beams", {**AS_THEY_ARE, **asked, "max_tokens": 6}).last
+    for name, expected in whole.arrays.items():
+        assert_same(final.arrays[name], expected, name)
+    assert_blocks_come_back(server, model)
+
+
+def test_a_stream_of_beams_has_its_interval(server):
+    options = {**AS_THEY_ARE, "max_tokens": 12, "stream": True, "stream_interval": 5}
+    stream = found(server, "stories_beams", options)
+    lengths = [r.arrays["output_ids"].shape[2] for r in stream.responses if r.arrays]
+    assert lengths == [1, 6, 11, 12]
+
+
+def test_a_stream_shows_which_texts_have_ended(server):
+    options = {**BEAMS, "max_tokens": 40, "early_stopping": "never", "length_penalty": 0.0}
+    every = found(server, "stories_beams", {**options, "ignore_eos": True})
+    end_id = every.sequences()[1].ids[5]
+    whole = found(server, "stories_beams", {**options, "end_id": end_id}).last
+    stream = found(server, "stories_beams", {**options, "end_id": end_id, "stream": True})
+    *news, final = [response for response in stream.responses if response.arrays]
+    for name, expected in whole.arrays.items():
+        assert_same(final.arrays[name], expected, name)
+    reasons = {reason for response in news for reason in response.arrays["finish_reason"][0]}
+    assert reasons == {b"", b"end_id"}
+    for response in news:
+        ids, lengths, reasons = (response.arrays[n][0] for n in ("output_ids", "num_output_tokens", "finish_reason"))
+        for row, length, reason in zip(ids, lengths, reasons, strict=True):
+            assert (row[length - 1] == end_id) == (reason == b"end_id")
+
+
+def test_a_stop_word_ends_a_beam_as_an_end_id_does(server):
+    options = {**BEAMS, "max_tokens": 30, "early_stopping": "never", "length_penalty": 0.0}
+    plain = found(server, "stories_beams", options)
+    # A word of one of its texts, cut inside, so that no token is the word itself.
+    word = plain.sequences()[1].text.split()[3][1:] + " "
+    stopped = found(server, "stories_beams", {**options, "stop": word, "return_stop_reason": True})
+    included = found(server, "stories_beams", {**options, "stop": word, "include_stop_str_in_output": True})
+    reasons = [sequence.finish_reason for sequence in stopped.sequences()]
+    assert "stop_words" in reasons
+    for sequence, other, reason in zip(stopped.sequences(), included.sequences(), reasons, strict=True):
+        assert sequence.ids == other.ids, "the tokens of the word are among them"
+        assert word not in sequence.text
+        stop_reason = sequence.last.tensors["stop_reason"].item().decode()
+        if reason == "stop_words":
+            assert other.text == sequence.text + word
+            assert stop_reason == word
+        else:
+            assert other.text == sequence.text
+            assert stop_reason == ""
+    for row, log_probs in zip(stopped.sequences(), stopped.last.arrays["output_log_probs"][0], strict=True):
+        # The sum is that of all its tokens, those of the word included.
+        assert log_probs.sum() == pytest.approx(row.last.tensors["cum_log_probs"].item(), abs=1e-3)
+        assert not log_probs[row.last.num_output_tokens :].any()
+    longer = found(server, "stories_beams", {**options, "stop": json.dumps([word, "no such word"]), "stream": True})
+    final = longer.last
+    assert_same(final.arrays["output_ids"], stopped.last.arrays["output_ids"], "output_ids")
+    # A word that no text has changes nothing.
+    other = found(server, "stories_beams", {**options, "stop": "no such word"})
+    assert [described(it) for it in other.sequences()] == [described(it) for it in plain.sequences()]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap"])
+def test_a_search_whose_time_is_up_returns_its_beams_as_they_are(server, model, stream):
+    options = {**AS_THEY_ARE, "max_tokens": 450, "timeout": 150_000, "stream": stream}
+    answer = found(server, model, options)
+    final = answer.last
+    assert final.arrays["finish_reason"][0].tolist() == [b"timed_out"] * 4
+    num_tokens = final.arrays["num_output_tokens"].max().item()
+    assert 0 < num_tokens < 450
+    assert_beams_as_they_are(server, final, num_tokens)
+    assert_blocks_come_back(server, model)
+
+
+@pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap"])
+def test_a_search_that_is_stopped_returns_its_beams_as_they_are(server, model):
+    async def main():
+        async with clients.grpc(server) as client:
+            long = {**AS_THEY_ARE, "max_tokens": 450, "stream": True}
+            responses = aiter(GrpcStream(client, model, PROMPT, request_id="me", **long))
+            await anext(responses)
+            await clients.stream(client, model, "me", request_id="me", stop=True)
+            return [response async for response in responses if response.arrays][-1]
+
+    final = clients.run(main())
+    assert final.arrays["finish_reason"][0].tolist() == [b"cancelled"] * 4
+    num_tokens = final.arrays["num_output_tokens"].max().item()
+    assert 0 < num_tokens < 450
+    assert_beams_as_they_are(server, final, num_tokens)
+    assert_blocks_come_back(server, model)
 
 
 @pytest.mark.parametrize(
     "options, words",
     [
         ({"beam_width": 9}, "at most max_beam_width, which is 8"),
-        ({"stream": True}, "leave out 'stream'"),
-        ({"stop": "fox"}, "stop_token_ids"),
         ({"temperature": 0.3}, "nothing is drawn"),
         ({"guided_regex": "a+"}, "cannot be guided"),
-        ({"logprobs": 2}, "not told of beams"),
-        ({"return_generation_logits": True}, "not kept"),
         ({"n": 5}, "at most the number of beams"),
         ({"early_stopping": "often"}, "never"),
     ],

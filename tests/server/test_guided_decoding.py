@@ -1,6 +1,5 @@
 """Guided decoding: the output fits its guide, by the names of both backends, one by one and many at once."""
 
-import asyncio
 import json
 import re
 
@@ -103,22 +102,15 @@ def test_every_way_in_gives_the_same_text_and_it_fits_its_guide(server, guide):
 
 
 def test_many_at_once_get_what_they_get_alone(server):
-    seeds = range(8)
-
-    async def main():
-        async with clients.grpc(server) as client:
-            calls = {}
-            for seed in seeds:
-                for guide in GUIDES:
-                    given, _ = options(guide, seed)
-                    calls[guide, seed] = clients.stream(client, "stories_tight", PROMPT, **given)
-                calls[None, seed] = clients.stream(client, "stories_tight", PROMPT, max_tokens=40, seed=seed, top_k=9)
-                bad = clients.stream(client, "stories_tight", PROMPT, guided_regex="(" * (seed + 1))
-                calls["bad", seed] = bad
-            return dict(zip(calls, await asyncio.gather(*calls.values(), return_exceptions=True)))
-
-    answers = clients.run(main())
-    for (guide, seed), answer in answers.items():
+    asked = {}
+    for seed in range(8):
+        for guide in GUIDES:
+            asked[guide, seed], _ = options(guide, seed)
+        asked[None, seed] = {"max_tokens": 40, "seed": seed, "top_k": 9}
+        asked["bad", seed] = {"guided_regex": "(" * (seed + 1)}
+    requests = [(PROMPT, given) for given in asked.values()]
+    answers = clients.streams(server, "stories_tight", requests, may_fail=True)
+    for (guide, seed), answer in zip(asked, answers):
         if guide == "bad":
             assert isinstance(answer, Refused) and "cannot be used" in str(answer)
             continue

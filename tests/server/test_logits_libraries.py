@@ -129,17 +129,12 @@ def test_many_at_once_get_what_they_get_alone(libraries):
     def outcome(answer):
         return re.sub(r"^\[.*?\] ", "", str(answer)) if isinstance(answer, Refused) else (answer.ids, answer.text)
 
-    async def main():
-        async with clients.grpc(libraries) as client:
-            calls = {
-                (kind, seed): clients.stream(client, "rogue", PROMPT, **options(kind, seed))
-                for seed in range(4)
-                for kind in range(len(kinds))
-            }
-            return dict(zip(calls, await asyncio.gather(*calls.values(), return_exceptions=True)))
+    asked = [(kind, seed) for seed in range(4) for kind in range(len(kinds))]
+    requests = [(PROMPT, options(*it)) for it in asked]
+    answers = clients.streams(libraries, "rogue", requests, may_fail=True)
 
     num_refused = 0
-    for (kind, seed), answer in clients.run(main()).items():
+    for (kind, seed), answer in zip(asked, answers):
         try:
             alone = generate(libraries, "rogue", PROMPT, exclude_input_in_output=True, **options(kind, seed))
         except Refused as refused:

@@ -1,6 +1,5 @@
 """Logits post-processors: by name, each for its own request only, alone and in a batch."""
 
-import asyncio
 import json
 import re
 
@@ -90,16 +89,11 @@ def test_many_at_once_get_what_they_get_alone(server):
     def options(kind, seed):
         return {"max_tokens": 30, "temperature": 1.0, "seed": seed, **kinds[kind]}
 
-    async def main():
-        async with clients.grpc(server) as client:
-            calls = {
-                (kind, seed): clients.stream(client, "stories_tight", PROMPT, **options(kind, seed))
-                for seed in range(6)
-                for kind in range(len(kinds))
-            }
-            return dict(zip(calls, await asyncio.gather(*calls.values(), return_exceptions=True)))
+    asked = [(kind, seed) for seed in range(6) for kind in range(len(kinds))]
+    requests = [(PROMPT, options(*it)) for it in asked]
+    answers = clients.streams(server, "stories_tight", requests, may_fail=True)
 
-    for (kind, seed), answer in clients.run(main()).items():
+    for (kind, seed), answer in zip(asked, answers):
         try:
             alone = generate(server, "stories", PROMPT, exclude_input_in_output=True, **options(kind, seed))
         except Refused as refused:

@@ -8,20 +8,12 @@ import pytest
 
 from harness import clients
 from harness.clients import Refused, generate, generate_stream
-from harness.repository import STORIES, add_model, add_synthetic
+from harness.repository import STORIES, TIGHT, add_model, add_synthetic
 from harness.server import Server
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 FIGURES = ["acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"]
 LOOKUP = {"speculation": "prompt_lookup", "max_draft_tokens": 6}
-TIGHT = {
-    "batch_scheduler_policy": "max_utilization",
-    "max_num_requests": 24,
-    "max_num_tokens": 48,
-    "tokens_per_block": 4,
-    "max_seq_len": 256,
-    "max_tokens_in_paged_kv_cache": 640,
-}
 WITH_TENSOR = """
 input [
   { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },

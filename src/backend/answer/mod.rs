@@ -50,6 +50,9 @@ pub struct Answer {
     pub logits_memory: Option<SetAside>,
     /// How many of its sequences are returned; if not all, the most likely ones.
     pub num_returned: usize,
+    /// Whether its sequences are what a search with beams finds. They are in order then, and each response of a
+    /// stream has all of them whole.
+    pub searches: bool,
     /// What fills up the ids of the shorter rows.
     pub pad_id: i32,
     /// Its sequences, at least one.
@@ -103,6 +106,7 @@ impl Answer {
             times,
             logits_memory: None,
             num_returned: rows.len(),
+            searches: false,
             rows,
             pad_id: 0,
             context_logits: Vec::new(),
@@ -125,12 +129,12 @@ impl Answer {
         self.rows[row].gather(gathered);
     }
 
-    /// Takes in what the request has found with beams: a row each.
+    /// Takes in the best that the request has found with beams so far: a row each.
     pub fn take_found(&mut self, found: Box<[Hypothesis]>, now: Instant) {
-        self.rows.truncate(found.len());
-        self.num_returned = self.rows.len();
-        for (row, hypothesis) in self.rows.iter_mut().zip(found) {
-            row.take_found(hypothesis, now);
+        self.num_returned = found.len();
+        let texts = found.into_iter().map(Some).chain(std::iter::repeat(None));
+        for (row, text) in self.rows.iter_mut().zip(texts) {
+            row.take_found(text.unwrap_or_default(), now);
         }
     }
 
@@ -160,9 +164,12 @@ impl Answer {
         self.rows.iter().any(|row| row.is_due(self.stream_interval))
     }
 
-    /// All its sequences, those that are not returned too.
+    /// All its sequences, those that are not returned too; of a search, the texts that it has now.
     pub fn rows(&self) -> &[Row] {
-        &self.rows
+        match self.searches {
+            true => &self.rows[..self.num_returned],
+            false => &self.rows,
+        }
     }
 
     /// When its first token was there.
@@ -205,7 +212,7 @@ impl Answer {
         if let Some(error) = self.rows.iter().find_map(Row::error) {
             return self.factory.send_error(error.into());
         }
-        if self.num_returned < self.rows.len() {
+        if self.num_returned < self.rows.len() && !self.searches {
             // vLLM's rule (`ParallelSampleSequenceGroup`, 0.6): the sum, whatever the length. Of equal ones the
             // first stays first.
             self.rows

@@ -1,5 +1,6 @@
 //! One sequence of an answer: its tokens, its text, and why it ended.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::backend::text_stream::TextStream;
@@ -12,13 +13,15 @@ pub struct Row {
     tokens: Vec<TokenId>,
     /// Its text; `None` where only ids are wanted.
     text: Option<TextStream>,
+    /// The same before its first token, where what is found with beams may take the place of the row.
+    blank_text: Option<TextStream>,
     /// Of each token, if they are wanted.
     log_probs: Vec<TokenLogProbs>,
-    /// The same of what was found with beams.
-    found_log_probs: Vec<f32>,
     cum_log_prob: f64,
     /// Logits that no response has carried; each piece is one row.
     generation_logits: Vec<Vec<f32>>,
+    /// What is known of a text that was found with beams, but for its tokens.
+    found: Option<Box<Hypothesis>>,
     kv_blocks: KvBlocks,
     drafts: DraftTotals,
     /// What changes its logits, and may have to say why it could not.
@@ -42,10 +45,11 @@ impl Row {
         Self {
             tokens: Vec::with_capacity(max_new_tokens),
             text,
+            blank_text: None,
             log_probs: Vec::new(),
-            found_log_probs: Vec::new(),
             cum_log_prob: 0.0,
             generation_logits: Vec::new(),
+            found: None,
             kv_blocks: KvBlocks::default(),
             drafts: DraftTotals::default(),
             processor,
@@ -55,6 +59,14 @@ impl Row {
             num_decoded: 0,
             num_answered: 0,
             is_text_whole: false,
+        }
+    }
+
+    /// A row that is a text of a search with beams, time and again another one.
+    pub fn found(text: Option<TextStream>, processor: Option<LogitsProcessor>) -> Self {
+        Self {
+            blank_text: text.clone(),
+            ..Self::new(0, text, processor)
         }
     }
 
@@ -84,24 +96,40 @@ impl Row {
         }
     }
 
-    /// Becomes a text that was found with beams.
-    pub fn take_found(&mut self, hypothesis: Hypothesis, now: Instant) {
-        self.first_token = Some(now);
-        self.last_token = Some(now);
-        self.tokens = hypothesis.tokens;
-        self.found_log_probs = hypothesis.log_probs;
+    /// Becomes a text that was found with beams, of which no response has carried anything; an empty one is
+    /// none.
+    pub fn take_found(&mut self, mut hypothesis: Hypothesis, now: Instant) {
+        if !hypothesis.tokens.is_empty() {
+            self.first_token.get_or_insert(now);
+            self.last_token = Some(now);
+        }
+        self.tokens = std::mem::take(&mut hypothesis.tokens);
         self.cum_log_prob = f64::from(hypothesis.cum_log_prob);
-        self.end(hypothesis.finish_reason);
+        self.found = Some(Box::new(hypothesis));
+        self.text = self.blank_text.clone();
+        (self.num_decoded, self.num_answered) = (0, 0);
+        self.is_text_whole = false;
     }
 
-    /// Ends the sequence; the first reason holds.
+    /// Ends the sequence; the first reason holds. A text that had ended before its search keeps its own, but
+    /// for an error.
     pub fn end(&mut self, reason: FinishReason) {
-        self.finish.get_or_insert(reason);
+        let own = self.found.as_ref().and_then(|found| found.finish_reason);
+        self.finish.get_or_insert(match reason {
+            FinishReason::Error(_) => reason,
+            _ => own.unwrap_or(reason),
+        });
     }
 
     /// Why it ended, if it has.
     pub fn finish(&self) -> Option<FinishReason> {
         self.finish
+    }
+
+    /// Why its text ended, if it has; of a text that was found with beams, also while the search goes on.
+    pub fn finish_of_text(&self) -> Option<FinishReason> {
+        let found = self.found.as_ref().and_then(|found| found.finish_reason);
+        self.finish.or(found)
     }
 
     /// The error that it has ended with, as its client reads it.
@@ -139,15 +167,21 @@ impl Row {
     }
 
     /// What is known of them, if that is wanted.
-    pub fn new_log_probs(&self) -> &[TokenLogProbs] {
+    pub fn new_log_probs(&self) -> impl Iterator<Item = &TokenLogProbs> {
+        let found = self.found.iter().flat_map(|found| &found.model_log_probs);
+        self.own_log_probs().iter().chain(found.map(Arc::as_ref))
+    }
+
+    /// The same of tokens that were not found with beams.
+    fn own_log_probs(&self) -> &[TokenLogProbs] {
         self.log_probs.get(self.num_answered..).unwrap_or_default()
     }
 
     /// How likely the tokens are that no response has carried, if that is wanted.
     pub fn new_chosen_log_probs(&self) -> impl Iterator<Item = f32> {
-        let found = self.found_log_probs.get(self.num_answered..);
-        let chosen = self.new_log_probs().iter().map(|it| it.chosen.log_prob);
-        chosen.chain(found.unwrap_or_default().iter().copied())
+        let found = self.found.iter().flat_map(|found| &found.log_probs);
+        let chosen = self.own_log_probs().iter().map(|it| it.chosen.log_prob);
+        chosen.chain(found.copied())
     }
 
     /// How likely all tokens are together, the logarithm; 0 if it is not gathered.
@@ -155,9 +189,19 @@ impl Row {
         self.cum_log_prob
     }
 
-    /// Takes the logits that no response has carried, `[vocab_size]` each.
-    pub fn take_generation_logits(&mut self) -> Vec<Vec<f32>> {
-        std::mem::take(&mut self.generation_logits)
+    /// The logits that no response has carried, `[vocab_size]` each.
+    pub fn new_generation_logits(&self) -> impl Iterator<Item = &[f32]> {
+        let found = self.found.iter().flat_map(|found| &found.generation_logits);
+        let own = self.generation_logits.iter().map(Vec::as_slice);
+        own.chain(found.map(|row| row.as_slice()))
+    }
+
+    /// Says that a response has carried all logits so far.
+    pub fn drop_generation_logits(&mut self) {
+        self.generation_logits.clear();
+        if let Some(found) = &mut self.found {
+            found.generation_logits.clear();
+        }
     }
 
     /// The blocks of the KV cache that it has had, if that is wanted.
@@ -183,19 +227,21 @@ impl Row {
     /// The text that no response has carried and that may be sent: of a sequence that has ended, all.
     pub fn take_text(&mut self) -> String {
         self.decode();
+        let has_ended = self.finish_of_text().is_some();
         let Some(text) = &mut self.text else {
             return String::new();
         };
-        if self.finish.is_some() && !std::mem::replace(&mut self.is_text_whole, true) {
+        if has_ended && !std::mem::replace(&mut self.is_text_whole, true) {
             text.finish();
         }
         text.take_ready()
     }
 
     /// The stop word that the text has ended with, or the token that ended the sequence; else empty.
-    pub fn stop_reason(&self) -> String {
+    pub fn stop_reason(&mut self) -> String {
+        self.decode();
         let last = || self.tokens.last().map(TokenId::to_string);
-        let stopped_by = match self.finish {
+        let stopped_by = match self.finish_of_text() {
             Some(FinishReason::EndId) => last(),
             Some(FinishReason::StopWords) => {
                 let word = self.text.as_ref().and_then(TextStream::stop_word);

@@ -28,6 +28,8 @@ impl Answer {
         let mut ns = |moment| clock.get_or_insert_with(SteadyClock::now).ns(moment);
         let (kv_blocks, drafts) = (self.kv_blocks(), self.drafts());
         let (first_token, last_token) = (self.first_token(), self.last_token());
+        // What is known of every token comes once, and beams are told time and again.
+        let is_brief = self.searches && completion == Completion::Partial;
         let rows = &mut self.rows[..self.num_returned];
         let num_rows = rows.len() as i64;
         let num_new = rows.iter().map(|row| row.new_tokens().len()).max();
@@ -59,7 +61,7 @@ impl Answer {
                     numbers(&mut response, name, rows, length)?;
                 }
                 OutputKind::FinishReason => {
-                    let reason = |row: &mut Row| row.finish().map_or("", reason_name);
+                    let reason = |row: &mut Row| row.finish_of_text().map_or("", reason_name);
                     strings(&mut response, name, rows, reason)?;
                 }
                 OutputKind::NumInputTokens => {
@@ -80,7 +82,10 @@ impl Answer {
                 }
                 OutputKind::Logprobs => {
                     let tokenizer = self.tokenizer.as_deref();
-                    let json = |row: &mut Row| log_probs::json(row.new_log_probs(), tokenizer);
+                    let json = |row: &mut Row| match is_brief {
+                        false => log_probs::json(row.new_log_probs(), tokenizer),
+                        true => log_probs::json([], tokenizer),
+                    };
                     strings(&mut response, name, rows, json)?;
                 }
                 OutputKind::ContextLogits => {
@@ -89,13 +94,18 @@ impl Answer {
                     let shape = [1, num_tokens as i64, self.vocab_size as i64];
                     output_logits(&mut response, name, &shape, &pieces)?;
                 }
+                OutputKind::GenerationLogits if is_brief => {
+                    output_logits(&mut response, name, &[1; 4], &[[0.0f32; 0]; 0])?;
+                }
                 OutputKind::GenerationLogits => {
-                    let logits: Vec<_> = rows.iter_mut().map(Row::take_generation_logits).collect();
-                    let width = logits.iter().map(Vec::len).max().unwrap_or_default();
+                    let logits = rows.iter().map(Row::new_generation_logits);
+                    let width = logits.clone().map(Iterator::count).max();
+                    let width = width.unwrap_or_default();
                     let zeros = vec![0.0; if num_rows > 1 { self.vocab_size } else { 0 }];
-                    let pieces = padded(logits.iter().map(|row| row.iter()), width, &zeros);
+                    let pieces = padded(logits, width, &zeros[..]);
                     let shape = [1, num_rows, width as i64, self.vocab_size as i64];
                     output_logits(&mut response, name, &shape, &pieces)?;
+                    rows.iter_mut().for_each(Row::drop_generation_logits);
                 }
                 OutputKind::StopReason => {
                     strings(&mut response, name, rows, |row| row.stop_reason())?;
@@ -200,6 +210,7 @@ fn padded<T: Copy>(
     }
     elements
 }
+
 /// One moment on two clocks, so that another can be told on Triton's.
 struct SteadyClock {
     instant: Instant,

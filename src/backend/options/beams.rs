@@ -2,7 +2,6 @@
 
 use super::RequestOptions;
 use crate::base::RequestError;
-use crate::config::OutputKind;
 use crate::sampling::{BeamSearch, EarlyStopping};
 
 /// The options of beam search that a request gives.
@@ -88,30 +87,10 @@ impl RequestOptions {
         }))
     }
 
-    /// Refuses outputs that there are not of beams.
-    ///
-    /// # Errors
-    /// Which.
-    pub fn check_outputs_of_beams(outputs: &[OutputKind]) -> Result<(), RequestError> {
-        let problem = if outputs.contains(&OutputKind::Logprobs) {
-            "option 'logprobs': the most likely tokens are not told of beams; return_log_probs gives each \
-             token's own log-probability"
-        } else if outputs.contains(&OutputKind::GenerationLogits) {
-            "option 'return_generation_logits': the logits of beams are not kept; leave it out"
-        } else {
-            return Ok(());
-        };
-        Err(RequestError::Invalid(problem.to_owned()))
-    }
-
     /// Refuses what would mean something else without beams, and nothing with them.
     fn check_beside_beams(&self, name: &str) -> Result<(), RequestError> {
         let temperature = self.temperature.unwrap_or(0.0);
-        let problem = if self.stream {
-            "which texts are found is known at the end of the search; leave out 'stream'"
-        } else if !self.stop.is_empty() {
-            "beams end with tokens, not with texts; leave out 'stop', or give 'stop_token_ids'"
-        } else if temperature != 0.0 && temperature != 1.0 {
+        let problem = if temperature != 0.0 && temperature != 1.0 {
             "nothing is drawn from beams; leave out 'temperature', or let it be 1"
         } else if self.guide != Default::default() {
             "beams cannot be guided; leave out one of the two"
@@ -187,8 +166,6 @@ mod tests {
             ("use_beam_search", json!(false), "leave one of them out"),
             ("n", json!(5), "at most the number of beams, which is 4"),
             ("best_of", json!(3), "the number of beams, which is 4"),
-            ("stream", json!(true), "leave out 'stream'"),
-            ("stop", json!("END"), "stop_token_ids"),
             ("temperature", json!(0.5), "leave out 'temperature'"),
             ("guided_regex", json!("a+"), "cannot be guided"),
         ] {

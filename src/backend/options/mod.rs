@@ -270,6 +270,7 @@ impl RequestOptions {
             guide: None,
             logits_processor: None,
             beam_search: None,
+            stop_text: None,
         })
     }
 
@@ -302,6 +303,7 @@ impl RequestOptions {
             drafts: wants(OutputKind::AcceptanceRate)
                 || wants(OutputKind::TotalAcceptedDraftTokens)
                 || wants(OutputKind::TotalDraftTokens),
+            beams: None,
         }
     }
 

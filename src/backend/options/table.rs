@@ -92,8 +92,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         doc: "Searches for the most likely texts with so many beams, at most the model's `max_beam_width`, as Hugging \
               Face transformers does, and returns the best `n` of what it has found, by default all, the best first. \
               `cum_log_probs` is what a text's tokens add up to, penalties and biases included. Nothing is drawn: \
-              `top_k`, `top_p` and their like change nothing. Not with `stream`, `stop`, a guide, \
-              `logprobs` or `return_generation_logits`.",
+              `top_k`, `top_p` and their like change nothing. Not with a guide. See *Beams*.",
         set: |o, v| set(&mut o.beams.beam_width, integer(v, 1..=MAX_COUNT).map(Some)),
     },
     RequestOption {

@@ -1,0 +1,42 @@
+"""What `bench quality` makes of pages, of a model's widths, and of what llama.cpp prints."""
+
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools/bench"))
+
+import quality  # noqa: E402  it lies there
+from engines import setup  # noqa: E402
+
+
+def test_the_prose_of_a_page_is_its_sentences():
+    page = "# A page\n\nSays this.\n\n```bash\nrun it\n```\n\n| a | b |\n|---|---|\n<!-- begin -->\nAnd `that`.\n"
+    assert quality.prose(page) == "# A page\n\nSays this.\n\nAnd `that`."
+
+
+def test_rows_that_are_no_whole_blocks_of_q4_k_are_told_apart():
+    config = {"hidden_size": 576, "num_attention_heads": 9, "head_dim": 64, "intermediate_size": 1536}
+    assert quality.narrow(config) == ["attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "attn_output"]
+    config = {"hidden_size": 2048, "num_attention_heads": 32, "intermediate_size": 8192}
+    assert quality.narrow(config) == []
+
+
+def test_llama_cpps_figures_are_read():
+    printed = """
+Mean PPL(Q)                   :  12.345678 ±   0.123456
+Mean PPL(base)                :  12.000000 ±   0.123456
+Mean    KLD:   0.012345 ±   0.000100
+Maximum KLD:   1.500000
+Same top p: 93.210 ± 0.500 %
+"""
+    assert quality.figures(printed) == {
+        "perplexity": 12.345678,
+        "bf16_perplexity": 12.0,
+        "kl_mean": 0.012345,
+        "kl_largest": 1.5,
+        "same_top_share": 0.9321,
+    }
+    with pytest.raises(setup.Unavailable, match="Mean PPL"):
+        quality.figures("")

@@ -1,0 +1,45 @@
+"""Rounded weights that are kept from one load to the next."""
+
+import pytest
+
+from harness.clients import generate
+from harness.repository import STORIES, add_model
+from harness.server import Server
+
+INT8 = {"weight_only_precision": "int8"}
+PROMPT = "Once there was a fox"
+
+
+@pytest.fixture
+def explicit(repository):
+    with Server(repository, "--model-control-mode=explicit") as server:
+        yield server
+
+
+def test_a_second_load_reads_what_the_first_one_kept(explicit, tmp_path):
+    def story(name):
+        assert explicit.load(name) is None
+        text = generate(explicit, name, PROMPT, max_tokens=48).text
+        explicit.unload(name)
+        explicit.wait_for_state(name, "UNAVAILABLE")
+        return text
+
+    folder = tmp_path / "below" / "weights"
+    add_model(explicit.repository, "rounded", INT8, checkpoint=STORIES)
+    add_model(explicit.repository, "kept", {**INT8, "weight_cache_dir": folder}, checkpoint=STORIES)
+    expected = story("rounded")
+    file = folder / "kept-1.weights"
+    assert not file.exists()
+    assert story("kept") == expected
+    assert [path.name for path in folder.iterdir()] == [file.name]
+    written = file.stat()
+    assert f"from {file}" not in explicit.log()
+
+    assert story("kept") == expected
+    assert f"rounded matrices from {file}" in explicit.log()
+    assert file.stat().st_mtime_ns == written.st_mtime_ns
+
+    file.write_bytes(file.read_bytes()[:-1])
+    assert story("kept") == expected
+    assert f"{file}: is not a whole safetensors file" in explicit.log()
+    assert file.stat().st_size == written.st_size
