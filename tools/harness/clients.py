@@ -267,13 +267,14 @@ async def stream(client, model, prompt, **options):
     return await asyncio.wait_for(collect(), TIMEOUT_S)
 
 
-def streams(server, model, requests):
-    """The answers to requests, `(prompt, options)` each, that are sent at the same time over gRPC."""
+def streams(server, model, requests, *, may_fail=False):
+    """The answers to requests, `(prompt, options)` each, that are sent at the same time over gRPC. With `may_fail` an
+    exception stands in the place of an answer."""
 
     async def main():
         async with grpc(server) as client:
             answers = (stream(client, model, prompt, **options) for prompt, options in requests)
-            return await asyncio.gather(*answers)
+            return await asyncio.gather(*answers, return_exceptions=may_fail)
 
     return run(main())
 

@@ -32,4 +32,14 @@ def add_synthetic(repository, name, parameters=None, *, fields=""):
     return add_model(repository, name, {**defaults, **(parameters or {})}, fields=fields)
 
 
+# Few and small blocks: sequences are paused and computed again all the time.
+TIGHT = {
+    "batch_scheduler_policy": "max_utilization",
+    "max_num_requests": 24,
+    "max_num_tokens": 48,
+    "tokens_per_block": 4,
+    "max_seq_len": 256,
+    "max_tokens_in_paged_kv_cache": 640,
+}
+
 FULL_ANSWER = "model_transaction_policy { decoupled: false }"

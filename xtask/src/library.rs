@@ -27,6 +27,11 @@ pub fn simulator(profile: &str) -> Result<PathBuf> {
     program("inflight-sim", profile)
 }
 
+/// Builds the program that measures the library in process, and returns it.
+pub fn measure() -> Result<PathBuf> {
+    program("inflight-measure", "release")
+}
+
 /// Builds this program and returns it. Where a test step asks for it, the file that was started may be gone:
 /// `cargo test --workspace` puts another build in its place.
 pub fn xtask() -> Result<PathBuf> {

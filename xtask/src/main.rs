@@ -29,9 +29,11 @@ enum Command {
     Serve(serve::Options),
     /// Run every test and check, or the named ones
     Test(test::Options),
-    /// Measure the backend inside a real tritonserver
+    /// Measure the backend inside a real tritonserver, or its library in process
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Say where the time of a step goes, operation by operation
+    Profile(bench::Program),
     /// Draw what every request did in every step of a run
     Timeline(timeline::Options),
     /// Write a checkpoint with random weights, to measure with
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
         Command::Serve(options) => serve::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Bench(bench) => bench::run(&bench),
+        Command::Profile(program) => bench::measure("profile", &program),
         Command::Timeline(options) => timeline::run(&options),
         Command::MakeModel(options) => make_model::run(&options.shape, &options.dir),
         Command::Bindings => bindings(),

@@ -1,5 +1,7 @@
-//! `cargo xtask bench`: measurements through a real tritonserver. The load comes from tools/bench.
+//! `cargo xtask bench`: measurements through a real tritonserver, whose load comes from tools/bench, and of the
+//! library in process (measure/).
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -20,6 +22,21 @@ pub enum Bench {
     Schemes(Schemes),
     /// How well inflight-sim predicts a load, on the synthetic runner
     Simulator(Simulator),
+    /// Prompts and generation in process, beside the limits of the machine
+    Engine(Program),
+    /// Other engines on the same checkpoint, alternating with ours: llama.cpp, OpenVINO GenAI, vLLM
+    Peers(Program),
+    /// What int8 and int4 weights cost in quality, beside llama.cpp's formats of the same checkpoint
+    Quality(Program),
+}
+
+/// What a program that measures takes, whose own help `--help` shows.
+#[derive(Args)]
+#[command(disable_help_flag = true)]
+pub struct Program {
+    /// Its arguments: `--model DIR` and more
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
 }
 
 #[derive(Args)]
@@ -118,7 +135,23 @@ pub fn run(bench: &Bench) -> Result<()> {
                 .args(json(simulator.json))
                 .env("INFLIGHT_SIM", library::simulator("release")?),
         ),
+        Bench::Engine(program) => measure("engine", program),
+        Bench::Peers(program) => run_to_stdout(&mut with_measure(script("peers.py")?, program)?),
+        Bench::Quality(program) => {
+            let script = python_script("quality.py")?;
+            run_to_stdout(&mut with_measure(script, program)?)
+        }
     }
+}
+
+/// Runs the program that measures the library in process. It runs in our directory, so that paths are what
+/// the caller means.
+pub fn measure(what: &str, program: &Program) -> Result<()> {
+    run_to_stdout(
+        Command::new(library::measure()?)
+            .arg(what)
+            .args(&program.arguments),
+    )
 }
 
 fn run_schemes(options: &Schemes) -> Result<()> {
@@ -142,13 +175,28 @@ fn run_schemes(options: &Schemes) -> Result<()> {
     Ok(())
 }
 
-/// A script of tools/bench, with a server and the backend to measure.
-fn script(name: &str) -> Result<Command> {
+/// A script of tools/bench.
+fn python_script(name: &str) -> Result<Command> {
     let mut script = command(setup::python()?);
+    script.arg(workspace::root().join("tools/bench").join(name));
+    Ok(script)
+}
+
+/// The same, with a server and the backend to measure.
+fn script(name: &str) -> Result<Command> {
+    let mut script = python_script(name)?;
     script
-        .arg(workspace::root().join("tools/bench").join(name))
         .env("TRITONSERVER", setup::tritonserver()?)
         .env("TRITON_BACKENDS", library::backend_directory()?);
+    Ok(script)
+}
+
+/// The same with its arguments and the program that measures in process, in our directory.
+fn with_measure(mut script: Command, program: &Program) -> Result<Command> {
+    script
+        .current_dir(std::env::current_dir()?)
+        .args(&program.arguments)
+        .env("INFLIGHT_MEASURE", library::measure()?);
     Ok(script)
 }
 

@@ -1,0 +1,220 @@
+//! `cargo xtask bench engine`: how fast prompts are taken in and tokens generated, and how near that comes to
+//! what the machine can do.
+
+use std::fmt::Write;
+
+use clap::Args;
+use inflight_limits::Limits;
+use serde_json::{Map, Value, json};
+
+use crate::Result;
+use crate::figures::{median, round};
+use crate::load::{Load, Outcome};
+use crate::machine::Machine;
+use crate::model::{self, Model};
+
+/// Sequences with a long context each, and the tokens that are generated after it.
+const LONG_CONTEXT: [u32; 2] = [8, 96];
+
+/// The command's arguments.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    #[command(flatten)]
+    model: model::Options,
+    /// Sequences at once
+    #[arg(long, value_name = "N,...", default_value = "1,8,32", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    concurrency: Vec<u32>,
+    /// Tokens of each prompt whose generation is measured
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    input: u32,
+    /// Tokens that each sequence generates
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
+    output: u32,
+    /// Tokens of the prompt that is measured for itself
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    prompt: u32,
+    /// Tokens of the long contexts, of 8 sequences; 0 leaves them out
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
+    long_context: u32,
+    /// Rounds, of which a row has the medians
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// One JSON object per row on standard output, instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is measured in one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    /// A prompt alone, and its first token.
+    Prompt(Load),
+    /// Sequences that generate.
+    Generation(Load),
+}
+
+/// Measures, and returns what to print.
+///
+/// # Errors
+/// The model cannot be loaded or does not run.
+pub fn run(options: &Options) -> Result<String> {
+    let checkpoint = options.model.open()?;
+    let cases = cases(options, checkpoint.spec().max_seq_len());
+    let loads: Vec<_> = cases.iter().map(Case::load).collect();
+    let mut model = options.model.load(&checkpoint, &loads, ())?;
+    drop(checkpoint);
+    let machine = Machine::measure(&model)?;
+    let outcomes = measure(&mut model, &cases, options.rounds)?;
+    let machine = machine.or_better(&Machine::measure(&model)?);
+    let rows: Vec<_> = cases
+        .iter()
+        .zip(&outcomes)
+        .map(|(case, outcomes)| row(case, outcomes, &model, &machine.limits))
+        .collect();
+    Ok(match options.json {
+        true => lines(&machine, &rows),
+        false => table(&machine, &rows),
+    })
+}
+
+/// What fits into `max_seq_len` of what is asked for.
+fn cases(options: &Options, max_seq_len: usize) -> Vec<Case> {
+    let Options { input, output, .. } = *options;
+    let mut cases = vec![Case::Prompt(Load {
+        concurrency: 1,
+        input: options.prompt,
+        output: 1,
+    })];
+    cases.extend(options.concurrency.iter().map(|&concurrency| {
+        Case::Generation(Load {
+            concurrency,
+            input,
+            output,
+        })
+    }));
+    if options.long_context > 0 {
+        let [concurrency, output] = LONG_CONTEXT;
+        // The whole of a model's positions, where they are no more.
+        let input = options
+            .long_context
+            .min((max_seq_len as u32).saturating_sub(output));
+        cases.push(Case::Generation(Load {
+            concurrency,
+            input,
+            output,
+        }));
+    }
+    cases.retain(|case| case.load().num_tokens().index() <= max_seq_len);
+    cases.dedup();
+    cases
+}
+
+/// Every case once a round, after a short run that touches all memory.
+fn measure(model: &mut Model, cases: &[Case], rounds: u32) -> Result<Vec<Vec<Outcome>>> {
+    let mut outcomes = vec![Vec::new(); cases.len()];
+    for case in cases {
+        let warm_up = Load {
+            input: case.load().input.min(512),
+            output: case.load().output.min(2),
+            ..case.load()
+        };
+        warm_up.run(&mut model.runner, &model.config)?;
+    }
+    for _ in 0..rounds {
+        for (case, outcomes) in cases.iter().zip(&mut outcomes) {
+            outcomes.push(case.load().run(&mut model.runner, &model.config)?);
+        }
+    }
+    Ok(outcomes)
+}
+
+impl Case {
+    fn load(&self) -> Load {
+        match *self {
+            Self::Prompt(load) | Self::Generation(load) => load,
+        }
+    }
+}
+
+fn row(case: &Case, outcomes: &[Outcome], model: &Model, limits: &Limits) -> Map<String, Value> {
+    let load = case.load();
+    let of = |figure: fn(&Outcome) -> f64| median(outcomes.iter().map(figure).collect());
+    let while_all = outcomes.iter().map(Outcome::output_tokens_per_s);
+    let mut row = Map::new();
+    let mut set = |name: &str, value: Value| row.insert(name.to_owned(), value);
+    let precision = model.cost.precision;
+    let (name, rate, roofline) = match case {
+        Case::Prompt(_) => (
+            "prompt_tokens_per_s",
+            Some(of(Outcome::prompt_tokens_per_s)),
+            model.cost.prompt_tokens_per_s(load.input, limits),
+        ),
+        Case::Generation(_) => (
+            "output_tokens_per_s",
+            // Too few tokens leave no time in which all generate.
+            while_all.collect::<Option<_>>().map(median),
+            model.cost.generation_tokens_per_s(&load, limits),
+        ),
+    };
+    let kind = match case {
+        Case::Prompt(_) => "prompt",
+        Case::Generation(_) => "generation",
+    };
+    set("row", kind.into());
+    set("precision", json!(precision));
+    set("concurrency", load.concurrency.into());
+    set("input", load.input.into());
+    set("output", load.output.into());
+    set(name, rate.map_or(Value::Null, round));
+    if let Case::Generation(_) = case {
+        let end_to_end = of(Outcome::end_to_end_tokens_per_s);
+        set("end_to_end_tokens_per_s", round(end_to_end));
+    }
+    set("ttft_ms_mean", round(of(Outcome::mean_ttft) * 1e3));
+    set("roofline_tokens_per_s", round(roofline));
+    set(
+        "roofline_share",
+        rate.map_or(Value::Null, |rate| round(rate / roofline)),
+    );
+    set("read_gb_per_s", round(limits.read_bytes_per_s / 1e9));
+    set("peak_gflop_per_s", round(precision.peak(limits) / 1e9));
+    set("rounds", outcomes.len().into());
+    row
+}
+
+fn lines(machine: &Machine, rows: &[Map<String, Value>]) -> String {
+    let mut lines = format!("{}\n", machine.row());
+    for row in rows {
+        let _ = writeln!(lines, "{}", json!(row));
+    }
+    lines
+}
+
+fn table(machine: &Machine, rows: &[Map<String, Value>]) -> String {
+    let mut table = format!(
+        "{machine}\n\n\
+         | precision | sequences | in | out | tokens/s | end to end | limit | share |\n\
+         |---|---|---|---|---|---|---|---|\n"
+    );
+    for row in rows {
+        let rate = row
+            .get("output_tokens_per_s")
+            .map(Value::to_string)
+            .unwrap_or_else(|| format!("{} of the prompt", row["prompt_tokens_per_s"]));
+        let end_to_end = row.get("end_to_end_tokens_per_s");
+        let _ = writeln!(
+            table,
+            "| {} | {} | {} | {} | {rate} | {} | {} | {} |",
+            row["precision"].as_str().unwrap_or_default(),
+            row["concurrency"],
+            row["input"],
+            row["output"],
+            end_to_end.map(Value::to_string).unwrap_or_default(),
+            row["roofline_tokens_per_s"],
+            row["roofline_share"]
+                .as_f64()
+                .map_or_else(String::new, |share| format!("{:.0} %", share * 100.0)),
+        );
+    }
+    table
+}

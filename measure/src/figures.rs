@@ -1,0 +1,42 @@
+//! Figures of several rounds, and as they are written.
+
+use serde_json::{Value, json};
+
+/// The middle one, or the mean of the two in the middle.
+///
+/// # Panics
+/// There is none.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() % 2 {
+        0 => (values[middle - 1] + values[middle]) / 2.0,
+        _ => values[middle],
+    }
+}
+
+/// With four digits: more than such figures have.
+pub fn round(value: f64) -> Value {
+    let digits = 3 - value.abs().log10().floor().clamp(-3.0, 3.0) as i32;
+    let factor = 10.0_f64.powi(digits.max(0));
+    json!((value * factor).round() / factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_of_rounds() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(vec![7.0]), 7.0);
+    }
+
+    #[test]
+    fn figures_have_four_digits() {
+        let rounded = [1234.56, 12.3456, 0.71828, 0.0123456, 123_456.7, 0.0].map(round);
+        let expected = [1235.0, 12.35, 0.7183, 0.01235, 123_457.0, 0.0].map(|value| json!(value));
+        assert_eq!(rounded, expected);
+    }
+}

@@ -1,0 +1,255 @@
+//! `cargo xtask profile`: where the time of a step goes, operation by operation, beside what the machine could do.
+
+use std::fmt::Write;
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::{Value, json};
+use triton_inflight::engine::{Engine, EngineConfig, StepOutput};
+use triton_inflight::runner::{CpuRunner, Operation};
+
+use crate::Result;
+use crate::figures::{median, round};
+use crate::load::Load;
+use crate::machine::Machine;
+use crate::model::{self, BLOCK_SIZE};
+use crate::roofline::Precision;
+use crate::stopwatch::{Lap, Stopwatch};
+
+/// Tokens of the prompts whose generation is looked at.
+const INPUT: u32 = 128;
+/// Tokens of the context that is looked at.
+const CONTEXT: u32 = 512;
+/// The engine's part of a step: its row has the name of no operation.
+const ENGINE: &str = "engine";
+
+/// The command's arguments.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    #[command(flatten)]
+    model: model::Options,
+    /// Sequences that generate at once
+    #[arg(long, value_name = "N,...", default_value = "1,8,32", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    concurrency: Vec<u32>,
+    /// Steps, of which each figure is the median
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    steps: u32,
+    /// Contexts, of which each figure is the median
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    contexts: u32,
+    /// One JSON object per row on standard output, instead of a page of tables
+    #[arg(long)]
+    json: bool,
+}
+
+/// A kind of step, and what was seen of it.
+struct Kind {
+    /// Its name in rows.
+    name: &'static str,
+    num_sequences: u32,
+    num_tokens: u32,
+    /// Of the engine, in seconds.
+    engine: f64,
+    /// Of each operation.
+    laps: Vec<Lap>,
+}
+
+/// One step: what the engine took, and what the operations did.
+type Seen = (f64, [Lap; Operation::ALL.len()]);
+
+/// Measures, and returns what to print.
+///
+/// # Errors
+/// The model cannot be loaded or does not run.
+pub fn run(options: &Options) -> Result<String> {
+    let checkpoint = options.model.open()?;
+    let generations = options.concurrency.iter().map(|&concurrency| Load {
+        concurrency,
+        input: INPUT,
+        // As many steps as are wanted with all of them, if the contexts come in a block a step.
+        output: options.steps + concurrency * INPUT.div_ceil(BLOCK_SIZE) + 1,
+    });
+    let generations: Vec<_> = generations.collect();
+    let context = Load {
+        concurrency: 1,
+        input: CONTEXT.min(options.model.max_num_tokens),
+        output: 1,
+    };
+    let mut loads = generations.clone();
+    loads.push(context);
+    let model = &mut options
+        .model
+        .load(&checkpoint, &loads, Stopwatch::start())?;
+    drop(checkpoint);
+    let machine = Machine::measure(model)?;
+    // Memory is touched once before.
+    steps(&context, 1, &mut model.runner, &model.config)?;
+    let mut kinds = Vec::new();
+    for load in &generations {
+        let seen = steps(load, options.steps, &mut model.runner, &model.config)?;
+        let num_tokens = load.concurrency;
+        kinds.push(Kind::of("generation", load.concurrency, num_tokens, &seen));
+    }
+    let mut seen = Vec::new();
+    for _ in 0..options.contexts {
+        seen.append(&mut steps(&context, 1, &mut model.runner, &model.config)?);
+    }
+    kinds.push(Kind::of("context", 1, context.input, &seen));
+    let machine = machine.or_better(&Machine::measure(model)?);
+    let precision = model.cost.precision;
+    let rows: Vec<_> = kinds
+        .iter()
+        .map(|kind| (kind, kind.rows(precision, &machine)))
+        .collect();
+    Ok(match options.json {
+        true => {
+            let of_kinds = rows.iter().flat_map(|(_, rows)| rows);
+            let lines = of_kinds.map(|row| format!("{row}\n"));
+            format!("{}\n{}", machine.row(), lines.collect::<String>())
+        }
+        false => page(&machine, &rows),
+    })
+}
+
+/// The first `num_steps` of a load in which all of its sequences do the same: generate, or take their contexts
+/// in.
+fn steps(
+    load: &Load,
+    num_steps: u32,
+    runner: &mut CpuRunner<Stopwatch>,
+    config: &EngineConfig,
+) -> Result<Vec<Seen>> {
+    let mut engine = load.start(runner.vocab_size(), config)?;
+    let is_context = load.output == 1;
+    let mut seen = Vec::new();
+    while !engine.is_idle() && seen.len() < num_steps as usize {
+        let (num_sequences, num_tokens, step) = step(&mut engine, runner)?;
+        let is_generation = num_tokens == num_sequences;
+        if is_context || (is_generation && num_sequences == load.concurrency as usize) {
+            seen.push(step);
+        }
+    }
+    if seen.is_empty() {
+        return Err(format!("no step of {load:?} is of one kind").into());
+    }
+    Ok(seen)
+}
+
+/// One step: its sequences, its tokens, and where its time went.
+fn step(engine: &mut Engine, runner: &mut CpuRunner<Stopwatch>) -> Result<(usize, usize, Seen)> {
+    let started = Instant::now();
+    let step = engine.schedule();
+    let scheduled = started.elapsed();
+    let size = (step.sequences().len(), step.num_tokens().index());
+    let mut output = StepOutput::default();
+    let mut events = Vec::new();
+    *runner.probe_mut() = Stopwatch::start();
+    for plan in step.plans() {
+        runner.run(plan, &mut output)?;
+    }
+    let laps = *runner.probe_mut().laps();
+    let computed = Instant::now();
+    engine.apply(step, &mut output, &mut events);
+    let engine = scheduled + computed.elapsed();
+    Ok((size.0, size.1, (engine.as_secs_f64(), laps)))
+}
+
+impl Kind {
+    fn of(name: &'static str, num_sequences: u32, num_tokens: u32, seen: &[Seen]) -> Self {
+        let of = |figure: &dyn Fn(&Seen) -> f64| median(seen.iter().map(figure).collect());
+        let lap = |operation: Operation| {
+            let index = operation as usize;
+            Lap {
+                seconds: of(&|(_, laps)| laps[index].seconds),
+                num_bytes: of(&|(_, laps)| laps[index].num_bytes as f64) as u64,
+                num_operations: of(&|(_, laps)| laps[index].num_operations as f64) as u64,
+            }
+        };
+        Self {
+            name,
+            num_sequences,
+            num_tokens,
+            engine: of(&|(engine, _)| *engine),
+            laps: Operation::ALL.map(lap).to_vec(),
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.engine + self.laps.iter().map(|lap| lap.seconds).sum::<f64>()
+    }
+
+    fn rows(&self, precision: Precision, machine: &Machine) -> Vec<Value> {
+        let engine = Lap {
+            seconds: self.engine,
+            ..Lap::default()
+        };
+        let operations = Operation::ALL.into_iter().zip(&self.laps);
+        let mut rows: Vec<_> = operations
+            .map(|(operation, lap)| self.row(operation.as_str(), lap, precision, machine))
+            .collect();
+        rows.push(self.row(ENGINE, &engine, precision, machine));
+        rows
+    }
+
+    fn row(&self, operation: &str, lap: &Lap, precision: Precision, machine: &Machine) -> Value {
+        let (bytes, operations) = (lap.num_bytes as f64, lap.num_operations as f64);
+        let peak = precision.peak(&machine.limits);
+        let at_least = machine.limits.seconds(bytes, operations, peak);
+        json!({
+            "row": "operation",
+            "precision": precision,
+            "step": self.name,
+            "sequences": self.num_sequences,
+            "tokens": self.num_tokens,
+            "operation": operation,
+            "us": round(lap.seconds * 1e6),
+            "step_share": round(lap.seconds / self.seconds()),
+            "bytes": lap.num_bytes,
+            "operations": lap.num_operations,
+            "gb_per_s": round(bytes / lap.seconds / 1e9),
+            "gflop_per_s": round(operations / lap.seconds / 1e9),
+            "limit_share": round(at_least / lap.seconds),
+        })
+    }
+}
+
+fn page(machine: &Machine, rows: &[(&Kind, Vec<Value>)]) -> String {
+    let mut page = format!(
+        "# Where a step's time goes\n\n\
+         Written by `cargo xtask profile`. The limit is the time to read an operation's operands from memory or to\n\
+         compute it, the longer of the two, by what the machine could do in the same run; what is still in a cache\n\
+         is read faster. Times are of all layers together, medians over steps.\n\n{machine}\n"
+    );
+    for (kind, rows) in rows {
+        let what = match kind.name {
+            "context" => format!("A context of {} tokens", kind.num_tokens),
+            _ => format!("Generation, sequences: {}", kind.num_sequences),
+        };
+        let _ = write!(
+            page,
+            "\n## {what}\n\n{:.0} us a step.\n\n\
+             | operation | us | of the step | MB | MFLOP | GB/s | GFLOP/s | of the limit |\n\
+             |---|---|---|---|---|---|---|---|\n",
+            kind.seconds() * 1e6
+        );
+        for row in rows {
+            let of = |name: &str| row[name].as_f64().unwrap_or_default();
+            let limit = match of("bytes") + of("operations") {
+                0.0 => String::new(),
+                _ => format!("{:.0} %", of("limit_share") * 100.0),
+            };
+            let _ = writeln!(
+                page,
+                "| {} | {} | {:.1} % | {:.2} | {:.1} | {:.1} | {:.1} | {limit} |",
+                row["operation"].as_str().unwrap_or_default(),
+                row["us"],
+                of("step_share") * 100.0,
+                of("bytes") / 1e6,
+                of("operations") / 1e6,
+                of("gb_per_s"),
+                of("gflop_per_s"),
+            );
+        }
+    }
+    page
+}

@@ -1,0 +1,214 @@
+//! What a step needs at least: the time to read what it must read, or to compute what it must compute, the
+//! longer of the two.
+//!
+//! What is read is the weights, once a step, and the keys and values of every sequence; what is computed is
+//! two operations for each weight and token, and attention. Everything else of a step is free here, and so
+//! is reading what a cache still has. The embedding is looked up, not read.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use inflight_limits::Limits;
+use serde::Serialize;
+use triton_inflight::device::cpu::CodeBits;
+use triton_inflight::runner::{ModelSpec, WeightPrecision};
+
+use crate::load::Load;
+
+/// What the weights are stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 16 bits.
+    Bf16,
+    /// 8 bits, scales not counted.
+    Int8,
+    /// 4 bits, and a 16-bit scale for 32 of them; the output layer has 8.
+    Int4,
+}
+
+impl Precision {
+    const fn bits(self) -> f64 {
+        match self {
+            Self::Bf16 => 16.0,
+            Self::Int8 => 8.0,
+            Self::Int4 => 4.5,
+        }
+    }
+
+    /// What a float checkpoint's weights are rounded to for it.
+    pub const fn rounding(self) -> Option<WeightPrecision> {
+        match self {
+            Self::Bf16 => None,
+            Self::Int8 => Some(WeightPrecision::new(CodeBits::Eight)),
+            Self::Int4 => Some(WeightPrecision::new(CodeBits::Four)),
+        }
+    }
+
+    /// Operations a second with such weights.
+    pub fn peak(self, limits: &Limits) -> f64 {
+        match self {
+            Self::Bf16 => limits.bf16_flops,
+            Self::Int8 | Self::Int4 => limits.int8_ops,
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        })
+    }
+}
+
+/// What a model's steps must read and compute.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelCost {
+    /// What the weights are stored as.
+    pub precision: Precision,
+    /// Weights of all layers.
+    layer_weights: f64,
+    /// Weights of the projection to logits.
+    lm_head_weights: f64,
+    kv_bytes_per_token: f64,
+    /// Operations of one query and one position that it sees, in one layer.
+    attention_operations: f64,
+    /// The layers' windows, in tokens.
+    windows: Vec<f64>,
+}
+
+impl ModelCost {
+    /// Of a model whose keys and values of one token take `kv_bytes_per_token` in all layers.
+    pub fn of(spec: &ModelSpec, precision: Precision, kv_bytes_per_token: f64) -> Self {
+        let heads = 2 * (spec.q_width() + spec.kv_width());
+        let layer = spec.hidden_size * (heads + 3 * spec.intermediate_size);
+        Self {
+            precision,
+            layer_weights: (spec.num_layers * layer) as f64,
+            lm_head_weights: (spec.vocab_size * spec.hidden_size) as f64,
+            kv_bytes_per_token,
+            attention_operations: 4.0 * spec.q_width() as f64,
+            windows: spec
+                .windows
+                .iter()
+                .map(|window| window.map_or(f64::INFINITY, |window| f64::from(window.get())))
+                .collect(),
+        }
+    }
+
+    /// Output tokens a second at most, of a load whose sequences all generate: with as much context as they
+    /// have half-way.
+    pub fn generation_tokens_per_s(&self, load: &Load, limits: &Limits) -> f64 {
+        let context = f64::from(load.input) + f64::from(load.output) / 2.0;
+        let concurrency = f64::from(load.concurrency);
+        let seen = self.seen(|window| context.min(window));
+        let weights = self.layer_weights + self.lm_head_weights;
+        let kv_bytes = seen / self.windows.len() as f64 * self.kv_bytes_per_token;
+        let bytes = self.weight_bytes(weights) + concurrency * kv_bytes;
+        let operations = concurrency * (2.0 * weights + seen * self.attention_operations);
+        concurrency / limits.seconds(bytes, operations, self.precision.peak(limits))
+    }
+
+    /// Prompt tokens a second at most, of one prompt that ends in one row of logits.
+    pub fn prompt_tokens_per_s(&self, num_tokens: u32, limits: &Limits) -> f64 {
+        let tokens = f64::from(num_tokens);
+        let seen = self.seen(|window| {
+            let growing = tokens.min(window);
+            growing * (growing + 1.0) / 2.0 + (tokens - growing) * growing
+        });
+        let bytes = self.weight_bytes(self.layer_weights + self.lm_head_weights);
+        let products = tokens * self.layer_weights + self.lm_head_weights;
+        let operations = 2.0 * products + seen * self.attention_operations;
+        tokens / limits.seconds(bytes, operations, self.precision.peak(limits))
+    }
+
+    fn weight_bytes(&self, weights: f64) -> f64 {
+        weights * self.precision.bits() / 8.0
+    }
+
+    /// The sum over all layers of what is seen in one with a given window.
+    fn seen(&self, in_layer: impl Fn(f64) -> f64) -> f64 {
+        self.windows.iter().map(|&window| in_layer(window)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two cores with AVX-512 bf16 and VNNI.
+    const LIMITS: Limits = Limits {
+        read_bytes_per_s: 53e9,
+        f32_flops: 545e9,
+        bf16_flops: 1008e9,
+        int8_ops: 2170e9,
+    };
+
+    fn llama_160m(precision: Precision, kv_bytes: f64) -> ModelCost {
+        ModelCost {
+            precision,
+            layer_weights: 12.0 * 768.0 * (2.0 * 768.0 + 2.0 * 256.0 + 3.0 * 3072.0),
+            lm_head_weights: 32000.0 * 768.0,
+            kv_bytes_per_token: 12.0 * 512.0 * kv_bytes,
+            attention_operations: 4.0 * 768.0,
+            windows: vec![f64::INFINITY; 12],
+        }
+    }
+
+    fn generation(cost: &ModelCost) -> [f64; 3] {
+        [1, 8, 32].map(|concurrency| {
+            let load = Load {
+                concurrency,
+                input: 128,
+                output: 128,
+            };
+            cost.generation_tokens_per_s(&load, &LIMITS)
+        })
+    }
+
+    fn assert_near(figures: [f64; 3], expected: [f64; 3]) {
+        for (figure, expected) in figures.into_iter().zip(expected) {
+            assert!((figure / expected - 1.0).abs() < 0.01, "{figures:?}");
+        }
+    }
+
+    #[test]
+    fn generation_is_limited_by_reading_and_with_many_sequences_by_computing() {
+        // Worked out by hand: 257 MB of weights and 2.4 MB of keys and values a sequence at 53 GB/s, and
+        // 264 MFLOP a sequence.
+        let bf16 = llama_160m(Precision::Bf16, 2.0);
+        assert_near(generation(&bf16), [204.6, 1537.6, 3818.0]);
+        let int8 = llama_160m(Precision::Int8, 1.0);
+        assert_near(generation(&int8), [409.0, 3075.0, 8217.0]);
+        let int4 = llama_160m(Precision::Int4, 2.0);
+        assert_near(generation(&int4), [711.0, 4655.0, 8217.0]);
+    }
+
+    #[test]
+    fn a_prompt_is_limited_by_computing_and_a_token_by_reading() {
+        let cost = llama_160m(Precision::Bf16, 2.0);
+        let prompt = cost.prompt_tokens_per_s(512, &LIMITS);
+        assert!((prompt / 4641.0 - 1.0).abs() < 0.01, "{prompt}");
+        let token = cost.prompt_tokens_per_s(1, &LIMITS);
+        assert!((token / 206.4 - 1.0).abs() < 0.01, "{token}");
+    }
+
+    #[test]
+    fn a_window_limits_what_is_seen() {
+        let mut cost = llama_160m(Precision::Bf16, 2.0);
+        let load = Load {
+            concurrency: 8,
+            input: 4096,
+            output: 0,
+        };
+        let all = cost.generation_tokens_per_s(&load, &LIMITS);
+        cost.windows = vec![1024.0; 12];
+        let quarter = cost.generation_tokens_per_s(&load, &LIMITS);
+        let read = |context: f64| 8.0 * 53e9 / (256.8e6 + 8.0 * context * 12288.0);
+        assert!((all / read(4096.0) - 1.0).abs() < 0.01, "{all}");
+        assert!((quarter / read(1024.0) - 1.0).abs() < 0.01, "{quarter}");
+    }
+}

@@ -1,0 +1,159 @@
+//! A text in pieces, and what a model thinks of them.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use triton_inflight::base::{BlockSize, RequestId, TokenId, Tokens};
+use triton_inflight::device::cpu::CpuOptions;
+use triton_inflight::engine::{
+    BlockReuse, Engine, EngineConfig, Event, Gather, NewRequest, StepOutput,
+};
+use triton_inflight::runner::{Checkpoint, CpuRunner, RunnerLimits, WeightPrecision};
+use triton_inflight::text::Tokenizer;
+
+use crate::Result;
+use crate::model::BLOCK_SIZE;
+
+/// Pieces of a text, equally long; none sees another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pieces(Vec<Vec<TokenId>>);
+
+impl Pieces {
+    /// Up to `max_num_pieces` of `files` together, each of so many tokens, with what the tokenizer begins
+    /// every text with.
+    ///
+    /// # Errors
+    /// A file cannot be read, or they have fewer tokens than a piece.
+    pub fn read(
+        files: &[PathBuf],
+        tokenizer: &Tokenizer,
+        num_tokens: usize,
+        max_num_pieces: usize,
+    ) -> Result<Self> {
+        let mut text = String::new();
+        for file in files {
+            let part = std::fs::read_to_string(file);
+            text += &part.map_err(|error| format!("{}: {error}", file.display()))?;
+        }
+        let begin = tokenizer.encode("", true)?;
+        let tokens = tokenizer.encode(&text, false)?;
+        let num_own = num_tokens.saturating_sub(begin.len()).max(1);
+        let pieces: Vec<_> = tokens
+            .chunks_exact(num_own)
+            .take(max_num_pieces)
+            .map(|piece| [&begin, piece].concat())
+            .collect();
+        match pieces.is_empty() {
+            true => Err(format!("the text has {} tokens, a piece {num_own}", tokens.len()).into()),
+            false => Ok(Self(pieces)),
+        }
+    }
+
+    /// The pieces.
+    pub fn iter(&self) -> impl Iterator<Item = &[TokenId]> {
+        self.0.iter().map(Vec::as_slice)
+    }
+
+    /// Tokens of a piece.
+    pub fn len(&self) -> usize {
+        self.0[0].len()
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Positions of a piece whose logits count: those of the second half, which have seen the first, but for
+    /// the last, which nothing follows. llama.cpp's `llama-perplexity` takes the same.
+    pub fn counted(&self) -> Range<usize> {
+        self.len() / 2..self.len() - 1
+    }
+}
+
+/// A model that reads pieces.
+pub struct Reader {
+    runner: CpuRunner,
+    config: EngineConfig,
+}
+
+impl Reader {
+    /// Loads it, its floating-point weights rounded to `weights`, for pieces of this length.
+    ///
+    /// # Errors
+    /// The checkpoint or the machine is not up to it.
+    pub fn load(
+        checkpoint: &Checkpoint,
+        weights: Option<WeightPrecision>,
+        piece_len: usize,
+        num_threads: Option<NonZeroUsize>,
+    ) -> Result<Self> {
+        let block_size = BlockSize::new(BLOCK_SIZE).ok_or("a block has positions")?;
+        // A token is sampled behind the piece.
+        let max_seq_len = Tokens(piece_len as u32 + 1);
+        let config = EngineConfig {
+            max_num_requests: 1,
+            max_seq_len,
+            max_num_tokens: max_seq_len,
+            block_size,
+            chunk_unit: block_size,
+            num_blocks: max_seq_len.blocks_ceil(block_size),
+            reuse: BlockReuse::Off,
+            ..EngineConfig::default()
+        };
+        config.check()?;
+        let limits = RunnerLimits {
+            weights,
+            ..RunnerLimits::of(&config)
+        };
+        let options = CpuOptions {
+            num_threads,
+            simd: None,
+        };
+        Ok(Self {
+            runner: CpuRunner::new(checkpoint, limits, &options)?,
+            config,
+        })
+    }
+
+    /// Tokens are below it.
+    pub fn vocab_size(&self) -> usize {
+        self.runner.vocab_size()
+    }
+
+    /// The logits at every position of a piece, `[piece_len, vocab_size]`.
+    ///
+    /// # Errors
+    /// The step failed, or the piece has a token that the model does not know.
+    pub fn read(&mut self, piece: &[TokenId]) -> Result<Vec<f32>> {
+        let mut engine = Engine::new(self.config.clone());
+        engine.add(NewRequest {
+            gather: Gather {
+                context_logits: true,
+                ..Gather::default()
+            },
+            ..NewRequest::new(RequestId(0), piece.to_vec(), Tokens(1))
+        })?;
+        let mut logits = Vec::new();
+        let mut output = StepOutput::default();
+        let mut events = Vec::new();
+        while !engine.is_idle() {
+            let step = engine.schedule();
+            output.clear();
+            for plan in step.plans() {
+                self.runner.run(plan, &mut output)?;
+            }
+            engine.apply(step, &mut output, &mut events);
+            for event in events.drain(..) {
+                if let Event::Gathered(_, gathered) = event {
+                    logits.extend(gathered.context_logits);
+                }
+            }
+        }
+        match logits.len() == piece.len() * self.vocab_size() {
+            true => Ok(logits),
+            false => Err(format!("{} logits came of {} tokens", logits.len(), piece.len()).into()),
+        }
+    }
+}

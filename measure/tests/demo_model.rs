@@ -1,0 +1,180 @@
+//! The program on the demo model: what its rows have, and what it refuses.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn measure(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_inflight-measure"))
+        .args(arguments)
+        .arg("--model")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../model_repository/stories/1"))
+        .output()
+        .expect("the program starts")
+}
+
+fn rows(output: &Output) -> Vec<Value> {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let text = String::from_utf8(output.stdout.clone()).expect("UTF-8");
+    let row = |line| serde_json::from_str(line).expect("one JSON object a line");
+    text.lines().map(row).collect()
+}
+
+#[test]
+fn engine_has_a_row_for_the_prompt_for_each_concurrency_and_for_long_contexts() {
+    let arguments = [
+        "engine",
+        "--json",
+        "--rounds=1",
+        "--concurrency=1,4",
+        "--input=16",
+        "--output=8",
+        "--prompt=32",
+        "--long-context=40",
+    ];
+    let rows = rows(&measure(&arguments));
+    assert_eq!(rows[0]["row"], "limits");
+    let concurrencies: Vec<_> = rows[1..].iter().map(|row| &row["concurrency"]).collect();
+    assert_eq!(concurrencies, [1, 1, 4, 8], "{rows:?}");
+    for row in &rows[1..] {
+        let figure = |name: &str| {
+            row[name]
+                .as_f64()
+                .unwrap_or_else(|| panic!("{name}: {row}"))
+        };
+        let rate = match row["row"].as_str() {
+            Some("prompt") => figure("prompt_tokens_per_s"),
+            _ => figure("output_tokens_per_s"),
+        };
+        assert_eq!(row["precision"], "bf16");
+        assert!(rate > 0.0, "{row}");
+        let share = rate / figure("roofline_tokens_per_s");
+        assert!(
+            (share / figure("roofline_share") - 1.0).abs() < 0.01,
+            "{row}"
+        );
+    }
+}
+
+#[test]
+fn engine_says_as_a_table_what_it_says_as_json() {
+    let arguments = [
+        "engine",
+        "--rounds=1",
+        "--precision=int4",
+        "--concurrency=2",
+        "--input=8",
+        "--output=4",
+        "--prompt=8",
+        "--long-context=0",
+    ];
+    let output = measure(&arguments);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let rows: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("| int4"))
+        .collect();
+    assert_eq!(rows.len(), 2, "{text}");
+    assert!(rows[1].starts_with("| int4 | 2 | 8 | 4 |"), "{text}");
+}
+
+#[test]
+fn profile_says_what_each_operation_took_and_their_shares_are_the_whole() {
+    let arguments = [
+        "profile",
+        "--json",
+        "--concurrency=2",
+        "--steps=2",
+        "--contexts=1",
+        "--max-num-tokens=64",
+    ];
+    let rows = rows(&measure(&arguments));
+    let kinds: Vec<_> = rows[1..].iter().map(|row| &row["step"]).collect();
+    assert_eq!(kinds, [["generation"; 12], ["context"; 12]].concat());
+    for kind in rows[1..].chunks(12) {
+        let sum: f64 = kind
+            .iter()
+            .filter_map(|row| row["step_share"].as_f64())
+            .sum();
+        assert!((sum - 1.0).abs() < 0.01, "{kind:?}");
+        let of = |operation: &str| kind.iter().find(|row| row["operation"] == operation);
+        for operation in ["qkv", "attention", "o", "gate_up", "down", "lm_head"] {
+            let row = of(operation).expect("a row for each operation");
+            for figure in ["us", "bytes", "operations", "limit_share"] {
+                assert!(row[figure].as_f64() > Some(0.0), "{figure} of {row}");
+            }
+        }
+        assert!(of("engine").is_some());
+    }
+}
+
+#[test]
+fn quality_says_what_each_rounding_costs_beside_the_checkpoint_itself() {
+    let text = Path::new(env!("CARGO_TARGET_TMPDIR")).join("quality.txt");
+    let story =
+        "Once upon a time, there was a kind fox named Pip. He lived by the shore of a wide lake. ";
+    std::fs::write(&text, story.repeat(8)).expect("a file");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model_repository/stories/1");
+    let text = format!("--text={}", text.display());
+    let beside = format!("--beside=the same={}", demo.display());
+    let rows = rows(&measure(&[
+        "quality",
+        "--json",
+        "--context=64",
+        "--pieces=2",
+        &text,
+        &beside,
+    ]));
+    let names: Vec<_> = rows.iter().map(|row| row["weights"].as_str()).collect();
+    let int8 = ["int8, groups of 128", "int8, groups of 32"];
+    let expected = ["bf16", int8[0], int8[1], "int4, groups of 32", "the same"].map(Some);
+    assert_eq!(names, expected);
+    for row in &rows {
+        // Of the second half of each piece all but the last position.
+        assert_eq!(row["tokens"], 2 * 31, "{row}");
+        let perplexity = row["perplexity"].as_f64().expect("a number");
+        assert!((1.0..10.0).contains(&perplexity), "{row}");
+    }
+    let kl = |index: usize| rows[index]["kl_mean"].as_f64().expect("a number");
+    assert!(rows[0].get("kl_mean").is_none(), "it is the reference");
+    assert!(0.0 < kl(1) && kl(1) < kl(3) && kl(3) < 0.1, "{rows:?}");
+    assert_eq!(
+        (kl(4), rows[4]["same_top_share"].as_f64()),
+        (0.0, Some(1.0))
+    );
+    let bits = |index: usize| rows[index]["bits_per_weight"].as_f64().expect("a number");
+    // The embedding stays at 16 bits beside an output layer of 8.
+    assert!(bits(0) == 16.0 && bits(3) < bits(1) && bits(1) < bits(2));
+}
+
+#[test]
+fn quality_wants_a_text_as_long_as_a_piece() {
+    let output = measure(&[
+        "quality",
+        "--context=512",
+        "--text=Cargo.toml",
+        "--beside=nothing",
+    ]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("NAME=DIR"));
+    let output = measure(&["quality", "--context=1024", "--text=../rustfmt.toml"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("a piece 1022"), "{error}");
+}
+
+#[test]
+fn nonsense_is_refused_with_what_is_known() {
+    for (arguments, known) in [
+        (["engine", "--concurrency=0"], "not in 1.."),
+        (["engine", "--instructions=sse9"], "avx2"),
+        (["engine", "--kv-cache-dtype=fp8"], "int8"),
+        (["engine", "--rounds=0"], "not in 1.."),
+        (["engine", "--output=1"], "not in 2.."),
+    ] {
+        let output = measure(&arguments);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(error.contains(known), "{arguments:?}: {error}");
+    }
+}
