@@ -1,7 +1,12 @@
 //! Tiles with AVX-512 VNNI: 16 outputs a register, four inputs an instruction (`vpdpbusd`: codes of the
-//! weights without sign times codes of the activations with one). Up to eight rows read the weights once.
+//! weights without sign times codes of the activations with one).
+//!
+//! Four rows of three registers at a time: their sums of a block in i32 and those of all blocks in f32 are
+//! 24 registers, so that nothing goes to memory and back between two blocks. Rows beyond four read the
+//! weights once more, from the first-level cache.
 
 use std::arch::x86_64::*;
+use std::hint::black_box;
 
 use super::super::pack::PANEL;
 use super::BLOCK;
@@ -24,40 +29,75 @@ pub(super) unsafe fn tile<const FOUR_BITS: bool>(tile: &Tile) {
     // SAFETY: the caller's promises, with as many rows as the tile has.
     unsafe {
         match tile.rows {
-            1 => rows::<FOUR_BITS, 1>(tile),
-            2 => rows::<FOUR_BITS, 2>(tile),
-            3 => rows::<FOUR_BITS, 3>(tile),
-            4 => rows::<FOUR_BITS, 4>(tile),
-            5 => rows::<FOUR_BITS, 5>(tile),
-            6 => rows::<FOUR_BITS, 6>(tile),
-            7 => rows::<FOUR_BITS, 7>(tile),
-            _ => rows::<FOUR_BITS, 8>(tile),
+            1 => rows::<FOUR_BITS, 1>(tile, 0),
+            2 => rows::<FOUR_BITS, 2>(tile, 0),
+            3 => rows::<FOUR_BITS, 3>(tile, 0),
+            4 => rows::<FOUR_BITS, 4>(tile, 0),
+            5 => {
+                rows::<FOUR_BITS, 3>(tile, 0);
+                rows::<FOUR_BITS, 2>(tile, 3);
+            }
+            6 => {
+                rows::<FOUR_BITS, 3>(tile, 0);
+                rows::<FOUR_BITS, 3>(tile, 3);
+            }
+            7 => {
+                rows::<FOUR_BITS, 4>(tile, 0);
+                rows::<FOUR_BITS, 3>(tile, 4);
+            }
+            _ => {
+                rows::<FOUR_BITS, 4>(tile, 0);
+                rows::<FOUR_BITS, 4>(tile, 4);
+            }
         }
     }
 }
 
+/// `ROWS` rows of the tile, from `start` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize>(tile: &Tile) {
+unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize>(tile: &Tile, start: usize) {
     let rows_per_block = if FOUR_BITS { BLOCK / 8 } else { BLOCK / 4 };
+    let group_len = if tile.has_offsets { 2 * PANEL } else { PANEL };
     let nibble = _mm512_set1_epi8(0xf);
     let mut codes = tile.codes;
     let mut ahead = tile.ahead;
+    // The first rows ask for what comes, the others have it.
+    let ahead_lines = if start == 0 { tile.ahead_lines } else { 0 };
+    // SAFETY: the tile has these rows of everything.
+    let (x, x_blocks, out) = unsafe {
+        (
+            tile.x.add(start * tile.stride * BLOCK),
+            tile.x_blocks.add(start * tile.stride),
+            tile.sums.add(start * PANEL),
+        )
+    };
+    // Loops, because closures that need an instruction set are not inlined into `map`.
+    let mut sums = [[_mm512_setzero_ps(); REGISTERS]; ROWS];
+    if !tile.first {
+        for (row, sums) in sums.iter_mut().enumerate() {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: 48 sums of each row.
+                *sum = unsafe { _mm512_loadu_ps(out.add(row * PANEL + 16 * i)) };
+            }
+        }
+    }
     for block in 0..tile.num_blocks {
-        let mut x_blocks = [Block::default(); ROWS];
+        let mut x_of_block = [Block::default(); ROWS];
         let mut dots = [[_mm512_setzero_si512(); REGISTERS]; ROWS];
-        // Loops, because closures that need an instruction set are not inlined into `map`.
-        for (row, (x, dots)) in x_blocks.iter_mut().zip(&mut dots).enumerate() {
-            // SAFETY: the tile has `ROWS` rows of activations, of which this is a block each.
-            *x = unsafe { *tile.x_blocks.add(row * tile.stride + block) };
+        for (row, (x, dots)) in x_of_block.iter_mut().zip(&mut dots).enumerate() {
+            // SAFETY: a block of each row.
+            *x = unsafe { *x_blocks.add(row * tile.stride + block) };
             // What is missing because the codes have no sign.
             *dots = [_mm512_set1_epi32(-tile.code_bias * x.sum); REGISTERS];
         }
-        for row_of_panel in 0..rows_per_block {
-            for _ in 0..tile.ahead_lines {
-                // It never faults, so that what is ahead may also be beyond the matrix.
-                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
-                ahead = ahead.wrapping_add(LINE);
-            }
+        for _ in 0..rows_per_block * ahead_lines {
+            // It never faults, so that what is ahead may also be beyond the matrix.
+            _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+            ahead = ahead.wrapping_add(LINE);
+        }
+        // The compiler must not know how often: it would unroll the loop, and put the products of a sum one
+        // behind the other, where each waits for the one before.
+        for row_of_panel in 0..black_box(rows_per_block) {
             // SAFETY: the tile has that many rows of the panel.
             let loaded: [_; REGISTERS] =
                 std::array::from_fn(|i| unsafe { _mm512_loadu_si512(codes.add(64 * i).cast()) });
@@ -67,7 +107,7 @@ unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize>(tile: &Tile) {
                 for (row, dots) in dots.iter_mut().enumerate() {
                     let place = (row * tile.stride + block) * BLOCK + input;
                     // SAFETY: four activations of this block.
-                    let x = unsafe { tile.x.add(place).cast::<i32>().read_unaligned() };
+                    let x = unsafe { x.add(place).cast::<i32>().read_unaligned() };
                     let x = _mm512_set1_epi32(x);
                     for (dot, codes) in dots.iter_mut().zip(codes) {
                         *dot = _mm512_dpbusd_epi32(*dot, codes, x);
@@ -86,33 +126,27 @@ unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize>(tile: &Tile) {
                 add(4 * row_of_panel, loaded);
             }
         }
-        let group_len = if tile.has_offsets { 2 * PANEL } else { PANEL };
-        // SAFETY: the tile has this group.
+        // SAFETY: the tile has this group: 48 scales, or 48 scales and 48 offsets.
         let scales = unsafe { tile.scales.add(tile.group(block) * group_len) };
-        // SAFETY: 48 scales, or 48 scales and 48 offsets.
         let load_f16 =
             |place: usize| unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(place).cast())) };
         for i in 0..REGISTERS {
             let weight_scale = load_f16(16 * i);
             let offset = tile.has_offsets.then(|| load_f16(PANEL + 16 * i));
-            for (row, (x, dots)) in x_blocks.iter().zip(&dots).enumerate() {
-                // SAFETY: the tile has `ROWS` rows of 48 sums.
-                let place = unsafe { tile.sums.add(row * PANEL + 16 * i) };
-                let mut sum = if tile.first && block == 0 {
-                    _mm512_setzero_ps()
-                } else {
-                    // SAFETY: as above.
-                    unsafe { _mm512_loadu_ps(place) }
-                };
+            for (row, (x, sums)) in x_of_block.iter().zip(&mut sums).enumerate() {
                 let scale = _mm512_mul_ps(weight_scale, _mm512_set1_ps(x.scale));
-                sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[i]), scale, sum);
+                sums[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[row][i]), scale, sums[i]);
                 if let Some(offset) = offset {
                     let weighted_sum = _mm512_set1_ps(x.sum as f32 * x.scale);
-                    sum = _mm512_fmadd_ps(weighted_sum, offset, sum);
+                    sums[i] = _mm512_fmadd_ps(weighted_sum, offset, sums[i]);
                 }
-                // SAFETY: as above.
-                unsafe { _mm512_storeu_ps(place, sum) };
             }
+        }
+    }
+    for (row, sums) in sums.iter().enumerate() {
+        for (i, sum) in sums.iter().enumerate() {
+            // SAFETY: 48 sums of each row.
+            unsafe { _mm512_storeu_ps(out.add(row * PANEL + 16 * i), *sum) };
         }
     }
 }
