@@ -12,6 +12,7 @@ use triton_inflight::device::cpu::{
 use super::support::{Rng, cpu, simds};
 
 /// A sequence with everything that attention needs of it, and what came out.
+#[derive(Clone)]
 struct Sequence {
     /// `[len, qkv_len]`
     qkv: Vec<f32>,
@@ -61,7 +62,7 @@ impl Model {
             .collect();
         Self {
             shape,
-            rope: RopeTable::new(&frequencies, 1.0, 1024).expect("memory"),
+            rope: RopeTable::new(&frequencies, 1.0, 4096).expect("memory"),
             norm: with_norm.then(|| (rng.f32s(d), rng.f32s(d))),
             sight,
             dtype: KvDtype::Bf16,
@@ -205,7 +206,8 @@ impl Model {
         ]
     }
 
-    fn assert_near_the_exact_attention(&self, sequence: &Sequence, what: &str) {
+    /// Looks at the tokens from `first` on.
+    fn assert_near_the_exact_attention(&self, sequence: &Sequence, first: usize, what: &str) {
         let HeadShape {
             num_q_heads,
             num_kv_heads,
@@ -214,7 +216,7 @@ impl Model {
         let all: Vec<_> = (0..sequence.len)
             .map(|t| self.rotated(sequence, t))
             .collect();
-        for token in 0..sequence.len {
+        for token in first..sequence.len {
             let seen: Vec<_> = (0..=token)
                 .filter(|&position| self.sight.sees(token, position))
                 .collect();
@@ -419,7 +421,7 @@ fn attention_is_near_the_exact_one_on_every_instruction_set() {
                 sequence.computed = 0;
                 model.step(&mut cpu, &mut pool, &mut [(&mut sequence, 150)]);
                 let what = format!("{simd} {dtype} {shape:?} {sight:?}");
-                model.assert_near_the_exact_attention(&sequence, &what);
+                model.assert_near_the_exact_attention(&sequence, 0, &what);
             }
         }
     }
@@ -512,6 +514,52 @@ fn a_token_is_the_same_bits_however_it_was_computed() {
     assert!(num_given_back > 0);
 }
 
+/// One thread takes the parts of a long sequence one after the other, several share them.
+#[test]
+fn a_long_sequence_is_the_same_bits_on_any_number_of_threads() {
+    const LEN: usize = 2300;
+    let mut rng = Rng::new();
+    let shape = HeadShape {
+        num_q_heads: 2,
+        num_kv_heads: 1,
+        head_dim: 8,
+    };
+    for sight in [
+        Sight::ALL,
+        Sight::new(Some(1500), 70),
+        Sight::new(Some(40), 0),
+    ] {
+        let mut model = Model::new(&mut rng, shape, false, sight);
+        let (long, short) = (model.sequence(&mut rng, LEN), model.sequence(&mut rng, 40));
+        for (simd, dtype) in simds_and_dtypes() {
+            model.dtype = dtype;
+            let what = format!("{simd} {dtype} {sight:?}");
+            let mut outs = Vec::new();
+            for num_threads in [1, 2, 7] {
+                let (mut long, mut short) = (long.clone(), short.clone());
+                let mut cpu = cpu(simd, num_threads);
+                let mut pool = Pool::new(&mut rng, &mut cpu, &model, 32, LEN + 40);
+                model.step(&mut cpu, &mut pool, &mut [(&mut long, LEN - 63)]);
+                // A chunk, tokens alone, tokens beside those of a short sequence.
+                model.step(&mut cpu, &mut pool, &mut [(&mut long, 50)]);
+                for _ in 0..3 {
+                    model.step(&mut cpu, &mut pool, &mut [(&mut long, 1)]);
+                }
+                for _ in 0..10 {
+                    let work = &mut [(&mut short, 4), (&mut long, 1)];
+                    model.step(&mut cpu, &mut pool, work);
+                }
+                if num_threads == 7 {
+                    model.assert_near_the_exact_attention(&long, LEN - 70, &what);
+                }
+                let out = long.out.iter().chain(&short.out);
+                outs.push(out.map(|v| v.to_bits()).collect::<Vec<_>>());
+            }
+            assert!(outs.windows(2).all(|pair| pair[0] == pair[1]), "{what}");
+        }
+    }
+}
+
 #[test]
 #[should_panic(expected = "onto itself")]
 fn a_block_is_not_copied_onto_itself() {
@@ -558,7 +606,7 @@ fn a_sequence_that_is_not_a_number_spoils_only_itself() {
                 bad.out[40 * q_len..].iter().all(|v| !v.is_finite()),
                 "{simd} {dtype} {bad_value}"
             );
-            model.assert_near_the_exact_attention(&good, "in bad company");
+            model.assert_near_the_exact_attention(&good, 0, "in bad company");
         }
     }
 }

@@ -68,6 +68,8 @@ pub struct Cpu {
     rounded_x: quantised::Activations,
     /// How many query tiles of [`Cpu::paged_attention`] come before each span.
     tile_starts: Vec<usize>,
+    /// What the parts of its tasks come to, where they are split.
+    totals: Vec<f32>,
 }
 
 /// Scratch memory of one thread.
@@ -110,6 +112,8 @@ impl Cpu {
             wide_x: Vec::new(),
             rounded_x: quantised::Activations::default(),
             tile_starts: Vec::new(),
+            // Not touched before it is used; so a step allocates nothing when a sequence grows.
+            totals: Vec::with_capacity(attention::MAX_TOTALS_LEN),
         })
     }
 

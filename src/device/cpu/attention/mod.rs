@@ -12,7 +12,8 @@
 //!
 //! A row sees the same tiles in the same order with the same lanes whether its token came alone, in a
 //! chunk, or with others, and however large a block is. What a row does not see has probability zero and
-//! adds nothing; groups that no row of a task sees are not read, tiles are skipped.
+//! adds nothing; groups that no row of a task sees are not read, tiles are skipped. Every 1024 positions the
+//! sums start anew, so that threads can share a long sequence (`parts`).
 //!
 //! With AVX2, keys and values in int8 are multiplied with queries and probabilities in 16 bits; the other kernels
 //! take them as bf16.
@@ -24,6 +25,7 @@ mod avx512;
 mod copies;
 mod groups;
 mod int8;
+mod parts;
 mod portable;
 mod queries;
 mod softmax;
@@ -40,7 +42,7 @@ use super::kv_cache::GROUP;
 use super::memory::Shared;
 use super::{Cpu, HeadShape, KvBatch, KvCache, KvDtype, KvLayout, Simd};
 
-pub(super) use self::task::Scratch;
+pub(super) use self::task::{MAX_TOTALS_LEN, Scratch};
 
 /// How queries attend.
 ///
@@ -188,7 +190,7 @@ impl Cpu {
         let cache = cache.layer(layer);
         let mut tile_starts = std::mem::take(&mut self.tile_starts);
         let operation = &Operation::new(
-            self.simd,
+            (self.simd, self.num_threads()),
             params,
             batch,
             &cache,
@@ -196,10 +198,22 @@ impl Cpu {
             &mut tile_starts,
         );
         let out = &Shared::new(out.reinterpret_cast_mut());
-        self.pool
-            .for_each(&mut self.workers, operation.num_tasks(), |worker, index| {
+        let (pool, workers, num_tasks) = (&mut self.pool, &mut self.workers, operation.num_tasks());
+        if let Some(num_parts) = operation.num_parts() {
+            let len = operation.totals_len().max(self.totals.len());
+            self.totals.resize(len, 0.0);
+            let totals = &Shared::new(&mut self.totals);
+            pool.for_each(workers, num_parts, |worker, index| {
+                operation.attend_part(index, &mut worker.attention, totals);
+            });
+            pool.for_each(workers, num_tasks, |_, index| {
+                operation.join(index, totals, out);
+            });
+        } else {
+            pool.for_each(workers, num_tasks, |worker, index| {
                 operation.attend(index, &mut worker.attention, out);
             });
+        }
         self.tile_starts = tile_starts;
     }
 }

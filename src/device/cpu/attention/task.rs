@@ -1,4 +1,6 @@
-//! A task of attention: a key/value head of one sequence, and a tile of its queries.
+//! A task of attention: a key/value head of one sequence, and a tile of its queries; or a part of its positions.
+
+use std::ops::Range;
 
 use super::super::Simd;
 use super::super::kv_cache::{GROUP, KvBatch, KvDtype, KvLayout, KvSpan, Layer};
@@ -8,6 +10,7 @@ use super::super::simd::for_each_simd;
 use super::copies::Copies;
 use super::groups::{Groups, Lanes, group, groups_in_place, whole_group};
 use super::int8::{stored_group, widen_group};
+use super::parts::{self, PART};
 use super::queries::Queries;
 use super::softmax::RowState;
 use super::{AttentionParams, Kernel, MAX_ROWS, Operands, Scales, TILE, TILE_GROUPS, Tile, kernel};
@@ -15,6 +18,12 @@ use crate::base::BlockId;
 
 /// Rows that a task aims at: queries of one token more or less.
 const TASK_ROWS: usize = 96;
+
+/// The positions of a task that is not split.
+const ALL: Range<usize> = 0..usize::MAX;
+
+/// Elements of all totals that tasks are split for, at most.
+pub(in super::super) const MAX_TOTALS_LEN: usize = 1 << 20;
 
 /// Scratch memory of one thread.
 #[derive(Default)]
@@ -25,6 +34,8 @@ pub(in super::super) struct Scratch {
     probabilities: Vec<u16>,
     state: Vec<RowState>,
     acc: Vec<f32>,
+    /// Of the parts before, [`parts::row_len`] each.
+    totals: Vec<f32>,
     copies: Copies,
 }
 
@@ -42,6 +53,10 @@ pub(super) struct Operation<'a> {
     num_tiles: usize,
     /// Tokens of a tile of queries.
     tile_tokens: usize,
+    /// Parts that each task is split into, empty ones among them; one if tasks stay whole.
+    num_parts: usize,
+    /// Elements of the totals of a task's part.
+    totals_len: usize,
 }
 
 /// One sequence, one head, some of its tokens.
@@ -59,9 +74,9 @@ pub(super) struct Task<'a> {
 }
 
 impl<'a> Operation<'a> {
-    /// Cuts the batch into tasks; `tile_starts` is memory to write in.
+    /// Cuts the batch into tasks for some threads; `tile_starts` is memory to write in.
     pub fn new(
-        simd: Simd,
+        (simd, num_threads): (Simd, usize),
         params: &'a AttentionParams,
         batch: &'a KvBatch<'a>,
         cache: &'a Layer<'a>,
@@ -77,7 +92,7 @@ impl<'a> Operation<'a> {
             num_tiles += span.tokens.len().div_ceil(tile_tokens);
         }
         let (kernel, operands) = kernel(simd, cache.layout().dtype);
-        Self {
+        let mut operation = Self {
             simd,
             kernel,
             operands,
@@ -88,11 +103,51 @@ impl<'a> Operation<'a> {
             tile_starts,
             num_tiles,
             tile_tokens,
+            num_parts: 1,
+            totals_len: 0,
+        };
+        operation.split(num_threads);
+        operation
+    }
+
+    /// Splits the tasks if the longest of them takes more than half of what each thread has to do.
+    fn split(&mut self, num_threads: usize) {
+        let (mut total, mut longest, mut max_kv_len, mut max_tokens) = (0, 0, 0, 0);
+        for span in self.batch.spans() {
+            let (num_tokens, kv_len) = (span.tokens.len(), span.kv_len as usize);
+            let window = self.params.window.map_or(kv_len, |w| w.get() as usize);
+            let num_seen = kv_len.min(window + num_tokens + self.params.num_sinks as usize);
+            total += num_tokens.div_ceil(self.tile_tokens) * num_seen;
+            longest = num_seen.max(longest);
+            max_kv_len = kv_len.max(max_kv_len);
+            max_tokens = num_tokens.max(max_tokens);
+        }
+        let shape = self.params.shape;
+        total *= shape.num_kv_heads;
+        if num_threads == 1 || longest <= PART || longest * 2 * num_threads <= total {
+            return;
+        }
+        let num_rows = max_tokens.min(self.tile_tokens) * (shape.num_q_heads / shape.num_kv_heads);
+        let totals_len = num_rows * parts::row_len(self.cache.layout());
+        let num_parts = max_kv_len.div_ceil(PART);
+        if self.num_tasks() * num_parts * totals_len <= MAX_TOTALS_LEN {
+            (self.num_parts, self.totals_len) = (num_parts, totals_len);
         }
     }
 
+    /// Whole tasks.
     pub fn num_tasks(&self) -> usize {
         self.num_tiles * self.params.shape.num_kv_heads
+    }
+
+    /// Parts of all tasks, if they are split.
+    pub fn num_parts(&self) -> Option<usize> {
+        (self.num_parts > 1).then(|| self.num_tasks() * self.num_parts)
+    }
+
+    /// Elements of the totals of all parts.
+    pub fn totals_len(&self) -> usize {
+        self.num_tasks() * self.num_parts * self.totals_len
     }
 
     /// All tiles of a head follow one another, while its keys and values are in the cache, and the
@@ -139,54 +194,151 @@ impl<'a> Operation<'a> {
     }
 
     /// Where the tiles begin that any query of the task sees, in order: those of the sinks, then those
-    /// of the window.
-    fn tiles(&self, task: &Task<'_>) -> impl Iterator<Item = usize> {
+    /// of the window, as far as they are among `positions`, which begin with a tile.
+    fn tiles(&self, task: &Task<'_>, positions: &Range<usize>) -> impl Iterator<Item = usize> {
+        let among = |range: Range<usize>| {
+            let (start, end) = (
+                range.start.max(positions.start),
+                range.end.min(positions.end),
+            );
+            (start..end).step_by(TILE)
+        };
         let first = self.first_seen(task.first_position) / TILE * TILE;
-        let sinks = 0..first.min(self.params.num_sinks as usize);
-        let window = first..task.first_position + task.num_tokens;
-        sinks.step_by(TILE).chain(window.step_by(TILE))
+        let sinks = among(0..first.min(self.params.num_sinks as usize));
+        sinks.chain(among(first..task.first_position + task.num_tokens))
     }
 
     /// Computes one task and writes its rows of `out`.
     pub fn attend(&self, index: usize, scratch: &mut Scratch, out: &Shared<u16>) {
         let Some(task) = self.task(index) else { return };
-        // As a rule this thread's next one: its memory is asked for during the last tile of this.
-        let next_task = self.task(index + 1);
+        let next = self.task(index + 1).map(|task| (task, ALL));
+        let mut totals = std::mem::take(&mut scratch.totals);
+        let row_len = parts::row_len(self.cache.layout());
+        totals.resize(task.num_tokens * self.heads() * row_len, 0.0);
+        self.walk((&task, ALL), next, scratch, &mut totals);
+        self.write(&task, &totals, out);
+        scratch.totals = totals;
+    }
+
+    /// Computes one part of a split task, and writes the totals of its rows into its piece of `totals`.
+    pub fn attend_part(&self, index: usize, scratch: &mut Scratch, totals: &Shared<f32>) {
+        let Some((task, positions)) = self.part(index) else {
+            return;
+        };
+        // SAFETY: every part has a piece of its own.
+        let totals = unsafe { totals.slice(index * self.totals_len, self.totals_len) };
+        let num_rows = task.num_tokens * self.heads();
+        let totals = &mut totals[..num_rows * parts::row_len(self.cache.layout())];
+        self.walk((&task, positions), self.part(index + 1), scratch, totals);
+    }
+
+    /// Puts the parts of a task together, and writes its rows of `out`.
+    pub fn join(&self, index: usize, totals: &Shared<f32>, out: &Shared<u16>) {
+        let Some(task) = self.task(index) else { return };
+        let len = self.totals_len;
+        // SAFETY: every task has its own parts' pieces.
+        let totals = unsafe { totals.slice(index * self.num_parts * len, self.num_parts * len) };
+        let (first, later) = totals.split_at_mut(len);
+        let row_len = parts::row_len(self.cache.layout());
+        let len_of_rows = task.num_tokens * self.heads() * row_len;
+        for later in later.chunks_exact(len) {
+            let rows = first[..len_of_rows].chunks_exact_mut(row_len);
+            for (row, later) in rows.zip(later.chunks_exact(row_len)) {
+                for_each_simd!(self.simd, parts::add, (row: &mut [f32], later: &[f32]));
+            }
+        }
+        self.write(&task, &first[..len_of_rows], out);
+    }
+
+    /// A part of a split task: which one, and its positions.
+    fn part(&self, index: usize) -> Option<(Task<'a>, Range<usize>)> {
+        let part = index % self.num_parts;
+        let task = self.task(index / self.num_parts)?;
+        Some((task, part * PART..(part + 1) * PART))
+    }
+
+    /// Query heads of a key/value head.
+    fn heads(&self) -> usize {
+        self.params.shape.num_q_heads / self.params.shape.num_kv_heads
+    }
+
+    /// The place of a token's rows in queries and results: where they begin, and their length.
+    fn place(&self, task: &Task<'_>, token: usize) -> (usize, usize) {
         let shape = self.params.shape;
-        let heads = shape.num_q_heads / shape.num_kv_heads;
-        let row_len = heads * shape.head_dim;
-        let place = |token: usize| (task.first_token + token) * shape.q_len() + task.head * row_len;
+        let len = self.heads() * shape.head_dim;
+        let start = (task.first_token + token) * shape.q_len() + task.head * len;
+        (start, len)
+    }
+
+    /// Takes those tiles into the totals of a task's rows that are among some positions. `next` is, as a rule,
+    /// this thread's next task: its memory is asked for during the last tile of this.
+    fn walk(
+        &self,
+        (task, positions): (&Task<'_>, Range<usize>),
+        next_task: Option<(Task<'_>, Range<usize>)>,
+        scratch: &mut Scratch,
+        totals: &mut [f32],
+    ) {
+        parts::clear(totals, parts::row_len(self.cache.layout()));
+        let mut tiles = self.tiles(task, &positions);
+        let Some(first) = tiles.next() else { return };
         scratch.queries.clear();
         for token in 0..task.num_tokens {
-            let rows = &self.q[place(token)..][..row_len];
+            let (start, len) = self.place(task, token);
             let queries = &mut scratch.queries;
-            queries.add(self.simd, self.operands, rows, shape.head_dim);
+            let head_dim = self.params.shape.head_dim;
+            queries.add(self.simd, self.operands, &self.q[start..][..len], head_dim);
         }
-        scratch.prepare(task.num_tokens * heads, self.cache.layout());
+        scratch.prepare(task.num_tokens * self.heads(), self.cache.layout());
 
-        let mut tiles = self.tiles(&task);
-        let mut next = tiles.next();
-        let mut groups = next.map(|start| groups_in_place(self.cache, &task, start));
+        let mut next = Some(first);
+        let mut groups = next.map(|start| groups_in_place(self.cache, task, start));
         while let (Some(start), Some(here)) = (next, groups) {
             next = tiles.next();
-            groups = next.map(|start| groups_in_place(self.cache, &task, start));
+            groups = next.map(|start| groups_in_place(self.cache, task, start));
             let ahead = groups.or_else(|| {
-                let next = next_task.as_ref()?;
-                let start = self.tiles(next).next()?;
+                let (next, positions) = next_task.as_ref()?;
+                let start = self.tiles(next, positions).next()?;
                 Some(groups_in_place(self.cache, next, start))
             });
-            self.attend_tile(&task, start, here, ahead.unwrap_or_default(), scratch);
+            self.attend_tile(task, start, here, ahead.unwrap_or_default(), scratch);
+            if next.is_none_or(|next| next / PART != start / PART) {
+                self.end_part(scratch, totals);
+            }
         }
+    }
 
-        let padded_dim = self.cache.layout().padded_dim();
+    /// Adds the sums of a part to the totals of the rows, and empties them for the next.
+    fn end_part(&self, scratch: &mut Scratch, totals: &mut [f32]) {
+        let layout = self.cache.layout();
+        let rows = totals.chunks_exact_mut(parts::row_len(layout));
+        let accs = scratch.acc.chunks_exact_mut(layout.padded_dim());
+        for (index, ((row, acc), state)) in rows.zip(accs).zip(&mut scratch.state).enumerate() {
+            let q_scale = scratch.queries.scales.get(index).copied().unwrap_or(1.0);
+            let sum = state.sum();
+            let max = match state.max {
+                // Nothing was seen, whatever the scale is.
+                f32::NEG_INFINITY => f32::NEG_INFINITY,
+                max => max * (self.params.scale * q_scale),
+            };
+            let values = &*acc;
+            for_each_simd!(self.simd, parts::fold, (row: &mut [f32], max: f32, sum: f32, values: &[f32]));
+            acc.fill(0.0);
+            *state = RowState::EMPTY;
+        }
+    }
+
+    /// Writes the rows of a task.
+    fn write(&self, task: &Task<'_>, totals: &[f32], out: &Shared<u16>) {
+        let head_dim = self.params.shape.head_dim;
+        let mut rows = totals.chunks_exact(parts::row_len(self.cache.layout()));
         for token in 0..task.num_tokens {
+            let (start, len) = self.place(task, token);
             // SAFETY: the tokens of a task are its own, and within a token the heads.
-            let out = unsafe { out.slice(place(token), row_len) };
-            for (head, out) in out.chunks_exact_mut(shape.head_dim).enumerate() {
-                let row = token * heads + head;
-                let acc = &scratch.acc[row * padded_dim..][..shape.head_dim];
-                let sum = scratch.state[row].sum();
-                for_each_simd!(self.simd, finish, (acc: &[f32], sum: f32, out: &mut [u16]));
+            let out = unsafe { out.slice(start, len) };
+            for (out, row) in out.chunks_exact_mut(head_dim).zip(&mut rows) {
+                let (sum, values) = parts::sum_and_values(row);
+                for_each_simd!(self.simd, finish, (values: &[f32], sum: f32, out: &mut [u16]));
             }
         }
     }
@@ -203,7 +355,7 @@ impl<'a> Operation<'a> {
     ) {
         let layout = *self.cache.layout();
         let shape = self.params.shape;
-        let heads = shape.num_q_heads / shape.num_kv_heads;
+        let heads = self.heads();
         // These rows lie side by side, since positions ascend.
         let mut rows = 0..0;
         let mut seen_by_any = 0;
@@ -327,5 +479,70 @@ fn finish(acc: &[f32], sum: f32, out: &mut [u16]) {
         } else {
             value
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{HeadShape, KvCache};
+    use super::*;
+    use crate::base::BlockSize;
+
+    /// Parts of all tasks of sequences with these new tokens and lengths, two key/value heads.
+    fn num_parts(num_threads: usize, window: Option<u32>, work: &[(u32, u32)]) -> Option<usize> {
+        let shape = HeadShape {
+            num_q_heads: 4,
+            num_kv_heads: 2,
+            head_dim: 8,
+        };
+        let layout = KvLayout {
+            num_kv_heads: 2,
+            head_dim: 8,
+            block_size: BlockSize::new(4096).expect("not zero"),
+            dtype: KvDtype::Bf16,
+        };
+        let mut num_tokens = 0;
+        let spans: Vec<_> = (0..)
+            .zip(work)
+            .map(|(index, &(new, kv_len))| {
+                num_tokens += new;
+                KvSpan {
+                    tokens: num_tokens - new..num_tokens,
+                    kv_len,
+                    block_table: index..index + 1,
+                }
+            })
+            .collect();
+        let tables: Vec<_> = (0..work.len() as u32).map(BlockId).collect();
+        let mut cache = KvCache::new(layout, 1, work.len()).expect("memory");
+        let cache = &mut cache;
+        let params = AttentionParams {
+            shape,
+            scale: 1.0,
+            window: window.and_then(std::num::NonZeroU32::new),
+            num_sinks: 0,
+        };
+        let batch = cache.batch(&spans, &tables);
+        let layer = cache.layer(0);
+        let machine = (Simd::Portable, num_threads);
+        Operation::new(machine, &params, &batch, &layer, &[], &mut Vec::new()).num_parts()
+    }
+
+    #[test]
+    fn tasks_are_split_where_a_long_one_would_leave_threads_without_work() {
+        assert_eq!(num_parts(4, None, &[(1, 3000)]), Some(2 * 3));
+        // Two tasks of two sequences are as many as threads, but not enough to share them evenly.
+        assert_eq!(num_parts(4, None, &[(1, 3000), (1, 3000)]), Some(4 * 3));
+        assert_eq!(
+            num_parts(4, None, &[(1, 3000), (8, 9), (1, 9)]),
+            Some(6 * 3)
+        );
+        assert_eq!(num_parts(1, None, &[(1, 3000)]), None);
+        assert_eq!(num_parts(2, None, &[(1, 3000), (1, 3000)]), None);
+        // Nothing is long.
+        assert_eq!(num_parts(64, None, &[(1, 1024)]), None);
+        assert_eq!(num_parts(64, Some(1000), &[(1, 3000)]), None);
+        // A context has tasks enough.
+        assert_eq!(num_parts(4, None, &[(2000, 3000)]), None);
     }
 }

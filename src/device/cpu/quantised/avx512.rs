@@ -126,8 +126,9 @@ unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize>(tile: &Tile, start: usi
                 add(4 * row_of_panel, loaded);
             }
         }
-        // SAFETY: the tile has this group: 48 scales, or 48 scales and 48 offsets.
+        // SAFETY: the tile has this group.
         let scales = unsafe { tile.scales.add(tile.group(block) * group_len) };
+        // SAFETY: 48 scales, or 48 scales and 48 offsets.
         let load_f16 =
             |place: usize| unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(place).cast())) };
         for i in 0..REGISTERS {

@@ -1,0 +1,112 @@
+//! Parts of a sequence's positions, each with sums of its own.
+//!
+//! A row's sums start anew with each part, and are put together in the order of the parts. So the parts of a long
+//! sequence may be computed at once, by threads that would have nothing to do otherwise, and it is the same bits
+//! (flash-decoding; Dao, Haziza, Massa, Sizov, 2023).
+//!
+//! ```text
+//! positions   0              1024            2048       kv_len
+//!             |    part 0    |    part 1     |   part 2 . |
+//! one task    thread 0 ------------------------------------>
+//! or split    thread 0 ----> | thread 1 ---> | thread 2 --->   each with its totals, then all of them folded
+//! ```
+
+use super::super::kv_cache::KvLayout;
+use super::super::math::exp;
+use super::TILE;
+
+/// Positions of a part.
+pub(super) const PART: usize = 16 * TILE;
+
+/// What is before the weighted values of a row: its largest score, scaled, and the sum of its probabilities.
+const HEAD: usize = 2;
+
+/// The totals of a row that has seen nothing yet.
+const EMPTY: [f32; HEAD] = [f32::NEG_INFINITY, 0.0];
+
+/// Elements of the totals of a row.
+pub(super) fn row_len(layout: &KvLayout) -> usize {
+    HEAD + layout.padded_dim()
+}
+
+/// Empties the totals of rows.
+pub(super) fn clear(totals: &mut [f32], row_len: usize) {
+    for row in totals.chunks_exact_mut(row_len) {
+        row[..HEAD].copy_from_slice(&EMPTY);
+    }
+}
+
+/// The sum of a row's probabilities, and its weighted values.
+pub(super) fn sum_and_values(row: &[f32]) -> (f32, &[f32]) {
+    (row[1], &row[HEAD..])
+}
+
+/// Adds the totals of later positions to a row's.
+#[inline(always)]
+pub(super) fn add(row: &mut [f32], later: &[f32]) {
+    let (head, values) = later.split_at(HEAD);
+    fold(row, head[0], head[1], values);
+}
+
+/// Adds a part to the totals of a row: its largest score, the sum of its probabilities relative to that, and its
+/// values so weighted.
+#[inline(always)]
+pub(super) fn fold(row: &mut [f32], max: f32, sum: f32, values: &[f32]) {
+    let (head, total) = row.split_at_mut(HEAD);
+    // A row that has seen what is not a number has a sum that is none.
+    if [max, sum] == EMPTY {
+        return;
+    }
+    if *head == EMPTY {
+        head.copy_from_slice(&[max, sum]);
+        total.copy_from_slice(values);
+        return;
+    }
+    let new_max = if max > head[0] { max } else { head[0] };
+    let (before, now) = (exp(head[0] - new_max), exp(max - new_max));
+    head.copy_from_slice(&[new_max, head[1] * before + sum * now]);
+    for (total, value) in total.iter_mut().zip(values) {
+        *total = *total * before + value * now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_come_to_what_they_are_together() {
+        let scores = [0.5_f32, -3.0, 7.0, 6.5, -20.0];
+        let mut row = [f32::NEG_INFINITY, 0.0, 9.0];
+        clear(&mut row, 3);
+        for (i, score) in scores.into_iter().enumerate() {
+            fold(&mut row, score, 1.0, &[i as f32]);
+        }
+        let weights = scores.map(|score| f64::from(score - 7.0).exp());
+        let sum: f64 = weights.iter().sum();
+        let values: f64 = (0_u8..).zip(weights).map(|(i, w)| f64::from(i) * w).sum();
+        assert_eq!(row[0], 7.0);
+        assert!((f64::from(row[1]) - sum).abs() < 1e-6, "{row:?}");
+        assert!((f64::from(row[2]) - values).abs() < 1e-5, "{row:?}");
+    }
+
+    #[test]
+    fn a_part_that_was_not_seen_changes_no_bit_and_a_single_one_stays_as_it_is() {
+        let (nothing, part) = ([f32::NEG_INFINITY, 0.0, 5.0], [3.0, 0.1, -0.0]);
+        for order in [[&nothing, &part], [&part, &nothing]] {
+            let mut row = nothing;
+            order.map(|later| add(&mut row, later));
+            assert_eq!(row.map(f32::to_bits), part.map(f32::to_bits));
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_number_stays_none() {
+        let (nan, part) = ([f32::NEG_INFINITY, f32::NAN, f32::NAN], [3.0, 0.1, 1.0]);
+        for order in [[&nan, &part], [&part, &nan], [&nan, &nan]] {
+            let mut row = [f32::NEG_INFINITY, 0.0, 0.0];
+            order.map(|later| add(&mut row, later));
+            assert!(row[1].is_nan() && row[2].is_nan(), "{row:?}");
+        }
+    }
+}
