@@ -95,7 +95,9 @@ mod tests {
         let (nothing, part) = ([f32::NEG_INFINITY, 0.0, 5.0], [3.0, 0.1, -0.0]);
         for order in [[&nothing, &part], [&part, &nothing]] {
             let mut row = nothing;
-            order.map(|later| add(&mut row, later));
+            for later in order {
+                add(&mut row, later);
+            }
             assert_eq!(row.map(f32::to_bits), part.map(f32::to_bits));
         }
     }
@@ -105,7 +107,9 @@ mod tests {
         let (nan, part) = ([f32::NEG_INFINITY, f32::NAN, f32::NAN], [3.0, 0.1, 1.0]);
         for order in [[&nan, &part], [&part, &nan], [&nan, &nan]] {
             let mut row = [f32::NEG_INFINITY, 0.0, 0.0];
-            order.map(|later| add(&mut row, later));
+            for later in order {
+                add(&mut row, later);
+            }
             assert!(row[1].is_nan() && row[2].is_nan(), "{row:?}");
         }
     }
