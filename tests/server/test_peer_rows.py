@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import random
 import sys
 import types
 
@@ -10,7 +11,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools/bench"))
 
 import peers  # noqa: E402  it lies there
-from engines import llama_cpp, setup  # noqa: E402
+from engines import in_server, llama_cpp, setup  # noqa: E402
 from engines.loads import Load, argument, rates  # noqa: E402
 from engines.programs import moments  # noqa: E402
 
@@ -118,6 +119,13 @@ def test_llama_cpp_is_asked_for_each_load_and_its_rates_are_read():
     assert prompt[0] == "llama-bench" and ("-p", 512) in zip(prompt, prompt[1:])
     pairs = list(zip(generation, generation[1:]))
     assert all(pair in pairs for pair in (("-npl", 8), ("-npp", 128), ("-ntg", 128), ("-c", 8 * 256)))
+
+
+def test_no_round_in_the_server_has_a_prompt_that_was_there_before():
+    server = object.__new__(in_server.InServer)
+    server.rng = random.Random(0)
+    prompts = [*server.prompts(3, 8), *server.prompts(3, 8)]
+    assert len({tuple(prompt) for prompt in prompts}) == 6 and {len(prompt) for prompt in prompts} == {8}
 
 
 def test_a_program_that_fails_is_a_reason_with_its_last_words():

@@ -27,6 +27,7 @@ class InServer:
     def __init__(self, checkpoint, precision, loads):
         self.engine = OpenVino(checkpoint, precision)
         self.precision = self.engine.precision
+        self.rng = random.Random(0)
         self.folder = tempfile.TemporaryDirectory()
         repository = pathlib.Path(self.folder.name) / "repository"
         longest = max(load.input + load.output for load in loads)
@@ -53,11 +54,13 @@ class InServer:
         """A round of ours."""
         return asyncio.run(self.measure_model("ours", loads))
 
-    async def measure_model(self, model, loads):
-        rng = random.Random(0)
+    def prompts(self, count, num_tokens):
+        """Prompts that no round has had before: their keys and values would still be in the cache."""
+        return [[self.rng.randrange(300, 1000) for _ in range(num_tokens)] for _ in range(count)]
 
+    async def measure_model(self, model, loads):
         async def at_once(concurrency, num_input, num_output):
-            prompts = [[rng.randrange(300, 1000) for _ in range(num_input)] for _ in range(concurrency)]
+            prompts = self.prompts(concurrency, num_input)
             async with throughput.clients.grpc(self.server) as client:
                 arguments = {"max_tokens": num_output}
                 # The peer has no such options, and does nothing else.

@@ -21,6 +21,13 @@ pub(super) struct Lanes<'a> {
     pub in_place: Option<Group<'a>>,
 }
 
+impl<'a> Lanes<'a> {
+    /// The group in its place, if any row sees of it.
+    pub fn seen_in_place(&self) -> Option<Group<'a>> {
+        self.in_place.filter(|_| self.seen != 0)
+    }
+}
+
 /// Keys and values of a group in bf16, in place or copied to `room`. Groups that no row sees have zeros for values.
 /// What was copied has them for positions that are not seen; what is in place may have there what a former owner
 /// of the block left, which may not even be a number.
@@ -30,7 +37,7 @@ pub(super) fn group<'a>(
     lanes: Lanes<'a>,
     room: Room<'a>,
 ) -> Group<'a> {
-    if let Some(group) = lanes.in_place.filter(|_| lanes.seen != 0) {
+    if let Some(group) = lanes.seen_in_place() {
         return group;
     }
     let Room { keys, values, .. } = room;
@@ -54,8 +61,8 @@ pub(super) fn whole_group<'a>(
     room: Room<'a>,
 ) -> Group<'a> {
     let len = GROUP.min(task.kv_len - lanes.start);
-    match lanes.in_place {
-        Some(group) if len < GROUP && lanes.seen != 0 => {
+    match lanes.seen_in_place() {
+        Some(group) if len < GROUP => {
             copy_first_positions(group.values, room.values, len);
             Group {
                 values: room.values,

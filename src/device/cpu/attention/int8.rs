@@ -26,7 +26,7 @@ pub(super) fn stored_group<'a>(
     lanes: Lanes<'a>,
     room: Room<'a>,
 ) -> Group<'a> {
-    if let Some(group) = lanes.in_place.filter(|_| lanes.seen != 0) {
+    if let Some(group) = lanes.seen_in_place() {
         return group;
     }
     gather(

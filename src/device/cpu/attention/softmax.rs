@@ -94,3 +94,17 @@ fn tree(mut lanes: [f32; GROUP], fold: impl Fn(f32, f32) -> f32) -> f32 {
     }
     lanes[0]
 }
+
+/// Fails where a kernel's `2^x` is wrong, from `lowest` up to zero.
+#[cfg(all(test, target_arch = "x86_64"))]
+pub(super) fn check_exp2(lowest: f32, exp2: impl Fn(f32) -> f32) {
+    let mut x = lowest;
+    while x <= 0.0 {
+        let exact = f64::from(x).exp2();
+        let error = (f64::from(exp2(x)) - exact).abs() / exact;
+        assert!(error < 3.0 * f64::from(f32::EPSILON), "2^{x}: {error:e}");
+        x += 0.001_7;
+    }
+    assert_eq!(exp2(0.0), 1.0);
+    assert!(exp2(f32::NAN).is_nan());
+}
