@@ -53,8 +53,9 @@ fn schemas() -> Vec<Value> {
                 "left": {"$ref": "#/$defs/leaf"}, "right": {"$ref": "#/$defs/leaf"}}},
             "leaf": {"anyOf": [{"type": "null"}, {"type": "object", "additionalProperties": false,
                      "required": ["value"], "properties": {"value": {"const": 0}}}]}}}),
-        json!({"type": "object", "additionalProperties": {"type": "integer", "minimum": 0, "maximum": 99},
-               "maxProperties": 3, "x-guidance": {"whitespace_flexible": false}}),
+        // Keys as free as the values of `additionalProperties` may be longer than an answer.
+        json!({"type": "object", "patternProperties": {"^[a-z]{1,9}$": {"type": "integer", "minimum": 0, "maximum": 99}},
+               "additionalProperties": false, "maxProperties": 3, "x-guidance": {"whitespace_flexible": false}}),
         json!({"allOf": [{"type": "object", "required": ["id"],
                           "properties": {"id": {"type": "string", "format": "uuid"}}},
                          {"properties": {"id": true, "tags": {"type": "array", "maxItems": 3,
