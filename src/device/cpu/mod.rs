@@ -112,8 +112,7 @@ impl Cpu {
             wide_x: Vec::new(),
             rounded_x: quantised::Activations::default(),
             tile_starts: Vec::new(),
-            // Not touched before it is used; so a step allocates nothing when a sequence grows.
-            totals: Vec::with_capacity(attention::MAX_TOTALS_LEN),
+            totals: Vec::new(),
         })
     }
 

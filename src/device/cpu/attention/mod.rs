@@ -37,12 +37,12 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use self::softmax::RowState;
-use self::task::Operation;
+use self::task::{MAX_TOTALS_LEN, Operation};
 use super::kv_cache::GROUP;
 use super::memory::Shared;
 use super::{Cpu, HeadShape, KvBatch, KvCache, KvDtype, KvLayout, Simd};
 
-pub(super) use self::task::{MAX_TOTALS_LEN, Scratch};
+pub(super) use self::task::Scratch;
 
 /// How queries attend.
 ///
@@ -200,8 +200,10 @@ impl Cpu {
         let out = &Shared::new(out.reinterpret_cast_mut());
         let (pool, workers, num_tasks) = (&mut self.pool, &mut self.workers, operation.num_tasks());
         if let Some(num_parts) = operation.num_parts() {
-            let len = operation.totals_len().max(self.totals.len());
-            self.totals.resize(len, 0.0);
+            // All of it at once, so that a step allocates nothing when a sequence grows.
+            if self.totals.is_empty() {
+                self.totals = vec![0.0; MAX_TOTALS_LEN];
+            }
             let totals = &Shared::new(&mut self.totals);
             pool.for_each(workers, num_parts, |worker, index| {
                 operation.attend_part(index, &mut worker.attention, totals);

@@ -23,7 +23,7 @@ const TASK_ROWS: usize = 96;
 const ALL: Range<usize> = 0..usize::MAX;
 
 /// Elements of all totals that tasks are split for, at most.
-pub(in super::super) const MAX_TOTALS_LEN: usize = 1 << 20;
+pub(super) const MAX_TOTALS_LEN: usize = 1 << 20;
 
 /// Scratch memory of one thread.
 #[derive(Default)]
@@ -143,11 +143,6 @@ impl<'a> Operation<'a> {
     /// Parts of all tasks, if they are split.
     pub fn num_parts(&self) -> Option<usize> {
         (self.num_parts > 1).then(|| self.num_tasks() * self.num_parts)
-    }
-
-    /// Elements of the totals of all parts.
-    pub fn totals_len(&self) -> usize {
-        self.num_tasks() * self.num_parts * self.totals_len
     }
 
     /// All tiles of a head follow one another, while its keys and values are in the cache, and the
