@@ -122,13 +122,11 @@ impl<'a> Operation<'a> {
             max_kv_len = kv_len.max(max_kv_len);
             max_tokens = num_tokens.max(max_tokens);
         }
-        let shape = self.params.shape;
-        total *= shape.num_kv_heads;
+        total *= self.params.shape.num_kv_heads;
         if num_threads == 1 || longest <= PART || longest * 2 * num_threads <= total {
             return;
         }
-        let num_rows = max_tokens.min(self.tile_tokens) * (shape.num_q_heads / shape.num_kv_heads);
-        let totals_len = num_rows * parts::row_len(self.cache.layout());
+        let totals_len = self.totals_len_of(max_tokens.min(self.tile_tokens));
         let num_parts = max_kv_len.div_ceil(PART);
         if self.num_tasks() * num_parts * totals_len <= MAX_TOTALS_LEN {
             (self.num_parts, self.totals_len) = (num_parts, totals_len);
@@ -208,8 +206,7 @@ impl<'a> Operation<'a> {
         let Some(task) = self.task(index) else { return };
         let next = self.task(index + 1).map(|task| (task, ALL));
         let mut totals = std::mem::take(&mut scratch.totals);
-        let row_len = parts::row_len(self.cache.layout());
-        totals.resize(task.num_tokens * self.heads() * row_len, 0.0);
+        totals.resize(self.totals_len_of(task.num_tokens), 0.0);
         self.walk((&task, ALL), next, scratch, &mut totals);
         self.write(&task, &totals, out);
         scratch.totals = totals;
@@ -222,8 +219,7 @@ impl<'a> Operation<'a> {
         };
         // SAFETY: every part has a piece of its own.
         let totals = unsafe { totals.slice(index * self.totals_len, self.totals_len) };
-        let num_rows = task.num_tokens * self.heads();
-        let totals = &mut totals[..num_rows * parts::row_len(self.cache.layout())];
+        let totals = &mut totals[..self.totals_len_of(task.num_tokens)];
         self.walk((&task, positions), self.part(index + 1), scratch, totals);
     }
 
@@ -235,7 +231,7 @@ impl<'a> Operation<'a> {
         let totals = unsafe { totals.slice(index * self.num_parts * len, self.num_parts * len) };
         let (first, later) = totals.split_at_mut(len);
         let row_len = parts::row_len(self.cache.layout());
-        let len_of_rows = task.num_tokens * self.heads() * row_len;
+        let len_of_rows = self.totals_len_of(task.num_tokens);
         for later in later.chunks_exact(len) {
             let rows = first[..len_of_rows].chunks_exact_mut(row_len);
             for (row, later) in rows.zip(later.chunks_exact(row_len)) {
@@ -250,6 +246,11 @@ impl<'a> Operation<'a> {
         let part = index % self.num_parts;
         let task = self.task(index / self.num_parts)?;
         Some((task, part * PART..(part + 1) * PART))
+    }
+
+    /// Elements of the totals of a key/value head's rows for some tokens.
+    fn totals_len_of(&self, num_tokens: usize) -> usize {
+        num_tokens * self.heads() * parts::row_len(self.cache.layout())
     }
 
     /// Query heads of a key/value head.
@@ -299,16 +300,19 @@ impl<'a> Operation<'a> {
             self.attend_tile(task, start, here, ahead.unwrap_or_default(), scratch);
             if next.is_none_or(|next| next / PART != start / PART) {
                 self.end_part(scratch, totals);
+                if next.is_some() {
+                    scratch.empty_sums();
+                }
             }
         }
     }
 
-    /// Adds the sums of a part to the totals of the rows, and empties them for the next.
-    fn end_part(&self, scratch: &mut Scratch, totals: &mut [f32]) {
+    /// Adds the sums of a part to the totals of the rows.
+    fn end_part(&self, scratch: &Scratch, totals: &mut [f32]) {
         let layout = self.cache.layout();
         let rows = totals.chunks_exact_mut(parts::row_len(layout));
-        let accs = scratch.acc.chunks_exact_mut(layout.padded_dim());
-        for (index, ((row, acc), state)) in rows.zip(accs).zip(&mut scratch.state).enumerate() {
+        let accs = scratch.acc.chunks_exact(layout.padded_dim());
+        for (index, ((row, values), state)) in rows.zip(accs).zip(&scratch.state).enumerate() {
             let q_scale = scratch.queries.scales.get(index).copied().unwrap_or(1.0);
             let sum = state.sum();
             let max = match state.max {
@@ -316,10 +320,7 @@ impl<'a> Operation<'a> {
                 f32::NEG_INFINITY => f32::NEG_INFINITY,
                 max => max * (self.params.scale * q_scale),
             };
-            let values = &*acc;
             for_each_simd!(self.simd, parts::fold, (row: &mut [f32], max: f32, sum: f32, values: &[f32]));
-            acc.fill(0.0);
-            *state = RowState::EMPTY;
         }
     }
 
@@ -455,11 +456,16 @@ impl Scratch {
         self.scores.resize(MAX_ROWS * TILE, 0.0);
         self.probabilities.resize(MAX_ROWS * TILE, 0);
         self.seen.resize(rows, 0);
-        self.state.clear();
         self.state.resize(rows, RowState::EMPTY);
-        self.acc.clear();
         self.acc.resize(rows * layout.padded_dim(), 0.0);
+        self.empty_sums();
         self.copies.prepare(layout);
+    }
+
+    /// Empties the sums of all rows, for another part.
+    fn empty_sums(&mut self) {
+        self.state.fill(RowState::EMPTY);
+        self.acc.fill(0.0);
     }
 }
 
