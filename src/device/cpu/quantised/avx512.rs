@@ -11,10 +11,12 @@ use std::hint::black_box;
 use super::super::pack::PANEL;
 use super::BLOCK;
 use super::activations::Block;
-use super::multiply::{LINE, MAX_TILE_ROWS, Tile};
+use super::multiply::{LINE, Tile};
 
 /// Registers of a row of sums.
 const REGISTERS: usize = PANEL / 16;
+/// Rows whose sums have room in registers.
+const MAX_ROWS: usize = 4;
 /// Bytes of one load of all 48 outputs.
 const ROW_BYTES: usize = 4 * PANEL;
 
@@ -25,29 +27,19 @@ const ROW_BYTES: usize = 4 * PANEL;
 /// The tile's pointers and sizes are right; the machine has AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) unsafe fn tile<const FOUR_BITS: bool>(tile: &Tile) {
-    const { assert!(MAX_TILE_ROWS == 8) };
-    // SAFETY: the caller's promises, with as many rows as the tile has.
-    unsafe {
-        match tile.rows {
-            1 => rows::<FOUR_BITS, 1>(tile, 0),
-            2 => rows::<FOUR_BITS, 2>(tile, 0),
-            3 => rows::<FOUR_BITS, 3>(tile, 0),
-            4 => rows::<FOUR_BITS, 4>(tile, 0),
-            5 => {
-                rows::<FOUR_BITS, 3>(tile, 0);
-                rows::<FOUR_BITS, 2>(tile, 3);
-            }
-            6 => {
-                rows::<FOUR_BITS, 3>(tile, 0);
-                rows::<FOUR_BITS, 3>(tile, 3);
-            }
-            7 => {
-                rows::<FOUR_BITS, 4>(tile, 0);
-                rows::<FOUR_BITS, 3>(tile, 4);
-            }
-            _ => {
-                rows::<FOUR_BITS, 4>(tile, 0);
-                rows::<FOUR_BITS, 4>(tile, 4);
+    const { assert!(MAX_ROWS == 4) };
+    let num_chunks = tile.rows.div_ceil(MAX_ROWS);
+    for chunk in 0..num_chunks {
+        // Even shares: 5 rows are 2 + 3.
+        let start = chunk * tile.rows / num_chunks;
+        let num_rows = (chunk + 1) * tile.rows / num_chunks - start;
+        // SAFETY: the caller's promises; the rows are of the tile.
+        unsafe {
+            match num_rows {
+                1 => rows::<FOUR_BITS, 1>(tile, start),
+                2 => rows::<FOUR_BITS, 2>(tile, start),
+                3 => rows::<FOUR_BITS, 3>(tile, start),
+                _ => rows::<FOUR_BITS, 4>(tile, start),
             }
         }
     }
