@@ -197,28 +197,12 @@ impl LibraryRequest {
 impl ProcessLogits for LibraryRequest {
     fn process(&self, logits: &mut [f32], input: SamplingInput<'_>) -> Result<(), SampleError> {
         let place = logits.as_ptr().addr();
-        let take_prepared = |kept: &mut Kept| {
-            let found = kept
-                .prepared
-                .iter()
-                .position(|(other, _)| *other == place)?;
-            Some(kept.prepared.swap_remove(found).1)
-        };
         let mut kept = self.kept.lock();
-        let mut processed = take_prepared(&mut kept);
-        if processed.is_none() && self.batch().is_some() {
-            // Nobody has gathered batches: it is one by itself.
-            drop(kept);
-            let row = BatchRow {
-                processor: self,
-                logits,
-                input,
-            };
-            self.library.prepare(&[row]);
-            kept = self.kept.lock();
-            processed = take_prepared(&mut kept);
-        }
-        let processed = processed.unwrap_or_else(|| self.processed(&kept, logits, input));
+        let prepared = kept.prepared.iter().position(|(other, _)| *other == place);
+        let processed = match prepared {
+            Some(prepared) => kept.prepared.swap_remove(prepared).1,
+            None => self.processed(&kept, logits, input),
+        };
         let taken = self.library.take_over(processed, logits);
         taken.map_err(|reason| {
             let name = self.library.name();

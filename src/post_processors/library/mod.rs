@@ -189,12 +189,13 @@ impl ForeignProcessor {
         })
     }
 
-    /// Has the logits of one token processed. Nothing else may be done with its state meanwhile.
-    ///
-    /// # Panics
-    /// If it is batched.
+    /// Has the logits of one token processed: as a batch of one, if it takes batches. Nothing else may be done
+    /// with its state meanwhile.
     pub(super) fn process(&self, mut row: Row<'_>) -> Result<(), String> {
-        let process = self.raw.process.expect("it takes one at a time");
+        let Some(process) = self.raw.process else {
+            let results = self.process_batch(slice::from_mut(&mut row));
+            return results.into_iter().collect();
+        };
         let mut error = ErrorText::default();
         let mut entry = row.entry(&mut error);
         // SAFETY: the entry's pointers are good for the call, the logits are borrowed for nobody else, and
