@@ -9,22 +9,25 @@ use std::arch::x86_64::*;
 
 use super::super::avx2::{load, store};
 use super::super::pack::PANEL;
-use super::panel::{LINE, PAIR_LINES, Tile};
+use super::panel::{Kernel, LINE, PAIR_LINES, Tile};
 
 /// How far ahead of a single row its weights are asked for, in elements: 1 KiB. The processor's own foresight ends
 /// with each page, and reached 5 to 20 % less (Zen 3).
 const AHEAD: usize = 512;
 
-/// Rows of one tile, at most.
-pub(super) const MAX_ROWS: usize = 4;
+/// See [`Kernel`]. A chunk is 24 KiB of weights, which stay in the first-level cache.
+pub(super) const KERNEL: Kernel = Kernel {
+    tile,
+    max_rows: 4,
+    chunk_pairs: 128,
+};
 
-/// See [`super::panel::Kernel`].
-///
 /// # Safety
 ///
-/// The tile's pointers and sizes are right, with up to [`MAX_ROWS`] rows; the machine has AVX2 and FMA.
+/// The tile's pointers and sizes are right; the machine has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn tile(tile: &Tile) {
+unsafe fn tile(tile: &Tile) {
+    const { assert!(KERNEL.max_rows == 4) };
     // SAFETY: the caller's promises.
     unsafe {
         match tile.rows {

@@ -7,22 +7,28 @@ use std::arch::x86_64::*;
 
 use super::super::avx512::{broadcast, load};
 use super::super::pack::PANEL;
-use super::panel::{LINE, Tile};
+use super::panel::{Kernel, LINE, Tile};
 
 /// Registers of a row of sums.
 const REGISTERS: usize = PANEL / 16;
 
-/// Rows of one tile, at most.
-pub(super) const MAX_ROWS: usize = 9;
+/// Pairs of inputs in a cache line of a row of activations.
+const LINE_PAIRS: usize = LINE / 2;
 
-/// See [`super::panel::Kernel`].
-///
+/// See [`Kernel`]. A chunk is 96 KiB of weights: the second-level cache gives them fast enough, and the sums come and
+/// go less often than with a chunk for the first-level one.
+pub(super) const KERNEL: Kernel = Kernel {
+    tile,
+    max_rows: 9,
+    chunk_pairs: 512,
+};
+
 /// # Safety
 ///
 /// The tile's pointers and sizes are right; the machine has AVX-512 with bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn tile(tile: &Tile) {
-    const { assert!(MAX_ROWS == 9) };
+unsafe fn tile(tile: &Tile) {
+    const { assert!(KERNEL.max_rows == 9) };
     // SAFETY: the caller's promises, with as many rows as the tile has.
     unsafe {
         match tile.rows {
@@ -50,22 +56,30 @@ unsafe fn rows<const ROWS: usize>(tile: &Tile) {
             }
         }
     }
-    let mut ahead = tile.ahead;
-    for pair in 0..tile.num_pairs {
-        for _ in 0..tile.ahead_lines {
-            // A prefetch never faults, so that what is ahead may also be beyond the matrix.
-            _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
-            ahead = ahead.wrapping_add(LINE);
+    let (mut weights, mut ahead) = (tile.weights, tile.ahead);
+    for first_pair in (0..tile.num_pairs).step_by(LINE_PAIRS) {
+        let num_pairs = LINE_PAIRS.min(tile.num_pairs - first_pair);
+        let x = tile.x.wrapping_add(2 * first_pair);
+        // As many rows are more than the processor foresees. A prefetch never faults, so that what is ahead may also
+        // be beyond the matrix.
+        for row in 0..ROWS {
+            _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(row * tile.x_stride + LINE).cast());
         }
-        // SAFETY: the tile has `num_pairs` pairs of 48 outputs.
-        let weights = std::array::from_fn::<_, REGISTERS, _>(|i| unsafe {
-            load(tile.weights.add((pair * PANEL + i * 16) * 2))
-        });
-        for (row, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: the tile has `ROWS` rows of `num_pairs` pairs of activations.
-            let x = unsafe { broadcast(tile.x.add(row * tile.x_stride + 2 * pair)) };
-            for (sum, weights) in sums.iter_mut().zip(weights) {
-                *sum = _mm512_dpbf16_ps(*sum, x, weights);
+        for pair in 0..num_pairs {
+            for _ in 0..tile.ahead_lines {
+                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+                ahead = ahead.wrapping_add(LINE);
+            }
+            // SAFETY: the tile has `num_pairs` pairs of 48 outputs.
+            let pairs =
+                unsafe { std::array::from_fn::<_, REGISTERS, _>(|i| load(weights.add(i * 32))) };
+            weights = weights.wrapping_add(PANEL * 2);
+            for (row, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: the tile has `ROWS` rows of `num_pairs` pairs of activations.
+                let x = unsafe { broadcast(x.add(row * tile.x_stride + 2 * pair)) };
+                for (sum, pairs) in sums.iter_mut().zip(pairs) {
+                    *sum = _mm512_dpbf16_ps(*sum, x, pairs);
+                }
             }
         }
     }

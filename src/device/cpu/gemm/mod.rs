@@ -1,8 +1,8 @@
 //! `out = x * W^T`: the activations of a step times a packed weight matrix, and what becomes of the product.
 //!
-//! A task is one panel of 48 outputs for a block of rows, or one of gate and one of up. It walks along `k` in
-//! chunks whose weights stay in the first-level cache while all rows of the block pass over them, a few rows at a
-//! time (nine with AVX-512):
+//! A [task](tasks) is one panel of 48 outputs for a block of rows, or one of gate and one of up. It walks along `k`
+//! in chunks whose weights stay in a cache while all rows of the block pass over them, a few rows at a time (nine
+//! with AVX-512):
 //!
 //! ```text
 //!              k: chunk 0   chunk 1   chunk 2
@@ -19,6 +19,7 @@ mod avx2;
 mod avx512;
 mod panel;
 mod portable;
+mod tasks;
 
 use std::ops::Range;
 
@@ -26,6 +27,7 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use self::panel::{Activations, multiply_panel};
+use self::tasks::Tasks;
 use super::math::{exp, from_bf16_bits, to_bf16_bits};
 use super::memory::Shared;
 use super::pack::{PANEL, Packed, Stacking};
@@ -43,8 +45,6 @@ pub enum Output {
 
 /// Activations of one task that widens them: fewer are not worth handing out.
 const WIDEN_LEN: usize = 16 * 1024;
-/// Rows of one task: their activations for a chunk, and their sums, stay in the second-level cache.
-const BLOCK_ROWS: usize = 256;
 
 impl Cpu {
     /// `out = x * W^T + bias`, or that added to `out`. `x` is `[m, k]`, `weights` was packed from
@@ -158,7 +158,7 @@ impl Cpu {
                     };
                     multiply_panel(simd, x, panels, panel, sums);
                 };
-                self.for_each_tile(m, part_len, multiply, finish);
+                self.for_each_task(m, part_len, multiply, finish);
                 self.wide_x = wide;
                 self.padded_x = padded;
             }
@@ -169,7 +169,7 @@ impl Cpu {
                 let multiply = |first_row, panel, sums: &mut [f32]| {
                     quantised::multiply_panel(simd, &rounded, first_row, panels, panel, sums);
                 };
-                self.for_each_tile(m, part_len, multiply, finish);
+                self.for_each_task(m, part_len, multiply, finish);
                 self.rounded_x = rounded;
             }
         }
@@ -190,30 +190,31 @@ impl Cpu {
         });
     }
 
-    /// Calls `multiply(first_row, panel, sums)` for every panel and block of rows, on all threads, and
+    /// Calls `multiply(first_row, panel, sums)` for all panels and rows, on all threads, and
     /// [`finish`](Self::multiply) with the sums of all parts.
-    fn for_each_tile<const PARTS: usize>(
+    fn for_each_task<const PARTS: usize>(
         &mut self,
         m: usize,
         part_len: usize,
         multiply: impl Fn(usize, usize, &mut [f32]) + Sync,
         finish: impl Fn(Range<usize>, Range<usize>, [&[f32]; PARTS]) + Sync,
     ) {
-        let num_blocks = m.div_ceil(BLOCK_ROWS);
-        let num_tasks = part_len.div_ceil(PANEL) * num_blocks;
+        let tasks = Tasks::new(part_len.div_ceil(PANEL), m, self.num_threads());
+        let num_tasks = tasks.num_tasks();
         self.pool
             .for_each(&mut self.workers, num_tasks, |worker, task| {
-                let panel = task / num_blocks;
-                let first_row = task % num_blocks * BLOCK_ROWS;
-                let rows = first_row..m.min(first_row + BLOCK_ROWS);
-                let max_len = PARTS * BLOCK_ROWS * PANEL;
+                let (panel, rows) = tasks.task(task);
+                if rows.is_empty() {
+                    return;
+                }
+                let max_len = PARTS * tasks::MAX_ROWS * PANEL;
                 if worker.gemm.len() < max_len {
                     worker.gemm.resize(max_len, 0.0);
                 }
                 let mut parts = worker.gemm.chunks_exact_mut(rows.len() * PANEL);
                 let sums = std::array::from_fn(|part| {
                     let sums = parts.next().expect("as many as there are parts");
-                    multiply(first_row, panel * PARTS + part, sums);
+                    multiply(rows.start, panel * PARTS + part, sums);
                     &*sums
                 });
                 let outputs = panel * PANEL..part_len.min((panel + 1) * PANEL);

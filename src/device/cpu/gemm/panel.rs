@@ -6,8 +6,6 @@ use super::portable;
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 
-/// Pairs of inputs of one chunk: 24 KiB of weights.
-const CHUNK_PAIRS: usize = 128;
 /// Elements of a cache line.
 pub(super) const LINE: usize = 32;
 /// Cache lines of a pair of inputs of a panel.
@@ -31,8 +29,8 @@ pub(super) fn multiply_panel(
     let num_pairs = weights.num_pairs;
     let x_stride = 2 * num_pairs;
     let num_rows = sums.len() / PANEL;
-    let (kernel, max_rows) = kernel(simd);
-    let num_tiles = num_rows.div_ceil(max_rows);
+    let kernel = kernel(simd);
+    let num_tiles = num_rows.div_ceil(kernel.max_rows);
     // A chunk of weights comes from memory while the one before is multiplied, so that neither
     // waits for the other. What follows the panel's last chunk is the next panel, which
     // as a rule is this thread's next task.
@@ -42,12 +40,12 @@ pub(super) fn multiply_panel(
     } else {
         0
     };
-    for first_pair in (0..num_pairs).step_by(CHUNK_PAIRS) {
+    for first_pair in (0..num_pairs).step_by(kernel.chunk_pairs) {
         let chunk = weights.weights(panel, first_pair);
-        let chunk_pairs = CHUNK_PAIRS.min(num_pairs - first_pair);
+        let chunk_pairs = kernel.chunk_pairs.min(num_pairs - first_pair);
         for tile in 0..num_tiles {
             let lines_before = tile * lines_per_pair * chunk_pairs;
-            let all_asked_for = lines_before >= PAIR_LINES * CHUNK_PAIRS;
+            let all_asked_for = lines_before >= PAIR_LINES * chunk_pairs;
             // Even shares: 10 rows are 5 + 5, because a tile of few rows waits for its sums.
             let first_row = tile * num_rows / num_tiles;
             let rows = (tile + 1) * num_rows / num_tiles - first_row;
@@ -69,7 +67,7 @@ pub(super) fn multiply_panel(
             };
             // SAFETY: `x` has `rows` rows, `x_stride` elements apart, as f32 where AVX2 wants them, the panel has
             // `num_pairs` pairs from here on, and `sums` has 48 elements a row.
-            unsafe { kernel(&tile) };
+            unsafe { (kernel.tile)(&tile) };
         }
     }
 }
@@ -97,17 +95,23 @@ pub(super) struct Tile {
     pub first: bool,
 }
 
-/// Adds a tile's products to its sums. Unsafe: the pointers and sizes of the tile must be right, and
-/// the machine must have the kernel's instruction set.
-pub(super) type Kernel = unsafe fn(&Tile);
+/// A kernel, and what suits it.
+pub(super) struct Kernel {
+    /// Adds a tile's products to its sums. Unsafe: the pointers and sizes of the tile must be right, and
+    /// the machine must have the kernel's instruction set.
+    pub tile: unsafe fn(&Tile),
+    /// Rows of one tile, at most.
+    pub max_rows: usize,
+    /// Pairs of inputs of one chunk.
+    pub chunk_pairs: usize,
+}
 
-/// A kernel, and how many rows it takes at a time.
-fn kernel(simd: Simd) -> (Kernel, usize) {
+fn kernel(simd: Simd) -> &'static Kernel {
     match simd {
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512Bf16 => (avx512::tile, avx512::MAX_ROWS),
+        Simd::Avx512Bf16 => &avx512::KERNEL,
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => (avx2::tile, avx2::MAX_ROWS),
-        _ => (portable::tile, 8),
+        Simd::Avx2 => &avx2::KERNEL,
+        _ => &portable::KERNEL,
     }
 }

@@ -2,14 +2,19 @@
 
 use super::super::math::from_bf16_bits;
 use super::super::pack::PANEL;
-use super::panel::Tile;
+use super::panel::{Kernel, Tile};
 
-/// See [`super::panel::Kernel`].
-///
+/// See [`Kernel`].
+pub(super) const KERNEL: Kernel = Kernel {
+    tile,
+    max_rows: 8,
+    chunk_pairs: 128,
+};
+
 /// # Safety
 ///
 /// The tile's pointers and sizes are right.
-pub(super) unsafe fn tile(tile: &Tile) {
+unsafe fn tile(tile: &Tile) {
     for row in 0..tile.rows {
         // SAFETY: the tile has this row of sums and of activations, and that many weights.
         let (sums, x, weights) = unsafe {
