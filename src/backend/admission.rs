@@ -14,6 +14,7 @@ use crate::backend::clients::{Fate, foreign};
 use crate::backend::logits_memory::LogitsMemory;
 use crate::backend::option_tensors::option_of;
 use crate::backend::options::{NumSequences, RequestOptions};
+use crate::backend::stop_ids::StopIds;
 use crate::backend::text_stream::{BeamText, TextRules, TextStream};
 use crate::base::{RequestError, RequestId, TokenId, Tokens};
 use crate::config::{BatchingScheme, InputKind, ModelConfig, OutputKind};
@@ -108,6 +109,7 @@ impl Admission {
             let tokens = self.tokens_of_each(&options.embedding_bias_words)?;
             options.add_word_biases(&mut sampling, &tokens)?;
         }
+        options.add_embedding_bias(&mut sampling, self.vocab_size)?;
         sampling.beam_search = options.beam_search(self.config.settings.max_beam_width)?;
         let num_sequences = match sampling.beam_search {
             None => self.num_sequences(&options, &sampling)?,
@@ -117,13 +119,16 @@ impl Admission {
                 returned: 1,
             },
         };
-        if sampling.beam_search.is_some()
-            && !options.stop.is_empty()
-            && let Some(parts) = &self.text
-        {
-            let rules = self.text_rules(&options, &sampling);
-            let text = TextStream::new(parts.tokenizer.clone(), &prompt.ids, rules);
-            sampling.stop_text = Some(StopText(Arc::new(BeamText(text))));
+        let stop_ids = StopIds::new(&options.stop_ids);
+        let has_stop_words = !options.stop.is_empty() && self.text.is_some();
+        if sampling.beam_search.is_some() && (has_stop_words || !stop_ids.is_empty()) {
+            let parts = self.text.as_ref().filter(|_| has_stop_words);
+            let text = parts.map(|parts| {
+                let rules = self.text_rules(&options, &sampling);
+                TextStream::new(parts.tokenizer.clone(), &prompt.ids, rules)
+            });
+            let stop_ids = stop_ids.clone();
+            sampling.stop_text = Some(StopText(Arc::new(BeamText { text, stop_ids })));
         }
         let compilation = self.compilation(&options, &mut sampling, now)?;
         let branches = Branches::new(id, num_sequences.generated);
@@ -144,7 +149,7 @@ impl Admission {
             };
             let processor = processors.get(branch).cloned();
             match num_found {
-                None => Row::new(num_new_tokens, text, processor),
+                None => Row::new(num_new_tokens, text, processor).ending_with(stop_ids.clone()),
                 Some(_) => Row::found(text, processor),
             }
         };

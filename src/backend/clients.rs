@@ -51,7 +51,6 @@ const NO_PICTURES: Fate = Refused("prompts are text or token ids; no pictures or
 const NO_ENCODER: Fate = Refused("the models are decoders; write the whole prompt to the input");
 const NO_DISAGGREGATION: Fate =
     Refused("context and generation are computed by one server; leave it out");
-const NO_LISTS_OF_IDS: Fate = Refused("write the words as text to 'stop_words' and 'bad_words'");
 
 /// Every field of the other backends' clients that is no option here.
 pub(super) const FOREIGN: &[ForeignField] = &[
@@ -76,12 +75,6 @@ pub(super) const FOREIGN: &[ForeignField] = &[
         },
     ),
     field("context_phase_params", NO_DISAGGREGATION),
-    field("stop_words_list", NO_LISTS_OF_IDS),
-    field("bad_words_list", NO_LISTS_OF_IDS),
-    field(
-        "embedding_bias",
-        Refused("write logit_bias: {\"TOKEN\": BIAS, ...}"),
-    ),
     field("prompt_embedding_table", NO_PROMPT_TABLE),
     field("prompt_table_extra_ids", NO_PROMPT_TABLE),
     field("prompt_table_extra_id", NO_PROMPT_TABLE),
@@ -110,8 +103,8 @@ pub(super) const FOREIGN: &[ForeignField] = &[
     field("skip_cross_attn_blocks", NO_ENCODER),
     field(
         "prompt_logprobs",
-        Refused(
-            "the prompt's log-probabilities are not given; return_context_logits gives its logits",
+        Ignored(
+            "vLLM's backend has no output for the prompt's log-probabilities; return_context_logits gives its logits",
         ),
     ),
     field(

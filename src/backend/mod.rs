@@ -22,6 +22,7 @@ mod option_tensors;
 mod options;
 mod post_processor_options;
 mod responder;
+mod stop_ids;
 mod text_stream;
 
 pub use clients::client_tables;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::backend::stop_ids::StopIds;
 use crate::base::TokenId;
 use crate::sampling::ReadText;
 use crate::text::{Detokenizer, StopWords, Tokenizer};
@@ -91,18 +92,29 @@ impl TextStream {
     }
 }
 
-/// The text of a beam, which ends with its first stop word.
-pub struct BeamText(pub TextStream);
+/// A beam, which ends with its first stop word.
+pub struct BeamText {
+    /// Its text, where stop words are texts.
+    pub text: Option<TextStream>,
+    /// The stop words that are token ids.
+    pub stop_ids: StopIds,
+}
 
 impl ReadText for BeamText {
     fn push(&mut self, token: TokenId) -> bool {
-        // Nobody sees it before the search is over, and then it is made of the tokens.
-        self.0.ready.clear();
-        self.0.push(token)
+        let ends_text = self.text.as_mut().is_some_and(|text| {
+            // Nobody sees it before the search is over, and then it is made of the tokens.
+            text.ready.clear();
+            text.push(token)
+        });
+        self.stop_ids.push(token) || ends_text
     }
 
     fn fork(&self) -> Box<dyn ReadText> {
-        Box::new(Self(self.0.clone()))
+        Box::new(Self {
+            text: self.text.clone(),
+            stop_ids: self.stop_ids.clone(),
+        })
     }
 }
 
@@ -209,7 +221,10 @@ mod tests {
             stop_words,
             ..rules()
         };
-        let text = BeamText(TextStream::new(tokenizer.clone(), &[], rules));
+        let text = BeamText {
+            text: Some(TextStream::new(tokenizer.clone(), &[], rules)),
+            stop_ids: StopIds::default(),
+        };
         let mut first: Box<dyn ReadText> = Box::new(text);
         assert!(!first.push(id("a")) && !first.push(id("the")));
         let mut second = first.fork();

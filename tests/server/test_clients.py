@@ -174,7 +174,6 @@ REFUSED = [
     ("prompt_embedding_table", "x", "text or token ids"),
     ("image", "x", "no pictures"),
     ("request_type", "context_only", "context_and_generation"),
-    ("embedding_bias", "[1]", "write logit_bias"),
     ("embedding_bias_words", "fox", "one number for each text"),
 ]
 

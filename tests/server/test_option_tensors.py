@@ -28,6 +28,18 @@ input [
   { name: "stop" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
 ]
 """
+# A checkpoint as the clients of TensorRT-LLM's `tensorrt_llm` model find it.
+TENSORRT_LLM = """
+input [
+  { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
+  { name: "request_output_len" data_type: TYPE_INT32 dims: [ 1 ] optional: true },
+  { name: "stop_words_list" data_type: TYPE_INT32 dims: [ 2, -1 ] allow_ragged_batch: true optional: true },
+  { name: "bad_words_list" data_type: TYPE_INT32 dims: [ 2, -1 ] allow_ragged_batch: true optional: true },
+  { name: "embedding_bias" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true optional: true },
+  { name: "beam_width" data_type: TYPE_INT32 dims: [ 1 ] optional: true }
+]
+"""
+VOCAB_SIZE = 1536
 TYPES = {
     "max_tokens": ("INT32", numpy.int32),
     "end_id": ("INT32", numpy.int32),
@@ -47,6 +59,9 @@ TYPES = {
     "request_output_len": ("INT32", numpy.int32),
     "streaming": ("BOOL", bool),
     "stop": ("BOOL", bool),
+    "stop_words_list": ("INT32", numpy.int32),
+    "bad_words_list": ("INT32", numpy.int32),
+    "embedding_bias": ("FP32", numpy.float32),
 }
 
 
@@ -54,6 +69,7 @@ TYPES = {
 def tensor_server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("tensors") / "repository"
     add_model(repository, "stories", fields=DOCUMENTED, checkpoint=STORIES)
+    add_model(repository, "tensorrt_llm", {"max_beam_width": 4}, fields=TENSORRT_LLM + OLDEST, checkpoint=STORIES)
     slow = {"synthetic_step_us": 5000}
     add_synthetic(repository, "ids", slow, fields=IDS + OLDEST)
     add_synthetic(repository, "ids_direct", slow, fields=IDS)
@@ -62,14 +78,17 @@ def tensor_server(tmp_path_factory):
 
 
 def tensors(prompt, **options):
-    """A request's inputs: the prompt, and each option as [[value]]."""
+    """A request's inputs: the prompt, and each option as [[value]], or as the array it is."""
     if isinstance(prompt, str):
         inputs = [tensor("text_input", numpy.array([[prompt.encode()]], dtype=object), "BYTES")]
     else:
         inputs = [tensor("input_ids", numpy.array([prompt], dtype=numpy.int32), "INT32")]
     for name, value in options.items():
         datatype, dtype = TYPES[name]
-        row = [word.encode() for word in value] if isinstance(value, list) else [value]
+        if isinstance(value, numpy.ndarray):
+            row = value
+        else:
+            row = [word.encode() for word in value] if isinstance(value, list) else [value]
         inputs.append(tensor(name, numpy.array([row], dtype=dtype), datatype))
     return inputs
 
@@ -133,6 +152,88 @@ def test_a_generate_body_may_have_lists(tensor_server):
     end_id = plain.ids[5]
     ended = generate(tensor_server, "stories", PROMPT, max_tokens=40, end_id=[end_id], exclude_input_in_output=True)
     assert ended.ids == plain.ids[: plain.ids.index(end_id) + 1]
+
+
+def word_list(*words):
+    """Words of ids as TensorRT-LLM's clients send them."""
+    ids = [id for word in words for id in word]
+    ends = numpy.cumsum([len(word) for word in words]).tolist()
+    return numpy.array([ids, ends + [-1] * (len(ids) - len(ends))])
+
+
+def first_end(ids, word):
+    """How many ids there are to the end of the first occurrence of a word."""
+    return next(end for end in range(len(word), len(ids) + 1) if ids[end - len(word) : end] == word)
+
+
+def contains(ids, word):
+    return any(ids[i : i + len(word)] == word for i in range(len(ids)))
+
+
+IDS_OF_PROMPT = [5, 17, 300, 42, 7]
+
+
+def test_words_and_biases_may_be_ids(tensor_server):
+    def ids(**options):
+        whole = alone(tensor_server, "tensorrt_llm", IDS_OF_PROMPT, request_output_len=40, **options)
+        return whole.ids[len(IDS_OF_PROMPT) :], whole.finish_reason
+
+    free, _ = ids()
+    word, other = free[8:11], free[20:22]
+    stopped, reason = ids(stop_words_list=word_list([9, 9, 9, 9], other, word))
+    assert stopped == free[: min(first_end(free, word), first_end(free, other))]
+    assert reason == "stop_words"
+    without, _ = ids(bad_words_list=word_list(word, other))
+    assert len(without) == 40
+    assert not contains(without, word) and not contains(without, other)
+    assert without[:8] == free[:8]
+    bias = numpy.zeros(VOCAB_SIZE)
+    bias[free[0]] = -numpy.inf
+    never, _ = ids(embedding_bias=bias)
+    assert len(never) == 40 and free[0] not in never
+    no_words = numpy.array([[0], [-1]])
+    nothing, _ = ids(stop_words_list=no_words, bad_words_list=no_words, embedding_bias=numpy.zeros(VOCAB_SIZE))
+    assert nothing == free
+
+
+def test_beams_end_with_words_of_ids(tensor_server):
+    def beams(**options):
+        whole = alone(tensor_server, "tensorrt_llm", IDS_OF_PROMPT, request_output_len=24, beam_width=3, **options)
+        return [sequence.ids for sequence in whole.sequences()]
+
+    word = beams()[0][10:12]
+    for ids in beams(stop_words_list=word_list(word)):
+        assert not contains(ids[:-1], word)
+
+
+def test_requests_with_different_words_of_ids_get_what_they_get_alone(tensor_server):
+    free = alone(tensor_server, "tensorrt_llm", IDS_OF_PROMPT, request_output_len=40).ids[len(IDS_OF_PROMPT) :]
+    requests = [{"stop_words_list": word_list(free[n : n + 2]), "request_output_len": 40} for n in range(3, 30, 3)]
+    requests += [{"bad_words_list": word_list(free[n : n + 1]), "request_output_len": 30} for n in range(4)]
+    expected = [alone(tensor_server, "tensorrt_llm", IDS_OF_PROMPT, **options).ids for options in requests]
+    assert len({tuple(ids) for ids in expected}) > 8
+
+    async def main():
+        async with clients.grpc(tensor_server) as client:
+            together = (answer(client, "tensorrt_llm", IDS_OF_PROMPT, **options) for options in requests * 2)
+            return await asyncio.wait_for(asyncio.gather(*together), clients.TIMEOUT_S)
+
+    assert [got.ids for got in clients.run(main())] == expected * 2
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("stop_words_list", word_list([VOCAB_SIZE]), f"token {VOCAB_SIZE} is not in the vocabulary"),
+        ("bad_words_list", numpy.array([[5], [2]]), "a JSON list of two lists"),
+        ("embedding_bias", numpy.ones(7), f"a list of 7 is not one of {VOCAB_SIZE}, a number for each token"),
+        ("embedding_bias", numpy.full(VOCAB_SIZE, numpy.nan), "minus infinity"),
+    ],
+)
+def test_words_and_biases_that_are_none_are_refused(tensor_server, name, value, words):
+    with pytest.raises(Refused, match=words) as refused:
+        alone(tensor_server, "tensorrt_llm", IDS_OF_PROMPT, **{name: value})
+    assert name in str(refused.value)
 
 
 def test_a_bad_value_in_a_tensor_is_refused_as_a_parameter_would_be(tensor_server):

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::backend::stop_ids::StopIds;
 use crate::backend::text_stream::TextStream;
 use crate::base::{RequestError, TokenId};
 use crate::engine::{DraftTotals, Gathered, KvBlocks};
@@ -15,6 +16,8 @@ pub struct Row {
     text: Option<TextStream>,
     /// The same before its first token, where what is found with beams may take the place of the row.
     blank_text: Option<TextStream>,
+    /// What ends it besides its text, where it is not found with beams.
+    stop_ids: StopIds,
     /// Of each token, if they are wanted.
     log_probs: Vec<TokenLogProbs>,
     cum_log_prob: f64,
@@ -46,6 +49,7 @@ impl Row {
             tokens: Vec::with_capacity(max_new_tokens),
             text,
             blank_text: None,
+            stop_ids: StopIds::default(),
             log_probs: Vec::new(),
             cum_log_prob: 0.0,
             generation_logits: Vec::new(),
@@ -62,6 +66,11 @@ impl Row {
         }
     }
 
+    /// The same, ended by any of some words as well.
+    pub fn ending_with(self, stop_ids: StopIds) -> Self {
+        Self { stop_ids, ..self }
+    }
+
     /// A row that is a text of a search with beams, time and again another one.
     pub fn found(text: Option<TextStream>, processor: Option<LogitsProcessor>) -> Self {
         Self {
@@ -70,13 +79,15 @@ impl Row {
         }
     }
 
-    /// Adds a token. Returns whether the text now ends with a stop word; the text of sequences without
+    /// Adds a token. Returns whether the sequence now ends with a stop word; the text of sequences without
     /// stop words is left to the responder.
     pub fn push(&mut self, token: TokenId, now: Instant) -> bool {
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
         self.tokens.push(token);
-        self.text.as_ref().is_some_and(TextStream::has_stop_words) && self.decode()
+        let ends = self.stop_ids.push(token);
+        let has_stop_words = self.text.as_ref().is_some_and(TextStream::has_stop_words);
+        (has_stop_words && self.decode()) || ends
     }
 
     /// Takes in what is known of the token that follows, and of the sequence's blocks and drafts.

@@ -43,6 +43,8 @@ pub struct RequestOptions {
     pub exclude_input_in_output: Option<bool>,
     /// Texts that end the output, and are not part of it.
     pub stop: Vec<String>,
+    /// Words that end the output, as token ids.
+    pub stop_ids: Vec<Vec<TokenId>>,
     /// Texts that the output must not contain.
     pub bad_words: Vec<String>,
     /// Ends the request after this many microseconds; zero is no limit.
@@ -93,6 +95,8 @@ pub struct RequestOptions {
     no_repeat_ngram_size: u32,
     min_tokens: u32,
     logit_bias: Vec<(TokenId, f32)>,
+    embedding_bias: Vec<f32>,
+    bad_ids: Vec<Vec<TokenId>>,
     allowed_token_ids: Option<Vec<TokenId>>,
     num_draft_tokens: Option<u32>,
     draft_input_ids: Vec<TokenId>,
@@ -235,7 +239,7 @@ impl RequestOptions {
     pub fn sampling(
         &self,
         model_end_ids: &[TokenId],
-        bad_words: Vec<Vec<TokenId>>,
+        mut bad_words: Vec<Vec<TokenId>>,
         vocab_size: u32,
     ) -> Result<SamplingParams, RequestError> {
         let sampled = self.top_k.is_some()
@@ -248,6 +252,7 @@ impl RequestOptions {
             None => model_end_ids.to_vec(),
         };
         self.check_ids(vocab_size)?;
+        bad_words.extend_from_slice(&self.bad_ids);
         Ok(SamplingParams {
             temperature: self.temperature.unwrap_or(if sampled { 1.0 } else { 0.0 }),
             top_k: self.top_k.unwrap_or(0),
@@ -339,6 +344,8 @@ impl RequestOptions {
             ("top_p_reset_ids", &self.top_p_reset_ids),
             ("logit_bias", &biased),
             ("draft_input_ids", &self.draft_input_ids),
+            ("stop_words_list", &self.stop_ids.concat()),
+            ("bad_words_list", &self.bad_ids.concat()),
         ] {
             if let Some(id) = ids.iter().find(|id| **id >= vocab_size) {
                 return Err(RequestError::Option {
@@ -348,6 +355,31 @@ impl RequestOptions {
                 });
             }
         }
+        Ok(())
+    }
+
+    /// Adds `embedding_bias`, if there is one, to the biases of all tokens.
+    pub fn add_embedding_bias(
+        &self,
+        sampling: &mut SamplingParams,
+        vocab_size: u32,
+    ) -> Result<(), RequestError> {
+        if self.embedding_bias.is_empty() {
+            return Ok(());
+        }
+        if self.embedding_bias.len() != vocab_size as usize {
+            return Err(RequestError::Option {
+                name: "embedding_bias".to_owned(),
+                value: format!("a list of {}", self.embedding_bias.len()),
+                expected: format!("one of {vocab_size}, a number for each token"),
+            });
+        }
+        let mut biases = self.embedding_bias.clone();
+        for (token, bias) in sampling.logit_bias.drain(..) {
+            biases[token as usize] += bias;
+        }
+        let biases = (0..).zip(biases).filter(|(_, bias)| *bias != 0.0);
+        sampling.logit_bias = biases.collect();
         Ok(())
     }
 

@@ -6,8 +6,9 @@ use serde_json::Value;
 
 use super::RequestOptions;
 use super::values::{
-    MAX_COUNT, MAX_DRAFT_IDS, MAX_END_IDS, MAX_WORD_BYTES, allowed_ids, biases, early_stopping,
-    end_ids, flag, ids, integer, messages, number, set, share, signed, unsigned, weights, words,
+    MAX_COUNT, MAX_DRAFT_IDS, MAX_END_IDS, MAX_WORD_BYTES, all_biases, allowed_ids, biases,
+    early_stopping, end_ids, flag, id_words, ids, integer, messages, number, set, share, signed,
+    unsigned, weights, words,
 };
 use crate::config::OutputKind;
 
@@ -279,6 +280,14 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         set: |o, v| set(&mut o.logit_bias, biases(v)),
     },
     RequestOption {
+        name: "embedding_bias",
+        aliases: &[],
+        expected: "a number of at most 1000, or minus infinity, for each token of the vocabulary",
+        default: "none",
+        doc: "Added to the logits, as `logit_bias` is: a list of numbers, one for each token.",
+        set: |o, v| set(&mut o.embedding_bias, all_biases(v)),
+    },
+    RequestOption {
         name: "embedding_bias_words",
         aliases: &[],
         expected: "a text of at most 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
@@ -386,6 +395,25 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         default: "none",
         doc: "Texts whose tokens the output must not contain, with or without a space before.",
         set: |o, v| set(&mut o.bad_words, words(v)),
+    },
+    RequestOption {
+        name: "stop_words_list",
+        aliases: &[],
+        expected: "a JSON list of two lists: the ids of at most 64 words of at most 256 each, and where each word ends \
+                   among them, filled up with -1",
+        default: "none",
+        doc: "Words that end the output, as token ids: `[[11, 12, 13], [2, 3, -1]]` are 11, 12 and 13. The output \
+              ends with the word, as TensorRT-LLM's does.",
+        set: |o, v| set(&mut o.stop_ids, id_words(v)),
+    },
+    RequestOption {
+        name: "bad_words_list",
+        aliases: &[],
+        expected: "a JSON list of two lists: the ids of at most 64 words of at most 256 each, and where each word ends \
+                   among them, filled up with -1",
+        default: "none",
+        doc: "Words that the output must not contain, as token ids, in the form of `stop_words_list`.",
+        set: |o, v| set(&mut o.bad_ids, id_words(v)),
     },
     RequestOption {
         name: "guided_decoding_guide_type",

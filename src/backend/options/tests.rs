@@ -138,6 +138,47 @@ fn a_word_is_a_text_or_a_list_in_json() {
 }
 
 #[test]
+fn words_of_ids_are_two_rows_in_one_list_or_in_two() {
+    let words = |value: Value| {
+        let options = parse(&[("stop_words_list", value.clone())]).expect("words");
+        let bad = parse(&[("bad_words_list", value)]).expect("words");
+        assert_eq!(options.stop_ids, bad.bad_ids);
+        options.stop_ids
+    };
+    let expected = [vec![11, 12], vec![13]];
+    assert_eq!(words(json!("[[11, 12, 13], [2, 3, -1]]")), expected);
+    assert_eq!(words(json!([11, 12, 13, 2, 3, -1])), expected);
+    assert_eq!(words(json!([11, 12, 13, 3, -1, -1])), [[11, 12, 13]]);
+    for none in [json!([0, -1]), json!("[[], []]"), json!([0, 0, -1, -1])] {
+        assert_eq!(words(none), [[0; 0]; 0]);
+    }
+    assert_eq!(words(json!([5, 6, 0, 1])), [[5]], "no word is empty");
+}
+
+#[test]
+fn a_bias_for_each_token_is_added_to_those_of_single_ones() {
+    let biased = |bias: &str| {
+        let asked = [
+            ("embedding_bias", json!(bias)),
+            ("logit_bias", json!(r#"{"1": 2, "2": 5}"#)),
+        ];
+        let options = parse(&asked).expect("in range");
+        let mut sampling = options
+            .sampling(&[], Vec::new(), 4)
+            .expect("in the vocabulary");
+        let result = options.add_embedding_bias(&mut sampling, 4);
+        result.map(|()| sampling.logit_bias)
+    };
+    let sums = vec![(0, 1.0), (2, 4.5), (3, f32::NEG_INFINITY)];
+    assert_eq!(biased(r#"[1, -2, -0.5, "-inf"]"#), Ok(sums));
+    let error = biased("[1, 2, 3]").expect_err("too few").to_string();
+    assert!(
+        error.contains("'embedding_bias': a list of 3 is not one of 4, a number for"),
+        "{error}"
+    );
+}
+
+#[test]
 fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
     let long = "x".repeat(MAX_WORD_BYTES + 1);
     let bad = [
@@ -201,6 +242,18 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("stop", json!("[\"a\"")),
         ("stop", json!(long)),
         ("bad_words", json!(vec!["x"; MAX_WORDS + 1])),
+        ("stop_words_list", json!("[]x")),
+        ("stop_words_list", json!([1, 2, 1])),
+        ("stop_words_list", json!("[[1, 2], [1]]")),
+        ("stop_words_list", json!([1, 2, 1, 3])),
+        ("stop_words_list", json!([1, 2, 2, 1])),
+        ("stop_words_list", json!([1, -2])),
+        ("stop_words_list", json!([-1, 1])),
+        ("bad_words_list", json!("text")),
+        ("bad_words_list", json!([vec![1; 257], vec![257; 257]])),
+        ("embedding_bias", json!(1)),
+        ("embedding_bias", json!("[1e9]")),
+        ("embedding_bias", json!("[\"nan\"]")),
         ("embedding_bias_words", json!(vec!["x"; MAX_WORDS + 1])),
         ("embedding_bias_weights", json!("[\"x\"]")),
         ("embedding_bias_weights", json!(1e9)),

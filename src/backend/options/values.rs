@@ -15,6 +15,8 @@ pub(super) const MAX_WORDS: usize = 64;
 pub(super) const MAX_WORD_BYTES: usize = 256;
 pub(super) const MAX_BIASES: usize = 1024;
 const MAX_BIAS: f64 = 1000.0;
+/// Token ids of one word.
+const MAX_WORD_IDS: usize = 256;
 pub(super) const MAX_END_IDS: usize = 16;
 /// Allowed ids are looked at together with the logits, once a token.
 pub(super) const MAX_ALLOWED_IDS: usize = 65536;
@@ -120,6 +122,36 @@ pub(super) fn end_ids(value: &Value) -> Option<Vec<TokenId>> {
     }
 }
 
+/// Words as ids, as TensorRT-LLM's `[2, n]` tensors have them: the ids of all words one after the other, and where
+/// each word ends among them, filled up with -1. Either as two lists or as one.
+pub(super) fn id_words(value: &Value) -> Option<Vec<Vec<TokenId>>> {
+    let Value::Array(list) = parsed(value)? else {
+        return None;
+    };
+    let (ids, ends) = match &list[..] {
+        [Value::Array(ids), Value::Array(ends)] => (&ids[..], &ends[..]),
+        list => list.split_at(list.len() / 2),
+    };
+    if ids.len() != ends.len() {
+        return None;
+    }
+    let numbers = |list: &[Value]| list.iter().map(signed).collect::<Option<Vec<_>>>();
+    let (ids, ends) = (numbers(ids)?, numbers(ends)?);
+    let mut words = Vec::new();
+    let mut start = 0;
+    for &end in ends.iter().take_while(|end| **end != -1) {
+        let word = ids.get(start..usize::try_from(end).ok()?)?;
+        start += word.len();
+        if word.len() > MAX_WORD_IDS {
+            return None;
+        }
+        let word: Result<Vec<_>, _> = word.iter().map(|id| TokenId::try_from(*id)).collect();
+        words.push(word.ok()?);
+    }
+    words.retain(|word| !word.is_empty());
+    (words.len() <= MAX_WORDS).then_some(words)
+}
+
 /// Some token ids, sorted, each once.
 pub(super) fn allowed_ids(value: &Value) -> Option<Vec<TokenId>> {
     let mut ids = ids(value, MAX_ALLOWED_IDS).filter(|ids| !ids.is_empty())?;
@@ -154,6 +186,13 @@ pub(super) fn biases(value: &Value) -> Option<Vec<(TokenId, f32)>> {
     biases.sort_unstable_by_key(|(token, _)| *token);
     let unique = biases.windows(2).all(|pair| pair[0].0 != pair[1].0);
     (unique && biases.len() <= MAX_BIASES).then_some(biases)
+}
+
+/// A bias for each token of the vocabulary; minus infinity is that of a token that is never chosen.
+pub(super) fn all_biases(value: &Value) -> Option<Vec<f32>> {
+    let list = parsed(value)?;
+    let bias = |bias: &Value| number(bias, f64::NEG_INFINITY..=MAX_BIAS);
+    list.as_array()?.iter().map(bias).collect()
 }
 
 pub(super) fn messages(value: &Value) -> Option<Value> {
