@@ -120,15 +120,13 @@ impl Admission {
             },
         };
         let stop_ids = StopIds::new(&options.stop_ids);
-        let has_stop_words = !options.stop.is_empty() && self.text.is_some();
-        if sampling.beam_search.is_some() && (has_stop_words || !stop_ids.is_empty()) {
-            let parts = self.text.as_ref().filter(|_| has_stop_words);
-            let text = parts.map(|parts| {
-                let rules = self.text_rules(&options, &sampling);
-                TextStream::new(parts.tokenizer.clone(), &prompt.ids, rules)
-            });
-            let stop_ids = stop_ids.clone();
-            sampling.stop_text = Some(StopText(Arc::new(BeamText { text, stop_ids })));
+        let has_stop_words = !options.stop.is_empty();
+        if sampling.beam_search.is_some() {
+            let text = self.text_stream(has_stop_words, &options, &sampling, &prompt);
+            if text.is_some() || !stop_ids.is_empty() {
+                let text = BeamText::new(text, stop_ids.clone());
+                sampling.stop_text = Some(StopText(Arc::new(text)));
+            }
         }
         let compilation = self.compilation(&options, &mut sampling, now)?;
         let branches = Branches::new(id, num_sequences.generated);
@@ -140,13 +138,8 @@ impl Admission {
         let wants_text = outputs.contains(&OutputKind::TextOutput) && options.text.detokenize;
         let num_found = sampling.beam_search.map(|it| it.num_returned as usize);
         let row = |branch: usize| {
-            let text = match &self.text {
-                Some(parts) if wants_text || !options.stop.is_empty() => {
-                    let rules = self.text_rules(&options, &sampling);
-                    Some(TextStream::new(parts.tokenizer.clone(), &prompt.ids, rules))
-                }
-                _ => None,
-            };
+            let is_read = wants_text || has_stop_words;
+            let text = self.text_stream(is_read, &options, &sampling, &prompt);
             let processor = processors.get(branch).cloned();
             match num_found {
                 None => Row::new(num_new_tokens, text, processor).ending_with(stop_ids.clone()),
@@ -275,10 +268,17 @@ impl Admission {
         Ok(asked)
     }
 
-    /// How the tokens of a request become text.
-    fn text_rules(&self, options: &RequestOptions, sampling: &SamplingParams) -> TextRules {
+    /// How the tokens of a request become text, if somebody reads it and the model has a tokenizer.
+    fn text_stream(
+        &self,
+        is_read: bool,
+        options: &RequestOptions,
+        sampling: &SamplingParams,
+        prompt: &Prompt,
+    ) -> Option<TextStream> {
+        let parts = self.text.as_ref().filter(|_| is_read)?;
         let last = sampling.end_ids.iter().chain(&sampling.stop_token_ids);
-        TextRules {
+        let rules = TextRules {
             skip_special_tokens: options
                 .text
                 .skip_special_tokens
@@ -287,7 +287,9 @@ impl Admission {
             stop_words: options.stop.clone(),
             last_tokens: last.copied().collect(),
             include_stop: options.text.include_stop,
-        }
+        };
+        let tokenizer = parts.tokenizer.clone();
+        Some(TextStream::new(tokenizer, &prompt.ids, rules))
     }
 
     /// Says of each field that has no effect that it has none, the first time that a client sends it.

@@ -95,9 +95,22 @@ impl TextStream {
 /// A beam, which ends with its first stop word.
 pub struct BeamText {
     /// Its text, where stop words are texts.
-    pub text: Option<TextStream>,
+    text: Option<TextStream>,
     /// The stop words that are token ids.
-    pub stop_ids: StopIds,
+    stop_ids: StopIds,
+    /// Its last tokens, as many as the longest of those has.
+    tail: Vec<TokenId>,
+}
+
+impl BeamText {
+    /// A beam without tokens yet.
+    pub fn new(text: Option<TextStream>, stop_ids: StopIds) -> Self {
+        Self {
+            text,
+            stop_ids,
+            tail: Vec::new(),
+        }
+    }
 }
 
 impl ReadText for BeamText {
@@ -107,13 +120,17 @@ impl ReadText for BeamText {
             text.ready.clear();
             text.push(token)
         });
-        self.stop_ids.push(token) || ends_text
+        self.tail.push(token);
+        let num_old = self.tail.len().saturating_sub(self.stop_ids.max_len());
+        self.tail.drain(..num_old);
+        self.stop_ids.end(&self.tail) || ends_text
     }
 
     fn fork(&self) -> Box<dyn ReadText> {
         Box::new(Self {
             text: self.text.clone(),
             stop_ids: self.stop_ids.clone(),
+            tail: self.tail.clone(),
         })
     }
 }
@@ -221,10 +238,8 @@ mod tests {
             stop_words,
             ..rules()
         };
-        let text = BeamText {
-            text: Some(TextStream::new(tokenizer.clone(), &[], rules)),
-            stop_ids: StopIds::default(),
-        };
+        let text = TextStream::new(tokenizer.clone(), &[], rules);
+        let text = BeamText::new(Some(text), StopIds::default());
         let mut first: Box<dyn ReadText> = Box::new(text);
         assert!(!first.push(id("a")) && !first.push(id("the")));
         let mut second = first.fork();
@@ -260,5 +275,27 @@ mod tests {
         let (texts, stopped) = sent(&["a", "the", "ðŁĺ"], &["the\u{fffd}"]);
         assert_eq!(texts.concat(), "a");
         assert_eq!(stopped, None, "no token has completed it");
+    }
+
+    #[test]
+    fn the_token_that_completes_a_word_is_found_wherever_the_word_begins() {
+        let stop_ids = StopIds::new(&[vec![1, 2, 1, 3], vec![9]]);
+        let mut beam: Box<dyn ReadText> = Box::new(BeamText::new(None, stop_ids));
+        let found = |beam: &mut Box<dyn ReadText>, tokens: &[TokenId]| {
+            tokens.iter().position(|token| beam.push(*token))
+        };
+        // The word begins within a beginning of itself.
+        assert_eq!(found(&mut beam.clone(), &[1, 2, 1, 2, 1, 3, 4]), Some(5));
+        assert_eq!(found(&mut beam.clone(), &[1, 2, 3, 9]), Some(3));
+        // A fork goes on from where it was.
+        assert_eq!(found(&mut beam, &[5, 1, 2]), None);
+        assert_eq!(found(&mut beam.clone(), &[1, 3]), Some(1));
+        assert_eq!(found(&mut beam, &[3, 1]), None);
+    }
+
+    #[test]
+    fn without_words_nothing_is_found() {
+        let none = StopIds::new(&[]);
+        assert!(none.is_empty() && !BeamText::new(None, none).push(0));
     }
 }

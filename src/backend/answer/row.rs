@@ -85,7 +85,7 @@ impl Row {
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
         self.tokens.push(token);
-        let ends = self.stop_ids.push(token);
+        let ends = self.stop_ids.end(&self.tokens);
         let has_stop_words = self.text.as_ref().is_some_and(TextStream::has_stop_words);
         (has_stop_words && self.decode()) || ends
     }

@@ -12,6 +12,12 @@ use super::values::{
 };
 use crate::config::OutputKind;
 
+/// What lists of words may be.
+const WORDS: &str = "a text of at most 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)";
+/// What lists of words as token ids may be.
+const ID_WORDS: &str = "a JSON list of two lists: the ids of at most 64 words of at most 256 each, and where each word \
+                        ends among them, filled up with -1";
+
 /// One option of a request.
 pub(super) struct RequestOption {
     /// Its name.
@@ -290,7 +296,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "embedding_bias_words",
         aliases: &[],
-        expected: "a text of at most 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
+        expected: WORDS,
         default: "none",
         doc: "Texts to whose tokens' logits `embedding_bias_weights` are added, as `logit_bias` is.",
         set: |o, v| set(&mut o.embedding_bias_words, words(v)),
@@ -373,7 +379,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "stop",
         aliases: &["stop_words"],
-        expected: "a text of at most 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
+        expected: WORDS,
         default: "none",
         doc: "Texts that end the output; `text_output` stops before them. A list is written as a JSON \
               string: `\"[\\\"\\\\n\\\", \\\"END\\\"]\"`. `stop: true` makes the request one that \
@@ -391,7 +397,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "bad_words",
         aliases: &[],
-        expected: "a text of at most 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)",
+        expected: WORDS,
         default: "none",
         doc: "Texts whose tokens the output must not contain, with or without a space before.",
         set: |o, v| set(&mut o.bad_words, words(v)),
@@ -399,8 +405,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "stop_words_list",
         aliases: &[],
-        expected: "a JSON list of two lists: the ids of at most 64 words of at most 256 each, and where each word ends \
-                   among them, filled up with -1",
+        expected: ID_WORDS,
         default: "none",
         doc: "Words that end the output, as token ids: `[[11, 12, 13], [2, 3, -1]]` are 11, 12 and 13. The output \
               ends with the word, as TensorRT-LLM's does.",
@@ -409,8 +414,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "bad_words_list",
         aliases: &[],
-        expected: "a JSON list of two lists: the ids of at most 64 words of at most 256 each, and where each word ends \
-                   among them, filled up with -1",
+        expected: ID_WORDS,
         default: "none",
         doc: "Words that the output must not contain, as token ids, in the form of `stop_words_list`.",
         set: |o, v| set(&mut o.bad_ids, id_words(v)),
