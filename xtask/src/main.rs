@@ -8,6 +8,7 @@ mod make_model;
 mod process;
 mod serve;
 mod setup;
+mod soak;
 mod test;
 mod workspace;
 
@@ -34,6 +35,8 @@ enum Command {
     Bench(bench::Bench),
     /// Say where the time of a step goes, operation by operation
     Profile(bench::Program),
+    /// Load a real tritonserver with good and bad clients for a long time, and check what must hold
+    Soak(soak::Options),
     /// Draw what every request did in every step of a run
     Timeline(timeline::Options),
     /// Write a checkpoint with random weights, to measure with
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Bench(bench) => bench::run(&bench),
         Command::Profile(program) => bench::measure("profile", &program),
+        Command::Soak(options) => soak::run(&options),
         Command::Timeline(options) => timeline::run(&options),
         Command::MakeModel(options) => make_model::run(&options.shape, &options.dir),
         Command::Bindings => bindings(),

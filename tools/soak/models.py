@@ -1,0 +1,52 @@
+"""The models that are served: both strategies, two instances, few blocks, speculation, one that comes and goes."""
+
+from harness.repository import FULL_ANSWER, STORIES, TIGHT, add_model, add_synthetic
+
+IDS = 'input [{ name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }]'
+TWO_INSTANCES = "instance_group [{ count: 2 kind: KIND_CPU }]"
+OLDEST = (
+    "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 86400000000 "
+    "oldest { max_candidate_sequences: 24 } }"
+)
+# What all have in common, and what a request alone must therefore have as well.
+COMMON = {"max_beam_width": 4, "max_seq_len": 256, "num_threads": 2}
+BLOCKS = {"max_tokens_in_paged_kv_cache": 8192}
+# Blocks for a few requests only, the same as for the tests, with as many positions for a request as the others have.
+FEW_BLOCKS = {**TIGHT, **COMMON, "max_tokens_in_paged_kv_cache": 1280}
+
+# By the input: a text, or ids. Decoupled ones stream.
+DECOUPLED = ["direct", "oldest", "guessing", "guest"]
+WHOLE = ["full"]
+DECOUPLED_IDS = ["ids"]
+GUEST = "guest"
+# Cancelled gRPC calls make server 2.51 keep a request now and then, and with it the model: they go where no model
+# is to be unloaded before the end.
+CANCELLED_OVER_GRPC = "direct"
+
+
+def add_models(repository):
+    """Writes the models of the server under load."""
+    add_model(repository, "direct", {**COMMON, **BLOCKS}, fields=f"max_batch_size: 12 {TWO_INSTANCES}", checkpoint=STORIES)
+    add_model(repository, "oldest", FEW_BLOCKS, fields=f"max_batch_size: 24 {OLDEST} {TWO_INSTANCES}", checkpoint=STORIES)
+    guessing = {**COMMON, **BLOCKS, "speculation": "prompt_lookup", "enable_trt_overlap": "true"}
+    add_model(repository, "guessing", guessing, fields="max_batch_size: 12", checkpoint=STORIES)
+    add_model(repository, "full", {**COMMON, **BLOCKS}, fields=f"max_batch_size: 12 {FULL_ANSWER}", checkpoint=STORIES)
+    add_guest(repository, 0)
+    steps = {"synthetic_step_us": 500, "max_seq_len": 256}
+    add_synthetic(repository, "ids", steps, fields=f"max_batch_size: 12 {IDS} {TWO_INSTANCES}")
+
+
+def add_guest(repository, version):
+    """Writes the configuration of the model that comes and goes, each time another one that gives the same answers."""
+    budget = {"max_num_tokens": 64 + 16 * (version % 3), "tokens_per_block": (16, 32)[version % 2]}
+    version_folder = repository / GUEST / "1"
+    checkpoint = None if version_folder.exists() else STORIES
+    add_model(repository, GUEST, {**COMMON, **BLOCKS, **budget}, fields="max_batch_size: 12", checkpoint=checkpoint)
+
+
+def add_reference(repository):
+    """Writes the models of the server that answers one request after the other, each alone, from no earlier one's
+    blocks."""
+    plain = {**COMMON, "enable_kv_cache_reuse": "false"}
+    add_model(repository, "full", plain, fields=f"max_batch_size: 12 {FULL_ANSWER}", checkpoint=STORIES)
+    add_synthetic(repository, "ids", {"max_seq_len": 256, "synthetic_step_us": 0}, fields=f"max_batch_size: 12 {IDS} {FULL_ANSWER}")

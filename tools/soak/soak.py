@@ -1,0 +1,274 @@
+"""Many clients, good and bad, for as long as one likes, beside the operator's doings; and what must hold meanwhile.
+
+Every request ends once; its answer is the one that it gets alone, from a second server that runs nothing else; when all
+have ended, gauges are zero and all blocks free; memory, threads and open files do not grow. A round is some seconds of
+load and the quiet after it, in which the server is looked at.
+"""
+
+import argparse
+import asyncio
+import concurrent.futures
+import json
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import grpc  # noqa: E402  the harness sets gRPC up
+import harness  # noqa: E402,F401
+import tritonclient.grpc.aio as grpcclient  # noqa: E402
+import watch  # noqa: E402
+from answers import Oracle  # noqa: E402
+from clients import POLITE  # noqa: E402
+from contents import BY_CLIENTS, documented_options, pool  # noqa: E402
+from harness.server import Server  # noqa: E402
+from models import CANCELLED_OVER_GRPC, GUEST, add_models  # noqa: E402
+from rude import RUDE  # noqa: E402
+from tally import Tally  # noqa: E402
+
+ROUND_S = 40
+# Contents of an epoch: few enough to meet again in other company, and so many epochs that all of a run are many.
+CONTENTS = 400
+ROUNDS_OF_AN_EPOCH = 10
+UNLOAD_LIMIT_S = 30
+SERVER = ["--model-control-mode=explicit", "--load-model=*", "--metrics-interval-ms=100"]
+
+
+class World:
+    """What all clients share."""
+
+    def __init__(self, folder, seed, round_s, cancel_every_s):
+        self.repository = folder / "repository"
+        self.seed = seed
+        self.round_s = round_s
+        self.cancel_every_s = cancel_every_s
+        self.tally = Tally()
+        self.contents = []
+        self.guest_version = 0
+        self.next_cancellation = 0.0
+        # Set when no new request is to be sent.
+        self.closing = threading.Event()
+        self.server = self.grpc = self.channel = None
+        self._ids = 0
+        add_models(self.repository)
+        self.oracle = Oracle(folder)
+
+    def next_id(self, count=1):
+        """Numbers that nobody else has."""
+        self._ids += count
+        return self._ids - count
+
+    def lost(self, how, why, *, is_fault=True):
+        """Whether something went wrong because the server died, which is looked into once, later."""
+        try:
+            self.server.process.wait(1)
+        except Exception:  # It lives: no wait could end.
+            if is_fault:
+                self.tally.finding("a connection broke", f"{how}: {why}")
+            return False
+        self.closing.set()
+        self.tally.count("requests that a server's death took along")
+        return True
+
+    async def pause(self, seconds):
+        """Waits, but not beyond the end of the round."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.closing.is_set():
+            await asyncio.sleep(0.1)
+
+
+async def one_round(world, number, seconds, num_clients, is_over):
+    """Load for some seconds, until each client has heard its last request out."""
+    world.closing.clear()
+    actors = [act for act, count in RUDE for _ in range(count)]
+    actors += [POLITE[n % len(POLITE)] for n in range(num_clients)]
+
+    async def client(n, act):
+        rng = random.Random(f"{world.seed} {number} {n}")
+        while not world.closing.is_set():
+            await act(world, rng)
+            await asyncio.sleep(rng.choice([0, 0, 0.05]))
+
+    async with grpcclient.InferenceServerClient(world.server.grpc_url) as world.grpc:
+        async with grpc.aio.insecure_channel(world.server.grpc_url) as world.channel:
+            clients = [asyncio.create_task(client(n, act)) for n, act in enumerate(actors)]
+            deadline = time.monotonic() + seconds
+            busy = False
+            while time.monotonic() < deadline and not is_over.is_set() and not world.closing.is_set():
+                await asyncio.sleep(0.5)
+                busy = busy or await asyncio.to_thread(is_busy, world)
+            world.closing.set()
+            world.tally.count("rounds in which the gauges showed work", busy)
+            for outcome in await asyncio.gather(*clients, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    world.tally.finding("a client of the soak failed", repr(outcome))
+
+
+def is_busy(world):
+    """Whether the gauges show that something runs; not while the server is stopped or gone."""
+    try:
+        return bool(watch.not_idle(world.server.metrics()))
+    except OSError:
+        return False
+
+
+def look_at(world, series):
+    """After a round: the server lives and is idle, or what became of it is written down; its figures."""
+    if world.server.process.poll() is not None:
+        num_cancelled = world.tally.counts["gRPC calls that were cancelled"]
+        is_tritons, evidence = watch.death(world.server.log(), num_cancelled)
+        note = world.tally.tritons if is_tritons else world.tally.finding
+        note("the server died", f"exit status {world.server.process.returncode}\n{evidence}")
+        return False
+    for gauge in watch.wait_for_idle(world.server):
+        world.tally.finding("a gauge is not zero when nothing runs", gauge)
+    for model, count in watch.pending(world.server.metrics()).items():
+        # It counts Triton's requests, of which cancelled calls leave some behind.
+        known = model == CANCELLED_OVER_GRPC and world.tally.counts["gRPC calls that were cancelled"]
+        note = world.tally.tritons if known else world.tally.finding
+        note("Triton counts requests as pending", f"{model}: {count}")
+    series.append(watch.figures(world.server.process.pid))
+    return True
+
+
+def end_of(world):
+    """Unloads all models, and ends the server."""
+    models = [path.name for path in world.repository.iterdir()]
+    cancelled = world.tally.counts["gRPC calls that were cancelled"]
+    for model in models:
+        world.server.unload(model)
+    deadline = time.monotonic() + UNLOAD_LIMIT_S
+    left = set(models)
+    while left and time.monotonic() < deadline:
+        left = {model for model in left if world.server.model_state(model) != "UNAVAILABLE"}
+        time.sleep(0.1)
+    for model in left:
+        is_known = model == CANCELLED_OVER_GRPC and cancelled
+        note = world.tally.tritons if is_known else world.tally.finding
+        note("a model does not unload", f"{model}, {UNLOAD_LIMIT_S} s after its last request, {cancelled} cancelled calls")
+    status = world.server.stop()
+    if status != 0:
+        note = world.tally.tritons if left == {CANCELLED_OVER_GRPC} else world.tally.finding
+        note("the server's exit status", f"{status}\n{world.server.log_tail()[-2000:]}")
+    look_at_log(world)
+
+
+def look_at_log(world):
+    """Lines that say that something went wrong inside."""
+    log = world.server.log().splitlines()
+    # Triton ends a request whose time is over in its backlog, and then a sequence that it has never begun.
+    num_known = world.tally.counts["requests whose time was over in Triton's backlog"]
+    for line in log:
+        if "must specify the START flag" in line and num_known:
+            num_known -= 1
+            world.tally.tritons("a line of the log", line[:500])
+        elif any(words in line for words in ("panicked", "must specify the START flag", "has a conflict")):
+            world.tally.finding("a line of the log", line[:500])
+
+
+def run(options, folder):
+    """The whole run: the report."""
+    world = World(folder, options.seed, options.round, options.cancel_every)
+    is_over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: is_over.set())
+    start = time.monotonic()
+    lives = []
+    rounds = 0
+
+    async def rounds_of(seconds):
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(64))
+        await one_round(world, rounds, seconds, options.clients, is_over)
+
+    while time.monotonic() - start < options.minutes * 60 and not is_over.is_set():
+        if world.server is None:
+            world.server = Server(world.repository, *SERVER)
+            lives.append([])
+        if rounds % ROUNDS_OF_AN_EPOCH == 0:
+            world.oracle.forget()
+            world.contents = pool(f"{options.seed} {rounds}", CONTENTS)
+        left = options.minutes * 60 - (time.monotonic() - start)
+        asyncio.run(rounds_of(min(options.round, max(1, left))))
+        rounds += 1
+        if not look_at(world, lives[-1]):
+            world.server = None
+        figures = lives[-1][-1] if lives[-1] else {}
+        told = f"{world.tally.counts['answers compared']} answers compared, {len(world.tally.findings)} findings"
+        print(f"round {rounds}, minute {(time.monotonic() - start) / 60:.1f}: {told}, {figures}", file=sys.stderr, flush=True)
+    if world.server is not None:
+        end_of(world)
+    world.oracle.stop()
+    for series in lives:
+        for text in watch.growth(series):
+            world.tally.finding("something grows", text)
+    return report(options, world, (time.monotonic() - start) / 60, rounds, lives)
+
+
+def report(options, world, minutes, rounds, lives):
+    """What was tried and found."""
+    tally = world.tally
+    names = {name for row in documented_options() for name in row}
+    tried = {name for name in names if tally.options[name] or name in BY_CLIENTS}
+    return {
+        "seed": options.seed,
+        "minutes": round(minutes, 1),
+        "rounds": rounds,
+        "servers": len(lives),
+        "requests": sum(n for name, n in tally.counts.items() if name.endswith(": requests")),
+        "options_tried": len(tried),
+        "options_not_tried": sorted(names - tried),
+        "answers_alone": world.oracle.num_asked,
+        "counts": dict(sorted(tally.counts.items())),
+        "figures_of_servers": [{"first": life[0], "last": life[-1]} for life in lives if life],
+        "of_triton": tally.of_triton,
+        "findings": tally.findings,
+    }
+
+
+def show(found, as_json):
+    if as_json:
+        print(json.dumps(found), flush=True)
+        return
+    for name, value in found.items():
+        if isinstance(value, dict):
+            print(f"{name}:")
+            for key, number in value.items():
+                print(f"  {number:>9}  {key}")
+        elif isinstance(value, list):
+            print(f"{name}: {len(value)}")
+            for item in value:
+                print(f"  {item}")
+        else:
+            print(f"{name}: {value}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=18)
+    parser.add_argument("--round", type=float, default=ROUND_S)
+    parser.add_argument("--cancel-every", type=float, default=20)
+    parser.add_argument("--keep", type=pathlib.Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.keep:
+        options.keep.mkdir(parents=True)
+        found = run(options, options.keep.resolve())
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            found = run(options, pathlib.Path(folder))
+    show(found, options.json)
+    if found["findings"]:
+        print(f"{len(found['findings'])} findings with --seed {options.seed}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

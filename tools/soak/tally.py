@@ -1,0 +1,40 @@
+"""What was tried, in numbers, and what was found."""
+
+import collections
+import threading
+
+MAX_TOLD = 50
+
+
+class Tally:
+    """Counts by name, findings, and what is known to be Triton's own doing. Threads may share it."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self.counts = collections.Counter()
+        self.options = collections.Counter()
+        self.findings = []
+        self.of_triton = []
+
+    def count(self, name, by=1):
+        with self._lock:
+            self.counts[name] += by
+
+    def tried(self, content):
+        """Counts the options of a request."""
+        with self._lock:
+            self.options.update(name for name, _ in content.options)
+
+    def finding(self, kind, text):
+        """Something that must not be. All are counted, and the first ones told."""
+        with self._lock:
+            self.counts[f"findings: {kind}"] += 1
+            if len(self.findings) < MAX_TOLD:
+                self.findings.append(f"{kind}: {text}")
+
+    def tritons(self, kind, text):
+        """Something that the server itself is known to do."""
+        with self._lock:
+            self.counts[f"of Triton's own: {kind}"] += 1
+            if len(self.of_triton) < MAX_TOLD:
+                self.of_triton.append(f"{kind}: {text}")

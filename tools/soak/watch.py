@@ -1,0 +1,80 @@
+"""The server from outside: gauges that must be zero when nothing runs, memory, threads and open files that must not
+grow, and whose fault it is when it dies."""
+
+import os
+import re
+import statistics
+import time
+
+IDLE_LIMIT_S = 60
+# Memory that a server may have more in the last third of a run than in the second: what the allocator keeps differs.
+MEMORY_SLACK_KIB = 24 * 1024
+COUNT_SLACK = 4
+REQUESTS = "nv_trt_llm_request_metrics"
+BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
+PENDING = "nv_inference_pending_request_count"
+
+
+def figures(pid):
+    """Memory in KiB, threads, and open files of a process."""
+    status = open(f"/proc/{pid}/status").read()
+    anonymous = int(re.search(r"RssAnon:\s+(\d+)", status)[1])
+    threads = int(re.search(r"Threads:\s+(\d+)", status)[1])
+    return {"anonymous_kib": anonymous, "threads": threads, "files": len(os.listdir(f"/proc/{pid}/fd"))}
+
+
+def not_idle(samples):
+    """The gauges that say that something runs or is held, as text."""
+    found = []
+    for (family, labels), value in sorted(samples.items()):
+        labels = dict(labels)
+        if family == REQUESTS and labels.get("request_type") != "max" and value:
+            found.append(f"{labels} {value}")
+        if family == BLOCKS and labels.get("kv_cache_block_type") == "used" and value:
+            found.append(f"{labels} {value}")
+        if family == BLOCKS and labels.get("kv_cache_block_type") == "free":
+            own = {**labels, "kv_cache_block_type": "max"}
+            total = samples.get((family, tuple(sorted(own.items()))))
+            if total is not None and total != value:
+                found.append(f"{labels} {value} of {total}")
+    return found
+
+
+def pending(samples):
+    """Requests that Triton counts as not started, by model."""
+    return {dict(labels)["model"]: n for (family, labels), n in samples.items() if family == PENDING and n}
+
+
+def wait_for_idle(server):
+    """Waits until the gauges say that nothing runs; what they still say after a while."""
+    deadline = time.monotonic() + IDLE_LIMIT_S
+    while True:
+        found = not_idle(server.metrics())
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def growth(series):
+    """What grows without end, in words. A series has the figures of each idle moment, of one server's life."""
+    found = []
+    if len(series) < 6:
+        return found
+    thirds = len(series) // 3
+    middle, last = series[thirds : 2 * thirds], series[2 * thirds :]
+    for name, slack in (("anonymous_kib", MEMORY_SLACK_KIB), ("threads", COUNT_SLACK), ("files", COUNT_SLACK)):
+        before, after = (statistics.median(figures[name] for figures in part) for part in (middle, last))
+        if after > before + slack:
+            found.append(f"{name} grew from {before:.0f} to {after:.0f} (medians of the second and the last third)")
+    return found
+
+
+def death(log, num_cancelled_calls):
+    """Whether the end of a server is Triton's own doing, and the evidence: its last words.
+
+    Server 2.51 releases the state of a gRPC stream twice if a response meets a cancellation. That is taken for granted
+    only where calls were cancelled, and no function of ours is in the trace.
+    """
+    trace = log[log.rfind("Signal (") :] if "Signal (" in log else "\n".join(log.splitlines()[-15:])
+    is_tritons = num_cancelled_calls > 0 and "libtriton_inflight" not in trace and "panicked" not in log
+    return is_tritons, trace[-3000:]
