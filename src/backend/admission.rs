@@ -10,10 +10,11 @@ use serde_json::Value;
 
 use crate::backend::answer::{Answer, Echo, Row, Times};
 use crate::backend::branches::{Branches, NewBranches};
-use crate::backend::clients::{Fate, foreign};
+use crate::backend::clients::{Fate, foreign, is_unread};
 use crate::backend::logits_memory::LogitsMemory;
+use crate::backend::option_sizes::OptionSizes;
 use crate::backend::option_tensors::option_of;
-use crate::backend::options::{NumSequences, RequestOptions};
+use crate::backend::options::{self, NumSequences, RequestOptions};
 use crate::backend::stop_ids::StopIds;
 use crate::backend::text_stream::{BeamText, TextRules, TextStream};
 use crate::base::{RequestError, RequestId, TokenId, Tokens};
@@ -228,10 +229,20 @@ impl Admission {
     /// # Errors
     /// Its parameters cannot be read.
     pub fn asks_to_stop(&self, request: &Request) -> Result<bool, Error> {
-        let asked = self.asked(request)?;
-        Ok(asked
-            .iter()
-            .any(|(name, value)| *name == "stop" && *value == Value::Bool(true)))
+        let mut sizes = OptionSizes::new(self.vocab_size);
+        // No text stops anything.
+        for parameter in request.parameters(|_| 0)? {
+            sizes.add(0)?;
+            if parameter? == ("stop", ParameterValue::Bool(true)) {
+                return Ok(true);
+            }
+        }
+        for input in request.inputs()? {
+            if input.name() == "stop" && option_of(&input, &mut sizes)? == Value::Bool(true) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The answer to a request that only stops another: as of one that has generated nothing.
@@ -255,14 +266,16 @@ impl Admission {
 
     /// Everything that the request asks for: its parameters, and its inputs besides the prompt.
     fn asked<'a>(&self, request: &'a Request) -> Result<Vec<(&'a str, Value)>, Error> {
-        let parameters = request.parameters()?;
-        let mut asked: Vec<_> = parameters
-            .into_iter()
-            .map(|(name, value)| (name, json(value)))
-            .collect();
+        let mut sizes = OptionSizes::new(self.vocab_size);
+        let max_bytes = OptionSizes::new(self.vocab_size);
+        let mut asked = Vec::new();
+        for parameter in request.parameters(|name| max_bytes.max_bytes(name))? {
+            let (name, value) = parameter?;
+            asked.push((name, parameter_option(name, value, &mut sizes)?));
+        }
         for input in request.inputs()? {
             if input.name() != self.config.input.name() {
-                asked.push((input.name(), option_of(&input)?));
+                asked.push((input.name(), option_of(&input, &mut sizes)?));
             }
         }
         Ok(asked)
@@ -476,35 +489,41 @@ impl Admission {
                 kind.name()
             )));
         };
-        let mut prompt = match (kind, &self.text) {
-            (InputKind::Ids, _) => Prompt {
+        match (kind, &self.text) {
+            (InputKind::Ids, _) => Ok(Prompt {
                 text: String::new(),
-                ids: self.ids(input, options.input_length)?,
-            },
-            (InputKind::Text, Some(parts)) => self.text_prompt(input, options, parts)?,
-            (InputKind::Text, None) => {
-                return Err(Error::internal("a text model without a tokenizer"));
+                ids: self.ids(input, options)?,
+            }),
+            (InputKind::Text, Some(parts)) => {
+                let mut prompt = self.text_prompt(input, options, parts)?;
+                prompt.ids.drain(..num_cut(prompt.ids.len(), options));
+                Ok(prompt)
             }
-        };
-        if let Some(num_kept) = options.truncate_prompt_tokens {
-            let num_cut = prompt.ids.len().saturating_sub(num_kept as usize);
-            prompt.ids.drain(..num_cut);
+            (InputKind::Text, None) => Err(Error::internal("a text model without a tokenizer")),
         }
-        Ok(prompt)
     }
 
-    /// The ids of a prompt, the first `length` of those that the request brings.
-    fn ids(&self, input: &Input<'_>, length: Option<u32>) -> Result<Vec<TokenId>, Error> {
-        let mut ids: Vec<i32> = input.elements()?;
-        if let Some(length) = length {
-            if length as usize > ids.len() {
-                return Err(Error::invalid(format!(
-                    "option 'input_lengths' is {length}, and input_ids has {} ids",
-                    ids.len()
-                )));
-            }
-            ids.truncate(length as usize);
+    /// The ids of a prompt: of those that the request brings the first `input_lengths`, and of these the last
+    /// `truncate_prompt_tokens`. The others may be many, and nobody looks at them.
+    fn ids(&self, input: &Input<'_>, options: &RequestOptions) -> Result<Vec<TokenId>, Error> {
+        let num_given = input.num_elements::<i32>()?;
+        let end = options
+            .input_length
+            .map_or(num_given, |length| length as usize);
+        if end > num_given {
+            return Err(Error::invalid(format!(
+                "option 'input_lengths' is {end}, and input_ids has {num_given} ids"
+            )));
         }
+        let start = num_cut(end, options);
+        if end - start > self.max_seq_len.index() {
+            return Err(Error::invalid(format!(
+                "the prompt has {} tokens, and max_seq_len = {}: shorten the prompt",
+                end - start,
+                self.max_seq_len
+            )));
+        }
+        let ids: Vec<i32> = input.elements_in(start..end)?;
         let known = |id: i32| {
             TokenId::try_from(id)
                 .ok()
@@ -515,7 +534,8 @@ impl Admission {
             .map(|(i, id)| {
                 known(*id).ok_or_else(|| {
                     Error::invalid(format!(
-                        "input_ids[{i}] is {id}, outside the vocabulary, 0 to {}",
+                        "input_ids[{}] is {id}, outside the vocabulary, 0 to {}",
+                        start + i,
                         self.vocab_size - 1
                     ))
                 })
@@ -529,7 +549,22 @@ impl Admission {
         options: &RequestOptions,
         parts: &TextParts,
     ) -> Result<Prompt, Error> {
+        // Without a limit a text would hold up everybody's step for as long as it takes to tokenise.
+        let bytes_per_token = parts.tokenizer.max_bytes_per_token();
+        let max_bytes = self.max_seq_len.index().saturating_mul(bytes_per_token);
+        let check_len = |num_bytes: usize| match num_bytes <= max_bytes {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "the prompt has {num_bytes} bytes, and max_seq_len is {} tokens of at most {bytes_per_token} \
+                 bytes each; shorten it",
+                self.max_seq_len
+            ))),
+        };
         let bytes = input.bytes()?;
+        // What comes with a conversation is found to be too much below.
+        if options.messages.is_none() {
+            check_len(bytes.len().saturating_sub(strings::LENGTH_BYTES))?;
+        }
         let texts = strings::decode(&bytes)?;
         let [text] = texts[..] else {
             return Err(Error::invalid(format!(
@@ -559,16 +594,7 @@ impl Admission {
                 "text_input is empty; a prompt has at least one token",
             ));
         }
-        // Without this a text would hold up everybody's step for as long as it takes to tokenise.
-        let bytes_per_token = parts.tokenizer.max_bytes_per_token();
-        if text.len() > self.max_seq_len.index().saturating_mul(bytes_per_token) {
-            return Err(Error::invalid(format!(
-                "the prompt has {} bytes, and max_seq_len is {} tokens of at most {bytes_per_token} bytes \
-                 each; shorten it",
-                text.len(),
-                self.max_seq_len
-            )));
-        }
+        check_len(text.len())?;
         let ids = parts.tokenizer.encode(&text, add_special_tokens)?;
         if let Some(id) = ids.iter().find(|id| **id >= self.vocab_size) {
             return Err(Error::internal(format!(
@@ -623,6 +649,12 @@ impl Admission {
     }
 }
 
+/// How many of a prompt's first ids are left out.
+fn num_cut(num_ids: usize, options: &RequestOptions) -> usize {
+    let num_kept = options.truncate_prompt_tokens;
+    num_kept.map_or(0, |num_kept| num_ids.saturating_sub(num_kept as usize))
+}
+
 /// The fields that have no effect and that somebody was told of.
 #[derive(Default)]
 pub struct Warned(Mutex<BTreeSet<&'static str>>);
@@ -637,11 +669,33 @@ fn render(parts: &TextParts, messages: &Value) -> Result<String, RequestError> {
     template.render(messages, None, true)
 }
 
-fn json(value: ParameterValue<'_>) -> Value {
-    match value {
+/// The value that a parameter gives to the option of its name.
+fn parameter_option(
+    name: &str,
+    value: ParameterValue<'_>,
+    sizes: &mut OptionSizes,
+) -> Result<Value, Error> {
+    sizes.add(match value {
+        ParameterValue::String(text) => text.len(),
+        _ => 0,
+    })?;
+    if is_unread(name) {
+        return Ok(Value::Bool(true));
+    }
+    Ok(match value {
         ParameterValue::Bool(value) => value.into(),
         ParameterValue::Int(value) => value.into(),
         ParameterValue::Double(value) => value.into(),
         ParameterValue::String(value) => value.into(),
-    }
+        // It is refused by its name.
+        ParameterValue::TooLong
+            if options::canonical_name(name).is_none() && foreign(name).is_none() =>
+        {
+            Value::Bool(true)
+        }
+        ParameterValue::TooLong => {
+            let max = sizes.max_bytes(name);
+            return Err(sizes.refusal(name, &format!("more than {max}")));
+        }
+    })
 }

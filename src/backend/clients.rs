@@ -123,6 +123,12 @@ pub(super) fn foreign(name: &str) -> Option<&'static ForeignField> {
     FOREIGN.iter().find(|field| field.name == name)
 }
 
+/// Whether nobody looks at the value of a field: it is ignored or refused, whatever it is.
+pub(super) fn is_unread(name: &str) -> bool {
+    let fate = foreign(name).map(|field| &field.fate);
+    matches!(fate, Some(Fate::Ignored(_) | Fate::Refused(_)))
+}
+
 /// The keys of vLLM's `sampling_parameters`.
 const SAMPLING_PARAMETERS: &[&str] = &[
     "n",

@@ -18,6 +18,7 @@ mod logits_memory;
 mod metrics;
 mod model;
 mod observer;
+mod option_sizes;
 mod option_tensors;
 mod options;
 mod post_processor_options;

@@ -2,32 +2,26 @@
 
 use serde_json::Value;
 
-use crate::backend::clients::{Fate, foreign};
+use crate::backend::clients::is_unread;
+use crate::backend::option_sizes::OptionSizes;
 use crate::config::client_inputs::client_input;
 use crate::triton::{DataType, Element, Error, Input, strings};
-
-/// Bytes of one option: a list of the longest words that a request may give, with room to spare.
-const MAX_BYTES: usize = 1 << 20;
 
 /// The value that a tensor gives to the option of its name: one value, or a list where the models that
 /// have it take a list. A tensor without elements gives null, which is no value.
 ///
 /// # Errors
-/// A tensor whose bytes are not what its type and shape say, or that is too large for an option.
-pub fn option_of(input: &Input<'_>) -> Result<Value, Error> {
-    if let Some(Fate::Ignored(_) | Fate::Refused(_)) =
-        foreign(input.name()).map(|field| &field.fate)
-    {
-        // Nobody looks at it, and adapters and embeddings are large.
+/// A tensor whose bytes are not what its type and shape say, or that is too large for its option.
+pub fn option_of(input: &Input<'_>, sizes: &mut OptionSizes) -> Result<Value, Error> {
+    if is_unread(input.name()) {
+        // Adapters and embeddings are large.
         return Ok(Value::Bool(true));
     }
-    let num_bytes = input.bytes()?.len();
-    if num_bytes > MAX_BYTES {
-        return Err(Error::invalid(format!(
-            "input '{}' has {num_bytes} bytes, and an option at most {MAX_BYTES}",
-            input.name()
-        )));
+    let num_bytes = input.num_bytes();
+    if num_bytes > sizes.max_bytes(input.name()) {
+        return Err(sizes.refusal(input.name(), &num_bytes.to_string()));
     }
+    sizes.add(num_bytes)?;
     let mut values = match input.data_type() {
         DataType::Bool => bools(input)?,
         DataType::Int32 => numbers::<i32>(input)?,

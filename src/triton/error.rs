@@ -218,10 +218,21 @@ pub(super) unsafe fn get_text<'a>(
     Ok(unsafe { CStr::from_ptr(text) })
 }
 
-/// The text as UTF-8, or an error that says what is not.
+/// The text as UTF-8, or an error that says what is not and shows where it begins to be none.
 pub(super) fn to_utf8<'a>(text: &'a CStr, what: &str) -> Result<&'a str, Error> {
-    text.to_str()
-        .map_err(|_| Error::invalid(format!("{what} is not valid UTF-8: {text:?}")))
+    utf8(text.to_bytes(), what)
+}
+
+/// The same of bytes.
+pub(super) fn utf8<'a>(text: &'a [u8], what: &str) -> Result<&'a str, Error> {
+    std::str::from_utf8(text).map_err(|error| {
+        // It can be megabytes long.
+        let (start, end) = (error.valid_up_to(), text.len());
+        let shown = text[start..end.min(start + 16)].escape_ascii();
+        Error::invalid(format!(
+            "{what} is not valid UTF-8 from byte {start} on: \"{shown}\""
+        ))
+    })
 }
 
 /// The text for C. A NUL inside would cut it short, so it becomes the replacement character.

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::slice;
 
@@ -16,6 +17,7 @@ pub struct Input<'request> {
     name: &'request str,
     data_type: DataType,
     shape: &'request [i64],
+    num_bytes: usize,
     num_buffers: u32,
     request: PhantomData<&'request Request>,
 }
@@ -59,6 +61,7 @@ impl<'request> Input<'request> {
             name,
             data_type,
             shape,
+            num_bytes: byte_size as usize,
             num_buffers,
             request: PhantomData,
         })
@@ -72,6 +75,11 @@ impl<'request> Input<'request> {
     /// The type of its elements.
     pub fn data_type(&self) -> DataType {
         self.data_type
+    }
+
+    /// Bytes of the data.
+    pub fn num_bytes(&self) -> usize {
+        self.num_bytes
     }
 
     /// The data: borrowed where it lies in one buffer, gathered where it lies in several.
@@ -88,9 +96,9 @@ impl<'request> Input<'request> {
         Ok(Cow::Owned(bytes))
     }
 
-    /// The elements as numbers. An error if the tensor holds another type, or if its bytes are not
+    /// How many elements of `T` there are. An error if the tensor holds another type, or if its bytes are not
     /// as many as its shape says.
-    pub fn elements<T: Element>(&self) -> Result<Vec<T>, Error> {
+    pub fn num_elements<T: Element>(&self) -> Result<usize, Error> {
         if self.data_type != T::DATA_TYPE {
             return Err(Error::invalid(format!(
                 "input '{}' holds {}, not {}",
@@ -99,22 +107,34 @@ impl<'request> Input<'request> {
                 T::DATA_TYPE
             )));
         }
-        let bytes = self.bytes()?;
         let num_elements = self.shape.iter().try_fold(1usize, |product, &size| {
             product.checked_mul(usize::try_from(size).ok()?)
         });
-        let fits = |&count: &usize| count.checked_mul(size_of::<T>()) == Some(bytes.len());
-        let Some(num_elements) = num_elements.filter(fits) else {
-            return Err(Error::invalid(format!(
+        let fits = |&count: &usize| count.checked_mul(size_of::<T>()) == Some(self.num_bytes);
+        num_elements.filter(fits).ok_or_else(|| {
+            Error::invalid(format!(
                 "input '{}' of shape {:?} and type {} has {} bytes",
-                self.name,
-                self.shape,
-                self.data_type,
-                bytes.len()
-            )));
-        };
-        let mut elements = vec![T::zeroed(); num_elements];
-        bytemuck::cast_slice_mut(&mut elements).copy_from_slice(&bytes);
+                self.name, self.shape, self.data_type, self.num_bytes
+            ))
+        })
+    }
+
+    /// The elements as numbers. Errors as of [`Input::num_elements`].
+    pub fn elements<T: Element>(&self) -> Result<Vec<T>, Error> {
+        self.elements_in(0..self.num_elements::<T>()?)
+    }
+
+    /// Some of the elements, from and to places that there are.
+    ///
+    /// # Panics
+    /// With others.
+    pub fn elements_in<T: Element>(&self, places: Range<usize>) -> Result<Vec<T>, Error> {
+        let num_elements = self.num_elements::<T>()?;
+        assert!(places.end <= num_elements, "{places:?} of {num_elements}");
+        let bytes = self.bytes()?;
+        let bytes = &bytes[places.start * size_of::<T>()..places.end * size_of::<T>()];
+        let mut elements = vec![T::zeroed(); places.len()];
+        bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);
         Ok(elements)
     }
 

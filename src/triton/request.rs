@@ -10,12 +10,16 @@
 //! more after it has put it into the queue (server 25.10 and later), which is only safe where the next
 //! Execute cannot have begun.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::ptr::{self, NonNull};
+use std::slice;
 
-use super::error::{check, get, get_object, get_text, to_utf8};
+use super::error::{check, get, get_object, get_text, to_utf8, utf8};
 use super::{Error, ErrorCode, Input, ResponseFactory, sys};
+
+/// Bytes of a request id, and of a parameter's name.
+const MAX_NAME_BYTES: usize = 4096;
 
 /// A request that we own. Dropping it answers it with an error and releases it.
 #[derive(Debug)]
@@ -74,6 +78,8 @@ pub enum ParameterValue<'request> {
     Double(f64),
     /// A text.
     String(&'request str),
+    /// A text of more bytes than the caller wants to look at: nobody has.
+    TooLong,
 }
 
 impl fmt::Display for ParameterValue<'_> {
@@ -83,6 +89,7 @@ impl fmt::Display for ParameterValue<'_> {
             Self::Int(value) => value.fmt(f),
             Self::Double(value) => value.fmt(f),
             Self::String(value) => write!(f, "'{value}'"),
+            Self::TooLong => f.write_str("a text that is too long"),
         }
     }
 }
@@ -99,9 +106,14 @@ impl Request {
 
     /// The client's name for the request, which it need not give.
     pub fn client_id(&self) -> Result<Option<&str>, Error> {
-        // SAFETY: the request is alive, and so is its name for as long.
-        let id = unsafe { get_text(|out| sys::TRITONBACKEND_RequestId(self.as_ptr(), out)) }?;
-        let id = to_utf8(id, "the request id")?;
+        // SAFETY: the request is alive.
+        let id = unsafe {
+            get(ptr::null(), |out| {
+                sys::TRITONBACKEND_RequestId(self.as_ptr(), out)
+            })
+        }?;
+        // SAFETY: the name lives as long as the request.
+        let id = unsafe { name(id, "the request id") }?;
         Ok(if id.is_empty() { None } else { Some(id) })
     }
 
@@ -154,15 +166,19 @@ impl Request {
         .unwrap_or(false)
     }
 
-    /// The request's parameters, in no order; a name may stand there more than once.
-    pub fn parameters(&self) -> Result<Vec<(&str, ParameterValue<'_>)>, Error> {
+    /// The request's parameters, in no order; a name may stand there more than once. Of a text no more is
+    /// looked at than `max_bytes` says for its name.
+    pub fn parameters(
+        &self,
+        max_bytes: impl Fn(&str) -> usize,
+    ) -> Result<impl Iterator<Item = Result<(&str, ParameterValue<'_>), Error>>, Error> {
         // SAFETY: the request is alive.
         let count = unsafe {
             get(0, |out| {
                 sys::TRITONBACKEND_RequestParameterCount(self.as_ptr(), out)
             })
         }?;
-        (0..count).map(|index| self.parameter(index)).collect()
+        Ok((0..count).map(move |index| self.parameter(index, &max_bytes)))
     }
 
     /// The input tensors.
@@ -282,13 +298,17 @@ impl Request {
         self.raw.as_ptr()
     }
 
-    fn parameter(&self, index: u32) -> Result<(&str, ParameterValue<'_>), Error> {
+    fn parameter(
+        &self,
+        index: u32,
+        max_bytes: impl Fn(&str) -> usize,
+    ) -> Result<(&str, ParameterValue<'_>), Error> {
         use sys::TRITONSERVER_ParameterType as Kind;
         let mut kind = Kind::TRITONSERVER_PARAMETER_STRING;
         let mut value: *const c_void = ptr::null();
-        // SAFETY: the request is alive, and so are name and value for as long.
-        let name = unsafe {
-            get_text(|out| {
+        // SAFETY: the request is alive.
+        let key = unsafe {
+            get(ptr::null(), |out| {
                 sys::TRITONBACKEND_RequestParameter(
                     self.as_ptr(),
                     index,
@@ -298,7 +318,8 @@ impl Request {
                 )
             })
         }?;
-        let name = to_utf8(name, "a parameter's name")?;
+        // SAFETY: the name lives as long as the request.
+        let name = unsafe { name(key, "a parameter's name") }?;
         if value.is_null() {
             return Err(Error::invalid(format!("parameter '{name}' has no value")));
         }
@@ -317,8 +338,12 @@ impl Request {
             }
             Kind::TRITONSERVER_PARAMETER_STRING => {
                 // SAFETY: a value of this kind is a C string that lives as long as the request.
-                let text = unsafe { CStr::from_ptr(value.cast()) };
-                ParameterValue::String(to_utf8(text, &format!("parameter '{name}'"))?)
+                match unsafe { text_of_at_most(value.cast(), max_bytes(name)) } {
+                    Some(text) => {
+                        ParameterValue::String(utf8(text, &format!("parameter '{name}'"))?)
+                    }
+                    None => ParameterValue::TooLong,
+                }
             }
             other => {
                 return Err(Error::new(
@@ -366,6 +391,38 @@ impl Request {
         self.factory = None;
         std::mem::forget(self);
     }
+}
+
+/// A short text, or an error that says what is too long or not UTF-8.
+///
+/// # Safety
+/// `text` is null or a C string that lives, unchanged, for `'request`.
+unsafe fn name<'request>(text: *const c_char, what: &str) -> Result<&'request str, Error> {
+    if text.is_null() {
+        return Ok("");
+    }
+    // SAFETY: not null, so a C string that lives as long as the caller says.
+    match unsafe { text_of_at_most(text, MAX_NAME_BYTES) } {
+        Some(text) => utf8(text, what),
+        None => Err(Error::invalid(format!(
+            "{what} has more than {MAX_NAME_BYTES} bytes; shorten it"
+        ))),
+    }
+}
+
+/// The bytes of a text, if they are at most `max_bytes`; it may be hundreds of megabytes long, and only so many
+/// are looked at.
+///
+/// # Safety
+/// `text` is a C string that lives, unchanged, for `'request`.
+unsafe fn text_of_at_most<'request>(
+    text: *const c_char,
+    max_bytes: usize,
+) -> Option<&'request [u8]> {
+    // SAFETY: a C string; no byte behind its end is read.
+    let len = unsafe { libc::strnlen(text, max_bytes.saturating_add(1)) };
+    // SAFETY: `len` bytes stand there, for as long as the caller says.
+    (len <= max_bytes).then(|| unsafe { slice::from_raw_parts(text.cast(), len) })
 }
 
 impl Drop for Request {

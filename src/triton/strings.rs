@@ -58,7 +58,8 @@ pub fn decode(data: &[u8]) -> Result<Vec<&[u8]>, Error> {
     Ok(strings)
 }
 
-const LENGTH_BYTES: usize = size_of::<u32>();
+/// Bytes of an element's length.
+pub const LENGTH_BYTES: usize = size_of::<u32>();
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@ mod driver;
 mod failing_steps;
 mod fake_server;
 mod handles;
+mod large_options;
 mod lifecycle;
 mod metrics_and_log;
 mod random_clients;

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ffi::CString;
 
 use triton_inflight::triton::{
-    CorrelationId, DataType, ErrorCode, ParameterValue, Request, strings,
+    CorrelationId, DataType, Error, ErrorCode, ParameterValue, Request, strings,
 };
 
 use crate::fake_triton::{Correlation, Host, Input, Parameter, START, Spec};
@@ -61,7 +61,7 @@ fn parameters_keep_their_types() {
     });
     let request = take(raw);
     assert_eq!(
-        request.parameters(),
+        parameters(&request, 2),
         Ok(vec![
             ("stream", ParameterValue::Bool(true)),
             ("max_tokens", ParameterValue::Int(-3)),
@@ -69,6 +69,54 @@ fn parameters_keep_their_types() {
             ("stop", ParameterValue::String("é")),
         ])
     );
+    request.dismiss();
+}
+
+fn parameters(
+    request: &Request,
+    max_bytes: usize,
+) -> Result<Vec<(&str, ParameterValue<'_>)>, Error> {
+    request.parameters(|_| max_bytes)?.collect()
+}
+
+#[test]
+fn no_more_is_read_of_a_text_than_the_reader_wants() {
+    let host = Host::start();
+    let text = |length| CString::new(vec![b'a'; length]).expect("no NUL");
+    let request = take(host.request(Spec {
+        // The long one is no UTF-8 behind what is read of it.
+        parameters: vec![
+            (
+                c"stop".to_owned(),
+                Parameter::String(
+                    CString::new([&[b'a'; 9][..], &[0xff]].concat()).expect("no NUL"),
+                ),
+            ),
+            (c"stop".to_owned(), Parameter::String(text(8))),
+        ],
+        ..Spec::default()
+    }));
+    assert_eq!(
+        parameters(&request, 8),
+        Ok(vec![
+            ("stop", ParameterValue::TooLong),
+            ("stop", ParameterValue::String("aaaaaaaa")),
+        ])
+    );
+    request.dismiss();
+
+    let request = take(host.request(Spec {
+        client_id: text(4097),
+        parameters: vec![(text(4097), Parameter::Bool(true))],
+        ..Spec::default()
+    }));
+    for error in [
+        request.client_id().expect_err("too long"),
+        parameters(&request, 8).expect_err("too long"),
+    ] {
+        assert_eq!(error.code(), ErrorCode::InvalidArg);
+        assert!(error.message().contains("more than 4096 bytes"), "{error}");
+    }
     request.dismiss();
 }
 
@@ -86,7 +134,7 @@ fn a_parameter_that_cannot_be_read_is_named() {
             parameters: vec![(c"stop".to_owned(), parameter)],
             ..Spec::default()
         }));
-        let error = request.parameters().expect_err("unreadable");
+        let error = parameters(&request, 8).expect_err("unreadable");
         assert_eq!(error.code(), code);
         assert!(error.message().contains("'stop'"), "{error}");
         request.dismiss();
@@ -118,6 +166,7 @@ fn an_input_is_gathered_from_all_its_buffers() {
     let inputs = request.inputs().expect("inputs");
     assert_eq!(inputs[0].name(), "input_ids");
     assert_eq!(inputs[0].elements::<i32>(), Ok(vec![1, 2, -1]));
+    assert_eq!(inputs[0].elements_in::<i32>(1..3), Ok(vec![2, -1]));
     drop(inputs);
     request.dismiss();
 }

@@ -1,0 +1,60 @@
+"""Requests that bring, or ask for, as much as they can: what they cost the server in memory."""
+
+import json
+import pathlib
+
+import pytest
+
+from harness.clients import Refused, generate
+from harness.repository import STORIES, add_model
+from harness.server import Server
+
+PROMPT = "Once upon a time"
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("large") / "repository"
+    add_model(repository, "stories", checkpoint=STORIES)
+    with Server(repository) as server:
+        yield server
+
+
+class Peak:
+    """The most memory that a server holds, above what it had before."""
+
+    def __init__(self, server):
+        self.folder = pathlib.Path("/proc", str(server.process.pid))
+        # The peak is what is held now.
+        (self.folder / "clear_refs").write_text("5")
+        self.before = self._read("VmHWM")
+
+    def _read(self, name):
+        lines = (self.folder / "status").read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith(name))
+        return int(line.split()[1]) * 1024
+
+    def grown(self):
+        return self._read("VmHWM") - self.before
+
+
+def refused(server, name, text):
+    """What a refused request adds to the server's memory, and what it is told."""
+    peak = Peak(server)
+    with pytest.raises(Refused) as refusal:
+        generate(server, "stories", "" if name == "messages" else PROMPT, **{name: text})
+    return peak.grown(), str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["messages", "guided_json", "allowed_token_ids", "sampling_parameters", "stop"])
+def test_an_option_that_is_too_large_costs_no_more_than_triton_takes_for_it(server, name):
+    # JSON that takes many times its length once it is read.
+    text = json.dumps([{"role": "user", "content": ""}] * (24 * MEBIBYTE // 34))
+    assert len(text) > 23 * MEBIBYTE
+    # Nobody looks at the value of an option that does not exist; the first request leaves memory behind.
+    refused(server, "no_such_option", text)
+    triton, _ = refused(server, "no_such_option", text)
+    ours, message = refused(server, name, text)
+    assert f"option '{name}' has more than" in message, message
+    assert ours < triton + 8 * MEBIBYTE, (ours, triton)
