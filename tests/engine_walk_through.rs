@@ -59,39 +59,53 @@ fn assert_table(statistics_file: &str, expected: &str) {
 
 #[test]
 fn without_chunked_context() {
-    // In step 1 there are two tokens left, too few for R3. In step 2 the two that generate and two
-    // contexts make twelve; R5 would be a fifth request. When R1 has ended, R5 takes its place.
+    // Iteration 1: two tokens are left, too few for R3.
+    // Iteration 2: R1 and R2 generate, R3 and R4 join; R5 would be a fifth request.
+    // Iteration 3: R1's second token was its stop token, and R5 has its place.
     assert_table(
         &walk_through::statistics_file(false),
         "
         step  active scheduled context generation tokens paused waiting blocks | R1 R2 R3 R4 R5
            1       5         2       2          0     10      0       3      6 | c5 c5  w  w  w
-           2       5         4       2          2     10      0       1     12 |  g  g c5 c5  w
-           3       5         4       0          4      0      0       1     14 |  g  g  g  g  w
-           4       4         4       1          3      5      0       0     15 |  .  g  g  g c5
-           5       4         4       0          4      0      0       0     16 |  .  g  g  g  g
-           6       3         3       0          3      0      0       0     14 |  .  .  g  g  g
+           2       5         4       2          2      6      0       1     10 |  g  g c3 c3  w
+           3       4         4       1          3      4      0       0     10 |  .  g  g  g c4
+           4       4         4       0          4      0      0       0     13 |  .  g  g  g  g
+           5       4         4       0          4      0      0       0     14 |  .  g  g  g  g
+           6       3         3       0          3      0      0       0     12 |  .  .  g  g  g
            7       1         1       0          1      0      0       0      4 |  .  .  .  .  g
-           8       1         1       0          1      0      0       0      5 |  .  .  .  .  g
         ",
     );
 }
 
 #[test]
 fn with_chunked_context() {
-    // The two tokens that are left in step 1 are a block: R3 starts with them, and has three to go.
+    // The two tokens that are left in iteration 1 are a block: R3 starts with them, and has one to go.
     assert_table(
         &walk_through::statistics_file(true),
         "
         step  active scheduled context generation tokens paused waiting blocks | R1 R2 R3 R4 R5
-           1       5         3       3          0     12      0       2      9 | c5 c5 c2  w  w
-           2       5         4       2          2      8      0       1     12 |  g  g c3 c5  w
-           3       5         4       0          4      0      0       1     14 |  g  g  g  g  w
-           4       4         4       1          3      5      0       0     15 |  .  g  g  g c5
-           5       4         4       0          4      0      0       0     16 |  .  g  g  g  g
-           6       3         3       0          3      0      0       0     14 |  .  .  g  g  g
+           1       5         3       3          0     12      0       2      8 | c5 c5 c2  w  w
+           2       5         4       2          2      4      0       1     10 |  g  g c1 c3  w
+           3       4         4       1          3      4      0       0     10 |  .  g  g  g c4
+           4       4         4       0          4      0      0       0     13 |  .  g  g  g  g
+           5       4         4       0          4      0      0       0     14 |  .  g  g  g  g
+           6       3         3       0          3      0      0       0     12 |  .  .  g  g  g
            7       1         1       0          1      0      0       0      4 |  .  .  .  .  g
-           8       1         1       0          1      0      0       0      5 |  .  .  .  .  g
         ",
     );
+}
+
+#[test]
+fn in_the_second_iteration_the_fifth_request_waits_for_a_place_and_not_for_tokens() {
+    for enable_chunked_context in [false, true] {
+        let file = walk_through::statistics_file(enable_chunked_context);
+        let second: Value =
+            serde_json::from_str(file.lines().nth(1).expect("two steps")).expect("JSON");
+        let number = |field: &str| second[field].as_u64().expect("a number");
+        let num_tokens = number("Total Context Tokens") + number("Generation Requests");
+        let prompt = u64::from(walk_through::NUM_PROMPT_TOKENS[4]);
+        assert!(num_tokens + prompt <= u64::from(walk_through::MAX_NUM_TOKENS.0));
+        assert_eq!(number("Scheduled Requests"), number("Max Request Count"));
+        assert_eq!(stage(&second["Requests"], 5), "w");
+    }
 }

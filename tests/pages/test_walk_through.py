@@ -8,8 +8,8 @@ from harness.painted import Painted
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 # A row for each request: what it does in the steps from 1 on. A digit is a context of so many tokens.
-WHOLE = {1: "5gg", 2: "5gggg", 3: "w5gggg", 4: "w5gggg", 5: "www5gggg"}
-CHUNKED = {1: "5gg", 2: "5gggg", 3: "23gggg", 4: "w5gggg", 5: "www5gggg"}
+WHOLE = {1: "5g", 2: "5gggg", 3: "w3gggg", 4: "w3gggg", 5: "ww4gggg"}
+CHUNKED = {1: "5g", 2: "5gggg", 3: "21gggg", 4: "w3gggg", 5: "ww4gggg"}
 STAGES = {"g": ("generation", 1), "w": ("waiting", 0)}
 
 

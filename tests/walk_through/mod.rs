@@ -1,21 +1,35 @@
-//! The walk-through of the founding documents (TensorRT-LLM's on request scheduling): five requests of
-//! five tokens under a max batch size of 4 and a max number of tokens of 12, served by a real engine.
+//! The walk-through of TensorRT-LLM's document on request scheduling: five requests under a max batch size
+//! of 4 and a max number of tokens of 12, served by a real engine.
+//!
+//! The document gives the prompts of R1 and R2, 5 tokens each, and says of the others that each is longer than
+//! the 2 tokens that are left beside those, and that all of them fit beside two generated tokens. Prompts of 3, 3
+//! and 4 tokens do both. R1's second token is its stop token; how long the others are, it does not say.
 //!
 //! What comes out is the statistics file that a server would have written.
 
-use serde_json::{Value, json};
-use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
-use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, NewRequest, Sampled, StepOutput};
+use std::sync::Arc;
 
-/// Tokens that each generates. The first is short, and the fifth takes its place.
-const NUM_OUTPUT_TOKENS: [u32; 5] = [3, 5, 5, 5, 5];
-const NUM_PROMPT_TOKENS: usize = 5;
+use serde_json::{Value, json};
+use triton_inflight::base::{BlockSize, Blocks, RequestId, TokenId, Tokens};
+use triton_inflight::engine::{
+    BlockReuse, Engine, EngineConfig, NewRequest, PlannedSequence, Sampled, StepOutput,
+};
+use triton_inflight::sampling::SamplingParams;
+
+/// The tokens of each prompt.
+pub const NUM_PROMPT_TOKENS: [u32; 5] = [5, 5, 3, 3, 4];
+/// The tokens in a step, at most.
+pub const MAX_NUM_TOKENS: Tokens = Tokens(12);
+/// Tokens that each may generate. Only R1 has a stop token before.
+const MAX_NEW_TOKENS: Tokens = Tokens(5);
+const STOP_TOKEN: TokenId = 1;
+const OTHER_TOKEN: TokenId = 0;
 
 /// The walk-through's statistics file: a JSON object a line.
 pub fn statistics_file(enable_chunked_context: bool) -> String {
     let mut engine = Engine::new(EngineConfig {
         max_num_requests: 4,
-        max_num_tokens: Tokens(12),
+        max_num_tokens: MAX_NUM_TOKENS,
         max_seq_len: Tokens(48),
         block_size: BlockSize::new(2).expect("not zero"),
         chunk_unit: BlockSize::new(2).expect("not zero"),
@@ -25,9 +39,16 @@ pub fn statistics_file(enable_chunked_context: bool) -> String {
         record_requests: true,
         ..EngineConfig::default()
     });
-    for (n, max_new_tokens) in (1..).zip(NUM_OUTPUT_TOKENS) {
-        let prompt = vec![0; NUM_PROMPT_TOKENS];
-        let request = NewRequest::new(RequestId(n), prompt, Tokens(max_new_tokens));
+    let sampling = Arc::new(SamplingParams {
+        stop_token_ids: vec![STOP_TOKEN],
+        ..SamplingParams::default()
+    });
+    for (n, num_prompt_tokens) in (1..).zip(NUM_PROMPT_TOKENS) {
+        let prompt = vec![OTHER_TOKEN; num_prompt_tokens as usize];
+        let request = NewRequest {
+            sampling: Arc::clone(&sampling),
+            ..NewRequest::new(RequestId(n), prompt, MAX_NEW_TOKENS)
+        };
         engine.add(request).expect("within the limits");
     }
     let mut file = String::new();
@@ -42,11 +63,21 @@ pub fn statistics_file(enable_chunked_context: bool) -> String {
 
         output.sampled.clear();
         let samples = step.sequences().iter().filter(|planned| planned.samples);
-        let tokens = samples.map(|planned| (planned.slot, Sampled::Token(0)));
+        let tokens = samples.map(|planned| (planned.slot, Sampled::Token(next_token(planned))));
         output.sampled.extend(tokens);
         engine.apply(step, &mut output, &mut Vec::new());
     }
     file
+}
+
+/// R1's second token is its stop token.
+fn next_token(planned: &PlannedSequence) -> TokenId {
+    let num_prompt_tokens = NUM_PROMPT_TOKENS[planned.id.0 as usize - 1];
+    let num_generated = planned.kv_len + 1 - num_prompt_tokens;
+    match (planned.id, num_generated) {
+        (RequestId(1), 2) => STOP_TOKEN,
+        _ => OTHER_TOKEN,
+    }
 }
 
 /// The record of the step that was planned last.
