@@ -15,7 +15,7 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
 use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, NewRequest};
 use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
-use triton_inflight::sampling::{Sampler, SamplingInput, SamplingParams, prepare_batches};
+use triton_inflight::sampling::{Owner, Sampler, SamplingInput, SamplingParams, prepare_batches};
 
 use support::{NUM_STEPS, demo_model, generation_steps, logits};
 
@@ -48,6 +48,7 @@ fn library() -> PathBuf {
 fn sampling(processors: &PostProcessors, id: u64, name: &str, arguments: &str) -> SamplingParams {
     let request = ProcessedRequest {
         id: RequestId(id),
+        client_request_id: None,
         client_id: None,
         vocab_size: 1000,
     };
@@ -82,6 +83,7 @@ fn rows(criterion: &mut Criterion) {
                             tokens: &tokens,
                             num_prompt_tokens: 50,
                             beam: 0,
+                            owner: Owner::default(),
                         };
                         let rows = logits.chunks_exact(VOCAB_SIZE).zip(&params);
                         prepare_batches(rows.map(|(logits, params)| (logits, input(params))));

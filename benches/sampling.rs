@@ -7,7 +7,7 @@
 use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use triton_inflight::sampling::{Sampler, SamplingInput, SamplingParams, TopPDecay};
+use triton_inflight::sampling::{Owner, Sampler, SamplingInput, SamplingParams, TopPDecay};
 
 const VOCAB_SIZE: usize = 128_256;
 
@@ -99,6 +99,7 @@ fn sampling(criterion: &mut Criterion) {
                 tokens: &tokens,
                 num_prompt_tokens: 2048,
                 beam: 0,
+                owner: Owner::default(),
             };
             group.bench_function(*name, |bencher| {
                 bencher.iter_batched_ref(

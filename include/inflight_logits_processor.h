@@ -65,7 +65,7 @@ extern "C" {
 #endif
 
 /* Counted up whenever anything below changes; a library of another version is refused. */
-#define INFLIGHT_LOGITS_ABI_VERSION 1u
+#define INFLIGHT_LOGITS_ABI_VERSION 2u
 
 /* Bytes of every `error`, the zero at the end included. It is empty before a call. */
 #define INFLIGHT_LOGITS_ERROR_SIZE 512u
@@ -74,18 +74,25 @@ extern "C" {
 typedef struct inflight_logits_request {
   /* The backend's number of the request; unique within a model instance. */
   uint64_t request_id;
-  /* What its client calls it; NULL if the client gave no request id. */
-  const char *client_id;
-  /* The request's logits_post_processor_args; empty if it gave none. Never more than 65536 bytes. */
-  const char *arguments;
+  /* The request id that its client gave it, in UTF-8; NULL if there is none. */
+  const char *client_request_id;
+  /* Its option client_id, which as many requests as one likes may have in common; 0 if it has none. */
+  uint64_t client_id;
+  /* 1 if it has a client_id, else 0. */
+  uint32_t has_client_id;
   /* Logits of a token. */
   uint32_t vocab_size;
+  /* The request's logits_post_processor_args; empty if it gave none. Never more than 65536 bytes. */
+  const char *arguments;
 } inflight_logits_request;
 
 /* A token that is to be chosen: its logits, and what came before it. */
 typedef struct inflight_logits_entry {
+  /* As in the inflight_logits_request. */
   uint64_t request_id;
-  const char *client_id;
+  const char *client_request_id;
+  uint64_t client_id;
+  uint32_t has_client_id;
   /* Which of the request's beams it belongs to; 0 without beam search. */
   uint32_t beam;
   /* How many of `tokens` are the prompt; the others have been generated. */

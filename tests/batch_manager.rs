@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use triton_inflight::base::{BlockSize, Blocks, RequestError, RequestId, TokenId, Tokens};
+use triton_inflight::base::{
+    BlockSize, Blocks, ClientId, RequestError, RequestId, TokenId, Tokens,
+};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Gather, Gathered, NewRequest, Stage,
@@ -19,8 +21,8 @@ use triton_inflight::runner::{
     Checkpoint, CpuRunner, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
 };
 use triton_inflight::sampling::{
-    FinishReason, LogitsProcessor, ProcessLogits, SampleError, SamplingInput, SamplingParams,
-    forbid_all_but,
+    FinishReason, LogitsProcessor, Owner, ProcessLogits, SampleError, SamplingInput,
+    SamplingParams, forbid_all_but,
 };
 
 const VOCAB_SIZE: u32 = 1000;
@@ -471,6 +473,51 @@ fn a_logits_processor_decides_for_its_own_request_and_no_other() {
     let counted: Vec<_> = (first..first + max_new_tokens(5)).collect();
     assert_eq!(together.remove(&5), Some(counted));
     assert_eq!(together, alone);
+}
+
+/// Lets only one token be chosen: what whose token it is says.
+struct TellsWhose;
+
+impl ProcessLogits for TellsWhose {
+    fn process(&self, logits: &mut [f32], input: SamplingInput<'_>) -> Result<(), SampleError> {
+        forbid_all_but(logits, &[told_of(input.owner)]);
+        Ok(())
+    }
+}
+
+fn told_of(owner: Owner) -> TokenId {
+    let client = owner.client.map_or(50, |client| client.0);
+    (owner.request.0 + client) as TokenId
+}
+
+#[test]
+fn a_logits_processor_is_told_the_request_and_its_client_which_several_may_have() {
+    let sampling = Arc::new(SamplingParams {
+        logits_processor: Some(LogitsProcessor(Arc::new(TellsWhose))),
+        ..SamplingParams::default()
+    });
+    let client_of = |id| [None, Some(ClientId(100)), Some(ClientId(7))][id as usize % 3];
+    let ask = |id| NewRequest {
+        client_id: client_of(id),
+        sampling: Arc::clone(&sampling),
+        ..request(id)
+    };
+    let mut diary = Diary {
+        arrivals: vec![(0..9).map(ask).collect()],
+        ..Diary::default()
+    };
+    let mut manager = model(EngineConfig {
+        num_blocks: Blocks(64),
+        ..config()
+    });
+    serve(&mut manager, None, &mut diary).expect("steps succeed");
+    for (&id, tokens) in &diary.streams {
+        let told = told_of(Owner {
+            request: RequestId(id),
+            client: client_of(id),
+        });
+        assert_eq!(*tokens, vec![told; max_new_tokens(id) as usize], "{id}");
+    }
 }
 
 #[test]

@@ -125,6 +125,7 @@ fn allocations_of_the_engine(policy: CapacityPolicy, speculation: Option<Specula
 fn built_in(id: u32) -> LogitsProcessor {
     let request = ProcessedRequest {
         id: RequestId(u64::from(id)),
+        client_request_id: None,
         client_id: None,
         vocab_size: 100,
     };

@@ -204,6 +204,7 @@ impl Admission {
         };
         let first = NewRequest {
             id,
+            client_id: options.client_id,
             prompt: prompt.ids,
             stop: StopRule {
                 max_new_tokens: Tokens(max_new_tokens),
@@ -467,11 +468,12 @@ impl Admission {
         let Some((name, arguments)) = options.post_processor.named()? else {
             return Ok(Vec::new());
         };
-        let client_id = request.client_id()?;
+        let client_request_id = request.client_id()?;
         let start = |id| {
             let processed = ProcessedRequest {
                 id,
-                client_id,
+                client_request_id,
+                client_id: options.client_id,
                 vocab_size: self.vocab_size,
             };
             let processor = self.post_processors.start(name, arguments, processed)?;

@@ -210,6 +210,7 @@ pub fn client_tables() -> Vec<(&'static str, String)> {
         ("tensorrt_llm", input_table(client_inputs::TENSORRT_LLM)),
         ("llm_api", input_table(client_inputs::LLM_API)),
         ("vllm", input_table(client_inputs::VLLM)),
+        ("batch_manager", input_table(client_inputs::BATCH_MANAGER)),
         ("sampling_parameters", key_table(SAMPLING_PARAMETERS)),
         ("tensorrt_llm_outputs", output_table(TENSORRT_LLM_OUTPUTS)),
         ("vllm_outputs", output_table(VLLM_OUTPUTS)),
@@ -286,6 +287,7 @@ mod tests {
             client_inputs::TENSORRT_LLM,
             client_inputs::LLM_API,
             client_inputs::VLLM,
+            client_inputs::BATCH_MANAGER,
         ];
         let inputs = inputs.into_iter().flatten().map(|input| input.name);
         inputs.chain(SAMPLING_PARAMETERS.iter().copied()).collect()

@@ -36,8 +36,14 @@ macro_rules! id {
 }
 
 id! {
+    #[derive(Default)]
     /// A request, named by us: never reused while the process lives. Not the client's request id.
     RequestId(u64)
+}
+id! {
+    #[derive(Default)]
+    /// A client, named by itself: as many of its requests as it likes may have its id.
+    ClientId(u64)
 }
 id! {
     /// A block of the KV pool: `block_size` positions of every layer's keys and values.

@@ -6,6 +6,6 @@ mod names;
 mod units;
 
 pub use error::{LoadError, RequestError, StepError};
-pub use ids::{BlockId, RequestId, SeqSlot, TokenId};
+pub use ids::{BlockId, ClientId, RequestId, SeqSlot, TokenId};
 pub use names::nearest_name;
 pub use units::{BlockSize, Blocks, Tokens};

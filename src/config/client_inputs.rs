@@ -202,9 +202,12 @@ pub const VLLM: &[ClientInput] = &[
     text("embedding_request"),
 ];
 
+/// Of no other backend's models: what the Batch Manager's requests have besides tensors.
+pub const BATCH_MANAGER: &[ClientInput] = &[input("client_id", "TYPE_UINT64", ONE)];
+
 /// The input of this name, whichever model has it.
 pub fn client_input(name: &str) -> Option<&'static ClientInput> {
-    [ENSEMBLE, TENSORRT_LLM, LLM_API, VLLM]
+    [ENSEMBLE, TENSORRT_LLM, LLM_API, VLLM, BATCH_MANAGER]
         .into_iter()
         .flatten()
         .find(|input| input.name == name)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::base::{RequestId, TokenId, Tokens};
+use crate::base::{ClientId, RequestId, TokenId, Tokens};
 use crate::engine::{DraftOptions, Gather, ReuseOptions};
 use crate::sampling::{SamplingParams, StopRule};
 
@@ -11,6 +11,8 @@ use crate::sampling::{SamplingParams, StopRule};
 pub struct NewRequest {
     /// Ours, never reused.
     pub id: RequestId,
+    /// Who has sent it, for its logits processor. Not unique.
+    pub client_id: Option<ClientId>,
     /// The prompt, not empty.
     pub prompt: Vec<TokenId>,
     /// When it ends.
@@ -33,6 +35,7 @@ impl NewRequest {
     pub fn new(id: RequestId, prompt: Vec<TokenId>, max_new_tokens: Tokens) -> Self {
         Self {
             id,
+            client_id: None,
             prompt,
             stop: StopRule { max_new_tokens },
             sampling: Arc::default(),

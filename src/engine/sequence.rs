@@ -21,7 +21,7 @@ use crate::engine::beams::Beams;
 use crate::engine::draft::Drafter;
 use crate::engine::kv::BlockTable;
 use crate::engine::{Gather, Gathered, KvBlocks, NewRequest, Phase, ReuseOptions, Speculation};
-use crate::sampling::{Endings, FinishReason, SamplingInput, SamplingParams, StopRule};
+use crate::sampling::{Endings, FinishReason, Owner, SamplingInput, SamplingParams, StopRule};
 
 /// What a runner may look at while a step is out: the sequence's own tokens and options.
 ///
@@ -42,6 +42,8 @@ pub(super) struct SequenceText {
     pub(super) gather: Gather,
     /// Of how many tokens of the prompt the logits have been gathered.
     num_gathered: u32,
+    /// Whose tokens they are.
+    owner: Owner,
 }
 
 impl SequenceText {
@@ -87,6 +89,7 @@ impl SequenceText {
             tokens: &self.tokens[..self.tokens.len() - self.num_drafts + num_accepted],
             num_prompt_tokens: self.num_prompt_tokens,
             beam: 0,
+            owner: self.owner,
         }
     }
 }
@@ -187,6 +190,10 @@ impl Sequence {
                 sampling: request.sampling,
                 gather: request.gather,
                 num_gathered: 0,
+                owner: Owner {
+                    request: request.id,
+                    client: request.client_id,
+                },
             })),
             context,
             computed: Tokens::ZERO,

@@ -186,7 +186,7 @@ fn check(tokens: &[TokenId], vocab_size: u32) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::SamplingParams;
+    use crate::sampling::{Owner, SamplingParams};
 
     const OUT: f32 = f32::NEG_INFINITY;
 
@@ -203,6 +203,7 @@ mod tests {
             tokens: &[0; 9][..2 + num_generated],
             num_prompt_tokens: 2,
             beam: 0,
+            owner: Owner::default(),
         };
         processor.0.process(&mut logits, input).expect("it can");
         logits.to_vec()
@@ -260,6 +261,7 @@ mod tests {
             tokens: &[0],
             num_prompt_tokens: 1,
             beam: 0,
+            owner: Owner::default(),
         };
         let mut logits = [f32::NAN, 0.0, f32::INFINITY];
         processor.0.process(&mut logits, input).expect("it can");

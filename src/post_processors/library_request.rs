@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::base::{ClientId, RequestId};
 use crate::post_processors::guarded::GuardedLogits;
-use crate::post_processors::library::{ForeignProcessor, Row, State};
+use crate::post_processors::library::{ForeignProcessor, Ids, Row, State};
 use crate::post_processors::registry::ProcessedRequest;
 use crate::sampling::{BatchRow, ProcessBatch, ProcessLogits, SampleError, SamplingInput};
 
@@ -38,17 +39,19 @@ impl LibraryProcessor {
         request: ProcessedRequest<'_>,
     ) -> Result<LibraryRequest, String> {
         let c_text = |text: &str| CString::new(text).map_err(|_| "it has a zero byte".to_owned());
-        let client_id = request.client_id.map(c_text).transpose()?;
-        let state = self.processor.create(
-            request.id.0,
-            client_id.as_deref(),
-            &c_text(arguments)?,
-            request.vocab_size,
-        )?;
+        let client_request_id = request.client_request_id.map(c_text).transpose()?;
+        let ids = Ids {
+            request: request.id,
+            client_request: client_request_id.as_deref(),
+            client: request.client_id,
+        };
+        let arguments = c_text(arguments)?;
+        let state = self.processor.create(ids, &arguments, request.vocab_size)?;
         Ok(LibraryRequest {
             library: Arc::clone(self),
-            request_id: request.id.0,
-            client_id,
+            request_id: request.id,
+            client_request_id,
+            client_id: request.client_id,
             kept: Mutex::new(Kept {
                 state,
                 prepared: Vec::new(),
@@ -148,8 +151,9 @@ fn check_numbers(new: &[f32], old: &[f32]) -> Result<(), String> {
 /// The post-processor of one request.
 pub(super) struct LibraryRequest {
     library: Arc<LibraryProcessor>,
-    request_id: u64,
-    client_id: Option<CString>,
+    request_id: RequestId,
+    client_request_id: Option<CString>,
+    client_id: Option<ClientId>,
     /// Locked while the processor works: it has one thing at a time to do for a request.
     kept: Mutex<Kept>,
 }
@@ -176,8 +180,11 @@ impl LibraryRequest {
         input: SamplingInput<'a>,
     ) -> Row<'a> {
         Row {
-            request_id: self.request_id,
-            client_id: self.client_id.as_deref(),
+            ids: Ids {
+                request: self.request_id,
+                client_request: self.client_request_id.as_deref(),
+                client: self.client_id,
+            },
             beam: input.beam,
             num_prompt_tokens: input.num_prompt_tokens,
             tokens: input.tokens,

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::base::{LoadError, RequestError, RequestId, nearest_name};
+use crate::base::{ClientId, LoadError, RequestError, RequestId, nearest_name};
 use crate::post_processors::built_in::BUILT_IN;
 use crate::post_processors::library;
 use crate::post_processors::library_request::LibraryProcessor;
@@ -21,7 +21,9 @@ pub struct ProcessedRequest<'a> {
     /// The request.
     pub id: RequestId,
     /// What its client calls it, if it does.
-    pub client_id: Option<&'a str>,
+    pub client_request_id: Option<&'a str>,
+    /// Who its client is, if the request says.
+    pub client_id: Option<ClientId>,
     /// Logits of a token, one for each of the vocabulary.
     pub vocab_size: u32,
 }
@@ -119,6 +121,7 @@ mod tests {
 
     const REQUEST: ProcessedRequest<'_> = ProcessedRequest {
         id: RequestId(1),
+        client_request_id: None,
         client_id: None,
         vocab_size: 10,
     };

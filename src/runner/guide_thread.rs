@@ -129,7 +129,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::sampling::{GuideTokens, SampleError, SamplingParams};
+    use crate::sampling::{GuideTokens, Owner, SampleError, SamplingParams};
 
     /// Counts what it is asked, and holds its first answer back until it is let go.
     #[derive(Default)]
@@ -170,6 +170,7 @@ mod tests {
             tokens,
             num_prompt_tokens: 2,
             beam: 0,
+            owner: Owner::default(),
         };
         let mut thread = GuideThread::default();
         thread.ask([input(&free, &[1, 2, 3][..])].into_iter());

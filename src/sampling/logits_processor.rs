@@ -8,10 +8,10 @@ use std::sync::Arc;
 use crate::sampling::{SampleError, SamplingInput};
 
 /// Changes the logits that one request's next token is chosen from (the logits post-processor of
-/// TensorRT-LLM's Batch Manager). Who the request is, and its client, are the processor's to know: each
-/// request brings its own.
+/// TensorRT-LLM's Batch Manager). Each request brings its own, and one may serve several: whose logits they are,
+/// and of which client, stands in the input's [`Owner`](crate::sampling::Owner).
 ///
-/// What it does depends on nothing but the logits and tokens that it is given, so that a sequence may be
+/// What it does depends on nothing but the logits and the input that it is given, so that a sequence may be
 /// paused, resumed and computed in any batch.
 pub trait ProcessLogits: Any + Send + Sync {
     /// Changes `logits`, `[vocab_size]`, of the token that follows `input.tokens`.

@@ -39,7 +39,7 @@ pub use log_probs::{LogProbs, TokenLogProb, TokenLogProbs};
 pub use logits_processor::{
     BatchRow, LogitsProcessor, ProcessBatch, ProcessLogits, prepare_batches,
 };
-pub use params::{SamplingInput, SamplingParams};
+pub use params::{Owner, SamplingInput, SamplingParams};
 pub use processors::{forbid, forbid_all_but};
 pub use sampler::Sampler;
 pub use stop::{Endings, FinishReason, StopRule};

@@ -1,6 +1,6 @@
 //! What a request asks of the sampler.
 
-use crate::base::TokenId;
+use crate::base::{ClientId, RequestId, TokenId};
 use crate::sampling::{BeamSearch, Guide, LogitsProcessor, StopText, TopPDecay};
 
 /// The sampling options of one request, checked: every value is in its range.
@@ -131,6 +131,17 @@ pub struct SamplingInput<'a> {
     pub num_prompt_tokens: usize,
     /// Which of the request's beams it is; 0 unless it searches with several.
     pub beam: u32,
+    /// Whose tokens they are.
+    pub owner: Owner,
+}
+
+/// A request, and who has sent it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// The request.
+    pub request: RequestId,
+    /// Its client, if the request says: not unique, any number of requests may have the same.
+    pub client: Option<ClientId>,
 }
 
 impl<'a> SamplingInput<'a> {

@@ -107,6 +107,7 @@ impl Ask {
 
     pub fn to_request(&self, id: RequestId) -> NewRequest {
         NewRequest {
+            client_id: None,
             id,
             prompt: self.prompt.clone(),
             stop: StopRule {

@@ -23,7 +23,7 @@ static const inflight_logits_processor PROCESSORS[] = {
 };
 
 static const inflight_logits_table TABLE = {
-    .abi_version = WRONG == VERSION ? 2 : INFLIGHT_LOGITS_ABI_VERSION,
+    .abi_version = WRONG == VERSION ? 1 : INFLIGHT_LOGITS_ABI_VERSION,
     .num_processors = WRONG == EMPTY ? 0 : WRONG == MANY ? 4000000000u : 2,
     .processors = WRONG == NO_PROCESSORS ? NULL : PROCESSORS,
 };

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use support::{Ask, c_library, folder, run, run_with, rust_library};
-use triton_inflight::base::{RequestId, TokenId};
+use triton_inflight::base::{ClientId, RequestId, TokenId};
 use triton_inflight::engine::{PromptLookup, Speculation};
 use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
 
@@ -70,7 +70,8 @@ fn the_examples_do_what_they_say() {
 fn arguments_that_a_library_refuses_are_an_error_of_the_request() {
     let request = ProcessedRequest {
         id: RequestId(1),
-        client_id: Some("me"),
+        client_request_id: Some("me"),
+        client_id: None,
         vocab_size: 128,
     };
     let rust = PostProcessors::with_library(&rust_library()).expect("it opens");
@@ -141,17 +142,24 @@ fn in_a_batch_everybody_gets_what_he_gets_alone() {
 #[test]
 fn an_entry_tells_a_processor_whose_tokens_these_are() {
     let processors = misbehaving();
-    let ask = Ask::new(4).named("tells", "");
+    for (client_id, told) in [(None, 0), (Some(0), 1), (Some(u64::MAX), 1 + 615)] {
+        assert_told(&processors, client_id, told);
+    }
+}
+
+fn assert_told(processors: &PostProcessors, client_id: Option<u64>, told: usize) {
+    let mut ask = Ask::new(4).named("tells", "");
+    ask.client_id = client_id.map(ClientId);
     let mut tokens = ask.prompt();
     let num_prompt_tokens = tokens.len();
-    // The length of its client's id, "client-4".
-    let number = 3 * num_prompt_tokens + 5 * 8;
+    // The length of what its client calls it, "client-4".
+    let number = 3 * num_prompt_tokens + 5 * 8 + told;
     while tokens.len() < num_prompt_tokens + support::NUM_TOKENS {
         let last = *tokens.last().expect("a prompt") as usize;
         tokens.push(((last + 2 * tokens.len() + number) % support::vocab_size()) as TokenId);
     }
     assert_eq!(
-        alone(&processors, &ask).as_deref(),
+        alone(processors, &ask).as_deref(),
         Ok(&tokens[num_prompt_tokens..])
     );
 }
@@ -288,7 +296,7 @@ fn a_library_that_is_not_one_is_refused_with_the_reason() {
         (empty, "does not export inflight_get_logits_processors()"),
         (
             bad_table("VERSION"),
-            "made for version 2 of inflight_logits_processor.h, and this is version 1",
+            "made for version 1 of inflight_logits_processor.h, and this is version 2",
         ),
         (bad_table("NO_TABLE"), "gives no table"),
         (bad_table("EMPTY"), "0 processors; 1 to 1024 are possible"),

@@ -112,10 +112,13 @@ static int32_t sleep_a_while(void *context, inflight_logits_entry *entry) {
 
 /* The token that follows tells what the entry says. */
 static int32_t tell(void *context, inflight_logits_entry *entry) {
-  const uint32_t length = entry->client_id == NULL ? 99 : (uint32_t)strlen(entry->client_id);
+  const char *name = entry->client_request_id;
+  const uint32_t length = name == NULL ? 99 : (uint32_t)strlen(name);
+  const uint32_t client = entry->has_client_id ? 1 + (uint32_t)(entry->client_id % 1000) : entry->client_id != 0;
   const uint32_t last = entry->tokens[entry->num_tokens - 1];
   const uint32_t told =
-      (last + 2 * entry->num_tokens + 3 * entry->num_prompt_tokens + 5 * length + 7 * entry->beam) % entry->vocab_size;
+      (last + 2 * entry->num_tokens + 3 * entry->num_prompt_tokens + 5 * length + 7 * entry->beam + client) %
+      entry->vocab_size;
   if (strcmp(context, "context") != 0 || entry->stream != NULL || entry->error[0] != 0 || entry->status != 0) {
     return 1;
   }

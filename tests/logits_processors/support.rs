@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use triton_inflight::base::{BlockSize, Blocks, RequestId, TokenId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, ClientId, RequestId, TokenId, Tokens};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{BlockReuse, EngineConfig, Event, NewRequest, Speculation};
 use triton_inflight::manager::BatchManager;
@@ -63,6 +63,7 @@ pub fn rust_library() -> PathBuf {
 /// A request, and what it asks for.
 pub struct Ask {
     pub id: u64,
+    pub client_id: Option<ClientId>,
     processor: Option<(String, String)>,
     beam_search: Option<BeamSearch>,
 }
@@ -71,6 +72,7 @@ impl Ask {
     pub fn new(id: u64) -> Self {
         Self {
             id,
+            client_id: None,
             processor: None,
             beam_search: None,
         }
@@ -152,10 +154,11 @@ pub fn run_with(
     let mut tokens = BTreeMap::<u64, Vec<TokenId>>::new();
     let mut own: BTreeMap<u64, LogitsProcessor> = BTreeMap::new();
     for ask in asks {
-        let client_id = format!("client-{}", ask.id);
+        let client_request_id = format!("client-{}", ask.id);
         let processed = ProcessedRequest {
             id: RequestId(ask.id),
-            client_id: Some(&client_id),
+            client_request_id: Some(&client_request_id),
+            client_id: ask.client_id,
             vocab_size: vocab_size() as u32,
         };
         let processor = ask.processor.as_ref().map(|(name, arguments)| {

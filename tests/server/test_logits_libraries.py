@@ -8,10 +8,11 @@ import re
 import subprocess
 import time
 
+import numpy
 import pytest
 
 from harness import clients
-from harness.clients import GrpcStream, Refused, generate
+from harness.clients import GrpcStream, Refused, generate, tensor
 from harness.repository import ROOT, STORIES, add_model
 from harness.server import Server
 
@@ -20,6 +21,13 @@ C_EXAMPLE = ROOT / "examples/logits_processor_c/logits_processors.c"
 MISBEHAVING = ROOT / "tests/logits_processors/misbehaving.c"
 BAD_TABLE = ROOT / "tests/logits_processors/bad_table.c"
 LIBRARY = "logits_post_processor_library"
+CLIENT_ID_AS_TENSOR = """
+input [
+  { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "client_id" data_type: TYPE_UINT64 dims: [ 1 ] optional: true }
+]
+sequence_batching { iterative_sequence: true oldest { max_candidate_sequences: 8 } }
+"""
 
 
 def compile_c(source, library, *options):
@@ -47,6 +55,7 @@ def libraries(tmp_path_factory):
     add_model(repository, "c", {LIBRARY: c}, checkpoint=STORIES)
     add_model(repository, "rust", {LIBRARY: compile_rust()}, checkpoint=STORIES)
     add_model(repository, "rogue", {LIBRARY: rogue}, checkpoint=STORIES)
+    add_model(repository, "tensors", {LIBRARY: rogue}, fields=CLIENT_ID_AS_TENSOR, checkpoint=STORIES)
     with Server(repository, "--model-control-mode=explicit", "--load-model=*") as server:
         yield server
 
@@ -144,7 +153,38 @@ def test_many_at_once_get_what_they_get_alone(libraries):
     assert num_refused == 5 * 4
 
 
-def test_a_processor_is_told_the_clients_id(libraries):
+def test_a_processor_is_told_the_client_id_which_is_not_unique(libraries):
+    """The first token tells the client's id: 0 for none, else its last three digits and one."""
+    asked = [None, 0, 41, 41, 2**64 - 1]
+    told = [0, 1, 42, 42, 616]
+    hold = {"max_tokens": 4, "ignore_eos": True, **named("tells")}
+
+    async def by_parameter(client, client_id):
+        # Triton's own integers are signed.
+        given = {} if client_id is None else {"client_id": client_id if client_id < 2**63 else str(client_id)}
+        return await clients.stream(client, "rogue", PROMPT, **hold, **given)
+
+    async def by_tensor(client, client_id):
+        inputs = [tensor("text_input", numpy.array([[PROMPT.encode()]], dtype=object), "BYTES")]
+        if client_id is not None:
+            inputs.append(tensor("client_id", numpy.array([[client_id]], dtype=numpy.uint64), "UINT64"))
+        stream = GrpcStream(client, "tensors", inputs, **hold)
+        return clients.Answer([response async for response in stream])
+
+    async def main(way):
+        async with clients.grpc(libraries) as client:
+            return await asyncio.gather(*(way(client, client_id) for client_id in asked))
+
+    for way in (by_parameter, by_tensor):
+        firsts = [answer.ids[0] for answer in clients.run(main(way))]
+        assert [(first - firsts[0]) % 1536 for first in firsts] == told
+
+    for wrong in (-1, "me", 1.5):
+        with pytest.raises(Refused, match="option 'client_id': .* is not an integer from 0 to 18446744073709551615"):
+            generate(libraries, "rogue", PROMPT, client_id=wrong, max_tokens=1)
+
+
+def test_a_processor_is_told_the_request_id(libraries):
     async def main():
         async with clients.grpc(libraries) as client:
             given = {"max_tokens": 6, **named("tells")}
@@ -235,7 +275,7 @@ def test_a_library_comes_and_goes_with_its_model(repository):
 
         compile_c(BAD_TABLE, folder / "new.so", "-DWRONG=VERSION")
         os.replace(folder / "new.so", library)
-        assert "made for version 2 of inflight_logits_processor.h" in server.load("model")
+        assert "made for version 1 of inflight_logits_processor.h" in server.load("model")
         library.write_text("This is no library.")
         assert "file too short" in server.load("model")
         library.unlink()

@@ -2,21 +2,25 @@
 
 use std::ffi::{c_char, c_void};
 
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 pub const ERROR_SIZE: usize = 512;
 
 #[repr(C)]
 pub struct Request {
     pub request_id: u64,
-    pub client_id: *const c_char,
-    pub arguments: *const c_char,
+    pub client_request_id: *const c_char,
+    pub client_id: u64,
+    pub has_client_id: u32,
     pub vocab_size: u32,
+    pub arguments: *const c_char,
 }
 
 #[repr(C)]
 pub struct Entry {
     pub request_id: u64,
-    pub client_id: *const c_char,
+    pub client_request_id: *const c_char,
+    pub client_id: u64,
+    pub has_client_id: u32,
     pub beam: u32,
     pub num_prompt_tokens: u32,
     pub num_tokens: u32,

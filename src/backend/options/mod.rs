@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::backend::clients::{Fate, foreign};
 use crate::backend::guide_options::GuideOptions;
 use crate::backend::post_processor_options::PostProcessorOptions;
-use crate::base::{RequestError, TokenId, nearest_name};
+use crate::base::{ClientId, RequestError, TokenId, nearest_name};
 use crate::config::OutputKind;
 use crate::engine::{DraftOptions, Gather, ReuseOptions};
 use crate::sampling::{SamplingParams, TopPDecay};
@@ -53,6 +53,8 @@ pub struct RequestOptions {
     pub messages: Option<Value>,
     /// Who comes first: the smaller.
     pub priority: i32,
+    /// Who has sent the request, for its logits post-processor.
+    pub client_id: Option<ClientId>,
     /// What it shares of the KV cache.
     pub reuse: ReuseOptions,
     /// What the output has to be.

@@ -10,6 +10,7 @@ use super::values::{
     early_stopping, end_ids, flag, id_words, ids, integer, messages, number, set, share, signed,
     unsigned, weights, words,
 };
+use crate::base::ClientId;
 use crate::config::OutputKind;
 
 /// What lists of words may be.
@@ -496,6 +497,15 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         default: "none",
         doc: "What the post-processor is to do, in its own words; the built-in ones take a JSON object.",
         set: |o, v| o.post_processor.set_arguments(v),
+    },
+    RequestOption {
+        name: "client_id",
+        aliases: &[],
+        expected: "an integer from 0 to 18446744073709551615",
+        default: "none",
+        doc: "Who sends the request, for its logits post-processor and nothing else. Any number of requests in \
+              flight may have the same: what is unique is the request id.",
+        set: |o, v| set(&mut o.client_id, unsigned(v).map(ClientId).map(Some)),
     },
     RequestOption {
         name: "stream",

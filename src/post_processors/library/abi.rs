@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-pub(super) const ABI_VERSION: u32 = 1;
+pub(super) const ABI_VERSION: u32 = 2;
 pub(super) const ERROR_SIZE: usize = 512;
 pub(super) const MAX_PROCESSORS: u32 = 1024;
 /// The function that a library exports.
@@ -11,15 +11,19 @@ pub(super) const ENTRY_POINT: &CStr = c"inflight_get_logits_processors";
 #[repr(C)]
 pub(super) struct Request {
     pub request_id: u64,
-    pub client_id: *const c_char,
-    pub arguments: *const c_char,
+    pub client_request_id: *const c_char,
+    pub client_id: u64,
+    pub has_client_id: u32,
     pub vocab_size: u32,
+    pub arguments: *const c_char,
 }
 
 #[repr(C)]
 pub(super) struct Entry {
     pub request_id: u64,
-    pub client_id: *const c_char,
+    pub client_request_id: *const c_char,
+    pub client_id: u64,
+    pub has_client_id: u32,
     pub beam: u32,
     pub num_prompt_tokens: u32,
     pub num_tokens: u32,
@@ -85,8 +89,10 @@ mod tests {
                 );)*
             };
         }
-        compare!(Request "inflight_logits_request": request_id client_id arguments vocab_size);
-        compare!(Entry "inflight_logits_entry": request_id client_id beam num_prompt_tokens num_tokens
+        compare!(Request "inflight_logits_request": request_id client_request_id client_id has_client_id
+            vocab_size arguments);
+        compare!(Entry "inflight_logits_entry": request_id client_request_id client_id has_client_id beam
+            num_prompt_tokens num_tokens
             vocab_size tokens logits stream state error status);
         compare!(Processor "inflight_logits_processor": name context create destroy process process_batch);
         compare!(Table "inflight_logits_table": abi_version num_processors processors);

@@ -12,7 +12,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
 
-use crate::base::TokenId;
+use crate::base::{ClientId, RequestId, TokenId};
 use crate::post_processors::guarded::GuardedLogits;
 
 /// An open library.
@@ -164,16 +164,17 @@ impl ForeignProcessor {
     /// Makes the state of a request.
     pub(super) fn create(
         self: &Arc<Self>,
-        request_id: u64,
-        client_id: Option<&CStr>,
+        ids: Ids<'_>,
         arguments: &CStr,
         vocab_size: u32,
     ) -> Result<State, String> {
         let mut raw = ptr::null_mut();
         if let Some(create) = self.raw.create {
             let request = abi::Request {
-                request_id,
-                client_id: client_id.map_or(ptr::null(), CStr::as_ptr),
+                request_id: ids.request.0,
+                client_request_id: ids.client_request.map_or(ptr::null(), CStr::as_ptr),
+                client_id: ids.client.unwrap_or_default().0,
+                has_client_id: ids.client.is_some().into(),
                 arguments: arguments.as_ptr(),
                 vocab_size,
             };
@@ -244,10 +245,18 @@ impl Drop for State {
     }
 }
 
+/// Whose logits they are.
+#[derive(Clone, Copy)]
+pub(super) struct Ids<'a> {
+    pub(super) request: RequestId,
+    /// What its client calls it.
+    pub(super) client_request: Option<&'a CStr>,
+    pub(super) client: Option<ClientId>,
+}
+
 /// A token that is to be chosen.
 pub(super) struct Row<'a> {
-    pub(super) request_id: u64,
-    pub(super) client_id: Option<&'a CStr>,
+    pub(super) ids: Ids<'a>,
     pub(super) beam: u32,
     pub(super) num_prompt_tokens: usize,
     pub(super) tokens: &'a [TokenId],
@@ -260,8 +269,10 @@ impl Row<'_> {
         let vocab_size = self.logits.get().len() as u32;
         let (memory, start) = self.logits.memory_mut();
         abi::Entry {
-            request_id: self.request_id,
-            client_id: self.client_id.map_or(ptr::null(), CStr::as_ptr),
+            request_id: self.ids.request.0,
+            client_request_id: self.ids.client_request.map_or(ptr::null(), CStr::as_ptr),
+            client_id: self.ids.client.unwrap_or_default().0,
+            has_client_id: self.ids.client.is_some().into(),
             beam: self.beam,
             num_prompt_tokens: self.num_prompt_tokens as u32,
             num_tokens: self.tokens.len() as u32,

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::sampling::reference;
-use crate::sampling::{SamplingParams, TopPDecay};
+use crate::sampling::{Owner, SamplingParams, TopPDecay};
 
 impl Sampler {
     /// The probability of each token to be drawn, read off the cut that a draw would use.
@@ -44,6 +44,7 @@ fn input(params: &SamplingParams) -> SamplingInput<'_> {
         tokens: &[1],
         num_prompt_tokens: 1,
         beam: 0,
+        owner: Owner::default(),
     }
 }
 
@@ -114,6 +115,7 @@ fn distributions_are_those_of_transformers() {
             tokens: &tokens,
             num_prompt_tokens: case["num_prompt_tokens"].as_u64().expect("a number") as usize,
             beam: 0,
+            owner: Owner::default(),
         };
         let name = case["name"].as_str().expect("a name");
         let ours = Sampler::new(logits.len()).distribution(&logits, input);
@@ -181,6 +183,7 @@ proptest! {
             params: &params,
             tokens: &tokens,
             num_prompt_tokens: (prompt * tokens.len() as f64) as usize, beam: 0,
+                owner: Owner::default(),
         };
         let logits = random_logits(seed, vocab_size, spread);
         let mut sampler = Sampler::new(vocab_size);
@@ -198,7 +201,7 @@ proptest! {
     ) {
         let mut used = Sampler::new(300);
         for (params, seed) in &mix {
-            let input = SamplingInput { params, tokens: &tokens, num_prompt_tokens: 1, beam: 0, };
+            let input = SamplingInput { params, tokens: &tokens, num_prompt_tokens: 1, beam: 0, owner: Owner::default(), };
             let logits = random_logits(*seed, 300, 2.0);
             let token = used.sample(&mut logits.clone(), input);
             prop_assert_eq!(token, Sampler::new(300).sample(&mut logits.clone(), input));
@@ -249,6 +252,7 @@ fn a_run_of_tokens_is_forbidden_where_it_has_occurred_also_in_the_prompt() {
             tokens,
             num_prompt_tokens: 1,
             beam: 0,
+            owner: Owner::default(),
         };
         Sampler::new(8).sample(&mut logits, input)
     };
@@ -296,6 +300,7 @@ fn the_prompt_counts_for_penalties_from_where_the_request_says() {
             tokens: &[0, 1, 0, 0, 0],
             num_prompt_tokens: 4,
             beam: 0,
+            owner: Owner::default(),
         };
         Sampler::new(4).sample(&mut logits, input)
     };
@@ -333,6 +338,7 @@ fn draws_follow_the_distribution() {
                 tokens: &tokens[..=i],
                 num_prompt_tokens: 1,
                 beam: 0,
+                owner: Owner::default(),
             };
             let token = sampler.sample(&mut logits.clone(), input).expect("finite");
             by_counter[token as usize] += 1;
@@ -345,6 +351,7 @@ fn draws_follow_the_distribution() {
                 tokens: &[1],
                 num_prompt_tokens: 1,
                 beam: 0,
+                owner: Owner::default(),
             };
             let token = sampler.sample(&mut logits.clone(), input).expect("finite");
             by_seed[token as usize] += 1;
@@ -396,6 +403,7 @@ fn a_seed_gives_these_tokens_for_ever() {
                 tokens: &tokens,
                 num_prompt_tokens: 1,
                 beam: 0,
+                owner: Owner::default(),
             };
             tokens.push(sampler.sample(&mut logits.clone(), input).expect("finite"));
         }
@@ -531,6 +539,7 @@ fn absurd_options_choose_a_token_and_never_panic() {
             tokens: &tokens,
             num_prompt_tokens: 2,
             beam: 0,
+            owner: Owner::default(),
         };
         assert_eq!(sampler.sample(&mut logits.clone(), input), Ok(2));
     }
@@ -551,6 +560,7 @@ fn a_bad_word_is_forbidden_only_where_it_would_be_completed() {
             tokens,
             num_prompt_tokens: 1,
             beam: 0,
+            owner: Owner::default(),
         };
         sampler.sample(&mut logits, input)
     };
@@ -570,6 +580,7 @@ fn a_beam_names_its_likeliest_tokens_and_penalties_are_of_their_log_probabilitie
             tokens: &[1],
             num_prompt_tokens: 1,
             beam: 0,
+            owner: Owner::default(),
         };
         let named = Sampler::new(5).candidates(&mut logits.clone(), input, num);
         let named = named.expect("numbers").into_iter();
