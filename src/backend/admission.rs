@@ -26,6 +26,9 @@ use crate::sampling::{LogitsProcessor, SamplingParams, StopRule, StopText};
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::triton::{Error, Input, ParameterValue, Request, strings};
 
+/// The parameter in which Triton's /generate hands on the request id.
+const REQUEST_ID: &str = "id";
+
 /// How the requests of a model are read.
 pub struct Admission {
     /// The instance's name, for the log.
@@ -269,9 +272,14 @@ impl Admission {
     fn asked<'a>(&self, request: &'a Request) -> Result<Vec<(&'a str, Value)>, Error> {
         let mut sizes = OptionSizes::new(self.vocab_size);
         let max_bytes = OptionSizes::new(self.vocab_size);
+        let client_id = request.client_id()?;
         let mut asked = Vec::new();
         for parameter in request.parameters(|name| max_bytes.max_bytes(name))? {
             let (name, value) = parameter?;
+            if name == REQUEST_ID {
+                check_request_id(value, client_id)?;
+                continue;
+            }
             asked.push((name, parameter_option(name, value, &mut sizes)?));
         }
         for input in request.inputs()? {
@@ -607,8 +615,11 @@ impl Admission {
         Ok(Prompt { text, ids })
     }
 
-    /// The outputs of the answer: those that the request wants, of all or of those that it names. One that
-    /// names logits and does not ask for them gets a dummy.
+    /// The outputs of the answer: those that the request names, or else those that it gets unasked or asks for by
+    /// an option. One that names logits and does not ask for them gets a dummy.
+    ///
+    /// # Errors
+    /// It names log-probabilities, and the model has none.
     fn wanted_outputs(
         &self,
         request: &Request,
@@ -617,17 +628,20 @@ impl Admission {
         let names = request.requested_outputs()?;
         // To Triton, one that names none has named all.
         let has_named = names.len() < self.config.outputs.len();
-        let is_dummy = |kind: OutputKind| {
-            has_named
-                && matches!(
-                    kind,
-                    OutputKind::ContextLogits | OutputKind::GenerationLogits
-                )
-        };
+        let is_given =
+            |kind: &OutputKind| options.wants(*kind) || has_named && !options.omits(*kind);
         let kinds = names.iter().filter_map(|name| OutputKind::from_name(name));
-        Ok(kinds
-            .filter(|kind| options.wants(*kind) || is_dummy(*kind))
-            .collect())
+        let kinds: Vec<_> = kinds.filter(is_given).collect();
+        let impossible = kinds
+            .iter()
+            .find(|kind| kind.needs_logits() && !kind.has_dummy());
+        match impossible {
+            Some(kind) if !self.has_logits => Err(Error::invalid(format!(
+                "output '{}': the synthetic runner has no logits; do not name it",
+                kind.name()
+            ))),
+            _ => Ok(kinds),
+        }
     }
 
     /// The tokens of each text, as they stand in no other.
@@ -669,6 +683,21 @@ fn render(parts: &TextParts, messages: &Value) -> Result<String, RequestError> {
         ));
     };
     template.render(messages, None, true)
+}
+
+/// Whether the parameter that Triton's /generate hands on is what it has made the request id of.
+fn check_request_id(
+    value: ParameterValue<'_>,
+    client_id: Option<&str>,
+) -> Result<(), RequestError> {
+    if client_id.is_some_and(|id| value == ParameterValue::String(id)) {
+        return Ok(());
+    }
+    Err(RequestError::Option {
+        name: REQUEST_ID.to_owned(),
+        value: value.to_string(),
+        expected: "the request id, a short text".to_owned(),
+    })
 }
 
 /// The value that a parameter gives to the option of its name.

@@ -182,6 +182,15 @@ impl OutputKind {
         )
     }
 
+    /// Whether a request that names it without asking for it gets a dummy, as TensorRT-LLM's backend gives one: the
+    /// logits themselves may be large.
+    pub const fn has_dummy(self) -> bool {
+        matches!(
+            self,
+            OutputKind::ContextLogits | OutputKind::GenerationLogits
+        )
+    }
+
     /// The kind of that name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)

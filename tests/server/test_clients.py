@@ -2,10 +2,14 @@
 
 import json
 
+import numpy
 import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from harness import clients
-from harness.clients import Refused, generate, generate_stream
+from harness.clients import GenerateStream, Refused, generate, generate_stream
+from harness.synthetic import continuation
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 
@@ -117,7 +121,7 @@ def test_what_vllms_client_sends_twice_is_taken_once(server):
     sampling = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "20"}
     twice = over_grpc(server, **sampling, sampling_parameters=json.dumps(sampling))
     assert twice.text == over_grpc(server, **sampling).text
-    with pytest.raises(Refused, match="'max_tokens' is given twice"):
+    with pytest.raises(Refused, match="'max_tokens' is given twice, as 'max_tokens'( in sampling_parameters)? and as 'max_tokens'"):
         over_grpc(server, max_tokens="21", sampling_parameters=json.dumps(sampling))
 
 
@@ -183,3 +187,77 @@ def test_what_cannot_be_had_is_refused_with_what_to_write(server, name, value, w
     with pytest.raises(Refused) as refused:
         generate(server, "stories", PROMPT, **{name: value})
     assert name in str(refused.value) and words in str(refused.value)
+
+
+def test_an_id_in_a_generate_body_is_the_request_id(server):
+    plain = generate(server, "stories", PROMPT, max_tokens=5)
+    status, body = server.http(
+        "POST", "/v2/models/stories/generate", json.dumps({"text_input": PROMPT, "max_tokens": 5, "id": "mine"})
+    )
+    assert status == 200, body
+    answer = json.loads(body)
+    assert (answer["id"], answer["text_output"]) == ("mine", plain.text)
+    streamed = generate_stream(server, "stories", PROMPT, max_tokens=5, id="mine")
+    assert streamed.ids == generate_stream(server, "stories", PROMPT, max_tokens=5).ids
+    with pytest.raises(Refused, match="'id'"):
+        over_grpc(server, max_tokens=5, id="another")
+
+
+def test_a_stop_over_http_ends_the_request_of_the_same_id(server):
+    stream = GenerateStream(server, "synthetic", [5], max_tokens=4000, stream=True, id="over http")
+    try:
+        responses = iter(stream)
+        first = next(responses)
+        # While it runs, its id is nobody else's.
+        with pytest.raises(Refused, match="'over http' is in flight already"):
+            generate(server, "synthetic", [6], max_tokens=2, id="over http")
+        stop = generate(server, "synthetic", [0], stop=True, id="over http")
+        assert stop.finish_reason == "cancelled"
+        rest = list(responses)
+    finally:
+        stream.close()
+    assert rest[-1].finish_reason == "cancelled"
+    ids = first.ids + [id for response in rest for id in response.ids]
+    assert ids == continuation([5], len(ids)) and len(ids) < 4000
+    assert generate(server, "synthetic", [6], max_tokens=2, id="over http").last.num_output_tokens == 2
+
+
+def named(server, model, prompt, outputs, **options):
+    """One request over gRPC that names its outputs: their arrays."""
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        text = numpy.array([[prompt.encode()]], dtype=object) if isinstance(prompt, str) else None
+        if text is None:
+            inputs = [clients.tensor("input_ids", numpy.array([prompt], dtype=numpy.int32), "INT32")]
+        else:
+            inputs = [clients.tensor("text_input", text, "BYTES")]
+        outputs = [grpcclient.InferRequestedOutput(name) for name in outputs]
+        try:
+            result = client.infer(model, inputs, outputs=outputs, parameters=options)
+        except InferenceServerException as error:
+            raise Refused(error.message(), error.status()) from None
+        return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+def test_an_output_that_a_request_names_needs_no_option(server):
+    names = ["output_ids", "output_log_probs", "cum_log_probs", "stop_reason", "kv_cache_alloc_total_blocks"]
+    arrays = named(server, "stories_full", PROMPT, names, max_tokens=4, exclude_input_in_output=True)
+    assert sorted(arrays) == sorted(names)
+    asked = named(
+        server,
+        "stories_full",
+        PROMPT,
+        names,
+        max_tokens=4,
+        exclude_input_in_output=True,
+        return_log_probs=True,
+        return_stop_reason=True,
+        return_perf_metrics=True,
+    )
+    for name in names:
+        assert arrays[name].tolist() == asked[name].tolist()
+    assert arrays["output_log_probs"].shape == (1, 1, 4) and (arrays["output_log_probs"] < 0).all()
+    assert arrays["kv_cache_alloc_total_blocks"] > 0
+    # Logits may be large: they come only where an option asks.
+    assert named(server, "stories_full", PROMPT, ["generation_logits"])["generation_logits"].shape == (1, 1, 1, 1)
+    with pytest.raises(Refused, match="output 'output_log_probs': the synthetic runner has no logits"):
+        named(server, "synthetic_full", [1, 2], ["output_log_probs"])

@@ -152,10 +152,10 @@ impl RequestOptions {
         for (name, value) in parameters {
             if name == "sampling_parameters" {
                 for (name, value) in &nested(&value)? {
-                    options.set(name, value, &mut seen)?;
+                    options.set(name, value, " in sampling_parameters", &mut seen)?;
                 }
             } else {
-                options.set(name, &value, &mut seen)?;
+                options.set(name, &value, "", &mut seen)?;
             }
         }
         if options.embedding_bias_words.len() != options.embedding_bias_weights.len() {
@@ -281,18 +281,25 @@ impl RequestOptions {
         })
     }
 
+    /// Whether the request does not want an output tensor, even if it names it.
+    pub fn omits(&self, output: OutputKind) -> bool {
+        self.omitted.contains(&output)
+    }
+
     /// Whether the request wants an output tensor that it does not name.
     pub fn wants(&self, output: OutputKind) -> bool {
         let is_asked = self
             .asked
             .iter()
             .any(|(_, outputs)| outputs.contains(&output));
-        (is_asked || !output.is_on_request()) && !self.omitted.contains(&output)
+        (is_asked || !output.is_on_request()) && !self.omits(output)
     }
 
-    /// What is to be gathered for these outputs.
+    /// What is to be gathered for these outputs. Logits that are not asked for have a dummy.
     pub fn gather(&self, outputs: &[OutputKind]) -> Gather {
-        let wants = |output| self.wants(output) && outputs.contains(&output);
+        let wants = |output: OutputKind| {
+            outputs.contains(&output) && (self.wants(output) || !output.has_dummy())
+        };
         let num_top = |output: &OutputKind| match output {
             OutputKind::Logprobs => Some(self.num_logprobs),
             OutputKind::OutputLogProbs
@@ -408,11 +415,13 @@ impl RequestOptions {
         Ok(())
     }
 
+    /// Takes the value of one field, which stands at `place`: behind its name in a message.
     fn set(
         &mut self,
         name: &str,
         value: &Value,
-        seen: &mut Vec<&'static str>,
+        place: &'static str,
+        seen: &mut Vec<Seen>,
     ) -> Result<(), RequestError> {
         if value.is_null() {
             // A client that writes all that it knows writes null for what it does not want.
@@ -425,17 +434,23 @@ impl RequestOptions {
             // Clients of other backends say with every request that it stops no other.
             return Ok(());
         }
-        let before = seen.contains(&option.name).then(|| self.clone());
-        seen.push(option.name);
+        let earlier = seen.iter().find(|seen| seen.option == option.name);
+        let before = earlier.map(|earlier| (self.clone(), earlier.spelling.clone()));
+        seen.push(Seen {
+            option: option.name,
+            spelling: format!("'{name}'{place}"),
+        });
         (option.set)(self, value).ok_or_else(|| RequestError::Option {
             name: name.to_owned(),
             value: shortened(&value.to_string()),
             expected: option.expected.to_owned(),
         })?;
         // vLLM's own client gives each twice, as a parameter and in `sampling_parameters`.
-        if before.is_some_and(|before| before != *self) {
+        if let Some((before, spelling)) = before
+            && before != *self
+        {
             return Err(RequestError::Invalid(format!(
-                "option '{}' is given twice, once as '{name}', with two values; give it once",
+                "option '{}' is given twice, as {spelling} and as '{name}'{place}, with two values; give it once",
                 option.name
             )));
         }
@@ -470,6 +485,14 @@ impl RequestOptions {
             }
         }
     }
+}
+
+/// An option that a request has given.
+struct Seen {
+    /// Our name of it.
+    option: &'static str,
+    /// How the request wrote it, and where.
+    spelling: String,
 }
 
 /// The name without what TensorRT-LLM's LLM API model puts before it.

@@ -346,11 +346,18 @@ fn an_option_given_under_two_names_is_refused() {
     let omitted = ("return_finish_reason", json!(false));
     assert!(parse(&[omitted.clone(), omitted]).is_ok());
     let twice = [("stop", json!("a")), ("stop_words", json!("b"))];
+    assert_eq!(
+        parse(&twice).expect_err("twice").to_string(),
+        "option 'stop' is given twice, as 'stop' and as 'stop_words', with two values; give it once"
+    );
+    let nested = [
+        ("max_tokens", json!(5)),
+        ("sampling_parameters", json!({ "max_tokens": 6 })),
+    ];
+    let error = parse(&nested).expect_err("twice").to_string();
     assert!(
-        parse(&twice)
-            .expect_err("twice")
-            .to_string()
-            .contains("give it once")
+        error.contains("as 'max_tokens' and as 'max_tokens' in sampling_parameters"),
+        "{error}"
     );
 }
 
