@@ -5,7 +5,7 @@
 //!
 //! Each round reads the checkpoint's weights into a small buffer, on as many threads as compute, and then
 //! loads it. All rounds but the first find the files in the system's cache. Memory is what the process has
-//! besides mapped files, less what it had before, at its peak; it is looked at every millisecond.
+//! besides files, less what it had before, at its peak; it is looked at every millisecond.
 
 mod support;
 

@@ -20,7 +20,7 @@
 //! ```
 //!
 //! A room imports only rooms of a lower level; `tests/architecture.rs` fails on an upward import and on
-//! `unsafe` outside `triton/`, `device/`, `entry.rs`, the weight mmap and the calls of a user's library.
+//! `unsafe` outside `triton/`, `device/`, `entry.rs` and the calls of a user's library.
 //!
 //! # One step
 //!

@@ -25,12 +25,11 @@ const LEVELS: &[(&str, u32)] = &[
     ("entry", 7),
 ];
 
-/// Where `unsafe` may stand: Triton's C API, kernels, the exported functions, the weight mmap, a user's library.
+/// Where `unsafe` may stand: Triton's C API, kernels, the exported functions, a user's library.
 const UNSAFE: &[&str] = &[
     "src/triton/",
     "src/device/",
     "src/entry.rs",
-    "src/runner/mapping.rs",
     "src/post_processors/library/",
 ];
 

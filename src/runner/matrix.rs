@@ -9,7 +9,7 @@ pub(super) enum Matrix<'a> {
     /// Floating point.
     Float(Tensor<'a>),
     /// Codes that the kernels have.
-    Codes(Place<'a>, Box<dyn QuantisedRows + 'a>),
+    Codes(Place<'a>, Box<dyn StoredCodes + 'a>),
     /// Codes that no kernel has: their numbers are read.
     Numbers {
         place: Place<'a>,
@@ -18,6 +18,15 @@ pub(super) enum Matrix<'a> {
         /// Writes a row.
         read: Box<ReadRow<'a>>,
     },
+}
+
+/// Codes where they lie in a checkpoint's files.
+pub(super) trait StoredCodes: QuantisedRows {
+    /// Reads what rows cannot be read without: codes of a row that lie all over a tensor. It stays in memory.
+    ///
+    /// # Errors
+    /// The file has become shorter, or there is no memory.
+    fn read(&self) -> Result<(), LoadError>;
 }
 
 /// Writes a row of numbers.
@@ -50,7 +59,18 @@ impl Matrix<'_> {
         }
     }
 
-    /// Writes a row as f32, in the order of the inputs.
+    /// Reads what rows cannot be read without.
+    ///
+    /// # Errors
+    /// A file has become shorter, or there is no memory.
+    pub(super) fn read(&self) -> Result<(), LoadError> {
+        match self {
+            Self::Codes(_, codes) => codes.read(),
+            Self::Float(_) | Self::Numbers { .. } => Ok(()),
+        }
+    }
+
+    /// Writes a row as f32, in the order of the inputs. It has been [read](Matrix::read).
     pub(super) fn read_row(&self, index: usize, out: &mut [f32]) {
         match self {
             Self::Float(tensor) => tensor.read_row(index, out),

@@ -4,7 +4,8 @@
 //! checkpoint.rs   a folder: spec, end ids, where its weights are
 //! spec.rs rope.rs json_file.rs    config.json, checked: the model's shape
 //! store.rs        the weights by name, in whatever form they are stored
-//! tensors.rs mapping.rs           *.safetensors, mapped, one name space
+//! tensors.rs      *.safetensors, one name space
+//! weight_file.rs  a file that is read while it may be written to
 //! quantised/      GPTQ, AWQ and compressed-tensors inside of them
 //! gguf/           *.gguf
 //! tensor.rs matrix.rs packer.rs   a tensor, a matrix, and matrices on their way to the kernels
@@ -29,7 +30,6 @@ mod gguf;
 mod guide_thread;
 mod json_file;
 mod limits;
-mod mapping;
 mod matrix;
 mod packer;
 mod precision;
@@ -44,6 +44,7 @@ pub mod synthetic;
 mod tensor;
 mod tensors;
 mod weight_cache;
+mod weight_file;
 mod weights;
 
 use crate::base::StepError;

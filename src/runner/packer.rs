@@ -22,6 +22,8 @@ pub(super) struct Packer<'a> {
     precision: Option<WeightPrecision>,
     /// Where what is rounded may be already.
     cache: Option<WeightCache>,
+    /// Of each matrix that was packed, what its parts are called if they were rounded.
+    names: Vec<Option<String>>,
     num_rounded_anew: usize,
 }
 
@@ -36,6 +38,7 @@ impl<'c> Packer<'c> {
             cpu,
             precision,
             cache,
+            names: Vec::new(),
             num_rounded_anew: 0,
         }
     }
@@ -65,20 +68,16 @@ impl<'c> Packer<'c> {
         self.pack_as(parts, form, Stacking::Below)
     }
 
-    /// Keeps what was rounded for the next load: of all matrices that were packed, the parts and the whole.
-    pub(super) fn keep<'m>(
-        &mut self,
-        matrices: impl Iterator<Item = (&'m [Matrix<'m>], &'m PackedMatrix)>,
-    ) {
+    /// Keeps what was rounded for the next load: of all matrices that were packed, in the order in which they were.
+    pub(super) fn keep<'m>(&mut self, matrices: impl Iterator<Item = &'m PackedMatrix>) {
         let Some(cache) = &mut self.cache else {
             return;
         };
-        let rounded = matrices.filter(|(parts, _)| match Form::of(parts, self.precision) {
-            Form::Rounded(_) | Form::RoundedAnew => true,
-            Form::Floats(_) | Form::Codes(_) => false,
-        });
-        let rounded: Vec<_> = rounded
-            .map(|(parts, matrix)| (name(parts, matrix.stacking()), matrix))
+        let rounded: Vec<_> = self
+            .names
+            .drain(..)
+            .zip(matrices)
+            .filter_map(|(name, matrix)| Some((name?, matrix)))
             .collect();
         cache.keep(self.cpu, &rounded);
     }
@@ -89,15 +88,13 @@ impl<'c> Packer<'c> {
         form: Form<'_>,
         stacking: Stacking,
     ) -> Result<PackedMatrix, LoadError> {
+        parts.iter().try_for_each(Matrix::read)?;
+        self.names.push(match form {
+            Form::Rounded(_) | Form::RoundedAnew => Some(name(parts, stacking)),
+            Form::Floats(_) | Form::Codes(_) => None,
+        });
         let packed = match form {
-            Form::Floats(tensors) => {
-                let reordered: Vec<_> = tensors.iter().map(|tensor| tensor.reordered()).collect();
-                let matrices = tensors.iter().zip(&reordered);
-                let matrices: Vec<_> = matrices
-                    .map(|(tensor, reordered)| tensor.matrix(reordered.as_deref()))
-                    .collect();
-                self.cpu.pack(&matrices, stacking)?
-            }
+            Form::Floats(tensors) => self.cpu.pack(&tensors, stacking)?,
             Form::Codes(codes) => self.cpu.pack_quantised(&codes, stacking)?,
             Form::Rounded(precision) => self.round(parts, precision, stacking)?,
             Form::RoundedAnew => {
@@ -159,7 +156,7 @@ fn name(parts: &[Matrix<'_>], stacking: Stacking) -> String {
 
 /// How matrices are packed together.
 pub(super) enum Form<'p> {
-    Floats(Vec<&'p Tensor<'p>>),
+    Floats(Vec<Tensor<'p>>),
     /// Codes that are taken over as they are.
     Codes(Vec<&'p dyn QuantisedRows>),
     /// Floats that are to be rounded.
@@ -172,7 +169,7 @@ impl<'p> Form<'p> {
     /// That of a projection.
     pub(super) fn of(parts: &'p [Matrix<'p>], precision: Option<WeightPrecision>) -> Self {
         let floats = parts.iter().map(|part| match part {
-            Matrix::Float(tensor) => Some(tensor),
+            Matrix::Float(tensor) => Some(*tensor),
             _ => None,
         });
         if let Some(floats) = floats.collect() {

@@ -30,6 +30,16 @@ impl Stamp {
         }
     }
 
+    /// Whether nobody has written to the file that was `other` then, whoever may read it now.
+    pub(super) fn is_same_file(&self, other: &Self) -> bool {
+        let readers = self.readers;
+        let other = Self {
+            readers,
+            ..other.clone()
+        };
+        *self == other
+    }
+
     /// The mode of a file that those may read who may read this one, and that its owner may write.
     pub(super) fn mode_of_copy(&self) -> u32 {
         self.readers | 0o600

@@ -58,6 +58,17 @@ impl Store {
         }
     }
 
+    /// Whether all that was read is what the files had when they were opened: to be asked before it is used.
+    ///
+    /// # Errors
+    /// One of them was cut short, or written to.
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        match self {
+            Self::Safetensors(tensors, _) => tensors.check(),
+            Self::Gguf(gguf) => gguf.check(),
+        }
+    }
+
     /// Bytes of all files.
     pub(super) fn num_bytes(&self) -> u64 {
         match self {
@@ -113,6 +124,7 @@ mod tests {
             seen.insert(kind.to_owned());
             let matrix = checkpoint.store().matrix(&module, outputs, inputs);
             let matrix = matrix.expect("the matrix is there");
+            matrix.read().expect("it is read");
             assert_eq!((matrix.rows(), matrix.columns()), (outputs, inputs));
             let stride = (outputs / 8).max(1) | 1;
             let mut row = vec![0.0; inputs];

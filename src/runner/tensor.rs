@@ -1,9 +1,11 @@
 //! A tensor of floating point where it lies in a checkpoint's file.
 
+use std::ops::Range;
 use std::path::Path;
 
+use super::weight_file::Bytes;
 use crate::base::LoadError;
-use crate::device::cpu::{Dtype, RawMatrix};
+use crate::device::cpu::{Dtype, FloatRows, RawMatrix};
 
 /// Where a tensor is: what an error about it names.
 #[derive(Clone, Copy)]
@@ -31,13 +33,13 @@ impl Place<'_> {
     }
 }
 
-/// A tensor's values where they lie in the mapped file, little-endian, row-major.
+/// A tensor's values where they lie in the file, little-endian, row-major.
 #[derive(Clone, Copy)]
 pub(super) struct Tensor<'a> {
     place: Place<'a>,
     dtype: Dtype,
     shape: &'a [usize],
-    bytes: &'a [u8],
+    bytes: Bytes<'a>,
     row_order: RowOrder,
 }
 
@@ -70,7 +72,12 @@ impl RowOrder {
 
 impl<'a> Tensor<'a> {
     /// `bytes` are as many as the shape and the type say.
-    pub(super) fn new(place: Place<'a>, dtype: Dtype, shape: &'a [usize], bytes: &'a [u8]) -> Self {
+    pub(super) fn new(
+        place: Place<'a>,
+        dtype: Dtype,
+        shape: &'a [usize],
+        bytes: Bytes<'a>,
+    ) -> Self {
         Self {
             place,
             dtype,
@@ -102,35 +109,16 @@ impl<'a> Tensor<'a> {
 
     /// Writes a row of the matrix as f32.
     pub(super) fn read_row(&self, index: usize, out: &mut [f32]) {
-        self.stored_matrix(self.bytes)
-            .row_to_f32(self.row_order.stored(index), out);
-    }
-
-    /// The rows of the matrix in their order, where that is not how they lie.
-    pub(super) fn reordered(&self) -> Option<Vec<u8>> {
-        if self.row_order == RowOrder::Same {
-            return None;
-        }
-        let row_len = self.columns() * self.dtype.size();
-        let rows = (0..self.rows()).map(|row| {
-            let stored = self.row_order.stored(row);
-            &self.bytes[stored * row_len..][..row_len]
-        });
-        Some(rows.collect::<Vec<_>>().concat())
-    }
-
-    /// The values as a matrix; `reordered` is what [`Tensor::reordered`] has given.
-    pub(super) fn matrix<'b>(&self, reordered: Option<&'b [u8]>) -> RawMatrix<'b>
-    where
-        'a: 'b,
-    {
-        self.stored_matrix(reordered.unwrap_or(self.bytes))
+        let mut bytes = vec![0; self.row_bytes()];
+        self.read_rows(index..index + 1, &mut bytes);
+        RawMatrix::new(self.dtype, 1, self.columns(), &bytes).row_to_f32(0, out);
     }
 
     /// All values as f32, checked: what is added to or multiplied with a row.
     pub(super) fn to_f32(self) -> Result<Vec<f32>, LoadError> {
         let mut stored = vec![0.0; self.bytes.len() / self.dtype.size()];
-        RawMatrix::new(self.dtype, 1, stored.len(), self.bytes).row_to_f32(0, &mut stored);
+        let bytes = self.bytes.to_vec()?;
+        RawMatrix::new(self.dtype, 1, stored.len(), &bytes).row_to_f32(0, &mut stored);
         let order = (0..stored.len()).map(|index| self.row_order.stored(index));
         let values: Vec<f32> = order.map(|index| stored[index]).collect();
         match values.iter().position(|value| !value.is_finite()) {
@@ -139,8 +127,33 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    fn stored_matrix<'b>(&self, bytes: &'b [u8]) -> RawMatrix<'b> {
-        RawMatrix::new(self.dtype, self.rows(), self.columns(), bytes)
+    fn row_bytes(&self) -> usize {
+        self.columns() * self.dtype.size()
+    }
+}
+
+impl FloatRows for Tensor<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn rows(&self) -> usize {
+        self.rows()
+    }
+
+    fn columns(&self) -> usize {
+        self.columns()
+    }
+
+    fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
+        let row_bytes = self.row_bytes();
+        if self.row_order == RowOrder::Same {
+            return self.bytes.read_at(rows.start * row_bytes, out);
+        }
+        for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
+            let stored = self.row_order.stored(row);
+            self.bytes.read_at(stored * row_bytes, out);
+        }
     }
 }
 

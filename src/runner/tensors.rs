@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint: one or many memory-mapped safetensors files behind one name space.
+//! The tensors of a checkpoint: one or many safetensors files behind one name space.
 //!
 //! The files are not trusted: offsets and sizes are checked against the file's real length by the
 //! `safetensors` crate before anything is read, so that no header makes us take memory for a lie.
@@ -7,22 +7,24 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{self, Metadata, SafeTensors};
+use safetensors::tensor::{self, Metadata};
 use serde_json::Value;
 
 use super::json_file::JsonFile;
-use super::mapping::Mapping;
 use super::stamp::Stamp;
 use super::tensor::{Place, Tensor};
+use super::weight_file::{Bytes, WeightFile};
 use crate::base::LoadError;
 use crate::device::cpu::Dtype;
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 /// The length field before a safetensors header.
-const HEADER_LENGTH_BYTES: usize = 8;
+const HEADER_LENGTH_BYTES: u64 = 8;
+/// The longest header that is read: as in the `safetensors` crate.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// All tensors of a checkpoint folder, mapped.
+/// All tensors of a checkpoint folder.
 pub(super) struct Tensors {
     dir: PathBuf,
     files: Vec<TensorFile>,
@@ -37,7 +39,7 @@ impl Tensors {
         dir.join(INDEX_FILE).exists() || entries.any(|entry| is_safetensors(&entry.path()))
     }
 
-    /// Maps `model.safetensors`, or else the files that the index lists, or else every
+    /// Opens `model.safetensors`, or else the files that the index lists, or else every
     /// `*.safetensors` of the folder.
     pub(super) fn open(dir: &Path) -> Result<Self, LoadError> {
         let files = weight_files(dir)?
@@ -50,9 +52,9 @@ impl Tensors {
                 if let Some(other) = by_name.insert(name.clone(), index) {
                     let reason = format!(
                         "is in {} as well; leave one of the two files in the folder",
-                        files[other].path.display()
+                        files[other].file.path().display()
                     );
-                    return Err(tensor_error(&file.path, &name, reason));
+                    return Err(tensor_error(file.file.path(), &name, reason));
                 }
             }
         }
@@ -87,23 +89,28 @@ impl Tensors {
 
     /// Of all files, in a fixed order.
     pub(super) fn stamps(&self) -> Vec<&Stamp> {
-        self.files.iter().map(|file| file.map.stamp()).collect()
+        self.files.iter().map(|file| file.file.stamp()).collect()
+    }
+
+    /// Whether all that was read is what the files had when they were opened.
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        self.files.iter().try_for_each(TensorFile::check)
     }
 
     /// Bytes of all files.
     pub(super) fn num_bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.map.len() as u64).sum()
+        self.files.iter().map(|file| file.file.num_bytes()).sum()
     }
 }
 
-/// A tensor of any type where it lies in its mapped file, its size checked against its shape.
+/// A tensor of any type where it lies in its file, its size checked against its shape.
 #[derive(Clone, Copy)]
 pub(super) struct Stored<'a> {
     pub(super) place: Place<'a>,
     pub(super) dtype: tensor::Dtype,
     pub(super) shape: &'a [usize],
     /// Little-endian, row-major.
-    pub(super) bytes: &'a [u8],
+    pub(super) bytes: Bytes<'a>,
 }
 
 impl<'a> Stored<'a> {
@@ -134,33 +141,37 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// One mapped safetensors file.
+/// One safetensors file.
 pub(super) struct TensorFile {
-    path: PathBuf,
-    map: Mapping,
+    file: WeightFile,
     metadata: Metadata,
     /// Where the tensors' bytes begin: the header's offsets count from here.
-    data_start: usize,
+    data_start: u64,
 }
 
 impl TensorFile {
-    /// Maps a file and reads its header; `remedy` is what helps where it is cut short or damaged.
+    /// Opens a file and reads its header; `remedy` is what helps where it is cut short or damaged.
     pub(super) fn open(path: &Path, remedy: &str) -> Result<Self, LoadError> {
-        let map = Mapping::open(path)?;
-        let (header_bytes, metadata) =
-            SafeTensors::read_metadata(&map).map_err(|error| LoadError::File {
+        let file = WeightFile::open(path)?;
+        match header(&file)? {
+            Ok((num_header_bytes, metadata)) => Ok(Self {
+                data_start: HEADER_LENGTH_BYTES + num_header_bytes,
+                file,
+                metadata,
+            }),
+            Err(reason) => Err(LoadError::File {
                 path: path.to_owned(),
                 reason: format!(
-                    "is not a whole safetensors file: {error}; it has {} bytes, {remedy}",
-                    map.len()
+                    "is not a whole safetensors file: {reason}; it has {} bytes, {remedy}",
+                    file.num_bytes()
                 ),
-            })?;
-        Ok(Self {
-            path: path.to_owned(),
-            data_start: HEADER_LENGTH_BYTES + header_bytes,
-            map,
-            metadata,
-        })
+            }),
+        }
+    }
+
+    /// Whether all that was read is what the file had when it was opened.
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        self.file.check()
     }
 
     /// What its header says under a name, besides the tensors.
@@ -172,14 +183,15 @@ impl TensorFile {
     /// The tensor of this name.
     pub(super) fn stored<'a>(&'a self, name: &'a str) -> Result<Stored<'a>, LoadError> {
         let place = Place {
-            path: &self.path,
+            path: self.file.path(),
             name,
         };
         let Some(info) = self.metadata.info(name) else {
             return Err(place.error("is missing".to_owned()));
         };
         let (start, end) = info.data_offsets;
-        let Some(bytes) = self.map[self.data_start..].get(start..end) else {
+        let [start, end] = [start, end].map(|offset| self.data_start.saturating_add(offset as u64));
+        let Some(bytes) = self.file.bytes(start..end) else {
             return Err(place.error("lies outside its file".to_owned()));
         };
         Ok(Stored {
@@ -189,6 +201,35 @@ impl TensorFile {
             bytes,
         })
     }
+}
+
+/// The length of a file's header and what it says, or what is wrong with it: the tensors must fill the rest of the file.
+fn header(file: &WeightFile) -> Result<Result<(u64, Metadata), String>, LoadError> {
+    let Some(length) = file.bytes(0..HEADER_LENGTH_BYTES) else {
+        return Ok(Err("it has no header".to_owned()));
+    };
+    let length = length.to_vec()?;
+    let length = u64::from_le_bytes(*length.first_chunk().expect("as many as were asked for"));
+    let end = HEADER_LENGTH_BYTES.saturating_add(length);
+    let header = match length <= MAX_HEADER_BYTES {
+        true => file.bytes(HEADER_LENGTH_BYTES..end),
+        false => None,
+    };
+    let Some(header) = header else {
+        return Ok(Err(format!("its header would be {length} bytes long")));
+    };
+    let metadata: Metadata = match serde_json::from_slice(&header.to_vec()?) {
+        Ok(metadata) => metadata,
+        Err(error) => return Ok(Err(format!("its header: {error}"))),
+    };
+    let num_data_bytes = metadata.data_len() as u64;
+    let room = file.num_bytes() - end;
+    Ok(match num_data_bytes == room {
+        true => Ok((length, metadata)),
+        false => Err(format!(
+            "its tensors take {num_data_bytes} bytes, and after its header there are {room}"
+        )),
+    })
 }
 
 fn tensor_error(path: &Path, name: &str, reason: String) -> LoadError {

@@ -29,7 +29,7 @@ use super::precision::WeightPrecision;
 use super::tensor::Place;
 use super::tensors::TensorFile;
 use crate::base::LoadError;
-use crate::device::cpu::{Cpu, PANELS_VERSION, PackedMatrix, PanelBytes, PanelShape};
+use crate::device::cpu::{Cpu, PANELS_VERSION, PackedMatrix, PanelBytes, PanelReader, PanelShape};
 
 const MADE_FROM: &str = "made_from";
 const PARTS: [&str; 2] = ["codes", "scales"];
@@ -85,17 +85,10 @@ impl WeightCache {
         name: &str,
         shape: PanelShape<'_>,
     ) -> Result<Option<PackedMatrix>, LoadError> {
-        let [codes, scales] = PARTS.map(|part| format!("{name}.{part}"));
-        let found = self.file.as_ref().map(|file| {
-            let bytes = PanelBytes {
-                codes: checked(cpu, file, &codes)?,
-                scales: checked(cpu, file, &scales)?,
-            };
-            cpu.copy_panels(shape, bytes)?.ok_or_else(|| {
-                let path = &self.path;
-                Place { path, name }.error(format!("is not of these weights: {shape:?}"))
-            })
-        });
+        let found = self
+            .file
+            .as_ref()
+            .map(|file| read(cpu, file, &self.path, name, shape));
         match found {
             Some(Ok(matrix)) => {
                 self.num_read += 1;
@@ -185,13 +178,39 @@ fn open(path: &Path, made_from: &str) -> Option<TensorFile> {
     }
 }
 
-/// The bytes of a tensor, if they are what was written.
-fn checked<'f>(cpu: &mut Cpu, file: &'f TensorFile, name: &'f str) -> Result<&'f [u8], LoadError> {
-    let stored = file.stored(name)?;
-    match file.note(name) == Some(&checksum(cpu, stored.bytes)) {
-        true => Ok(stored.bytes),
-        false => Err(stored.place.error("is damaged".to_owned())),
+/// The matrix of this name, if it is what was written.
+fn read(
+    cpu: &mut Cpu,
+    file: &TensorFile,
+    path: &Path,
+    name: &str,
+    shape: PanelShape<'_>,
+) -> Result<PackedMatrix, LoadError> {
+    let names = PARTS.map(|part| format!("{name}.{part}"));
+    let [codes, scales] = [file.stored(&names[0])?, file.stored(&names[1])?];
+    let [codes, scales] = [codes.bytes, scales.bytes];
+    let found = cpu.read_panels(
+        shape,
+        PanelReader {
+            num_bytes: codes.len(),
+            read: &|start, out| codes.read_at(start, out),
+        },
+        PanelReader {
+            num_bytes: scales.len(),
+            read: &|start, out| scales.read_at(start, out),
+        },
+    )?;
+    file.check()?;
+    let place = Place { path, name };
+    let other = || place.error(format!("is not of these weights: {shape:?}"));
+    let matrix = found.ok_or_else(other)?;
+    let bytes = matrix.panel_bytes().ok_or_else(other)?;
+    for (name, bytes) in names.iter().zip([bytes.codes, bytes.scales]) {
+        if file.note(name) != Some(&checksum(cpu, bytes)) {
+            return Err(Place { path, name }.error("is damaged".to_owned()));
+        }
     }
+    Ok(matrix)
 }
 
 /// XXH3 of those of all pieces, which all threads work out.
@@ -344,5 +363,26 @@ mod tests {
             .expect("a folder")
             .count();
         assert_eq!(num_files, 1);
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_while_it_is_read_is_replaced() {
+        let place = Place::new("cut-short");
+        load(&place, "a", 0);
+        let whole = fs::read(&place.0).expect("the file");
+        for len in [0, whole.len() / 2, whole.len() - 1] {
+            fs::write(&place.0, &whole).expect("written");
+            let mut cpu = cpu();
+            let mut cache = WeightCache::open(&place.0, "a".to_owned(), 0o600);
+            let file = fs::File::options().write(true).open(&place.0);
+            file.expect("the file").set_len(len as u64).expect("cut");
+            for name in NAMES {
+                let found = cache.read(&mut cpu, name, SHAPE).expect("memory");
+                assert!(found.is_none(), "{name}, {len} bytes");
+            }
+            assert_eq!((cache.num_read, cache.num_rounded), (0, 2));
+            assert_eq!(load(&place, "a", 0).1, 0);
+            assert_eq!(load(&place, "a", 1).1, 2);
+        }
     }
 }

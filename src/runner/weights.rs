@@ -51,6 +51,20 @@ pub(super) struct Layer {
     pub(super) down: Linear,
 }
 
+impl Layer {
+    /// In the order in which they are packed.
+    fn matrices(&self) -> [&PackedMatrix; 4] {
+        let Self {
+            qkv,
+            o,
+            gate_up,
+            down,
+            ..
+        } = self;
+        [&qkv.matrix, &o.matrix, &gate_up.matrix, &down.matrix]
+    }
+}
+
 /// A projection, or several that share their input.
 pub(super) struct Linear {
     pub(super) matrix: PackedMatrix,
@@ -87,24 +101,29 @@ impl Weights {
 
         let mut layers = Vec::with_capacity(spec.num_layers);
         let mut progress = Progress::new(spec.num_layers);
-        for source in &sources.layers {
+        // What a layer has read is given back with it.
+        for source in sources.layers {
             layers.push(source.load(&mut packer)?);
+            store.check()?;
             progress.report(layers.len());
         }
-        let lm_head = packer.pack_output_layer(sources.lm_head())?;
-        let packed_layers = sources.layers.iter().zip(&layers);
-        let packed = packed_layers.flat_map(|(source, layer)| source.packed(layer));
-        let output_layer = std::slice::from_ref(sources.lm_head());
-        packer.keep(packed.chain([(output_layer, &lm_head)]));
+        let lm_head_source = sources.lm_head.as_ref().unwrap_or(&sources.embedding);
+        let lm_head = packer.pack_output_layer(lm_head_source)?;
+        store.check()?;
+        let packed = layers.iter().flat_map(Layer::matrices);
+        packer.keep(packed.chain([&lm_head]));
         let num_rounded_anew = packer.num_rounded_anew();
         let is_embedding = sources.lm_head.is_none() && lm_head.has_rows();
+        let embedding = match is_embedding {
+            true => None,
+            false => Some(load_embedding(cpu, &sources.embedding)?),
+        };
+        let final_norm = sources.final_norm.to_f32()?;
+        store.check()?;
         let weights = Self {
-            embedding: match is_embedding {
-                true => None,
-                false => Some(load_embedding(cpu, &sources.embedding)?),
-            },
+            embedding,
             layers,
-            final_norm: sources.final_norm.to_f32()?,
+            final_norm,
             lm_head,
         };
         if num_rounded_anew > 0 {
@@ -240,16 +259,6 @@ impl<'a> LayerSource<'a> {
         })
     }
 
-    /// The parts of each projection, and what they have become.
-    fn packed<'m>(&'m self, layer: &'m Layer) -> [(&'m [Matrix<'m>], &'m PackedMatrix); 4] {
-        [
-            (&self.qkv.matrices, &layer.qkv.matrix),
-            (&self.o.matrices, &layer.o.matrix),
-            (&self.gate_up.matrices, &layer.gate_up.matrix),
-            (&self.down.matrices, &layer.down.matrix),
-        ]
-    }
-
     fn load(&self, packer: &mut Packer<'_>) -> Result<Layer, LoadError> {
         Ok(Layer {
             attention_norm: self.attention_norm.to_f32()?,
@@ -288,6 +297,7 @@ impl LinearSource<'_> {
 
 /// A copy in bf16: the file may go away, and the rows are read one by one.
 fn load_embedding(cpu: &mut Cpu, source: &Matrix<'_>) -> Result<Embedding, LoadError> {
+    source.read()?;
     let hidden_size = source.columns();
     let len = source.rows() * hidden_size;
     let mut rows = try_zeroed_vec::<bf16>(len)

@@ -3,6 +3,7 @@
 mod bad_checkpoints;
 mod batching;
 mod beams;
+mod changing_files;
 mod configs;
 mod copy;
 mod gguf;

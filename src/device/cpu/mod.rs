@@ -36,11 +36,11 @@ use crate::base::LoadError;
 pub use attention::AttentionParams;
 pub use gemm::Output;
 pub use kv_cache::{KvBatch, KvCache, KvDtype, KvLayout, KvSpan};
-pub use pack::{Dtype, NotFinite, PackedMatrix, RawMatrix, Stacking};
+pub use pack::{Dtype, FloatRows, NotFinite, PackedMatrix, RawMatrix, Stacking};
 pub use pool::{Pool, Turn};
 pub use quantised::{
-    CodeBits, PANELS_VERSION, PanelBytes, PanelShape, QuantFormat, QuantisedRow, QuantisedRows,
-    Rounded, can_be_packed_together,
+    CodeBits, PANELS_VERSION, PanelBytes, PanelReader, PanelShape, QuantFormat, QuantisedRow,
+    QuantisedRows, Rounded, can_be_packed_together,
 };
 pub use rope::{HeadShape, QkNorm, RopeTable};
 pub use simd::Simd;

@@ -41,7 +41,22 @@ impl Dtype {
     }
 }
 
-/// A matrix as a checkpoint stores it: row-major, little-endian, at any address.
+/// A matrix of floating point that is read while it is packed.
+pub trait FloatRows: Sync {
+    /// What its elements are.
+    fn dtype(&self) -> Dtype;
+
+    /// Number of rows: outputs of a linear layer, tokens of an embedding.
+    fn rows(&self) -> usize;
+
+    /// Elements of a row.
+    fn columns(&self) -> usize;
+
+    /// Writes some rows into `out`, which has their size: little-endian. Called from many threads.
+    fn read_rows(&self, rows: Range<usize>, out: &mut [u8]);
+}
+
+/// A matrix in memory: row-major, little-endian, at any address.
 #[derive(Clone, Copy)]
 pub struct RawMatrix<'a> {
     dtype: Dtype,
@@ -99,8 +114,12 @@ impl<'a> RawMatrix<'a> {
     }
 
     fn row(&self, row: usize) -> &'a [u8] {
-        let len = self.columns * self.dtype.size();
+        let len = self.row_bytes();
         &self.bytes[row * len..][..len]
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.columns * self.dtype.size()
     }
 
     /// Writes part of a row, from `column` on, as the bits of bf16.
@@ -111,6 +130,25 @@ impl<'a> RawMatrix<'a> {
             Dtype::F16 => convert(bytes, out, |b| to_bf16_bits(f16::from_le_bytes(b).to_f32())),
             Dtype::F32 => convert(bytes, out, |b| to_bf16_bits(f32::from_le_bytes(b))),
         }
+    }
+}
+
+impl FloatRows for RawMatrix<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn columns(&self) -> usize {
+        self.columns
+    }
+
+    fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
+        let row_bytes = self.row_bytes();
+        out.copy_from_slice(&self.bytes[rows.start * row_bytes..rows.end * row_bytes]);
     }
 }
 
@@ -309,17 +347,18 @@ impl Cpu {
     /// # Panics
     ///
     /// There is no part, or their widths differ, or the parts are stacked in turn and their heights differ.
-    pub fn pack(
+    pub fn pack<M: FloatRows>(
         &mut self,
-        parts: &[RawMatrix<'_>],
+        parts: &[M],
         stacking: Stacking,
     ) -> Result<Result<PackedMatrix, NotFinite>, LoadError> {
-        let k = parts.first().expect("at least one part").columns;
+        let k = parts.first().expect("at least one part").columns();
         assert!(
-            parts.iter().all(|part| part.columns == k),
+            parts.iter().all(|part| part.columns() == k),
             "parts of one width"
         );
-        let order = PanelOrder::new(stacking, parts.iter().map(RawMatrix::rows));
+        let num_rows = parts.iter().map(FloatRows::rows);
+        let order = PanelOrder::new(stacking, num_rows.clone());
         let num_pairs = k.div_ceil(2);
         let panel_len = num_pairs * PANEL * 2;
         let num_panels = order.num_panels();
@@ -327,12 +366,15 @@ impl Cpu {
 
         let bad_row = AtomicUsize::new(usize::MAX);
         let panels = Shared::new(buffer.as_mut_slice());
+        let mut rows_read = vec![Vec::new(); self.workers.len()];
         self.pool
-            .for_each(&mut self.workers, num_panels, |_, index| {
+            .for_each(&mut rows_read, num_panels, |bytes, index| {
                 // SAFETY: every panel is one task's.
                 let panel = unsafe { panels.slice(index * panel_len, panel_len) };
-                if let Some(row) = pack_panel(parts, order.rows(index), panel) {
-                    bad_row.fetch_min(row, Ordering::Relaxed);
+                let rows = order.rows(index);
+                let read = read_rows(parts, rows.clone(), bytes);
+                if let Some(row) = pack_panel(&read, panel) {
+                    bad_row.fetch_min(rows.start + row, Ordering::Relaxed);
                 }
             });
         Ok(match bad_row.into_inner() {
@@ -342,7 +384,7 @@ impl Cpu {
                 weights: Packed::Bf16(Bf16Panels { num_pairs, buffer }),
             }),
             row => {
-                let (part, row) = locate(parts.iter().map(RawMatrix::rows), row);
+                let (part, row) = locate(num_rows, row);
                 Err(NotFinite { part, row })
             }
         })
@@ -360,17 +402,47 @@ pub(super) fn locate(num_rows: impl Iterator<Item = usize>, mut row: usize) -> (
     unreachable!("a row of the stack")
 }
 
-/// Writes some rows of the stack, whole or the last, into a panel of zeros; returns the first that is not finite.
-fn pack_panel(parts: &[RawMatrix<'_>], rows: Range<usize>, panel: &mut [u16]) -> Option<usize> {
+/// Reads some rows of the stack into `bytes`, which grows as needed: a matrix for each part that has some of them.
+fn read_rows<'b>(
+    parts: &[impl FloatRows],
+    rows: Range<usize>,
+    bytes: &'b mut Vec<u8>,
+) -> Vec<RawMatrix<'b>> {
+    let mut pieces = Vec::new();
+    let mut num_bytes = 0;
+    let mut first = rows.start;
+    while first < rows.end {
+        let (part, row) = locate(parts.iter().map(FloatRows::rows), first);
+        let part = &parts[part];
+        let num_rows = (rows.end - first).min(part.rows() - row);
+        let start = num_bytes;
+        num_bytes += num_rows * part.columns() * part.dtype().size();
+        if bytes.len() < num_bytes {
+            bytes.resize(num_bytes, 0);
+        }
+        part.read_rows(row..row + num_rows, &mut bytes[start..num_bytes]);
+        pieces.push((part.dtype(), num_rows, part.columns(), start..num_bytes));
+        first += num_rows;
+    }
+    let bytes = &bytes[..];
+    let matrix = |(dtype, num_rows, columns, range): (_, _, _, Range<usize>)| {
+        RawMatrix::new(dtype, num_rows, columns, &bytes[range])
+    };
+    pieces.into_iter().map(matrix).collect()
+}
+
+/// Writes the rows of a panel into a panel of zeros; returns the first that is not finite.
+fn pack_panel(parts: &[RawMatrix<'_>], panel: &mut [u16]) -> Option<usize> {
     let k = parts[0].columns;
+    let num_rows = parts.iter().map(RawMatrix::rows).sum();
     // Pairs of inputs move as one.
     let panel: &mut [u32] = bytemuck::cast_slice_mut(panel);
     let mut tile = [[0_u32; CHUNK_PAIRS]; TILE];
     let mut bad_row = None;
     for start in (0..k).step_by(2 * CHUNK_PAIRS) {
         let len = (2 * CHUNK_PAIRS).min(k - start);
-        for first in rows.clone().step_by(TILE) {
-            let num_rows = TILE.min(rows.end - first);
+        for first in (0..num_rows).step_by(TILE) {
+            let num_rows = TILE.min(num_rows - first);
             for (row, chunk) in (first..).zip(&mut tile[..num_rows]) {
                 let chunk: &mut [u16] = bytemuck::cast_slice_mut(chunk);
                 let (part, row_in_part) = locate(parts.iter().map(RawMatrix::rows), row);
@@ -384,7 +456,7 @@ fn pack_panel(parts: &[RawMatrix<'_>], rows: Range<usize>, panel: &mut [u16]) ->
                 }
             }
             tile[num_rows..].fill([0; CHUNK_PAIRS]);
-            let lanes = &mut panel[start / 2 * PANEL + first - rows.start..];
+            let lanes = &mut panel[start / 2 * PANEL + first..];
             transpose(&tile, len.div_ceil(2), lanes);
         }
     }

@@ -1,4 +1,4 @@
-//! One GGUF file, mapped: its metadata, and where its tensors lie.
+//! One GGUF file: its metadata, and where its tensors lie.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,21 +7,24 @@ use std::path::{Path, PathBuf};
 use super::blocks::Kind;
 use super::metadata::{Reader, Value};
 use crate::base::LoadError;
-use crate::runner::mapping::Mapping;
 use crate::runner::stamp::Stamp;
+use crate::runner::weight_file::{Bytes, WeightFile};
 
 const MAGIC: &[u8] = b"GGUF";
 const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 const MAX_DIMENSIONS: u32 = 4;
 const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_ALIGNMENT: u64 = 1 << 20;
+/// What is read of a file before its tensors, at first and at most: it does not say how long that is.
+const FIRST_HEADER_BYTES: u64 = 1 << 22;
+const MAX_HEADER_BYTES: u64 = 1 << 30;
 
 /// A file.
 pub(super) struct File {
     pub(super) path: PathBuf,
     pub(super) metadata: HashMap<String, Value>,
     pub(super) tensors: HashMap<String, Info>,
-    map: Mapping,
+    file: WeightFile,
 }
 
 /// What a file says of a tensor, and that was found to be so.
@@ -36,35 +39,50 @@ pub(super) struct Info {
 
 impl File {
     pub(super) fn open(path: &Path) -> Result<Self, LoadError> {
-        let map = Mapping::open(path)?;
-        let fail = |reason| LoadError::File {
-            path: path.to_owned(),
-            reason,
+        let file = WeightFile::open(path)?;
+        let mut num_header_bytes = FIRST_HEADER_BYTES.min(file.num_bytes());
+        let (metadata, tensors) = loop {
+            let header = file.bytes(0..num_header_bytes).map(Bytes::to_vec);
+            let header = header.transpose()?.unwrap_or_default();
+            let mut reader = Reader::new(&header, file.num_bytes());
+            match read(&mut reader) {
+                Ok(contents) => break contents,
+                Err(_) if reader.wants_more() && num_header_bytes < MAX_HEADER_BYTES => {
+                    num_header_bytes = (4 * num_header_bytes).min(file.num_bytes());
+                }
+                Err(reason) => {
+                    let path = path.to_owned();
+                    return Err(LoadError::File { path, reason });
+                }
+            }
         };
-        let (metadata, tensors) = read(&map).map_err(fail)?;
         Ok(Self {
             path: path.to_owned(),
             metadata,
             tensors,
-            map,
+            file,
         })
     }
 
     /// What tells it from another.
     pub(super) fn stamp(&self) -> &Stamp {
-        self.map.stamp()
+        self.file.stamp()
     }
 
     /// Bytes of the file.
     pub(super) fn num_bytes(&self) -> u64 {
-        self.map.len() as u64
+        self.file.num_bytes()
+    }
+
+    /// Whether all that was read is what the file had when it was opened.
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        self.file.check()
     }
 
     /// The bytes of a tensor; none where they are not in the file.
-    pub(super) fn bytes(&self, info: &Info) -> Option<&[u8]> {
-        let len = info.kind?.num_bytes(&info.shape)?;
-        let start = usize::try_from(info.start).ok()?;
-        self.map.get(start..start.checked_add(len)?)
+    pub(super) fn bytes(&self, info: &Info) -> Option<Bytes<'_>> {
+        let len = info.kind?.num_bytes(&info.shape)? as u64;
+        self.file.bytes(info.start..info.start.checked_add(len)?)
     }
 
     /// An error of the file.
@@ -78,8 +96,7 @@ impl File {
 
 type Contents = (HashMap<String, Value>, HashMap<String, Info>);
 
-fn read(bytes: &[u8]) -> Result<Contents, String> {
-    let mut reader = Reader::new(bytes);
+fn read(reader: &mut Reader<'_>) -> Result<Contents, String> {
     if reader.take(4)? != MAGIC {
         return Err("is not a GGUF file".to_owned());
     }
@@ -107,7 +124,7 @@ fn read(bytes: &[u8]) -> Result<Contents, String> {
     let mut tensors = HashMap::new();
     for _ in 0..num_tensors {
         let name = reader.name()?;
-        let info = info(&mut reader).map_err(|reason| format!("{reason} (tensor '{name}')"))?;
+        let info = info(reader).map_err(|reason| format!("{reason} (tensor '{name}')"))?;
         match tensors.entry(name.to_owned()) {
             Entry::Vacant(vacant) => vacant.insert(info),
             Entry::Occupied(_) => {
@@ -129,11 +146,11 @@ fn read(bytes: &[u8]) -> Result<Contents, String> {
                 kind.block_len()
             ));
         };
-        if info.start.saturating_add(len as u64) > bytes.len() as u64 {
+        if info.start.saturating_add(len as u64) > reader.num_file_bytes() {
             return Err(format!(
                 "is cut short: tensor '{name}' has {len} bytes at byte {}, and the file has {}; fetch it again",
                 info.start,
-                bytes.len()
+                reader.num_file_bytes()
             ));
         }
     }

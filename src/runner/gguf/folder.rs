@@ -10,9 +10,10 @@ use super::metadata::Value;
 use super::names::{gguf_name, is_turned};
 use crate::base::LoadError;
 use crate::device::cpu::{Dtype, QuantFormat, QuantisedRow, QuantisedRows};
-use crate::runner::matrix::Matrix;
+use crate::runner::matrix::{Matrix, StoredCodes};
 use crate::runner::stamp::Stamp;
 use crate::runner::tensor::{Place, RowOrder, Tensor};
+use crate::runner::weight_file::Bytes;
 
 const EXTENSION: &str = "gguf";
 
@@ -30,7 +31,7 @@ pub(in crate::runner) fn files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// All tensors of a checkpoint, mapped.
+/// All tensors of a checkpoint.
 pub(in crate::runner) struct Gguf {
     pub(super) files: Vec<File>,
     /// Tensor name to file.
@@ -40,7 +41,7 @@ pub(in crate::runner) struct Gguf {
 }
 
 impl Gguf {
-    /// Maps the files of a folder, which must be one file or all parts of one.
+    /// Opens the files of a folder, which must be one file or all parts of one.
     pub(in crate::runner) fn open(paths: &[PathBuf]) -> Result<Self, LoadError> {
         check_parts(paths)?;
         let files = paths
@@ -95,6 +96,11 @@ impl Gguf {
         gguf_name(name).is_some_and(|name| self.by_name.contains_key(&name))
     }
 
+    /// Whether all that was read is what the files had when they were opened.
+    pub(in crate::runner) fn check(&self) -> Result<(), LoadError> {
+        self.files.iter().try_for_each(File::check)
+    }
+
     /// Bytes of all files.
     pub(in crate::runner) fn num_bytes(&self) -> u64 {
         self.files.iter().map(File::num_bytes).sum()
@@ -132,7 +138,7 @@ impl Gguf {
                 place,
                 rows: outputs,
                 columns: inputs,
-                read: Box::new(move |row, out| read_q6_k(found.row(row), out)),
+                read: Box::new(move |row, out| read_q6_k(&found.row(row), out)),
             }),
         }
     }
@@ -213,7 +219,7 @@ struct Found<'a> {
     place: Place<'a>,
     kind: Kind,
     shape: &'a [usize],
-    bytes: &'a [u8],
+    bytes: Bytes<'a>,
     row_order: RowOrder,
 }
 
@@ -237,9 +243,12 @@ impl<'a> Found<'a> {
     }
 
     /// The bytes of a row.
-    fn row(&self, index: usize) -> &'a [u8] {
+    fn row(&self, index: usize) -> Vec<u8> {
         let len = self.kind.row_bytes(self.columns());
-        &self.bytes[self.row_order.stored(index) * len..][..len]
+        let mut row = vec![0; len];
+        self.bytes
+            .read_at(self.row_order.stored(index) * len, &mut row);
+        row
     }
 }
 
@@ -247,6 +256,12 @@ impl<'a> Found<'a> {
 struct BlockRows<'a> {
     found: Found<'a>,
     format: QuantFormat,
+}
+
+impl StoredCodes for BlockRows<'_> {
+    fn read(&self) -> Result<(), LoadError> {
+        Ok(())
+    }
 }
 
 impl QuantisedRows for BlockRows<'_> {
@@ -264,7 +279,7 @@ impl QuantisedRows for BlockRows<'_> {
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
         row.resize(self.format, self.columns());
-        self.found.kind.read_codes(self.found.row(index), row);
+        self.found.kind.read_codes(&self.found.row(index), row);
     }
 }
 

@@ -34,13 +34,31 @@ impl fmt::Display for Value {
 
 /// Reads little-endian values one after the other. An error says what is wrong.
 pub(super) struct Reader<'a> {
+    /// What the file begins with.
     bytes: &'a [u8],
+    num_file_bytes: u64,
     position: usize,
+    wants_more: bool,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, position: 0 }
+    pub(super) fn new(bytes: &'a [u8], num_file_bytes: u64) -> Self {
+        Self {
+            bytes,
+            num_file_bytes,
+            position: 0,
+            wants_more: false,
+        }
+    }
+
+    /// Bytes of the whole file.
+    pub(super) fn num_file_bytes(&self) -> u64 {
+        self.num_file_bytes
+    }
+
+    /// Whether bytes were wanted that the file has, and the reader has not.
+    pub(super) fn wants_more(&self) -> bool {
+        self.wants_more
     }
 
     /// Bytes that were read.
@@ -55,11 +73,14 @@ impl<'a> Reader<'a> {
                 self.position += taken.len();
                 Ok(taken)
             }
-            None => Err(format!(
-                "is cut short, or damaged: {len} bytes are wanted at byte {}, and it has {}; fetch it again",
-                self.position,
-                self.bytes.len()
-            )),
+            None => {
+                let end = (self.position as u64).saturating_add(len);
+                self.wants_more = end <= self.num_file_bytes;
+                Err(format!(
+                    "is cut short, or damaged: {len} bytes are wanted at byte {}, and it has {}; fetch it again",
+                    self.position, self.num_file_bytes
+                ))
+            }
         }
     }
 
@@ -229,7 +250,7 @@ mod tests {
             key("g", 12, &1e-5_f64.to_le_bytes()),
         ]
         .concat();
-        let mut reader = Reader::new(&bytes);
+        let mut reader = Reader::new(&bytes, bytes.len() as u64);
         let metadata = reader.metadata(7).expect("whole");
         assert_eq!(reader.position(), bytes.len());
         for (key, value) in [
@@ -244,10 +265,12 @@ mod tests {
             assert_eq!(metadata[key], value, "{key}");
         }
         for len in 0..bytes.len() {
-            let error = Reader::new(&bytes[..len])
-                .metadata(7)
-                .expect_err("cut short");
-            assert!(error.contains("is cut short"), "{error}");
+            for num_file_bytes in [len, bytes.len()] {
+                let mut reader = Reader::new(&bytes[..len], num_file_bytes as u64);
+                let error = reader.metadata(7).expect_err("cut short");
+                assert!(error.contains("is cut short"), "{error}");
+                assert_eq!(reader.wants_more(), num_file_bytes > len);
+            }
         }
     }
 
@@ -272,7 +295,9 @@ mod tests {
             (key("a", 13, &[]), "a value of type 13"),
             (key("a", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]), "is not UTF-8"),
         ] {
-            let error = Reader::new(&bytes).metadata(u64::MAX).expect_err("refused");
+            let mut reader = Reader::new(&bytes, bytes.len() as u64);
+            let error = reader.metadata(u64::MAX).expect_err("refused");
+            assert!(!reader.wants_more(), "{error}");
             assert!(error.contains(reason), "{error}");
         }
     }

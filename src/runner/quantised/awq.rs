@@ -13,7 +13,7 @@ use super::{Module, group_size, refused};
 use crate::base::LoadError;
 use crate::device::cpu::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
 use crate::runner::json_file::JsonFile;
-use crate::runner::matrix::Matrix;
+use crate::runner::matrix::{Matrix, StoredCodes};
 
 const BITS: CodeBits = CodeBits::Four;
 /// The place in its word of each of 8 outputs.
@@ -88,6 +88,13 @@ struct AwqRows<'a> {
     inputs: usize,
     codes: Words<'a>,
     groups: Groups<'a>,
+}
+
+impl StoredCodes for AwqRows<'_> {
+    fn read(&self) -> Result<(), LoadError> {
+        self.codes.read()?;
+        self.groups.read_all()
+    }
 }
 
 impl QuantisedRows for AwqRows<'_> {

@@ -16,8 +16,9 @@ use super::{Module, refused};
 use crate::base::LoadError;
 use crate::device::cpu::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
 use crate::runner::json_file::JsonFile;
-use crate::runner::matrix::Matrix;
+use crate::runner::matrix::{Matrix, StoredCodes};
 use crate::runner::tensors::Stored;
+use crate::runner::weight_file::Held;
 
 const FORMATS: [&str; 2] = ["int-quantized", "pack-quantized"];
 
@@ -92,14 +93,14 @@ impl CompressedTensors {
             match tensors.find(&module.tensor("weight"))? {
                 Some(weight) if weight.dtype == Dtype::I8 => {
                     let weight = weight.of_shape(&[outputs, inputs])?;
-                    (weight.place, Codes::Bytes(weight.bytes))
+                    (weight.place, Codes::Bytes(weight.bytes.held()))
                 }
                 _ => return Ok(None),
             }
         };
         for unsupported in ["weight_zero_point", "weight_g_idx"] {
             if let Some(stored) = tensors.find(&module.tensor(unsupported))?
-                && stored.bytes.iter().any(|&byte| byte != 0)
+                && stored.bytes.to_vec()?.iter().any(|&byte| byte != 0)
             {
                 let reason =
                     "is not supported: only symmetric weights in the order of their inputs are";
@@ -186,7 +187,7 @@ fn groups(scales: Stored<'_>, outputs: usize, inputs: usize) -> Result<(usize, u
 }
 
 enum Codes<'a> {
-    Bytes(&'a [u8]),
+    Bytes(Held<'a>),
     Packed(Words<'a>, CodeBits),
 }
 
@@ -197,6 +198,16 @@ struct CompressedRows<'a> {
     codes: Codes<'a>,
     scales: Floats<'a>,
     num_scales: usize,
+}
+
+impl StoredCodes for CompressedRows<'_> {
+    fn read(&self) -> Result<(), LoadError> {
+        match &self.codes {
+            Codes::Bytes(bytes) => bytes.read()?,
+            Codes::Packed(words, _) => words.read()?,
+        }
+        self.scales.read()
+    }
 }
 
 impl QuantisedRows for CompressedRows<'_> {
@@ -214,16 +225,16 @@ impl QuantisedRows for CompressedRows<'_> {
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
         row.resize(self.format, self.inputs);
-        match self.codes {
+        match &self.codes {
             Codes::Bytes(bytes) => {
                 let bytes = &bytes[index * self.inputs..][..self.inputs];
                 row.codes.copy_from_slice(bytemuck::cast_slice(bytes));
             }
             Codes::Packed(words, bits) => {
-                let codes = row.codes.chunks_mut(codes_per_word(bits));
+                let codes = row.codes.chunks_mut(codes_per_word(*bits));
                 for (codes, word) in codes.zip(words.row(index)) {
                     for (place, code) in codes.iter_mut().enumerate() {
-                        *code = (code_at(word, place, bits) as i32 - bits.bias()) as i8;
+                        *code = (code_at(word, place, *bits) as i32 - bits.bias()) as i8;
                     }
                 }
             }

@@ -14,7 +14,7 @@ use super::{Module, group_size, refused};
 use crate::base::LoadError;
 use crate::device::cpu::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
 use crate::runner::json_file::JsonFile;
-use crate::runner::matrix::Matrix;
+use crate::runner::matrix::{Matrix, StoredCodes};
 
 /// What `quantization_config` says.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl Gptq {
         };
         // Symmetric: all zeros are in the middle.
         let stored_middle = self.bits.bias() as u32 - self.zero_step;
-        let has_offsets = !groups.all_zeros_are(stored_middle);
+        let has_offsets = !groups.all_zeros_are(stored_middle)?;
         let rows = GptqRows {
             format: QuantFormat {
                 bits: self.bits,
@@ -117,6 +117,13 @@ struct GptqRows<'a> {
     groups: Groups<'a>,
     zero_step: u32,
     order: Option<Vec<u32>>,
+}
+
+impl StoredCodes for GptqRows<'_> {
+    fn read(&self) -> Result<(), LoadError> {
+        self.codes.read()?;
+        self.groups.read_all()
+    }
 }
 
 impl QuantisedRows for GptqRows<'_> {

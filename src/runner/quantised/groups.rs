@@ -47,9 +47,16 @@ impl<'a> Groups<'a> {
         })
     }
 
+    /// Reads all of them.
+    pub(super) fn read_all(&self) -> Result<(), LoadError> {
+        self.zeros.read()?;
+        self.scales.read()
+    }
+
     /// Whether all zeros are stored as this code.
-    pub(super) fn all_zeros_are(&self, code: u32) -> bool {
-        self.zeros.are_all(word_of(code, self.bits))
+    pub(super) fn all_zeros_are(&self, code: u32) -> Result<bool, LoadError> {
+        self.zeros.read()?;
+        Ok(self.zeros.are_all(word_of(code, self.bits)))
     }
 
     /// Reads the scales and offsets of an output, whose zeros are in a column of words: `zero` takes one out of

@@ -5,12 +5,13 @@ use safetensors::tensor::Dtype;
 
 use crate::base::LoadError;
 use crate::device::cpu::CodeBits;
+use crate::runner::tensor::Place;
 use crate::runner::tensors::Stored;
+use crate::runner::weight_file::Held;
 
-/// Codes without a sign in little-endian 32-bit words, `[_, width]`.
-#[derive(Clone, Copy)]
+/// Codes without a sign in little-endian 32-bit words, `[_, width]`, to be [read](Words::read) as a whole.
 pub(super) struct Words<'a> {
-    words: &'a [[u8; 4]],
+    bytes: Held<'a>,
     width: usize,
 }
 
@@ -23,25 +24,35 @@ impl<'a> Words<'a> {
             return Err(stored.place.error(reason));
         }
         Ok(Self {
-            words: stored.bytes.as_chunks().0,
+            bytes: stored.bytes.held(),
             width: shape[1],
         })
     }
 
+    /// Reads all of them.
+    pub(super) fn read(&self) -> Result<(), LoadError> {
+        self.bytes.read()
+    }
+
     /// A word.
     pub(super) fn at(&self, row: usize, column: usize) -> u32 {
-        u32::from_le_bytes(self.words[row * self.width + column])
+        u32::from_le_bytes(self.words()[row * self.width + column])
     }
 
     /// A row of them.
-    pub(super) fn row(&self, row: usize) -> impl Iterator<Item = u32> + use<'a> {
-        let row = &self.words[row * self.width..][..self.width];
+    pub(super) fn row(&self, row: usize) -> impl Iterator<Item = u32> {
+        let row = &self.words()[row * self.width..][..self.width];
         row.iter().map(|word| u32::from_le_bytes(*word))
     }
 
     /// Whether all of them are this.
     pub(super) fn are_all(&self, word: u32) -> bool {
-        self.words.iter().all(|&other| other == word.to_le_bytes())
+        let mut words = self.words().iter();
+        words.all(|&other| other == word.to_le_bytes())
+    }
+
+    fn words(&self) -> &[[u8; 4]] {
+        self.bytes.as_chunks().0
     }
 }
 
@@ -68,11 +79,10 @@ pub(super) const fn word_of(code: u32, bits: CodeBits) -> u32 {
     }
 }
 
-/// Numbers of floating point, one by one.
-#[derive(Clone, Copy)]
+/// Numbers of floating point, one by one, to be [read](Floats::read) as a whole.
 pub(super) struct Floats<'a> {
     dtype: Dtype,
-    bytes: &'a [u8],
+    bytes: Held<'a>,
 }
 
 impl<'a> Floats<'a> {
@@ -81,8 +91,13 @@ impl<'a> Floats<'a> {
         stored.to_float()?;
         Ok(Self {
             dtype: stored.dtype,
-            bytes: stored.bytes,
+            bytes: stored.bytes.held(),
         })
+    }
+
+    /// Reads all of them.
+    pub(super) fn read(&self) -> Result<(), LoadError> {
+        self.bytes.read()
     }
 
     /// One of them, in the order of the tensor.
@@ -110,11 +125,18 @@ pub(super) fn act_order(
         let reason = format!("is of type {:?}; groups are numbered in I32", g_idx.dtype);
         return Err(g_idx.place.error(reason));
     }
-    let groups = g_idx.bytes.as_chunks().0;
-    let groups: Vec<_> = groups
-        .iter()
-        .map(|group| i32::from_le_bytes(*group))
-        .collect();
+    let bytes = g_idx.bytes.to_vec()?;
+    let groups = bytes.as_chunks().0.iter();
+    let groups: Vec<_> = groups.map(|group| i32::from_le_bytes(*group)).collect();
+    order_of(g_idx.place, groups, group_size)
+}
+
+fn order_of(
+    place: Place<'_>,
+    groups: Vec<i32>,
+    group_size: usize,
+) -> Result<Option<Vec<u32>>, LoadError> {
+    let inputs = groups.len();
     let mut in_order = groups.iter().enumerate();
     if in_order.all(|(input, &group)| group as usize == input / group_size) {
         return Ok(None);
@@ -130,13 +152,13 @@ pub(super) fn act_order(
             let reason = format!(
                 "input {input} is in group {group}, and there are {num_groups}; the file is damaged"
             );
-            return Err(g_idx.place.error(reason));
+            return Err(place.error(reason));
         };
         if *next == inputs.min((index + 1) * group_size) {
             let reason = format!(
                 "group {index} has more inputs than group_size {group_size} allows; the file is damaged"
             );
-            return Err(g_idx.place.error(reason));
+            return Err(place.error(reason));
         }
         order[*next] = input as u32;
         *next += 1;
@@ -149,31 +171,20 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::runner::tensor::Place;
 
-    fn order_of(groups: &[i32], group_size: usize) -> Result<Option<Vec<u32>>, String> {
-        let bytes: Vec<u8> = groups
-            .iter()
-            .flat_map(|group| group.to_le_bytes())
-            .collect();
-        let shape = [groups.len()];
-        let stored = Stored {
-            place: Place {
-                path: Path::new("file"),
-                name: "g_idx",
-            },
-            dtype: Dtype::I32,
-            shape: &shape,
-            bytes: &bytes,
+    fn order(groups: &[i32], group_size: usize) -> Result<Option<Vec<u32>>, String> {
+        let place = Place {
+            path: Path::new("file"),
+            name: "g_idx",
         };
-        act_order(stored, groups.len(), group_size).map_err(|error| error.to_string())
+        order_of(place, groups.to_vec(), group_size).map_err(|error| error.to_string())
     }
 
     #[test]
     fn inputs_are_ordered_by_their_groups() {
-        assert_eq!(order_of(&[0, 0, 1, 1, 2], 2), Ok(None));
-        assert_eq!(order_of(&[0, 0, 0], 7), Ok(None));
-        assert_eq!(order_of(&[1, 0, 2, 1, 0], 2), Ok(Some(vec![1, 4, 0, 3, 2])));
+        assert_eq!(order(&[0, 0, 1, 1, 2], 2), Ok(None));
+        assert_eq!(order(&[0, 0, 0], 7), Ok(None));
+        assert_eq!(order(&[1, 0, 2, 1, 0], 2), Ok(Some(vec![1, 4, 0, 3, 2])));
     }
 
     #[test]
@@ -183,7 +194,7 @@ mod tests {
             ([0, -1, 1, 1], "input 1 is in group -1"),
             ([1, 1, 1, 0], "group 1 has more inputs than group_size 2"),
         ] {
-            let error = order_of(&groups, 2).expect_err("refused");
+            let error = order(&groups, 2).expect_err("refused");
             assert!(error.contains(reason), "{error}");
         }
     }

@@ -11,7 +11,7 @@ use crate::base::LoadError;
 /// version are something else.
 pub const PANELS_VERSION: u32 = 1;
 
-/// Bytes of one task of a copy.
+/// Bytes that are read at a time.
 const PIECE: usize = 1 << 20;
 
 /// The panels of a quantised matrix, the same for every instruction set.
@@ -21,6 +21,15 @@ pub struct PanelBytes<'a> {
     pub codes: &'a [u8],
     /// f16s.
     pub scales: &'a [u8],
+}
+
+/// Codes or scales that are to be read.
+#[derive(Clone, Copy)]
+pub struct PanelReader<'a> {
+    /// How many bytes there are.
+    pub num_bytes: usize,
+    /// Writes those from an offset on, as many as there is room for. Called from many threads.
+    pub read: &'a (dyn Fn(usize, &mut [u8]) + Sync),
 }
 
 /// Matrices that were packed together.
@@ -47,7 +56,7 @@ impl PackedMatrix {
 }
 
 impl Cpu {
-    /// A quantised matrix whose panels are a copy of `bytes`. None if these are not as many as such a matrix has.
+    /// A quantised matrix whose panels are read from somewhere. None if there are not as many bytes as such a matrix has.
     ///
     /// # Errors
     ///
@@ -56,34 +65,33 @@ impl Cpu {
     /// # Panics
     ///
     /// A group is neither whole blocks nor a whole row, or the matrices are stacked in turn and their heights differ.
-    pub fn copy_panels(
+    pub fn read_panels(
         &mut self,
         shape: PanelShape<'_>,
-        bytes: PanelBytes<'_>,
+        codes: PanelReader<'_>,
+        scales: PanelReader<'_>,
     ) -> Result<Option<PackedMatrix>, LoadError> {
         let order = PanelOrder::new(shape.stacking, shape.num_rows.iter().copied());
         let mut panels = Panels::zeroed(order.num_panels(), shape.columns, shape.format)?;
         let expected = panels.bytes();
-        if (expected.codes.len(), expected.scales.len()) != (bytes.codes.len(), bytes.scales.len())
-        {
+        if (expected.codes.len(), expected.scales.len()) != (codes.num_bytes, scales.num_bytes) {
             return Ok(None);
         }
-        self.copy(bytes.codes, &mut panels.codes);
-        self.copy(bytes.scales, &mut panels.scales);
+        self.read(codes, &mut panels.codes);
+        self.read(scales, &mut panels.scales);
         Ok(Some(PackedMatrix::quantised(order, shape.columns, panels)))
     }
 
-    /// On all threads; both are as long.
-    fn copy(&mut self, from: &[u8], to: &mut Buffer) {
+    /// On all threads; `to` has as many bytes.
+    fn read(&mut self, from: PanelReader<'_>, to: &mut Buffer) {
         let shared = Shared::new(bytemuck::cast_slice_mut::<_, u8>(to.as_mut_slice()));
-        let num_pieces = from.len().div_ceil(PIECE);
+        let num_pieces = from.num_bytes.div_ceil(PIECE);
         self.pool
             .for_each(&mut self.workers, num_pieces, |_, index| {
-                let from = &from[index * PIECE..];
-                let from = &from[..PIECE.min(from.len())];
+                let start = index * PIECE;
+                let len = PIECE.min(from.num_bytes - start);
                 // SAFETY: every piece is one task's.
-                let to = unsafe { shared.slice(index * PIECE, from.len()) };
-                to.copy_from_slice(from);
+                (from.read)(start, unsafe { shared.slice(start, len) });
             });
     }
 }
@@ -144,6 +152,25 @@ mod tests {
         packed.expect("memory").expect("finite numbers")
     }
 
+    fn copy_panels(
+        cpu: &mut Cpu,
+        shape: PanelShape<'_>,
+        bytes: PanelBytes<'_>,
+    ) -> Option<PackedMatrix> {
+        let read = |bytes: &[u8], start: usize, out: &mut [u8]| {
+            out.copy_from_slice(&bytes[start..][..out.len()]);
+        };
+        let codes = PanelReader {
+            num_bytes: bytes.codes.len(),
+            read: &|start, out| read(bytes.codes, start, out),
+        };
+        let scales = PanelReader {
+            num_bytes: bytes.scales.len(),
+            read: &|start, out| read(bytes.scales, start, out),
+        };
+        cpu.read_panels(shape, codes, scales).expect("memory")
+    }
+
     /// Where this fails, `PANELS_VERSION` has to be another: files that were written before must not be read.
     #[test]
     fn panels_are_those_of_their_version_with_every_instruction_set() {
@@ -172,8 +199,7 @@ mod tests {
             for shape in shapes() {
                 let packed = packed(&mut cpu, shape);
                 let bytes = packed.panel_bytes().expect("quantised");
-                let copy = cpu.copy_panels(shape, bytes).expect("memory");
-                let copy = copy.expect("its size");
+                let copy = copy_panels(&mut cpu, shape, bytes).expect("its size");
                 assert_eq!(copy.panel_bytes(), Some(bytes));
                 assert_eq!((copy.n(), copy.k()), (140, 300));
                 assert_eq!(copy.stacking(), shape.stacking);
@@ -190,7 +216,7 @@ mod tests {
                         ..shape
                     };
                     let bytes = PanelBytes { codes, scales };
-                    let copy = cpu.copy_panels(shape, bytes).expect("memory");
+                    let copy = copy_panels(&mut cpu, shape, bytes);
                     assert!(copy.is_none(), "{shape:?}");
                 }
             }

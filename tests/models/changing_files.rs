@@ -1,0 +1,166 @@
+//! Files that are written to while a model is loaded, or afterwards: a load fails that would read them, and names the
+//! file; what is loaded does not need them.
+
+use std::fs::{self, File, FileTimes};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use triton_inflight::device::cpu::{CodeBits, CpuOptions};
+use triton_inflight::runner::{Checkpoint, CpuRunner, WeightPrecision};
+
+use crate::copy::Copy;
+use crate::support::{Request, Setup, serve_alone};
+
+/// One of each form that weights are stored in.
+const FORMS: &[&str] = &[
+    "llama2",
+    "qwen2",
+    "sharded",
+    "stored-f32",
+    "quantised/gptq",
+    "quantised/gptq-act-order",
+    "quantised/awq",
+    "quantised/compressed-w4a16",
+    "quantised/compressed-w8a8",
+    "quantised/gguf-q8_0",
+    "quantised/gguf-q4_0-split",
+    "quantised/gguf-q4_k",
+    "quantised/gguf-mixed",
+];
+
+fn weight_files(copy: &Copy) -> Vec<PathBuf> {
+    let entries = fs::read_dir(copy.dir()).expect("a folder");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    paths
+        .filter(|path| {
+            let extension = path.extension().unwrap_or_default();
+            extension == "safetensors" || extension == "gguf"
+        })
+        .collect()
+}
+
+fn cut(path: &Path, num_bytes: u64) {
+    let file = File::options().write(true).open(path).expect("the file");
+    file.set_len(num_bytes).expect("cut");
+}
+
+fn setups() -> [Setup; 2] {
+    let weights = WeightPrecision {
+        bits: CodeBits::Eight,
+        group_size: 32,
+    };
+    [None, Some(weights)].map(|weights| Setup {
+        weights,
+        num_threads: 2,
+        ..Setup::default()
+    })
+}
+
+/// What an instance that is added to an open model says.
+fn add_instance(checkpoint: &Checkpoint, setup: &Setup) -> Result<CpuRunner, String> {
+    let runner = CpuRunner::new(checkpoint, setup.runner_limits(), &CpuOptions::default());
+    runner.map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_file_that_is_cut_short_while_it_is_loaded_fails_that_load() {
+    for name in FORMS {
+        for setup in setups() {
+            let copy = Copy::of(name);
+            for file in weight_files(&copy) {
+                let whole = fs::read(&file).expect("the file");
+                for num_bytes in [0, whole.len() / 2, whole.len() - 1] {
+                    fs::write(&file, &whole).expect("written");
+                    let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+                    assert!(add_instance(&checkpoint, &setup).is_ok(), "{name}");
+                    cut(&file, num_bytes as u64);
+                    let Err(error) = add_instance(&checkpoint, &setup) else {
+                        panic!("{name}: {num_bytes} of {} bytes", whole.len());
+                    };
+                    assert!(error.contains(&file.display().to_string()), "{error}");
+                    assert!(
+                        error.contains("has been cut short")
+                            || error.contains("has been written to"),
+                        "{error}"
+                    );
+                    assert!(error.contains("load the model again"), "{error}");
+                }
+                fs::write(&file, &whole).expect("written");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_written_to_after_it_was_opened_fails_the_next_load() {
+    for name in FORMS {
+        let copy = Copy::of(name);
+        let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+        let file = weight_files(&copy).pop().expect("a file");
+        // Who is quick enough is not seen; whoever is not has another time.
+        let later = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
+        let opened = File::options().write(true).open(&file).expect("the file");
+        opened.set_times(later).expect("its owner");
+        let Err(error) = add_instance(&checkpoint, &Setup::default()) else {
+            panic!("{name} loads");
+        };
+        assert!(error.contains("has been written to"), "{error}");
+        assert!(error.contains(&file.display().to_string()), "{error}");
+    }
+}
+
+#[test]
+fn a_checkpoint_that_is_replaced_is_read_to_its_end() {
+    let copy = Copy::of("llama2");
+    let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+    let file = copy.path("model.safetensors");
+    let other = copy.path("other");
+    fs::write(&other, b"something else").expect("written");
+    fs::rename(other, file).expect("renamed");
+    assert!(add_instance(&checkpoint, &Setup::default()).is_ok());
+}
+
+#[test]
+fn what_is_loaded_does_not_need_its_files() {
+    let request = Request::greedy(&[3, 14, 15, 9, 26], 12);
+    for name in FORMS {
+        for setup in setups() {
+            let copy = Copy::of(name);
+            let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+            let mut runner = add_instance(&checkpoint, &setup).expect("it loads");
+            let expected = serve_alone(&mut runner, &setup, &request);
+            for file in weight_files(&copy) {
+                cut(&file, 0);
+            }
+            assert_eq!(serve_alone(&mut runner, &setup, &request), expected);
+        }
+    }
+}
+
+#[test]
+fn a_file_may_shrink_at_any_moment_of_a_load() {
+    for name in ["llama2", "quantised/gptq", "quantised/gguf-q8_0"] {
+        let copy = Copy::of(name);
+        let file = weight_files(&copy).pop().expect("a file");
+        let whole = fs::read(&file).expect("the file");
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut num_bytes = 0;
+                while !is_done.load(Ordering::Relaxed) {
+                    num_bytes = (num_bytes + 7919) % whole.len();
+                    cut(&file, num_bytes as u64);
+                    fs::write(&file, &whole).expect("written");
+                }
+            });
+            for _ in 0..100 {
+                if let Err(error) = copy.load() {
+                    let error = error.to_string();
+                    assert!(error.contains(&file.display().to_string()), "{error}");
+                }
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+    }
+}
