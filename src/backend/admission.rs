@@ -606,12 +606,7 @@ impl Admission {
         }
         check_len(text.len())?;
         let ids = parts.tokenizer.encode(&text, add_special_tokens)?;
-        if let Some(id) = ids.iter().find(|id| **id >= self.vocab_size) {
-            return Err(Error::internal(format!(
-                "the tokenizer made token {id}, outside the model's vocabulary of {}",
-                self.vocab_size
-            )));
-        }
+        self.check_made("the prompt", &ids)?;
         Ok(Prompt { text, ids })
     }
 
@@ -649,8 +644,25 @@ impl Admission {
         let Some(parts) = &self.text else {
             return Ok(Vec::new());
         };
-        let tokens = |text: &String| parts.tokenizer.encode(text, false);
+        let tokens = |text: &String| {
+            let ids = parts.tokenizer.encode(text, false)?;
+            self.check_made("option 'embedding_bias_words'", &ids)?;
+            Ok(ids)
+        };
         texts.iter().map(tokens).collect()
+    }
+
+    /// Refuses what the tokenizer made if the model does not know it: a tokenizer can have tokens, such as one for
+    /// padding, that the model has no row for.
+    fn check_made(&self, of: &str, ids: &[TokenId]) -> Result<(), RequestError> {
+        match ids.iter().find(|id| **id >= self.vocab_size) {
+            None => Ok(()),
+            Some(id) => Err(RequestError::Invalid(format!(
+                "{of}: the tokenizer makes token {id} of it, and the model's vocabulary is 0 to {}; leave out the \
+                 text of that token",
+                self.vocab_size - 1
+            ))),
+        }
     }
 
     fn bad_words(&self, options: &RequestOptions) -> Result<Vec<Vec<TokenId>>, RequestError> {
@@ -659,7 +671,10 @@ impl Admission {
         };
         let mut words = Vec::new();
         for word in &options.bad_words {
-            words.extend(parts.tokenizer.encode_word_variants(word)?);
+            for ids in parts.tokenizer.encode_word_variants(word)? {
+                self.check_made("option 'bad_words'", &ids)?;
+                words.push(ids);
+            }
         }
         Ok(words)
     }

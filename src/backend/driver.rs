@@ -104,19 +104,19 @@ impl Driver {
     /// The step failed. Every request has been answered with the error; the instance must take no more.
     pub fn execute(
         &mut self,
-        requests: impl ExactSizeIterator<Item = Request>,
+        mut requests: impl ExactSizeIterator<Item = Request>,
     ) -> Result<(), StepError> {
         let mut clock = StepClock::start();
         self.has_waited = false;
         let mut batch = Batch::with_capacity(requests.len());
-        for request in requests {
-            self.take_in(request, &mut batch, clock.start);
-        }
-        if batch.len() < self.in_flight.len() {
-            self.forget_the_lost(clock.start);
-        }
         // A panic must not drop the batch here: that would answer requests whose answers are lent.
         let result = catch(|| {
+            for request in requests.by_ref() {
+                self.take_in(request, &mut batch, clock.start);
+            }
+            if batch.len() < self.in_flight.len() {
+                self.forget_the_lost(clock.start);
+            }
             self.end_early(clock.start)?;
             self.join_compiled();
             self.lend(&batch)?;
@@ -125,7 +125,7 @@ impl Driver {
         });
         result
             .unwrap_or_else(|panic| Err(StepError(panic)))
-            .inspect_err(|error| self.fail_all(&mut batch, error))
+            .inspect_err(|error| self.fail_all(&mut batch, requests, error))
     }
 
     fn take_in(&mut self, request: Request, batch: &mut Batch, now: Instant) {
@@ -186,14 +186,14 @@ impl Driver {
         if request.is_cancelled() {
             return self.hand_to_triton(request);
         }
-        match self.admission.asks_to_stop(&request) {
+        match alone(|| self.admission.asks_to_stop(&request)) {
             Ok(false) => {}
             Ok(true) => return self.stop(request, key, batch, now),
             Err(error) => return self.refuse(request, error),
         }
         let id = self.next_id();
         let admitted = self.claim_client_id(&request, now).and_then(|client_id| {
-            let admitted = self.admission.read(&mut request, id, now)?;
+            let admitted = alone(|| self.admission.read(&mut request, id, now))?;
             let branches = admitted.new_branches.branches();
             self.num_requests_seen = id.0 + branches.len() as u64;
             match admitted.compilation {
@@ -219,7 +219,7 @@ impl Driver {
 
     /// A request that ends the one in flight with its request id. Both are answered in this step.
     fn stop(&mut self, mut request: Request, key: CorrelationKey, batch: &mut Batch, now: Instant) {
-        let answer = self.admission.answer_to_stop(&mut request, now);
+        let answer = alone(|| self.admission.answer_to_stop(&mut request, now));
         let client_id = request.client_id().map(Option::unwrap_or_default);
         let stopped = client_id.and_then(|client_id| match client_id {
             "" => Err(Error::invalid(
@@ -525,14 +525,20 @@ impl Driver {
         Ok(())
     }
 
-    /// Answers the requests of the batch with the step's error. Those that Triton holds are answered
-    /// when they come here again.
-    fn fail_all(&mut self, batch: &mut Batch, error: &StepError) {
+    /// Answers the requests of the batch, and those that were still to be taken in, with the step's error. Those
+    /// that Triton holds are answered when they come here again.
+    fn fail_all(
+        &mut self,
+        batch: &mut Batch,
+        untaken: impl Iterator<Item = Request>,
+        error: &StepError,
+    ) {
         // The responder must be done with them first.
         if let Err(gone) = self.take_loan_back() {
             log::error!("{gone}");
         }
-        for (_, request) in batch.drain(..) {
+        let taken = batch.drain(..).map(|(_, request)| request);
+        for request in taken.chain(untaken) {
             self.refuse(request, error.clone().into());
         }
     }
@@ -599,6 +605,15 @@ impl Driver {
             log::debug!("a request could not be counted: {error}");
         }
     }
+}
+
+/// Reads a request. A panic there is that request's own: nothing else has been touched yet.
+fn alone<T>(read: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch(read).unwrap_or_else(|panic| {
+        let error = format!("the request could not be read: {panic}");
+        log::error!("{error}");
+        Err(Error::internal(error))
+    })
 }
 
 /// Gives the manager all branches of a request, or none.

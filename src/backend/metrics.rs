@@ -65,7 +65,7 @@ const GAUGES: &[GaugeFamily] = &[
             ("reused", |s| s.reuse.num_reused_blocks as f64),
             ("tokens_per", |s| f64::from(s.kv.block_size.tokens().0)),
             ("fraction", |s| {
-                f64::from(s.kv.num_used.0) / f64::from(s.kv.num_blocks.0)
+                f64::from(s.kv.num_used.0) / f64::from(s.kv.num_blocks.0.max(1))
             }),
         ],
     ),
@@ -239,10 +239,15 @@ impl InstanceMetrics {
 }
 
 impl Drop for InstanceMetrics {
+    /// An instance that has failed, or is unloaded, has no requests, no blocks and no memory.
     fn drop(&mut self) {
+        let mut gone = None;
         self.metrics.0.show(|instances| {
-            instances.remove(&self.id);
+            gone = instances.remove(&self.id);
         });
+        if let Some(gone) = gone {
+            self.metrics.0.show_none_left(&gone.stats.gone());
+        }
     }
 }
 
@@ -356,6 +361,17 @@ impl Metrics {
             instances: Mutex::default(),
             num_instances_seen: AtomicU64::new(0),
         }))
+    }
+
+    /// Shows `gone`, the last record of the instance that has just gone, if it was the last.
+    fn show_none_left(&self, gone: &StepStats) {
+        let instances = self.instances.lock();
+        if instances.is_empty() {
+            for (gauge, value) in &self.gauges {
+                gauge.set(value(gone));
+            }
+            self.memory.iter().for_each(|gauge| gauge.set(0.0));
+        }
     }
 
     fn show(&self, change: impl FnOnce(&mut BTreeMap<u64, Shown>)) {

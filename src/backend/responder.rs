@@ -92,7 +92,7 @@ impl Responder {
                     Work::Finals(finals) => {
                         for answer in finals {
                             let factory = answer.factory.clone();
-                            observer.request_ended(&answer);
+                            writing(|| observer.request_ended(&answer));
                             if let Err(panic) = catch(|| log_failure(answer.send_final())) {
                                 log_failure(factory.send_error(Error::internal(panic)));
                             }
@@ -102,13 +102,13 @@ impl Responder {
                     Work::Refused(factory) => anchor.hold(factory),
                     Work::Records => {}
                     Work::Idle(kv) => {
-                        observer.steps_done(reader.read());
-                        observer.idle(kv);
+                        writing(|| observer.steps_done(reader.read()));
+                        writing(|| observer.idle(kv));
                     }
                 }
-                observer.steps_done(reader.read());
+                writing(|| observer.steps_done(reader.read()));
             }
-            observer.steps_done(reader.read());
+            writing(|| observer.steps_done(reader.read()));
         };
         let thread = std::thread::Builder::new()
             .name("inflight-respond".to_owned())
@@ -245,6 +245,13 @@ fn gone() -> StepError {
 
 fn panicked(panic: String) -> Result<(), Error> {
     Err(Error::internal(panic))
+}
+
+/// Writes something down. What goes wrong with it is no reason to leave requests without an answer.
+fn writing(write: impl FnOnce()) {
+    if let Err(panic) = catch(write) {
+        log::error!("a step or a request could not be written down: {panic}");
+    }
 }
 
 fn log_failure(result: Result<(), Error>) {

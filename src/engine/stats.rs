@@ -6,7 +6,7 @@
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use crate::base::{RequestId, Tokens};
+use crate::base::{Blocks, RequestId, Tokens};
 use crate::engine::sequence::Sequence;
 use crate::engine::{
     BatchingScheme, DraftTotals, Engine, EngineConfig, KvUsage, Phase, ReuseTotals, Step,
@@ -226,6 +226,18 @@ impl StepStats {
             num_waiting: 0,
             kv,
             ..self.clone()
+        }
+    }
+
+    /// What holds when the engine is gone.
+    pub fn gone(&self) -> Self {
+        Self {
+            max_num_requests: 0,
+            ..self.idle(KvUsage {
+                num_blocks: Blocks::ZERO,
+                num_used: Blocks::ZERO,
+                ..self.kv
+            })
         }
     }
 

@@ -16,6 +16,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use super::error::{check, get, get_object, get_text, to_utf8, utf8};
+use super::response::gave_up;
 use super::{Error, ErrorCode, Input, ResponseFactory, sys};
 
 /// Bytes of a request id, and of a parameter's name.
@@ -252,7 +253,7 @@ impl Request {
     }
 
     /// Gives the request back to Triton for good and frees its slot. Its factory still has to send the
-    /// final response; without a factory the request is answered with an error.
+    /// final response, an error if it is dropped before; without a factory the request is answered with an error.
     ///
     /// Release before sending the final response: a client that goes away at the final one would set
     /// the cancel flag before the release, and the slot of a cancelled request is not freed by it.
@@ -374,6 +375,9 @@ impl Request {
     }
 
     fn release_all(&self) {
+        if let Some(factory) = &self.factory {
+            factory.request_released();
+        }
         let flag = sys::TRITONSERVER_RequestReleaseFlag::TRITONSERVER_REQUEST_RELEASE_ALL;
         if let Err(error) = self.release_with(flag) {
             log::error!("a request could not be released: {error}");
@@ -427,8 +431,6 @@ unsafe fn text_of_at_most<'request>(
 
 impl Drop for Request {
     fn drop(&mut self) {
-        self.end(Some(Error::internal(
-            "the backend gave the request up without an answer",
-        )));
+        self.end(Some(gave_up()));
     }
 }

@@ -9,6 +9,7 @@ use std::ffi::CStr;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -24,6 +25,8 @@ struct Inner {
     raw: NonNull<sys::TRITONBACKEND_ResponseFactory>,
     /// Whether the final response has been sent. Held while sending, so that nothing can overtake.
     finished: Mutex<bool>,
+    /// Whether the request has been released for good: then nobody but the factory can answer it.
+    released: AtomicBool,
 }
 
 /// One response, to be filled and sent; deleted if it is dropped unsent.
@@ -70,6 +73,7 @@ impl ResponseFactory {
         Ok(Self(Arc::new(Inner {
             raw,
             finished: Mutex::new(false),
+            released: AtomicBool::new(false),
         })))
     }
 
@@ -83,6 +87,12 @@ impl ResponseFactory {
             })
         }
         .unwrap_or(false)
+    }
+
+    /// Says that the request has been released for good. If the last clone of the factory is dropped before it has
+    /// sent the final response, that is an error.
+    pub(super) fn request_released(&self) {
+        self.0.released.store(true, Ordering::Relaxed);
     }
 
     /// Whether the request's final response has been sent.
@@ -147,8 +157,51 @@ impl ResponseFactory {
     }
 }
 
+impl Inner {
+    /// Ends a released request that nobody has ended: its client must not wait for ever.
+    fn send_last_words(&mut self) {
+        if *self.finished.get_mut() || !*self.released.get_mut() {
+            return;
+        }
+        use sys::TRITONSERVER_ResponseCompleteFlag as Flag;
+        let flags = Flag::TRITONSERVER_RESPONSE_COMPLETE_FINAL.0;
+        let error = RawError::new(gave_up());
+        // SAFETY: the factory is alive; the response is ours.
+        let response = unsafe {
+            get_object(|out| sys::TRITONBACKEND_ResponseNewFromFactory(out, self.raw.as_ptr()))
+        };
+        let sent = match response {
+            // SAFETY: the response is alive and given away; the error is only lent, and outlives the call.
+            Ok(response) => unsafe {
+                let error = error.as_ref().map_or(ptr::null_mut(), RawError::as_ptr);
+                check(sys::TRITONBACKEND_ResponseSend(
+                    response.as_ptr(),
+                    flags,
+                    error,
+                ))
+            },
+            // SAFETY: the factory is alive.
+            Err(_) => unsafe {
+                check(sys::TRITONBACKEND_ResponseFactorySendFlags(
+                    self.raw.as_ptr(),
+                    flags,
+                ))
+            },
+        };
+        if let Err(error) = sent {
+            log::error!("a request could not be answered: {error}");
+        }
+    }
+}
+
+/// What a client hears whose request was forgotten.
+pub(super) fn gave_up() -> Error {
+    Error::internal("the backend gave the request up without an answer")
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.send_last_words();
         // SAFETY: the factory is ours and not used again. A failed delete leaves nothing to do.
         let _ = unsafe { check(sys::TRITONBACKEND_ResponseFactoryDelete(self.raw.as_ptr())) };
     }

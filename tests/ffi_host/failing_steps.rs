@@ -1,8 +1,8 @@
 //! The real backend in the fake server, whose runner panics in a step: everybody is answered once, and what was
 //! generated before arrives first.
 
-use crate::driver::{Ask, Server, error_code, output_ids};
 use crate::fake_triton::Where;
+use crate::served::{Ask, Server, error_code, output_ids};
 use crate::{INTERNAL, RawRequest, UNAVAILABLE};
 
 /// Three requests at once: two streams, whose answers are lent to the responder while a step computes, and one
@@ -66,5 +66,29 @@ fn an_instance_whose_step_has_panicked_takes_no_more() {
         assert_eq!(sent[0].error, Some((code, message.clone())));
         assert_eq!(server.host.place(request), Where::Released);
     }
+    server.unload();
+}
+
+#[test]
+fn the_gauges_of_an_instance_that_has_failed_say_that_nothing_is_there() {
+    let mut server = Server::load(&[("synthetic_fail_after", "2")]);
+    let [ask, ..] = asks();
+    let request = server.ask(&ask);
+    for _ in 0..2 {
+        assert_eq!(server.execute(&[request]), Ok(()));
+    }
+    assert_eq!(server.execute(&[request]), Ok(()));
+    let requests = |kind| server.gauge("nv_trt_llm_request_metrics", kind);
+    let blocks = |kind| server.gauge("nv_trt_llm_kv_cache_block_metrics", kind);
+    for value in [requests("active"), requests("scheduled"), requests("max")] {
+        assert_eq!(value, 0.0);
+    }
+    for value in ["used", "free", "max", "fraction"].map(blocks) {
+        assert_eq!(value, 0.0);
+    }
+    assert_eq!(
+        server.gauge("nv_trt_llm_runtime_memory_metrics", "cpu"),
+        0.0
+    );
     server.unload();
 }

@@ -5,8 +5,8 @@ use std::ffi::{CStr, CString};
 
 use triton_inflight::triton::DataType;
 
-use crate::driver::{Ask, Server, error_code, output_ids};
 use crate::fake_triton::{Input, Parameter};
+use crate::served::{Ask, Server, error_code, output_ids};
 use crate::{INVALID, RawRequest};
 
 /// A request with one parameter more.

@@ -3,7 +3,10 @@
 
 #[path = "../support/fake_triton/mod.rs"]
 mod fake_triton;
+#[path = "../support/served.rs"]
+mod served;
 
+mod draw;
 mod driver;
 mod failing_steps;
 mod fake_server;
@@ -11,6 +14,7 @@ mod handles;
 mod large_options;
 mod lifecycle;
 mod metrics_and_log;
+mod odd_options;
 mod random_clients;
 mod reading;
 mod records;
@@ -18,13 +22,11 @@ mod requests;
 mod responses;
 mod sequences;
 
-use std::ffi::CStr;
 use std::ptr::NonNull;
 
 use fake_triton::Host;
+use served::{Failure, RawRequest, outcome};
 use triton_inflight::triton::{Request, sys};
-
-type RawRequest = *mut sys::TRITONBACKEND_Request;
 
 const INTERNAL: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_INTERNAL.0;
 const INVALID: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_INVALID_ARG.0;
@@ -43,22 +45,4 @@ fn error_codes(host: &Host, request: RawRequest) -> Vec<Option<u32>> {
     sent.iter()
         .map(|sent| sent.error.as_ref().map(|(code, _)| *code))
         .collect()
-}
-
-/// Code and message.
-type Failure = (u32, String);
-
-/// What Triton makes of an entry point's return value: it reads the error and deletes it.
-unsafe fn outcome(error: *mut sys::TRITONSERVER_Error) -> Result<(), Failure> {
-    if error.is_null() {
-        return Ok(());
-    }
-    // SAFETY: an entry point returns null or an error object that it gives away.
-    unsafe {
-        let code = sys::TRITONSERVER_ErrorCode(error).0;
-        let message = CStr::from_ptr(sys::TRITONSERVER_ErrorMessage(error));
-        let message = message.to_string_lossy().into_owned();
-        sys::TRITONSERVER_ErrorDelete(error);
-        Err((code, message))
-    }
 }

@@ -2,32 +2,17 @@
 
 use triton_inflight::triton::sys;
 
-use crate::driver::{Ask, Server, error_code, rows};
+use crate::draw::Draw;
 use crate::fake_triton::Where;
+use crate::served::{Ask, Server, error_code, rows};
 use crate::{INVALID, RawRequest};
 
 const CANCELLED: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_CANCELLED.0;
 
-/// Numbers from a seed (splitmix64; Steele, Lea, Flood, 2014).
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) % bound as u64) as usize
-    }
-
-    fn one_in(&mut self, count: usize) -> bool {
-        self.below(count) == 0
-    }
-}
-
 /// Clients that come, stream, wait and go away, Triton that hands over whole batches or parts of them,
 /// a cache too small for all: 200 steps, then everybody is served to the end.
 fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
-    let mut draw = Draw(seed);
+    let mut draw = Draw::from_seed(seed);
     let mut server = Server::load(parameters);
     let mut asked: Vec<(Ask, RawRequest)> = Vec::new();
     let mut live: Vec<RawRequest> = Vec::new();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::driver::{Ask, Server};
+use crate::served::{Ask, Server};
 
 /// A statistics file that is gone after the test.
 struct StatsFile(PathBuf);

@@ -195,3 +195,33 @@ fn a_request_keeps_its_identity_from_one_execute_to_the_next() {
     first.dismiss();
     second.dismiss();
 }
+
+#[test]
+fn a_released_request_whose_answer_is_forgotten_is_answered_with_an_error() {
+    let host = Host::start();
+    let raw = host.request(Spec::default());
+    let mut request = take(raw);
+    let factory = request.response_factory().expect("a factory");
+    let response = factory.new_response().expect("a response");
+    response.send(Completion::Partial).expect("sent");
+    request.release();
+    let clone = factory.clone();
+    drop(factory);
+    assert_eq!(host.sent(raw).len(), 1, "somebody may still answer");
+    drop(clone);
+    let sent = host.sent(raw);
+    assert!(sent[1].is_final && sent[1].after_release);
+    assert_eq!(error_codes(&host, raw), [None, Some(INTERNAL)]);
+}
+
+#[test]
+fn the_answer_of_a_request_that_is_not_released_can_be_forgotten() {
+    let host = Host::start();
+    let raw = host.request(Spec::default());
+    let mut request = take(raw);
+    drop(request.response_factory().expect("a factory"));
+    request.reschedule().expect("taken back");
+    assert_eq!(host.sent(raw), []);
+    host.again(raw);
+    take(raw).dismiss();
+}

@@ -1,7 +1,7 @@
 //! The real backend in the fake server: requests for several sequences, next to those for one.
 
-use crate::driver::{Ask, Server, error_code, rows};
 use crate::fake_triton::{Parameter, Sent, Where};
+use crate::served::{Ask, Server, error_code, rows};
 use crate::{INVALID, RawRequest};
 
 /// The texts of an output, one for each row.

@@ -385,7 +385,9 @@ impl RequestOptions {
         }
         let mut biases = self.embedding_bias.clone();
         for (token, bias) in sampling.logit_bias.drain(..) {
-            biases[token as usize] += bias;
+            if let Some(sum) = biases.get_mut(token as usize) {
+                *sum += bias;
+            }
         }
         let biases = (0..).zip(biases).filter(|(_, bias)| *bias != 0.0);
         sampling.logit_bias = biases.collect();

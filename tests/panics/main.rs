@@ -1,0 +1,106 @@
+//! Panics where the backend reads a request, and where it writes a step down: they are the fault of one request, or of
+//! nobody, and everybody else is served.
+//!
+//! The backend writes to a log at both places, and this executable has a log of its own that panics when a test says so.
+
+#[path = "../support/fake_triton/mod.rs"]
+mod fake_triton;
+#[path = "../support/served.rs"]
+#[allow(dead_code, reason = "each test executable uses its part")]
+mod served;
+
+use std::sync::Once;
+
+use log::{LevelFilter, Log, Metadata, Record};
+use parking_lot::Mutex;
+use triton_inflight::triton::sys;
+
+use fake_triton::{Parameter, Where};
+use served::{Ask, Server, error_code, output_ids};
+
+const INTERNAL: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_INTERNAL.0;
+
+/// What a line has to contain for the log to panic, and how often it has.
+static TRAP: Mutex<(Option<&str>, usize)> = Mutex::new((None, 0));
+
+struct PanickingLog;
+
+impl Log for PanickingLog {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let line = record.args().to_string();
+        let mut trap = TRAP.lock();
+        if trap.0.is_some_and(|words| line.contains(words)) {
+            trap.1 += 1;
+            drop(trap);
+            panic!("the log fell into its trap");
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// Lets the log panic at lines that contain `words`.
+fn set_trap(words: Option<&'static str>) {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        log::set_logger(&PanickingLog).expect("the first logger of this process");
+        log::set_max_level(LevelFilter::Debug);
+    });
+    *TRAP.lock() = (words, 0);
+}
+
+fn num_panics() -> usize {
+    TRAP.lock().1
+}
+
+#[test]
+fn a_panic_while_a_request_is_read_ends_that_request_alone() {
+    let mut server = Server::load(&[]);
+    set_trap(Some("is ignored"));
+    let ask = Ask::of_lengths(4, 6, true);
+    let before = server.ask(&ask);
+    assert_eq!(server.execute(&[before]), Ok(()));
+    // The backend says in its log that this option has no effect.
+    let mut spec = server.spec(&ask);
+    let unused = (c"lookahead_ngram_size".to_owned(), Parameter::Int(3));
+    spec.parameters.push(unused);
+    let broken = server.host.request(spec);
+    let after = server.ask(&ask);
+    assert_eq!(server.execute(&[before, broken, after]), Ok(()));
+    assert_eq!(num_panics(), 1);
+    assert_eq!(server.host.place(broken), Where::Released);
+    let sent = server.host.sent(broken);
+    assert_eq!((sent.len(), error_code(&sent)), (1, Some(INTERNAL)));
+    assert_eq!(server.ready(), Ok(()));
+
+    server.finish(&[before, after]);
+    server.unload();
+    set_trap(None);
+    for request in [before, after] {
+        assert_eq!(output_ids(&server.host.sent(request)), ask.expected());
+    }
+}
+
+#[test]
+fn a_panic_while_a_step_is_written_down_leaves_no_request_without_an_answer() {
+    let mut server = Server::load(&[]);
+    server.host.set_verbose(true);
+    set_trap(Some("Active Request Count"));
+    let asks = [true, false, false].map(|stream| Ask::of_lengths(4, 3, stream));
+    for _ in 0..20 {
+        let requests = asks.each_ref().map(|ask| server.ask(ask));
+        server.finish(&requests);
+        for (request, ask) in requests.into_iter().zip(&asks) {
+            server.wait_for_final(request);
+            assert_eq!(output_ids(&server.host.sent(request)), ask.expected());
+        }
+    }
+    assert_eq!(server.ready(), Ok(()));
+    server.unload();
+    assert!(num_panics() > 0);
+    set_trap(None);
+}

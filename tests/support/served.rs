@@ -1,0 +1,296 @@
+//! The real backend in the fake server: a model that is loaded, requests of it, and what their clients read.
+
+use std::ffi::{CStr, CString};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use triton_inflight::backend::Inflight;
+use triton_inflight::base::TokenId;
+use triton_inflight::runner::next_token;
+use triton_inflight::triton::{DataType, lifecycle, sys};
+
+use crate::fake_triton::{Correlation, Host, Input, Parameter, Sent, Spec, Where};
+
+pub type RawRequest = *mut sys::TRITONBACKEND_Request;
+
+/// Code and message.
+pub type Failure = (u32, String);
+
+/// What Triton makes of an entry point's return value: it reads the error and deletes it.
+///
+/// # Safety
+/// `error` is null or an error object that is given away.
+pub unsafe fn outcome(error: *mut sys::TRITONSERVER_Error) -> Result<(), Failure> {
+    if error.is_null() {
+        return Ok(());
+    }
+    // SAFETY: an entry point returns null or an error object that it gives away.
+    unsafe {
+        let code = sys::TRITONSERVER_ErrorCode(error).0;
+        let message = CStr::from_ptr(sys::TRITONSERVER_ErrorMessage(error));
+        let message = message.to_string_lossy().into_owned();
+        sys::TRITONSERVER_ErrorDelete(error);
+        Err((code, message))
+    }
+}
+
+const VOCAB_SIZE: u32 = 64;
+
+/// A loaded model with one instance.
+pub struct Server {
+    pub host: Host,
+    pub model: *mut sys::TRITONBACKEND_Model,
+    instance: *mut sys::TRITONBACKEND_ModelInstance,
+    num_requests: u64,
+}
+
+/// What a client asks for.
+#[derive(Clone)]
+pub struct Ask {
+    pub prompt: Vec<TokenId>,
+    pub max_tokens: usize,
+    pub stream: bool,
+    pub num_sequences: usize,
+}
+
+impl Server {
+    pub fn load(parameters: &[(&str, &str)]) -> Self {
+        let mut all = serde_json::Map::new();
+        let vocab_size = VOCAB_SIZE.to_string();
+        let common = [
+            ("runner", "synthetic"),
+            ("synthetic_vocab_size", &vocab_size),
+        ];
+        for (key, value) in common.iter().chain(parameters) {
+            all.insert((*key).to_owned(), json!({ "string_value": value }));
+        }
+        Self::load_config(&json!({
+            "name": "m", "backend": "inflight", "max_batch_size": 8,
+            "input": [], "output": [], "parameters": all,
+        }))
+    }
+
+    /// Loads a model of this configuration.
+    pub fn load_config(config: &Value) -> Self {
+        let host = Host::start();
+        let model = host.model("m", &config.to_string());
+        let instance = host.instance(model);
+        // SAFETY: both handles are alive until `unload`.
+        unsafe {
+            outcome(lifecycle::model_initialize::<Inflight>(model)).expect("the model loads");
+            outcome(lifecycle::instance_initialize::<Inflight>(instance))
+                .expect("and its instance");
+        }
+        Self {
+            host,
+            model,
+            instance,
+            num_requests: 0,
+        }
+    }
+
+    /// A new request of a sequence of its own.
+    pub fn ask(&mut self, ask: &Ask) -> RawRequest {
+        let spec = self.spec(ask);
+        self.host.request(spec)
+    }
+
+    /// The same, to be changed before it is sent.
+    pub fn spec(&mut self, ask: &Ask) -> Spec {
+        self.num_requests += 1;
+        spec(ask, Correlation::Number(self.num_requests))
+    }
+
+    pub fn ask_as(&self, ask: &Ask, correlation: Correlation) -> RawRequest {
+        self.host.request(spec(ask, correlation))
+    }
+
+    /// One Execute call over requests that are the backend's or Triton's.
+    pub fn execute(&self, batch: &[RawRequest]) -> Result<(), Failure> {
+        for &request in batch {
+            if self.host.place(request) == Where::InQueue {
+                self.host.again(request);
+            }
+        }
+        let mut batch = batch.to_vec();
+        let (list, count) = (batch.as_mut_ptr(), batch.len() as u32);
+        // SAFETY: the instance is alive, and so are the requests, which are the backend's.
+        unsafe {
+            outcome(lifecycle::instance_execute::<Inflight>(
+                self.instance,
+                list,
+                count,
+            ))
+        }
+    }
+
+    /// Executes until Triton has none of these requests any more.
+    pub fn finish(&self, requests: &[RawRequest]) {
+        for _ in 0..1000 {
+            let left: Vec<_> = requests
+                .iter()
+                .copied()
+                .filter(|request| self.host.place(*request) != Where::Released)
+                .collect();
+            if left.is_empty() {
+                return;
+            }
+            assert_eq!(self.execute(&left), Ok(()));
+        }
+        panic!("a request never ends");
+    }
+
+    /// Waits for the last response of a request that is released; the responder sends it.
+    pub fn wait_for_final(&self, request: RawRequest) {
+        let is_final = |sent: &Sent| sent.is_final;
+        self.wait_until("the final response", || {
+            self.host.sent(request).last().is_some_and(is_final)
+        });
+    }
+
+    /// Waits for something that another thread of the backend does.
+    pub fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !is_so() {
+            assert!(Instant::now() < deadline, "never: {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// What the metrics say of the KV cache.
+    pub fn num_used_blocks(&self) -> f64 {
+        self.gauge("nv_trt_llm_kv_cache_block_metrics", "used")
+    }
+
+    /// The gauge of a family that has this label.
+    pub fn gauge(&self, family: &str, label: &str) -> f64 {
+        let families = self.host.families();
+        let found = families.iter().find(|found| found.name == family);
+        let has_label = |(_, value): &(String, String)| value == label;
+        let mut metrics = found.expect("the family").metrics.iter();
+        let found = metrics.find(|metric| metric.labels.iter().any(has_label));
+        found.expect("the gauge").value
+    }
+
+    /// Whether the instance says that it can serve.
+    pub fn ready(&self) -> Result<(), Failure> {
+        // SAFETY: the instance is alive.
+        unsafe { outcome(lifecycle::instance_ready::<Inflight>(self.instance)) }
+    }
+
+    /// Unloads, which sends everything that was still to be sent.
+    pub fn unload(&self) {
+        // SAFETY: both were initialised, and nothing else is in progress.
+        unsafe {
+            let instance = lifecycle::instance_finalize::<Inflight>(self.instance);
+            assert_eq!(outcome(instance), Ok(()));
+            assert_eq!(
+                outcome(lifecycle::model_finalize::<Inflight>(self.model)),
+                Ok(())
+            );
+        }
+    }
+}
+
+fn spec(ask: &Ask, correlation: Correlation) -> Spec {
+    let ids = ask
+        .prompt
+        .iter()
+        .flat_map(|id| (*id as i32).to_le_bytes())
+        .collect();
+    let mut parameters = vec![(
+        c"max_tokens".to_owned(),
+        Parameter::Int(ask.max_tokens as i64),
+    )];
+    parameters.push(match ask.stream {
+        true => (c"stream".to_owned(), Parameter::Bool(true)),
+        false => (c"exclude_input_in_output".to_owned(), Parameter::Bool(true)),
+    });
+    if ask.num_sequences > 1 {
+        // The synthetic runner draws nothing, but a greedy request has only one sequence.
+        parameters.push((c"temperature".to_owned(), Parameter::Double(1.0)));
+        let n = Parameter::Int(ask.num_sequences as i64);
+        parameters.push((c"n".to_owned(), n));
+    }
+    let outputs = ["output_ids", "finish_reason", "num_output_tokens"];
+    Spec {
+        correlation,
+        parameters,
+        inputs: vec![Input {
+            name: c"input_ids".to_owned(),
+            data_type: DataType::Int32,
+            shape: vec![1, ask.prompt.len() as i64],
+            buffers: vec![ids],
+            on_gpu: false,
+        }],
+        outputs: outputs
+            .map(|name| CString::new(name).expect("a name"))
+            .into(),
+        ..Spec::default()
+    }
+}
+
+impl Ask {
+    pub fn of_lengths(prompt: usize, max_tokens: usize, stream: bool) -> Self {
+        let prompt = (0..prompt).map(|i| (i * 7 % 64) as TokenId).collect();
+        Self {
+            prompt,
+            max_tokens,
+            stream,
+            num_sequences: 1,
+        }
+    }
+
+    pub fn of_sequences(self, num_sequences: usize) -> Self {
+        Self {
+            num_sequences,
+            ..self
+        }
+    }
+
+    /// The whole output that the synthetic runner gives it.
+    pub fn expected(&self) -> Vec<TokenId> {
+        let mut tokens = self.prompt.clone();
+        for _ in 0..self.max_tokens {
+            tokens.push(next_token(&tokens, VOCAB_SIZE));
+        }
+        tokens.split_off(self.prompt.len())
+    }
+}
+
+/// The tokens of an answer of one sequence, over all its responses.
+pub fn output_ids(sent: &[Sent]) -> Vec<TokenId> {
+    rows(sent, 1).remove(0)
+}
+
+/// The tokens of each row of an answer, over all its responses, without what fills them up.
+pub fn rows(sent: &[Sent], num_rows: usize) -> Vec<Vec<TokenId>> {
+    let mut rows = vec![Vec::new(); num_rows];
+    for sent in sent.iter().filter(|sent| !sent.outputs.is_empty()) {
+        let (shape, ids) = numbers(sent, "output_ids");
+        let (count_shape, counts) = numbers(sent, "num_output_tokens");
+        assert_eq!(shape[..2], [1, num_rows as i64]);
+        assert_eq!(count_shape, [1, num_rows as i64]);
+        let width = shape[2] as usize;
+        for (i, (row, count)) in rows.iter_mut().zip(counts).enumerate() {
+            let num_new = count as usize - row.len();
+            let ids = &ids[i * width..(i + 1) * width];
+            row.extend(ids[..num_new].iter().map(|id| *id as TokenId));
+            assert!(ids[num_new..].iter().all(|id| *id == 0), "the padding");
+        }
+    }
+    rows
+}
+
+/// Shape and values of an output.
+pub fn numbers(sent: &Sent, output: &str) -> (Vec<i64>, Vec<i32>) {
+    let found = sent.outputs.iter().find(|(name, ..)| name == output);
+    let (.., shape, bytes) = found.expect("the output is there");
+    let (numbers, _) = bytes.as_chunks::<4>();
+    let numbers = numbers.iter().map(|bytes| i32::from_le_bytes(*bytes));
+    (shape.clone(), numbers.collect())
+}
+
+pub fn error_code(sent: &[Sent]) -> Option<u32> {
+    sent.last()?.error.as_ref().map(|(code, _)| *code)
+}
