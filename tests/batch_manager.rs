@@ -223,6 +223,26 @@ fn what_could_never_run_is_refused_alone() {
 }
 
 #[test]
+fn a_token_outside_the_vocabulary_is_refused_before_it_reaches_a_step() {
+    let mut manager = manager(config());
+    for (id, is_known) in [
+        (VOCAB_SIZE - 1, true),
+        (VOCAB_SIZE, false),
+        (TokenId::MAX, false),
+    ] {
+        let mut in_prompt = request(1);
+        in_prompt.prompt = vec![1, id, 2];
+        let mut in_draft = request(2);
+        in_draft.drafts.expected = vec![id];
+        for request in [in_prompt, in_draft] {
+            let (id, added) = (request.id, manager.add(request));
+            assert_eq!(added.is_ok(), is_known, "{added:?}");
+            manager.cancel(id);
+        }
+    }
+}
+
+#[test]
 fn a_stop_signal_ends_its_request_within_a_step_and_nobody_else() {
     for num_micro_batches in [1, 2] {
         let config = EngineConfig {

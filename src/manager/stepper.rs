@@ -26,6 +26,8 @@ pub struct BatchManager {
     engine: Engine,
     computer: Computer,
     num_micro_batches: usize,
+    /// Token ids are below it.
+    vocab_size: u32,
     /// Whether tokens are chosen from logits.
     has_logits: bool,
     /// Whether requests may bring logits processors.
@@ -74,7 +76,7 @@ impl BatchManager {
     /// With a configuration that [`EngineConfig::check`] refuses.
     pub fn new(config: EngineConfig, runner: Runner) -> std::io::Result<Self> {
         let num_micro_batches = config.num_micro_batches;
-        let has_logits = runner.has_logits();
+        let (vocab_size, has_logits) = (runner.vocab_size(), runner.has_logits());
         let may_process = has_logits && config.scheme != BatchingScheme::V1;
         let computer = match num_micro_batches {
             1 => Computer::Here(runner),
@@ -84,6 +86,7 @@ impl BatchManager {
             engine: Engine::new(config),
             computer,
             num_micro_batches,
+            vocab_size,
             has_logits,
             may_process,
             launched: VecDeque::with_capacity(num_micro_batches),
@@ -96,12 +99,20 @@ impl BatchManager {
     /// Queues a request, see [`Engine::add`].
     ///
     /// # Errors
-    /// A request that could never run, or one with a logits processor where there are none: in lockstep,
-    /// and with a runner that has no logits. Without logits there is nothing to guide, or to gather of them.
+    /// A request that could never run, or one with a token outside the vocabulary. One with a logits processor where
+    /// there are none: in lockstep, and with a runner that has no logits. Without logits there is nothing to guide, or
+    /// to gather of them.
     ///
     /// # Panics
     /// As [`Engine::add`].
     pub fn add(&mut self, request: NewRequest) -> Result<(), RequestError> {
+        let mut ids = request.prompt.iter().chain(&request.drafts.expected);
+        if let Some(id) = ids.find(|id| **id >= self.vocab_size) {
+            return Err(RequestError::Invalid(format!(
+                "token {id} of the prompt, or of what is expected to follow it, is outside the vocabulary, 0 to {}",
+                self.vocab_size - 1
+            )));
+        }
         if request.sampling.logits_processor.is_some() && !self.may_process {
             return Err(RequestError::Invalid(
                 "a logits processor needs a model and in-flight batching".to_owned(),
