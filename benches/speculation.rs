@@ -151,7 +151,7 @@ impl Bench<'_> {
                 let request = NewRequest {
                     sampling: Arc::new(sampling),
                     drafts: DraftOptions {
-                        expected: expected.get(id.index()).cloned().unwrap_or_default(),
+                        expected: expected.get(id.index()).cloned().unwrap_or_default().into(),
                         ..DraftOptions::default()
                     },
                     ..NewRequest::new(id, prompt.to_vec(), Tokens(NUM_NEW_TOKENS))
@@ -239,7 +239,11 @@ fn engine_step(len: u32, is_on: bool) -> Duration {
     });
     for id in 0..u64::from(NUM_REQUESTS) {
         let prompt = (0..len).map(|n| if n % 50 == 0 { 7 } else { 100 + n });
-        let request = NewRequest::new(RequestId(id), prompt.collect(), Tokens(NUM_STEPS + 1));
+        let request = NewRequest::new(
+            RequestId(id),
+            prompt.collect::<Vec<_>>(),
+            Tokens(NUM_STEPS + 1),
+        );
         engine.add(request).expect("fits");
     }
     let (mut output, mut events) = (StepOutput::default(), Vec::new());

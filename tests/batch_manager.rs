@@ -231,9 +231,9 @@ fn a_token_outside_the_vocabulary_is_refused_before_it_reaches_a_step() {
         (TokenId::MAX, false),
     ] {
         let mut in_prompt = request(1);
-        in_prompt.prompt = vec![1, id, 2];
+        in_prompt.prompt = [1, id, 2].into();
         let mut in_draft = request(2);
-        in_draft.drafts.expected = vec![id];
+        in_draft.drafts.expected = [id].into();
         for request in [in_prompt, in_draft] {
             let (id, added) = (request.id, manager.add(request));
             assert_eq!(added.is_ok(), is_known, "{added:?}");

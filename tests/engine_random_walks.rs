@@ -209,7 +209,7 @@ impl Guesses {
         expected.extend(self.others);
         DraftOptions {
             max_draft_tokens: self.max_draft_tokens,
-            expected,
+            expected: expected.into(),
         }
     }
 }

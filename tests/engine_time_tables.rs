@@ -83,7 +83,7 @@ fn time_table(config: EngineConfig, arrivals: &[Arrival], cancelled: &[(u64, u64
                 ..Ask::of_lengths(arrival.num_prompt_tokens, arrival.max_new_tokens)
             };
             if arrival.num_foreseen > 0 {
-                ask.drafts.expected = expected(&ask, arrival.num_foreseen);
+                ask.drafts.expected = expected(&ask, arrival.num_foreseen).into();
             }
             world.add(ask).expect("fits the limits");
         }

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::backend::answer::{Answer, Echo, Row, Times};
+use crate::backend::answer_memory::{AnswerMemory, Needs};
 use crate::backend::branches::{Branches, NewBranches};
 use crate::backend::clients::{Fate, foreign, is_unread};
-use crate::backend::logits_memory::LogitsMemory;
 use crate::backend::option_sizes::OptionSizes;
 use crate::backend::option_tensors::option_of;
 use crate::backend::options::{self, NumSequences, RequestOptions};
@@ -45,8 +45,8 @@ pub struct Admission {
     pub vocab_size: u32,
     /// Whether tokens are chosen from logits.
     pub has_logits: bool,
-    /// What answers with logits may take.
-    pub logits_memory: LogitsMemory,
+    /// What answers with logits and log-probabilities may take.
+    pub answer_memory: AnswerMemory,
     /// Prompt and output together.
     pub max_seq_len: Tokens,
     /// Tokens that end the output unless the request says otherwise.
@@ -180,14 +180,16 @@ impl Admission {
             gather.beams = NonZeroU32::new(stream_interval);
             answer.stream_interval = 1;
         }
-        if gather.context_logits || gather.generation_logits {
-            let of = |wanted, num_tokens| if wanted { num_tokens } else { 0 };
-            // Of beams that fall away their rows may still be those of a text that has ended.
-            let num_texts = branches.len() * sampling.beam_width() as usize;
-            let num_rows = of(gather.context_logits, num_prompt_tokens)
-                + of(gather.generation_logits, num_texts * num_new_tokens);
-            answer.logits_memory = Some(self.logits_memory.set_aside(num_rows)?);
-        }
+        let of = |wanted, num_tokens| if wanted { num_tokens } else { 0 };
+        // Of beams that fall away their rows may still be those of a text that has ended.
+        let num_texts = branches.len() * sampling.beam_width() as usize;
+        answer.memory = self.answer_memory.set_aside(Needs {
+            num_logits: of(gather.context_logits, num_prompt_tokens)
+                + of(gather.generation_logits, num_texts * num_new_tokens),
+            num_tokens: of(gather.log_probs.is_some(), num_texts * num_new_tokens),
+            num_top: gather.log_probs.unwrap_or_default(),
+            as_json: answer.outputs.contains(&OutputKind::Logprobs),
+        })?;
         answer.num_prompt_tokens = num_prompt_tokens;
         if answer.outputs.contains(&OutputKind::Logprobs) {
             answer.tokenizer = self.text.as_ref().map(|parts| parts.tokenizer.clone());
@@ -208,7 +210,7 @@ impl Admission {
         let first = NewRequest {
             id,
             client_id: options.client_id,
-            prompt: prompt.ids,
+            prompt: prompt.ids.into(),
             stop: StopRule {
                 max_new_tokens: Tokens(max_new_tokens),
             },

@@ -151,7 +151,7 @@ mod tests {
         );
         for request in &requests {
             assert_eq!(
-                (request.prompt.as_slice(), request.sampling.temperature),
+                (&*request.prompt, request.sampling.temperature),
                 (&[1, 2][..], 1.0)
             );
             assert!(request.gather.generation_logits);
@@ -165,6 +165,25 @@ mod tests {
             [true, false, false],
             "the prompt's logits are gathered once"
         );
+    }
+
+    #[test]
+    fn branches_share_what_can_be_large() {
+        let mut first = request(1);
+        let sampling = Arc::make_mut(&mut first.sampling);
+        sampling.logit_bias = [(1, 0.5)].into();
+        sampling.bad_words = [vec![1]].into();
+        sampling.allowed_token_ids = Some([1, 2].into());
+        first.drafts.expected = [3].into();
+        let new = NewBranches::new(Branches::new(RequestId(7), 2), first, Vec::new());
+        let [a, b] = new.requests().collect::<Vec<_>>().try_into().expect("two");
+        assert!(Arc::ptr_eq(&a.prompt, &b.prompt));
+        assert!(Arc::ptr_eq(&a.drafts.expected, &b.drafts.expected));
+        let (a, b) = (&a.sampling, &b.sampling);
+        assert!(Arc::ptr_eq(&a.logit_bias, &b.logit_bias));
+        assert!(Arc::ptr_eq(&a.bad_words, &b.bad_words));
+        let allowed = [a, b].map(|it| it.allowed_token_ids.as_ref().expect("given"));
+        assert!(Arc::ptr_eq(allowed[0], allowed[1]));
     }
 
     #[test]

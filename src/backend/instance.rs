@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use crate::backend::admission::{Admission, Warned};
+use crate::backend::answer_memory::AnswerMemory;
 use crate::backend::driver::Driver;
 use crate::backend::host_memory::{self, InstanceMemory};
 use crate::backend::limits::{ModelFacts, engine_config};
-use crate::backend::logits_memory::LogitsMemory;
+use crate::backend::log_probs;
 use crate::backend::model::Model;
 use crate::backend::observer::Observer;
 use crate::backend::responder::Responder;
@@ -52,6 +53,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Driver, Error> {
         .map_err(|error| LoadError::Resource(format!("no thread for the runner: {error}")))?;
     let stats = StepStats::before_the_first(&engine_config, manager.kv_usage());
     let observer = Observer::new(model.metrics.as_ref(), stats_file.as_deref(), stats, memory)?;
+    let tokenizer = model.text.as_ref().map(|parts| &*parts.tokenizer);
     let admission = Admission {
         name: name.clone(),
         config: model.config.clone(),
@@ -60,7 +62,11 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Driver, Error> {
         guides: model.guides.clone(),
         vocab_size,
         has_logits,
-        logits_memory: LogitsMemory::new(settings.logits_memory_bytes, vocab_size),
+        answer_memory: AnswerMemory::new(
+            settings.logits_memory_bytes,
+            vocab_size,
+            log_probs::max_entry_bytes(tokenizer, vocab_size),
+        ),
         max_seq_len,
         end_ids: model
             .checkpoint

@@ -1,37 +1,93 @@
 //! Log-probabilities as vLLM's backend writes them: one JSON list, an object for each token.
 
-use serde_json::{Map, Value, json};
+use std::io::{self, Write};
 
+use crate::base::TokenId;
 use crate::sampling::{TokenLogProb, TokenLogProbs};
 use crate::text::Tokenizer;
 
 /// What stands for a token that is impossible, because JSON has no infinity; vLLM's API writes the same.
 const IMPOSSIBLE: f32 = -9999.0;
 
+/// Bytes of an entry besides its decoded text: id and rank of ten digits, and the longest number.
+const MAX_ENTRY_BYTES: usize =
+    r#""4294967295":{"logprob":-1.1754943508222875e-38,"rank":4294967295,"decoded_token":null},"#
+        .len();
+
 /// `[{"<id>": {"logprob": -0.1, "rank": 1, "decoded_token": " a"}, ...}, ...]`: of each token the chosen
 /// one first, then the most likely ones in the order of their ranks.
-pub fn json<'a>(
+///
+/// # Errors
+/// The writer's.
+pub fn write<'a>(
+    mut out: impl Write,
     tokens: impl IntoIterator<Item = &'a TokenLogProbs>,
     tokenizer: Option<&Tokenizer>,
-) -> String {
-    let entry = |it: &TokenLogProb| {
-        let value = json!({
-            "logprob": f64::from(it.log_prob.max(IMPOSSIBLE)),
-            "rank": it.rank,
-            "decoded_token": tokenizer.map(|tokenizer| tokenizer.text_of(it.token)),
-        });
-        (it.token.to_string(), value)
-    };
-    let object = |token: &TokenLogProbs| -> Map<String, Value> {
+) -> io::Result<()> {
+    out.write_all(b"[")?;
+    for (i, token) in tokens.into_iter().enumerate() {
+        out.write_all(if i == 0 { b"{" } else { b",{" })?;
+        write_entry(&mut out, &token.chosen, tokenizer)?;
         let others = token.top.iter().filter(|it| it.token != token.chosen.token);
-        std::iter::once(&token.chosen)
-            .chain(others)
-            .map(entry)
-            .collect()
+        for other in others {
+            out.write_all(b",")?;
+            write_entry(&mut out, other, tokenizer)?;
+        }
+        out.write_all(b"}")?;
+    }
+    out.write_all(b"]")
+}
+
+fn write_entry(
+    mut out: impl Write,
+    it: &TokenLogProb,
+    tokenizer: Option<&Tokenizer>,
+) -> io::Result<()> {
+    write!(out, "\"{}\":{{\"logprob\":", it.token)?;
+    serde_json::to_writer(&mut out, &f64::from(it.log_prob.max(IMPOSSIBLE)))?;
+    write!(out, ",\"rank\":{},\"decoded_token\":", it.rank)?;
+    serde_json::to_writer(
+        &mut out,
+        &tokenizer.map(|tokenizer| tokenizer.text_of(it.token)),
+    )?;
+    out.write_all(b"}")
+}
+
+/// How many bytes [`write`] writes.
+pub fn num_bytes<'a>(
+    tokens: impl IntoIterator<Item = &'a TokenLogProbs>,
+    tokenizer: Option<&Tokenizer>,
+) -> usize {
+    let mut counter = Counter(0);
+    // It takes all that there is.
+    let _ = write(&mut counter, tokens, tokenizer);
+    counter.0
+}
+
+/// What one entry takes at most, its text included, for tokens below `vocab_size`.
+pub fn max_entry_bytes(tokenizer: Option<&Tokenizer>, vocab_size: u32) -> usize {
+    let text_bytes = |token: TokenId| {
+        let mut counter = Counter(0);
+        let text = tokenizer.map(|tokenizer| tokenizer.text_of(token));
+        let _ = serde_json::to_writer(&mut counter, &text);
+        counter.0
     };
-    let tokens = tokens.into_iter();
-    let objects: Vec<_> = tokens.map(object).map(Value::Object).collect();
-    Value::Array(objects).to_string()
+    let tokens = 0..tokenizer.map_or(0, |_| vocab_size);
+    MAX_ENTRY_BYTES + tokens.map(text_bytes).max().unwrap_or_default()
+}
+
+/// Counts what is written to it.
+struct Counter(usize);
+
+impl Write for Counter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -43,6 +99,36 @@ mod tests {
             token,
             log_prob,
             rank,
+        }
+    }
+
+    /// What is written, as a tree of it is.
+    fn json(tokens: &[TokenLogProbs], tokenizer: Option<&Tokenizer>) -> String {
+        let mut written = Vec::new();
+        write(&mut written, tokens, tokenizer).expect("room for all");
+        assert_eq!(written.len(), num_bytes(tokens, tokenizer));
+        let written = String::from_utf8(written).expect("UTF-8");
+        let tree: serde_json::Value = serde_json::from_str(&written).expect("JSON");
+        assert_eq!(tree.to_string(), written);
+        written
+    }
+
+    #[test]
+    fn no_entry_is_longer_than_was_said() {
+        let tokenizer = crate::text::toys::byte_level();
+        let num_tokens = 300;
+        for (tokenizer, expected) in [(Some(&tokenizer), 0), (None, 0)] {
+            let max = max_entry_bytes(tokenizer, num_tokens);
+            let longest = (0..num_tokens).map(|token| {
+                let token = if tokenizer.is_some() { token } else { u32::MAX };
+                let it = TokenLogProbs {
+                    chosen: ranked(token, -f32::MIN_POSITIVE, u32::MAX),
+                    top: vec![],
+                };
+                // Brackets around it, and no comma after it.
+                num_bytes([&it], tokenizer) - 4 + 1
+            });
+            assert!((expected..=max).contains(&longest.max().expect("tokens")));
         }
     }
 

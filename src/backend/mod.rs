@@ -2,6 +2,7 @@
 
 mod admission;
 mod answer;
+mod answer_memory;
 mod branches;
 mod clients;
 mod correlation;
@@ -14,7 +15,6 @@ mod in_flight;
 mod instance;
 mod limits;
 mod log_probs;
-mod logits_memory;
 mod metrics;
 mod model;
 mod observer;

@@ -340,11 +340,12 @@ pub(super) const KNOBS: &[Knob] = &[
         key: "logits_memory_bytes",
         expected: "an integer from 0 to 1099511627776",
         default: "1073741824",
-        doc: "Bytes of logits that the answers of an instance may hold, those of all requests in flight \
-              together. A request with `return_context_logits` or `return_generation_logits` is \
-              refused if it could need more than are left: 4 bytes for each token of the vocabulary, for \
-              each token of the prompt or of `max_tokens`, the latter for each sequence or beam. `0` \
-              refuses all of them.",
+        doc: "Bytes of logits and log-probabilities that the answers of an instance may hold, those of all \
+              requests in flight together. A request that could need more than are left is refused: with \
+              `return_context_logits` or `return_generation_logits` 4 bytes for each token of the \
+              vocabulary, for each token of the prompt or of `max_tokens`; with `logprobs` some 150 bytes \
+              (with long tokens more) for each token of `max_tokens` and each token named in its place; \
+              for each sequence or beam. `0` refuses all of them.",
         set: |s, v| {
             let bytes = u64::from_str(v).ok().filter(|bytes| *bytes <= 1 << 40);
             set(&mut s.logits_memory_bytes, bytes)

@@ -24,6 +24,8 @@
 //! tokens   x y x y x y         |  x y x y ..       n-gram x y x y, two tokens before
 //! ```
 
+use std::sync::Arc;
+
 use crate::base::{TokenId, Tokens};
 use crate::sampling::SamplingParams;
 
@@ -66,7 +68,7 @@ pub struct DraftOptions {
     /// Drafts in one step, at most; `None`: as many as the configuration allows.
     pub max_draft_tokens: Option<u32>,
     /// What its output is expected to begin with.
-    pub expected: Vec<TokenId>,
+    pub expected: Arc<[TokenId]>,
 }
 
 /// What drafts have come to.
@@ -106,7 +108,7 @@ impl DraftTotals {
 pub(super) struct Drafter {
     max_draft_tokens: usize,
     prompt_lookup: Option<PromptLookup>,
-    expected: Vec<TokenId>,
+    expected: Arc<[TokenId]>,
     /// How many of the generated tokens were compared with what was expected, and are the same. `None`:
     /// one was another.
     num_followed: Option<usize>,
@@ -390,7 +392,7 @@ mod tests {
     fn what_a_request_expects_is_drafted_as_long_as_it_comes() {
         let expecting = |max_draft_tokens, expected: &[TokenId]| DraftOptions {
             max_draft_tokens,
-            expected: expected.to_vec(),
+            expected: expected.into(),
         };
         let params = SamplingParams {
             end_ids: vec![99],
@@ -427,7 +429,7 @@ mod tests {
     #[test]
     fn an_output_longer_than_was_expected_is_looked_up() {
         let options = DraftOptions {
-            expected: vec![5],
+            expected: [5].into(),
             ..DraftOptions::default()
         };
         let params = SamplingParams::default();
@@ -449,7 +451,7 @@ mod tests {
         let params = SamplingParams::default();
         let off = DraftOptions {
             max_draft_tokens: Some(0),
-            expected: vec![1],
+            expected: [1].into(),
         };
         assert!(Drafter::new(&on, off, &params).is_none());
         assert!(Drafter::new(&speculation(None), DraftOptions::default(), &params).is_none());

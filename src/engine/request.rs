@@ -13,8 +13,8 @@ pub struct NewRequest {
     pub id: RequestId,
     /// Who has sent it, for its logits processor. Not unique.
     pub client_id: Option<ClientId>,
-    /// The prompt, not empty.
-    pub prompt: Vec<TokenId>,
+    /// The prompt, not empty. Requests for the same prompt share it until they start.
+    pub prompt: Arc<[TokenId]>,
     /// When it ends.
     pub stop: StopRule,
     /// How its tokens are chosen.
@@ -36,7 +36,7 @@ impl NewRequest {
         Self {
             id,
             client_id: None,
-            prompt,
+            prompt: prompt.into(),
             stop: StopRule { max_new_tokens },
             sampling: Arc::default(),
             priority: 0,

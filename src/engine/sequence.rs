@@ -171,9 +171,11 @@ impl Sequence {
             speculation.and_then(|it| Drafter::new(it, request.drafts, &request.sampling));
         // Drafts are of one text.
         let drafter = drafter.filter(|_| request.sampling.beam_search.is_none());
-        let mut tokens = request.prompt;
-        let num_prompt_tokens = tokens.len();
-        tokens.reserve_exact(request.stop.max_new_tokens.index());
+        let num_prompt_tokens = request.prompt.len();
+        // One piece of its own, because samplers, drafts and users' processors read it as one.
+        let num_tokens = num_prompt_tokens + request.stop.max_new_tokens.index();
+        let mut tokens = Vec::with_capacity(num_tokens);
+        tokens.extend_from_slice(&request.prompt);
         let context = Tokens(num_prompt_tokens as u32);
         let search = request.sampling.beam_search;
         let stop_text = request.sampling.stop_text.as_ref();

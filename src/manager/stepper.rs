@@ -106,7 +106,7 @@ impl BatchManager {
     /// # Panics
     /// As [`Engine::add`].
     pub fn add(&mut self, request: NewRequest) -> Result<(), RequestError> {
-        let mut ids = request.prompt.iter().chain(&request.drafts.expected);
+        let mut ids = request.prompt.iter().chain(request.drafts.expected.iter());
         if let Some(id) = ids.find(|id| **id >= self.vocab_size) {
             return Err(RequestError::Invalid(format!(
                 "token {id} of the prompt, or of what is expected to follow it, is outside the vocabulary, 0 to {}",

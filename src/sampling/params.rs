@@ -1,5 +1,7 @@
 //! What a request asks of the sampler.
 
+use std::sync::Arc;
+
 use crate::base::{ClientId, RequestId, TokenId};
 use crate::sampling::{BeamSearch, Guide, LogitsProcessor, StopText, TopPDecay};
 
@@ -7,6 +9,9 @@ use crate::sampling::{BeamSearch, Guide, LogitsProcessor, StopText, TopPDecay};
 ///
 /// The ranges are what a client may ask for. The sampler gives a token for any number at all, so
 /// that a slip in their check is never a panic.
+///
+/// What can be large is shared by all that are cloned of one: the sequences of a request differ in seed and
+/// processor alone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Divides the logits; 0 to 100. `0` is greedy: the most likely token, the lowest id on a tie.
@@ -45,12 +50,12 @@ pub struct SamplingParams {
     /// Tokens that end the sequence like a stop word, whatever becomes of the end ids.
     pub stop_token_ids: Vec<TokenId>,
     /// The only tokens that may be chosen, sorted; `None` is all.
-    pub allowed_token_ids: Option<Vec<TokenId>>,
+    pub allowed_token_ids: Option<Arc<[TokenId]>>,
     /// Token sequences, none empty, that the output must not complete; their beginning may lie in
     /// the prompt.
-    pub bad_words: Vec<Vec<TokenId>>,
+    pub bad_words: Arc<[Vec<TokenId>]>,
     /// Added to single tokens' logits, sorted by token; finite.
-    pub logit_bias: Vec<(TokenId, f32)>,
+    pub logit_bias: Arc<[(TokenId, f32)]>,
     /// What says which tokens may come next.
     pub guide: Option<Guide>,
     /// What changes the logits before all of the above.
@@ -82,8 +87,8 @@ impl Default for SamplingParams {
             end_ids: Vec::new(),
             stop_token_ids: Vec::new(),
             allowed_token_ids: None,
-            bad_words: Vec::new(),
-            logit_bias: Vec::new(),
+            bad_words: Arc::default(),
+            logit_bias: Arc::default(),
             guide: None,
             logits_processor: None,
             beam_search: None,

@@ -33,7 +33,7 @@ fn add_bias(logits: &mut [f32], bias: &[(TokenId, f32)]) {
 
 /// Forbids the last token of each bad word whose other tokens are what the sequence ends with.
 fn forbid_bad_words(logits: &mut [f32], input: SamplingInput<'_>) {
-    for word in &input.params.bad_words {
+    for word in input.params.bad_words.iter() {
         if let Some((&last, prefix)) = word.split_last()
             && input.tokens.ends_with(prefix)
         {

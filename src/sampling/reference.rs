@@ -7,10 +7,10 @@ use crate::sampling::SamplingInput;
 pub(super) fn distribution(logits: &[f32], input: SamplingInput<'_>) -> Vec<f64> {
     let params = input.params;
     let mut scores: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
-    for &(token, bias) in &params.logit_bias {
+    for &(token, bias) in params.logit_bias.iter() {
         scores[token as usize] += f64::from(bias);
     }
-    for word in &params.bad_words {
+    for word in params.bad_words.iter() {
         let (last, prefix) = word.split_last().expect("a bad word has a token");
         if input.tokens.ends_with(prefix) {
             scores[*last as usize] = f64::NEG_INFINITY;

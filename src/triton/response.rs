@@ -251,14 +251,31 @@ impl Response {
         shape: &[i64],
         strings: &[S],
     ) -> Result<(), Error> {
-        check_count(name, shape, strings.len())?;
-        let byte_size = strings::encoded_len(strings)?;
+        let lens = strings.iter().map(|string| string.as_ref().len());
+        self.output_written(name, shape, lens, |i, place| {
+            place.copy_from_slice(strings[i].as_ref());
+        })
+    }
+
+    /// Adds an output of strings of these lengths, which `write` writes into their places, one after the other:
+    /// so that a large one never lies in two places.
+    pub fn output_written(
+        &mut self,
+        name: &CStr,
+        shape: &[i64],
+        lens: impl ExactSizeIterator<Item = usize> + Clone,
+        mut write: impl FnMut(usize, &mut [u8]),
+    ) -> Result<(), Error> {
+        check_count(name, shape, lens.len())?;
+        let byte_size = strings::encoded_len_of(lens.clone())?;
         if let Some(buffer) = self.allocate(name, DataType::Bytes, shape, byte_size)? {
             // SAFETY: the buffer holds `byte_size` bytes, which only this response writes.
             unsafe { buffer.write_bytes(0, byte_size) };
             // SAFETY: as above, and initialised.
             let buffer = unsafe { slice::from_raw_parts_mut(buffer.as_ptr(), byte_size) };
-            strings::encode_into(strings, buffer);
+            for (i, place) in strings::places(lens, buffer).into_iter().enumerate() {
+                write(i, place);
+            }
         }
         Ok(())
     }

@@ -8,15 +8,18 @@ use super::Error;
 
 /// Bytes that a tensor of these strings takes; an error if one is too long for its length field.
 pub fn encoded_len<S: AsRef<[u8]>>(strings: &[S]) -> Result<usize, Error> {
-    strings.iter().try_fold(0, |total, string| {
-        let len = string.as_ref().len();
-        match u32::try_from(len) {
+    encoded_len_of(strings.iter().map(|string| string.as_ref().len()))
+}
+
+/// The same of strings of these lengths.
+pub fn encoded_len_of(lens: impl IntoIterator<Item = usize>) -> Result<usize, Error> {
+    lens.into_iter()
+        .try_fold(0, |total, len| match u32::try_from(len) {
             Ok(_) => Ok(total + LENGTH_BYTES + len),
             Err(_) => Err(Error::internal(format!(
                 "a string of {len} bytes is too long for a BYTES tensor"
             ))),
-        }
-    })
+        })
 }
 
 /// Writes the strings into `buffer`, which holds exactly [`encoded_len`] bytes.
@@ -24,16 +27,28 @@ pub fn encoded_len<S: AsRef<[u8]>>(strings: &[S]) -> Result<usize, Error> {
 /// # Panics
 /// If the buffer has another length.
 pub fn encode_into<S: AsRef<[u8]>>(strings: &[S], buffer: &mut [u8]) {
+    let lens = strings.iter().map(|string| string.as_ref().len());
+    for (string, place) in strings.iter().zip(places(lens, buffer)) {
+        place.copy_from_slice(string.as_ref());
+    }
+}
+
+/// Writes the lengths of strings into `buffer`, and returns the places for their bytes.
+///
+/// # Panics
+/// If the buffer has another length than [`encoded_len_of`] says.
+pub fn places(lens: impl IntoIterator<Item = usize>, buffer: &mut [u8]) -> Vec<&mut [u8]> {
+    let mut places = Vec::new();
     let mut rest = buffer;
-    for string in strings {
-        let string = string.as_ref();
+    for len in lens {
         let (length, tail) = rest.split_at_mut(LENGTH_BYTES);
-        length.copy_from_slice(&(string.len() as u32).to_le_bytes());
-        let (body, tail) = tail.split_at_mut(string.len());
-        body.copy_from_slice(string);
+        length.copy_from_slice(&(len as u32).to_le_bytes());
+        let (body, tail) = tail.split_at_mut(len);
+        places.push(body);
         rest = tail;
     }
     assert!(rest.is_empty(), "the buffer is longer than the strings");
+    places
 }
 
 /// The strings of a tensor, as slices of its bytes. Trusts no length that stands in the data.

@@ -109,7 +109,7 @@ impl Ask {
         NewRequest {
             client_id: None,
             id,
-            prompt: self.prompt.clone(),
+            prompt: self.prompt.as_slice().into(),
             stop: StopRule {
                 max_new_tokens: Tokens(self.max_new_tokens),
             },

@@ -103,8 +103,9 @@ fn json_without_a_schema_is_an_object_or_an_array() {
                 let mut request =
                     Request::guided(PROMPTS[2], MODEL.guide(spec.clone()).expect("good"), seed);
                 // A free JSON text need not end: a bias brings the end near.
-                request.sampling.logit_bias = vec![(closing("}"), 12.0), (closing("]"), 12.0)];
-                request.sampling.logit_bias.sort_by_key(|(token, _)| *token);
+                let mut bias = [(closing("}"), 12.0), (closing("]"), 12.0)];
+                bias.sort_by_key(|(token, _)| *token);
+                request.sampling.logit_bias = bias.into();
                 request
             })
             .collect();
@@ -229,10 +230,10 @@ fn a_guide_goes_together_with_the_other_options_or_the_request_says_why_not() {
     let top = one(|sampling| (sampling.top_k, sampling.top_p) = (1, 0.1));
     assert_eq!(top, greedy);
     // The longer one is the only one that is left.
-    let long = one(|sampling| sampling.logit_bias = vec![(end_id, -1000.0)]);
+    let long = one(|sampling| sampling.logit_bias = [(end_id, -1000.0)].into());
     assert_eq!(long, ("abc".to_owned(), FinishReason::EndId));
     let spelled: Vec<u32> = MODEL.tokenizer.encode("ab", false).expect("tokens");
-    let bad = one(|sampling| sampling.bad_words = vec![spelled.clone()]);
+    let bad = one(|sampling| sampling.bad_words = [spelled.clone()].into());
     assert!(
         ["ab", "abc"].contains(&bad.0.as_str()),
         "it is spelled in another way"

@@ -502,7 +502,7 @@ fn requests_with_drafts(name: &str, alone_setup: &Setup) -> (Vec<Request>, Vec<S
         tokens.truncate([usize::MAX, 0, 5][index % 3]);
         request.drafts = DraftOptions {
             max_draft_tokens: [None, Some(2)][index / 2 % 2],
-            expected: tokens,
+            expected: tokens.into(),
         };
         expected.push(answer);
     }

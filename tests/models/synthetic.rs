@@ -30,8 +30,8 @@ fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize, u64) {
         // Some foresee nothing, some a part of it, and some all.
         let foreseen = expected(index);
         let num_foreseen = foreseen.len() * (index as usize % 4) / 3;
-        request.drafts.expected = foreseen[..num_foreseen].to_vec();
-        request.drafts.expected.push(3);
+        let expected = foreseen[..num_foreseen].iter().copied();
+        request.drafts.expected = expected.chain([3]).collect();
         engine.add(request).expect("a valid request");
     }
     let mut generated = vec![Vec::new(); 40];

@@ -17,7 +17,7 @@ mod tensors;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::backend::logits_memory::SetAside;
+use crate::backend::answer_memory::SetAside;
 use crate::base::TokenId;
 use crate::config::OutputKind;
 use crate::engine::Gathered;
@@ -46,8 +46,8 @@ pub struct Answer {
     pub tokenizer: Option<Arc<Tokenizer>>,
     /// When what happened.
     pub times: Times,
-    /// What its logits may take.
-    pub logits_memory: Option<SetAside>,
+    /// What its logits and log-probabilities may take.
+    pub memory: Option<SetAside>,
     /// How many of its sequences are returned; if not all, the most likely ones.
     pub num_returned: usize,
     /// Whether its sequences are what a search with beams finds. They are in order then, and each response of a
@@ -104,7 +104,7 @@ impl Answer {
             num_prompt_tokens: 0,
             tokenizer: None,
             times,
-            logits_memory: None,
+            memory: None,
             num_returned: rows.len(),
             searches: false,
             rows,
@@ -221,7 +221,7 @@ impl Answer {
         match self.response(Completion::Final) {
             Ok(response) => {
                 // Before the client can ask again.
-                self.logits_memory = None;
+                self.memory = None;
                 response.send(Completion::Final)
             }
             // The client must not wait for ever.

@@ -18,7 +18,7 @@ pub struct Row {
     blank_text: Option<TextStream>,
     /// What ends it besides its text, where it is not found with beams.
     stop_ids: StopIds,
-    /// Of each token, if they are wanted.
+    /// Of each token that no response has carried, if they are wanted.
     log_probs: Vec<TokenLogProbs>,
     cum_log_prob: f64,
     /// Logits that no response has carried; each piece is one row.
@@ -180,18 +180,13 @@ impl Row {
     /// What is known of them, if that is wanted.
     pub fn new_log_probs(&self) -> impl Iterator<Item = &TokenLogProbs> {
         let found = self.found.iter().flat_map(|found| &found.model_log_probs);
-        self.own_log_probs().iter().chain(found.map(Arc::as_ref))
-    }
-
-    /// The same of tokens that were not found with beams.
-    fn own_log_probs(&self) -> &[TokenLogProbs] {
-        self.log_probs.get(self.num_answered..).unwrap_or_default()
+        self.log_probs.iter().chain(found.map(Arc::as_ref))
     }
 
     /// How likely the tokens are that no response has carried, if that is wanted.
     pub fn new_chosen_log_probs(&self) -> impl Iterator<Item = f32> {
         let found = self.found.iter().flat_map(|found| &found.log_probs);
-        let chosen = self.own_log_probs().iter().map(|it| it.chosen.log_prob);
+        let chosen = self.log_probs.iter().map(|it| it.chosen.log_prob);
         chosen.chain(found.copied())
     }
 
@@ -267,6 +262,7 @@ impl Row {
     /// Says that a response has carried all tokens so far.
     pub fn answered(&mut self) {
         self.num_answered = self.tokens.len();
+        self.log_probs.clear();
     }
 
     /// Turns the tokens that are not text yet into text. Returns whether a stop word is complete.

@@ -82,11 +82,16 @@ impl Answer {
                 }
                 OutputKind::Logprobs => {
                     let tokenizer = self.tokenizer.as_deref();
-                    let json = |row: &mut Row| match is_brief {
-                        false => log_probs::json(row.new_log_probs(), tokenizer),
-                        true => log_probs::json([], tokenizer),
-                    };
-                    strings(&mut response, name, rows, json)?;
+                    let shown = |row| Row::new_log_probs(row).filter(|_| !is_brief);
+                    let lens = rows
+                        .iter()
+                        .map(|row| log_probs::num_bytes(shown(row), tokenizer))
+                        .collect::<Vec<_>>();
+                    let lens = lens.iter().copied();
+                    response.output_written(name, &[1, num_rows], lens, |i, place| {
+                        // It has room for as much as was counted.
+                        let _ = log_probs::write(place, shown(&rows[i]), tokenizer);
+                    })?;
                 }
                 OutputKind::ContextLogits => {
                     let pieces = std::mem::take(&mut self.context_logits);

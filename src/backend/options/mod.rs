@@ -9,6 +9,7 @@ mod table;
 mod values;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -271,9 +272,9 @@ impl RequestOptions {
             min_tokens: self.min_tokens,
             end_ids,
             stop_token_ids: self.stop_token_ids.clone(),
-            allowed_token_ids: self.allowed_token_ids.clone(),
-            bad_words,
-            logit_bias: self.logit_bias.clone(),
+            allowed_token_ids: self.allowed_token_ids.as_deref().map(Arc::from),
+            bad_words: bad_words.into(),
+            logit_bias: self.logit_bias.as_slice().into(),
             guide: None,
             logits_processor: None,
             beam_search: None,
@@ -326,7 +327,7 @@ impl RequestOptions {
         let num_expected = self.draft_input_ids.len().min(max_new_tokens);
         DraftOptions {
             max_draft_tokens: self.num_draft_tokens,
-            expected: self.draft_input_ids[..num_expected].to_vec(),
+            expected: self.draft_input_ids[..num_expected].into(),
         }
     }
 
@@ -384,7 +385,7 @@ impl RequestOptions {
             });
         }
         let mut biases = self.embedding_bias.clone();
-        for (token, bias) in sampling.logit_bias.drain(..) {
+        for &(token, bias) in sampling.logit_bias.iter() {
             if let Some(sum) = biases.get_mut(token as usize) {
                 *sum += bias;
             }
@@ -400,7 +401,7 @@ impl RequestOptions {
         sampling: &mut SamplingParams,
         tokens: &[Vec<TokenId>],
     ) -> Result<(), RequestError> {
-        let mut biases: BTreeMap<TokenId, f32> = sampling.logit_bias.drain(..).collect();
+        let mut biases: BTreeMap<TokenId, f32> = sampling.logit_bias.iter().copied().collect();
         for (tokens, weight) in tokens.iter().zip(&self.embedding_bias_weights) {
             for &token in tokens {
                 *biases.entry(token).or_default() += weight;

@@ -98,9 +98,11 @@ fn distributions_are_those_of_transformers() {
             min_tokens: number("min_tokens", 0.0) as u32,
             end_ids: ids("end_ids"),
             stop_token_ids: ids("stop_token_ids"),
-            allowed_token_ids: (!allowed.is_empty()).then_some(allowed),
-            bad_words: serde_json::from_value(given["bad_words"].clone()).unwrap_or_default(),
-            logit_bias,
+            allowed_token_ids: (!allowed.is_empty()).then(|| allowed.into()),
+            bad_words: serde_json::from_value::<Vec<_>>(given["bad_words"].clone())
+                .unwrap_or_default()
+                .into(),
+            logit_bias: logit_bias.into(),
             ..SamplingParams::default()
         };
         let tokens: Vec<TokenId> = serde_json::from_value(case["tokens"].clone()).expect("tokens");
@@ -159,7 +161,7 @@ prop_compose! {
         SamplingParams {
             temperature, top_k, top_p, top_p_decay, min_p, typical_p, seed, repetition_penalty,
             presence_penalty, frequency_penalty, prompt_ignore_length, no_repeat_ngram_size,
-            min_tokens, end_ids, stop_token_ids, bad_words,
+            min_tokens, end_ids, stop_token_ids, bad_words: bad_words.into(),
             allowed_token_ids: allowed_token_ids.map(|ids| ids.into_iter().chain([15, 19]).collect::<BTreeSet<_>>().into_iter().collect()),
             logit_bias: logit_bias.into_iter().collect(),
             guide: None,
@@ -271,7 +273,7 @@ fn a_run_of_tokens_is_forbidden_where_it_has_occurred_also_in_the_prompt() {
 #[test]
 fn only_allowed_tokens_are_chosen() {
     let params = SamplingParams {
-        allowed_token_ids: Some(vec![63, 64, 299, 9999]),
+        allowed_token_ids: Some([63, 64, 299, 9999].into()),
         ..SamplingParams::default()
     };
     let mut logits = vec![1.0; 300];
@@ -468,9 +470,9 @@ fn logits_that_are_not_numbers_are_an_error_wherever_they_stand() {
         SamplingParams {
             temperature: 1.0,
             top_k: 5,
-            bad_words: vec![vec![0], vec![130], vec![299]],
+            bad_words: [vec![0], vec![130], vec![299]].into(),
             repetition_penalty: 2.0,
-            logit_bias: vec![(0, 1.0), (130, 1.0), (299, 1.0)],
+            logit_bias: [(0, 1.0), (130, 1.0), (299, 1.0)].into(),
             ..SamplingParams::default()
         },
     ];
@@ -525,8 +527,8 @@ fn absurd_options_choose_a_token_and_never_panic() {
             top_p: 0.999_999_9,
             repetition_penalty: f32::MIN_POSITIVE,
             end_ids: vec![u32::MAX],
-            bad_words: vec![vec![], vec![u32::MAX]],
-            logit_bias: vec![(2, f32::MAX), (u32::MAX, 1.0)],
+            bad_words: [vec![], vec![u32::MAX]].into(),
+            logit_bias: [(2, f32::MAX), (u32::MAX, 1.0)].into(),
             min_tokens: u32::MAX,
             ..SamplingParams::default()
         },
@@ -548,7 +550,7 @@ fn absurd_options_choose_a_token_and_never_panic() {
 #[test]
 fn a_bad_word_is_forbidden_only_where_it_would_be_completed() {
     let params = SamplingParams {
-        bad_words: vec![vec![4, 5, 6]],
+        bad_words: [vec![4, 5, 6]].into(),
         ..SamplingParams::default()
     };
     let mut sampler = Sampler::new(10);
@@ -613,12 +615,12 @@ fn a_beam_names_its_likeliest_tokens_and_penalties_are_of_their_log_probabilitie
     };
     assert_alike(name(&penalised, 2), &[(2, second), (4, second)]);
     let only = SamplingParams {
-        allowed_token_ids: Some(vec![0]),
+        allowed_token_ids: Some([0].into()),
         ..plain.clone()
     };
     assert_alike(name(&only, 2), &[(0, third)]);
     let none = SamplingParams {
-        allowed_token_ids: Some(vec![3]),
+        allowed_token_ids: Some([3].into()),
         ..plain
     };
     for (logits, params, error) in [

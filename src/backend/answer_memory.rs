@@ -1,0 +1,189 @@
+//! The memory that logits and log-probabilities in answers may take: what a request could gather at most is set
+//! aside before it starts, and given back when its answer is gone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::RequestError;
+use crate::sampling::{TokenLogProb, TokenLogProbs};
+use crate::triton::{Error, ErrorCode};
+
+/// What the allocator keeps beside a list.
+const LIST_OVERHEAD: u64 = 16;
+
+/// How much of it there is for an instance, and how much is taken.
+#[derive(Debug)]
+pub struct AnswerMemory {
+    max_bytes: u64,
+    bytes_per_row: u64,
+    /// Of one entry of JSON.
+    max_entry_bytes: u64,
+    /// Only this value adds to it, from one thread.
+    taken: Arc<AtomicU64>,
+}
+
+/// What an answer could hold, at most.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Needs {
+    /// Rows of logits.
+    pub num_logits: usize,
+    /// Tokens whose log-probabilities are wanted.
+    pub num_tokens: usize,
+    /// The most likely tokens that are named in the place of each of them.
+    pub num_top: u32,
+    /// Whether they are also written as JSON.
+    pub as_json: bool,
+}
+
+/// What is set aside for one answer.
+#[derive(Debug)]
+pub struct SetAside {
+    bytes: u64,
+    taken: Arc<AtomicU64>,
+}
+
+impl AnswerMemory {
+    /// `max_bytes` for rows of `vocab_size` logits, and for log-probabilities of which one is written in at most
+    /// `max_entry_bytes`.
+    pub fn new(max_bytes: u64, vocab_size: u32, max_entry_bytes: usize) -> Self {
+        Self {
+            max_bytes,
+            bytes_per_row: u64::from(vocab_size) * size_of::<f32>() as u64,
+            max_entry_bytes: max_entry_bytes as u64,
+            taken: Arc::default(),
+        }
+    }
+
+    /// Sets memory aside; none for an answer that needs none.
+    ///
+    /// # Errors
+    /// There never is as much, or other requests have it now.
+    pub fn set_aside(&mut self, needs: Needs) -> Result<Option<SetAside>, Error> {
+        let max_bytes = self.max_bytes;
+        let (rows, per_row) = (needs.num_logits as u64, self.bytes_per_row);
+        let (tokens, per_token) = (needs.num_tokens as u64, self.bytes_per_token(needs));
+        let bytes = rows
+            .saturating_mul(per_row)
+            .saturating_add(tokens.saturating_mul(per_token));
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let mut parts = Vec::new();
+        if rows > 0 {
+            parts.push(format!("{rows} rows of logits of {per_row} bytes"));
+        }
+        if tokens > 0 {
+            parts.push(format!(
+                "the log-probabilities of {tokens} tokens, {per_token} bytes each,"
+            ));
+        }
+        let needs = format!("up to {} are asked for", parts.join(" and "));
+        if bytes > max_bytes {
+            return Err(RequestError::Invalid(format!(
+                "{needs}, and logits_memory_bytes is {max_bytes}; lower max_tokens, shorten the prompt, or \
+                 have logits_memory_bytes raised"
+            ))
+            .into());
+        }
+        let taken = self.taken.load(Ordering::Relaxed);
+        if bytes > max_bytes - taken {
+            return Err(Error::new(
+                ErrorCode::Unavailable,
+                format!(
+                    "{needs}, and the requests in flight have {taken} of logits_memory_bytes = \
+                     {max_bytes}; try again when some are done"
+                ),
+            ));
+        }
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
+        Ok(Some(SetAside {
+            bytes,
+            taken: self.taken.clone(),
+        }))
+    }
+
+    /// What the log-probabilities of one token take, as they are gathered and as they are written.
+    fn bytes_per_token(&self, needs: Needs) -> u64 {
+        let num_top = u64::from(needs.num_top);
+        let gathered = size_of::<TokenLogProbs>() as u64
+            + LIST_OVERHEAD
+            + num_top * size_of::<TokenLogProb>() as u64;
+        let written = match needs.as_json {
+            // And a bracket on either side.
+            true => (num_top + 1) * self.max_entry_bytes + 2,
+            false => size_of::<f32>() as u64,
+        };
+        gathered + written
+    }
+}
+
+impl Drop for SetAside {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(num_logits: usize) -> Needs {
+        Needs {
+            num_logits,
+            ..Needs::default()
+        }
+    }
+
+    #[test]
+    fn what_is_set_aside_is_there_again_when_the_answer_is_gone() {
+        let mut memory = AnswerMemory::new(1000, 10, 100);
+        let first = memory.set_aside(rows(15)).expect("600 of 1000");
+        let _second = memory.set_aside(rows(10)).expect("400 of 400");
+        let error = memory.set_aside(rows(1)).expect_err("none is left");
+        assert_eq!(error.code(), ErrorCode::Unavailable);
+        assert!(error.message().contains("1000 of"), "{error}");
+        assert!(memory.set_aside(rows(0)).expect("nothing").is_none());
+        drop(first);
+        drop(memory.set_aside(rows(15)).expect("600 are back"));
+        memory
+            .set_aside(rows(15))
+            .expect("and nobody has kept them");
+    }
+
+    #[test]
+    fn what_there_never_is_is_the_requests_own_fault() {
+        let mut memory = AnswerMemory::new(1000, 10, 100);
+        for num_logits in [26, usize::MAX] {
+            let error = memory.set_aside(rows(num_logits)).expect_err("too many");
+            assert_eq!(error.code(), ErrorCode::InvalidArg);
+            assert!(
+                error.message().contains("logits_memory_bytes is 1000"),
+                "{error}"
+            );
+        }
+        memory.set_aside(rows(25)).expect("all");
+    }
+
+    #[test]
+    fn log_probabilities_count_as_they_are_gathered_and_as_they_are_written() {
+        let gathered = (size_of::<TokenLogProbs>() + 16 + 3 * size_of::<TokenLogProb>()) as u64;
+        for (as_json, written) in [(false, 4), (true, 402)] {
+            let needs = |num_tokens| Needs {
+                num_tokens,
+                num_top: 3,
+                as_json,
+                ..Needs::default()
+            };
+            let bytes = gathered + written;
+            let mut memory = AnswerMemory::new(10 * bytes, 10, 100);
+            let error = memory.set_aside(needs(11)).expect_err("one too many");
+            assert!(
+                error
+                    .message()
+                    .contains(&format!("11 tokens, {bytes} bytes each")),
+                "{error}"
+            );
+            memory.set_aside(needs(10)).expect("all of it");
+        }
+    }
+}
