@@ -7,16 +7,20 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::SystemTime;
 
+use regex::Regex;
 use triton_inflight::base::{
     BlockSize, Blocks, ClientId, RequestError, RequestId, TokenId, Tokens,
 };
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Gather, Gathered, NewRequest, Stage,
-    StepStats,
+    BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, Gather, Gathered, NewRequest,
+    Stage, StepStats,
 };
-use triton_inflight::manager::{BatchManager, Callbacks, Response, serve};
+use triton_inflight::manager::{
+    BatchManager, Callbacks, LandedStep, Response, serve, statistics_json,
+};
 use triton_inflight::runner::{
     Checkpoint, CpuRunner, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
 };
@@ -267,19 +271,11 @@ fn a_stop_signal_ends_its_request_within_a_step_and_nobody_else() {
 /// Every field of a record, computed again from what each request did in the step.
 #[test]
 fn a_record_says_what_the_steps_requests_say_together() {
-    let schemes = [
-        BatchingScheme::InflightFused,
-        BatchingScheme::Inflight,
-        BatchingScheme::V1,
-    ];
-    for scheme in schemes {
+    for scheme in [BatchingScheme::InflightFused, BatchingScheme::Inflight] {
         let config = EngineConfig {
             scheme,
             num_blocks: Blocks(20),
-            policy: match scheme {
-                BatchingScheme::V1 => CapacityPolicy::GuaranteedNoEvict,
-                _ => CapacityPolicy::MaxUtilization,
-            },
+            policy: CapacityPolicy::MaxUtilization,
             reuse: BlockReuse::Off,
             ..config()
         };
@@ -292,7 +288,7 @@ fn a_record_says_what_the_steps_requests_say_together() {
             manager.launch().expect("steps succeed");
             let landed = manager.land(&mut events).expect("steps succeed");
             let landed = landed.expect("one micro-batch lands at once");
-            let stats = landed.stats;
+            let stats = landed.stats.clone();
             let count = |stage: Stage, computes: bool| {
                 let stages = landed.stages.iter();
                 stages
@@ -312,17 +308,8 @@ fn a_record_says_what_the_steps_requests_say_together() {
             let num_context_tokens = contexts.map(|it| it.tokens).sum();
             assert_eq!(stats.num_context_tokens, Tokens(num_context_tokens));
             assert_eq!(stats.num_paused, count(Stage::Paused, false));
-            let resting = count(Stage::Context, false) + count(Stage::Generation, false);
-            let num_empty_slots = if scheme == BatchingScheme::V1 {
-                resting
-            } else {
-                0
-            };
-            assert_eq!(stats.num_empty_slots, num_empty_slots);
-            assert_eq!(
-                stats.num_waiting,
-                stats.num_active - stats.num_scheduled - num_empty_slots
-            );
+            assert_eq!(stats.num_waiting, stats.num_active - stats.num_scheduled);
+            assert_eq!(landed.records().collect::<Vec<_>>(), [&stats]);
             assert_eq!(stats.ended.num_requests, num_ended);
             assert!(stats.kv.num_used <= stats.kv.num_blocks);
             num_paused += stats.num_paused;
@@ -332,8 +319,143 @@ fn a_record_says_what_the_steps_requests_say_together() {
             num_ended += events.drain(..).filter(finished).count() as u64;
         }
         assert_eq!(num_ended, 30);
-        assert!(scheme == BatchingScheme::V1 || num_paused > 0);
+        assert!(num_paused > 0);
     }
+}
+
+/// Four at a time, in lockstep, with a token budget that none of their batches fits into.
+fn lockstep() -> EngineConfig {
+    EngineConfig {
+        scheme: BatchingScheme::V1,
+        max_num_tokens: Tokens(8),
+        reuse: BlockReuse::Off,
+        ..config()
+    }
+}
+
+/// Requests with prompts and outputs of these lengths.
+fn of_lengths(lengths: &[(usize, u32)]) -> Vec<NewRequest> {
+    let prompt = |id: u64, num: usize| (0..num as TokenId).map(|n| n + id as TokenId).collect();
+    let requests = (1..).zip(lengths);
+    requests
+        .map(|(id, &(num_prompt, num_output))| {
+            NewRequest::new(RequestId(id), prompt(id, num_prompt), Tokens(num_output))
+        })
+        .collect()
+}
+
+/// Steps until nothing is active; the records, and what each request got.
+fn run(manager: &mut BatchManager) -> (Vec<StepStats>, BTreeMap<RequestId, Vec<TokenId>>) {
+    let (mut events, mut records, mut streams) = (vec![], vec![], BTreeMap::new());
+    while !manager.is_idle() {
+        manager.launch().expect("steps succeed");
+        let landed = manager.land(&mut events).expect("steps succeed");
+        records.extend(landed.iter().flat_map(LandedStep::records).cloned());
+        for event in events.drain(..) {
+            if let Event::Token(id, token) = event {
+                streams.entry(id).or_insert_with(Vec::new).push(token);
+            }
+        }
+    }
+    (records, streams)
+}
+
+#[test]
+fn in_lockstep_a_record_is_a_batch_and_the_token_budget_bounds_none() {
+    let lengths = [(5, 2), (9, 5), (3, 1), (12, 4), (6, 3), (2, 3)];
+    let mut manager = manager(lockstep());
+    for request in of_lengths(&lengths) {
+        manager.add(request).expect("fits");
+    }
+    let (records, streams) = run(&mut manager);
+    let figures = |stats: &StepStats| {
+        let batch = stats.lockstep.expect("a batch");
+        (
+            (stats.iteration_counter, stats.num_active, stats.num_waiting),
+            (batch.num_requests, batch.num_context_tokens),
+            (batch.num_generated_tokens, batch.num_empty_slots),
+        )
+    };
+    let figures: Vec<_> = records.iter().map(figures).collect();
+    // The longest of the first has 5 tokens, and each member as many slots.
+    let first = ((1, 6, 2), (4, 5 + 9 + 3 + 12), (12, 4 * 5 - 12));
+    let second = ((2, 2, 0), (2, 8), (6, 0));
+    assert_eq!(figures, [first, second]);
+
+    for (request, (_, num_output)) in of_lengths(&lengths).into_iter().zip(lengths) {
+        let mut alone = self::manager(config());
+        let id = request.id;
+        alone.add(request).expect("fits");
+        assert_eq!(streams[&id], run(&mut alone).1[&id]);
+        assert_eq!(streams[&id].len(), num_output as usize);
+    }
+}
+
+#[test]
+fn a_batch_in_lockstep_that_is_ended_from_outside_has_its_record_too() {
+    let mut manager = manager(lockstep());
+    let mut events = Vec::new();
+    let mut step = |manager: &mut BatchManager| {
+        manager.launch().expect("steps succeed");
+        let landed = manager.land(&mut events).expect("steps succeed");
+        let records: Vec<_> = landed
+            .iter()
+            .flat_map(LandedStep::records)
+            .cloned()
+            .collect();
+        records
+    };
+    for request in of_lengths(&[(4, 9), (4, 9)]) {
+        manager.add(request).expect("fits");
+    }
+    assert_eq!(step(&mut manager), []);
+    assert!(manager.cancel(RequestId(1)));
+    assert_eq!(step(&mut manager), []);
+    // A stop word, of which the engine knows nothing.
+    manager.finish(RequestId(2), Tokens(2), FinishReason::StopWords);
+    let [record] = &step(&mut manager)[..] else {
+        panic!("one record");
+    };
+    let batch = record.lockstep.expect("a batch");
+    assert_eq!((batch.num_requests, batch.num_context_tokens), (2, 8));
+    assert_eq!((batch.num_generated_tokens, batch.num_empty_slots), (3, 0));
+
+    manager.add(request(3)).expect("fits");
+    assert_eq!(step(&mut manager), []);
+    assert!(manager.cancel(RequestId(3)));
+    assert!(manager.is_idle());
+    assert_eq!(step(&mut manager).len(), 1);
+    assert_eq!(step(&mut manager), []);
+}
+
+#[test]
+fn the_manager_holds_as_many_requests_as_its_records_say() {
+    let mut manager = manager(EngineConfig {
+        max_num_active: 5,
+        ..config()
+    });
+    for id in 0..5 {
+        manager.add(request(id)).expect("there is room");
+    }
+    let refusal = manager
+        .add(request(5))
+        .expect_err("one too many")
+        .to_string();
+    assert!(refusal.contains("max_num_active = 5"), "{refusal}");
+    let (records, _) = run(&mut manager);
+    assert_eq!((records[0].num_active, records[0].max_num_active), (5, 5));
+    manager.add(request(5)).expect("there is room again");
+}
+
+#[test]
+fn a_record_as_the_batch_manager_returns_it_begins_with_the_moment() {
+    let mut manager = manager(config());
+    manager.add(request(1)).expect("fits");
+    let (records, _) = run(&mut manager);
+    let json = statistics_json(&records[0], SystemTime::now());
+    let format =
+        Regex::new(r#"^\{"Timestamp":"\d\d-\d\d-\d{4} \d\d:\d\d:\d\d","Iteration Counter":1,"#);
+    assert!(format.expect("a pattern").is_match(&json), "{json}");
 }
 
 #[test]

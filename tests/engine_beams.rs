@@ -229,6 +229,31 @@ fn in_lockstep_beams_wait_for_the_rest_of_their_batch() {
 }
 
 #[test]
+fn in_lockstep_contexts_are_padded_to_the_longest_in_however_many_steps() {
+    for (max_num_tokens, num_steps) in [(24, 1), (8, 3)] {
+        let mut world = World::new(EngineConfig {
+            scheme: BatchingScheme::V1,
+            max_num_tokens: Tokens(max_num_tokens),
+            ..with_beams(2)
+        });
+        for num_prompt_tokens in [4, 7, 9] {
+            world
+                .add(Ask::of_lengths(num_prompt_tokens, 2))
+                .expect("fits");
+        }
+        for _ in 0..num_steps {
+            let planned = world.step();
+            assert!(planned.iter().all(|it| it.phase == Phase::Context));
+        }
+        assert_eq!(world.num_padding_tokens, 3 * 9 - (4 + 7 + 9));
+        let planned = world.step();
+        assert_eq!(planned.len(), 3);
+        assert!(planned.iter().all(|it| it.phase == Phase::Generation));
+        world.run_to_end();
+    }
+}
+
+#[test]
 fn the_prompt_of_beams_is_found_again_and_nothing_else_of_them() {
     let mut world = World::new(EngineConfig {
         reuse: BlockReuse::PartialBlocks,

@@ -84,6 +84,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         let pauses = policy == CapacityPolicy::MaxUtilization;
         let least_tokens = match (chunks, pauses) {
             (Some(_), _) => block_size,
+            (None, _) if lockstep => block_size,
             (None, true) => max_seq_len,
             (None, false) => 1,
         };
@@ -281,7 +282,8 @@ fn fits_alone(config: &EngineConfig, ask: &Ask) -> bool {
     !ask.prompt.is_empty()
         && ask.max_new_tokens > 0
         && ask.prompt.len() < config.max_seq_len.index()
-        && (config.enable_chunked_context && config.scheme != BatchingScheme::V1
+        && (config.enable_chunked_context
+            || config.scheme == BatchingScheme::V1
             || ask.prompt.len() <= in_one_step)
         && (ask.beam_search.is_none() || beams_fit_alone(config, ask))
 }

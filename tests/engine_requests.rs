@@ -204,6 +204,7 @@ fn a_request_can_be_cancelled_wherever_it_is() {
 fn a_step_is_recorded_as_it_was_planned() {
     let config = EngineConfig {
         max_num_requests: 2,
+        max_num_active: 3,
         ..wide_config()
     };
     let mut world = World::new(config);
@@ -213,7 +214,7 @@ fn a_step_is_recorded_as_it_was_planned() {
     world.add(Ask::of_lengths(1, 1)).expect("fits");
     world.step();
     let stats = world.engine.stats().expect("active").clone();
-    assert_eq!((stats.iteration_counter, stats.max_num_requests), (2, 2));
+    assert_eq!((stats.iteration_counter, stats.max_num_active), (2, 3));
     assert_eq!(
         (stats.num_active, stats.num_scheduled, stats.num_waiting),
         (3, 2, 1)

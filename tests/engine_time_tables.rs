@@ -338,17 +338,17 @@ fn lockstep_answers_a_batch_when_its_longest_has_ended() {
         ..wide_config()
     };
     let arrivals = [at(1, 4, 2), at(1, 7, 4), at(1, 4, 2)];
-    // R1 and R2 are 14 tokens, padded; R3 does not fit beside them. R1 is done after step 2 and waits.
+    // All three are one batch. R3's context does not fit into the first step, and the others wait for it; R1 and R3
+    // are done after step 3, and wait for R2.
     assert_table(
         time_table(config, &arrivals, &[]),
         "
         step tokens blocks   R1   R2   R3
-           1     11      3   c4   c7    w
-           2      2      4    g    g    w
-           3      1      5    -    g    w
-           4      1      5    -    g    w
-           5      4      1    .    .   c4
-           6      1      2    .    .    g
+           1     11      4   c4   c7    -
+           2      4      5    -    -   c4
+           3      3      6    g    g    g
+           4      1      7    -    g    -
+           5      1      7    -    g    -
         ",
     );
 }

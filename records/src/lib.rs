@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     const GOOD: &str = concat!(
-        r#"{"Timestamp":"11-21-2026 03:15:07.123456","Iteration Counter":42,"#,
+        r#"{"Timestamp":"11-21-2026 03:15:07","Iteration Counter":42,"#,
         r#""Max KV cache blocks":2048,"Used KV cache blocks":7,"Step Start (us)":812345.1,"#,
         r#""Step Duration (us)":5312.4,"Model Duration (us)":5240.9,"Requests":["#,
         r#"{"id":7,"stage":"context","tokens":8},{"id":9,"stage":"waiting","tokens":0}]}"#,

@@ -28,16 +28,16 @@ struct Record<'a, S: Serialize> {
 /// # Errors
 /// The file cannot be written.
 pub fn write_record(file: &mut dyn Write, landed: &Landed) -> Result<()> {
-    let Some(stats) = &landed.stats else {
+    let Some((stats, began)) = &landed.record else {
         return Ok(());
     };
     let timestamp = DateTime::from_timestamp_nanos(landed.ended.0.cast_signed())
-        .format("%m-%d-%Y %H:%M:%S%.6f")
+        .format("%m-%d-%Y %H:%M:%S")
         .to_string();
-    let model_us = (landed.ended - landed.began).as_us();
+    let model_us = (landed.ended - *began).as_us();
     let record = Record {
         stats: stats.with_timestamp(&timestamp),
-        start_us: landed.began.as_us(),
+        start_us: began.as_us(),
         step_us: model_us,
         model_us,
         requests: &landed.stages,

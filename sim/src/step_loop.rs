@@ -32,6 +32,8 @@ pub struct StepLoop {
     runner_free: Time,
     output: StepOutput,
     next_id: u64,
+    /// When the batch in lockstep began of which there is no record yet.
+    batch_began: Option<Time>,
 }
 
 /// A step on its way.
@@ -49,6 +51,8 @@ pub struct Landed {
     pub ended: Time,
     /// The batch manager's figures; `None` if nothing was active.
     pub stats: Option<StepStats>,
+    /// The record that is due with it, and when what it is of began: in lockstep that is a whole batch.
+    pub record: Option<(StepStats, Time)>,
     /// What each request did; empty unless [`EngineConfig::record_requests`].
     pub stages: Vec<RequestStage>,
     /// Tokens that were computed.
@@ -70,6 +74,7 @@ impl StepLoop {
             runner_free: Time::ZERO,
             output: StepOutput::default(),
             next_id: 0,
+            batch_began: None,
         }
     }
 
@@ -110,6 +115,7 @@ impl StepLoop {
             began,
             ended,
             stats: self.engine.stats().cloned(),
+            record: None,
             stages: self.engine.request_stages().to_vec(),
             num_tokens: step.num_tokens().0,
         };
@@ -123,12 +129,24 @@ impl StepLoop {
         if self.launched.len() < self.num_micro_batches && !last_is_empty {
             return None;
         }
-        let Launched { step, landed } = self.launched.pop_front()?;
+        let Launched { step, mut landed } = self.launched.pop_front()?;
         self.output.sampled.clear();
         let samples = step.sequences().iter().filter(|planned| planned.samples);
         let tokens = samples.map(|planned| (planned.slot, Sampled::Token(COMMON_TOKEN)));
         self.output.sampled.extend(tokens);
         self.engine.apply(step, &mut self.output, events);
+        let is_lockstep = landed
+            .stats
+            .as_ref()
+            .is_some_and(|it| it.lockstep.is_some());
+        landed.record = match is_lockstep {
+            false => landed.stats.clone().map(|stats| (stats, landed.began)),
+            true => {
+                let began = *self.batch_began.get_or_insert(landed.began);
+                let ended = self.engine.take_ended_iterations().into_iter().next();
+                ended.map(|stats| (stats, self.batch_began.take().unwrap_or(began)))
+            }
+        };
         Some(landed)
     }
 }

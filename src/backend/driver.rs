@@ -671,7 +671,7 @@ impl StepClock {
     /// Sequences of the step that came back; `None` if nothing was computed.
     fn num_computed(&self) -> Option<u64> {
         let landed = self.landed.as_ref()?;
-        Some(landed.stats.num_scheduled as u64)
+        Some(landed.stats.num_scheduled as u64).filter(|num_sequences| *num_sequences > 0)
     }
 
     /// Triton's view of the step, which ends now.

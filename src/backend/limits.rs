@@ -36,7 +36,7 @@ pub fn engine_config(
     let max_seq_len = max_seq_len(settings, model.max_positions())?;
     let max_num_requests = settings.max_num_requests.unwrap_or(config.max_batch_size);
     let cuts_contexts =
-        settings.enable_chunked_context && settings.gpt_model_type != BatchingScheme::V1;
+        settings.enable_chunked_context || settings.gpt_model_type == BatchingScheme::V1;
     let speculation = speculation(settings);
     let max_num_tokens = settings.max_num_tokens.unwrap_or_else(|| {
         let whole_context = if cuts_contexts { 0 } else { max_seq_len.0 };
@@ -57,6 +57,11 @@ pub fn engine_config(
     let engine = EngineConfig {
         scheme: settings.gpt_model_type,
         max_num_requests,
+        // Each of Triton's slots holds a request, which may ask for as many sequences.
+        max_num_active: config
+            .max_batch_size
+            .saturating_mul(config.max_batch_size)
+            .max(max_num_requests),
         max_beam_width: settings.max_beam_width,
         max_seq_len,
         max_num_tokens: Tokens(max_num_tokens),

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::backend::answer::Answer;
 use crate::backend::host_memory::MemoryUsage;
-use crate::engine::{BatchingScheme, DraftTotals, KvUsage, StepStats};
+use crate::engine::{DraftTotals, KvUsage, LockstepTotals, StepStats};
 use crate::triton::{Counter, Error, Gauge, Histogram, MetricFamily};
 
 /// A value of a step's record.
@@ -48,7 +48,7 @@ const GAUGES: &[GaugeFamily] = &[
         "request_type",
         &[
             ("active", |s| s.num_active as f64),
-            ("max", |s| f64::from(s.max_num_requests)),
+            ("max", |s| f64::from(s.max_num_active)),
             ("scheduled", |s| s.num_scheduled as f64),
             ("context", |s| s.num_context as f64),
             ("waiting", |s| s.num_waiting as f64),
@@ -84,17 +84,17 @@ const GAUGES: &[GaugeFamily] = &[
     ),
     (
         c"nv_trt_llm_v1_metrics",
-        c"The last step of batching in lockstep",
+        c"The last batch in lockstep",
         "v1_specific_metric",
         &[
             ("total_context_tokens", |s| {
-                lockstep(s, f64::from(s.num_context_tokens.0))
+                lockstep(s, |batch| batch.num_context_tokens)
             }),
             ("total_generation_tokens", |s| {
-                lockstep(s, s.num_generation as f64)
+                lockstep(s, |batch| batch.num_generated_tokens)
             }),
             ("empty_generation_slots", |s| {
-                lockstep(s, s.num_empty_slots as f64)
+                lockstep(s, |batch| batch.num_empty_slots)
             }),
         ],
     ),
@@ -112,11 +112,8 @@ const GAUGES: &[GaugeFamily] = &[
 ];
 
 /// A value that is 0 for what batches in flight.
-fn lockstep(stats: &StepStats, value: f64) -> f64 {
-    match stats.scheme {
-        BatchingScheme::V1 => value,
-        BatchingScheme::Inflight | BatchingScheme::InflightFused => 0.0,
-    }
+fn lockstep(stats: &StepStats, value: fn(&LockstepTotals) -> u64) -> f64 {
+    stats.lockstep.as_ref().map_or(0, value) as f64
 }
 
 /// Upper bounds of the buckets of TensorRT-LLM's token histograms.

@@ -6,7 +6,6 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use chrono::{DateTime, Local};
 use serde::Serialize;
 
 use crate::backend::answer::Answer;
@@ -14,7 +13,7 @@ use crate::backend::host_memory::{InstanceMemory, MemoryUsage};
 use crate::backend::metrics::{InstanceMetrics, SharedMetrics};
 use crate::base::LoadError;
 use crate::engine::{KvUsage, RequestStage, StepStats};
-use crate::manager::LandedStep;
+use crate::manager::{LandedStep, timestamp};
 use crate::triton;
 
 /// A step as it is written down.
@@ -28,6 +27,38 @@ pub struct StepRecord {
     pub start: Duration,
     /// How long the Execute call took.
     pub step: Duration,
+}
+
+/// Where the time of a record went, and who was in it: of a step, or in lockstep of a batch.
+#[derive(Default)]
+struct Span {
+    /// When its first step began; `None` before it.
+    start: Option<Duration>,
+    end: Duration,
+    model: Duration,
+    requests: Vec<RequestStage>,
+}
+
+impl Span {
+    fn add(&mut self, record: &StepRecord) {
+        let landed = &record.landed;
+        self.start.get_or_insert(record.start);
+        self.end = record.start + record.step;
+        self.model += landed.model;
+        if landed.stats.lockstep.is_none() || self.requests.is_empty() {
+            self.requests.clone_from(&landed.stages);
+            return;
+        }
+        for stage in &landed.stages {
+            match self.requests.iter_mut().find(|it| it.id == stage.id) {
+                Some(known) => {
+                    known.stage = stage.stage;
+                    known.tokens += stage.tokens;
+                }
+                None => self.requests.push(*stage),
+            }
+        }
+    }
 }
 
 /// The record's JSON: the Batch Manager's fields, and where the time went.
@@ -55,6 +86,8 @@ pub struct Observer {
     memory: InstanceMemory,
     metrics: Option<InstanceMetrics>,
     stats_file: Option<File>,
+    /// The record that is not whole yet.
+    span: Span,
     /// What is being written; kept for its memory.
     lines: Vec<u8>,
 }
@@ -84,13 +117,17 @@ impl Observer {
             metrics: metrics.map(|metrics| metrics.instance(stats, memory.usage())),
             stats_file: stats_file.map(open).transpose()?,
             memory,
+            span: Span::default(),
             lines: Vec::new(),
         })
     }
 
     /// Writes steps down, in their order. The page shows the last of them.
     pub fn steps_done(&mut self, records: &[StepRecord]) {
-        let mut steps = records.iter().map(|record| &record.landed.stats);
+        let mut steps = records.iter().map(|record| {
+            let landed = &record.landed;
+            landed.ended.as_ref().unwrap_or(&landed.stats)
+        });
         if let Some(used) = steps.clone().map(|stats| stats.kv.num_used).max() {
             self.memory.uses(used);
         }
@@ -104,16 +141,12 @@ impl Observer {
         let memory = self.memory.usage();
         self.lines.clear();
         for record in records {
-            let start = self.lines.len();
-            if let Err(error) = write_json(record, memory, &mut self.lines) {
-                log::warn!("a statistics record has no JSON form: {error}");
-                self.lines.truncate(start);
-                continue;
-            }
-            if verbose {
-                log::debug!("{}", String::from_utf8_lossy(&self.lines[start..]));
-            }
-            self.lines.push(b'\n');
+            let landed = &record.landed;
+            let at = record.ended_at;
+            self.write(landed.ended_before.as_ref(), at, memory, verbose);
+            self.span.add(record);
+            let own = landed.stats.lockstep.is_none().then_some(&landed.stats);
+            self.write(landed.ended.as_ref().or(own), at, memory, verbose);
         }
         if let Some(file) = &mut self.stats_file
             && let Err(error) = file.write_all(&self.lines)
@@ -121,6 +154,32 @@ impl Observer {
             log::warn!("the statistics file is closed, it cannot be written: {error}");
             self.stats_file = None;
         }
+    }
+
+    /// Appends a record to the lines, if there is one. The next one begins after it.
+    fn write(
+        &mut self,
+        stats: Option<&StepStats>,
+        ended_at: SystemTime,
+        memory: MemoryUsage,
+        verbose: bool,
+    ) {
+        let Some(stats) = stats else {
+            return;
+        };
+        let start = self.lines.len();
+        let written = write_json(stats, &self.span, ended_at, memory, &mut self.lines);
+        self.span.start = None;
+        self.span.model = Duration::ZERO;
+        self.span.requests.clear();
+        if let Err(error) = written {
+            log::warn!("a statistics record has no JSON form: {error}");
+            return self.lines.truncate(start);
+        }
+        if verbose {
+            log::debug!("{}", String::from_utf8_lossy(&self.lines[start..]));
+        }
+        self.lines.push(b'\n');
     }
 
     /// Shows that nothing is active. There is no record of it: a record is a step.
@@ -142,20 +201,22 @@ impl Observer {
 
 /// Appends the record's line, without its end.
 fn write_json(
-    record: &StepRecord,
+    stats: &StepStats,
+    span: &Span,
+    ended_at: SystemTime,
     memory: MemoryUsage,
     line: &mut Vec<u8>,
 ) -> serde_json::Result<()> {
-    let ended_at = DateTime::<Local>::from(record.ended_at);
-    let timestamp = ended_at.format("%m-%d-%Y %H:%M:%S%.6f").to_string();
+    let timestamp = timestamp(ended_at);
+    let start = span.start.unwrap_or(span.end);
     let json = JsonRecord {
-        stats: record.landed.stats.with_timestamp(&timestamp),
+        stats: stats.with_timestamp(&timestamp),
         memory,
         kv_transfer_time: 0.0,
-        start_us: micros(record.start),
-        step_us: micros(record.step),
-        model_us: micros(record.landed.model),
-        requests: &record.landed.stages,
+        start_us: micros(start),
+        step_us: micros(span.end - start),
+        model_us: micros(span.model),
+        requests: &span.requests,
     };
     serde_json::to_writer(line, &json)
 }

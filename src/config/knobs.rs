@@ -60,8 +60,7 @@ pub(super) const KNOBS: &[Knob] = &[
               and a step is one packed model call. `inflight_batching`: the same in two model calls, \
               contexts first. `V1`: in lockstep, as before in-flight batching: a batch is padded to \
               its longest member, nobody joins it, and all its answers leave when the last is done; \
-              there is no streaming. A batch starts with as many prompts as fit, padded, into \
-              `max_num_tokens`.",
+              there is no streaming. A batch starts with all that wait, up to `max_num_requests`.",
         set: |s, v| {
             let names = [
                 ("V1", BatchingScheme::V1),
@@ -166,7 +165,8 @@ pub(super) const KNOBS: &[Knob] = &[
         doc: "The token budget: tokens in one step, at most. A larger one finishes prompts in \
               fewer steps, a smaller one delays the requests that are generating less. (A CPU \
               is at its full speed from some hundred tokens on; TensorRT-LLM's default for GPUs \
-              is 8192.)",
+              is 8192.) Padded batches (`V1`) are not bounded by it: their prompts are computed in as \
+              many steps as it demands.",
         set: |s, v| set(&mut s.max_num_tokens, count(v, 1..=MAX_COUNT).map(Some)),
     },
     Knob {

@@ -36,8 +36,11 @@ impl Engine {
         }
         let mut results = Results::new(output);
         let mut any_gone = false;
+        let mut num_generated = 0;
         for (planned, text) in step.drain() {
             let result = results.next(planned);
+            let generates = planned.beam == 0 && result.is_some() && !has_failed(result);
+            num_generated += u64::from(generates);
             let sequence = self.sequences.get_mut(planned.slot);
             let ended = match sequence.filter(|it| it.is_plain && self.cancelled.is_empty()) {
                 Some(sequence) => {
@@ -61,6 +64,9 @@ impl Engine {
             self.running.retain(|&slot| self.sequences.is_taken(slot));
         }
         self.spare_steps.push(step);
+        if self.lockstep.is_running() {
+            self.lockstep.totals.num_generated_tokens += num_generated;
+        }
         self.end_lockstep_batch();
         events.append(&mut self.changes);
     }
@@ -76,6 +82,17 @@ impl Engine {
             self.totals.count(sequence);
             tell_end(sequence, reason, &mut self.changes);
             forget(&mut self.sequences, &mut self.kv, slot);
+        }
+        self.end_lockstep_iteration();
+    }
+
+    /// In lockstep, writes down what the batch has come to, if nobody of it is left.
+    pub(super) fn end_lockstep_iteration(&mut self) {
+        if self.running.is_empty()
+            && self.lockstep.is_running()
+            && let Some(last) = &self.stats
+        {
+            self.lockstep.end(last);
         }
     }
 

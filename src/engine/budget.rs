@@ -13,11 +13,8 @@
 //!                          |g|c c c c|    c c c c        - - - |   block fits any more
 //! ```
 //!
-//! In lockstep (V1) contexts are padded to the longest one, and all are computed whole:
-//!
-//! ```text
-//! |c c c c c - - - -|c c c c c c c c c|      num_padding_tokens = 4
-//! ```
+//! In lockstep (V1) the budget bounds a step and not a batch, and contexts are cut whatever else is configured:
+//! see `lockstep.rs`.
 
 use crate::base::{BlockSize, SeqSlot, Tokens};
 use crate::engine::config::{BatchingScheme, ContextChunkPolicy, EngineConfig};
@@ -37,8 +34,6 @@ enum Rule {
     FirstComeFirstServed,
     /// A unit first, and its share of what is left in [`TokenBudget::distribute`].
     EqualProgress,
-    /// All, if as many rows as there are contexts, as long as the longest, fit.
-    Padded { num_contexts: u32, longest: Tokens },
 }
 
 /// A context's share of a step.
@@ -51,16 +46,22 @@ pub(super) struct Share {
     pub(super) chunk: Tokens,
 }
 
+impl Share {
+    /// Whether it gets all of the rest.
+    pub(super) fn is_all(&self) -> bool {
+        self.chunk == self.rest
+    }
+}
+
 impl TokenBudget {
     /// A whole step's budget.
     pub(super) fn new(config: &EngineConfig) -> Self {
         let chunk_unit = config.cuts_contexts().then_some(config.chunk_unit);
-        let rule = match (config.scheme, config.chunk_policy) {
-            (BatchingScheme::V1, _) => Rule::Padded {
-                num_contexts: 0,
-                longest: Tokens::ZERO,
-            },
-            (_, ContextChunkPolicy::EqualProgress) if chunk_unit.is_some() => Rule::EqualProgress,
+        let lockstep = config.scheme == BatchingScheme::V1;
+        let rule = match config.chunk_policy {
+            ContextChunkPolicy::EqualProgress if chunk_unit.is_some() && !lockstep => {
+                Rule::EqualProgress
+            }
             _ => Rule::FirstComeFirstServed,
         };
         Self {
@@ -95,7 +96,7 @@ impl TokenBudget {
     /// Takes what a context gets that has computed `start` tokens and has `rest` to compute. `None`:
     /// nothing, and neither does any that comes after it.
     pub(super) fn take_context(&mut self, start: Tokens, rest: Tokens) -> Option<Share> {
-        let chunk = match &mut self.rule {
+        let chunk = match self.rule {
             Rule::FirstComeFirstServed => cut(self.chunk_unit, start, rest, self.left),
             Rule::EqualProgress => {
                 let one_unit = next_bound(self.chunk_unit, start) - start;
@@ -105,24 +106,6 @@ impl TokenBudget {
                 } else {
                     Tokens::ZERO
                 }
-            }
-            Rule::Padded {
-                num_contexts,
-                longest,
-            } => {
-                let longest_of_all = rest.max(*longest);
-                let padded = (*num_contexts + 1).checked_mul(longest_of_all.0);
-                if padded.is_none_or(|padded| padded > self.left.0) {
-                    self.is_open = false;
-                    return None;
-                }
-                *num_contexts += 1;
-                *longest = longest_of_all;
-                return Some(Share {
-                    start,
-                    rest,
-                    chunk: rest,
-                });
             }
         };
         self.left -= chunk;
@@ -148,17 +131,6 @@ impl TokenBudget {
                     any_fits = true;
                 }
             }
-        }
-    }
-
-    /// The tokens that lockstep adds to contexts so that all are as long as the longest.
-    pub(super) fn num_padding_tokens(&self, num_context_tokens: Tokens) -> Tokens {
-        match self.rule {
-            Rule::Padded {
-                num_contexts,
-                longest,
-            } => Tokens(num_contexts * longest.0) - num_context_tokens,
-            _ => Tokens::ZERO,
         }
     }
 }
@@ -269,14 +241,12 @@ mod tests {
     }
 
     #[test]
-    fn lockstep_counts_every_context_as_long_as_the_longest() {
-        let v1 = |budget| EngineConfig {
+    fn lockstep_cuts_contexts_whatever_else_is_configured() {
+        let v1 = EngineConfig {
             scheme: BatchingScheme::V1,
-            ..first_come(budget, true)
+            chunk_policy: ContextChunkPolicy::EqualProgress,
+            ..first_come(12, false)
         };
-        let (chunks, budget) = shares(v1(18), 0, &[(0, 5), (0, 9), (0, 1)]);
-        assert_eq!(chunks, [5, 9]);
-        assert_eq!(budget.num_padding_tokens(Tokens(14)), Tokens(4));
-        assert_eq!(shares(v1(17), 0, &[(0, 5), (0, 9)]).0, [5]);
+        assert_eq!(shares(v1, 0, &[(0, 5), (0, 9), (0, 1)]).0, [5, 4]);
     }
 }

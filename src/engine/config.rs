@@ -12,11 +12,14 @@ pub struct EngineConfig {
     pub scheme: BatchingScheme,
     /// Requests in one step, at most.
     pub max_num_requests: u32,
+    /// Requests that may be active at the same time: those that run, are paused, or wait to start.
+    pub max_num_active: u32,
     /// Beams of one request, at most; 1 is none but the text itself.
     pub max_beam_width: u32,
     /// Prompt and output of one sequence together, at most.
     pub max_seq_len: Tokens,
-    /// Tokens in one step, at most: the token budget.
+    /// Tokens in one step, at most: the token budget. In lockstep (V1), where contexts are padded, it bounds
+    /// no batch: the contexts of a batch take as many steps as it demands.
     pub max_num_tokens: Tokens,
     /// Tokens per KV block.
     pub block_size: BlockSize,
@@ -24,7 +27,7 @@ pub struct EngineConfig {
     pub num_blocks: Blocks,
     /// Who may run.
     pub policy: CapacityPolicy,
-    /// Whether a context may be spread over several steps. In lockstep (V1) it never is.
+    /// Whether a context may be spread over several steps. In lockstep (V1) it may in any case.
     pub enable_chunked_context: bool,
     /// Which contexts get the tokens that are left.
     pub chunk_policy: ContextChunkPolicy,
@@ -64,6 +67,7 @@ impl Default for EngineConfig {
         Self {
             scheme: BatchingScheme::InflightFused,
             max_num_requests: 8,
+            max_num_active: 1 << 20,
             max_beam_width: 1,
             max_seq_len: Tokens(512),
             max_num_tokens: Tokens(512),
@@ -312,7 +316,7 @@ impl EngineConfig {
 
     /// Whether a context may be spread over several steps.
     pub(super) fn cuts_contexts(&self) -> bool {
-        self.enable_chunked_context && self.scheme != BatchingScheme::V1
+        self.enable_chunked_context || self.scheme == BatchingScheme::V1
     }
 
     /// Refuses beams that there are not, or that could never have their blocks.
@@ -359,13 +363,9 @@ impl EngineConfig {
             ));
         }
         if !self.cuts_contexts() && num_prompt_tokens > self.max_num_tokens.index() {
-            let why = match self.scheme {
-                BatchingScheme::V1 => "gpt_model_type V1 never cuts a context",
-                _ => "enable_chunked_context is false",
-            };
             return invalid(format!(
                 "the prompt has {num_prompt_tokens} tokens, more than a step can carry \
-                 (max_num_tokens = {}) and {why}: shorten the prompt",
+                 (max_num_tokens = {}) and enable_chunked_context is false: shorten the prompt",
                 self.max_num_tokens
             ));
         }

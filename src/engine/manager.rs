@@ -9,6 +9,7 @@
 use crate::base::{RequestError, RequestId, SeqSlot, Tokens};
 use crate::engine::budget::Share;
 use crate::engine::kv::{KvCache, NextBlock};
+use crate::engine::lockstep::LockstepBatch;
 use crate::engine::queue::Queue;
 use crate::engine::sequence::{Sequence, SequenceTable, max_kv_len};
 use crate::engine::stats::{RequestStage, StepStats, Totals};
@@ -54,6 +55,8 @@ pub struct Engine {
     pub(super) num_steps: u64,
     pub(super) stats: Option<StepStats>,
     pub(super) stages: Vec<RequestStage>,
+    /// The batch that runs in lockstep.
+    pub(super) lockstep: LockstepBatch,
 }
 
 impl Engine {
@@ -86,6 +89,7 @@ impl Engine {
             num_steps: 0,
             stats: None,
             stages: Vec::new(),
+            lockstep: LockstepBatch::default(),
             config,
         }
     }
@@ -93,7 +97,8 @@ impl Engine {
     /// Queues a request. Its `max_new_tokens` is lowered to what `max_seq_len` leaves room for.
     ///
     /// # Errors
-    /// A request that could never run: empty, too long, or with too many beams. The engine is as before.
+    /// A request that could never run: empty, too long, or with too many beams; or one more than
+    /// `max_num_active`. The engine is as before.
     ///
     /// # Panics
     /// At once or in a later step, if the id is that of an active request.
@@ -103,6 +108,13 @@ impl Engine {
             "request id {} is used twice",
             request.id
         );
+        let max_num_active = self.config.max_num_active;
+        if self.num_active() >= max_num_active as usize {
+            return Err(RequestError::Invalid(format!(
+                "the batch manager holds max_num_active = {max_num_active} requests: send it again when one \
+                 of them has ended"
+            )));
+        }
         let max_new_tokens = self.config.room_for_output(&request)?;
         request.stop.max_new_tokens = request.stop.max_new_tokens.min(max_new_tokens);
         if request.sampling.beam_search.is_some() {
@@ -125,6 +137,7 @@ impl Engine {
             return self.queue.drop_waiting(id);
         };
         self.running.retain(|&running| running != slot);
+        self.end_lockstep_iteration();
         self.queue.take_paused(slot);
         if self.sequences[slot].text.is_some() {
             forget(&mut self.sequences, &mut self.kv, slot);
@@ -222,6 +235,12 @@ impl Engine {
     /// unless [`EngineConfig::record_requests`].
     pub fn request_stages(&self) -> &[RequestStage] {
         &self.stages
+    }
+
+    /// The records of the iterations in lockstep that have ended since the last time. An iteration is a batch,
+    /// from its start to its end.
+    pub fn take_ended_iterations(&mut self) -> Vec<StepStats> {
+        std::mem::take(&mut self.lockstep.ended)
     }
 
     /// In lockstep, rows of a model call that are computed for those of the batch that have ended.

@@ -11,6 +11,7 @@
 //! beams.rs        the beams of a sequence that searches
 //! beam_room.rs    what is set aside for them
 //! kv/             blocks, block tables, and what sequences share of them
+//! lockstep.rs     what a batch in lockstep (V1) has come to
 //! step.rs         what was decided, as packed arrays
 //! table_rows.rs   the block tables in it
 //! gather.rs       what a request wants to know besides its tokens
@@ -22,6 +23,7 @@
 //! # Invariants
 //!
 //! - A step carries at most `max_num_tokens` tokens of at most `max_num_requests` sequences.
+//! - At most `max_num_active` requests are active.
 //! - Of those of the smallest priority number, the sequence that started first is in every step of its
 //!   micro-batch and is never paused; what was paused starts again before anything of its priority that
 //!   waits. So every request ends, if requests of smaller numbers do not come without end.
@@ -43,6 +45,7 @@ mod draft;
 mod gather;
 mod integrity;
 mod kv;
+mod lockstep;
 mod manager;
 mod output;
 mod plan;
@@ -60,6 +63,7 @@ pub use draft::{
 };
 pub use gather::{Gather, Gathered, KvBlocks};
 pub use kv::{AttentionWindow, KvUsage, ReuseOptions, ReuseTotals};
+pub use lockstep::LockstepTotals;
 pub use manager::Engine;
 pub use output::{Event, Named, Sampled, StepOutput};
 pub use plan::{BlockCopy, Phase, PlannedSequence, StepPlan};

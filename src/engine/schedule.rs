@@ -81,7 +81,7 @@ impl Engine {
         if self.config.speculation.is_some() {
             self.draft(&mut budget);
         }
-        self.pack(&budget, step);
+        self.pack(step);
     }
 
     /// Pauses whom the capacity policy says, so that there are blocks for what those of `micro_batch` that
@@ -129,6 +129,11 @@ impl Engine {
                 Phase::Context => self.in_context.push(slot),
             }
         }
+        if self.config.scheme == BatchingScheme::V1 && !self.in_context.is_empty() {
+            // Those whose contexts are computed wait for the others.
+            self.generating.clear();
+            num_other_beams = 0;
+        }
         let num_generating = self.generating.len() + num_other_beams;
         budget.take_generation(Tokens(num_generating as u32));
         for &slot in &self.in_context {
@@ -164,7 +169,7 @@ impl Engine {
         let mut room = self.room();
         let mut walk = Walk::default();
         let mut num_passed_over = 0;
-        while free_places > 0 && budget.is_open() {
+        while free_places > 0 && (lockstep || budget.is_open()) {
             let with_waiting = self.sequences.has_free_row();
             let Some(candidate) = self.queue.next(&walk, with_waiting) else {
                 return;
@@ -184,11 +189,18 @@ impl Engine {
                 return;
             }
             let rest = prospect.len - prospect.reused;
-            let Some(share) = budget.take_context(prospect.reused, rest) else {
-                return;
+            let share = match budget.is_open() {
+                true => budget.take_context(prospect.reused, rest),
+                false => None,
             };
+            if share.is_none() && !lockstep {
+                return;
+            }
             let slot = self.start_one(candidate, micro_batch, prospect.reused);
-            self.contexts.push((slot, share));
+            self.contexts.extend(share.map(|share| (slot, share)));
+            if lockstep {
+                self.lockstep.join(rest);
+            }
             let sequence = &self.sequences[slot];
             let next = self.kv.next_block(&sequence.blocks, sequence.tokens());
             self.being_written.extend(next);
@@ -229,14 +241,14 @@ impl Engine {
     }
 
     /// Writes down what the passes have decided: contexts first, then those that generate.
-    fn pack(&mut self, budget: &TokenBudget, step: &mut Step) {
+    fn pack(&mut self, step: &mut Step) {
         step.copy(self.kv.copies());
         self.kv.clear_copies();
         for &(slot, share) in &self.contexts {
             step.push_context(slot, &mut self.sequences[slot], share.chunk);
         }
         if self.config.scheme != BatchingScheme::InflightFused {
-            step.end_call(budget.num_padding_tokens(step.num_tokens()));
+            step.end_call(self.padding_of_contexts());
         }
         for &slot in &self.generating {
             let sequence = &mut self.sequences[slot];
@@ -246,6 +258,22 @@ impl Engine {
             }
         }
         step.end_call(Tokens(self.num_ended_beams()));
+    }
+
+    /// In lockstep, what the contexts of the batch lack to be as long as the longest, with the last of them.
+    fn padding_of_contexts(&self) -> Tokens {
+        let lasts = self.contexts.iter().filter(|(_, share)| share.is_all());
+        let num_in_context = self.running.iter().filter(|&&slot| {
+            let sequence = &self.sequences[slot];
+            sequence.ended.is_none() && sequence.phase() == Phase::Context
+        });
+        let are_last = self.config.scheme == BatchingScheme::V1
+            && !self.contexts.is_empty()
+            && lasts.count() == num_in_context.count();
+        match are_last {
+            true => self.lockstep.num_padding_tokens(),
+            false => Tokens::ZERO,
+        }
     }
 
     /// Takes the blocks of a sequence that runs, and queues it again.

@@ -1,6 +1,7 @@
 //! The statistics record of a step, with the field names of TensorRT-LLM's Batch Manager.
 //!
-//! What a record counts is the step as it was planned: who took part, and the blocks held meanwhile.
+//! What a record counts is the step as it was planned: who took part, and the blocks held meanwhile. In lockstep
+//! (V1) there is one record for each iteration, which is a batch from its start to its end.
 //! The engine has no clock, so the `Timestamp` comes from whoever writes the record down.
 
 use serde::Serialize;
@@ -9,20 +10,21 @@ use serde::ser::{SerializeMap, Serializer};
 use crate::base::{Blocks, RequestId, Tokens};
 use crate::engine::sequence::Sequence;
 use crate::engine::{
-    BatchingScheme, DraftTotals, Engine, EngineConfig, KvUsage, Phase, ReuseTotals, Step,
+    BatchingScheme, DraftTotals, Engine, EngineConfig, KvUsage, LockstepTotals, Phase, ReuseTotals,
+    Step,
 };
 
 /// The statistics record of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepStats {
-    /// Counts the steps in which something was active, from 1.
+    /// Counts the steps in which something was active, from 1; in lockstep, the batches.
     pub iteration_counter: u64,
     /// How requests become batches: lockstep has other fields.
     pub scheme: BatchingScheme,
     /// Requests that had not ended: scheduled, paused and waiting.
     pub num_active: usize,
-    /// The most that one step can carry.
-    pub max_num_requests: u32,
+    /// As many can be active at a time.
+    pub max_num_active: u32,
     /// Requests in the step.
     pub num_scheduled: usize,
     /// Those of them in context phase.
@@ -31,8 +33,8 @@ pub struct StepStats {
     pub num_generation: usize,
     /// Context tokens in the step.
     pub num_context_tokens: Tokens,
-    /// In lockstep, those of the batch that have ended and wait for the others.
-    pub num_empty_slots: usize,
+    /// In lockstep, what the batch has come to; before it has come back, without the step's own tokens.
+    pub lockstep: Option<LockstepTotals>,
     /// Which half of the requests the step was of.
     pub micro_batch: usize,
     /// Requests that started, gave their blocks back, and wait to start again.
@@ -124,23 +126,40 @@ impl Engine {
         if self.config.record_requests {
             self.record_requests(step);
         }
-        self.num_steps += 1;
+        if !self.lockstep.is_running() || self.lockstep.is_new() {
+            self.num_steps += 1;
+        }
         let num_scheduled = step.num_requests();
         let num_active = self.num_active();
         let contexts = self.contexts.iter();
+        let num_context_tokens: Tokens = contexts.map(|(_, share)| share.chunk).sum();
+        let is_lockstep = self.config.scheme == BatchingScheme::V1;
+        if self.lockstep.is_running() {
+            let totals = &mut self.lockstep.totals;
+            totals.num_context_tokens += u64::from(num_context_tokens.0);
+            if !self.generating.is_empty() {
+                let num_ended = self.num_ended() as u64;
+                self.lockstep.totals.num_empty_slots += num_ended;
+            }
+        }
+        let num_running = match is_lockstep {
+            // Who waits for the rest of the batch is in it.
+            true => self.running.len(),
+            false => num_scheduled,
+        };
         self.stats = Some(StepStats {
             iteration_counter: self.num_steps,
             scheme: self.config.scheme,
             num_active,
-            max_num_requests: self.config.max_num_requests,
+            max_num_active: self.config.max_num_active,
             num_scheduled,
             num_context: self.contexts.len(),
             num_generation: num_scheduled - self.contexts.len(),
-            num_context_tokens: contexts.map(|(_, share)| share.chunk).sum(),
-            num_empty_slots: self.num_ended(),
+            num_context_tokens,
+            lockstep: is_lockstep.then_some(self.lockstep.totals),
             micro_batch: step.micro_batch(),
             num_paused: self.queue.num_paused(),
-            num_waiting: num_active - num_scheduled - self.num_ended(),
+            num_waiting: num_active - num_running,
             kv: self.kv.usage(),
             paged_kv: self.config.paged_kv,
             reuse: self.kv.totals(),
@@ -196,12 +215,12 @@ impl StepStats {
             iteration_counter: 0,
             scheme: config.scheme,
             num_active: 0,
-            max_num_requests: config.max_num_requests,
+            max_num_active: config.max_num_active,
             num_scheduled: 0,
             num_context: 0,
             num_generation: 0,
             num_context_tokens: Tokens::ZERO,
-            num_empty_slots: 0,
+            lockstep: (config.scheme == BatchingScheme::V1).then(LockstepTotals::default),
             micro_batch: 0,
             num_paused: 0,
             num_waiting: 0,
@@ -221,7 +240,7 @@ impl StepStats {
             num_context: 0,
             num_generation: 0,
             num_context_tokens: Tokens::ZERO,
-            num_empty_slots: 0,
+            lockstep: self.lockstep.map(|_| LockstepTotals::default()),
             num_paused: 0,
             num_waiting: 0,
             kv,
@@ -232,7 +251,7 @@ impl StepStats {
     /// What holds when the engine is gone.
     pub fn gone(&self) -> Self {
         Self {
-            max_num_requests: 0,
+            max_num_active: 0,
             ..self.idle(KvUsage {
                 num_blocks: Blocks::ZERO,
                 num_used: Blocks::ZERO,
@@ -245,7 +264,10 @@ impl StepStats {
     pub fn together<'a>(records: impl IntoIterator<Item = &'a Self>) -> Option<Self> {
         records.into_iter().cloned().reduce(|a, b| Self {
             scheme: a.scheme,
-            num_empty_slots: a.num_empty_slots + b.num_empty_slots,
+            lockstep: match (a.lockstep, b.lockstep) {
+                (Some(a), Some(b)) => Some(a.and(b)),
+                (one, other) => one.or(other),
+            },
             micro_batch: a.micro_batch,
             paged_kv: a.paged_kv,
             reuse: a.reuse.and(b.reuse),
@@ -256,7 +278,7 @@ impl StepStats {
             },
             iteration_counter: a.iteration_counter + b.iteration_counter,
             num_active: a.num_active + b.num_active,
-            max_num_requests: a.max_num_requests + b.max_num_requests,
+            max_num_active: a.max_num_active.saturating_add(b.max_num_active),
             num_scheduled: a.num_scheduled + b.num_scheduled,
             num_context: a.num_context + b.num_context,
             num_generation: a.num_generation + b.num_generation,
@@ -295,7 +317,7 @@ impl Serialize for StepRecord<'_> {
         let mut put = |name: &str, value: u64| record.serialize_entry(name, &value);
         put("Iteration Counter", stats.iteration_counter)?;
         put("Active Request Count", stats.num_active as u64)?;
-        put("Max Request Count", u64::from(stats.max_num_requests))?;
+        put("Max Request Count", u64::from(stats.max_num_active))?;
         if stats.paged_kv {
             put("Max KV cache blocks", u64::from(kv.num_blocks.0))?;
             put("Free KV cache blocks", u64::from(kv.num_free().0))?;
@@ -306,18 +328,18 @@ impl Serialize for StepRecord<'_> {
                 u64::from(kv.block_size.tokens().0),
             )?;
         }
-        put("Scheduled Requests", stats.num_scheduled as u64)?;
-        put("Context Requests", stats.num_context as u64)?;
-        match stats.scheme {
-            BatchingScheme::V1 => {
-                put("Total Generation Tokens", stats.num_generation as u64)?;
-                put(
-                    "Total Context Tokens",
-                    u64::from(stats.num_context_tokens.0),
-                )?;
-                put("Empty Generation Slots", stats.num_empty_slots as u64)?;
+        match stats.lockstep {
+            Some(batch) => {
+                put("Scheduled Requests", batch.num_requests)?;
+                // All start together.
+                put("Context Requests", batch.num_requests)?;
+                put("Total Generation Tokens", batch.num_generated_tokens)?;
+                put("Total Context Tokens", batch.num_context_tokens)?;
+                put("Empty Generation Slots", batch.num_empty_slots)?;
             }
-            BatchingScheme::Inflight | BatchingScheme::InflightFused => {
+            None => {
+                put("Scheduled Requests", stats.num_scheduled as u64)?;
+                put("Context Requests", stats.num_context as u64)?;
                 put("Generation Requests", stats.num_generation as u64)?;
                 put(
                     "Total Context Tokens",
@@ -364,7 +386,12 @@ mod tests {
             num_context: 2,
             num_generation: 3,
             num_context_tokens: Tokens(150),
-            num_empty_slots: 1,
+            lockstep: (config.scheme == BatchingScheme::V1).then_some(LockstepTotals {
+                num_requests: 6,
+                num_context_tokens: 170,
+                num_generated_tokens: 40,
+                num_empty_slots: 8,
+            }),
             micro_batch: 1,
             num_paused: 1,
             num_waiting: 4,
@@ -389,12 +416,15 @@ mod tests {
     #[test]
     fn a_record_has_the_batch_managers_field_names() {
         assert_eq!(
-            json(&stats(&EngineConfig::default())),
+            json(&stats(&EngineConfig {
+                max_num_active: 12,
+                ..EngineConfig::default()
+            })),
             concat!(
                 r#"{"Timestamp":"09-26-2026 13:54:29","#,
                 r#""Iteration Counter":66,"#,
                 r#""Active Request Count":9,"#,
-                r#""Max Request Count":8,"#,
+                r#""Max Request Count":12,"#,
                 r#""Max KV cache blocks":32,"#,
                 r#""Free KV cache blocks":24,"#,
                 r#""Used KV cache blocks":8,"#,
@@ -420,6 +450,7 @@ mod tests {
         let config = EngineConfig {
             scheme: BatchingScheme::V1,
             paged_kv: false,
+            max_num_active: 12,
             ..EngineConfig::default()
         };
         assert_eq!(
@@ -428,12 +459,12 @@ mod tests {
                 r#"{"Timestamp":"09-26-2026 13:54:29","#,
                 r#""Iteration Counter":66,"#,
                 r#""Active Request Count":9,"#,
-                r#""Max Request Count":8,"#,
-                r#""Scheduled Requests":5,"#,
-                r#""Context Requests":2,"#,
-                r#""Total Generation Tokens":3,"#,
-                r#""Total Context Tokens":150,"#,
-                r#""Empty Generation Slots":1,"#,
+                r#""Max Request Count":12,"#,
+                r#""Scheduled Requests":6,"#,
+                r#""Context Requests":6,"#,
+                r#""Total Generation Tokens":40,"#,
+                r#""Total Context Tokens":170,"#,
+                r#""Empty Generation Slots":8,"#,
                 r#""Paused Requests":1,"#,
                 r#""Waiting Requests":4,"#,
                 r#""Request count":11,"#,
@@ -445,7 +476,11 @@ mod tests {
 
     #[test]
     fn two_engines_make_one_record_and_an_idle_one_keeps_its_limits() {
-        let before = StepStats::before_the_first(&EngineConfig::default(), kv(0));
+        let config = EngineConfig {
+            max_num_active: 12,
+            ..EngineConfig::default()
+        };
+        let before = StepStats::before_the_first(&config, kv(0));
         let one = StepStats {
             iteration_counter: 5,
             num_active: 3,
@@ -454,7 +489,7 @@ mod tests {
             ..before.clone()
         };
         let both = StepStats::together([&one, &before]).expect("two records");
-        assert_eq!((both.num_active, both.max_num_requests), (3, 16));
+        assert_eq!((both.num_active, both.max_num_active), (3, 24));
         assert_eq!(
             (both.kv.num_blocks, both.kv.num_used),
             (Blocks(64), Blocks(6))
@@ -462,7 +497,7 @@ mod tests {
         assert_eq!(both.kv.block_size, kv(0).block_size);
         let idle = one.idle(kv(0));
         assert_eq!((idle.iteration_counter, idle.num_active), (5, 0));
-        assert_eq!(idle.max_num_requests, 8);
+        assert_eq!(idle.max_num_active, 12);
         assert_eq!(StepStats::together([]), None);
     }
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use crate::base::{RequestError, RequestId, StepError, TokenId};
 use crate::engine::{Event, Gathered, NewRequest, StepStats};
-use crate::manager::BatchManager;
+use crate::manager::{BatchManager, LandedStep};
 use crate::sampling::{FinishReason, Hypothesis};
 
 /// What an application does for the batch manager that serves it.
@@ -37,7 +37,7 @@ pub trait Callbacks {
         Vec::new()
     }
 
-    /// The record of a step. Not called when nothing was active.
+    /// The record of a step; in lockstep (V1), of a batch that has ended. Not called when nothing was active.
     fn return_stats(&mut self, stats: &StepStats) {
         let _ = stats;
     }
@@ -159,8 +159,8 @@ fn serve_all(
             news.clear();
         }
         stop(manager, in_flight, &mut events, callbacks)?;
-        if let Some(landed) = landed {
-            callbacks.return_stats(&landed.stats);
+        for stats in landed.iter().flat_map(LandedStep::records) {
+            callbacks.return_stats(stats);
         }
     }
     Ok(())

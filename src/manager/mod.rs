@@ -3,6 +3,7 @@
 //! ```text
 //! stepper.rs      BatchManager: launch a step, land it
 //! pipeline.rs     a runner on a thread of its own, for two micro-batches
+//! statistics.rs   a record as the Batch Manager's JSON
 //! callbacks.rs    the loop that serves an application through its callbacks
 //! ```
 //!
@@ -12,7 +13,9 @@
 
 mod callbacks;
 mod pipeline;
+mod statistics;
 mod stepper;
 
 pub use callbacks::{Callbacks, Response, serve};
+pub use statistics::{statistics_json, timestamp};
 pub use stepper::{BatchManager, LandedStep};

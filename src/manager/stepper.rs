@@ -38,6 +38,8 @@ pub struct BatchManager {
     has_launched: bool,
     /// A step in which nothing is computed: it only brings news.
     empty: Option<Step>,
+    /// The record of a batch in lockstep that has ended since the last step.
+    ended_before: Option<StepStats>,
     /// Where a runner of this thread writes.
     output: StepOutput,
 }
@@ -58,12 +60,24 @@ struct Launched {
 /// What is known of a step that has landed.
 #[derive(Clone, Debug)]
 pub struct LandedStep {
-    /// Its record.
+    /// Its figures.
     pub stats: StepStats,
+    /// In lockstep, the record of the batch that had ended before the step was planned.
+    pub ended_before: Option<StepStats>,
+    /// In lockstep, the record of the batch that has ended with the step.
+    pub ended: Option<StepStats>,
     /// What each request did in it; empty unless [`EngineConfig::record_requests`].
     pub stages: Vec<RequestStage>,
     /// How long the runner took.
     pub model: Duration,
+}
+
+impl LandedStep {
+    /// The records that are due with it: its own, or in lockstep those of the batches that have ended.
+    pub fn records(&self) -> impl Iterator<Item = &StepStats> {
+        let own = self.stats.lockstep.is_none().then_some(&self.stats);
+        self.ended_before.iter().chain(&self.ended).chain(own)
+    }
 }
 
 impl BatchManager {
@@ -92,6 +106,7 @@ impl BatchManager {
             launched: VecDeque::with_capacity(num_micro_batches),
             has_launched: false,
             empty: None,
+            ended_before: None,
             output: StepOutput::default(),
         })
     }
@@ -204,15 +219,19 @@ impl BatchManager {
     /// The step failed as a whole; the manager cannot go on.
     pub fn launch(&mut self) -> Result<(), StepError> {
         if self.engine.is_idle() {
+            self.hear_of_ended();
             return Ok(());
         }
         let step = self.engine.schedule();
+        self.hear_of_ended();
         if step.is_empty() {
             self.empty = Some(step);
             return Ok(());
         }
         let record = LandedStep {
             stats: self.engine.stats().cloned().expect("a request is active"),
+            ended_before: self.ended_before.take(),
+            ended: None,
             stages: self.engine.request_stages().to_vec(),
             model: Duration::ZERO,
         };
@@ -254,7 +273,26 @@ impl BatchManager {
         if let Some(step) = self.empty.take() {
             self.engine.apply(step, &mut StepOutput::default(), events);
         }
-        Ok(landed)
+        Ok(landed.or_else(|| self.end_without_step()))
+    }
+
+    /// Keeps the record of a batch in lockstep that has ended without a step: its last requests were ended
+    /// from outside.
+    fn hear_of_ended(&mut self) {
+        let ended = self.engine.take_ended_iterations();
+        self.ended_before = ended.into_iter().next().or(self.ended_before.take());
+    }
+
+    /// What brings such a record where there is no step to bring it.
+    fn end_without_step(&mut self) -> Option<LandedStep> {
+        let ended = self.ended_before.take()?;
+        Some(LandedStep {
+            stats: ended.idle(self.engine.kv_usage()),
+            ended_before: Some(ended),
+            ended: None,
+            stages: Vec::new(),
+            model: Duration::ZERO,
+        })
     }
 
     fn take_in(
@@ -271,6 +309,7 @@ impl BatchManager {
         record.model = computed.model;
         self.engine
             .apply(computed.step, &mut computed.output, events);
+        record.ended = self.engine.take_ended_iterations().into_iter().next();
         let drafts = &mut record.stats.drafts;
         *drafts = drafts.map(|_| self.engine.draft_totals());
         match &mut self.computer {

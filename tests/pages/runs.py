@@ -28,7 +28,7 @@ def make_run(num_requests, num_steps, seed=1):
 def record(step, shares):
     """A line of the file, with the fields that a page needs."""
     return {
-        "Timestamp": "11-21-2026 03:15:07.123456",
+        "Timestamp": "11-21-2026 03:15:07",
         "Iteration Counter": step,
         "Max KV cache blocks": 64,
         "Used KV cache blocks": min(64, sum(7 for share in shares if share["tokens"])),

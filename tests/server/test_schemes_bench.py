@@ -43,12 +43,11 @@ def test_a_row_is_what_clients_saw_and_what_the_steps_carried():
 
 def test_the_slots_of_ended_members_of_a_lockstep_batch_are_empty():
     outcomes = [schemes.Outcome(2, 0.0, 1.0, 1.0)]
-    lockstep = [
-        {"Scheduled Requests": 4, "Total Generation Tokens": 0, "Empty Generation Slots": 0},
-        {"Scheduled Requests": 4, "Total Generation Tokens": 4, "Empty Generation Slots": 0},
-        {"Scheduled Requests": 2, "Total Generation Tokens": 2, "Empty Generation Slots": 2},
-    ]
-    assert schemes.row_of(outcomes, lockstep)["empty_slot_share"] == 0.25
+    # Two of them end with their second token, and two with their third.
+    lockstep = [{"Scheduled Requests": 4, "Total Generation Tokens": 10, "Empty Generation Slots": 2}]
+    row = schemes.row_of(outcomes, lockstep)
+    assert row["empty_slot_share"] == 0.25
+    assert row["requests_per_step"] == round((4 + 4 + 2) / 3, 4) or row["requests_per_step"] == (4 + 4 + 2) / 3
 
 
 def test_a_median_over_the_rounds_is_one_for_each_figure():

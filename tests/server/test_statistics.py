@@ -64,7 +64,7 @@ def test_every_step_has_a_record_with_the_batch_managers_field_names(run):
     _, records = run
     for record in records:
         assert FIELDS <= record.keys(), FIELDS - record.keys()
-        assert re.fullmatch(r"\d\d-\d\d-\d{4} \d\d:\d\d:\d\d(\.\d{6})?", record["Timestamp"])
+        assert re.fullmatch(r"\d\d-\d\d-\d{4} \d\d:\d\d:\d\d", record["Timestamp"])
     counters = [record["Iteration Counter"] for record in records]
     assert counters == list(range(counters[0], counters[0] + len(counters)))
 
@@ -98,6 +98,37 @@ def test_the_durations_say_what_the_model_and_what_the_rest_took(run):
 def test_the_records_are_in_the_verbose_log_too(run):
     server, records = run
     assert server.log().count("Iteration Counter") >= len(records)
+
+
+def test_a_record_of_lockstep_is_a_batch(repository, tmp_path):
+    stats_file = tmp_path / "steps.jsonl"
+    # The token budget would hold two of the prompts; it bounds no batch.
+    parameters = {"gpt_model_type": "V1", "max_num_tokens": 40, "tokens_per_block": 8, "stats_file": stats_file}
+    add_synthetic(repository, "model", {**parameters, "synthetic_step_us": 2000, "max_seq_len": 320})
+    lengths = [3, 30, 7, 18, 1, 25]
+    with Server(repository, "--metrics-interval-ms=100") as server:
+
+        async def main():
+            async with clients.grpc(server) as client:
+                asks = (clients.stream(client, "model", [n] * PROMPT_LENGTH, max_tokens=m) for n, m in enumerate(lengths))
+                await asyncio.gather(*asks)
+
+        clients.run(main())
+        metrics = server.metrics()
+    records = [json.loads(line) for line in stats_file.read_text().splitlines()]
+    total = {name: sum(r[name] for r in records) for name in records[0] if isinstance(records[0][name], int)}
+    assert [r["Iteration Counter"] for r in records] == [*range(1, len(records) + 1)]
+    assert len(records) < 4, "a batch at a time"
+    assert total["Scheduled Requests"] == total["Context Requests"] == len(lengths)
+    assert total["Total Context Tokens"] == len(lengths) * PROMPT_LENGTH
+    assert total["Total Generation Tokens"] == sum(lengths)
+    for r in records:
+        num_slots = r["Total Generation Tokens"] + r["Empty Generation Slots"]
+        assert num_slots % r["Scheduled Requests"] == 0 and num_slots // r["Scheduled Requests"] in lengths
+        assert "Generation Requests" not in r and "MicroBatch ID" not in r
+        assert r["Active Request Count"] <= r["Max Request Count"]
+        assert r["Model Duration (us)"] <= r["Step Duration (us)"]
+    assert any(name == "nv_trt_llm_v1_metrics" for name, _ in metrics)
 
 
 def sample(server, family, **labels):

@@ -112,14 +112,32 @@ async def open_loop(client, model, requests, streaming):
     return await asyncio.gather(*map(at_its_time, requests))
 
 
+def num_steps(record):
+    """A record is a step; in lockstep it is a batch, all of whose members have as many generation slots."""
+    if "Generation Requests" in record:
+        return 1
+    return (record["Total Generation Tokens"] + record["Empty Generation Slots"]) / record["Scheduled Requests"]
+
+
+def num_scheduled(record):
+    """Requests in all of its steps; of a batch, those that have not ended."""
+    return record["Scheduled Requests"] if "Generation Requests" in record else record["Total Generation Tokens"]
+
+
+def num_generating(record):
+    """Generation slots that are used: a request's first token comes from its context."""
+    if "Generation Requests" in record:
+        return record["Generation Requests"]
+    return record["Total Generation Tokens"] - record["Scheduled Requests"]
+
+
 def row_of(outcomes, records):
-    """What a round comes to; `records` are its steps."""
+    """What a round comes to; `records` are its steps, or in lockstep its batches."""
     seconds = max(o.end for o in outcomes) - min(o.start for o in outcomes)
     first = [(o.first - o.start) * 1e3 for o in outcomes]
     whole = [(o.end - o.start) * 1e3 for o in outcomes]
     empty = sum(record.get("Empty Generation Slots", 0) for record in records)
-    # Lockstep has another name for them.
-    generating = sum(record.get("Generation Requests", record.get("Total Generation Tokens")) for record in records)
+    generating = sum(map(num_generating, records))
     return {
         "requests_per_s": len(outcomes) / seconds,
         "output_tokens_per_s": sum(o.num_tokens for o in outcomes) / seconds,
@@ -128,7 +146,7 @@ def row_of(outcomes, records):
         "latency_ms_mean": statistics.mean(whole),
         "latency_ms_p50": rows.percentile(whole, 0.5),
         "latency_ms_p99": rows.percentile(whole, 0.99),
-        "requests_per_step": statistics.mean(record["Scheduled Requests"] for record in records),
+        "requests_per_step": sum(map(num_scheduled, records)) / sum(map(num_steps, records)),
         "empty_slot_share": empty / (empty + generating),
     }
 

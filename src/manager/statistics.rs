@@ -1,0 +1,21 @@
+//! The statistics record as the Batch Manager returns it: a text of JSON, with the moment.
+
+use std::time::SystemTime;
+
+use chrono::{DateTime, Local};
+
+use crate::engine::StepStats;
+
+/// A moment as the Batch Manager writes it: local time, `%m-%d-%Y %H:%M:%S`.
+pub fn timestamp(at: SystemTime) -> String {
+    let at = DateTime::<Local>::from(at);
+    at.format("%m-%d-%Y %H:%M:%S").to_string()
+}
+
+/// A record as one line of JSON, with the field names of TensorRT-LLM's Batch Manager; `at` is its `Timestamp`.
+pub fn statistics_json(stats: &StepStats, at: SystemTime) -> String {
+    let timestamp = timestamp(at);
+    let record = stats.with_timestamp(&timestamp);
+    // Numbers and a string always have a JSON form.
+    serde_json::to_string(&record).unwrap_or_default()
+}
