@@ -1,6 +1,9 @@
 //! The CPU operations against float64 references, on every instruction set, and bit for bit against
 //! themselves in other company.
 
+#[path = "support/missing.rs"]
+mod missing;
+
 mod kernels {
     mod attention;
     mod elementwise;

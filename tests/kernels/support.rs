@@ -7,6 +7,8 @@ use triton_inflight::device::cpu::{
     Cpu, CpuOptions, Dtype, PackedMatrix, RawMatrix, Simd, Stacking,
 };
 
+use crate::missing;
+
 /// Random numbers (splitmix64), fresh in each run unless `KERNEL_SEED` is set.
 pub struct Rng(u64);
 
@@ -59,9 +61,11 @@ pub fn cpu(simd: Simd, num_threads: usize) -> Cpu {
     .expect("a supported instruction set")
 }
 
-/// The instruction sets of this machine.
+/// The instruction sets of this machine. The test is reported to skip the others.
 pub fn simds() -> impl Iterator<Item = Simd> {
-    Simd::ALL.into_iter().filter(|simd| simd.is_supported())
+    Simd::ALL
+        .into_iter()
+        .filter(|simd| missing::present_or_reported(simd, simd.is_supported()))
 }
 
 pub fn bytes(values: &[bf16]) -> Vec<u8> {

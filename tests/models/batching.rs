@@ -3,7 +3,7 @@
 //! The oracle of every test is the same request alone, on a runner with room for everything.
 
 use triton_inflight::base::TokenId;
-use triton_inflight::device::cpu::{CodeBits, KvDtype, Simd};
+use triton_inflight::device::cpu::{CodeBits, KvDtype};
 use triton_inflight::engine::{
     BlockReuse, CapacityPolicy, DraftOptions, Gather, PromptLookup, Speculation,
 };
@@ -12,7 +12,7 @@ use triton_inflight::sampling::{
     BeamSearch, EarlyStopping, Hypothesis, SamplingParams, TokenLogProbs,
 };
 
-use crate::support::{Happened, Request, Served, Setup, serve, serve_alone};
+use crate::support::{Happened, Request, Served, Setup, serve, serve_alone, simds};
 
 /// Grouped heads with scaled rope; biases; head norms.
 const MODELS: [&str; 3] = ["llama3", "qwen2", "qwen3"];
@@ -357,7 +357,7 @@ fn a_request_is_the_same_with_rounded_weights_however_it_is_scheduled() {
         ("qwen2", WeightPrecision::new(CodeBits::Four)),
         ("qwen3", WeightPrecision::new(CodeBits::Four)),
     ] {
-        for simd in Simd::ALL.into_iter().filter(|simd| simd.is_supported()) {
+        for simd in simds() {
             let setup = Setup {
                 weights: Some(weights),
                 max_num_tokens: 96,

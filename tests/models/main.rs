@@ -8,6 +8,8 @@ mod configs;
 mod copy;
 mod gguf;
 mod log_lines;
+#[path = "../support/missing.rs"]
+mod missing;
 mod moves;
 mod quality;
 mod quantised;

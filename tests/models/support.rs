@@ -15,7 +15,15 @@ use triton_inflight::runner::{
 };
 use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 
+use crate::missing;
 use crate::moves::Moves;
+
+/// The instruction sets of this machine. The test is reported to skip the others.
+pub fn simds() -> impl Iterator<Item = Simd> {
+    Simd::ALL
+        .into_iter()
+        .filter(|simd| missing::present_or_reported(simd, simd.is_supported()))
+}
 
 /// The folder of a fixture.
 pub fn fixture(name: &str) -> PathBuf {

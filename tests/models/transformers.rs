@@ -4,10 +4,9 @@ use std::fs;
 
 use serde::Deserialize;
 use triton_inflight::base::TokenId;
-use triton_inflight::device::cpu::Simd;
 use triton_inflight::engine::Gather;
 
-use crate::support::{Request, Served, Setup, fixture, serve};
+use crate::support::{Request, Served, Setup, fixture, serve, simds};
 
 /// What transformers computed for a fixture.
 #[derive(Deserialize)]
@@ -54,7 +53,7 @@ fn agrees_within(name: &str, share_of_cost: f32) {
             ..Request::greedy(&expected.prompt, expected.greedy.len() as u32)
         })
         .collect();
-    for simd in Simd::ALL.into_iter().filter(|simd| simd.is_supported()) {
+    for simd in simds() {
         let setup = Setup {
             simd: Some(simd),
             ..Setup::default()

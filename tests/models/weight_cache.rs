@@ -10,7 +10,7 @@ use triton_inflight::runner::{Checkpoint, CpuRunner, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::log_lines;
-use crate::support::{Request, Served, Setup, fixture, serve_alone};
+use crate::support::{Request, Served, Setup, fixture, serve_alone, simds};
 
 /// A file in a folder that is not there yet, and is removed with it.
 struct Cache(PathBuf);
@@ -117,7 +117,7 @@ fn weights_that_were_read_are_those_that_were_rounded() {
         assert_eq!(answer(&fixture(name), &setup, Some(cache.path())), expected);
         cache.was_read();
         // All instruction sets have one file, which stays where it is.
-        for simd in Simd::ALL.into_iter().filter(|simd| simd.is_supported()) {
+        for simd in simds() {
             let setup = rounded(bits, Some(simd));
             let expected = answer(&fixture(name), &setup, None);
             assert_eq!(answer(&fixture(name), &setup, Some(cache.path())), expected);

@@ -1,5 +1,9 @@
 //! `cargo xtask test`: every check and every test, each a named step, with a summary at the end.
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -38,6 +42,11 @@ pub struct Options {
 
 /// Runs the steps, all of them even when one fails.
 pub fn run(options: &Options) -> Result<()> {
+    if let Err(error) = fs::remove_file(skipped_tests_file())
+        && error.kind() != ErrorKind::NotFound
+    {
+        return Err(error.into());
+    }
     let mut report = Vec::new();
     for &step in Step::value_variants() {
         if !options.steps.is_empty() && !options.steps.contains(&step) {
@@ -59,6 +68,9 @@ pub fn run(options: &Options) -> Result<()> {
             verdict(*passed),
             seconds(*elapsed)
         );
+    }
+    for line in skipped_tests() {
+        eprintln!("skipped  {line}");
     }
     if report.iter().all(|(_, passed, _)| *passed) {
         Ok(())
@@ -102,7 +114,8 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
         Step::Unit => run_command(
             cargo()
                 .args(["test", "--workspace"])
-                .env("TRITONSERVER", setup::tritonserver()?),
+                .env("TRITONSERVER", setup::tritonserver()?)
+                .env("INFLIGHT_SKIPPED_TESTS", skipped_tests_file()),
         ),
         Step::Pages => page_tests(pytest),
         Step::Server => server_tests(pytest),
@@ -135,6 +148,17 @@ fn server_tests(pytest: &[String]) -> Result<()> {
             .env("TRITONSERVER", server)
             .env("TRITON_BACKENDS", backends),
     )
+}
+
+/// Where tests write down what the machine lacks for them (tests/support/missing.rs).
+fn skipped_tests_file() -> PathBuf {
+    workspace::target("skipped-tests.txt")
+}
+
+/// The tests that this run has skipped or done in part, each with what it lacked.
+fn skipped_tests() -> BTreeSet<String> {
+    let lines = fs::read_to_string(skipped_tests_file()).unwrap_or_default();
+    lines.lines().map(String::from).collect()
 }
 
 fn verdict(passed: bool) -> &'static str {

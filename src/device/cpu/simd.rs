@@ -112,6 +112,23 @@ macro_rules! for_each_simd {
 pub(super) use for_each_simd;
 
 #[cfg(test)]
+#[path = "../../../tests/support/missing.rs"]
+mod missing;
+
+#[cfg(test)]
+impl Simd {
+    /// Those that this machine has. The running test is reported to skip the others.
+    pub fn tested() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|simd| simd.is_tested())
+    }
+
+    /// Whether this machine has it. Where not, the running test is reported to skip it.
+    pub fn is_tested(self) -> bool {
+        missing::present_or_reported(&self, self.is_supported())
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -113,8 +113,7 @@ mod tests {
     }
 
     fn cpus() -> impl Iterator<Item = Cpu> {
-        let simds = Simd::ALL.into_iter().filter(|simd| simd.is_supported());
-        simds.map(|simd| {
+        Simd::tested().map(|simd| {
             let simd = Some(simd);
             let options = CpuOptions {
                 simd,
