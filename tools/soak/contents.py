@@ -109,6 +109,7 @@ def _seasoning(rng):
         lambda: {"priority": rng.randint(-3, 3)},
         lambda: {"cache_salt": f"tenant {rng.randint(1, 3)}"},
         lambda: {"kv_cache_reuse": rng.random() < 0.5},
+        lambda: {"client_id": rng.randrange(2**62)},
         lambda: {"add": None},
         lambda: {"min_tokens": rng.randint(0, 8)},
         lambda: {"skip_special_tokens": rng.random() < 0.5, "spaces_between_special_tokens": rng.random() < 0.5},

@@ -181,10 +181,9 @@ def run(options, folder):
     lives = []
     rounds = 0
 
-    async def rounds_of(seconds):
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(64))
-        await one_round(world, rounds, seconds, options.clients, is_over)
+    # One for the whole run: tritonclient's HTTP client leaves files open in each thread that it is used in.
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(64))
 
     while time.monotonic() - start < options.minutes * 60 and not is_over.is_set():
         if world.server is None:
@@ -194,7 +193,8 @@ def run(options, folder):
             world.oracle.forget()
             world.contents = pool(f"{options.seed} {rounds}", CONTENTS)
         left = options.minutes * 60 - (time.monotonic() - start)
-        asyncio.run(rounds_of(min(options.round, max(1, left))))
+        seconds = min(options.round, max(1, left))
+        loop.run_until_complete(one_round(world, rounds, seconds, options.clients, is_over))
         rounds += 1
         if not look_at(world, lives[-1]):
             world.server = None
