@@ -117,7 +117,12 @@ fn load_runner(model: &Model) -> Result<Loaded, LoadError> {
                 step_per_token_us: settings.synthetic_token_us,
             };
             let runner = SyntheticRunner::new(options, &runner_limits(model, &config))?;
-            Runner::Synthetic(runner.failing_after(settings.synthetic_fail_after))
+            let gate = settings.synthetic_gate.as_ref();
+            Runner::Synthetic(
+                runner
+                    .failing_after(settings.synthetic_fail_after)
+                    .gated_by(gate.map(|path| model.folder.join(path))),
+            )
         }
     };
     let memory = InstanceMemory::new(

@@ -486,6 +486,15 @@ pub(super) const KNOBS: &[Knob] = &[
             )
         },
     },
+    Knob {
+        key: "synthetic_gate",
+        expected: "a file",
+        default: "none",
+        doc: "As long as this file has a number, the synthetic runner runs so many steps in all and then waits: \
+              for tests that need a request to be still running. A relative path starts at the model's folder \
+              in the repository.",
+        set: |s, v| set(&mut s.synthetic_gate, path(v).map(Some)),
+    },
 ];
 
 /// Parameters of TensorRT-LLM's backend that a migrated config.pbtxt may hold and that mean nothing
@@ -676,6 +685,7 @@ mod tests {
         ("synthetic_step_us", &["0", "5000.5"], &["-1", "1e8", "NaN"]),
         ("synthetic_token_us", &["0", "12.5"], &["-0.1", "inf"]),
         ("synthetic_fail_after", &["0", "300"], &["-1", "never"]),
+        ("synthetic_gate", &["/tmp/gate", "gate"], &[""]),
     ];
 
     #[test]

@@ -159,6 +159,8 @@ pub struct Settings {
     pub synthetic_token_us: f64,
     /// `synthetic_fail_after`
     pub synthetic_fail_after: Option<u32>,
+    /// `synthetic_gate`
+    pub synthetic_gate: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -206,6 +208,7 @@ impl Default for Settings {
             synthetic_step_us: 0.0,
             synthetic_token_us: 0.0,
             synthetic_fail_after: None,
+            synthetic_gate: None,
         }
     }
 }

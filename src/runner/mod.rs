@@ -17,6 +17,7 @@
 //! probe.rs        what a step's time goes into, for those who ask
 //! guide_thread.rs what guides allow next, worked out during the forward pass
 //! synthetic.rs    SyntheticRunner: no weights, a checkable hash
+//! gate.rs         lets a test say how far it goes
 //! ```
 //!
 //! A runner computes what a [`StepPlan`] says and samples the next tokens. It never sees queues,
@@ -26,6 +27,7 @@
 mod checkpoint;
 mod cpu;
 mod decoder;
+mod gate;
 mod gguf;
 mod guide_thread;
 mod json_file;

@@ -19,11 +19,13 @@
 //! `mix` is the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
 //! generators", 2014).
 
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bytemuck::allocation::try_zeroed_vec;
 
+use super::gate::Gate;
 use super::{AttentionLimits, RunnerLimits};
 use crate::base::{BlockId, LoadError, StepError, TokenId, Tokens};
 use crate::engine::{Named, PlannedSequence, Sampled, StepOutput, StepPlan};
@@ -70,6 +72,7 @@ pub struct SyntheticRunner {
     num_sinks: Tokens,
     /// Runs that are left before it fails.
     runs_left: Option<u32>,
+    gate: Option<Gate>,
 }
 
 impl SyntheticRunner {
@@ -97,6 +100,7 @@ impl SyntheticRunner {
             window: Self::largest_window(attention, limits.max_seq_len),
             num_sinks: attention.num_sinks,
             runs_left: None,
+            gate: None,
         })
     }
 
@@ -104,6 +108,13 @@ impl SyntheticRunner {
     /// leaves it sound.
     pub fn failing_after(mut self, num_runs: Option<u32>) -> Self {
         self.runs_left = num_runs;
+        self
+    }
+
+    /// The same runner, which runs only as often as `file` says while there is one: a test holds what is in
+    /// flight with it.
+    pub fn gated_by(mut self, file: Option<PathBuf>) -> Self {
+        self.gate = file.map(Gate::new);
         self
     }
 
@@ -132,6 +143,9 @@ impl SyntheticRunner {
     /// # Panics
     /// Where it was told to fail.
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        if let Some(gate) = &mut self.gate {
+            gate.pass();
+        }
         let started = Instant::now();
         if let Some(runs_left) = &mut self.runs_left {
             *runs_left = runs_left

@@ -110,6 +110,24 @@ static int32_t sleep_a_while(void *context, inflight_logits_entry *entry) {
   return 0;
 }
 
+/* Arguments: a file with a number of tokens, and no more are chosen as long as it is there. */
+static int32_t wait_for_leave(void *context, inflight_logits_entry *entry) {
+  (void)context;
+  for (;;) {
+    FILE *gate = fopen(entry->state, "r");
+    unsigned allowed = 0;
+    if (gate == NULL) {
+      return 0;
+    }
+    const int is_number = fscanf(gate, "%u", &allowed) == 1;
+    fclose(gate);
+    if (is_number && num_generated(entry) < allowed) {
+      return 0;
+    }
+    usleep(1000);
+  }
+}
+
 /* The token that follows tells what the entry says. */
 static int32_t tell(void *context, inflight_logits_entry *entry) {
   const char *name = entry->client_request_id;
@@ -178,6 +196,7 @@ static const inflight_logits_processor PROCESSORS[] = {
     {.name = "makes_infinity", .process = make_infinity},
     {.name = "rules_all_out", .process = rule_all_out},
     {.name = "sleeps", KEEPING, .process = sleep_a_while},
+    {.name = "waits", KEEPING, .process = wait_for_leave},
     {.name = "tells", .context = "context", .process = tell},
     {.name = "notes", NOTING, .process = note_process},
     {.name = "notes_beams", KEEPING, .process = note_beam},

@@ -2,8 +2,10 @@
 
 import pytest
 
+from harness.libraries import MISBEHAVING, compile_c
 from harness.repository import FULL_ANSWER, STORIES, TIGHT, add_model, add_synthetic
 from harness.server import Server
+from harness.synthetic import ENDLESS_SEQ_LEN
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +25,9 @@ def server(tmp_path_factory):
     # Memory for 40 rows of the demo model's 1536 logits.
     few_logits = {"logits_memory_bytes": 40 * 1536 * 4, "max_beam_width": 4}
     add_model(repository, "stories_few_logits", few_logits, checkpoint=STORIES)
-    add_model(repository, "stories_beams", {"max_beam_width": 8}, checkpoint=STORIES)
+    library = compile_c(MISBEHAVING, repository.parent / "processors.so")
+    held = {"max_beam_width": 8, "logits_post_processor_library": library}
+    add_model(repository, "stories_beams", held, checkpoint=STORIES)
     add_model(repository, "stories_beams_full", {"max_beam_width": 8}, fields=FULL_ANSWER, checkpoint=STORIES)
     overlapping = {"max_beam_width": 8, "enable_trt_overlap": "true"}
     add_model(repository, "stories_beams_overlap", overlapping, checkpoint=STORIES)
@@ -32,7 +36,9 @@ def server(tmp_path_factory):
     add_synthetic(repository, "synthetic")
     add_synthetic(repository, "synthetic_full", fields=FULL_ANSWER)
     add_synthetic(repository, "synthetic_tight", {**TIGHT, "synthetic_step_us": 200})
-    add_synthetic(repository, "one_slot", {"synthetic_step_us": 5000}, fields="max_batch_size: 1")
+    endless = {"max_seq_len": ENDLESS_SEQ_LEN}
+    add_synthetic(repository, "endless", endless)
+    add_synthetic(repository, "one_slot", {**endless, "synthetic_step_us": 5000}, fields="max_batch_size: 1")
     with Server(repository, "--model-control-mode=explicit", "--load-model=*") as server:
         yield server
 

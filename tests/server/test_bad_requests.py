@@ -8,7 +8,7 @@ import pytest
 
 from harness import clients
 from harness.clients import GrpcStream, Refused, generate, tensor
-from harness.synthetic import continuation
+from harness.synthetic import ENDLESS, continuation
 
 
 @pytest.fixture(autouse=True)
@@ -76,16 +76,16 @@ def test_an_unknown_option_is_answered_with_the_nearest_one(server, name, neares
 
 
 def test_an_empty_prompt_is_refused(server):
-    with pytest.raises(Refused, match="empty"):
+    with pytest.raises(Refused, match="text_input is empty"):
         generate(server, "stories", "")
-    with pytest.raises(Refused, match="empty|shape|0"):
+    with pytest.raises(Refused, match="the prompt is empty"):
         generate(server, "synthetic", [])
 
 
 def test_a_prompt_over_max_seq_len_is_refused_with_both_numbers(server):
     with pytest.raises(Refused, match="1024"):
         generate(server, "stories", "Once upon a time. " * 1000)
-    with pytest.raises(Refused, match=r"5000.*4096|4096.*5000"):
+    with pytest.raises(Refused, match="5000.*4096"):
         generate(server, "synthetic", [1] * 5000)
 
 
@@ -102,7 +102,7 @@ def test_a_prompt_that_can_never_fit_the_cache_is_refused_and_does_not_block_oth
 
 @pytest.mark.parametrize("id", [-1, 32000, 2**31 - 1, -(2**31)])
 def test_a_token_out_of_the_vocabulary_is_refused(server, id):
-    with pytest.raises(Refused, match=rf"{id}.*31999|vocabulary"):
+    with pytest.raises(Refused, match=rf"{id}.*31999"):
         generate(server, "synthetic", [1, id, 2])
 
 
@@ -155,17 +155,19 @@ def test_a_tensor_of_the_wrong_name_shape_or_type_is_refused(server, model, inpu
 def test_a_request_id_in_flight_is_refused_and_free_again_afterwards(server):
     async def main():
         async with clients.grpc(server) as client:
-            first = GrpcStream(client, "synthetic", [1], request_id="mine", max_tokens=500, stream=True)
+            first = GrpcStream(client, "endless", [1], request_id="mine", max_tokens=ENDLESS, stream=True)
             tokens = []
-            tried = False
+            stopped = None
             async for response in first:
                 tokens += response.ids or []
-                if not tried:
-                    tried = True
+                if stopped is None:
                     with pytest.raises(Refused, match="'mine' is in flight"):
-                        await clients.stream(client, "synthetic", [2], request_id="mine", max_tokens=5)
-            assert tokens == continuation([1], 500)
-            again = await clients.stream(client, "synthetic", [2], request_id="mine", max_tokens=5)
+                        await clients.stream(client, "endless", [2], request_id="mine", max_tokens=5)
+                    stop = clients.stream(client, "endless", [1], request_id="mine", stream=False, **{"stop": True})
+                    stopped = asyncio.create_task(stop)
+            await stopped
+            assert tokens == continuation([1], len(tokens))
+            again = await clients.stream(client, "endless", [2], request_id="mine", max_tokens=5)
             assert again.ids == continuation([2], 5)
 
     clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
@@ -174,7 +176,7 @@ def test_a_request_id_in_flight_is_refused_and_free_again_afterwards(server):
 def test_a_sequence_id_in_flight_is_refused_without_harm_to_the_first(server):
     """Triton puts a second START of a live correlation id into the first one's slot."""
 
-    async def one(client, prompt, max_tokens, sequence_id):
+    async def one(client, prompt, max_tokens, sequence_id, started=None):
         answer = []
         stream = client.stream_infer(requests(prompt, max_tokens, sequence_id))
         async for result, error in stream:
@@ -183,15 +185,18 @@ def test_a_sequence_id_in_flight_is_refused_without_harm_to_the_first(server):
             response = result.get_response()
             if response.outputs:
                 answer += result.as_numpy("output_ids").reshape(-1).tolist()
+                if started:
+                    started.set()
             if response.parameters["triton_final_response"].bool_param:
                 return answer
 
     async def requests(prompt, max_tokens, sequence_id):
         yield {
-            "model_name": "synthetic",
+            "model_name": "endless",
             "inputs": [clients._input(clients.grpcclient, prompt)],
             "sequence_id": sequence_id,
             "sequence_start": True,
+            "request_id": str(prompt[0]),
             "parameters": {"max_tokens": max_tokens, "stream": True},
             "enable_empty_final_response": True,
         }
@@ -199,11 +204,14 @@ def test_a_sequence_id_in_flight_is_refused_without_harm_to_the_first(server):
 
     async def main():
         async with clients.grpc(server) as client:
-            first = asyncio.create_task(one(client, [1], 300, 4242))
-            await asyncio.sleep(0.1)
-            with pytest.raises(Refused):
+            started = asyncio.Event()
+            first = asyncio.create_task(one(client, [1], ENDLESS, 4242, started))
+            await started.wait()
+            with pytest.raises(Refused, match="another request of this sequence id is in flight"):
                 await asyncio.wait_for(one(client, [2], 5, 4242), 20)
-            assert await asyncio.wait_for(first, clients.TIMEOUT_S) == continuation([1], 300)
+            await clients.stream(client, "endless", [1], request_id="1", stream=False, **{"stop": True})
+            tokens = await asyncio.wait_for(first, clients.TIMEOUT_S)
+            assert len(tokens) > 0 and tokens == continuation([1], len(tokens))
             assert await asyncio.wait_for(one(client, [2], 5, 4242), 20) == continuation([2], 5)
 
     clients.run(main())
@@ -215,7 +223,7 @@ def test_a_storm_of_bad_requests_does_not_disturb_the_good_ones(server):
 
             async def bad(n):
                 options = [{"temprature": 1}, {"max_tokens": 0}, {"top_p": 7.0}, {"end_id": 10**6}][n % 4]
-                with pytest.raises(Refused):
+                with pytest.raises(Refused, match=f"'{[*options][0]}'"):
                     await clients.stream(client, "synthetic", [n], **options)
 
             async def good(n):

@@ -11,7 +11,7 @@ import pytest
 from harness import clients
 from harness.clients import GrpcStream, Refused, described, generate, infer
 from harness.server import assert_blocks_come_back
-from harness.synthetic import MASK, _mix
+from harness.synthetic import MASK, Gate, _mix
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 BEAMS = {"beam_width": 4, "max_tokens": 24, "exclude_input_in_output": True, "stream": False, "return_log_probs": True}
@@ -166,22 +166,24 @@ def test_a_post_processor_is_asked_about_every_beam(server):
     assert len(answer.sequences()) == 4
 
 
-def test_a_request_with_beams_that_is_given_up_leaves_nothing_behind(server):
+def test_a_request_with_beams_that_is_given_up_leaves_nothing_behind(server, tmp_path):
     async def main():
         async with clients.grpc(server) as client:
-            for delay in (0.0, 0.01, 0.03):
-                long = {**BEAMS, "max_tokens": 450, "ignore_eos": True, "beam_width": 8}
-                stream = GrpcStream(client, "stories_beams", PROMPT, **long)
+            for num_tokens in (0, 1, 8):
+                gate = Gate(tmp_path / "gate", num_tokens)
+                held = {"logits_post_processor_name": "waits", "logits_post_processor_args": str(gate.file)}
+                long = {**BEAMS, "max_tokens": 450, "ignore_eos": True, "beam_width": 8, "stream": True}
+                stream = GrpcStream(client, "stories_beams", PROMPT, **long, **held)
                 other = asyncio.ensure_future(clients.stream(client, "stories_beams", PROMPT, max_tokens=40))
-
-                async def read(stream=stream):
-                    return [response async for response in stream]
-
-                reading = asyncio.ensure_future(read())
-                await asyncio.sleep(delay)
+                responses = aiter(stream)
+                for _ in range(num_tokens):
+                    await anext(responses)
+                # The next step waits.
                 stream.cancel()
-                with pytest.raises(Refused):
-                    await reading
+                gate.open()
+                with pytest.raises(Refused, match="cancelled"):
+                    async for _ in responses:
+                        pass
                 yield_of_other = await other
                 assert yield_of_other.last.finish_reason
             # Where Triton ends a request between two steps and it was the only one, the next one's step finds out.

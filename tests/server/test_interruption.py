@@ -7,14 +7,14 @@ import pytest
 from harness import clients
 from harness.clients import GrpcStream, Refused
 from harness.repository import add_synthetic
-from harness.server import Server
-from harness.synthetic import continuation
+from harness.server import Server, num_requests, until
+from harness.synthetic import ENDLESS, ENDLESS_SEQ_LEN, continuation
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("interruption") / "repository"
-    slow = {"synthetic_step_us": 3000}
+    slow = {"synthetic_step_us": 3000, "max_seq_len": ENDLESS_SEQ_LEN}
     add_synthetic(repository, "slow", slow)
     add_synthetic(repository, "overlap", {**slow, "enable_trt_overlap": "true"})
     add_synthetic(repository, "one_by_one", {**slow, "max_num_requests": 1})
@@ -34,7 +34,7 @@ def test_a_stop_request_ends_the_one_of_its_id_within_a_few_steps(server, model)
         async with clients.grpc(server) as client:
             tokens = []
             other = asyncio.create_task(clients.stream(client, model, [9], max_tokens=40, request_id="other"))
-            async for response in GrpcStream(client, model, [5], request_id="me", max_tokens=3000, stream=True):
+            async for response in GrpcStream(client, model, [5], request_id="me", max_tokens=ENDLESS, stream=True):
                 tokens += response.ids or []
                 if len(tokens) == 5:
                     stopped = asyncio.create_task(stop(client, model, "me"))
@@ -74,29 +74,39 @@ def test_the_smaller_priority_number_is_served_first(server):
                 await clients.stream(client, "one_by_one", [3], max_tokens=20, **options)
                 order.append(name)
 
-            first = asyncio.create_task(one("first"))
-            await asyncio.sleep(0.02)
             others = []
-            for name, options in [
-                ("last", {"request_priority": 5}),
-                ("third", {}),
-                ("second", {"request_priority": -1}),
-                ("fourth", {}),
-            ]:
-                others.append(asyncio.create_task(one(name, **options)))
-                await asyncio.sleep(0.005)
-            await asyncio.gather(first, *others)
-            assert order == ["first", "second", "third", "fourth", "last"]
+            async with clients.in_flight(client, "one_by_one", [3]):
+                for name, options in [
+                    ("last", {"request_priority": 5}),
+                    ("third", {}),
+                    ("second", {"request_priority": -1}),
+                    ("fourth", {}),
+                ]:
+                    others.append(asyncio.create_task(one(name, **options)))
+                    await until(lambda: num_requests(server, "one_by_one", "waiting") == len(others))
+            await asyncio.gather(*others)
+            assert order == ["second", "third", "fourth", "last"]
 
     clients.run(main())
+
+
+async def one_batch(server, client, *requests):
+    """The answers of requests that are in one batch: they wait inside while another one runs."""
+    id = "the one before"
+    before = clients.stream(client, "lockstep", [1], max_tokens=ENDLESS, stream=False, request_id=id)
+    before = asyncio.create_task(before)
+    await until(lambda: num_requests(server, "lockstep", "active") == 1)
+    answers = asyncio.gather(*requests)
+    await until(lambda: num_requests(server, "lockstep", "waiting") == len(requests))
+    await stop(client, "lockstep", id)
+    await before
+    return await answers
 
 
 def test_in_lockstep_the_answers_of_a_batch_leave_together_and_nothing_streams(server):
     async def main():
         async with clients.grpc(server) as client:
             loop = asyncio.get_running_loop()
-            first = asyncio.create_task(clients.stream(client, "lockstep", [1], max_tokens=30, stream=False))
-            await asyncio.sleep(0.03)
             times = {}
 
             async def one(max_tokens):
@@ -104,7 +114,7 @@ def test_in_lockstep_the_answers_of_a_batch_leave_together_and_nothing_streams(s
                 times[max_tokens] = loop.time()
                 assert answer.ids[-max_tokens:] == continuation([2], max_tokens)
 
-            await asyncio.gather(one(2), one(40), first)
+            await one_batch(server, client, one(2), one(40))
             # Both waited for the first, ran together, and 38 steps of 3 ms did not part them.
             assert abs(times[2] - times[40]) < 0.05
             with pytest.raises(Refused, match="V1"):
@@ -130,13 +140,9 @@ def test_in_lockstep_an_answer_that_is_complete_waits_for_its_batch_no_longer_th
                 )
                 return answer, loop.time()
 
-            # The three that come while this one runs are one batch.
-            first = asyncio.create_task(one(30))
-            await asyncio.sleep(0.03)
-            long, short, late = await asyncio.gather(
-                one(200), one(2, timeout=300_000), one(400, timeout=300_000)
+            long, short, late = await one_batch(
+                server, client, one(200), one(2, timeout=300_000), one(400, timeout=300_000)
             )
-            await first
             for (answer, _), num_tokens in ((short, 2), (long, 200)):
                 assert (answer.ids, answer.finish_reason) == (continuation([2], num_tokens), "length")
             # 200 steps of 3 ms.

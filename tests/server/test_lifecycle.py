@@ -1,6 +1,7 @@
 """Models that are unloaded, and servers that stop, while requests run: every accepted request is answered."""
 
 import asyncio
+import os
 import time
 
 import pytest
@@ -8,22 +9,40 @@ import pytest
 from harness import clients
 from harness.clients import GrpcStream, generate
 from harness.repository import FULL_ANSWER, STORIES, add_model, add_synthetic
-from harness.server import Server
-from harness.synthetic import continuation
+from harness.server import Server, num_pending, until
+from harness.synthetic import Gate, continuation
 
 NUM_STREAMS = 16
 
 
 @pytest.fixture
-def explicit(repository):
+def gate(tmp_path):
+    """What holds the requests in flight of `explicit`'s models."""
+    return Gate(tmp_path / "gate", num_steps=1)
+
+
+@pytest.fixture
+def explicit(repository, gate):
     """A server of the test's own, whose models the test loads."""
-    add_synthetic(repository, "synthetic", {"synthetic_step_us": 5000})
-    add_synthetic(repository, "full", {"synthetic_step_us": 5000}, fields=FULL_ANSWER)
+    add_synthetic(repository, "synthetic", {"synthetic_gate": gate.file})
+    add_synthetic(repository, "full", {"synthetic_gate": gate.file}, fields=FULL_ANSWER)
     with Server(repository, "--model-control-mode=explicit") as server:
         yield server
 
 
-async def started_streams(client, model="synthetic", max_tokens=100):
+async def held_streams(server, client, gate):
+    """Streams that have their first token, as tasks that give all tokens: they go on when the gate opens. The model's
+    steps are counted from its load."""
+    gate.allow(1)
+    first = await started_streams(client, range(1))
+    # The second step has begun, and those that come now meet in the third.
+    others = asyncio.create_task(started_streams(client, range(1, NUM_STREAMS)))
+    await until(lambda: num_pending(server, "synthetic") == NUM_STREAMS - 1)
+    gate.allow(3)
+    return first + await others
+
+
+async def started_streams(client, numbers=range(NUM_STREAMS), model="synthetic", max_tokens=100):
     """Streams that have their first token, as tasks that give all tokens."""
 
     async def one(n, started):
@@ -33,8 +52,8 @@ async def started_streams(client, model="synthetic", max_tokens=100):
             started.set()
         return tokens
 
-    started = [asyncio.Event() for _ in range(NUM_STREAMS)]
-    tasks = [asyncio.create_task(one(n, event)) for n, event in enumerate(started)]
+    started = [asyncio.Event() for _ in numbers]
+    tasks = [asyncio.create_task(one(n, event)) for n, event in zip(numbers, started)]
     await asyncio.wait_for(asyncio.gather(*(event.wait() for event in started)), clients.TIMEOUT_S)
     return tasks
 
@@ -44,15 +63,16 @@ async def assert_all_right(tasks, max_tokens=100):
         assert tokens == continuation([n], max_tokens)
 
 
-def test_an_unload_lets_running_streams_finish_and_takes_no_new_ones(explicit):
+def test_an_unload_lets_running_streams_finish_and_takes_no_new_ones(explicit, gate):
     assert explicit.load("synthetic") is None
 
     async def main():
         async with clients.grpc(explicit) as client:
-            tasks = await started_streams(client)
+            tasks = await held_streams(explicit, client, gate)
             await asyncio.to_thread(explicit.unload, "synthetic")
-            with pytest.raises(clients.Refused):
+            with pytest.raises(clients.Refused, match="unknown model: 'synthetic' has no available versions"):
                 await clients.stream(client, "synthetic", [1], max_tokens=1)
+            gate.open()
             await assert_all_right(tasks)
 
     clients.run(main())
@@ -61,14 +81,15 @@ def test_an_unload_lets_running_streams_finish_and_takes_no_new_ones(explicit):
     assert generate(explicit, "synthetic", [7], max_tokens=3).ids[-3:] == continuation([7], 3)
 
 
-def test_a_reload_under_load_loses_no_request(explicit):
+def test_a_reload_under_load_loses_no_request(explicit, gate):
     assert explicit.load("synthetic") is None
 
     async def main():
         async with clients.grpc(explicit) as client:
             for _ in range(4):
-                tasks = await started_streams(client)
+                tasks = await held_streams(explicit, client, gate)
                 await asyncio.to_thread(explicit.unload, "synthetic")
+                gate.open()
                 await assert_all_right(tasks)
                 await asyncio.to_thread(explicit.wait_for_state, "synthetic", "UNAVAILABLE")
                 assert await asyncio.to_thread(explicit.load, "synthetic") is None
@@ -76,17 +97,28 @@ def test_a_reload_under_load_loses_no_request(explicit):
     clients.run(main())
 
 
-def test_a_model_that_is_loaded_over_itself_hurts_nothing_of_the_old_one(explicit, repository):
+def test_a_model_that_is_loaded_over_itself_hurts_nothing_of_the_old_one(explicit, repository, tmp_path):
     # Old and new overlap, and have metrics of the same labels: that once corrupted the server's heap.
+    def configure(number):
+        gate = Gate(tmp_path / f"gate{number}")
+        add_synthetic(repository, "synthetic", {"synthetic_gate": gate.file, "synthetic_step_us": 1000 + number})
+        return gate
+
+    gate = configure(0)
     assert explicit.load("synthetic") is None
 
     async def main():
+        nonlocal gate
         async with clients.grpc(explicit) as client:
             tasks = []
-            for round_number in range(8):
-                tasks += await started_streams(client)
-                add_synthetic(repository, "synthetic", {"synthetic_step_us": 1000 + round_number})
+            for number in range(1, 9):
+                tasks += await held_streams(explicit, client, gate)
+                of_the_old = gate
+                gate = configure(number)
                 assert await asyncio.to_thread(explicit.load, "synthetic") is None
+                # Instances compute in turns, and one that is held has the turn.
+                of_the_old.open()
+            gate.open()
             for first in range(0, len(tasks), NUM_STREAMS):
                 await assert_all_right(tasks[first : first + NUM_STREAMS])
             # The old ones are gone a moment after their last request; then the new one is still whole.
@@ -115,20 +147,42 @@ def test_a_models_memory_comes_back_when_it_is_unloaded(repository):
         assert sizes[-1] - sizes[2] < 8 * 1024, sizes
 
 
-def test_a_server_that_stops_finishes_its_streams_and_exits_cleanly(explicit):
+def test_a_server_that_stops_finishes_its_streams_and_exits_cleanly(explicit, gate):
     assert explicit.load("synthetic") is None
+
+    async def main():
+        async with clients.grpc(explicit) as client:
+            tasks = await held_streams(explicit, client, gate)
+            stopping = await begun_stop(explicit, gate)
+            await assert_all_right(tasks)
+            return await stopping
+
+    assert clients.run(main()) == 0
+
+
+def test_a_server_that_stops_finishes_a_whole_answer_and_exits_cleanly(explicit, gate):
     assert explicit.load("full") is None
+    # The first step reads the pipe, and a pipe can be opened when somebody reads it.
+    gate.open()
+    os.mkfifo(gate.file)
 
     async def main():
         async with clients.grpc(explicit) as client:
             whole = asyncio.create_task(clients.stream(client, "full", [3], max_tokens=100, stream=False))
-            tasks = await started_streams(client)
-            stopping = asyncio.create_task(asyncio.to_thread(explicit.stop))
-            await assert_all_right(tasks)
+            with await asyncio.to_thread(open, gate.file, "w"):
+                stopping = await begun_stop(explicit, gate)
             assert (await whole).ids[-100:] == continuation([3], 100)
             return await stopping
 
     assert clients.run(main()) == 0
+
+
+async def begun_stop(server, gate):
+    """Stops the server while requests are held, which then go on; a task that gives the exit status."""
+    stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+    await until(lambda: "Timeout 30: Found" in server.log())
+    gate.open()
+    return stopping
 
 
 def test_a_server_without_requests_stops_at_once(explicit):

@@ -1,5 +1,6 @@
 """Logits in answers: every row once, the same however a request is served, in bounded memory."""
 
+import asyncio
 import math
 
 import numpy
@@ -8,6 +9,10 @@ import tritonclient.http as httpclient
 
 from harness import clients
 from harness.clients import generate, infer
+from harness.libraries import MISBEHAVING, compile_c
+from harness.repository import STORIES, add_model
+from harness.server import Server, num_pending, until
+from harness.synthetic import Gate
 
 PROMPT = "Once upon a time, there was a brave fox named Finn. Every evening, he liked to look at the stars."
 BOTH = {"return_context_logits": True, "return_generation_logits": True}
@@ -106,24 +111,37 @@ def test_what_could_not_fit_is_refused_before_it_runs_and_says_what_to_do(server
     generate(server, "stories_few_logits", PROMPT, max_tokens=40, return_generation_logits=True)
 
 
-def test_what_others_have_is_there_again_when_they_are_done(server):
+def test_what_others_have_is_there_again_when_they_are_done(tmp_path):
+    repository = tmp_path / "repository"
+    library = compile_c(MISBEHAVING, tmp_path / "waits.so")
+    # Memory for 40 rows.
+    parameters = {"logits_memory_bytes": 40 * 1536 * 4, "logits_post_processor_library": library}
+    add_model(repository, "few", parameters, checkpoint=STORIES)
+    gate = Gate(tmp_path / "gate", num_steps=1)
     options = {"max_tokens": 40, "return_generation_logits": True, "ignore_eos": True}
+    held = {"logits_post_processor_name": "waits", "logits_post_processor_args": str(gate.file)}
 
-    async def main():
+    async def main(server):
         async with clients.grpc(server) as client:
-            first = clients.GrpcStream(client, "stories_few_logits", PROMPT, stream=True, **options)
-            responses = aiter(first)
+            responses = aiter(clients.GrpcStream(client, "few", PROMPT, stream=True, **options, **held))
             await anext(responses)
+            # The first one's second token waits, and its step with it; these meet in the next one.
+            refused = asyncio.create_task(clients.stream(client, "few", PROMPT, **options))
+            unconcerned = asyncio.create_task(clients.stream(client, "few", PROMPT, max_tokens=3))
+            await until(lambda: num_pending(server, "few") == 2)
+            gate.allow(39)
             with pytest.raises(clients.Refused, match="requests in flight have.*try again"):
-                await clients.stream(client, "stories_few_logits", PROMPT, **options)
+                await refused
             # Who asks for none is not concerned.
-            await clients.stream(client, "stories_few_logits", PROMPT, max_tokens=3)
+            assert len((await unconcerned).ids) == 3
+            gate.open()
             num_rows = 1 + len([response async for response in responses if response.tensors])
             assert num_rows == 40
-            again = await clients.stream(client, "stories_few_logits", PROMPT, **options)
+            again = await clients.stream(client, "few", PROMPT, **options)
             assert rows(again, "generation_logits").shape[0] == 40
 
-    clients.run(main())
+    with Server(repository) as server:
+        clients.run(asyncio.wait_for(main(server), clients.TIMEOUT_S))
 
 
 def test_a_request_that_ends_early_has_the_rows_of_its_tokens(server, alone):

@@ -13,28 +13,24 @@ import pytest
 
 from harness import clients
 from harness.clients import GrpcStream, Refused, generate, tensor
+from harness.libraries import BAD_TABLE, C_EXAMPLE, MISBEHAVING, compile_c
 from harness.repository import ROOT, STORIES, add_model
 from harness.server import Server
+from harness.synthetic import Gate
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
-C_EXAMPLE = ROOT / "examples/logits_processor_c/logits_processors.c"
-MISBEHAVING = ROOT / "tests/logits_processors/misbehaving.c"
-BAD_TABLE = ROOT / "tests/logits_processors/bad_table.c"
 LIBRARY = "logits_post_processor_library"
 CLIENT_ID_AS_TENSOR = """
 input [
   { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
   { name: "client_id" data_type: TYPE_UINT64 dims: [ 1 ] optional: true }
 ]
-sequence_batching { iterative_sequence: true oldest { max_candidate_sequences: 8 } }
+sequence_batching {
+  iterative_sequence: true
+  max_sequence_idle_microseconds: 3600000000
+  oldest { max_candidate_sequences: 8 }
+}
 """
-
-
-def compile_c(source, library, *options):
-    include = ROOT / "include"
-    command = ["cc", "-std=c11", "-O1", "-shared", "-fPIC", *options, "-I", include, "-o", library, source]
-    subprocess.run(command, check=True)
-    return library
 
 
 def compile_rust():
@@ -168,7 +164,7 @@ def test_a_processor_is_told_the_client_id_which_is_not_unique(libraries):
         inputs = [tensor("text_input", numpy.array([[PROMPT.encode()]], dtype=object), "BYTES")]
         if client_id is not None:
             inputs.append(tensor("client_id", numpy.array([[client_id]], dtype=numpy.uint64), "UINT64"))
-        stream = GrpcStream(client, "tensors", inputs, **hold)
+        stream = GrpcStream(client, "tensors", inputs, stream=True, **hold)
         return clients.Answer([response async for response in stream])
 
     async def main(way):
@@ -249,15 +245,17 @@ def test_a_library_comes_and_goes_with_its_model(repository):
         compile_c(source, folder / "new.so")
         os.replace(folder / "new.so", library)
 
-    put(C_EXAMPLE)
+    put(MISBEHAVING)
     with Server(repository, "--model-control-mode=explicit", "--load-model=model") as server:
         free = ids(server, "model")
-        assert ids(server, "model", **named("avoid_last")) != []
+        assert ids(server, "model", **named("nothing")) == free
         assert str(library) in open(f"/proc/{server.process.pid}/maps").read()
 
         # A request in flight keeps it.
-        stream = GenerateWhile(server, "model", max_tokens=200, ignore_eos=True, **named("avoid_last"))
+        gate = Gate(repository / "gate", num_steps=1)
+        stream = GenerateWhile(server, "model", max_tokens=200, ignore_eos=True, **named("waits", gate.file))
         server.unload("model")
+        gate.open()
         assert len(stream.rest()) == 200
         server.wait_for_state("model", "UNAVAILABLE")
         deadline = time.monotonic() + 10
@@ -265,11 +263,11 @@ def test_a_library_comes_and_goes_with_its_model(repository):
             assert time.monotonic() < deadline, "the library is still open"
             time.sleep(0.05)
 
-        put(MISBEHAVING)
+        put(C_EXAMPLE)
         assert server.load("model") is None
-        with pytest.raises(Refused, match="no post-processor 'avoid_last'"):
-            ids(server, "model", **named("avoid_last"))
-        assert ids(server, "model", **named("nothing")) == free
+        with pytest.raises(Refused, match="no post-processor 'nothing'"):
+            ids(server, "model", **named("nothing"))
+        assert ids(server, "model", **named("avoid_last")) != []
         server.unload("model")
         server.wait_for_state("model", "UNAVAILABLE")
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import time
 
 import numpy
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from harness import clients
 from harness.clients import GrpcStream, Refused, generate, tensor
 from harness.repository import ROOT, STORIES, add_model, add_synthetic
-from harness.server import Server
-from harness.synthetic import continuation
+from harness.server import Server, num_pending, until
+from harness.synthetic import ENDLESS, ENDLESS_SEQ_LEN, continuation
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 # The inputs that docs/clients.md tells a user to declare.
@@ -70,7 +69,7 @@ def tensor_server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("tensors") / "repository"
     add_model(repository, "stories", fields=DOCUMENTED, checkpoint=STORIES)
     add_model(repository, "tensorrt_llm", {"max_beam_width": 4}, fields=TENSORRT_LLM + OLDEST, checkpoint=STORIES)
-    slow = {"synthetic_step_us": 5000}
+    slow = {"synthetic_step_us": 5000, "max_seq_len": ENDLESS_SEQ_LEN}
     add_synthetic(repository, "ids", slow, fields=IDS + OLDEST)
     add_synthetic(repository, "ids_direct", slow, fields=IDS)
     with Server(repository, "--model-control-mode=explicit", "--load-model=*") as server:
@@ -260,41 +259,40 @@ def test_ids_go_in_as_tensorrt_llms_client_sends_them(tensor_server):
 def test_a_stop_tensor_ends_the_request_of_the_same_id(tensor_server):
     async def main():
         async with clients.grpc(tensor_server) as client:
-            options = {"input_lengths": 1, "request_output_len": 4000, "streaming": True}
-            running = asyncio.create_task(answer(client, "ids", [1], request_id="one", **options))
-            await asyncio.sleep(0.5)
+            options = {"input_lengths": 1, "request_output_len": ENDLESS, "streaming": True}
+            responses = aiter(GrpcStream(client, "ids", tensors([1], **options), request_id="one"))
+            seen = [await anext(responses)]
             stop = {"input_lengths": 0, "request_output_len": 0, "stop": True}
-            await asyncio.wait_for(answer(client, "ids", [0], request_id="one", **stop), 10)
-            return await asyncio.wait_for(running, 10)
+            await asyncio.wait_for(answer(client, "ids", [0], request_id="one", **stop), clients.TIMEOUT_S)
+            return clients.Answer(seen + [response async for response in responses])
 
-    stopped = clients.run(main())
+    stopped = clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
     assert stopped.finish_reason == "cancelled"
-    assert stopped.ids == continuation([1], len(stopped.ids)) and 0 < len(stopped.ids) < 4000
+    assert stopped.ids == continuation([1], len(stopped.ids)) and stopped.ids
 
 
-def seconds_of_a_short_one_with_other_inputs(server, model):
-    """How long five tokens take that are asked for with other inputs than a long request in flight has, and
-    whether the long one was still running then."""
+def waits_for_other_inputs(server, model):
+    """Whether a short request waits until a long one has ended that came with other inputs."""
 
     async def main():
         async with clients.grpc(server) as client:
-            long = asyncio.create_task(answer(client, model, [1], request_output_len=400, streaming=True))
-            await asyncio.sleep(0.3)
-            start = time.monotonic()
-            short = await answer(client, model, [2], request_output_len=5)
-            seconds = time.monotonic() - start
-            running = not long.done()
-            assert short.ids[-5:] == continuation([2], 5)
-            assert (await long).ids == continuation([1], 400)
-            return seconds, running
+            long = GrpcStream(client, model, tensors([1], request_output_len=ENDLESS, streaming=True))
+            responses = aiter(long)
+            await anext(responses)
+            short = asyncio.create_task(answer(client, model, [2], request_output_len=5))
+            # The steps of one that is not held up, many times over, counted from when the server has it.
+            await until(lambda: short.done() or num_pending(server, model) == 1)
+            for _ in range(100):
+                await anext(responses)
+            waits = not short.done()
+            long.cancel()
+            assert (await short).ids[-5:] == continuation([2], 5)
+            return waits
 
     return clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
 
 
 def test_other_inputs_wait_with_direct_and_not_with_oldest(tensor_server):
-    seconds, running = seconds_of_a_short_one_with_other_inputs(tensor_server, "ids")
-    assert running and seconds < 0.5
-    seconds, running = seconds_of_a_short_one_with_other_inputs(tensor_server, "ids_direct")
-    print("direct:", seconds, running)
-    assert not running and seconds > 1
+    assert not waits_for_other_inputs(tensor_server, "ids")
+    assert waits_for_other_inputs(tensor_server, "ids_direct")
     assert re.search(r"ids_direct.*input 'input_lengths' is optional.*oldest", tensor_server.log())

@@ -10,7 +10,7 @@ from harness import clients
 from harness.clients import GrpcStream, Refused, described, generate, generate_stream, infer, tensor
 from harness.repository import STORIES, add_model
 from harness.server import Server, assert_blocks_come_back
-from harness.synthetic import continuation
+from harness.synthetic import ENDLESS, continuation
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 SAMPLED = {"max_tokens": 30, "temperature": 1.0, "seed": 11, "exclude_input_in_output": True}
@@ -161,8 +161,8 @@ def test_sequences_wait_for_rows_and_blocks_and_all_come(server):
 def test_all_sequences_of_a_cancelled_request_end(server):
     async def main():
         async with clients.grpc(server) as client:
-            other = asyncio.create_task(clients.stream(client, "synthetic", [3, 4], max_tokens=200))
-            stream = GrpcStream(client, "synthetic", [1, 2], n=8, temperature=1.0, max_tokens=4000, stream=True)
+            other = asyncio.create_task(clients.stream(client, "endless", [3, 4], max_tokens=200))
+            stream = GrpcStream(client, "endless", [1, 2], n=8, temperature=1.0, max_tokens=ENDLESS, stream=True)
             with pytest.raises(Refused) as refused:
                 async for response in stream:
                     if response.num_output_tokens == 10:
@@ -172,7 +172,7 @@ def test_all_sequences_of_a_cancelled_request_end(server):
     error, other = clients.run(main())
     assert error.status == "StatusCode.CANCELLED"
     assert other.ids == continuation([3, 4], 200)
-    assert_blocks_come_back(server, "synthetic")
+    assert_blocks_come_back(server, "endless")
 
 
 @pytest.mark.parametrize("model", ["stories", "stories_overlap"])

@@ -1,6 +1,7 @@
 """The real clients, reduced to what a test says: a prompt, options, and what came back."""
 
 import asyncio
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -9,6 +10,8 @@ import numpy
 import tritonclient.grpc.aio as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
+
+from harness.synthetic import ENDLESS
 
 TIMEOUT_S = 120
 OUTPUTS = {
@@ -255,6 +258,20 @@ class GrpcStream:
         self._cancelled = True
         self._done.set()
         self._call.cancel()
+
+
+@contextlib.asynccontextmanager
+async def in_flight(client, model, prompt, **options):
+    """A request that generates until the block ends, and is cancelled then. The model's `max_seq_len` is
+    `ENDLESS_SEQ_LEN`."""
+    call = GrpcStream(client, model, prompt, stream=True, max_tokens=ENDLESS, **options)
+    responses = aiter(call)
+    await anext(responses)
+    yield responses
+    call.cancel()
+    with contextlib.suppress(Refused):
+        async for _ in responses:
+            pass
 
 
 async def stream(client, model, prompt, **options):

@@ -1,5 +1,6 @@
 """Starts a real tritonserver on free ports, and ends it."""
 
+import asyncio
 import ctypes
 import http.client
 import json
@@ -177,6 +178,27 @@ class Server:
         self.process.kill()
         self.process.wait()
         raise ServerDied(f"not ready after {START_TIMEOUT_S} s\n{self.log_tail()}")
+
+
+async def until(condition):
+    """Waits for what must come."""
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never comes"
+        await asyncio.sleep(0.005)
+
+
+def num_pending(server, model):
+    """Requests for a model that Triton has not handed over yet."""
+    return server.metrics().get(("nv_inference_pending_request_count", (("model", model), ("version", "1"))), 0)
+
+
+def num_requests(server, model, kind):
+    """A gauge of the last step: requests that were `active`, or `waiting` inside the backend."""
+    labels = {("model", model), ("request_type", kind)}
+    samples = server.metrics().items()
+    found = (n for (family, own), n in samples if family == "nv_trt_llm_request_metrics" and labels <= set(own))
+    return next(found, None)
 
 
 def assert_blocks_come_back(server, model):

@@ -1,6 +1,31 @@
 """The tokens of the synthetic runner, from the four lines of its documentation (src/runner/synthetic.rs)."""
 
+import os
+import pathlib
+
 MASK = (1 << 64) - 1
+# Where `max_seq_len` is `ENDLESS_SEQ_LEN`, so many tokens take longer than any test waits (`clients.TIMEOUT_S`) at 1 ms
+# a step: a request for them ends when the test ends it.
+ENDLESS = 250_000
+ENDLESS_SEQ_LEN = 1 << 18
+
+
+class Gate:
+    """How many steps a model may run, in all, since it was loaded: what its `synthetic_gate` or the arguments of a
+    post-processor name. A test holds requests with it until something else has happened."""
+
+    def __init__(self, file, num_steps=0):
+        self.file = pathlib.Path(file)
+        self.allow(num_steps)
+
+    def allow(self, num_steps):
+        new = self.file.with_suffix(".new")
+        new.write_text(str(num_steps))
+        os.replace(new, self.file)
+
+    def open(self):
+        """Allows all steps."""
+        self.file.unlink()
 
 
 def _mix(x):
