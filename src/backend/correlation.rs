@@ -1,5 +1,7 @@
 //! Triton's name of a sequence, kept beyond the request that carried it.
 
+use std::ffi::CString;
+
 use crate::triton::CorrelationId;
 
 /// An owned [`CorrelationId`].
@@ -9,6 +11,22 @@ pub enum CorrelationKey {
     Number(u64),
     /// A client's text.
     Text(Box<[u8]>),
+    /// None: the request is of a warm-up, and this number is ours.
+    WarmUp(u64),
+}
+
+impl CorrelationKey {
+    /// Calls `tell` with Triton's name of the sequence, if it has one.
+    pub fn tell<T>(&self, tell: impl FnOnce(CorrelationId<'_>) -> T) -> Option<T> {
+        match self {
+            Self::Number(number) => Some(tell(CorrelationId::Number(*number))),
+            Self::Text(text) => {
+                let text = CString::new(&**text).ok()?;
+                Some(tell(CorrelationId::Text(&text)))
+            }
+            Self::WarmUp(_) => None,
+        }
+    }
 }
 
 impl From<CorrelationId<'_>> for CorrelationKey {

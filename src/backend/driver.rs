@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Triton never says that a sequence has ended on its side. So a request that is not in the batch is
-//! looked after each step: if its client gave it up, it is forgotten. With the `direct` strategy every
+//! looked after each step, and now and then while none comes: if its client gave it up, it is forgotten. With the `direct` strategy every
 //! request is in every batch; with `oldest` a batch may lack some, which are computed all the same and
 //! answered when they are here again.
 
@@ -23,12 +23,15 @@ use crate::backend::in_flight::{InFlight, InFlightTable};
 use crate::backend::observer::StepRecord;
 use crate::backend::responder::{Lent, Responder};
 use crate::base::{RequestError, RequestId, StepError, Tokens};
+use crate::config::InputKind;
 use crate::engine::Event;
 use crate::guidance::Compilation;
 use crate::manager::{BatchManager, LandedStep};
 use crate::sampling::FinishReason;
 use crate::triton::lifecycle::catch;
-use crate::triton::{Error, ErrorCode, Instance, Request, Timestamps, now_ns};
+use crate::triton::{
+    DataType, Error, ErrorCode, Instance, Request, ResponseFactory, ServedModel, Timestamps, now_ns,
+};
 
 /// The requests of one Execute call that are in flight, in Triton's order.
 type Batch = Vec<(RequestId, Request)>;
@@ -44,6 +47,7 @@ const GUIDE_WAIT: Duration = Duration::from_millis(5);
 /// One instance's requests and their batch manager.
 pub struct Driver {
     instance: Instance,
+    served: ServedModel,
     admission: Admission,
     manager: BatchManager,
     responder: Responder,
@@ -54,6 +58,8 @@ pub struct Driver {
     /// Comes back from the responder with every loan, so that lending takes no memory.
     loan: Vec<Lent>,
     num_requests_seen: u64,
+    /// Whether a client's request has been here.
+    has_served: bool,
     /// Whether this Execute call has let a frontend finish with its cancellations.
     has_waited: bool,
     /// Whether a request was given up that may be in a step that is on its way.
@@ -61,6 +67,8 @@ pub struct Driver {
     /// Whether the metrics say that nothing is active.
     shown_idle: bool,
     started: Instant,
+    /// When the last Execute call ended.
+    last_step: Instant,
     max_absence: Duration,
 }
 
@@ -75,6 +83,7 @@ impl Driver {
     /// A driver without requests. Triton drops a sequence that is `max_absence` without a step.
     pub fn new(
         instance: Instance,
+        served: ServedModel,
         admission: Admission,
         manager: BatchManager,
         responder: Responder,
@@ -82,6 +91,7 @@ impl Driver {
     ) -> Self {
         Self {
             instance,
+            served,
             admission,
             manager,
             responder,
@@ -90,10 +100,12 @@ impl Driver {
             events: Vec::new(),
             loan: Vec::new(),
             num_requests_seen: 0,
+            has_served: false,
             has_waited: false,
             must_settle: false,
             shown_idle: false,
             started: Instant::now(),
+            last_step: Instant::now(),
             max_absence,
         }
     }
@@ -117,15 +129,51 @@ impl Driver {
             if batch.len() < self.in_flight.len() {
                 self.forget_the_lost(clock.start);
             }
-            self.end_early(clock.start)?;
-            self.join_compiled();
-            self.lend(&batch)?;
-            self.step(&mut clock)?;
-            self.give_back(&mut batch, &mut clock)
+            self.step_over(&mut batch, &mut clock)?;
+            // Triton waits in this call for the requests of a warm-up.
+            while !batch.is_empty() {
+                clock = StepClock::start();
+                self.step_over(&mut batch, &mut clock)?;
+            }
+            Ok(())
         });
+        self.last_step = Instant::now();
         result
             .unwrap_or_else(|panic| Err(StepError(panic)))
             .inspect_err(|error| self.fail_all(&mut batch, requests, error))
+    }
+
+    /// Forgets the requests that Triton has ended, where no step has come for as long as `max_silence`: a step looks
+    /// after them itself.
+    ///
+    /// # Errors
+    /// A step that was on its way failed. The instance must take no more.
+    pub fn look_after(&mut self, now: Instant, max_silence: Duration) -> Result<(), StepError> {
+        let silence = now.saturating_duration_since(self.last_step);
+        if self.in_flight.is_empty() || silence < max_silence {
+            return Ok(());
+        }
+        self.forget_the_lost(now);
+        self.show_idle()
+    }
+
+    /// Whether a client's request has been here.
+    pub fn has_served(&self) -> bool {
+        self.has_served
+    }
+
+    /// Whether there has been no request for that long.
+    pub fn is_idle_for(&self, silence: Duration, now: Instant) -> bool {
+        self.in_flight.is_empty() && now.saturating_duration_since(self.last_step) >= silence
+    }
+
+    /// One step over the batch, from which all go but the requests of a warm-up that have not ended.
+    fn step_over(&mut self, batch: &mut Batch, clock: &mut StepClock) -> Result<(), StepError> {
+        self.end_early(clock.start)?;
+        self.join_compiled();
+        self.lend(batch)?;
+        self.step(clock)?;
+        self.give_back(batch, clock)
     }
 
     fn take_in(&mut self, request: Request, batch: &mut Batch, now: Instant) {
@@ -133,12 +181,19 @@ impl Driver {
             (Ok(id), Ok(flags)) => (id, flags),
             (Err(error), _) | (_, Err(error)) => return self.refuse(request, error),
         };
-        // A null request fills a gap of a direct batch, a warm-up request is sent by Triton itself:
-        // neither has a sequence that could go on.
         if correlation_id.is_none() {
-            return request.dismiss();
+            // A null request, which fills a gap of a direct batch, wants no outputs. One of a warm-up wants all.
+            if request.wants_nothing() {
+                return request.dismiss();
+            }
+            let key = CorrelationKey::WarmUp(self.num_requests_seen);
+            return self.admit(request, key, batch, now);
         }
         let key = CorrelationKey::from(correlation_id);
+        if request.only_ends_its_sequence() {
+            return request.dismiss();
+        }
+        self.has_served = true;
         let known = self.in_flight.find(&key);
         match (known, flags.is_start()) {
             (Some(id), false) => self.take_back(id, request, batch),
@@ -205,6 +260,9 @@ impl Driver {
                 }),
             }
             let mut in_flight = InFlight::new(key, &request, branches, admitted.answer);
+            if let (true, Some(answer)) = (in_flight.is_warm_up(), &mut in_flight.answer) {
+                answer.is_warm_up = true;
+            }
             in_flight.client_id = client_id;
             in_flight.deadline = admitted.deadline;
             Ok(in_flight)
@@ -470,6 +528,7 @@ impl Driver {
     fn give_back(&mut self, batch: &mut Batch, clock: &mut StepClock) -> Result<(), StepError> {
         let timestamps = clock.finish();
         let mut finals = Vec::new();
+        let mut warming = Batch::new();
         for (id, request) in batch.drain(..) {
             let Some(in_flight) = self.in_flight.get_mut(id) else {
                 continue;
@@ -483,16 +542,27 @@ impl Driver {
                 self.forget(id);
                 self.end(request, error);
             } else if in_flight.has_ended {
+                let is_warm_up = in_flight.is_warm_up();
+                let key = in_flight.correlation_id.clone();
                 let answer = self.in_flight.remove(id).and_then(|gone| gone.answer);
                 let success = answer.as_ref().is_some_and(|answer| !answer.has_error());
-                self.report(&request, success, &timestamps);
+                if !is_warm_up {
+                    self.report(&request, success, &timestamps);
+                }
                 request.release();
-                finals.extend(answer.map(|answer| *answer));
+                if let Some(answer) = answer {
+                    self.free_slot(&key, &answer.factory);
+                    finals.push(*answer);
+                }
+            } else if in_flight.is_warm_up() {
+                in_flight.is_here = true;
+                warming.push((id, request));
             } else if let Err((request, error)) = request.reschedule() {
                 self.forget(id);
-                self.end(request, error);
+                self.fail(request, error);
             }
         }
+        *batch = warming;
         if let Some(num_sequences) = clock.num_computed()
             && let Err(error) = self.instance.report_batch(num_sequences, &timestamps)
         {
@@ -515,6 +585,11 @@ impl Driver {
             })?;
             self.shown_idle = false;
         }
+        self.show_idle()
+    }
+
+    /// Shows that nothing is active any more, once.
+    fn show_idle(&mut self) -> Result<(), StepError> {
         if self.manager.is_idle() && !self.shown_idle {
             // There may be no other call in which what was given up could come back.
             self.manager.settle(&mut self.events)?;
@@ -557,7 +632,7 @@ impl Driver {
             std::thread::sleep(CANCELLATION_GRACE);
         }
         if let Err((request, _)) = request.reschedule() {
-            self.end(
+            self.fail(
                 request,
                 Error::new(ErrorCode::Cancelled, "the request was cancelled"),
             );
@@ -573,11 +648,42 @@ impl Driver {
         }
     }
 
-    /// Ends a request with an error.
-    fn end(&mut self, mut request: Request, error: Error) {
+    /// Ends a request with an error whose sequence Triton does not know any more.
+    fn fail(&mut self, mut request: Request, error: Error) {
         self.keep_model(&mut request);
         self.report(&request, false, &instant_timestamps());
         request.fail(error);
+    }
+
+    /// Ends a request, and its sequence, with an error.
+    fn end(&mut self, mut request: Request, error: Error) {
+        let key = request.correlation_id().ok().map(CorrelationKey::from);
+        let factory = request.response_factory();
+        self.fail(request, error);
+        if let (Some(key), Ok(factory)) = (key, factory) {
+            self.free_slot(&key, &factory);
+        }
+    }
+
+    /// Frees the slot of a request that has been released, if it is in doubt whether the release has. Triton frees no
+    /// slot of a request that was cancelled before its release, and it may have been since we have looked.
+    fn free_slot(&self, key: &CorrelationKey, factory: &ResponseFactory) {
+        if !factory.is_cancelled() {
+            return;
+        }
+        let input = self.admission.config.input;
+        let batches = self.admission.config.max_batch_size > 0;
+        let freed = key.tell(|sequence| {
+            let (name, data_type) = match input {
+                InputKind::Text => (c"text_input", DataType::Bytes),
+                InputKind::Ids => (c"input_ids", DataType::Int32),
+            };
+            let shape: &[i64] = if batches { &[1, 1] } else { &[1] };
+            self.served.end_sequence(sequence, name, data_type, shape)
+        });
+        if let Some(Err(error)) = freed {
+            log::debug!("the sequence of a cancelled request had ended: {error}");
+        }
     }
 
     /// Ends a request with an error that shares its correlation id with one in flight, which goes on.

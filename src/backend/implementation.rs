@@ -1,6 +1,6 @@
 //! What Triton's entry points find here.
 
-use crate::backend::driver::Driver;
+use crate::backend::attended::Attended;
 use crate::backend::instance::load_instance;
 use crate::backend::model::Model;
 use crate::triton::lifecycle::Implementation;
@@ -11,7 +11,7 @@ pub struct Inflight;
 
 impl Implementation for Inflight {
     type Model = Model;
-    type Instance = Driver;
+    type Instance = Attended;
 
     fn initialize() -> Result<(), Error> {
         triton::install_logger();
@@ -28,11 +28,11 @@ impl Implementation for Inflight {
         Model::load(&model)
     }
 
-    fn load_instance(model: &Model, instance: Instance) -> Result<Driver, Error> {
+    fn load_instance(model: &Model, instance: Instance) -> Result<Attended, Error> {
         load_instance(model, instance)
     }
 
-    fn execute(driver: &mut Driver, requests: &mut Vec<Request>) -> Result<(), Error> {
-        Ok(driver.execute(requests.drain(..))?)
+    fn execute(instance: &mut Attended, requests: &mut Vec<Request>) -> Result<(), Error> {
+        Ok(instance.execute(requests)?)
     }
 }

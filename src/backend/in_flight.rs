@@ -61,6 +61,11 @@ impl InFlight {
         }
     }
 
+    /// Whether it is of a warm-up: such a request is served in one Execute call.
+    pub fn is_warm_up(&self) -> bool {
+        matches!(self.correlation_id, CorrelationKey::WarmUp(_))
+    }
+
     /// Ends all that has not ended.
     pub fn end(&mut self, reason: FinishReason) {
         if let Some(answer) = &mut self.answer {
@@ -193,6 +198,11 @@ impl InFlightTable {
         self.requests
             .iter_mut()
             .map(|(id, in_flight)| (*id, in_flight))
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
     }
 
     /// How many there are.

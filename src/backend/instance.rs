@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::backend::admission::{Admission, Warned};
 use crate::backend::answer_memory::AnswerMemory;
+use crate::backend::attended::{Attended, Post};
 use crate::backend::driver::Driver;
 use crate::backend::host_memory::{self, InstanceMemory};
 use crate::backend::limits::{ModelFacts, engine_config};
@@ -23,7 +24,7 @@ use crate::triton::{Error, Instance};
 ///
 /// # Errors
 /// What is wrong with the checkpoint or with the limits, or what the machine cannot give.
-pub fn load_instance(model: &Model, handle: Instance) -> Result<Driver, Error> {
+pub fn load_instance(model: &Model, handle: Instance) -> Result<Attended, Error> {
     let name = handle.name()?.to_owned();
     let settings = &model.config.settings;
     let Loaded {
@@ -52,7 +53,12 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Driver, Error> {
     let manager = BatchManager::new(engine_config.clone(), runner)
         .map_err(|error| LoadError::Resource(format!("no thread for the runner: {error}")))?;
     let stats = StepStats::before_the_first(&engine_config, manager.kv_usage());
-    let observer = Observer::new(model.metrics.as_ref(), stats_file.as_deref(), stats, memory)?;
+    let observer = Observer::new(
+        model.metrics.get().as_ref(),
+        stats_file.as_deref(),
+        stats,
+        memory,
+    )?;
     let tokenizer = model.text.as_ref().map(|parts| &*parts.tokenizer);
     let admission = Admission {
         name: name.clone(),
@@ -77,13 +83,14 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Driver, Error> {
     };
     let max_absence = Duration::from_micros(model.config.max_sequence_idle_us);
     let responder = Responder::start(&name, observer)?;
-    Ok(Driver::new(
-        handle,
-        admission,
-        manager,
-        responder,
-        max_absence,
-    ))
+    let served = model.served.clone();
+    let driver = Driver::new(handle, served, admission, manager, responder, max_absence);
+    let post = Post {
+        served: model.served.clone(),
+        tenure: model.tenure.clone(),
+        metrics: model.metrics.clone(),
+    };
+    Ok(Attended::start(&name, driver, post)?)
 }
 
 /// An engine's limits, what computes for it, and the memory that both may fill.

@@ -159,6 +159,28 @@ struct Shown {
 #[derive(Clone)]
 pub struct SharedMetrics(Arc<Metrics>);
 
+/// A model's hold on its metrics, which ends with the model, or before it.
+#[derive(Clone, Default)]
+pub struct MetricsShare(Arc<Mutex<Option<SharedMetrics>>>);
+
+impl MetricsShare {
+    /// A hold on these, where there are any.
+    pub fn new(metrics: Option<SharedMetrics>) -> Self {
+        Self(Arc::new(Mutex::new(metrics)))
+    }
+
+    /// The metrics, for an instance; `None` where the server has none.
+    pub fn get(&self) -> Option<SharedMetrics> {
+        self.0.lock().clone()
+    }
+
+    /// Lets the metrics go: they are deleted when no instance reports to them any more.
+    pub fn give_back(&self) {
+        *self.0.lock() = None;
+        SharedMetrics::sweep();
+    }
+}
+
 /// One instance's part in its model's metrics.
 pub struct InstanceMetrics {
     metrics: SharedMetrics,
@@ -401,8 +423,8 @@ impl Metrics {
     }
 
     fn request_ended(&self, answer: &Answer) {
-        if answer.num_prompt_tokens == 0 {
-            // It only stopped another.
+        // One without a prompt only stopped another.
+        if answer.num_prompt_tokens == 0 || answer.is_warm_up {
             return;
         }
         let arrival = answer.times.arrival;

@@ -3,6 +3,7 @@
 mod admission;
 mod answer;
 mod answer_memory;
+mod attended;
 mod branches;
 mod clients;
 mod correlation;
@@ -24,6 +25,7 @@ mod options;
 mod post_processor_options;
 mod responder;
 mod stop_ids;
+mod tenure;
 mod text_stream;
 
 pub use clients::client_tables;

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::backend::admission::TextParts;
 use crate::backend::facts::{Facts, open_checkpoint};
-use crate::backend::metrics::SharedMetrics;
+use crate::backend::metrics::{MetricsShare, SharedMetrics};
+use crate::backend::tenure::Tenure;
 use crate::base::LoadError;
 use crate::config::{
     self, BatchingScheme, Completion, InputKind, ModelConfig, RunnerKind, Settings,
@@ -16,12 +17,14 @@ use crate::guidance::Compiler;
 use crate::post_processors::PostProcessors;
 use crate::runner::Checkpoint;
 use crate::text::{ChatTemplate, Tokenizer};
-use crate::triton::{self, Error};
+use crate::triton::{self, Error, ServedModel};
 
 /// A model of the repository, checked and ready for instances.
 pub struct Model {
     /// Its folder in the repository.
     pub folder: PathBuf,
+    /// Itself in its server.
+    pub served: ServedModel,
     /// Its configuration.
     pub config: Arc<ModelConfig>,
     /// Its weights; none for the synthetic runner.
@@ -33,7 +36,9 @@ pub struct Model {
     /// What compiles the guides of its requests; none where there are no logits or no text.
     pub guides: Option<Arc<Compiler>>,
     /// Its metrics; none where the server has none.
-    pub metrics: Option<SharedMetrics>,
+    pub metrics: MetricsShare,
+    /// Which load of its name it is.
+    pub tenure: Tenure,
 }
 
 impl Model {
@@ -82,7 +87,9 @@ impl Model {
         Ok(Self {
             guides,
             post_processors: Arc::new(post_processors),
-            metrics: SharedMetrics::of(&name, version)?,
+            metrics: MetricsShare::new(SharedMetrics::of(&name, version)?),
+            tenure: Tenure::new(&name, version),
+            served: handle.served()?,
             folder,
             config: Arc::new(config),
             checkpoint,
@@ -101,8 +108,7 @@ impl Model {
 
 impl Drop for Model {
     fn drop(&mut self) {
-        self.metrics = None;
-        SharedMetrics::sweep();
+        self.metrics.give_back();
     }
 }
 

@@ -10,6 +10,7 @@
 //! error.rs     Error: Triton's code and message
 //! backend.rs   the API's version, BackendAttributes
 //! model.rs     Model: config, auto-complete     } handles that Triton owns; ours
+//! served_model.rs  ServedModel: whether it is ready, requests of our own
 //! instance.rs  Instance: statistics, memory     } from Initialize to Finalize
 //! request.rs   Request: flags, ids, parameters, release and reschedule
 //! input.rs     Input: an input tensor, gathered from all its buffers
@@ -37,6 +38,7 @@ mod metrics;
 mod model;
 mod request;
 mod response;
+mod served_model;
 pub mod strings;
 pub mod sys;
 
@@ -50,3 +52,4 @@ pub use metrics::{Counter, Gauge, Histogram, MetricFamily};
 pub use model::Model;
 pub use request::{CorrelationId, ParameterValue, Request, RequestFlags};
 pub use response::{Completion, Response, ResponseFactory};
+pub use served_model::ServedModel;

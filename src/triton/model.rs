@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use super::error::{check, get, get_object, get_text, to_utf8};
 use super::message::Message;
-use super::{Error, sys};
+use super::{Error, ServedModel, sys};
 
 /// The version of the model configuration's JSON form.
 const CONFIG_VERSION: u32 = 1;
@@ -55,6 +55,14 @@ impl Model {
             return Err(Error::invalid("the model repository is not a file system"));
         }
         to_utf8(location, "the path of the model repository").map(PathBuf::from)
+    }
+
+    /// The model in the server that serves it, which outlives it.
+    pub fn served(&self) -> Result<ServedModel, Error> {
+        // SAFETY: the model is alive, and so is its server for longer.
+        let server =
+            unsafe { get_object(|out| sys::TRITONBACKEND_ModelServer(self.as_ptr(), out)) }?;
+        Ok(ServedModel::new(server, self.name()?, self.version()?))
     }
 
     /// The model's configuration (config.pbtxt with the server's defaults filled in) as JSON.

@@ -19,6 +19,9 @@ use super::error::{check, get, get_object, get_text, to_utf8, utf8};
 use super::response::gave_up;
 use super::{Error, ErrorCode, Input, ResponseFactory, sys};
 
+/// The request id of a request that only ends a sequence.
+pub(super) const END_OF_SEQUENCE: &CStr = c"inflight: the end of a sequence";
+
 /// Bytes of a request id, and of a parameter's name.
 const MAX_NAME_BYTES: usize = 4096;
 
@@ -223,6 +226,25 @@ impl Request {
             .collect()
     }
 
+    /// Whether the request is one that [`super::ServedModel::end_sequence`] has sent, to be dismissed. A client that
+    /// sends the same gets an empty answer.
+    pub fn only_ends_its_sequence(&self) -> bool {
+        let id = self.client_id().ok().flatten();
+        self.flags().is_ok_and(RequestFlags::is_end) && END_OF_SEQUENCE.to_str().ok() == id
+    }
+
+    /// Whether the request wants no outputs, which only a null request does: of any other that names none, Triton
+    /// lists all.
+    pub fn wants_nothing(&self) -> bool {
+        // SAFETY: the request is alive.
+        let count = unsafe {
+            get(0, |out| {
+                sys::TRITONBACKEND_RequestOutputCount(self.as_ptr(), out)
+            })
+        };
+        count == Ok(0)
+    }
+
     /// The factory that answers the request: made at the first call, the same one at every later one.
     pub fn response_factory(&mut self) -> Result<ResponseFactory, Error> {
         if let Some(factory) = &self.factory {
@@ -270,7 +292,7 @@ impl Request {
         self.forget();
     }
 
-    /// Ends the request without a response and releases it: for null and warm-up requests.
+    /// Ends the request without a response and releases it: for null requests.
     pub fn dismiss(mut self) {
         self.end(None);
         self.forget();

@@ -19,12 +19,32 @@ pub struct TRITONSERVER_InferenceRequest {
 }
 #[repr(C)]
 #[derive(Debug)]
+pub struct TRITONSERVER_InferenceResponse {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug)]
+pub struct TRITONSERVER_InferenceTrace {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug)]
 pub struct TRITONSERVER_Message {
     _unused: [u8; 0],
 }
 #[repr(C)]
 #[derive(Debug)]
 pub struct TRITONSERVER_Parameter {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug)]
+pub struct TRITONSERVER_ResponseAllocator {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug)]
+pub struct TRITONSERVER_Server {
     _unused: [u8; 0],
 }
 #[repr(C)]
@@ -232,6 +252,50 @@ pub use self::TRITONSERVER_parametertype_enum as TRITONSERVER_ParameterType;
 pub use self::tritonserver_requestflag_enum as TRITONSERVER_RequestFlag;
 pub use self::tritonserver_requestreleaseflag_enum as TRITONSERVER_RequestReleaseFlag;
 pub use self::tritonserver_responsecompleteflag_enum as TRITONSERVER_ResponseCompleteFlag;
+pub type TRITONSERVER_ResponseAllocatorAllocFn_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        allocator: *mut TRITONSERVER_ResponseAllocator,
+        tensor_name: *const ::core::ffi::c_char,
+        byte_size: usize,
+        memory_type: TRITONSERVER_MemoryType,
+        memory_type_id: i64,
+        userp: *mut ::core::ffi::c_void,
+        buffer: *mut *mut ::core::ffi::c_void,
+        buffer_userp: *mut *mut ::core::ffi::c_void,
+        actual_memory_type: *mut TRITONSERVER_MemoryType,
+        actual_memory_type_id: *mut i64,
+    ) -> *mut TRITONSERVER_Error,
+>;
+pub type TRITONSERVER_ResponseAllocatorReleaseFn_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        allocator: *mut TRITONSERVER_ResponseAllocator,
+        buffer: *mut ::core::ffi::c_void,
+        buffer_userp: *mut ::core::ffi::c_void,
+        byte_size: usize,
+        memory_type: TRITONSERVER_MemoryType,
+        memory_type_id: i64,
+    ) -> *mut TRITONSERVER_Error,
+>;
+pub type TRITONSERVER_ResponseAllocatorStartFn_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        allocator: *mut TRITONSERVER_ResponseAllocator,
+        userp: *mut ::core::ffi::c_void,
+    ) -> *mut TRITONSERVER_Error,
+>;
+pub type TRITONSERVER_InferenceRequestReleaseFn_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        request: *mut TRITONSERVER_InferenceRequest,
+        flags: u32,
+        userp: *mut ::core::ffi::c_void,
+    ),
+>;
+pub type TRITONSERVER_InferenceResponseCompleteFn_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        response: *mut TRITONSERVER_InferenceResponse,
+        flags: u32,
+        userp: *mut ::core::ffi::c_void,
+    ),
+>;
 unsafe extern "C" {
     pub fn TRITONSERVER_ParameterNew(
         name: *const ::core::ffi::c_char,
@@ -253,6 +317,12 @@ unsafe extern "C" {
     pub fn TRITONSERVER_ErrorDelete(error: *mut TRITONSERVER_Error);
     pub fn TRITONSERVER_ErrorCode(error: *mut TRITONSERVER_Error) -> TRITONSERVER_Error_Code;
     pub fn TRITONSERVER_ErrorMessage(error: *mut TRITONSERVER_Error) -> *const ::core::ffi::c_char;
+    pub fn TRITONSERVER_ResponseAllocatorNew(
+        allocator: *mut *mut TRITONSERVER_ResponseAllocator,
+        alloc_fn: TRITONSERVER_ResponseAllocatorAllocFn_t,
+        release_fn: TRITONSERVER_ResponseAllocatorReleaseFn_t,
+        start_fn: TRITONSERVER_ResponseAllocatorStartFn_t,
+    ) -> *mut TRITONSERVER_Error;
     pub fn TRITONSERVER_MessageNewFromSerializedJson(
         message: *mut *mut TRITONSERVER_Message,
         base: *const ::core::ffi::c_char,
@@ -266,8 +336,63 @@ unsafe extern "C" {
         base: *mut *const ::core::ffi::c_char,
         byte_size: *mut usize,
     ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_InferenceRequestNew(
+        inference_request: *mut *mut TRITONSERVER_InferenceRequest,
+        server: *mut TRITONSERVER_Server,
+        model_name: *const ::core::ffi::c_char,
+        model_version: i64,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_InferenceRequestDelete(
+        inference_request: *mut TRITONSERVER_InferenceRequest,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_InferenceRequestSetId(
+        inference_request: *mut TRITONSERVER_InferenceRequest,
+        id: *const ::core::ffi::c_char,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_InferenceRequestSetFlags(
+        inference_request: *mut TRITONSERVER_InferenceRequest,
+        flags: u32,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_InferenceRequestSetCorrelationId(
+        inference_request: *mut TRITONSERVER_InferenceRequest,
+        correlation_id: u64,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_InferenceRequestSetCorrelationIdString(
+        inference_request: *mut TRITONSERVER_InferenceRequest,
+        correlation_id: *const ::core::ffi::c_char,
+    ) -> *mut TRITONSERVER_Error;
     pub fn TRITONSERVER_InferenceRequestCancel(
         inference_request: *mut TRITONSERVER_InferenceRequest,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_InferenceRequestAddInput(
+        inference_request: *mut TRITONSERVER_InferenceRequest,
+        name: *const ::core::ffi::c_char,
+        datatype: TRITONSERVER_DataType,
+        shape: *const i64,
+        dim_count: u64,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_InferenceRequestAppendInputData(
+        inference_request: *mut TRITONSERVER_InferenceRequest,
+        name: *const ::core::ffi::c_char,
+        base: *const ::core::ffi::c_void,
+        byte_size: usize,
+        memory_type: TRITONSERVER_MemoryType,
+        memory_type_id: i64,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_InferenceRequestSetReleaseCallback(
+        inference_request: *mut TRITONSERVER_InferenceRequest,
+        request_release_fn: TRITONSERVER_InferenceRequestReleaseFn_t,
+        request_release_userp: *mut ::core::ffi::c_void,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_InferenceRequestSetResponseCallback(
+        inference_request: *mut TRITONSERVER_InferenceRequest,
+        response_allocator: *mut TRITONSERVER_ResponseAllocator,
+        response_allocator_userp: *mut ::core::ffi::c_void,
+        response_fn: TRITONSERVER_InferenceResponseCompleteFn_t,
+        response_userp: *mut ::core::ffi::c_void,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_InferenceResponseDelete(
+        inference_response: *mut TRITONSERVER_InferenceResponse,
     ) -> *mut TRITONSERVER_Error;
     pub fn TRITONSERVER_BufferAttributesNew(
         buffer_attributes: *mut *mut TRITONSERVER_BufferAttributes,
@@ -286,6 +411,17 @@ unsafe extern "C" {
     pub fn TRITONSERVER_BufferAttributesSetByteSize(
         buffer_attributes: *mut TRITONSERVER_BufferAttributes,
         byte_size: usize,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_ServerModelIsReady(
+        server: *mut TRITONSERVER_Server,
+        model_name: *const ::core::ffi::c_char,
+        model_version: i64,
+        ready: *mut bool,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONSERVER_ServerInferAsync(
+        server: *mut TRITONSERVER_Server,
+        inference_request: *mut TRITONSERVER_InferenceRequest,
+        trace: *mut TRITONSERVER_InferenceTrace,
     ) -> *mut TRITONSERVER_Error;
     pub fn TRITONSERVER_MetricFamilyNew(
         family: *mut *mut TRITONSERVER_MetricFamily,
@@ -470,6 +606,10 @@ unsafe extern "C" {
         model: *mut TRITONBACKEND_Model,
         config_version: u32,
         model_config: *mut TRITONSERVER_Message,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONBACKEND_ModelServer(
+        model: *mut TRITONBACKEND_Model,
+        server: *mut *mut TRITONSERVER_Server,
     ) -> *mut TRITONSERVER_Error;
     pub fn TRITONBACKEND_ModelState(
         model: *mut TRITONBACKEND_Model,

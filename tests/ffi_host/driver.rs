@@ -3,9 +3,9 @@
 
 use triton_inflight::triton::sys;
 
-use crate::INVALID;
 use crate::fake_triton::{Correlation, Spec, Where};
-use crate::served::{Ask, Server, error_code, numbers, output_ids};
+use crate::served::{Ask, RawRequest, Server, error_code, numbers, output_ids};
+use crate::{INVALID, UNAVAILABLE};
 
 const ALREADY_EXISTS: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_ALREADY_EXISTS.0;
 
@@ -160,6 +160,101 @@ fn a_request_that_is_cancelled_in_a_step_is_left_to_triton_and_forgotten() {
     assert_eq!(server.num_used_blocks(), 0.0);
 }
 
+#[test]
+fn a_request_that_triton_ends_between_two_steps_is_forgotten_though_no_step_follows() {
+    for overlap in ["false", "true"] {
+        let mut server = Server::load(&[("enable_trt_overlap", overlap)]);
+        for num_sequences in [1, 3] {
+            let ask = Ask::of_lengths(40, 100, true).of_sequences(num_sequences);
+            let requests = [server.ask(&ask), server.ask(&ask)];
+            for _ in 0..3 {
+                assert_eq!(server.execute(&requests), Ok(()));
+            }
+            for request in requests {
+                server.host.cancel(request);
+            }
+            server.wait_until("they are forgotten", || server.host.num_factories() == 0);
+            server.wait_until("their blocks are free", || server.num_used_blocks() == 0.0);
+            assert_eq!(server.gauge("nv_trt_llm_request_metrics", "active"), 0.0);
+            // One that was on its way to us all the same is Triton's to answer.
+            assert_eq!(server.execute(&requests[..1]), Ok(()));
+            assert_eq!(server.host.place(requests[0]), Where::InQueue);
+            let sent = server.host.sent(requests[0]);
+            assert!(sent.iter().all(|sent| !sent.is_final));
+        }
+        let last = Ask::of_lengths(4, 6, true);
+        let request = server.ask(&last);
+        server.finish(&[request]);
+        server.unload();
+        assert_eq!(output_ids(&server.host.sent(request)), last.expected());
+    }
+}
+
+#[test]
+fn a_request_that_waits_between_two_steps_while_others_are_forgotten_goes_on() {
+    let mut server = Server::load(&[]);
+    let ask = Ask::of_lengths(4, 6, true);
+    let requests = [server.ask(&ask), server.ask(&ask)];
+    assert_eq!(server.execute(&requests), Ok(()));
+    assert_eq!(server.host.num_factories(), 2);
+    server.host.cancel(requests[1]);
+    server.wait_until("one is forgotten", || server.host.num_factories() == 1);
+    server.finish(&requests[..1]);
+    server.unload();
+    assert_eq!(output_ids(&server.host.sent(requests[0])), ask.expected());
+}
+
+fn warm_up(server: &mut Server, ask: &Ask) -> RawRequest {
+    let spec = server.spec(ask);
+    server.host.request(Spec {
+        correlation: Correlation::Number(0),
+        flags: 0,
+        ..spec
+    })
+}
+
+#[test]
+fn the_requests_of_a_warm_up_are_served_in_one_call_and_are_no_requests_of_clients() {
+    for overlap in ["false", "true"] {
+        let mut server = Server::load(&[("enable_trt_overlap", overlap)]);
+        let asks =
+            [(3, 7), (40, 2), (1, 1)].map(|(prompt, num)| Ask::of_lengths(prompt, num, false));
+        let requests = asks.each_ref().map(|ask| warm_up(&mut server, ask));
+        assert_eq!(server.execute(&requests), Ok(()));
+        for (ask, request) in asks.iter().zip(requests) {
+            server.wait_for_final(request);
+            let sent = server.host.sent(request);
+            assert_eq!((sent.len(), error_code(&sent)), (1, None));
+            assert_eq!(output_ids(&sent), ask.expected());
+            assert_eq!(server.host.place(request), Where::Released);
+        }
+        server.wait_until("nothing is active", || server.num_used_blocks() == 0.0);
+        let num_steps = server.gauge("nv_trt_llm_general_metrics", "iteration_counter");
+        assert!(num_steps >= 7.0, "{num_steps}");
+        // Triton does the same several times, and may send what cannot be served.
+        let again = warm_up(&mut server, &asks[0]);
+        let bad = warm_up(&mut server, &Ask::of_lengths(0, 1, false));
+        assert_eq!(server.execute(&[again, bad]), Ok(()));
+        server.wait_for_final(again);
+        assert_eq!(output_ids(&server.host.sent(again)), asks[0].expected());
+        assert_eq!(error_code(&server.host.sent(bad)), Some(INVALID));
+        let (reported, _) = server.host.statistics();
+        assert_eq!(reported.len(), 1, "only the refusal");
+        server.unload();
+        let families = server.host.families();
+        let family = families
+            .iter()
+            .find(|family| family.name == "nv_inflight_e2e_seconds");
+        assert!(
+            family
+                .expect("the family")
+                .metrics
+                .iter()
+                .all(|metric| metric.observed.is_empty())
+        );
+    }
+}
+
 fn cancel_in_a_step(server: &mut Server, max_tokens: usize) {
     let cancelled = server.ask(&Ask::of_lengths(4, max_tokens, true));
     let (host, address) = (&server.host, cancelled.addr());
@@ -184,6 +279,69 @@ fn a_refused_request_that_was_cancelled_is_left_to_triton() {
     assert_eq!(server.host.place(refused), Where::InQueue);
     server.unload();
     assert!(server.host.sent(refused).is_empty());
+}
+
+#[test]
+fn a_slot_that_a_cancelled_release_may_have_kept_is_freed_by_a_request_of_our_own() {
+    let server = Server::load(&[]);
+    let named = || Correlation::Text(c"chat".to_owned());
+    let numbered = || Correlation::Number(77);
+    let served = Ask::of_lengths(4, 2, false);
+    let refused = Ask::of_lengths(0, 2, false);
+    let correlations: [fn() -> Correlation; 2] = [numbered, named];
+    for correlation in correlations {
+        for (ask, is_raced) in [(&served, false), (&served, true), (&refused, true)] {
+            let request = server.ask_as(ask, correlation());
+            if is_raced {
+                server.host.cancel_in_release(request);
+            }
+            server.finish(&[request]);
+            server.wait_for_final(request);
+            let submitted = server.host.submitted();
+            assert_eq!(submitted.len(), usize::from(is_raced));
+            let (reported, _) = server.host.statistics();
+            for end in submitted {
+                assert_eq!(end.correlation, correlation());
+                assert_eq!(end.inputs, [("input_ids".to_owned(), vec![1, 1])]);
+                let end = end.request;
+                // Its way through Triton has freed the slot; here nothing is left to do.
+                assert_eq!(server.execute(&[end]), Ok(()));
+                assert_eq!(server.host.place(end), Where::Released);
+                let sent = server.host.sent(end);
+                assert!(sent.len() == 1 && sent[0].is_flag && sent[0].is_final);
+            }
+            assert_eq!(server.host.statistics().0.len(), reported.len());
+        }
+    }
+    server.unload();
+}
+
+/// The threads of the backend in this process, of which each has a name.
+fn num_threads() -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").expect("Linux");
+    let names =
+        threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("inflight-")).count()
+}
+
+#[test]
+fn a_model_that_triton_never_ends_gives_back_what_it_holds() {
+    let mut server = Server::load(&[]);
+    let ask = Ask::of_lengths(4, 6, false);
+    let request = server.ask(&ask);
+    server.finish(&[request]);
+    server.wait_for_final(request);
+    assert!(server.host.num_metrics() > 0 && num_threads() > 0);
+    server.host.unload_model(true);
+    server.wait_until("its metrics are gone", || server.host.num_metrics() == 0);
+    server.wait_until("its threads are gone", || num_threads() == 0);
+    let late = server.ask(&ask);
+    assert_eq!(server.execute(&[late]), Ok(()));
+    let sent = server.host.sent(late);
+    let (code, message) = sent[0].error.clone().expect("refused");
+    assert_eq!(code, UNAVAILABLE);
+    assert!(message.contains("told to unload"), "{message}");
+    server.unload();
 }
 
 #[test]

@@ -96,6 +96,24 @@ def test_half_of_the_streams_leave_and_the_others_notice_nothing(server):
     assert_blocks_come_back(server, "endless")
 
 
+def test_a_stream_that_leaves_alone_gives_its_blocks_back_though_no_request_follows(server):
+    """At 5 ms a step, most are ended by Triton between two steps, which tells nobody."""
+
+    async def main():
+        async with clients.grpc(server) as client:
+            stream = GrpcStream(client, "one_slot", [1, 2, 3], max_tokens=FOREVER, stream=True)
+            num_seen = 0
+            async for response in stream:
+                num_seen += len(response.ids or [])
+                if num_seen > 3:
+                    stream.cancel()
+                    break
+
+    for _ in range(20):
+        clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
+        assert_blocks_come_back(server, "one_slot")
+
+
 def test_a_request_cancelled_in_the_backlog_never_starts(server):
     async def main():
         async with clients.grpc(server) as client:

@@ -9,7 +9,7 @@ import pytest
 from harness import clients
 from harness.clients import GrpcStream, generate
 from harness.repository import FULL_ANSWER, STORIES, add_model, add_synthetic
-from harness.server import Server, num_pending, until
+from harness.server import Server, assert_blocks_come_back, num_pending, until
 from harness.synthetic import Gate, continuation
 
 NUM_STREAMS = 16
@@ -198,17 +198,82 @@ def test_metrics_that_are_off_are_no_reason_not_to_serve(repository):
         assert generate(server, "synthetic", [7], max_tokens=3).ids[-3:] == continuation([7], 3)
 
 
+def num_steps(server, model):
+    """Steps that the model has computed, as the metrics say."""
+    labels = (("general_type", "iteration_counter"), ("model", model), ("version", "1"))
+    return server.metrics().get(("nv_trt_llm_general_metrics", labels), 0)
+
+
+def wait_for_steps(server, model, count):
+    """Waits until the metrics say that the model has computed so many steps."""
+    deadline = time.monotonic() + 10
+    while num_steps(server, model) < count:
+        assert time.monotonic() < deadline, f"{num_steps(server, model)} steps"
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("fields", ["", FULL_ANSWER], ids=["decoupled", "full answer"])
-def test_a_warmed_up_model_loads_and_serves(repository, fields):
+def test_a_warmed_up_model_has_computed_before_its_first_request(repository, fields):
     warmup = """
     model_warmup {
-      name: "one" batch_size: 1
+      name: "two, three times" batch_size: 2 count: 3
       inputs { key: "input_ids" value { data_type: TYPE_INT32 dims: [ 4 ] zero_data: true } }
     }
     """
-    add_synthetic(repository, "synthetic", fields=fields + warmup)
+    add_synthetic(repository, "synthetic", {"default_max_tokens": 5}, fields=fields + warmup)
     with Server(repository) as server:
+        wait_for_steps(server, "synthetic", 15)
         assert generate(server, "synthetic", [7], max_tokens=3).ids[-3:] == continuation([7], 3)
+        successes = ("nv_inference_request_success", (("model", "synthetic"), ("version", "1")))
+        assert server.metrics()[successes] == 1, "nobody has asked for the warm-up"
+
+
+def test_a_gap_between_two_slots_is_not_taken_for_a_warm_up(explicit):
+    """Triton fills it with a copy of another request that has no sequence either."""
+    assert explicit.load("synthetic") is None
+
+    async def main():
+        async with clients.grpc(explicit) as client:
+            below = aiter(GrpcStream(client, "synthetic", [1], max_tokens=20, stream=True))
+            await anext(below)
+            above = asyncio.create_task(clients.stream(client, "synthetic", [2], max_tokens=100))
+            async for _ in below:
+                pass
+            return await above
+
+    assert clients.run(main()).ids == continuation([2], 100)
+    assert_blocks_come_back(explicit, "synthetic")
+    assert 100 <= num_steps(explicit, "synthetic") < 130
+
+
+def test_a_model_is_warmed_up_with_a_text_of_the_users(repository):
+    warmup = """
+    model_warmup {
+      name: "text" batch_size: 1
+      inputs { key: "text_input" value { data_type: TYPE_STRING dims: [ 1 ] input_data_file: "prompt" } }
+    }
+    """
+    version = add_model(repository, "stories", {"default_max_tokens": 8}, fields=warmup, checkpoint=STORIES)
+    files = version.parent / "warmup"
+    files.mkdir()
+    text = b"Once upon a time"
+    (files / "prompt").write_bytes(len(text).to_bytes(4, "little") + text)
+    with Server(repository) as server:
+        wait_for_steps(server, "stories", 8)
+        assert generate(server, "stories", "Once", max_tokens=5).text
+
+
+def test_a_warm_up_that_cannot_be_served_fails_the_load_with_the_reason(repository):
+    warmup = """
+    model_warmup {
+      name: "blank" batch_size: 1
+      inputs { key: "text_input" value { data_type: TYPE_STRING dims: [ 1 ] zero_data: true } }
+    }
+    """
+    add_model(repository, "stories", fields=warmup, checkpoint=STORIES)
+    with Server(repository, "--model-control-mode=explicit") as server:
+        error = server.load("stories")
+        assert "failed to run warmup sample 'blank'" in error and "text_input is empty" in error
 
 
 def test_two_instances_share_the_load(repository):

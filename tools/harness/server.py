@@ -14,6 +14,7 @@ import time
 PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
+UNLOAD_TIMEOUT_S = 10
 
 
 def free_ports(count):
@@ -42,6 +43,9 @@ class Server:
     def __init__(self, repository, *arguments, backends=None):
         self.repository = pathlib.Path(repository)
         self.log_path = self.repository.parent / f"{self.repository.name}.log"
+        if not any(argument.startswith("--model-control-mode") for argument in arguments):
+            # All models are loaded, as without it, and can be unloaded one by one.
+            arguments = ("--model-control-mode=explicit", "--load-model=*", *arguments)
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         command = [
             os.environ["TRITONSERVER"],
@@ -64,6 +68,7 @@ class Server:
 
     def __exit__(self, kind, *_):
         if kind is None:
+            self.unload_all()
             assert self.stop() == 0, self.log_tail()
         elif self.process.poll() is None:
             self.process.kill()
@@ -87,6 +92,22 @@ class Server:
             self.process.kill()
             self.process.wait()
             raise
+
+    def unload_all(self):
+        """Unloads all models, and waits until they are gone and with them the last response.
+
+        Server 2.51 destroys its HTTP endpoint before it has stopped, while `/generate` lets a client have its answer
+        before the backend's thread has deleted the response: a server that is asked to end in this moment can crash.
+        """
+        if self.process.poll() is not None:
+            return
+        models = [name for name, state in self.model_states().items() if state == "READY"]
+        for model in models:
+            self.unload(model)
+        deadline = time.monotonic() + UNLOAD_TIMEOUT_S
+        # It keeps a model for ever that a cancelled gRPC stream has cost a request; then the time has to do.
+        while time.monotonic() < deadline and {"READY", "UNLOADING"} & set(self.model_states().values()):
+            time.sleep(0.02)
 
     def http(self, method, path, body=None, *, port=None):
         """One HTTP exchange: the status and the body's bytes."""
@@ -116,10 +137,14 @@ class Server:
         status, body = self.http("POST", f"/v2/repository/models/{model}/unload", "{}")
         assert status == 200, body
 
-    def model_state(self, model):
-        """READY, LOADING, UNLOADING or UNAVAILABLE; None for a model that was never loaded."""
+    def model_states(self):
+        """READY, LOADING, UNLOADING or UNAVAILABLE of each model; None for one that was never loaded."""
         _, body = self.http("POST", "/v2/repository/index", "{}")
-        return next((entry.get("state") for entry in json.loads(body) if entry["name"] == model), None)
+        return {entry["name"]: entry.get("state") for entry in json.loads(body)}
+
+    def model_state(self, model):
+        """The state of one model."""
+        return self.model_states().get(model)
 
     def wait_for_state(self, model, state):
         """Waits until the server says that the model is in this state."""

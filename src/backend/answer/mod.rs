@@ -55,6 +55,8 @@ pub struct Answer {
     pub searches: bool,
     /// What fills up the ids of the shorter rows.
     pub pad_id: i32,
+    /// Whether nobody has asked for it: its times would say nothing of what clients see.
+    pub is_warm_up: bool,
     /// Its sequences, at least one.
     rows: Vec<Row>,
     /// Logits of the prompt that no response has carried, in the pieces that steps brought; each is whole
@@ -109,6 +111,7 @@ impl Answer {
             searches: false,
             rows,
             pad_id: 0,
+            is_warm_up: false,
             context_logits: Vec::new(),
             vocab_size: vocab_size as usize,
             failure: None,

@@ -14,6 +14,7 @@
 #![allow(dead_code, reason = "each test executable uses its part")]
 
 mod models;
+mod own_requests;
 mod requests;
 mod responses;
 mod server;
@@ -25,7 +26,7 @@ use std::thread;
 use parking_lot::{Mutex, MutexGuard};
 use triton_inflight::triton::{DataType, sys};
 
-use world::{FakeInput, FakeInstance, FakeModel, FakeRequest, World, handle, id, world};
+use world::{FakeInput, FakeInstance, FakeModel, FakeRequest, Submitted, World, handle, id, world};
 pub use world::{Family, LogRecord, MemoryReport, RequestStatistics, Sent, Where};
 
 /// The fake server, for one test at a time.
@@ -44,6 +45,15 @@ pub struct Spec {
     pub outputs: Vec<CString>,
 }
 
+/// A request that the backend itself has sent.
+pub struct Submission {
+    pub request: *mut sys::TRITONBACKEND_Request,
+    pub correlation: Correlation,
+    /// Name and shape.
+    pub inputs: Vec<(String, Vec<i64>)>,
+}
+
+#[derive(Debug, PartialEq)]
 pub enum Correlation {
     Number(u64),
     Text(CString),
@@ -157,6 +167,30 @@ impl Host {
         world().stream_of(id(request)).cancelled = true;
     }
 
+    /// The client goes away while the backend releases the request: after it has looked, before Triton does.
+    pub fn cancel_in_release(&self, request: *mut sys::TRITONBACKEND_Request) {
+        world().cancelled_in_release = Some(id(request));
+    }
+
+    /// The requests that the backend itself has sent, with the shapes of their inputs; they are in its hands now.
+    pub fn submitted(&self) -> Vec<Submission> {
+        let world = world();
+        let one = |(request, submitted): (&usize, &Submitted)| Submission {
+            request: handle(*request),
+            correlation: match &world.requests[request].correlation {
+                Correlation::Number(number) => Correlation::Number(*number),
+                Correlation::Text(text) => Correlation::Text(text.clone()),
+            },
+            inputs: submitted.inputs.clone(),
+        };
+        world.submitted.iter().map(one).collect()
+    }
+
+    /// Whether the server unloads the model from now on.
+    pub fn unload_model(&self, on: bool) {
+        world().is_unloading = on;
+    }
+
     /// Whether a request has been cancelled, by its client or by the backend.
     pub fn is_cancelled(&self, request: *mut sys::TRITONBACKEND_Request) -> bool {
         world().stream_of(id(request)).cancelled
@@ -190,6 +224,16 @@ impl Host {
     /// What the client of a request has been sent.
     pub fn sent(&self, request: *mut sys::TRITONBACKEND_Request) -> Vec<Sent> {
         world().stream_of(id(request)).sent.clone()
+    }
+
+    /// How many response factories there are: of whom the backend still knows something.
+    pub fn num_factories(&self) -> usize {
+        world().factories.len()
+    }
+
+    /// How many metrics there are now.
+    pub fn num_metrics(&self) -> usize {
+        world().metrics.len()
     }
 
     /// The statistics that were reported, of requests and of batches.

@@ -221,7 +221,16 @@ export! {
             }
         };
         world.request(request, "release").place = place;
-        world.stream_of(id(request)).released = place == Where::Released;
+        if place == Where::Released {
+            world.stream_of(id(request)).released = true;
+            if world.cancelled_in_release == Some(id(request)) {
+                world.stream_of(id(request)).cancelled = true;
+            }
+            if let Some(release) = world.submitted.get(&id(request)).and_then(|own| own.release) {
+                drop(world);
+                release(request.cast(), flags, ptr::null_mut());
+            }
+        }
         OK
     }
 }

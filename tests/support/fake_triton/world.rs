@@ -82,6 +82,15 @@ pub struct Stream {
     pub sent: Vec<Sent>,
 }
 
+/// A request that the backend itself has made.
+#[derive(Default)]
+pub struct Submitted {
+    /// Name and shape.
+    pub inputs: Vec<(String, Vec<i64>)>,
+    pub release: sys::TRITONSERVER_InferenceRequestReleaseFn_t,
+    pub answer: sys::TRITONSERVER_InferenceResponseCompleteFn_t,
+}
+
 pub struct FakeInput {
     pub name: CString,
     pub data_type: u32,
@@ -126,6 +135,12 @@ pub struct World {
     pub requests: BTreeMap<usize, FakeRequest>,
     pub inputs: BTreeMap<usize, FakeInput>,
     pub streams: BTreeMap<usize, Stream>,
+    /// Requests that the backend makes, before and after it has sent them.
+    pub unsent: BTreeMap<usize, Submitted>,
+    pub submitted: BTreeMap<usize, Submitted>,
+    /// The request that is cancelled in the middle of its release.
+    pub cancelled_in_release: Option<usize>,
+    pub is_unloading: bool,
     /// Factory to stream.
     pub factories: BTreeMap<usize, usize>,
     pub responses: BTreeMap<usize, FakeResponse>,
@@ -237,6 +252,8 @@ impl World {
             (self.labels.len(), "metric labels"),
             (self.metric_arguments.len(), "metric arguments"),
             (self.buffer_attributes.len(), "buffer attributes"),
+            (self.unsent.len(), "requests of the backend's own, unsent"),
+            (self.submitted.len(), "requests of the backend's own"),
         ] {
             if count > 0 {
                 left.push(format!("{count} {what}"));
