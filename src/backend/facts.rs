@@ -1,5 +1,6 @@
 //! What a model brings along for the engine's limits: its checkpoint, or what the synthetic runner is.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 
 use crate::backend::limits::ModelFacts;
@@ -77,6 +78,19 @@ impl Facts<'_> {
         self.checkpoint.map_or(Ok(0), |checkpoint| {
             checkpoint.num_weight_bytes(self.weights())
         })
+    }
+
+    /// Whether a layer sees less than sequences of this length.
+    pub fn has_windows(&self, max_seq_len: Tokens) -> bool {
+        let limits = self.attention();
+        let is_less = |window: NonZeroU32| window.get() < max_seq_len.0;
+        match self.checkpoint {
+            Some(checkpoint) => {
+                let mut windows = checkpoint.spec().windows_within(&limits).flatten();
+                windows.any(is_less)
+            }
+            None => limits.windows.iter().copied().any(is_less),
+        }
     }
 
     /// How far the layers look back, as the configuration limits them.

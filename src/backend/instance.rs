@@ -1,8 +1,11 @@
 //! An instance: one engine, one runner, one responder, driven by Triton's Execute calls.
 
+use std::path::{self, Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use crate::backend::admission::{Admission, Warned};
+use crate::backend::advice::{Setting, advice};
 use crate::backend::answer_memory::AnswerMemory;
 use crate::backend::attended::{Attended, Post};
 use crate::backend::driver::Driver;
@@ -44,10 +47,24 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Attended, Error>
         engine_config.max_num_tokens,
         engine_config.max_seq_len,
     );
-    let stats_file = settings
-        .stats_file
-        .as_ref()
-        .map(|path| model.folder.join(path));
+    let stats_file = match &settings.stats_file {
+        Some(path) => Some(place(path)?),
+        None => None,
+    };
+    let setting = Setting {
+        settings,
+        engine: &engine_config,
+        has_windows: model.facts().has_windows(engine_config.max_seq_len),
+        num_cores: thread::available_parallelism().map_or(usize::MAX, usize::from),
+        folder: &model.folder.canonicalize().unwrap_or_default(),
+        stats_folder: stats_file.as_deref().and_then(Path::parent),
+    };
+    for warning in advice(&setting) {
+        log::warn!("{name}: {warning}");
+    }
+    if let Some(path) = &stats_file {
+        log::info!("{name}: statistics go to {}", path.display());
+    }
     let max_seq_len = engine_config.max_seq_len;
     let (vocab_size, has_logits) = (runner.vocab_size(), runner.has_logits());
     let manager = BatchManager::new(engine_config.clone(), runner)
@@ -91,6 +108,19 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Attended, Error>
         metrics: model.metrics.clone(),
     };
     Ok(Attended::start(&name, driver, post)?)
+}
+
+/// Where a file is to be, without links: a relative path starts at the server's working directory.
+fn place(file: &Path) -> Result<PathBuf, LoadError> {
+    let fail = |error| LoadError::File {
+        path: file.to_owned(),
+        reason: format!("its folder is not there: {error}"),
+    };
+    let file = path::absolute(file).map_err(fail)?;
+    match (file.parent(), file.file_name()) {
+        (Some(folder), Some(name)) => Ok(folder.canonicalize().map_err(fail)?.join(name)),
+        _ => Ok(file),
+    }
 }
 
 /// An engine's limits, what computes for it, and the memory that both may fill.

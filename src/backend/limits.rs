@@ -35,8 +35,7 @@ pub fn engine_config(
     let settings = &config.settings;
     let max_seq_len = max_seq_len(settings, model.max_positions())?;
     let max_num_requests = settings.max_num_requests.unwrap_or(config.max_batch_size);
-    let cuts_contexts =
-        settings.enable_chunked_context || settings.gpt_model_type == BatchingScheme::V1;
+    let cuts_contexts = cuts_contexts(settings)?;
     let speculation = speculation(settings);
     let max_num_tokens = settings.max_num_tokens.unwrap_or_else(|| {
         let whole_context = if cuts_contexts { 0 } else { max_seq_len.0 };
@@ -75,7 +74,7 @@ pub fn engine_config(
             available_bytes,
         ),
         policy: settings.batch_scheduler_policy,
-        enable_chunked_context: settings.enable_chunked_context,
+        enable_chunked_context: settings.enable_chunked_context.unwrap_or(true),
         chunk_policy: settings.context_chunking_policy,
         chunk_unit: settings.tokens_per_block,
         num_micro_batches: if settings.enable_trt_overlap { 2 } else { 1 },
@@ -90,6 +89,23 @@ pub fn engine_config(
     };
     engine.check()?;
     Ok(engine)
+}
+
+/// Whether contexts are computed in chunks.
+fn cuts_contexts(settings: &Settings) -> Result<bool, LoadError> {
+    match (settings.gpt_model_type, settings.enable_chunked_context) {
+        (BatchingScheme::V1, Some(true)) => Err(LoadError::Config {
+            problem:
+                "gpt_model_type is V1, which has no chunks, and enable_chunked_context is true"
+                    .to_owned(),
+            remedy:
+                "leave enable_chunked_context out, or set gpt_model_type to inflight_fused_batching"
+                    .to_owned(),
+        }),
+        // Its padded prompts take as many steps as they have to.
+        (BatchingScheme::V1, _) => Ok(true),
+        (_, chunked) => Ok(chunked.unwrap_or(true)),
+    }
 }
 
 /// Whether and how later tokens are guessed.
@@ -257,6 +273,19 @@ mod tests {
     }
 
     #[test]
+    fn nobody_has_to_say_that_v1_has_no_chunks() {
+        for parameters in [
+            &[("gpt_model_type", "V1")][..],
+            &[
+                ("gpt_model_type", "V1"),
+                ("enable_chunked_context", "false"),
+            ],
+        ] {
+            assert_eq!(limits(parameters, None).max_num_tokens, Tokens(512));
+        }
+    }
+
+    #[test]
     fn what_cannot_work_is_refused_with_numbers() {
         for (parameters, available, words) in [
             (
@@ -295,6 +324,11 @@ mod tests {
                 &[("speculation", "prompt_lookup"), ("prompt_lookup_min", "5")],
                 None,
                 ["prompt_lookup_min is 5", "prompt_lookup_max is 4"],
+            ),
+            (
+                &[("gpt_model_type", "V1"), ("enable_chunked_context", "true")],
+                None,
+                ["V1", "leave enable_chunked_context out"],
             ),
             (
                 &[("gpt_model_type", "V1"), ("enable_trt_overlap", "true")],

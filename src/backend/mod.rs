@@ -1,6 +1,7 @@
 //! L6: where Triton meets the engine: the driver, request parsing, the responder, metrics.
 
 mod admission;
+mod advice;
 mod answer;
 mod answer_memory;
 mod attended;

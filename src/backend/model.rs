@@ -60,6 +60,12 @@ impl Model {
         };
         let config = match ModelConfig::complete(&given, tokenizer_dir.is_some()) {
             Some(completed) if completion == Completion::Allowed => {
+                if let (None | Some(0), Some(slots @ 1..)) = (slots(&given), slots(&completed)) {
+                    log::warn!(
+                        "{name}: config.pbtxt has no max_batch_size: {slots} is taken; write max_batch_size to say how \
+                         many requests may be in flight"
+                    );
+                }
                 handle.set_config(&completed.to_string())?;
                 completed
             }
@@ -71,8 +77,9 @@ impl Model {
         let mut config = ModelConfig::parse(&config, completion)?;
         let checkpoint = open_checkpoint(&mut config, &folder, version)?;
         let weight_cache = config.settings.weight_cache_path(&folder, &name, version);
+        let mode = config.settings.weight_cache_mode;
         let checkpoint = match weight_cache {
-            Some(path) => checkpoint.map(|checkpoint| checkpoint.with_weight_cache(path)),
+            Some(path) => checkpoint.map(|checkpoint| checkpoint.with_weight_cache(path, mode)),
             None => checkpoint,
         };
         let text = text_parts(&config, tokenizer_dir.as_deref(), &folder, version)?;
@@ -115,6 +122,11 @@ impl Drop for Model {
 fn parse_json(text: &str) -> Result<Value, Error> {
     serde_json::from_str(text)
         .map_err(|error| Error::internal(format!("Triton's model configuration: {error}")))
+}
+
+/// Requests that Triton holds in slots.
+fn slots(config: &Value) -> Option<u64> {
+    config.get("max_batch_size").and_then(Value::as_u64)
 }
 
 /// Where the model's tokenizer is, if it has one.

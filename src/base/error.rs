@@ -27,6 +27,14 @@ pub enum LoadError {
         /// The known key most like it.
         nearest: Option<String>,
     },
+    /// A parameter of config.pbtxt that another backend has.
+    #[error("parameter '{key}' is none of this backend's: {reason}")]
+    ForeignKnob {
+        /// The key as written.
+        key: String,
+        /// What to write instead, or why nothing.
+        reason: String,
+    },
     /// Another field of config.pbtxt, or several together, that cannot be served.
     #[error("config.pbtxt: {problem}; {remedy}")]
     Config {
@@ -53,6 +61,9 @@ pub enum LoadError {
         /// What is wrong with it.
         reason: String,
     },
+    /// Several errors, each with its own way out.
+    #[error("{}", list(.0))]
+    Several(Vec<LoadError>),
     /// The machine cannot give what the model needs: memory, threads.
     #[error("{0}")]
     Resource(String),
@@ -94,6 +105,28 @@ pub enum RequestError {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("step failed: {0}")]
 pub struct StepError(pub String);
+
+impl LoadError {
+    /// Nothing, the one error, or all of them as one.
+    pub fn check(mut errors: Vec<Self>) -> Result<(), Self> {
+        match errors.pop() {
+            None => Ok(()),
+            Some(error) if errors.is_empty() => Err(error),
+            Some(last) => {
+                errors.push(last);
+                Err(Self::Several(errors))
+            }
+        }
+    }
+}
+
+fn list(errors: &[LoadError]) -> String {
+    let numbered = errors.iter().enumerate();
+    let numbered: Vec<_> = numbered
+        .map(|(index, error)| format!("({}) {error}", index + 1))
+        .collect();
+    format!("{} errors: {}", errors.len(), numbered.join("; "))
+}
 
 fn did_you_mean(nearest: &Option<String>) -> String {
     nearest

@@ -142,7 +142,7 @@ pub(super) const KNOBS: &[Knob] = &[
     },
     Knob {
         key: "max_num_requests",
-        expected: "an integer of at least 1",
+        expected: "an integer from 1 to 2147483647",
         default: "`max_batch_size`",
         doc: "Requests in one step, at most; with `enable_trt_overlap`, in both micro-batches \
               together. Triton's own `max_batch_size` is how many it hands over to the backend; those \
@@ -160,18 +160,17 @@ pub(super) const KNOBS: &[Knob] = &[
     },
     Knob {
         key: "max_num_tokens",
-        expected: "an integer of at least 1",
-        default: "512, or `max_num_requests` (times 1 + `max_draft_tokens` with `speculation`) + `tokens_per_block` if larger, or `max_seq_len` without chunked context",
+        expected: "an integer from 1 to 2147483647",
+        default: "512 (TensorRT-LLM: 8192), or `max_num_requests` (times 1 + `max_draft_tokens` with `speculation`) + `tokens_per_block` if larger, or `max_seq_len` without chunked context",
         doc: "The token budget: tokens in one step, at most. A larger one finishes prompts in \
-              fewer steps, a smaller one delays the requests that are generating less. (A CPU \
-              is at its full speed from some hundred tokens on; TensorRT-LLM's default for GPUs \
-              is 8192.) Padded batches (`V1`) are not bounded by it: their prompts are computed in as \
-              many steps as it demands.",
+              fewer steps, a smaller one delays the requests that are generating less. TensorRT-LLM's default \
+              is for GPUs; a CPU is at its full speed from some hundred tokens on. Padded batches (`V1`) are not \
+              bounded by it: their prompts are computed in as many steps as it demands.",
         set: |s, v| set(&mut s.max_num_tokens, count(v, 1..=MAX_COUNT).map(Some)),
     },
     Knob {
         key: "max_seq_len",
-        expected: "an integer of at least 2",
+        expected: "an integer from 2 to 2147483647",
         default: "the model's `max_position_embeddings`",
         doc: "Prompt and output of one request together, at most, in tokens.",
         set: |s, v| set(&mut s.max_seq_len, count(v, 2..=MAX_COUNT).map(Some)),
@@ -179,10 +178,11 @@ pub(super) const KNOBS: &[Knob] = &[
     Knob {
         key: "enable_chunked_context",
         expected: "'true' or 'false'",
-        default: "`true`",
+        default: "`true` (Batch Manager: `false`), but with `V1`",
         doc: "Whether a prompt may be computed in chunks over several steps, next to the requests \
-              that are generating. Without it, a prompt longer than `max_num_tokens` is refused.",
-        set: |s, v| set(&mut s.enable_chunked_context, flag(v)),
+              that are generating. Without it, a prompt longer than `max_num_tokens` is refused, or that has to be as \
+              large as `max_seq_len`: so it is on here. With `V1` there are no chunks.",
+        set: |s, v| set(&mut s.enable_chunked_context, flag(v).map(Some)),
     },
     Knob {
         key: "context_chunking_policy",
@@ -265,13 +265,25 @@ pub(super) const KNOBS: &[Knob] = &[
         set: |s, v| set(&mut s.weight_cache_dir, path(v).map(Some)),
     },
     Knob {
+        key: "weight_cache_mode",
+        expected: "'600', '640' or '644'",
+        default: "`600`",
+        doc: "Who may read the files in `weight_cache_dir`, whoever may read the checkpoint: the server's user, its \
+              group as well, or everybody. Folders that are made for it may be entered by the same; those that are \
+              there stay as they are.",
+        set: |s, v| {
+            let names = [("600", 0o600), ("640", 0o640), ("644", 0o644)];
+            set(&mut s.weight_cache_mode, choice(v, &names))
+        },
+    },
+    Knob {
         key: "enable_kv_cache_reuse",
         expected: "'true' or 'false'",
-        default: "`true` with a paged cache",
+        default: "`true` with a paged cache (Batch Manager: `false`)",
         doc: "Whether requests that begin with the same tokens share the blocks of those, also when \
               the earlier one has ended. The blocks that were not used for longest are given up \
               first. A request can opt out with `kv_cache_reuse`, and shares only with requests of \
-              the same `cache_salt`.",
+              the same `cache_salt`. On here, since it costs next to nothing and answers are the same, bit for bit.",
         set: |s, v| set(&mut s.enable_kv_cache_reuse, flag(v).map(Some)),
     },
     Knob {
@@ -283,7 +295,7 @@ pub(super) const KNOBS: &[Knob] = &[
     },
     Knob {
         key: "max_attention_window_size",
-        expected: "an integer of at least 1, or a list of them for the layers, as '4096,1024'",
+        expected: "an integer from 1 to 2147483647, or a list of them for the layers, as '4096,1024'",
         default: "the model's own windows",
         doc: "How far each layer's attention looks back, the token itself included. A list is \
               repeated over the layers; a model's own window counts where it is smaller. Blocks that \
@@ -312,7 +324,7 @@ pub(super) const KNOBS: &[Knob] = &[
     },
     Knob {
         key: "max_tokens_in_paged_kv_cache",
-        expected: "an integer of at least 1",
+        expected: "an integer from 1 to 2147483647",
         default: "what `kv_cache_free_gpu_mem_fraction` allows",
         doc: "Positions of the whole KV cache, rounded down to blocks. With both limits, the \
               smaller wins.",
@@ -326,11 +338,12 @@ pub(super) const KNOBS: &[Knob] = &[
     Knob {
         key: "kv_cache_free_gpu_mem_fraction",
         expected: "a number above 0 and at most 1",
-        default: "0.5",
+        default: "0.5 (Batch Manager: 0.9)",
         doc: "Share of the memory that is free after the weights are loaded which the KV cache \
               may take; on the CPU, of available host memory, less what the caches of other \
               instances have yet to fill. Never more than \
-              `max_num_requests` sequences of `max_seq_len` could use.",
+              `max_num_requests` sequences of `max_seq_len` could use. The Batch Manager's default is for the memory of a \
+              GPU, which nobody else uses; a host's is also Triton's, other models' and the system's.",
         set: |s, v| {
             let fraction = number(v).filter(|fraction| *fraction > 0.0 && *fraction <= 1.0);
             set(&mut s.kv_cache_free_mem_fraction, fraction)
@@ -370,7 +383,7 @@ pub(super) const KNOBS: &[Knob] = &[
     },
     Knob {
         key: "stream_interval",
-        expected: "an integer of at least 1",
+        expected: "an integer from 1 to 2147483647",
         default: "1",
         doc: "Tokens of each response of a stream, where the request does not say. A larger number spares the \
               server and its clients responses: each takes both of them more than a step does.",
@@ -378,7 +391,7 @@ pub(super) const KNOBS: &[Knob] = &[
     },
     Knob {
         key: "default_max_tokens",
-        expected: "an integer of at least 1",
+        expected: "an integer from 1 to 2147483647",
         default: "16",
         doc: "`max_tokens` of a request that does not say.",
         set: |s, v| set(&mut s.default_max_tokens, count(v, 1..=MAX_COUNT)),
@@ -434,7 +447,8 @@ pub(super) const KNOBS: &[Knob] = &[
         expected: "a file",
         default: "none",
         doc: "Appends the statistics record of every step to this file, one JSON object a line. \
-              A relative path starts at the model's folder in the repository.",
+              A relative path starts at the server's working directory; choose one outside of the model repository: with \
+              `--model-control-mode=poll`, Triton loads a model again when anything in its folder has changed.",
         set: |s, v| set(&mut s.stats_file, path(v).map(Some)),
     },
     Knob {
@@ -475,7 +489,7 @@ pub(super) const KNOBS: &[Knob] = &[
     },
     Knob {
         key: "synthetic_fail_after",
-        expected: "an integer of at least 0",
+        expected: "an integer from 0 to 2147483647",
         default: "never",
         doc: "Steps after which the synthetic runner fails, once and for all: to see what clients \
               and monitoring make of a lost model instance.",
@@ -495,33 +509,6 @@ pub(super) const KNOBS: &[Knob] = &[
               in the repository.",
         set: |s, v| set(&mut s.synthetic_gate, path(v).map(Some)),
     },
-];
-
-/// Parameters of TensorRT-LLM's backend that a migrated config.pbtxt may hold and that mean nothing
-/// here, each with the reason.
-pub(super) const UNSUPPORTED: &[(&str, &str)] = &[
-    (
-        "cancellation_check_period_ms",
-        "cancellation is looked for in every step",
-    ),
-    (
-        "executor_worker_path",
-        "the model runs inside the server's process",
-    ),
-    ("gpu_weights_percent", "weights are never offloaded"),
-    (
-        "normalize_log_probs",
-        "log-probabilities are of the model's own logits, over the whole vocabulary",
-    ),
-    (
-        "recv_poll_period_ms",
-        "requests arrive with the step, nothing is polled",
-    ),
-    ("stats_check_period_ms", "statistics are made in every step"),
-    (
-        "FORCE_CPU_ONLY_INPUT_TENSORS",
-        "inputs are always read from host memory",
-    ),
 ];
 
 /// The README's table of all parameters.
@@ -629,6 +616,11 @@ mod tests {
             &["/var/cache/weights", "cache"],
             &["", "${dir}"],
         ),
+        (
+            "weight_cache_mode",
+            &["600", "640", "644"],
+            &["", "0", "666", "755"],
+        ),
         ("enable_kv_cache_reuse", &["true", "false"], &["maybe"]),
         ("enable_partial_reuse", &["false"], &["1"]),
         (
@@ -716,6 +708,35 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn every_range_is_the_one_that_is_named() {
+        let mut num_ranges = 0;
+        for Knob { key, expected, .. } in KNOBS {
+            assert!(!expected.contains("at least"), "{key} names no upper limit");
+            let Some(range) = expected.strip_prefix("an integer from ") else {
+                continue;
+            };
+            let range = range.split(',').next().expect("the first part");
+            let (least, most) = range.split_once(" to ").expect("two numbers");
+            let [least, most] = [least, most].map(|n| n.parse::<i64>().expect("a number"));
+            num_ranges += 1;
+            for (value, is_good) in [
+                (least - 1, false),
+                (least, true),
+                (most, true),
+                (most + 1, false),
+                (1_000_000_000_000_000, false),
+            ] {
+                let parsed = Settings::parse([(*key, value.to_string().as_str())]);
+                assert_eq!(parsed.is_ok(), is_good, "{key}={value}");
+                if let Err(error) = parsed {
+                    assert!(error.to_string().contains(range), "{error}");
+                }
+            }
+        }
+        assert!(num_ranges > 15, "{num_ranges}");
     }
 
     #[test]

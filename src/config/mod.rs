@@ -6,6 +6,7 @@
 //! but slower than it could be, is a warning.
 
 pub mod client_inputs;
+mod foreign_names;
 mod knobs;
 mod model_config;
 mod scheduling;

@@ -494,8 +494,11 @@ fn check_tensor(
     }
     if expected.contains(&-1) && !is_true(input, "allow_ragged_batch") {
         return Err(refuse(
-            &format!("input '{name}' may not be ragged"),
-            "write allow_ragged_batch: true",
+            &format!(
+                "input '{name}' has no allow_ragged_batch: true, so that Triton would not put requests of different \
+                 lengths into one step"
+            ),
+            "write it",
         ));
     }
     Ok(())
@@ -723,7 +726,7 @@ mod tests {
                         json!({ "name": "bad_words", "data_type": "TYPE_STRING", "dims": [-1] });
                     c["input"] = json!([input_field(InputKind::Text), option])
                 },
-                &["'bad_words' may not be ragged", "allow_ragged_batch: true"],
+                &["'bad_words' has no allow_ragged_batch: true", "write it"],
             ),
             (
                 |c| c["output"][0]["name"] = json!("txt"),

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use crate::base::nearest_name;
 use crate::base::{BlockSize, LoadError};
-use crate::config::knobs::{KNOBS, UNSUPPORTED};
+use crate::config::foreign_names::{Foreign, foreign};
+use crate::config::knobs::{KNOBS, Knob};
 
 /// Positions of a KV cache block where the user sets none.
 const DEFAULT_BLOCK_SIZE: BlockSize = BlockSize::new(32).unwrap();
@@ -107,6 +108,8 @@ pub struct Settings {
     pub weight_only_group_size: Option<u32>,
     /// `weight_cache_dir`
     pub weight_cache_dir: Option<PathBuf>,
+    /// `weight_cache_mode`
+    pub weight_cache_mode: u32,
     /// `enable_kv_cache_reuse`; `None`: where it is possible
     pub enable_kv_cache_reuse: Option<bool>,
     /// `enable_partial_reuse`
@@ -129,8 +132,8 @@ pub struct Settings {
     pub max_tokens_in_paged_kv_cache: Option<u32>,
     /// `kv_cache_free_gpu_mem_fraction`
     pub kv_cache_free_mem_fraction: f64,
-    /// `enable_chunked_context`
-    pub enable_chunked_context: bool,
+    /// `enable_chunked_context`; `None`: where it is possible
+    pub enable_chunked_context: Option<bool>,
     /// `logits_memory_bytes`
     pub logits_memory_bytes: u64,
     /// `logits_post_processor_library`
@@ -182,6 +185,7 @@ impl Default for Settings {
             weight_only_precision: None,
             weight_only_group_size: None,
             weight_cache_dir: None,
+            weight_cache_mode: 0o600,
             enable_kv_cache_reuse: None,
             enable_partial_reuse: true,
             max_attention_window_size: Vec::new(),
@@ -193,7 +197,7 @@ impl Default for Settings {
             tokens_per_block: DEFAULT_BLOCK_SIZE,
             max_tokens_in_paged_kv_cache: None,
             kv_cache_free_mem_fraction: 0.5,
-            enable_chunked_context: true,
+            enable_chunked_context: None,
             logits_memory_bytes: 1 << 30,
             logits_post_processor_library: None,
             exclude_input_in_output: false,
@@ -217,35 +221,64 @@ impl Settings {
     /// Reads the `parameters` of a config.pbtxt.
     ///
     /// # Errors
-    /// An unknown key, with the nearest known one; a value outside its range.
+    /// All unknown keys, each with the nearest known one, and all values outside their range.
     pub fn parse<'a>(
         parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, LoadError> {
         let mut settings = Self::default();
+        let mut errors = Vec::new();
         for (key, value) in parameters {
-            let Some(knob) = KNOBS.iter().find(|knob| knob.key == key) else {
-                return Err(unknown(key));
-            };
-            (knob.set)(&mut settings, value.trim()).ok_or_else(|| LoadError::Knob {
-                key: key.to_owned(),
-                value: value.to_owned(),
-                expected: knob.expected.to_owned(),
-            })?;
+            match KNOBS.iter().find(|knob| knob.key == key) {
+                Some(knob) => {
+                    if (knob.set)(&mut settings, value.trim()).is_none() {
+                        errors.push(bad_value(knob, value));
+                    }
+                }
+                None => errors.push(unknown(key)),
+            }
         }
-        Ok(settings)
+        LoadError::check(errors).map(|()| settings)
     }
 }
 
-fn unknown(key: &str) -> LoadError {
-    if let Some((_, why)) = UNSUPPORTED.iter().find(|(name, _)| *name == key) {
-        return LoadError::Config {
-            problem: format!("parameter '{key}' has no effect here: {why}"),
-            remedy: "leave it out".to_owned(),
-        };
+fn bad_value(knob: &Knob, value: &str) -> LoadError {
+    let meant = match meant(knob, value) {
+        Some(name) => format!("; did you mean '{name}'?"),
+        None => String::new(),
+    };
+    LoadError::Knob {
+        key: knob.key.to_owned(),
+        value: value.to_owned(),
+        expected: format!("{}{meant}", knob.expected),
     }
-    LoadError::UnknownKnob {
+}
+
+/// The name among those that a knob takes which the Batch Manager writes so: `kMAX_UTILIZATION`, `InflightBatching`.
+fn meant<'k>(knob: &'k Knob, value: &str) -> Option<&'k str> {
+    let plain = |name: &str| name.replace(['_', '-', ' '], "").to_ascii_lowercase();
+    let value = plain(value.trim());
+    let without_k = value.strip_prefix('k').unwrap_or(&value);
+    let mut names = knob.expected.split('\'').skip(1).step_by(2);
+    names.find(|name| [value.as_str(), without_k].contains(&plain(name).as_str()))
+}
+
+fn unknown(key: &str) -> LoadError {
+    let reason = match foreign(key) {
+        Some(Foreign::Is(ours)) => format!("write '{ours}' instead"),
+        Some(Foreign::HasNoEffect(why)) => {
+            format!("it would have no effect here: {why}; leave it out")
+        }
+        Some(Foreign::IsNotServed(why)) => format!("{why}; leave it out"),
+        None => {
+            return LoadError::UnknownKnob {
+                key: key.to_owned(),
+                nearest: nearest_name(key, KNOBS.iter().map(|knob| knob.key)).map(str::to_owned),
+            };
+        }
+    };
+    LoadError::ForeignKnob {
         key: key.to_owned(),
-        nearest: nearest_name(key, KNOBS.iter().map(|knob| knob.key)).map(str::to_owned),
+        reason,
     }
 }
 
@@ -272,7 +305,91 @@ mod tests {
 
     #[test]
     fn a_parameter_of_another_backend_is_refused_with_the_reason() {
-        let error = Settings::parse([("gpu_weights_percent", "0.5")]).expect_err("not ours");
-        assert!(error.to_string().contains("leave it out"), "{error}");
+        for (key, words) in [
+            ("gpu_weights_percent", "GPUs are not served yet"),
+            (
+                "lora_cache_max_adapter_size",
+                "LoRA adapters are not served yet",
+            ),
+            ("FORCE_CPU_ONLY_INPUT_TENSORS", "no effect here"),
+        ] {
+            let error = Settings::parse([(key, "0.5")]).expect_err("not ours");
+            let error = error.to_string();
+            for word in [key, words, "leave it out"] {
+                assert!(error.contains(word), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_batch_managers_own_names_lead_to_ours() {
+        for (key, ours) in [
+            ("maxTokens", "'max_tokens_in_paged_kv_cache'"),
+            ("freeGpuMemoryFraction", "'kv_cache_free_gpu_mem_fraction'"),
+            ("enableBlockReuse", "'enable_kv_cache_reuse'"),
+            ("maxBeamWidth", "'max_beam_width'"),
+            ("trtEnginePath", "'gpt_model_path'"),
+        ] {
+            let error = Settings::parse([(key, "1")]).expect_err("not ours");
+            assert!(
+                error.to_string().contains(&format!("write {ours}")),
+                "{error}"
+            );
+        }
+        for (key, value, ours) in [
+            (
+                "gpt_model_type",
+                "InflightFusedBatching",
+                "inflight_fused_batching",
+            ),
+            ("gpt_model_type", "InflightBatching", "inflight_batching"),
+            (
+                "batch_scheduler_policy",
+                "kMAX_UTILIZATION",
+                "max_utilization",
+            ),
+            (
+                "batch_scheduler_policy",
+                "GuaranteedNoEvict",
+                "guaranteed_no_evict",
+            ),
+            (
+                "context_chunking_policy",
+                "kEQUAL_PROGRESS",
+                "equal_progress",
+            ),
+        ] {
+            let error = Settings::parse([(key, value)]).expect_err("not our spelling");
+            let error = error.to_string();
+            assert!(
+                error.ends_with(&format!("did you mean '{ours}'?")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn all_unknown_keys_and_all_wrong_values_are_reported_at_once() {
+        let parameters = [
+            ("max_num_token", "8"),
+            ("max_seq_len", "1"),
+            ("tokens_per_block", "32"),
+            ("maxTokens", "100"),
+            ("num_threads", "many"),
+        ];
+        let error = Settings::parse(parameters).expect_err("four errors");
+        assert!(
+            matches!(&error, LoadError::Several(errors) if errors.len() == 4),
+            "{error}"
+        );
+        let error = error.to_string();
+        for words in [
+            "4 errors: (1) unknown parameter 'max_num_token'; did you mean",
+            "(2) parameter 'max_seq_len': '1' is not",
+            "(3) parameter 'maxTokens' is none of this backend's: write",
+            "(4) parameter 'num_threads': 'many' is not",
+        ] {
+            assert!(error.contains(words), "{error}");
+        }
     }
 }

@@ -108,11 +108,7 @@ impl<P: Probe> CpuRunner<P> {
         let max_sampled_rows = limits.max_sampled_rows.index();
         Ok(Self {
             decoder: Decoder::new(checkpoint, &limits, &mut cpu)?,
-            cache: KvCache::new(
-                kv_layout(spec, limits.block_size, limits.kv_dtype),
-                spec.num_layers,
-                limits.num_blocks.index(),
-            )?,
+            cache: kv_cache(spec, &limits)?,
             vocab_size: spec.vocab_size,
             logits: Rows::new(max_sampled_rows, spec.vocab_size)?,
             choosers: (0..cpu.num_threads())
@@ -427,6 +423,18 @@ impl Chooser {
         self.named.push((row, named));
         Sampled::Candidates
     }
+}
+
+fn kv_cache(spec: &ModelSpec, limits: &RunnerLimits) -> Result<KvCache, LoadError> {
+    let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
+    KvCache::new(layout, spec.num_layers, limits.num_blocks.index()).map_err(|error| {
+        LoadError::Resource(format!(
+            "{error}, for a KV cache of {} blocks of {} tokens; lower max_tokens_in_paged_kv_cache or \
+             kv_cache_free_gpu_mem_fraction, or max_num_requests or max_seq_len with a contiguous cache",
+            limits.num_blocks,
+            limits.block_size.tokens()
+        ))
+    })
 }
 
 fn kv_layout(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> KvLayout {

@@ -95,6 +95,8 @@ impl From<LoadError> for Error {
         let code = match error {
             LoadError::Knob { .. }
             | LoadError::UnknownKnob { .. }
+            | LoadError::ForeignKnob { .. }
+            | LoadError::Several(_)
             | LoadError::Config { .. }
             | LoadError::File { .. }
             | LoadError::Tensor { .. } => ErrorCode::InvalidArg,

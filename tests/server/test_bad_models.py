@@ -59,6 +59,11 @@ def write(content):
     return lambda path: path.write_bytes(content)
 
 
+def mark(path):
+    """What some editors write."""
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+
+
 def header(path):
     """A safetensors file's header, and where its data starts."""
     data = path.read_bytes()
@@ -103,6 +108,14 @@ BAD_CHECKPOINTS = {
     "absurd sizes": ("config.json", set_key("num_hidden_layers", 10**12), ["num_hidden_layers"]),
     "a negative size": ("config.json", set_key("intermediate_size", -640), ["intermediate_size"]),
     "no JSON": ("config.json", write(b"{ hidden"), ["config.json"]),
+    "a byte order mark": ("config.json", mark, ["config.json", "byte order mark", "without one"]),
+    "a byte order mark of a tokenizer": ("tokenizer.json", mark, ["tokenizer.json", "byte order mark"]),
+    "a byte order mark of its config": ("tokenizer_config.json", mark, ["tokenizer_config.json", "byte order mark"]),
+    "an adapter": (
+        "adapter_config.json",
+        lambda path: path.write_text("{}"),
+        ["adapter_config.json", "not served yet", "merge"],
+    ),
     "half of the tokenizer": ("tokenizer.json", truncate, ["tokenizer.json"]),
     "another tokenizer": ("tokenizer.json", write(b"{}"), ["tokenizer.json"]),
     "a broken chat template": (
@@ -127,6 +140,29 @@ BAD_CONFIGS = {
     "a value out of range": ({"tokens_per_block": 0}, "", ["tokens_per_block", "1 to 1024"]),
     "a value of another type": ({"enable_chunked_context": "maybe"}, "", ["enable_chunked_context", "true"]),
     "another backend's parameter": ({"gpu_weights_percent": "0.5"}, "", ["gpu_weights_percent", "leave it out"]),
+    "a number above its limit": ({"max_num_tokens": 10**12}, "", ["max_num_tokens", "from 1 to 2147483647"]),
+    "a name of the Batch Manager's": ({"maxTokens": 100}, "", ["maxTokens", "max_tokens_in_paged_kv_cache"]),
+    "a value of the Batch Manager's": (
+        {"gpt_model_type": "InflightFusedBatching"},
+        "",
+        ["did you mean 'inflight_fused_batching'?"],
+    ),
+    "what is for adapters": ({"lora_cache_max_adapter_size": 64}, "", ["LoRA adapters are not served yet"]),
+    "several errors": (
+        {"max_num_token": 8, "enableBlockReuse": "true", "max_seq_len": 1},
+        "",
+        ["3 errors", "max_num_token'", "enable_kv_cache_reuse", "'1' is not an integer from 2"],
+    ),
+    "chunks with V1": (
+        {"gpt_model_type": "V1", "enable_chunked_context": "true"},
+        "",
+        ["V1", "leave enable_chunked_context out"],
+    ),
+    "a folder that is not there": (
+        {"runner": "huggingface", "gpt_model_path": "/nowhere/at/all"},
+        "",
+        ["/nowhere/at/all: is no folder", "config.json", "gpt_model_path"],
+    ),
     "dynamic batching": ({}, "dynamic_batching {}", ["iterative_sequence: true"]),
     "sequences that do not iterate": ({}, "sequence_batching { direct {} }", ["iterative_sequence: true"]),
     "an idle limit of one second": (
@@ -186,6 +222,30 @@ def test_a_config_that_delays_every_token_is_served_with_a_warning(explicit, str
     assert len(warnings) == 1 and warnings[0].startswith("W"), warnings
     assert "every token, by up to 700 us" in warnings[0]
     assert generate(explicit, f"delayed_{strategy}", [1], max_tokens=5).ids[-5:] == continuation([1], 5)
+
+
+WARNINGS = {
+    "sinks without a window": ({"sink_token_length": 4}, "max_batch_size: 8", "sink_token_length is 4 and has no effect"),
+    "overlap of one request": (
+        {"enable_trt_overlap": "true", "max_num_requests": 1},
+        "max_batch_size: 8",
+        "enable_trt_overlap is true and max_num_requests is 1",
+    ),
+    "more threads than cores": ({"num_threads": 1024}, "max_batch_size: 8", "num_threads is 1024"),
+    "no max_batch_size": ({}, "", "config.pbtxt has no max_batch_size: 64 is taken"),
+    "nothing": ({"sink_token_length": 4, "max_attention_window_size": 64}, "max_batch_size: 8", None),
+}
+
+
+@pytest.mark.parametrize("parameters, fields, words", WARNINGS.values(), ids=WARNINGS.keys())
+def test_what_nobody_can_have_meant_is_served_with_a_warning(explicit, request, parameters, fields, words):
+    name = "warned_" + "".join(c if c.isalnum() else "_" for c in request.node.callspec.id)
+    add_synthetic(explicit.repository, name, parameters, fields=fields)
+    assert explicit.load(name) is None
+    warnings = [line for line in explicit.log().splitlines() if line.startswith("W") and name in line]
+    assert len(warnings) == (words is not None), warnings
+    assert all(words in warning for warning in warnings)
+    assert generate(explicit, name, [1], max_tokens=5).ids[-5:] == continuation([1], 5)
 
 
 def test_nobody_is_told_to_leave_out_what_a_strict_server_does_not_fill_in(tmp_path):

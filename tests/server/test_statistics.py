@@ -185,3 +185,32 @@ def test_triton_counts_each_request_once(run):
     assert sample(server, "nv_inference_request_success") == NUM_STREAMS
     assert sample(server, "nv_inference_count") == NUM_STREAMS
     assert sample(server, "nv_inference_exec_count") >= len(records)
+
+
+def test_a_statistics_file_makes_a_polled_model_load_again_only_inside_its_folder(tmp_path):
+    repository = tmp_path / "repository"
+    add_synthetic(repository, "relative", {"stats_file": "steps.jsonl"})
+    add_synthetic(repository, "inside", {"stats_file": repository / "inside" / "steps.jsonl"})
+    arguments = ["--model-control-mode=poll", "--repository-poll-secs=1"]
+
+    def num_loads(model):
+        return len(re.findall(f"loading: {model}:1", server.log()))
+
+    def next_poll(name):
+        """Waits for the end of a poll that began after now: it loads a model that is new."""
+        add_synthetic(repository, name)
+        server.wait_for_state(name, "READY")
+
+    with Server(repository, *arguments, cwd=tmp_path) as server:
+        assert [num_loads(model) for model in ("relative", "inside")] == [1, 1]
+        clients.generate(server, "relative", [1], max_tokens=5)
+        clients.generate(server, "inside", [1], max_tokens=5)
+        next_poll("first")
+        next_poll("second")
+        assert [num_loads(model) for model in ("relative", "inside")] == [1, 2]
+        server.wait_for_state("inside", "READY")
+        records = (tmp_path / "steps.jsonl").read_text().splitlines()
+        assert len(records) >= 5
+        warnings = [line for line in server.log().splitlines() if line.startswith("W") and "stats_file is in" in line]
+        assert all("inside" in line for line in warnings) and warnings
+        assert f"relative: statistics go to {tmp_path / 'steps.jsonl'}" in server.log()

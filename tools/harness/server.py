@@ -40,7 +40,7 @@ class ServerDied(Exception):
 class Server:
     """A running tritonserver. As a context manager it must end cleanly, or the block fails."""
 
-    def __init__(self, repository, *arguments, backends=None):
+    def __init__(self, repository, *arguments, backends=None, cwd=None):
         self.repository = pathlib.Path(repository)
         self.log_path = self.repository.parent / f"{self.repository.name}.log"
         if not any(argument.startswith("--model-control-mode") for argument in arguments):
@@ -59,7 +59,7 @@ class Server:
         ]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, preexec_fn=die_with_parent
             )
         self._wait_ready()
 

@@ -19,7 +19,8 @@ impl Buffer {
     pub fn zeroed(len: usize) -> Result<Self, LoadError> {
         let refused = |reason: &str| {
             LoadError::Resource(format!(
-                "cannot reserve {len} x 2 bytes of memory: {reason}"
+                "cannot reserve {:.1} GB of memory: {reason}",
+                2.0 * len as f64 / 1e9
             ))
         };
         let num_bytes = len

@@ -1,0 +1,137 @@
+//! What is served, but not what the user can have meant: warnings of a load.
+
+use std::path::Path;
+
+use crate::config::Settings;
+use crate::engine::EngineConfig;
+
+/// What an instance is made of.
+#[derive(Clone, Copy)]
+pub struct Setting<'a> {
+    /// The backend's parameters.
+    pub settings: &'a Settings,
+    /// What has become of them.
+    pub engine: &'a EngineConfig,
+    /// Whether a layer sees less than a whole sequence.
+    pub has_windows: bool,
+    /// Threads that the process may run at a time.
+    pub num_cores: usize,
+    /// The model's folder in the repository, without links.
+    pub folder: &'a Path,
+    /// The folder of the statistics file, without links.
+    pub stats_folder: Option<&'a Path>,
+}
+
+/// The warnings, each with the way out.
+pub fn advice(setting: &Setting<'_>) -> Vec<String> {
+    let Setting {
+        settings,
+        engine,
+        has_windows,
+        num_cores,
+        folder,
+        stats_folder,
+    } = *setting;
+    let mut advice = Vec::new();
+    let num_sinks = settings.sink_token_length;
+    if num_sinks > 0 && !has_windows {
+        advice.push(format!(
+            "sink_token_length is {num_sinks} and has no effect: every layer sees all of max_seq_len = {} positions; \
+             set max_attention_window_size below it, or leave sink_token_length out",
+            engine.max_seq_len
+        ));
+    }
+    if engine.num_micro_batches > 1 && engine.max_num_requests < 2 {
+        advice.push(format!(
+            "enable_trt_overlap is true and max_num_requests is {}: a request takes part in every second step, and \
+             nobody in the others; set enable_trt_overlap to false",
+            engine.max_num_requests
+        ));
+    }
+    if let Some(num_threads) = settings.num_threads
+        && num_threads.get() > num_cores
+    {
+        advice.push(format!(
+            "num_threads is {num_threads} and the process may use {num_cores} cores: threads wait for each other's \
+             cores in every step; set num_threads to at most {num_cores}, or leave it out"
+        ));
+    }
+    if let Some(stats_folder) = stats_folder
+        && stats_folder.starts_with(folder)
+    {
+        advice.push(format!(
+            "stats_file is in {}, a folder of the model: with --model-control-mode=poll, Triton loads the model again \
+             after every step; write it elsewhere",
+            stats_folder.display()
+        ));
+    }
+    advice
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(parameters: &[(&str, &str)], change: impl FnOnce(&mut Setting<'_>)) -> Vec<String> {
+        let settings = Settings::parse(parameters.iter().copied()).expect("good parameters");
+        let engine = EngineConfig {
+            max_num_requests: 1,
+            num_micro_batches: if settings.enable_trt_overlap { 2 } else { 1 },
+            ..EngineConfig::default()
+        };
+        let mut setting = Setting {
+            settings: &settings,
+            engine: &engine,
+            has_windows: false,
+            num_cores: 2,
+            folder: Path::new("/repository/model"),
+            stats_folder: None,
+        };
+        change(&mut setting);
+        advice(&setting)
+    }
+
+    #[test]
+    fn what_has_a_meaning_is_served_without_a_word() {
+        let none = Vec::<String>::new();
+        assert_eq!(given(&[], |_| {}), none);
+        assert_eq!(given(&[("num_threads", "2")], |_| {}), none);
+        let sinks = [("sink_token_length", "4")];
+        assert_eq!(given(&sinks, |setting| setting.has_windows = true), none);
+        let elsewhere = |setting: &mut Setting<'_>| {
+            setting.stats_folder = Some(Path::new("/repository/model-2"));
+        };
+        assert_eq!(given(&[], elsewhere), none);
+    }
+
+    #[test]
+    fn what_has_none_is_named_with_its_value_and_the_way_out() {
+        for (parameter, words) in [
+            (
+                ("sink_token_length", "4"),
+                ["sink_token_length is 4", "max_attention_window_size"],
+            ),
+            (
+                ("enable_trt_overlap", "true"),
+                ["max_num_requests is 1", "enable_trt_overlap to false"],
+            ),
+            (("num_threads", "1024"), ["is 1024", "at most 2"]),
+        ] {
+            let advice = given(&[parameter], |_| {});
+            let [advice] = &advice[..] else {
+                panic!("{advice:?}");
+            };
+            for word in words {
+                assert!(advice.contains(word), "{advice}");
+            }
+        }
+        let inside = |setting: &mut Setting<'_>| {
+            setting.stats_folder = Some(Path::new("/repository/model/1"));
+        };
+        let advice = given(&[], inside);
+        assert!(
+            advice[0].contains("--model-control-mode=poll"),
+            "{advice:?}"
+        );
+    }
+}
