@@ -55,7 +55,7 @@ fn main() {
             let start = Instant::now();
             let mut checkpoint = Checkpoint::open(&dir).expect("the model opens");
             if let Some(path) = &cache {
-                checkpoint = checkpoint.with_weight_cache(path.clone());
+                checkpoint = checkpoint.with_weight_cache(path.clone(), 0o600);
             }
             let limits = RunnerLimits {
                 weights: precision,

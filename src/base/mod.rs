@@ -1,10 +1,12 @@
 //! L0: typed ids and units, and the three kinds of error. Imports nothing of this crate.
 
+mod byte_order_mark;
 mod error;
 mod ids;
 mod names;
 mod units;
 
+pub use byte_order_mark::check_byte_order_mark;
 pub use error::{LoadError, RequestError, StepError};
 pub use ids::{BlockId, ClientId, RequestId, SeqSlot, TokenId};
 pub use names::nearest_name;

@@ -17,16 +17,25 @@ use super::tensors::Tensors;
 use super::weights::Weights;
 use crate::base::{LoadError, TokenId};
 
-/// `config.json`, `generation_config.json` and the mapped `*.safetensors` of one folder, or its `*.gguf`.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const OUTPUT_LAYER: &str = "lm_head.weight";
+
+/// `config.json`, `generation_config.json` and the `*.safetensors` of one folder, or its `*.gguf`.
 ///
-/// Needed only while a model is being loaded; the folder may be changed once it is dropped.
+/// Needed while an instance is being loaded. A file that is written to after it was opened fails that load.
 pub struct Checkpoint {
     spec: ModelSpec,
     end_ids: Vec<TokenId>,
     store: Store,
     /// That of config.json, if there is one.
     config_stamp: Option<Stamp>,
-    weight_cache: Option<PathBuf>,
+    weight_cache: Option<WeightCachePlace>,
+}
+
+/// Where rounded weights are kept, and who may read them there.
+pub(super) struct WeightCachePlace {
+    pub(super) path: PathBuf,
+    pub(super) mode: u32,
 }
 
 impl Checkpoint {
@@ -37,6 +46,7 @@ impl Checkpoint {
     /// A file that is missing, is not what its name says, or describes a model that is not
     /// supported.
     pub fn open(dir: &Path) -> Result<Self, LoadError> {
+        check_folder(dir)?;
         let gguf_files = gguf::files(dir);
         if !gguf_files.is_empty() && !Tensors::are_in(dir) {
             return Self::open_gguf(dir, &gguf_files);
@@ -44,13 +54,22 @@ impl Checkpoint {
         let path = dir.join("config.json");
         let config_stamp = stamp(&path);
         let config = JsonFile::read(&path)?;
-        let spec = ModelSpec::from_config(&config)?;
+        let mut spec = ModelSpec::from_config(&config)?;
         let method = Method::from_config(&config)?;
         let end_ids = end_ids(dir, &config, spec.vocab_size)?;
+        let tensors = Tensors::open(dir)?;
+        if spec.tied_embeddings && !tensors.are_equal(EMBEDDING, OUTPUT_LAYER)? {
+            log::warn!(
+                "{}: tie_word_embeddings is true, and {OUTPUT_LAYER} is there and is not {EMBEDDING}: it is computed with, \
+                 as in transformers 5; write tie_word_embeddings: false, or take {OUTPUT_LAYER} out of the checkpoint",
+                path.display()
+            );
+            spec.tied_embeddings = false;
+        }
         Ok(Self {
             spec,
             end_ids,
-            store: Store::Safetensors(Tensors::open(dir)?, method),
+            store: Store::Safetensors(tensors, method),
             config_stamp,
             weight_cache: None,
         })
@@ -93,13 +112,13 @@ impl Checkpoint {
         })
     }
 
-    /// Where weights that are rounded while they are loaded are kept for the next load: a file, which is made where
-    /// it is missing, and made anew where it was made from something else or is damaged. Whatever goes wrong with it is
+    /// Where weights that are rounded while they are loaded are kept for the next load: a file of this mode (and whoever
+    /// may read it may enter the folders that are made for it), which is made where it is missing, and made anew where it was made from something else or is damaged. Whatever goes wrong with it is
     /// told in the log.
     #[must_use]
-    pub fn with_weight_cache(self, path: PathBuf) -> Self {
+    pub fn with_weight_cache(self, path: PathBuf, mode: u32) -> Self {
         Self {
-            weight_cache: Some(path),
+            weight_cache: Some(WeightCachePlace { path, mode }),
             ..self
         }
     }
@@ -128,13 +147,39 @@ impl Checkpoint {
         &self.store
     }
 
-    pub(super) fn weight_cache(&self) -> Option<&Path> {
-        self.weight_cache.as_deref()
+    pub(super) fn weight_cache(&self) -> Option<&WeightCachePlace> {
+        self.weight_cache.as_ref()
     }
 
     /// Of all files that say what the weights are.
     pub(super) fn stamps(&self) -> impl Iterator<Item = &Stamp> {
         self.config_stamp.iter().chain(self.store.stamps())
+    }
+}
+
+/// A folder of a whole model.
+fn check_folder(dir: &Path) -> Result<(), LoadError> {
+    let fail = |path: &Path, reason: &str| {
+        Err(LoadError::File {
+            path: path.to_owned(),
+            reason: reason.to_owned(),
+        })
+    };
+    if !dir.is_dir() {
+        return fail(
+            dir,
+            "is no folder; put the checkpoint there (config.json, *.safetensors or a *.gguf, tokenizer.json), or write \
+             its folder into the parameter gpt_model_path",
+        );
+    }
+    let adapter = dir.join("adapter_config.json");
+    match adapter.exists() {
+        true => fail(
+            &adapter,
+            "is that of an adapter, and adapters are not served yet; merge it into its model (merge_and_unload of peft), \
+             and serve the folder that this makes",
+        ),
+        false => Ok(()),
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::base::LoadError;
+use crate::base::{LoadError, check_byte_order_mark};
 
 /// The largest JSON file of a checkpoint that is read. The index of a model of a trillion
 /// parameters has a few MiB.
@@ -39,6 +39,7 @@ impl JsonFile {
         }
         let text =
             fs::read_to_string(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
+        check_byte_order_mark(text.as_bytes()).map_err(&fail)?;
         match serde_json::from_str(&text) {
             Ok(Value::Object(object)) => Ok(Self {
                 path: path.to_owned(),

@@ -66,15 +66,18 @@ pub enum RopeScaling {
 
 impl Rope {
     /// Reads `rope_parameters`, as transformers 5 writes it, or `rope_theta` and `rope_scaling`, as
-    /// everybody wrote before.
+    /// everybody wrote before. Of both, `rope_scaling` counts, unless it is empty: so it is in transformers 5
+    /// (`convert_rope_params_to_dict`), and 4 knows no other.
     pub(super) fn from_config(
         config: &JsonFile,
         max_position_embeddings: usize,
     ) -> Result<Self, LoadError> {
         const THETA: std::ops::RangeInclusive<f64> = 1.0..=1e15;
-        let parameters = match config.object("rope_parameters")? {
-            Some(parameters) => Some(parameters),
-            None => config.object("rope_scaling")?,
+        let scaling = config.object("rope_scaling")?;
+        let scaling = scaling.filter(|section| section.entries().next().is_some());
+        let parameters = match scaling {
+            Some(scaling) => Some(scaling),
+            None => config.object("rope_parameters")?,
         };
         let mut theta = config.number("rope_theta", THETA)?;
         let mut scaling = RopeScaling::None;
@@ -93,10 +96,13 @@ impl Rope {
             theta = parameters.number("rope_theta", THETA)?.or(theta);
             scaling = RopeScaling::from_parameters(parameters, max_position_embeddings)?;
         }
-        Ok(Self {
-            theta: theta.unwrap_or(DEFAULT_THETA),
-            scaling,
-        })
+        let theta = theta.unwrap_or(DEFAULT_THETA);
+        if matches!(scaling, RopeScaling::Yarn { .. }) && theta <= 1.0 {
+            let expected =
+                "above 1, as yarn needs it: its ramp is found by dividing by the logarithm";
+            return Err(config.unexpected("rope_theta", theta, expected));
+        }
+        Ok(Self { theta, scaling })
     }
 
     /// Radians per position of each pair, `[head_dim / 2]`.
@@ -175,6 +181,10 @@ impl RopeScaling {
         max_position_embeddings: usize,
     ) -> Result<Self, LoadError> {
         const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e6;
+        if let Some((kind, value)) = parameters.entries().find(|(_, value)| value.is_object()) {
+            let expected = "supported: all layers have one position embedding";
+            return Err(parameters.unexpected(kind, value, expected));
+        }
         let original_len = || {
             let key = "original_max_position_embeddings";
             let original = parameters.size(key, 1..=super::spec::MAX_POSITIONS)?;

@@ -224,6 +224,10 @@ fn windows(
     num_layers: usize,
 ) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
     let is_windowed = match architecture {
+        // transformers takes such a Mistral for a Ministral, whose layers differ.
+        Architecture::Mistral if config.get("layer_types").is_some() => {
+            windowed_layers(config, num_layers)?
+        }
         Architecture::Mistral => vec![true; num_layers],
         Architecture::Qwen2 | Architecture::Qwen3
             if config.bool_or("use_sliding_window", false)? =>
@@ -242,7 +246,7 @@ fn windows(
     Ok(windows.collect())
 }
 
-/// Which layers of a Qwen have the window: said for each one by newer configs, by the first of them
+/// Which layers have the window: said for each one by newer configs, by the first of them
 /// in older ones.
 fn windowed_layers(config: &JsonFile, num_layers: usize) -> Result<Vec<bool>, LoadError> {
     let Some(types) = config.get("layer_types") else {

@@ -5,7 +5,7 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// A file's name, size and time of change, and who may read it.
+/// A file's name, size and time of change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     name: String,
@@ -13,8 +13,6 @@ pub(super) struct Stamp {
     /// Since 1970.
     seconds: i64,
     nanoseconds: i64,
-    /// Bits of its mode.
-    readers: u32,
 }
 
 impl Stamp {
@@ -26,23 +24,7 @@ impl Stamp {
             num_bytes: metadata.len(),
             seconds: metadata.mtime(),
             nanoseconds: metadata.mtime_nsec(),
-            readers: metadata.mode() & 0o444,
         }
-    }
-
-    /// Whether nobody has written to the file that was `other` then, whoever may read it now.
-    pub(super) fn is_same_file(&self, other: &Self) -> bool {
-        let readers = self.readers;
-        let other = Self {
-            readers,
-            ..other.clone()
-        };
-        *self == other
-    }
-
-    /// The mode of a file that those may read who may read this one, and that its owner may write.
-    pub(super) fn mode_of_copy(&self) -> u32 {
-        self.readers | 0o600
     }
 }
 
@@ -53,7 +35,6 @@ impl fmt::Display for Stamp {
             num_bytes,
             seconds,
             nanoseconds,
-            readers: _,
         } = self;
         write!(
             f,

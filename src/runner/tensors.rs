@@ -87,6 +87,25 @@ impl Tensors {
         stored.of_shape(shape)
     }
 
+    /// Whether two tensors are the same, or the second one is not there.
+    pub(super) fn are_equal(&self, first: &str, second: &str) -> Result<bool, LoadError> {
+        const PIECE: usize = 1 << 22;
+        let (Some(first), Some(second)) = (self.find(first)?, self.find(second)?) else {
+            return Ok(self.find(second)?.is_none());
+        };
+        if (first.dtype, first.shape) != (second.dtype, second.shape) {
+            return Ok(false);
+        }
+        let num_bytes = first.bytes.len();
+        for start in (0..num_bytes).step_by(PIECE) {
+            let end = num_bytes.min(start + PIECE);
+            if first.bytes.to_vec_of(start..end)? != second.bytes.to_vec_of(start..end)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Of all files, in a fixed order.
     pub(super) fn stamps(&self) -> Vec<&Stamp> {
         self.files.iter().map(|file| file.file.stamp()).collect()

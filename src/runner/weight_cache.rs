@@ -16,15 +16,15 @@
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use twox_hash::XxHash3_64;
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, WeightCachePlace};
 use super::precision::WeightPrecision;
 use super::tensor::Place;
 use super::tensors::TensorFile;
@@ -41,7 +41,7 @@ pub(super) struct WeightCache {
     path: PathBuf,
     /// What its weights must have been made from.
     made_from: String,
-    /// Whoever may read the checkpoint may read the file.
+    /// Who may read the file.
     mode: u32,
     /// None where there is none that can be read.
     file: Option<TensorFile>,
@@ -52,7 +52,7 @@ pub(super) struct WeightCache {
 impl WeightCache {
     /// That of a checkpoint whose float weights are rounded to `precision`. None where it has none.
     pub(super) fn of(checkpoint: &Checkpoint, precision: Option<WeightPrecision>) -> Option<Self> {
-        let path = checkpoint.weight_cache()?;
+        let WeightCachePlace { path, mode } = checkpoint.weight_cache()?;
         let mut made_from = format!(
             "inflight {}, panels {PANELS_VERSION}, {precision:?}",
             env!("CARGO_PKG_VERSION")
@@ -60,8 +60,7 @@ impl WeightCache {
         for stamp in checkpoint.stamps() {
             made_from = format!("{made_from}\n{stamp}");
         }
-        let mode = checkpoint.stamps().last()?.mode_of_copy();
-        Some(Self::open(path, made_from, mode))
+        Some(Self::open(path, made_from, *mode))
     }
 
     fn open(path: &Path, made_from: String, mode: u32) -> Self {
@@ -147,9 +146,12 @@ impl WeightCache {
             }
         }
         if let Some(folder) = self.path.parent() {
-            fs::create_dir_all(folder)?;
+            let may_enter = (self.mode & 0o444) >> 2;
+            let mut folders = DirBuilder::new();
+            folders.recursive(true).mode(0o700 | self.mode | may_enter);
+            folders.create(folder)?;
         }
-        // Under a name of its own until it is whole.
+        // Under a name of its own until it is whole, for its owner alone.
         serialize_to_file(tensors, Some(metadata), &self.path)?;
         fs::set_permissions(&self.path, Permissions::from_mode(self.mode))?;
         Ok(())

@@ -80,7 +80,7 @@ impl WeightFile {
             return Err(self.error(reason.clone()));
         }
         match self.file.metadata() {
-            Ok(now) if self.stamp.is_same_file(&Stamp::new(&self.path, &now)) => Ok(()),
+            Ok(now) if self.stamp == Stamp::new(&self.path, &now) => Ok(()),
             Ok(now) => Err(self.error(format!(
                 "has been written to since it was opened (it had {} bytes, and has {}), so its weights may be mixed; \
                  write a new checkpoint to a folder of its own, and load the model again",
@@ -132,15 +132,27 @@ impl<'a> Bytes<'a> {
     /// # Errors
     /// They are not there any more, or there is no memory.
     pub(super) fn to_vec(self) -> Result<Vec<u8>, LoadError> {
+        self.to_vec_of(0..self.len)
+    }
+
+    /// Reads some of them.
+    ///
+    /// # Errors
+    /// As [`Bytes::to_vec`].
+    ///
+    /// # Panics
+    /// There are fewer than that.
+    pub(super) fn to_vec_of(self, range: Range<usize>) -> Result<Vec<u8>, LoadError> {
+        assert!(range.end <= self.len, "inside the range");
         let no_memory = |()| {
             LoadError::Resource(format!(
                 "no memory for {} bytes of {}",
-                self.len,
+                range.len(),
                 self.file.path.display()
             ))
         };
-        let mut bytes = try_zeroed_vec(self.len).map_err(no_memory)?;
-        let read = self.file.read(self.start, &mut bytes);
+        let mut bytes = try_zeroed_vec(range.len()).map_err(no_memory)?;
+        let read = self.file.read(self.start + range.start as u64, &mut bytes);
         read.map_err(|reason| self.file.error(reason))?;
         Ok(bytes)
     }

@@ -14,7 +14,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, context};
 use serde_json::{Map, Value};
 
-use crate::base::{LoadError, RequestError};
+use crate::base::{LoadError, RequestError, check_byte_order_mark};
 use crate::text::python_json;
 
 /// Instructions of one rendering, about a second. A long conversation needs some ten thousands.
@@ -229,13 +229,17 @@ fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
 
 /// The text at `path`; none where there is no file.
 fn read(path: &Path) -> Result<Option<String>, LoadError> {
+    let fail = |reason| LoadError::File {
+        path: path.to_owned(),
+        reason,
+    };
     match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
+        Ok(text) => {
+            check_byte_order_mark(text.as_bytes()).map_err(fail)?;
+            Ok(Some(text))
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(LoadError::File {
-            path: path.to_owned(),
-            reason: error.to_string(),
-        }),
+        Err(error) => Err(fail(error.to_string())),
     }
 }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use tokenizers::DecoderWrapper;
 
-use crate::base::{LoadError, RequestError, TokenId};
+use crate::base::{LoadError, RequestError, TokenId, check_byte_order_mark};
 use crate::text::coverage;
 
 /// A character in front of a word whose tokens inside a text are wanted. It never joins a word.
@@ -60,7 +60,7 @@ impl Tokenizer {
         let path = dir.join("tokenizer.json");
         let parsed = std::fs::read(&path)
             .map_err(|error| error.to_string())
-            .and_then(|json| Self::parse(&json));
+            .and_then(|json| check_byte_order_mark(&json).and_then(|()| Self::parse(&json)));
         parsed.map_err(|reason| LoadError::File { path, reason })
     }
 

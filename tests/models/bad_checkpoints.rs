@@ -40,7 +40,38 @@ fn a_missing_file_is_named() {
         copy.refused(&[file, reason]);
     }
     let nowhere = Checkpoint::open(Path::new("/nowhere/at/all"));
-    assert!(matches!(nowhere, Err(LoadError::File { .. })));
+    let error = nowhere.err().expect("refused").to_string();
+    for words in [
+        "/nowhere/at/all: is no folder",
+        "config.json",
+        "gpt_model_path",
+    ] {
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn an_adapter_is_not_served_as_if_it_were_not_there() {
+    for name in ["llama2", "quantised/gguf-q8_0"] {
+        let copy = Copy::of(name);
+        let adapter = copy.path("adapter_config.json");
+        fs::write(adapter, r#"{"peft_type": "LORA"}"#).expect("written");
+        copy.refused(&["adapter_config.json", "not served yet", "merge"]);
+    }
+}
+
+#[test]
+fn a_byte_order_mark_is_told_from_bad_json() {
+    for (name, file) in [
+        ("llama2", "config.json"),
+        ("sharded", "model.safetensors.index.json"),
+    ] {
+        let copy = Copy::of(name);
+        let text = fs::read(copy.path(file)).expect("the file");
+        let marked = [b"\xef\xbb\xbf", &text[..]].concat();
+        fs::write(copy.path(file), marked).expect("written");
+        copy.refused(&[file, "begins with a byte order mark", "without one"]);
+    }
 }
 
 #[test]
@@ -367,5 +398,6 @@ fn limits_that_no_machine_has_memory_for_are_refused() {
     ] {
         let error = copy.load_with(&setup).err().expect("refused");
         assert!(matches!(error, LoadError::Resource(_)), "{error}");
+        assert!(error.to_string().contains("; lower max_"), "{error}");
     }
 }

@@ -2,12 +2,15 @@
 
 use std::fs;
 
-use serde_json::Value;
+use log::Level;
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
 use triton_inflight::base::BlockSize;
 use triton_inflight::device::cpu::KvDtype;
-use triton_inflight::runner::{Architecture, Checkpoint, CpuRunner, RopeScaling};
+use triton_inflight::runner::{Architecture, Checkpoint, CpuRunner, Rope, RopeScaling};
 
 use crate::copy::Copy;
+use crate::log_lines;
 use crate::support::fixture;
 
 const FIXTURES: [&str; 14] = [
@@ -49,6 +52,114 @@ fn configs_of_older_transformers_mean_the_same() {
         let new = Checkpoint::open(&fixture(name)).expect("the fixture opens");
         assert_eq!(old.spec(), new.spec(), "{name}");
     }
+}
+
+fn rope_of(changes: Value) -> Result<Rope, String> {
+    let copy = Copy::of("llama2").config(changes);
+    let checkpoint = Checkpoint::open(copy.dir()).map_err(|error| error.to_string())?;
+    Ok(checkpoint.spec().rope.clone())
+}
+
+/// What transformers 5.23 makes of the same (`RotaryEmbeddingConfigMixin`).
+#[test]
+fn rope_scaling_counts_beside_rope_parameters() {
+    let parameters = json!({"rope_type": "default", "rope_theta": 500.0});
+    let linear = json!({"rope_type": "linear", "factor": 4.0});
+    let rope = |theta, scaling| Ok(Rope { theta, scaling });
+    let divided = RopeScaling::Linear { factor: 4.0 };
+    for (rope_scaling, rope_theta, expected) in [
+        // What it does not say is not looked for in the other one.
+        (linear.clone(), json!(700.0), rope(700.0, divided.clone())),
+        (linear.clone(), Value::Null, rope(10_000.0, divided.clone())),
+        (json!({}), json!(700.0), rope(500.0, RopeScaling::None)),
+        (Value::Null, json!(700.0), rope(500.0, RopeScaling::None)),
+        (
+            json!({"type": "linear", "factor": 4.0, "rope_theta": 300.0}),
+            json!(700.0),
+            rope(300.0, divided),
+        ),
+    ] {
+        let config = json!({
+            "rope_parameters": parameters,
+            "rope_scaling": rope_scaling,
+            "rope_theta": rope_theta,
+        });
+        assert_eq!(rope_of(config), expected, "{rope_scaling} {rope_theta}");
+    }
+}
+
+#[test]
+fn a_position_embedding_that_divides_by_zero_or_differs_between_layers_is_refused() {
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0});
+    let layers = json!({"full_attention": {"rope_type": "default", "rope_theta": 10000.0}});
+    for (rope_parameters, words) in [
+        (yarn, "rope_theta: 1 is not above 1"),
+        (layers, "all layers have one"),
+    ] {
+        let error = rope_of(json!({"rope_parameters": rope_parameters})).expect_err("refused");
+        assert!(error.contains(words), "{error}");
+    }
+    let linear = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 1.0});
+    assert!(rope_of(json!({"rope_parameters": linear})).is_ok());
+}
+
+#[test]
+fn a_mistral_with_layer_types_has_the_window_in_some_layers() {
+    let windows = |changes: Value| {
+        let copy = Copy::of("mistral-window").config(changes);
+        let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+        checkpoint.spec().windows.clone()
+    };
+    let all = windows(json!({}));
+    assert!(
+        all.len() > 1
+            && all
+                .iter()
+                .all(|&window| window == all[0] && window.is_some())
+    );
+    let mut types = vec!["full_attention"; all.len()];
+    types[0] = "sliding_attention";
+    let mut expected = vec![None; all.len()];
+    expected[0] = all[0];
+    assert_eq!(windows(json!({"layer_types": types})), expected);
+    types[1] = "chunked_attention";
+    Copy::of("mistral-window")
+        .config(json!({"layer_types": types}))
+        .refused(&["layer_types", "'sliding_attention' or 'full_attention'"]);
+}
+
+/// As transformers 5.23 has it (`tie_weights`): two that differ are not tied, whatever config.json says.
+#[test]
+fn an_output_layer_that_differs_from_the_embedding_counts_with_a_warning() {
+    log_lines::collect();
+    const OUTPUT: &str = "lm_head.weight";
+    let tied = json!({"tie_word_embeddings": true});
+    let untied = Copy::of("llama2");
+    let expected = Checkpoint::open(untied.dir()).expect("it opens");
+    assert!(!expected.spec().tied_embeddings);
+    let copy = Copy::of("llama2").config(tied.clone());
+    let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+    assert_eq!(checkpoint.spec(), expected.spec());
+    let lines = log_lines::take(&copy.dir().display().to_string());
+    let [(Level::Warn, line)] = &lines[..] else {
+        panic!("{lines:?}");
+    };
+    assert!(
+        line.contains(OUTPUT) && line.contains("tie_word_embeddings: false"),
+        "{line}"
+    );
+
+    // A copy of the embedding, as older versions save it, is not kept twice.
+    let path = copy.path("model.safetensors");
+    let bytes = fs::read(&path).expect("the file");
+    let tensors = SafeTensors::deserialize(&bytes).expect("whole");
+    let embedding = tensors.tensor("model.embed_tokens.weight").expect("there");
+    let (dtype, shape) = (embedding.dtype(), embedding.shape().to_vec());
+    let data = embedding.data().to_vec();
+    let copy = copy.tensor(OUTPUT, |_| Some((dtype, shape, data)));
+    let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+    assert!(checkpoint.spec().tied_embeddings);
+    assert_eq!(log_lines::take(&copy.dir().display().to_string()), []);
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn rounded(bits: CodeBits, simd: Option<Simd>) -> Setup {
 fn answer(dir: &Path, setup: &Setup, cache: Option<&Path>) -> Served {
     let mut checkpoint = Checkpoint::open(dir).expect("the checkpoint opens");
     if let Some(path) = cache {
-        checkpoint = checkpoint.with_weight_cache(path.to_owned());
+        checkpoint = checkpoint.with_weight_cache(path.to_owned(), 0o600);
     }
     let options = CpuOptions {
         simd: setup.simd,
@@ -248,17 +248,26 @@ fn a_place_that_cannot_be_written_to_costs_a_warning() {
 }
 
 #[test]
-fn whoever_may_read_the_checkpoint_may_read_the_file() {
+fn only_the_servers_user_may_read_the_file_unless_others_are_to() {
     let setup = rounded(CodeBits::Eight, None);
-    for (of_checkpoint, expected) in [(0o644, 0o644), (0o440, 0o640), (0o600, 0o600)] {
-        let cache = Cache::new(&format!("readers-{of_checkpoint:o}"));
+    let mode = |path: &Path| fs::metadata(path).expect("it is there").mode() & 0o777;
+    for (file, folder) in [(0o600, 0o700), (0o640, 0o750), (0o644, 0o755)] {
+        let cache = Cache::new(&format!("readers-{file:o}"));
+        let below = cache.path().parent().expect("a folder");
+        let above = below.parent().expect("a folder");
+        fs::create_dir_all(above).expect("a folder");
+        fs::set_permissions(above, Permissions::from_mode(0o751)).expect("its owner");
+        // Whoever may read the checkpoint.
         let copy = Copy::of("llama3");
         let weights = copy.path("model.safetensors");
-        fs::set_permissions(weights, Permissions::from_mode(of_checkpoint)).expect("its owner");
-        answer(copy.dir(), &setup, Some(cache.path()));
+        fs::set_permissions(weights, Permissions::from_mode(0o644)).expect("its owner");
+        let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+        let checkpoint = checkpoint.with_weight_cache(cache.path().to_owned(), file);
+        let options = CpuOptions::default();
+        CpuRunner::new(&checkpoint, setup.runner_limits(), &options).expect("it loads");
         cache.was_written();
-        let mode = fs::metadata(cache.path()).expect("the file").mode();
-        assert_eq!(mode & 0o777, expected, "{mode:o}");
+        assert_eq!([mode(cache.path()), mode(below)], [file, folder]);
+        assert_eq!(mode(above), 0o751, "it was there");
     }
 }
 
