@@ -91,7 +91,7 @@ pub fn engine_config(
     Ok(engine)
 }
 
-/// Whether contexts are computed in chunks.
+/// Whether a context may take several steps.
 fn cuts_contexts(settings: &Settings) -> Result<bool, LoadError> {
     match (settings.gpt_model_type, settings.enable_chunked_context) {
         (BatchingScheme::V1, Some(true)) => Err(LoadError::Config {
