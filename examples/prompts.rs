@@ -4,7 +4,7 @@
 //! cargo run --release --example prompts -- model_repository/stories/1 prompts.txt
 //! ```
 //!
-//! Every line of the file is a prompt; `-` reads standard input. The application is four callbacks: what
+//! Every line of the file is a prompt; `-` reads standard input. The application is a few callbacks: what
 //! a server would do with sockets, this does with a file.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -16,7 +16,7 @@ use std::{env, fs, io};
 use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, NewRequest, StepStats};
-use triton_inflight::manager::{BatchManager, Callbacks, Response, serve};
+use triton_inflight::manager::{BatchManager, Callbacks, Response, Submission, serve};
 use triton_inflight::runner::{Checkpoint, CpuRunner, Runner, RunnerLimits};
 use triton_inflight::sampling::SamplingParams;
 use triton_inflight::text::{Detokenizer, Tokenizer};
@@ -107,16 +107,12 @@ impl<'a> Application<'a> {
 }
 
 impl Callbacks for Application<'_> {
-    fn get_requests(
-        &mut self,
-        max_num_requests: Option<usize>,
-        _is_idle: bool,
-    ) -> Option<Vec<NewRequest>> {
+    fn get_requests(&mut self, max_num_requests: usize, _is_idle: bool) -> Option<Vec<Submission>> {
         if self.waiting.is_empty() {
             return None;
         }
-        let num = max_num_requests.map_or(self.waiting.len(), |max| max.min(self.waiting.len()));
-        Some(self.waiting.drain(..num).collect())
+        let num = max_num_requests.min(self.waiting.len());
+        Some(self.waiting.drain(..num).map(Submission::from).collect())
     }
 
     fn send_response(&mut self, response: Response<'_>) {
@@ -135,6 +131,13 @@ impl Callbacks for Application<'_> {
             Err(error) => println!("{}| refused: {error}", answer.prompt),
         }
         self.answers.remove(&response.id);
+    }
+
+    fn reject_duplicate(&mut self, duplicate: Submission) {
+        unreachable!(
+            "every line has an id of its own, {} too",
+            duplicate.request.id
+        );
     }
 
     fn return_stats(&mut self, stats: &StepStats) {

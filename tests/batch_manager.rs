@@ -19,7 +19,7 @@ use triton_inflight::engine::{
     Stage, StepStats,
 };
 use triton_inflight::manager::{
-    BatchManager, Callbacks, LandedStep, Response, serve, statistics_json,
+    BatchManager, Callbacks, LandedStep, Response, Submission, serve, statistics_json,
 };
 use triton_inflight::runner::{
     Checkpoint, CpuRunner, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
@@ -78,7 +78,7 @@ fn alone(id: u64) -> Vec<TokenId> {
 struct Diary {
     /// What `get_requests` gives, call by call.
     arrivals: Vec<Vec<NewRequest>>,
-    rooms: Vec<Option<usize>>,
+    rooms: Vec<usize>,
     streams: BTreeMap<u64, Vec<TokenId>>,
     gathered: BTreeMap<u64, Vec<Gathered>>,
     ends: BTreeMap<u64, Result<FinishReason, RequestError>>,
@@ -86,21 +86,24 @@ struct Diary {
     stop_after: BTreeMap<u64, usize>,
     num_responses: BTreeMap<u64, usize>,
     stats: Vec<StepStats>,
+    /// Whether its requests want their answers whole.
+    wants_whole: bool,
 }
 
 impl Callbacks for Diary {
-    fn get_requests(
-        &mut self,
-        max_num_requests: Option<usize>,
-        is_idle: bool,
-    ) -> Option<Vec<NewRequest>> {
+    fn get_requests(&mut self, max_num_requests: usize, is_idle: bool) -> Option<Vec<Submission>> {
         assert_eq!(is_idle, self.streams.len() == self.ends.len());
         self.rooms.push(max_num_requests);
         let requests = self.arrivals.pop()?;
         for request in &requests {
             self.streams.entry(request.id.0).or_default();
         }
-        Some(requests)
+        let is_streaming = !self.wants_whole;
+        let submissions = requests.into_iter().map(|request| Submission {
+            request,
+            is_streaming,
+        });
+        Some(submissions.collect())
     }
 
     fn send_response(&mut self, response: Response<'_>) {
@@ -113,6 +116,10 @@ impl Callbacks for Diary {
         if let Some(end) = response.end {
             self.ends.insert(id, end);
         }
+    }
+
+    fn reject_duplicate(&mut self, duplicate: Submission) {
+        panic!("{} is given once", duplicate.request.id);
     }
 
     fn poll_stop_signals(&mut self) -> Vec<RequestId> {
@@ -177,40 +184,102 @@ fn a_bounded_application_is_asked_for_as_many_as_there_is_room_for() {
         ..Diary::default()
     };
     serve(&mut manager(config()), Some(3), &mut diary).expect("steps succeed");
-    assert_eq!(diary.rooms[..2], [Some(3), Some(0)]);
+    assert_eq!(diary.rooms[..2], [3, 0]);
     assert_eq!(diary.ends.len(), 3);
 }
 
-#[test]
-fn an_id_in_flight_is_refused_and_can_be_used_again_after_the_final_response() {
-    struct Twice {
-        num_calls: u32,
-        ends: Vec<Result<FinishReason, RequestError>>,
-    }
-    impl Callbacks for Twice {
-        fn get_requests(&mut self, _: Option<usize>, is_idle: bool) -> Option<Vec<NewRequest>> {
-            self.num_calls += 1;
-            match self.num_calls {
-                1 => Some(vec![request(3), request(3)]),
-                _ if !is_idle => Some(vec![]),
-                _ if self.ends.len() < 3 => Some(vec![request(3)]),
-                _ => None,
-            }
-        }
+/// Gives a request with an id that is in flight, and again after its final response.
+#[derive(Default)]
+struct Twice {
+    num_calls: u32,
+    /// What `send_response` got, in order.
+    responses: Vec<(Vec<TokenId>, bool)>,
+    rejected: Vec<NewRequest>,
+}
 
-        fn send_response(&mut self, response: Response<'_>) {
-            assert_eq!(response.id, RequestId(3));
-            self.ends.extend(response.end);
+impl Callbacks for Twice {
+    fn get_requests(&mut self, _: usize, is_idle: bool) -> Option<Vec<Submission>> {
+        self.num_calls += 1;
+        let duplicate = NewRequest {
+            prompt: vec![9].into(),
+            ..request(13)
+        };
+        let streaming = |request| Submission {
+            request,
+            is_streaming: true,
+        };
+        let num_ends = self
+            .responses
+            .iter()
+            .filter(|(_, is_final)| *is_final)
+            .count();
+        match self.num_calls {
+            1 => Some(vec![streaming(request(13)), streaming(duplicate)]),
+            3 => Some(vec![streaming(duplicate)]),
+            _ if !is_idle => Some(vec![]),
+            _ if num_ends < 2 => Some(vec![streaming(request(13))]),
+            _ => None,
         }
     }
-    let mut twice = Twice {
-        num_calls: 0,
-        ends: Vec::new(),
-    };
+
+    fn send_response(&mut self, response: Response<'_>) {
+        assert_eq!(response.id, RequestId(13));
+        assert_eq!(
+            response.end.clone().unwrap_or(Ok(FinishReason::Length)),
+            Ok(FinishReason::Length)
+        );
+        self.responses
+            .push((response.tokens.to_vec(), response.is_final()));
+    }
+
+    fn reject_duplicate(&mut self, duplicate: Submission) {
+        self.rejected.push(duplicate.request);
+    }
+}
+
+#[test]
+fn a_duplicate_goes_back_and_no_response_of_the_id_in_flight_is_its() {
+    let mut twice = Twice::default();
     serve(&mut manager(config()), None, &mut twice).expect("steps succeed");
-    let in_flight = Err(RequestError::InFlight("3".to_owned()));
-    let done = Ok(FinishReason::Length);
-    assert_eq!(twice.ends, [in_flight, done.clone(), done]);
+    assert_eq!(
+        twice.rejected.len(),
+        2,
+        "of the first, and later of the one that streams"
+    );
+    assert!(twice.rejected.iter().all(|request| *request.prompt == [9]));
+    // The one in flight has its tokens, and one final response at their end; so has the next with its id.
+    let ends: Vec<_> = (0..twice.responses.len())
+        .filter(|&n| twice.responses[n].1)
+        .collect();
+    let num_tokens = max_new_tokens(13) as usize;
+    assert_eq!(ends, [num_tokens - 1, 2 * num_tokens - 1]);
+    let tokens: Vec<_> = twice
+        .responses
+        .into_iter()
+        .flat_map(|(tokens, _)| tokens)
+        .collect();
+    assert_eq!(tokens, [alone(13), alone(13)].concat());
+}
+
+#[test]
+fn a_request_that_does_not_stream_has_one_whole_response() {
+    for num_micro_batches in [1, 2] {
+        let mut diary = Diary {
+            arrivals: vec![(0..12).map(request).collect()],
+            stop_after: BTreeMap::from([(77, 0)]),
+            wants_whole: true,
+            ..Diary::default()
+        };
+        let config = EngineConfig {
+            num_micro_batches,
+            ..config()
+        };
+        serve(&mut manager(config), None, &mut diary).expect("steps succeed");
+        for (id, stream) in &diary.streams {
+            assert_eq!((stream, diary.num_responses[id]), (&alone(*id), 1), "{id}");
+            assert_eq!(diary.ends[id], Ok(FinishReason::Length));
+        }
+    }
 }
 
 #[test]

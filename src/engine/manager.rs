@@ -201,6 +201,11 @@ impl Engine {
         sequence.best_so_far()
     }
 
+    /// Its limits.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
     /// Requests that have not ended: waiting, running or paused.
     pub fn num_active(&self) -> usize {
         self.running.len() + self.queue.num_paused() + self.queue.num_waiting()

@@ -4,18 +4,36 @@
 //! stepper.rs      BatchManager: launch a step, land it
 //! pipeline.rs     a runner on a thread of its own, for two micro-batches
 //! statistics.rs   a record as the Batch Manager's JSON
-//! callbacks.rs    the loop that serves an application through its callbacks
+//! callbacks.rs    what an application does that is called back
+//! serve.rs        the loop that calls it
+//! thread.rs       the same on a thread of its own
+//! executor.rs     requests that are enqueued, and responses that are awaited
+//! tensors/        requests and responses as tensors by name
+//! options.rs      a batch manager from a text of options
 //! ```
 //!
 //! It knows nothing of Triton: the backend's driver is one of its users, `examples/prompts.rs` another.
 //! Whoever has a loop of its own calls [`BatchManager::launch`] and [`BatchManager::land`] in it, as the
-//! driver does; whoever has not gives its callbacks to [`serve`].
+//! driver does; whoever has not gives its callbacks to [`serve`] or to a [`ManagerThread`], or asks an
+//! [`Executor`]. `embed/` is a [`TensorLayer`] for applications in C.
 
 mod callbacks;
+mod executor;
+mod options;
 mod pipeline;
+mod serve;
 mod statistics;
 mod stepper;
+mod tensors;
+mod thread;
 
-pub use callbacks::{Callbacks, Response, serve};
+pub use callbacks::{Callbacks, Response, Submission};
+pub use executor::{Executor, ExecutorOptions, OwnedResponse};
+pub use options::ManagerOptions;
+pub use serve::serve;
 pub use statistics::{statistics_json, timestamp};
 pub use stepper::{BatchManager, LandedStep};
+pub use tensors::{
+    DataType, Tensor, TensorCallbacks, TensorLayer, TensorModel, TensorRequest, Tensors,
+};
+pub use thread::ManagerThread;

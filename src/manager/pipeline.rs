@@ -101,7 +101,7 @@ fn gone() -> StepError {
     StepError("the runner's thread has ended".to_owned())
 }
 
-fn words_of(panic: &(dyn Any + Send)) -> String {
+pub(super) fn words_of(panic: &(dyn Any + Send)) -> String {
     let words = panic
         .downcast_ref::<&str>()
         .map(|words| (*words).to_owned())

@@ -198,6 +198,11 @@ impl BatchManager {
         self.engine.is_idle()
     }
 
+    /// Requests that can be active at a time.
+    pub fn max_num_active(&self) -> usize {
+        self.engine.config().max_num_active as usize
+    }
+
     /// Requests that have not ended.
     pub fn num_active(&self) -> usize {
         self.engine.num_active()

@@ -1,0 +1,204 @@
+//! A batch manager from a text of options: those of a model's config.pbtxt that a batch manager has.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::base::{BlockSize, Blocks, LoadError, Tokens};
+use crate::config::{BatchingScheme, CapacityPolicy};
+use crate::device::cpu::CpuOptions;
+use crate::engine::{BlockReuse, EngineConfig};
+use crate::manager::{BatchManager, TensorModel};
+use crate::runner::{Checkpoint, CpuRunner, Runner, RunnerLimits};
+
+/// What a batch manager of a checkpoint is made with. Names, values and defaults are those of config.pbtxt, where
+/// they have no machine to be measured against: `max_num_requests` is 8, and the KV cache holds as many sequences of
+/// the largest length unless `max_tokens_in_paged_kv_cache` says less.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManagerOptions {
+    /// The checkpoint's folder.
+    pub gpt_model_path: PathBuf,
+    /// `inflight_fused_batching`, `inflight_batching` or `V1`.
+    #[serde(default)]
+    pub gpt_model_type: Option<String>,
+    /// `guaranteed_no_evict`, `max_utilization` or `static_batch`.
+    #[serde(default)]
+    pub batch_scheduler_policy: Option<String>,
+    /// Requests in one step, at most.
+    #[serde(default)]
+    pub max_num_requests: Option<u32>,
+    /// Requests that may be active at the same time; 8 times `max_num_requests` if it is not given.
+    #[serde(default)]
+    pub max_num_active: Option<u32>,
+    /// Beams of one request, at most.
+    #[serde(default)]
+    pub max_beam_width: Option<u32>,
+    /// Tokens in one step, at most.
+    #[serde(default)]
+    pub max_num_tokens: Option<u32>,
+    /// Prompt and output together, at most; what the model has positions for if it is not given.
+    #[serde(default)]
+    pub max_seq_len: Option<u32>,
+    /// Positions of the whole KV cache.
+    #[serde(default)]
+    pub max_tokens_in_paged_kv_cache: Option<u32>,
+    /// Positions of one block.
+    #[serde(default)]
+    pub tokens_per_block: Option<u32>,
+    /// Whether requests that begin alike share blocks.
+    #[serde(default)]
+    pub enable_kv_cache_reuse: Option<bool>,
+    /// Whether a prompt may be computed in chunks.
+    #[serde(default)]
+    pub enable_chunked_context: Option<bool>,
+    /// Whether two micro-batches take turns.
+    #[serde(default)]
+    pub enable_trt_overlap: Option<bool>,
+    /// Threads of a step.
+    #[serde(default)]
+    pub num_threads: Option<NonZeroUsize>,
+}
+
+impl ManagerOptions {
+    /// Reads a JSON object.
+    ///
+    /// # Errors
+    /// An unknown name, or a value that is not what it has to be.
+    pub fn parse(json: &str) -> Result<Self, LoadError> {
+        serde_json::from_str(json).map_err(|error| LoadError::Config {
+            problem: format!("the options are not what they have to be: {error}"),
+            remedy: "write a JSON object with gpt_model_path".to_owned(),
+        })
+    }
+
+    /// Loads the checkpoint: a batch manager, and what its tensors are read with.
+    ///
+    /// # Errors
+    /// Options that contradict each other, or a checkpoint that cannot be loaded.
+    pub fn load(&self) -> Result<(BatchManager, TensorModel), LoadError> {
+        let checkpoint = Checkpoint::open(&self.gpt_model_path)?;
+        let max_positions = u32::try_from(checkpoint.spec().max_seq_len()).unwrap_or(u32::MAX);
+        let config = self.engine_config(max_positions)?;
+        config.check()?;
+        let options = CpuOptions {
+            num_threads: self.num_threads,
+            ..CpuOptions::default()
+        };
+        let runner = CpuRunner::new(&checkpoint, RunnerLimits::of(&config), &options)?;
+        let runner = Runner::Cpu(Box::new(runner));
+        let model = TensorModel {
+            vocab_size: runner.vocab_size(),
+            max_seq_len: config.max_seq_len,
+            end_ids: checkpoint.end_ids().to_vec(),
+        };
+        let manager = BatchManager::new(config, runner).map_err(|error| LoadError::Config {
+            problem: format!("the runner's thread cannot be started: {error}"),
+            remedy: "let the process have more threads".to_owned(),
+        })?;
+        Ok((manager, model))
+    }
+
+    fn engine_config(&self, max_positions: u32) -> Result<EngineConfig, LoadError> {
+        let default = EngineConfig::default();
+        let scheme = named(
+            "gpt_model_type",
+            self.gpt_model_type.as_deref(),
+            &[
+                ("inflight_fused_batching", BatchingScheme::InflightFused),
+                ("inflight_batching", BatchingScheme::Inflight),
+                ("V1", BatchingScheme::V1),
+            ],
+        )?;
+        let policy = named(
+            "batch_scheduler_policy",
+            self.batch_scheduler_policy.as_deref(),
+            &[
+                ("guaranteed_no_evict", CapacityPolicy::GuaranteedNoEvict),
+                ("max_utilization", CapacityPolicy::MaxUtilization),
+                ("static_batch", CapacityPolicy::StaticBatch),
+            ],
+        )?;
+        let max_num_requests = self.max_num_requests.unwrap_or(default.max_num_requests);
+        let max_seq_len = self.max_seq_len.unwrap_or(max_positions);
+        if max_seq_len > max_positions {
+            return Err(LoadError::Config {
+                problem: format!(
+                    "max_seq_len is {max_seq_len}, and the model has {max_positions} positions"
+                ),
+                remedy: format!("write at most {max_positions}, or leave it out"),
+            });
+        }
+        let tokens_per_block = self
+            .tokens_per_block
+            .unwrap_or(default.block_size.tokens().0);
+        let block_size = BlockSize::new(tokens_per_block).ok_or_else(|| LoadError::Config {
+            problem: "tokens_per_block is 0".to_owned(),
+            remedy: "let it be at least 1".to_owned(),
+        })?;
+        let of_one = Tokens(max_seq_len).blocks_ceil(block_size).0;
+        let max_beam_width = self.max_beam_width.unwrap_or(1);
+        let full = max_num_requests
+            .saturating_mul(of_one)
+            .saturating_mul(max_beam_width);
+        let given = self
+            .max_tokens_in_paged_kv_cache
+            .map(|max| max / tokens_per_block);
+        let max_num_tokens = self.max_num_tokens.unwrap_or_else(|| {
+            let whole = match self.enable_chunked_context {
+                Some(false) => max_seq_len,
+                _ => 0,
+            };
+            let full_batch = max_num_requests.saturating_add(tokens_per_block);
+            default
+                .max_num_tokens
+                .0
+                .max(full_batch)
+                .max(max_beam_width)
+                .max(whole)
+        });
+        Ok(EngineConfig {
+            scheme,
+            policy,
+            max_num_requests,
+            max_num_active: self
+                .max_num_active
+                .unwrap_or(max_num_requests.saturating_mul(8)),
+            max_beam_width,
+            max_seq_len: Tokens(max_seq_len),
+            max_num_tokens: Tokens(max_num_tokens),
+            block_size,
+            chunk_unit: block_size,
+            num_blocks: Blocks(given.map_or(full, |given| given.min(full))),
+            enable_chunked_context: self.enable_chunked_context.unwrap_or(true),
+            num_micro_batches: if self.enable_trt_overlap == Some(true) {
+                2
+            } else {
+                1
+            },
+            reuse: match self.enable_kv_cache_reuse {
+                Some(false) => BlockReuse::Off,
+                _ => BlockReuse::PartialBlocks,
+            },
+            ..default
+        })
+    }
+}
+
+/// What a name stands for; the first where there is none.
+fn named<T: Copy>(key: &str, value: Option<&str>, known: &[(&str, T)]) -> Result<T, LoadError> {
+    let value = value.unwrap_or(known[0].0);
+    let found = known.iter().find(|(name, _)| *name == value);
+    found.map(|(_, it)| *it).ok_or_else(|| LoadError::Config {
+        problem: format!("{key} is '{value}'"),
+        remedy: format!(
+            "let it be one of {}",
+            known
+                .iter()
+                .map(|(name, _)| *name)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
+    })
+}

@@ -1,0 +1,181 @@
+//! The batch manager's loop for an application that has none: it is called back.
+
+use std::collections::BTreeMap;
+
+use crate::base::{RequestError, RequestId, StepError, TokenId};
+use crate::engine::{Event, Gathered};
+use crate::manager::{BatchManager, Callbacks, LandedStep, Response, Submission};
+use crate::sampling::{FinishReason, Hypothesis};
+
+/// Serves an application until it has no more requests and all have ended.
+///
+/// `max_num_requests` bounds how many are in flight at a time, waiting ones included; `None`: as many as the manager
+/// can hold.
+///
+/// # Errors
+/// A step failed as a whole. Every request in flight has had its final response.
+pub fn serve(
+    manager: &mut BatchManager,
+    max_num_requests: Option<usize>,
+    callbacks: &mut impl Callbacks,
+) -> Result<(), StepError> {
+    let mut in_flight = InFlight::new();
+    let result = serve_all(manager, max_num_requests, &mut in_flight, callbacks);
+    if let Err(error) = &result {
+        for (id, news) in in_flight {
+            let error = RequestError::Internal(error.to_string());
+            send(callbacks, id, &news, Some(Err(error)));
+        }
+    }
+    result
+}
+
+/// What has not been sent of a request.
+#[derive(Default)]
+struct News {
+    is_streaming: bool,
+    tokens: Vec<TokenId>,
+    gathered: Vec<Gathered>,
+    hypotheses: Box<[Hypothesis]>,
+}
+
+impl News {
+    /// Whether there is something to be sent before the end.
+    fn are_due(&self) -> bool {
+        let is_empty =
+            self.tokens.is_empty() && self.gathered.is_empty() && self.hypotheses.is_empty();
+        self.is_streaming && !is_empty
+    }
+
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.gathered.clear();
+        self.hypotheses = Box::default();
+    }
+}
+
+/// What has not been sent of the requests in flight.
+type InFlight = BTreeMap<RequestId, News>;
+
+fn serve_all(
+    manager: &mut BatchManager,
+    max_num_requests: Option<usize>,
+    in_flight: &mut InFlight,
+    callbacks: &mut impl Callbacks,
+) -> Result<(), StepError> {
+    let max_num_active = manager.max_num_active();
+    let max_num_requests = max_num_requests.map_or(max_num_active, |max| max.min(max_num_active));
+    let mut events = Vec::new();
+    let mut is_open = true;
+    while is_open || !in_flight.is_empty() {
+        if is_open {
+            let room = max_num_requests.saturating_sub(manager.num_active());
+            match callbacks.get_requests(room, manager.is_idle()) {
+                Some(submissions) => join(manager, in_flight, submissions, callbacks),
+                None => is_open = false,
+            }
+        }
+        manager.launch()?;
+        let landed = manager.land(&mut events)?;
+        for event in events.drain(..) {
+            match event {
+                Event::Gathered(id, gathered) => {
+                    if let Some(news) = in_flight.get_mut(&id) {
+                        news.gathered.push(*gathered);
+                    }
+                }
+                Event::Token(id, token) => {
+                    if let Some(news) = in_flight.get_mut(&id) {
+                        news.tokens.push(token);
+                    }
+                }
+                Event::Hypotheses(id, hypotheses) => {
+                    if let Some(news) = in_flight.get_mut(&id) {
+                        news.hypotheses = hypotheses;
+                    }
+                }
+                Event::Finished(id, reason) => {
+                    if let Some(news) = in_flight.remove(&id) {
+                        send(callbacks, id, &news, Some(Ok(reason)));
+                    }
+                }
+                Event::Admitted(_) | Event::Paused(_) => {}
+            }
+        }
+        for (&id, news) in in_flight.iter_mut().filter(|(_, news)| news.are_due()) {
+            send(callbacks, id, news, None);
+            news.clear();
+        }
+        stop(manager, in_flight, &mut events, callbacks)?;
+        for stats in landed.iter().flat_map(LandedStep::records) {
+            callbacks.return_stats(stats);
+        }
+    }
+    Ok(())
+}
+
+/// Ends the requests that are to be stopped, with what they have. Their blocks are free before they are told.
+fn stop(
+    manager: &mut BatchManager,
+    in_flight: &mut InFlight,
+    events: &mut Vec<Event>,
+    callbacks: &mut impl Callbacks,
+) -> Result<(), StepError> {
+    let signals = callbacks.poll_stop_signals();
+    let stopped = signals
+        .into_iter()
+        .filter_map(|id| in_flight.remove_entry(&id));
+    let stopped: Vec<_> = stopped.collect();
+    if stopped.is_empty() {
+        return Ok(());
+    }
+    for (id, _) in &stopped {
+        manager.cancel(*id);
+    }
+    manager.settle(events)?;
+    for (id, news) in stopped {
+        send(callbacks, id, &news, Some(Ok(FinishReason::Cancelled)));
+    }
+    Ok(())
+}
+
+/// Takes requests in. One with an id that is in flight goes back, and the one in flight goes on.
+fn join(
+    manager: &mut BatchManager,
+    in_flight: &mut InFlight,
+    submissions: Vec<Submission>,
+    callbacks: &mut impl Callbacks,
+) {
+    for submission in submissions {
+        let id = submission.request.id;
+        if in_flight.contains_key(&id) {
+            callbacks.reject_duplicate(submission);
+            continue;
+        }
+        let news = News {
+            is_streaming: submission.is_streaming,
+            ..News::default()
+        };
+        match manager.add(submission.request) {
+            Ok(()) => {
+                in_flight.insert(id, news);
+            }
+            Err(error) => send(callbacks, id, &news, Some(Err(error))),
+        }
+    }
+}
+
+fn send(
+    callbacks: &mut impl Callbacks,
+    id: RequestId,
+    news: &News,
+    end: Option<Result<FinishReason, RequestError>>,
+) {
+    callbacks.send_response(Response {
+        id,
+        tokens: &news.tokens,
+        gathered: &news.gathered,
+        hypotheses: &news.hypotheses,
+        end,
+    });
+}

@@ -1,0 +1,162 @@
+//! Callbacks that know tensors, as callbacks that know requests.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use super::request::{Asked, read};
+use super::response::InFlight;
+use super::tensor::Tensors;
+use crate::base::{ClientId, RequestId, TokenId, Tokens};
+use crate::engine::StepStats;
+use crate::manager::{Callbacks, Response, Submission, statistics_json};
+use crate::sampling::FinishReason;
+
+/// A request as tensors by name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorRequest {
+    /// Unique among the requests in flight.
+    pub id: RequestId,
+    /// Who has sent it.
+    pub client_id: Option<ClientId>,
+    /// Whether each step's news are sent at once. If not, there is one response.
+    pub is_streaming: bool,
+    /// `input_ids` and `request_output_len`, and options.
+    pub tensors: Tensors,
+}
+
+/// What tensors are read and written with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorModel {
+    /// Token ids are below it.
+    pub vocab_size: u32,
+    /// Prompt and output together.
+    pub max_seq_len: Tokens,
+    /// Tokens that end an output where the request does not say.
+    pub end_ids: Vec<TokenId>,
+}
+
+/// [`Callbacks`] of an application whose requests and responses are tensors.
+pub trait TensorCallbacks {
+    /// As [`Callbacks::get_requests`].
+    fn get_requests(
+        &mut self,
+        max_num_requests: usize,
+        is_idle: bool,
+    ) -> Option<Vec<TensorRequest>>;
+
+    /// Takes what is new of a request; the last time with `is_final`. An `error` that is not empty comes alone, and
+    /// is final.
+    fn send_response(&mut self, id: RequestId, tensors: &Tensors, is_final: bool, error: &str);
+
+    /// As [`Callbacks::reject_duplicate`].
+    fn reject_duplicate(&mut self, duplicate: TensorRequest);
+
+    /// As [`Callbacks::poll_stop_signals`].
+    fn poll_stop_signals(&mut self) -> Vec<RequestId> {
+        Vec::new()
+    }
+
+    /// As [`Callbacks::return_stats`], as the Batch Manager's JSON.
+    fn return_stats(&mut self, json: &str) {
+        let _ = json;
+    }
+}
+
+/// An application that knows tensors, served like any other.
+pub struct TensorLayer<C> {
+    callbacks: C,
+    model: TensorModel,
+    in_flight: BTreeMap<RequestId, InFlight>,
+}
+
+impl<C: TensorCallbacks> TensorLayer<C> {
+    /// A layer over `callbacks`.
+    pub fn new(callbacks: C, model: TensorModel) -> Self {
+        Self {
+            callbacks,
+            model,
+            in_flight: BTreeMap::new(),
+        }
+    }
+
+    /// A request as the batch manager takes it; `None`, if it is refused.
+    fn take_in(&mut self, request: TensorRequest) -> Option<Submission> {
+        if self.in_flight.contains_key(&request.id) {
+            self.callbacks.reject_duplicate(request);
+            return None;
+        }
+        let Asked {
+            submission,
+            pad_id,
+            beam_width,
+        } = match read(&request, &self.model) {
+            Ok(asked) => asked,
+            Err(error) => {
+                let error = error.to_string();
+                let none = Tensors::new();
+                self.callbacks
+                    .send_response(request.id, &none, true, &error);
+                return None;
+            }
+        };
+        let prompt = &submission.request.prompt;
+        let in_flight = InFlight {
+            num_prompt_tokens: prompt.len(),
+            prompt: if request.is_streaming {
+                Vec::new()
+            } else {
+                prompt.to_vec()
+            },
+            is_streaming: request.is_streaming,
+            pad_id,
+            beam_width,
+            wants_log_probs: submission.request.gather.log_probs.is_some(),
+            num_generated: 0,
+            cum_log_prob: 0.0,
+        };
+        self.in_flight.insert(request.id, in_flight);
+        Some(submission)
+    }
+}
+
+impl<C: TensorCallbacks> Callbacks for TensorLayer<C> {
+    fn get_requests(&mut self, max_num_requests: usize, is_idle: bool) -> Option<Vec<Submission>> {
+        let requests = self.callbacks.get_requests(max_num_requests, is_idle)?;
+        let taken = requests
+            .into_iter()
+            .filter_map(|request| self.take_in(request));
+        Some(taken.collect())
+    }
+
+    fn send_response(&mut self, response: Response<'_>) {
+        let id = response.id;
+        let error = match &response.end {
+            Some(Err(error)) => error.to_string(),
+            Some(Ok(FinishReason::Error(error))) => error.to_string(),
+            _ => String::new(),
+        };
+        let tensors = match self.in_flight.get_mut(&id) {
+            Some(in_flight) if error.is_empty() => in_flight.tensors(&response, &self.model),
+            _ => Tensors::new(),
+        };
+        let is_final = response.is_final();
+        if is_final {
+            self.in_flight.remove(&id);
+        }
+        self.callbacks.send_response(id, &tensors, is_final, &error);
+    }
+
+    fn reject_duplicate(&mut self, duplicate: Submission) {
+        // Duplicates have gone back before they were read.
+        debug_assert!(false, "{} was let through twice", duplicate.request.id);
+    }
+
+    fn poll_stop_signals(&mut self) -> Vec<RequestId> {
+        self.callbacks.poll_stop_signals()
+    }
+
+    fn return_stats(&mut self, stats: &StepStats) {
+        self.callbacks
+            .return_stats(&statistics_json(stats, SystemTime::now()));
+    }
+}

@@ -1,0 +1,17 @@
+//! Requests and responses as tensors by name, as TensorRT-LLM's Batch Manager has them: a layer over the typed
+//! callbacks, for applications in other languages.
+//!
+//! ```text
+//! tensor.rs      a tensor: type, shape, bytes
+//! request.rs     tensors -> NewRequest
+//! response.rs    Response -> tensors
+//! layer.rs       TensorCallbacks as Callbacks
+//! ```
+
+mod layer;
+mod request;
+mod response;
+mod tensor;
+
+pub use layer::{TensorCallbacks, TensorLayer, TensorModel, TensorRequest};
+pub use tensor::{DataType, Tensor, Tensors};

@@ -1,0 +1,163 @@
+//! A tensor: what its elements are, its shape, and its bytes.
+
+use std::collections::BTreeMap;
+
+/// What the elements of a tensor are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum DataType {
+    /// A byte, 0 or 1.
+    Bool = 1,
+    /// A signed integer of 32 bits.
+    Int32 = 2,
+    /// An unsigned integer of 64 bits.
+    Uint64 = 3,
+    /// A floating-point number of 32 bits.
+    Fp32 = 4,
+}
+
+impl DataType {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Bool, Self::Int32, Self::Uint64, Self::Fp32];
+
+    /// Bytes of an element.
+    pub const fn num_bytes(self) -> usize {
+        match self {
+            Self::Bool => 1,
+            Self::Int32 | Self::Fp32 => 4,
+            Self::Uint64 => 8,
+        }
+    }
+
+    /// The name in errors.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bool => "BOOL",
+            Self::Int32 => "INT32",
+            Self::Uint64 => "UINT64",
+            Self::Fp32 => "FP32",
+        }
+    }
+}
+
+/// A tensor in host memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// What its elements are.
+    pub data_type: DataType,
+    /// Its dimensions.
+    pub shape: Vec<i64>,
+    /// Its elements, row by row, in the machine's byte order.
+    pub bytes: Vec<u8>,
+}
+
+/// Tensors by name.
+pub type Tensors = BTreeMap<String, Tensor>;
+
+/// A type of Rust that is a type of tensors.
+pub(super) trait Element: Copy {
+    const DATA_TYPE: DataType;
+    fn from_bytes(bytes: &[u8]) -> Self;
+    fn append_to(self, bytes: &mut Vec<u8>);
+}
+
+macro_rules! element {
+    ($type:ty, $data_type:ident) => {
+        impl Element for $type {
+            const DATA_TYPE: DataType = DataType::$data_type;
+
+            fn from_bytes(bytes: &[u8]) -> Self {
+                let mut element = [0; size_of::<Self>()];
+                element.copy_from_slice(bytes);
+                Self::from_ne_bytes(element)
+            }
+
+            fn append_to(self, bytes: &mut Vec<u8>) {
+                bytes.extend_from_slice(&self.to_ne_bytes());
+            }
+        }
+    };
+}
+
+element!(i32, Int32);
+element!(u64, Uint64);
+element!(f32, Fp32);
+
+impl Element for bool {
+    const DATA_TYPE: DataType = DataType::Bool;
+
+    fn from_bytes(bytes: &[u8]) -> Self {
+        bytes.iter().any(|byte| *byte != 0)
+    }
+
+    fn append_to(self, bytes: &mut Vec<u8>) {
+        bytes.push(self.into());
+    }
+}
+
+impl Tensor {
+    /// A tensor of these elements, which are as many as `shape` says.
+    pub(super) fn of<T: Element>(shape: &[usize], elements: impl IntoIterator<Item = T>) -> Self {
+        let num_elements: usize = shape.iter().product();
+        let mut bytes = Vec::with_capacity(num_elements * T::DATA_TYPE.num_bytes());
+        let elements = elements.into_iter();
+        elements.for_each(|element| element.append_to(&mut bytes));
+        debug_assert_eq!(bytes.len(), num_elements * T::DATA_TYPE.num_bytes());
+        Self {
+            data_type: T::DATA_TYPE,
+            shape: shape.iter().map(|&size| size as i64).collect(),
+            bytes,
+        }
+    }
+
+    /// How many elements there are.
+    ///
+    /// # Errors
+    /// Its bytes are not what its type and shape say.
+    pub(super) fn num_elements(&self) -> Result<usize, String> {
+        let mut sizes = self.shape.iter().map(|&size| usize::try_from(size).ok());
+        let num_elements = sizes.try_fold(1usize, |product, size| product.checked_mul(size?));
+        let num_bytes = num_elements.and_then(|num| num.checked_mul(self.data_type.num_bytes()));
+        match (num_elements, num_bytes) {
+            (Some(num_elements), Some(num_bytes)) if num_bytes == self.bytes.len() => {
+                Ok(num_elements)
+            }
+            _ => Err(format!(
+                "has {} bytes, which is not what {} {:?} has",
+                self.bytes.len(),
+                self.data_type.name(),
+                self.shape
+            )),
+        }
+    }
+
+    /// Its elements.
+    ///
+    /// # Errors
+    /// They are of another type, or [`Tensor::num_elements`].
+    pub(super) fn elements<T: Element>(&self) -> Result<impl Iterator<Item = T>, String> {
+        if self.data_type != T::DATA_TYPE {
+            return Err(format!(
+                "is {}, and has to be {}",
+                self.data_type.name(),
+                T::DATA_TYPE.name()
+            ));
+        }
+        self.num_elements()?;
+        let elements = self.bytes.chunks_exact(T::DATA_TYPE.num_bytes());
+        Ok(elements.map(T::from_bytes))
+    }
+
+    /// Its one element.
+    ///
+    /// # Errors
+    /// There are none or several, or [`Tensor::elements`].
+    pub(super) fn element<T: Element>(&self) -> Result<T, String> {
+        let num_elements = self.num_elements()?;
+        let mut elements = self.elements()?;
+        match (elements.next(), num_elements) {
+            (Some(element), 1) => Ok(element),
+            _ => Err(format!("has {num_elements} elements, and has to have 1")),
+        }
+    }
+}

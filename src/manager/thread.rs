@@ -1,0 +1,131 @@
+//! A batch manager with a thread of its own, as TensorRT-LLM's `GptManager` has one.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::base::{RequestId, StepError};
+use crate::engine::StepStats;
+use crate::manager::pipeline::words_of;
+use crate::manager::{BatchManager, Callbacks, Response, Submission, serve};
+
+/// How long a thread that has nothing to do waits before it asks for requests again.
+const IDLE_PAUSE: Duration = Duration::from_millis(1);
+
+/// A batch manager that serves an application from a thread of its own.
+///
+/// Dropping it asks for no more requests, and waits until all that are active have ended.
+pub struct ManagerThread {
+    /// `None` only while it is dropped.
+    thread: Option<JoinHandle<Result<(), StepError>>>,
+    is_closing: Arc<AtomicBool>,
+}
+
+impl ManagerThread {
+    /// Begins to serve `callbacks`, see [`serve`]. While nothing is active and it gets no requests, it asks again
+    /// every millisecond, or when it is woken; `get_requests` may also block as long as [`ManagerThread`] is not
+    /// dropped.
+    ///
+    /// # Errors
+    /// The system refuses the thread.
+    pub fn spawn(
+        mut manager: BatchManager,
+        max_num_requests: Option<usize>,
+        callbacks: impl Callbacks + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let is_closing = Arc::new(AtomicBool::new(false));
+        let mut polled = Polled {
+            callbacks,
+            is_closing: Arc::clone(&is_closing),
+        };
+        let work = move || {
+            // A panic, of a callback for instance, is told to whoever joins.
+            let served = || serve(&mut manager, max_num_requests, &mut polled);
+            catch_unwind(AssertUnwindSafe(served))
+                .unwrap_or_else(|panic| Err(StepError(words_of(&*panic))))
+        };
+        let thread = thread::Builder::new().name("inflight-manager".into());
+        Ok(Self {
+            thread: Some(thread.spawn(work)?),
+            is_closing,
+        })
+    }
+
+    /// Has it ask for requests at once, if it has nothing to do.
+    pub fn wake(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+
+    /// Asks for no more requests, and waits until all that are active have ended.
+    ///
+    /// # Errors
+    /// A step failed as a whole, or a callback panicked.
+    pub fn close(mut self) -> Result<(), StepError> {
+        self.is_closing.store(true, Ordering::Release);
+        self.wait()
+    }
+
+    /// Waits until `get_requests` has no more requests, and all have ended.
+    ///
+    /// # Errors
+    /// As [`ManagerThread::close`].
+    pub fn join(mut self) -> Result<(), StepError> {
+        self.wait()
+    }
+
+    fn wait(&mut self) -> Result<(), StepError> {
+        let Some(thread) = self.thread.take() else {
+            return Ok(());
+        };
+        thread.thread().unpark();
+        let ended = thread.join();
+        ended.unwrap_or_else(|panic| Err(StepError(words_of(&*panic))))
+    }
+}
+
+impl Drop for ManagerThread {
+    fn drop(&mut self) {
+        self.is_closing.store(true, Ordering::Release);
+        // Each request has had its final response with the error, if there was one.
+        let _ = self.wait();
+    }
+}
+
+/// An application's callbacks, until they are to be asked no more.
+struct Polled<C> {
+    callbacks: C,
+    is_closing: Arc<AtomicBool>,
+}
+
+impl<C: Callbacks> Callbacks for Polled<C> {
+    fn get_requests(&mut self, max_num_requests: usize, is_idle: bool) -> Option<Vec<Submission>> {
+        if self.is_closing.load(Ordering::Acquire) {
+            return None;
+        }
+        let submissions = self.callbacks.get_requests(max_num_requests, is_idle);
+        if is_idle && submissions.as_ref().is_some_and(Vec::is_empty) {
+            thread::park_timeout(IDLE_PAUSE);
+        }
+        submissions
+    }
+
+    fn send_response(&mut self, response: Response<'_>) {
+        self.callbacks.send_response(response);
+    }
+
+    fn reject_duplicate(&mut self, duplicate: Submission) {
+        self.callbacks.reject_duplicate(duplicate);
+    }
+
+    fn poll_stop_signals(&mut self) -> Vec<RequestId> {
+        self.callbacks.poll_stop_signals()
+    }
+
+    fn return_stats(&mut self, stats: &StepStats) {
+        self.callbacks.return_stats(stats);
+    }
+}

@@ -1,0 +1,598 @@
+//! The batch manager in other shapes than its callbacks: with a thread of its own, as an executor, and with tensors
+//! by name.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use triton_inflight::base::{BlockSize, Blocks, ClientId, RequestId, TokenId, Tokens};
+use triton_inflight::device::cpu::CpuOptions;
+use triton_inflight::engine::{EngineConfig, NewRequest};
+use triton_inflight::manager::{
+    BatchManager, Callbacks, DataType, Executor, ExecutorOptions, ManagerOptions, ManagerThread,
+    Response, Submission, Tensor, TensorCallbacks, TensorLayer, TensorModel, TensorRequest,
+    Tensors, serve,
+};
+use triton_inflight::runner::{
+    Checkpoint, CpuRunner, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
+};
+use triton_inflight::sampling::{
+    FinishReason, LogitsProcessor, ProcessLogits, SampleError, SamplingInput, SamplingParams,
+};
+
+const VOCAB_SIZE: u32 = 1000;
+/// Longer than any test takes, unless it hangs.
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(100));
+
+fn config() -> EngineConfig {
+    let block_size = BlockSize::new(4).expect("not zero");
+    EngineConfig {
+        max_num_requests: 4,
+        max_num_active: 6,
+        max_seq_len: Tokens(64),
+        max_num_tokens: Tokens(24),
+        block_size,
+        chunk_unit: block_size,
+        num_blocks: Blocks(64),
+        ..EngineConfig::default()
+    }
+}
+
+fn manager() -> BatchManager {
+    let options = SyntheticOptions {
+        vocab_size: VOCAB_SIZE,
+        step_base_us: 0.0,
+        step_per_token_us: 0.0,
+    };
+    let runner = SyntheticRunner::new(options, &RunnerLimits::of(&config())).expect("memory");
+    BatchManager::new(config(), Runner::Synthetic(runner)).expect("a thread")
+}
+
+fn prompt(id: u64) -> Vec<TokenId> {
+    (0..3 + id % 17).map(|n| (n % 5) as TokenId).collect()
+}
+
+fn request(id: u64, max_new_tokens: u32) -> NewRequest {
+    NewRequest::new(RequestId(id), prompt(id), Tokens(max_new_tokens))
+}
+
+/// What request `id` gives alone.
+fn alone(id: u64, max_new_tokens: u32) -> Vec<TokenId> {
+    let mut tokens = prompt(id);
+    let num_prompt_tokens = tokens.len();
+    for _ in 0..max_new_tokens {
+        tokens.push(next_token(&tokens, VOCAB_SIZE));
+    }
+    tokens.split_off(num_prompt_tokens)
+}
+
+/// An application at the other end of two channels.
+struct Channels {
+    requests: Receiver<NewRequest>,
+    responses: Sender<(RequestId, Vec<TokenId>, bool)>,
+}
+
+impl Callbacks for Channels {
+    fn get_requests(&mut self, max_num_requests: usize, _is_idle: bool) -> Option<Vec<Submission>> {
+        let requests = self.requests.try_iter().take(max_num_requests);
+        Some(requests.map(Submission::from).collect())
+    }
+
+    fn send_response(&mut self, response: Response<'_>) {
+        let tokens = response.tokens.to_vec();
+        let sent = self
+            .responses
+            .send((response.id, tokens, response.is_final()));
+        sent.expect("the test listens");
+    }
+
+    fn reject_duplicate(&mut self, duplicate: Submission) {
+        panic!("{} is given once", duplicate.request.id);
+    }
+}
+
+#[test]
+fn a_manager_with_a_thread_of_its_own_waits_in_its_destructor_for_all_that_are_active() {
+    let (send, requests) = channel();
+    let (responses, receive) = channel();
+    let thread = ManagerThread::spawn(
+        manager(),
+        None,
+        Channels {
+            requests,
+            responses,
+        },
+    );
+    let thread = thread.expect("a thread");
+    send.send(request(1, 1)).expect("it listens");
+    thread.wake();
+    assert_eq!(receive.recv(), Ok((RequestId(1), alone(1, 1), true)));
+    // Whole answers: none of these comes before its end.
+    for id in 2..6 {
+        send.send(request(id, 40)).expect("it listens");
+    }
+    let first = receive.recv().expect("one of them ends");
+    drop(thread);
+    let mut answers: BTreeMap<_, _> = receive.into_iter().map(|it| (it.0, it.1)).collect();
+    answers.insert(first.0, first.1);
+    let expected = (2..6).map(|id| (RequestId(id), alone(id, 40)));
+    assert_eq!(answers, expected.collect());
+}
+
+#[test]
+fn a_callback_that_panics_ends_the_thread_with_its_words() {
+    struct Panics;
+    impl Callbacks for Panics {
+        fn get_requests(&mut self, _: usize, _: bool) -> Option<Vec<Submission>> {
+            panic!("no requests today");
+        }
+        fn send_response(&mut self, _: Response<'_>) {}
+        fn reject_duplicate(&mut self, _: Submission) {}
+    }
+    let thread = ManagerThread::spawn(manager(), None, Panics).expect("a thread");
+    let error = thread.join().expect_err("it panicked").to_string();
+    assert!(error.contains("no requests today"), "{error}");
+}
+
+/// All responses of `id`, the final one last.
+fn answer_of(executor: &Executor, id: RequestId) -> (Vec<TokenId>, usize, FinishReason) {
+    let (mut tokens, mut num_responses) = (Vec::new(), 0);
+    loop {
+        let responses = executor.await_responses(Some(id), PATIENCE);
+        assert!(!responses.is_empty(), "{id} does not end");
+        for response in responses {
+            num_responses += 1;
+            tokens.extend(response.tokens);
+            if let Some(end) = response.end {
+                return (tokens, num_responses, end.expect("no error"));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_executor_takes_requests_from_any_thread_and_keeps_their_responses() {
+    let executor = Executor::new(manager(), ExecutorOptions::default()).expect("a thread");
+    std::thread::scope(|scope| {
+        for n in 0..12 {
+            let executor = &executor;
+            scope.spawn(move || {
+                let is_streaming = n % 2 == 0;
+                let id = executor
+                    .enqueue(request(n, 20), is_streaming)
+                    .expect("it is open");
+                let (tokens, num_responses, end) = answer_of(executor, id);
+                assert_eq!((tokens, end), (alone(n, 20), FinishReason::Length));
+                assert!(is_streaming || num_responses == 1);
+                // All have been taken, and its id is unknown.
+                assert_eq!(executor.await_responses(Some(id), None), []);
+            });
+        }
+    });
+    assert_eq!(executor.num_responses_ready(None), 0);
+    let statistics = executor.take_statistics();
+    assert!(statistics.len() >= 20 && statistics[0].starts_with(r#"{"Timestamp":""#));
+    assert_eq!(executor.take_statistics(), Vec::<String>::new());
+}
+
+/// Waits until the test lets it pass.
+struct Gate(Arc<Mutex<()>>);
+
+impl ProcessLogits for Gate {
+    fn process(&self, _: &mut [f32], _: SamplingInput<'_>) -> Result<(), SampleError> {
+        drop(self.0.lock());
+        Ok(())
+    }
+}
+
+#[test]
+fn what_is_cancelled_ends_with_what_it_has_and_shutdown_waits_for_the_rest() {
+    const NUM_TOKENS: u32 = 12;
+    let mut alone = Executor::new(model(), ExecutorOptions::default()).expect("a thread");
+    let expected: Vec<_> = (0..10)
+        .map(|n| {
+            let id = alone
+                .enqueue(request(n, NUM_TOKENS), false)
+                .expect("it is open");
+            answer_of(&alone, id).0
+        })
+        .collect();
+    alone.shutdown().expect("steps succeed");
+
+    let mut executor = Executor::new(model(), ExecutorOptions::default()).expect("a thread");
+    let gate = Arc::new(Mutex::new(()));
+    let closed = gate.lock();
+    let sampling = SamplingParams {
+        logits_processor: Some(LogitsProcessor(Arc::new(Gate(Arc::clone(&gate))))),
+        ..SamplingParams::default()
+    };
+    let gated = NewRequest {
+        sampling: Arc::new(sampling),
+        ..request(0, NUM_TOKENS)
+    };
+    // The first holds its step, and nobody gets past his first token meanwhile.
+    let mut ids = vec![executor.enqueue(gated, false).expect("it is open")];
+    ids.extend((1..10).map(|n| {
+        let id = executor.enqueue(request(n, NUM_TOKENS), false);
+        id.expect("it is open")
+    }));
+    executor.cancel(ids[0]);
+    executor.cancel(ids[9]);
+    executor.cancel(RequestId(1 << 40));
+    drop(closed);
+    executor.shutdown().expect("steps succeed");
+    assert!(!executor.can_enqueue());
+    let refusal = executor
+        .enqueue(request(1, 1), false)
+        .expect_err("it is shut down");
+    assert!(refusal.to_string().contains("shut down"));
+    for (n, &id) in ids.iter().enumerate() {
+        assert_eq!(executor.num_responses_ready(Some(id)), 1);
+        let (tokens, _, end) = answer_of(&executor, id);
+        match n {
+            // One token at most: those of the step that it was in.
+            0 | 9 => {
+                assert_eq!(end, FinishReason::Cancelled);
+                assert!(tokens.len() <= 1 && expected[n].starts_with(&tokens));
+            }
+            _ => assert_eq!((&tokens, end), (&expected[n], FinishReason::Length)),
+        }
+    }
+    assert_eq!(executor.await_responses(Some(ids[5]), None), []);
+}
+
+#[test]
+fn an_executor_holds_no_more_than_it_was_told_to() {
+    let options = ExecutorOptions {
+        max_queue_size: 0,
+        max_num_statistics: 2,
+    };
+    let executor = Executor::new(manager(), options).expect("a thread");
+    assert!(!executor.can_enqueue());
+    let refusal = executor.enqueue(request(1, 1), false).expect_err("full");
+    assert!(
+        refusal.to_string().contains("max_queue_size = 0"),
+        "{refusal}"
+    );
+    let options = ExecutorOptions {
+        max_queue_size: 1,
+        ..options
+    };
+    let mut executor = Executor::new(manager(), options).expect("a thread");
+    executor
+        .enqueue(request(1, 9), false)
+        .expect("there is room");
+    executor.shutdown().expect("steps succeed");
+    assert_eq!(executor.take_statistics().len(), 2);
+}
+
+fn int(values: &[i32]) -> Tensor {
+    Tensor {
+        data_type: DataType::Int32,
+        shape: vec![1, values.len() as i64],
+        bytes: values
+            .iter()
+            .flat_map(|value| value.to_ne_bytes())
+            .collect(),
+    }
+}
+
+fn flag(value: bool) -> Tensor {
+    Tensor {
+        data_type: DataType::Bool,
+        shape: vec![1],
+        bytes: vec![value.into()],
+    }
+}
+
+fn number(value: f32) -> Tensor {
+    Tensor {
+        data_type: DataType::Fp32,
+        shape: vec![1, 1],
+        bytes: value.to_ne_bytes().to_vec(),
+    }
+}
+
+fn tensors(prompt: &[i32], num_new_tokens: i32, more: &[(&str, Tensor)]) -> Tensors {
+    let named = |(name, tensor): &(&str, Tensor)| ((*name).to_owned(), tensor.clone());
+    let mut tensors: Tensors = more.iter().map(named).collect();
+    tensors.insert("input_ids".to_owned(), int(prompt));
+    tensors.insert("request_output_len".to_owned(), int(&[num_new_tokens]));
+    tensors
+}
+
+fn tensor_request(id: u64, is_streaming: bool, tensors: Tensors) -> TensorRequest {
+    TensorRequest {
+        id: RequestId(id),
+        client_id: Some(ClientId(7)),
+        is_streaming,
+        tensors,
+    }
+}
+
+/// What an application with tensors is called with.
+#[derive(Default)]
+struct TensorDiary {
+    requests: Vec<TensorRequest>,
+    responses: BTreeMap<u64, Vec<(Tensors, bool, String)>>,
+    rejected: Vec<u64>,
+    records: Vec<String>,
+}
+
+impl TensorCallbacks for &mut TensorDiary {
+    fn get_requests(&mut self, _: usize, _: bool) -> Option<Vec<TensorRequest>> {
+        let requests = std::mem::take(&mut self.requests);
+        (!requests.is_empty()).then_some(requests)
+    }
+
+    fn send_response(&mut self, id: RequestId, tensors: &Tensors, is_final: bool, error: &str) {
+        let response = (tensors.clone(), is_final, error.to_owned());
+        self.responses.entry(id.0).or_default().push(response);
+    }
+
+    fn reject_duplicate(&mut self, duplicate: TensorRequest) {
+        self.rejected.push(duplicate.id.0);
+    }
+
+    fn return_stats(&mut self, json: &str) {
+        self.records.push(json.to_owned());
+    }
+}
+
+/// A manager of the fixture `qwen3`.
+fn model() -> BatchManager {
+    let config = EngineConfig {
+        max_beam_width: 3,
+        ..config()
+    };
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let checkpoint = Checkpoint::open(&dir).expect("the fixture opens");
+    let options = CpuOptions {
+        num_threads: NonZeroUsize::new(2),
+        ..CpuOptions::default()
+    };
+    let limits = RunnerLimits::of(&config);
+    let runner = CpuRunner::new(&checkpoint, limits, &options).expect("it loads");
+    BatchManager::new(config, Runner::Cpu(Box::new(runner))).expect("a thread")
+}
+
+/// Serves requests with it.
+fn served(requests: Vec<TensorRequest>) -> TensorDiary {
+    let mut diary = TensorDiary {
+        requests,
+        ..TensorDiary::default()
+    };
+    let tensors = TensorModel {
+        vocab_size: 160,
+        max_seq_len: Tokens(64),
+        end_ids: vec![],
+    };
+    let mut layer = TensorLayer::new(&mut diary, tensors);
+    serve(&mut model(), None, &mut layer).expect("steps succeed");
+    diary
+}
+
+fn ints(tensor: &Tensor) -> Vec<i32> {
+    let elements = tensor.bytes.chunks_exact(4);
+    elements
+        .map(|bytes| i32::from_ne_bytes(bytes.try_into().expect("four bytes")))
+        .collect()
+}
+
+fn floats(tensor: &Tensor) -> Vec<f32> {
+    ints(tensor)
+        .into_iter()
+        .map(|bits| f32::from_bits(bits as u32))
+        .collect()
+}
+
+#[test]
+fn a_response_has_the_tensors_and_the_shapes_of_the_batch_manager() {
+    let plain = || tensors(&[5, 6, 7], 4, &[("pad_id", int(&[9]))]);
+    let all = [
+        ("return_log_probs", flag(true)),
+        ("return_context_logits", flag(true)),
+        ("return_generation_logits", flag(true)),
+    ];
+    let diary = served(vec![
+        tensor_request(1, false, plain()),
+        tensor_request(2, true, plain()),
+        tensor_request(3, false, tensors(&[5, 6, 7], 4, &all)),
+        tensor_request(
+            4,
+            false,
+            tensors(&[5, 6, 7], 4, &[("beam_width", int(&[3]))]),
+        ),
+    ]);
+    let shapes = |id: u64, n: usize| {
+        let tensors = &diary.responses[&id][n].0;
+        let shapes = tensors
+            .iter()
+            .map(|(name, tensor)| (name.as_str(), &tensor.shape[..]));
+        shapes.collect::<BTreeMap<_, _>>()
+    };
+    let no_logits: [(&str, &[i64]); 2] = [
+        ("context_logits", &[1, 1, 1]),
+        ("generation_logits", &[1, 1, 1, 1]),
+    ];
+    let mut expected = BTreeMap::from(no_logits);
+    expected
+        .extend::<[(&str, &[i64]); 2]>([("output_ids", &[1, 1, 64]), ("sequence_length", &[1, 1])]);
+    assert_eq!(shapes(1, 0), expected);
+    let [(whole, true, error)] = &diary.responses[&1][..] else {
+        panic!("one response, the final one");
+    };
+    assert_eq!(
+        (ints(&whole["sequence_length"]), error.as_str()),
+        (vec![7], "")
+    );
+    let ids = ints(&whole["output_ids"]);
+    assert!(
+        ids[..3] == [5, 6, 7] && ids[7..].iter().all(|id| *id == 9),
+        "{ids:?}"
+    );
+
+    // The same, a token at a time.
+    let stream = &diary.responses[&2];
+    assert_eq!(stream.len(), 4);
+    expected.insert("output_ids", &[1, 1, 1]);
+    for (n, (tensors, is_final, _)) in stream.iter().enumerate() {
+        assert_eq!(shapes(2, n), expected);
+        assert_eq!(ints(&tensors["output_ids"]), [ids[3 + n]]);
+        assert_eq!(ints(&tensors["sequence_length"]), [4 + n as i32]);
+        assert_eq!(*is_final, n == 3);
+    }
+
+    let expected: [(&str, &[i64]); 6] = [
+        ("output_ids", &[1, 1, 64]),
+        ("sequence_length", &[1, 1]),
+        ("context_logits", &[1, 3, 160]),
+        ("generation_logits", &[1, 1, 4, 160]),
+        ("output_log_probs", &[1, 1, 4]),
+        ("cum_log_probs", &[1, 1]),
+    ];
+    assert_eq!(shapes(3, 0), BTreeMap::from(expected));
+    let all = &diary.responses[&3][0].0;
+    assert_eq!(ints(&all["output_ids"])[..7], ids[..7]);
+    let log_probs = floats(&all["output_log_probs"]);
+    assert_eq!(
+        floats(&all["cum_log_probs"]),
+        [log_probs.iter().sum::<f32>()]
+    );
+    let logits = floats(&all["generation_logits"]);
+    for (logits, id) in logits.chunks(160).zip(&ids[3..7]) {
+        // Greedy: the chosen token has the largest logit.
+        assert!(logits.iter().all(|logit| *logit <= logits[*id as usize]));
+    }
+
+    let beams = shapes(4, 0);
+    assert_eq!(beams["output_ids"], [1, 3, 64]);
+    assert_eq!(
+        (beams["sequence_length"], beams["cum_log_probs"]),
+        (&[1, 3][..], &[1, 3][..])
+    );
+    assert_eq!(beams["output_log_probs"], [1, 3, 4]);
+    let sums = floats(&diary.responses[&4][0].0["cum_log_probs"]);
+    assert!(sums.is_sorted_by(|a, b| a >= b), "the best first: {sums:?}");
+    assert!(
+        diary
+            .records
+            .iter()
+            .all(|json| json.starts_with(r#"{"Timestamp":""#))
+    );
+}
+
+#[test]
+fn a_tensor_that_is_not_what_it_has_to_be_is_that_requests_error() {
+    let cases = [
+        (
+            tensors(&[160], 1, &[]),
+            "tensor 'input_ids' has 160, which is no token: they are 0 to 159",
+        ),
+        (tensors(&[-1], 1, &[]), "'input_ids' has -1"),
+        (tensors(&[], 1, &[]), "the prompt is empty"),
+        (
+            tensors(&[1; 65], 1, &[]),
+            "'input_ids' is longer than max_seq_len = 64",
+        ),
+        (tensors(&[1; 64], 1, &[]), "more than max_seq_len = 64"),
+        (
+            tensors(&[1], 0, &[]),
+            "'request_output_len' is 0, and has to be at least 1",
+        ),
+        (
+            tensors(&[1], 1, &[("temprature", number(1.0))]),
+            "unknown tensor 'temprature'; did you mean 'temperature'?",
+        ),
+        (
+            tensors(&[1], 1, &[("temperature", int(&[1]))]),
+            "'temperature' is INT32, and has to be FP32",
+        ),
+        (
+            tensors(&[1], 1, &[("temperature", number(f32::NAN))]),
+            "'temperature' is NaN",
+        ),
+        (
+            tensors(&[1], 1, &[("end_id", int(&[1, 2]))]),
+            "'end_id' has 2 elements, and has to have 1",
+        ),
+        (
+            tensors(&[1], 1, &[("beam_width", int(&[4]))]),
+            "max_beam_width is 3",
+        ),
+        (
+            tensors(&[1], 1, &[("embedding_bias", number(1.0))]),
+            "'embedding_bias' has 1 elements, and has to have one for each of 160 tokens",
+        ),
+        (
+            tensors(
+                &[1],
+                1,
+                &[(
+                    "pad_id",
+                    Tensor {
+                        shape: vec![i64::MAX, 2],
+                        ..int(&[1])
+                    },
+                )],
+            ),
+            "'pad_id' has 4 bytes, which is not what INT32 [9223372036854775807, 2] has",
+        ),
+    ];
+    let ids = || 0..cases.len() as u64;
+    let requests = ids()
+        .zip(&cases)
+        .map(|(id, (tensors, _))| tensor_request(id, true, tensors.clone()));
+    let good = tensor_request(99, false, tensors(&[1], 2, &[]));
+    let duplicate = tensor_request(99, false, tensors(&[200], 2, &[]));
+    let diary = served(requests.chain([good, duplicate]).collect());
+    for (id, (_, words)) in ids().zip(&cases) {
+        let [(tensors, true, error)] = &diary.responses[&id][..] else {
+            panic!("one response, the final one: {words}");
+        };
+        assert!(tensors.is_empty() && error.contains(words), "{error}");
+    }
+    // A duplicate is none of the one in flight, whatever is wrong with it.
+    assert_eq!(diary.rejected, [99]);
+    let [(tensors, true, error)] = &diary.responses[&99][..] else {
+        panic!("one response, the final one");
+    };
+    assert!(error.is_empty() && ints(&tensors["sequence_length"]) == [3]);
+}
+
+#[test]
+fn options_that_make_no_batch_manager_say_what_is_wrong() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
+    let fixture = fixture.display();
+    for (options, words) in [
+        ("{}".to_owned(), "missing field `gpt_model_path`"),
+        (
+            r#"{"gpt_model_path": "a", "max_batch_size": 4}"#.to_owned(),
+            "unknown field `max_batch_size`",
+        ),
+        (
+            format!(r#"{{"gpt_model_path": "{fixture}", "gpt_model_type": "V2"}}"#),
+            "gpt_model_type is 'V2'",
+        ),
+        (
+            format!(r#"{{"gpt_model_path": "{fixture}", "max_seq_len": 100000000}}"#),
+            "max_seq_len is 100000000",
+        ),
+        (
+            format!(r#"{{"gpt_model_path": "{fixture}", "max_num_tokens": 1}}"#),
+            "max_num_tokens is 1",
+        ),
+        (
+            format!(r#"{{"gpt_model_path": "{fixture}", "tokens_per_block": 0}}"#),
+            "tokens_per_block is 0",
+        ),
+    ] {
+        let made = ManagerOptions::parse(&options).and_then(|options| options.load());
+        let error = made.err().expect(words).to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
