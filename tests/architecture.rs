@@ -26,6 +26,7 @@ const LEVELS: &[(&str, u32)] = &[
 ];
 
 /// Where `unsafe` may stand: Triton's C API, kernels, the exported functions, a user's library.
+/// The C functions of the batch manager are a package of their own, `embed`.
 const UNSAFE: &[&str] = &[
     "src/triton/",
     "src/device/",

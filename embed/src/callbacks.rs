@@ -1,0 +1,117 @@
+//! An application's functions, called as the batch manager calls back.
+
+use std::ffi::{CString, c_void};
+
+use triton_inflight::base::RequestId;
+use triton_inflight::manager::{Tensor, TensorCallbacks, TensorRequest, Tensors};
+
+use crate::abi::{CTensor, Callbacks};
+
+/// `inflight_batch`
+#[derive(Default)]
+pub struct Batch(pub(crate) Vec<TensorRequest>);
+
+/// `inflight_stops`
+#[derive(Default)]
+pub struct Stops(pub(crate) Vec<RequestId>);
+
+/// The functions, of which those that must be there are.
+pub(crate) struct CCallbacks(Callbacks);
+
+// SAFETY: the header says that they are called on the manager's thread.
+unsafe impl Send for CCallbacks {}
+
+impl CCallbacks {
+    /// # Safety
+    /// The functions are what the header says, and stay, with their context, as long as this does.
+    pub(crate) unsafe fn new(callbacks: Callbacks) -> Result<Self, String> {
+        for (name, is_there) in [
+            ("get_requests", callbacks.get_requests.is_some()),
+            ("send_response", callbacks.send_response.is_some()),
+            ("reject_duplicate", callbacks.reject_duplicate.is_some()),
+        ] {
+            if !is_there {
+                return Err(format!("{name} may not be NULL"));
+            }
+        }
+        Ok(Self(callbacks))
+    }
+
+    fn context(&self) -> *mut c_void {
+        self.0.context
+    }
+}
+
+impl TensorCallbacks for CCallbacks {
+    fn get_requests(
+        &mut self,
+        max_num_requests: usize,
+        _is_idle: bool,
+    ) -> Option<Vec<TensorRequest>> {
+        let get = self.0.get_requests?;
+        let max = i32::try_from(max_num_requests).unwrap_or(i32::MAX);
+        let mut batch = Batch::default();
+        // SAFETY: as the header says; the batch is good for the call.
+        let is_over = unsafe { get(self.context(), max, &mut batch) } != 0;
+        (!is_over || !batch.0.is_empty()).then_some(batch.0)
+    }
+
+    fn send_response(&mut self, id: RequestId, tensors: &Tensors, is_final: bool, error: &str) {
+        let Some(send) = self.0.send_response else {
+            return;
+        };
+        let names = tensors.keys().map(|name| c_text(name));
+        let names: Vec<_> = names.collect();
+        let tensor = |(name, tensor): (&CString, &Tensor)| CTensor {
+            name: name.as_ptr(),
+            data_type: tensor.data_type as u32,
+            num_dims: tensor.shape.len() as u32,
+            shape: tensor.shape.as_ptr(),
+            data: tensor.bytes.as_ptr().cast(),
+            num_bytes: tensor.bytes.len() as u64,
+        };
+        let tensors: Vec<_> = names.iter().zip(tensors.values()).map(tensor).collect();
+        let error = c_text(error);
+        // SAFETY: as the header says; all pointers are good for the call.
+        unsafe {
+            send(
+                self.context(),
+                id.0,
+                tensors.as_ptr(),
+                tensors.len() as u64,
+                is_final.into(),
+                error.as_ptr(),
+            );
+        }
+    }
+
+    fn reject_duplicate(&mut self, duplicate: TensorRequest) {
+        if let Some(reject) = self.0.reject_duplicate {
+            // SAFETY: as the header says.
+            unsafe { reject(self.context(), duplicate.id.0) };
+        }
+    }
+
+    fn poll_stop_signals(&mut self) -> Vec<RequestId> {
+        let mut stops = Stops::default();
+        if let Some(poll) = self.0.poll_stop_signals {
+            // SAFETY: as the header says; the stops are good for the call.
+            unsafe { poll(self.context(), &mut stops) };
+        }
+        stops.0
+    }
+
+    fn return_stats(&mut self, json: &str) {
+        if let Some(return_stats) = self.0.return_stats {
+            let json = c_text(json);
+            // SAFETY: as the header says; the text is good for the call.
+            unsafe { return_stats(self.context(), json.as_ptr()) };
+        }
+    }
+}
+
+/// A text for C, without the zeros that it cannot have.
+fn c_text(text: &str) -> CString {
+    let bytes = text.bytes().filter(|byte| *byte != 0);
+    CString::new(bytes.collect::<Vec<_>>()).unwrap_or_default()
+}

@@ -1,0 +1,176 @@
+//! An application in C over the batch manager: compiled, linked with the archive, and run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use triton_inflight::base::{RequestId, TokenId, Tokens};
+use triton_inflight::engine::{Event, NewRequest};
+use triton_inflight::manager::ManagerOptions;
+
+const PROMPTS: [&str; 5] = [
+    "5 6 7",
+    "1",
+    "9 8 7 6 5 4 3 2 1",
+    "100 101 102 103",
+    "42 42",
+];
+const NUM_NEW_TOKENS: u32 = 6;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the workspace")
+}
+
+fn fixture() -> PathBuf {
+    root().join("tests/fixtures/qwen3")
+}
+
+/// The archive that cargo has made with this test; of several, the latest.
+fn archive() -> PathBuf {
+    let test = std::env::current_exe().expect("the test has a path");
+    let folder = test.parent().expect("a file lies in a folder");
+    let files = fs::read_dir(folder).expect("the folder of the test");
+    let archives = files.flatten().filter(|file| {
+        let name = file.file_name();
+        let name = name.to_string_lossy();
+        name.starts_with("libinflight_embed") && name.ends_with(".a")
+    });
+    let latest = archives.max_by_key(|file| {
+        let written = file.metadata().and_then(|it| it.modified());
+        written.expect("a file has a time")
+    });
+    latest.expect("cargo makes the archive").path()
+}
+
+/// A program of one source in C, or in C++.
+fn program(compiler: &str, source: &Path, options: &[&str]) -> PathBuf {
+    // Tests make the same one at the same time.
+    let test = std::thread::current();
+    let test = test.name().unwrap_or_default().to_owned();
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    let output = Command::new(compiler)
+        .args(options)
+        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pedantic", "-I"])
+        .arg(root().join("include"))
+        .arg(source)
+        .arg(archive())
+        .args(["-Wl,--gc-sections", "-lpthread", "-ldl", "-lm", "-o"])
+        .arg(&program)
+        .output()
+        .expect("a compiler");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    program
+}
+
+fn ids(text: &str) -> Vec<TokenId> {
+    let words = text.split_whitespace();
+    words.filter_map(|word| word.parse().ok()).collect()
+}
+
+/// What each prompt is followed by, from the manager itself.
+fn expected() -> Vec<Vec<TokenId>> {
+    let options = format!(r#"{{"gpt_model_path": "{}"}}"#, fixture().display());
+    let options = ManagerOptions::parse(&options).expect("good options");
+    let (mut manager, model) = options.load().expect("the fixture loads");
+    for (id, prompt) in (0..).zip(PROMPTS) {
+        let request = NewRequest::new(RequestId(id), ids(prompt), Tokens(NUM_NEW_TOKENS));
+        manager.add(request).expect("fits");
+    }
+    let mut answers = vec![Vec::new(); PROMPTS.len()];
+    let mut events = Vec::new();
+    while !manager.is_idle() {
+        manager.launch().expect("steps succeed");
+        manager.land(&mut events).expect("steps succeed");
+        for event in events.drain(..) {
+            if let Event::Token(id, token) = event {
+                answers[id.index()].push(token);
+            }
+        }
+    }
+    // An end id would end the application's request.
+    let has_end = |answer: &Vec<TokenId>| answer.iter().any(|id| model.end_ids.contains(id));
+    assert!(!answers.iter().any(has_end), "{answers:?}");
+    answers
+}
+
+#[test]
+fn an_application_in_c_gets_what_the_manager_gives() {
+    let program = program(
+        "cc",
+        &root().join("examples/embed_c/embed.c"),
+        &["-std=c11"],
+    );
+    let output = run(&program, &fixture(), &PROMPTS);
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{text}");
+    for (id, (prompt, answer)) in PROMPTS.iter().zip(expected()).enumerate() {
+        let mine: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix(&format!("{id}:")))
+            .collect();
+        let tokens: Vec<_> = mine.iter().flat_map(|line| ids(line)).collect();
+        let is_streaming = id % 2 != 0;
+        let whole = [ids(prompt), answer.clone()].concat();
+        assert_eq!(tokens, if is_streaming { answer } else { whole }, "{text}");
+        assert_eq!(
+            mine.len(),
+            if is_streaming {
+                NUM_NEW_TOKENS as usize
+            } else {
+                1
+            }
+        );
+        let num_finals = mine.iter().filter(|line| line.ends_with("final")).count();
+        assert!(num_finals == 1 && mine.last().is_some_and(|line| line.ends_with("final")));
+    }
+    let records = text
+        .lines()
+        .last()
+        .and_then(|line| line.strip_suffix(" records"));
+    let num_records: u32 = records.expect("the last line").parse().expect("a number");
+    assert!(num_records >= NUM_NEW_TOKENS, "{text}");
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let program = program(
+        "cc",
+        &root().join("examples/embed_c/embed.c"),
+        &["-std=c11"],
+    );
+    let missing = run(&program, Path::new("/no/such/checkpoint"), &PROMPTS);
+    let words = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert!(
+        !missing.status.success() && words.contains("/no/such/checkpoint"),
+        "{words}"
+    );
+
+    let wrong = run(&program, &fixture(), &["5 6", "5 100000"]);
+    let text = String::from_utf8_lossy(&wrong.stdout).into_owned();
+    let error = "1: error: tensor 'input_ids' has 100000, which is no token";
+    assert!(wrong.status.success() && text.contains(error), "{text}");
+    assert!(text.contains("0: 5 6 ") && text.contains("final"), "{text}");
+}
+
+fn run(program: &Path, checkpoint: &Path, prompts: &[&str]) -> Output {
+    Command::new(program)
+        .arg(checkpoint)
+        .arg(NUM_NEW_TOKENS.to_string())
+        .args(prompts)
+        .output()
+        .expect("it runs")
+}
+
+#[test]
+fn the_header_is_one_of_cpp_too() {
+    let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("header.cpp");
+    let code = "#include \"inflight_batch_manager.h\"\n\
+                int main() { return inflight_batch_manager_destroy(nullptr); }\n";
+    fs::write(&source, code).expect("a file");
+    let program = program("c++", &source, &["-std=c++17"]);
+    let status = Command::new(program).status().expect("it runs");
+    assert!(status.success());
+}

@@ -1,0 +1,120 @@
+/* The batch manager in an application in C: prompts of token ids in, answers out as they end.
+ *
+ *     embed CHECKPOINT_FOLDER NUM_NEW_TOKENS "1 2 3" "4 5" ...
+ *
+ * Each prompt is a request; every second one streams. Prints a line for each response, `ID: TOKEN ... [final]`, and at
+ * the end the number of statistics records. */
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "inflight_batch_manager.h"
+
+enum { MAX_PROMPT = 256 };
+
+struct application {
+  char **prompts;
+  int num_prompts;
+  int num_sent;
+  int32_t num_new_tokens;
+  int num_records;
+};
+
+/* Adds as many of the prompts that wait as the manager has room for. */
+static int32_t get_requests(void *context, int32_t max_num_requests, inflight_batch *batch) {
+  struct application *application = context;
+  for (int32_t n = 0; n != max_num_requests && application->num_sent < application->num_prompts; n++) {
+    const int id = application->num_sent++;
+    int32_t ids[MAX_PROMPT];
+    int64_t num_ids = 0;
+    char *next = application->prompts[id];
+    for (char *end; num_ids < MAX_PROMPT; next = end) {
+      const long token = strtol(next, &end, 10);
+      if (end == next) {
+        break;
+      }
+      ids[num_ids++] = (int32_t)token;
+    }
+    const int64_t prompt_shape[] = {1, num_ids};
+    const int64_t one[] = {1};
+    const inflight_tensor tensors[] = {
+        {"input_ids", INFLIGHT_INT32, 2, prompt_shape, ids, (uint64_t)num_ids * sizeof *ids},
+        {"request_output_len", INFLIGHT_INT32, 1, one, &application->num_new_tokens, sizeof(int32_t)},
+    };
+    const inflight_request request = {
+        .request_id = (uint64_t)id, .is_streaming = id % 2 != 0, .tensors = tensors, .num_tensors = 2};
+    if (inflight_batch_add(batch, &request) != 0) {
+      fprintf(stderr, "request %d is not what it has to be\n", id);
+      exit(1);
+    }
+  }
+  return application->num_sent == application->num_prompts;
+}
+
+static const inflight_tensor *find(const inflight_tensor *tensors, uint64_t num_tensors, const char *name) {
+  for (uint64_t n = 0; n < num_tensors; n++) {
+    if (strcmp(tensors[n].name, name) == 0) {
+      return &tensors[n];
+    }
+  }
+  return NULL;
+}
+
+static void send_response(void *context, uint64_t request_id, const inflight_tensor *tensors, uint64_t num_tensors,
+                          int32_t is_final, const char *error) {
+  (void)context;
+  printf("%llu:", (unsigned long long)request_id);
+  if (error[0] != 0) {
+    printf(" error: %s", error);
+  } else {
+    const int32_t *ids = find(tensors, num_tensors, "output_ids")->data;
+    const int64_t num_ids = find(tensors, num_tensors, "output_ids")->shape[2];
+    const int32_t length = *(const int32_t *)find(tensors, num_tensors, "sequence_length")->data;
+    /* A whole answer is filled up to max_seq_len. */
+    for (int64_t n = 0; n < num_ids && n < length; n++) {
+      printf(" %d", ids[n]);
+    }
+  }
+  puts(is_final ? " final" : "");
+}
+
+static void reject_duplicate(void *context, uint64_t request_id) {
+  (void)context;
+  fprintf(stderr, "request %llu is in flight already\n", (unsigned long long)request_id);
+}
+
+static void return_stats(void *context, const char *json) {
+  struct application *application = context;
+  application->num_records += strstr(json, "\"Timestamp\":\"") != NULL;
+}
+
+int main(int argc, char **argv) {
+  if (argc < 4) {
+    fprintf(stderr, "usage: embed CHECKPOINT_FOLDER NUM_NEW_TOKENS PROMPT ...\n");
+    return 2;
+  }
+  struct application application = {
+      .prompts = argv + 3, .num_prompts = argc - 3, .num_new_tokens = (int32_t)atoi(argv[2])};
+  const inflight_callbacks callbacks = {
+      .version = INFLIGHT_BATCH_MANAGER_VERSION,
+      .context = &application,
+      .get_requests = get_requests,
+      .send_response = send_response,
+      .reject_duplicate = reject_duplicate,
+      .return_stats = return_stats,
+  };
+  char options[4096];
+  char error[INFLIGHT_BATCH_MANAGER_ERROR_SIZE];
+  snprintf(options, sizeof options, "{\"gpt_model_path\": \"%s\", \"max_num_requests\": 4, \"max_num_tokens\": 64}",
+           argv[1]);
+  inflight_batch_manager *manager = inflight_batch_manager_create(options, &callbacks, error);
+  if (manager == NULL) {
+    fprintf(stderr, "%s\n", error);
+    return 1;
+  }
+  const int32_t failed = inflight_batch_manager_join(manager);
+  printf("%d records\n", application.num_records);
+  return failed != 0;
+}
