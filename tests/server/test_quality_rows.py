@@ -16,6 +16,15 @@ def test_the_prose_of_a_page_is_its_sentences():
     assert quality.prose(page) == "# A page\n\nSays this.\n\nAnd `that`."
 
 
+def test_a_model_is_the_demo_model_or_the_folder_of_a_checkpoint(tmp_path):
+    demo = quality.folder("stories")
+    assert (demo / "config.json").is_file()
+    assert quality.folder(str(demo)) == demo
+    for name in ("smollm2", str(tmp_path)):
+        with pytest.raises(SystemExit, match="has no config.json; name the folder of a checkpoint, or stories"):
+            quality.folder(name)
+
+
 def test_rows_that_are_no_whole_blocks_of_q4_k_are_told_apart():
     config = {"hidden_size": 576, "num_attention_heads": 9, "head_dim": 64, "intermediate_size": 1536}
     assert quality.narrow(config) == ["attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "attn_output"]

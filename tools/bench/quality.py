@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 import rows
-from engines import llama_cpp, setup, smollm2
+from engines import llama_cpp, setup
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STORIES = "stories"
@@ -28,8 +28,7 @@ Q4_K_BLOCK = 256
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    named = ", ".join([STORIES, smollm2.OFF_GRID, smollm2.ON_GRID])
-    parser.add_argument("--model", required=True, help=f"the folder of a checkpoint, or one of {named}")
+    parser.add_argument("--model", required=True, help=f"the folder of a checkpoint, or {STORIES}, the demo model")
     parser.add_argument("--text", help="files of text, with commas between [default: prose of this repository]")
     parser.add_argument("--context", type=int, default=512, help="tokens of a piece of the text")
     parser.add_argument("--pieces", type=int, default=8)
@@ -48,12 +47,13 @@ def main():
 
 
 def folder(model):
-    """That of a checkpoint, which may have to be made."""
+    """That of a checkpoint."""
     if model == STORIES:
         return ROOT / "model_repository/stories/1"
-    if model in (smollm2.OFF_GRID, smollm2.ON_GRID):
-        return smollm2.checkpoint(model)
-    return pathlib.Path(model).resolve()
+    named = pathlib.Path(model).resolve()
+    if not (named / "config.json").is_file():
+        raise SystemExit(f"error: {named} has no config.json; name the folder of a checkpoint, or {STORIES}")
+    return named
 
 
 def words(options):
