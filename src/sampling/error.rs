@@ -11,8 +11,8 @@ pub enum SampleError {
     NotFinite,
     /// Every token is ruled out, by the model or by the request.
     #[error(
-        "no token is allowed: the logits post-processor, the guide, allowed_token_ids, bad_words, \
-         no_repeat_ngram_size and min_tokens leave none; allow more"
+        "no token is allowed: the logits post-processor, the guide, embedding_bias, allowed_token_ids, \
+         bad_words, no_repeat_ngram_size and min_tokens leave none; allow more"
     )]
     NoneAllowed,
     /// The request's guide would need more work or memory for its next token than one request may have.

@@ -54,7 +54,7 @@ pub struct SamplingParams {
     /// Token sequences, none empty, that the output must not complete; their beginning may lie in
     /// the prompt.
     pub bad_words: Arc<[Vec<TokenId>]>,
-    /// Added to single tokens' logits, sorted by token; finite.
+    /// Added to single tokens' logits, sorted by token; finite, or minus infinity, which forbids the token.
     pub logit_bias: Arc<[(TokenId, f32)]>,
     /// What says which tokens may come next.
     pub guide: Option<Guide>,

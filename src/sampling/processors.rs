@@ -27,7 +27,10 @@ pub(super) fn process(logits: &mut [f32], input: SamplingInput<'_>, history: &mu
 
 fn add_bias(logits: &mut [f32], bias: &[(TokenId, f32)]) {
     for &(token, bias) in bias {
-        change(logits, token, |logit| logit + bias);
+        match bias == f32::NEG_INFINITY {
+            true => forbid(logits, token),
+            false => change(logits, token, |logit| logit + bias),
+        }
     }
 }
 

@@ -291,7 +291,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a number of at most 1000, or minus infinity, for each token of the vocabulary",
         default: "none",
-        doc: "Added to the logits, as `logit_bias` is: a list of numbers, one for each token.",
+        doc: "Added to the logits, as `logit_bias` is: a list of numbers, one for each token. Minus infinity (in JSON \
+              `\"-inf\"`) forbids the token.",
         set: |o, v| set(&mut o.embedding_bias, all_biases(v)),
     },
     RequestOption {

@@ -136,6 +136,11 @@ prop_compose! {
     }
 }
 
+/// A token's bias; minus infinity forbids it.
+fn any_bias() -> impl Strategy<Value = f32> {
+    prop_oneof![4 => -5.0f32..5.0, 1 => Just(f32::NEG_INFINITY)]
+}
+
 prop_compose! {
     fn any_params()(
         temperature in prop_oneof![Just(0.0f32), 0.05f32..3.0],
@@ -155,7 +160,7 @@ prop_compose! {
         // Some that no other option forbids are among them.
         allowed_token_ids in prop::option::weighted(0.3, prop::collection::btree_set(0u32..20, 1..9)),
         bad_words in prop::collection::vec(prop::collection::vec(0u32..10, 1..3), 0..4),
-        logit_bias in prop::collection::btree_map(0u32..10, -5.0f32..5.0, 0..4),
+        logit_bias in prop::collection::btree_map(0u32..10, any_bias(), 0..4),
         seed in any::<u64>(),
     ) -> SamplingParams {
         SamplingParams {
@@ -505,6 +510,40 @@ fn a_sequence_with_no_token_left_is_an_error() {
     let mut logits = [f32::NEG_INFINITY; 10];
     let result = sampler.sample(&mut logits, input(&SamplingParams::default()));
     assert_eq!(result, Err(SampleError::NoneAllowed));
+}
+
+#[test]
+fn a_bias_of_minus_infinity_forbids_as_any_other_option_does() {
+    let biased = |tokens: std::ops::Range<u32>| SamplingParams {
+        temperature: 1.0,
+        logit_bias: tokens.map(|token| (token, f32::NEG_INFINITY)).collect(),
+        // What is forbidden stays so, whatever comes after it.
+        repetition_penalty: 0.5,
+        frequency_penalty: -100.0,
+        ..SamplingParams::default()
+    };
+    let mut sampler = Sampler::new(10);
+    let most = biased(0..9);
+    for seed in 0..20 {
+        let logits = random_logits(seed, 10, 5.0);
+        let params = SamplingParams {
+            seed,
+            ..most.clone()
+        };
+        let token = sampler.sample(&mut logits.clone(), input(&params));
+        assert_eq!(token, Ok(9));
+        let named = sampler.candidates(&mut logits.clone(), input(&params), 4);
+        let named = named.expect("one is left");
+        let tokens: Vec<_> = named.iter().map(|it| it.token).collect();
+        assert_eq!(tokens, [9], "a beam does not go on with the others");
+    }
+    let all = biased(0..10);
+    let none = Err(SampleError::NoneAllowed);
+    assert_eq!(sampler.sample(&mut [1.0; 10], input(&all)), none);
+    let named = sampler.candidates(&mut [1.0; 10], input(&all), 4);
+    assert_eq!(named.map(drop), none.map(drop));
+    let result = sampler.sample(&mut [f32::NAN; 10], input(&all));
+    assert_eq!(result, Err(SampleError::NotFinite), "it hides nothing");
 }
 
 #[test]
