@@ -731,6 +731,12 @@ fn parameter_option(
         return Ok(Value::Bool(true));
     }
     Ok(match value {
+        // JSON has no NaN and no infinity: they would become null, which is nothing given.
+        ParameterValue::Double(value) if !value.is_finite() => {
+            return Err(Error::invalid(format!(
+                "option '{name}': {value} is not a finite number; give one, or leave the option out"
+            )));
+        }
         ParameterValue::Bool(value) => value.into(),
         ParameterValue::Int(value) => value.into(),
         ParameterValue::Double(value) => value.into(),

@@ -3,7 +3,7 @@
 
 use triton_inflight::triton::sys;
 
-use crate::fake_triton::{Correlation, Spec, Where};
+use crate::fake_triton::{Correlation, Parameter, Spec, Where};
 use crate::served::{Ask, RawRequest, Server, error_code, numbers, output_ids};
 use crate::{INVALID, UNAVAILABLE};
 
@@ -59,6 +59,38 @@ fn a_streams_responses_have_as_many_tokens_as_the_model_says() {
         let lengths = sent.iter().map(|sent| numbers(sent, "output_ids").1.len());
         assert_eq!(lengths.collect::<Vec<_>>(), expected);
     }
+}
+
+#[test]
+fn a_parameter_that_is_no_finite_number_is_refused_by_name() {
+    let mut server = Server::load(&[]);
+    for (name, value, shown) in [
+        (c"temperature", f64::NAN, "NaN"),
+        (c"top_p", f64::INFINITY, "inf"),
+        (c"repetition_penalty", f64::NEG_INFINITY, "-inf"),
+        (c"stop", f64::NAN, "NaN"),
+    ] {
+        let mut spec = server.spec(&Ask::of_lengths(3, 5, false));
+        let parameter = (name.to_owned(), Parameter::Double(value));
+        spec.parameters.push(parameter);
+        let request = server.host.request(spec);
+        assert_eq!(server.execute(&[request]), Ok(()));
+        let sent = server.host.sent(request);
+        let (code, text) = sent
+            .last()
+            .and_then(|last| last.error.clone())
+            .expect(shown);
+        let name = name.to_str().expect("a name");
+        assert_eq!(code, INVALID);
+        assert_eq!(
+            text,
+            format!(
+                "option '{name}': {shown} is not a finite number; give one, or leave the option out"
+            )
+        );
+        assert_eq!(server.host.place(request), Where::Released);
+    }
+    server.unload();
 }
 
 #[test]

@@ -205,6 +205,19 @@ def test_beams_end_with_words_of_ids(tensor_server):
         assert not contains(ids[:-1], word)
 
 
+def test_beams_never_have_a_token_whose_bias_is_minus_infinity(tensor_server):
+    def beams(**options):
+        whole = alone(tensor_server, "tensorrt_llm", IDS_OF_PROMPT, request_output_len=12, beam_width=3, **options)
+        return [sequence.ids[len(IDS_OF_PROMPT) :] for sequence in whole.sequences()]
+
+    bias = numpy.full(VOCAB_SIZE, -numpy.inf)
+    allowed = {beams()[0][0], 300, 301}
+    bias[list(allowed)] = 0.0
+    found = beams(embedding_bias=bias)
+    assert len(found) == 3
+    assert all(ids and set(ids) <= allowed for ids in found)
+
+
 def test_requests_with_different_words_of_ids_get_what_they_get_alone(tensor_server):
     free = alone(tensor_server, "tensorrt_llm", IDS_OF_PROMPT, request_output_len=40).ids[len(IDS_OF_PROMPT) :]
     requests = [{"stop_words_list": word_list(free[n : n + 2]), "request_output_len": 40} for n in range(3, 30, 3)]
@@ -227,6 +240,7 @@ def test_requests_with_different_words_of_ids_get_what_they_get_alone(tensor_ser
         ("bad_words_list", numpy.array([[5], [2]]), "a JSON list of two lists"),
         ("embedding_bias", numpy.ones(7), f"a list of 7 is not one of {VOCAB_SIZE}, a number for each token"),
         ("embedding_bias", numpy.full(VOCAB_SIZE, numpy.nan), "minus infinity"),
+        ("embedding_bias", numpy.full(VOCAB_SIZE, -numpy.inf), "no token is allowed"),
     ],
 )
 def test_words_and_biases_that_are_none_are_refused(tensor_server, name, value, words):
