@@ -2,7 +2,8 @@
 //!
 //! `cargo bench --bench guidance`. *Worked out* is what overlaps the model: which tokens may follow an
 //! output that has grown by one token. *Applied* is what the sampler waits for when that is done. Each figure
-//! is the mean over one output of the guide, from its first token to its last.
+//! is the mean over one output of the guide, from its first token to its last. *Step* is what several sequences of
+//! one request have worked out in a step, in which each grows by one token: the mean over outputs of 128 tokens.
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
@@ -18,6 +19,7 @@ use triton_inflight::text::Tokenizer;
 
 const VOCAB_SIZE: usize = 128_256;
 const END_ID: u32 = 0;
+const OUTPUT_LEN: usize = 128;
 
 fn guidance(criterion: &mut Criterion) {
     let dir = tokenizer_folder();
@@ -67,7 +69,42 @@ fn guidance(criterion: &mut Criterion) {
         });
         group.finish();
     }
+    let words = GuideSpec::Regex(r"([a-z]+ )+[a-z]+\.".to_owned());
+    let mut group = criterion.benchmark_group("step");
+    for num_sequences in [1, 16, 17, 64] {
+        let outputs = outputs(&tokenizer, num_sequences);
+        group.bench_function(format!("{num_sequences} sequences"), |bencher| {
+            bencher.iter_custom(|num| steps(num, &guide(&compiler, &words), &outputs));
+        });
+    }
+    group.finish();
     let _ = std::fs::remove_dir_all(dir);
+}
+
+/// So many texts of words, no two alike, `OUTPUT_LEN` tokens each.
+fn outputs(tokenizer: &Tokenizer, num: usize) -> Vec<Vec<u32>> {
+    let words = ["fox", "tree", "little", "quick", "house", "dragon", "girl"];
+    let text = |sequence: usize| -> String {
+        let word = |n: usize| words[(n * (1 + sequence % 6) + n / 7 + sequence / 6) % 7];
+        let all: Vec<_> = (0..OUTPUT_LEN + 1).map(word).collect();
+        all.join(" ")
+    };
+    let tokens = |sequence| tokenizer.encode(&text(sequence), false).expect("tokens");
+    (0..num).map(|n| tokens(n)[..OUTPUT_LEN].to_vec()).collect()
+}
+
+/// The time of `num` steps, each of which asks about all `outputs` after one token more.
+fn steps(num: u64, guide: &Guide, outputs: &[Vec<u32>]) -> Duration {
+    let guides: Vec<_> = outputs.iter().map(|_| guide.clone()).collect();
+    let mut time = Duration::ZERO;
+    for n in 0..num as usize {
+        let start = Instant::now();
+        for (guide, output) in guides.iter().zip(outputs) {
+            guide.0.prepare(&output[..n % OUTPUT_LEN]);
+        }
+        time += start.elapsed();
+    }
+    time
 }
 
 /// The time of `num` tokens, one output after the other, in one half of the work.

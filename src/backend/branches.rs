@@ -66,7 +66,7 @@ impl NewBranches {
         self.branches
     }
 
-    /// The same, guided. One guide may be asked about several sequences.
+    /// The same, guided: the first branch by `guide`, each other by a guide of its own to the same outputs.
     pub fn guided(mut self, guide: Guide) -> Self {
         Arc::make_mut(&mut self.first.sampling).guide = Some(guide);
         self
@@ -90,6 +90,7 @@ impl NewBranches {
         let sampling = Arc::make_mut(&mut request.sampling);
         sampling.seed = sampling.seed.wrapping_add(branch as u64);
         sampling.logits_processor = self.processors.get(branch).cloned();
+        sampling.guide = sampling.guide.as_ref().map(|guide| guide.0.fresh());
         // The prompt is the same for all, and gathered once.
         request.gather.context_logits = false;
         request
@@ -99,9 +100,9 @@ impl NewBranches {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Tokens;
+    use crate::base::{TokenId, Tokens};
     use crate::engine::Gather;
-    use crate::sampling::{ProcessLogits, SampleError, SamplingInput, SamplingParams};
+    use crate::sampling::{GuideTokens, ProcessLogits, SampleError, SamplingInput, SamplingParams};
 
     fn request(seed: u64) -> NewRequest {
         NewRequest {
@@ -165,6 +166,38 @@ mod tests {
             [true, false, false],
             "the prompt's logits are gathered once"
         );
+    }
+
+    struct Anything;
+
+    impl GuideTokens for Anything {
+        fn fresh(&self) -> Guide {
+            Guide(Arc::new(Anything))
+        }
+
+        fn prepare(&self, _: &[TokenId]) {}
+
+        fn restrict(&self, _: &mut [f32], _: &[TokenId]) -> Result<(), SampleError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn each_branch_has_a_guide_of_its_own_that_nobody_else_holds() {
+        let new = || NewBranches::new(Branches::new(RequestId(7), 40), request(0), Vec::new());
+        // With a guide from the beginning, and with one that was compiled in the meantime.
+        let mut guided = request(0);
+        Arc::make_mut(&mut guided.sampling).guide = Some(Anything.fresh());
+        let at_once = NewBranches::new(Branches::new(RequestId(7), 40), guided, Vec::new());
+        for branches in [at_once, new().guided(Anything.fresh())] {
+            let requests: Vec<_> = branches.requests().collect();
+            let guides = requests.iter().map(|it| it.sampling.guide.as_ref());
+            let guides: Vec<_> = guides.map(|guide| guide.expect("guided")).collect();
+            assert_eq!(guides.len(), 40);
+            assert!(guides.iter().all(|guide| Arc::strong_count(&guide.0) == 1));
+        }
+        let free = new().requests().all(|it| it.sampling.guide.is_none());
+        assert!(free, "and none where the request has none");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::base::{RequestError, TokenId};
 use crate::guidance::guide::{Compiled, GrammarGuide};
 use crate::guidance::spec::GuideSpec;
 use crate::guidance::vocabulary;
-use crate::sampling::Guide;
+use crate::sampling::{Guide, SampleError};
 use crate::text::Tokenizer;
 
 /// How long a request waits for its grammar, the grammars before it included.
@@ -57,7 +57,7 @@ pub struct Compiler {
 /// A grammar on its way.
 pub struct Compilation {
     job: Arc<Job>,
-    end_ids: Vec<TokenId>,
+    end_ids: Arc<[TokenId]>,
     since: Instant,
 }
 
@@ -137,7 +137,7 @@ impl Compiler {
         }
         Ok(Compilation {
             job,
-            end_ids,
+            end_ids: end_ids.into(),
             since: now,
         })
     }
@@ -289,9 +289,12 @@ fn compile(factory: &mut ParserFactory, spec: &GuideSpec, vocab_size: u32) -> Ou
         .map_err(|error| refused(format!("{error:#}")))?;
     let compiled = Compiled::new(parser, vocab_size);
     compiled.map(Arc::new).map_err(|error| {
-        refused(format!(
-            "no output of this model can begin as it says: {error}"
-        ))
+        refused(match error {
+            SampleError::NoneAllowed => {
+                "no text fits it, or none that this model's tokens can begin".to_owned()
+            }
+            error => error.to_string(),
+        })
     })
 }
 

@@ -1,4 +1,4 @@
-//! One request's guide: which tokens may follow what it has generated.
+//! One sequence's guide: which tokens may follow what it has generated.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -9,11 +9,7 @@ use llguidance::panic_utils::catch_unwind;
 use parking_lot::Mutex;
 
 use crate::base::TokenId;
-use crate::sampling::{GuideTokens, SampleError};
-
-/// Parsers that one guide keeps at most: a request with several sequences has one for each, up to this
-/// many, and works the others out from the beginning.
-const MAX_STATES: usize = 16;
+use crate::sampling::{Guide, GuideTokens, SampleError};
 
 /// Tokens as bits, `[ceil((vocab_size + 1) / 32)]`; the last is the end of the output.
 type Mask = Vec<u32>;
@@ -52,12 +48,12 @@ impl Compiled {
     }
 }
 
-/// A request's guide (`llguidance`).
+/// A sequence's guide (`llguidance`).
 pub struct GrammarGuide {
     compiled: Arc<Compiled>,
-    end_ids: Vec<TokenId>,
-    /// The one that was used last comes last.
-    states: Mutex<Vec<State>>,
+    end_ids: Arc<[TokenId]>,
+    /// None before the first question.
+    state: Mutex<Option<State>>,
 }
 
 /// A parser and what it has seen.
@@ -69,38 +65,32 @@ struct State {
 }
 
 impl GrammarGuide {
-    /// A guide for a request that ends with any of `end_ids`.
-    pub(super) fn new(compiled: Arc<Compiled>, end_ids: Vec<TokenId>) -> Self {
+    /// A guide for a sequence that ends with any of `end_ids`.
+    pub(super) fn new(compiled: Arc<Compiled>, end_ids: Arc<[TokenId]>) -> Self {
         Self {
             compiled,
             end_ids,
-            states: Mutex::new(Vec::new()),
+            state: Mutex::new(None),
         }
     }
 
-    /// The state of a parser that has seen exactly `generated`.
-    fn state<'a>(&self, states: &'a mut Vec<State>, generated: &[TokenId]) -> &'a mut State {
-        let nearest = states
-            .iter()
-            .enumerate()
-            .filter(|(_, state)| generated.starts_with(&state.tokens))
-            .max_by_key(|(_, state)| state.tokens.len());
-        let mut state = match nearest {
-            Some((index, _)) => states.remove(index),
-            None => {
-                if states.len() == MAX_STATES {
-                    states.remove(0);
-                }
-                State {
-                    parser: self.compiled.start(),
-                    tokens: Vec::new(),
-                    mask: Some(Ok(self.with_end_ids(self.compiled.first.clone()))),
-                }
-            }
-        };
+    /// The state of a parser that has seen exactly `generated`, with what may follow worked out.
+    fn follow<'a>(&self, kept: &'a mut Option<State>, generated: &[TokenId]) -> &'a State {
+        let state = kept
+            .take()
+            .filter(|state| generated.starts_with(&state.tokens));
+        let state = kept.insert(state.unwrap_or_else(|| self.start()));
         state.follow(generated);
-        states.push(state);
-        states.last_mut().expect("one was pushed")
+        self.work_out(state);
+        state
+    }
+
+    fn start(&self) -> State {
+        State {
+            parser: self.compiled.start(),
+            tokens: Vec::new(),
+            mask: Some(Ok(self.with_end_ids(self.compiled.first.clone()))),
+        }
     }
 
     /// Lets the request's end ids stand for the end of the output.
@@ -138,22 +128,24 @@ impl State {
 }
 
 impl GuideTokens for GrammarGuide {
+    fn fresh(&self) -> Guide {
+        let guide = Self::new(Arc::clone(&self.compiled), Arc::clone(&self.end_ids));
+        Guide(Arc::new(guide))
+    }
+
     fn prepare(&self, generated: &[TokenId]) {
-        let mut states = self.states.lock();
+        let mut state = self.state.lock();
         let is_late = |state: &State| {
             state.tokens.len() > generated.len() && state.tokens.starts_with(generated)
         };
-        if !states.iter().any(is_late) {
-            let state = self.state(&mut states, generated);
-            self.work_out(state);
+        if !state.as_ref().is_some_and(is_late) {
+            self.follow(&mut state, generated);
         }
     }
 
     fn restrict(&self, logits: &mut [f32], generated: &[TokenId]) -> Result<(), SampleError> {
-        let mut states = self.states.lock();
-        let state = self.state(&mut states, generated);
-        self.work_out(state);
-        match &state.mask {
+        let mut state = self.state.lock();
+        match &self.follow(&mut state, generated).mask {
             Some(Ok(mask)) => {
                 forbid_others(logits, mask);
                 Ok(())

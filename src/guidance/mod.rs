@@ -6,11 +6,11 @@
 //! ebnf.rs        EBNF grammars, rewritten
 //! vocabulary.rs  the model's tokens, as bytes
 //! compiler.rs    a thread of its own, and what it has compiled last
-//! guide.rs       one request's guide: parser states, each for the tokens that it has seen
+//! guide.rs       one sequence's guide: a parser, and the tokens that it has seen
 //! ```
 //!
 //! The parser is the crate `llguidance` (Earley over a lexer of regular-expression derivatives). This
-//! room says what goes in, bounds it, and keeps every request's parser to itself: what a guide allows
+//! room says what goes in, bounds it, and keeps every sequence's parser to itself: what a guide allows
 //! depends on its grammar and on the tokens so far, and on nothing else in the batch.
 
 mod compiler;

@@ -140,6 +140,10 @@ mod tests {
     }
 
     impl GuideTokens for Counting {
+        fn fresh(&self) -> Guide {
+            Guide(Arc::new(Self::default()))
+        }
+
         fn prepare(&self, generated: &[TokenId]) {
             self.num_begun.fetch_add(1, Ordering::SeqCst);
             drop(self.holds.lock());

@@ -9,8 +9,12 @@ use crate::sampling::SampleError;
 /// Which tokens may follow an output: a grammar, a schema, a list of choices.
 ///
 /// What it says depends on nothing but the tokens that it is asked about, so that a sequence may be
-/// paused, resumed and computed in any batch. One guide may be asked about several sequences of a request.
+/// paused, resumed and computed in any batch. A guide follows one sequence. It may be asked about others,
+/// but then starts from the beginning each time: [`GuideTokens::fresh`] gives each sequence its own.
 pub trait GuideTokens: Send + Sync {
+    /// A guide to the same outputs for another sequence, which has seen nothing yet.
+    fn fresh(&self) -> Guide;
+
     /// Works out what may follow `generated`, ahead of [`GuideTokens::restrict`], which does it otherwise.
     /// Called while the model computes, on a thread of its own.
     fn prepare(&self, generated: &[TokenId]);

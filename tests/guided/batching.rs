@@ -128,13 +128,13 @@ fn guided_requests_in_a_mixed_batch_get_what_they_get_alone() {
 }
 
 #[test]
-fn one_guide_serves_several_sequences_at_once() {
+fn sequences_of_one_grammar_get_what_they_get_alone_with_guides_of_their_own_and_with_one_for_all()
+{
     let guide = MODEL.guide(GuideSpec::Regex(r"([a-z]{2,9} ){9}[a-z]+\.".to_owned()));
     let guide = guide.expect("a good guide");
-    // More of them than a guide keeps parsers for.
-    let requests: Vec<Request> = (0..20)
-        .map(|seed| Request::guided("Once", guide.clone(), seed))
-        .collect();
+    let own = |seed| Request::guided("Once", guide.0.fresh(), seed);
+    let shared = |seed| Request::guided("Once", guide.clone(), seed);
+    let requests: Vec<Request> = (0..16).map(own).chain((16..20).map(shared)).collect();
     let config = EngineConfig {
         max_num_requests: 20,
         ..roomy()
