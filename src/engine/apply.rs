@@ -253,7 +253,7 @@ fn choose(
             events.push(Event::Token(sequence.id, token));
             sequence.push(token)
         }
-        Sampled::Failed(error) => Some(FinishReason::Error(error)),
+        Sampled::Failed(error) => Some(FinishReason::of(error)),
         Sampled::Candidates => unreachable!("only a beam has candidates"),
     }
 }

@@ -35,6 +35,8 @@ pub(super) struct Beams {
     named: Vec<Named>,
     /// Why the search cannot go on.
     failure: Option<SampleError>,
+    /// Beams of that step that could only repeat themselves: their texts end as they are.
+    exhausted: Vec<usize>,
     hypotheses: Hypotheses,
     /// The best hypotheses, when the search is over.
     pub(super) found: Box<[Hypothesis]>,
@@ -86,6 +88,7 @@ impl Beams {
             paths: vec![path],
             named: Vec::new(),
             failure: None,
+            exhausted: Vec::new(),
             hypotheses: Hypotheses::new(search, max_new_tokens.0),
             found: Box::default(),
             num_new: None,
@@ -286,6 +289,7 @@ impl Sequence {
         match result {
             // What one beam must not go on with, another may.
             Sampled::Failed(SampleError::NoneAllowed) => {}
+            Sampled::Failed(SampleError::OnlyRepeats) => beams.exhausted.push(beams.named.len()),
             Sampled::Failed(error) => beams.failure = beams.failure.or(Some(error)),
             Sampled::Candidates => {}
             Sampled::Token(_) => unreachable!("a beam names candidates"),
@@ -363,9 +367,18 @@ impl Sequence {
             })
         };
         let scores = beams.scores();
+        let exhausted = mem::take(&mut beams.exhausted);
         let selection = beams.search.select(&scores, &named, end);
         let told: Vec<_> = named.into_iter().map(Told::from).collect();
 
+        let num_before = num_tokens - Tokens(1);
+        for &beam in exhausted.iter().filter(|_| num_before > Tokens::ZERO) {
+            let text = Hypothesis {
+                finish_reason: Some(FinishReason::Length),
+                ..beams.as_it_is(first, beam)
+            };
+            beams.hypotheses.offer(scores[beam], num_before.0, text);
+        }
         for (it, reason) in &selection.ended {
             let hypothesis = beams.hypothesis(first, it, &told[it.beam], *reason);
             beams.hypotheses.offer(it.score, num_tokens.0, hypothesis);
@@ -375,7 +388,10 @@ impl Sequence {
             beams.found = beams.hypotheses.take_best();
             beams.release(kv);
             let reason = beams.found.first().and_then(|best| best.finish_reason);
-            return Some(reason.unwrap_or(FinishReason::Error(SampleError::NoneAllowed)));
+            return Some(reason.unwrap_or(match exhausted.is_empty() {
+                true => FinishReason::Error(SampleError::NoneAllowed),
+                false => FinishReason::Length,
+            }));
         }
         self.go_on_with(&selection.alive, &told, kv);
         None

@@ -11,7 +11,7 @@ pub enum Sampled {
     Token(TokenId),
     /// What could follow a beam: the next of the step's `named`.
     Candidates,
-    /// No token could be chosen: this sequence fails, the others do not.
+    /// No token could be chosen: this sequence ends, see [`FinishReason::of`], the others do not.
     Failed(SampleError),
 }
 

@@ -12,9 +12,13 @@ pub enum SampleError {
     /// Every token is ruled out, by the model or by the request.
     #[error(
         "no token is allowed: the logits post-processor, the guide, embedding_bias, allowed_token_ids, \
-         bad_words, no_repeat_ngram_size and min_tokens leave none; allow more"
+         bad_words and min_tokens leave none; allow more"
     )]
     NoneAllowed,
+    /// Every token that is allowed otherwise would repeat a run of `no_repeat_ngram_size` tokens. The
+    /// sequence has not failed: it ends with what it has, see [`FinishReason::of`](crate::sampling::FinishReason::of).
+    #[error("every token that is allowed would repeat a run of no_repeat_ngram_size tokens")]
+    OnlyRepeats,
     /// The request's guide would need more work or memory for its next token than one request may have.
     #[error(
         "the guide has become too complex: its grammar is too large or too ambiguous for what has been \

@@ -7,12 +7,12 @@ use crate::base::TokenId;
 use crate::sampling::history::History;
 use crate::sampling::{SamplingInput, SamplingParams};
 
-/// Applies every processor that the request uses, in the order that `Sampler` documents.
-pub(super) fn process(logits: &mut [f32], input: SamplingInput<'_>, history: &mut History) {
+/// Applies every processor that the request uses, in the order that `Sampler` documents. Whether the last of
+/// them, `no_repeat_ngram_size`, has forbidden a token that the others allow.
+pub(super) fn process(logits: &mut [f32], input: SamplingInput<'_>, history: &mut History) -> bool {
     let params = input.params;
     add_bias(logits, &params.logit_bias);
     forbid_bad_words(logits, input);
-    forbid_repeated_ngrams(logits, input);
     if let Some(allowed) = &params.allowed_token_ids {
         forbid_all_but(logits, allowed);
     }
@@ -23,6 +23,7 @@ pub(super) fn process(logits: &mut [f32], input: SamplingInput<'_>, history: &mu
     if has_penalties(params) {
         penalise(logits, input, history);
     }
+    forbid_repeated_ngrams(logits, input)
 }
 
 fn add_bias(logits: &mut [f32], bias: &[(TokenId, f32)]) {
@@ -45,24 +46,29 @@ fn forbid_bad_words(logits: &mut [f32], input: SamplingInput<'_>) {
     }
 }
 
-/// Forbids what has followed, anywhere before, the tokens that the sequence ends with.
+/// Forbids what has followed, anywhere before, the tokens that the sequence ends with. Whether any of it was
+/// allowed.
 ///
 /// ```text
 /// size 3   prompt and output   ... a b c ... a b d ... a b |    c and d are forbidden
 /// ```
-fn forbid_repeated_ngrams(logits: &mut [f32], input: SamplingInput<'_>) {
+fn forbid_repeated_ngrams(logits: &mut [f32], input: SamplingInput<'_>) -> bool {
     let size = input.params.no_repeat_ngram_size as usize;
     if size == 0 || size > input.tokens.len() {
-        return;
+        return false;
     }
     let (_, prefix) = input.tokens.split_at(input.tokens.len() + 1 - size);
+    let mut has_forbidden = false;
     for ngram in input.tokens.windows(size) {
         if let Some((&last, earlier)) = ngram.split_last()
             && earlier == prefix
         {
+            let logit = logits.get(last as usize);
+            has_forbidden |= logit.is_some_and(|logit| *logit > f32::NEG_INFINITY);
             forbid(logits, last);
         }
     }
+    has_forbidden
 }
 
 /// Rules out every token that is not one of `allowed`, which are sorted.

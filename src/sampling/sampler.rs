@@ -22,12 +22,12 @@ use crate::sampling::{BeamCandidate, SampleError, SamplingInput};
 /// | what the `guide` does not allow forbidden | Willard and Louf, "Efficient guided generation for large language models", 2023 |
 /// | `logit_bias` added | OpenAI API |
 /// | last tokens of `bad_words` forbidden where the sequence ends with the others | transformers `NoBadWordsLogitsProcessor` |
-/// | last tokens of n-grams that have occurred forbidden, n being `no_repeat_ngram_size` | transformers `NoRepeatNGramLogitsProcessor` |
 /// | all but `allowed_token_ids` forbidden | vLLM |
 /// | end ids and stop ids forbidden before `min_tokens` | transformers `MinNewTokensLengthLogitsProcessor` |
 /// | `repetition_penalty` over prompt and output | Keskar et al., "CTRL", 2019 |
 /// | `frequency_penalty`, `presence_penalty` over the output | OpenAI API |
 /// | the same over the prompt from `prompt_ignore_length` on | TensorRT-LLM |
+/// | last tokens of n-grams that have occurred forbidden, n being `no_repeat_ngram_size` | transformers `NoRepeatNGramLogitsProcessor` |
 /// | greedy: the most likely token, the lowest id on a tie | |
 /// | `temperature` | |
 /// | `top_k`: exactly k, the lowest ids on a tie | Fan et al., 2018 |
@@ -136,8 +136,11 @@ impl Sampler {
         if let Some(guide) = &params.guide {
             guide.0.restrict(logits, input.generated())?;
         }
-        process(logits, input, &mut self.history);
-        self.peaks.find(logits)
+        let has_repeats = process(logits, input, &mut self.history);
+        match self.peaks.find(logits) {
+            Err(SampleError::NoneAllowed) if has_repeats => Err(SampleError::OnlyRepeats),
+            result => result,
+        }
     }
 
     /// The tokens that may be drawn.

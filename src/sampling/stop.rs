@@ -11,7 +11,8 @@ pub enum FinishReason {
     EndId,
     /// Its text contained a stop word, or it produced one of its stop ids.
     StopWords,
-    /// It reached `max_tokens` or `max_seq_len`.
+    /// It reached `max_tokens` or `max_seq_len`, or no token is left that would not repeat a run of
+    /// `no_repeat_ngram_size`.
     Length,
     /// Its own time limit passed.
     TimedOut,
@@ -19,6 +20,17 @@ pub enum FinishReason {
     Cancelled,
     /// No next token could be chosen; the response carries the error.
     Error(SampleError),
+}
+
+impl FinishReason {
+    /// How a sequence ends for which no token could be chosen: with an error, or, when only repeats are left,
+    /// with what it has.
+    pub fn of(error: SampleError) -> Self {
+        match error {
+            SampleError::OnlyRepeats => Self::Length,
+            error => Self::Error(error),
+        }
+    }
 }
 
 /// The length, end-id and stop-id rule of one request.

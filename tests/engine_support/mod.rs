@@ -186,6 +186,7 @@ pub fn search_alone(ask: &Ask, search: BeamSearch, max_seq_len: Tokens) -> Searc
     };
     let mut beams: Vec<(f64, Vec<TokenId>, Vec<f32>)> = vec![(0.0, vec![], vec![])];
     let mut so_far = Vec::new();
+    let mut has_exhausted = false;
     for len in 1.. {
         if ask.fails_after == Some(len - 1) {
             return Searched {
@@ -196,8 +197,14 @@ pub fn search_alone(ask: &Ask, search: BeamSearch, max_seq_len: Tokens) -> Searc
         }
         let named = beams.iter().map(|(_, text, _)| {
             let num = params.num_candidates(&search);
-            candidates(entry(text), num).unwrap_or_default()
+            candidates(entry(text), num)
         });
+        let results: Vec<_> = named.collect();
+        let only_repeats = |beam: usize| results[beam] == Err(SampleError::OnlyRepeats);
+        let exhausted: Vec<_> = (0..beams.len())
+            .filter(|&beam| only_repeats(beam))
+            .collect();
+        let named = results.into_iter().map(Result::unwrap_or_default);
         let named: Vec<_> = named.collect();
         let scores: Vec<_> = beams.iter().map(|(score, ..)| *score).collect();
         let end = |it: &Continuation| {
@@ -214,6 +221,19 @@ pub fn search_alone(ask: &Ask, search: BeamSearch, max_seq_len: Tokens) -> Searc
             let log_probs = [&log_probs[..], &[it.candidate.log_prob]].concat();
             (it.score, text, log_probs)
         };
+        for &beam in exhausted.iter().filter(|_| len > 1) {
+            let (score, tokens, log_probs) = beams[beam].clone();
+            let hypothesis = Hypothesis {
+                generation_logits: chosen_from(&tokens),
+                model_log_probs: vec![],
+                tokens,
+                log_probs,
+                cum_log_prob: score as f32,
+                finish_reason: Some(FinishReason::Length),
+            };
+            hypotheses.offer(score, len as u32 - 1, hypothesis);
+        }
+        has_exhausted = !exhausted.is_empty();
         for (it, finish_reason) in &selection.ended {
             let (score, tokens, log_probs) = child(it);
             let hypothesis = Hypothesis {
@@ -246,7 +266,10 @@ pub fn search_alone(ask: &Ask, search: BeamSearch, max_seq_len: Tokens) -> Searc
     }
     let found = hypotheses.take_best().into_vec();
     let reason = found.first().and_then(|best| best.finish_reason);
-    let none = FinishReason::Error(SampleError::NoneAllowed);
+    let none = match has_exhausted {
+        true => FinishReason::Length,
+        false => FinishReason::Error(SampleError::NoneAllowed),
+    };
     Searched {
         so_far,
         found,
@@ -273,10 +296,11 @@ fn logits(entry: u64) -> Vec<f32> {
     vec![(entry >> 40) as f32]
 }
 
-/// What a beam names that has `entry`: sometimes few, and now and then nothing.
+/// What a beam names that has `entry`: sometimes few, and now and then nothing, for one reason or another.
 fn candidates(entry: u64, num: usize) -> Result<Vec<BeamCandidate>, SampleError> {
     let num = match entry % 64 {
         0 => return Err(SampleError::NoneAllowed),
+        63 => return Err(SampleError::OnlyRepeats),
         1..5 => 1,
         _ => num,
     };

@@ -216,6 +216,16 @@ def test_no_run_of_tokens_occurs_twice(server):
     assert len(set(unique)) == len(unique)
 
 
+@pytest.mark.parametrize("options", [{}, {"n": 2, "temperature": 1.0}, {"beam_width": 2}, {"stream": True}])
+def test_an_output_that_could_only_repeat_itself_ends_with_what_it_has(server, options):
+    allowed = json.dumps([500, 501, 502])
+    options = options | {"allowed_token_ids": allowed, "no_repeat_ngram_size": 1, "ignore_eos": True}
+    answer = generate(server, "stories", PROMPT, max_tokens=20, exclude_input_in_output=True, **options)
+    for sequence in answer.sequences():
+        assert sorted(sequence.ids) == [500, 501, 502]
+        assert sequence.finish_reason == "length"
+
+
 def test_a_penalty_counts_the_prompt_from_where_the_request_says(server):
     def text(**options):
         return generate(server, "stories", PROMPT, max_tokens=60, presence_penalty=30.0, **options).text

@@ -156,7 +156,9 @@ impl Row {
                 let failure = processor.and_then(|processor| processor.0.failure());
                 RequestError::Internal(failure.unwrap_or(text))
             }
-            SampleError::NoneAllowed | SampleError::GuideTooComplex => RequestError::Invalid(text),
+            SampleError::NoneAllowed | SampleError::OnlyRepeats | SampleError::GuideTooComplex => {
+                RequestError::Invalid(text)
+            }
         })
     }
 

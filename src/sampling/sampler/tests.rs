@@ -547,6 +547,43 @@ fn a_bias_of_minus_infinity_forbids_as_any_other_option_does() {
 }
 
 #[test]
+fn a_sequence_that_could_only_repeat_itself_has_not_failed() {
+    let repeats = SamplingParams {
+        no_repeat_ngram_size: 1,
+        ..SamplingParams::default()
+    };
+    let choose = |params: &SamplingParams, tokens: &[TokenId]| {
+        let input = SamplingInput {
+            params,
+            tokens,
+            num_prompt_tokens: 1,
+            beam: 0,
+            owner: Owner::default(),
+        };
+        let mut sampler = Sampler::new(4);
+        let token = sampler.sample(&mut [1.0; 4], input);
+        let named = sampler.candidates(&mut [1.0; 4], input, 2);
+        assert_eq!(token.err(), named.err());
+        token
+    };
+    assert_eq!(choose(&repeats, &[2, 0, 3]), Ok(1));
+    let only_repeats = Err(SampleError::OnlyRepeats);
+    assert_eq!(choose(&repeats, &[2, 0, 3, 1]), only_repeats);
+    let of_two = SamplingParams {
+        allowed_token_ids: Some(vec![0, 1].into()),
+        ..repeats.clone()
+    };
+    assert_eq!(choose(&of_two, &[2, 0, 1]), only_repeats);
+    assert_eq!(choose(&of_two, &[2, 3]), Ok(0));
+    // Where the others leave nothing, repeats have nothing to do with it.
+    let of_none = SamplingParams {
+        bad_words: vec![vec![0], vec![1]].into(),
+        ..of_two
+    };
+    assert_eq!(choose(&of_none, &[2, 0, 1]), Err(SampleError::NoneAllowed));
+}
+
+#[test]
 fn absurd_options_choose_a_token_and_never_panic() {
     let logits = [3.0, -2.0, f32::MAX, f32::MIN, f32::NEG_INFINITY, 0.0];
     let absurd = [
