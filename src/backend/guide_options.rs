@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::backend::options::parsed;
+use crate::backend::options::{json_of, parsed};
 use crate::base::RequestError;
 use crate::guidance::GuideSpec;
 
@@ -135,16 +135,16 @@ impl Kind {
             Self::Json => GuideSpec::Json,
             Self::Regex => GuideSpec::Regex(guide.to_owned()),
             Self::Grammar => GuideSpec::Grammar(guide.to_owned()),
-            Self::JsonSchema => match serde_json::from_str(guide) {
+            Self::JsonSchema => match json_of(guide) {
                 Ok(schema @ (Value::Object(_) | Value::Bool(_))) => GuideSpec::JsonSchema(schema),
                 Ok(_) => {
                     return Err(invalid(
                         "option 'guided_decoding_guide': a JSON schema is an object",
                     ));
                 }
-                Err(error) => {
+                Err(problem) => {
                     return Err(invalid(&format!(
-                        "option 'guided_decoding_guide' is not JSON: {error}"
+                        "option 'guided_decoding_guide': {problem}"
                     )));
                 }
             },
@@ -258,6 +258,44 @@ mod tests {
         ] {
             let error = spec(&options).expect_err(words).to_string();
             assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_schema_that_nests_too_deep_is_told_so() {
+        let nested = |depth: usize| {
+            let open = r#"{"items":"#.repeat(depth);
+            format!("{open}true{}", "}".repeat(depth))
+        };
+        let trt = |guide: &str| {
+            let kind = ("guided_decoding_guide_type", json!("json_schema"));
+            vec![kind, ("guided_decoding_guide", json!(guide))]
+        };
+        let inside = |guide: &str| json!(format!(r#"{{"guided_json": {guide}}}"#));
+        for (options, words) in [
+            (
+                trt(&nested(200)),
+                "'guided_decoding_guide': it nests more than 127 deep at line 1",
+            ),
+            (
+                vec![("guided_json", json!(nested(200)))],
+                "not a JSON schema: an object, true or false: it nests more than 127 deep",
+            ),
+            (
+                vec![("sampling_parameters", inside(&nested(200)))],
+                "not a JSON object of options: it nests more than 127 deep",
+            ),
+            (
+                vec![("guided_json", json!(r#"{"type": "object""#))],
+                "it is not JSON: EOF while parsing an object",
+            ),
+        ] {
+            let error = spec(&options).expect_err(words).to_string();
+            assert!(error.contains(words), "{error}");
+            assert!(error.len() < 400, "{error}");
+        }
+        for options in [trt(&nested(100)), vec![("guided_json", json!(nested(100)))]] {
+            assert!(matches!(spec(&options), Ok(Some(_))), "{options:?}");
         }
     }
 }

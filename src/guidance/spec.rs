@@ -1,5 +1,7 @@
 //! What a request's output has to be.
 
+use std::collections::HashMap;
+
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
@@ -16,9 +18,9 @@ pub const MAX_GRAMMAR_BYTES: usize = 16 << 10;
 /// costs the square of its length for every character.
 pub const MAX_REGEX_BYTES: usize = 2 << 10;
 
-/// White space between the parts of JSON: enough for any layout, and an end to it. (A model may go on with
-/// spaces for ever where any number is allowed.)
-const WHITE_SPACE: &str = r"[ \n\r\t]{1,20}";
+/// White space between two parts of JSON: a space, or a line break with an indentation. (A model may go on
+/// with blanks for ever where any number is allowed, and for many tokens where there may be many.)
+const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,20}";
 
 /// Why a grammar cannot be used, in words that continue "the guide".
 pub(super) type Problem = String;
@@ -98,7 +100,15 @@ impl GuideSpec {
         let grammar = match self {
             Self::Json => of_schema(&json!({"type": ["object", "array"]})),
             Self::JsonObject => of_schema(&json!({"type": "object"})),
-            Self::JsonSchema(schema) => of_schema(schema),
+            Self::JsonSchema(schema) => match circular_reference(schema) {
+                None => of_schema(schema),
+                Some(reference) => {
+                    return Err(format!(
+                        "its '$ref' to '{reference}' leads back to itself, with nothing in between that the \
+                         output could begin with"
+                    ));
+                }
+            },
             Self::Regex(regex) => GrammarWithLexer::from_regex(complete(regex)?),
             Self::Grammar(text) if ebnf::is_ebnf(text) => {
                 GrammarWithLexer::from_lark(ebnf::to_lark(text)?)
@@ -110,17 +120,71 @@ impl GuideSpec {
     }
 }
 
-/// A schema's grammar, with white space that ends, unless the schema has its own word on it.
+/// A schema's grammar, with little white space, unless the schema has its own word on it.
 fn of_schema(schema: &Value) -> GrammarWithLexer {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         other => other.clone(),
     };
     if let Some(members) = schema.as_object_mut() {
-        let layout = || json!({ "whitespace_pattern": WHITE_SPACE });
-        members.entry("x-guidance").or_insert_with(layout);
+        let layout = members.entry("x-guidance").or_insert_with(|| json!({}));
+        if let Some(layout) = layout.as_object_mut()
+            && !layout.contains_key("whitespace_flexible")
+        {
+            let pattern = layout.entry("whitespace_pattern");
+            pattern.or_insert_with(|| json!(WHITE_SPACE));
+        }
     }
     GrammarWithLexer::from_json_schema(schema)
+}
+
+/// A reference of `schema` that leads back to itself by nothing but references, and `allOf`s of them.
+fn circular_reference(schema: &Value) -> Option<&str> {
+    let mut seen = HashMap::new();
+    let mut values = vec![schema];
+    while let Some(value) = values.pop() {
+        if let Some(reference) = find_circle(schema, value, &mut seen) {
+            return Some(reference);
+        }
+        match value {
+            Value::Object(members) => values.extend(members.values()),
+            Value::Array(list) => values.extend(list),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The same of what `value`, a part of `schema`, refers to. `seen` has the parts that were looked at, each by
+/// its address, and whether all that it refers to has been.
+fn find_circle<'a>(
+    schema: &'a Value,
+    value: &'a Value,
+    seen: &mut HashMap<*const Value, bool>,
+) -> Option<&'a str> {
+    let members = value.as_object()?;
+    if seen.contains_key(&std::ptr::from_ref(value)) {
+        return None;
+    }
+    seen.insert(value, false);
+    let reference = members.get("$ref").and_then(Value::as_str);
+    let target = reference.and_then(|it| Some((it, schema.pointer(it.strip_prefix('#')?)?)));
+    if let Some((reference, target)) = target {
+        if seen.get(&std::ptr::from_ref(target)) == Some(&false) {
+            return Some(reference);
+        }
+        if let found @ Some(_) = find_circle(schema, target, seen) {
+            return found;
+        }
+    }
+    let all_of = members.get("allOf").and_then(Value::as_array);
+    for part in all_of.into_iter().flatten() {
+        if let found @ Some(_) = find_circle(schema, part, seen) {
+            return found;
+        }
+    }
+    seen.insert(value, true);
+    None
 }
 
 /// Bytes of the longest regular expression in a schema, or of what could be one.
@@ -186,6 +250,48 @@ mod tests {
     fn a_choice_has_no_special_characters() {
         let texts = ["a|b".to_owned(), "é/\n".to_owned()];
         assert_eq!(choice(&texts), r"(a\x{7C}b|\x{E9}\x{2F}\x{A})");
+    }
+
+    #[test]
+    fn a_reference_that_leads_back_to_itself_is_found() {
+        let deep = (0..3_000).map(|n| {
+            let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
+            (format!("d{n}"), next)
+        });
+        let deep: serde_json::Map<_, _> = deep.collect();
+        for (schema, circular) in [
+            (json!({"$ref": "#"}), Some("#")),
+            (
+                json!({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"},
+                       "b": {"description": "a's", "$ref": "#/$defs/a"}}}),
+                Some("#/$defs/"),
+            ),
+            (
+                json!({"allOf": [{"type": "object"}, {"allOf": [{"$ref": "#"}]}]}),
+                Some("#"),
+            ),
+            (json!({"$ref": "#/$defs/d0", "$defs": deep.clone()}), None),
+            (json!({"properties": {"next": {"$ref": "#"}}}), None),
+            (json!({"anyOf": [{"type": "null"}, {"$ref": "#"}]}), None),
+            (
+                json!({"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"type": "null"}}}),
+                None,
+            ),
+            (json!({"$ref": "#/$defs/none"}), None),
+            (json!({"$ref": "http://localhost/x.json"}), None),
+        ] {
+            let found = circular_reference(&schema);
+            assert_eq!(found.is_some(), circular.is_some(), "{schema}: {found:?}");
+            assert!(
+                found
+                    .unwrap_or_default()
+                    .starts_with(circular.unwrap_or_default())
+            );
+        }
+        let mut closed = deep;
+        closed.insert("d3000".to_owned(), json!({"$ref": "#/$defs/d0"}));
+        let closed = json!({ "$defs": closed });
+        assert!(circular_reference(&closed).is_some());
     }
 
     #[test]

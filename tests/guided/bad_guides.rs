@@ -29,6 +29,23 @@ fn a_bad_guide_is_refused_with_the_reason() {
             "ref",
         ),
         (
+            GuideSpec::JsonSchema(json!({"$ref": "#/$defs/a", "$defs": {
+                "a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}})),
+            "its '$ref' to '#/$defs/a' leads back to itself",
+        ),
+        (
+            GuideSpec::JsonSchema(
+                json!({"type": "array", "items": {"allOf": [{"$ref": "#/items"}]}}),
+            ),
+            "its '$ref' to '#/items' leads back to itself",
+        ),
+        (
+            GuideSpec::JsonSchema(json!({"anyOf": [{"$ref": "#"}, {"$ref": "#/anyOf/0"}]})),
+            "no text fits it",
+        ),
+        (regex("[a&&b]c"), "no text fits it"),
+        (grammar("root ::= root"), "no text fits it"),
+        (
             GuideSpec::JsonSchema(json!({"type": "string", "pattern": "("})),
             "regex",
         ),
@@ -47,7 +64,8 @@ fn a_bad_guide_is_refused_with_the_reason() {
         (grammar("%import python.NAME\nstart: NAME"), "python.NAME"),
         (grammar("root ::= \"a\" other"), "no rule 'other'"),
     ] {
-        let error = MODEL.guide(spec.clone()).expect_err(words);
+        let refused = MODEL.guide(spec.clone());
+        let error = refused.expect_err(&format!("{spec:?}: {words}"));
         let RequestError::Invalid(text) = &error else {
             panic!("{spec:?}: {error:?}");
         };

@@ -96,6 +96,61 @@ fn two_hundred_outputs_are_what_their_schemas_describe() {
 }
 
 #[test]
+fn white_space_between_the_parts_of_json_is_one_space_or_a_line_break_with_its_indentation() {
+    let schema = |layout: Value| {
+        json!({"type": "array", "minItems": 3, "maxItems": 5, "x-guidance": layout,
+               "items": {"type": "integer", "minimum": 0, "maximum": 9}})
+    };
+    let plain =
+        json!({"type": "array", "minItems": 3, "maxItems": 5, "items": {"enum": [1, 2, 3]}});
+    let blanks = |schema: Value| -> Vec<String> {
+        let guide = MODEL.guide(GuideSpec::JsonSchema(schema)).expect("good");
+        let request = |seed| {
+            let mut request = Request::guided(PROMPTS[2], guide.0.fresh(), seed);
+            // A model that likes nothing better.
+            request.sampling.logit_bias = blank_tokens().map(|token| (token, 30.0)).collect();
+            request
+        };
+        let requests: Vec<Request> = (0..10).map(request).collect();
+        let (answers, _) = serve(&mut MODEL.manager(roomy(), 1), &requests);
+        let runs = answers.into_iter().flat_map(|answer| {
+            assert_eq!(answer.reason, FinishReason::EndId, "{}", answer.text);
+            serde_json::from_str::<Value>(&answer.text).expect("JSON");
+            let runs = answer.text.split(|char: char| !char.is_ascii_whitespace());
+            let runs = runs.filter(|run| !run.is_empty());
+            runs.map(str::to_owned).collect::<Vec<_>>()
+        });
+        runs.collect()
+    };
+    let layout = regex::Regex::new(r"^( |\r?\n[ \t]{0,20})$").expect("a regular expression");
+    // With what the schema says of other things, too.
+    for schema in [plain, schema(json!({"item_separator": ","}))] {
+        let runs = blanks(schema);
+        assert!(runs.len() > 50, "{runs:?}");
+        let odd = runs.iter().find(|run| !layout.is_match(run));
+        assert_eq!(odd, None, "{runs:?}");
+    }
+    assert_eq!(
+        blanks(schema(json!({"whitespace_flexible": false}))).len(),
+        0
+    );
+    let own = blanks(schema(json!({"whitespace_pattern": "  "})));
+    assert!(
+        own.len() > 50 && own.iter().all(|run| run == "  "),
+        "{own:?}"
+    );
+}
+
+/// The demo model's tokens that are nothing but white space.
+fn blank_tokens() -> impl Iterator<Item = u32> {
+    let is_blank = |token: &u32| {
+        let text = MODEL.text(&[], &[*token]);
+        !text.is_empty() && text.trim().is_empty()
+    };
+    (0..MODEL.checkpoint.spec().vocab_size as u32).filter(is_blank)
+}
+
+#[test]
 fn json_without_a_schema_is_an_object_or_an_array() {
     let short = |spec: GuideSpec| {
         let requests: Vec<Request> = (0..10)

@@ -22,9 +22,9 @@ use crate::engine::{DraftOptions, Gather, ReuseOptions};
 use crate::sampling::{SamplingParams, TopPDecay};
 use beams::BeamOptions;
 use table::{DEFAULT_TOP_P_MIN, OPTIONS, RequestOption};
-use values::{MAX_BIASES, nested, shortened};
+use values::{MAX_BIASES, expected_of, nested, shortened};
 
-pub(super) use values::parsed;
+pub(super) use values::{json_of, parsed};
 
 pub use table::reference_table;
 
@@ -446,7 +446,7 @@ impl RequestOptions {
         (option.set)(self, value).ok_or_else(|| RequestError::Option {
             name: name.to_owned(),
             value: shortened(&value.to_string()),
-            expected: option.expected.to_owned(),
+            expected: expected_of(option.expected, value),
         })?;
         // vLLM's own client gives each twice, as a parameter and in `sampling_parameters`.
         if let Some((before, spelling)) = before

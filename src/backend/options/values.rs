@@ -34,7 +34,7 @@ pub(super) fn nested(value: &Value) -> Result<serde_json::Map<String, Value>, Re
         _ => Err(RequestError::Option {
             name: "sampling_parameters".to_owned(),
             value: shortened(&value.to_string()),
-            expected: "a JSON object of options".to_owned(),
+            expected: expected_of("a JSON object of options", value),
         }),
     }
 }
@@ -45,6 +45,30 @@ pub(in crate::backend) fn parsed(value: &Value) -> Option<Value> {
         Value::String(text) => serde_json::from_str(text).ok(),
         other => Some(other.clone()),
     }
+}
+
+/// What an option expects, and why `value` is no JSON where it is a text that looks like some.
+pub(super) fn expected_of(expected: &str, value: &Value) -> String {
+    let looks_like_json = |text: &&str| text.trim_start().starts_with(['{', '[']);
+    match value.as_str().filter(looks_like_json).map(json_of) {
+        Some(Err(problem)) => format!("{expected}: {problem}"),
+        _ => expected.to_owned(),
+    }
+}
+
+/// The JSON that a text is.
+///
+/// # Errors
+/// Why it is none, in words about it.
+pub(in crate::backend) fn json_of(text: &str) -> Result<Value, String> {
+    const MAX_DEPTH: u32 = 127;
+    serde_json::from_str(text).map_err(|error| {
+        let problem = error.to_string();
+        match problem.strip_prefix("recursion limit exceeded") {
+            Some(place) => format!("it nests more than {MAX_DEPTH} deep{place}"),
+            None => format!("it is not JSON: {problem}"),
+        }
+    })
 }
 
 /// gRPC clients without a type for a number send it as a string.
