@@ -27,19 +27,33 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Measures for about a second.
+    /// Measures for about two seconds.
     ///
     /// # Panics
-    /// There is no memory for 256 MiB to read, or no thread, or the machine lacks the instructions.
+    /// There is no memory for 1 GiB to read, or no thread, or the machine lacks the instructions.
     pub fn measure(num_threads: usize, simd: Simd) -> Self {
+        Self::measure_times(1, num_threads, simd)[0]
+    }
+
+    /// Measures `num` times, one after the other.
+    ///
+    /// # Panics
+    /// As [`Limits::measure`].
+    pub fn measure_times(num: usize, num_threads: usize, simd: Simd) -> Vec<Self> {
         assert!(simd.is_supported(), "this machine has no {simd}");
+        let memory = memory::Memory::new();
+        let measure = |_| Self::measure_with(&memory, num_threads, simd);
+        (0..num).map(measure).collect()
+    }
+
+    fn measure_with(memory: &memory::Memory, num_threads: usize, simd: Simd) -> Self {
         let peak = |kernel: arithmetic::Kernel| {
             let seconds = timing::seconds_on(num_threads, |_| kernel.run());
             num_threads as f64 * kernel.num_operations() / seconds
         };
         let f32_flops = peak(arithmetic::f32_products(simd));
         Self {
-            read_bytes_per_s: memory::read_bytes_per_s(num_threads, simd),
+            read_bytes_per_s: memory.read_bytes_per_s(num_threads, simd),
             f32_flops,
             bf16_flops: arithmetic::bf16_products(simd).map_or(f32_flops, peak),
             int8_ops: arithmetic::int8_products(simd).map_or(f32_flops, peak),

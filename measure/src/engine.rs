@@ -4,7 +4,6 @@
 use std::fmt::Write;
 
 use clap::Args;
-use inflight_limits::Limits;
 use serde_json::{Map, Value, json};
 
 use crate::Result;
@@ -65,11 +64,11 @@ pub fn run(options: &Options) -> Result<String> {
     drop(checkpoint);
     let machine = Machine::measure(&model)?;
     let outcomes = measure(&mut model, &cases, options.rounds)?;
-    let machine = machine.or_better(&Machine::measure(&model)?);
+    let machine = machine.and(&Machine::measure(&model)?);
     let rows: Vec<_> = cases
         .iter()
         .zip(&outcomes)
-        .map(|(case, outcomes)| row(case, outcomes, &model, &machine.limits))
+        .map(|(case, outcomes)| row(case, outcomes, &model, &machine))
         .collect();
     Ok(match options.json {
         true => lines(&machine, &rows),
@@ -136,7 +135,8 @@ impl Case {
     }
 }
 
-fn row(case: &Case, outcomes: &[Outcome], model: &Model, limits: &Limits) -> Map<String, Value> {
+fn row(case: &Case, outcomes: &[Outcome], model: &Model, machine: &Machine) -> Map<String, Value> {
+    let limits = &machine.limits;
     let load = case.load();
     let of = |figure: fn(&Outcome) -> f64| median(outcomes.iter().map(figure).collect());
     let while_all = outcomes.iter().map(Outcome::output_tokens_per_s);
@@ -178,7 +178,11 @@ fn row(case: &Case, outcomes: &[Outcome], model: &Model, limits: &Limits) -> Map
     );
     set("read_gb_per_s", round(limits.read_bytes_per_s / 1e9));
     set("peak_gflop_per_s", round(precision.peak(limits) / 1e9));
+    set("limits_spread", round(machine.spread(precision)));
     set("rounds", outcomes.len().into());
+    if let Some(warning) = machine.warning(precision) {
+        set("warning", warning.into());
+    }
     row
 }
 
@@ -215,6 +219,10 @@ fn table(machine: &Machine, rows: &[Map<String, Value>]) -> String {
                 .as_f64()
                 .map_or_else(String::new, |share| format!("{:.0} %", share * 100.0)),
         );
+    }
+    // All rows have the same limits.
+    if let Some(warning) = rows.first().and_then(|row| row.get("warning")?.as_str()) {
+        let _ = writeln!(table, "\n{warning}");
     }
     table
 }

@@ -9,75 +9,127 @@ use triton_inflight::device::cpu::Simd;
 use crate::Result;
 use crate::figures::round;
 use crate::model::Model;
+use crate::roofline::Precision;
+
+/// Measurements one after the other.
+const NUM_MEASUREMENTS: usize = 3;
+
+/// Measurements that differ by more, as a share of the highest, are said to.
+const MAX_SPREAD: f64 = 0.1;
 
 /// Threads, instructions and what they can do at most.
 #[derive(Clone, Debug)]
 pub struct Machine {
     num_threads: usize,
     simd: Simd,
-    /// What they can do.
+    num_measurements: usize,
+    /// What they can do: of all measurements each figure is the highest one, since what else runs on the machine
+    /// only takes away.
     pub limits: Limits,
+    /// Of all measurements each figure is the lowest one.
+    lowest: Limits,
 }
 
 impl Machine {
-    /// Measures the limits now.
+    /// Measures the limits now, several times.
     ///
     /// # Errors
     /// As [`Model::machine`].
     pub fn measure<P>(model: &Model<P>) -> Result<Self> {
         let (num_threads, simd) = model.machine()?;
-        Ok(Self {
+        let one = |limits| Self {
             num_threads,
             simd,
-            limits: Limits::measure(num_threads, simd),
-        })
+            num_measurements: 1,
+            limits,
+            lowest: limits,
+        };
+        let all = Limits::measure_times(NUM_MEASUREMENTS, num_threads, simd);
+        let all = all.into_iter().map(one).reduce(|a, b| a.and(&b));
+        Ok(all.expect("more than one"))
     }
 
-    /// What else runs on the machine only takes away: of two measurements each figure is the higher one.
-    pub fn or_better(&self, other: &Self) -> Self {
-        let (a, b) = (&self.limits, &other.limits);
+    /// The same machine by the measurements of both.
+    pub fn and(&self, other: &Self) -> Self {
         Self {
-            limits: Limits {
-                read_bytes_per_s: a.read_bytes_per_s.max(b.read_bytes_per_s),
-                f32_flops: a.f32_flops.max(b.f32_flops),
-                bf16_flops: a.bf16_flops.max(b.bf16_flops),
-                int8_ops: a.int8_ops.max(b.int8_ops),
-            },
+            num_measurements: self.num_measurements + other.num_measurements,
+            limits: each(&self.limits, &other.limits, f64::max),
+            lowest: each(&self.lowest, &other.lowest, f64::min),
             ..*self
         }
     }
 
+    /// How far the measurements differ of what a model with weights of this `precision` needs, reading and
+    /// computing, as a share of the highest.
+    pub fn spread(&self, precision: Precision) -> f64 {
+        let (low, high) = (&self.lowest, &self.limits);
+        let read = low.read_bytes_per_s / high.read_bytes_per_s;
+        1.0 - read.min(precision.peak(low) / precision.peak(high))
+    }
+
+    /// What is to be said of figures that stand beside these limits, if the measurements differ too much.
+    pub fn warning(&self, precision: Precision) -> Option<String> {
+        let spread = self.spread(precision);
+        (spread > MAX_SPREAD).then(|| {
+            format!(
+                "the limits of this run differ by {:.0} %, and its shares may be off by as much",
+                spread * 100.0
+            )
+        })
+    }
+
     /// As a row of its own.
     pub fn row(&self) -> Value {
-        json!({
+        let figures = |limits: &Limits| {
+            json!({
+                "read_gb_per_s": round(limits.read_bytes_per_s / 1e9),
+                "f32_gflop_per_s": round(limits.f32_flops / 1e9),
+                "bf16_gflop_per_s": round(limits.bf16_flops / 1e9),
+                "int8_gop_per_s": round(limits.int8_ops / 1e9),
+            })
+        };
+        let mut row = json!({
             "row": "limits",
             "threads": self.num_threads,
             "instructions": self.simd.as_str(),
-            "read_gb_per_s": round(self.limits.read_bytes_per_s / 1e9),
-            "f32_gflop_per_s": round(self.limits.f32_flops / 1e9),
-            "bf16_gflop_per_s": round(self.limits.bf16_flops / 1e9),
-            "int8_gop_per_s": round(self.limits.int8_ops / 1e9),
-        })
+            "measurements": self.num_measurements,
+        });
+        if let (Value::Object(row), Value::Object(highest)) = (&mut row, figures(&self.limits)) {
+            row.extend(highest);
+            row.insert("lowest".to_owned(), figures(&self.lowest));
+        }
+        row
+    }
+}
+
+/// Both limits as one, figure by figure.
+fn each(a: &Limits, b: &Limits, of: fn(f64, f64) -> f64) -> Limits {
+    Limits {
+        read_bytes_per_s: of(a.read_bytes_per_s, b.read_bytes_per_s),
+        f32_flops: of(a.f32_flops, b.f32_flops),
+        bf16_flops: of(a.bf16_flops, b.bf16_flops),
+        int8_ops: of(a.int8_ops, b.int8_ops),
     }
 }
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Limits {
-            read_bytes_per_s,
-            f32_flops,
-            bf16_flops,
-            int8_ops,
-        } = self.limits;
+        let (high, low) = (&self.limits, &self.lowest);
         write!(
             f,
-            "{}, {} threads: {:.1} GB/s read; GFLOP/s f32 {:.0}, bf16 {:.0}, int8 {:.0}",
+            "{}, {} threads: {:.1} GB/s read ({:.1} at least); GFLOP/s f32 {:.0} ({:.0}), bf16 {:.0} ({:.0}), int8 \
+             {:.0} ({:.0}); {} measurements",
             self.simd,
             self.num_threads,
-            read_bytes_per_s / 1e9,
-            f32_flops / 1e9,
-            bf16_flops / 1e9,
-            int8_ops / 1e9
+            high.read_bytes_per_s / 1e9,
+            low.read_bytes_per_s / 1e9,
+            high.f32_flops / 1e9,
+            low.f32_flops / 1e9,
+            high.bf16_flops / 1e9,
+            low.bf16_flops / 1e9,
+            high.int8_ops / 1e9,
+            low.int8_ops / 1e9,
+            self.num_measurements
         )
     }
 }
@@ -86,30 +138,79 @@ impl fmt::Display for Machine {
 mod tests {
     use super::*;
 
-    #[test]
-    fn of_two_measurements_the_higher_figures_count() {
-        let a = Machine {
+    const LIMITS: Limits = Limits {
+        read_bytes_per_s: 1e9,
+        f32_flops: 4e9,
+        bf16_flops: 5e9,
+        int8_ops: 6e9,
+    };
+
+    fn machine(limits: Limits) -> Machine {
+        Machine {
             num_threads: 2,
             simd: Simd::Portable,
-            limits: Limits {
-                read_bytes_per_s: 1e9,
-                f32_flops: 4e9,
-                bf16_flops: 5e9,
-                int8_ops: 6e9,
-            },
-        };
-        let b = Machine {
-            limits: Limits {
-                read_bytes_per_s: 2e9,
-                int8_ops: 5e9,
-                ..a.limits
-            },
-            ..a
-        };
-        let both = a.or_better(&b).to_string();
+            num_measurements: 1,
+            limits,
+            lowest: limits,
+        }
+    }
+
+    #[test]
+    fn of_all_measurements_the_highest_figures_count_and_the_lowest_stand_beside_them() {
+        let both = machine(LIMITS).and(&machine(Limits {
+            read_bytes_per_s: 2e9,
+            int8_ops: 5e9,
+            ..LIMITS
+        }));
         assert_eq!(
-            both,
-            "portable, 2 threads: 2.0 GB/s read; GFLOP/s f32 4, bf16 5, int8 6"
+            both.to_string(),
+            "portable, 2 threads: 2.0 GB/s read (1.0 at least); GFLOP/s f32 4 (4), bf16 5 (5), int8 6 (5); 2 \
+             measurements"
+        );
+        let row = both.row();
+        assert_eq!(
+            (&row["read_gb_per_s"], &row["int8_gop_per_s"]),
+            (&json!(2.0), &json!(6.0))
+        );
+        let lowest = &row["lowest"];
+        assert_eq!(
+            (&lowest["read_gb_per_s"], &lowest["int8_gop_per_s"]),
+            (&json!(1.0), &json!(5.0))
+        );
+        assert_eq!(row["measurements"], 2);
+    }
+
+    #[test]
+    fn measurements_that_differ_by_more_than_a_tenth_are_said_to() {
+        let beside = |other: Limits| machine(LIMITS).and(&machine(other));
+        let read = beside(Limits {
+            read_bytes_per_s: 0.8e9,
+            ..LIMITS
+        });
+        assert!((read.spread(Precision::Bf16) - 0.2).abs() < 1e-9);
+        let warning = read.warning(Precision::Int4).expect("it differs");
+        assert!(warning.contains("differ by 20 %"), "{warning}");
+        let computed = beside(Limits {
+            bf16_flops: 4e9,
+            int8_ops: 5.9e9,
+            ..LIMITS
+        });
+        assert!(computed.warning(Precision::Bf16).is_some());
+        assert_eq!(
+            computed.warning(Precision::Int8),
+            None,
+            "8-bit integers do not"
+        );
+        assert_eq!(machine(LIMITS).spread(Precision::Bf16), 0.0);
+    }
+
+    #[test]
+    fn a_machine_is_measured_several_times() {
+        let all = Limits::measure_times(2, 1, Simd::Portable);
+        assert_eq!(all.len(), 2);
+        assert!(
+            all.iter().all(|limits| limits.read_bytes_per_s > 1e8),
+            "{all:?}"
         );
     }
 }

@@ -95,7 +95,7 @@ pub fn run(options: &Options) -> Result<String> {
         seen.append(&mut steps(&context, 1, &mut model.runner, &model.config)?);
     }
     kinds.push(Kind::of("context", 1, context.input, &seen));
-    let machine = machine.or_better(&Machine::measure(model)?);
+    let machine = machine.and(&Machine::measure(model)?);
     let precision = model.cost.precision;
     let rows: Vec<_> = kinds
         .iter()
@@ -107,7 +107,7 @@ pub fn run(options: &Options) -> Result<String> {
             let lines = of_kinds.map(|row| format!("{row}\n"));
             format!("{}\n{}", machine.row(), lines.collect::<String>())
         }
-        false => page(&machine, &rows),
+        false => page(&machine, precision, &rows),
     })
 }
 
@@ -213,13 +213,16 @@ impl Kind {
     }
 }
 
-fn page(machine: &Machine, rows: &[(&Kind, Vec<Value>)]) -> String {
+fn page(machine: &Machine, precision: Precision, rows: &[(&Kind, Vec<Value>)]) -> String {
     let mut page = format!(
         "# Where a step's time goes\n\n\
          Written by `cargo xtask profile`. The limit is the time to read an operation's operands from memory or to\n\
          compute it, the longer of the two, by what the machine could do in the same run; what is still in a cache\n\
          is read faster. Times are of all layers together, medians over steps.\n\n{machine}\n"
     );
+    if let Some(warning) = machine.warning(precision) {
+        let _ = writeln!(page, "\n{warning}");
+    }
     for (kind, rows) in rows {
         let what = match kind.name {
             "context" => format!("A context of {} tokens", kind.num_tokens),
