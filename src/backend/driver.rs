@@ -622,6 +622,9 @@ impl Driver {
     fn forget(&mut self, id: RequestId) {
         if let Some(gone) = self.in_flight.remove(id) {
             cancel(&mut self.manager, gone.branches);
+            if let Some(answer) = gone.answer {
+                self.responder.discard(answer);
+            }
         }
     }
 

@@ -3,7 +3,11 @@
 //! ```text
 //! execute k     |take in|lend|------- run -------|take back|apply|give back|
 //! responder          send the news of step k-1 ──►|    send finals of step k
+//! heavy responder                                         send the large ones
 //! ```
+//!
+//! A step waits for its news, so no news is large: a stream's response leaves as soon as it is as much as a
+//! step may wait for.
 //!
 //! To wake a thread whose core has gone idle can take longer than all the rest of a step, and Triton has
 //! to wake its own two threads between steps. So the responder is woken only when somebody waits for an
@@ -11,13 +15,15 @@
 //! otherwise ten times a second.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use crate::backend::answer::Answer;
+use crate::backend::heavy_responder::{HeavyResponder, HeavyWork};
+use crate::backend::model_anchor::ModelAnchor;
 use crate::backend::observer::{Observer, StepRecord};
 use crate::base::{LoadError, RequestId, StepError};
 use crate::engine::KvUsage;
@@ -57,7 +63,8 @@ pub struct Responder {
     /// When the responder was last given work, and so reads the journal.
     woken: Instant,
     returned: Receiver<Vec<Lent>>,
-    thread: Option<JoinHandle<()>>,
+    heavy: Option<HeavyResponder>,
+    threads: Vec<JoinHandle<()>>,
     lent: bool,
 }
 
@@ -71,6 +78,8 @@ impl Responder {
         let (outbox, returned) = sync_channel::<Vec<Lent>>(1);
         let journal = Arc::new(Journal::default());
         let mut reader = JournalReader::new(journal.clone());
+        let (heavy, heavy_thread) = HeavyResponder::start(name)?;
+        let heavy_end = heavy.clone();
         let run = move || {
             let mut anchor = ModelAnchor::default();
             while let Some(work) = anchor.receive(&inbox) {
@@ -91,12 +100,12 @@ impl Responder {
                     }
                     Work::Finals(finals) => {
                         for answer in finals {
-                            let factory = answer.factory.clone();
                             writing(|| observer.request_ended(&answer));
-                            if let Err(panic) = catch(|| log_failure(answer.send_final())) {
-                                log_failure(factory.send_error(Error::internal(panic)));
+                            // The next step's news, and who comes behind, do not wait for a large one.
+                            match answer.is_heavy() {
+                                true => heavy_end.take(HeavyWork::Send(Box::new(answer))),
+                                false => anchor.hold(answer.send_last()),
                             }
-                            anchor.hold(factory);
                         }
                     }
                     Work::Refused(factory) => anchor.hold(factory),
@@ -119,7 +128,8 @@ impl Responder {
             journal,
             woken: Instant::now(),
             returned,
-            thread: Some(thread),
+            heavy: Some(heavy),
+            threads: vec![thread, heavy_thread],
             lent: false,
         })
     }
@@ -142,6 +152,13 @@ impl Responder {
     /// Sends final responses of requests that are released.
     pub fn finish(&mut self, finals: Vec<Answer>) -> Result<(), StepError> {
         self.send(Work::Finals(finals))
+    }
+
+    /// Drops the answer of a request that was given up, behind the steps.
+    pub fn discard(&self, answer: Box<Answer>) {
+        if let Some(heavy) = &self.heavy {
+            heavy.take(HeavyWork::Drop(answer));
+        }
     }
 
     /// Keeps the model for a while after a request was released without an answer of ours.
@@ -179,10 +196,12 @@ impl Drop for Responder {
     /// Everything handed over is sent and written before the instance goes.
     fn drop(&mut self) {
         self.work = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the responder ended in a panic");
+        self.heavy = None;
+        // The first has work for the second until it ends.
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                log::error!("the responder ended in a panic");
+            }
         }
     }
 }
@@ -210,35 +229,6 @@ impl JournalReader {
     }
 }
 
-/// Keeps the model alive for a moment after its last request was released.
-///
-/// For each sequence that ends, Triton's clean-up thread, at the lowest priority, still answers a null
-/// request that knows its model by a bare pointer (`CancelRequests` in `sequence_batch_scheduler.cc`,
-/// 24.10), while a model that is unloaded goes with its last request: that corrupts the server's heap.
-/// A response factory keeps its model alive, so the last one is held for longer than that thread has been seen to take.
-#[derive(Default)]
-struct ModelAnchor(Option<(ResponseFactory, Instant)>);
-
-impl ModelAnchor {
-    const HOLD: Duration = Duration::from_secs(1);
-
-    fn hold(&mut self, factory: ResponseFactory) {
-        self.0 = Some((factory, Instant::now() + Self::HOLD));
-    }
-
-    /// The next work; lets the model go if there is none for a while. `None` when there will be none.
-    fn receive(&mut self, inbox: &Receiver<Work>) -> Option<Work> {
-        if let Some((_, until)) = &self.0 {
-            match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(work) => return Some(work),
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => self.0 = None,
-            }
-        }
-        inbox.recv().ok()
-    }
-}
-
 fn gone() -> StepError {
     StepError("the responder thread has ended".to_owned())
 }
@@ -251,11 +241,5 @@ fn panicked(panic: String) -> Result<(), Error> {
 fn writing(write: impl FnOnce()) {
     if let Err(panic) = catch(write) {
         log::error!("a step or a request could not be written down: {panic}");
-    }
-}
-
-fn log_failure(result: Result<(), Error>) {
-    if let Err(error) = result {
-        log::warn!("a response could not be sent: {error}");
     }
 }

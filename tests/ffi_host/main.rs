@@ -11,6 +11,7 @@ mod driver;
 mod failing_steps;
 mod fake_server;
 mod handles;
+mod heavy_answers;
 mod large_options;
 mod lifecycle;
 mod metrics_and_log;

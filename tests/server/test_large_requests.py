@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from harness import clients
 from harness.clients import Refused, generate
 from harness.repository import STORIES, add_model
 from harness.server import Server
@@ -58,3 +59,36 @@ def test_an_option_that_is_too_large_costs_no_more_than_triton_takes_for_it(serv
     ours, message = refused(server, name, text)
     assert f"option '{name}' has more than" in message, message
     assert ours < triton + 8 * MEBIBYTE, (ours, triton)
+
+
+def test_log_probabilities_that_could_not_fit_are_refused_before_they_run(repository):
+    add_model(repository, "small", {"logits_memory_bytes": MEBIBYTE}, checkpoint=STORIES)
+    with Server(repository) as small:
+        few = {"max_tokens": 20, "logprobs": 20, "ignore_eos": True}
+        assert len(json.loads(generate(small, "small", PROMPT, **few).responses[0].tensors["logprobs"])) == 20
+        for options in ({"max_tokens": 1000}, {"max_tokens": 100, "n": 10, "temperature": 1.0}):
+            words = "the log-probabilities of 1000 tokens, .* logits_memory_bytes is 1048576; lower max_tokens"
+            with pytest.raises(Refused, match=words):
+                generate(small, "small", PROMPT, **{**few, **options})
+
+
+def test_a_streams_response_leaves_before_others_would_wait_for_it(server):
+    options = {"n": 4, "temperature": 1.0, "max_tokens": 60, "logprobs": 20, "ignore_eos": True}
+
+    async def main():
+        async with clients.grpc(server) as client:
+            whole = await clients.stream(client, "stories", PROMPT, stream=False, **options)
+            streamed = await clients.stream(client, "stories", PROMPT, stream_interval=60, **options)
+        return whole, streamed
+
+    whole, streamed = clients.run(main())
+    entries = [
+        [json.loads(text) for text in response.arrays["logprobs"][0]] for response in streamed.responses if response.arrays
+    ]
+    sizes = [sum(len(token) for row in rows for token in row) for rows in entries]
+    # 300, and what a step brings of 4 rows.
+    assert max(sizes) <= 300 + 4 * 21, sizes
+    (expected,) = (
+        [json.loads(text) for text in response.arrays["logprobs"][0]] for response in whole.responses if response.arrays
+    )
+    assert [sum(rows, []) for rows in zip(*entries)] == expected

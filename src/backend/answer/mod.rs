@@ -23,9 +23,16 @@ use crate::config::OutputKind;
 use crate::engine::Gathered;
 use crate::sampling::{FinishReason, Hypothesis};
 use crate::text::Tokenizer;
+use crate::triton::lifecycle::catch;
 use crate::triton::{Completion, Error, ResponseFactory};
 
 pub use row::Row;
+
+/// Pieces of a response that others may wait for: less than a millisecond.
+const MAX_LIGHT_COST: usize = 600;
+
+/// The same of a search's texts as they are, which come whole or not at all: eight of 600 tokens.
+const MAX_SEARCH_COST: usize = 4 * MAX_LIGHT_COST;
 
 /// The answer to one request.
 pub struct Answer {
@@ -162,9 +169,34 @@ impl Answer {
         self.rows.iter().any(is_error)
     }
 
-    /// Whether a stream has enough tokens for its next response.
+    /// Whether a stream has enough tokens for its next response: as many as its interval says, or as much to
+    /// format as a step may wait for. Of a search, whose responses are whole texts, one that takes longer is left
+    /// out: the next has all that it would have had, and the last has everything.
     pub fn is_due(&self) -> bool {
-        self.rows.iter().any(|row| row.is_due(self.stream_interval))
+        let is_enough = |interval| self.rows.iter().any(|row| row.is_due(interval));
+        if self.searches {
+            return is_enough(self.stream_interval) && self.cost() <= MAX_SEARCH_COST;
+        }
+        is_enough(self.stream_interval) || self.cost() > MAX_LIGHT_COST / 2 && is_enough(1)
+    }
+
+    /// Whether its next response takes longer to format than anybody else should wait for.
+    pub fn is_heavy(&self) -> bool {
+        self.cost() > MAX_LIGHT_COST
+    }
+
+    /// What its next response takes to format, in pieces of about a microsecond: two tokens that become text, an
+    /// entry of `logprobs`, some kilobytes that are copied.
+    fn cost(&self) -> usize {
+        const BYTES_PER_PIECE: usize = 4096;
+        let as_json = self.outputs.contains(&OutputKind::Logprobs);
+        let rows = self.rows[..self.num_returned].iter();
+        let of_rows = rows.map(|row| row.cost(as_json)).sum::<usize>();
+        let logits = self.context_logits.iter().map(Vec::len).sum::<usize>();
+        let echo = self.echo.as_ref().map_or(0, |echo| {
+            self.num_returned * (echo.text.len() + echo.ids.len() * size_of::<TokenId>())
+        });
+        of_rows + (logits * size_of::<f32>() + echo) / BYTES_PER_PIECE
     }
 
     /// All its sequences, those that are not returned too; of a search, the texts that it has now.
@@ -204,11 +236,23 @@ impl Answer {
         response.send(Completion::Partial)
     }
 
-    /// Sends the final response: what is new of a stream, or everything. All rows have ended.
-    ///
-    /// # Errors
-    /// As [`Answer::send_news`].
-    pub fn send_final(mut self) -> Result<(), Error> {
+    /// Sends the final response: what is new of a stream, or everything. All rows have ended. Whatever comes of
+    /// it, the client has an answer if it can have one. Returns its factory.
+    pub fn send_last(self) -> ResponseFactory {
+        let factory = self.factory.clone();
+        let log_failure = |sent: Result<(), Error>| {
+            if let Err(error) = sent {
+                log::warn!("a response could not be sent: {error}");
+            }
+        };
+        match catch(|| self.send_final()) {
+            Ok(sent) => log_failure(sent),
+            Err(panic) => log_failure(factory.send_error(Error::internal(panic))),
+        }
+        factory
+    }
+
+    fn send_final(mut self) -> Result<(), Error> {
         if let Some(error) = self.failure.take() {
             return self.factory.send_error(error);
         }

@@ -261,6 +261,20 @@ impl Row {
         stopped_by.unwrap_or_default()
     }
 
+    /// What its part of the next response takes to format, in the pieces of [`Answer`](super::Answer): its text,
+    /// its logits, and its log-probabilities where they are written as JSON.
+    pub fn cost(&self, as_json: bool) -> usize {
+        let text = match self.text {
+            Some(_) => (self.tokens.len() - self.num_decoded) / 2,
+            None => 0,
+        };
+        let num_new = self.new_tokens().len();
+        let num_entries = self.new_log_probs().next().map_or(0, |it| 1 + it.top.len());
+        let entries = if as_json { num_new * num_entries } else { 0 };
+        let logits = self.new_generation_logits().map(|row| row.len() / 1024);
+        text + num_new / 256 + entries + logits.sum::<usize>()
+    }
+
     /// Says that a response has carried all tokens so far.
     pub fn answered(&mut self) {
         self.num_answered = self.tokens.len();

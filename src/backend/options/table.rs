@@ -524,7 +524,9 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         expected: "an integer of at least 1",
         default: "the model's `stream_interval`",
         doc: "Tokens of each response of a stream. The first response has the first token, at once, and the \
-              last whatever is left. Of several sequences, one at least has as many.",
+              last whatever is left. Of several sequences, one at least has as many. A response that would be so \
+              large that the steps of others waited for it leaves earlier: with 600 tokens of text, or with 300 \
+              entries of `logprobs`, those of all its sequences together.",
         set: |o, v| set(&mut o.stream_interval, integer(v, 1..=MAX_COUNT).map(Some)),
     },
     RequestOption {

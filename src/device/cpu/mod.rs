@@ -37,7 +37,7 @@ pub use attention::AttentionParams;
 pub use gemm::Output;
 pub use kv_cache::{KvBatch, KvCache, KvDtype, KvLayout, KvSpan};
 pub use pack::{Dtype, FloatRows, NotFinite, PackedMatrix, RawMatrix, Stacking};
-pub use pool::{Pool, Turn};
+pub use pool::{Pool, Turn, yield_to_others};
 pub use quantised::{
     CodeBits, PANELS_VERSION, PanelBytes, PanelReader, PanelShape, QuantFormat, QuantisedRow,
     QuantisedRows, Rounded, can_be_packed_together,

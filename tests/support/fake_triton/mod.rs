@@ -196,6 +196,12 @@ impl Host {
         world().stream_of(id(request)).cancelled
     }
 
+    /// Takes no response to this request from now on: who sends one waits; with none, takes all again.
+    pub fn hold_responses(&self, request: Option<*mut sys::TRITONBACKEND_Request>) {
+        let mut world = world();
+        world.held_stream = request.map(|request| world.requests[&id(request)].stream);
+    }
+
     /// Whether Triton refuses to reschedule from now on, as it does where a sequence has idled out.
     pub fn refuse_reschedule(&self, on: bool) {
         world().refuse_reschedule = on;

@@ -122,6 +122,13 @@ export! {
         error: *mut TRITONSERVER_Error,
     ) -> *mut TRITONSERVER_Error {
         let mut world = world();
+        while let Some(held) = world.held_stream
+            && world.responses.get(&id(response)).is_some_and(|it| it.stream == held)
+        {
+            drop(world);
+            std::thread::yield_now();
+            world = self::world();
+        }
         let Some(response) = world.responses.remove(&id(response)) else {
             world.violation("send of no response");
             return OK;

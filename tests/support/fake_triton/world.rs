@@ -161,6 +161,8 @@ pub struct World {
     pub verbose: bool,
     pub no_metrics: bool,
     pub refuse_reschedule: bool,
+    /// The stream whose responses are not taken yet.
+    pub held_stream: Option<usize>,
     pub gpu_buffers: bool,
     pub violations: Vec<String>,
 }

@@ -20,6 +20,8 @@ pub enum Bench {
     Throughput(Throughput),
     /// Batching schemes side by side, on the synthetic runner
     Schemes(Schemes),
+    /// What the worst requests that there are cost a neighbour's steps, on the demo model
+    Neighbours(Neighbours),
     /// How well inflight-sim predicts a load, on the synthetic runner
     Simulator(Simulator),
     /// Prompts and generation in process, beside the limits of the machine
@@ -97,6 +99,19 @@ pub struct Schemes {
 }
 
 #[derive(Args)]
+pub struct Neighbours {
+    /// Rounds, of whose figures a row has the medians
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: u32,
+    /// Only the hostile requests whose names contain this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// One JSON object per row on standard output, instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
 pub struct Simulator {
     /// Another seed is another load
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -129,6 +144,15 @@ pub fn run(bench: &Bench) -> Result<()> {
             run_to_stdout(script.args(arguments).args(json(throughput.json)))
         }
         Bench::Schemes(schemes) => run_schemes(schemes),
+        Bench::Neighbours(neighbours) => {
+            let only = neighbours
+                .only
+                .as_ref()
+                .map(|text| format!("--only={text}"));
+            let rounds = format!("--rounds={}", neighbours.rounds);
+            let script = &mut script("neighbours.py")?;
+            run_to_stdout(script.arg(rounds).args(only).args(json(neighbours.json)))
+        }
         Bench::Simulator(simulator) => run_to_stdout(
             script("simulator.py")?
                 .arg(format!("--seed={}", simulator.seed))

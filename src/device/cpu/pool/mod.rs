@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+pub use self::affinity::yield_to_others;
 use self::cores::Cores;
 use self::crew::Crew;
 

@@ -1,0 +1,36 @@
+//! What keeps a model alive for a moment after its last request.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use crate::triton::ResponseFactory;
+
+/// Keeps the model alive for a moment after its last request was released.
+///
+/// For each sequence that ends, Triton's clean-up thread, at the lowest priority, still answers a null
+/// request that knows its model by a bare pointer (`CancelRequests` in `sequence_batch_scheduler.cc`,
+/// 24.10), while a model that is unloaded goes with its last request: that corrupts the server's heap.
+/// A response factory keeps its model alive, so the last one is held for longer than that thread has been seen to take.
+#[derive(Default)]
+pub struct ModelAnchor(Option<(ResponseFactory, Instant)>);
+
+impl ModelAnchor {
+    const HOLD: Duration = Duration::from_secs(1);
+
+    /// Holds the model of this factory, for as long as that takes.
+    pub fn hold(&mut self, factory: ResponseFactory) {
+        self.0 = Some((factory, Instant::now() + Self::HOLD));
+    }
+
+    /// The next work; lets the model go if there is none for a while. `None` when there will be none.
+    pub fn receive<T>(&mut self, inbox: &Receiver<T>) -> Option<T> {
+        if let Some((_, until)) = &self.0 {
+            match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(work) => return Some(work),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => self.0 = None,
+            }
+        }
+        inbox.recv().ok()
+    }
+}

@@ -1,0 +1,57 @@
+//! Answers that take long to send: nobody else waits for them.
+
+use crate::fake_triton::{Parameter, Where};
+use crate::served::{Ask, Server, rows};
+
+#[test]
+fn neither_steps_nor_cheap_answers_wait_for_a_large_answer() {
+    let mut server = Server::load(&[
+        ("max_seq_len", "131072"),
+        ("max_tokens_in_paged_kv_cache", "262144"),
+        ("max_num_tokens", "8192"),
+    ]);
+    // Eight times the prompt and a token: megabytes.
+    let large = Ask::of_lengths(100_000, 1, false).of_sequences(8);
+    let mut spec = server.spec(&large);
+    for (name, value) in &mut spec.parameters {
+        if name.as_c_str() == c"exclude_input_in_output" {
+            *value = Parameter::Bool(false);
+        }
+    }
+    let heavy = server.host.request(spec);
+    server.host.hold_responses(Some(heavy));
+    server.finish(&[heavy]);
+
+    // Its answer is on its way for as long as we like. More requests than may wait in a channel come and go.
+    let cheap = [
+        Ask::of_lengths(3, 5, true),
+        Ask::of_lengths(40, 2, false),
+        Ask::of_lengths(1, 9, false).of_sequences(3),
+    ];
+    for _ in 0..20 {
+        let requests = cheap.each_ref().map(|ask| server.ask(ask));
+        server.finish(&requests);
+        for (ask, request) in cheap.iter().zip(requests) {
+            while !server
+                .host
+                .sent(request)
+                .last()
+                .is_some_and(|it| it.is_final)
+            {
+                std::thread::yield_now();
+            }
+            let sent = server.host.sent(request);
+            let expected = vec![ask.expected(); ask.num_sequences];
+            assert_eq!(rows(&sent, ask.num_sequences), expected);
+        }
+    }
+    assert!(server.host.sent(heavy).is_empty(), "it is still held");
+    assert_eq!(server.host.place(heavy), Where::Released);
+    assert_eq!(server.num_used_blocks(), 0.0, "it has no blocks any more");
+
+    server.host.hold_responses(None);
+    server.unload();
+    let sent = server.host.sent(heavy);
+    assert_eq!(sent.len(), 1);
+    assert!(sent[0].is_final && sent[0].error.is_none());
+}
