@@ -99,7 +99,8 @@ impl Admission {
                  leave sequence_end out",
             ));
         }
-        let options = RequestOptions::parse(self.asked(request)?)?;
+        let mut options = RequestOptions::parse(self.asked(request)?)?;
+        options.take_defaults_of(self.config.settings.client_compatibility);
         self.check(&options)?;
 
         self.warn_of_ignored(&options);
@@ -160,6 +161,7 @@ impl Admission {
         answer.num_returned = num_found.unwrap_or(num_sequences.returned as usize);
         answer.searches = num_found.is_some();
         answer.pad_id = options.pad_id(&sampling.end_ids);
+        self.fit_to_clients(&mut answer, &options);
         answer.stream = options.stream;
         let stream_interval = options
             .stream_interval
@@ -196,8 +198,8 @@ impl Admission {
         }
         let excluded = options
             .exclude_input_in_output
-            .unwrap_or(options.stream || self.config.settings.exclude_input_in_output);
-        if !excluded {
+            .unwrap_or(self.config.settings.exclude_input_in_output);
+        if !excluded && !options.stream {
             answer.echo = Some(Echo {
                 text: prompt.text,
                 ids: prompt.ids.clone(),
@@ -266,8 +268,22 @@ impl Admission {
             vec![Row::new(0, None, None)],
             self.vocab_size,
         );
-        answer.outputs = self.wanted_outputs(request, &RequestOptions::default())?;
+        let options = RequestOptions::default();
+        answer.outputs = self.wanted_outputs(request, &options)?;
+        self.fit_to_clients(&mut answer, &options);
         Ok(Box::new(answer))
+    }
+
+    /// Gives an answer the form that the clients of the model expect.
+    fn fit_to_clients(&self, answer: &mut Answer, options: &RequestOptions) {
+        let compatibility = self.config.settings.client_compatibility;
+        answer.compatibility = compatibility;
+        answer.has_batch_dim = self.config.has_batch_dim;
+        answer.is_split = compatibility.splits_sequences()
+            && self.config.decoupled
+            && options.says_num_sequences()
+            && !answer.searches;
+        answer.has_null_logprobs = options.has_null_logprobs(compatibility);
     }
 
     /// Everything that the request asks for: its parameters, and its inputs besides the prompt.
@@ -345,7 +361,11 @@ impl Admission {
                  model_transaction_policy { decoupled: true } in its config.pbtxt",
             );
         }
-        if options.stream && options.exclude_input_in_output == Some(false) {
+        let compatibility = self.config.settings.client_compatibility;
+        if options.stream
+            && options.exclude_input_in_output == Some(false)
+            && !compatibility.ignores_input_in_streams()
+        {
             return invalid(
                 "option 'exclude_input_in_output': a stream never repeats the prompt; leave the \
                  option out, or 'stream'",
@@ -423,7 +443,12 @@ impl Admission {
             returned,
         } = num_sequences;
         let invalid = |text: String| Err(RequestError::Invalid(text));
-        if generated > 1 && sampling.is_greedy() {
+        let may_repeat = self
+            .config
+            .settings
+            .client_compatibility
+            .repeats_greedy_sequences();
+        if generated > 1 && sampling.is_greedy() && !may_repeat {
             let name = if returned > 1 { "n" } else { "best_of" };
             return invalid(format!(
                 "option '{name}': the {generated} sequences of a greedy request are all the same; give a \
@@ -625,8 +650,11 @@ impl Admission {
         let names = request.requested_outputs()?;
         // To Triton, one that names none has named all.
         let has_named = names.len() < self.config.outputs.len();
-        let is_given =
-            |kind: &OutputKind| options.wants(*kind) || has_named && !options.omits(*kind);
+        let compatibility = self.config.settings.client_compatibility;
+        let is_given = |kind: &OutputKind| {
+            let is_wanted = options.wants(*kind, compatibility);
+            !kind.is_never_given() && (is_wanted || has_named && !options.omits(*kind))
+        };
         let kinds = names.iter().filter_map(|name| OutputKind::from_name(name));
         let kinds: Vec<_> = kinds.filter(is_given).collect();
         let impossible = kinds

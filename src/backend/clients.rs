@@ -244,6 +244,9 @@ fn output_table(outputs: &[&str]) -> String {
     let mut table = String::from("| output | here |\n|---|---|\n");
     for name in outputs {
         let fate = match OutputKind::from_name(name) {
+            Some(kind) if kind.is_never_given() => {
+                "may be declared, and is never given: a request has one prompt, and one server"
+            }
             Some(_) => "the same",
             None => "not given",
         };

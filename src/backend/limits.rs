@@ -199,6 +199,7 @@ mod tests {
     fn config(parameters: &[(&str, &str)]) -> ModelConfig {
         ModelConfig {
             max_batch_size: 8,
+            has_batch_dim: true,
             decoupled: true,
             input: InputKind::Text,
             outputs: Vec::new(),

@@ -10,9 +10,7 @@ use crate::backend::facts::{Facts, open_checkpoint};
 use crate::backend::metrics::{MetricsShare, SharedMetrics};
 use crate::backend::tenure::Tenure;
 use crate::base::LoadError;
-use crate::config::{
-    self, BatchingScheme, Completion, InputKind, ModelConfig, RunnerKind, Settings,
-};
+use crate::config::{BatchingScheme, Completion, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;
 use crate::post_processors::PostProcessors;
 use crate::runner::Checkpoint;
@@ -51,7 +49,8 @@ impl Model {
         let version = handle.version()?;
         let name = handle.name()?.to_owned();
         let given = parse_json(&handle.config_json()?)?;
-        let settings = ModelConfig::settings(&given)?;
+        // A bad one is refused below, together with all else that is wrong.
+        let settings = ModelConfig::settings(&given).unwrap_or_default();
         let tokenizer_dir = tokenizer_dir(&settings, &folder, version);
 
         let completion = match handle.may_auto_complete()? {
@@ -71,7 +70,7 @@ impl Model {
             }
             _ => given,
         };
-        if let Some(warning) = config::delays(&config) {
+        for warning in ModelConfig::warnings(&config) {
             log::warn!("{name}: {warning}");
         }
         let mut config = ModelConfig::parse(&config, completion)?;

@@ -108,14 +108,18 @@ pub struct StepError(pub String);
 
 impl LoadError {
     /// Nothing, the one error, or all of them as one.
-    pub fn check(mut errors: Vec<Self>) -> Result<(), Self> {
-        match errors.pop() {
-            None => Ok(()),
-            Some(error) if errors.is_empty() => Err(error),
-            Some(last) => {
-                errors.push(last);
-                Err(Self::Several(errors))
+    pub fn check(errors: Vec<Self>) -> Result<(), Self> {
+        let mut all = Vec::new();
+        for error in errors {
+            match error {
+                Self::Several(several) => all.extend(several),
+                error => all.push(error),
             }
+        }
+        match all.len() {
+            0 => Ok(()),
+            1 => Err(all.remove(0)),
+            _ => Err(Self::Several(all)),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::base::BlockSize;
+use crate::config::client_compatibility::ClientCompatibility;
 use crate::config::settings::{
     BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, Settings, SpeculationKind,
     WeightOnlyPrecision,
@@ -390,6 +391,21 @@ pub(super) const KNOBS: &[Knob] = &[
         set: |s, v| set(&mut s.stream_interval, count(v, 1..=MAX_COUNT)),
     },
     Knob {
+        key: "client_compatibility",
+        expected: "'none', 'vllm' or 'tensorrtllm'",
+        default: "`none`",
+        doc: "Whose clients the model answers as their own backend does: inputs, shapes, `finish_reason`, outputs on \
+              request, numbers of tokens. What each changes is in [docs/clients.md](docs/clients.md).",
+        set: |s, v| {
+            let names = [
+                ("none", ClientCompatibility::None),
+                ("vllm", ClientCompatibility::Vllm),
+                ("tensorrtllm", ClientCompatibility::TensorrtLlm),
+            ];
+            set(&mut s.client_compatibility, choice(v, &names))
+        },
+    },
+    Knob {
         key: "default_max_tokens",
         expected: "an integer from 1 to 2147483647",
         default: "16",
@@ -662,6 +678,11 @@ mod tests {
         ),
         ("exclude_input_in_output", &["true"], &["2"]),
         ("stream_interval", &["1", "8"], &["0", "-1", "all"]),
+        (
+            "client_compatibility",
+            &["none", "vllm", "TensorRTLLM"],
+            &["", "openai", "true"],
+        ),
         ("default_max_tokens", &["1"], &["0"]),
         ("add_special_tokens", &["false"], &["no"]),
         ("skip_special_tokens", &["false"], &["no"]),

@@ -5,16 +5,19 @@
 //! no sense are errors at load that say what to write instead; nothing is ever guessed. What is served,
 //! but slower than it could be, is a warning.
 
+mod client_compatibility;
 pub mod client_inputs;
 mod foreign_names;
 mod knobs;
 mod model_config;
+mod outputs;
 mod scheduling;
 mod settings;
 
+pub use client_compatibility::ClientCompatibility;
 pub use knobs::reference_table;
-pub use model_config::{Completion, InputKind, ModelConfig, OutputKind};
-pub use scheduling::delays;
+pub use model_config::{Completion, InputKind, ModelConfig};
+pub use outputs::OutputKind;
 pub use settings::{
     BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, Settings, SpeculationKind,
     WeightOnlyPrecision,

@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::base::LoadError;
-use crate::config::Settings;
-use crate::config::client_inputs::client_input;
-use crate::config::scheduling::{check_scheduling, default_scheduling};
+use crate::config::client_compatibility::ClientCompatibility;
+use crate::config::client_inputs::{ClientInput, client_input};
+use crate::config::outputs::OutputKind;
+use crate::config::scheduling::{check_scheduling, default_scheduling, delays, num_candidates};
+use crate::config::settings::{Settings, meaningless};
 
 /// Sequences that a model without `max_batch_size` takes at once.
 const DEFAULT_MAX_BATCH_SIZE: u32 = 64;
@@ -47,201 +49,13 @@ impl InputKind {
     }
 }
 
-/// The output tensors that a model can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum OutputKind {
-    /// The text, a delta when streaming.
-    TextOutput,
-    /// The tokens, new ones when streaming.
-    OutputIds,
-    /// Prompt and output tokens so far.
-    SequenceLength,
-    /// Why the sequence ended; empty while it runs.
-    FinishReason,
-    /// Tokens of the prompt.
-    NumInputTokens,
-    /// Tokens generated so far.
-    NumOutputTokens,
-    /// How likely each token was, the logarithm; new ones when streaming.
-    OutputLogProbs,
-    /// Their sum so far.
-    CumLogProbs,
-    /// The same under vLLM's name.
-    CumulativeLogprob,
-    /// The most likely tokens in the place of each, as JSON; new ones when streaming.
-    Logprobs,
-    /// The model's logits of each token of the prompt.
-    ContextLogits,
-    /// Those that each token of the output was chosen from; new ones when streaming.
-    GenerationLogits,
-    /// The stop word or the token that ended the sequence.
-    StopReason,
-    /// Blocks of the KV cache that the sequence took.
-    KvCacheAllocNewBlocks,
-    /// Those that it found filled.
-    KvCacheReusedBlocks,
-    /// Both together.
-    KvCacheAllocTotalBlocks,
-    /// When the request was first seen.
-    ArrivalTimeNs,
-    /// When it was first in a step.
-    FirstScheduledTimeNs,
-    /// When its first token was there.
-    FirstTokenTimeNs,
-    /// When its last token was there.
-    LastTokenTimeNs,
-    /// Draft tokens that became output, as a share of all that were computed.
-    AcceptanceRate,
-    /// How many those were.
-    TotalAcceptedDraftTokens,
-    /// How many all were.
-    TotalDraftTokens,
-}
-
-impl OutputKind {
-    /// All of them, in the order of a response.
-    pub const ALL: [OutputKind; 23] = [
-        OutputKind::TextOutput,
-        OutputKind::OutputIds,
-        OutputKind::SequenceLength,
-        OutputKind::FinishReason,
-        OutputKind::NumInputTokens,
-        OutputKind::NumOutputTokens,
-        OutputKind::OutputLogProbs,
-        OutputKind::CumLogProbs,
-        OutputKind::CumulativeLogprob,
-        OutputKind::Logprobs,
-        OutputKind::ContextLogits,
-        OutputKind::GenerationLogits,
-        OutputKind::StopReason,
-        OutputKind::KvCacheAllocNewBlocks,
-        OutputKind::KvCacheReusedBlocks,
-        OutputKind::KvCacheAllocTotalBlocks,
-        OutputKind::ArrivalTimeNs,
-        OutputKind::FirstScheduledTimeNs,
-        OutputKind::FirstTokenTimeNs,
-        OutputKind::LastTokenTimeNs,
-        OutputKind::AcceptanceRate,
-        OutputKind::TotalAcceptedDraftTokens,
-        OutputKind::TotalDraftTokens,
-    ];
-
-    /// The tensor's name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            OutputKind::TextOutput => "text_output",
-            OutputKind::OutputIds => "output_ids",
-            OutputKind::SequenceLength => "sequence_length",
-            OutputKind::FinishReason => "finish_reason",
-            OutputKind::NumInputTokens => "num_input_tokens",
-            OutputKind::NumOutputTokens => "num_output_tokens",
-            OutputKind::OutputLogProbs => "output_log_probs",
-            OutputKind::CumLogProbs => "cum_log_probs",
-            OutputKind::CumulativeLogprob => "cumulative_logprob",
-            OutputKind::Logprobs => "logprobs",
-            OutputKind::ContextLogits => "context_logits",
-            OutputKind::GenerationLogits => "generation_logits",
-            OutputKind::StopReason => "stop_reason",
-            OutputKind::KvCacheAllocNewBlocks => "kv_cache_alloc_new_blocks",
-            OutputKind::KvCacheReusedBlocks => "kv_cache_reused_blocks",
-            OutputKind::KvCacheAllocTotalBlocks => "kv_cache_alloc_total_blocks",
-            OutputKind::ArrivalTimeNs => "arrival_time_ns",
-            OutputKind::FirstScheduledTimeNs => "first_scheduled_time_ns",
-            OutputKind::FirstTokenTimeNs => "first_token_time_ns",
-            OutputKind::LastTokenTimeNs => "last_token_time_ns",
-            OutputKind::AcceptanceRate => "acceptance_rate",
-            OutputKind::TotalAcceptedDraftTokens => "total_accepted_draft_tokens",
-            OutputKind::TotalDraftTokens => "total_draft_tokens",
-        }
-    }
-
-    /// Whether only those requests get it that ask for it by an option; the others get every output
-    /// that they do not name.
-    pub const fn is_on_request(self) -> bool {
-        !matches!(
-            self,
-            OutputKind::TextOutput
-                | OutputKind::OutputIds
-                | OutputKind::SequenceLength
-                | OutputKind::FinishReason
-                | OutputKind::NumInputTokens
-                | OutputKind::NumOutputTokens
-        )
-    }
-
-    /// Whether it is made of logits.
-    pub const fn needs_logits(self) -> bool {
-        matches!(
-            self,
-            OutputKind::OutputLogProbs
-                | OutputKind::CumLogProbs
-                | OutputKind::CumulativeLogprob
-                | OutputKind::Logprobs
-                | OutputKind::ContextLogits
-                | OutputKind::GenerationLogits
-        )
-    }
-
-    /// Whether a request that names it without asking for it gets a dummy, as TensorRT-LLM's backend gives one: the
-    /// logits themselves may be large.
-    pub const fn has_dummy(self) -> bool {
-        matches!(
-            self,
-            OutputKind::ContextLogits | OutputKind::GenerationLogits
-        )
-    }
-
-    /// The kind of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
-    const fn data_type(self) -> &'static str {
-        match self {
-            OutputKind::TextOutput
-            | OutputKind::FinishReason
-            | OutputKind::StopReason
-            | OutputKind::Logprobs => "TYPE_STRING",
-            OutputKind::ArrivalTimeNs
-            | OutputKind::FirstScheduledTimeNs
-            | OutputKind::FirstTokenTimeNs
-            | OutputKind::LastTokenTimeNs => "TYPE_INT64",
-            OutputKind::OutputLogProbs
-            | OutputKind::CumLogProbs
-            | OutputKind::CumulativeLogprob
-            | OutputKind::ContextLogits
-            | OutputKind::GenerationLogits
-            | OutputKind::AcceptanceRate => "TYPE_FP32",
-            _ => "TYPE_INT32",
-        }
-    }
-
-    /// Its shape without the batch dimension, as config.pbtxt has it.
-    const fn dims(self) -> &'static [i64] {
-        match self {
-            OutputKind::GenerationLogits => &[-1, -1, -1],
-            OutputKind::OutputIds | OutputKind::OutputLogProbs | OutputKind::ContextLogits => {
-                &[-1, -1]
-            }
-            // One for each sequence of the answer.
-            OutputKind::TextOutput
-            | OutputKind::SequenceLength
-            | OutputKind::FinishReason
-            | OutputKind::NumOutputTokens
-            | OutputKind::CumLogProbs
-            | OutputKind::CumulativeLogprob
-            | OutputKind::Logprobs
-            | OutputKind::StopReason => &[-1],
-            _ => &[1],
-        }
-    }
-}
-
 /// A model's configuration as Triton has it, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// Requests that Triton holds in slots, and hands over in one call.
+    /// Requests that Triton holds in slots.
     pub max_batch_size: u32,
+    /// Whether tensors have a batch dimension, which is 1 always.
+    pub has_batch_dim: bool,
     /// Whether a request may have several responses.
     pub decoupled: bool,
     /// How requests bring their prompts.
@@ -282,8 +96,13 @@ impl ModelConfig {
     /// `sequence_batching`, `model_transaction_policy`.
     pub fn complete(config: &Value, has_tokenizer: bool) -> Option<Value> {
         let mut completed = config.clone();
+        // A bad parameter is refused by `parse`.
+        let settings = Self::settings(config).unwrap_or_default();
+        let compatibility = settings.client_compatibility;
         let fields = completed.as_object_mut()?;
-        if unsigned(fields.get("max_batch_size")).unwrap_or(0) == 0 {
+        let written = unsigned(fields.get("max_batch_size")).unwrap_or(0);
+        let has_batch_dim = written > 0 || !compatibility.may_lack_batch_dim();
+        if written == 0 && has_batch_dim {
             fields.insert("max_batch_size".into(), json!(DEFAULT_MAX_BATCH_SIZE));
         }
         if is_empty(fields.get("input")) {
@@ -292,21 +111,35 @@ impl ModelConfig {
             } else {
                 InputKind::Ids
             };
-            fields.insert("input".into(), json!([input_field(kind)]));
+            let options = compatibility.inputs(has_tokenizer).iter();
+            let options = options.filter(|input| InputKind::named(input.name).is_none());
+            let inputs = std::iter::once(input_field(kind, has_batch_dim))
+                .chain(options.map(|input| option_field(input, has_batch_dim)));
+            fields.insert("input".into(), inputs.collect());
         }
         let input = InputKind::of(fields.get("input"));
         if is_empty(fields.get("output")) {
-            let kinds = OutputKind::ALL.into_iter().filter(|kind| {
-                has_tokenizer && input != Some(InputKind::Ids) || *kind != OutputKind::TextOutput
+            let kinds = compatibility.outputs().iter().filter(|kind| {
+                has_tokenizer && input != Some(InputKind::Ids) || **kind != OutputKind::TextOutput
             });
-            fields.insert("output".into(), kinds.map(output_field).collect());
+            let outputs = kinds.map(|kind| output_field(*kind, compatibility));
+            fields.insert("output".into(), outputs.collect());
         }
         if !["sequence_batching", "dynamic_batching"]
             .iter()
             .any(|key| fields.contains_key(*key))
         {
-            fields.insert("sequence_batching".into(), default_scheduling());
+            let slots = if written > 0 {
+                written
+            } else {
+                DEFAULT_MAX_BATCH_SIZE.into()
+            };
+            let splits = !has_batch_dim || optional_input(&completed).is_some();
+            let scheduling = default_scheduling(splits.then_some(slots));
+            let fields = completed.as_object_mut()?;
+            fields.insert("sequence_batching".into(), scheduling);
         }
+        let fields = completed.as_object_mut()?;
         fields
             .entry("model_transaction_policy")
             .or_insert_with(|| json!({ "decoupled": true }));
@@ -316,23 +149,43 @@ impl ModelConfig {
     /// Reads and checks a whole configuration.
     ///
     /// # Errors
-    /// What cannot be served, with what to write instead; `completion` says whether to write nothing
+    /// All that cannot be served, with what to write instead; `completion` says whether to write nothing
     /// would do.
     pub fn parse(config: &Value, completion: Completion) -> Result<Self, LoadError> {
-        let settings = Self::settings(config)?;
-        let max_batch_size = unsigned(config.get("max_batch_size")).unwrap_or(0);
-        if max_batch_size == 0 {
-            return Err(refuse(
+        let mut errors = Vec::new();
+        let settings = keep(Self::settings(config), &mut errors);
+        let compatibility = settings
+            .as_ref()
+            .map(|settings| settings.client_compatibility)
+            .unwrap_or_default();
+        let written = unsigned(config.get("max_batch_size")).unwrap_or(0);
+        let has_batch_dim = written > 0;
+        if !has_batch_dim && !compatibility.may_lack_batch_dim() {
+            errors.push(refuse(
                 "max_batch_size is 0",
                 &completion.or_nothing("write max_batch_size: 64"),
             ));
         }
-        let input = check_inputs(config, completion)?;
-        let outputs = check_outputs(config, input, completion)?;
-        let max_sequence_idle_us = check_scheduling(config, completion)?;
-        check_instances(config)?;
+        let input = check_inputs(config, completion, &mut errors);
+        let outputs = check_outputs(config, input, compatibility, completion, &mut errors);
+        let max_sequence_idle_us = keep(check_scheduling(config, completion), &mut errors);
+        // Without batches a slot is a sequence that Triton takes turns with, of which `direct` has one.
+        let max_batch_size = if has_batch_dim || !compatibility.may_lack_batch_dim() {
+            Some(written)
+        } else {
+            keep(num_candidates(config), &mut errors)
+        };
+        keep(check_instances(config), &mut errors);
+        LoadError::check(errors)?;
+        // None of them is missing without an error.
+        let (Some(settings), Some(input), Some(max_sequence_idle_us), Some(max_batch_size)) =
+            (settings, input, max_sequence_idle_us, max_batch_size)
+        else {
+            return Err(refuse("it cannot be read", "write it as the README does"));
+        };
         Ok(Self {
             max_batch_size: u32::try_from(max_batch_size).unwrap_or(u32::MAX),
+            has_batch_dim,
             decoupled: config
                 .pointer("/model_transaction_policy/decoupled")
                 .and_then(Value::as_bool)
@@ -349,21 +202,30 @@ impl ModelConfig {
     /// # Errors
     /// An unknown key, a value outside its range.
     pub fn settings(config: &Value) -> Result<Settings, LoadError> {
-        let none = Map::new();
-        let parameters = config
-            .get("parameters")
-            .and_then(Value::as_object)
-            .unwrap_or(&none);
-        Settings::parse(parameters.iter().map(|(key, value)| {
-            (
-                key.as_str(),
-                value
-                    .get("string_value")
-                    .and_then(Value::as_str)
-                    .unwrap_or_default(),
-            )
-        }))
+        Settings::parse(parameters(config))
     }
+
+    /// What the configuration says and nobody heeds, one warning each.
+    pub fn warnings(config: &Value) -> Vec<String> {
+        let skipped = meaningless(parameters(config).map(|(key, _)| key));
+        let skipped = skipped
+            .map(|(key, why)| format!("config.pbtxt: parameter '{key}' has no effect here: {why}"));
+        skipped.chain(delays(config)).collect()
+    }
+}
+
+/// The backend's parameters, as Triton has them.
+fn parameters(config: &Value) -> impl Iterator<Item = (&str, &str)> {
+    let parameters = config.get("parameters").and_then(Value::as_object);
+    parameters.into_iter().flatten().map(|(key, value)| {
+        let text = value.get("string_value").and_then(Value::as_str);
+        (key.as_str(), text.unwrap_or_default())
+    })
+}
+
+/// What there is, or the error for later.
+fn keep<T>(result: Result<T, LoadError>, errors: &mut Vec<LoadError>) -> Option<T> {
+    result.map_err(|error| errors.push(error)).ok()
 }
 
 impl Settings {
@@ -405,14 +267,18 @@ impl InputKind {
 
     /// The kind of prompt that an input is, if it is one.
     fn of_one(input: &Value) -> Option<Self> {
+        Self::named(field(input, "name"))
+    }
+
+    fn named(name: &str) -> Option<Self> {
         [InputKind::Text, InputKind::Ids]
             .into_iter()
-            .find(|kind| kind.name() == field(input, "name"))
+            .find(|kind| kind.name() == name)
     }
 }
 
-fn input_field(kind: InputKind) -> Value {
-    let ragged = kind == InputKind::Ids;
+fn input_field(kind: InputKind, has_batch_dim: bool) -> Value {
+    let ragged = kind == InputKind::Ids && has_batch_dim;
     json!({
         "name": kind.name(),
         "data_type": kind.data_type(),
@@ -421,11 +287,26 @@ fn input_field(kind: InputKind) -> Value {
     })
 }
 
-fn output_field(kind: OutputKind) -> Value {
-    json!({ "name": kind.name(), "data_type": kind.data_type(), "dims": kind.dims() })
+fn option_field(input: &ClientInput, has_batch_dim: bool) -> Value {
+    json!({
+        "name": input.name,
+        "data_type": input.data_type,
+        "dims": input.dims,
+        "optional": true,
+        "allow_ragged_batch": has_batch_dim && input.dims.contains(&-1),
+    })
 }
 
-fn check_inputs(config: &Value, completion: Completion) -> Result<InputKind, LoadError> {
+fn output_field(kind: OutputKind, compatibility: ClientCompatibility) -> Value {
+    let data_type = kind.data_type(compatibility.has_unsigned_counts());
+    json!({ "name": kind.name(), "data_type": data_type, "dims": kind.dims() })
+}
+
+fn check_inputs(
+    config: &Value,
+    completion: Completion,
+    errors: &mut Vec<LoadError>,
+) -> Option<InputKind> {
     let inputs = config
         .get("input")
         .and_then(Value::as_array)
@@ -439,30 +320,30 @@ fn check_inputs(config: &Value, completion: Completion) -> Result<InputKind, Loa
         .iter()
         .partition(|input| InputKind::of_one(input).is_some());
     for input in options {
-        check_option_input(input, &remedy)?;
+        keep(
+            check_option_input(input, &remedy, must_be_ragged(config)),
+            errors,
+        );
     }
     let [input] = prompts[..] else {
-        return Err(refuse(
-            &format!("the model has {} inputs for a prompt", prompts.len()),
-            &remedy,
-        ));
+        let problem = format!("the model has {} inputs for a prompt", prompts.len());
+        errors.push(refuse(&problem, &remedy));
+        return None;
     };
-    let name = field(input, "name");
-    let Some(kind) = InputKind::of_one(input) else {
-        return Err(refuse(&format!("the input is named '{name}'"), &remedy));
-    };
-    check_tensor(input, kind.data_type(), &[kind.dim()], &remedy)?;
-    if is_true(input, "optional") {
-        return Err(refuse(
-            &format!("input '{name}' is optional"),
-            "leave optional out",
-        ));
-    }
-    Ok(kind)
+    let kind = InputKind::of_one(input)?;
+    let checked = check_tensor(
+        input,
+        kind.data_type(),
+        &[kind.dim()],
+        &remedy,
+        must_be_ragged(config),
+    );
+    keep(checked, errors);
+    Some(kind)
 }
 
 /// An input that carries an option, as clients of other backends send it.
-fn check_option_input(input: &Value, remedy: &str) -> Result<(), LoadError> {
+fn check_option_input(input: &Value, remedy: &str, must_be_ragged: bool) -> Result<(), LoadError> {
     let name = field(input, "name");
     let Some(known) = client_input(name) else {
         return Err(refuse(
@@ -472,7 +353,13 @@ fn check_option_input(input: &Value, remedy: &str) -> Result<(), LoadError> {
     };
     let data_type = known.data_type;
     let remedy = format!("write data_type: {data_type} dims: {:?}", known.dims);
-    check_tensor(input, data_type, known.dims, &remedy)
+    check_tensor(input, data_type, known.dims, &remedy, must_be_ragged)
+}
+
+/// Whether inputs must be ragged: with the direct strategy, one of another shape waits for all others to end.
+fn must_be_ragged(config: &Value) -> bool {
+    let batches = unsigned(config.get("max_batch_size")).unwrap_or(0) > 0;
+    batches && config.pointer("/sequence_batching/oldest").is_none()
 }
 
 /// Whether an input has a type and dimensions, and may be ragged where its length varies: Triton batches
@@ -482,6 +369,7 @@ fn check_tensor(
     data_type: &str,
     expected: &[i64],
     remedy: &str,
+    must_be_ragged: bool,
 ) -> Result<(), LoadError> {
     let name = field(input, "name");
     if field(input, "data_type") != data_type || dims(input) != expected {
@@ -492,7 +380,7 @@ fn check_tensor(
         );
         return Err(refuse(&found, remedy));
     }
-    if expected.contains(&-1) && !is_true(input, "allow_ragged_batch") {
+    if must_be_ragged && expected.contains(&-1) && !is_true(input, "allow_ragged_batch") {
         return Err(refuse(
             &format!(
                 "input '{name}' has no allow_ragged_batch: true, so that Triton would not put requests of different \
@@ -504,67 +392,70 @@ fn check_tensor(
     Ok(())
 }
 
-fn is_true(object: &Value, name: &str) -> bool {
+pub(super) fn is_true(object: &Value, name: &str) -> bool {
     object.get(name).and_then(Value::as_bool).unwrap_or(false)
 }
 
 fn check_outputs(
     config: &Value,
-    input: InputKind,
+    input: Option<InputKind>,
+    compatibility: ClientCompatibility,
     completion: Completion,
-) -> Result<Vec<OutputKind>, LoadError> {
-    let mut kinds = Vec::new();
+    errors: &mut Vec<LoadError>,
+) -> Vec<OutputKind> {
     let outputs = config
         .get("output")
         .and_then(Value::as_array)
         .map_or(&[][..], Vec::as_slice);
     if outputs.is_empty() {
-        return Err(refuse(
+        errors.push(refuse(
             "the model has no output",
             &completion.or_nothing(
                 "write output [{ name: \"output_ids\" data_type: TYPE_INT32 dims: [ -1, -1 ] }] and the like",
             ),
         ));
     }
-    for output in outputs {
-        let name = field(output, "name");
-        let Some(kind) = OutputKind::from_name(name) else {
-            let known: Vec<_> = OutputKind::ALL.iter().map(|kind| kind.name()).collect();
-            return Err(refuse(
-                &format!("the model has no output '{name}'"),
-                &format!("name some of {}", known.join(", ")),
-            ));
-        };
-        // Who wrote 1 for what has a value of each sequence gets as many as a request asks for all the same:
-        // Triton does not compare.
-        let fits = dims(output) == kind.dims() || kind.dims() == [-1] && dims(output) == [1];
-        if field(output, "data_type") != kind.data_type() || !fits {
-            return Err(refuse(
-                &format!(
-                    "output '{name}' is {} {:?}",
-                    field(output, "data_type"),
-                    dims(output)
-                ),
-                &format!(
-                    "write data_type: {} dims: [ {} ]",
-                    kind.data_type(),
-                    kind.dims()
-                        .iter()
-                        .map(i64::to_string)
-                        .collect::<Vec<_>>()
-                        .join(", ")
-                ),
-            ));
-        }
-        if kind == OutputKind::TextOutput && input == InputKind::Ids {
-            return Err(refuse(
-                "the model takes input_ids and has the output 'text_output'",
-                "take it out of output, or take text_input",
-            ));
-        }
-        kinds.push(kind);
+    let check = |output| check_output(output, input, compatibility);
+    let kinds = outputs
+        .iter()
+        .filter_map(|output| keep(check(output), errors));
+    kinds.collect()
+}
+
+fn check_output(
+    output: &Value,
+    input: Option<InputKind>,
+    compatibility: ClientCompatibility,
+) -> Result<OutputKind, LoadError> {
+    let name = field(output, "name");
+    let Some(kind) = OutputKind::from_name(name) else {
+        let known: Vec<_> = OutputKind::ALL.iter().map(|kind| kind.name()).collect();
+        return Err(refuse(
+            &format!("the model has no output '{name}'"),
+            &format!("name some of {}", known.join(", ")),
+        ));
+    };
+    // Who wrote 1 for what has a value of each sequence gets as many as a request asks for all the same:
+    // Triton does not compare.
+    let fits = dims(output) == kind.dims() || kind.dims() == [-1] && dims(output) == [1];
+    let data_type = kind.data_type(compatibility.has_unsigned_counts());
+    if field(output, "data_type") != data_type || !fits {
+        let found = format!(
+            "output '{name}' is {} {:?}",
+            field(output, "data_type"),
+            dims(output)
+        );
+        let dims: Vec<_> = kind.dims().iter().map(i64::to_string).collect();
+        let remedy = format!("write data_type: {data_type} dims: [ {} ]", dims.join(", "));
+        return Err(refuse(&found, &remedy));
     }
-    Ok(kinds)
+    if kind == OutputKind::TextOutput && input == Some(InputKind::Ids) {
+        return Err(refuse(
+            "the model takes input_ids and has the output 'text_output'",
+            "take it out of output, or take text_input",
+        ));
+    }
+    Ok(kind)
 }
 
 fn check_instances(config: &Value) -> Result<(), LoadError> {
@@ -579,6 +470,13 @@ fn check_instances(config: &Value) -> Result<(), LoadError> {
         }
     }
     Ok(())
+}
+
+/// The first input that a request may leave out.
+pub(super) fn optional_input(config: &Value) -> Option<&str> {
+    let inputs = config.get("input").and_then(Value::as_array)?;
+    let optional = inputs.iter().find(|input| is_true(input, "optional"));
+    optional.map(|input| field(input, "name"))
 }
 
 pub(super) fn refuse(problem: &str, remedy: &str) -> LoadError {
@@ -661,7 +559,7 @@ mod tests {
         let mut config = minimal();
         config["max_batch_size"] = json!(3);
         config["model_transaction_policy"] = json!({ "decoupled": false });
-        config["input"] = json!([input_field(InputKind::Ids)]);
+        config["input"] = json!([input_field(InputKind::Ids, true)]);
         let config = ModelConfig::complete(&config, true).expect("something is missing");
         let parsed = ModelConfig::parse(&config, Completion::Allowed).expect("complete");
         assert_eq!((parsed.max_batch_size, parsed.decoupled), (3, false));
@@ -700,9 +598,13 @@ mod tests {
                 |c| c["input"][0]["dims"] = json!([-1]),
                 &["[-1]", "dims: [ 1 ]"],
             ),
-            (|c| c["input"][0]["optional"] = json!(true), &["optional"]),
             (
-                |c| c["input"] = json!([input_field(InputKind::Text), input_field(InputKind::Ids)]),
+                |c| {
+                    c["input"] = json!([
+                        input_field(InputKind::Text, true),
+                        input_field(InputKind::Ids, true)
+                    ])
+                },
                 &["2 inputs for a prompt", "request parameter"],
             ),
             (
@@ -716,7 +618,7 @@ mod tests {
                 |c| {
                     let option =
                         json!({ "name": "stream", "data_type": "TYPE_INT32", "dims": [1] });
-                    c["input"] = json!([input_field(InputKind::Text), option])
+                    c["input"] = json!([input_field(InputKind::Text, true), option])
                 },
                 &["'stream' is TYPE_INT32", "data_type: TYPE_BOOL dims: [1]"],
             ),
@@ -724,7 +626,7 @@ mod tests {
                 |c| {
                     let option =
                         json!({ "name": "bad_words", "data_type": "TYPE_STRING", "dims": [-1] });
-                    c["input"] = json!([input_field(InputKind::Text), option])
+                    c["input"] = json!([input_field(InputKind::Text, true), option])
                 },
                 &["'bad_words' has no allow_ragged_batch: true", "write it"],
             ),

@@ -3,20 +3,45 @@
 use serde_json::{Value, json};
 
 use crate::base::LoadError;
-use crate::config::model_config::{Completion, field, is_empty, refuse, unsigned};
+use crate::config::model_config::{Completion, is_empty, optional_input, refuse, unsigned};
 
 /// Triton's idle limit counts the time that a step takes, and a sequence over it is lost without a
 /// word to its client. The default of one second is shorter than a long context's step.
 const MIN_IDLE_US: u64 = 60_000_000;
 const DEFAULT_IDLE_US: u64 = 3600 * 1_000_000;
 
-/// The scheduling of a model whose user leaves the choice open.
-pub(super) fn default_scheduling() -> Value {
+/// The scheduling of a model whose user leaves the choice open. With `oldest`, so many sequences are taken in turns: what
+/// cannot be in one batch, because it has no batch dimension or brings other inputs, holds nobody up then.
+pub(super) fn default_scheduling(oldest: Option<u64>) -> Value {
+    let (strategy, options) = match oldest {
+        None => ("direct", json!({})),
+        Some(slots) => (
+            "oldest",
+            json!({ "max_candidate_sequences": slots.min(i32::MAX as u64) }),
+        ),
+    };
     json!({
         "iterative_sequence": true,
         "max_sequence_idle_microseconds": DEFAULT_IDLE_US,
-        "direct": {},
+        strategy: options,
     })
+}
+
+/// Sequences that Triton takes in turns with `oldest`.
+///
+/// # Errors
+/// There is no such number.
+pub(super) fn num_candidates(config: &Value) -> Result<u64, LoadError> {
+    let path = "/sequence_batching/oldest/max_candidate_sequences";
+    let slots = unsigned(config.pointer(path)).unwrap_or(0);
+    match slots {
+        0 => Err(refuse(
+            "max_batch_size is 0, for which Triton's direct strategy has one slot",
+            "write sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 3600000000 \
+             oldest { max_candidate_sequences: 64 } }, or nothing: it is filled in then",
+        )),
+        slots => Ok(slots),
+    }
 }
 
 /// What is served, but slower than the user may know, with the price.
@@ -57,16 +82,6 @@ pub fn delays(config: &Value) -> Option<String> {
     } else {
         None
     }
-}
-
-/// The first input that a request may leave out.
-fn optional_input(config: &Value) -> Option<&str> {
-    let inputs = config.get("input").and_then(Value::as_array)?;
-    let optional = |input: &&Value| input.get("optional").and_then(Value::as_bool) == Some(true);
-    inputs
-        .iter()
-        .find(optional)
-        .map(|input| field(input, "name"))
 }
 
 /// Checks the scheduling; the idle limit.
@@ -130,14 +145,14 @@ mod tests {
     }
 
     fn with(field: &str, value: Value) -> Value {
-        let mut config = json!({ "sequence_batching": default_scheduling() });
+        let mut config = json!({ "sequence_batching": default_scheduling(None) });
         config["sequence_batching"][field] = value;
         config
     }
 
     #[test]
     fn the_default_is_served_without_delay() {
-        let config = json!({ "sequence_batching": default_scheduling() });
+        let config = json!({ "sequence_batching": default_scheduling(None) });
         let idle = check_scheduling(&config, Completion::Disabled).expect("served");
         assert_eq!((idle, delays(&config)), (DEFAULT_IDLE_US, None));
     }

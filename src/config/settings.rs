@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::base::nearest_name;
 use crate::base::{BlockSize, LoadError};
+use crate::config::client_compatibility::ClientCompatibility;
 use crate::config::foreign_names::{Foreign, foreign};
 use crate::config::knobs::{KNOBS, Knob};
 
@@ -142,6 +143,8 @@ pub struct Settings {
     pub exclude_input_in_output: bool,
     /// `stream_interval`
     pub stream_interval: u32,
+    /// `client_compatibility`
+    pub client_compatibility: ClientCompatibility,
     /// `add_special_tokens`
     pub add_special_tokens: bool,
     /// `skip_special_tokens`
@@ -202,6 +205,7 @@ impl Default for Settings {
             logits_post_processor_library: None,
             exclude_input_in_output: false,
             stream_interval: 1,
+            client_compatibility: ClientCompatibility::None,
             add_special_tokens: true,
             skip_special_tokens: true,
             default_max_tokens: 16,
@@ -218,10 +222,11 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Reads the `parameters` of a config.pbtxt.
+    /// Reads the `parameters` of a config.pbtxt. Those of TensorRT-LLM's backend that mean nothing here are skipped, see
+    /// [`meaningless`].
     ///
     /// # Errors
-    /// All unknown keys, each with the nearest known one, and all values outside their range.
+    /// All unknown keys, each with the nearest known one or with our name of it, and all values outside their range.
     pub fn parse<'a>(
         parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, LoadError> {
@@ -234,6 +239,7 @@ impl Settings {
                         errors.push(bad_value(knob, value));
                     }
                 }
+                None if why_meaningless(key).is_some() => {}
                 None => errors.push(unknown(key)),
             }
         }
@@ -262,23 +268,32 @@ fn meant<'k>(knob: &'k Knob, value: &str) -> Option<&'k str> {
     names.find(|name| [value.as_str(), without_k].contains(&plain(name).as_str()))
 }
 
+/// The parameters that are skipped, each with the reason.
+pub(super) fn meaningless<'a>(
+    keys: impl IntoIterator<Item = &'a str>,
+) -> impl Iterator<Item = (&'a str, &'static str)> {
+    keys.into_iter()
+        .filter_map(|key| Some((key, why_meaningless(key)?)))
+}
+
+/// Why a parameter of another backend can be skipped: without it every answer is the same.
+fn why_meaningless(key: &str) -> Option<&'static str> {
+    match foreign(key)? {
+        Foreign::HasNoEffect(why) | Foreign::IsNotServed(why) => Some(why),
+        Foreign::Is(_) => None,
+    }
+}
+
 fn unknown(key: &str) -> LoadError {
-    let reason = match foreign(key) {
-        Some(Foreign::Is(ours)) => format!("write '{ours}' instead"),
-        Some(Foreign::HasNoEffect(why)) => {
-            format!("it would have no effect here: {why}; leave it out")
-        }
-        Some(Foreign::IsNotServed(why)) => format!("{why}; leave it out"),
-        None => {
-            return LoadError::UnknownKnob {
-                key: key.to_owned(),
-                nearest: nearest_name(key, KNOBS.iter().map(|knob| knob.key)).map(str::to_owned),
-            };
-        }
-    };
-    LoadError::ForeignKnob {
+    if let Some(Foreign::Is(ours)) = foreign(key) {
+        return LoadError::ForeignKnob {
+            key: key.to_owned(),
+            reason: format!("write '{ours}' instead"),
+        };
+    }
+    LoadError::UnknownKnob {
         key: key.to_owned(),
-        reason,
+        nearest: nearest_name(key, KNOBS.iter().map(|knob| knob.key)).map(str::to_owned),
     }
 }
 
@@ -304,20 +319,26 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_of_another_backend_is_refused_with_the_reason() {
-        for (key, words) in [
+    fn a_parameter_of_another_backend_is_skipped_with_the_reason() {
+        let parameters = [
             ("gpu_weights_percent", "GPUs are not served yet"),
             (
                 "lora_cache_max_adapter_size",
                 "LoRA adapters are not served yet",
             ),
-            ("FORCE_CPU_ONLY_INPUT_TENSORS", "no effect here"),
-        ] {
-            let error = Settings::parse([(key, "0.5")]).expect_err("not ours");
-            let error = error.to_string();
-            for word in [key, words, "leave it out"] {
-                assert!(error.contains(word), "{error}");
-            }
+            ("FORCE_CPU_ONLY_INPUT_TENSORS", "host memory"),
+        ];
+        let keys = parameters.map(|(key, _)| key);
+        let given = [(keys[0], "0.5"), (keys[1], "64"), (keys[2], "no")];
+        assert_eq!(
+            Settings::parse(given).expect("nothing to refuse"),
+            Settings::default()
+        );
+        let skipped: Vec<_> =
+            meaningless(keys.into_iter().chain(["max_num_tokens", "x"])).collect();
+        assert_eq!(skipped.len(), 3);
+        for ((key, why), (expected, words)) in skipped.iter().zip(parameters) {
+            assert!(*key == expected && why.contains(words), "{key}: {why}");
         }
     }
 

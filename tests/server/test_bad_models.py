@@ -139,7 +139,6 @@ BAD_CONFIGS = {
     "an unknown parameter": ({"max_num_token": 8}, "", ["max_num_token", "max_num_tokens"]),
     "a value out of range": ({"tokens_per_block": 0}, "", ["tokens_per_block", "1 to 1024"]),
     "a value of another type": ({"enable_chunked_context": "maybe"}, "", ["enable_chunked_context", "true"]),
-    "another backend's parameter": ({"gpu_weights_percent": "0.5"}, "", ["gpu_weights_percent", "leave it out"]),
     "a number above its limit": ({"max_num_tokens": 10**12}, "", ["max_num_tokens", "from 1 to 2147483647"]),
     "a name of the Batch Manager's": ({"maxTokens": 100}, "", ["maxTokens", "max_tokens_in_paged_kv_cache"]),
     "a value of the Batch Manager's": (
@@ -147,7 +146,6 @@ BAD_CONFIGS = {
         "",
         ["did you mean 'inflight_fused_batching'?"],
     ),
-    "what is for adapters": ({"lora_cache_max_adapter_size": 64}, "", ["LoRA adapters are not served yet"]),
     "several errors": (
         {"max_num_token": 8, "enableBlockReuse": "true", "max_seq_len": 1},
         "",
@@ -162,6 +160,11 @@ BAD_CONFIGS = {
         {"runner": "huggingface", "gpt_model_path": "/nowhere/at/all"},
         "",
         ["/nowhere/at/all: is no folder", "config.json", "gpt_model_path"],
+    ),
+    "several at once": (
+        {"gpu_weight_percent": "0.5", "tokens_per_block": 0},
+        'output [{ name: "txt" data_type: TYPE_STRING dims: [ -1 ] }]',
+        ["3 errors: (1)", "gpu_weight_percent", "tokens_per_block", "no output 'txt'"],
     ),
     "dynamic batching": ({}, "dynamic_batching {}", ["iterative_sequence: true"]),
     "sequences that do not iterate": ({}, "sequence_batching { direct {} }", ["iterative_sequence: true"]),

@@ -261,3 +261,26 @@ def test_an_output_that_a_request_names_needs_no_option(server):
     assert named(server, "stories_full", PROMPT, ["generation_logits"])["generation_logits"].shape == (1, 1, 1, 1)
     with pytest.raises(Refused, match="output 'output_log_probs': the synthetic runner has no logits"):
         named(server, "synthetic_full", [1, 2], ["output_log_probs"])
+
+
+def test_ids_as_json_are_a_list_of_lists_always(server):
+    def ids(**options):
+        answer = generate(server, "stories", PROMPT, return_output_ids_json=True, **options)
+        return json.loads(answer.last.tensors["output_ids_json"]), answer.last
+
+    one, answer = ids(max_tokens=1, exclude_input_in_output=True)
+    assert one == [answer.ids] and len(answer.ids) == 1
+    # What Triton writes of a tensor of one element.
+    status, body = server.http(
+        "POST",
+        "/v2/models/stories/generate",
+        json.dumps({"text_input": PROMPT, "max_tokens": 1, "exclude_input_in_output": True}),
+    )
+    assert status == 200 and json.loads(body)["output_ids"] == answer.ids[0]
+    whole, answer = ids(max_tokens=3)
+    assert whole == [answer.ids] and len(answer.ids) > 10
+    several, answer = ids(max_tokens=3, n=2, temperature=1.0, exclude_input_in_output=True)
+    assert [len(ids) for ids in several] == [3, 3] and several[0] + several[1] == answer.ids
+    streamed = generate_stream(server, "stories", PROMPT, max_tokens=4, return_output_ids_json=True)
+    assert [json.loads(part) for part in streamed.tensors("output_ids_json")] == [[[id]] for id in streamed.ids]
+    assert "output_ids_json" not in generate(server, "stories", PROMPT, max_tokens=3).last.tensors

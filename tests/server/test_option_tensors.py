@@ -17,6 +17,7 @@ PROMPT = "Once upon a time, there was a brave fox named Finn."
 # The inputs that docs/clients.md tells a user to declare.
 (DOCUMENTED,) = re.findall(r"^```\n(input \[.*?)^```$", (ROOT / "docs" / "clients.md").read_text(), re.M | re.S)
 OLDEST = DOCUMENTED[DOCUMENTED.index("sequence_batching") :]
+DIRECT = OLDEST.replace("oldest { max_candidate_sequences: 64 }", "direct { }")
 IDS = """
 input [
   { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
@@ -70,8 +71,9 @@ def tensor_server(tmp_path_factory):
     add_model(repository, "stories", fields=DOCUMENTED, checkpoint=STORIES)
     add_model(repository, "tensorrt_llm", {"max_beam_width": 4}, fields=TENSORRT_LLM + OLDEST, checkpoint=STORIES)
     slow = {"synthetic_step_us": 5000, "max_seq_len": ENDLESS_SEQ_LEN}
-    add_synthetic(repository, "ids", slow, fields=IDS + OLDEST)
-    add_synthetic(repository, "ids_direct", slow, fields=IDS)
+    # Where inputs are optional and no strategy is written, it is `oldest`.
+    add_synthetic(repository, "ids", slow, fields=IDS)
+    add_synthetic(repository, "ids_direct", slow, fields=IDS + DIRECT)
     with Server(repository, "--model-control-mode=explicit", "--load-model=*") as server:
         yield server
 
@@ -252,7 +254,7 @@ def test_words_and_biases_that_are_none_are_refused(tensor_server, name, value, 
 def test_a_bad_value_in_a_tensor_is_refused_as_a_parameter_would_be(tensor_server):
     for options, words in [
         ({"temperature": float("nan")}, "'temperature'"),
-        ({"top_p": 1.5}, "at most 1"),
+        ({"top_p": 1.5}, "from 0 to 1"),
         ({"beam_width": 4}, "at most max_beam_width, which is 1"),
         ({"max_tokens": 0}, "at least 1"),
     ]:

@@ -14,12 +14,13 @@
 mod row;
 mod tensors;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::backend::answer_memory::SetAside;
 use crate::base::TokenId;
-use crate::config::OutputKind;
+use crate::config::{ClientCompatibility, OutputKind};
 use crate::engine::Gathered;
 use crate::sampling::{FinishReason, Hypothesis};
 use crate::text::Tokenizer;
@@ -64,6 +65,14 @@ pub struct Answer {
     pub pad_id: i32,
     /// Whether nobody has asked for it: its times would say nothing of what clients see.
     pub is_warm_up: bool,
+    /// Whose clients read it.
+    pub compatibility: ClientCompatibility,
+    /// Whether its tensors have a batch dimension.
+    pub has_batch_dim: bool,
+    /// Whether each of its sequences comes in responses of its own.
+    pub is_split: bool,
+    /// Whether `logprobs` is null, since the request has not said how many it wants.
+    pub has_null_logprobs: bool,
     /// Its sequences, at least one.
     rows: Vec<Row>,
     /// Logits of the prompt that no response has carried, in the pieces that steps brought; each is whole
@@ -119,6 +128,10 @@ impl Answer {
             rows,
             pad_id: 0,
             is_warm_up: false,
+            compatibility: ClientCompatibility::None,
+            has_batch_dim: true,
+            is_split: false,
+            has_null_logprobs: false,
             context_logits: Vec::new(),
             vocab_size: vocab_size as usize,
             failure: None,
@@ -232,8 +245,15 @@ impl Answer {
     /// # Errors
     /// Triton's, if it cannot make or take the response.
     pub fn send_news(&mut self) -> Result<(), Error> {
-        let response = self.response(Completion::Partial)?;
-        response.send(Completion::Partial)
+        let echo = self.echo.take();
+        for rows in self.parts() {
+            let has_news = |row: &Row| !row.new_tokens().is_empty();
+            if !self.is_split || self.rows[rows.clone()].iter().any(has_news) {
+                let response = self.response(Completion::Partial, rows, echo.as_ref())?;
+                response.send(Completion::Partial)?;
+            }
+        }
+        Ok(())
     }
 
     /// Sends the final response: what is new of a stream, or everything. All rows have ended. Whatever comes of
@@ -265,14 +285,40 @@ impl Answer {
             self.rows
                 .sort_by(|a, b| b.cum_log_prob().total_cmp(&a.cum_log_prob()));
         }
-        match self.response(Completion::Final) {
-            Ok(response) => {
-                // Before the client can ask again.
-                self.memory = None;
-                response.send(Completion::Final)
+        let echo = self.echo.take();
+        let mut parts = self.parts().peekable();
+        while let Some(rows) = parts.next() {
+            let completion = match parts.peek() {
+                Some(_) => Completion::Partial,
+                None => Completion::Final,
+            };
+            let sent = match self.response(Completion::Final, rows, echo.as_ref()) {
+                Ok(response) => {
+                    if completion == Completion::Final {
+                        // Before the client can ask again.
+                        self.memory = None;
+                    }
+                    response.send(completion)
+                }
+                // The client must not wait for ever.
+                Err(error) => return self.factory.send_error(error),
+            };
+            if completion == Completion::Final {
+                return sent;
             }
-            // The client must not wait for ever.
-            Err(error) => self.factory.send_error(error),
+            if let Err(error) = sent {
+                return self.factory.send_error(error);
+            }
         }
+        Ok(())
+    }
+
+    /// The rows of each response.
+    fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (num_parts, width) = match self.is_split {
+            true => (self.num_returned, 1),
+            false => (1, self.num_returned),
+        };
+        (0..num_parts).map(move |part| part * width..(part + 1) * width)
     }
 }

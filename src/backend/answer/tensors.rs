@@ -6,31 +6,44 @@
 //! of each token      output_ids, output_log_probs, generation_logits             [1, rows, tokens, ..]
 //! ```
 //!
+//! Without a batch dimension the first of these ones is missing.
+//!
 //! Rows are filled up to the longest one, ids with the padding id, numbers with zeros; `sequence_length`
 //! and `num_output_tokens` say how much of a row is its own.
 
 use std::ffi::CStr;
+use std::fmt::Write as _;
+use std::ops::Range;
 use std::time::Instant;
 
-use crate::backend::answer::{Answer, Row};
+use crate::backend::answer::{Answer, Echo, Row};
 use crate::backend::log_probs;
-use crate::config::OutputKind;
+use crate::base::TokenId;
+use crate::config::{ClientCompatibility, OutputKind};
 use crate::engine::{DraftTotals, KvBlocks};
 use crate::sampling::FinishReason;
 use crate::triton::{Completion, Element, Error, Response, now_ns};
 
 impl Answer {
-    /// A response with all that is new.
-    pub(super) fn response(&mut self, completion: Completion) -> Result<Response, Error> {
+    /// A response with all that is new of some rows, behind the prompt where the answer repeats it.
+    pub(super) fn response(
+        &mut self,
+        completion: Completion,
+        range: Range<usize>,
+        echo: Option<&Echo>,
+    ) -> Result<Response, Error> {
         let mut response = self.factory.new_response()?;
-        let echo = self.echo.take();
+        let compatibility = self.compatibility;
+        // Where the shape of a tensor begins.
+        let from = usize::from(!self.has_batch_dim);
         let mut clock = None;
         let mut ns = |moment| clock.get_or_insert_with(SteadyClock::now).ns(moment);
         let (kv_blocks, drafts) = (self.kv_blocks(), self.drafts());
         let (first_token, last_token) = (self.first_token(), self.last_token());
         // What is known of every token comes once, and beams are told time and again.
         let is_brief = self.searches && completion == Completion::Partial;
-        let rows = &mut self.rows[..self.num_returned];
+        let first_row = range.start;
+        let rows = &mut self.rows[range];
         let num_rows = rows.len() as i64;
         let num_new = rows.iter().map(|row| row.new_tokens().len()).max();
         let num_new = num_new.unwrap_or_default();
@@ -38,14 +51,19 @@ impl Answer {
             let name = c_name(*output);
             match output {
                 OutputKind::TextOutput => {
-                    let text = |row: &mut Row| match &echo {
+                    let text = |row: &mut Row| match echo {
                         Some(echo) => echo.text.clone() + &row.take_text(),
                         None => row.take_text(),
                     };
-                    strings(&mut response, name, rows, text)?;
+                    let from = if compatibility.has_flat_text() {
+                        1
+                    } else {
+                        from
+                    };
+                    strings(&mut response, name, from, rows, text)?;
                 }
                 OutputKind::OutputIds => {
-                    let prompt = echo.as_ref().map_or(&[][..], |echo| &echo.ids);
+                    let prompt = prompt_of(echo);
                     let width = prompt.len() + num_new;
                     let ids = |row| {
                         prompt
@@ -53,42 +71,64 @@ impl Answer {
                             .chain(Row::new_tokens(row))
                             .map(|id| *id as i32)
                     };
-                    let ids = padded(rows.iter().map(ids), width, self.pad_id);
-                    response.output(name, &[1, num_rows, width as i64], &ids)?;
+                    let filler = compatibility.filler().map_or(self.pad_id, i32::from);
+                    let ids = padded(rows.iter().map(ids), width, filler);
+                    response.output(name, &[1, num_rows, width as i64][from..], &ids)?;
                 }
                 OutputKind::SequenceLength => {
-                    let length = |row: &Row| (self.num_prompt_tokens + row.tokens().len()) as i32;
-                    numbers(&mut response, name, rows, length)?;
+                    let length = |row: &Row| match compatibility.counts_ids_of_response() {
+                        true => (prompt_of(echo).len() + row.new_tokens().len()) as i32,
+                        false => (self.num_prompt_tokens + row.tokens().len()) as i32,
+                    };
+                    numbers(&mut response, name, from, rows, length)?;
                 }
                 OutputKind::FinishReason => {
-                    let reason = |row: &mut Row| row.finish_of_text().map_or("", reason_name);
-                    strings(&mut response, name, rows, reason)?;
+                    let reason = |row: &mut Row| reason_name(row.finish_of_text(), compatibility);
+                    strings(&mut response, name, from, rows, reason)?;
+                }
+                OutputKind::NumInputTokens if compatibility.has_unsigned_counts() => {
+                    response.output(name, &[1, 1][from..], &[self.num_prompt_tokens as u32])?;
                 }
                 OutputKind::NumInputTokens => {
-                    response.output(name, &[1, 1], &[self.num_prompt_tokens as i32])?;
+                    response.output(name, &[1, 1][from..], &[self.num_prompt_tokens as i32])?;
                 }
                 OutputKind::NumOutputTokens => {
-                    let num_tokens = |row: &Row| row.tokens().len() as i32;
-                    numbers(&mut response, name, rows, num_tokens)?;
+                    let num_tokens = |row: &Row| match compatibility.counts_new_tokens() {
+                        true => row.new_tokens().len(),
+                        false => row.tokens().len(),
+                    };
+                    match compatibility.has_unsigned_counts() {
+                        true => numbers(&mut response, name, from, rows, |row| {
+                            num_tokens(row) as u32
+                        })?,
+                        false => numbers(&mut response, name, from, rows, |row| {
+                            num_tokens(row) as i32
+                        })?,
+                    }
                 }
                 OutputKind::OutputLogProbs => {
                     let log_probs = rows.iter().map(Row::new_chosen_log_probs);
-                    let chosen = padded(log_probs, num_new, 0.0);
-                    response.output(name, &[1, num_rows, num_new as i64], &chosen)?;
+                    let filler = compatibility.filler().map_or(0.0, f32::from);
+                    let chosen = padded(log_probs, num_new, filler);
+                    response.output(name, &[1, num_rows, num_new as i64][from..], &chosen)?;
                 }
                 OutputKind::CumLogProbs | OutputKind::CumulativeLogprob => {
                     let sum = |row: &Row| row.cum_log_prob() as f32;
-                    numbers(&mut response, name, rows, sum)?;
+                    numbers(&mut response, name, from, rows, sum)?;
                 }
                 OutputKind::Logprobs => {
                     let tokenizer = self.tokenizer.as_deref();
+                    if self.has_null_logprobs {
+                        strings(&mut response, name, from, rows, |_| "null")?;
+                        continue;
+                    }
                     let shown = |row| Row::new_log_probs(row).filter(|_| !is_brief);
                     let lens = rows
                         .iter()
                         .map(|row| log_probs::num_bytes(shown(row), tokenizer))
                         .collect::<Vec<_>>();
                     let lens = lens.iter().copied();
-                    response.output_written(name, &[1, num_rows], lens, |i, place| {
+                    response.output_written(name, &[1, num_rows][from..], lens, |i, place| {
                         // It has room for as much as was counted.
                         let _ = log_probs::write(place, shown(&rows[i]), tokenizer);
                     })?;
@@ -97,10 +137,10 @@ impl Answer {
                     let pieces = std::mem::take(&mut self.context_logits);
                     let num_tokens = pieces.iter().map(Vec::len).sum::<usize>() / self.vocab_size;
                     let shape = [1, num_tokens as i64, self.vocab_size as i64];
-                    output_logits(&mut response, name, &shape, &pieces)?;
+                    output_logits(&mut response, name, &shape[from..], &pieces)?;
                 }
                 OutputKind::GenerationLogits if is_brief => {
-                    output_logits(&mut response, name, &[1; 4], &[[0.0f32; 0]; 0])?;
+                    output_logits(&mut response, name, &[1; 4][from..], &[[0.0f32; 0]; 0])?;
                 }
                 OutputKind::GenerationLogits => {
                     let logits = rows.iter().map(Row::new_generation_logits);
@@ -109,44 +149,55 @@ impl Answer {
                     let zeros = vec![0.0; if num_rows > 1 { self.vocab_size } else { 0 }];
                     let pieces = padded(logits, width, &zeros[..]);
                     let shape = [1, num_rows, width as i64, self.vocab_size as i64];
-                    output_logits(&mut response, name, &shape, &pieces)?;
+                    output_logits(&mut response, name, &shape[from..], &pieces)?;
                     rows.iter_mut().for_each(Row::drop_generation_logits);
                 }
                 OutputKind::StopReason => {
-                    strings(&mut response, name, rows, |row| row.stop_reason())?;
+                    strings(&mut response, name, from, rows, |row| row.stop_reason())?;
                 }
+                OutputKind::OutputIdsJson => {
+                    let json = ids_json(prompt_of(echo), rows);
+                    response.output_strings(name, &[1, 1][from..], &[json])?;
+                }
+                OutputKind::SequenceIndex => {
+                    let indices: Vec<_> =
+                        (first_row..).take(rows.len()).map(|i| i as i32).collect();
+                    response.output(name, &[1, num_rows][from..], &indices)?;
+                }
+                // A request has one prompt, and one server computes it.
+                OutputKind::BatchIndex | OutputKind::ContextPhaseParams => {}
                 // What these say is known at the end.
                 _ if completion == Completion::Partial => {}
                 OutputKind::KvCacheAllocNewBlocks => {
-                    response.output(name, &[1, 1], &[kv_blocks.num_new.0 as i32])?;
+                    response.output(name, &[1, 1][from..], &[kv_blocks.num_new.0 as i32])?;
                 }
                 OutputKind::KvCacheReusedBlocks => {
-                    response.output(name, &[1, 1], &[kv_blocks.num_reused.0 as i32])?;
+                    response.output(name, &[1, 1][from..], &[kv_blocks.num_reused.0 as i32])?;
                 }
                 OutputKind::KvCacheAllocTotalBlocks => {
                     let total = kv_blocks.num_new + kv_blocks.num_reused;
-                    response.output(name, &[1, 1], &[total.0 as i32])?;
+                    response.output(name, &[1, 1][from..], &[total.0 as i32])?;
                 }
                 OutputKind::ArrivalTimeNs => {
-                    response.output(name, &[1, 1], &[ns(Some(self.times.arrival))])?;
+                    response.output(name, &[1, 1][from..], &[ns(Some(self.times.arrival))])?;
                 }
                 OutputKind::FirstScheduledTimeNs => {
-                    response.output(name, &[1, 1], &[ns(self.times.admission)])?;
+                    response.output(name, &[1, 1][from..], &[ns(self.times.admission)])?;
                 }
                 OutputKind::FirstTokenTimeNs => {
-                    response.output(name, &[1, 1], &[ns(first_token)])?;
+                    response.output(name, &[1, 1][from..], &[ns(first_token)])?;
                 }
                 OutputKind::LastTokenTimeNs => {
-                    response.output(name, &[1, 1], &[ns(last_token)])?;
+                    response.output(name, &[1, 1][from..], &[ns(last_token)])?;
                 }
                 OutputKind::AcceptanceRate => {
-                    response.output(name, &[1, 1], &[drafts.acceptance_rate() as f32])?;
+                    response.output(name, &[1, 1][from..], &[drafts.acceptance_rate() as f32])?;
                 }
                 OutputKind::TotalAcceptedDraftTokens => {
-                    response.output(name, &[1, 1], &[drafts.num_accepted as i32])?;
+                    response.output(name, &[1, 1][from..], &[drafts.num_accepted as i32])?;
                 }
                 OutputKind::TotalDraftTokens => {
-                    response.output(name, &[1, 1], &[drafts.num_drafted as i32])?;
+                    response.output(name, &[1, 1][from..], &[drafts.num_drafted as i32])?;
                 }
             }
         }
@@ -170,18 +221,19 @@ impl Answer {
     }
 }
 
-/// Adds a number of each row, `[1, rows]`. Most answers have one, which takes no memory here.
+/// Adds a number of each row, `[1, rows]` or what begins at `from` of it. Most answers have one, which takes no memory here.
 fn numbers<T: Element>(
     response: &mut Response,
     name: &CStr,
+    from: usize,
     rows: &[Row],
     number: impl Fn(&Row) -> T,
 ) -> Result<(), Error> {
     match rows {
-        [row] => response.output(name, &[1, 1], &[number(row)]),
+        [row] => response.output(name, &[1, 1][from..], &[number(row)]),
         rows => {
             let numbers: Vec<T> = rows.iter().map(number).collect();
-            response.output(name, &[1, rows.len() as i64], &numbers)
+            response.output(name, &[1, rows.len() as i64][from..], &numbers)
         }
     }
 }
@@ -190,14 +242,15 @@ fn numbers<T: Element>(
 fn strings<S: AsRef<[u8]>>(
     response: &mut Response,
     name: &CStr,
+    from: usize,
     rows: &mut [Row],
     string: impl Fn(&mut Row) -> S,
 ) -> Result<(), Error> {
     match rows {
-        [row] => response.output_strings(name, &[1, 1], &[string(row)]),
+        [row] => response.output_strings(name, &[1, 1][from..], &[string(row)]),
         rows => {
             let strings: Vec<S> = rows.iter_mut().map(string).collect();
-            response.output_strings(name, &[1, rows.len() as i64], &strings)
+            response.output_strings(name, &[1, rows.len() as i64][from..], &strings)
         }
     }
 }
@@ -250,15 +303,42 @@ fn output_logits(
     }
 }
 
-/// The reason as a client reads it.
-fn reason_name(reason: FinishReason) -> &'static str {
+/// The tokens of a prompt that the answer repeats.
+fn prompt_of(echo: Option<&Echo>) -> &[TokenId] {
+    echo.map_or(&[], |echo| &echo.ids)
+}
+
+/// `[[1,2],[3]]`: what is new of each row, behind the prompt.
+fn ids_json(prompt: &[TokenId], rows: &[Row]) -> String {
+    let mut json = String::from("[");
+    for (i, row) in rows.iter().enumerate() {
+        json.push_str(if i == 0 { "[" } else { ",[" });
+        for (i, id) in prompt.iter().chain(row.new_tokens()).enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            // Writing to a String cannot fail.
+            let _ = write!(json, "{comma}{id}");
+        }
+        json.push(']');
+    }
+    json.push(']');
+    json
+}
+
+/// The reason as a client reads it; that of a sequence that goes on is none.
+fn reason_name(reason: Option<FinishReason>, compatibility: ClientCompatibility) -> &'static str {
+    let is_short = compatibility.has_short_reasons();
     match reason {
-        FinishReason::EndId => "end_id",
-        FinishReason::StopWords => "stop_words",
-        FinishReason::Length => "length",
-        FinishReason::TimedOut => "timed_out",
-        FinishReason::Cancelled => "cancelled",
-        FinishReason::Error(_) => "error",
+        None if is_short => "None",
+        None => "",
+        Some(FinishReason::EndId | FinishReason::StopWords) if is_short => "stop",
+        Some(FinishReason::TimedOut) if is_short => "timeout",
+        Some(FinishReason::Cancelled) if compatibility == ClientCompatibility::Vllm => "abort",
+        Some(FinishReason::EndId) => "end_id",
+        Some(FinishReason::StopWords) => "stop_words",
+        Some(FinishReason::Length) => "length",
+        Some(FinishReason::TimedOut) => "timed_out",
+        Some(FinishReason::Cancelled) => "cancelled",
+        Some(FinishReason::Error(_)) => "error",
     }
 }
 
@@ -287,6 +367,10 @@ fn c_name(output: OutputKind) -> &'static CStr {
         OutputKind::AcceptanceRate => c"acceptance_rate",
         OutputKind::TotalAcceptedDraftTokens => c"total_accepted_draft_tokens",
         OutputKind::TotalDraftTokens => c"total_draft_tokens",
+        OutputKind::OutputIdsJson => c"output_ids_json",
+        OutputKind::SequenceIndex => c"sequence_index",
+        OutputKind::BatchIndex => c"batch_index",
+        OutputKind::ContextPhaseParams => c"context_phase_params",
     }
 }
 
@@ -301,6 +385,17 @@ mod tests {
         assert_eq!(padded(rows(), 3, -1), [1, 2, -1, -1, -1, -1, 3, 4, 5]);
         assert_eq!(padded(rows().take(1), 2, 0), [1, 2]);
         assert_eq!(padded(rows().skip(1).take(1), 0, 0), [0; 0]);
+    }
+
+    #[test]
+    fn ids_as_json_are_a_list_for_each_row() {
+        let mut rows = [3, 2].map(|n| Row::new(n, None, None));
+        assert_eq!(ids_json(&[], &rows), "[[],[]]");
+        rows[0].push(7, Instant::now());
+        rows[0].push(8, Instant::now());
+        assert_eq!(ids_json(&[], &rows), "[[7,8],[]]");
+        assert_eq!(ids_json(&[1], &rows), "[[1,7,8],[1]]");
+        assert_eq!(ids_json(&[1], &rows[1..]), "[[1]]");
     }
 
     #[test]

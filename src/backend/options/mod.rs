@@ -17,7 +17,7 @@ use crate::backend::clients::{Fate, foreign};
 use crate::backend::guide_options::GuideOptions;
 use crate::backend::post_processor_options::PostProcessorOptions;
 use crate::base::{ClientId, RequestError, TokenId, nearest_name};
-use crate::config::OutputKind;
+use crate::config::{ClientCompatibility, OutputKind};
 use crate::engine::{DraftOptions, Gather, ReuseOptions};
 use crate::sampling::{SamplingParams, TopPDecay};
 use beams::BeamOptions;
@@ -66,7 +66,9 @@ pub struct RequestOptions {
     pub omitted: Vec<OutputKind>,
     /// Options that ask for output tensors, and which; a model that has none of them refuses.
     pub asked: Vec<(&'static str, &'static [OutputKind])>,
-    num_logprobs: u32,
+    /// Output tensors that the request asks for by name, where others get them unasked.
+    wanted: Vec<OutputKind>,
+    num_logprobs: Option<u32>,
     /// So many of the ids that the request brings are the prompt, the rest padding.
     pub input_length: Option<u32>,
     /// So many tokens at the end of the prompt are kept.
@@ -245,6 +247,7 @@ impl RequestOptions {
         mut bad_words: Vec<Vec<TokenId>>,
         vocab_size: u32,
     ) -> Result<SamplingParams, RequestError> {
+        let (top_k, top_p) = self.truncation();
         let sampled = self.top_k.is_some()
             || self.top_p.is_some()
             || self.min_p.is_some()
@@ -258,8 +261,8 @@ impl RequestOptions {
         bad_words.extend_from_slice(&self.bad_ids);
         Ok(SamplingParams {
             temperature: self.temperature.unwrap_or(if sampled { 1.0 } else { 0.0 }),
-            top_k: self.top_k.unwrap_or(0),
-            top_p: self.top_p.unwrap_or(1.0),
+            top_k,
+            top_p,
             top_p_decay: self.top_p_decay(),
             min_p: self.min_p.unwrap_or(0.0),
             typical_p: self.typical_p.unwrap_or(1.0),
@@ -288,21 +291,44 @@ impl RequestOptions {
     }
 
     /// Whether the request wants an output tensor that it does not name.
-    pub fn wants(&self, output: OutputKind) -> bool {
+    pub fn wants(&self, output: OutputKind, compatibility: ClientCompatibility) -> bool {
+        let says_only_how_many =
+            |option: &str| option == "logprobs" && compatibility.asks_for_logprobs_twice();
         let is_asked = self
             .asked
             .iter()
-            .any(|(_, outputs)| outputs.contains(&output));
-        (is_asked || !output.is_on_request()) && !self.omits(output)
+            .any(|(option, outputs)| outputs.contains(&output) && !says_only_how_many(option));
+        let is_unasked = match output {
+            OutputKind::FinishReason | OutputKind::NumInputTokens | OutputKind::NumOutputTokens => {
+                !compatibility.gives_reasons_and_counts_on_request()
+                    || self.wanted.contains(&output)
+            }
+            OutputKind::SequenceIndex => {
+                compatibility.splits_sequences() && self.num_returned.is_some()
+            }
+            _ => !output.is_on_request(),
+        };
+        (is_asked || is_unasked) && !self.omits(output)
+    }
+
+    /// Whether `logprobs` does not say how many log-probabilities there are to be, which is none to some clients.
+    pub fn has_null_logprobs(&self, compatibility: ClientCompatibility) -> bool {
+        compatibility.asks_for_logprobs_twice() && self.num_logprobs.is_none()
+    }
+
+    /// Whether the request says how many sequences it wants, which may be one.
+    pub fn says_num_sequences(&self) -> bool {
+        self.num_returned.is_some()
     }
 
     /// What is to be gathered for these outputs. Logits that are not asked for have a dummy.
     pub fn gather(&self, outputs: &[OutputKind]) -> Gather {
         let wants = |output: OutputKind| {
-            outputs.contains(&output) && (self.wants(output) || !output.has_dummy())
+            let is_asked = || self.wants(output, ClientCompatibility::None);
+            outputs.contains(&output) && (!output.has_dummy() || is_asked())
         };
         let num_top = |output: &OutputKind| match output {
-            OutputKind::Logprobs => Some(self.num_logprobs),
+            OutputKind::Logprobs => Some(self.num_logprobs.unwrap_or(0)),
             OutputKind::OutputLogProbs
             | OutputKind::CumLogProbs
             | OutputKind::CumulativeLogprob => Some(0),
@@ -328,6 +354,23 @@ impl RequestOptions {
         DraftOptions {
             max_draft_tokens: self.num_draft_tokens,
             expected: self.draft_input_ids[..num_expected].into(),
+        }
+    }
+
+    /// Takes what clients expect of a request that does not say how its tokens are drawn.
+    pub fn take_defaults_of(&mut self, compatibility: ClientCompatibility) {
+        if compatibility.has_top_k_one() && self.top_p.is_none() {
+            self.top_k.get_or_insert(1);
+        }
+    }
+
+    /// How many of the most likely tokens are drawn from, and what they come to. A `top_p` of 0 is as in
+    /// TensorRT-LLM: no limit beside a `top_k`, else the most likely token.
+    fn truncation(&self) -> (u32, f32) {
+        let top_k = self.top_k.unwrap_or(0);
+        match self.top_p {
+            Some(0.0) => (top_k.max(1), 1.0),
+            top_p => (top_k, top_p.unwrap_or(1.0)),
         }
     }
 

@@ -174,10 +174,11 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "top_p",
         aliases: &["runtime_top_p"],
-        expected: "a number above 0 and at most 1",
+        expected: "a number from 0 to 1",
         default: "1: all",
-        doc: "Keeps the most likely tokens whose probabilities reach this sum.",
-        set: |o, v| set(&mut o.top_p, share(v).map(Some)),
+        doc: "Keeps the most likely tokens whose probabilities reach this sum. `0` is what TensorRT-LLM takes it for: \
+              1 beside a `top_k`, else only the most likely token.",
+        set: |o, v| set(&mut o.top_p, number(v, 0.0..=1.0).map(Some)),
     },
     RequestOption {
         name: "top_p_decay",
@@ -627,6 +628,16 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         set: |o, v| o.want(OutputKind::NumOutputTokens, v),
     },
     RequestOption {
+        name: "return_output_ids_json",
+        aliases: &[],
+        expected: "true or false",
+        default: "false",
+        doc: "Gives the output `output_ids_json`: the ids of `output_ids` as one JSON text, `[[12,5,7]]`, a list for each \
+              sequence, without what fills them up. It is a list of lists always, also over `/generate`, where Triton \
+              writes `output_ids` of one token as a number and those of several sequences as one list.",
+        set: |o, v| o.ask("return_output_ids_json", &[OutputKind::OutputIdsJson], v),
+    },
+    RequestOption {
         name: "return_log_probs",
         aliases: &[],
         expected: "true or false",
@@ -659,7 +670,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         doc: "Gives the output `logprobs`, with so many of the most likely tokens in the place of each \
               token, and the token itself.",
         set: |o, v| {
-            set(&mut o.num_logprobs, integer(v, 0..=MAX_LOGPROBS))?;
+            set(&mut o.num_logprobs, integer(v, 0..=MAX_LOGPROBS).map(Some))?;
             o.ask("logprobs", &[OutputKind::Logprobs], &Value::Bool(true))
         },
     },
@@ -785,8 +796,12 @@ impl RequestOptions {
     }
 
     fn want(&mut self, output: OutputKind, value: &Value) -> Option<()> {
-        if !flag(value)? && !self.omitted.contains(&output) {
-            self.omitted.push(output);
+        let list = match flag(value)? {
+            true => &mut self.wanted,
+            false => &mut self.omitted,
+        };
+        if !list.contains(&output) {
+            list.push(output);
         }
         Some(())
     }

@@ -202,7 +202,7 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("temperature", json!("nan")),
         ("temperature", json!(1e30)),
         ("top_k", json!(-2)),
-        ("top_p", json!(0)),
+        ("top_p", json!(-0.1)),
         ("top_p", json!(1.01)),
         ("top_p_decay", json!(0)),
         ("top_p_min", json!(-0.1)),
@@ -290,6 +290,8 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
         ("return_context_logits", json!("all")),
         ("return_generation_logits", json!(3)),
         ("return_stop_reason", json!("why")),
+        ("return_output_ids_json", json!("yes")),
+        ("client_id", json!(-1)),
         ("return_perf_metrics", json!(0.5)),
         ("num_draft_tokens", json!(-1)),
         ("draft_input_ids", json!("[5, -1]")),
@@ -336,6 +338,33 @@ fn an_unknown_option_is_refused_with_the_nearest_one() {
         error,
         "unknown option 'temprature'; did you mean 'temperature'?"
     );
+}
+
+#[test]
+fn a_top_p_of_zero_is_what_tensorrt_llm_takes_it_for() {
+    let zero = ("top_p", json!(0.0));
+    let alone = sampling(std::slice::from_ref(&zero));
+    assert!(alone.is_greedy());
+    let beside = sampling(&[zero, ("top_k", json!(5))]);
+    assert_eq!((beside.top_k, beside.top_p), (5, 1.0));
+    assert!(!beside.is_greedy());
+}
+
+#[test]
+fn only_clients_of_tensorrt_llm_get_the_most_likely_token_at_any_temperature() {
+    use ClientCompatibility::{None, TensorrtLlm, Vllm};
+    let is_greedy = |compatibility, more: &[(&str, Value)]| {
+        let given = [&[("temperature", json!(0.7))][..], more].concat();
+        let mut options = parse(&given).expect("good options");
+        options.take_defaults_of(compatibility);
+        let params = options.sampling(&[], Vec::new(), 100).expect("in range");
+        params.is_greedy()
+    };
+    assert!(is_greedy(TensorrtLlm, &[]));
+    for draws in [[("top_p", json!(0.9))], [("top_k", json!(5))]] {
+        assert!(!is_greedy(TensorrtLlm, &draws));
+    }
+    assert!(!is_greedy(None, &[]) && !is_greedy(Vllm, &[]));
 }
 
 #[test]
