@@ -53,7 +53,8 @@ def test_a_file_cut_short_is_not_needed_by_what_is_loaded_and_fails_an_added_ins
     add_model(explicit.repository, "model", parameters, fields=instances(3))
     reason = explicit.load("model")
     assert reason is not None and str(weights) in reason, reason
-    assert "has been cut short" in reason and "load the model again" in reason
+    assert "has been cut short" in reason or "has been written to" in reason, reason
+    assert "load the model again" in reason
     assert explicit.is_alive()
     assert story(explicit) == expected
 
