@@ -42,6 +42,8 @@ class Server:
 
     def __init__(self, repository, *arguments, backends=None, cwd=None):
         self.repository = pathlib.Path(repository)
+        # It takes no orders to load or unload then.
+        self.polls = "--model-control-mode=poll" in arguments
         self.log_path = self.repository.parent / f"{self.repository.name}.log"
         if not any(argument.startswith("--model-control-mode") for argument in arguments):
             # All models are loaded, as without it, and can be unloaded one by one.
@@ -99,7 +101,7 @@ class Server:
         Server 2.51 destroys its HTTP endpoint before it has stopped, while `/generate` lets a client have its answer
         before the backend's thread has deleted the response: a server that is asked to end in this moment can crash.
         """
-        if self.process.poll() is not None:
+        if self.process.poll() is not None or self.polls:
             return
         models = [name for name, state in self.model_states().items() if state == "READY"]
         for model in models:
