@@ -30,6 +30,8 @@ enum Command {
     Serve(serve::Options),
     /// Run every test and check, or the named ones
     Test(test::Options),
+    /// Look the dependencies up in RustSec's database of advisories; needs github.com
+    Advisories,
     /// Measure the backend inside a real tritonserver, or its library in process
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Serve(options) => serve::run(&options),
         Command::Test(options) => test::run(&options),
+        Command::Advisories => test::advisories(),
         Command::Bench(bench) => bench::run(&bench),
         Command::Profile(program) => bench::measure("profile", &program),
         Command::Soak(options) => soak::run(&options),

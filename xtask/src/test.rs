@@ -20,7 +20,7 @@ enum Step {
     Clippy,
     /// The documentation builds without warnings
     Doc,
-    /// Licences, sources and bans of the dependencies
+    /// Licences, sources and bans of the dependencies; `cargo xtask advisories` does the rest
     Deny,
     /// Unit, integration and documentation tests
     Unit,
@@ -120,6 +120,12 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
         Step::Pages => page_tests(pytest),
         Step::Server => server_tests(pytest),
     }
+}
+
+/// Whether anything is known to be wrong with a dependency. No step of the tests: they pass without a network that
+/// reaches further than the registries.
+pub fn advisories() -> Result<()> {
+    run_command(command(setup::cargo_deny()?).args(["check", "advisories"]))
 }
 
 fn page_tests(pytest: &[String]) -> Result<()> {
