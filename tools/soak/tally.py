@@ -1,6 +1,7 @@
 """What was tried, in numbers, and what was found."""
 
 import collections
+import sys
 import threading
 
 MAX_TOLD = 50
@@ -31,6 +32,7 @@ class Tally:
             self.counts[f"findings: {kind}"] += 1
             if len(self.findings) < MAX_TOLD:
                 self.findings.append(f"{kind}: {text}")
+                print(f"{kind}: {text}", file=sys.stderr, flush=True)
 
     def tritons(self, kind, text):
         """Something that the server itself is known to do."""
