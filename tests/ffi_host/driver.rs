@@ -1,6 +1,11 @@
 //! The real backend, over the synthetic runner, in the fake server: whatever clients and Triton do, every
 //! stream is the one that its prompt foretells, every request is answered once and nothing is left.
 
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
 use triton_inflight::triton::sys;
 
 use crate::fake_triton::{Correlation, Parameter, Spec, Where};
@@ -183,11 +188,16 @@ fn a_cancelled_request_is_left_to_triton() {
 
 #[test]
 fn a_request_that_is_cancelled_in_a_step_is_left_to_triton_and_forgotten() {
-    let mut server = Server::load(&[("synthetic_step_us", "50000")]);
-    for max_tokens in [1, 100] {
-        cancel_in_a_step(&mut server, max_tokens);
+    // A pipe as the gate: it opens for who writes to it when the step reads it.
+    let pipe = std::env::temp_dir().join(format!("inflight-step-{}", std::process::id()));
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("mkfifo").success());
+    let mut server = Server::load(&[("synthetic_gate", pipe.to_str().expect("UTF-8"))]);
+    for (num_steps, max_tokens) in [(1, 1), (2, 100)] {
+        cancel_in_a_step(&mut server, &pipe, num_steps, max_tokens);
     }
     server.unload();
+    fs::remove_file(pipe).expect("the pipe is there");
     // No request came after them, and their blocks are free all the same.
     assert_eq!(server.num_used_blocks(), 0.0);
 }
@@ -287,13 +297,14 @@ fn the_requests_of_a_warm_up_are_served_in_one_call_and_are_no_requests_of_clien
     }
 }
 
-fn cancel_in_a_step(server: &mut Server, max_tokens: usize) {
+fn cancel_in_a_step(server: &mut Server, pipe: &Path, num_steps: u32, max_tokens: usize) {
     let cancelled = server.ask(&Ask::of_lengths(4, max_tokens, true));
     let (host, address) = (&server.host, cancelled.addr());
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            let mut gate = File::options().write(true).open(pipe).expect("a step");
             host.cancel(std::ptr::without_provenance_mut(address));
+            write!(gate, "{num_steps}").expect("the step reads");
         });
         assert_eq!(server.execute(&[cancelled]), Ok(()));
     });
