@@ -8,7 +8,8 @@ import pytest
 
 from harness import clients
 from harness.repository import add_synthetic
-from harness.server import Server
+from harness.server import Server, num_requests, until
+from harness.synthetic import Gate
 
 NUM_STREAMS, NUM_TOKENS, PROMPT_LENGTH = 8, 50, 20
 
@@ -104,17 +105,18 @@ def test_a_record_of_lockstep_is_a_batch(repository, tmp_path):
     stats_file = tmp_path / "steps.jsonl"
     # The token budget would hold two of the prompts; it bounds no batch.
     parameters = {"gpt_model_type": "V1", "max_num_tokens": 40, "tokens_per_block": 8, "stats_file": stats_file}
-    add_synthetic(repository, "model", {**parameters, "synthetic_step_us": 2000, "max_seq_len": 320})
+    parameters |= {"synthetic_step_us": 2000, "max_seq_len": 320, "max_num_requests": 8}
+    add_synthetic(repository, "model", parameters)
     lengths = [3, 30, 7, 18, 1, 25]
     with Server(repository, "--metrics-interval-ms=100") as server:
 
         async def main():
             async with clients.grpc(server) as client:
-                asks = (clients.stream(client, "model", [n] * PROMPT_LENGTH, max_tokens=m) for n, m in enumerate(lengths))
+                prompts = [[n] * PROMPT_LENGTH for n in range(len(lengths))]
+                asks = (clients.stream(client, "model", p, max_tokens=m, stream=False) for p, m in zip(prompts, lengths))
                 await asyncio.gather(*asks)
 
         clients.run(main())
-        metrics = server.metrics()
     records = [json.loads(line) for line in stats_file.read_text().splitlines()]
     total = {name: sum(r[name] for r in records) for name in records[0] if isinstance(records[0][name], int)}
     assert [r["Iteration Counter"] for r in records] == [*range(1, len(records) + 1)]
@@ -128,7 +130,36 @@ def test_a_record_of_lockstep_is_a_batch(repository, tmp_path):
         assert "Generation Requests" not in r and "MicroBatch ID" not in r
         assert r["Active Request Count"] <= r["Max Request Count"]
         assert r["Model Duration (us)"] <= r["Step Duration (us)"]
-    assert any(name == "nv_trt_llm_v1_metrics" for name, _ in metrics)
+
+
+def test_the_page_shows_how_far_a_batch_in_lockstep_is(repository, tmp_path):
+    gate = Gate(tmp_path / "gate", num_steps=6)
+    # The record of a step that takes a tenth of a second does not wait for the next one.
+    parameters = {"gpt_model_type": "V1", "synthetic_gate": gate.file, "synthetic_step_us": 110_000}
+    add_synthetic(repository, "model", parameters)
+    expected = {
+        # Each of the three sequences computes the prompt. A step shows the tokens of those before it.
+        "total_context_tokens": 3 * PROMPT_LENGTH,
+        "total_generation_tokens": 3 * 5,
+        "empty_generation_slots": 0,
+    }
+
+    def gauges(server):
+        samples = server.metrics().items()
+        return {dict(labels)["v1_specific_metric"]: n for (name, labels), n in samples if name == "nv_trt_llm_v1_metrics"}
+
+    async def main(server):
+        async with clients.grpc(server) as client:
+            options = {"n": 3, "temperature": 1.0, "max_tokens": 8, "stream": False}
+            answer = asyncio.create_task(clients.stream(client, "model", [5] * PROMPT_LENGTH, **options))
+            await until(lambda: gauges(server) == expected)
+            assert num_requests(server, "model", "active") == 3
+            gate.open()
+            await answer
+            await until(lambda: num_requests(server, "model", "active") == 0)
+
+    with Server(repository) as server:
+        clients.run(asyncio.wait_for(main(server), clients.TIMEOUT_S))
 
 
 def sample(server, family, **labels):
