@@ -190,11 +190,15 @@ impl Driver {
             return self.admit(request, key, batch, now);
         }
         let key = CorrelationKey::from(correlation_id);
+        let known = self.in_flight.find(&key);
         if request.only_ends_its_sequence() {
-            return request.dismiss();
+            return match known {
+                None => request.dismiss(),
+                // A client has taken the sequence's id again.
+                Some(_) => request.fail_beside_sequence(in_flight_already()),
+            };
         }
         self.has_served = true;
-        let known = self.in_flight.find(&key);
         match (known, flags.is_start()) {
             (Some(id), false) => self.take_back(id, request, batch),
             (Some(id), true) if !self.is_lost(id, now) => self.refuse_beside(request),
@@ -685,19 +689,14 @@ impl Driver {
             self.served.end_sequence(sequence, name, data_type, shape)
         });
         if let Some(Err(error)) = freed {
-            log::debug!("the sequence of a cancelled request had ended: {error}");
+            log::debug!("the sequence of a cancelled request could not be ended: {error}");
         }
     }
 
     /// Ends a request with an error that shares its correlation id with one in flight, which goes on.
     fn refuse_beside(&self, request: Request) {
-        let error = Error::new(
-            ErrorCode::AlreadyExists,
-            "another request of this sequence id is in flight; a generation is one request, and each \
-             needs a sequence id of its own, or none",
-        );
         self.report(&request, false, &instant_timestamps());
-        request.fail_beside_sequence(error);
+        request.fail_beside_sequence(in_flight_already());
     }
 
     /// What a release sets off in Triton needs the model a little longer than the request does.
@@ -723,6 +722,14 @@ fn alone<T>(read: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         log::error!("{error}");
         Err(Error::internal(error))
     })
+}
+
+fn in_flight_already() -> Error {
+    Error::new(
+        ErrorCode::AlreadyExists,
+        "another request of this sequence id is in flight; a generation is one request, and each \
+         needs a sequence id of its own, or none",
+    )
 }
 
 /// Gives the manager all branches of a request, or none.

@@ -230,7 +230,7 @@ impl Request {
     /// sends the same gets an empty answer.
     pub fn only_ends_its_sequence(&self) -> bool {
         let id = self.client_id().ok().flatten();
-        self.flags().is_ok_and(RequestFlags::is_end) && END_OF_SEQUENCE.to_str().ok() == id
+        id.is_some() && END_OF_SEQUENCE.to_str().ok() == id
     }
 
     /// Whether the request wants no outputs, which only a null request does: of any other that names none, Triton

@@ -50,12 +50,14 @@ impl ServedModel {
         }
     }
 
-    /// Sends the request with which a client would end the sequence. It frees the sequence's slot on its way to
-    /// Execute, where [`super::Request::only_ends_its_sequence`] tells it from others. `input` is the one that every
-    /// request has, in a `shape` of one element.
+    /// Has a sequence end that may have ended: sends a request that starts it anew, in its old slot if it has one. It
+    /// comes to Execute, where [`super::Request::only_ends_its_sequence`] tells it from others, and its release ends
+    /// the sequence. (One with the END flag would free the slot, too, but not with the `oldest` strategy: Triton 2.51
+    /// then waits for ever for that request to be done.) `input` is the one that every request has, in a `shape` of one
+    /// element.
     ///
     /// # Errors
-    /// Triton's: the sequence has ended already, or the model is unloaded.
+    /// Triton's: the model is unloaded.
     pub fn end_sequence(
         &self,
         sequence: CorrelationId<'_>,
@@ -107,7 +109,8 @@ impl OwnRequest {
     ) -> Result<(), Error> {
         /// A token id, or the length of an empty text. Triton reads it as long as the request lives.
         static ZERO: [u8; 4] = [0; 4];
-        const END: u32 = sys::TRITONSERVER_RequestFlag::TRITONSERVER_REQUEST_FLAG_SEQUENCE_END.0;
+        const START: u32 =
+            sys::TRITONSERVER_RequestFlag::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START.0;
         let request = self.0.as_ptr();
         let allocator = allocator()?;
         let memory = sys::TRITONSERVER_MemoryType::TRITONSERVER_MEMORY_CPU;
@@ -117,7 +120,7 @@ impl OwnRequest {
                 request,
                 END_OF_SEQUENCE.as_ptr(),
             ))?;
-            check(sys::TRITONSERVER_InferenceRequestSetFlags(request, END))?;
+            check(sys::TRITONSERVER_InferenceRequestSetFlags(request, START))?;
             check(match sequence {
                 CorrelationId::Number(number) => {
                     sys::TRITONSERVER_InferenceRequestSetCorrelationId(request, number)

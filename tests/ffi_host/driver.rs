@@ -347,9 +347,13 @@ fn a_slot_that_a_cancelled_release_may_have_kept_is_freed_by_a_request_of_our_ow
                 assert_eq!(end.correlation, correlation());
                 assert_eq!(end.inputs, [("input_ids".to_owned(), vec![1, 1])]);
                 let end = end.request;
-                // Its way through Triton has freed the slot; here nothing is left to do.
+                // Its release frees the slot.
                 assert_eq!(server.execute(&[end]), Ok(()));
                 assert_eq!(server.host.place(end), Where::Released);
+                assert!(
+                    !server.host.is_cancelled(end),
+                    "else its release ends nothing"
+                );
                 let sent = server.host.sent(end);
                 assert!(sent.len() == 1 && sent[0].is_flag && sent[0].is_final);
             }
@@ -357,6 +361,26 @@ fn a_slot_that_a_cancelled_release_may_have_kept_is_freed_by_a_request_of_our_ow
         }
     }
     server.unload();
+}
+
+#[test]
+fn a_request_that_frees_a_slot_does_not_end_a_sequence_that_a_client_has_started_there() {
+    let server = Server::load(&[]);
+    let raced = server.ask_as(&Ask::of_lengths(4, 1, false), Correlation::Number(77));
+    server.host.cancel_in_release(raced);
+    server.finish(&[raced]);
+    let ask = Ask::of_lengths(4, 6, true);
+    let next = server.ask_as(&ask, Correlation::Number(77));
+    assert_eq!(server.execute(&[next]), Ok(()));
+    let end = server.host.submitted().remove(0).request;
+    assert_eq!(server.execute(&[next, end]), Ok(()));
+    assert!(
+        server.host.is_cancelled(end),
+        "so that its release ends nothing"
+    );
+    server.finish(&[next]);
+    server.unload();
+    assert_eq!(output_ids(&server.host.sent(next)), ask.expected());
 }
 
 /// The threads of the backend in this process, of which each has a name.

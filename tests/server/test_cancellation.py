@@ -1,13 +1,15 @@
 """Clients that go away: their work stops, their slot and their blocks serve the next."""
 
 import asyncio
+import subprocess
 import time
 
 import pytest
 
 from harness import clients
 from harness.clients import GenerateStream, GrpcStream, generate_stream
-from harness.server import assert_blocks_come_back, num_pending, until
+from harness.repository import add_synthetic
+from harness.server import Server, assert_blocks_come_back, num_pending, until
 from harness.synthetic import ENDLESS, continuation
 
 
@@ -101,7 +103,7 @@ def test_a_stream_that_leaves_alone_gives_its_blocks_back_though_no_request_foll
 
     async def main():
         async with clients.grpc(server) as client:
-            stream = GrpcStream(client, "one_slot", [1, 2, 3], max_tokens=FOREVER, stream=True)
+            stream = GrpcStream(client, "one_slot", [1, 2, 3], max_tokens=ENDLESS, stream=True)
             num_seen = 0
             async for response in stream:
                 num_seen += len(response.ids or [])
@@ -128,6 +130,57 @@ def test_a_request_cancelled_in_the_backlog_never_starts(server):
             return await clients.stream(client, "one_slot", [3], max_tokens=10)
 
     assert clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S)).ids == continuation([3], 10)
+
+
+# Cancels every request of a client in the moment in which the backend releases it: after the backend has looked.
+CANCEL_IN_RELEASE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <string.h>
+
+void *TRITONBACKEND_RequestCorrelationId(void *request, uint64_t *id);
+void *TRITONBACKEND_RequestId(void *request, const char **id);
+void *TRITONSERVER_InferenceRequestCancel(void *request);
+
+void *TRITONBACKEND_RequestRelease(void *request, uint32_t flags) {
+  enum { RELEASE_ALL = 1 };
+  void *(*release)(void *, uint32_t) = dlsym(RTLD_NEXT, "TRITONBACKEND_RequestRelease");
+  uint64_t sequence = 0;
+  const char *id = "";
+  TRITONBACKEND_RequestCorrelationId(request, &sequence);
+  TRITONBACKEND_RequestId(request, &id);
+  if (flags == RELEASE_ALL && sequence != 0 && strncmp(id, "inflight:", 9) != 0)
+    TRITONSERVER_InferenceRequestCancel(request);
+  return release(request, flags);
+}
+"""
+
+OLDEST = """
+sequence_batching {
+  iterative_sequence: true max_sequence_idle_microseconds: 86400000000 oldest { max_candidate_sequences: 1 }
+}
+"""
+
+
+@pytest.mark.parametrize("strategy", ["", OLDEST], ids=["direct", "oldest"])
+def test_a_client_that_leaves_in_the_moment_of_the_release_takes_no_slot_along(
+    repository, tmp_path, monkeypatch, strategy
+):
+    source, library = tmp_path / "cancel_in_release.c", tmp_path / "cancel_in_release.so"
+    source.write_text(CANCEL_IN_RELEASE)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    add_synthetic(repository, "one_slot", fields=f"max_batch_size: 1 {strategy}")
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    with Server(repository) as server:
+        monkeypatch.delenv("LD_PRELOAD")
+        start = time.monotonic()
+        for n in range(10):
+            assert generate_stream(server, "one_slot", [n], max_tokens=5).ids == continuation([n], 5)
+            with pytest.raises(clients.Refused):
+                generate_stream(server, "one_slot", [n], max_tokens=5, top_p=7)
+        # A slot that is not freed is taken for a day.
+        assert time.monotonic() - start < 60
 
 
 @pytest.fixture(autouse=True)
