@@ -544,7 +544,7 @@ impl Driver {
                 self.hand_to_triton(request);
             } else if let Some(error) = in_flight.refused.take() {
                 self.forget(id);
-                self.end(request, error);
+                self.refuse(request, error);
             } else if in_flight.has_ended {
                 let is_warm_up = in_flight.is_warm_up();
                 let key = in_flight.correlation_id.clone();
@@ -648,7 +648,11 @@ impl Driver {
 
     /// Refuses a request; a cancelled one is Triton's to answer.
     fn refuse(&mut self, request: Request, error: Error) {
-        if request.is_cancelled() {
+        if request.correlation_id().is_ok_and(|id| id.is_none()) {
+            // Server 2.51 crashes, more often than not, when a warm-up is answered with an error.
+            log::warn!("a request of the model_warmup is not served: {error}");
+            request.dismiss();
+        } else if request.is_cancelled() {
             self.hand_to_triton(request);
         } else {
             self.end(request, error);

@@ -266,7 +266,8 @@ def test_a_model_is_warmed_up_with_a_text_of_the_users(repository):
         assert generate(server, "stories", "Once", max_tokens=5).text
 
 
-def test_a_warm_up_that_cannot_be_served_fails_the_load_with_the_reason(repository):
+def test_a_warm_up_that_cannot_be_served_is_left_out_with_a_warning(repository):
+    """An error in its place crashes server 2.51."""
     warmup = """
     model_warmup {
       name: "blank" batch_size: 1
@@ -274,9 +275,9 @@ def test_a_warm_up_that_cannot_be_served_fails_the_load_with_the_reason(reposito
     }
     """
     add_model(repository, "stories", fields=warmup, checkpoint=STORIES)
-    with Server(repository, "--model-control-mode=explicit") as server:
-        error = server.load("stories")
-        assert "failed to run warmup sample 'blank'" in error and "is empty" in error
+    with Server(repository) as server:
+        assert "a request of the model_warmup is not served" in server.log()
+        assert generate(server, "stories", "Once", max_tokens=5).text
 
 
 def test_two_instances_share_the_load(repository):

@@ -274,10 +274,10 @@ impl Answer {
 
     fn send_final(mut self) -> Result<(), Error> {
         if let Some(error) = self.failure.take() {
-            return self.factory.send_error(error);
+            return self.send_error(error);
         }
         if let Some(error) = self.rows.iter().find_map(Row::error) {
-            return self.factory.send_error(error.into());
+            return self.send_error(error.into());
         }
         if self.num_returned < self.rows.len() && !self.searches {
             // vLLM's rule (`ParallelSampleSequenceGroup`, 0.6): the sum, whatever the length. Of equal ones the
@@ -301,13 +301,13 @@ impl Answer {
                     response.send(completion)
                 }
                 // The client must not wait for ever.
-                Err(error) => return self.factory.send_error(error),
+                Err(error) => return self.send_error(error),
             };
             if completion == Completion::Final {
                 return sent;
             }
             if let Err(error) = sent {
-                return self.factory.send_error(error);
+                return self.send_error(error);
             }
         }
         Ok(())
@@ -320,5 +320,14 @@ impl Answer {
             false => (1, self.num_returned),
         };
         (0..num_parts).map(move |part| part * width..(part + 1) * width)
+    }
+
+    /// Ends the answer with an error. Server 2.51 crashes, more often than not, when a warm-up gets one.
+    fn send_error(&self, error: Error) -> Result<(), Error> {
+        if self.is_warm_up {
+            log::warn!("a request of the model_warmup has failed: {error}");
+            return self.factory.send_final();
+        }
+        self.factory.send_error(error)
     }
 }
