@@ -1,24 +1,72 @@
-//! The cost model of a measured run: least squares over the records of its statistics file.
-//!
-//! What the records do not tell apart (a run of generation steps has as many tokens as sequences) is laid
-//! on the earlier coefficient; a coefficient that would be negative is zero, because no work takes less
-//! than no time.
+//! The cost model of a measured run: least squares over the records of its statistics file, without those that
+//! are far off. What the records do not tell apart (a run of generation steps has as many tokens as sequences) is
+//! laid on the earlier coefficient.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 
 use inflight_records::{Record, Stage, runs};
+use serde::Serialize;
 
 use crate::Result;
 use crate::cost::CostModel;
+use crate::least_squares::Samples;
 
-/// Below this share of its column's size, a pivot is rounding.
-const MIN_PIVOT: f64 = 1e-9;
+/// A cost model, and how well it describes the run that it is of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fit {
+    /// The coefficients.
+    pub cost: CostModel,
+    /// How good they are.
+    pub quality: Quality,
+}
+
+/// How well a cost model describes the model calls that it was fitted to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Quality {
+    /// Steps that it was fitted to, the outliers included.
+    pub num_steps: usize,
+    /// Those that count for nothing, since they took far more or less than predicted.
+    pub num_outliers: usize,
+    /// The longest of them, and what is predicted for it.
+    pub worst_outlier_us: Option<[f64; 2]>,
+    /// Of the others: half of the predictions are off by at most this share of the step's time,
+    pub median_error: f64,
+    /// and nine in ten by at most this one.
+    pub p90_error: f64,
+    /// Pauses between two steps that count for nothing.
+    pub num_gap_outliers: usize,
+}
+
+impl fmt::Display for Quality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (median, p90) = (self.median_error * 100.0, self.p90_error * 100.0);
+        write!(
+            f,
+            "fitted to {} steps: half of the predictions are off by at most {median:.1} %, 90 % by at most \
+             {p90:.1} %",
+            self.num_steps
+        )?;
+        if let Some([took, predicted]) = self.worst_outlier_us {
+            let (took, predicted) = (took / 1e3, predicted / 1e3);
+            write!(
+                f,
+                "; left out: {}, of which the longest took {took:.2} ms where {predicted:.2} ms are predicted",
+                self.num_outliers
+            )?;
+        }
+        if self.num_gap_outliers > 0 {
+            write!(f, "; left out between two steps: {}", self.num_gap_outliers)?;
+        }
+        Ok(())
+    }
+}
 
 /// Fits all coefficients.
 ///
 /// # Errors
 /// There are too few records, or none of two steps that follow each other.
-pub fn fit(records: &[Record]) -> Result<CostModel> {
+pub fn fit(records: &[Record]) -> Result<Fit> {
     let mut calls = Samples::<4>::default();
     let mut gaps = Samples::<2>::default();
     for run in runs(records) {
@@ -38,18 +86,37 @@ pub fn fit(records: &[Record]) -> Result<CostModel> {
             }
         }
     }
-    let [step_us, token_us, sequence_us, position_us] =
-        calls.solve().ok_or("there is no step in the file")?;
-    let [overhead_us, overhead_sequence_us] = gaps
+    let calls = calls.solve().ok_or("there is no step in the file")?;
+    let gaps = gaps
         .solve()
         .ok_or("there are no two steps in the file with a request in common")?;
-    Ok(CostModel {
-        step_us,
-        token_us,
-        sequence_us,
-        position_us,
-        overhead_us,
-        overhead_sequence_us,
+    let [step_us, token_us, sequence_us, position_us] = calls.coefficients;
+    let [overhead_us, overhead_sequence_us] = gaps.coefficients;
+    let percentile = |percent: usize| {
+        let index = (calls.errors.len() * percent / 100).min(calls.errors.len().saturating_sub(1));
+        calls.errors.get(index).copied().unwrap_or_default()
+    };
+    let longest = calls
+        .outliers
+        .iter()
+        .max_by(|(a, _), (b, _)| a.total_cmp(b));
+    Ok(Fit {
+        cost: CostModel {
+            step_us,
+            token_us,
+            sequence_us,
+            position_us,
+            overhead_us,
+            overhead_sequence_us,
+        },
+        quality: Quality {
+            num_steps: calls.errors.len() + calls.outliers.len(),
+            num_outliers: calls.outliers.len(),
+            worst_outlier_us: longest.map(|&(took, predicted)| [took, predicted]),
+            median_error: percentile(50),
+            p90_error: percentile(90),
+            num_gap_outliers: gaps.outliers.len(),
+        },
     })
 }
 
@@ -80,78 +147,6 @@ fn work_of(record: &Record, cached: &mut HashMap<u64, u64>) -> [f64; 3] {
         }
     }
     [tokens as f64, num_sequences(record), positions as f64]
-}
-
-/// Sums over samples, each `N` known numbers and what came of them.
-struct Samples<const N: usize> {
-    /// Sums of the products of the known numbers.
-    products: [[f64; N]; N],
-    /// Sums of their products with the result.
-    results: [f64; N],
-    count: usize,
-}
-
-impl<const N: usize> Default for Samples<N> {
-    fn default() -> Self {
-        Self {
-            products: [[0.0; N]; N],
-            results: [0.0; N],
-            count: 0,
-        }
-    }
-}
-
-impl<const N: usize> Samples<N> {
-    fn add(&mut self, known: [f64; N], result: f64) {
-        self.count += 1;
-        for i in 0..N {
-            self.results[i] += known[i] * result;
-            for j in 0..N {
-                self.products[i][j] += known[i] * known[j];
-            }
-        }
-    }
-
-    /// The coefficients, none negative; `None` without samples.
-    fn solve(&self) -> Option<[f64; N]> {
-        if self.count == 0 {
-            return None;
-        }
-        let mut used = [true; N];
-        loop {
-            let coefficients = self.solve_for(used);
-            let lowest = (0..N).min_by(|&i, &j| coefficients[i].total_cmp(&coefficients[j]))?;
-            if coefficients[lowest] >= 0.0 {
-                return Some(coefficients);
-            }
-            used[lowest] = false;
-        }
-    }
-
-    /// The coefficients with those at zero that are not `used`: Gauss-Jordan elimination, in order.
-    fn solve_for(&self, used: [bool; N]) -> [f64; N] {
-        let (mut matrix, mut right) = (self.products, self.results);
-        let mut is_pivot = [false; N];
-        for pivot in 0..N {
-            // What is left of a column that the earlier ones explain is rounding.
-            if !used[pivot] || matrix[pivot][pivot] <= MIN_PIVOT * self.products[pivot][pivot] {
-                continue;
-            }
-            is_pivot[pivot] = true;
-            for row in (0..N).filter(|&row| row != pivot) {
-                let factor = matrix[row][pivot] / matrix[pivot][pivot];
-                right[row] -= factor * right[pivot];
-                let pivot_row = matrix[pivot];
-                for (cell, pivot_cell) in matrix[row].iter_mut().zip(pivot_row) {
-                    *cell -= factor * pivot_cell;
-                }
-            }
-        }
-        std::array::from_fn(|i| match is_pivot[i] {
-            true => right[i] / matrix[i][i],
-            false => 0.0,
-        })
-    }
 }
 
 #[cfg(test)]
@@ -227,7 +222,11 @@ mod tests {
 
     #[test]
     fn the_coefficients_of_a_run_are_found_again() {
-        assert_near(fit(&run(&COST, true)).expect("records"), COST);
+        let found = fit(&run(&COST, true)).expect("records");
+        assert_near(found.cost, COST);
+        let quality = found.quality;
+        assert_eq!((quality.num_steps, quality.num_outliers), (38, 0));
+        assert!(quality.p90_error < 1e-6, "{quality}");
     }
 
     #[test]
@@ -237,7 +236,7 @@ mod tests {
             sequence_us: 0.0,
             ..COST
         };
-        assert_near(fit(&run(&COST, false)).expect("records"), expected);
+        assert_near(fit(&run(&COST, false)).expect("records").cost, expected);
     }
 
     #[test]
@@ -251,7 +250,7 @@ mod tests {
         for (n, record) in records.iter_mut().enumerate() {
             record.model_us -= n as f64;
         }
-        let found = fit(&records).expect("records");
+        let found = fit(&records).expect("records").cost;
         assert!((900.0..1000.0).contains(&found.step_us), "{found:?}");
         assert_eq!(
             (found.token_us, found.sequence_us, found.position_us),
@@ -270,7 +269,64 @@ mod tests {
             model_us: 2000.0 + 5.0 * 11.0 + 3.0 + 5.0 * 0.02,
             ..last
         });
-        assert_near(fit(&records).expect("records"), COST);
+        assert_near(fit(&records).expect("records").cost, COST);
+    }
+
+    #[test]
+    fn a_step_that_waited_for_something_else_counts_for_nothing() {
+        for slow in [3, 12, 38] {
+            let mut records = run(&COST, true);
+            let predicted = records[slow].model_us;
+            // Such a step was seen: it made `step_us` zero.
+            records[slow].model_us = 732_000.0;
+            for later in &mut records[slow + 1..] {
+                later.start_us += 732_000.0 - predicted;
+            }
+            let found = fit(&records).expect("records");
+            assert_near(found.cost, COST);
+            let quality = found.quality;
+            assert_eq!((quality.num_steps, quality.num_outliers), (38, 1));
+            let [took, should] = quality.worst_outlier_us.expect("one");
+            assert!(took == 732_000.0 && (should - predicted).abs() < 0.01);
+            let words = format!(
+                "left out: 1, of which the longest took 732.00 ms where {:.2} ms are predicted",
+                predicted / 1e3
+            );
+            assert!(quality.to_string().contains(&words), "{quality}");
+        }
+    }
+
+    #[test]
+    fn a_pause_between_two_steps_counts_for_nothing() {
+        let mut records = run(&COST, true);
+        for later in &mut records[20..] {
+            later.start_us += 50_000.0;
+        }
+        let found = fit(&records).expect("records");
+        assert_near(found.cost, COST);
+        assert_eq!(found.quality.num_gap_outliers, 1);
+    }
+
+    #[test]
+    fn how_good_a_fit_is_is_said() {
+        let mut records = run(&COST, true);
+        for (n, record) in records.iter_mut().enumerate() {
+            record.model_us *= [0.9, 1.1, 1.1, 0.9][n % 4];
+        }
+        let found = fit(&records).expect("records");
+        let Quality {
+            num_outliers,
+            median_error,
+            p90_error,
+            ..
+        } = found.quality;
+        assert_eq!(num_outliers, 0, "steps that are a little off all count");
+        assert!((0.07..0.12).contains(&median_error), "{median_error}");
+        assert!((median_error..0.15).contains(&p90_error), "{p90_error}");
+        assert!(
+            (found.cost.step_us / COST.step_us - 1.0).abs() < 0.1,
+            "{found:?}"
+        );
     }
 
     #[test]

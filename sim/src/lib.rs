@@ -5,7 +5,7 @@
 //! pbtxt.rs random.rs time.rs    config.pbtxt -> JSON; random numbers; virtual time
 //! model.rs                  config.pbtxt -> the engine's limits, as the backend makes them
 //! workload.rs trace.rs      when requests come, and how long they are
-//! cost.rs fit.rs            how long a step takes; the same from a measured run
+//! cost.rs fit.rs            how long a step takes; the same from a measured run, by least_squares.rs
 //! step_loop.rs              the engine and its runner, in virtual time; all that knows the engine
 //! simulation.rs             Triton's slots and backlog, the clients, the clock
 //! record.rs                 a step as a line of a statistics file
@@ -17,6 +17,7 @@
 
 pub mod cost;
 pub mod fit;
+mod least_squares;
 pub mod model;
 pub mod pbtxt;
 pub mod plots;

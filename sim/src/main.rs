@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser};
 use inflight_records::read;
 use inflight_sim::cost::CostModel;
-use inflight_sim::fit::fit;
+use inflight_sim::fit::{Fit, Quality, fit};
 use inflight_sim::model::Model;
 use inflight_sim::report::Report;
 use inflight_sim::simulation::{self, Outcome, Setup};
@@ -129,8 +129,12 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<()> {
     let model = Model::load(&options.config, options.available_memory)?;
+    let (cost, quality) = options.cost.model(model.cost)?;
+    if let Some(quality) = quality.as_ref().filter(|_| !options.json) {
+        println!("{quality}\n");
+    }
     let setup = Setup {
-        cost: options.cost.model(model.cost)?,
+        cost,
         engine: model.engine,
         num_slots: model.num_slots,
         latency: Time::from_us(options.cost.latency_us),
@@ -149,7 +153,7 @@ fn run(options: &Options) -> Result<()> {
         if options.json {
             println!(
                 "{}",
-                json!({ "load": name, "cost": setup.cost, "report": report })
+                json!({ "load": name, "cost": setup.cost, "fit": quality, "report": report })
             );
         } else {
             println!("{name}\n{report}");
@@ -242,22 +246,28 @@ fn read_trace(path: &Path) -> Result<Workload> {
 }
 
 impl Cost {
-    /// The cost model: what was given, over what was fitted, over what the configuration says.
-    fn model(&self, configured: Option<CostModel>) -> Result<CostModel> {
-        let base = match &self.fit {
+    /// The cost model: what was given, over what was fitted, over what the configuration says. And how good the
+    /// fit is, if there is one.
+    fn model(&self, configured: Option<CostModel>) -> Result<(CostModel, Option<Quality>)> {
+        let (base, quality) = match &self.fit {
             Some(path) => {
                 let file =
                     File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
                 let fitted = read(BufReader::new(file))
                     .map_err(Into::into)
                     .and_then(|records| fit(&records));
-                fitted.map_err(|error| format!("{}: {error}", path.display()))?
+                let Fit { cost, quality } =
+                    fitted.map_err(|error| format!("{}: {error}", path.display()))?;
+                (cost, Some(quality))
             }
-            None => CostModel {
-                overhead_us: DEFAULT_OVERHEAD_US,
-                overhead_sequence_us: DEFAULT_OVERHEAD_SEQUENCE_US,
-                ..configured.unwrap_or_default()
-            },
+            None => {
+                let cost = CostModel {
+                    overhead_us: DEFAULT_OVERHEAD_US,
+                    overhead_sequence_us: DEFAULT_OVERHEAD_SEQUENCE_US,
+                    ..configured.unwrap_or_default()
+                };
+                (cost, None)
+            }
         };
         if configured.is_none() && self.fit.is_none() && self.step_us.is_none() {
             return Err(
@@ -266,7 +276,7 @@ impl Cost {
                     .into(),
             );
         }
-        Ok(CostModel {
+        let cost = CostModel {
             step_us: self.step_us.unwrap_or(base.step_us),
             token_us: self.token_us.unwrap_or(base.token_us),
             sequence_us: self.sequence_us.unwrap_or(base.sequence_us),
@@ -275,7 +285,8 @@ impl Cost {
             overhead_sequence_us: self
                 .overhead_sequence_us
                 .unwrap_or(base.overhead_sequence_us),
-        })
+        };
+        Ok((cost, quality))
     }
 }
 

@@ -329,7 +329,7 @@ fn the_records_of_a_simulation_give_its_cost_model_back() {
     let outcome = run(&setup, &workload, Some(&mut file)).expect("memory can be written");
     let records = read(file.as_slice()).expect("a statistics file");
     assert_eq!(records.len(), outcome.steps.len());
-    let found = fit(&records).expect("enough steps");
+    let found = fit(&records).expect("enough steps").cost;
     for (found, expected) in [
         (found.step_us, COST.step_us),
         (found.token_us, COST.token_us),

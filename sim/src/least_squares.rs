@@ -1,0 +1,168 @@
+//! Least squares over samples of which a few may be far off.
+//!
+//! A plain sum of squares follows whatever is farthest off: one step that waited for something else outweighs
+//! a thousand that did not. So a line is sought first that the far ones can hardly pull at (Huber, "Robust
+//! estimation of a location parameter", 1964, by reweighted least squares), those that are far from it are left
+//! out, and the rest have their least squares.
+//!
+//! What the samples do not tell apart is laid on the earlier coefficient; a coefficient that would be negative
+//! is zero, because no work takes less than no time.
+
+/// Below this share of its column's size, a pivot is rounding.
+const MIN_PIVOT: f64 = 1e-9;
+
+const MAX_ROUNDS: usize = 100;
+
+/// An outlier is off by more than so many times the typical deviation, and by more than its own prediction.
+const MAX_DEVIATIONS: f64 = 10.0;
+
+/// Samples, each `N` known numbers and what came of them.
+pub(crate) struct Samples<const N: usize>(Vec<([f64; N], f64)>);
+
+/// What was found.
+pub(crate) struct Solution<const N: usize> {
+    /// None of them negative.
+    pub coefficients: [f64; N],
+    /// Of each sample that was not left out, in order of size: how far its prediction is off, as a share of
+    /// the larger of the two.
+    pub errors: Vec<f64>,
+    /// What came of those that were left out, and what was predicted.
+    pub outliers: Vec<(f64, f64)>,
+}
+
+impl<const N: usize> Default for Samples<N> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<const N: usize> Samples<N> {
+    pub(crate) fn add(&mut self, known: [f64; N], result: f64) {
+        self.0.push((known, result));
+    }
+
+    /// The best coefficients; `None` without samples.
+    pub(crate) fn solve(&self) -> Option<Solution<N>> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let robust = self.solve_robustly();
+        let deviation = self.deviation(&robust);
+        let is_outlier = |(known, result): &([f64; N], f64)| {
+            let predicted = predict(&robust, known);
+            let off = (result - predicted).abs();
+            off > MAX_DEVIATIONS * deviation && off > predicted
+        };
+        let coefficients = self.solve_weighted(|sample| f64::from(!is_outlier(sample)));
+        let of = |(known, result): &([f64; N], f64)| (*result, predict(&coefficients, known));
+        let (outliers, kept): (Vec<_>, Vec<_>) = self.0.iter().partition(|it| is_outlier(it));
+        let mut errors: Vec<_> = kept.into_iter().map(|it| error(of(it))).collect();
+        errors.sort_by(f64::total_cmp);
+        Some(Solution {
+            coefficients,
+            errors,
+            outliers: outliers.into_iter().map(of).collect(),
+        })
+    }
+
+    /// Coefficients that samples which are far off can hardly pull at: from the typical deviation on, each
+    /// pulls alike, however far it is.
+    fn solve_robustly(&self) -> [f64; N] {
+        let mut found = self.solve_weighted(|_| 1.0);
+        for _ in 0..MAX_ROUNDS {
+            let deviation = self.deviation(&found);
+            if deviation == 0.0 {
+                break;
+            }
+            let before = found;
+            found = self.solve_weighted(|(known, result)| {
+                let off = (result - predict(&before, known)).abs();
+                deviation / off.max(deviation)
+            });
+            if found == before {
+                break;
+            }
+        }
+        found
+    }
+
+    /// The median of what the predictions are off by, as the standard deviation that has it in a normal
+    /// distribution.
+    fn deviation(&self, coefficients: &[f64; N]) -> f64 {
+        const OF_MEDIAN: f64 = 1.4826;
+        let off = |(known, result): &([f64; N], f64)| (result - predict(coefficients, known)).abs();
+        let mut all: Vec<_> = self.0.iter().map(off).collect();
+        all.sort_by(f64::total_cmp);
+        OF_MEDIAN * all[all.len() / 2]
+    }
+
+    /// The weighted least squares with no coefficient below zero.
+    fn solve_weighted(&self, weight: impl Fn(&([f64; N], f64)) -> f64) -> [f64; N] {
+        let mut products = [[0.0; N]; N];
+        let mut results = [0.0; N];
+        for sample in &self.0 {
+            let weight = weight(sample);
+            let (known, result) = sample;
+            for i in 0..N {
+                results[i] += weight * known[i] * result;
+                for j in 0..N {
+                    products[i][j] += weight * known[i] * known[j];
+                }
+            }
+        }
+        let mut used = [true; N];
+        loop {
+            let found = solve_for(&products, &results, used);
+            let Some(lowest) = (0..N).find(|&i| found.iter().all(|it| found[i] <= *it)) else {
+                return found;
+            };
+            if found[lowest] >= 0.0 {
+                return found;
+            }
+            used[lowest] = false;
+        }
+    }
+}
+
+fn predict<const N: usize>(coefficients: &[f64; N], known: &[f64; N]) -> f64 {
+    std::iter::zip(coefficients, known)
+        .map(|(a, b)| a * b)
+        .sum()
+}
+
+/// How far a prediction is off, as a share of the larger of the two.
+fn error((result, predicted): (f64, f64)) -> f64 {
+    match result.max(predicted) {
+        larger if larger > 0.0 => (result - predicted).abs() / larger,
+        _ => 0.0,
+    }
+}
+
+/// The coefficients with those at zero that are not `used`: Gauss-Jordan elimination, in order.
+fn solve_for<const N: usize>(
+    products: &[[f64; N]; N],
+    results: &[f64; N],
+    used: [bool; N],
+) -> [f64; N] {
+    let (mut matrix, mut right) = (*products, *results);
+    let mut is_pivot = [false; N];
+    for pivot in 0..N {
+        // What is left of a column that the earlier ones explain is rounding.
+        if !used[pivot] || matrix[pivot][pivot] <= MIN_PIVOT * products[pivot][pivot] {
+            continue;
+        }
+        is_pivot[pivot] = true;
+        for row in (0..N).filter(|&row| row != pivot) {
+            let factor = matrix[row][pivot] / matrix[pivot][pivot];
+            right[row] -= factor * right[pivot];
+            let pivot_row = matrix[pivot];
+            for (cell, pivot_cell) in matrix[row].iter_mut().zip(pivot_row) {
+                *cell -= factor * pivot_cell;
+            }
+        }
+    }
+    std::array::from_fn(|i| match is_pivot[i] {
+        true => right[i] / matrix[i][i],
+        false => 0.0,
+    })
+}
