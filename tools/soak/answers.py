@@ -76,6 +76,8 @@ def _more(responses):
             continue
         if name == "logprobs":
             found[name] = [entry for array in arrays for entry in json.loads(array.reshape(-1)[0])]
+        elif name == "output_ids_json":
+            found[name] = [id for array in arrays for row in json.loads(array.reshape(-1)[0]) for id in row]
         elif name in JOINED:
             # Where there is nothing new of the logits is a dummy of one zero.
             bits = b"".join(a.tobytes() for a in arrays if a.size > 1 or name == "output_log_probs")

@@ -240,6 +240,7 @@ def _told(rng):
         "return_cumulative_logprob": True,
         "logprobs": rng.randint(0, 5),
         "return_logprobs": True,
+        "return_output_ids_json": rng.random() < 0.7,
         "return_num_output_tokens": rng.random() < 0.7,
         "return_finish_reason": rng.random() < 0.7,
         "return_perf_metrics": rng.random() < 0.5,
