@@ -37,6 +37,34 @@ pub fn python() -> Result<PathBuf> {
     Ok(folder.join("bin/python"))
 }
 
+/// The Python environment with NVIDIA's AIPerf, our plugin for it, and what clients of other backends import: the path
+/// of its interpreter. It is large, so that only the server tests have it.
+pub fn aiperf() -> Result<PathBuf> {
+    let _lock = lock()?;
+    let folder = target("aiperf");
+    let requirements = root().join("tests/server/aiperf.txt");
+    let plugin = root().join("tools/aiperf");
+    let version = output(command("python3").arg("--version"))?;
+    let plugin_text = fs::read_to_string(plugin.join("inflight_aiperf/endpoint.py"))?;
+    let stamp = format!(
+        "{version}{}{plugin_text}",
+        fs::read_to_string(&requirements)?
+    );
+    make(&folder, &stamp, || {
+        eprintln!("setting up AIPerf in {}", folder.display());
+        run(command("python3").args(["-m", "venv"]).arg(&folder))?;
+        let python = folder.join("bin/python");
+        // What AIPerf names and this use of it does not import would be twice as much.
+        run(pip(&python)
+            .args(["install", "--no-deps", "--requirement"])
+            .arg(&requirements))?;
+        run(pip(&python)
+            .args(["install", "--no-deps", "--no-build-isolation"])
+            .arg(&plugin))
+    })?;
+    Ok(folder.join("bin/python"))
+}
+
 /// The tritonserver: what the environment variable `TRITONSERVER` names, else the one from PyPI.
 pub fn tritonserver() -> Result<PathBuf> {
     if let Some(server) = std::env::var_os("TRITONSERVER") {

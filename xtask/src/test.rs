@@ -142,6 +142,7 @@ fn page_tests(pytest: &[String]) -> Result<()> {
 
 fn server_tests(pytest: &[String]) -> Result<()> {
     let python = setup::python()?;
+    let aiperf = setup::aiperf()?;
     let server = setup::tritonserver()?;
     let backends = library::backend_directory()?;
     run_command(
@@ -151,6 +152,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
             .args(pytest)
             .env("XTASK", library::xtask()?)
             .env("CHROMIUM", setup::browser()?)
+            .env("AIPERF_PYTHON", aiperf)
             .env("TRITONSERVER", server)
             .env("TRITON_BACKENDS", backends),
     )
