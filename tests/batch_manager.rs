@@ -480,7 +480,7 @@ fn a_batch_in_lockstep_that_is_ended_from_outside_has_its_record_too() {
     assert_eq!(step(&mut manager), []);
     assert!(manager.cancel(RequestId(1)));
     assert_eq!(step(&mut manager), []);
-    // A stop word, of which the engine knows nothing.
+    // A stop word, which the engine does not see.
     manager.finish(RequestId(2), Tokens(2), FinishReason::StopWords);
     let [record] = &step(&mut manager)[..] else {
         panic!("one record");

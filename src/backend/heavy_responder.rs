@@ -1,5 +1,4 @@
-//! The second responder: what takes long to format, or to give back, so that neither a step nor a cheap answer
-//! waits for it.
+//! The second responder formats and frees large answers, so that neither a step nor a small answer waits for them.
 //!
 //! It is for answers whose requests are released: nobody waits for them but their own clients, so they are served
 //! in their order. What they may hold together is bounded by the slots of Triton's batcher and, where they are
@@ -13,7 +12,7 @@ use crate::backend::model_anchor::ModelAnchor;
 use crate::base::LoadError;
 use crate::device::cpu::yield_to_others;
 
-/// What there is to do for an answer.
+/// Work on one answer.
 pub enum HeavyWork {
     /// To send its final response.
     Send(Box<Answer>),

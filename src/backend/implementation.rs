@@ -1,8 +1,8 @@
 //! What Triton's entry points find here.
 
-use crate::backend::attended::Attended;
 use crate::backend::instance::load_instance;
 use crate::backend::model::Model;
+use crate::backend::watched_driver::WatchedDriver;
 use crate::triton::lifecycle::Implementation;
 use crate::triton::{self, BackendAttributes, Error, Instance, Request};
 
@@ -11,7 +11,7 @@ pub struct Inflight;
 
 impl Implementation for Inflight {
     type Model = Model;
-    type Instance = Attended;
+    type Instance = WatchedDriver;
 
     fn initialize() -> Result<(), Error> {
         triton::install_logger();
@@ -28,11 +28,11 @@ impl Implementation for Inflight {
         Model::load(&model)
     }
 
-    fn load_instance(model: &Model, instance: Instance) -> Result<Attended, Error> {
+    fn load_instance(model: &Model, instance: Instance) -> Result<WatchedDriver, Error> {
         load_instance(model, instance)
     }
 
-    fn execute(instance: &mut Attended, requests: &mut Vec<Request>) -> Result<(), Error> {
+    fn execute(instance: &mut WatchedDriver, requests: &mut Vec<Request>) -> Result<(), Error> {
         Ok(instance.execute(requests)?)
     }
 }

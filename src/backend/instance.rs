@@ -7,7 +7,6 @@ use std::time::Duration;
 use crate::backend::admission::{Admission, Warned};
 use crate::backend::advice::{Setting, advice};
 use crate::backend::answer_memory::AnswerMemory;
-use crate::backend::attended::{Attended, Post};
 use crate::backend::driver::Driver;
 use crate::backend::host_memory::{self, InstanceMemory};
 use crate::backend::limits::{ModelFacts, engine_config};
@@ -15,6 +14,7 @@ use crate::backend::log_probs;
 use crate::backend::model::Model;
 use crate::backend::observer::Observer;
 use crate::backend::responder::Responder;
+use crate::backend::watched_driver::{WatchContext, WatchedDriver};
 use crate::base::LoadError;
 use crate::config::Settings;
 use crate::device::cpu::{CpuOptions, Simd};
@@ -27,7 +27,7 @@ use crate::triton::{Error, Instance};
 ///
 /// # Errors
 /// What is wrong with the checkpoint or with the limits, or what the machine cannot give.
-pub fn load_instance(model: &Model, handle: Instance) -> Result<Attended, Error> {
+pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, Error> {
     let name = handle.name()?.to_owned();
     let settings = &model.config.settings;
     let Loaded {
@@ -102,12 +102,12 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<Attended, Error>
     let responder = Responder::start(&name, observer)?;
     let served = model.served.clone();
     let driver = Driver::new(handle, served, admission, manager, responder, max_absence);
-    let post = Post {
+    let context = WatchContext {
         served: model.served.clone(),
-        tenure: model.tenure.clone(),
+        load: model.load.clone(),
         metrics: model.metrics.clone(),
     };
-    Ok(Attended::start(&name, driver, post)?)
+    Ok(WatchedDriver::start(&name, driver, context)?)
 }
 
 /// Where a file is to be, without links: a relative path starts at the server's working directory.

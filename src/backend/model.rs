@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::backend::admission::TextParts;
 use crate::backend::facts::{Facts, open_checkpoint};
 use crate::backend::metrics::{MetricsShare, SharedMetrics};
-use crate::backend::tenure::Tenure;
+use crate::backend::model_load::ModelLoad;
 use crate::base::LoadError;
 use crate::config::{BatchingScheme, Completion, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;
@@ -36,7 +36,7 @@ pub struct Model {
     /// Its metrics; none where the server has none.
     pub metrics: MetricsShare,
     /// Which load of its name it is.
-    pub tenure: Tenure,
+    pub load: ModelLoad,
 }
 
 impl Model {
@@ -94,7 +94,7 @@ impl Model {
             guides,
             post_processors: Arc::new(post_processors),
             metrics: MetricsShare::new(SharedMetrics::of(&name, version)?),
-            tenure: Tenure::new(&name, version),
+            load: ModelLoad::new(&name, version),
             served: handle.served()?,
             folder,
             config: Arc::new(config),

@@ -223,7 +223,7 @@ fn parameters(config: &Value) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// What there is, or the error for later.
+/// The value; an error is kept in `errors`, to be reported with the others.
 fn keep<T>(result: Result<T, LoadError>, errors: &mut Vec<LoadError>) -> Option<T> {
     result.map_err(|error| errors.push(error)).ok()
 }

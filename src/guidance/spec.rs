@@ -155,8 +155,8 @@ fn circular_reference(schema: &Value) -> Option<&str> {
     None
 }
 
-/// The same of what `value`, a part of `schema`, refers to. `seen` has the parts that were looked at, each by
-/// its address, and whether all that it refers to has been.
+/// Follows the references of `value`, a part of `schema`. `seen` maps each visited part, by its address, to whether
+/// all of its references have been followed.
 fn find_circle<'a>(
     schema: &'a Value,
     value: &'a Value,

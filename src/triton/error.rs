@@ -225,7 +225,7 @@ pub(super) fn to_utf8<'a>(text: &'a CStr, what: &str) -> Result<&'a str, Error> 
     utf8(text.to_bytes(), what)
 }
 
-/// The same of bytes.
+/// The bytes as UTF-8, or an error that shows where they stop being UTF-8.
 pub(super) fn utf8<'a>(text: &'a [u8], what: &str) -> Result<&'a str, Error> {
     std::str::from_utf8(text).map_err(|error| {
         // It can be megabytes long.

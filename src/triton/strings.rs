@@ -11,7 +11,7 @@ pub fn encoded_len<S: AsRef<[u8]>>(strings: &[S]) -> Result<usize, Error> {
     encoded_len_of(strings.iter().map(|string| string.as_ref().len()))
 }
 
-/// The same of strings of these lengths.
+/// Encoded size in bytes of strings of these lengths.
 pub fn encoded_len_of(lens: impl IntoIterator<Item = usize>) -> Result<usize, Error> {
     lens.into_iter()
         .try_fold(0, |total, len| match u32::try_from(len) {

@@ -32,7 +32,7 @@ pub use row::Row;
 /// Pieces of a response that others may wait for: less than a millisecond.
 const MAX_LIGHT_COST: usize = 600;
 
-/// The same of a search's texts as they are, which come whole or not at all: eight of 600 tokens.
+/// The limit for the texts of a beam search, which are sent whole or not at all: eight of 600 tokens.
 const MAX_SEARCH_COST: usize = 4 * MAX_LIGHT_COST;
 
 /// The answer to one request.

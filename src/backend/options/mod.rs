@@ -364,7 +364,7 @@ impl RequestOptions {
         }
     }
 
-    /// How many of the most likely tokens are drawn from, and what they come to. A `top_p` of 0 is as in
+    /// The effective `top_k` and `top_p`. A `top_p` of 0 is as in
     /// TensorRT-LLM: no limit beside a `top_k`, else the most likely token.
     fn truncation(&self) -> (u32, f32) {
         let top_k = self.top_k.unwrap_or(0);

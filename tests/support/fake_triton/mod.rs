@@ -232,7 +232,7 @@ impl Host {
         world().stream_of(id(request)).sent.clone()
     }
 
-    /// How many response factories there are: of whom the backend still knows something.
+    /// Number of response factories that the backend still holds.
     pub fn num_factories(&self) -> usize {
         world().factories.len()
     }

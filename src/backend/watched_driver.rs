@@ -1,16 +1,16 @@
-//! An instance whose requests are looked after while Triton has no step for it, too.
+//! A driver and the thread that watches its requests between steps.
 //!
 //! ```text
-//! Triton      | Execute |          | Execute |   nothing in flight that it would hand over
-//! attendant                                      100 ms     100 ms     100 ms
+//! Triton      | Execute |          | Execute |   no request to hand over
+//! watch                                          100 ms     100 ms     100 ms
 //! ```
 //!
-//! Triton says nothing of a request that it ends between two steps. A step looks after those that are missing from
-//! its batch; while none comes, a thread does. It has the driver only while no Execute call has it.
+//! Triton does not report a request that it ends between two steps. A step finds those that are missing from its
+//! batch; while no step comes, this thread does. It takes the driver only while no Execute call holds it.
 //!
-//! Nor does Triton end every model that was told to unload: a request of it that Triton has lost (server 2.51 can
-//! lose one whose gRPC stream is cancelled) keeps it for ever. So the thread also asks now and then whether the model
-//! still serves, and gives back what the instance holds when it has not for a while.
+//! Nor does Triton finalise every model that was told to unload: a request that server 2.51 leaks (it can leak one
+//! whose gRPC stream is cancelled) keeps the model for ever. So the thread also checks whether the model still serves,
+//! and frees what the instance holds when it has not for a while.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use crate::backend::driver::Driver;
 use crate::backend::metrics::MetricsShare;
-use crate::backend::tenure::Tenure;
+use crate::backend::model_load::ModelLoad;
 use crate::base::{LoadError, StepError};
 use crate::triton::lifecycle::catch;
 use crate::triton::{Request, ServedModel};
@@ -36,21 +36,21 @@ const SERVING_PERIOD: Duration = Duration::from_secs(1);
 /// ends a model that it has not lost earlier than that.
 const UNLOAD_GRACE: Duration = Duration::from_secs(5);
 
-/// What an attendant knows of its model.
-pub struct Post {
+/// What the watch needs to know of its model.
+pub struct WatchContext {
     /// The model in its server.
     pub served: ServedModel,
     /// Which load of the model it is.
-    pub tenure: Tenure,
+    pub load: ModelLoad,
     /// The model's own hold on its metrics.
     pub metrics: MetricsShare,
 }
 
-/// A driver and the thread that looks after its requests.
-pub struct Attended {
-    driver: Arc<Seat>,
-    tenure: Tenure,
-    /// Whether `tenure` knows that clients are served.
+/// A driver and the thread that watches its requests.
+pub struct WatchedDriver {
+    driver: Arc<SharedDriver>,
+    load: ModelLoad,
+    /// Whether `load` knows that clients are served.
     serves: bool,
     /// Dropped to end the thread.
     until: Option<SyncSender<()>>,
@@ -58,27 +58,27 @@ pub struct Attended {
 }
 
 /// The driver, or why there is none any more.
-type Seat = Mutex<Result<Driver, StepError>>;
+type SharedDriver = Mutex<Result<Driver, StepError>>;
 
-impl Attended {
+impl WatchedDriver {
     /// Starts the thread of the instance `name`.
     ///
     /// # Errors
     /// The machine has no thread to give.
-    pub fn start(name: &str, driver: Driver, post: Post) -> Result<Self, LoadError> {
-        let tenure = post.tenure.clone();
+    pub fn start(name: &str, driver: Driver, context: WatchContext) -> Result<Self, LoadError> {
+        let load = context.load.clone();
         let driver = Arc::new(Mutex::new(Ok(driver)));
         let (until, end) = sync_channel(0);
-        let seat = driver.clone();
+        let shared = driver.clone();
         let thread = std::thread::Builder::new()
-            .name("inflight-attend".to_owned())
-            .spawn(move || attend(&seat, &post, &end))
+            .name("inflight-watch".to_owned())
+            .spawn(move || watch(&shared, &context, &end))
             .map_err(|e| {
-                LoadError::Resource(format!("{name}: no thread to look after requests: {e}"))
+                LoadError::Resource(format!("{name}: no thread to watch its requests: {e}"))
             })?;
         Ok(Self {
             driver,
-            tenure,
+            load,
             serves: false,
             until: Some(until),
             thread: Some(thread),
@@ -90,41 +90,41 @@ impl Attended {
     /// # Errors
     /// As there. Requests that stay in `requests` have not been answered.
     pub fn execute(&mut self, requests: &mut Vec<Request>) -> Result<(), StepError> {
-        let mut seat = self.driver.lock();
-        let driver = match &mut *seat {
+        let mut shared = self.driver.lock();
+        let driver = match &mut *shared {
             Ok(driver) => driver,
             Err(error) => return Err(error.clone()),
         };
         let result = driver.execute(requests.drain(..));
         if !self.serves && driver.has_served() {
             self.serves = true;
-            self.tenure.serves();
+            self.load.serves();
         }
         result
     }
 }
 
-impl Drop for Attended {
+impl Drop for WatchedDriver {
     fn drop(&mut self) {
         self.until = None;
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("the thread that looks after requests ended in a panic");
+            log::error!("the thread that watches requests ended in a panic");
         }
     }
 }
 
-/// Looks after the requests time and again, until the other end of `end` is dropped.
-fn attend(seat: &Seat, post: &Post, end: &Receiver<()>) {
+/// Watches the requests every [`PERIOD`], until the other end of `end` is dropped.
+fn watch(shared: &SharedDriver, context: &WatchContext, end: &Receiver<()>) {
     let mut ending = Ending::new();
     while end.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-        let is_over = ending.is_over(post, Instant::now());
-        // An Execute call that has the driver looks after its requests itself.
-        let Some(mut seat) = seat.try_lock() else {
+        let is_over = ending.is_over(context, Instant::now());
+        // An Execute call that holds the driver checks its requests itself.
+        let Some(mut driver_lock) = shared.try_lock() else {
             continue;
         };
-        let Ok(driver) = &mut *seat else {
+        let Ok(driver) = &mut *driver_lock else {
             return;
         };
         ending.has_served |= driver.has_served();
@@ -132,7 +132,7 @@ fn attend(seat: &Seat, post: &Post, end: &Receiver<()>) {
         let looked = catch(|| driver.look_after(now, PERIOD));
         let end = match looked.unwrap_or_else(|panic| Err(StepError(panic))) {
             Err(error) => {
-                log::error!("requests could not be looked after: {error}");
+                log::error!("requests could not be watched: {error}");
                 error
             }
             Ok(()) if is_over && driver.is_idle_for(UNLOAD_GRACE, now) => {
@@ -142,11 +142,11 @@ fn attend(seat: &Seat, post: &Post, end: &Receiver<()>) {
             }
             Ok(()) => continue,
         };
-        if let Err(panic) = catch(|| *seat = Err(end)) {
+        if let Err(panic) = catch(|| *driver_lock = Err(end)) {
             log::error!("the instance could not be dropped: {panic}");
         }
         if is_over {
-            post.metrics.give_back();
+            context.metrics.give_back();
         }
     }
 }
@@ -170,11 +170,11 @@ impl Ending {
     }
 
     /// Whether the model has not served for [`UNLOAD_GRACE`]. Asks the server now and then.
-    fn is_over(&mut self, post: &Post, now: Instant) -> bool {
+    fn is_over(&mut self, context: &WatchContext, now: Instant) -> bool {
         if self.has_served && now.saturating_duration_since(self.asked) >= SERVING_PERIOD {
             self.asked = now;
             // A server that ends says nothing of its models, and ends them all.
-            let serves = post.served.is_ready().unwrap_or(true) && !post.tenure.is_over();
+            let serves = context.served.is_ready().unwrap_or(true) && !context.load.is_replaced();
             self.over_since = match serves {
                 true => None,
                 false => self.over_since.or(Some(now)),

@@ -1,4 +1,4 @@
-//! Which of the models that were loaded under one name serves: one that is loaded over another takes its place.
+//! Which load of a model serves: a model that is loaded again replaces the earlier load.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,12 +15,12 @@ static NUM_LOADED: AtomicU64 = AtomicU64::new(0);
 
 /// One load of a model.
 #[derive(Clone, Debug)]
-pub struct Tenure {
+pub struct ModelLoad {
     place: Place,
     number: u64,
 }
 
-impl Tenure {
+impl ModelLoad {
     /// The load of version `version` of `model` that begins now.
     pub fn new(model: &str, version: u64) -> Self {
         Self {
@@ -37,7 +37,7 @@ impl Tenure {
     }
 
     /// Whether one that was loaded later serves.
-    pub fn is_over(&self) -> bool {
+    pub fn is_replaced(&self) -> bool {
         let serving = SERVING.lock();
         serving
             .get(&self.place)
@@ -50,18 +50,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenure_is_over_when_a_later_one_of_its_name_serves() {
-        let first = Tenure::new("tenure", 1);
-        let (other_version, other_name) = (Tenure::new("tenure", 2), Tenure::new("another", 1));
-        let second = Tenure::new("tenure", 1);
+    fn a_load_is_replaced_when_a_later_one_of_its_name_serves() {
+        let first = ModelLoad::new("model", 1);
+        let (other_version, other_name) =
+            (ModelLoad::new("model", 2), ModelLoad::new("another", 1));
+        let second = ModelLoad::new("model", 1);
         first.serves();
         other_version.serves();
         other_name.serves();
-        assert!(!first.is_over(), "the second is not ready yet");
+        assert!(!first.is_replaced(), "the second is not ready yet");
         second.serves();
         // The last clients of the first are served to their end.
         first.serves();
-        assert!(first.is_over() && !second.is_over());
-        assert!(!other_version.is_over() && !other_name.is_over());
+        assert!(first.is_replaced() && !second.is_replaced());
+        assert!(!other_version.is_replaced() && !other_name.is_replaced());
     }
 }
