@@ -71,10 +71,11 @@ fn guidance(criterion: &mut Criterion) {
     }
     let words = GuideSpec::Regex(r"([a-z]+ )+[a-z]+\.".to_owned());
     let mut group = criterion.benchmark_group("step");
+    group.sample_size(10);
     for num_sequences in [1, 16, 17, 64] {
         let outputs = outputs(&tokenizer, num_sequences);
         group.bench_function(format!("{num_sequences} sequences"), |bencher| {
-            bencher.iter_custom(|num| steps(num, &guide(&compiler, &words), &outputs));
+            bencher.iter_custom(|num| steps(num, || guide(&compiler, &words), &outputs));
         });
     }
     group.finish();
@@ -93,18 +94,22 @@ fn outputs(tokenizer: &Tokenizer, num: usize) -> Vec<Vec<u32>> {
     (0..num).map(|n| tokens(n)[..OUTPUT_LEN].to_vec()).collect()
 }
 
-/// The time of `num` steps, each of which asks about all `outputs` after one token more.
-fn steps(num: u64, guide: &Guide, outputs: &[Vec<u32>]) -> Duration {
-    let guides: Vec<_> = outputs.iter().map(|_| guide.clone()).collect();
+/// The mean time of the steps of `num` times all `outputs`, times `num`. Each step asks about all of them after
+/// one token more.
+fn steps(num: u64, guide: impl Fn() -> Guide, outputs: &[Vec<u32>]) -> Duration {
     let mut time = Duration::ZERO;
-    for n in 0..num as usize {
+    for _ in 0..num {
+        let guide = guide();
+        let guides: Vec<_> = outputs.iter().map(|_| guide.0.fresh()).collect();
         let start = Instant::now();
-        for (guide, output) in guides.iter().zip(outputs) {
-            guide.0.prepare(&output[..n % OUTPUT_LEN]);
+        for n in 0..OUTPUT_LEN {
+            for (guide, output) in guides.iter().zip(outputs) {
+                guide.0.prepare(&output[..n]);
+            }
         }
         time += start.elapsed();
     }
-    time
+    time / OUTPUT_LEN as u32
 }
 
 /// The time of `num` tokens, one output after the other, in one half of the work.
