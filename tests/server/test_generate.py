@@ -216,14 +216,17 @@ def test_no_run_of_tokens_occurs_twice(server):
     assert len(set(unique)) == len(unique)
 
 
-@pytest.mark.parametrize("options", [{}, {"n": 2, "temperature": 1.0}, {"beam_width": 2}, {"stream": True}])
-def test_an_output_that_could_only_repeat_itself_ends_with_what_it_has(server, options):
+def test_an_output_that_could_only_repeat_itself_ends_with_what_it_has(server):
     allowed = json.dumps([500, 501, 502])
-    options = options | {"allowed_token_ids": allowed, "no_repeat_ngram_size": 1, "ignore_eos": True}
-    answer = generate(server, "stories", PROMPT, max_tokens=20, exclude_input_in_output=True, **options)
-    for sequence in answer.sequences():
-        assert sorted(sequence.ids) == [500, 501, 502]
-        assert sequence.finish_reason == "length"
+    options = {"allowed_token_ids": allowed, "no_repeat_ngram_size": 1, "ignore_eos": True, "max_tokens": 20}
+    answers = [generate_stream(server, "stories", PROMPT, **options)]
+    for more in ({}, {"n": 2, "temperature": 1.0}, {"beam_width": 2}):
+        whole = infer(server, "stories_beams_full", PROMPT, exclude_input_in_output=True, **options, **more)
+        answers += whole.sequences()
+    assert len(answers) == 6
+    for answer in answers:
+        assert sorted(answer.ids) == [500, 501, 502]
+        assert answer.finish_reason == "length"
 
 
 def test_a_penalty_counts_the_prompt_from_where_the_request_says(server):
