@@ -66,8 +66,8 @@ pub enum Event {
     /// It gave its blocks back and will be computed again by itself.
     Paused(RequestId),
     /// It searches with beams, and these are the best texts so far: the best first, as many as it wanted. Just
-    /// before its `Finished` they are what it has found, unless it fails; before that, only if it wants to
-    /// know its beams. It has no `Token`.
+    /// before its `Finished` they are what it has found, unless it fails or has found nothing; before that, only if it
+    /// wants to know its beams. It has no `Token`.
     Hypotheses(RequestId, Box<[Hypothesis]>),
     /// It has ended: its blocks are free, the engine has forgotten it. After its last `Token`.
     Finished(RequestId, FinishReason),
