@@ -105,7 +105,10 @@ fn in_the_second_iteration_the_fifth_request_waits_for_a_place_and_not_for_token
         let num_tokens = number("Total Context Tokens") + number("Generation Requests");
         let prompt = u64::from(walk_through::NUM_PROMPT_TOKENS[4]);
         assert!(num_tokens + prompt <= u64::from(walk_through::MAX_NUM_TOKENS.0));
-        assert_eq!(number("Scheduled Requests"), number("Max Request Count"));
+        assert_eq!(
+            number("Scheduled Requests"),
+            u64::from(walk_through::MAX_NUM_REQUESTS)
+        );
         assert_eq!(stage(&second["Requests"], 5), "w");
     }
 }

@@ -177,11 +177,11 @@ def test_all_sequences_of_a_cancelled_request_end(server):
 
 @pytest.mark.parametrize("model", ["stories", "stories_overlap"])
 def test_one_that_fails_fails_its_request_alone(server, model):
-    """Two tokens of which no pair may come twice: some orders of them have no fifth token."""
+    """Two tokens, and neither may follow two of the first: some orders of them have no fifth token."""
     options = {
         "temperature": 100.0,
         "allowed_token_ids": "[100, 101]",
-        "no_repeat_ngram_size": 2,
+        "bad_words_list": "[[100, 100, 100, 100, 100, 101], [3, 6, -1, -1, -1, -1]]",
         "max_tokens": 5,
         "ignore_eos": True,
         "exclude_input_in_output": True,

@@ -18,6 +18,8 @@ use triton_inflight::sampling::SamplingParams;
 
 /// The tokens of each prompt.
 pub const NUM_PROMPT_TOKENS: [u32; 5] = [5, 5, 3, 3, 4];
+/// The requests in a step, at most.
+pub const MAX_NUM_REQUESTS: u32 = 4;
 /// The tokens in a step, at most.
 pub const MAX_NUM_TOKENS: Tokens = Tokens(12);
 /// Tokens that each may generate. Only R1 has a stop token before.
@@ -28,7 +30,7 @@ const OTHER_TOKEN: TokenId = 0;
 /// The walk-through's statistics file: a JSON object a line.
 pub fn statistics_file(enable_chunked_context: bool) -> String {
     let mut engine = Engine::new(EngineConfig {
-        max_num_requests: 4,
+        max_num_requests: MAX_NUM_REQUESTS,
         max_num_tokens: MAX_NUM_TOKENS,
         max_seq_len: Tokens(48),
         block_size: BlockSize::new(2).expect("not zero"),
