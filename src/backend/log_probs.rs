@@ -53,7 +53,7 @@ fn write_entry(
     out.write_all(b"}")
 }
 
-/// How many bytes [`write`] writes.
+/// How many bytes [`write()`] writes.
 pub fn num_bytes<'a>(
     tokens: impl IntoIterator<Item = &'a TokenLogProbs>,
     tokenizer: Option<&Tokenizer>,

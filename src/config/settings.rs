@@ -223,7 +223,7 @@ impl Default for Settings {
 
 impl Settings {
     /// Reads the `parameters` of a config.pbtxt. Those of TensorRT-LLM's backend that mean nothing here are skipped, see
-    /// [`meaningless`].
+    /// `meaningless`.
     ///
     /// # Errors
     /// All unknown keys, each with the nearest known one or with our name of it, and all values outside their range.

@@ -24,7 +24,7 @@ pub struct ManagerThread {
 }
 
 impl ManagerThread {
-    /// Begins to serve `callbacks`, see [`serve`]. While nothing is active and it gets no requests, it asks again
+    /// Begins to serve `callbacks`, see [`serve()`]. While nothing is active and it gets no requests, it asks again
     /// every millisecond, or when it is woken; `get_requests` may also block as long as [`ManagerThread`] is not
     /// dropped.
     ///
