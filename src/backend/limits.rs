@@ -56,10 +56,12 @@ pub fn engine_config(
     let engine = EngineConfig {
         scheme: settings.gpt_model_type,
         max_num_requests,
-        // Each of Triton's slots holds a request, which may ask for as many sequences.
+        // Each of Triton's slots holds a request, which may ask for as many sequences. Triton can hand a slot over
+        // to the next request before a step notices that the one before was cancelled: so there may be twice as many.
         max_num_active: config
             .max_batch_size
             .saturating_mul(config.max_batch_size)
+            .saturating_mul(2)
             .max(max_num_requests),
         max_beam_width: settings.max_beam_width,
         max_seq_len,
