@@ -4,8 +4,8 @@ import os
 import pathlib
 
 MASK = (1 << 64) - 1
-# Where `max_seq_len` is `ENDLESS_SEQ_LEN`, so many tokens take longer than any test waits (`clients.TIMEOUT_S`) at 1 ms
-# a step: a request for them ends when the test ends it.
+# At 1 ms a step, an output of `ENDLESS` tokens takes longer than any test waits (`clients.TIMEOUT_S`): the request ends
+# when the test ends it. It needs a model whose `max_seq_len` is `ENDLESS_SEQ_LEN`.
 ENDLESS = 250_000
 ENDLESS_SEQ_LEN = 1 << 18
 

@@ -276,8 +276,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer from 0 to 64",
         default: "0: off",
-        doc: "No run of so many tokens occurs twice in prompt and output. Where that leaves no token, the \
-              output ends, with `finish_reason` `length`.",
+        doc: "No n-gram of this size occurs twice in prompt and output. Where that leaves no token, the output \
+              ends with `finish_reason` `length`.",
         set: |o, v| set(&mut o.no_repeat_ngram_size, integer(v, 0..=MAX_NGRAM_SIZE)),
     },
     RequestOption {
