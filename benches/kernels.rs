@@ -8,7 +8,7 @@
 use std::num::NonZeroUsize;
 
 use half::bf16;
-use inflight_limits::{Clock, Limits, seconds_of};
+use inflight_roofline::{Clock, Limits, seconds_of};
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cpu::{
     AttentionParams, Cpu, CpuOptions, Dtype, HeadShape, KvCache, KvDtype, KvLayout, KvSpan, Output,

@@ -15,7 +15,7 @@
 //! It knows nothing of Triton: the backend's driver is one of its users, `examples/prompts.rs` another.
 //! Whoever has a loop of its own calls [`BatchManager::launch`] and [`BatchManager::land`] in it, as the
 //! driver does; whoever has not gives its callbacks to [`serve()`] or to a [`ManagerThread`], or asks an
-//! [`Executor`]. `embed/` is a [`TensorLayer`] for applications in C.
+//! [`Executor`]. `crates/embed/` is a [`TensorLayer`] for applications in C.
 
 mod callbacks;
 mod executor;

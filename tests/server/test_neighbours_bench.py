@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-BENCH = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench"
+BENCH = pathlib.Path(__file__).resolve().parents[2] / "benches" / "drivers"
 sys.path.insert(0, str(BENCH))
 
 import neighbours  # noqa: E402  the benches are scripts

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools/bench"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches/drivers"))
 
 import peers  # noqa: E402  it lies there
 from engines import in_server, llama_cpp, setup  # noqa: E402

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools/bench"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches/drivers"))
 
 import quality  # noqa: E402  it lies there
 from engines import setup  # noqa: E402

@@ -22,9 +22,9 @@ pub fn backend_directory() -> Result<PathBuf> {
     Ok(backends)
 }
 
-/// Builds `inflight-sim` with a profile of Cargo.toml and returns the program.
+/// Builds `inflight-sim` (crates/simulator) with a profile of Cargo.toml and returns the program.
 pub fn simulator(profile: &str) -> Result<PathBuf> {
-    program("inflight-sim", profile)
+    program("inflight-simulator", profile)
 }
 
 /// Builds the program that measures the library in process, and returns it.

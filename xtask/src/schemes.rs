@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use inflight_drawing::{Bar, Bars, Group, Panel, short};
+use inflight_charts::{Bar, Bars, Group, Panel, short};
 use serde_json::{Map, Value};
 
 use crate::Result;

@@ -4,7 +4,7 @@
 #[path = "../../tests/walk_through/mod.rs"]
 mod walk_through;
 
-use inflight_records::read;
+use inflight_step_records::read;
 use xtask::timeline::{DEFAULT_MAX_COLUMNS, Timeline, View, picture};
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");

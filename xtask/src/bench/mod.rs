@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: measurements through a real tritonserver, whose load comes from tools/bench, and of the
-//! library in process (measure/).
+//! `cargo xtask bench`: measurements through a real tritonserver, whose load comes from benches/drivers, and of the
+//! library in process (crates/measure/).
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -199,10 +199,10 @@ fn run_schemes(options: &Schemes) -> Result<()> {
     Ok(())
 }
 
-/// A script of tools/bench.
+/// A script of benches/drivers.
 fn python_script(name: &str) -> Result<Command> {
     let mut script = command(setup::python()?);
-    script.arg(workspace::root().join("tools/bench").join(name));
+    script.arg(workspace::root().join("benches/drivers").join(name));
     Ok(script)
 }
 

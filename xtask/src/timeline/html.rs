@@ -1,6 +1,6 @@
 //! The page around the picture: no script, nothing from elsewhere.
 
-use inflight_drawing::{escape, theme};
+use inflight_charts::{escape, theme};
 
 /// A page that shows `picture`, an SVG element, which scrolls where the window is narrower.
 pub fn page(title: &str, summary: &str, notes: &[String], picture: &str) -> String {

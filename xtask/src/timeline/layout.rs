@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use inflight_records::{Record, Stage};
+use inflight_step_records::{Record, Stage};
 
 use crate::Result;
 
@@ -241,7 +241,7 @@ fn most_frequent(steps: [u32; Stage::ALL.len()]) -> Stage {
 
 #[cfg(test)]
 mod tests {
-    use inflight_records::Share;
+    use inflight_step_records::Share;
 
     use super::*;
 

@@ -15,7 +15,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use inflight_records::{Record, read, runs};
+use inflight_step_records::{Record, read, runs};
 
 use crate::Result;
 pub use layout::{DEFAULT_MAX_COLUMNS, Timeline, View};

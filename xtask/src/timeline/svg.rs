@@ -1,7 +1,7 @@
 //! The picture: a grid of requests and steps, and the KV cache below it.
 
-use inflight_drawing::{Anchor, Rect, Scale, Svg, short, text_width};
-use inflight_records::Stage;
+use inflight_charts::{Anchor, Rect, Scale, Svg, short, text_width};
+use inflight_step_records::Stage;
 
 use crate::timeline::layout::{Cell, Column, Row, Timeline};
 

@@ -9,7 +9,7 @@ fn measure(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_inflight-measure"))
         .args(arguments)
         .arg("--model")
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../model_repository/stories/1"))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../model_repository/stories/1"))
         .output()
         .expect("the program starts")
 }
@@ -116,7 +116,7 @@ fn quality_says_what_each_rounding_costs_beside_the_checkpoint_itself() {
     let story =
         "Once upon a time, there was a kind fox named Pip. He lived by the shore of a wide lake. ";
     std::fs::write(&text, story.repeat(8)).expect("a file");
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model_repository/stories/1");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../model_repository/stories/1");
     let text = format!("--text={}", text.display());
     let beside = format!("--beside=the same={}", demo.display());
     let rows = rows(&measure(&[
@@ -158,7 +158,7 @@ fn quality_wants_a_text_as_long_as_a_piece() {
         "--beside=nothing",
     ]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("NAME=DIR"));
-    let output = measure(&["quality", "--context=1024", "--text=../rustfmt.toml"]);
+    let output = measure(&["quality", "--context=1024", "--text=../../rustfmt.toml"]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(error.contains("a piece 1022"), "{error}");
 }

@@ -8,7 +8,7 @@
 use std::fmt;
 
 use clap::ValueEnum;
-use inflight_limits::Limits;
+use inflight_roofline::Limits;
 use serde::Serialize;
 use triton_inflight::device::cpu::CodeBits;
 use triton_inflight::runner::{ModelSpec, WeightPrecision};

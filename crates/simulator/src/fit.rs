@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use inflight_records::{Record, Stage, runs};
+use inflight_step_records::{Record, Stage, runs};
 use serde::Serialize;
 
 use crate::Result;
@@ -151,7 +151,7 @@ fn work_of(record: &Record, cached: &mut HashMap<u64, u64>) -> [f64; 3] {
 
 #[cfg(test)]
 mod tests {
-    use inflight_records::Share;
+    use inflight_step_records::Share;
 
     use super::*;
 

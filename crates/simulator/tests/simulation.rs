@@ -1,13 +1,13 @@
 //! The simulator's own logic: the clock, the slots, and that nothing is lost on the way.
 
-use inflight_records::read;
-use inflight_sim::cost::CostModel;
-use inflight_sim::fit::fit;
-use inflight_sim::report::Report;
-use inflight_sim::simulation::{Outcome, Setup, run};
-use inflight_sim::time::Time;
-use inflight_sim::trace;
-use inflight_sim::workload::{Arrivals, Lengths, Workload};
+use inflight_simulator::cost::CostModel;
+use inflight_simulator::fit::fit;
+use inflight_simulator::report::Report;
+use inflight_simulator::simulation::{Outcome, Setup, run};
+use inflight_simulator::time::Time;
+use inflight_simulator::trace;
+use inflight_simulator::workload::{Arrivals, Lengths, Workload};
+use inflight_step_records::read;
 use triton_inflight::base::{BlockSize, Blocks, Tokens};
 use triton_inflight::engine::{BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig};
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use inflight_limits::Limits;
+use inflight_roofline::Limits;
 use serde_json::{Value, json};
 use triton_inflight::device::cpu::Simd;
 

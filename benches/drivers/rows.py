@@ -7,9 +7,9 @@ import pathlib
 import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 
-from harness.clients import GrpcStream  # noqa: E402  the harness lies beside this folder
+from harness.clients import GrpcStream  # noqa: E402  the harness of the tests
 
 
 def show(row, as_json):

@@ -1,6 +1,6 @@
 //! What came of a simulation, drawn.
 
-use inflight_drawing::{Chart, Series, Shape};
+use inflight_charts::{Chart, Series, Shape};
 
 use crate::report::{Latency, Report};
 use crate::simulation::{Outcome, Setup, StepLog};

@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser};
-use inflight_records::read;
-use inflight_sim::cost::CostModel;
-use inflight_sim::fit::{Fit, Quality, fit};
-use inflight_sim::model::Model;
-use inflight_sim::report::Report;
-use inflight_sim::simulation::{self, Outcome, Setup};
-use inflight_sim::time::Time;
-use inflight_sim::workload::{Arrivals, Lengths, Workload};
-use inflight_sim::{Result, plots, trace};
+use inflight_simulator::cost::CostModel;
+use inflight_simulator::fit::{Fit, Quality, fit};
+use inflight_simulator::model::Model;
+use inflight_simulator::report::Report;
+use inflight_simulator::simulation::{self, Outcome, Setup};
+use inflight_simulator::time::Time;
+use inflight_simulator::workload::{Arrivals, Lengths, Workload};
+use inflight_simulator::{Result, plots, trace};
+use inflight_step_records::read;
 use serde_json::json;
 
 /// What a step costs besides the model, as measured (benches/RESULTS.md).

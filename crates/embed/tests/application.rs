@@ -19,7 +19,8 @@ const NUM_NEW_TOKENS: u32 = 6;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
+        .ancestors()
+        .nth(2)
         .expect("the workspace")
 }
 
