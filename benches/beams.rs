@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{Engine, EngineConfig, NewRequest};
 use triton_inflight::sampling::{BeamSearch, EarlyStopping, SamplingParams};
 
@@ -47,7 +47,7 @@ fn engine(num_requests: u32, width: u32) -> Engine {
     for id in 0..num_requests {
         // They begin differently, so that they share nothing.
         let prompt = (0..NUM_PROMPT_TOKENS).map(|n| 5 + (id + n * 7) % 1500);
-        let id = RequestId(u64::from(id));
+        let id = SequenceId(u64::from(id));
         let request = NewRequest {
             sampling: Arc::clone(&sampling),
             ..NewRequest::new(id, prompt.collect(), Tokens(NUM_STEPS + 2))

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
     CapacityPolicy, Engine, EngineConfig, NewRequest, Sampled, StepOutput,
 };
@@ -30,7 +30,7 @@ fn generating(num_requests: u32, policy: CapacityPolicy) -> Engine {
     for id in 0..num_requests {
         engine
             .add(NewRequest::new(
-                RequestId(u64::from(id)),
+                SequenceId(u64::from(id)),
                 vec![id; NUM_PROMPT_TOKENS as usize],
                 Tokens(NUM_STEPS + 2),
             ))
@@ -108,7 +108,7 @@ fn cached_prompt(criterion: &mut Criterion) {
             let mut events = Vec::new();
             let mut num_requests = 0;
             let mut start = |engine: &mut Engine| {
-                let request = NewRequest::new(RequestId(num_requests), prompt.clone(), Tokens(1));
+                let request = NewRequest::new(SequenceId(num_requests), prompt.clone(), Tokens(1));
                 num_requests += 1;
                 engine.add(request).expect("fits");
                 let start = Instant::now();

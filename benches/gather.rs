@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, Gather, NewRequest};
 use triton_inflight::sampling::LogProbs;
 
@@ -71,7 +71,7 @@ fn engine(num_requests: u32, num_prompt_tokens: u32, gather: Gather) -> Engine {
     let mut engine = Engine::new(config());
     for id in 0..num_requests {
         let prompt = (0..num_prompt_tokens).map(|n| 5 + n * 7 % 1500).collect();
-        let id = RequestId(u64::from(id));
+        let id = SequenceId(u64::from(id));
         let request = NewRequest {
             gather,
             ..NewRequest::new(id, prompt, Tokens(NUM_STEPS + 1))

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, NewRequest};
 use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
 use triton_inflight::sampling::{Owner, Sampler, SamplingInput, SamplingParams, prepare_batches};
@@ -47,7 +47,7 @@ fn library() -> PathBuf {
 
 fn sampling(processors: &PostProcessors, id: u64, name: &str, arguments: &str) -> SamplingParams {
     let request = ProcessedRequest {
-        id: RequestId(id),
+        id: SequenceId(id),
         client_request_id: None,
         client_id: None,
         vocab_size: 1000,
@@ -124,7 +124,7 @@ fn engine(processors: &PostProcessors, name: &str, arguments: &str) -> Engine {
         let prompt = (0..16).map(|n| 5 + n * 7).collect();
         let request = NewRequest {
             sampling: Arc::new(sampling(processors, id, name, arguments)),
-            ..NewRequest::new(RequestId(id), prompt, Tokens(NUM_STEPS + 1))
+            ..NewRequest::new(SequenceId(id), prompt, Tokens(NUM_STEPS + 1))
         };
         engine.add(request).expect("fits");
     }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::{BlockSize, Blocks, RequestId, TokenId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, SequenceId, TokenId, Tokens};
 use triton_inflight::engine::{
     BlockReuse, DraftOptions, Engine, EngineConfig, Event, NewRequest, PromptLookup, Sampled,
     Speculation, StepOutput,
@@ -147,7 +147,7 @@ impl Bench<'_> {
                     seed: u64::from(id),
                     ..SamplingParams::default()
                 };
-                let id = RequestId(u64::from(id));
+                let id = SequenceId(u64::from(id));
                 let request = NewRequest {
                     sampling: Arc::new(sampling),
                     drafts: DraftOptions {
@@ -240,7 +240,7 @@ fn engine_step(len: u32, is_on: bool) -> Duration {
     for id in 0..u64::from(NUM_REQUESTS) {
         let prompt = (0..len).map(|n| if n % 50 == 0 { 7 } else { 100 + n });
         let request = NewRequest::new(
-            RequestId(id),
+            SequenceId(id),
             prompt.collect::<Vec<_>>(),
             Tokens(NUM_STEPS + 1),
         );

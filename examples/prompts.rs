@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::{env, fs, io};
 
-use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, NewRequest, StepStats};
 use triton_inflight::manager::{BatchManager, Callbacks, Response, Submission, serve};
@@ -63,7 +63,7 @@ fn batch_manager(checkpoint: &Checkpoint) -> Result<BatchManager, Box<dyn Error>
 struct Application<'a> {
     tokenizer: &'a Tokenizer,
     waiting: VecDeque<NewRequest>,
-    answers: BTreeMap<RequestId, Answer<'a>>,
+    answers: BTreeMap<SequenceId, Answer<'a>>,
     num_steps: u64,
 }
 
@@ -89,7 +89,7 @@ impl<'a> Application<'a> {
             answers: BTreeMap::new(),
             num_steps: 0,
         };
-        for (id, prompt) in (1..).map(RequestId).zip(prompts) {
+        for (id, prompt) in (1..).map(SequenceId).zip(prompts) {
             let ids = tokenizer.encode(prompt, true)?;
             let answer = Answer {
                 prompt,

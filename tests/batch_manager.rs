@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use regex::Regex;
 use triton_inflight::base::{
-    BlockSize, Blocks, ClientId, RequestError, RequestId, TokenId, Tokens,
+    BlockSize, Blocks, ClientId, RequestError, SequenceId, TokenId, Tokens,
 };
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
@@ -122,12 +122,12 @@ impl Callbacks for Diary {
         panic!("{} is given once", duplicate.request.id);
     }
 
-    fn poll_stop_signals(&mut self) -> Vec<RequestId> {
+    fn poll_stop_signals(&mut self) -> Vec<SequenceId> {
         let due = self
             .stop_after
             .iter()
             .filter(|&(id, after)| self.num_responses.get(id).is_some_and(|num| num >= after));
-        due.map(|(&id, _)| RequestId(id)).collect()
+        due.map(|(&id, _)| SequenceId(id)).collect()
     }
 
     fn return_stats(&mut self, stats: &StepStats) {
@@ -137,7 +137,7 @@ impl Callbacks for Diary {
 }
 
 fn request(id: u64) -> NewRequest {
-    NewRequest::new(RequestId(id), prompt(id), Tokens(max_new_tokens(id)))
+    NewRequest::new(SequenceId(id), prompt(id), Tokens(max_new_tokens(id)))
 }
 
 #[test]
@@ -223,7 +223,7 @@ impl Callbacks for Twice {
     }
 
     fn send_response(&mut self, response: Response<'_>) {
-        assert_eq!(response.id, RequestId(13));
+        assert_eq!(response.id, SequenceId(13));
         assert_eq!(
             response.end.clone().unwrap_or(Ok(FinishReason::Length)),
             Ok(FinishReason::Length)
@@ -284,7 +284,7 @@ fn a_request_that_does_not_stream_has_one_whole_response() {
 
 #[test]
 fn what_could_never_run_is_refused_alone() {
-    let too_long = NewRequest::new(RequestId(8), vec![1; 64], Tokens(1));
+    let too_long = NewRequest::new(SequenceId(8), vec![1; 64], Tokens(1));
     let mut diary = Diary {
         arrivals: vec![vec![too_long, request(9)]],
         ..Diary::default()
@@ -322,7 +322,7 @@ fn a_stop_signal_ends_its_request_within_a_step_and_nobody_else() {
             num_micro_batches,
             ..config()
         };
-        let long = NewRequest::new(RequestId(1), prompt(1), Tokens(50));
+        let long = NewRequest::new(SequenceId(1), prompt(1), Tokens(50));
         let mut diary = Diary {
             arrivals: vec![vec![long, request(2)]],
             stop_after: BTreeMap::from([(1, 3), (77, 0)]),
@@ -408,13 +408,13 @@ fn of_lengths(lengths: &[(usize, u32)]) -> Vec<NewRequest> {
     let requests = (1..).zip(lengths);
     requests
         .map(|(id, &(num_prompt, num_output))| {
-            NewRequest::new(RequestId(id), prompt(id, num_prompt), Tokens(num_output))
+            NewRequest::new(SequenceId(id), prompt(id, num_prompt), Tokens(num_output))
         })
         .collect()
 }
 
 /// Steps until nothing is active; the records, and what each request got.
-fn run(manager: &mut BatchManager) -> (Vec<StepStats>, BTreeMap<RequestId, Vec<TokenId>>) {
+fn run(manager: &mut BatchManager) -> (Vec<StepStats>, BTreeMap<SequenceId, Vec<TokenId>>) {
     let (mut events, mut records, mut streams) = (vec![], vec![], BTreeMap::new());
     while !manager.is_idle() {
         manager.launch().expect("steps succeed");
@@ -478,10 +478,10 @@ fn a_batch_in_lockstep_that_is_ended_from_outside_has_its_record_too() {
         manager.add(request).expect("fits");
     }
     assert_eq!(step(&mut manager), []);
-    assert!(manager.cancel(RequestId(1)));
+    assert!(manager.cancel(SequenceId(1)));
     assert_eq!(step(&mut manager), []);
     // A stop word, which the engine does not see.
-    manager.finish(RequestId(2), Tokens(2), FinishReason::StopWords);
+    manager.finish(SequenceId(2), Tokens(2), FinishReason::StopWords);
     let [record] = &step(&mut manager)[..] else {
         panic!("one record");
     };
@@ -491,7 +491,7 @@ fn a_batch_in_lockstep_that_is_ended_from_outside_has_its_record_too() {
 
     manager.add(request(3)).expect("fits");
     assert_eq!(step(&mut manager), []);
-    assert!(manager.cancel(RequestId(3)));
+    assert!(manager.cancel(SequenceId(3)));
     assert!(manager.is_idle());
     assert_eq!(step(&mut manager).len(), 1);
     assert_eq!(step(&mut manager), []);
@@ -698,7 +698,7 @@ impl ProcessLogits for TellsWhose {
 
 fn told_of(owner: Owner) -> TokenId {
     let client = owner.client.map_or(50, |client| client.0);
-    (owner.request.0 + client) as TokenId
+    (owner.sequence.0 + client) as TokenId
 }
 
 #[test]
@@ -724,7 +724,7 @@ fn a_logits_processor_is_told_the_request_and_its_client_which_several_may_have(
     serve(&mut manager, None, &mut diary).expect("steps succeed");
     for (&id, tokens) in &diary.streams {
         let told = told_of(Owner {
-            request: RequestId(id),
+            sequence: SequenceId(id),
             client: client_of(id),
         });
         assert_eq!(*tokens, vec![told; max_new_tokens(id) as usize], "{id}");

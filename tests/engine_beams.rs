@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use engine_support::{Ask, World, search_alone, wide_config};
-use triton_inflight::base::{Blocks, RequestId, Tokens};
+use triton_inflight::base::{Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, Gather,
     KvBlocks, Phase,
@@ -223,7 +223,7 @@ fn in_lockstep_beams_wait_for_the_rest_of_their_batch() {
     assert_eq!(world.num_padding_tokens, 2);
     assert_eq!(world.engine.ended(beams), None);
     assert!(world.streams[&beams].ended && world.streams[&other].ended);
-    let order: Vec<_> = world.events.iter().map(Event::request_id).collect();
+    let order: Vec<_> = world.events.iter().map(Event::sequence_id).collect();
     assert_eq!(order, [other, beams, beams, other]);
     world.run_to_end();
 }
@@ -456,7 +456,7 @@ fn only_as_many_hypotheses_as_are_wanted_are_returned() {
     };
     let [all, best] = [all, best].map(|ask| world.add(ask).expect("fits"));
     world.run_to_end();
-    let found = |id: RequestId| &world.streams[&id].hypotheses;
+    let found = |id: SequenceId| &world.streams[&id].hypotheses;
     assert_eq!(found(all).len(), 4);
     assert_eq!(found(best)[..], found(all)[..2]);
 }

@@ -12,7 +12,7 @@ use engine_support::{Ask, VOCAB_SIZE, World};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, DraftOptions,
     EngineConfig, Event, Gather, PlannedSequence, PromptLookup, ReuseOptions, Speculation,
@@ -250,7 +250,7 @@ fn walk(config: EngineConfig, moves: &[Move]) -> (Vec<Vec<PlannedSequence>>, Vec
     for next in moves {
         let pick = |n: usize, world: &World| {
             let num_asked = world.streams.len();
-            (num_asked > 0).then(|| RequestId((n % num_asked) as u64 + 1))
+            (num_asked > 0).then(|| SequenceId((n % num_asked) as u64 + 1))
         };
         match next {
             Move::Add(ask) => {

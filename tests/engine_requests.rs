@@ -3,7 +3,7 @@
 mod engine_support;
 
 use engine_support::{Ask, World, wide_config};
-use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, EngineConfig, Event, Gather, KvBlocks,
     PromptLookup, Speculation,
@@ -196,7 +196,7 @@ fn a_request_can_be_cancelled_wherever_it_is() {
         assert_eq!(world.engine.kv_usage().num_used, Blocks(num_used));
         assert!(!world.engine.is_active(id));
     }
-    assert!(!world.engine.cancel(RequestId(999)), "nobody has this id");
+    assert!(!world.engine.cancel(SequenceId(999)), "nobody has this id");
     assert!(world.step().is_empty());
 }
 

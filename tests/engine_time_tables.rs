@@ -14,7 +14,7 @@ mod engine_support;
 use std::collections::BTreeMap;
 
 use engine_support::{Ask, VOCAB_SIZE, World, wide_config};
-use triton_inflight::base::{Blocks, RequestId, TokenId, Tokens};
+use triton_inflight::base::{Blocks, SequenceId, TokenId, Tokens};
 use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig, Phase,
     Speculation,
@@ -91,7 +91,7 @@ fn time_table(config: EngineConfig, arrivals: &[Arrival], cancelled: &[(u64, u64
             .iter()
             .filter(|&&(_, before_step)| before_step == step)
         {
-            world.cancel(RequestId(n));
+            world.cancel(SequenceId(n));
         }
         if world.engine.is_idle() {
             break;
@@ -106,7 +106,7 @@ fn time_table(config: EngineConfig, arrivals: &[Arrival], cancelled: &[(u64, u64
         let num_tokens: usize = planned.iter().map(|planned| planned.tokens.len()).sum();
         let num_blocks = world.engine.stats().expect("active").kv.num_used;
         table += &format!("{step:>4} {num_tokens:>6} {num_blocks:>6}");
-        for id in (1..=arrivals.len() as u64).map(RequestId) {
+        for id in (1..=arrivals.len() as u64).map(SequenceId) {
             let cell = match planned.iter().find(|planned| planned.id == id) {
                 Some(planned) if planned.num_drafts > 0 => {
                     let num_tokens = world.streams[&id].tokens.len() - before[&id];

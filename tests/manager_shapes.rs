@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use triton_inflight::base::{BlockSize, Blocks, ClientId, RequestId, TokenId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, ClientId, SequenceId, TokenId, Tokens};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, NewRequest};
 use triton_inflight::manager::{
@@ -57,7 +57,7 @@ fn prompt(id: u64) -> Vec<TokenId> {
 }
 
 fn request(id: u64, max_new_tokens: u32) -> NewRequest {
-    NewRequest::new(RequestId(id), prompt(id), Tokens(max_new_tokens))
+    NewRequest::new(SequenceId(id), prompt(id), Tokens(max_new_tokens))
 }
 
 /// What request `id` gives alone.
@@ -73,7 +73,7 @@ fn alone(id: u64, max_new_tokens: u32) -> Vec<TokenId> {
 /// An application at the other end of two channels.
 struct Channels {
     requests: Receiver<NewRequest>,
-    responses: Sender<(RequestId, Vec<TokenId>, bool)>,
+    responses: Sender<(SequenceId, Vec<TokenId>, bool)>,
 }
 
 impl Callbacks for Channels {
@@ -110,7 +110,7 @@ fn a_manager_with_a_thread_of_its_own_waits_in_its_destructor_for_all_that_are_a
     let thread = thread.expect("a thread");
     send.send(request(1, 1)).expect("it listens");
     thread.wake();
-    assert_eq!(receive.recv(), Ok((RequestId(1), alone(1, 1), true)));
+    assert_eq!(receive.recv(), Ok((SequenceId(1), alone(1, 1), true)));
     // Whole answers: none of these comes before its end.
     for id in 2..6 {
         send.send(request(id, 40)).expect("it listens");
@@ -119,7 +119,7 @@ fn a_manager_with_a_thread_of_its_own_waits_in_its_destructor_for_all_that_are_a
     drop(thread);
     let mut answers: BTreeMap<_, _> = receive.into_iter().map(|it| (it.0, it.1)).collect();
     answers.insert(first.0, first.1);
-    let expected = (2..6).map(|id| (RequestId(id), alone(id, 40)));
+    let expected = (2..6).map(|id| (SequenceId(id), alone(id, 40)));
     assert_eq!(answers, expected.collect());
 }
 
@@ -139,7 +139,7 @@ fn a_callback_that_panics_ends_the_thread_with_its_words() {
 }
 
 /// All responses of `id`, the final one last.
-fn answer_of(executor: &Executor, id: RequestId) -> (Vec<TokenId>, usize, FinishReason) {
+fn answer_of(executor: &Executor, id: SequenceId) -> (Vec<TokenId>, usize, FinishReason) {
     let (mut tokens, mut num_responses) = (Vec::new(), 0);
     loop {
         let responses = executor.await_responses(Some(id), PATIENCE);
@@ -222,7 +222,7 @@ fn what_is_cancelled_ends_with_what_it_has_and_shutdown_waits_for_the_rest() {
     }));
     executor.cancel(ids[0]);
     executor.cancel(ids[9]);
-    executor.cancel(RequestId(1 << 40));
+    executor.cancel(SequenceId(1 << 40));
     drop(closed);
     executor.shutdown().expect("steps succeed");
     assert!(!executor.can_enqueue());
@@ -307,7 +307,7 @@ fn tensors(prompt: &[i32], num_new_tokens: i32, more: &[(&str, Tensor)]) -> Tens
 
 fn tensor_request(id: u64, is_streaming: bool, tensors: Tensors) -> TensorRequest {
     TensorRequest {
-        id: RequestId(id),
+        id: SequenceId(id),
         client_id: Some(ClientId(7)),
         is_streaming,
         tensors,
@@ -329,7 +329,7 @@ impl TensorCallbacks for &mut TensorDiary {
         (!requests.is_empty()).then_some(requests)
     }
 
-    fn send_response(&mut self, id: RequestId, tensors: &Tensors, is_final: bool, error: &str) {
+    fn send_response(&mut self, id: SequenceId, tensors: &Tensors, is_final: bool, error: &str) {
         let response = (tensors.clone(), is_final, error.to_owned());
         self.responses.entry(id.0).or_default().push(response);
     }

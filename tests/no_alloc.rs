@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use triton_inflight::base::{BlockSize, Blocks, RequestId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::device::cpu::{CpuOptions, KvDtype};
 use triton_inflight::engine::{
     BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, Phase, PromptLookup, Sampled,
@@ -77,7 +77,7 @@ fn allocations_of_the_engine(policy: CapacityPolicy, speculation: Option<Specula
     for id in 0..u64::from(NUM_REQUESTS) {
         engine
             .add(NewRequest::new(
-                RequestId(id),
+                SequenceId(id),
                 vec![7; 5 + id as usize],
                 Tokens(1500),
             ))
@@ -124,7 +124,7 @@ fn allocations_of_the_engine(policy: CapacityPolicy, speculation: Option<Specula
 /// A post-processor that leaves enough tokens.
 fn built_in(id: u32) -> LogitsProcessor {
     let request = ProcessedRequest {
-        id: RequestId(u64::from(id)),
+        id: SequenceId(u64::from(id)),
         client_request_id: None,
         client_id: None,
         vocab_size: 100,
@@ -184,7 +184,7 @@ fn allocations_of_the_runner(kv_dtype: KvDtype, speculation: Option<Speculation>
             .add(NewRequest {
                 sampling: Arc::new(sampling),
                 ..NewRequest::new(
-                    RequestId(u64::from(id)),
+                    SequenceId(u64::from(id)),
                     vec![7; 5 + id as usize],
                     Tokens(80),
                 )

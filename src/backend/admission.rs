@@ -210,7 +210,7 @@ impl Admission {
             timeout_us => timeout_us,
         };
         let first = NewRequest {
-            id,
+            id: branches.first(),
             client_id: options.client_id,
             prompt: prompt.ids.into(),
             stop: StopRule {

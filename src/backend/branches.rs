@@ -11,20 +11,21 @@
 
 use std::sync::Arc;
 
-use crate::base::RequestId;
+use crate::base::{RequestId, SequenceId};
 use crate::engine::NewRequest;
 use crate::sampling::{Guide, LogitsProcessor};
 
 /// The engine's ids of a request's branches, which follow one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Branches {
-    first: RequestId,
+    first: SequenceId,
     num: u32,
 }
 
 impl Branches {
-    /// `num` branches, at least one, of which the first is `first`.
-    pub fn new(first: RequestId, num: u32) -> Self {
+    /// The `num` branches of `request`, at least one. The first has the request's own number.
+    pub fn new(request: RequestId, num: u32) -> Self {
+        let first = SequenceId(request.0);
         Self { first, num }
     }
 
@@ -33,13 +34,18 @@ impl Branches {
         self.num as usize
     }
 
+    /// The id of the first.
+    pub fn first(self) -> SequenceId {
+        self.first
+    }
+
     /// Their ids, in order.
-    pub fn ids(self) -> impl Iterator<Item = RequestId> {
-        (0..u64::from(self.num)).map(move |branch| RequestId(self.first.0 + branch))
+    pub fn ids(self) -> impl Iterator<Item = SequenceId> {
+        (0..u64::from(self.num)).map(move |branch| SequenceId(self.first.0 + branch))
     }
 
     /// The row of the answer that `branch`, one of them, adds to.
-    pub fn row_of(self, branch: RequestId) -> usize {
+    pub fn row_of(self, branch: SequenceId) -> usize {
         (branch.0 - self.first.0) as usize
     }
 }
@@ -86,7 +92,7 @@ impl NewBranches {
     /// The first request as another branch has it.
     fn sibling(&self, branch: usize) -> NewRequest {
         let mut request = self.first.clone();
-        request.id = RequestId(request.id.0 + branch as u64);
+        request.id = SequenceId(request.id.0 + branch as u64);
         let sampling = Arc::make_mut(&mut request.sampling);
         sampling.seed = sampling.seed.wrapping_add(branch as u64);
         sampling.logits_processor = self.processors.get(branch).cloned();
@@ -116,7 +122,7 @@ mod tests {
                 generation_logits: true,
                 ..Gather::default()
             },
-            ..NewRequest::new(RequestId(7), vec![1, 2], Tokens(5))
+            ..NewRequest::new(SequenceId(7), vec![1, 2], Tokens(5))
         }
     }
 
@@ -137,7 +143,7 @@ mod tests {
         let requests: Vec<_> = new.requests().collect();
         let ids: Vec<_> = requests.iter().map(|request| request.id).collect();
         assert_eq!(ids, branches.ids().collect::<Vec<_>>());
-        assert_eq!(ids, [7, 8, 9].map(RequestId));
+        assert_eq!(ids, [7, 8, 9].map(SequenceId));
         let seeds: Vec<_> = requests
             .iter()
             .map(|request| request.sampling.seed)
@@ -224,7 +230,7 @@ mod tests {
         let branches = Branches::new(RequestId(7), 1);
         let mut requests = NewBranches::new(branches, request(4), Vec::new()).requests();
         let first = requests.next().expect("one");
-        assert_eq!((first.id, first.sampling.seed), (RequestId(7), 4));
+        assert_eq!((first.id, first.sampling.seed), (SequenceId(7), 4));
         assert!(requests.next().is_none());
     }
 }

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use crate::backend::answer::Answer;
 use crate::backend::branches::Branches;
 use crate::backend::correlation::CorrelationKey;
-use crate::base::RequestId;
+use crate::base::{RequestId, SequenceId};
 use crate::sampling::FinishReason;
 use crate::triton::{Error, Request};
 
@@ -76,7 +76,7 @@ impl InFlight {
 
     /// Ends what a branch of it generates. An error ends all. Returns whether its other branches have to be
     /// given up.
-    pub fn end_branch(&mut self, branch: RequestId, reason: FinishReason) -> bool {
+    pub fn end_branch(&mut self, branch: SequenceId, reason: FinishReason) -> bool {
         if self.branches.len() == 1 || matches!(reason, FinishReason::Error(_)) {
             self.end(reason);
             return self.branches.len() > 1;
@@ -124,7 +124,7 @@ pub struct InFlightTable {
     by_client: HashMap<String, RequestId>,
     /// Of each branch but the first, whose it is: requests of one sequence are not in it, and while there
     /// are no others it costs nothing to look here.
-    by_branch: FxHashMap<RequestId, RequestId>,
+    by_branch: FxHashMap<SequenceId, RequestId>,
 }
 
 impl InFlightTable {
@@ -168,14 +168,16 @@ impl InFlightTable {
     }
 
     /// The request that `branch` belongs to.
-    fn branch_mut(&mut self, branch: RequestId) -> Option<&mut InFlight> {
-        let first = self.by_branch.get(&branch).unwrap_or(&branch);
-        self.requests.get_mut(first)
+    fn branch_mut(&mut self, branch: SequenceId) -> Option<&mut InFlight> {
+        // The first branch has its request's number.
+        let request = self.by_branch.get(&branch).copied();
+        self.requests
+            .get_mut(&request.unwrap_or(RequestId(branch.0)))
     }
 
     /// The answer that `branch` adds to, while it is not lent, and the row, which has not ended: what a step
     /// brings behind a stop word is nothing.
-    pub fn row_mut(&mut self, branch: RequestId) -> Option<(&mut Answer, usize)> {
+    pub fn row_mut(&mut self, branch: SequenceId) -> Option<(&mut Answer, usize)> {
         let in_flight = self.branch_mut(branch)?;
         let row = in_flight.branches.row_of(branch);
         let answer = in_flight.answer.as_deref_mut()?;
@@ -186,7 +188,7 @@ impl InFlightTable {
     }
 
     /// Ends a branch, see [`InFlight::end_branch`]; returns what is to be given up because of it.
-    pub fn end_branch(&mut self, branch: RequestId, reason: FinishReason) -> Option<Branches> {
+    pub fn end_branch(&mut self, branch: SequenceId, reason: FinishReason) -> Option<Branches> {
         let in_flight = self.branch_mut(branch)?;
         in_flight
             .end_branch(branch, reason)

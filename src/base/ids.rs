@@ -37,8 +37,14 @@ macro_rules! id {
 
 id! {
     #[derive(Default)]
-    /// A request, named by us: never reused while the process lives. Not the client's request id.
+    /// A request of Triton, numbered by us: never reused while the process lives. Not the client's request id.
     RequestId(u64)
+}
+id! {
+    #[derive(Default)]
+    /// A sequence: one text that the engine generates, with all its beams. A request asks for one or several.
+    /// Unique among the sequences that an engine holds.
+    SequenceId(u64)
 }
 id! {
     #[derive(Default)]

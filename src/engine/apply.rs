@@ -27,7 +27,7 @@ impl Engine {
     pub fn apply(&mut self, mut step: Step, output: &mut StepOutput, events: &mut Vec<Event>) {
         let is_known = |event: &Event| {
             matches!(event, Event::Finished(..) | Event::Hypotheses(..))
-                || self.sequences.find(event.request_id()).is_some()
+                || self.sequences.find(event.sequence_id()).is_some()
         };
         events.extend(self.changes.drain(..).filter(is_known));
 

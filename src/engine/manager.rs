@@ -6,7 +6,7 @@
 //! It never waits, reads a clock, draws a random number or calls the runner: the same calls in the same
 //! order give the same plans, on every machine and on every rank.
 
-use crate::base::{RequestError, RequestId, SeqSlot, Tokens};
+use crate::base::{RequestError, SeqSlot, SequenceId, Tokens};
 use crate::engine::budget::Share;
 use crate::engine::kv::{KvCache, NextBlock};
 use crate::engine::lockstep::LockstepBatch;
@@ -132,7 +132,7 @@ impl Engine {
     /// and its row is empty at once or, if a step with it is out, when that is back; no event follows,
     /// because the caller knows. Returns whether it was there: `false` if it has ended, even if its
     /// `Finished` is still to come.
-    pub fn cancel(&mut self, id: RequestId) -> bool {
+    pub fn cancel(&mut self, id: SequenceId) -> bool {
         let Some(slot) = self.sequences.find(id) else {
             return self.queue.drop_waiting(id);
         };
@@ -157,7 +157,7 @@ impl Engine {
     /// If a step with it is out, and it has not ended.
     pub fn finish(
         &mut self,
-        id: RequestId,
+        id: SequenceId,
         num_output_tokens: Tokens,
         reason: FinishReason,
     ) -> bool {
@@ -176,12 +176,12 @@ impl Engine {
     }
 
     /// Why a request has ended that is still there: in lockstep, it waits for the rest of its batch.
-    pub fn ended(&self, id: RequestId) -> Option<FinishReason> {
+    pub fn ended(&self, id: SequenceId) -> Option<FinishReason> {
         self.sequences[self.sequences.find(id)?].ended
     }
 
     /// Whether a request searches with beams, and they are in a step that is out.
-    pub fn are_beams_out(&self, id: RequestId) -> bool {
+    pub fn are_beams_out(&self, id: SequenceId) -> bool {
         let slot = self.sequences.find(id);
         slot.is_some_and(|slot| self.sequences[slot].are_beams_out())
     }
@@ -192,7 +192,7 @@ impl Engine {
     ///
     /// # Panics
     /// If its beams are out, see [`Engine::are_beams_out`].
-    pub fn best_so_far(&self, id: RequestId) -> Box<[Hypothesis]> {
+    pub fn best_so_far(&self, id: SequenceId) -> Box<[Hypothesis]> {
         let Some(slot) = self.sequences.find(id) else {
             return Box::default();
         };
@@ -217,7 +217,7 @@ impl Engine {
     }
 
     /// Whether a request has not ended.
-    pub fn is_active(&self, id: RequestId) -> bool {
+    pub fn is_active(&self, id: SequenceId) -> bool {
         self.sequences.find(id).is_some() || self.queue.waiting_ids().any(|waiting| waiting == id)
     }
 

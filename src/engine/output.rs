@@ -1,6 +1,6 @@
 //! What comes back from a step, and what the engine makes of it.
 
-use crate::base::{RequestId, SeqSlot, TokenId};
+use crate::base::{SeqSlot, SequenceId, TokenId};
 use crate::engine::Gathered;
 use crate::sampling::{BeamCandidate, FinishReason, Hypothesis, SampleError, TokenLogProbs};
 
@@ -58,24 +58,24 @@ impl StepOutput {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// It was planned for the first time: it is no longer queued.
-    Admitted(RequestId),
+    Admitted(SequenceId),
     /// It has what it wanted to know besides a token. Before that `Token`.
-    Gathered(RequestId, Box<Gathered>),
+    Gathered(SequenceId, Box<Gathered>),
     /// It has a new token. With drafts there may be several in a step.
-    Token(RequestId, TokenId),
+    Token(SequenceId, TokenId),
     /// It gave its blocks back and will be computed again by itself.
-    Paused(RequestId),
+    Paused(SequenceId),
     /// It searches with beams, and these are the best texts so far: the best first, as many as it wanted. Just
     /// before its `Finished` they are what it has found, unless it fails or has found nothing; before that, only if it
     /// wants to know its beams. It has no `Token`.
-    Hypotheses(RequestId, Box<[Hypothesis]>),
+    Hypotheses(SequenceId, Box<[Hypothesis]>),
     /// It has ended: its blocks are free, the engine has forgotten it. After its last `Token`.
-    Finished(RequestId, FinishReason),
+    Finished(SequenceId, FinishReason),
 }
 
 impl Event {
-    /// Whom it happened to.
-    pub fn request_id(&self) -> RequestId {
+    /// The sequence that it happened to.
+    pub fn sequence_id(&self) -> SequenceId {
         match *self {
             Event::Admitted(id)
             | Event::Gathered(id, _)

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::base::{BlockId, BlockSize, RequestId, SeqSlot, TokenId, Tokens};
+use crate::base::{BlockId, BlockSize, SeqSlot, SequenceId, TokenId, Tokens};
 use crate::engine::Gather;
 use crate::engine::sequence::SequenceText;
 use crate::sampling::SamplingInput;
@@ -31,8 +31,8 @@ pub enum Phase {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedSequence {
-    /// The request.
-    pub id: RequestId,
+    /// Its id.
+    pub id: SequenceId,
     /// Its row, stable from admission to the end: a runner may keep per-row state.
     pub slot: SeqSlot,
     /// Which of its beams; 0 unless it searches with several. They follow one another.

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use crate::base::{RequestId, SeqSlot};
+use crate::base::{SeqSlot, SequenceId};
 use crate::engine::NewRequest;
 use crate::engine::sequence::{Rank, SequenceTable};
 
@@ -114,7 +114,7 @@ impl Queue {
     }
 
     /// Drops the waiting request `id`. Returns whether it was there.
-    pub(super) fn drop_waiting(&mut self, id: RequestId) -> bool {
+    pub(super) fn drop_waiting(&mut self, id: SequenceId) -> bool {
         let arrival = self.waiting.iter().find(|(_, request)| request.id == id);
         let Some((&arrival, _)) = arrival else {
             return false;
@@ -136,7 +136,7 @@ impl Queue {
     }
 
     /// Ids of the waiting requests.
-    pub(super) fn waiting_ids(&self) -> impl Iterator<Item = RequestId> {
+    pub(super) fn waiting_ids(&self) -> impl Iterator<Item = SequenceId> {
         self.waiting.values().map(|request| request.id)
     }
 

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::base::{ClientId, RequestId, TokenId, Tokens};
+use crate::base::{ClientId, SequenceId, TokenId, Tokens};
 use crate::engine::{DraftOptions, Gather, ReuseOptions};
 use crate::sampling::{SamplingParams, StopRule};
 
-/// A request as the engine sees it: tokens in, limits, sampling.
+/// A request for one sequence: its prompt, its limits, and how its tokens are chosen.
 #[derive(Clone, Debug)]
 pub struct NewRequest {
-    /// Ours, never reused.
-    pub id: RequestId,
+    /// The id of the sequence. No active sequence may have it.
+    pub id: SequenceId,
     /// Who has sent it, for its logits processor. Not unique.
     pub client_id: Option<ClientId>,
     /// The prompt, not empty. Requests for the same prompt share it until they start.
@@ -32,7 +32,7 @@ pub struct NewRequest {
 
 impl NewRequest {
     /// A request for the most likely tokens, up to `max_new_tokens`, no end id among them.
-    pub fn new(id: RequestId, prompt: Vec<TokenId>, max_new_tokens: Tokens) -> Self {
+    pub fn new(id: SequenceId, prompt: Vec<TokenId>, max_new_tokens: Tokens) -> Self {
         Self {
             id,
             client_id: None,

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::base::{Blocks, RequestId, SeqSlot, TokenId, Tokens};
+use crate::base::{Blocks, SeqSlot, SequenceId, TokenId, Tokens};
 use crate::engine::beams::Beams;
 use crate::engine::draft::Drafter;
 use crate::engine::kv::BlockTable;
@@ -107,7 +107,7 @@ impl SequenceText {
 /// as long as it takes to fetch those.
 #[repr(align(64))]
 pub(super) struct Sequence {
-    pub(super) id: RequestId,
+    pub(super) id: SequenceId,
     /// Its tokens; `None` while they are out with a step.
     pub(super) text: Option<Box<SequenceText>>,
     /// The last of them: here too, so that a step need not look for it in the text.
@@ -193,7 +193,7 @@ impl Sequence {
                 gather: request.gather,
                 num_gathered: 0,
                 owner: Owner {
-                    request: request.id,
+                    sequence: request.id,
                     client: request.client_id,
                 },
             })),
@@ -405,7 +405,7 @@ pub(super) struct SequenceTable {
     rows: Vec<Option<Sequence>>,
     free_rows: Vec<SeqSlot>,
     // Ordered, because a hash map's order would differ from run to run and rank to rank.
-    by_id: BTreeMap<RequestId, SeqSlot>,
+    by_id: BTreeMap<SequenceId, SeqSlot>,
 }
 
 impl SequenceTable {
@@ -444,7 +444,7 @@ impl SequenceTable {
     }
 
     /// The row of a request, if it is admitted.
-    pub(super) fn find(&self, id: RequestId) -> Option<SeqSlot> {
+    pub(super) fn find(&self, id: SequenceId) -> Option<SeqSlot> {
         self.by_id.get(&id).copied()
     }
 

@@ -7,7 +7,7 @@
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use crate::base::{Blocks, RequestId, Tokens};
+use crate::base::{Blocks, SequenceId, Tokens};
 use crate::engine::sequence::Sequence;
 use crate::engine::{
     BatchingScheme, DraftTotals, Engine, EngineConfig, KvUsage, LockstepTotals, Phase, ReuseTotals,
@@ -93,7 +93,7 @@ impl Totals {
 pub struct RequestStage {
     /// Who.
     #[serde(serialize_with = "id_as_number")]
-    pub id: RequestId,
+    pub id: SequenceId,
     /// Where it was on its way.
     pub stage: Stage,
     /// Its tokens that the step computed: 0 if it was in another micro-batch, or if there were not
@@ -204,7 +204,7 @@ impl Engine {
     }
 }
 
-fn id_as_number<S: Serializer>(id: &RequestId, serializer: S) -> Result<S::Ok, S::Error> {
+fn id_as_number<S: Serializer>(id: &SequenceId, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_u64(id.0)
 }
 

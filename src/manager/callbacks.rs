@@ -9,7 +9,7 @@
 //! for each token     logits post-processors           see `SamplingParams::logits_processor`
 //! ```
 
-use crate::base::{RequestError, RequestId, TokenId};
+use crate::base::{RequestError, SequenceId, TokenId};
 use crate::engine::{Gathered, NewRequest, StepStats};
 use crate::sampling::{FinishReason, Hypothesis};
 
@@ -49,7 +49,7 @@ pub trait Callbacks {
     fn reject_duplicate(&mut self, duplicate: Submission);
 
     /// Requests that are to be stopped. Each gets a final response, if it is still in flight.
-    fn poll_stop_signals(&mut self) -> Vec<RequestId> {
+    fn poll_stop_signals(&mut self) -> Vec<SequenceId> {
         Vec::new()
     }
 
@@ -64,7 +64,7 @@ pub trait Callbacks {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Response<'a> {
     /// Whose.
-    pub id: RequestId,
+    pub id: SequenceId,
     /// Tokens since the last response; all of them where the request does not stream.
     pub tokens: &'a [TokenId],
     /// What it wanted to know besides, step by step: see [`NewRequest::gather`].

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::base::{RequestError, RequestId, StepError, TokenId};
+use crate::base::{RequestError, SequenceId, StepError, TokenId};
 use crate::engine::{Gathered, NewRequest, StepStats};
 use crate::manager::{
     BatchManager, Callbacks, ManagerThread, Response, Submission, statistics_json,
@@ -36,7 +36,7 @@ impl Default for ExecutorOptions {
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnedResponse {
     /// Whose.
-    pub id: RequestId,
+    pub id: SequenceId,
     /// As in [`Response`].
     pub tokens: Vec<TokenId>,
     /// As in [`Response`].
@@ -49,7 +49,7 @@ pub struct OwnedResponse {
 
 impl OwnedResponse {
     /// A final response with nothing but the end.
-    fn ending(id: RequestId, end: Result<FinishReason, RequestError>) -> Self {
+    fn ending(id: SequenceId, end: Result<FinishReason, RequestError>) -> Self {
         Self {
             id,
             tokens: Vec::new(),
@@ -99,7 +99,7 @@ impl Executor {
         &self,
         request: NewRequest,
         is_streaming: bool,
-    ) -> Result<RequestId, RequestError> {
+    ) -> Result<SequenceId, RequestError> {
         let mut state = self.shared.state.lock();
         if !state.is_open {
             let reason = "the executor is shut down, and takes no more requests";
@@ -111,7 +111,7 @@ impl Executor {
                 "max_queue_size = {max_queue_size} requests wait already: enqueue it when some have ended"
             )));
         }
-        let id = RequestId(state.num_enqueued);
+        let id = SequenceId(state.num_enqueued);
         state.num_enqueued += 1;
         state.waiting.push_back(Submission {
             request: NewRequest { id, ..request },
@@ -133,7 +133,7 @@ impl Executor {
     /// is unknown. Empty: the time has passed, or there is nobody whose responses could come.
     pub fn await_responses(
         &self,
-        id: Option<RequestId>,
+        id: Option<SequenceId>,
         timeout: Option<Duration>,
     ) -> Vec<OwnedResponse> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -160,7 +160,7 @@ impl Executor {
     }
 
     /// Responses that are there, of `id` or of all requests.
-    pub fn num_responses_ready(&self, id: Option<RequestId>) -> usize {
+    pub fn num_responses_ready(&self, id: Option<SequenceId>) -> usize {
         let state = self.shared.state.lock();
         match id {
             Some(id) => state.responses.get(&id).map_or(0, VecDeque::len),
@@ -169,7 +169,7 @@ impl Executor {
     }
 
     /// Ends a request, with what it has: its final response says so. Nothing, if it has ended.
-    pub fn cancel(&self, id: RequestId) {
+    pub fn cancel(&self, id: SequenceId) {
         let mut state = self.shared.state.lock();
         let waiting = state.waiting.iter().position(|it| it.request.id == id);
         match waiting.and_then(|place| state.waiting.remove(place)) {
@@ -223,9 +223,9 @@ struct State {
     is_open: bool,
     num_enqueued: u64,
     waiting: VecDeque<Submission>,
-    stops: Vec<RequestId>,
+    stops: Vec<SequenceId>,
     /// Of each request that somebody may still ask for, what nobody has come for.
-    responses: BTreeMap<RequestId, VecDeque<OwnedResponse>>,
+    responses: BTreeMap<SequenceId, VecDeque<OwnedResponse>>,
     statistics: VecDeque<String>,
 }
 
@@ -235,9 +235,9 @@ impl State {
         responses.push_back(response);
     }
 
-    fn take_responses(&mut self, id: Option<RequestId>) -> Vec<OwnedResponse> {
+    fn take_responses(&mut self, id: Option<SequenceId>) -> Vec<OwnedResponse> {
         let mut taken = Vec::new();
-        let is_wanted = |other: &RequestId| id.is_none_or(|id| id == *other);
+        let is_wanted = |other: &SequenceId| id.is_none_or(|id| id == *other);
         self.responses.retain(|id, responses| {
             if !is_wanted(id) {
                 return true;
@@ -282,7 +282,7 @@ impl Callbacks for Worker {
         debug_assert!(false, "{} was given twice", duplicate.request.id);
     }
 
-    fn poll_stop_signals(&mut self) -> Vec<RequestId> {
+    fn poll_stop_signals(&mut self) -> Vec<SequenceId> {
         std::mem::take(&mut self.0.state.lock().stops)
     }
 

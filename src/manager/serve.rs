@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::base::{RequestError, RequestId, StepError, TokenId};
+use crate::base::{RequestError, SequenceId, StepError, TokenId};
 use crate::engine::{Event, Gathered};
 use crate::manager::{BatchManager, Callbacks, LandedStep, Response, Submission};
 use crate::sampling::{FinishReason, Hypothesis};
@@ -55,7 +55,7 @@ impl News {
 }
 
 /// What has not been sent of the requests in flight.
-type InFlight = BTreeMap<RequestId, News>;
+type InFlight = BTreeMap<SequenceId, News>;
 
 fn serve_all(
     manager: &mut BatchManager,
@@ -167,7 +167,7 @@ fn join(
 
 fn send(
     callbacks: &mut impl Callbacks,
-    id: RequestId,
+    id: SequenceId,
     news: &News,
     end: Option<Result<FinishReason, RequestError>>,
 ) {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::base::{RequestError, RequestId, StepError, Tokens};
+use crate::base::{RequestError, SequenceId, StepError, Tokens};
 use crate::engine::{
     BatchingScheme, DraftTotals, Engine, EngineConfig, Event, KvUsage, NewRequest, RequestStage,
     Step, StepOutput, StepStats,
@@ -148,18 +148,18 @@ impl BatchManager {
     }
 
     /// Gives a request up, see [`Engine::cancel`].
-    pub fn cancel(&mut self, id: RequestId) -> bool {
+    pub fn cancel(&mut self, id: SequenceId) -> bool {
         self.engine.cancel(id)
     }
 
     /// Why a request has ended that is still there, see [`Engine::ended`].
-    pub fn ended(&self, id: RequestId) -> Option<FinishReason> {
+    pub fn ended(&self, id: SequenceId) -> Option<FinishReason> {
         self.engine.ended(id)
     }
 
     /// Whether a request's beams are in a step on its way, see [`Engine::are_beams_out`]; not after
     /// [`BatchManager::settle`].
-    pub fn are_beams_out(&self, id: RequestId) -> bool {
+    pub fn are_beams_out(&self, id: SequenceId) -> bool {
         self.engine.are_beams_out(id)
     }
 
@@ -167,14 +167,14 @@ impl BatchManager {
     ///
     /// # Panics
     /// As there.
-    pub fn best_so_far(&self, id: RequestId) -> Box<[Hypothesis]> {
+    pub fn best_so_far(&self, id: SequenceId) -> Box<[Hypothesis]> {
         self.engine.best_so_far(id)
     }
 
     /// Ends a request that has landed a token, see [`Engine::finish`].
     pub fn finish(
         &mut self,
-        id: RequestId,
+        id: SequenceId,
         num_output_tokens: Tokens,
         reason: FinishReason,
     ) -> bool {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::base::{RequestId, StepError};
+use crate::base::{SequenceId, StepError};
 use crate::engine::StepStats;
 use crate::manager::pipeline::words_of;
 use crate::manager::{BatchManager, Callbacks, Response, Submission, serve};
@@ -121,7 +121,7 @@ impl<C: Callbacks> Callbacks for Polled<C> {
         self.callbacks.reject_duplicate(duplicate);
     }
 
-    fn poll_stop_signals(&mut self) -> Vec<RequestId> {
+    fn poll_stop_signals(&mut self) -> Vec<SequenceId> {
         self.callbacks.poll_stop_signals()
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::base::{ClientId, RequestId};
+use crate::base::{ClientId, SequenceId};
 use crate::post_processors::guarded::GuardedLogits;
 use crate::post_processors::library::{ForeignProcessor, Ids, Row, State};
 use crate::post_processors::registry::ProcessedRequest;
@@ -41,7 +41,7 @@ impl LibraryProcessor {
         let c_text = |text: &str| CString::new(text).map_err(|_| "it has a zero byte".to_owned());
         let client_request_id = request.client_request_id.map(c_text).transpose()?;
         let ids = Ids {
-            request: request.id,
+            sequence: request.id,
             client_request: client_request_id.as_deref(),
             client: request.client_id,
         };
@@ -49,7 +49,7 @@ impl LibraryProcessor {
         let state = self.processor.create(ids, &arguments, request.vocab_size)?;
         Ok(LibraryRequest {
             library: Arc::clone(self),
-            request_id: request.id,
+            sequence_id: request.id,
             client_request_id,
             client_id: request.client_id,
             kept: Mutex::new(Kept {
@@ -151,7 +151,7 @@ fn check_numbers(new: &[f32], old: &[f32]) -> Result<(), String> {
 /// The post-processor of one request.
 pub(super) struct LibraryRequest {
     library: Arc<LibraryProcessor>,
-    request_id: RequestId,
+    sequence_id: SequenceId,
     client_request_id: Option<CString>,
     client_id: Option<ClientId>,
     /// Locked while the processor works: it has one thing at a time to do for a request.
@@ -181,7 +181,7 @@ impl LibraryRequest {
     ) -> Row<'a> {
         Row {
             ids: Ids {
-                request: self.request_id,
+                sequence: self.sequence_id,
                 client_request: self.client_request_id.as_deref(),
                 client: self.client_id,
             },

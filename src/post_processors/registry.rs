@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::base::{ClientId, LoadError, RequestError, RequestId, nearest_name};
+use crate::base::{ClientId, LoadError, RequestError, SequenceId, nearest_name};
 use crate::post_processors::built_in::BUILT_IN;
 use crate::post_processors::library;
 use crate::post_processors::library_request::LibraryProcessor;
@@ -18,8 +18,8 @@ pub struct PostProcessors {
 /// Whose logits are to be processed.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessedRequest<'a> {
-    /// The request.
-    pub id: RequestId,
+    /// The sequence: a request for several has a processor for each.
+    pub id: SequenceId,
     /// What its client calls it, if it does.
     pub client_request_id: Option<&'a str>,
     /// Who its client is, if the request says.
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     const REQUEST: ProcessedRequest<'_> = ProcessedRequest {
-        id: RequestId(1),
+        id: SequenceId(1),
         client_request_id: None,
         client_id: None,
         vocab_size: 10,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::base::{ClientId, RequestId, TokenId};
+use crate::base::{ClientId, SequenceId, TokenId};
 use crate::sampling::{BeamSearch, Guide, LogitsProcessor, StopText, TopPDecay};
 
 /// The sampling options of one request, checked: every value is in its range.
@@ -140,11 +140,11 @@ pub struct SamplingInput<'a> {
     pub owner: Owner,
 }
 
-/// A request, and who has sent it.
+/// A sequence, and who has sent its request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
-    /// The request.
-    pub request: RequestId,
+    /// The sequence.
+    pub sequence: SequenceId,
     /// Its client, if the request says: not unique, any number of requests may have the same.
     pub client: Option<ClientId>,
 }

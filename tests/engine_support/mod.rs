@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use triton_inflight::base::{
-    BlockId, BlockSize, Blocks, RequestError, RequestId, SeqSlot, TokenId, Tokens,
+    BlockId, BlockSize, Blocks, RequestError, SeqSlot, SequenceId, TokenId, Tokens,
 };
 use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine, EngineConfig,
@@ -105,7 +105,7 @@ impl Ask {
         self.beam_search.map_or(1, |search| search.width)
     }
 
-    pub fn to_request(&self, id: RequestId) -> NewRequest {
+    pub fn to_request(&self, id: SequenceId) -> NewRequest {
         NewRequest {
             client_id: None,
             id,
@@ -167,7 +167,7 @@ pub struct Searched {
 }
 
 pub fn search_alone(ask: &Ask, search: BeamSearch, max_seq_len: Tokens) -> Searched {
-    let params = ask.to_request(RequestId(0)).sampling.as_ref().clone();
+    let params = ask.to_request(SequenceId(0)).sampling.as_ref().clone();
     let max_new_tokens = ask
         .max_new_tokens
         .min(max_seq_len.0 - ask.prompt.len() as u32);
@@ -358,7 +358,7 @@ impl Stream {
 pub struct World {
     pub config: EngineConfig,
     pub engine: Engine,
-    pub streams: BTreeMap<RequestId, Stream>,
+    pub streams: BTreeMap<SequenceId, Stream>,
     /// Entry of each position of each block: `[num_blocks * block_size]`.
     cache: Vec<u64>,
     /// Steps that are out, the oldest first, as a runner on another thread would have them.
@@ -390,8 +390,8 @@ impl World {
         }
     }
 
-    pub fn add(&mut self, ask: Ask) -> Result<RequestId, RequestError> {
-        let id = RequestId(self.next_id);
+    pub fn add(&mut self, ask: Ask) -> Result<SequenceId, RequestError> {
+        let id = SequenceId(self.next_id);
         self.engine.add(ask.to_request(id))?;
         self.next_id += 1;
         self.streams.insert(
@@ -414,7 +414,7 @@ impl World {
     }
 
     /// Cancels a request, ended or not.
-    pub fn cancel(&mut self, id: RequestId) {
+    pub fn cancel(&mut self, id: SequenceId) {
         let stream = self.streams.get_mut(&id).expect("asked before");
         let was_there = self.engine.cancel(id);
         assert!(!self.engine.cancel(id), "{id:?} is gone");
@@ -427,7 +427,7 @@ impl World {
     }
 
     /// Requests that have not ended, in order of arrival.
-    pub fn active(&self) -> impl Iterator<Item = (RequestId, &Stream)> {
+    pub fn active(&self) -> impl Iterator<Item = (SequenceId, &Stream)> {
         let streams = self.streams.iter().map(|(&id, stream)| (id, stream));
         streams.filter(|(_, stream)| !stream.ended)
     }
@@ -439,7 +439,7 @@ impl World {
 
     /// One step in which `cancelled` is given up after the runner has run. With two micro-batches, the
     /// step that comes back is the one before.
-    pub fn step_and_cancel(&mut self, cancelled: Option<RequestId>) -> Vec<PlannedSequence> {
+    pub fn step_and_cancel(&mut self, cancelled: Option<SequenceId>) -> Vec<PlannedSequence> {
         self.num_steps += 1;
         let step = self.engine.schedule();
         check_step(&step, &self.config, &mut self.streams);
@@ -507,7 +507,7 @@ impl World {
 
     fn check_events(&mut self) {
         for event in &self.events {
-            let id = event.request_id();
+            let id = event.sequence_id();
             let stream = self.streams.get_mut(&id).expect("events are of requests");
             assert!(!stream.ended, "{event:?} after the end");
             match *event {
@@ -596,7 +596,7 @@ impl World {
 fn run(
     plan: &StepPlan<'_>,
     config: &EngineConfig,
-    streams: &BTreeMap<RequestId, Stream>,
+    streams: &BTreeMap<SequenceId, Stream>,
     cache: &mut [u64],
     output: &mut StepOutput,
 ) {
@@ -691,7 +691,7 @@ fn sees(config: &EngineConfig, position: usize, seen: usize) -> bool {
 }
 
 /// What must hold of every step.
-fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<RequestId, Stream>) {
+fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<SequenceId, Stream>) {
     let plans: Vec<_> = step.plans().collect();
     let num_calls = match config.scheme {
         BatchingScheme::InflightFused => 1,
@@ -810,7 +810,7 @@ fn check_writes(plans: &[StepPlan<'_>]) {
 fn check_plan(
     plan: &StepPlan<'_>,
     config: &EngineConfig,
-    streams: &mut BTreeMap<RequestId, Stream>,
+    streams: &mut BTreeMap<SequenceId, Stream>,
 ) {
     let block = config.block_size.tokens().0;
     assert_eq!(plan.token_ids.len(), plan.positions.len());

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::{BlockSize, Blocks, RequestError, RequestId, TokenId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, RequestError, SequenceId, TokenId, Tokens};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, Event, NewRequest};
 use triton_inflight::guidance::{Compiler, GuideSpec};
@@ -124,7 +124,7 @@ pub fn serve(manager: &mut BatchManager, requests: &[Request]) -> (Vec<Answer>, 
         })
         .collect();
     for (index, (request, prompt)) in requests.iter().zip(&prompts).enumerate() {
-        let id = RequestId(index as u64);
+        let id = SequenceId(index as u64);
         manager
             .add(NewRequest {
                 sampling: Arc::new(request.sampling.clone()),

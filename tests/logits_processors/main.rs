@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use support::{Ask, c_library, folder, run, run_with, rust_library};
-use triton_inflight::base::{ClientId, RequestId, TokenId};
+use triton_inflight::base::{ClientId, SequenceId, TokenId};
 use triton_inflight::engine::{PromptLookup, Speculation};
 use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
 
@@ -69,7 +69,7 @@ fn the_examples_do_what_they_say() {
 #[test]
 fn arguments_that_a_library_refuses_are_an_error_of_the_request() {
     let request = ProcessedRequest {
-        id: RequestId(1),
+        id: SequenceId(1),
         client_request_id: Some("me"),
         client_id: None,
         vocab_size: 128,

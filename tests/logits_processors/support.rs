@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use triton_inflight::base::{BlockSize, Blocks, ClientId, RequestId, TokenId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, ClientId, SequenceId, TokenId, Tokens};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{BlockReuse, EngineConfig, Event, NewRequest, Speculation};
 use triton_inflight::manager::BatchManager;
@@ -156,7 +156,7 @@ pub fn run_with(
     for ask in asks {
         let client_request_id = format!("client-{}", ask.id);
         let processed = ProcessedRequest {
-            id: RequestId(ask.id),
+            id: SequenceId(ask.id),
             client_request_id: Some(&client_request_id),
             client_id: ask.client_id,
             vocab_size: vocab_size() as u32,
@@ -173,7 +173,7 @@ pub fn run_with(
         };
         let request = NewRequest {
             sampling: Arc::new(sampling),
-            ..NewRequest::new(RequestId(ask.id), ask.prompt(), Tokens(NUM_TOKENS as u32))
+            ..NewRequest::new(SequenceId(ask.id), ask.prompt(), Tokens(NUM_TOKENS as u32))
         };
         manager.add(request).expect("fits");
         tokens.insert(ask.id, Vec::new());

@@ -4,7 +4,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use triton_inflight::base::{BlockId, BlockSize, Blocks, RequestId, TokenId, Tokens};
+use triton_inflight::base::{BlockId, BlockSize, Blocks, SequenceId, TokenId, Tokens};
 use triton_inflight::device::cpu::{CpuOptions, KvDtype, Simd};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine,
@@ -350,7 +350,7 @@ pub fn serve_alone(runner: &mut CpuRunner, setup: &Setup, request: &Request) -> 
 }
 
 fn new_request(index: usize, request: &Request) -> NewRequest {
-    let id = RequestId(index as u64);
+    let id = SequenceId(index as u64);
     NewRequest {
         sampling: Arc::new(request.sampling.clone()),
         gather: request.gather,

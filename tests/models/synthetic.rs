@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::{RequestId, TokenId, Tokens};
+use triton_inflight::base::{SequenceId, TokenId, Tokens};
 use triton_inflight::engine::{
     CapacityPolicy, Engine, Event, NewRequest, PromptLookup, Speculation, StepOutput,
 };
@@ -26,7 +26,7 @@ fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize, u64) {
     let mut engine = Engine::new(setup.engine_config());
     for index in 0..40 {
         let max_new_tokens = Tokens(1 + (index as u32 * 7) % 40);
-        let mut request = NewRequest::new(RequestId(index), prompt(index), max_new_tokens);
+        let mut request = NewRequest::new(SequenceId(index), prompt(index), max_new_tokens);
         // Some foresee nothing, some a part of it, and some all.
         let foreseen = expected(index);
         let num_foreseen = foreseen.len() * (index as usize % 4) / 3;
@@ -152,7 +152,7 @@ fn a_step_takes_as_long_as_its_tokens_say() {
     };
     let mut runner = SyntheticRunner::new(options, &setup.runner_limits()).expect("memory");
     let mut engine = Engine::new(setup.engine_config());
-    let request = NewRequest::new(RequestId(0), vec![1; 30], Tokens(2));
+    let request = NewRequest::new(SequenceId(0), vec![1; 30], Tokens(2));
     engine.add(request).expect("a valid request");
     for duration_us in [1000 + 30 * 100, 1000 + 100] {
         let (mut output, mut events) = (StepOutput::default(), Vec::new());

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use serde_json::json;
-use triton_inflight::base::{BlockId, RequestId, Tokens};
+use triton_inflight::base::{BlockId, SequenceId, Tokens};
 use triton_inflight::engine::{Engine, NewRequest, StepOutput};
 use triton_inflight::runner::{
     AttentionLimits, Checkpoint, ModelSpec, SyntheticOptions, SyntheticRunner,
@@ -187,7 +187,7 @@ fn the_synthetic_runner_notices_a_block_that_is_missing() {
     let mut runner = SyntheticRunner::new(options, &setup.runner_limits()).expect("memory");
     let mut engine = Engine::new(setup.engine_config());
     engine
-        .add(NewRequest::new(RequestId(7), vec![1; 40], Tokens(9)))
+        .add(NewRequest::new(SequenceId(7), vec![1; 40], Tokens(9)))
         .expect("a valid request");
     let (mut output, mut events) = (StepOutput::default(), Vec::new());
     let step = engine.schedule();

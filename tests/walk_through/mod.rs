@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use triton_inflight::base::{BlockSize, Blocks, RequestId, TokenId, Tokens};
+use triton_inflight::base::{BlockSize, Blocks, SequenceId, TokenId, Tokens};
 use triton_inflight::engine::{
     BlockReuse, Engine, EngineConfig, NewRequest, PlannedSequence, Sampled, StepOutput,
 };
@@ -49,7 +49,7 @@ pub fn statistics_file(enable_chunked_context: bool) -> String {
         let prompt = vec![OTHER_TOKEN; num_prompt_tokens as usize];
         let request = NewRequest {
             sampling: Arc::clone(&sampling),
-            ..NewRequest::new(RequestId(n), prompt, MAX_NEW_TOKENS)
+            ..NewRequest::new(SequenceId(n), prompt, MAX_NEW_TOKENS)
         };
         engine.add(request).expect("within the limits");
     }
@@ -77,7 +77,7 @@ fn next_token(planned: &PlannedSequence) -> TokenId {
     let num_prompt_tokens = NUM_PROMPT_TOKENS[planned.id.0 as usize - 1];
     let num_generated = planned.kv_len + 1 - num_prompt_tokens;
     match (planned.id, num_generated) {
-        (RequestId(1), 2) => STOP_TOKEN,
+        (SequenceId(1), 2) => STOP_TOKEN,
         _ => OTHER_TOKEN,
     }
 }

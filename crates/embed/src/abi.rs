@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::slice;
 
-use triton_inflight::base::{ClientId, RequestId};
+use triton_inflight::base::{ClientId, SequenceId};
 use triton_inflight::manager::{DataType, Tensor, TensorRequest, Tensors};
 
 use crate::callbacks::{Batch, Stops};
@@ -72,7 +72,7 @@ pub(crate) unsafe fn read_request(request: &Request) -> Option<TensorRequest> {
         }
     }
     Some(TensorRequest {
-        id: RequestId(request.request_id),
+        id: SequenceId(request.request_id),
         client_id: (request.has_client_id != 0).then_some(ClientId(request.client_id)),
         is_streaming: request.is_streaming != 0,
         tensors,

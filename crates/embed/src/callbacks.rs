@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_void};
 
-use triton_inflight::base::RequestId;
+use triton_inflight::base::SequenceId;
 use triton_inflight::manager::{Tensor, TensorCallbacks, TensorRequest, Tensors};
 
 use crate::abi::{CTensor, Callbacks};
@@ -13,7 +13,7 @@ pub struct Batch(pub(crate) Vec<TensorRequest>);
 
 /// `inflight_stops`
 #[derive(Default)]
-pub struct Stops(pub(crate) Vec<RequestId>);
+pub struct Stops(pub(crate) Vec<SequenceId>);
 
 /// The functions, of which those that must be there are.
 pub(crate) struct CCallbacks(Callbacks);
@@ -56,7 +56,7 @@ impl TensorCallbacks for CCallbacks {
         (!is_over || !batch.0.is_empty()).then_some(batch.0)
     }
 
-    fn send_response(&mut self, id: RequestId, tensors: &Tensors, is_final: bool, error: &str) {
+    fn send_response(&mut self, id: SequenceId, tensors: &Tensors, is_final: bool, error: &str) {
         let Some(send) = self.0.send_response else {
             return;
         };
@@ -92,7 +92,7 @@ impl TensorCallbacks for CCallbacks {
         }
     }
 
-    fn poll_stop_signals(&mut self) -> Vec<RequestId> {
+    fn poll_stop_signals(&mut self) -> Vec<SequenceId> {
         let mut stops = Stops::default();
         if let Some(poll) = self.0.poll_stop_signals {
             // SAFETY: as the header says; the stops are good for the call.

@@ -145,6 +145,6 @@ pub unsafe extern "C" fn inflight_batch_add(
 pub unsafe extern "C" fn inflight_stops_add(stops: *mut Stops, request_id: u64) {
     // SAFETY: it is null, or good for the call.
     if let Some(stops) = unsafe { stops.as_mut() } {
-        stops.0.push(triton_inflight::base::RequestId(request_id));
+        stops.0.push(triton_inflight::base::SequenceId(request_id));
     }
 }

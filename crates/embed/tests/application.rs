@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use triton_inflight::base::{RequestId, TokenId, Tokens};
+use triton_inflight::base::{SequenceId, TokenId, Tokens};
 use triton_inflight::engine::{Event, NewRequest};
 use triton_inflight::manager::ManagerOptions;
 
@@ -77,7 +77,7 @@ fn expected() -> Vec<Vec<TokenId>> {
     let options = ManagerOptions::parse(&options).expect("good options");
     let (mut manager, model) = options.load().expect("the fixture loads");
     for (id, prompt) in (0..).zip(PROMPTS) {
-        let request = NewRequest::new(RequestId(id), ids(prompt), Tokens(NUM_NEW_TOKENS));
+        let request = NewRequest::new(SequenceId(id), ids(prompt), Tokens(NUM_NEW_TOKENS));
         manager.add(request).expect("fits");
     }
     let mut answers = vec![Vec::new(); PROMPTS.len()];

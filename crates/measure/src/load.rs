@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::{RequestId, TokenId, Tokens};
+use triton_inflight::base::{SequenceId, TokenId, Tokens};
 use triton_inflight::engine::{Engine, EngineConfig, Event, NewRequest, StepOutput};
 use triton_inflight::runner::CpuRunner;
 
@@ -41,7 +41,7 @@ impl Load {
         let mut engine = Engine::new(config.clone());
         for request in 0..self.concurrency {
             let prompt = prompt(request, self.input, vocab_size as u32);
-            let id = RequestId(u64::from(request));
+            let id = SequenceId(u64::from(request));
             engine.add(NewRequest::new(id, prompt, Tokens(self.output)))?;
         }
         Ok(engine)

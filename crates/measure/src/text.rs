@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use triton_inflight::base::{BlockSize, RequestId, TokenId, Tokens};
+use triton_inflight::base::{BlockSize, SequenceId, TokenId, Tokens};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
     BlockReuse, Engine, EngineConfig, Event, Gather, NewRequest, StepOutput,
@@ -133,7 +133,7 @@ impl Reader {
                 context_logits: true,
                 ..Gather::default()
             },
-            ..NewRequest::new(RequestId(0), piece.to_vec(), Tokens(1))
+            ..NewRequest::new(SequenceId(0), piece.to_vec(), Tokens(1))
         })?;
         let mut logits = Vec::new();
         let mut output = StepOutput::default();

@@ -227,7 +227,7 @@ impl<'a> Server<'a> {
     /// others at `streamed`.
     fn hear(&mut self, events: &mut Vec<Event>, ended: Time, streamed: Time) {
         for event in events.drain(..) {
-            let which = self.by_id[event.request_id().index()];
+            let which = self.by_id[event.sequence_id().index()];
             let log = &mut self.outcome.requests[which];
             match event {
                 Event::Token(..) => log.token_at(streamed + self.setup.latency),

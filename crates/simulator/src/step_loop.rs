@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use triton_inflight::base::{RequestId, TokenId, Tokens};
+use triton_inflight::base::{SequenceId, TokenId, Tokens};
 use triton_inflight::engine::{
     Engine, EngineConfig, Event, NewRequest, RequestStage, Sampled, Step, StepOutput, StepStats,
 };
@@ -79,8 +79,8 @@ impl StepLoop {
     }
 
     /// Queues a request; its id, which counts from 0. `None`: the engine refuses it, it is too long.
-    pub fn add(&mut self, num_input_tokens: u32, num_output_tokens: u32) -> Option<RequestId> {
-        let id = RequestId(self.next_id);
+    pub fn add(&mut self, num_input_tokens: u32, num_output_tokens: u32) -> Option<SequenceId> {
+        let id = SequenceId(self.next_id);
         let mut prompt = vec![COMMON_TOKEN; num_input_tokens as usize];
         // One token of its own is enough to share nothing from there on.
         if let Some(own) = prompt.get_mut(self.num_shared_tokens as usize) {

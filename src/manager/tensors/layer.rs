@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use super::request::{Asked, read};
 use super::response::InFlight;
 use super::tensor::Tensors;
-use crate::base::{ClientId, RequestId, TokenId, Tokens};
+use crate::base::{ClientId, SequenceId, TokenId, Tokens};
 use crate::engine::StepStats;
 use crate::manager::{Callbacks, Response, Submission, statistics_json};
 use crate::sampling::FinishReason;
@@ -15,7 +15,7 @@ use crate::sampling::FinishReason;
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorRequest {
     /// Unique among the requests in flight.
-    pub id: RequestId,
+    pub id: SequenceId,
     /// Who has sent it.
     pub client_id: Option<ClientId>,
     /// Whether each step's news are sent at once. If not, there is one response.
@@ -46,13 +46,13 @@ pub trait TensorCallbacks {
 
     /// Takes what is new of a request; the last time with `is_final`. An `error` that is not empty comes alone, and
     /// is final.
-    fn send_response(&mut self, id: RequestId, tensors: &Tensors, is_final: bool, error: &str);
+    fn send_response(&mut self, id: SequenceId, tensors: &Tensors, is_final: bool, error: &str);
 
     /// As [`Callbacks::reject_duplicate`].
     fn reject_duplicate(&mut self, duplicate: TensorRequest);
 
     /// As [`Callbacks::poll_stop_signals`].
-    fn poll_stop_signals(&mut self) -> Vec<RequestId> {
+    fn poll_stop_signals(&mut self) -> Vec<SequenceId> {
         Vec::new()
     }
 
@@ -66,7 +66,7 @@ pub trait TensorCallbacks {
 pub struct TensorLayer<C> {
     callbacks: C,
     model: TensorModel,
-    in_flight: BTreeMap<RequestId, InFlight>,
+    in_flight: BTreeMap<SequenceId, InFlight>,
 }
 
 impl<C: TensorCallbacks> TensorLayer<C> {
@@ -151,7 +151,7 @@ impl<C: TensorCallbacks> Callbacks for TensorLayer<C> {
         debug_assert!(false, "{} was let through twice", duplicate.request.id);
     }
 
-    fn poll_stop_signals(&mut self) -> Vec<RequestId> {
+    fn poll_stop_signals(&mut self) -> Vec<SequenceId> {
         self.callbacks.poll_stop_signals()
     }
 

@@ -12,7 +12,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
 
-use crate::base::{ClientId, RequestId, TokenId};
+use crate::base::{ClientId, SequenceId, TokenId};
 use crate::post_processors::guarded::GuardedLogits;
 
 /// An open library.
@@ -171,7 +171,7 @@ impl ForeignProcessor {
         let mut raw = ptr::null_mut();
         if let Some(create) = self.raw.create {
             let request = abi::Request {
-                request_id: ids.request.0,
+                request_id: ids.sequence.0,
                 client_request_id: ids.client_request.map_or(ptr::null(), CStr::as_ptr),
                 client_id: ids.client.unwrap_or_default().0,
                 has_client_id: ids.client.is_some().into(),
@@ -248,7 +248,7 @@ impl Drop for State {
 /// Whose logits they are.
 #[derive(Clone, Copy)]
 pub(super) struct Ids<'a> {
-    pub(super) request: RequestId,
+    pub(super) sequence: SequenceId,
     /// What its client calls it.
     pub(super) client_request: Option<&'a CStr>,
     pub(super) client: Option<ClientId>,
@@ -269,7 +269,7 @@ impl Row<'_> {
         let vocab_size = self.logits.get().len() as u32;
         let (memory, start) = self.logits.memory_mut();
         abi::Entry {
-            request_id: self.ids.request.0,
+            request_id: self.ids.sequence.0,
             client_request_id: self.ids.client_request.map_or(ptr::null(), CStr::as_ptr),
             client_id: self.ids.client.unwrap_or_default().0,
             has_client_id: self.ids.client.is_some().into(),
