@@ -15,8 +15,8 @@ use triton_inflight::base::{
 };
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, Gather, Gathered, NewRequest,
-    Stage, StepStats,
+    BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, ExtraOutputs, NewRequest,
+    OutputOptions, Stage, StepStats,
 };
 use triton_inflight::manager::{
     BatchManager, Callbacks, LandedStep, Response, Submission, serve, statistics_json,
@@ -80,7 +80,7 @@ struct Diary {
     arrivals: Vec<Vec<NewRequest>>,
     rooms: Vec<usize>,
     streams: BTreeMap<u64, Vec<TokenId>>,
-    gathered: BTreeMap<u64, Vec<Gathered>>,
+    extra_outputs: BTreeMap<u64, Vec<ExtraOutputs>>,
     ends: BTreeMap<u64, Result<FinishReason, RequestError>>,
     /// To be stopped after so many responses of a request.
     stop_after: BTreeMap<u64, usize>,
@@ -110,8 +110,8 @@ impl Callbacks for Diary {
         let id = response.id.0;
         assert!(!self.ends.contains_key(&id), "{id} has ended");
         self.streams.entry(id).or_default().extend(response.tokens);
-        let gathered = self.gathered.entry(id).or_default();
-        gathered.extend_from_slice(response.gathered);
+        let extra_outputs = self.extra_outputs.entry(id).or_default();
+        extra_outputs.extend_from_slice(response.extra_outputs);
         *self.num_responses.entry(id).or_default() += 1;
         if let Some(end) = response.end {
             self.ends.insert(id, end);
@@ -550,9 +550,9 @@ fn a_logits_processor_is_refused_where_there_are_no_logits() {
 #[test]
 fn nothing_is_gathered_of_logits_where_there_are_none() {
     let request = NewRequest {
-        gather: Gather {
+        outputs: OutputOptions {
             log_probs: Some(0),
-            ..Gather::default()
+            ..OutputOptions::default()
         },
         ..request(1)
     };
@@ -583,7 +583,7 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
             ..config()
         };
         let ask = |id: u64| NewRequest {
-            gather: Gather {
+            outputs: OutputOptions {
                 log_probs: (!id.is_multiple_of(3)).then_some(id as u32),
                 context_logits: id % 3 == 2,
                 generation_logits: id % 3 == 2,
@@ -601,10 +601,13 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
         diary
     };
     // In which pieces it comes is a matter of the scheme.
-    let all_of = |gathered: &Vec<Gathered>| {
-        let log_probs = gathered.iter().filter_map(|it| it.log_probs.clone());
-        let context: Vec<_> = gathered.iter().map(|it| &it.context_logits[..]).collect();
-        let generation: Vec<_> = gathered
+    let all_of = |extra_outputs: &Vec<ExtraOutputs>| {
+        let log_probs = extra_outputs.iter().filter_map(|it| it.log_probs.clone());
+        let context: Vec<_> = extra_outputs
+            .iter()
+            .map(|it| &it.context_logits[..])
+            .collect();
+        let generation: Vec<_> = extra_outputs
             .iter()
             .map(|it| &it.generation_logits[..])
             .collect();
@@ -613,9 +616,9 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
     };
     const VOCAB_SIZE: usize = 160;
     let fused = served(BatchingScheme::InflightFused, 1);
-    for (id, gathered) in &fused.gathered {
+    for (id, extra_outputs) in &fused.extra_outputs {
         let tokens = &fused.streams[id];
-        let (log_probs, context, generation) = all_of(gathered);
+        let (log_probs, context, generation) = all_of(extra_outputs);
         let num_logits = [context.len(), generation.len()].map(|len| len / VOCAB_SIZE);
         let all = [prompt(*id).len(), tokens.len()];
         assert_eq!(num_logits, if id % 3 == 2 { all } else { [0, 0] });
@@ -634,10 +637,10 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
     ] {
         let other = served(scheme, num_micro_batches);
         assert_eq!(other.streams, fused.streams, "{scheme:?}");
-        for (id, gathered) in &other.gathered {
+        for (id, extra_outputs) in &other.extra_outputs {
             assert_eq!(
-                all_of(gathered),
-                all_of(&fused.gathered[id]),
+                all_of(extra_outputs),
+                all_of(&fused.extra_outputs[id]),
                 "{id}, {scheme:?}"
             );
         }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use engine_support::{Ask, World, search_alone, wide_config};
 use triton_inflight::base::{Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
-    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, Gather,
-    KvBlocks, Phase,
+    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, KvBlocks,
+    OutputOptions, Phase,
 };
 use triton_inflight::sampling::{EarlyStopping, FinishReason, Hypothesis, SampleError};
 
@@ -262,9 +262,9 @@ fn the_prompt_of_beams_is_found_again_and_nothing_else_of_them() {
     let prompt: Vec<_> = (0..10).collect();
     let ask = Ask {
         prompt: prompt.clone(),
-        gather: Gather {
+        outputs: OutputOptions {
             kv_blocks: true,
-            ..Gather::default()
+            ..OutputOptions::default()
         },
         ..search(1, 12, 3)
     };
@@ -300,10 +300,10 @@ fn the_logits_of_a_beam_are_those_of_its_history_and_shared_with_its_kin() {
             ..with_beams(4)
         });
         let ask = Ask {
-            gather: Gather {
+            outputs: OutputOptions {
                 context_logits: true,
                 generation_logits: true,
-                ..Gather::default()
+                ..OutputOptions::default()
             },
             has_end_id: true,
             ..search(5, 9, 4)
@@ -389,9 +389,9 @@ fn beams_that_are_out_with_a_step_are_known_to_be() {
 fn a_request_that_wants_to_know_its_beams_is_told_of_them() {
     let mut world = World::new(with_beams(3));
     let told_every = |beams| Ask {
-        gather: Gather {
+        outputs: OutputOptions {
             beams: NonZeroU32::new(beams),
-            ..Gather::default()
+            ..OutputOptions::default()
         },
         ..search(5, 9, 3)
     };

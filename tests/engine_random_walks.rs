@@ -15,7 +15,7 @@ use proptest::test_runner::FileFailurePersistence;
 use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, DraftOptions,
-    EngineConfig, Event, Gather, PlannedSequence, PromptLookup, ReuseOptions, Speculation,
+    EngineConfig, Event, OutputOptions, PlannedSequence, PromptLookup, ReuseOptions, Speculation,
 };
 use triton_inflight::sampling::{BeamSearch, EarlyStopping};
 
@@ -137,26 +137,26 @@ fn asks() -> impl Strategy<Value = Ask> {
         enabled,
         salt: salt.map(Into::into),
     });
-    let gather = prop_oneof![2 => Just([false; 4]), 1 => any::<[bool; 4]>()];
-    let gather = (gather, 0u32..4).prop_map(
-        |([context_logits, generation_logits, kv_blocks, drafts], beams)| Gather {
+    let outputs = prop_oneof![2 => Just([false; 4]), 1 => any::<[bool; 4]>()];
+    let outputs = (outputs, 0u32..4).prop_map(
+        |([context_logits, generation_logits, kv_blocks, drafts], beams)| OutputOptions {
             context_logits,
             generation_logits,
             kv_blocks,
             drafts,
             beams: NonZeroU32::new(beams),
-            ..Gather::default()
+            ..OutputOptions::default()
         },
     );
     (
         (prompt, 0u32..40, any::<bool>(), fails_after),
         prop_oneof![6 => Just(0), 1 => -2..3],
         reuse,
-        gather,
+        outputs,
         guesses(),
         (beams(), any::<bool>()),
     )
-        .prop_map(|(tokens, priority, reuse, gather, guesses, search)| {
+        .prop_map(|(tokens, priority, reuse, outputs, guesses, search)| {
             let (prompt, max_new_tokens, has_end_id, fails_after) = tokens;
             let mut ask = Ask {
                 prompt,
@@ -165,7 +165,7 @@ fn asks() -> impl Strategy<Value = Ask> {
                 fails_after,
                 priority,
                 reuse,
-                gather,
+                outputs,
                 drafts: DraftOptions::default(),
                 beam_search: search.0,
                 has_stop_text: search.1,

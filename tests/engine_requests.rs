@@ -5,8 +5,8 @@ mod engine_support;
 use engine_support::{Ask, World, wide_config};
 use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, EngineConfig, Event, Gather, KvBlocks,
-    PromptLookup, Speculation,
+    BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, EngineConfig, Event, KvBlocks,
+    OutputOptions, PromptLookup, Speculation,
 };
 use triton_inflight::sampling::{FinishReason, SampleError};
 
@@ -253,9 +253,9 @@ fn limits_beyond_what_the_pool_can_hold_take_no_memory() {
 #[test]
 fn a_request_can_know_how_many_blocks_it_has_had() {
     let of_blocks = Ask {
-        gather: Gather {
+        outputs: OutputOptions {
             kv_blocks: true,
-            ..Gather::default()
+            ..OutputOptions::default()
         },
         ..Ask::of_lengths(7, 9)
     };
@@ -288,9 +288,9 @@ fn a_request_can_know_how_many_blocks_it_has_had() {
         assert_eq!(world.streams[&id].kv_blocks, expected);
     }
     let context = Ask {
-        gather: Gather {
+        outputs: OutputOptions {
             context_logits: true,
-            ..of_blocks.gather
+            ..of_blocks.outputs
         },
         ..of_blocks
     };
@@ -352,9 +352,9 @@ fn drafts_that_cannot_be_are_refused_with_the_way_out() {
 /// A request whose first `num_right` tokens are foreseen, and none after them.
 fn foreseen(num_right: usize, ask: Ask) -> Ask {
     let mut ask = Ask {
-        gather: Gather {
+        outputs: OutputOptions {
             drafts: true,
-            ..Gather::default()
+            ..OutputOptions::default()
         },
         ..ask
     };
@@ -384,7 +384,7 @@ fn what_drafts_come_to_is_told_to_the_request_and_in_the_records() {
     let wrong = world.add(wrong).expect("fits");
     let right = world.add(foreseen(9, Ask::of_lengths(5, 9))).expect("fits");
     let silent = Ask {
-        gather: Gather::default(),
+        outputs: OutputOptions::default(),
         ..foreseen(3, Ask::of_lengths(4, 9))
     };
     let silent = world.add(silent).expect("fits");

@@ -169,27 +169,27 @@ impl Admission {
         answer.stream_interval = stream_interval as usize;
         answer.outputs = outputs;
         let drafts = options.drafts(num_new_tokens);
-        let mut gather = options.gather(&answer.outputs);
+        let mut outputs = options.engine_outputs(&answer.outputs);
         if num_sequences.generated > num_sequences.returned {
-            gather.log_probs.get_or_insert(0);
+            outputs.log_probs.get_or_insert(0);
         }
         if num_found.is_some() && !answer.outputs.contains(&OutputKind::Logprobs) {
             // Those that the search goes by come with what is found.
-            gather.log_probs = None;
+            outputs.log_probs = None;
         }
         if answer.searches && answer.stream {
             // Each time that it hears of them they are due.
-            gather.beams = NonZeroU32::new(stream_interval);
+            outputs.beams = NonZeroU32::new(stream_interval);
             answer.stream_interval = 1;
         }
         let of = |wanted, num_tokens| if wanted { num_tokens } else { 0 };
         // Of beams that fall away their rows may still be those of a text that has ended.
         let num_texts = branches.len() * sampling.beam_width() as usize;
         answer.memory = self.answer_memory.set_aside(Needs {
-            num_logits: of(gather.context_logits, num_prompt_tokens)
-                + of(gather.generation_logits, num_texts * num_new_tokens),
-            num_tokens: of(gather.log_probs.is_some(), num_texts * num_new_tokens),
-            num_top: gather.log_probs.unwrap_or_default(),
+            num_logits: of(outputs.context_logits, num_prompt_tokens)
+                + of(outputs.generation_logits, num_texts * num_new_tokens),
+            num_tokens: of(outputs.log_probs.is_some(), num_texts * num_new_tokens),
+            num_top: outputs.log_probs.unwrap_or_default(),
             as_json: answer.outputs.contains(&OutputKind::Logprobs),
         })?;
         answer.num_prompt_tokens = num_prompt_tokens;
@@ -219,7 +219,7 @@ impl Admission {
             sampling: Arc::new(sampling),
             priority: options.priority,
             reuse: options.reuse,
-            gather,
+            outputs,
             drafts,
         };
         Ok(Admitted {

@@ -1,4 +1,4 @@
-//! The memory that logits and log-probabilities in answers may take: what a request could gather at most is set
+//! The memory that logits and log-probabilities in answers may take: the most that a request could be given is set
 //! aside before it starts, and given back when its answer is gone.
 
 use std::sync::Arc;
@@ -102,10 +102,10 @@ impl AnswerMemory {
         }))
     }
 
-    /// What the log-probabilities of one token take, as they are gathered and as they are written.
+    /// What the log-probabilities of one token take, as the engine returns them and as they are written.
     fn bytes_per_token(&self, needs: Needs) -> u64 {
         let num_top = u64::from(needs.num_top);
-        let gathered = size_of::<TokenLogProbs>() as u64
+        let extra_outputs = size_of::<TokenLogProbs>() as u64
             + LIST_OVERHEAD
             + num_top * size_of::<TokenLogProb>() as u64;
         let written = match needs.as_json {
@@ -113,7 +113,7 @@ impl AnswerMemory {
             true => (num_top + 1) * self.max_entry_bytes + 2,
             false => size_of::<f32>() as u64,
         };
-        gathered + written
+        extra_outputs + written
     }
 }
 
@@ -166,7 +166,8 @@ mod tests {
 
     #[test]
     fn log_probabilities_count_as_they_are_gathered_and_as_they_are_written() {
-        let gathered = (size_of::<TokenLogProbs>() + 16 + 3 * size_of::<TokenLogProb>()) as u64;
+        let extra_outputs =
+            (size_of::<TokenLogProbs>() + 16 + 3 * size_of::<TokenLogProb>()) as u64;
         for (as_json, written) in [(false, 4), (true, 402)] {
             let needs = |num_tokens| Needs {
                 num_tokens,
@@ -174,7 +175,7 @@ mod tests {
                 as_json,
                 ..Needs::default()
             };
-            let bytes = gathered + written;
+            let bytes = extra_outputs + written;
             let mut memory = AnswerMemory::new(10 * bytes, 10, 100);
             let error = memory.set_aside(needs(11)).expect_err("one too many");
             assert!(

@@ -97,8 +97,8 @@ impl NewBranches {
         sampling.seed = sampling.seed.wrapping_add(branch as u64);
         sampling.logits_processor = self.processors.get(branch).cloned();
         sampling.guide = sampling.guide.as_ref().map(|guide| guide.0.fresh());
-        // The prompt is the same for all, and gathered once.
-        request.gather.context_logits = false;
+        // All have the same prompt: one returns its logits.
+        request.outputs.context_logits = false;
         request
     }
 }
@@ -107,7 +107,7 @@ impl NewBranches {
 mod tests {
     use super::*;
     use crate::base::{TokenId, Tokens};
-    use crate::engine::Gather;
+    use crate::engine::OutputOptions;
     use crate::sampling::{GuideTokens, ProcessLogits, SampleError, SamplingInput, SamplingParams};
 
     fn request(seed: u64) -> NewRequest {
@@ -117,10 +117,10 @@ mod tests {
                 seed,
                 ..SamplingParams::default()
             }),
-            gather: Gather {
+            outputs: OutputOptions {
                 context_logits: true,
                 generation_logits: true,
-                ..Gather::default()
+                ..OutputOptions::default()
             },
             ..NewRequest::new(SequenceId(7), vec![1, 2], Tokens(5))
         }
@@ -161,16 +161,16 @@ mod tests {
                 (&*request.prompt, request.sampling.temperature),
                 (&[1, 2][..], 1.0)
             );
-            assert!(request.gather.generation_logits);
+            assert!(request.outputs.generation_logits);
         }
         let context: Vec<_> = requests
             .iter()
-            .map(|request| request.gather.context_logits)
+            .map(|request| request.outputs.context_logits)
             .collect();
         assert_eq!(
             context,
             [true, false, false],
-            "the prompt's logits are gathered once"
+            "the prompt's logits are returned once"
         );
     }
 

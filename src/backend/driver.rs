@@ -494,9 +494,9 @@ impl Driver {
                         answer.times.admission.get_or_insert(step_start);
                     }
                 }
-                Event::Gathered(id, gathered) => {
+                Event::ExtraOutputs(id, extra_outputs) => {
                     if let Some((answer, row)) = self.in_flight.row_mut(id) {
-                        answer.gather(row, *gathered);
+                        answer.add_extra_outputs(row, *extra_outputs);
                     }
                 }
                 Event::Token(id, token) => {

@@ -12,7 +12,7 @@ use crate::engine::kv::KvCache;
 use crate::engine::manager::forget;
 use crate::engine::sequence::{Sequence, SequenceText};
 use crate::engine::{
-    BatchingScheme, Engine, Event, Gathered, Named, PlannedSequence, Sampled, Step, StepOutput,
+    BatchingScheme, Engine, Event, ExtraOutputs, Named, PlannedSequence, Sampled, Step, StepOutput,
 };
 use crate::sampling::FinishReason;
 
@@ -119,7 +119,7 @@ impl Engine {
         let sequence = &mut self.sequences[planned.slot];
         let text = sequence.text.insert(text);
         if let Some(place) = self.cancelled.iter().position(|&slot| slot == planned.slot) {
-            while results.gathered(planned.slot).is_some() {}
+            while results.extra_outputs(planned.slot).is_some() {}
             self.cancelled.swap_remove(place);
             forget(&mut self.sequences, &mut self.kv, planned.slot);
             return None;
@@ -136,10 +136,10 @@ impl Engine {
             sequence.take_back_drafts(num_accepted);
             self.drafts.add(planned.num_drafts as usize, num_accepted);
         }
-        if sequence.details.gathers {
-            let mut gathered = results.gathered(planned.slot);
-            sequence.tell_news(&mut gathered);
-            events.extend(gathered.map(|it| Event::Gathered(planned.id, it)));
+        if sequence.details.has_extra_outputs {
+            let mut extra_outputs = results.extra_outputs(planned.slot);
+            sequence.tell_news(&mut extra_outputs);
+            events.extend(extra_outputs.map(|it| Event::ExtraOutputs(planned.id, it)));
         }
         let result = result?;
         if sequence.has_beams() {
@@ -147,10 +147,10 @@ impl Engine {
         }
         let mut ended = choose(sequence, result, events);
         for &(_, result) in more {
-            let gathered = results.gathered(planned.slot);
+            let extra_outputs = results.extra_outputs(planned.slot);
             // What it gives after its end is nothing.
             if ended.is_none() {
-                events.extend(gathered.map(|it| Event::Gathered(planned.id, it)));
+                events.extend(extra_outputs.map(|it| Event::ExtraOutputs(planned.id, it)));
                 ended = choose(sequence, result, events);
             }
         }
@@ -175,7 +175,7 @@ impl Engine {
 struct Results<'a> {
     sampled: slice::Iter<'a, (SeqSlot, Sampled)>,
     named: Drain<'a, Named>,
-    gathered: Peekable<Drain<'a, (SeqSlot, Gathered)>>,
+    extra_outputs: Peekable<Drain<'a, (SeqSlot, ExtraOutputs)>>,
 }
 
 impl<'a> Results<'a> {
@@ -183,7 +183,7 @@ impl<'a> Results<'a> {
         Self {
             sampled: output.sampled.iter(),
             named: output.named.drain(..),
-            gathered: output.gathered.drain(..).peekable(),
+            extra_outputs: output.extra_outputs.drain(..).peekable(),
         }
     }
 
@@ -218,10 +218,10 @@ impl<'a> Results<'a> {
         }
     }
 
-    /// What was gathered next, if it is of the sequence in `slot`.
-    fn gathered(&mut self, slot: SeqSlot) -> Option<Box<Gathered>> {
-        let gathered = self.gathered.next_if(|(owner, _)| *owner == slot);
-        gathered.map(|(_, gathered)| Box::new(gathered))
+    /// The next extra outputs, if they are of the sequence in `slot`.
+    fn extra_outputs(&mut self, slot: SeqSlot) -> Option<Box<ExtraOutputs>> {
+        let extra_outputs = self.extra_outputs.next_if(|(owner, _)| *owner == slot);
+        extra_outputs.map(|(_, extra_outputs)| Box::new(extra_outputs))
     }
 
     fn check_end(mut self) {
@@ -230,8 +230,8 @@ impl<'a> Results<'a> {
             "no result for one that does not sample"
         );
         assert!(
-            self.gathered.next().is_none(),
-            "what is gathered is in the step's order"
+            self.extra_outputs.next().is_none(),
+            "extra outputs are in the step's order"
         );
     }
 }

@@ -329,7 +329,7 @@ impl Sequence {
     /// told of.
     pub(super) fn beam_news(&self) -> Option<Event> {
         let text = self.text.as_ref()?;
-        let interval = text.gather.beams?;
+        let interval = text.outputs.beams?;
         let num_tokens = text.num_generated().0;
         let are_known = self.details.beams.as_ref()?.named.is_empty();
         let are_due =

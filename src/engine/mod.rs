@@ -14,7 +14,7 @@
 //! lockstep.rs     what a batch in lockstep (V1) has come to
 //! step.rs         what was decided, as packed arrays
 //! table_rows.rs   the block tables in it
-//! gather.rs       what a request wants to know besides its tokens
+//! extra_outputs.rs   what a request wants besides its tokens, and what a step brings of it
 //! stats.rs        the record of a step
 //! integrity.rs    the invariants, as a check
 //! config.rs request.rs plan.rs output.rs    what goes in and out: plain data
@@ -42,7 +42,7 @@ mod budget;
 mod capacity;
 mod config;
 mod draft;
-mod gather;
+mod extra_outputs;
 mod integrity;
 mod kv;
 mod lockstep;
@@ -61,7 +61,7 @@ pub use config::{BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy,
 pub use draft::{
     DraftOptions, DraftTotals, MAX_DRAFT_TOKENS, MAX_NGRAM, PromptLookup, Speculation,
 };
-pub use gather::{Gather, Gathered, KvBlocks};
+pub use extra_outputs::{ExtraOutputs, KvBlocks, OutputOptions};
 pub use kv::{AttentionWindow, KvUsage, ReuseOptions, ReuseTotals};
 pub use lockstep::LockstepTotals;
 pub use manager::Engine;

@@ -1,7 +1,7 @@
 //! What comes back from a step, and what the engine makes of it.
 
 use crate::base::{SeqSlot, SequenceId, TokenId};
-use crate::engine::Gathered;
+use crate::engine::ExtraOutputs;
 use crate::sampling::{BeamCandidate, FinishReason, Hypothesis, SampleError, TokenLogProbs};
 
 /// What the runner made of one sequence that samples.
@@ -39,10 +39,9 @@ pub struct StepOutput {
     pub sampled: Vec<(SeqSlot, Sampled)>,
     /// One for each [`Sampled::Candidates`].
     pub named: Vec<Named>,
-    /// One for each planned sequence of which something is gathered in this step, or for each of its
-    /// tokens; what is gathered of a beam's tokens is in `named`. It is moved from here into the event, never
-    /// copied.
-    pub gathered: Vec<(SeqSlot, Gathered)>,
+    /// One for each planned sequence with extra outputs in this step, or for each of its new tokens if it has
+    /// drafts; a beam's are in `named`. They are moved into the event, never copied.
+    pub extra_outputs: Vec<(SeqSlot, ExtraOutputs)>,
 }
 
 impl StepOutput {
@@ -50,7 +49,7 @@ impl StepOutput {
     pub fn clear(&mut self) {
         self.sampled.clear();
         self.named.clear();
-        self.gathered.clear();
+        self.extra_outputs.clear();
     }
 }
 
@@ -59,8 +58,8 @@ impl StepOutput {
 pub enum Event {
     /// It was planned for the first time: it is no longer queued.
     Admitted(SequenceId),
-    /// It has what it wanted to know besides a token. Before that `Token`.
-    Gathered(SequenceId, Box<Gathered>),
+    /// It has extra outputs. Comes before the `Token` that they belong to.
+    ExtraOutputs(SequenceId, Box<ExtraOutputs>),
     /// It has a new token. With drafts there may be several in a step.
     Token(SequenceId, TokenId),
     /// It gave its blocks back and will be computed again by itself.
@@ -78,7 +77,7 @@ impl Event {
     pub fn sequence_id(&self) -> SequenceId {
         match *self {
             Event::Admitted(id)
-            | Event::Gathered(id, _)
+            | Event::ExtraOutputs(id, _)
             | Event::Token(id, _)
             | Event::Paused(id)
             | Event::Hypotheses(id, _)

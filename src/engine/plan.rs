@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::base::{BlockId, BlockSize, SeqSlot, SequenceId, TokenId, Tokens};
-use crate::engine::Gather;
+use crate::engine::OutputOptions;
 use crate::engine::sequence::SequenceText;
 use crate::sampling::SamplingInput;
 
@@ -109,13 +109,13 @@ impl<'a> StepPlan<'a> {
         &self.token_ids[sequence.tokens.start as usize..sequence.tokens.end as usize]
     }
 
-    /// What the sequence at `index` wants to know besides its tokens.
-    pub fn gather(&self, index: usize) -> Gather {
-        self.texts[index].gather
+    /// The extra outputs that the sequence at `index` wants.
+    pub fn outputs(&self, index: usize) -> OutputOptions {
+        self.texts[index].outputs
     }
 
-    /// Which tokens of the sequence at `index` are to have their logits gathered: those of the prompt, if it
-    /// wants them, that are here for the first time. In `token_ids`, as its `tokens`; empty if there are none.
+    /// The prompt tokens in this chunk of the sequence at `index` whose logits are wanted and have not been
+    /// returned yet, as a range of `token_ids`. Empty if there are none.
     pub fn context_logits(&self, index: usize) -> Range<u32> {
         let (planned, text) = (&self.sequences[index], &self.texts[index]);
         let chunk_start = planned.kv_len - planned.tokens.len() as u32;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::base::{ClientId, SequenceId, TokenId, Tokens};
-use crate::engine::{DraftOptions, Gather, ReuseOptions};
+use crate::engine::{DraftOptions, OutputOptions, ReuseOptions};
 use crate::sampling::{SamplingParams, StopRule};
 
 /// A request for one sequence: its prompt, its limits, and how its tokens are chosen.
@@ -24,8 +24,8 @@ pub struct NewRequest {
     pub priority: i32,
     /// What it may share with others.
     pub reuse: ReuseOptions,
-    /// What it wants to know besides its tokens.
-    pub gather: Gather,
+    /// What it wants besides its tokens.
+    pub outputs: OutputOptions,
     /// Which of its tokens are guessed, where the engine speculates.
     pub drafts: DraftOptions,
 }
@@ -41,7 +41,7 @@ impl NewRequest {
             sampling: Arc::default(),
             priority: 0,
             reuse: ReuseOptions::default(),
-            gather: Gather::default(),
+            outputs: OutputOptions::default(),
             drafts: DraftOptions::default(),
         }
     }

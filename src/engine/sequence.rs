@@ -20,7 +20,9 @@ use crate::base::{Blocks, SeqSlot, SequenceId, TokenId, Tokens};
 use crate::engine::beams::Beams;
 use crate::engine::draft::Drafter;
 use crate::engine::kv::BlockTable;
-use crate::engine::{Gather, Gathered, KvBlocks, NewRequest, Phase, ReuseOptions, Speculation};
+use crate::engine::{
+    ExtraOutputs, KvBlocks, NewRequest, OutputOptions, Phase, ReuseOptions, Speculation,
+};
 use crate::sampling::{Endings, FinishReason, Owner, SamplingInput, SamplingParams, StopRule};
 
 /// What a runner may look at while a step is out: the sequence's own tokens and options.
@@ -39,30 +41,30 @@ pub(super) struct SequenceText {
     pub(super) num_drafts: usize,
     sampling: Arc<SamplingParams>,
     /// What it wants to know besides its tokens.
-    pub(super) gather: Gather,
-    /// Of how many tokens of the prompt the logits have been gathered.
-    num_gathered: u32,
+    pub(super) outputs: OutputOptions,
+    /// The number of prompt tokens whose logits have been returned.
+    num_returned_logits: u32,
     /// Whose tokens they are.
     owner: Owner,
 }
 
 impl SequenceText {
-    /// The positions from `start` to `end` whose logits are to be gathered; an empty range within them if
-    /// there are none.
+    /// The positions in `start..end` whose context logits are wanted and have not been returned yet. If there
+    /// are none, an empty range within them.
     pub(super) fn context_logits(&self, start: u32, end: u32) -> Range<u32> {
-        let first = start.max(self.num_gathered);
+        let first = start.max(self.num_returned_logits);
         let last = end.min(self.num_prompt_tokens as u32);
-        match self.gather.context_logits && first < last {
+        match self.outputs.context_logits && first < last {
             true => first..last,
             false => start..start,
         }
     }
 
-    /// Says that the tokens below `end` are computed, and what was wanted of them is gathered.
-    fn gathered_to(&mut self, end: Tokens) {
-        if self.gather.context_logits {
+    /// Records that the context logits of the tokens below `end` have been returned, if they are wanted.
+    fn returned_logits_to(&mut self, end: Tokens) {
+        if self.outputs.context_logits {
             let end = end.0.min(self.num_prompt_tokens as u32);
-            self.num_gathered = self.num_gathered.max(end);
+            self.num_returned_logits = self.num_returned_logits.max(end);
         }
     }
 
@@ -122,7 +124,7 @@ pub(super) struct Sequence {
     pub(super) micro_batch: u8,
     /// Why it has ended; set only while it waits for the rest of its lockstep batch.
     pub(super) ended: Option<FinishReason>,
-    /// Whether it has one token a step and wants nothing else: no beams, no drafts, nothing to gather.
+    /// Whether it has one token a step and wants nothing else: no beams, no drafts, no extra outputs.
     pub(super) is_plain: bool,
     pub(super) details: Box<Details>,
 }
@@ -144,7 +146,7 @@ pub(super) struct Details {
     /// What was told last of its blocks.
     kv_told: KvBlocks,
     /// Whether it wants to know anything besides its tokens.
-    pub(super) gathers: bool,
+    pub(super) has_extra_outputs: bool,
     /// `None` if nothing of it is ever drafted.
     drafter: Option<Box<Drafter>>,
     /// If it searches with several beams: all but the first, which is itself.
@@ -190,8 +192,8 @@ impl Sequence {
                 stop: request.stop,
                 num_drafts: 0,
                 sampling: request.sampling,
-                gather: request.gather,
-                num_gathered: 0,
+                outputs: request.outputs,
+                num_returned_logits: 0,
                 owner: Owner {
                     sequence: request.id,
                     client: request.client_id,
@@ -202,7 +204,7 @@ impl Sequence {
             blocks,
             micro_batch: 0,
             ended: None,
-            is_plain: beams.is_none() && drafter.is_none() && !request.gather.is_any(),
+            is_plain: beams.is_none() && drafter.is_none() && !request.outputs.any(),
             details: Box::new(Details {
                 rank,
                 num_prompt_tokens: context,
@@ -211,7 +213,7 @@ impl Sequence {
                 kv_before: KvBlocks::default(),
                 num_reused: Blocks::ZERO,
                 kv_told: KvBlocks::default(),
-                gathers: request.gather.is_any(),
+                has_extra_outputs: request.outputs.any(),
                 drafter: drafter.map(Box::new),
                 beams: beams.map(Box::new),
             }),
@@ -275,8 +277,10 @@ impl Sequence {
     /// How many of its first tokens it may take over from the cache.
     pub(super) fn max_reused(&self) -> Tokens {
         let text = self.text.as_ref().expect("no step with it is out");
-        text.gather
-            .max_reused(Tokens(text.num_gathered), self.details.num_prompt_tokens)
+        text.outputs.max_reused(
+            Tokens(text.num_returned_logits),
+            self.details.num_prompt_tokens,
+        )
     }
 
     /// Says that it has blocks, and that `num_reused` of them were found in the cache.
@@ -284,18 +288,18 @@ impl Sequence {
         self.details.num_reused = num_reused;
     }
 
-    /// Adds to what a step has gathered what is new of its blocks and of its drafts, if that is wanted.
-    pub(super) fn tell_news(&mut self, gathered: &mut Option<Box<Gathered>>) {
+    /// Adds the counts of its blocks and drafts to its extra outputs, where they are wanted and have changed.
+    pub(super) fn tell_news(&mut self, extra_outputs: &mut Option<Box<ExtraOutputs>>) {
         let text = self.text.as_mut().expect("its tokens are back");
-        text.gathered_to(self.computed);
-        let gather = text.gather;
-        let kv_blocks = self.kv_news().filter(|_| gather.kv_blocks);
+        text.returned_logits_to(self.computed);
+        let outputs = text.outputs;
+        let kv_blocks = self.kv_news().filter(|_| outputs.kv_blocks);
         let drafts = self.details.drafter.as_mut().and_then(|it| it.news());
-        let drafts = drafts.filter(|_| gather.drafts);
+        let drafts = drafts.filter(|_| outputs.drafts);
         if kv_blocks.is_some() || drafts.is_some() {
-            let gathered = gathered.get_or_insert_default();
-            gathered.kv_blocks = kv_blocks;
-            gathered.drafts = drafts;
+            let extra_outputs = extra_outputs.get_or_insert_default();
+            extra_outputs.kv_blocks = kv_blocks;
+            extra_outputs.drafts = drafts;
         }
     }
 

@@ -10,7 +10,7 @@
 //! ```
 
 use crate::base::{RequestError, SequenceId, TokenId};
-use crate::engine::{Gathered, NewRequest, StepStats};
+use crate::engine::{ExtraOutputs, NewRequest, StepStats};
 use crate::sampling::{FinishReason, Hypothesis};
 
 /// A request, and how it wants its answer.
@@ -67,8 +67,8 @@ pub struct Response<'a> {
     pub id: SequenceId,
     /// Tokens since the last response; all of them where the request does not stream.
     pub tokens: &'a [TokenId],
-    /// What it wanted to know besides, step by step: see [`NewRequest::gather`].
-    pub gathered: &'a [Gathered],
+    /// Its extra outputs, step by step: see [`NewRequest::outputs`].
+    pub extra_outputs: &'a [ExtraOutputs],
     /// What it has found with beams, the best first: with its final response, in the place of tokens; before
     /// that its beams as they are, if it streams and wants to know them.
     pub hypotheses: &'a [Hypothesis],

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use parking_lot::{Condvar, Mutex};
 
 use crate::base::{RequestError, SequenceId, StepError, TokenId};
-use crate::engine::{Gathered, NewRequest, StepStats};
+use crate::engine::{ExtraOutputs, NewRequest, StepStats};
 use crate::manager::{
     BatchManager, Callbacks, ManagerThread, Response, Submission, statistics_json,
 };
@@ -40,7 +40,7 @@ pub struct OwnedResponse {
     /// As in [`Response`].
     pub tokens: Vec<TokenId>,
     /// As in [`Response`].
-    pub gathered: Vec<Gathered>,
+    pub extra_outputs: Vec<ExtraOutputs>,
     /// As in [`Response`].
     pub hypotheses: Vec<Hypothesis>,
     /// As in [`Response`].
@@ -53,7 +53,7 @@ impl OwnedResponse {
         Self {
             id,
             tokens: Vec::new(),
-            gathered: Vec::new(),
+            extra_outputs: Vec::new(),
             hypotheses: Vec::new(),
             end: Some(end),
         }
@@ -270,7 +270,7 @@ impl Callbacks for Worker {
         self.0.state.lock().keep(OwnedResponse {
             id: response.id,
             tokens: response.tokens.to_vec(),
-            gathered: response.gathered.to_vec(),
+            extra_outputs: response.extra_outputs.to_vec(),
             hypotheses: response.hypotheses.to_vec(),
             end: response.end,
         });

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::base::{RequestError, SequenceId, StepError, TokenId};
-use crate::engine::{Event, Gathered};
+use crate::engine::{Event, ExtraOutputs};
 use crate::manager::{BatchManager, Callbacks, LandedStep, Response, Submission};
 use crate::sampling::{FinishReason, Hypothesis};
 
@@ -35,7 +35,7 @@ pub fn serve(
 struct News {
     is_streaming: bool,
     tokens: Vec<TokenId>,
-    gathered: Vec<Gathered>,
+    extra_outputs: Vec<ExtraOutputs>,
     hypotheses: Box<[Hypothesis]>,
 }
 
@@ -43,13 +43,13 @@ impl News {
     /// Whether there is something to be sent before the end.
     fn are_due(&self) -> bool {
         let is_empty =
-            self.tokens.is_empty() && self.gathered.is_empty() && self.hypotheses.is_empty();
+            self.tokens.is_empty() && self.extra_outputs.is_empty() && self.hypotheses.is_empty();
         self.is_streaming && !is_empty
     }
 
     fn clear(&mut self) {
         self.tokens.clear();
-        self.gathered.clear();
+        self.extra_outputs.clear();
         self.hypotheses = Box::default();
     }
 }
@@ -79,9 +79,9 @@ fn serve_all(
         let landed = manager.land(&mut events)?;
         for event in events.drain(..) {
             match event {
-                Event::Gathered(id, gathered) => {
+                Event::ExtraOutputs(id, extra_outputs) => {
                     if let Some(news) = in_flight.get_mut(&id) {
-                        news.gathered.push(*gathered);
+                        news.extra_outputs.push(*extra_outputs);
                     }
                 }
                 Event::Token(id, token) => {
@@ -174,7 +174,7 @@ fn send(
     callbacks.send_response(Response {
         id,
         tokens: &news.tokens,
-        gathered: &news.gathered,
+        extra_outputs: &news.extra_outputs,
         hypotheses: &news.hypotheses,
         end,
     });

@@ -115,8 +115,8 @@ impl BatchManager {
     ///
     /// # Errors
     /// A request that could never run, or one with a token outside the vocabulary. One with a logits processor where
-    /// there are none: in lockstep, and with a runner that has no logits. Without logits there is nothing to guide, or
-    /// to gather of them.
+    /// there are none: in lockstep, and with a runner that has no logits. Without logits there is no
+    /// guided decoding, and there are no log-probabilities.
     ///
     /// # Panics
     /// As [`Engine::add`].
@@ -133,7 +133,7 @@ impl BatchManager {
                 "a logits processor needs a model and in-flight batching".to_owned(),
             ));
         }
-        if request.gather.needs_logits() && !self.has_logits {
+        if request.outputs.needs_logits() && !self.has_logits {
             return Err(RequestError::Invalid(
                 "log-probabilities and logits need a model: the synthetic runner has none"
                     .to_owned(),

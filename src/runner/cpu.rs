@@ -20,7 +20,7 @@ use super::probe::{Operation, Probe, Work};
 use super::spec::ModelSpec;
 use crate::base::{BlockSize, LoadError, StepError};
 use crate::device::cpu::{Cpu, CpuOptions, KvCache, KvDtype, KvLayout, KvSpan};
-use crate::engine::{Gathered, Named, PlannedSequence, Sampled, StepOutput, StepPlan};
+use crate::engine::{ExtraOutputs, Named, PlannedSequence, Sampled, StepOutput, StepPlan};
 use crate::sampling::{LogProbs, Sampler, prepare_batches};
 
 /// A model on CPU: weights, KV cache, threads, and the buffers of its largest step.
@@ -51,8 +51,8 @@ pub struct CpuRunner<P = ()> {
     contexts: Vec<(usize, Range<usize>)>,
     /// Of each of `sampling_rows`: what was chosen from it, `None` behind a draft that was wrong.
     chosen: Vec<Option<Sampled>>,
-    /// Place in the plan, and what was gathered; empty between runs.
-    gathered: Vec<(usize, Gathered)>,
+    /// Place in the plan, and its extra outputs; empty between runs.
+    extra_outputs: Vec<(usize, ExtraOutputs)>,
     /// Row of the logits, and what a beam has named; empty between runs.
     named: Vec<(usize, Named)>,
 }
@@ -63,8 +63,8 @@ struct Chooser {
     log_probs: LogProbs,
     /// Row of the logits, and what was chosen from it; of a sequence's rows the first ones.
     chosen: Vec<(usize, Sampled)>,
-    /// Place in the plan, and what was gathered; only of those that want anything.
-    gathered: Vec<(usize, Gathered)>,
+    /// Place in the plan, and its extra outputs; only of those that want any.
+    extra_outputs: Vec<(usize, ExtraOutputs)>,
     /// Row of the logits, and what a beam has named.
     named: Vec<(usize, Named)>,
 }
@@ -116,7 +116,7 @@ impl<P: Probe> CpuRunner<P> {
                     sampler: Sampler::new(spec.vocab_size),
                     log_probs: LogProbs::new(spec.vocab_size),
                     chosen: Vec::with_capacity(max_sampled_rows),
-                    gathered: Vec::new(),
+                    extra_outputs: Vec::new(),
                     named: Vec::new(),
                 })
                 .collect(),
@@ -128,7 +128,7 @@ impl<P: Probe> CpuRunner<P> {
             sampling_rows: Vec::with_capacity(max_sampled_rows),
             chosen: Vec::with_capacity(max_sampled_rows),
             contexts: Vec::new(),
-            gathered: Vec::new(),
+            extra_outputs: Vec::new(),
             named: Vec::new(),
             cpu,
             limits,
@@ -257,11 +257,11 @@ impl<P: Probe> CpuRunner<P> {
             let mut context_logits = vec![0.0; rows.len() * self.vocab_size];
             self.decoder
                 .logits(&mut self.cpu, rows, &mut context_logits, &mut self.probe);
-            let gathered = Gathered {
+            let extra_outputs = ExtraOutputs {
                 context_logits,
-                ..Gathered::default()
+                ..ExtraOutputs::default()
             };
-            self.gathered.push((index, gathered));
+            self.extra_outputs.push((index, extra_outputs));
         }
         self.decoder.keep(&self.sampling_rows);
     }
@@ -297,7 +297,7 @@ impl<P: Probe> CpuRunner<P> {
             for (row, sampled) in chooser.chosen.drain(..) {
                 self.chosen[row] = Some(sampled);
             }
-            self.gathered.append(&mut chooser.gathered);
+            self.extra_outputs.append(&mut chooser.extra_outputs);
             self.named.append(&mut chooser.named);
         }
         for (&index, &start) in sampling.iter().zip(starts) {
@@ -312,18 +312,18 @@ impl<P: Probe> CpuRunner<P> {
         let named = self.named.drain(..).map(|(_, named)| named);
         output.named.extend(named);
         // Of one sequence there are at most a context and a token, in this order, or several tokens.
-        self.gathered.sort_by_key(|(index, _)| *index);
+        self.extra_outputs.sort_by_key(|(index, _)| *index);
         let mut last = None;
-        for (index, gathered) in self.gathered.drain(..) {
+        for (index, extra_outputs) in self.extra_outputs.drain(..) {
             let is_same = last == Some(index) && plan.sequences[index].num_drafts == 0;
-            match output.gathered.last_mut().filter(|_| is_same) {
+            match output.extra_outputs.last_mut().filter(|_| is_same) {
                 Some((_, of_context)) => {
-                    of_context.log_probs = gathered.log_probs;
-                    of_context.generation_logits = gathered.generation_logits;
+                    of_context.log_probs = extra_outputs.log_probs;
+                    of_context.generation_logits = extra_outputs.generation_logits;
                 }
                 None => {
                     let slot = plan.sequences[index].slot;
-                    output.gathered.push((slot, gathered));
+                    output.extra_outputs.push((slot, extra_outputs));
                 }
             }
             last = Some(index);
@@ -367,8 +367,8 @@ impl Chooser {
         num_accepted: usize,
         logits: &mut [f32],
     ) -> Sampled {
-        let gather = plan.gather(index);
-        if gather.samples_more() {
+        let outputs = plan.outputs(index);
+        if outputs.is_any_per_token() {
             self.log_probs.keep(logits);
         }
         let input = plan.sampling_input_after(index, num_accepted);
@@ -376,17 +376,19 @@ impl Chooser {
             Ok(token) => token,
             Err(error) => return Sampled::Failed(error),
         };
-        if gather.samples_more() {
+        if outputs.is_any_per_token() {
             let log_probs = &mut self.log_probs;
-            let gathered = Gathered {
-                log_probs: gather.log_probs.map(|num_top| log_probs.of(token, num_top)),
-                generation_logits: match gather.generation_logits {
+            let extra_outputs = ExtraOutputs {
+                log_probs: outputs
+                    .log_probs
+                    .map(|num_top| log_probs.of(token, num_top)),
+                generation_logits: match outputs.generation_logits {
                     true => log_probs.take(),
                     false => Vec::new(),
                 },
-                ..Gathered::default()
+                ..ExtraOutputs::default()
             };
-            self.gathered.push((index, gathered));
+            self.extra_outputs.push((index, extra_outputs));
         }
         Sampled::Token(token)
     }
@@ -400,8 +402,8 @@ impl Chooser {
         logits: &mut [f32],
         num_candidates: usize,
     ) -> Sampled {
-        let gather = plan.gather(index);
-        if gather.samples_more() {
+        let outputs = plan.outputs(index);
+        if outputs.is_any_per_token() {
             self.log_probs.keep(logits);
         }
         let input = plan.sampling_input(index);
@@ -413,11 +415,11 @@ impl Chooser {
             candidates,
             ..Named::default()
         };
-        if let Some(num_top) = gather.log_probs {
+        if let Some(num_top) = outputs.log_probs {
             let tokens = named.candidates.iter().map(|it| it.token);
             named.log_probs = self.log_probs.of_each(tokens, num_top);
         }
-        if gather.generation_logits {
+        if outputs.generation_logits {
             named.generation_logits = self.log_probs.take();
         }
         self.named.push((row, named));

@@ -16,8 +16,8 @@ use triton_inflight::base::{
 };
 use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine, EngineConfig,
-    Event, Gather, Gathered, KvBlocks, Named, NewRequest, Phase, PlannedSequence, ReuseOptions,
-    Sampled, Step, StepOutput, StepPlan,
+    Event, ExtraOutputs, KvBlocks, Named, NewRequest, OutputOptions, Phase, PlannedSequence,
+    ReuseOptions, Sampled, Step, StepOutput, StepPlan,
 };
 use triton_inflight::sampling::{
     BeamCandidate, BeamSearch, Continuation, EarlyStopping, FinishReason, Hypotheses, Hypothesis,
@@ -42,7 +42,7 @@ pub struct Ask {
     /// What it shares.
     pub reuse: ReuseOptions,
     /// What it wants to know.
-    pub gather: Gather,
+    pub outputs: OutputOptions,
     /// What is guessed of it.
     pub drafts: DraftOptions,
     /// How it searches, if it does.
@@ -80,7 +80,7 @@ impl Ask {
             fails_after: None,
             priority: 0,
             reuse: ReuseOptions::default(),
-            gather: Gather::default(),
+            outputs: OutputOptions::default(),
             drafts: DraftOptions::default(),
             beam_search: None,
             has_stop_text: false,
@@ -127,7 +127,7 @@ impl Ask {
             }),
             priority: self.priority,
             reuse: self.reuse.clone(),
-            gather: self.gather,
+            outputs: self.outputs,
             drafts: self.drafts.clone(),
         }
     }
@@ -181,7 +181,7 @@ pub fn search_alone(ask: &Ask, search: BeamSearch, max_seq_len: Tokens) -> Searc
     let mut hypotheses = Hypotheses::new(search, max_new_tokens);
     let chosen_from = |tokens: &[TokenId]| {
         let prefixes = (0..tokens.len()).map(|len| Arc::new(logits(entry(&tokens[..len]))));
-        let are_wanted = ask.gather.generation_logits;
+        let are_wanted = ask.outputs.generation_logits;
         prefixes.filter(|_| are_wanted).collect()
     };
     let mut beams: Vec<(f64, Vec<TokenId>, Vec<f32>)> = vec![(0.0, vec![], vec![])];
@@ -317,7 +317,7 @@ pub struct Stream {
     pub ask: Ask,
     pub tokens: Vec<TokenId>,
     /// Positions whose context logits have come, and those whose token has been chosen.
-    pub gathered: [Vec<f32>; 2],
+    pub extra_outputs: [Vec<f32>; 2],
     /// What it has found with beams.
     pub hypotheses: Vec<Hypothesis>,
     /// What it was told of its beams, in the end what it has found.
@@ -335,17 +335,17 @@ impl Stream {
     /// Every row that was wanted has come once and in order, and no other.
     fn check_gathered(&self) {
         let num_prompt_tokens = self.ask.prompt.len();
-        let gather = self.ask.gather;
+        let outputs = self.ask.outputs;
         for (is_wanted, rows, came) in [
             (
-                gather.context_logits,
+                outputs.context_logits,
                 0..num_prompt_tokens,
-                &self.gathered[0],
+                &self.extra_outputs[0],
             ),
             (
-                gather.generation_logits,
+                outputs.generation_logits,
                 num_prompt_tokens..num_prompt_tokens + self.tokens.len(),
-                &self.gathered[1],
+                &self.extra_outputs[1],
             ),
         ] {
             let wanted: Vec<_> = rows.filter(|_| is_wanted).map(|row| row as f32).collect();
@@ -399,7 +399,7 @@ impl World {
             Stream {
                 ask,
                 tokens: Vec::new(),
-                gathered: [const { Vec::new() }; 2],
+                extra_outputs: [const { Vec::new() }; 2],
                 hypotheses: Vec::new(),
                 told: Vec::new(),
                 kv_blocks: KvBlocks::default(),
@@ -525,19 +525,19 @@ impl World {
                     stream.paused = true;
                     self.num_pauses += 1;
                 }
-                Event::Gathered(_, ref gathered) => {
-                    let [context, generation] = &mut stream.gathered;
-                    context.extend(&gathered.context_logits);
-                    generation.extend(&gathered.generation_logits);
-                    if let Some(now) = gathered.kv_blocks {
+                Event::ExtraOutputs(_, ref extra_outputs) => {
+                    let [context, generation] = &mut stream.extra_outputs;
+                    context.extend(&extra_outputs.context_logits);
+                    generation.extend(&extra_outputs.generation_logits);
+                    if let Some(now) = extra_outputs.kv_blocks {
                         let before = std::mem::replace(&mut stream.kv_blocks, now);
-                        assert!(stream.ask.gather.kv_blocks && before != now);
+                        assert!(stream.ask.outputs.kv_blocks && before != now);
                         assert!(before.num_new <= now.num_new);
                         assert!(before.num_reused <= now.num_reused);
                     }
-                    if let Some(now) = gathered.drafts {
+                    if let Some(now) = extra_outputs.drafts {
                         let before = std::mem::replace(&mut stream.drafts, now);
-                        assert!(stream.ask.gather.drafts);
+                        assert!(stream.ask.outputs.drafts);
                         assert!(before.num_drafted < now.num_drafted);
                         assert!(before.num_accepted <= now.num_accepted);
                         assert!(now.num_accepted <= now.num_drafted);
@@ -563,7 +563,7 @@ impl World {
                     assert_eq!(answer, expected, "{id:?} finds something else alone");
                     let every = stream
                         .ask
-                        .gather
+                        .outputs
                         .beams
                         .map(|interval| interval.get() as usize);
                     let told: Vec<_> = every
@@ -634,12 +634,12 @@ fn run(
         }
         // A row of logits is one number here: its position.
         let first = planned.tokens.start as usize;
-        let mut gathered = Gathered {
+        let mut extra_outputs = ExtraOutputs {
             context_logits: plan
                 .context_logits(index)
                 .map(|row| (row as usize - first + start) as f32)
                 .collect(),
-            ..Gathered::default()
+            ..ExtraOutputs::default()
         };
         for num_accepted in (0..=drafts.len()).take_while(|_| planned.samples) {
             let last = end - 1 - drafts.len() + num_accepted;
@@ -653,7 +653,7 @@ fn run(
                 match candidates(entry, num) {
                     Err(error) => Sampled::Failed(error),
                     Ok(candidates) => {
-                        let are_wanted = plan.gather(index).generation_logits;
+                        let are_wanted = plan.outputs(index).generation_logits;
                         output.named.push(Named {
                             candidates,
                             generation_logits: if are_wanted { logits(entry) } else { vec![] },
@@ -667,18 +667,18 @@ fn run(
             };
             output.sampled.push((planned.slot, sampled));
             // Those of a beam are in what it names.
-            if plan.gather(index).generation_logits && plan.num_candidates(index).is_none() {
-                gathered.generation_logits.push((last + 1) as f32);
+            if plan.outputs(index).generation_logits && plan.num_candidates(index).is_none() {
+                extra_outputs.generation_logits.push((last + 1) as f32);
                 output
-                    .gathered
-                    .push((planned.slot, std::mem::take(&mut gathered)));
+                    .extra_outputs
+                    .push((planned.slot, std::mem::take(&mut extra_outputs)));
             }
             if drafts.get(num_accepted).map(|&draft| Sampled::Token(draft)) != Some(sampled) {
                 break;
             }
         }
-        if gathered != Gathered::default() {
-            output.gathered.push((planned.slot, gathered));
+        if extra_outputs != ExtraOutputs::default() {
+            output.extra_outputs.push((planned.slot, extra_outputs));
         }
     }
 }
@@ -848,7 +848,7 @@ fn check_plan(
         assert!(num_chunk_tokens > 0);
         let rows = plan.context_logits(index);
         assert!(planned.tokens.start <= rows.start && rows.end <= planned.tokens.end);
-        assert_eq!(plan.gather(index), stream.ask.gather);
+        assert_eq!(plan.outputs(index), stream.ask.outputs);
         assert_eq!(chunk, &with_drafts[start as usize..planned.kv_len as usize]);
         let range = planned.tokens.start as usize..planned.tokens.end as usize;
         assert!(

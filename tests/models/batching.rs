@@ -5,7 +5,7 @@
 use triton_inflight::base::TokenId;
 use triton_inflight::device::cpu::{CodeBits, KvDtype};
 use triton_inflight::engine::{
-    BlockReuse, CapacityPolicy, DraftOptions, Gather, PromptLookup, Speculation,
+    BlockReuse, CapacityPolicy, DraftOptions, OutputOptions, PromptLookup, Speculation,
 };
 use triton_inflight::runner::WeightPrecision;
 use triton_inflight::sampling::{
@@ -43,7 +43,7 @@ fn requests() -> Vec<Request> {
                 },
             },
             // Some want nothing, some a log-probability, some the most likely tokens as well.
-            gather: Gather {
+            outputs: OutputOptions {
                 log_probs: [None, Some(0), Some(5), Some(20)][index % 4],
                 context_logits: index % 3 == 1,
                 generation_logits: index % 5 < 2,
@@ -186,7 +186,7 @@ fn what_a_request_wants_to_know_changes_nothing_of_its_tokens() {
     for request in requests() {
         let asked = serve_alone(&mut runner, &setup, &request);
         let nothing = Request {
-            gather: Gather::default(),
+            outputs: OutputOptions::default(),
             ..request.clone()
         };
         let silent = serve_alone(&mut runner, &setup, &nothing);
@@ -200,8 +200,8 @@ fn what_a_request_wants_to_know_changes_nothing_of_its_tokens() {
             (0, 0)
         );
         let num_rows = |wanted, num_tokens| if wanted { num_tokens } else { 0 };
-        let num_context = num_rows(request.gather.context_logits, request.prompt.len());
-        let num_generation = num_rows(request.gather.generation_logits, asked.tokens.len());
+        let num_context = num_rows(request.outputs.context_logits, request.prompt.len());
+        let num_generation = num_rows(request.outputs.generation_logits, asked.tokens.len());
         assert_eq!(
             asked.context_logits.len(),
             num_context * runner.vocab_size()
@@ -215,11 +215,11 @@ fn what_a_request_wants_to_know_changes_nothing_of_its_tokens() {
             let first = &asked.generation_logits[..runner.vocab_size()];
             assert_eq!(&asked.context_logits[last..], first, "one and the same row");
         }
-        let num_asked = request.gather.log_probs.map_or(0, |_| asked.tokens.len());
+        let num_asked = request.outputs.log_probs.map_or(0, |_| asked.tokens.len());
         assert_eq!(asked.log_probs.len(), num_asked);
         for (token, log_probs) in asked.tokens.iter().zip(&asked.log_probs) {
             assert_eq!(log_probs.chosen.token, *token);
-            assert_eq!(Some(log_probs.top.len() as u32), request.gather.log_probs);
+            assert_eq!(Some(log_probs.top.len() as u32), request.outputs.log_probs);
         }
     }
 }
@@ -587,11 +587,11 @@ fn a_request_is_the_same_when_its_tokens_are_guessed() {
 fn requests_with_beams() -> Vec<Request> {
     let mut requests = requests_that_share();
     for (index, request) in requests.iter_mut().enumerate().filter(|(n, _)| n % 3 != 1) {
-        request.gather = Gather {
+        request.outputs = OutputOptions {
             context_logits: index % 2 == 0,
             generation_logits: index % 4 < 2,
             kv_blocks: true,
-            ..Gather::default()
+            ..OutputOptions::default()
         };
         request.sampling = SamplingParams {
             repetition_penalty: [1.0, 1.2][index % 2],

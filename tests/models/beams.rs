@@ -4,7 +4,7 @@ use std::fs;
 
 use serde::Deserialize;
 use triton_inflight::base::TokenId;
-use triton_inflight::engine::Gather;
+use triton_inflight::engine::OutputOptions;
 use triton_inflight::sampling::{BeamSearch, EarlyStopping, SamplingParams};
 
 use crate::support::{Request, Setup, fixture, serve};
@@ -91,9 +91,9 @@ fn the_logits_of_a_beam_are_those_of_its_tokens_given_as_a_prompt() {
         let mut runner = setup.load(&case.model);
         let vocab_size = runner.vocab_size();
         let asking = Request {
-            gather: Gather {
+            outputs: OutputOptions {
                 generation_logits: true,
-                ..Gather::default()
+                ..OutputOptions::default()
             },
             ..case.request()
         };
@@ -101,9 +101,9 @@ fn the_logits_of_a_beam_are_those_of_its_tokens_given_as_a_prompt() {
         for found in &asking[0].hypotheses {
             let (_, known) = found.tokens.split_last().expect("tokens");
             let as_prompt = Request {
-                gather: Gather {
+                outputs: OutputOptions {
                     context_logits: true,
-                    ..Gather::default()
+                    ..OutputOptions::default()
                 },
                 ..Request::greedy(&[&case.prompt[..], known].concat(), 1)
             };

@@ -8,7 +8,7 @@ use triton_inflight::base::{BlockId, BlockSize, Blocks, SequenceId, TokenId, Tok
 use triton_inflight::device::cpu::{CpuOptions, KvDtype, Simd};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine,
-    EngineConfig, Event, Gather, NewRequest, Sampled, Speculation, StepOutput,
+    EngineConfig, Event, NewRequest, OutputOptions, Sampled, Speculation, StepOutput,
 };
 use triton_inflight::runner::{
     AttentionLimits, Checkpoint, CpuRunner, RunnerLimits, SyntheticRunner, WeightPrecision,
@@ -181,7 +181,7 @@ pub struct Request {
     pub max_new_tokens: u32,
     pub sampling: SamplingParams,
     /// What it wants to know besides its tokens.
-    pub gather: Gather,
+    pub outputs: OutputOptions,
     /// What is guessed of it.
     pub drafts: DraftOptions,
     /// The step before which it arrives.
@@ -194,7 +194,7 @@ impl Request {
             prompt: prompt.to_vec(),
             max_new_tokens,
             sampling: SamplingParams::default(),
-            gather: Gather::default(),
+            outputs: OutputOptions::default(),
             drafts: DraftOptions::default(),
             arrival: 0,
         }
@@ -314,11 +314,13 @@ pub fn serve(
         let first_new = events.len();
         engine.apply(step, &mut output, &mut events);
         for event in &events[first_new..] {
-            if let Event::Gathered(id, gathered) = event {
+            if let Event::ExtraOutputs(id, extra_outputs) = event {
                 let served = &mut served[id.index()];
-                served.log_probs.extend(gathered.log_probs.clone());
-                served.context_logits.extend(&gathered.context_logits);
-                served.generation_logits.extend(&gathered.generation_logits);
+                served.log_probs.extend(extra_outputs.log_probs.clone());
+                served.context_logits.extend(&extra_outputs.context_logits);
+                served
+                    .generation_logits
+                    .extend(&extra_outputs.generation_logits);
             }
             if let Event::Hypotheses(id, found) = event {
                 served[id.index()].hypotheses = found.to_vec();
@@ -353,7 +355,7 @@ fn new_request(index: usize, request: &Request) -> NewRequest {
     let id = SequenceId(index as u64);
     NewRequest {
         sampling: Arc::new(request.sampling.clone()),
-        gather: request.gather,
+        outputs: request.outputs,
         drafts: request.drafts.clone(),
         ..NewRequest::new(id, request.prompt.clone(), Tokens(request.max_new_tokens))
     }

@@ -54,7 +54,7 @@ fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize, u64) {
                 Event::Token(id, token) => generated[id.index()].push(token),
                 Event::Paused(_) => num_pauses += 1,
                 Event::Admitted(_)
-                | Event::Gathered(..)
+                | Event::ExtraOutputs(..)
                 | Event::Hypotheses(..)
                 | Event::Finished(..) => {}
             }

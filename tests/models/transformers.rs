@@ -4,7 +4,7 @@ use std::fs;
 
 use serde::Deserialize;
 use triton_inflight::base::TokenId;
-use triton_inflight::engine::Gather;
+use triton_inflight::engine::OutputOptions;
 
 use crate::support::{Request, Served, Setup, fixture, serve, simds};
 
@@ -45,10 +45,10 @@ fn agrees_within(name: &str, share_of_cost: f32) {
         .prompts
         .iter()
         .map(|expected| Request {
-            gather: Gather {
+            outputs: OutputOptions {
                 log_probs: Some(5),
                 generation_logits: true,
-                ..Gather::default()
+                ..OutputOptions::default()
             },
             ..Request::greedy(&expected.prompt, expected.greedy.len() as u32)
         })
@@ -86,9 +86,9 @@ fn agrees_within(name: &str, share_of_cost: f32) {
 fn all_as_prompt(expected: &Prompt) -> Request {
     let (_, known) = expected.greedy.split_last().expect("tokens");
     Request {
-        gather: Gather {
+        outputs: OutputOptions {
             context_logits: true,
-            ..Gather::default()
+            ..OutputOptions::default()
         },
         ..Request::greedy(&[&expected.prompt[..], known].concat(), 1)
     }

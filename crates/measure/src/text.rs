@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use triton_inflight::base::{BlockSize, SequenceId, TokenId, Tokens};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
-    BlockReuse, Engine, EngineConfig, Event, Gather, NewRequest, StepOutput,
+    BlockReuse, Engine, EngineConfig, Event, NewRequest, OutputOptions, StepOutput,
 };
 use triton_inflight::runner::{Checkpoint, CpuRunner, RunnerLimits, WeightPrecision};
 use triton_inflight::text::Tokenizer;
@@ -129,9 +129,9 @@ impl Reader {
     pub fn read(&mut self, piece: &[TokenId]) -> Result<Vec<f32>> {
         let mut engine = Engine::new(self.config.clone());
         engine.add(NewRequest {
-            gather: Gather {
+            outputs: OutputOptions {
                 context_logits: true,
-                ..Gather::default()
+                ..OutputOptions::default()
             },
             ..NewRequest::new(SequenceId(0), piece.to_vec(), Tokens(1))
         })?;
@@ -146,8 +146,8 @@ impl Reader {
             }
             engine.apply(step, &mut output, &mut events);
             for event in events.drain(..) {
-                if let Event::Gathered(_, gathered) = event {
-                    logits.extend(gathered.context_logits);
+                if let Event::ExtraOutputs(_, extra_outputs) = event {
+                    logits.extend(extra_outputs.context_logits);
                 }
             }
         }

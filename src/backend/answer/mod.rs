@@ -21,7 +21,7 @@ use std::time::Instant;
 use crate::backend::answer_memory::SetAside;
 use crate::base::TokenId;
 use crate::config::{ClientCompatibility, OutputKind};
-use crate::engine::Gathered;
+use crate::engine::ExtraOutputs;
 use crate::sampling::{FinishReason, Hypothesis};
 use crate::text::Tokenizer;
 use crate::triton::lifecycle::catch;
@@ -144,12 +144,12 @@ impl Answer {
     }
 
     /// Takes in what the request wanted to know besides the token of a row that follows.
-    pub fn gather(&mut self, row: usize, mut gathered: Gathered) {
-        let context_logits = std::mem::take(&mut gathered.context_logits);
+    pub fn add_extra_outputs(&mut self, row: usize, mut extra_outputs: ExtraOutputs) {
+        let context_logits = std::mem::take(&mut extra_outputs.context_logits);
         if !context_logits.is_empty() {
             self.context_logits.push(context_logits);
         }
-        self.rows[row].gather(gathered);
+        self.rows[row].add_extra_outputs(extra_outputs);
     }
 
     /// Takes in the best that the request has found with beams so far: a row each.

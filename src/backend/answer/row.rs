@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::backend::stop_ids::StopIds;
 use crate::backend::text_stream::TextStream;
 use crate::base::{RequestError, TokenId};
-use crate::engine::{DraftTotals, Gathered, KvBlocks};
+use crate::engine::{DraftTotals, ExtraOutputs, KvBlocks};
 use crate::sampling::{FinishReason, Hypothesis, LogitsProcessor, SampleError, TokenLogProbs};
 
 /// One sequence of an answer.
@@ -91,18 +91,18 @@ impl Row {
     }
 
     /// Takes in what is known of the token that follows, and of the sequence's blocks and drafts.
-    pub fn gather(&mut self, gathered: Gathered) {
-        if let Some(log_probs) = gathered.log_probs {
+    pub fn add_extra_outputs(&mut self, extra_outputs: ExtraOutputs) {
+        if let Some(log_probs) = extra_outputs.log_probs {
             self.cum_log_prob += f64::from(log_probs.chosen.log_prob);
             self.log_probs.push(log_probs);
         }
-        if !gathered.generation_logits.is_empty() {
-            self.generation_logits.push(gathered.generation_logits);
+        if !extra_outputs.generation_logits.is_empty() {
+            self.generation_logits.push(extra_outputs.generation_logits);
         }
-        if let Some(kv_blocks) = gathered.kv_blocks {
+        if let Some(kv_blocks) = extra_outputs.kv_blocks {
             self.kv_blocks = kv_blocks;
         }
-        if let Some(drafts) = gathered.drafts {
+        if let Some(drafts) = extra_outputs.drafts {
             self.drafts = drafts;
         }
     }
@@ -192,7 +192,7 @@ impl Row {
         chosen.chain(found.copied())
     }
 
-    /// How likely all tokens are together, the logarithm; 0 if it is not gathered.
+    /// How likely all tokens are together, the logarithm; 0 if it is not known.
     pub fn cum_log_prob(&self) -> f64 {
         self.cum_log_prob
     }

@@ -18,7 +18,7 @@ use crate::backend::guide_options::GuideOptions;
 use crate::backend::post_processor_options::PostProcessorOptions;
 use crate::base::{ClientId, RequestError, TokenId, nearest_name};
 use crate::config::{ClientCompatibility, OutputKind};
-use crate::engine::{DraftOptions, Gather, ReuseOptions};
+use crate::engine::{DraftOptions, OutputOptions, ReuseOptions};
 use crate::sampling::{SamplingParams, TopPDecay};
 use beams::BeamOptions;
 use table::{DEFAULT_TOP_P_MIN, OPTIONS, RequestOption};
@@ -321,8 +321,8 @@ impl RequestOptions {
         self.num_returned.is_some()
     }
 
-    /// What is to be gathered for these outputs. Logits that are not asked for have a dummy.
-    pub fn gather(&self, outputs: &[OutputKind]) -> Gather {
+    /// What the engine has to return for these outputs. Logits that are not asked for get a dummy.
+    pub fn engine_outputs(&self, outputs: &[OutputKind]) -> OutputOptions {
         let wants = |output: OutputKind| {
             let is_asked = || self.wants(output, ClientCompatibility::None);
             outputs.contains(&output) && (!output.has_dummy() || is_asked())
@@ -334,7 +334,7 @@ impl RequestOptions {
             | OutputKind::CumulativeLogprob => Some(0),
             _ => None,
         };
-        Gather {
+        OutputOptions {
             log_probs: outputs.iter().filter_map(num_top).max(),
             context_logits: wants(OutputKind::ContextLogits),
             generation_logits: wants(OutputKind::GenerationLogits),

@@ -110,7 +110,7 @@ impl<C: TensorCallbacks> TensorLayer<C> {
             is_streaming: request.is_streaming,
             pad_id,
             beam_width,
-            wants_log_probs: submission.request.gather.log_probs.is_some(),
+            wants_log_probs: submission.request.outputs.log_probs.is_some(),
             num_generated: 0,
             cum_log_prob: 0.0,
         };

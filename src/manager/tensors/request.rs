@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::layer::{TensorModel, TensorRequest};
 use super::tensor::Tensor;
 use crate::base::{RequestError, TokenId, Tokens, nearest_name};
-use crate::engine::{Gather, NewRequest};
+use crate::engine::{NewRequest, OutputOptions};
 use crate::manager::Submission;
 use crate::sampling::{BeamSearch, EarlyStopping, SamplingParams};
 
@@ -18,7 +18,7 @@ struct Draft {
     early_stopping: EarlyStopping,
     diversity_rate: f32,
     pad_id: Option<i32>,
-    gather: Gather,
+    outputs: OutputOptions,
     sampling: SamplingParams,
 }
 
@@ -121,15 +121,15 @@ const INPUTS: &[(&str, Set)] = &[
         Ok(())
     }),
     ("return_log_probs", |draft, tensor, _| {
-        draft.gather.log_probs = tensor.element::<bool>()?.then_some(0);
+        draft.outputs.log_probs = tensor.element::<bool>()?.then_some(0);
         Ok(())
     }),
     ("return_context_logits", |draft, tensor, _| {
-        draft.gather.context_logits = tensor.element()?;
+        draft.outputs.context_logits = tensor.element()?;
         Ok(())
     }),
     ("return_generation_logits", |draft, tensor, _| {
-        draft.gather.generation_logits = tensor.element()?;
+        draft.outputs.generation_logits = tensor.element()?;
         Ok(())
     }),
 ];
@@ -155,7 +155,7 @@ pub(super) fn read(request: &TensorRequest, model: &TensorModel) -> Result<Asked
         early_stopping: EarlyStopping::Likely,
         diversity_rate: 0.0,
         pad_id: None,
-        gather: Gather::default(),
+        outputs: OutputOptions::default(),
         sampling: SamplingParams {
             end_ids: model.end_ids.clone(),
             ..SamplingParams::default()
@@ -199,7 +199,7 @@ pub(super) fn read(request: &TensorRequest, model: &TensorModel) -> Result<Asked
             early_stopping: draft.early_stopping,
             diversity_rate: draft.diversity_rate,
         });
-        draft.gather.log_probs = None;
+        draft.outputs.log_probs = None;
     }
     let end_id = draft.sampling.end_ids.first().map_or(0, |id| *id as i32);
     Ok(Asked {
@@ -208,7 +208,7 @@ pub(super) fn read(request: &TensorRequest, model: &TensorModel) -> Result<Asked
         submission: Submission {
             request: NewRequest {
                 client_id: request.client_id,
-                gather: draft.gather,
+                outputs: draft.outputs,
                 sampling: Arc::new(draft.sampling),
                 ..NewRequest::new(request.id, draft.prompt, Tokens(max_new_tokens))
             },

@@ -12,7 +12,7 @@
 use super::layer::TensorModel;
 use super::tensor::{Tensor, Tensors};
 use crate::base::TokenId;
-use crate::engine::Gathered;
+use crate::engine::ExtraOutputs;
 use crate::manager::Response;
 
 /// What is known of a request in flight.
@@ -67,7 +67,7 @@ impl InFlight {
             ),
             (
                 "context_logits".to_owned(),
-                context_logits(response.gathered, vocab_size),
+                context_logits(response.extra_outputs, vocab_size),
             ),
             (
                 "generation_logits".to_owned(),
@@ -89,12 +89,12 @@ impl InFlight {
     }
 
     fn row<'a>(&mut self, response: &Response<'a>) -> Row<'a> {
-        let gathered = response.gathered.iter();
-        let chosen = gathered.clone().filter_map(|it| it.log_probs.as_ref());
+        let extra_outputs = response.extra_outputs.iter();
+        let chosen = extra_outputs.clone().filter_map(|it| it.log_probs.as_ref());
         let log_probs: Vec<f32> = chosen.map(|it| it.chosen.log_prob).collect();
         self.cum_log_prob += log_probs.iter().sum::<f32>();
         self.num_generated += response.tokens.len();
-        let logits = gathered.map(|it| &it.generation_logits[..]);
+        let logits = extra_outputs.map(|it| &it.generation_logits[..]);
         Row {
             tokens: response.tokens,
             log_probs,
@@ -118,8 +118,11 @@ impl InFlight {
     }
 }
 
-fn context_logits(gathered: &[Gathered], vocab_size: usize) -> Tensor {
-    let rows = gathered.iter().flat_map(|it| &it.context_logits).copied();
+fn context_logits(extra_outputs: &[ExtraOutputs], vocab_size: usize) -> Tensor {
+    let rows = extra_outputs
+        .iter()
+        .flat_map(|it| &it.context_logits)
+        .copied();
     match rows.clone().count() / vocab_size {
         0 => Tensor::of(&[1, 1, 1], [0.0_f32]),
         num_rows => Tensor::of(&[1, num_rows, vocab_size], rows),

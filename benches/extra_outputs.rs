@@ -1,7 +1,7 @@
 //! What it costs to know more than tokens: whole steps of the demo model, with and without.
 //!
-//! `cargo bench --bench gather`. A generation step of 8 sequences, and a context of 512 tokens; the model is
-//! small (vocabulary 1536), so that what is gathered weighs more than it does anywhere else. The last group
+//! `cargo bench --bench extra_outputs`. A generation step of 8 sequences, and a context of 512 tokens; the model is
+//! small (vocabulary 1536), so that extra outputs weigh more than it does anywhere else. The last group
 //! is the work on one row of a vocabulary of Llama 3's size.
 
 mod support;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
-use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, Gather, NewRequest};
+use triton_inflight::engine::{BlockReuse, Engine, EngineConfig, NewRequest, OutputOptions};
 use triton_inflight::sampling::LogProbs;
 
 use support::{NUM_STEPS, demo_model, generation_steps, logits, step};
@@ -21,34 +21,34 @@ const NUM_PROMPT_TOKENS: u32 = 512;
 const VOCAB_SIZE: usize = 128_256;
 
 /// Everything that can be asked for, by itself.
-fn asks() -> [(&'static str, Gather); 6] {
-    let log_probs = |num_top| Gather {
+fn asks() -> [(&'static str, OutputOptions); 6] {
+    let log_probs = |num_top| OutputOptions {
         log_probs: Some(num_top),
-        ..Gather::default()
+        ..OutputOptions::default()
     };
     [
-        ("nothing", Gather::default()),
+        ("nothing", OutputOptions::default()),
         ("log-probs", log_probs(0)),
         ("log-probs, top 20", log_probs(20)),
         (
             "generation logits",
-            Gather {
+            OutputOptions {
                 generation_logits: true,
-                ..Gather::default()
+                ..OutputOptions::default()
             },
         ),
         (
             "context logits",
-            Gather {
+            OutputOptions {
                 context_logits: true,
-                ..Gather::default()
+                ..OutputOptions::default()
             },
         ),
         (
             "KV blocks",
-            Gather {
+            OutputOptions {
                 kv_blocks: true,
-                ..Gather::default()
+                ..OutputOptions::default()
             },
         ),
     ]
@@ -67,13 +67,13 @@ fn config() -> EngineConfig {
 }
 
 /// An engine to which so many equal requests were added.
-fn engine(num_requests: u32, num_prompt_tokens: u32, gather: Gather) -> Engine {
+fn engine(num_requests: u32, num_prompt_tokens: u32, outputs: OutputOptions) -> Engine {
     let mut engine = Engine::new(config());
     for id in 0..num_requests {
         let prompt = (0..num_prompt_tokens).map(|n| 5 + n * 7 % 1500).collect();
         let id = SequenceId(u64::from(id));
         let request = NewRequest {
-            gather,
+            outputs,
             ..NewRequest::new(id, prompt, Tokens(NUM_STEPS + 1))
         };
         engine.add(request).expect("fits");
@@ -84,10 +84,10 @@ fn engine(num_requests: u32, num_prompt_tokens: u32, gather: Gather) -> Engine {
 fn generation(criterion: &mut Criterion) {
     let mut runner = demo_model(&config());
     let mut group = criterion.benchmark_group("generation step of 8");
-    for (name, gather) in asks() {
+    for (name, outputs) in asks() {
         group.bench_function(name, |bencher| {
             bencher.iter_custom(|num_steps| {
-                generation_steps(num_steps, &mut runner, || engine(NUM_REQUESTS, 16, gather))
+                generation_steps(num_steps, &mut runner, || engine(NUM_REQUESTS, 16, outputs))
             });
         });
     }
@@ -97,10 +97,10 @@ fn generation(criterion: &mut Criterion) {
 fn context(criterion: &mut Criterion) {
     let mut runner = demo_model(&config());
     let mut group = criterion.benchmark_group("context of 512");
-    for (name, gather) in asks() {
+    for (name, outputs) in asks() {
         group.bench_function(name, |bencher| {
             bencher.iter_custom(|num_contexts| {
-                let one = |_| step(&mut engine(1, NUM_PROMPT_TOKENS, gather), &mut runner);
+                let one = |_| step(&mut engine(1, NUM_PROMPT_TOKENS, outputs), &mut runner);
                 (0..num_contexts).map(one).sum()
             });
         });

@@ -1,0 +1,96 @@
+//! Extra outputs: what a request wants besides its tokens, and what one step brings of it.
+//!
+//! ```text
+//! tokens              |-------- prompt --------|-- generated --|
+//! context logits       one row for each
+//! generation logits                           one row for each, from which the token was chosen
+//! ```
+//!
+//! A row of context logits is returned once. Logits need a forward pass, so a context whose rows are still
+//! due reuses no cached blocks for their positions. Rows that are computed again after a pause are not
+//! returned again.
+
+use std::num::NonZeroU32;
+
+use crate::base::{Blocks, Tokens};
+use crate::engine::{DraftTotals, NewRequest};
+use crate::sampling::TokenLogProbs;
+
+/// The extra outputs that a request wants. Each costs time and memory, so the default is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutputOptions {
+    /// The log-probability of each chosen token, and of this many of the most likely ones; `None`: no
+    /// log-probabilities. Beams return them with their hypotheses.
+    pub log_probs: Option<u32>,
+    /// The model's logits at every token of the prompt.
+    pub context_logits: bool,
+    /// The model's logits from which each token is chosen, before the request's options changed them. Beams
+    /// return them with their hypotheses.
+    pub generation_logits: bool,
+    /// The number of KV cache blocks that it has used.
+    pub kv_blocks: bool,
+    /// The number of its draft tokens, and of those that were accepted.
+    pub drafts: bool,
+    /// Its current beams, after the first token and then every this many tokens; `None`: only the final
+    /// hypotheses.
+    pub beams: Option<NonZeroU32>,
+}
+
+/// The extra outputs of one sequence in one step; with drafts, of one of its new tokens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExtraOutputs {
+    /// The log-probabilities at its new token, if there is one and they are wanted.
+    pub log_probs: Option<TokenLogProbs>,
+    /// `[num_rows, vocab_size]`, the rows that follow those of earlier steps. Empty if there are none.
+    pub context_logits: Vec<f32>,
+    /// `[vocab_size]`, or empty if they are not wanted.
+    pub generation_logits: Vec<f32>,
+    /// The blocks up to this step, if they are wanted and the count has changed.
+    pub kv_blocks: Option<KvBlocks>,
+    /// The drafts up to this step, if they are wanted and the count has changed.
+    pub drafts: Option<DraftTotals>,
+}
+
+/// The KV cache blocks that a request has used since it started. A block that it takes again after a pause
+/// counts again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvBlocks {
+    /// Blocks whose content it computed itself.
+    pub num_new: Blocks,
+    /// Blocks found in the cache, whole or in part.
+    pub num_reused: Blocks,
+}
+
+impl OutputOptions {
+    /// Whether any extra output is wanted.
+    pub fn any(&self) -> bool {
+        self.needs_logits() || self.kv_blocks || self.drafts
+    }
+
+    /// Whether any of them is made from logits.
+    pub fn needs_logits(&self) -> bool {
+        self.context_logits || self.is_any_per_token()
+    }
+
+    /// Whether any of them comes with each generated token.
+    pub fn is_any_per_token(&self) -> bool {
+        self.log_probs.is_some() || self.generation_logits
+    }
+
+    /// How many of a sequence's first tokens may be reused from the cache, when the context logits of the first
+    /// `num_returned` of its `num_prompt_tokens` have been returned.
+    pub(super) fn max_reused(&self, num_returned: Tokens, num_prompt_tokens: Tokens) -> Tokens {
+        match self.context_logits && num_returned < num_prompt_tokens {
+            true => num_returned,
+            false => Tokens(u32::MAX),
+        }
+    }
+}
+
+impl NewRequest {
+    /// How many of its first tokens may be reused from the cache when it starts.
+    pub(super) fn max_reused(&self) -> Tokens {
+        let num_prompt_tokens = Tokens(self.prompt.len() as u32);
+        self.outputs.max_reused(Tokens::ZERO, num_prompt_tokens)
+    }
+}
