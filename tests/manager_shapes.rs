@@ -13,9 +13,9 @@ use triton_inflight::base::{BlockSize, Blocks, ClientId, SequenceId, TokenId, To
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, NewRequest};
 use triton_inflight::manager::{
-    BatchManager, Callbacks, DataType, Executor, ExecutorOptions, ManagerOptions, ManagerThread,
-    Response, Submission, Tensor, TensorCallbacks, TensorLayer, TensorModel, TensorRequest,
-    Tensors, serve,
+    BatchManager, Callbacks, Executor, ExecutorOptions, HostTensor, HostTensors, ManagerOptions,
+    ManagerThread, Response, Submission, TensorCallbacks, TensorLayer, TensorModel, TensorRequest,
+    TensorType, serve,
 };
 use triton_inflight::runner::{
     Checkpoint, CpuRunner, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
@@ -270,9 +270,9 @@ fn an_executor_holds_no_more_than_it_was_told_to() {
     assert_eq!(executor.take_statistics().len(), 2);
 }
 
-fn int(values: &[i32]) -> Tensor {
-    Tensor {
-        data_type: DataType::Int32,
+fn int(values: &[i32]) -> HostTensor {
+    HostTensor {
+        data_type: TensorType::Int32,
         shape: vec![1, values.len() as i64],
         bytes: values
             .iter()
@@ -281,31 +281,31 @@ fn int(values: &[i32]) -> Tensor {
     }
 }
 
-fn flag(value: bool) -> Tensor {
-    Tensor {
-        data_type: DataType::Bool,
+fn flag(value: bool) -> HostTensor {
+    HostTensor {
+        data_type: TensorType::Bool,
         shape: vec![1],
         bytes: vec![value.into()],
     }
 }
 
-fn number(value: f32) -> Tensor {
-    Tensor {
-        data_type: DataType::Fp32,
+fn number(value: f32) -> HostTensor {
+    HostTensor {
+        data_type: TensorType::Fp32,
         shape: vec![1, 1],
         bytes: value.to_ne_bytes().to_vec(),
     }
 }
 
-fn tensors(prompt: &[i32], num_new_tokens: i32, more: &[(&str, Tensor)]) -> Tensors {
-    let named = |(name, tensor): &(&str, Tensor)| ((*name).to_owned(), tensor.clone());
-    let mut tensors: Tensors = more.iter().map(named).collect();
+fn tensors(prompt: &[i32], num_new_tokens: i32, more: &[(&str, HostTensor)]) -> HostTensors {
+    let named = |(name, tensor): &(&str, HostTensor)| ((*name).to_owned(), tensor.clone());
+    let mut tensors: HostTensors = more.iter().map(named).collect();
     tensors.insert("input_ids".to_owned(), int(prompt));
     tensors.insert("request_output_len".to_owned(), int(&[num_new_tokens]));
     tensors
 }
 
-fn tensor_request(id: u64, is_streaming: bool, tensors: Tensors) -> TensorRequest {
+fn tensor_request(id: u64, is_streaming: bool, tensors: HostTensors) -> TensorRequest {
     TensorRequest {
         id: SequenceId(id),
         client_id: Some(ClientId(7)),
@@ -318,7 +318,7 @@ fn tensor_request(id: u64, is_streaming: bool, tensors: Tensors) -> TensorReques
 #[derive(Default)]
 struct TensorDiary {
     requests: Vec<TensorRequest>,
-    responses: BTreeMap<u64, Vec<(Tensors, bool, String)>>,
+    responses: BTreeMap<u64, Vec<(HostTensors, bool, String)>>,
     rejected: Vec<u64>,
     records: Vec<String>,
 }
@@ -329,7 +329,13 @@ impl TensorCallbacks for &mut TensorDiary {
         (!requests.is_empty()).then_some(requests)
     }
 
-    fn send_response(&mut self, id: SequenceId, tensors: &Tensors, is_final: bool, error: &str) {
+    fn send_response(
+        &mut self,
+        id: SequenceId,
+        tensors: &HostTensors,
+        is_final: bool,
+        error: &str,
+    ) {
         let response = (tensors.clone(), is_final, error.to_owned());
         self.responses.entry(id.0).or_default().push(response);
     }
@@ -376,14 +382,14 @@ fn served(requests: Vec<TensorRequest>) -> TensorDiary {
     diary
 }
 
-fn ints(tensor: &Tensor) -> Vec<i32> {
+fn ints(tensor: &HostTensor) -> Vec<i32> {
     let elements = tensor.bytes.chunks_exact(4);
     elements
         .map(|bytes| i32::from_ne_bytes(bytes.try_into().expect("four bytes")))
         .collect()
 }
 
-fn floats(tensor: &Tensor) -> Vec<f32> {
+fn floats(tensor: &HostTensor) -> Vec<f32> {
     ints(tensor)
         .into_iter()
         .map(|bits| f32::from_bits(bits as u32))
@@ -534,7 +540,7 @@ fn a_tensor_that_is_not_what_it_has_to_be_is_that_requests_error() {
                 1,
                 &[(
                     "pad_id",
-                    Tensor {
+                    HostTensor {
                         shape: vec![i64::MAX, 2],
                         ..int(&[1])
                     },

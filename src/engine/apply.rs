@@ -8,11 +8,12 @@ use std::slice;
 use std::vec::Drain;
 
 use crate::base::{SeqSlot, Tokens};
-use crate::engine::kv::KvCache;
-use crate::engine::manager::forget;
+use crate::engine::engine::forget;
+use crate::engine::kv::KvCacheManager;
 use crate::engine::sequence::{Sequence, SequenceText};
 use crate::engine::{
-    BatchingScheme, Engine, Event, ExtraOutputs, Named, PlannedSequence, Sampled, Step, StepOutput,
+    BatchingScheme, BeamCandidates, Engine, Event, ExtraOutputs, PlannedSequence, Sampled, Step,
+    StepOutput,
 };
 use crate::sampling::FinishReason;
 
@@ -108,12 +109,12 @@ impl Engine {
         results: &mut Results<'_>,
         events: &mut Vec<Event>,
     ) -> Option<FinishReason> {
-        let named = results.named(result);
+        let candidates = results.candidates(result);
         if planned.beam > 0 {
             // If it was cancelled, it is gone with its first beam.
             let sequence = self.sequences.get_mut(planned.slot)?;
             sequence.take_beam_back(planned, text, result, &mut self.kv);
-            return name(sequence, result?, named, &mut self.kv, events);
+            return take_candidates(sequence, result?, candidates, &mut self.kv, events);
         }
         let more = results.accepted(planned);
         let sequence = &mut self.sequences[planned.slot];
@@ -143,7 +144,7 @@ impl Engine {
         }
         let result = result?;
         if sequence.has_beams() {
-            return name(sequence, result, named, &mut self.kv, events);
+            return take_candidates(sequence, result, candidates, &mut self.kv, events);
         }
         let mut ended = choose(sequence, result, events);
         for &(_, result) in more {
@@ -174,7 +175,7 @@ impl Engine {
 /// What a runner has written, in the step's order.
 struct Results<'a> {
     sampled: slice::Iter<'a, (SeqSlot, Sampled)>,
-    named: Drain<'a, Named>,
+    candidates: Drain<'a, BeamCandidates>,
     extra_outputs: Peekable<Drain<'a, (SeqSlot, ExtraOutputs)>>,
 }
 
@@ -182,7 +183,7 @@ impl<'a> Results<'a> {
     fn new(output: &'a mut StepOutput) -> Self {
         Self {
             sampled: output.sampled.iter(),
-            named: output.named.drain(..),
+            candidates: output.beam_candidates.drain(..),
             extra_outputs: output.extra_outputs.drain(..).peekable(),
         }
     }
@@ -211,9 +212,9 @@ impl<'a> Results<'a> {
     }
 
     /// What could follow a beam.
-    fn named(&mut self, result: Option<Sampled>) -> Option<Named> {
+    fn candidates(&mut self, result: Option<Sampled>) -> Option<BeamCandidates> {
         match result {
-            Some(Sampled::Candidates) => self.named.next(),
+            Some(Sampled::Candidates) => self.candidates.next(),
             _ => None,
         }
     }
@@ -258,15 +259,15 @@ fn choose(
     }
 }
 
-/// Takes in what the next beam of a sequence has named, and says whether its search is over.
-fn name(
+/// Takes in the candidates of a sequence's next beam. Returns why the search is over, if it is.
+fn take_candidates(
     sequence: &mut Sequence,
     result: Sampled,
-    named: Option<Named>,
-    kv: &mut KvCache,
+    candidates: Option<BeamCandidates>,
+    kv: &mut KvCacheManager,
     events: &mut Vec<Event>,
 ) -> Option<FinishReason> {
-    let ended = sequence.name(result, named, kv);
+    let ended = sequence.take_candidates(result, candidates, kv);
     if ended.is_none() {
         events.extend(sequence.beam_news());
     }

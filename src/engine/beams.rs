@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 use crate::base::{Blocks, TokenId, Tokens};
 use crate::engine::apply::has_failed;
-use crate::engine::kv::{BlockTable, KvCache};
+use crate::engine::kv::{BlockTable, KvCacheManager};
 use crate::engine::sequence::{Sequence, SequenceText};
-use crate::engine::{Event, Named, PlannedSequence, Sampled};
+use crate::engine::{BeamCandidates, Event, PlannedSequence, Sampled};
 use crate::sampling::{
     BeamSearch, Continuation, FinishReason, Hypotheses, Hypothesis, ReadText, SampleError,
     StopText, TokenLogProbs,
@@ -31,8 +31,8 @@ pub(super) struct Beams {
     others: Vec<Beam>,
     /// Of each beam, the first included.
     paths: Vec<Path>,
-    /// What the beams have named in the step that is coming back, up to the one whose turn it is.
-    named: Vec<Named>,
+    /// What the beams have candidates in the step that is coming back, up to the one whose turn it is.
+    candidates: Vec<BeamCandidates>,
     /// Why the search cannot go on.
     failure: Option<SampleError>,
     /// Beams of that step that could only repeat themselves: their texts end as they are.
@@ -64,8 +64,8 @@ struct Path {
     text: Option<Box<dyn ReadText>>,
 }
 
-/// What a beam has told of its next tokens besides the candidates.
-struct Told {
+/// What a beam has outputs of its next tokens besides the candidates.
+struct CandidateOutputs {
     generation_logits: Option<Arc<Vec<f32>>>,
     /// Of each candidate, or empty.
     log_probs: Vec<Arc<TokenLogProbs>>,
@@ -86,7 +86,7 @@ impl Beams {
             search,
             others: Vec::new(),
             paths: vec![path],
-            named: Vec::new(),
+            candidates: Vec::new(),
             failure: None,
             exhausted: Vec::new(),
             hypotheses: Hypotheses::new(search, max_new_tokens.0),
@@ -134,7 +134,7 @@ impl Beams {
     }
 
     /// Gives all blocks back but those of the first beam.
-    pub(super) fn release(&mut self, kv: &mut KvCache) {
+    pub(super) fn release(&mut self, kv: &mut KvCacheManager) {
         for mut beam in self.others.drain(..) {
             kv.release(&mut beam.blocks);
         }
@@ -155,12 +155,12 @@ impl Beams {
         &self,
         first: &SequenceText,
         end: &Continuation,
-        told: &Told,
+        outputs: &CandidateOutputs,
         finish_reason: FinishReason,
     ) -> Hypothesis {
         let generated = self.text(first, end.beam).sampling_input(0).generated();
         let mut path = self.paths[end.beam].without_text();
-        path.push(end, told);
+        path.push(end, outputs);
         Hypothesis {
             tokens: [generated, &[end.candidate.token]].concat(),
             log_probs: path.log_probs,
@@ -190,13 +190,13 @@ impl Beams {
 }
 
 impl Path {
-    /// Goes on by a candidate of those that its beam has told of.
-    fn push(&mut self, by: &Continuation, told: &Told) {
+    /// Goes on by a candidate of those that its beam has outputs of.
+    fn push(&mut self, by: &Continuation, outputs: &CandidateOutputs) {
         self.score = by.score;
         self.log_probs.push(by.candidate.log_prob);
         self.generation_logits
-            .extend(told.generation_logits.clone());
-        let log_probs = told.log_probs.get(by.place);
+            .extend(outputs.generation_logits.clone());
+        let log_probs = outputs.log_probs.get(by.place);
         self.model_log_probs.extend(log_probs.cloned());
         if let Some(text) = &mut self.text {
             text.push(by.candidate.token);
@@ -221,12 +221,12 @@ impl Path {
     }
 }
 
-impl From<Named> for Told {
-    fn from(named: Named) -> Self {
-        let logits = Some(named.generation_logits).filter(|logits| !logits.is_empty());
+impl From<BeamCandidates> for CandidateOutputs {
+    fn from(candidates: BeamCandidates) -> Self {
+        let logits = Some(candidates.generation_logits).filter(|logits| !logits.is_empty());
         Self {
             generation_logits: logits.map(Arc::new),
-            log_probs: named.log_probs.into_iter().map(Arc::new).collect(),
+            log_probs: candidates.log_probs.into_iter().map(Arc::new).collect(),
         }
     }
 }
@@ -243,7 +243,7 @@ impl Sequence {
     }
 
     /// Takes the blocks that beams need to compute up to `kv_len` positions.
-    pub(super) fn grow_beams(&mut self, kv: &mut KvCache, kv_len: Tokens) {
+    pub(super) fn grow_beams(&mut self, kv: &mut KvCacheManager, kv_len: Tokens) {
         let Some(beams) = &mut self.details.beams else {
             return;
         };
@@ -263,7 +263,7 @@ impl Sequence {
         planned: &PlannedSequence,
         text: Box<SequenceText>,
         result: Option<Sampled>,
-        kv: &mut KvCache,
+        kv: &mut KvCacheManager,
     ) {
         let beams = self.details.beams.as_mut().expect("it has beams");
         let beam = &mut beams.others[planned.beam as usize - 1];
@@ -273,13 +273,13 @@ impl Sequence {
         }
     }
 
-    /// The next beam in order has `named` what could follow it, or has failed to. When all have, says
+    /// The next beam in order has `candidates` what could follow it, or has failed to. When all have, says
     /// whether the search is over.
-    pub(super) fn name(
+    pub(super) fn take_candidates(
         &mut self,
         result: Sampled,
-        named: Option<Named>,
-        kv: &mut KvCache,
+        candidates: Option<BeamCandidates>,
+        kv: &mut KvCacheManager,
     ) -> Option<FinishReason> {
         let beams = self
             .details
@@ -289,13 +289,15 @@ impl Sequence {
         match result {
             // What one beam must not go on with, another may.
             Sampled::Failed(SampleError::NoneAllowed) => {}
-            Sampled::Failed(SampleError::OnlyRepeats) => beams.exhausted.push(beams.named.len()),
+            Sampled::Failed(SampleError::OnlyRepeats) => {
+                beams.exhausted.push(beams.candidates.len())
+            }
             Sampled::Failed(error) => beams.failure = beams.failure.or(Some(error)),
             Sampled::Candidates => {}
             Sampled::Token(_) => unreachable!("a beam names candidates"),
         }
-        beams.named.push(named.unwrap_or_default());
-        match beams.named.len() == beams.len() {
+        beams.candidates.push(candidates.unwrap_or_default());
+        match beams.candidates.len() == beams.len() {
             true => self.advance_beams(kv),
             false => None,
         }
@@ -326,20 +328,20 @@ impl Sequence {
     }
 
     /// The same as news, if it wants to know its beams, and has got another token of each that it is to be
-    /// told of.
+    /// outputs of.
     pub(super) fn beam_news(&self) -> Option<Event> {
         let text = self.text.as_ref()?;
         let interval = text.outputs.beams?;
         let num_tokens = text.num_generated().0;
-        let are_known = self.details.beams.as_ref()?.named.is_empty();
+        let are_known = self.details.beams.as_ref()?.candidates.is_empty();
         let are_due =
             are_known && num_tokens > 0 && (num_tokens - 1).is_multiple_of(interval.get());
         are_due.then(|| Event::Hypotheses(self.id, self.best_so_far()))
     }
 
-    /// Takes in what all beams have named: some end, some go on, perhaps in several ways. Says whether the
+    /// Takes in what all beams have candidates: some end, some go on, perhaps in several ways. Says whether the
     /// search is over.
-    fn advance_beams(&mut self, kv: &mut KvCache) -> Option<FinishReason> {
+    fn advance_beams(&mut self, kv: &mut KvCacheManager) -> Option<FinishReason> {
         let num_own = self.kv_blocks().num_new;
         let num_tokens = self
             .text
@@ -352,7 +354,7 @@ impl Sequence {
             beams.num_new = Some(num_own);
             kv.stop_registering(&mut self.blocks);
         }
-        let named = mem::take(&mut beams.named);
+        let candidates = mem::take(&mut beams.candidates);
         if let Some(failure) = beams.failure {
             return Some(FinishReason::Error(failure));
         }
@@ -368,8 +370,8 @@ impl Sequence {
         };
         let scores = beams.scores();
         let exhausted = mem::take(&mut beams.exhausted);
-        let selection = beams.search.select(&scores, &named, end);
-        let told: Vec<_> = named.into_iter().map(Told::from).collect();
+        let selection = beams.search.select(&scores, &candidates, end);
+        let outputs: Vec<_> = candidates.into_iter().map(CandidateOutputs::from).collect();
 
         let num_before = num_tokens - Tokens(1);
         for &beam in exhausted.iter().filter(|_| num_before > Tokens::ZERO) {
@@ -380,7 +382,7 @@ impl Sequence {
             beams.hypotheses.offer(scores[beam], num_before.0, text);
         }
         for (it, reason) in &selection.ended {
-            let hypothesis = beams.hypothesis(first, it, &told[it.beam], *reason);
+            let hypothesis = beams.hypothesis(first, it, &outputs[it.beam], *reason);
             beams.hypotheses.offer(it.score, num_tokens.0, hypothesis);
         }
         let best = selection.alive.first().map(|it| it.score);
@@ -393,12 +395,17 @@ impl Sequence {
                 false => FinishReason::Length,
             }));
         }
-        self.go_on_with(&selection.alive, &told, kv);
+        self.replace_beams(&selection.alive, &outputs, kv);
         None
     }
 
     /// Makes the beams those that `alive` are: the last child of a beam takes its place, the others fork.
-    fn go_on_with(&mut self, alive: &[Continuation], told: &[Told], kv: &mut KvCache) {
+    fn replace_beams(
+        &mut self,
+        alive: &[Continuation],
+        outputs: &[CandidateOutputs],
+        kv: &mut KvCacheManager,
+    ) {
         let beams = self.details.beams.as_mut().expect("it has beams");
         let first = Beam {
             text: self.text.take(),
@@ -424,7 +431,7 @@ impl Sequence {
             };
             let text = beam.text.as_mut().expect("its tokens are back");
             text.tokens.push(it.candidate.token);
-            path.push(it, &told[it.beam]);
+            path.push(it, &outputs[it.beam]);
             beams.paths.push(path);
             match place {
                 0 => {
@@ -439,7 +446,7 @@ impl Sequence {
 
 impl Beam {
     /// Another beam with the same tokens.
-    fn fork(&self, kv: &mut KvCache) -> Self {
+    fn fork(&self, kv: &mut KvCacheManager) -> Self {
         let text = self.text.as_ref().expect("its tokens are back");
         let mut blocks = BlockTable::with_capacity(self.blocks.capacity());
         kv.fork(&self.blocks, &mut blocks);

@@ -24,12 +24,12 @@ pub(super) struct TokenBudget {
     left: Tokens,
     /// Contexts may be cut where a block of this size ends; `None`: not at all.
     chunk_unit: Option<BlockSize>,
-    rule: Rule,
+    rule: ChunkRule,
     is_open: bool,
 }
 
 /// What a context gets.
-enum Rule {
+enum ChunkRule {
     /// All that is left; whoever does not get all is the last to get anything.
     FirstComeFirstServed,
     /// A unit first, and its share of what is left in [`TokenBudget::distribute`].
@@ -38,7 +38,7 @@ enum Rule {
 
 /// A context's share of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Share {
+pub(super) struct ContextChunk {
     /// What it had computed before, and what there was to compute.
     start: Tokens,
     rest: Tokens,
@@ -46,7 +46,7 @@ pub(super) struct Share {
     pub(super) chunk: Tokens,
 }
 
-impl Share {
+impl ContextChunk {
     /// Whether it gets all of the rest.
     pub(super) fn is_all(&self) -> bool {
         self.chunk == self.rest
@@ -60,9 +60,9 @@ impl TokenBudget {
         let lockstep = config.scheme == BatchingScheme::V1;
         let rule = match config.chunk_policy {
             ContextChunkPolicy::EqualProgress if chunk_unit.is_some() && !lockstep => {
-                Rule::EqualProgress
+                ChunkRule::EqualProgress
             }
-            _ => Rule::FirstComeFirstServed,
+            _ => ChunkRule::FirstComeFirstServed,
         };
         Self {
             left: config.max_num_tokens,
@@ -95,10 +95,10 @@ impl TokenBudget {
 
     /// Takes what a context gets that has computed `start` tokens and has `rest` to compute. `None`:
     /// nothing, and neither does any that comes after it.
-    pub(super) fn take_context(&mut self, start: Tokens, rest: Tokens) -> Option<Share> {
+    pub(super) fn take_context(&mut self, start: Tokens, rest: Tokens) -> Option<ContextChunk> {
         let chunk = match self.rule {
-            Rule::FirstComeFirstServed => cut(self.chunk_unit, start, rest, self.left),
-            Rule::EqualProgress => {
+            ChunkRule::FirstComeFirstServed => cut(self.chunk_unit, start, rest, self.left),
+            ChunkRule::EqualProgress => {
                 let one_unit = next_bound(self.chunk_unit, start) - start;
                 let chunk = rest.min(one_unit);
                 if chunk <= self.left {
@@ -109,14 +109,14 @@ impl TokenBudget {
             }
         };
         self.left -= chunk;
-        let may_go_on = chunk == rest || matches!(self.rule, Rule::EqualProgress);
+        let may_go_on = chunk == rest || matches!(self.rule, ChunkRule::EqualProgress);
         self.is_open &= may_go_on && chunk > Tokens::ZERO;
-        (chunk > Tokens::ZERO).then_some(Share { start, rest, chunk })
+        (chunk > Tokens::ZERO).then_some(ContextChunk { start, rest, chunk })
     }
 
     /// Shares what is left among contexts that have got their first unit: one more each in turn.
-    pub(super) fn distribute(&mut self, contexts: &mut [(SeqSlot, Share)]) {
-        if !matches!(self.rule, Rule::EqualProgress) {
+    pub(super) fn distribute(&mut self, contexts: &mut [(SeqSlot, ContextChunk)]) {
+        if !matches!(self.rule, ChunkRule::EqualProgress) {
             return;
         }
         let mut any_fits = true;

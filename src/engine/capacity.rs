@@ -73,14 +73,14 @@ pub(super) fn blocks_for_drafts(
 }
 
 /// The blocks that those who start may take.
-pub(super) struct Room {
+pub(super) struct BlockBudget {
     left: Blocks,
     /// Whether one that starts takes what it will have taken at its end.
     to_the_end: bool,
 }
 
-impl Room {
-    /// Room for what those that start take now.
+impl BlockBudget {
+    /// BlockBudget for what those that start take now.
     pub(super) fn of_now(free: Blocks) -> Self {
         Self {
             left: free,
@@ -88,7 +88,7 @@ impl Room {
         }
     }
 
-    /// Room for what they will have taken at their ends, when those that run will take `promised` of the
+    /// BlockBudget for what they will have taken at their ends, when those that run will take `promised` of the
     /// `free` blocks.
     pub(super) fn to_the_end(free: Blocks, promised: Blocks) -> Self {
         Self {
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     /// How many of `queue`, `(now, worst)` each, join.
-    fn num_admitted(mut room: Room, queue: &[(u32, u32)]) -> usize {
+    fn num_admitted(mut room: BlockBudget, queue: &[(u32, u32)]) -> usize {
         let demands = queue.iter().map(|&(now, worst)| Demand {
             now: Blocks(now),
             worst: Blocks(worst),
@@ -128,9 +128,9 @@ mod tests {
     #[test]
     fn the_first_that_does_not_fit_now_or_to_its_end_ends_the_walk() {
         let queue = [(1, 3), (1, 2), (1, 1)];
-        assert_eq!(num_admitted(Room::of_now(Blocks(2)), &queue), 2);
+        assert_eq!(num_admitted(BlockBudget::of_now(Blocks(2)), &queue), 2);
         for (free, promised, expected) in [(8, 5, 1), (8, 2, 3), (4, 2, 0)] {
-            let room = Room::to_the_end(Blocks(free), Blocks(promised));
+            let room = BlockBudget::to_the_end(Blocks(free), Blocks(promised));
             assert_eq!(num_admitted(room, &queue), expected, "{promised} of {free}");
         }
     }

@@ -1,7 +1,7 @@
 //! L2: the batch manager. A pure state machine: no clock, no I/O, no thread, no device, no Triton.
 //!
 //! ```text
-//! manager.rs      Engine: add, cancel, apply
+//! engine.rs       Engine: add, cancel, apply
 //! schedule.rs     the two passes that decide a step
 //! capacity.rs     the first pass: who may run, given the KV blocks; all that a policy decides
 //! budget.rs       the second pass: how many tokens each gets, given max_num_tokens
@@ -42,11 +42,15 @@ mod budget;
 mod capacity;
 mod config;
 mod draft;
+#[expect(
+    clippy::module_inception,
+    reason = "the file holds the type of that name"
+)]
+mod engine;
 mod extra_outputs;
 mod integrity;
 mod kv;
 mod lockstep;
-mod manager;
 mod output;
 mod plan;
 mod queue;
@@ -61,11 +65,11 @@ pub use config::{BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy,
 pub use draft::{
     DraftOptions, DraftTotals, MAX_DRAFT_TOKENS, MAX_NGRAM, PromptLookup, Speculation,
 };
+pub use engine::Engine;
 pub use extra_outputs::{ExtraOutputs, KvBlocks, OutputOptions};
 pub use kv::{AttentionWindow, KvUsage, ReuseOptions, ReuseTotals};
 pub use lockstep::LockstepTotals;
-pub use manager::Engine;
-pub use output::{Event, Named, Sampled, StepOutput};
+pub use output::{BeamCandidates, Event, Sampled, StepOutput};
 pub use plan::{BlockCopy, Phase, PlannedSequence, StepPlan};
 pub use request::NewRequest;
 pub use stats::{RequestStage, Stage, StepStats, Totals};

@@ -9,7 +9,7 @@ use crate::sampling::{BeamCandidate, FinishReason, Hypothesis, SampleError, Toke
 pub enum Sampled {
     /// Its next token.
     Token(TokenId),
-    /// What could follow a beam: the next of the step's `named`.
+    /// What could follow a beam: the next of the step's `beam_candidates`.
     Candidates,
     /// No token could be chosen: this sequence ends, see [`FinishReason::of`], the others do not.
     Failed(SampleError),
@@ -17,7 +17,7 @@ pub enum Sampled {
 
 /// What could follow a beam.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Named {
+pub struct BeamCandidates {
     /// The most likely tokens, the likeliest first, as many as the plan says, or all that are allowed.
     pub candidates: Vec<BeamCandidate>,
     /// The model's logits, `[vocab_size]`, if they are wanted; else empty.
@@ -26,7 +26,7 @@ pub struct Named {
     pub log_probs: Vec<TokenLogProbs>,
 }
 
-impl AsRef<[BeamCandidate]> for Named {
+impl AsRef<[BeamCandidate]> for BeamCandidates {
     fn as_ref(&self) -> &[BeamCandidate] {
         &self.candidates
     }
@@ -38,9 +38,9 @@ pub struct StepOutput {
     /// One for each planned sequence with `samples`, and one more for each of its drafts that was chosen.
     pub sampled: Vec<(SeqSlot, Sampled)>,
     /// One for each [`Sampled::Candidates`].
-    pub named: Vec<Named>,
+    pub beam_candidates: Vec<BeamCandidates>,
     /// One for each planned sequence with extra outputs in this step, or for each of its new tokens if it has
-    /// drafts; a beam's are in `named`. They are moved into the event, never copied.
+    /// drafts; a beam's are in `beam_candidates`. They are moved into the event, never copied.
     pub extra_outputs: Vec<(SeqSlot, ExtraOutputs)>,
 }
 
@@ -48,7 +48,7 @@ impl StepOutput {
     /// Makes it the output of a step that has not been computed; its memory stays.
     pub fn clear(&mut self) {
         self.sampled.clear();
-        self.named.clear();
+        self.beam_candidates.clear();
         self.extra_outputs.clear();
     }
 }

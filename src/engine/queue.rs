@@ -30,16 +30,16 @@ pub(super) struct Arrival {
 
 /// Somebody who could start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Candidate {
+pub(super) enum QueueEntry {
     /// Was paused.
     Paused(SeqSlot),
     /// Never ran.
     Waiting(Arrival),
 }
 
-/// How far a walk through the queue has come.
+/// How far a cursor through the queue has come.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Walk {
+pub(super) struct QueueCursor {
     num_paused: usize,
     last: Option<Arrival>,
 }
@@ -70,29 +70,29 @@ impl Queue {
         self.paused.insert(place, (rank, slot));
     }
 
-    /// The next one that could start, without those that the walk has passed over. Those that wait are
+    /// The next one that could start, without those that the cursor has passed over. Those that wait are
     /// left out where `with_waiting` is false.
-    pub(super) fn next(&self, walk: &Walk, with_waiting: bool) -> Option<Candidate> {
-        let paused = self.paused.get(walk.num_paused);
-        let after = walk.last.map_or(Bound::Unbounded, Bound::Excluded);
+    pub(super) fn next(&self, cursor: &QueueCursor, with_waiting: bool) -> Option<QueueEntry> {
+        let paused = self.paused.get(cursor.num_paused);
+        let after = cursor.last.map_or(Bound::Unbounded, Bound::Excluded);
         let waiting = with_waiting
             .then(|| self.waiting.range((after, Bound::Unbounded)).next())
             .flatten();
         match (paused, waiting) {
             (Some(&(rank, slot)), Some((arrival, _))) if rank.priority <= arrival.priority => {
-                Some(Candidate::Paused(slot))
+                Some(QueueEntry::Paused(slot))
             }
-            (_, Some((&arrival, _))) => Some(Candidate::Waiting(arrival)),
-            (Some(&(_, slot)), None) => Some(Candidate::Paused(slot)),
+            (_, Some((&arrival, _))) => Some(QueueEntry::Waiting(arrival)),
+            (Some(&(_, slot)), None) => Some(QueueEntry::Paused(slot)),
             (None, None) => None,
         }
     }
 
-    /// Leaves `candidate`, whom `next` named last, where it is, and lets the walk go on behind it.
-    pub(super) fn pass_over(walk: &mut Walk, candidate: Candidate) {
-        match candidate {
-            Candidate::Paused(_) => walk.num_paused += 1,
-            Candidate::Waiting(arrival) => walk.last = Some(arrival),
+    /// Leaves `entry`, whom `next` named last, where it is, and lets the cursor go on behind it.
+    pub(super) fn pass_over(cursor: &mut QueueCursor, entry: QueueEntry) {
+        match entry {
+            QueueEntry::Paused(_) => cursor.num_paused += 1,
+            QueueEntry::Waiting(arrival) => cursor.last = Some(arrival),
         }
     }
 

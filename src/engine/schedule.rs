@@ -6,10 +6,10 @@
 
 use crate::base::{Blocks, SeqSlot, TokenId, Tokens};
 use crate::engine::budget::TokenBudget;
-use crate::engine::capacity::{self, Demand, Room};
+use crate::engine::capacity::{self, BlockBudget, Demand};
 use crate::engine::draft::room_for_drafts;
 use crate::engine::kv::{BlockTable, NextBlock};
-use crate::engine::queue::{Candidate, Queue, Walk};
+use crate::engine::queue::{Queue, QueueCursor, QueueEntry};
 use crate::engine::sequence::{Rank, Sequence, max_kv_len};
 use crate::engine::{BatchingScheme, CapacityPolicy, Engine, Event, Phase, ReuseOptions, Step};
 
@@ -75,8 +75,8 @@ impl Engine {
             return;
         };
         let mut budget = TokenBudget::new(&self.config);
-        self.go_on(micro_batch, &mut budget);
-        self.start(micro_batch, &mut budget, any_paused);
+        self.schedule_running(micro_batch, &mut budget);
+        self.admit_waiting(micro_batch, &mut budget, any_paused);
         budget.distribute(&mut self.contexts);
         if self.config.speculation.is_some() {
             self.draft(&mut budget);
@@ -106,7 +106,7 @@ impl Engine {
 
     /// Gives blocks and tokens to those that run: one token to each that generates, and then contexts in
     /// order.
-    fn go_on(&mut self, micro_batch: usize, budget: &mut TokenBudget) {
+    fn schedule_running(&mut self, micro_batch: usize, budget: &mut TokenBudget) {
         let max_chunk = self.config.max_num_tokens;
         self.being_written.clear();
         self.in_context.clear();
@@ -151,7 +151,7 @@ impl Engine {
     }
 
     /// Starts those from the queue that get both blocks and tokens.
-    fn start(&mut self, micro_batch: usize, budget: &mut TokenBudget, any_paused: bool) {
+    fn admit_waiting(&mut self, micro_batch: usize, budget: &mut TokenBudget, any_paused: bool) {
         if self.queue.is_empty() {
             return;
         }
@@ -167,21 +167,21 @@ impl Engine {
         let mut free_places = self.max_in_micro_batch().saturating_sub(num_running);
         let mut beside_beams = self.beside_beams(micro_batch);
         let mut room = self.room();
-        let mut walk = Walk::default();
+        let mut cursor = QueueCursor::default();
         let mut num_passed_over = 0;
         while free_places > 0 && (lockstep || budget.is_open()) {
             let with_waiting = self.sequences.has_free_row();
-            let Some(candidate) = self.queue.next(&walk, with_waiting) else {
+            let Some(entry) = self.queue.next(&cursor, with_waiting) else {
                 return;
             };
-            let prospect = self.prospect(candidate);
+            let prospect = self.prospect(entry);
             let next = prospect.next_block;
             if may_wait && next.is_some_and(|next| self.being_written.contains(&next)) {
                 num_passed_over += 1;
                 if num_passed_over == MAX_PASSED_OVER {
                     return;
                 }
-                Queue::pass_over(&mut walk, candidate);
+                Queue::pass_over(&mut cursor, entry);
                 continue;
             }
             let Prospect { demand, width, .. } = prospect;
@@ -196,7 +196,7 @@ impl Engine {
             if share.is_none() && !lockstep {
                 return;
             }
-            let slot = self.start_one(candidate, micro_batch, prospect.reused);
+            let slot = self.admit(entry, micro_batch, prospect.reused);
             self.contexts.extend(share.map(|share| (slot, share)));
             if lockstep {
                 self.lockstep.join(rest);
@@ -295,14 +295,14 @@ impl Engine {
         })
     }
 
-    /// Starts a candidate: resumes or admits it, with blocks for all of its context.
-    fn start_one(&mut self, candidate: Candidate, micro_batch: usize, reused: Tokens) -> SeqSlot {
-        let slot = match candidate {
-            Candidate::Paused(slot) => {
+    /// Starts a entry: resumes or admits it, with blocks for all of its context.
+    fn admit(&mut self, entry: QueueEntry, micro_batch: usize, reused: Tokens) -> SeqSlot {
+        let slot = match entry {
+            QueueEntry::Paused(slot) => {
                 self.queue.take_paused(slot);
                 slot
             }
-            Candidate::Waiting(arrival) => {
+            QueueEntry::Waiting(arrival) => {
                 let request = self.queue.take_waiting(arrival);
                 // Here, and only here, memory is taken for its later tokens.
                 let worst = max_kv_len(Tokens(request.prompt.len() as u32), &request.stop);
@@ -343,10 +343,10 @@ impl Engine {
         slot
     }
 
-    fn prospect(&self, candidate: Candidate) -> Prospect {
+    fn prospect(&self, entry: QueueEntry) -> Prospect {
         let (tokens, reuse, max_reused, max_kv_len, width): (&[TokenId], &ReuseOptions, _, _, _) =
-            match candidate {
-                Candidate::Paused(slot) => {
+            match entry {
+                QueueEntry::Paused(slot) => {
                     let it = &self.sequences[slot];
                     (
                         it.tokens(),
@@ -356,7 +356,7 @@ impl Engine {
                         1,
                     )
                 }
-                Candidate::Waiting(arrival) => {
+                QueueEntry::Waiting(arrival) => {
                     let request = self.queue.waiting(arrival);
                     let num_prompt_tokens = Tokens(request.prompt.len() as u32);
                     let max_kv_len = max_kv_len(num_prompt_tokens, &request.stop);
@@ -401,14 +401,14 @@ impl Engine {
     /// Without a window, a sequence's blocks stay until it ends, so that what it will take is what it
     /// has not taken yet. With one it gives blocks back that others may still hold, and takes free ones
     /// for them: then each counts as if it shared nothing.
-    fn room(&self) -> Room {
+    fn room(&self) -> BlockBudget {
         let usage = self.kv.usage();
         let running = self.running.iter().map(|&slot| &self.sequences[slot]);
         match (self.config.policy, self.config.window) {
-            (CapacityPolicy::MaxUtilization, _) => Room::of_now(self.free_for_others()),
+            (CapacityPolicy::MaxUtilization, _) => BlockBudget::of_now(self.free_for_others()),
             (_, None) => {
                 let promised = running.map(|sequence| self.to_come(sequence)).sum();
-                Room::to_the_end(usage.num_free(), promised)
+                BlockBudget::to_the_end(usage.num_free(), promised)
             }
             (_, Some(_)) => {
                 let cancelled = self.cancelled.iter().map(|&slot| &self.sequences[slot]);
@@ -419,7 +419,7 @@ impl Engine {
                     })
                     .sum();
                 let worst = running.map(|sequence| self.worst(sequence)).sum();
-                Room::to_the_end(usage.num_blocks - held, worst)
+                BlockBudget::to_the_end(usage.num_blocks - held, worst)
             }
         }
     }

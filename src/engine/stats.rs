@@ -295,7 +295,7 @@ impl StepStats {
 
     /// The record as it is written down. `timestamp` is local time as `%m-%d-%Y %H:%M:%S`.
     pub fn with_timestamp<'a>(&'a self, timestamp: &'a str) -> impl Serialize + 'a {
-        StepRecord {
+        TimestampedStats {
             timestamp,
             stats: self,
         }
@@ -303,12 +303,12 @@ impl StepStats {
 }
 
 /// A [`StepStats`] and its moment.
-struct StepRecord<'a> {
+struct TimestampedStats<'a> {
     timestamp: &'a str,
     stats: &'a StepStats,
 }
 
-impl Serialize for StepRecord<'_> {
+impl Serialize for TimestampedStats<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let stats = self.stats;
         let kv = &stats.kv;

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
     use crate::base::{BlockSize, Blocks, Tokens};
     use crate::engine::AttentionWindow;
-    use crate::engine::kv::KvCache;
+    use crate::engine::kv::KvCacheManager;
 
     #[test]
     fn a_row_follows_its_table_whatever_becomes_of_it() {
@@ -84,7 +84,7 @@ mod tests {
             }),
             ..EngineConfig::default()
         };
-        let mut kv = KvCache::new(config.kv_cache());
+        let mut kv = KvCacheManager::new(config.kv_cache());
         let mut rows = TableRows::new(&config);
         let tokens: Vec<_> = (0..32).collect();
         let (mut table, mut beam) = (BlockTable::default(), BlockTable::default());

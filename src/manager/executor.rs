@@ -64,7 +64,7 @@ impl OwnedResponse {
 ///
 /// Dropping it is [`Executor::shutdown`].
 pub struct Executor {
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorShared>,
     thread: Option<ManagerThread>,
 }
 
@@ -74,16 +74,16 @@ impl Executor {
     /// # Errors
     /// The system refuses the thread.
     pub fn new(manager: BatchManager, options: ExecutorOptions) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ExecutorShared {
             options,
-            state: Mutex::new(State {
+            state: Mutex::new(ExecutorState {
                 is_open: true,
-                ..State::default()
+                ..ExecutorState::default()
             }),
             has_work: Condvar::new(),
             has_news: Condvar::new(),
         });
-        let worker = Worker(Arc::clone(&shared));
+        let worker = ExecutorCallbacks(Arc::clone(&shared));
         let thread = ManagerThread::spawn(manager, None, worker)?;
         Ok(Self {
             shared,
@@ -209,9 +209,9 @@ impl Drop for Executor {
     }
 }
 
-struct Shared {
+struct ExecutorShared {
     options: ExecutorOptions,
-    state: Mutex<State>,
+    state: Mutex<ExecutorState>,
     /// Something waits, or it is closed.
     has_work: Condvar,
     /// A response is there.
@@ -219,7 +219,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct ExecutorState {
     is_open: bool,
     num_enqueued: u64,
     waiting: VecDeque<Submission>,
@@ -229,7 +229,7 @@ struct State {
     statistics: VecDeque<String>,
 }
 
-impl State {
+impl ExecutorState {
     fn keep(&mut self, response: OwnedResponse) {
         let responses = self.responses.entry(response.id).or_default();
         responses.push_back(response);
@@ -251,9 +251,9 @@ impl State {
 }
 
 /// The executor's end of the callbacks.
-struct Worker(Arc<Shared>);
+struct ExecutorCallbacks(Arc<ExecutorShared>);
 
-impl Callbacks for Worker {
+impl Callbacks for ExecutorCallbacks {
     fn get_requests(&mut self, max_num_requests: usize, is_idle: bool) -> Option<Vec<Submission>> {
         let mut state = self.0.state.lock();
         while is_idle && state.waiting.is_empty() && state.is_open {
@@ -300,7 +300,7 @@ impl Callbacks for Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for ExecutorCallbacks {
     /// The thread has ended. Nobody waits for ever, whatever it has ended by.
     fn drop(&mut self) {
         let mut state = self.0.state.lock();

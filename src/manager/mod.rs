@@ -34,6 +34,6 @@ pub use serve::serve;
 pub use statistics::{statistics_json, timestamp};
 pub use stepper::{BatchManager, LandedStep};
 pub use tensors::{
-    DataType, Tensor, TensorCallbacks, TensorLayer, TensorModel, TensorRequest, Tensors,
+    HostTensor, HostTensors, TensorCallbacks, TensorLayer, TensorModel, TensorRequest, TensorType,
 };
 pub use thread::ManagerThread;

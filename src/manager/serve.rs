@@ -19,7 +19,7 @@ pub fn serve(
     max_num_requests: Option<usize>,
     callbacks: &mut impl Callbacks,
 ) -> Result<(), StepError> {
-    let mut in_flight = InFlight::new();
+    let mut in_flight = UnsentOutputs::new();
     let result = serve_all(manager, max_num_requests, &mut in_flight, callbacks);
     if let Err(error) = &result {
         for (id, news) in in_flight {
@@ -32,14 +32,14 @@ pub fn serve(
 
 /// What has not been sent of a request.
 #[derive(Default)]
-struct News {
+struct Unsent {
     is_streaming: bool,
     tokens: Vec<TokenId>,
     extra_outputs: Vec<ExtraOutputs>,
     hypotheses: Box<[Hypothesis]>,
 }
 
-impl News {
+impl Unsent {
     /// Whether there is something to be sent before the end.
     fn are_due(&self) -> bool {
         let is_empty =
@@ -55,12 +55,12 @@ impl News {
 }
 
 /// What has not been sent of the requests in flight.
-type InFlight = BTreeMap<SequenceId, News>;
+type UnsentOutputs = BTreeMap<SequenceId, Unsent>;
 
 fn serve_all(
     manager: &mut BatchManager,
     max_num_requests: Option<usize>,
-    in_flight: &mut InFlight,
+    in_flight: &mut UnsentOutputs,
     callbacks: &mut impl Callbacks,
 ) -> Result<(), StepError> {
     let max_num_active = manager.max_num_active();
@@ -117,7 +117,7 @@ fn serve_all(
 /// Ends the requests that are to be stopped, with what they have. Their blocks are free before they are told.
 fn stop(
     manager: &mut BatchManager,
-    in_flight: &mut InFlight,
+    in_flight: &mut UnsentOutputs,
     events: &mut Vec<Event>,
     callbacks: &mut impl Callbacks,
 ) -> Result<(), StepError> {
@@ -142,7 +142,7 @@ fn stop(
 /// Takes requests in. One with an id that is in flight goes back, and the one in flight goes on.
 fn join(
     manager: &mut BatchManager,
-    in_flight: &mut InFlight,
+    in_flight: &mut UnsentOutputs,
     submissions: Vec<Submission>,
     callbacks: &mut impl Callbacks,
 ) {
@@ -152,9 +152,9 @@ fn join(
             callbacks.reject_duplicate(submission);
             continue;
         }
-        let news = News {
+        let news = Unsent {
             is_streaming: submission.is_streaming,
-            ..News::default()
+            ..Unsent::default()
         };
         match manager.add(submission.request) {
             Ok(()) => {
@@ -168,7 +168,7 @@ fn join(
 fn send(
     callbacks: &mut impl Callbacks,
     id: SequenceId,
-    news: &News,
+    news: &Unsent,
     end: Option<Result<FinishReason, RequestError>>,
 ) {
     callbacks.send_response(Response {

@@ -20,7 +20,7 @@ use super::probe::{Operation, Probe, Work};
 use super::spec::ModelSpec;
 use crate::base::{BlockSize, LoadError, StepError};
 use crate::device::cpu::{Cpu, CpuOptions, KvCache, KvDtype, KvLayout, KvSpan};
-use crate::engine::{ExtraOutputs, Named, PlannedSequence, Sampled, StepOutput, StepPlan};
+use crate::engine::{BeamCandidates, ExtraOutputs, PlannedSequence, Sampled, StepOutput, StepPlan};
 use crate::sampling::{LogProbs, Sampler, prepare_batches};
 
 /// A model on CPU: weights, KV cache, threads, and the buffers of its largest step.
@@ -53,8 +53,8 @@ pub struct CpuRunner<P = ()> {
     chosen: Vec<Option<Sampled>>,
     /// Place in the plan, and its extra outputs; empty between runs.
     extra_outputs: Vec<(usize, ExtraOutputs)>,
-    /// Row of the logits, and what a beam has named; empty between runs.
-    named: Vec<(usize, Named)>,
+    /// Row of the logits, and the candidates of a beam; empty between runs.
+    candidates: Vec<(usize, BeamCandidates)>,
 }
 
 /// What one thread needs to choose tokens.
@@ -65,8 +65,8 @@ struct Chooser {
     chosen: Vec<(usize, Sampled)>,
     /// Place in the plan, and its extra outputs; only of those that want any.
     extra_outputs: Vec<(usize, ExtraOutputs)>,
-    /// Row of the logits, and what a beam has named.
-    named: Vec<(usize, Named)>,
+    /// Row of the logits, and the candidates of a beam.
+    candidates: Vec<(usize, BeamCandidates)>,
 }
 
 impl CpuRunner {
@@ -117,7 +117,7 @@ impl<P: Probe> CpuRunner<P> {
                     log_probs: LogProbs::new(spec.vocab_size),
                     chosen: Vec::with_capacity(max_sampled_rows),
                     extra_outputs: Vec::new(),
-                    named: Vec::new(),
+                    candidates: Vec::new(),
                 })
                 .collect(),
             guide_thread: GuideThread::default(),
@@ -129,7 +129,7 @@ impl<P: Probe> CpuRunner<P> {
             chosen: Vec::with_capacity(max_sampled_rows),
             contexts: Vec::new(),
             extra_outputs: Vec::new(),
-            named: Vec::new(),
+            candidates: Vec::new(),
             cpu,
             limits,
             probe,
@@ -298,7 +298,7 @@ impl<P: Probe> CpuRunner<P> {
                 self.chosen[row] = Some(sampled);
             }
             self.extra_outputs.append(&mut chooser.extra_outputs);
-            self.named.append(&mut chooser.named);
+            self.candidates.append(&mut chooser.candidates);
         }
         for (&index, &start) in sampling.iter().zip(starts) {
             let PlannedSequence {
@@ -308,9 +308,9 @@ impl<P: Probe> CpuRunner<P> {
             let chosen = rows.iter().map_while(|chosen| *chosen);
             output.sampled.extend(chosen.map(|sampled| (slot, sampled)));
         }
-        self.named.sort_by_key(|(row, _)| *row);
-        let named = self.named.drain(..).map(|(_, named)| named);
-        output.named.extend(named);
+        self.candidates.sort_by_key(|(row, _)| *row);
+        let candidates = self.candidates.drain(..).map(|(_, candidates)| candidates);
+        output.beam_candidates.extend(candidates);
         // Of one sequence there are at most a context and a token, in this order, or several tokens.
         self.extra_outputs.sort_by_key(|(index, _)| *index);
         let mut last = None;
@@ -411,18 +411,18 @@ impl Chooser {
             Ok(candidates) => candidates,
             Err(error) => return Sampled::Failed(error),
         };
-        let mut named = Named {
+        let mut candidates = BeamCandidates {
             candidates,
-            ..Named::default()
+            ..BeamCandidates::default()
         };
         if let Some(num_top) = outputs.log_probs {
-            let tokens = named.candidates.iter().map(|it| it.token);
-            named.log_probs = self.log_probs.of_each(tokens, num_top);
+            let tokens = candidates.candidates.iter().map(|it| it.token);
+            candidates.log_probs = self.log_probs.of_each(tokens, num_top);
         }
         if outputs.generation_logits {
-            named.generation_logits = self.log_probs.take();
+            candidates.generation_logits = self.log_probs.take();
         }
-        self.named.push((row, named));
+        self.candidates.push((row, candidates));
         Sampled::Candidates
     }
 }

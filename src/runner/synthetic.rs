@@ -28,7 +28,7 @@ use bytemuck::allocation::try_zeroed_vec;
 use super::gate::Gate;
 use super::{AttentionLimits, RunnerLimits};
 use crate::base::{BlockId, LoadError, StepError, TokenId, Tokens};
-use crate::engine::{Named, PlannedSequence, Sampled, StepOutput, StepPlan};
+use crate::engine::{BeamCandidates, PlannedSequence, Sampled, StepOutput, StepPlan};
 use crate::sampling::BeamCandidate;
 
 /// A thread may sleep this much longer than it asked to: the rest of a wait is spun.
@@ -175,9 +175,9 @@ impl SyntheticRunner {
                 let vocab_size = self.options.vocab_size;
                 if let Some(num) = plan.num_candidates(index) {
                     let entry = self.entries[self.entry_index(table, last)];
-                    output.named.push(Named {
+                    output.beam_candidates.push(BeamCandidates {
                         candidates: candidates_of(entry, vocab_size, num),
-                        ..Named::default()
+                        ..BeamCandidates::default()
                     });
                     output.sampled.push((sequence.slot, Sampled::Candidates));
                     continue;

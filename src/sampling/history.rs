@@ -7,14 +7,14 @@ use crate::sampling::SamplingInput;
 /// call costs the length of the sequence and never the size of the vocabulary.
 pub(super) struct History {
     /// Zero everywhere between calls. `[vocab_size]`.
-    entries: Vec<Entry>,
+    entries: Vec<TokenCount>,
     /// The tokens whose entries are not zero.
     touched: Vec<TokenId>,
 }
 
 /// One token's occurrences.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Entry {
+pub(super) struct TokenCount {
     /// Whether it is in prompt or output.
     pub seen: bool,
     /// How often it is in the output, and in the prompt where that counts.
@@ -24,7 +24,7 @@ pub(super) struct Entry {
 impl History {
     pub(super) fn new(vocab_size: usize) -> Self {
         Self {
-            entries: vec![Entry::default(); vocab_size],
+            entries: vec![TokenCount::default(); vocab_size],
             touched: Vec::with_capacity(vocab_size),
         }
     }
@@ -35,7 +35,7 @@ impl History {
         &mut self,
         input: SamplingInput<'_>,
         with_prompt: bool,
-        mut visit: impl FnMut(TokenId, Entry),
+        mut visit: impl FnMut(TokenId, TokenCount),
     ) {
         let ignored = input.params.prompt_ignore_length as usize;
         let (ignored, counted) = input.tokens.split_at(ignored.min(input.num_prompt_tokens));

@@ -15,8 +15,8 @@ use triton_inflight::base::{
     BlockId, BlockSize, Blocks, RequestError, SeqSlot, SequenceId, TokenId, Tokens,
 };
 use triton_inflight::engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine, EngineConfig,
-    Event, ExtraOutputs, KvBlocks, Named, NewRequest, OutputOptions, Phase, PlannedSequence,
+    BatchingScheme, BeamCandidates, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine,
+    EngineConfig, Event, ExtraOutputs, KvBlocks, NewRequest, OutputOptions, Phase, PlannedSequence,
     ReuseOptions, Sampled, Step, StepOutput, StepPlan,
 };
 use triton_inflight::sampling::{
@@ -654,7 +654,7 @@ fn run(
                     Err(error) => Sampled::Failed(error),
                     Ok(candidates) => {
                         let are_wanted = plan.outputs(index).generation_logits;
-                        output.named.push(Named {
+                        output.beam_candidates.push(BeamCandidates {
                             candidates,
                             generation_logits: if are_wanted { logits(entry) } else { vec![] },
                             log_probs: vec![],

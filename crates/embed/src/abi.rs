@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::slice;
 
 use triton_inflight::base::{ClientId, SequenceId};
-use triton_inflight::manager::{DataType, Tensor, TensorRequest, Tensors};
+use triton_inflight::manager::{HostTensor, HostTensors, TensorRequest, TensorType};
 
 use crate::callbacks::{Batch, Stops};
 
@@ -59,7 +59,7 @@ pub(crate) unsafe fn read_request(request: &Request) -> Option<TensorRequest> {
     if request.num_tensors > MAX_TENSORS || has_tensors && request.tensors.is_null() {
         return None;
     }
-    let mut tensors = Tensors::new();
+    let mut tensors = HostTensors::new();
     if has_tensors {
         // SAFETY: there are so many.
         let all = unsafe { slice::from_raw_parts(request.tensors, request.num_tensors as usize) };
@@ -81,8 +81,8 @@ pub(crate) unsafe fn read_request(request: &Request) -> Option<TensorRequest> {
 
 /// # Safety
 /// As [`read_request`].
-unsafe fn read_tensor(tensor: &CTensor) -> Option<(String, Tensor)> {
-    let data_type = DataType::ALL
+unsafe fn read_tensor(tensor: &CTensor) -> Option<(String, HostTensor)> {
+    let data_type = TensorType::ALL
         .into_iter()
         .find(|data_type| *data_type as u32 == tensor.data_type)?;
     let num_bytes = usize::try_from(tensor.num_bytes).ok()?;
@@ -104,7 +104,7 @@ unsafe fn read_tensor(tensor: &CTensor) -> Option<(String, Tensor)> {
         // SAFETY: there are so many.
         _ => unsafe { slice::from_raw_parts(tensor.data.cast::<u8>(), num_bytes) }.to_vec(),
     };
-    let tensor = Tensor {
+    let tensor = HostTensor {
         data_type,
         shape,
         bytes,

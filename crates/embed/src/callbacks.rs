@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_void};
 
 use triton_inflight::base::SequenceId;
-use triton_inflight::manager::{Tensor, TensorCallbacks, TensorRequest, Tensors};
+use triton_inflight::manager::{HostTensor, HostTensors, TensorCallbacks, TensorRequest};
 
 use crate::abi::{CTensor, Callbacks};
 
@@ -56,13 +56,19 @@ impl TensorCallbacks for CCallbacks {
         (!is_over || !batch.0.is_empty()).then_some(batch.0)
     }
 
-    fn send_response(&mut self, id: SequenceId, tensors: &Tensors, is_final: bool, error: &str) {
+    fn send_response(
+        &mut self,
+        id: SequenceId,
+        tensors: &HostTensors,
+        is_final: bool,
+        error: &str,
+    ) {
         let Some(send) = self.0.send_response else {
             return;
         };
         let names = tensors.keys().map(|name| c_text(name));
         let names: Vec<_> = names.collect();
-        let tensor = |(name, tensor): (&CString, &Tensor)| CTensor {
+        let tensor = |(name, tensor): (&CString, &HostTensor)| CTensor {
             name: name.as_ptr(),
             data_type: tensor.data_type as u32,
             num_dims: tensor.shape.len() as u32,

@@ -10,11 +10,11 @@
 //! table B   [ Block 7 , Block 2 ]    --------->     [ Block 7 , Block 2 ]
 //! ```
 
-use super::{BlockTable, KvCache};
+use super::{BlockTable, KvCacheManager};
 use crate::base::{BlockId, Blocks, Tokens};
 use crate::engine::BlockCopy;
 
-impl KvCache {
+impl KvCacheManager {
     /// Lets `to`, which is empty, hold all that `from` holds, no block of which is blank. What it computes
     /// later is nobody's to find.
     pub(in crate::engine) fn fork(&mut self, from: &BlockTable, to: &mut BlockTable) {

@@ -1,12 +1,12 @@
 //! Looking a prompt up: what `reserve` would find, and what is worth waiting for.
 
-use super::prefix::{Content, PrefixIndex, Walk};
-use super::{BlockTable, KvCache, NextBlock, ReuseOptions};
+use super::prefix::{Content, PrefixIndex, PrefixWalk};
+use super::{BlockTable, KvCacheManager, NextBlock, ReuseOptions};
 use crate::base::{Blocks, TokenId, Tokens};
 
 /// What `reserve` would find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) struct Found {
+pub(in crate::engine) struct PrefixMatch {
     /// Tokens that need not be computed.
     pub(in crate::engine) num_tokens: Tokens,
     /// Blocks that would be shared; those outside of the window are given back at once and not counted.
@@ -20,16 +20,16 @@ pub(in crate::engine) struct Found {
     pub(in crate::engine) next: Option<NextBlock>,
 }
 
-impl KvCache {
+impl KvCacheManager {
     /// What `reserve` would find for a context of `tokens`, of which `max_reused` may be taken over.
     pub(in crate::engine) fn find(
         &self,
         tokens: &[TokenId],
         reuse: &ReuseOptions,
         max_reused: Tokens,
-    ) -> Found {
+    ) -> PrefixMatch {
         let known = Tokens(tokens.len() as u32);
-        let nothing = Found {
+        let nothing = PrefixMatch {
             num_tokens: Tokens::ZERO,
             num_shared: Blocks::ZERO,
             num_shared_free: Blocks::ZERO,
@@ -56,7 +56,7 @@ impl KvCache {
         }
         let next = self.sparable_block(tokens, walk.num_blocks, num_tokens, max_reused);
         let num_places = Blocks(walk.num_blocks as u32);
-        Found {
+        PrefixMatch {
             num_tokens,
             num_shared,
             num_shared_free,
@@ -90,11 +90,11 @@ impl KvCache {
         root: Content,
         tokens: &[TokenId],
         max_reused: usize,
-    ) -> Walk {
+    ) -> PrefixWalk {
         prefix.walk(root, tokens, max_reused, self.config.enable_partial_reuse)
     }
 
-    pub(super) fn num_found(&self, walk: &Walk) -> Tokens {
+    pub(super) fn num_found(&self, walk: &PrefixWalk) -> Tokens {
         let full = Blocks(walk.num_blocks as u32).tokens(self.config.block_size);
         full + Tokens(walk.partial.map_or(0, |(_, num_positions)| num_positions))
     }

@@ -56,11 +56,11 @@ pub use window::AttentionWindow;
 use crate::base::{BlockId, Blocks, TokenId, Tokens};
 use crate::engine::BlockCopy;
 use pool::BlockPool;
-use prefix::{PrefixIndex, Walk};
+use prefix::{PrefixIndex, PrefixWalk};
 use table::Chain;
 
 /// The pool, what is in it, and the rule that maps positions to blocks.
-pub(super) struct KvCache {
+pub(super) struct KvCacheManager {
     config: KvCacheConfig,
     pool: BlockPool,
     /// `None` without reuse.
@@ -71,7 +71,7 @@ pub(super) struct KvCache {
     totals: ReuseTotals,
 }
 
-impl KvCache {
+impl KvCacheManager {
     /// A cache of blank blocks.
     pub(super) fn new(config: KvCacheConfig) -> Self {
         assert!(config.max_chunk > Tokens::ZERO, "a step computes something");
@@ -227,7 +227,7 @@ impl KvCache {
         tokens: &[TokenId],
         salt: &Option<Arc<str>>,
         max_reused: Tokens,
-    ) -> Option<Walk> {
+    ) -> Option<PrefixWalk> {
         let root = self.prefix.as_mut()?.enter(salt);
         let prefix = self.prefix.as_ref()?;
         let max_reused = self.max_reused(tokens, max_reused);

@@ -16,7 +16,7 @@ use crate::base::{BlockId, Blocks};
 
 /// What is known of one block.
 #[derive(Clone, Copy)]
-struct Block {
+struct PoolEntry {
     /// Tables that it is in; it is in the list of free blocks if there are none.
     num_holders: u32,
     /// Whether its content is worth keeping while nobody holds it.
@@ -28,7 +28,7 @@ struct Block {
 
 /// The blocks by id.
 pub(super) struct BlockPool {
-    blocks: Vec<Block>,
+    blocks: Vec<PoolEntry>,
     front: Option<BlockId>,
     back: Option<BlockId>,
     num_free: Blocks,
@@ -38,7 +38,7 @@ impl BlockPool {
     /// `num_blocks` blank blocks, to be taken in the order of their ids.
     pub(super) fn new(num_blocks: Blocks) -> Self {
         let link = |id: u32| (id < num_blocks.0).then_some(BlockId(id));
-        let blank = |id: u32| Block {
+        let blank = |id: u32| PoolEntry {
             num_holders: 0,
             is_cached: false,
             previous: id.checked_sub(1).map(BlockId),
@@ -119,7 +119,7 @@ impl BlockPool {
     }
 
     fn unlink(&mut self, id: BlockId) {
-        let Block { previous, next, .. } = self.blocks[id.index()];
+        let PoolEntry { previous, next, .. } = self.blocks[id.index()];
         self.set_next_of(previous, next);
         self.set_previous_of(next, previous);
         self.num_free -= Blocks(1);

@@ -36,20 +36,20 @@ pub(super) const MAX_CHILDREN: usize = 64;
 /// Where a content is. It may be gone: then something else, or nothing, is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Content {
-    pub(super) place: Place,
+    pub(super) place: NodeRef,
     id: u64,
 }
 
 /// The place of a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum NodeRef {
     Root(RootId),
     Block(BlockId),
 }
 
 /// What was found of a sequence's tokens.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Walk {
+pub(super) struct PrefixWalk {
     /// Full blocks found, from the first.
     pub(super) num_blocks: usize,
     /// The content of the last of them, or the root.
@@ -65,7 +65,7 @@ struct Node {
     content: Option<u64>,
     /// Decides on the bucket.
     key: u64,
-    parent: Place,
+    parent: NodeRef,
     next_in_bucket: Option<BlockId>,
     /// Its children, from the one registered last.
     first_child: Option<BlockId>,
@@ -91,7 +91,7 @@ impl PrefixIndex {
         let blank = Node {
             content: None,
             key: 0,
-            parent: Place::Block(BlockId::NONE),
+            parent: NodeRef::Block(BlockId::NONE),
             next_in_bucket: None,
             first_child: None,
             newer_sibling: None,
@@ -128,7 +128,7 @@ impl PrefixIndex {
     /// The content before all contents of a root, which is there.
     pub(super) fn root(&self, root: RootId) -> Content {
         Content {
-            place: Place::Root(root),
+            place: NodeRef::Root(root),
             id: self.roots[root].content,
         }
     }
@@ -147,8 +147,8 @@ impl PrefixIndex {
         tokens: &[TokenId],
         max_tokens: usize,
         enable_partial: bool,
-    ) -> Walk {
-        let mut walk = Walk {
+    ) -> PrefixWalk {
+        let mut walk = PrefixWalk {
             num_blocks: 0,
             tail: root,
             partial: None,
@@ -176,8 +176,8 @@ impl PrefixIndex {
     pub(super) fn path_up(&self, tail: Content) -> impl Iterator<Item = BlockId> + '_ {
         let mut at = tail.place;
         std::iter::from_fn(move || match at {
-            Place::Root(_) => None,
-            Place::Block(block) => {
+            NodeRef::Root(_) => None,
+            NodeRef::Block(block) => {
                 at = self.nodes[block.index()].parent;
                 Some(block)
             }
@@ -222,7 +222,7 @@ impl PrefixIndex {
         let start = block.index() * self.block_size;
         self.tokens[start..start + self.block_size].copy_from_slice(tokens);
         Some(Content {
-            place: Place::Block(block),
+            place: NodeRef::Block(block),
             id,
         })
     }
@@ -235,15 +235,15 @@ impl PrefixIndex {
     /// What is registered of `block`.
     pub(super) fn content_of(&self, block: BlockId) -> Option<Content> {
         let id = self.nodes[block.index()].content?;
-        let place = Place::Block(block);
+        let place = NodeRef::Block(block);
         Some(Content { place, id })
     }
 
     /// Whether `content` is still where it was.
     pub(super) fn is_there(&self, content: Content) -> bool {
         let id = match content.place {
-            Place::Root(root) => self.roots.get(root).map(|root| root.content),
-            Place::Block(block) => self.nodes[block.index()].content,
+            NodeRef::Root(root) => self.roots.get(root).map(|root| root.content),
+            NodeRef::Block(block) => self.nodes[block.index()].content,
         };
         id == Some(content.id)
     }
@@ -259,9 +259,9 @@ impl PrefixIndex {
             self.unlink(at);
             forgotten(at);
             match self.nodes[at.index()].parent {
-                Place::Block(parent) => at = parent,
+                NodeRef::Block(parent) => at = parent,
                 // Only the first block of a prefix is below a root: all below it are forgotten.
-                Place::Root(root) => self.roots.remove_if_unused(root),
+                NodeRef::Root(root) => self.roots.remove_if_unused(root),
             }
         }
     }
@@ -304,7 +304,7 @@ impl PrefixIndex {
         }
         // The whole block is there, but must not be taken over whole: no need to search for it.
         if let Some(block_tokens) = tokens.get(..self.block_size)
-            && let Some(Place::Block(block)) = self.find(parent, block_tokens).map(|it| it.place)
+            && let Some(NodeRef::Block(block)) = self.find(parent, block_tokens).map(|it| it.place)
         {
             return Some((block, max_tokens as u32));
         }
@@ -332,19 +332,19 @@ impl PrefixIndex {
         std::iter::successors(self.buckets[bucket], next)
     }
 
-    fn children(&self, place: Place) -> impl Iterator<Item = BlockId> + '_ {
+    fn children(&self, place: NodeRef) -> impl Iterator<Item = BlockId> + '_ {
         let first = match place {
-            Place::Root(root) => self.roots[root].first_child,
-            Place::Block(block) => self.nodes[block.index()].first_child,
+            NodeRef::Root(root) => self.roots[root].first_child,
+            NodeRef::Block(block) => self.nodes[block.index()].first_child,
         };
         let next = |block: &BlockId| self.nodes[block.index()].older_sibling;
         std::iter::successors(first, next)
     }
 
-    fn first_child(&mut self, place: Place) -> &mut Option<BlockId> {
+    fn first_child(&mut self, place: NodeRef) -> &mut Option<BlockId> {
         match place {
-            Place::Root(root) => &mut self.roots[root].first_child,
-            Place::Block(block) => &mut self.nodes[block.index()].first_child,
+            NodeRef::Root(root) => &mut self.roots[root].first_child,
+            NodeRef::Block(block) => &mut self.nodes[block.index()].first_child,
         }
     }
 
@@ -394,8 +394,8 @@ impl PrefixIndex {
                 let node = &self.nodes[block.index()];
                 assert!(node.content.is_some(), "{block:?} is in a bucket");
                 let parent = match node.parent {
-                    Place::Root(root) => self.roots.get(root).map(|root| root.content),
-                    Place::Block(parent) => self.nodes[parent.index()].content,
+                    NodeRef::Root(root) => self.roots.get(root).map(|root| root.content),
+                    NodeRef::Block(parent) => self.nodes[parent.index()].content,
                 };
                 let parent = Content {
                     place: node.parent,
@@ -406,7 +406,7 @@ impl PrefixIndex {
                     "{block:?} is older than its parent"
                 );
                 let found = self.find(parent, self.tokens_of(block));
-                assert_eq!(found.map(|it| it.place), Some(Place::Block(block)));
+                assert_eq!(found.map(|it| it.place), Some(NodeRef::Block(block)));
                 let siblings: Vec<_> = self.children(node.parent).collect();
                 let place = siblings.iter().position(|&it| it == block);
                 let place = place.unwrap_or_else(|| panic!("{block:?} is no child"));

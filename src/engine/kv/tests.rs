@@ -3,8 +3,8 @@ use super::*;
 use crate::base::BlockSize;
 
 /// A cache that reuses all it can.
-fn cache(num_blocks: u32, block_size: u32) -> KvCache {
-    KvCache::new(config(num_blocks, block_size))
+fn cache(num_blocks: u32, block_size: u32) -> KvCacheManager {
+    KvCacheManager::new(config(num_blocks, block_size))
 }
 
 fn config(num_blocks: u32, block_size: u32) -> KvCacheConfig {
@@ -33,7 +33,7 @@ fn only_with(salt: &str) -> ReuseOptions {
 }
 
 /// A sequence of `tokens`, all of them computed.
-fn computed(cache: &mut KvCache, tokens: &[TokenId], reuse: &ReuseOptions) -> BlockTable {
+fn computed(cache: &mut KvCacheManager, tokens: &[TokenId], reuse: &ReuseOptions) -> BlockTable {
     let mut table = BlockTable::default();
     cache.reserve(&mut table, tokens, reuse, ALL);
     cache.commit(&mut table, tokens, Tokens(tokens.len() as u32));
@@ -41,18 +41,18 @@ fn computed(cache: &mut KvCache, tokens: &[TokenId], reuse: &ReuseOptions) -> Bl
 }
 
 /// A sequence of `tokens` has come and gone.
-fn leave_behind(cache: &mut KvCache, tokens: &[TokenId], reuse: &ReuseOptions) {
+fn leave_behind(cache: &mut KvCacheManager, tokens: &[TokenId], reuse: &ReuseOptions) {
     let mut table = computed(cache, tokens, reuse);
     cache.release(&mut table);
     cache.clear_copies();
 }
 
-fn num_found(cache: &KvCache, tokens: &[TokenId]) -> u32 {
+fn num_found(cache: &KvCacheManager, tokens: &[TokenId]) -> u32 {
     cache.find(tokens, &anybody(), ALL).num_tokens.0
 }
 
 /// Blocks that nobody holds, and that can be found.
-fn num_cached(cache: &KvCache) -> usize {
+fn num_cached(cache: &KvCacheManager) -> usize {
     let ids = (0..cache.config.num_blocks.0).map(BlockId);
     let free = ids.filter(|&id| cache.pool.num_holders(id) == 0);
     let prefix = cache.prefix.as_ref().expect("reuse is on");
@@ -112,7 +112,7 @@ fn the_full_blocks_of_a_prompt_are_found_again_but_never_its_last_token() {
     for len in 1..=13 {
         let prompt = tokens(0..len);
         for enable_partial_reuse in [false, true] {
-            let mut cache = KvCache::new(KvCacheConfig {
+            let mut cache = KvCacheManager::new(KvCacheConfig {
                 enable_partial_reuse,
                 ..config(8, 4)
             });
@@ -281,7 +281,7 @@ fn ends_are_evicted_before_beginnings_and_what_was_not_used_for_longest_first() 
 
 #[test]
 fn an_evicted_block_takes_along_what_is_below_it() {
-    let mut cache = KvCache::new(KvCacheConfig {
+    let mut cache = KvCacheManager::new(KvCacheConfig {
         window: Some(AttentionWindow {
             size: Tokens(2),
             num_sinks: Tokens(0),
@@ -345,7 +345,7 @@ fn a_context_can_wait_for_the_block_that_another_is_about_to_write() {
     for salt in [anybody(), only_with("a")] {
         let mut cache = cache(16, 2);
         let (long, fork) = (tokens(0..7), [0, 1, 2, 3, 9, 9, 9]);
-        let next = |cache: &KvCache, tokens: &[TokenId]| cache.find(tokens, &salt, ALL).next;
+        let next = |cache: &KvCacheManager, tokens: &[TokenId]| cache.find(tokens, &salt, ALL).next;
         assert_eq!(next(&cache, &long), None, "nobody writes anything");
 
         let mut table = BlockTable::default();
@@ -384,7 +384,7 @@ fn no_more_is_taken_over_than_may_be() {
         (true, [0, 1, 2, 3, 4, 6, 6]),
         (false, [0, 0, 2, 2, 4, 6, 6]),
     ] {
-        let mut cache = KvCache::new(KvCacheConfig {
+        let mut cache = KvCacheManager::new(KvCacheConfig {
             enable_partial_reuse: partial,
             ..config(16, 2)
         });
@@ -405,7 +405,7 @@ fn no_more_is_taken_over_than_may_be() {
 
 #[test]
 fn a_window_bounds_what_a_sequence_holds() {
-    let mut cache = KvCache::new(KvCacheConfig {
+    let mut cache = KvCacheManager::new(KvCacheConfig {
         window: Some(AttentionWindow {
             size: Tokens(6),
             num_sinks: Tokens(2),
@@ -442,7 +442,7 @@ fn a_window_bounds_what_a_sequence_holds() {
 fn tokens_are_compared_and_not_only_their_hashes() {
     let (a, b) = colliding_pairs();
     let mut cache = cache(8, 2);
-    let next = |cache: &KvCache, block: [u32; 2]| {
+    let next = |cache: &KvCacheManager, block: [u32; 2]| {
         cache.find(&[block[0], block[1], 9], &anybody(), ALL).next
     };
     assert_ne!(a, b);

@@ -40,7 +40,7 @@ enum Move {
     },
 }
 
-struct Sequence {
+struct WalkSequence {
     tokens: Vec<TokenId>,
     reuse: ReuseOptions,
     max_reused: Tokens,
@@ -51,7 +51,7 @@ struct Sequence {
     is_running: bool,
 }
 
-impl Sequence {
+impl WalkSequence {
     /// What each position has to hold.
     fn chain(&self) -> Vec<u64> {
         let step = |hash: &mut u64, &token: &TokenId| {
@@ -68,13 +68,13 @@ impl Sequence {
 }
 
 struct World {
-    cache: KvCache,
+    cache: KvCacheManager,
     config: KvCacheConfig,
     max_len: usize,
     block_size: usize,
     /// What each position holds, `[num_blocks][block_size]`.
     memory: Vec<Vec<u64>>,
-    sequences: Vec<Sequence>,
+    sequences: Vec<WalkSequence>,
     num_added: u64,
     num_reused_tokens: u64,
 }
@@ -83,7 +83,7 @@ impl World {
     fn new(config: KvCacheConfig, max_len: usize) -> Self {
         let block_size = config.block_size.tokens().index();
         Self {
-            cache: KvCache::new(config),
+            cache: KvCacheManager::new(config),
             config,
             max_len,
             block_size,
@@ -132,7 +132,7 @@ impl World {
             2 => (true, salt("b"), 3),
             _ => (false, None, 1000 + self.num_added),
         };
-        self.sequences.push(Sequence {
+        self.sequences.push(WalkSequence {
             tokens: prompt[..prompt.len().min(self.max_len)].to_vec(),
             reuse: ReuseOptions { enabled, salt },
             max_reused: Tokens(max_reused),
@@ -160,7 +160,7 @@ impl World {
         self.cache.fork(&it.table, &mut table);
         let mut tokens = it.tokens.clone();
         tokens[it.computed] = NUM_LETTERS - 1 - tokens[it.computed];
-        let fork = Sequence {
+        let fork = WalkSequence {
             tokens,
             reuse: it.reuse.clone(),
             table,
@@ -350,7 +350,7 @@ fn configs() -> impl Strategy<Value = (KvCacheConfig, usize)> {
                 enable_reuse,
                 enable_partial_reuse,
             };
-            let one = KvCache::new(config).max_blocks(Tokens(max_len as u32));
+            let one = KvCacheManager::new(config).max_blocks(Tokens(max_len as u32));
             config.num_blocks = one + Blocks(more_blocks);
             (config, max_len)
         },

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use super::request::{Asked, read};
-use super::response::InFlight;
-use super::tensor::Tensors;
+use super::response::PendingResponse;
+use super::tensor::HostTensors;
 use crate::base::{ClientId, SequenceId, TokenId, Tokens};
 use crate::engine::StepStats;
 use crate::manager::{Callbacks, Response, Submission, statistics_json};
@@ -21,7 +21,7 @@ pub struct TensorRequest {
     /// Whether each step's news are sent at once. If not, there is one response.
     pub is_streaming: bool,
     /// `input_ids` and `request_output_len`, and options.
-    pub tensors: Tensors,
+    pub tensors: HostTensors,
 }
 
 /// What tensors are read and written with.
@@ -46,7 +46,7 @@ pub trait TensorCallbacks {
 
     /// Takes what is new of a request; the last time with `is_final`. An `error` that is not empty comes alone, and
     /// is final.
-    fn send_response(&mut self, id: SequenceId, tensors: &Tensors, is_final: bool, error: &str);
+    fn send_response(&mut self, id: SequenceId, tensors: &HostTensors, is_final: bool, error: &str);
 
     /// As [`Callbacks::reject_duplicate`].
     fn reject_duplicate(&mut self, duplicate: TensorRequest);
@@ -66,7 +66,7 @@ pub trait TensorCallbacks {
 pub struct TensorLayer<C> {
     callbacks: C,
     model: TensorModel,
-    in_flight: BTreeMap<SequenceId, InFlight>,
+    in_flight: BTreeMap<SequenceId, PendingResponse>,
 }
 
 impl<C: TensorCallbacks> TensorLayer<C> {
@@ -93,14 +93,14 @@ impl<C: TensorCallbacks> TensorLayer<C> {
             Ok(asked) => asked,
             Err(error) => {
                 let error = error.to_string();
-                let none = Tensors::new();
+                let none = HostTensors::new();
                 self.callbacks
                     .send_response(request.id, &none, true, &error);
                 return None;
             }
         };
         let prompt = &submission.request.prompt;
-        let in_flight = InFlight {
+        let in_flight = PendingResponse {
             num_prompt_tokens: prompt.len(),
             prompt: if request.is_streaming {
                 Vec::new()
@@ -137,7 +137,7 @@ impl<C: TensorCallbacks> Callbacks for TensorLayer<C> {
         };
         let tensors = match self.in_flight.get_mut(&id) {
             Some(in_flight) if error.is_empty() => in_flight.tensors(&response, &self.model),
-            _ => Tensors::new(),
+            _ => HostTensors::new(),
         };
         let is_final = response.is_final();
         if is_final {

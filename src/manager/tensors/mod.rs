@@ -14,4 +14,4 @@ mod response;
 mod tensor;
 
 pub use layer::{TensorCallbacks, TensorLayer, TensorModel, TensorRequest};
-pub use tensor::{DataType, Tensor, Tensors};
+pub use tensor::{HostTensor, HostTensors, TensorType};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::layer::{TensorModel, TensorRequest};
-use super::tensor::Tensor;
+use super::tensor::HostTensor;
 use crate::base::{RequestError, TokenId, Tokens, nearest_name};
 use crate::engine::{NewRequest, OutputOptions};
 use crate::manager::Submission;
@@ -23,7 +23,7 @@ struct Draft {
 }
 
 /// Takes what a tensor says, or says what it has to be.
-type Set = fn(&mut Draft, &Tensor, &TensorModel) -> Result<(), String>;
+type Set = fn(&mut Draft, &HostTensor, &TensorModel) -> Result<(), String>;
 
 /// Every tensor that a request may have.
 const INPUTS: &[(&str, Set)] = &[
@@ -229,13 +229,13 @@ impl TensorModel {
     }
 }
 
-fn count(tensor: &Tensor, min: u32) -> Result<u32, String> {
+fn count(tensor: &HostTensor, min: u32) -> Result<u32, String> {
     let value: i32 = tensor.element()?;
     let count = u32::try_from(value).ok().filter(|count| *count >= min);
     count.ok_or_else(|| format!("is {value}, and has to be at least {min}"))
 }
 
-fn number(tensor: &Tensor, min: f32, max: f32) -> Result<f32, String> {
+fn number(tensor: &HostTensor, min: f32, max: f32) -> Result<f32, String> {
     let value: f32 = tensor.element()?;
     match (min..=max).contains(&value) {
         true => Ok(value),

@@ -10,13 +10,13 @@
 //! | `cum_log_probs` | FP32 [1, beams] | on request, and of beams: their sum so far |
 
 use super::layer::TensorModel;
-use super::tensor::{Tensor, Tensors};
+use super::tensor::{HostTensor, HostTensors};
 use crate::base::TokenId;
 use crate::engine::ExtraOutputs;
 use crate::manager::Response;
 
 /// What is known of a request in flight.
-pub(super) struct InFlight {
+pub(super) struct PendingResponse {
     /// The prompt, where the answer repeats it: where it does not stream.
     pub(super) prompt: Vec<TokenId>,
     pub(super) num_prompt_tokens: usize,
@@ -29,7 +29,7 @@ pub(super) struct InFlight {
 }
 
 /// A beam's part of a response.
-struct Row<'a> {
+struct BeamRow<'a> {
     tokens: &'a [TokenId],
     log_probs: Vec<f32>,
     cum_log_prob: f32,
@@ -37,9 +37,9 @@ struct Row<'a> {
     length: usize,
 }
 
-impl InFlight {
+impl PendingResponse {
     /// The tensors of a response. None, where there is nothing to say but that it has ended with an error.
-    pub(super) fn tensors(&mut self, response: &Response<'_>, model: &TensorModel) -> Tensors {
+    pub(super) fn tensors(&mut self, response: &Response<'_>, model: &TensorModel) -> HostTensors {
         let rows = match self.beam_width {
             1 => vec![self.row(response)],
             _ => self.beams(response),
@@ -56,14 +56,14 @@ impl InFlight {
             known.chain(std::iter::repeat(self.pad_id)).take(num_ids)
         });
         let lengths = rows.iter().map(|row| row.length as i32);
-        let mut tensors = Tensors::from([
+        let mut tensors = HostTensors::from([
             (
                 "output_ids".to_owned(),
-                Tensor::of(&[1, num_rows, num_ids], ids),
+                HostTensor::of(&[1, num_rows, num_ids], ids),
             ),
             (
                 "sequence_length".to_owned(),
-                Tensor::of(&[1, num_rows], lengths),
+                HostTensor::of(&[1, num_rows], lengths),
             ),
             (
                 "context_logits".to_owned(),
@@ -75,27 +75,30 @@ impl InFlight {
             ),
         ]);
         if self.wants_log_probs || self.beam_width > 1 {
-            let filled = |row: &Row<'_>| {
+            let filled = |row: &BeamRow<'_>| {
                 let own = row.log_probs.clone().into_iter();
                 own.chain(std::iter::repeat(0.0)).take(longest)
             };
             let log_probs = rows.iter().flat_map(filled);
             let sums = rows.iter().map(|row| row.cum_log_prob);
-            let log_probs = Tensor::of(&[1, num_rows, longest], log_probs);
+            let log_probs = HostTensor::of(&[1, num_rows, longest], log_probs);
             tensors.insert("output_log_probs".to_owned(), log_probs);
-            tensors.insert("cum_log_probs".to_owned(), Tensor::of(&[1, num_rows], sums));
+            tensors.insert(
+                "cum_log_probs".to_owned(),
+                HostTensor::of(&[1, num_rows], sums),
+            );
         }
         tensors
     }
 
-    fn row<'a>(&mut self, response: &Response<'a>) -> Row<'a> {
+    fn row<'a>(&mut self, response: &Response<'a>) -> BeamRow<'a> {
         let extra_outputs = response.extra_outputs.iter();
         let chosen = extra_outputs.clone().filter_map(|it| it.log_probs.as_ref());
         let log_probs: Vec<f32> = chosen.map(|it| it.chosen.log_prob).collect();
         self.cum_log_prob += log_probs.iter().sum::<f32>();
         self.num_generated += response.tokens.len();
         let logits = extra_outputs.map(|it| &it.generation_logits[..]);
-        Row {
+        BeamRow {
             tokens: response.tokens,
             log_probs,
             cum_log_prob: self.cum_log_prob,
@@ -104,10 +107,10 @@ impl InFlight {
         }
     }
 
-    fn beams<'a>(&self, response: &Response<'a>) -> Vec<Row<'a>> {
+    fn beams<'a>(&self, response: &Response<'a>) -> Vec<BeamRow<'a>> {
         let found = response.hypotheses.iter();
         found
-            .map(|found| Row {
+            .map(|found| BeamRow {
                 tokens: &found.tokens,
                 log_probs: found.log_probs.clone(),
                 cum_log_prob: found.cum_log_prob,
@@ -118,20 +121,20 @@ impl InFlight {
     }
 }
 
-fn context_logits(extra_outputs: &[ExtraOutputs], vocab_size: usize) -> Tensor {
+fn context_logits(extra_outputs: &[ExtraOutputs], vocab_size: usize) -> HostTensor {
     let rows = extra_outputs
         .iter()
         .flat_map(|it| &it.context_logits)
         .copied();
     match rows.clone().count() / vocab_size {
-        0 => Tensor::of(&[1, 1, 1], [0.0_f32]),
-        num_rows => Tensor::of(&[1, num_rows, vocab_size], rows),
+        0 => HostTensor::of(&[1, 1, 1], [0.0_f32]),
+        num_rows => HostTensor::of(&[1, num_rows, vocab_size], rows),
     }
 }
 
-fn generation_logits(rows: &[Row<'_>], longest: usize, vocab_size: usize) -> Tensor {
+fn generation_logits(rows: &[BeamRow<'_>], longest: usize, vocab_size: usize) -> HostTensor {
     if rows.iter().all(|row| row.logits.is_empty()) {
-        return Tensor::of(&[1, 1, 1, 1], [0.0_f32]);
+        return HostTensor::of(&[1, 1, 1, 1], [0.0_f32]);
     }
     let blank = vec![0.0_f32; vocab_size];
     let filled = rows.iter().flat_map(|row| {
@@ -139,5 +142,5 @@ fn generation_logits(rows: &[Row<'_>], longest: usize, vocab_size: usize) -> Ten
         own.chain(std::iter::repeat(&blank[..])).take(longest)
     });
     let elements = filled.flatten().copied();
-    Tensor::of(&[1, rows.len(), longest, vocab_size], elements)
+    HostTensor::of(&[1, rows.len(), longest, vocab_size], elements)
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 /// What the elements of a tensor are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum DataType {
+pub enum TensorType {
     /// A byte, 0 or 1.
     Bool = 1,
     /// A signed integer of 32 bits.
@@ -16,7 +16,7 @@ pub enum DataType {
     Fp32 = 4,
 }
 
-impl DataType {
+impl TensorType {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Bool, Self::Int32, Self::Uint64, Self::Fp32];
 
@@ -42,9 +42,9 @@ impl DataType {
 
 /// A tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
+pub struct HostTensor {
     /// What its elements are.
-    pub data_type: DataType,
+    pub data_type: TensorType,
     /// Its dimensions.
     pub shape: Vec<i64>,
     /// Its elements, row by row, in the machine's byte order.
@@ -52,11 +52,11 @@ pub struct Tensor {
 }
 
 /// Tensors by name.
-pub type Tensors = BTreeMap<String, Tensor>;
+pub type HostTensors = BTreeMap<String, HostTensor>;
 
 /// A type of Rust that is a type of tensors.
 pub(super) trait Element: Copy {
-    const DATA_TYPE: DataType;
+    const DATA_TYPE: TensorType;
     fn from_bytes(bytes: &[u8]) -> Self;
     fn append_to(self, bytes: &mut Vec<u8>);
 }
@@ -64,7 +64,7 @@ pub(super) trait Element: Copy {
 macro_rules! element {
     ($type:ty, $data_type:ident) => {
         impl Element for $type {
-            const DATA_TYPE: DataType = DataType::$data_type;
+            const DATA_TYPE: TensorType = TensorType::$data_type;
 
             fn from_bytes(bytes: &[u8]) -> Self {
                 let mut element = [0; size_of::<Self>()];
@@ -84,7 +84,7 @@ element!(u64, Uint64);
 element!(f32, Fp32);
 
 impl Element for bool {
-    const DATA_TYPE: DataType = DataType::Bool;
+    const DATA_TYPE: TensorType = TensorType::Bool;
 
     fn from_bytes(bytes: &[u8]) -> Self {
         bytes.iter().any(|byte| *byte != 0)
@@ -95,7 +95,7 @@ impl Element for bool {
     }
 }
 
-impl Tensor {
+impl HostTensor {
     /// A tensor of these elements, which are as many as `shape` says.
     pub(super) fn of<T: Element>(shape: &[usize], elements: impl IntoIterator<Item = T>) -> Self {
         let num_elements: usize = shape.iter().product();
@@ -134,7 +134,7 @@ impl Tensor {
     /// Its elements.
     ///
     /// # Errors
-    /// They are of another type, or [`Tensor::num_elements`].
+    /// They are of another type, or [`HostTensor::num_elements`].
     pub(super) fn elements<T: Element>(&self) -> Result<impl Iterator<Item = T>, String> {
         if self.data_type != T::DATA_TYPE {
             return Err(format!(
@@ -151,7 +151,7 @@ impl Tensor {
     /// Its one element.
     ///
     /// # Errors
-    /// There are none or several, or [`Tensor::elements`].
+    /// There are none or several, or [`HostTensor::elements`].
     pub(super) fn element<T: Element>(&self) -> Result<T, String> {
         let num_elements = self.num_elements()?;
         let mut elements = self.elements()?;

@@ -7,8 +7,8 @@
 //! order give the same plans, on every machine and on every rank.
 
 use crate::base::{RequestError, SeqSlot, SequenceId, Tokens};
-use crate::engine::budget::Share;
-use crate::engine::kv::{KvCache, NextBlock};
+use crate::engine::budget::ContextChunk;
+use crate::engine::kv::{KvCacheManager, NextBlock};
 use crate::engine::lockstep::LockstepBatch;
 use crate::engine::queue::Queue;
 use crate::engine::sequence::{Sequence, SequenceTable, max_kv_len};
@@ -26,7 +26,7 @@ use crate::sampling::{FinishReason, Hypothesis};
 pub struct Engine {
     pub(super) config: EngineConfig,
     pub(super) sequences: SequenceTable,
-    pub(super) kv: KvCache,
+    pub(super) kv: KvCacheManager,
     /// By priority, then in order of first start.
     pub(super) running: Vec<SeqSlot>,
     pub(super) queue: Queue,
@@ -44,7 +44,7 @@ pub struct Engine {
     /// Those in generation phase, with one token each in the step that is planned.
     pub(super) generating: Vec<SeqSlot>,
     /// The budget pass's result for sequences in context phase.
-    pub(super) contexts: Vec<(SeqSlot, Share)>,
+    pub(super) contexts: Vec<(SeqSlot, ContextChunk)>,
     /// The blocks that those are about to write and that others could share.
     pub(super) being_written: Vec<NextBlock>,
     /// Who was admitted, paused or, in lockstep, finished since the last `apply`.
@@ -71,7 +71,7 @@ impl Engine {
         let max_rows = config.max_rows() as usize;
         Self {
             sequences: SequenceTable::new(config.max_rows()),
-            kv: KvCache::new(config.kv_cache()),
+            kv: KvCacheManager::new(config.kv_cache()),
             running: Vec::with_capacity(max_rows),
             queue: Queue::new(max_rows),
             cancelled: Vec::new(),
@@ -269,7 +269,7 @@ impl Engine {
 }
 
 /// Takes a sequence out of its row and gives its blocks back.
-pub(super) fn forget(sequences: &mut SequenceTable, kv: &mut KvCache, slot: SeqSlot) {
+pub(super) fn forget(sequences: &mut SequenceTable, kv: &mut KvCacheManager, slot: SeqSlot) {
     let mut sequence: Sequence = sequences.remove(slot);
     if let Some(beams) = &mut sequence.details.beams {
         beams.release(kv);
