@@ -1,0 +1,232 @@
+//! The rooms of the house: who may import whom, and where `unsafe` may stand (see `src/lib.rs`).
+//!
+//! Sources are read as tokens, tests and macros included: comments and strings are no code, and a path may be
+//! written over as many lines as it likes.
+
+mod circles;
+mod paths;
+mod sources;
+
+use std::path::Path;
+
+use proc_macro2::{TokenStream, TokenTree};
+
+use circles::circles;
+use sources::Sources;
+
+/// Rooms and their levels: a room imports only rooms of a lower level.
+const LEVELS: &[(&str, u32)] = &[
+    ("base", 0),
+    ("config", 1),
+    ("sampling", 1),
+    ("engine", 2),
+    ("post_processors", 2),
+    ("device", 3),
+    ("runner", 4),
+    ("text", 4),
+    ("triton", 4),
+    ("guidance", 5),
+    ("manager", 5),
+    ("backend", 6),
+    ("entry", 7),
+];
+
+/// Where `unsafe` may stand: Triton's C API, kernels, the exported functions, a user's library.
+/// The C functions of the batch manager are a package of their own, `embed`.
+const UNSAFE: &[&str] = &[
+    "src/triton/",
+    "src/device/",
+    "src/entry.rs",
+    "src/post_processors/library/",
+];
+
+/// What the engine's decisions must not depend on: the clock, threads, files and the order of a hash map; and whom it
+/// must not speak to.
+const IMPURE: &[&str] = &[
+    "std::env",
+    "std::fs",
+    "std::io",
+    "std::net",
+    "std::os",
+    "std::process",
+    "std::thread",
+    "std::time",
+    "std::collections::HashMap",
+    "std::collections::HashSet",
+    "std::collections::hash_map",
+    "std::sync::atomic",
+    "std::sync::mpsc",
+    "std::sync::Condvar",
+    "std::sync::Mutex",
+    "std::sync::RwLock",
+    "chrono",
+    "libc",
+    "log",
+    "parking_lot",
+    "rustc_hash",
+];
+
+#[test]
+fn a_room_imports_only_rooms_of_a_lower_level() {
+    let mut wrong = Vec::new();
+    let mut num_imports = 0;
+    for file in Sources::read().files {
+        let room = file.room();
+        assert!(
+            file.path == Path::new("src/lib.rs") || level_of(room).is_some(),
+            "{} is in no known room: give '{room}' a level",
+            file.path.display()
+        );
+        for path in file.paths.iter().filter(|path| path.is_rooted) {
+            num_imports += 1;
+            let imported = path.names.first().map_or("*", String::as_str);
+            if !room.is_empty() && !may_import(room, imported) {
+                wrong.push(format!("{}:{}: {imported}", file.path.display(), path.line));
+            }
+        }
+    }
+    assert!(num_imports > 200, "only {num_imports} imports found");
+    assert_eq!(
+        wrong,
+        Vec::<String>::new(),
+        "imports that go up or sideways"
+    );
+}
+
+#[test]
+#[ignore = "until the last circles are open"]
+fn no_files_use_each_other_in_a_circle() {
+    let sources = Sources::read();
+    let num_uses: usize = (0..sources.files.len())
+        .map(|file| sources.uses(file).len())
+        .sum();
+    assert!(num_uses > 500, "only {num_uses} uses found");
+    let circles = circles(&sources);
+    assert!(
+        circles.is_empty(),
+        "{} circles:\n{}",
+        circles.len(),
+        circles.join("\n\n")
+    );
+}
+
+#[test]
+fn the_engine_decides_without_clock_threads_files_or_chance() {
+    let sources = Sources::read();
+    let engine = sources.files.iter().filter(|file| file.room() == "engine");
+    let mut num_paths = 0;
+    let mut wrong = Vec::new();
+    for file in engine {
+        for path in file.shipped_paths().filter(|path| !path.is_rooted) {
+            num_paths += 1;
+            if is_impure(&path.names.join("::")) {
+                let path = (path.line, path.names.join("::"));
+                wrong.push(format!("{}:{}: {}", file.path.display(), path.0, path.1));
+            }
+        }
+    }
+    assert!(num_paths > 100, "only {num_paths} paths found");
+    assert_eq!(wrong, Vec::<String>::new(), "impure code in the engine");
+}
+
+#[test]
+fn unsafe_stands_only_where_c_and_memory_are_touched() {
+    let mut wrong = Vec::new();
+    let mut num_uses = 0;
+    for file in Sources::read().files {
+        let lines = lines_of(&file.tokens, "unsafe");
+        num_uses += lines.len();
+        if !UNSAFE
+            .iter()
+            .any(|place| file.path.to_string_lossy().starts_with(place))
+        {
+            wrong.extend(
+                lines
+                    .iter()
+                    .map(|line| format!("{}:{line}", file.path.display())),
+            );
+        }
+    }
+    assert!(num_uses > 100, "only {num_uses} uses found");
+    assert_eq!(wrong, Vec::<String>::new(), "unsafe outside its rooms");
+}
+
+fn level_of(room: &str) -> Option<u32> {
+    let found = LEVELS.iter().find(|(name, _)| *name == room);
+    found.map(|(_, level)| *level)
+}
+
+/// Names of the crate's root that are no rooms, such as macros, may be imported by nobody: there are none.
+fn may_import(room: &str, imported: &str) -> bool {
+    room == imported || level_of(imported).is_some_and(|level| Some(level) < level_of(room))
+}
+
+/// Lines on which a keyword stands.
+fn lines_of(tokens: &TokenStream, keyword: &str) -> Vec<usize> {
+    let mut lines = Vec::new();
+    for token in tokens.clone() {
+        match token {
+            TokenTree::Ident(ident) if ident == keyword => lines.push(ident.span().start().line),
+            TokenTree::Group(group) => lines.extend(lines_of(&group.stream(), keyword)),
+            _ => {}
+        }
+    }
+    lines
+}
+
+fn is_impure(path: &str) -> bool {
+    IMPURE.iter().any(|impure| {
+        let rest = path.strip_prefix(impure);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    })
+}
+
+#[test]
+fn impure_paths_are_told_from_pure_ones() {
+    for impure in [
+        "std::time::Instant",
+        "std::thread",
+        "log::warn",
+        "std::sync::Mutex",
+    ] {
+        assert!(is_impure(impure), "{impure}");
+    }
+    for pure in [
+        "std::sync::Arc",
+        "std::collections::BTreeMap",
+        "logits::Row",
+    ] {
+        assert!(!is_impure(pure), "{pure}");
+    }
+}
+
+#[test]
+fn rooms_may_import_down_and_themselves() {
+    for (room, imported, allowed) in [
+        ("engine", "base", true),
+        ("engine", "engine", true),
+        ("engine", "runner", false),
+        ("config", "sampling", false),
+        ("triton", "text", false),
+        ("entry", "backend", true),
+        ("backend", "*", false),
+        ("backend", "some_macro", false),
+    ] {
+        assert_eq!(
+            may_import(room, imported),
+            allowed,
+            "{room} imports {imported}"
+        );
+    }
+}
+
+#[test]
+fn unsafe_is_found_in_every_form_but_not_in_words() {
+    let code = "unsafe fn a() {}\nfn b() { unsafe { a() } }\nunsafe impl Send for X {}\n\
+                #[unsafe(no_mangle)]\nm!(unsafe { a() });\n// unsafe\n#![forbid(unsafe_code)]\nlet s = \"unsafe\";\n\
+                #[cfg(test)]\nmod tests {\n  unsafe fn t() {}\n}";
+    assert_eq!(
+        lines_of(&code.parse().expect("Rust"), "unsafe"),
+        [1, 2, 3, 4, 5, 11]
+    );
+}
