@@ -18,6 +18,15 @@ pub enum ClientCompatibility {
     TensorrtLlm,
 }
 
+impl ClientCompatibility {
+    /// Its values by name.
+    pub(super) const NAMES: &[(&str, Self)] = &[
+        ("none", Self::None),
+        ("vllm", Self::Vllm),
+        ("tensorrtllm", Self::TensorrtLlm),
+    ];
+}
+
 /// The outputs of vLLM's models, in their order.
 const VLLM_OUTPUTS: &[OutputKind] = &[
     OutputKind::TextOutput,

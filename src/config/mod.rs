@@ -5,20 +5,26 @@
 //! no sense are errors at load that say what to write instead; nothing is ever guessed. What is served,
 //! but slower than it could be, is a warning.
 
+mod choices;
 mod client_compatibility;
 pub mod client_inputs;
 mod foreign_names;
 mod knobs;
 mod model_config;
 mod outputs;
+mod parameters;
+mod pbtxt;
 mod scheduling;
 mod settings;
+mod values;
 
-pub use client_compatibility::ClientCompatibility;
-pub use knobs::reference_table;
-pub use model_config::{Completion, InputKind, ModelConfig};
-pub use outputs::OutputKind;
-pub use settings::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, Settings, SpeculationKind,
+pub use choices::{
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, SpeculationKind,
     WeightOnlyPrecision,
 };
+pub use client_compatibility::ClientCompatibility;
+pub use knobs::reference_table;
+pub use model_config::{InputKind, ModelConfig};
+pub use outputs::OutputKind;
+pub use pbtxt::Completion;
+pub use settings::Settings;

@@ -1,15 +1,17 @@
 //! Triton's own part of a config.pbtxt: what is missing is filled in, what cannot be served is refused.
 
-use std::path::{Path, PathBuf};
-
 use serde_json::{Value, json};
 
 use crate::base::LoadError;
 use crate::config::client_compatibility::ClientCompatibility;
 use crate::config::client_inputs::{ClientInput, client_input};
 use crate::config::outputs::OutputKind;
+use crate::config::parameters::meaningless;
+use crate::config::pbtxt::{
+    Completion, dims, field, is_empty, is_true, optional_input, refuse, unsigned,
+};
 use crate::config::scheduling::{check_scheduling, default_scheduling, delays, num_candidates};
-use crate::config::settings::{Settings, meaningless};
+use crate::config::settings::Settings;
 
 /// Sequences that a model without `max_batch_size` takes at once.
 const DEFAULT_MAX_BATCH_SIZE: u32 = 64;
@@ -66,27 +68,6 @@ pub struct ModelConfig {
     pub max_sequence_idle_us: u64,
     /// The backend's parameters.
     pub settings: Settings,
-}
-
-/// What becomes of a field that the user leaves out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Completion {
-    /// [`ModelConfig::complete`] has filled it in.
-    Allowed,
-    /// The server was told to take configurations as they are.
-    Disabled,
-}
-
-impl Completion {
-    /// The advice to write something, or nothing at all where that would do.
-    pub(super) fn or_nothing(self, advice: &str) -> String {
-        match self {
-            Completion::Allowed => format!("{advice}, or nothing: it is filled in then"),
-            Completion::Disabled => {
-                format!("{advice}; nothing is filled in, because auto-complete is disabled")
-            }
-        }
-    }
 }
 
 impl ModelConfig {
@@ -228,37 +209,6 @@ fn keep<T>(result: Result<T, LoadError>, errors: &mut Vec<LoadError>) -> Option<
     result.map_err(|error| errors.push(error)).ok()
 }
 
-impl Settings {
-    /// The checkpoint's folder, for the model `version` in the repository folder `model_path`.
-    pub fn checkpoint_path(&self, model_path: &Path, version: u64) -> PathBuf {
-        match &self.gpt_model_path {
-            Some(path) => model_path.join(path),
-            None => model_path.join(version.to_string()),
-        }
-    }
-
-    /// The file that keeps the rounded weights of the model `name`, if there is to be one.
-    ///
-    /// Its name does not end as that of a checkpoint's file: whoever reads a folder of checkpoints leaves it alone.
-    pub fn weight_cache_path(
-        &self,
-        model_path: &Path,
-        name: &str,
-        version: u64,
-    ) -> Option<PathBuf> {
-        let dir = model_path.join(self.weight_cache_dir.as_ref()?);
-        Some(dir.join(format!("{name}-{version}.weights")))
-    }
-
-    /// The tokenizer's folder.
-    pub fn tokenizer_path(&self, model_path: &Path, version: u64) -> PathBuf {
-        match &self.tokenizer_dir {
-            Some(path) => model_path.join(path),
-            None => self.checkpoint_path(model_path, version),
-        }
-    }
-}
-
 impl InputKind {
     fn of(inputs: Option<&Value>) -> Option<Self> {
         let inputs = inputs?.as_array()?;
@@ -392,10 +342,6 @@ fn check_tensor(
     Ok(())
 }
 
-pub(super) fn is_true(object: &Value, name: &str) -> bool {
-    object.get(name).and_then(Value::as_bool).unwrap_or(false)
-}
-
 fn check_outputs(
     config: &Value,
     input: Option<InputKind>,
@@ -470,43 +416,6 @@ fn check_instances(config: &Value) -> Result<(), LoadError> {
         }
     }
     Ok(())
-}
-
-/// The first input that a request may leave out.
-pub(super) fn optional_input(config: &Value) -> Option<&str> {
-    let inputs = config.get("input").and_then(Value::as_array)?;
-    let optional = inputs.iter().find(|input| is_true(input, "optional"));
-    optional.map(|input| field(input, "name"))
-}
-
-pub(super) fn refuse(problem: &str, remedy: &str) -> LoadError {
-    LoadError::Config {
-        problem: problem.to_owned(),
-        remedy: remedy.to_owned(),
-    }
-}
-
-pub(super) fn field<'a>(object: &'a Value, name: &str) -> &'a str {
-    object.get(name).and_then(Value::as_str).unwrap_or_default()
-}
-
-fn dims(tensor: &Value) -> Vec<i64> {
-    let dims = tensor.get("dims").and_then(Value::as_array);
-    dims.into_iter().flatten().filter_map(signed).collect()
-}
-
-/// Triton writes 64-bit numbers of some fields as strings.
-fn signed(value: &Value) -> Option<i64> {
-    value.as_i64().or_else(|| value.as_str()?.parse().ok())
-}
-
-pub(super) fn unsigned(value: Option<&Value>) -> Option<u64> {
-    let value = value?;
-    value.as_u64().or_else(|| value.as_str()?.parse().ok())
-}
-
-pub(super) fn is_empty(value: Option<&Value>) -> bool {
-    value.and_then(Value::as_array).is_none_or(Vec::is_empty)
 }
 
 #[cfg(test)]
@@ -674,26 +583,5 @@ mod tests {
             assert!(!disabled.contains("or nothing"), "{disabled}");
             assert!(disabled.contains("auto-complete is disabled"), "{disabled}");
         }
-    }
-
-    #[test]
-    fn a_checkpoint_is_looked_for_in_the_version_folder_or_from_the_model_folder() {
-        let mut settings = Settings::default();
-        let model = Path::new("/repo/m");
-        assert_eq!(settings.checkpoint_path(model, 3), Path::new("/repo/m/3"));
-        settings.gpt_model_path = Some("weights".into());
-        assert_eq!(
-            settings.tokenizer_path(model, 3),
-            Path::new("/repo/m/weights")
-        );
-        settings.tokenizer_dir = Some("/tokens".into());
-        assert_eq!(settings.tokenizer_path(model, 3), Path::new("/tokens"));
-        assert_eq!(settings.weight_cache_path(model, "m", 3), None);
-        settings.weight_cache_dir = Some("../cache".into());
-        let file = settings.weight_cache_path(model, "m", 3);
-        assert_eq!(
-            file.as_deref(),
-            Some(Path::new("/repo/m/../cache/m-3.weights"))
-        );
     }
 }

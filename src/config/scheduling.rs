@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::base::LoadError;
-use crate::config::model_config::{Completion, is_empty, optional_input, refuse, unsigned};
+use crate::config::pbtxt::{Completion, is_empty, optional_input, refuse, unsigned};
 
 /// Triton's idle limit counts the time that a step takes, and a sequence over it is lost without a
 /// word to its client. The default of one second is shorter than a long context's step.

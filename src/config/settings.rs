@@ -1,78 +1,17 @@
 //! The backend's parameters, as values.
 
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::base::nearest_name;
-use crate::base::{BlockSize, LoadError};
+use crate::base::BlockSize;
+use crate::config::choices::{
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, SpeculationKind,
+    WeightOnlyPrecision,
+};
 use crate::config::client_compatibility::ClientCompatibility;
-use crate::config::foreign_names::{Foreign, foreign};
-use crate::config::knobs::{KNOBS, Knob};
 
 /// Positions of a KV cache block where the user sets none.
 const DEFAULT_BLOCK_SIZE: BlockSize = BlockSize::new(32).unwrap();
-
-/// What computes the tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunnerKind {
-    /// A Hugging Face checkpoint.
-    HuggingFace,
-    /// No weights: the next token is a hash of all tokens so far, a step takes a set time.
-    Synthetic,
-}
-
-/// How requests become batches: `gpt_model_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum BatchingScheme {
-    /// In lockstep: a batch is padded to its longest member, nobody joins it, and its answers leave
-    /// when all are done.
-    V1,
-    /// In flight: requests join and leave in every step, which is two model calls, one for contexts
-    /// and one for generation.
-    Inflight,
-    /// In flight, with all of a step in one packed model call.
-    InflightFused,
-}
-
-/// Which contexts get the tokens that are left: `context_chunking_policy`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ContextChunkPolicy {
-    /// The first one all it needs, then the next.
-    FirstComeFirstServed,
-    /// A block each in turn.
-    EqualProgress,
-}
-
-/// What float weights are rounded to: `weight_only_precision`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WeightOnlyPrecision {
-    /// 8 bits.
-    Int8,
-    /// 4 bits, the output layer 8.
-    Int4,
-}
-
-/// Whose guesses at later tokens are verified: `speculation`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SpeculationKind {
-    /// Nobody's.
-    None,
-    /// Those that requests bring.
-    DraftInputIds,
-    /// Those, and what followed the same n-grams before.
-    PromptLookup,
-}
-
-/// Who may run, given the KV blocks there are: `batch_scheduler_policy`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CapacityPolicy {
-    /// Admit whatever fits now; when blocks run out, pause the sequence that started last.
-    MaxUtilization,
-    /// Admit only what can run to its last token: nothing is ever paused.
-    GuaranteedNoEvict,
-    /// As `GuaranteedNoEvict`, and admit only when nothing runs.
-    StaticBatch,
-}
 
 /// The `parameters` of a config.pbtxt. `None`: not written, and derived from the model or machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -222,78 +161,33 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Reads the `parameters` of a config.pbtxt. Those of TensorRT-LLM's backend that mean nothing here are skipped, see
-    /// `meaningless`.
-    ///
-    /// # Errors
-    /// All unknown keys, each with the nearest known one or with our name of it, and all values outside their range.
-    pub fn parse<'a>(
-        parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
-    ) -> Result<Self, LoadError> {
-        let mut settings = Self::default();
-        let mut errors = Vec::new();
-        for (key, value) in parameters {
-            match KNOBS.iter().find(|knob| knob.key == key) {
-                Some(knob) => {
-                    if (knob.set)(&mut settings, value.trim()).is_none() {
-                        errors.push(bad_value(knob, value));
-                    }
-                }
-                None if why_meaningless(key).is_some() => {}
-                None => errors.push(unknown(key)),
-            }
+    /// The checkpoint's folder, for the model `version` in the repository folder `model_path`.
+    pub fn checkpoint_path(&self, model_path: &Path, version: u64) -> PathBuf {
+        match &self.gpt_model_path {
+            Some(path) => model_path.join(path),
+            None => model_path.join(version.to_string()),
         }
-        LoadError::check(errors).map(|()| settings)
     }
-}
 
-fn bad_value(knob: &Knob, value: &str) -> LoadError {
-    let meant = match meant(knob, value) {
-        Some(name) => format!("; did you mean '{name}'?"),
-        None => String::new(),
-    };
-    LoadError::Knob {
-        key: knob.key.to_owned(),
-        value: value.to_owned(),
-        expected: format!("{}{meant}", knob.expected),
+    /// The file that keeps the rounded weights of the model `name`, if there is to be one.
+    ///
+    /// Its name does not end as that of a checkpoint's file: whoever reads a folder of checkpoints leaves it alone.
+    pub fn weight_cache_path(
+        &self,
+        model_path: &Path,
+        name: &str,
+        version: u64,
+    ) -> Option<PathBuf> {
+        let dir = model_path.join(self.weight_cache_dir.as_ref()?);
+        Some(dir.join(format!("{name}-{version}.weights")))
     }
-}
 
-/// The name among those that a knob takes which the Batch Manager writes so: `kMAX_UTILIZATION`, `InflightBatching`.
-fn meant<'k>(knob: &'k Knob, value: &str) -> Option<&'k str> {
-    let plain = |name: &str| name.replace(['_', '-', ' '], "").to_ascii_lowercase();
-    let value = plain(value.trim());
-    let without_k = value.strip_prefix('k').unwrap_or(&value);
-    let mut names = knob.expected.split('\'').skip(1).step_by(2);
-    names.find(|name| [value.as_str(), without_k].contains(&plain(name).as_str()))
-}
-
-/// The parameters that are skipped, each with the reason.
-pub(super) fn meaningless<'a>(
-    keys: impl IntoIterator<Item = &'a str>,
-) -> impl Iterator<Item = (&'a str, &'static str)> {
-    keys.into_iter()
-        .filter_map(|key| Some((key, why_meaningless(key)?)))
-}
-
-/// Why a parameter of another backend can be skipped: without it every answer is the same.
-fn why_meaningless(key: &str) -> Option<&'static str> {
-    match foreign(key)? {
-        Foreign::HasNoEffect(why) | Foreign::IsNotServed(why) => Some(why),
-        Foreign::Is(_) => None,
-    }
-}
-
-fn unknown(key: &str) -> LoadError {
-    if let Some(Foreign::Is(ours)) = foreign(key) {
-        return LoadError::ForeignKnob {
-            key: key.to_owned(),
-            reason: format!("write '{ours}' instead"),
-        };
-    }
-    LoadError::UnknownKnob {
-        key: key.to_owned(),
-        nearest: nearest_name(key, KNOBS.iter().map(|knob| knob.key)).map(str::to_owned),
+    /// The tokenizer's folder.
+    pub fn tokenizer_path(&self, model_path: &Path, version: u64) -> PathBuf {
+        match &self.tokenizer_dir {
+            Some(path) => model_path.join(path),
+            None => self.checkpoint_path(model_path, version),
+        }
     }
 }
 
@@ -302,115 +196,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_parameters_give_the_defaults() {
+    fn a_checkpoint_is_looked_for_in_the_version_folder_or_from_the_model_folder() {
+        let mut settings = Settings::default();
+        let model = Path::new("/repo/m");
+        assert_eq!(settings.checkpoint_path(model, 3), Path::new("/repo/m/3"));
+        settings.gpt_model_path = Some("weights".into());
         assert_eq!(
-            Settings::parse([]).expect("nothing to refuse"),
-            Settings::default()
+            settings.tokenizer_path(model, 3),
+            Path::new("/repo/m/weights")
         );
-    }
-
-    #[test]
-    fn a_mistyped_key_is_refused_with_the_nearest_one() {
-        let error = Settings::parse([("max_num_token", "8")]).expect_err("no such key");
+        settings.tokenizer_dir = Some("/tokens".into());
+        assert_eq!(settings.tokenizer_path(model, 3), Path::new("/tokens"));
+        assert_eq!(settings.weight_cache_path(model, "m", 3), None);
+        settings.weight_cache_dir = Some("../cache".into());
+        let file = settings.weight_cache_path(model, "m", 3);
         assert_eq!(
-            error.to_string(),
-            "unknown parameter 'max_num_token'; did you mean 'max_num_tokens'?"
+            file.as_deref(),
+            Some(Path::new("/repo/m/../cache/m-3.weights"))
         );
-    }
-
-    #[test]
-    fn a_parameter_of_another_backend_is_skipped_with_the_reason() {
-        let parameters = [
-            ("gpu_weights_percent", "GPUs are not served yet"),
-            (
-                "lora_cache_max_adapter_size",
-                "LoRA adapters are not served yet",
-            ),
-            ("FORCE_CPU_ONLY_INPUT_TENSORS", "host memory"),
-        ];
-        let keys = parameters.map(|(key, _)| key);
-        let given = [(keys[0], "0.5"), (keys[1], "64"), (keys[2], "no")];
-        assert_eq!(
-            Settings::parse(given).expect("nothing to refuse"),
-            Settings::default()
-        );
-        let skipped: Vec<_> =
-            meaningless(keys.into_iter().chain(["max_num_tokens", "x"])).collect();
-        assert_eq!(skipped.len(), 3);
-        for ((key, why), (expected, words)) in skipped.iter().zip(parameters) {
-            assert!(*key == expected && why.contains(words), "{key}: {why}");
-        }
-    }
-
-    #[test]
-    fn the_batch_managers_own_names_lead_to_ours() {
-        for (key, ours) in [
-            ("maxTokens", "'max_tokens_in_paged_kv_cache'"),
-            ("freeGpuMemoryFraction", "'kv_cache_free_gpu_mem_fraction'"),
-            ("enableBlockReuse", "'enable_kv_cache_reuse'"),
-            ("maxBeamWidth", "'max_beam_width'"),
-            ("trtEnginePath", "'gpt_model_path'"),
-        ] {
-            let error = Settings::parse([(key, "1")]).expect_err("not ours");
-            assert!(
-                error.to_string().contains(&format!("write {ours}")),
-                "{error}"
-            );
-        }
-        for (key, value, ours) in [
-            (
-                "gpt_model_type",
-                "InflightFusedBatching",
-                "inflight_fused_batching",
-            ),
-            ("gpt_model_type", "InflightBatching", "inflight_batching"),
-            (
-                "batch_scheduler_policy",
-                "kMAX_UTILIZATION",
-                "max_utilization",
-            ),
-            (
-                "batch_scheduler_policy",
-                "GuaranteedNoEvict",
-                "guaranteed_no_evict",
-            ),
-            (
-                "context_chunking_policy",
-                "kEQUAL_PROGRESS",
-                "equal_progress",
-            ),
-        ] {
-            let error = Settings::parse([(key, value)]).expect_err("not our spelling");
-            let error = error.to_string();
-            assert!(
-                error.ends_with(&format!("did you mean '{ours}'?")),
-                "{error}"
-            );
-        }
-    }
-
-    #[test]
-    fn all_unknown_keys_and_all_wrong_values_are_reported_at_once() {
-        let parameters = [
-            ("max_num_token", "8"),
-            ("max_seq_len", "1"),
-            ("tokens_per_block", "32"),
-            ("maxTokens", "100"),
-            ("num_threads", "many"),
-        ];
-        let error = Settings::parse(parameters).expect_err("four errors");
-        assert!(
-            matches!(&error, LoadError::Several(errors) if errors.len() == 4),
-            "{error}"
-        );
-        let error = error.to_string();
-        for words in [
-            "4 errors: (1) unknown parameter 'max_num_token'; did you mean",
-            "(2) parameter 'max_seq_len': '1' is not",
-            "(3) parameter 'maxTokens' is none of this backend's: write",
-            "(4) parameter 'num_threads': 'many' is not",
-        ] {
-            assert!(error.contains(words), "{error}");
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
@@ -70,7 +70,7 @@ impl Sources {
         let mut uses = BTreeMap::<_, BTreeSet<_>>::new();
         let source = &self.files[file];
         for path in source.shipped_paths().filter(|path| !path.is_reexport) {
-            let names = self.from_root(path);
+            let names = self.absolute(path);
             if let Some(target) = names.and_then(|names| self.resolve(&names, 0))
                 && target != file
                 && !self.is_one_folder(file, target)
@@ -92,7 +92,7 @@ impl Sources {
     }
 
     /// A path from the crate's root, if it leads into the crate.
-    fn from_root(&self, path: &PathUse) -> Option<Vec<String>> {
+    fn absolute(&self, path: &PathUse) -> Option<Vec<String>> {
         if path.is_rooted {
             return Some(path.names.clone());
         }
@@ -120,12 +120,12 @@ impl Sources {
         let imports = || source.shipped_paths().filter(|path| path.alias.is_some());
         let named = imports().find(|path| path.alias.as_ref() == Some(name));
         if let Some(path) = named {
-            return self.resolve(&self.from_root(path)?, depth + 1);
+            return self.resolve(&self.absolute(path)?, depth + 1);
         }
         imports()
             .filter(|path| path.alias.as_deref() == Some("*"))
             .filter_map(|path| {
-                let mut names = self.from_root(path)?;
+                let mut names = self.absolute(path)?;
                 names.push(name.clone());
                 self.resolve(&names, depth + 1)
             })
@@ -220,7 +220,7 @@ mod tests {
             let file = sources
                 .files
                 .iter()
-                .position(|file| file.path == PathBuf::from(path));
+                .position(|file| file.path.as_path() == Path::new(path));
             let uses = sources.uses(file.expect("a file"));
             let path = |file: usize| sources.files[file].path.display().to_string();
             uses.into_keys().map(path).collect()

@@ -1,0 +1,201 @@
+//! The `parameters` block of a config.pbtxt, from its text to [`Settings`].
+
+use crate::base::{LoadError, nearest_name};
+use crate::config::foreign_names::{Foreign, foreign};
+use crate::config::knobs::{Knob, knobs};
+use crate::config::settings::Settings;
+
+impl Settings {
+    /// Reads the `parameters` of a config.pbtxt. Those of TensorRT-LLM's backend that mean nothing here are skipped, see
+    /// `meaningless`.
+    ///
+    /// # Errors
+    /// All unknown keys, each with the nearest known one or with our name of it, and all values outside their range.
+    pub fn parse<'a>(
+        parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, LoadError> {
+        let knobs = knobs();
+        let mut settings = Self::default();
+        let mut errors = Vec::new();
+        for (key, value) in parameters {
+            match knobs.iter().find(|knob| knob.key == key) {
+                Some(knob) => {
+                    if knob.set(&mut settings, value.trim()).is_none() {
+                        errors.push(bad_value(knob, value));
+                    }
+                }
+                None if why_meaningless(key).is_some() => {}
+                None => errors.push(unknown(&knobs, key)),
+            }
+        }
+        LoadError::check(errors).map(|()| settings)
+    }
+}
+
+fn bad_value(knob: &Knob, value: &str) -> LoadError {
+    let meant = match meant(knob, value) {
+        Some(name) => format!("; did you mean '{name}'?"),
+        None => String::new(),
+    };
+    LoadError::Knob {
+        key: knob.key.to_owned(),
+        value: value.to_owned(),
+        expected: format!("{}{meant}", knob.expected),
+    }
+}
+
+/// The name among those that a knob takes which the Batch Manager writes so: `kMAX_UTILIZATION`, `InflightBatching`.
+fn meant<'k>(knob: &'k Knob, value: &str) -> Option<&'k str> {
+    let plain = |name: &str| name.replace(['_', '-', ' '], "").to_ascii_lowercase();
+    let value = plain(value.trim());
+    let without_k = value.strip_prefix('k').unwrap_or(&value);
+    let mut names = knob.expected.split('\'').skip(1).step_by(2);
+    names.find(|name| [value.as_str(), without_k].contains(&plain(name).as_str()))
+}
+
+/// The parameters that are skipped, each with the reason.
+pub(super) fn meaningless<'a>(
+    keys: impl IntoIterator<Item = &'a str>,
+) -> impl Iterator<Item = (&'a str, &'static str)> {
+    keys.into_iter()
+        .filter_map(|key| Some((key, why_meaningless(key)?)))
+}
+
+/// Why a parameter of another backend can be skipped: without it every answer is the same.
+fn why_meaningless(key: &str) -> Option<&'static str> {
+    match foreign(key)? {
+        Foreign::HasNoEffect(why) | Foreign::IsNotServed(why) => Some(why),
+        Foreign::Is(_) => None,
+    }
+}
+
+fn unknown(knobs: &[Knob], key: &str) -> LoadError {
+    if let Some(Foreign::Is(ours)) = foreign(key) {
+        return LoadError::ForeignKnob {
+            key: key.to_owned(),
+            reason: format!("write '{ours}' instead"),
+        };
+    }
+    LoadError::UnknownKnob {
+        key: key.to_owned(),
+        nearest: nearest_name(key, knobs.iter().map(|knob| knob.key)).map(str::to_owned),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_parameters_give_the_defaults() {
+        assert_eq!(
+            Settings::parse([]).expect("nothing to refuse"),
+            Settings::default()
+        );
+    }
+
+    #[test]
+    fn a_mistyped_key_is_refused_with_the_nearest_one() {
+        let error = Settings::parse([("max_num_token", "8")]).expect_err("no such key");
+        assert_eq!(
+            error.to_string(),
+            "unknown parameter 'max_num_token'; did you mean 'max_num_tokens'?"
+        );
+    }
+
+    #[test]
+    fn a_parameter_of_another_backend_is_skipped_with_the_reason() {
+        let parameters = [
+            ("gpu_weights_percent", "GPUs are not served yet"),
+            (
+                "lora_cache_max_adapter_size",
+                "LoRA adapters are not served yet",
+            ),
+            ("FORCE_CPU_ONLY_INPUT_TENSORS", "host memory"),
+        ];
+        let keys = parameters.map(|(key, _)| key);
+        let given = [(keys[0], "0.5"), (keys[1], "64"), (keys[2], "no")];
+        assert_eq!(
+            Settings::parse(given).expect("nothing to refuse"),
+            Settings::default()
+        );
+        let skipped: Vec<_> =
+            meaningless(keys.into_iter().chain(["max_num_tokens", "x"])).collect();
+        assert_eq!(skipped.len(), 3);
+        for ((key, why), (expected, words)) in skipped.iter().zip(parameters) {
+            assert!(*key == expected && why.contains(words), "{key}: {why}");
+        }
+    }
+
+    #[test]
+    fn the_batch_managers_own_names_lead_to_ours() {
+        for (key, ours) in [
+            ("maxTokens", "'max_tokens_in_paged_kv_cache'"),
+            ("freeGpuMemoryFraction", "'kv_cache_free_gpu_mem_fraction'"),
+            ("enableBlockReuse", "'enable_kv_cache_reuse'"),
+            ("maxBeamWidth", "'max_beam_width'"),
+            ("trtEnginePath", "'gpt_model_path'"),
+        ] {
+            let error = Settings::parse([(key, "1")]).expect_err("not ours");
+            assert!(
+                error.to_string().contains(&format!("write {ours}")),
+                "{error}"
+            );
+        }
+        for (key, value, ours) in [
+            (
+                "gpt_model_type",
+                "InflightFusedBatching",
+                "inflight_fused_batching",
+            ),
+            ("gpt_model_type", "InflightBatching", "inflight_batching"),
+            (
+                "batch_scheduler_policy",
+                "kMAX_UTILIZATION",
+                "max_utilization",
+            ),
+            (
+                "batch_scheduler_policy",
+                "GuaranteedNoEvict",
+                "guaranteed_no_evict",
+            ),
+            (
+                "context_chunking_policy",
+                "kEQUAL_PROGRESS",
+                "equal_progress",
+            ),
+        ] {
+            let error = Settings::parse([(key, value)]).expect_err("not our spelling");
+            let error = error.to_string();
+            assert!(
+                error.ends_with(&format!("did you mean '{ours}'?")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn all_unknown_keys_and_all_wrong_values_are_reported_at_once() {
+        let parameters = [
+            ("max_num_token", "8"),
+            ("max_seq_len", "1"),
+            ("tokens_per_block", "32"),
+            ("maxTokens", "100"),
+            ("num_threads", "many"),
+        ];
+        let error = Settings::parse(parameters).expect_err("four errors");
+        assert!(
+            matches!(&error, LoadError::Several(errors) if errors.len() == 4),
+            "{error}"
+        );
+        let error = error.to_string();
+        for words in [
+            "4 errors: (1) unknown parameter 'max_num_token'; did you mean",
+            "(2) parameter 'max_seq_len': '1' is not",
+            "(3) parameter 'maxTokens' is none of this backend's: write",
+            "(4) parameter 'num_threads': 'many' is not",
+        ] {
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}

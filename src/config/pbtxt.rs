@@ -1,0 +1,67 @@
+//! Fields of a config.pbtxt, as Triton hands it over: in JSON.
+
+use serde_json::Value;
+
+use crate::base::LoadError;
+
+/// What becomes of a field that the user leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// [`ModelConfig::complete`] has filled it in.
+    Allowed,
+    /// The server was told to take configurations as they are.
+    Disabled,
+}
+
+impl Completion {
+    /// The advice to write something, or nothing at all where that would do.
+    pub(super) fn or_nothing(self, advice: &str) -> String {
+        match self {
+            Completion::Allowed => format!("{advice}, or nothing: it is filled in then"),
+            Completion::Disabled => {
+                format!("{advice}; nothing is filled in, because auto-complete is disabled")
+            }
+        }
+    }
+}
+
+/// The first input that a request may leave out.
+pub(super) fn optional_input(config: &Value) -> Option<&str> {
+    let inputs = config.get("input").and_then(Value::as_array)?;
+    let optional = inputs.iter().find(|input| is_true(input, "optional"));
+    optional.map(|input| field(input, "name"))
+}
+
+pub(super) fn refuse(problem: &str, remedy: &str) -> LoadError {
+    LoadError::Config {
+        problem: problem.to_owned(),
+        remedy: remedy.to_owned(),
+    }
+}
+
+pub(super) fn field<'a>(object: &'a Value, name: &str) -> &'a str {
+    object.get(name).and_then(Value::as_str).unwrap_or_default()
+}
+
+pub(super) fn dims(tensor: &Value) -> Vec<i64> {
+    let dims = tensor.get("dims").and_then(Value::as_array);
+    dims.into_iter().flatten().filter_map(signed).collect()
+}
+
+/// Triton writes 64-bit numbers of some fields as strings.
+fn signed(value: &Value) -> Option<i64> {
+    value.as_i64().or_else(|| value.as_str()?.parse().ok())
+}
+
+pub(super) fn unsigned(value: Option<&Value>) -> Option<u64> {
+    let value = value?;
+    value.as_u64().or_else(|| value.as_str()?.parse().ok())
+}
+
+pub(super) fn is_empty(value: Option<&Value>) -> bool {
+    value.and_then(Value::as_array).is_none_or(Vec::is_empty)
+}
+
+pub(super) fn is_true(object: &Value, name: &str) -> bool {
+    object.get(name).and_then(Value::as_bool).unwrap_or(false)
+}

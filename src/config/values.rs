@@ -1,0 +1,213 @@
+//! The kinds of values that parameters have: how each is read from config.pbtxt, described and shown.
+
+use std::fmt::Display;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::base::BlockSize;
+
+/// The largest count of any parameter: what an INT32 tensor of a client can still say.
+pub(super) const MAX_COUNT: u32 = i32::MAX as u32;
+
+/// A kind of value.
+pub(super) struct Kind<T> {
+    /// The values it takes, worded to follow "is not".
+    pub(super) expected: String,
+    /// Reads a value; `None` if the text is not `expected`.
+    pub(super) read: Box<dyn Fn(&str) -> Option<T>>,
+    /// Writes a value as the reference shows it.
+    pub(super) show: Box<dyn Fn(&T) -> String>,
+}
+
+impl<T: 'static> Kind<T> {
+    fn new(
+        expected: impl Into<String>,
+        read: impl Fn(&str) -> Option<T> + 'static,
+        show: impl Fn(&T) -> String + 'static,
+    ) -> Self {
+        Self {
+            expected: expected.into(),
+            read: Box::new(read),
+            show: Box::new(show),
+        }
+    }
+
+    /// The same texts as another type.
+    fn convert<U: 'static>(
+        self,
+        to: impl Fn(T) -> Option<U> + 'static,
+        back: impl Fn(&U) -> T + 'static,
+    ) -> Kind<U> {
+        let Self {
+            expected,
+            read,
+            show,
+        } = self;
+        Kind::new(
+            expected,
+            move |text| to(read(text)?),
+            move |value| show(&back(value)),
+        )
+    }
+}
+
+/// A value that may be left out; `default` says what holds then.
+pub(super) fn optional<T: 'static>(kind: Kind<T>, default: &'static str) -> Kind<Option<T>> {
+    let Kind {
+        expected,
+        read,
+        show,
+    } = kind;
+    Kind::new(
+        expected,
+        move |text| read(text).map(Some),
+        move |value| value.as_ref().map_or(default.to_owned(), &show),
+    )
+}
+
+/// One of several names, in any case; of two names for one value, the first is the usual one.
+pub(super) fn choice<T: Clone + PartialEq>(names: &'static [(&'static str, T)]) -> Kind<T> {
+    let quoted: Vec<_> = names.iter().map(|(name, _)| format!("'{name}'")).collect();
+    let expected = match &quoted[..] {
+        [others @ .., last] if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        names => names.concat(),
+    };
+    Kind::new(
+        expected,
+        |text| {
+            let named = names
+                .iter()
+                .find(|(name, _)| name.eq_ignore_ascii_case(text));
+            named.map(|(_, value)| value.clone())
+        },
+        |value| {
+            let named = names.iter().find(|(_, other)| other == value);
+            named.map_or(String::new(), |(name, _)| format!("`{name}`"))
+        },
+    )
+}
+
+/// `true` or `false`.
+pub(super) fn flag() -> Kind<bool> {
+    choice(&[("true", true), ("false", false)])
+}
+
+/// An integer of a range.
+pub(super) fn integer<T>(range: RangeInclusive<T>) -> Kind<T>
+where
+    T: FromStr + PartialOrd + Display + 'static,
+{
+    Kind::new(
+        format!("an integer from {} to {}", range.start(), range.end()),
+        move |text| T::from_str(text).ok().filter(|count| range.contains(count)),
+        T::to_string,
+    )
+}
+
+/// A count of a range.
+pub(super) fn count(range: RangeInclusive<u32>) -> Kind<u32> {
+    integer(range)
+}
+
+/// Positions of a KV cache block.
+pub(super) fn block_size() -> Kind<BlockSize> {
+    count(1..=1024).convert(BlockSize::new, |size| size.tokens().0)
+}
+
+/// Threads of a pool.
+pub(super) fn num_threads() -> Kind<NonZeroUsize> {
+    count(1..=1024).convert(
+        |count| NonZeroUsize::new(count as usize),
+        |threads| threads.get() as u32,
+    )
+}
+
+/// Weights that share a scale.
+pub(super) fn group_size() -> Kind<u32> {
+    Kind {
+        expected: "a multiple of 32, up to 1048576".to_owned(),
+        ..count(32..=1 << 20).convert(|size| size.is_multiple_of(32).then_some(size), |size| *size)
+    }
+}
+
+/// One attention window, or one for each layer; brackets around them are as good as none.
+pub(super) fn windows() -> Kind<Vec<NonZeroU32>> {
+    Kind::new(
+        format!(
+            "an integer from 1 to {MAX_COUNT}, or a list of them for the layers, as '4096,1024'"
+        ),
+        |text| {
+            let one = count(1..=MAX_COUNT);
+            let text = text.trim_matches(['[', ']', '{', '}']);
+            let window = |size: &str| NonZeroU32::new((one.read)(size.trim())?);
+            text.split([',', ';']).map(window).collect()
+        },
+        |windows: &Vec<NonZeroU32>| {
+            let sizes: Vec<_> = windows.iter().map(NonZeroU32::to_string).collect();
+            match sizes.is_empty() {
+                true => "the model's own windows".to_owned(),
+                false => sizes.join(","),
+            }
+        },
+    )
+}
+
+/// A share of something.
+pub(super) fn fraction() -> Kind<f64> {
+    Kind::new(
+        "a number above 0 and at most 1",
+        |text| number(text).filter(|fraction| *fraction > 0.0 && *fraction <= 1.0),
+        f64::to_string,
+    )
+}
+
+/// A duration, up to 10 seconds.
+pub(super) fn microseconds() -> Kind<f64> {
+    Kind::new(
+        "a number from 0 to 10000000",
+        |text| number(text).filter(|us| (0.0..=1e7).contains(us)),
+        f64::to_string,
+    )
+}
+
+fn number(text: &str) -> Option<f64> {
+    f64::from_str(text).ok().filter(|number| number.is_finite())
+}
+
+/// The path of a folder.
+pub(super) fn folder() -> Kind<PathBuf> {
+    path("a folder")
+}
+
+/// The path of a file.
+pub(super) fn file() -> Kind<PathBuf> {
+    path("a file")
+}
+
+/// A path; a placeholder that nobody has filled in is none.
+fn path(expected: &str) -> Kind<PathBuf> {
+    Kind::new(
+        expected,
+        |text| (!text.is_empty() && !text.contains("${")).then(|| PathBuf::from(text)),
+        |path| path.display().to_string(),
+    )
+}
+
+/// The name of a set of CPU kernels; `None` is the best that the processor has.
+pub(super) fn instruction_set() -> Kind<Option<String>> {
+    const NAMES: &[(&str, &str)] = &[
+        ("auto", "auto"),
+        ("avx512_bf16", "avx512_bf16"),
+        ("avx2", "avx2"),
+        ("portable", "portable"),
+    ];
+    Kind::new(
+        choice(NAMES).expected,
+        |text| {
+            Some((choice(NAMES).read)(text)?).map(|name| (name != "auto").then(|| name.to_owned()))
+        },
+        |name| format!("`{}`", name.as_deref().unwrap_or("auto")),
+    )
+}
