@@ -25,8 +25,11 @@ pub(super) struct Knob {
     default: String,
     /// What it does, for the reference.
     doc: &'static str,
-    set: Box<dyn Fn(&mut Settings, &str) -> Option<()>>,
+    set: Box<Set>,
 }
+
+/// Sets a field from its text; `None` if the text is not what is expected.
+type Set = dyn Fn(&mut Settings, &str) -> Option<()>;
 
 /// Each beam names as many candidates in every step, and all of them are sorted.
 const MAX_BEAM_WIDTH: u32 = 256;

@@ -11,12 +11,14 @@ use crate::base::BlockSize;
 /// The largest count of any parameter: what an INT32 tensor of a client can still say.
 pub(super) const MAX_COUNT: u32 = i32::MAX as u32;
 
+/// Reads a value; `None` if the text is not one.
+pub(super) type Read<T> = dyn Fn(&str) -> Option<T>;
+
 /// A kind of value.
 pub(super) struct Kind<T> {
     /// The values it takes, worded to follow "is not".
     pub(super) expected: String,
-    /// Reads a value; `None` if the text is not `expected`.
-    pub(super) read: Box<dyn Fn(&str) -> Option<T>>,
+    pub(super) read: Box<Read<T>>,
     /// Writes a value as the reference shows it.
     pub(super) show: Box<dyn Fn(&T) -> String>,
 }

@@ -13,7 +13,8 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use crate::guidance::spec::{Problem, escaped};
+use crate::guidance::problem::Problem;
+use crate::guidance::regex::escaped;
 
 /// Parentheses in each other, at most: as many as the parser takes.
 const MAX_NESTING: usize = 25;

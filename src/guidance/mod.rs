@@ -3,7 +3,9 @@
 //! ```text
 //! GuideSpec --Compiler--> GrammarGuide --restrict--> logits with what may not follow forbidden
 //! spec.rs        what a request asks for, and its limits
-//! ebnf.rs        EBNF grammars, rewritten
+//! ebnf.rs        EBNF grammars, rewritten for the parser
+//! regex.rs       texts as regular expressions
+//! problem.rs     why a grammar cannot be used
 //! vocabulary.rs  the model's tokens, as bytes
 //! compiler.rs    a thread of its own, and what it has compiled last
 //! guide.rs       one sequence's guide: a parser, and the tokens that it has seen
@@ -16,6 +18,8 @@
 mod compiler;
 mod ebnf;
 mod guide;
+mod problem;
+mod regex;
 mod spec;
 mod vocabulary;
 

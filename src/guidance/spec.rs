@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 
 use crate::base::RequestError;
 use crate::guidance::ebnf;
+use crate::guidance::problem::Problem;
+use crate::guidance::regex::escaped;
 
 /// Bytes of a schema or of all choices together, at most.
 pub const MAX_SCHEMA_BYTES: usize = 64 << 10;
@@ -21,9 +23,6 @@ pub const MAX_REGEX_BYTES: usize = 2 << 10;
 /// White space between two parts of JSON: a space, or a line break with an indentation. (A model may go on
 /// with blanks for ever where any number is allowed, and for many tokens where there may be many.)
 const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,20}";
-
-/// Why a grammar cannot be used, in words that continue "the guide".
-pub(super) type Problem = String;
 
 /// What the whole output of a request has to be.
 #[derive(Clone, Debug, PartialEq)]
@@ -220,14 +219,6 @@ fn choice(texts: &[String]) -> String {
     let literal = |text: &String| text.chars().map(escaped).collect::<String>();
     let texts: Vec<String> = texts.iter().map(literal).collect();
     format!("({})", texts.join("|"))
-}
-
-/// A character as a regular expression that matches it.
-pub(super) fn escaped(char: char) -> String {
-    match char {
-        'a'..='z' | 'A'..='Z' | '0'..='9' | ' ' => char.to_string(),
-        _ => format!("\\x{{{:X}}}", u32::from(char)),
-    }
 }
 
 #[cfg(test)]

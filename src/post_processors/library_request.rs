@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::base::{ClientId, SequenceId};
 use crate::post_processors::guarded::GuardedLogits;
 use crate::post_processors::library::{ForeignProcessor, Ids, Row, State};
-use crate::post_processors::registry::ProcessedRequest;
+use crate::post_processors::processed_request::ProcessedRequest;
 use crate::sampling::{BatchRow, ProcessBatch, ProcessLogits, SampleError, SamplingInput};
 
 /// A processor of a library, and room for what it works on.

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! registry.rs           PostProcessors: every name that the requests of a model may give
+//! processed_request.rs  the request whose logits are processed
 //! built_in.rs           those that every model has
-//! library_request.rs    those of a user's shared library: what is checked, and how they fail
-//! guarded.rs            what they write to: a copy of the logits that shows a write outside of it
+//! library_request.rs    those of a user's shared library: their checks and their failures
+//! guarded.rs            a copy of the logits that shows a write beyond it
 //! library/              opens a library and calls it; unsafe. Its abi.rs is the C header as Rust types
 //! ```
 //!
@@ -14,7 +15,9 @@ mod built_in;
 mod guarded;
 mod library;
 mod library_request;
+mod processed_request;
 mod registry;
 
 pub use built_in::reference_table;
-pub use registry::{PostProcessors, ProcessedRequest};
+pub use processed_request::ProcessedRequest;
+pub use registry::PostProcessors;

@@ -3,29 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::base::{ClientId, LoadError, RequestError, SequenceId, nearest_name};
+use crate::base::{LoadError, RequestError, nearest_name};
 use crate::post_processors::built_in::BUILT_IN;
 use crate::post_processors::library;
 use crate::post_processors::library_request::LibraryProcessor;
+use crate::post_processors::processed_request::ProcessedRequest;
 use crate::sampling::LogitsProcessor;
 
 /// The post-processors of a model, by name: the built-in ones, and those of a library.
 #[derive(Default)]
 pub struct PostProcessors {
     of_library: Vec<Arc<LibraryProcessor>>,
-}
-
-/// Whose logits are to be processed.
-#[derive(Clone, Copy, Debug)]
-pub struct ProcessedRequest<'a> {
-    /// The sequence: a request for several has a processor for each.
-    pub id: SequenceId,
-    /// What its client calls it, if it does.
-    pub client_request_id: Option<&'a str>,
-    /// Who its client is, if the request says.
-    pub client_id: Option<ClientId>,
-    /// Logits of a token, one for each of the vocabulary.
-    pub vocab_size: u32,
 }
 
 impl PostProcessors {
@@ -118,6 +106,7 @@ fn shortened(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::SequenceId;
 
     const REQUEST: ProcessedRequest<'_> = ProcessedRequest {
         id: SequenceId(1),

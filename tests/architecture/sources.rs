@@ -1,4 +1,4 @@
-//! The files of `src`, and which file a path in one of them leads to.
+//! The files of a package, and which file a path in one of them leads to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +13,7 @@ const ITEMS: [&str; 8] = [
     "const", "enum", "fn", "static", "struct", "trait", "type", "union",
 ];
 
-/// All files of `src`.
+/// All files of a package.
 pub struct Sources {
     pub files: Vec<Source>,
     /// The file of each module.
@@ -33,18 +33,21 @@ pub struct Source {
 }
 
 impl Sources {
-    /// Reads `src`.
-    pub fn read() -> Self {
+    /// Reads a package by its folder of sources, `src` for that of the backend.
+    pub fn read(root: &str) -> Self {
         let mut files = Vec::new();
-        let mut folders = vec![PathBuf::from("src")];
+        let mut folders = vec![PathBuf::from(root)];
         while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(&folder).expect("a folder of src").flatten() {
+            for entry in fs::read_dir(&folder)
+                .expect("a folder of sources")
+                .flatten()
+            {
                 let path = entry.path();
                 if path.is_dir() {
                     folders.push(path);
                 } else if path.extension().is_some_and(|extension| extension == "rs") {
                     let text = fs::read_to_string(&path).expect("a source file");
-                    files.push(Source::new(path, &text));
+                    files.push(Source::new(root, path, &text));
                 }
             }
         }
@@ -134,13 +137,13 @@ impl Sources {
 }
 
 impl Source {
-    fn new(path: PathBuf, text: &str) -> Self {
-        let module: Vec<String> = path
+    fn new(root: &str, path: PathBuf, text: &str) -> Self {
+        let module = path.strip_prefix(root).expect("a file below its root");
+        let module: Vec<String> = module
             .with_extension("")
             .iter()
-            .skip(1)
             .map(|name| name.to_string_lossy().into_owned())
-            .filter(|name| name != "mod" && name != "lib")
+            .filter(|name| !["mod", "lib", "main"].contains(&name.as_str()))
             .collect();
         let tokens: TokenStream = text.parse().expect("Rust");
         Self {
@@ -251,7 +254,7 @@ mod tests {
         let files = files.iter();
         Sources::new(
             files
-                .map(|(path, text)| Source::new(PathBuf::from(path), text))
+                .map(|(path, text)| Source::new("src", PathBuf::from(path), text))
                 .collect(),
         )
     }

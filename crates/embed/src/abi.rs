@@ -6,8 +6,6 @@ use std::slice;
 use triton_inflight::base::{ClientId, SequenceId};
 use triton_inflight::manager::{HostTensor, HostTensors, TensorRequest, TensorType};
 
-use crate::callbacks::{Batch, Stops};
-
 pub(crate) const VERSION: u32 = 1;
 const ERROR_SIZE: usize = 512;
 const MAX_DIMS: u32 = 8;
@@ -49,6 +47,14 @@ pub struct Callbacks {
     pub(crate) poll_stop_signals: Option<unsafe extern "C" fn(*mut c_void, *mut Stops)>,
     pub(crate) return_stats: Option<unsafe extern "C" fn(*mut c_void, *const c_char)>,
 }
+
+/// `inflight_batch`
+#[derive(Default)]
+pub struct Batch(pub(crate) Vec<TensorRequest>);
+
+/// `inflight_stops`
+#[derive(Default)]
+pub struct Stops(pub(crate) Vec<SequenceId>);
 
 /// Copies a request; `None` if it is not what the header says.
 ///

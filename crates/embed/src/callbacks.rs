@@ -5,15 +5,7 @@ use std::ffi::{CString, c_void};
 use triton_inflight::base::SequenceId;
 use triton_inflight::manager::{HostTensor, HostTensors, TensorCallbacks, TensorRequest};
 
-use crate::abi::{CTensor, Callbacks};
-
-/// `inflight_batch`
-#[derive(Default)]
-pub struct Batch(pub(crate) Vec<TensorRequest>);
-
-/// `inflight_stops`
-#[derive(Default)]
-pub struct Stops(pub(crate) Vec<SequenceId>);
+use crate::abi::{Batch, CTensor, Callbacks, Stops};
 
 /// The functions, of which those that must be there are.
 pub(crate) struct CCallbacks(Callbacks);

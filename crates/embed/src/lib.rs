@@ -14,7 +14,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use triton_inflight::manager::{ManagerOptions, ManagerThread, TensorLayer};
 
-use callbacks::{Batch, CCallbacks, Stops};
+use abi::{Batch, Stops};
+use callbacks::CCallbacks;
 
 /// A manager that serves an application.
 pub struct Manager(ManagerThread);
