@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use triton_inflight::base::{BlockSize, Blocks, Tokens};
 use triton_inflight::device::cpu::{CodeBits, Cpu, CpuOptions};
 use triton_inflight::engine::EngineConfig;
-use triton_inflight::runner::{Checkpoint, CpuRunner, RunnerLimits, WeightPrecision};
+use triton_inflight::runner::{CpuRunner, ModelSource, RunnerLimits, WeightPrecision};
 
 const NUM_ROUNDS: usize = 4;
 
@@ -53,7 +53,7 @@ fn main() {
         let (load, weight_bytes, peak_bytes) = std::thread::scope(|scope| {
             let watch = scope.spawn(|| watch(&stop));
             let start = Instant::now();
-            let mut checkpoint = Checkpoint::open(&dir).expect("the model opens");
+            let mut checkpoint = ModelSource::open(&dir).expect("the model opens");
             if let Some(path) = &cache {
                 checkpoint = checkpoint.with_weight_cache(path.clone(), 0o600);
             }

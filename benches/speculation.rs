@@ -21,7 +21,7 @@ use triton_inflight::engine::{
     BlockReuse, DraftOptions, Engine, EngineConfig, Event, NewRequest, PromptLookup, Sampled,
     Speculation, StepOutput,
 };
-use triton_inflight::runner::{Checkpoint, CpuRunner};
+use triton_inflight::runner::{CpuRunner, ModelSource};
 use triton_inflight::sampling::SamplingParams;
 use triton_inflight::text::Tokenizer;
 
@@ -36,7 +36,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let folder = arguments.rfind(|it| !it.starts_with("--"));
     let folder = folder.map_or_else(demo_folder, PathBuf::from);
-    let checkpoint = Checkpoint::open(&folder).expect("the model opens");
+    let checkpoint = ModelSource::open(&folder).expect("the model opens");
     let again = story_that_begins_again(&checkpoint, &folder);
     println!("| requests | what | off | on | guesses that were right |");
     println!("|---|---|---|---|---|");
@@ -68,7 +68,7 @@ fn main() {
 }
 
 /// A beginning, how the model goes on, and the beginning once more.
-fn story_that_begins_again(checkpoint: &Checkpoint, folder: &Path) -> Vec<TokenId> {
+fn story_that_begins_again(checkpoint: &ModelSource, folder: &Path) -> Vec<TokenId> {
     let encode = |text, is_first| match Tokenizer::load(folder) {
         Ok(tokenizer) => tokenizer.encode(text, is_first).expect("tokens"),
         // A model without a tokenizer is one without meaning, too: any tokens do.
@@ -90,7 +90,7 @@ fn story_that_begins_again(checkpoint: &Checkpoint, folder: &Path) -> Vec<TokenI
 }
 
 struct Bench<'a> {
-    checkpoint: &'a Checkpoint,
+    checkpoint: &'a ModelSource,
     num_requests: u32,
 }
 

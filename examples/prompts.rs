@@ -17,7 +17,7 @@ use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, NewRequest, StepStats};
 use triton_inflight::manager::{BatchManager, Callbacks, Response, Submission, serve};
-use triton_inflight::runner::{Checkpoint, CpuRunner, Runner, RunnerLimits};
+use triton_inflight::runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
 use triton_inflight::sampling::SamplingParams;
 use triton_inflight::text::{Detokenizer, Tokenizer};
 
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "-" => io::read_to_string(io::stdin())?,
         path => fs::read_to_string(path)?,
     };
-    let checkpoint = Checkpoint::open(Path::new(folder))?;
+    let checkpoint = ModelSource::open(Path::new(folder))?;
     let tokenizer = Tokenizer::load(Path::new(folder))?;
     let mut manager = batch_manager(&checkpoint)?;
     let mut application = Application::new(&checkpoint, &tokenizer, prompts.lines())?;
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// A batch manager for up to 8 requests at a time.
-fn batch_manager(checkpoint: &Checkpoint) -> Result<BatchManager, Box<dyn Error>> {
+fn batch_manager(checkpoint: &ModelSource) -> Result<BatchManager, Box<dyn Error>> {
     let block_size = BlockSize::new(32).ok_or("a block has positions")?;
     let max_seq_len = Tokens(checkpoint.spec().max_seq_len() as u32);
     let max_num_requests = 8;
@@ -75,7 +75,7 @@ struct Answer<'a> {
 
 impl<'a> Application<'a> {
     fn new(
-        checkpoint: &Checkpoint,
+        checkpoint: &ModelSource,
         tokenizer: &'a Tokenizer,
         prompts: impl Iterator<Item = &'a str>,
     ) -> Result<Self, Box<dyn Error>> {

@@ -1,4 +1,4 @@
-//! L6: the functions that tritonserver finds in the library, each behind the guard of
+//! L8: the functions that tritonserver finds in the library, each behind the guard of
 //! [`lifecycle`].
 
 use crate::backend::Inflight;

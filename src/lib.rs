@@ -10,13 +10,14 @@
 //! engine/    L2     the batch manager: pure decisions, no clock, no I/O, no thread, no device, no Triton
 //! post_processors/  L2  logits post-processors that requests name
 //! device/    L3     cpu/: kernels and the thread pool
-//! runner/    L4     checkpoint -> model -> `run(plan, &mut output)`
+//! checkpoint/  L4   files and formats (safetensors, GGUF, quantised) -> tensors by name; config.json
 //! text/      L4     tokenizer, incremental detokenizer, stop words, chat template
 //! triton/    L4     Triton's C API: bindings and safe owners; knows nothing of engine or runner
+//! runner/    L5     model families, the forward pass, sampling: `run(plan, &mut output)`
 //! guidance/  L5     guided decoding: grammars, and which tokens may come next by them
-//! manager/   L5     engine and runner as one object, for Triton's driver and for any other application
-//! backend/   L6     the driver, request parsing, responder, metrics: where Triton meets the manager
-//! entry.rs   L7     the exported TRITONBACKEND_* functions
+//! manager/   L6     engine and runner as one object, for Triton's driver and for any other application
+//! backend/   L7     the driver, request parsing, responder, metrics: where Triton meets the manager
+//! entry.rs   L8     the exported TRITONBACKEND_* functions
 //! ```
 //!
 //! A room imports only rooms of a lower level; `tests/architecture.rs` fails on an upward import and on
@@ -36,6 +37,7 @@ compile_error!("a panic must not take tritonserver down: build with panic = \"un
 
 pub mod backend;
 pub mod base;
+pub mod checkpoint;
 pub mod config;
 pub mod device;
 pub mod engine;

@@ -22,7 +22,7 @@ use triton_inflight::manager::{
     BatchManager, Callbacks, LandedStep, Response, Submission, serve, statistics_json,
 };
 use triton_inflight::runner::{
-    Checkpoint, CpuRunner, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
+    CpuRunner, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
 };
 use triton_inflight::sampling::{
     FinishReason, LogitsProcessor, Owner, ProcessLogits, SampleError, SamplingInput,
@@ -563,7 +563,7 @@ fn nothing_is_gathered_of_logits_where_there_are_none() {
 /// A batch manager over the fixture `qwen3`.
 fn model(config: EngineConfig) -> BatchManager {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
-    let checkpoint = Checkpoint::open(&dir).expect("the fixture opens");
+    let checkpoint = ModelSource::open(&dir).expect("the fixture opens");
     let options = CpuOptions {
         num_threads: NonZeroUsize::new(2),
         ..CpuOptions::default()

@@ -18,7 +18,7 @@ use triton_inflight::manager::{
     TensorType, serve,
 };
 use triton_inflight::runner::{
-    Checkpoint, CpuRunner, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
+    CpuRunner, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
 };
 use triton_inflight::sampling::{
     FinishReason, LogitsProcessor, ProcessLogits, SampleError, SamplingInput, SamplingParams,
@@ -356,7 +356,7 @@ fn model() -> BatchManager {
         ..config()
     };
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
-    let checkpoint = Checkpoint::open(&dir).expect("the fixture opens");
+    let checkpoint = ModelSource::open(&dir).expect("the fixture opens");
     let options = CpuOptions {
         num_threads: NonZeroUsize::new(2),
         ..CpuOptions::default()

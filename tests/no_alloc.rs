@@ -16,7 +16,7 @@ use triton_inflight::engine::{
     Speculation, StepOutput,
 };
 use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
-use triton_inflight::runner::{Checkpoint, CpuRunner, RunnerLimits};
+use triton_inflight::runner::{CpuRunner, ModelSource, RunnerLimits};
 use triton_inflight::sampling::{LogitsProcessor, SamplingParams, TopPDecay};
 
 thread_local! {
@@ -156,7 +156,7 @@ fn allocations_of_the_runner(kv_dtype: KvDtype, speculation: Option<Speculation>
         ..CpuOptions::default()
     };
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
-    let checkpoint = Checkpoint::open(&dir).expect("the fixture opens");
+    let checkpoint = ModelSource::open(&dir).expect("the fixture opens");
     let mut runner = CpuRunner::new(&checkpoint, limits, &options).expect("the fixture loads");
     let mut engine = Engine::new(config);
     for id in 0..NUM_REQUESTS {

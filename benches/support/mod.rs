@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{Engine, EngineConfig, StepOutput};
-use triton_inflight::runner::{Checkpoint, CpuRunner, RunnerLimits};
+use triton_inflight::runner::{CpuRunner, ModelSource, RunnerLimits};
 
 /// Generation steps that are taken of one engine, at most.
 pub const NUM_STEPS: u32 = 200;
@@ -19,11 +19,11 @@ pub fn demo_folder() -> PathBuf {
 
 /// The demo model, for an engine of this configuration.
 pub fn demo_model(config: &EngineConfig) -> CpuRunner {
-    let checkpoint = Checkpoint::open(&demo_folder()).expect("the demo model opens");
+    let checkpoint = ModelSource::open(&demo_folder()).expect("the demo model opens");
     runner(&checkpoint, config)
 }
 
-pub fn runner(checkpoint: &Checkpoint, config: &EngineConfig) -> CpuRunner {
+pub fn runner(checkpoint: &ModelSource, config: &EngineConfig) -> CpuRunner {
     let limits = RunnerLimits::of(config);
     CpuRunner::new(checkpoint, limits, &CpuOptions::default()).expect("the model loads")
 }

@@ -7,7 +7,7 @@ use crate::backend::limits::ModelFacts;
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::config::{ModelConfig, RunnerKind, Settings, WeightOnlyPrecision};
 use crate::device::cpu::{CodeBits, KvDtype};
-use crate::runner::{AttentionLimits, Checkpoint, CpuRunner, SyntheticRunner, WeightPrecision};
+use crate::runner::{AttentionLimits, CpuRunner, ModelSource, SyntheticRunner, WeightPrecision};
 
 /// Positions of a sequence where no model sets a bound.
 const SYNTHETIC_MAX_POSITIONS: u32 = 1 << 20;
@@ -22,7 +22,7 @@ pub struct Facts<'a> {
     /// The backend's parameters.
     pub settings: &'a Settings,
     /// The weights; none for the synthetic runner.
-    pub checkpoint: Option<&'a Checkpoint>,
+    pub checkpoint: Option<&'a ModelSource>,
 }
 
 /// Opens the checkpoint that `config` names, for the `version` of the model in the folder `folder`; the
@@ -34,7 +34,7 @@ pub fn open_checkpoint(
     config: &mut ModelConfig,
     folder: &Path,
     version: u64,
-) -> Result<Option<Checkpoint>, LoadError> {
+) -> Result<Option<ModelSource>, LoadError> {
     let settings = &mut config.settings;
     match settings.runner {
         RunnerKind::Synthetic => {
@@ -42,7 +42,7 @@ pub fn open_checkpoint(
             Ok(None)
         }
         RunnerKind::HuggingFace => {
-            Checkpoint::open(&settings.checkpoint_path(folder, version)).map(Some)
+            ModelSource::open(&settings.checkpoint_path(folder, version)).map(Some)
         }
     }
 }

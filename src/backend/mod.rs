@@ -1,4 +1,4 @@
-//! L6: where Triton meets the engine: the driver, request parsing, the responder, metrics.
+//! L7: where Triton meets the engine: the driver, request parsing, the responder, metrics.
 
 mod admission;
 mod advice;

@@ -13,7 +13,7 @@ use crate::base::LoadError;
 use crate::config::{BatchingScheme, Completion, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;
 use crate::post_processors::PostProcessors;
-use crate::runner::Checkpoint;
+use crate::runner::ModelSource;
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::triton::{self, Error, ServedModel};
 
@@ -26,7 +26,7 @@ pub struct Model {
     /// Its configuration.
     pub config: Arc<ModelConfig>,
     /// Its weights; none for the synthetic runner.
-    pub checkpoint: Option<Checkpoint>,
+    pub checkpoint: Option<ModelSource>,
     /// Its tokenizer; none where only ids are wanted.
     pub text: Option<TextParts>,
     /// What its requests may name to change their logits.

@@ -10,7 +10,7 @@ use crate::config::{BatchingScheme, CapacityPolicy};
 use crate::device::cpu::CpuOptions;
 use crate::engine::{BlockReuse, EngineConfig};
 use crate::manager::{BatchManager, TensorModel};
-use crate::runner::{Checkpoint, CpuRunner, Runner, RunnerLimits};
+use crate::runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
 
 /// What a batch manager of a checkpoint is made with. Names, values and defaults are those of config.pbtxt, where
 /// they have no machine to be measured against: `max_num_requests` is 8, and the KV cache holds as many sequences of
@@ -78,7 +78,7 @@ impl ManagerOptions {
     /// # Errors
     /// Options that contradict each other, or a checkpoint that cannot be loaded.
     pub fn load(&self) -> Result<(BatchManager, TensorModel), LoadError> {
-        let checkpoint = Checkpoint::open(&self.gpt_model_path)?;
+        let checkpoint = ModelSource::open(&self.gpt_model_path)?;
         let max_positions = u32::try_from(checkpoint.spec().max_seq_len()).unwrap_or(u32::MAX);
         let config = self.engine_config(max_positions)?;
         config.check()?;

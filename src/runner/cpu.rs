@@ -13,9 +13,9 @@
 use std::ops::Range;
 
 use super::RunnerLimits;
-use super::checkpoint::Checkpoint;
 use super::decoder::{Decoder, Rows};
 use super::guide_thread::GuideThread;
+use super::model_source::ModelSource;
 use super::probe::{Operation, Probe, Work};
 use super::spec::ModelSpec;
 use crate::base::{BlockSize, LoadError, StepError};
@@ -70,17 +70,17 @@ struct Chooser {
 }
 
 impl CpuRunner {
-    /// Loads a checkpoint's weights and reserves the KV pool. The checkpoint is not needed after.
+    /// Loads a model's weights and reserves the KV pool. The source is not needed afterwards.
     ///
     /// # Errors
     /// A tensor that is missing, misshapen or not finite; limits that the model cannot keep; no
     /// memory, no threads.
     pub fn new(
-        checkpoint: &Checkpoint,
+        source: &ModelSource,
         limits: RunnerLimits,
         options: &CpuOptions,
     ) -> Result<Self, LoadError> {
-        Self::with_probe(checkpoint, limits, options, ())
+        Self::with_probe(source, limits, options, ())
     }
 
     /// Bytes of the KV cache that one block takes, padding and scales included: what a pool is sized
@@ -96,18 +96,18 @@ impl<P: Probe> CpuRunner<P> {
     /// # Errors
     /// As [`CpuRunner::new`].
     pub fn with_probe(
-        checkpoint: &Checkpoint,
+        source: &ModelSource,
         limits: RunnerLimits,
         options: &CpuOptions,
         probe: P,
     ) -> Result<Self, LoadError> {
-        let spec = checkpoint.spec();
+        let spec = source.spec();
         check(spec, &limits)?;
         let mut cpu = Cpu::new(options)?;
         let max_num_requests = limits.max_num_requests as usize;
         let max_sampled_rows = limits.max_sampled_rows.index();
         Ok(Self {
-            decoder: Decoder::new(checkpoint, &limits, &mut cpu)?,
+            decoder: Decoder::new(source, &limits, &mut cpu)?,
             cache: kv_cache(spec, &limits)?,
             vocab_size: spec.vocab_size,
             logits: Rows::new(max_sampled_rows, spec.vocab_size)?,

@@ -21,7 +21,7 @@ use bytemuck::allocation::try_zeroed_vec;
 use half::bf16;
 
 use super::RunnerLimits;
-use super::checkpoint::Checkpoint;
+use super::model_source::ModelSource;
 use super::probe::{Operation, Probe, Work};
 use super::spec::ModelSpec;
 use super::weights::{Linear, Weights};
@@ -60,12 +60,12 @@ struct Buffers {
 impl Decoder {
     /// Loads the weights, and sizes everything for `limits`.
     pub(super) fn new(
-        checkpoint: &Checkpoint,
+        source: &ModelSource,
         limits: &RunnerLimits,
         cpu: &mut Cpu,
     ) -> Result<Self, LoadError> {
-        let spec = checkpoint.spec();
-        let weights = Weights::load(checkpoint, limits.weights, cpu)?;
+        let spec = source.spec();
+        let weights = Weights::load(source, limits.weights, cpu)?;
         // No sequence is longer than the pool, unless it gives blocks back.
         let longest = limits.num_blocks.tokens(limits.block_size);
         let num_positions = match spec.largest_window(&limits.attention, limits.max_seq_len) {

@@ -1,16 +1,12 @@
-//! L4: from a checkpoint to `run(plan, &mut output)`.
+//! L5: from a checkpoint to `run(plan, &mut output)`.
 //!
 //! ```text
-//! checkpoint.rs   a folder: spec, end ids, where its weights are
-//! spec.rs rope.rs json_file.rs    config.json, checked: the model's shape
-//! store.rs        the weights by name, in whatever form they are stored
-//! tensors.rs      *.safetensors, one name space
-//! weight_file.rs  a file that is read while it may be written to
-//! quantised/      GPTQ, AWQ and compressed-tensors inside of them
-//! gguf/           *.gguf
-//! tensor.rs matrix.rs packer.rs   a tensor, a matrix, and matrices on their way to the kernels
+//! model_source.rs what a runner is loaded from: a checkpoint, and the model that it describes
+//! spec.rs rope.rs the model's shape, from config.json
+//! gguf_config.rs gguf_names.rs    the same from a GGUF file, and its names of tensors
+//! packer.rs       matrices on their way to the kernels
 //! precision.rs    what float weights are rounded to on that way
-//! weight_cache.rs stamp.rs        rounded weights in a file for the next load, and what tells one file from another
+//! weight_cache.rs rounded weights in a file for the next load
 //! weights.rs      all weights found and checked, then packed
 //! decoder.rs      the forward pass over one step's packed tokens
 //! cpu.rs          CpuRunner: plan -> forward -> logits -> sampled tokens
@@ -24,37 +20,30 @@
 //! policies or a request's fate, and it keeps nothing of a sequence but the keys and values in its
 //! blocks.
 
-mod checkpoint;
 mod cpu;
 mod decoder;
 mod gate;
-mod gguf;
+mod gguf_config;
+mod gguf_names;
 mod guide_thread;
-mod json_file;
 mod limits;
-mod matrix;
+mod model_source;
 mod packer;
 mod precision;
 mod probe;
 mod progress;
-mod quantised;
 mod rope;
 mod spec;
-mod stamp;
-mod store;
 pub mod synthetic;
-mod tensor;
-mod tensors;
 mod weight_cache;
-mod weight_file;
 mod weights;
 
 use crate::base::StepError;
 use crate::engine::{StepOutput, StepPlan};
 
-pub use checkpoint::Checkpoint;
 pub use cpu::CpuRunner;
 pub use limits::{AttentionLimits, RunnerLimits};
+pub use model_source::ModelSource;
 pub use precision::WeightPrecision;
 pub use probe::{Operation, Probe, Work};
 pub use rope::{Rope, RopeScaling};

@@ -1,10 +1,9 @@
 //! From the matrices of a checkpoint to what the kernels read.
 
-use super::matrix::{Matrix, ReadRow};
 use super::precision::WeightPrecision;
-use super::tensor::Tensor;
 use super::weight_cache::WeightCache;
 use crate::base::LoadError;
+use crate::checkpoint::{Matrix, ReadRow, Tensor};
 use crate::device::cpu::{
     CodeBits, Cpu, NotFinite, PackedMatrix, PanelShape, QuantisedRows, Rounded, Stacking,
     can_be_packed_together,
@@ -88,7 +87,7 @@ impl<'c> Packer<'c> {
         form: Form<'_>,
         stacking: Stacking,
     ) -> Result<PackedMatrix, LoadError> {
-        parts.iter().try_for_each(Matrix::read)?;
+        parts.iter().try_for_each(Matrix::preload)?;
         self.names.push(match form {
             Form::Rounded(_) | Form::RoundedAnew => Some(name(parts, stacking)),
             Form::Floats(_) | Form::Codes(_) => None,
@@ -147,7 +146,7 @@ impl<'c> Packer<'c> {
 
 /// What matrices are called that are packed together.
 fn name(parts: &[Matrix<'_>], stacking: Stacking) -> String {
-    let names: Vec<_> = parts.iter().map(|part| part.place().name).collect();
+    let names: Vec<_> = parts.iter().map(|part| part.location().name).collect();
     names.join(match stacking {
         Stacking::Below => "+",
         Stacking::InTurn => "|",
@@ -176,7 +175,7 @@ impl<'p> Form<'p> {
             return precision.map_or(Self::Floats(floats), Self::Rounded);
         }
         let codes = parts.iter().map(|part| match part {
-            Matrix::Codes(_, codes) => Some(codes.as_ref() as &dyn QuantisedRows),
+            Matrix::Quantised(_, codes) => Some(codes.as_ref() as &dyn QuantisedRows),
             _ => None,
         });
         match codes.collect::<Option<Vec<_>>>() {

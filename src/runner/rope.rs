@@ -6,8 +6,8 @@
 
 use std::f64::consts::PI;
 
-use super::json_file::JsonFile;
 use crate::base::LoadError;
+use crate::checkpoint::JsonFile;
 
 const DEFAULT_THETA: f64 = 10_000.0;
 const SUPPORTED: &str = "'default', 'linear', 'llama3' and 'yarn'";

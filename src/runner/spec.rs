@@ -5,9 +5,9 @@ use std::num::NonZeroU32;
 use serde_json::Value;
 
 use super::AttentionLimits;
-use super::json_file::JsonFile;
 use super::rope::Rope;
 use crate::base::{LoadError, Tokens};
+use crate::checkpoint::JsonFile;
 
 // Far above any model there is; a config beyond them is damaged or hostile, and the products of a
 // few of them still fit usize.

@@ -24,11 +24,10 @@ use std::time::Instant;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use twox_hash::XxHash3_64;
 
-use super::checkpoint::{Checkpoint, WeightCachePlace};
+use super::model_source::{ModelSource, WeightCachePath};
 use super::precision::WeightPrecision;
-use super::tensor::Place;
-use super::tensors::TensorFile;
 use crate::base::LoadError;
+use crate::checkpoint::{SafetensorsFile, TensorLocation};
 use crate::device::cpu::{Cpu, PANELS_VERSION, PackedMatrix, PanelBytes, PanelReader, PanelShape};
 
 const MADE_FROM: &str = "made_from";
@@ -44,20 +43,20 @@ pub(super) struct WeightCache {
     /// Who may read the file.
     mode: u32,
     /// None where there is none that can be read.
-    file: Option<TensorFile>,
+    file: Option<SafetensorsFile>,
     num_read: usize,
     num_rounded: usize,
 }
 
 impl WeightCache {
     /// That of a checkpoint whose float weights are rounded to `precision`. None where it has none.
-    pub(super) fn of(checkpoint: &Checkpoint, precision: Option<WeightPrecision>) -> Option<Self> {
-        let WeightCachePlace { path, mode } = checkpoint.weight_cache()?;
+    pub(super) fn of(source: &ModelSource, precision: Option<WeightPrecision>) -> Option<Self> {
+        let WeightCachePath { path, mode } = source.weight_cache()?;
         let mut made_from = format!(
             "inflight {}, panels {PANELS_VERSION}, {precision:?}",
             env!("CARGO_PKG_VERSION")
         );
-        for stamp in checkpoint.stamps() {
+        for stamp in source.checkpoint().stamps() {
             made_from = format!("{made_from}\n{stamp}");
         }
         Some(Self::open(path, made_from, *mode))
@@ -159,12 +158,12 @@ impl WeightCache {
 }
 
 /// The file at `path`, if there is one and it was made from that.
-fn open(path: &Path, made_from: &str) -> Option<TensorFile> {
+fn open(path: &Path, made_from: &str) -> Option<SafetensorsFile> {
     if !path.try_exists().is_ok_and(|exists| exists) {
         return None;
     }
-    match TensorFile::open(path, "the weights are rounded, and the file is replaced") {
-        Ok(file) if file.note(MADE_FROM) == Some(made_from) => Some(file),
+    match SafetensorsFile::open(path, "the weights are rounded, and the file is replaced") {
+        Ok(file) if file.metadata(MADE_FROM) == Some(made_from) => Some(file),
         Ok(_) => {
             log::info!(
                 "{}: was made from another checkpoint, or with another precision or version; the weights are \
@@ -183,13 +182,13 @@ fn open(path: &Path, made_from: &str) -> Option<TensorFile> {
 /// The matrix of this name, if it is what was written.
 fn read(
     cpu: &mut Cpu,
-    file: &TensorFile,
+    file: &SafetensorsFile,
     path: &Path,
     name: &str,
     shape: PanelShape<'_>,
 ) -> Result<PackedMatrix, LoadError> {
     let names = PARTS.map(|part| format!("{name}.{part}"));
-    let [codes, scales] = [file.stored(&names[0])?, file.stored(&names[1])?];
+    let [codes, scales] = [file.tensor(&names[0])?, file.tensor(&names[1])?];
     let [codes, scales] = [codes.bytes, scales.bytes];
     let found = cpu.read_panels(
         shape,
@@ -203,13 +202,13 @@ fn read(
         },
     )?;
     file.check()?;
-    let place = Place { path, name };
+    let place = TensorLocation { path, name };
     let other = || place.error(format!("is not of these weights: {shape:?}"));
     let matrix = found.ok_or_else(other)?;
     let bytes = matrix.panel_bytes().ok_or_else(other)?;
     for (name, bytes) in names.iter().zip([bytes.codes, bytes.scales]) {
-        if file.note(name) != Some(&checksum(cpu, bytes)) {
-            return Err(Place { path, name }.error("is damaged".to_owned()));
+        if file.metadata(name) != Some(&checksum(cpu, bytes)) {
+            return Err(TensorLocation { path, name }.error("is damaged".to_owned()));
         }
     }
     Ok(matrix)

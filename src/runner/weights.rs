@@ -10,16 +10,14 @@ use bytemuck::allocation::try_zeroed_vec;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use super::checkpoint::Checkpoint;
-use super::matrix::Matrix;
+use super::model_source::{ModelSource, ModelTensors};
 use super::packer::{Form, Packer};
 use super::precision::WeightPrecision;
 use super::progress::Progress;
 use super::spec::ModelSpec;
-use super::store::Store;
-use super::tensor::Tensor;
 use super::weight_cache::WeightCache;
 use crate::base::{LoadError, TokenId};
+use crate::checkpoint::{Matrix, Tensor};
 use crate::device::cpu::{Cpu, Dtype, PackedMatrix, RawMatrix, Stacking};
 
 /// All weights of a model, in the form in which they are computed with.
@@ -88,15 +86,16 @@ impl Embedding {
 impl Weights {
     /// Finds, checks and packs all of them.
     pub(super) fn load(
-        checkpoint: &Checkpoint,
+        source: &ModelSource,
         precision: Option<WeightPrecision>,
         cpu: &mut Cpu,
     ) -> Result<Self, LoadError> {
         let started = Instant::now();
-        let spec = checkpoint.spec();
-        let store = checkpoint.store();
-        let sources = Sources::find(store, spec)?;
-        let cache = WeightCache::of(checkpoint, precision);
+        let spec = source.spec();
+        let tensors = source.tensors()?;
+        let store = tensors.store();
+        let sources = Sources::find(&tensors, spec)?;
+        let cache = WeightCache::of(source, precision);
         let mut packer = Packer::new(cpu, precision, cache);
 
         let mut layers = Vec::with_capacity(spec.num_layers);
@@ -145,10 +144,10 @@ impl Weights {
 
     /// Bytes that they take once they are loaded, but for padding.
     pub(super) fn num_bytes(
-        checkpoint: &Checkpoint,
+        source: &ModelSource,
         precision: Option<WeightPrecision>,
     ) -> Result<u64, LoadError> {
-        let sources = Sources::find(checkpoint.store(), checkpoint.spec())?;
+        let sources = Sources::find(&source.tensors()?, source.spec())?;
         let output_layer = std::slice::from_ref(sources.lm_head());
         let form = Form::of_output_layer(output_layer, precision);
         let embedding_bytes = match (&form, &sources.lm_head) {
@@ -181,19 +180,19 @@ struct Sources<'a> {
 }
 
 impl<'a> Sources<'a> {
-    fn find(store: &'a Store, spec: &ModelSpec) -> Result<Self, LoadError> {
+    fn find(tensors: &ModelTensors<'a>, spec: &ModelSpec) -> Result<Self, LoadError> {
         let (vocab, hidden) = (spec.vocab_size, spec.hidden_size);
-        let embedding = store.matrix("model.embed_tokens", vocab, hidden)?;
+        let embedding = tensors.matrix("model.embed_tokens", vocab, hidden)?;
         let lm_head = match spec.tied_embeddings {
             true => None,
-            false => Some(store.matrix("lm_head", vocab, hidden)?),
+            false => Some(tensors.matrix("lm_head", vocab, hidden)?),
         };
         Ok(Self {
             embedding,
             layers: (0..spec.num_layers)
-                .map(|index| LayerSource::find(store, spec, index))
+                .map(|index| LayerSource::find(tensors, spec, index))
                 .collect::<Result<_, _>>()?,
-            final_norm: store.vector("model.norm.weight", hidden)?,
+            final_norm: tensors.vector("model.norm", "weight", hidden)?,
             lm_head,
         })
     }
@@ -215,11 +214,11 @@ struct LayerSource<'a> {
 }
 
 impl<'a> LayerSource<'a> {
-    fn find(store: &'a Store, spec: &ModelSpec, index: usize) -> Result<Self, LoadError> {
+    fn find(tensors: &ModelTensors<'a>, spec: &ModelSpec, index: usize) -> Result<Self, LoadError> {
         let hidden = spec.hidden_size;
         let (q, kv, inter) = (spec.q_width(), spec.kv_width(), spec.intermediate_size);
         let vector = |name: &str, len: usize| {
-            store.vector(&format!("model.layers.{index}.{name}.weight"), len)
+            tensors.vector(&format!("model.layers.{index}.{name}"), "weight", len)
         };
         // Name and outputs of each part; all have `inputs` inputs.
         let linear = |parts: &[(&str, usize)], inputs: usize, bias: bool| {
@@ -228,10 +227,10 @@ impl<'a> LayerSource<'a> {
                 let module = format!("model.layers.{index}.{part}");
                 source
                     .matrices
-                    .push(store.matrix(&module, outputs, inputs)?);
+                    .push(tensors.matrix(&module, outputs, inputs)?);
                 if bias {
-                    let bias = format!("{module}.bias");
-                    source.biases.push(store.vector(&bias, outputs)?);
+                    let bias = tensors.vector(&module, "bias", outputs)?;
+                    source.biases.push(bias);
                 }
             }
             Ok::<_, LoadError>(source)
@@ -297,7 +296,7 @@ impl LinearSource<'_> {
 
 /// A copy in bf16: the file may go away, and the rows are read one by one.
 fn load_embedding(cpu: &mut Cpu, source: &Matrix<'_>) -> Result<Embedding, LoadError> {
-    source.read()?;
+    source.preload()?;
     let hidden_size = source.columns();
     let len = source.rows() * hidden_size;
     let mut rows = try_zeroed_vec::<bf16>(len)

@@ -23,13 +23,14 @@ const LEVELS: &[(&str, u32)] = &[
     ("engine", 2),
     ("post_processors", 2),
     ("device", 3),
-    ("runner", 4),
+    ("checkpoint", 4),
     ("text", 4),
     ("triton", 4),
+    ("runner", 5),
     ("guidance", 5),
-    ("manager", 5),
-    ("backend", 6),
-    ("entry", 7),
+    ("manager", 6),
+    ("backend", 7),
+    ("entry", 8),
 ];
 
 /// Where `unsafe` may stand: Triton's C API, kernels, the exported functions, a user's library, the C functions of the

@@ -11,20 +11,20 @@ use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, Event, NewRequest};
 use triton_inflight::guidance::{Compiler, GuideSpec};
 use triton_inflight::manager::BatchManager;
-use triton_inflight::runner::{Checkpoint, CpuRunner, Runner, RunnerLimits};
+use triton_inflight::runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
 use triton_inflight::sampling::{FinishReason, Guide, SamplingParams};
 use triton_inflight::text::{Detokenizer, Tokenizer};
 
 /// The demo model, and what compiles guides for it.
 pub struct Model {
-    pub checkpoint: Checkpoint,
+    pub checkpoint: ModelSource,
     pub tokenizer: Arc<Tokenizer>,
     pub compiler: Compiler,
 }
 
 pub static MODEL: LazyLock<Model> = LazyLock::new(|| {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
-    let checkpoint = Checkpoint::open(&dir).expect("the demo model opens");
+    let checkpoint = ModelSource::open(&dir).expect("the demo model opens");
     let tokenizer = Arc::new(Tokenizer::load(&dir).expect("its tokenizer loads"));
     let vocab_size = checkpoint.spec().vocab_size as u32;
     Model {

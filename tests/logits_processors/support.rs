@@ -11,7 +11,7 @@ use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{BlockReuse, EngineConfig, Event, NewRequest, Speculation};
 use triton_inflight::manager::BatchManager;
 use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
-use triton_inflight::runner::{Checkpoint, CpuRunner, Runner, RunnerLimits};
+use triton_inflight::runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
 use triton_inflight::sampling::{
     BeamSearch, EarlyStopping, FinishReason, LogitsProcessor, SamplingParams,
 };
@@ -105,9 +105,9 @@ impl Ask {
     }
 }
 
-fn checkpoint() -> Checkpoint {
+fn checkpoint() -> ModelSource {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
-    Checkpoint::open(&fixture).expect("the fixture opens")
+    ModelSource::open(&fixture).expect("the fixture opens")
 }
 
 pub fn vocab_size() -> usize {

@@ -9,7 +9,7 @@ use std::path::Path;
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use triton_inflight::base::LoadError;
-use triton_inflight::runner::Checkpoint;
+use triton_inflight::runner::ModelSource;
 
 use crate::copy::Copy;
 use crate::support::Setup;
@@ -39,7 +39,7 @@ fn a_missing_file_is_named() {
         fs::remove_file(copy.path(file)).expect("there");
         copy.refused(&[file, reason]);
     }
-    let nowhere = Checkpoint::open(Path::new("/nowhere/at/all"));
+    let nowhere = ModelSource::open(Path::new("/nowhere/at/all"));
     let error = nowhere.err().expect("refused").to_string();
     for words in [
         "/nowhere/at/all: is no folder",

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use triton_inflight::device::cpu::{CodeBits, CpuOptions};
-use triton_inflight::runner::{Checkpoint, CpuRunner, WeightPrecision};
+use triton_inflight::runner::{CpuRunner, ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::support::{Request, Setup, serve_alone};
@@ -58,7 +58,7 @@ fn setups() -> [Setup; 2] {
 }
 
 /// What an instance that is added to an open model says.
-fn add_instance(checkpoint: &Checkpoint, setup: &Setup) -> Result<CpuRunner, String> {
+fn add_instance(checkpoint: &ModelSource, setup: &Setup) -> Result<CpuRunner, String> {
     let runner = CpuRunner::new(checkpoint, setup.runner_limits(), &CpuOptions::default());
     runner.map_err(|error| error.to_string())
 }
@@ -72,7 +72,7 @@ fn a_file_that_is_cut_short_while_it_is_loaded_fails_that_load() {
                 let whole = fs::read(&file).expect("the file");
                 for num_bytes in [0, whole.len() / 2, whole.len() - 1] {
                     fs::write(&file, &whole).expect("written");
-                    let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+                    let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
                     assert!(add_instance(&checkpoint, &setup).is_ok(), "{name}");
                     cut(&file, num_bytes as u64);
                     let Err(error) = add_instance(&checkpoint, &setup) else {
@@ -96,7 +96,7 @@ fn a_file_that_is_cut_short_while_it_is_loaded_fails_that_load() {
 fn a_file_that_is_written_to_after_it_was_opened_fails_the_next_load() {
     for name in FORMS {
         let copy = Copy::of(name);
-        let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+        let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
         let file = weight_files(&copy).pop().expect("a file");
         // Who is quick enough is not seen; whoever is not has another time.
         let later = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
@@ -113,7 +113,7 @@ fn a_file_that_is_written_to_after_it_was_opened_fails_the_next_load() {
 #[test]
 fn a_checkpoint_that_is_replaced_is_read_to_its_end() {
     let copy = Copy::of("llama2");
-    let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+    let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
     let file = copy.path("model.safetensors");
     let other = copy.path("other");
     fs::write(&other, b"something else").expect("written");
@@ -127,7 +127,7 @@ fn what_is_loaded_does_not_need_its_files() {
     for name in FORMS {
         for setup in setups() {
             let copy = Copy::of(name);
-            let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+            let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
             let mut runner = add_instance(&checkpoint, &setup).expect("it loads");
             let expected = serve_alone(&mut runner, &setup, &request);
             for file in weight_files(&copy) {

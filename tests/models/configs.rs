@@ -7,7 +7,7 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use triton_inflight::base::BlockSize;
 use triton_inflight::device::cpu::KvDtype;
-use triton_inflight::runner::{Architecture, Checkpoint, CpuRunner, Rope, RopeScaling};
+use triton_inflight::runner::{Architecture, CpuRunner, ModelSource, Rope, RopeScaling};
 
 use crate::copy::Copy;
 use crate::log_lines;
@@ -48,15 +48,15 @@ fn configs_of_older_transformers_mean_the_same() {
         }
         fs::write(&path, config.to_string()).expect("written");
 
-        let old = Checkpoint::open(copy.dir()).expect("the old config opens");
-        let new = Checkpoint::open(&fixture(name)).expect("the fixture opens");
+        let old = ModelSource::open(copy.dir()).expect("the old config opens");
+        let new = ModelSource::open(&fixture(name)).expect("the fixture opens");
         assert_eq!(old.spec(), new.spec(), "{name}");
     }
 }
 
 fn rope_of(changes: Value) -> Result<Rope, String> {
     let copy = Copy::of("llama2").config(changes);
-    let checkpoint = Checkpoint::open(copy.dir()).map_err(|error| error.to_string())?;
+    let checkpoint = ModelSource::open(copy.dir()).map_err(|error| error.to_string())?;
     Ok(checkpoint.spec().rope.clone())
 }
 
@@ -107,7 +107,7 @@ fn a_position_embedding_that_divides_by_zero_or_differs_between_layers_is_refuse
 fn a_mistral_with_layer_types_has_the_window_in_some_layers() {
     let windows = |changes: Value| {
         let copy = Copy::of("mistral-window").config(changes);
-        let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+        let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
         checkpoint.spec().windows.clone()
     };
     let all = windows(json!({}));
@@ -135,10 +135,10 @@ fn an_output_layer_that_differs_from_the_embedding_counts_with_a_warning() {
     const OUTPUT: &str = "lm_head.weight";
     let tied = json!({"tie_word_embeddings": true});
     let untied = Copy::of("llama2");
-    let expected = Checkpoint::open(untied.dir()).expect("it opens");
+    let expected = ModelSource::open(untied.dir()).expect("it opens");
     assert!(!expected.spec().tied_embeddings);
     let copy = Copy::of("llama2").config(tied.clone());
-    let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+    let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
     assert_eq!(checkpoint.spec(), expected.spec());
     let lines = log_lines::take(&copy.dir().display().to_string());
     let [(Level::Warn, line)] = &lines[..] else {
@@ -157,7 +157,7 @@ fn an_output_layer_that_differs_from_the_embedding_counts_with_a_warning() {
     let (dtype, shape) = (embedding.dtype(), embedding.shape().to_vec());
     let data = embedding.data().to_vec();
     let copy = copy.tensor(OUTPUT, |_| Some((dtype, shape, data)));
-    let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+    let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
     assert!(checkpoint.spec().tied_embeddings);
     assert_eq!(log_lines::take(&copy.dir().display().to_string()), []);
 }
@@ -165,14 +165,14 @@ fn an_output_layer_that_differs_from_the_embedding_counts_with_a_warning() {
 #[test]
 fn end_ids_are_a_number_or_a_list() {
     for (name, end_ids) in [("llama2", &[2][..]), ("llama3", &[2, 7])] {
-        let checkpoint = Checkpoint::open(&fixture(name)).expect("the fixture opens");
+        let checkpoint = ModelSource::open(&fixture(name)).expect("the fixture opens");
         assert_eq!(checkpoint.end_ids(), end_ids, "{name}");
     }
 }
 
 #[test]
 fn a_spec_tells_what_a_backend_sizes_its_pool_with() {
-    let checkpoint = Checkpoint::open(&fixture("llama3")).expect("the fixture opens");
+    let checkpoint = ModelSource::open(&fixture("llama3")).expect("the fixture opens");
     let spec = checkpoint.spec();
     assert_eq!(spec.architecture, Architecture::Llama);
     assert_eq!((spec.vocab_size, spec.max_seq_len()), (160, 128));

@@ -9,7 +9,7 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::Value;
 use triton_inflight::base::LoadError;
 use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::runner::{Checkpoint, CpuRunner};
+use triton_inflight::runner::{CpuRunner, ModelSource};
 
 use crate::support::{Setup, fixture};
 
@@ -94,7 +94,7 @@ impl Copy {
     }
 
     pub fn load_with(&self, setup: &Setup) -> Result<CpuRunner, LoadError> {
-        let checkpoint = Checkpoint::open(&self.0)?;
+        let checkpoint = ModelSource::open(&self.0)?;
         CpuRunner::new(&checkpoint, setup.runner_limits(), &CpuOptions::default())
     }
 

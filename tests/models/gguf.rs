@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
-use triton_inflight::runner::{Architecture, Checkpoint, ModelSpec, RopeScaling};
+use triton_inflight::runner::{Architecture, ModelSource, ModelSpec, RopeScaling};
 
 use crate::copy::Copy;
 use crate::support::fixture;
@@ -26,7 +26,7 @@ agree! {
 }
 
 fn spec(dir: &Path) -> ModelSpec {
-    let checkpoint = Checkpoint::open(dir).expect("the checkpoint opens");
+    let checkpoint = ModelSource::open(dir).expect("the checkpoint opens");
     checkpoint.spec().clone()
 }
 
@@ -46,7 +46,7 @@ fn the_models_shape_comes_from_the_metadata() {
     assert_eq!((llama.num_heads, llama.num_kv_heads), (4, 2));
     assert_eq!(llama.rope.theta, 500_000.0);
     assert!(matches!(llama.rope.scaling, RopeScaling::Divided { divisors } if divisors.len() == 8));
-    let checkpoint = Checkpoint::open(&fixture(SPLIT)).expect("the checkpoint opens");
+    let checkpoint = ModelSource::open(&fixture(SPLIT)).expect("the checkpoint opens");
     assert_eq!(checkpoint.end_ids(), [2, 7]);
 }
 
@@ -67,7 +67,7 @@ fn a_config_beside_the_file_counts() {
         "eos_token_id": 5, "rope_parameters": {"rope_type": "linear", "factor": 4.0},
         "quantization_config": {"quant_method": "of another folder"},
     }));
-    let checkpoint = Checkpoint::open(copy.dir()).expect("the checkpoint opens");
+    let checkpoint = ModelSource::open(copy.dir()).expect("the checkpoint opens");
     assert_eq!(checkpoint.end_ids(), [5]);
     assert_eq!(
         checkpoint.spec().rope.scaling,

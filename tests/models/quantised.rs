@@ -4,7 +4,7 @@
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use triton_inflight::device::cpu::CodeBits;
-use triton_inflight::runner::{Checkpoint, WeightPrecision};
+use triton_inflight::runner::{ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::support::fixture;
@@ -26,7 +26,7 @@ agree! {
 #[test]
 fn weights_of_4_bits_take_less_memory_than_those_of_8_and_16() {
     let bytes = |name: &str| {
-        let checkpoint = Checkpoint::open(&fixture(name)).expect("the fixture opens");
+        let checkpoint = ModelSource::open(&fixture(name)).expect("the fixture opens");
         let in_bf16 = checkpoint.spec().num_weight_bytes();
         (
             checkpoint.num_weight_bytes(None).expect("all tensors"),
@@ -50,7 +50,7 @@ fn weights_of_4_bits_take_less_memory_than_those_of_8_and_16() {
 
 #[test]
 fn what_a_checkpoint_has_quantised_itself_stays_as_it_is() {
-    let checkpoint = Checkpoint::open(&fixture("quantised/gptq")).expect("the fixture opens");
+    let checkpoint = ModelSource::open(&fixture("quantised/gptq")).expect("the fixture opens");
     let bytes = |precision| checkpoint.num_weight_bytes(precision).expect("all tensors");
     // Only the output projection is of floats: 96 x 64 weights of 16 bits, which become 8 bits in groups of 32.
     let int4 = WeightPrecision::new(CodeBits::Four);

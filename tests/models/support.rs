@@ -11,7 +11,7 @@ use triton_inflight::engine::{
     EngineConfig, Event, NewRequest, OutputOptions, Sampled, Speculation, StepOutput,
 };
 use triton_inflight::runner::{
-    AttentionLimits, Checkpoint, CpuRunner, RunnerLimits, SyntheticRunner, WeightPrecision,
+    AttentionLimits, CpuRunner, ModelSource, RunnerLimits, SyntheticRunner, WeightPrecision,
 };
 use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 
@@ -165,7 +165,7 @@ impl Setup {
 
     /// The model in a folder, loaded for this setup.
     pub fn load_from(&self, dir: &Path) -> CpuRunner {
-        let checkpoint = Checkpoint::open(dir).expect("the checkpoint opens");
+        let checkpoint = ModelSource::open(dir).expect("the checkpoint opens");
         let options = CpuOptions {
             num_threads: NonZeroUsize::new(self.num_threads),
             simd: self.simd,

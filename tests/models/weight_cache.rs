@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use log::Level;
 use triton_inflight::device::cpu::{CodeBits, CpuOptions, Simd};
-use triton_inflight::runner::{Checkpoint, CpuRunner, WeightPrecision};
+use triton_inflight::runner::{CpuRunner, ModelSource, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::log_lines;
@@ -84,7 +84,7 @@ fn rounded(bits: CodeBits, simd: Option<Simd>) -> Setup {
 
 /// A text and its logits, of a model that is loaded with this file, or without one.
 fn answer(dir: &Path, setup: &Setup, cache: Option<&Path>) -> Served {
-    let mut checkpoint = Checkpoint::open(dir).expect("the checkpoint opens");
+    let mut checkpoint = ModelSource::open(dir).expect("the checkpoint opens");
     if let Some(path) = cache {
         checkpoint = checkpoint.with_weight_cache(path.to_owned(), 0o600);
     }
@@ -261,7 +261,7 @@ fn only_the_servers_user_may_read_the_file_unless_others_are_to() {
         let copy = Copy::of("llama3");
         let weights = copy.path("model.safetensors");
         fs::set_permissions(weights, Permissions::from_mode(0o644)).expect("its owner");
-        let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+        let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
         let checkpoint = checkpoint.with_weight_cache(cache.path().to_owned(), file);
         let options = CpuOptions::default();
         CpuRunner::new(&checkpoint, setup.runner_limits(), &options).expect("it loads");

@@ -6,14 +6,14 @@ use serde_json::json;
 use triton_inflight::base::{BlockId, SequenceId, Tokens};
 use triton_inflight::engine::{Engine, NewRequest, StepOutput};
 use triton_inflight::runner::{
-    AttentionLimits, Checkpoint, ModelSpec, SyntheticOptions, SyntheticRunner,
+    AttentionLimits, ModelSource, ModelSpec, SyntheticOptions, SyntheticRunner,
 };
 
 use crate::copy::Copy;
 use crate::support::{Request, Setup, fixture, serve, serve_alone};
 
 fn spec(name: &str) -> ModelSpec {
-    let checkpoint = Checkpoint::open(&fixture(name)).expect("the fixture opens");
+    let checkpoint = ModelSource::open(&fixture(name)).expect("the fixture opens");
     checkpoint.spec().clone()
 }
 
@@ -48,7 +48,7 @@ fn a_config_without_layer_types_counts_the_layers_without_a_window() {
     for (max_window_layers, expected) in [(0, [10, 10, 10]), (2, [0, 0, 10]), (3, [0, 0, 0])] {
         let copy = Copy::of("qwen2-windows")
             .config(json!({"layer_types": null, "max_window_layers": max_window_layers}));
-        let checkpoint = Checkpoint::open(copy.dir()).expect("it opens");
+        let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
         assert_eq!(checkpoint.spec().windows, windows(&expected));
     }
     for layer_types in [

@@ -7,7 +7,7 @@ use clap::Args;
 use triton_inflight::base::{BlockSize, Blocks, Tokens};
 use triton_inflight::device::cpu::{Cpu, CpuOptions, KvDtype, Simd};
 use triton_inflight::engine::{BlockReuse, EngineConfig};
-use triton_inflight::runner::{Checkpoint, CpuRunner, Probe, RunnerLimits};
+use triton_inflight::runner::{CpuRunner, ModelSource, Probe, RunnerLimits};
 
 use crate::Result;
 use crate::load::Load;
@@ -56,8 +56,8 @@ impl Options {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn open(&self) -> Result<Checkpoint> {
-        Ok(Checkpoint::open(&self.model)?)
+    pub fn open(&self) -> Result<ModelSource> {
+        Ok(ModelSource::open(&self.model)?)
     }
 
     /// Loads the model, with memory for each of these loads; its runner tells `probe` what it does.
@@ -66,7 +66,7 @@ impl Options {
     /// The checkpoint, the machine or the memory is not up to it.
     pub fn load<P: Probe>(
         &self,
-        checkpoint: &Checkpoint,
+        checkpoint: &ModelSource,
         loads: &[Load],
         probe: P,
     ) -> Result<Model<P>> {

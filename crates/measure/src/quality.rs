@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use triton_inflight::device::cpu::CodeBits;
-use triton_inflight::runner::{Checkpoint, WeightPrecision};
+use triton_inflight::runner::{ModelSource, WeightPrecision};
 use triton_inflight::text::Tokenizer;
 
 use crate::Result;
@@ -64,7 +64,7 @@ fn named_folder(text: &str) -> std::result::Result<(String, PathBuf), String> {
 /// # Errors
 /// A model cannot be loaded or does not run, or there is no text.
 pub fn run(options: &Options) -> Result<String> {
-    let checkpoint = Checkpoint::open(&options.model)?;
+    let checkpoint = ModelSource::open(&options.model)?;
     let spec = checkpoint.spec();
     let tokenizer = Tokenizer::load(&options.model)?;
     let piece_len = spec
@@ -79,10 +79,10 @@ pub fn run(options: &Options) -> Result<String> {
     )?;
     // bf16 has two bytes of each weight.
     let num_weights = spec.num_weight_bytes() as f64 / 2.0;
-    let bits = |checkpoint: &Checkpoint, weights| -> Result<f64> {
+    let bits = |checkpoint: &ModelSource, weights| -> Result<f64> {
         Ok(checkpoint.num_weight_bytes(weights)? as f64 * 8.0 / num_weights)
     };
-    let load = |checkpoint: &Checkpoint, weights| {
+    let load = |checkpoint: &ModelSource, weights| {
         Reader::load(checkpoint, weights, pieces.len(), options.threads)
     };
 
@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> Result<String> {
         rows.push(measured.row(&name, bits(&checkpoint, Some(precision))?));
     }
     for (name, dir) in &options.beside {
-        let other = Checkpoint::open(dir)?;
+        let other = ModelSource::open(dir)?;
         let measured = reference.compare(&mut load(&other, None)?)?;
         rows.push(measured.row(name, bits(&other, None)?));
     }

@@ -9,7 +9,7 @@ use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
     BlockReuse, Engine, EngineConfig, Event, NewRequest, OutputOptions, StepOutput,
 };
-use triton_inflight::runner::{Checkpoint, CpuRunner, RunnerLimits, WeightPrecision};
+use triton_inflight::runner::{CpuRunner, ModelSource, RunnerLimits, WeightPrecision};
 use triton_inflight::text::Tokenizer;
 
 use crate::Result;
@@ -84,7 +84,7 @@ impl Reader {
     /// # Errors
     /// The checkpoint or the machine is not up to it.
     pub fn load(
-        checkpoint: &Checkpoint,
+        checkpoint: &ModelSource,
         weights: Option<WeightPrecision>,
         piece_len: usize,
         num_threads: Option<NonZeroUsize>,

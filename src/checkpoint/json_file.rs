@@ -1,5 +1,5 @@
-//! A JSON object read from a file that nobody vouches for: every look-up names the file, the key and
-//! what was expected there.
+//! A JSON object of a checkpoint: every accessor checks type and range, and errors name the file, the key and what
+//! was expected.
 
 use std::fmt::Display;
 use std::fs;
@@ -10,22 +10,24 @@ use serde_json::{Map, Value};
 
 use crate::base::{LoadError, check_byte_order_mark};
 
-/// The largest JSON file of a checkpoint that is read. The index of a model of a trillion
-/// parameters has a few MiB.
+/// The largest JSON file that is read. The index of a model with a trillion parameters takes a few MiB.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// A JSON object and where it stands.
+/// A JSON object, and the file it comes from.
 #[derive(Debug)]
-pub(super) struct JsonFile {
+pub struct JsonFile {
     path: PathBuf,
-    /// The dotted path of the object inside the file, empty for the whole file.
+    /// The dotted path of the object inside the file; empty for the whole file.
     prefix: String,
     object: Map<String, Value>,
 }
 
 impl JsonFile {
     /// Reads a file that must hold one JSON object.
-    pub(super) fn read(path: &Path) -> Result<Self, LoadError> {
+    ///
+    /// # Errors
+    /// The file cannot be read, is too large, or is not a JSON object.
+    pub fn read(path: &Path) -> Result<Self, LoadError> {
         let fail = |reason: String| LoadError::File {
             path: path.to_owned(),
             reason,
@@ -51,8 +53,8 @@ impl JsonFile {
         }
     }
 
-    /// An object that was not a file of its own: errors name `path`, and then `prefix` before a key.
-    pub(super) fn new(path: &Path, prefix: &str, object: Map<String, Value>) -> Self {
+    /// An object that was not read from a JSON file: errors name `path`, and `prefix` before each key.
+    pub fn new(path: &Path, prefix: &str, object: Map<String, Value>) -> Self {
         Self {
             path: path.to_owned(),
             prefix: prefix.to_owned(),
@@ -60,18 +62,21 @@ impl JsonFile {
         }
     }
 
-    /// The value of `key`; `null` counts as absent, as Python's writers mean it.
-    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+    /// The value of `key`. `null` counts as absent, which is what Python's writers mean by it.
+    pub fn get(&self, key: &str) -> Option<&Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether `key` is there, be it null.
-    pub(super) fn has(&self, key: &str) -> bool {
+    /// Whether `key` is present, even as `null`.
+    pub fn has(&self, key: &str) -> bool {
         self.object.contains_key(key)
     }
 
     /// The object under `key`.
-    pub(super) fn object(&self, key: &str) -> Result<Option<Self>, LoadError> {
+    ///
+    /// # Errors
+    /// The value is not an object.
+    pub fn object(&self, key: &str) -> Result<Option<Self>, LoadError> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::Object(object)) => Ok(Some(Self {
@@ -83,13 +88,16 @@ impl JsonFile {
         }
     }
 
-    /// The keys and values in the file's order.
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&String, &Value)> {
+    /// Keys and values in the order of the file.
+    pub fn entries(&self) -> impl Iterator<Item = (&String, &Value)> {
         self.object.iter()
     }
 
     /// The string under `key`.
-    pub(super) fn string(&self, key: &str) -> Result<Option<&str>, LoadError> {
+    ///
+    /// # Errors
+    /// The value is not a string.
+    pub fn string(&self, key: &str) -> Result<Option<&str>, LoadError> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
@@ -98,7 +106,10 @@ impl JsonFile {
     }
 
     /// The boolean under `key`, or `default`.
-    pub(super) fn bool_or(&self, key: &str, default: bool) -> Result<bool, LoadError> {
+    ///
+    /// # Errors
+    /// The value is not a boolean.
+    pub fn bool_or(&self, key: &str, default: bool) -> Result<bool, LoadError> {
         match self.get(key) {
             None => Ok(default),
             Some(Value::Bool(value)) => Ok(*value),
@@ -106,8 +117,11 @@ impl JsonFile {
         }
     }
 
-    /// The whole number under `key`, which must be in `range`.
-    pub(super) fn size(
+    /// The integer under `key`.
+    ///
+    /// # Errors
+    /// The value is not an integer in `range`.
+    pub fn size(
         &self,
         key: &str,
         range: RangeInclusive<usize>,
@@ -126,8 +140,11 @@ impl JsonFile {
             })
     }
 
-    /// As [`size`](Self::size), for a key that must be there.
-    pub(super) fn required_size(
+    /// The integer under `key`, which must be present.
+    ///
+    /// # Errors
+    /// As [`size`](Self::size), and for a missing key.
+    pub fn required_size(
         &self,
         key: &str,
         range: RangeInclusive<usize>,
@@ -135,12 +152,11 @@ impl JsonFile {
         self.size(key, range)?.ok_or_else(|| self.missing(key))
     }
 
-    /// The number under `key`, which must be in `range`.
-    pub(super) fn number(
-        &self,
-        key: &str,
-        range: RangeInclusive<f64>,
-    ) -> Result<Option<f64>, LoadError> {
+    /// The number under `key`.
+    ///
+    /// # Errors
+    /// The value is not a number in `range`.
+    pub fn number(&self, key: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, LoadError> {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
@@ -154,27 +170,21 @@ impl JsonFile {
             })
     }
 
-    /// As [`number`](Self::number), for a key that must be there.
-    pub(super) fn required_number(
-        &self,
-        key: &str,
-        range: RangeInclusive<f64>,
-    ) -> Result<f64, LoadError> {
+    /// The number under `key`, which must be present.
+    ///
+    /// # Errors
+    /// As [`number`](Self::number), and for a missing key.
+    pub fn required_number(&self, key: &str, range: RangeInclusive<f64>) -> Result<f64, LoadError> {
         self.number(key, range)?.ok_or_else(|| self.missing(key))
     }
 
-    /// The error of a value that is not what it must be.
-    pub(super) fn unexpected(
-        &self,
-        key: &str,
-        value: impl Display,
-        expected: impl Display,
-    ) -> LoadError {
+    /// An error for a value that is not what was expected.
+    pub fn unexpected(&self, key: &str, value: impl Display, expected: impl Display) -> LoadError {
         self.error(format!("{}{key}: {value} is not {expected}", self.prefix))
     }
 
-    /// An error of this file.
-    pub(super) fn error(&self, reason: String) -> LoadError {
+    /// An error about this file.
+    pub fn error(&self, reason: String) -> LoadError {
         LoadError::File {
             path: self.path.clone(),
             reason,

@@ -1,4 +1,4 @@
-//! compressed-tensors, as LLM Compressor saves it: weights of whole numbers, in one of two forms.
+//! compressed-tensors, as LLM Compressor saves it: integer weights in one of two formats.
 //!
 //! ```text
 //! int-quantized    weight         I8  [outputs, inputs]
@@ -7,30 +7,30 @@
 //! weight = scale * code
 //! ```
 //!
-//! How activations are quantised is not read: the kernels do it for each token while they run, at least as finely.
+//! The scheme for activations is ignored: the kernels quantise each token at run time, at least as finely.
 
 use safetensors::tensor::Dtype;
 
+use super::module::{Module, refused};
 use super::words::{Floats, Words, code_at, codes_per_word};
-use super::{Module, refused};
 use crate::base::LoadError;
+use crate::checkpoint::json_file::JsonFile;
+use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
+use crate::checkpoint::safetensors::StoredTensor;
+use crate::checkpoint::weight_file::LazyBytes;
 use crate::device::cpu::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
-use crate::runner::json_file::JsonFile;
-use crate::runner::matrix::{Matrix, StoredCodes};
-use crate::runner::tensors::Stored;
-use crate::runner::weight_file::Held;
 
 const FORMATS: [&str; 2] = ["int-quantized", "pack-quantized"];
 
-/// What `quantization_config` says of packed weights; the rest is in the tensors' shapes.
+/// compressed-tensors as `quantization_config` describes it. Groups follow from the shapes of the tensors.
 #[derive(Debug)]
-pub(in crate::runner) struct CompressedTensors {
-    /// None where no weights are packed.
+pub struct CompressedTensors {
+    /// `None` for int-quantized.
     packed_bits: Option<CodeBits>,
 }
 
 impl CompressedTensors {
-    pub(super) fn from_config(section: &JsonFile) -> Result<Self, LoadError> {
+    pub fn from_config(section: &JsonFile) -> Result<Self, LoadError> {
         let is_packed = match section.string("format")? {
             Some(format) if FORMATS.contains(&format) => format == FORMATS[1],
             other => {
@@ -72,28 +72,25 @@ impl CompressedTensors {
         Ok(Self { packed_bits })
     }
 
-    /// A module's matrix; none where it is not quantised.
-    pub(super) fn matrix<'a>(
-        &self,
-        module: &Module<'a, '_>,
-    ) -> Result<Option<Matrix<'a>>, LoadError> {
+    /// A module's matrix; `None` if it is not quantised.
+    pub fn matrix<'a>(&self, module: &Module<'a, '_>) -> Result<Option<Matrix<'a>>, LoadError> {
         let &Module {
             tensors,
             outputs,
             inputs,
             ..
         } = module;
-        let (place, codes) = if let Some(bits) = self.packed_bits
+        let (location, codes) = if let Some(bits) = self.packed_bits
             && let Some(packed) = tensors.find(&module.tensor("weight_packed"))?
         {
             let shape = [outputs, inputs.div_ceil(codes_per_word(bits))];
             let words = Words::new(packed, shape)?;
-            (packed.place, Codes::Packed(words, bits))
+            (packed.location, Codes::Packed(words, bits))
         } else {
             match tensors.find(&module.tensor("weight"))? {
                 Some(weight) if weight.dtype == Dtype::I8 => {
                     let weight = weight.of_shape(&[outputs, inputs])?;
-                    (weight.place, Codes::Bytes(weight.bytes.held()))
+                    (weight.location, Codes::Bytes(weight.bytes.lazy()))
                 }
                 _ => return Ok(None),
             }
@@ -104,12 +101,12 @@ impl CompressedTensors {
             {
                 let reason =
                     "is not supported: only symmetric weights in the order of their inputs are";
-                return Err(stored.place.error(reason.to_owned()));
+                return Err(stored.location.error(reason.to_owned()));
             }
         }
         let name = module.tensor("weight_scale");
         let Some(scales) = tensors.find(&name)? else {
-            return Err(place.error(format!("is quantised, and {name} is missing")));
+            return Err(location.error(format!("is quantised, and {name} is missing")));
         };
         let (num_scales, group_size) = groups(scales, outputs, inputs)?;
         let rows = CompressedRows {
@@ -127,11 +124,11 @@ impl CompressedTensors {
             scales: Floats::new(scales)?,
             num_scales,
         };
-        Ok(Some(Matrix::Codes(place, Box::new(rows))))
+        Ok(Some(Matrix::Quantised(location, Box::new(rows))))
     }
 }
 
-/// The bits of a group's weights.
+/// The bits of the weights of a config group.
 fn scheme(group: &JsonFile, weights: &JsonFile, is_packed: bool) -> Result<CodeBits, LoadError> {
     if let Some(format) = group.string("format")?
         && format != FORMATS[usize::from(is_packed)]
@@ -166,8 +163,12 @@ fn scheme(group: &JsonFile, weights: &JsonFile, is_packed: bool) -> Result<CodeB
     }
 }
 
-/// How many scales a row has (none where all rows have one together), and how many inputs one is for.
-fn groups(scales: Stored<'_>, outputs: usize, inputs: usize) -> Result<(usize, usize), LoadError> {
+/// The scales of a row (0 if one scale is shared by all rows), and the inputs of a scale.
+fn groups(
+    scales: StoredTensor<'_>,
+    outputs: usize,
+    inputs: usize,
+) -> Result<(usize, usize), LoadError> {
     match *scales.shape {
         [] | [1] => Ok((0, inputs)),
         [rows] | [rows, 1] if rows == outputs => Ok((1, inputs)),
@@ -178,7 +179,7 @@ fn groups(scales: Stored<'_>, outputs: usize, inputs: usize) -> Result<(usize, u
         {
             Ok((num_groups, inputs / num_groups))
         }
-        _ => Err(scales.place.error(format!(
+        _ => Err(scales.location.error(format!(
             "has shape {:?}; supported for {outputs} outputs and {inputs} inputs are [1], [{outputs}, 1], and \
              [{outputs}, groups] with a multiple of 32 inputs in each",
             scales.shape
@@ -187,7 +188,7 @@ fn groups(scales: Stored<'_>, outputs: usize, inputs: usize) -> Result<(usize, u
 }
 
 enum Codes<'a> {
-    Bytes(Held<'a>),
+    Bytes(LazyBytes<'a>),
     Packed(Words<'a>, CodeBits),
 }
 
@@ -200,8 +201,8 @@ struct CompressedRows<'a> {
     num_scales: usize,
 }
 
-impl StoredCodes for CompressedRows<'_> {
-    fn read(&self) -> Result<(), LoadError> {
+impl StoredQuantisedRows for CompressedRows<'_> {
+    fn preload(&self) -> Result<(), LoadError> {
         match &self.codes {
             Codes::Bytes(bytes) => bytes.read()?,
             Codes::Packed(words, _) => words.read()?,
@@ -233,8 +234,8 @@ impl QuantisedRows for CompressedRows<'_> {
             Codes::Packed(words, bits) => {
                 let codes = row.codes.chunks_mut(codes_per_word(*bits));
                 for (codes, word) in codes.zip(words.row(index)) {
-                    for (place, code) in codes.iter_mut().enumerate() {
-                        *code = (code_at(word, place, *bits) as i32 - bits.bias()) as i8;
+                    for (lane, code) in codes.iter_mut().enumerate() {
+                        *code = (code_at(word, lane, *bits) as i32 - bits.bias()) as i8;
                     }
                 }
             }

@@ -1,25 +1,30 @@
-//! The keys and values of a GGUF file, and the bytes that they are read from.
+//! The keys and values of a GGUF file, and the reader of its header.
 
 use std::collections::HashMap;
 use std::fmt;
 
-/// The longest key or name, and the longest text, in bytes. (Vocabularies are arrays, and are not kept.)
+/// The longest key or name, and the longest string, in bytes. (Vocabularies are arrays, which are skipped.)
 const MAX_NAME_BYTES: u64 = 1 << 16;
 const MAX_TEXT_BYTES: u64 = 1 << 22;
 
-/// A value. Numbers of all widths are one kind.
+/// A value. Integers of all widths share a variant.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Value {
+pub enum MetadataValue {
+    /// An unsigned integer.
     Unsigned(u64),
+    /// A signed integer.
     Signed(i64),
+    /// A float.
     Float(f64),
+    /// A boolean.
     Bool(bool),
+    /// A string.
     Text(String),
-    /// Of an array only how long it is.
+    /// An array: only its length is kept.
     Array(u64),
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for MetadataValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unsigned(number) => number.fmt(f),
@@ -32,41 +37,41 @@ impl fmt::Display for Value {
     }
 }
 
-/// Reads little-endian values one after the other. An error says what is wrong.
-pub(super) struct Reader<'a> {
-    /// What the file begins with.
+/// Reads little-endian values in sequence. Errors say what is wrong with the file.
+pub struct Reader<'a> {
+    /// The beginning of the file.
     bytes: &'a [u8],
     num_file_bytes: u64,
     position: usize,
-    wants_more: bool,
+    is_too_short: bool,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(bytes: &'a [u8], num_file_bytes: u64) -> Self {
+    pub fn new(bytes: &'a [u8], num_file_bytes: u64) -> Self {
         Self {
             bytes,
             num_file_bytes,
             position: 0,
-            wants_more: false,
+            is_too_short: false,
         }
     }
 
-    /// Bytes of the whole file.
-    pub(super) fn num_file_bytes(&self) -> u64 {
+    /// The length of the whole file.
+    pub fn num_file_bytes(&self) -> u64 {
         self.num_file_bytes
     }
 
-    /// Whether bytes were wanted that the file has, and the reader has not.
-    pub(super) fn wants_more(&self) -> bool {
-        self.wants_more
+    /// Whether a read failed only because the reader holds too little of the file.
+    pub fn is_too_short(&self) -> bool {
+        self.is_too_short
     }
 
-    /// Bytes that were read.
-    pub(super) fn position(&self) -> usize {
+    /// Bytes read so far.
+    pub fn position(&self) -> usize {
         self.position
     }
 
-    pub(super) fn take(&mut self, len: u64) -> Result<&'a [u8], String> {
+    pub fn take(&mut self, len: u64) -> Result<&'a [u8], String> {
         let rest = &self.bytes[self.position..];
         match usize::try_from(len).ok().and_then(|len| rest.get(..len)) {
             Some(taken) => {
@@ -75,9 +80,9 @@ impl<'a> Reader<'a> {
             }
             None => {
                 let end = (self.position as u64).saturating_add(len);
-                self.wants_more = end <= self.num_file_bytes;
+                self.is_too_short = end <= self.num_file_bytes;
                 Err(format!(
-                    "is cut short, or damaged: {len} bytes are wanted at byte {}, and it has {}; fetch it again",
+                    "is cut short, or damaged: {len} bytes are needed at byte {}, and it has {}; fetch it again",
                     self.position, self.num_file_bytes
                 ))
             }
@@ -89,16 +94,16 @@ impl<'a> Reader<'a> {
         Ok(*bytes.first_chunk().expect("as many as were taken"))
     }
 
-    pub(super) fn u32(&mut self) -> Result<u32, String> {
+    pub fn u32(&mut self) -> Result<u32, String> {
         self.array().map(u32::from_le_bytes)
     }
 
-    pub(super) fn u64(&mut self) -> Result<u64, String> {
+    pub fn u64(&mut self) -> Result<u64, String> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A key or a tensor's name.
-    pub(super) fn name(&mut self) -> Result<&'a str, String> {
+    /// Reads a key or a tensor's name.
+    pub fn name(&mut self) -> Result<&'a str, String> {
         self.text(MAX_NAME_BYTES)
     }
 
@@ -113,34 +118,34 @@ impl<'a> Reader<'a> {
             .map_err(|_| format!("has a text at byte {at} that is not UTF-8; it is damaged"))
     }
 
-    fn value(&mut self, kind: Kind) -> Result<Value, String> {
+    fn value(&mut self, kind: ValueType) -> Result<MetadataValue, String> {
         Ok(match kind {
-            Kind::U8 => Value::Unsigned(self.array::<1>()?[0].into()),
-            Kind::I8 => Value::Signed(i8::from_le_bytes(self.array()?).into()),
-            Kind::U16 => Value::Unsigned(u16::from_le_bytes(self.array()?).into()),
-            Kind::I16 => Value::Signed(i16::from_le_bytes(self.array()?).into()),
-            Kind::U32 => Value::Unsigned(self.u32()?.into()),
-            Kind::I32 => Value::Signed(i32::from_le_bytes(self.array()?).into()),
-            Kind::F32 => Value::Float(f32::from_le_bytes(self.array()?).into()),
-            Kind::Bool => Value::Bool(self.array::<1>()?[0] != 0),
-            Kind::Text => Value::Text(self.text(MAX_TEXT_BYTES)?.to_owned()),
-            Kind::Array => Value::Array(self.skip_array()?),
-            Kind::U64 => Value::Unsigned(self.u64()?),
-            Kind::I64 => Value::Signed(i64::from_le_bytes(self.array()?)),
-            Kind::F64 => Value::Float(f64::from_le_bytes(self.array()?)),
+            ValueType::U8 => MetadataValue::Unsigned(self.array::<1>()?[0].into()),
+            ValueType::I8 => MetadataValue::Signed(i8::from_le_bytes(self.array()?).into()),
+            ValueType::U16 => MetadataValue::Unsigned(u16::from_le_bytes(self.array()?).into()),
+            ValueType::I16 => MetadataValue::Signed(i16::from_le_bytes(self.array()?).into()),
+            ValueType::U32 => MetadataValue::Unsigned(self.u32()?.into()),
+            ValueType::I32 => MetadataValue::Signed(i32::from_le_bytes(self.array()?).into()),
+            ValueType::F32 => MetadataValue::Float(f32::from_le_bytes(self.array()?).into()),
+            ValueType::Bool => MetadataValue::Bool(self.array::<1>()?[0] != 0),
+            ValueType::Text => MetadataValue::Text(self.text(MAX_TEXT_BYTES)?.to_owned()),
+            ValueType::Array => MetadataValue::Array(self.skip_array()?),
+            ValueType::U64 => MetadataValue::Unsigned(self.u64()?),
+            ValueType::I64 => MetadataValue::Signed(i64::from_le_bytes(self.array()?)),
+            ValueType::F64 => MetadataValue::Float(f64::from_le_bytes(self.array()?)),
         })
     }
 
-    /// Passes over an array, and says how long it is.
+    /// Skips an array, and returns its length.
     fn skip_array(&mut self) -> Result<u64, String> {
         let kind = self.kind()?;
         let len = self.u64()?;
         match kind.size() {
             Some(size) => {
-                // A product that overflows is longer than any file.
+                // A product that overflows exceeds any file.
                 self.take(len.saturating_mul(size))?;
             }
-            None if kind == Kind::Text => {
+            None if kind == ValueType::Text => {
                 for _ in 0..len {
                     self.text(MAX_TEXT_BYTES)?;
                 }
@@ -154,17 +159,17 @@ impl<'a> Reader<'a> {
         Ok(len)
     }
 
-    fn kind(&mut self) -> Result<Kind, String> {
+    fn kind(&mut self) -> Result<ValueType, String> {
         let number = self.u32()?;
-        Kind::ALL.get(number as usize).copied().ok_or_else(|| {
+        ValueType::ALL.get(number as usize).copied().ok_or_else(|| {
             format!(
                 "has a value of type {number}, which GGUF 3 does not have; it is damaged or too new"
             )
         })
     }
 
-    /// So many keys and their values.
-    pub(super) fn metadata(&mut self, num_keys: u64) -> Result<HashMap<String, Value>, String> {
+    /// Reads `num_keys` keys with their values.
+    pub fn metadata(&mut self, num_keys: u64) -> Result<HashMap<String, MetadataValue>, String> {
         let mut metadata = HashMap::new();
         for _ in 0..num_keys {
             let key = self.name()?;
@@ -178,9 +183,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The type of a value, numbered as in the file.
+/// The type of a value, in the order of the format's numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ValueType {
     U8,
     I8,
     U16,
@@ -196,7 +201,7 @@ enum Kind {
     F64,
 }
 
-impl Kind {
+impl ValueType {
     const ALL: [Self; 13] = [
         Self::U8,
         Self::I8,
@@ -213,7 +218,7 @@ impl Kind {
         Self::F64,
     ];
 
-    /// Bytes of a value, if all are alike.
+    /// Bytes of a value, if all have the same size.
     const fn size(self) -> Option<u64> {
         match self {
             Self::U8 | Self::I8 | Self::Bool => Some(1),
@@ -254,13 +259,13 @@ mod tests {
         let metadata = reader.metadata(7).expect("whole");
         assert_eq!(reader.position(), bytes.len());
         for (key, value) in [
-            ("a", Value::Unsigned(200)),
-            ("b", Value::Signed(-2)),
-            ("c", Value::Float(0.5)),
-            ("d", Value::Bool(true)),
-            ("e", Value::Text("ok".to_owned())),
-            ("f", Value::Array(2)),
-            ("g", Value::Float(1e-5)),
+            ("a", MetadataValue::Unsigned(200)),
+            ("b", MetadataValue::Signed(-2)),
+            ("c", MetadataValue::Float(0.5)),
+            ("d", MetadataValue::Bool(true)),
+            ("e", MetadataValue::Text("ok".to_owned())),
+            ("f", MetadataValue::Array(2)),
+            ("g", MetadataValue::Float(1e-5)),
         ] {
             assert_eq!(metadata[key], value, "{key}");
         }
@@ -269,7 +274,7 @@ mod tests {
                 let mut reader = Reader::new(&bytes[..len], num_file_bytes as u64);
                 let error = reader.metadata(7).expect_err("cut short");
                 assert!(error.contains("is cut short"), "{error}");
-                assert_eq!(reader.wants_more(), num_file_bytes > len);
+                assert_eq!(reader.is_too_short(), num_file_bytes > len);
             }
         }
     }
@@ -297,7 +302,7 @@ mod tests {
         ] {
             let mut reader = Reader::new(&bytes, bytes.len() as u64);
             let error = reader.metadata(u64::MAX).expect_err("refused");
-            assert!(!reader.wants_more(), "{error}");
+            assert!(!reader.is_too_short(), "{error}");
             assert!(error.contains(reason), "{error}");
         }
     }

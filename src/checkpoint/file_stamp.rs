@@ -1,13 +1,13 @@
-//! What tells a file from one that takes its place.
+//! How a file is told from one that replaces it.
 
 use std::fmt;
-use std::fs::Metadata;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// A file's name, size and time of change.
+/// A file's name, size and modification time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub struct FileStamp {
     name: String,
     num_bytes: u64,
     /// Since 1970.
@@ -15,8 +15,13 @@ pub(super) struct Stamp {
     nanoseconds: i64,
 }
 
-impl Stamp {
-    /// That of a file, by what the system says of it.
+impl FileStamp {
+    /// The stamp of the file at `path`; `None` if there is none.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let metadata = fs::metadata(path).ok()?;
+        Some(Self::new(path, &metadata))
+    }
+
     pub(super) fn new(path: &Path, metadata: &Metadata) -> Self {
         let name = path.file_name().unwrap_or_default();
         Self {
@@ -28,7 +33,7 @@ impl Stamp {
     }
 }
 
-impl fmt::Display for Stamp {
+impl fmt::Display for FileStamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             name,

@@ -1,33 +1,33 @@
 //! GPTQ (Frantar et al., 2022), as AutoGPTQ and GPTQModel save it.
 //!
 //! ```text
-//! qweight  I32 [inputs / codes per word, outputs]    an output's codes lie one below the other
-//! qzeros   I32 [groups, outputs / codes per word]    minus 1 in the first version of the format
+//! qweight  I32 [inputs / codes per word, outputs]    the codes of an output are in one column
+//! qzeros   I32 [groups, outputs / codes per word]    stored as zero - 1 in version 1 of the format
 //! scales   [groups, outputs]
-//! g_idx    I32 [inputs]                              each input's group; with act order in any order
+//! g_idx    I32 [inputs]                              the group of each input; in any order with act order
 //! weight = scale * (code - zero)
 //! ```
 
 use super::groups::Groups;
+use super::module::{Module, group_size, refused};
 use super::words::{Words, act_order, code_at, codes_per_word, max_code};
-use super::{Module, group_size, refused};
 use crate::base::LoadError;
+use crate::checkpoint::json_file::JsonFile;
+use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
 use crate::device::cpu::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
-use crate::runner::json_file::JsonFile;
-use crate::runner::matrix::{Matrix, StoredCodes};
 
-/// What `quantization_config` says.
+/// GPTQ as `quantization_config` describes it.
 #[derive(Debug)]
-pub(in crate::runner) struct Gptq {
+pub struct Gptq {
     bits: CodeBits,
-    /// All inputs if there is none.
+    /// `None` for all inputs of an output.
     group_size: Option<usize>,
-    /// What is added to a zero that is stored.
+    /// Added to a stored zero: 1 in version 1 of the format, else 0.
     zero_step: u32,
 }
 
 impl Gptq {
-    pub(super) fn from_config(section: &JsonFile) -> Result<Self, LoadError> {
+    pub fn from_config(section: &JsonFile) -> Result<Self, LoadError> {
         let bits = match section.required_size("bits", 1..=32)? {
             4 => CodeBits::Four,
             8 => CodeBits::Eight,
@@ -49,7 +49,7 @@ impl Gptq {
                 return Err(refused(section, "pack_dtype", value, "'int32'"));
             }
         }
-        // What begins with a minus names modules that are not quantised, which their tensors show as well.
+        // Rules that begin with a minus list modules that are not quantised, which their tensors show as well.
         if let Some(rules) = section.object("dynamic")?
             && let Some((rule, _)) = rules.entries().find(|(rule, _)| !rule.starts_with("-:"))
         {
@@ -64,11 +64,8 @@ impl Gptq {
         })
     }
 
-    /// A module's matrix; none where it is not quantised.
-    pub(super) fn matrix<'a>(
-        &self,
-        module: &Module<'a, '_>,
-    ) -> Result<Option<Matrix<'a>>, LoadError> {
+    /// A module's matrix; `None` if it is not quantised.
+    pub fn matrix<'a>(&self, module: &Module<'a, '_>) -> Result<Option<Matrix<'a>>, LoadError> {
         let &Module {
             tensors,
             outputs,
@@ -80,7 +77,7 @@ impl Gptq {
         };
         let per_word = codes_per_word(self.bits);
         if !inputs.is_multiple_of(per_word) || !outputs.is_multiple_of(per_word) {
-            return Err(qweight.place.error(format!(
+            return Err(qweight.location.error(format!(
                 "{outputs} outputs or {inputs} inputs do not fill words of {per_word} codes"
             )));
         }
@@ -89,7 +86,7 @@ impl Gptq {
             Some(g_idx) => act_order(g_idx, inputs, groups.size)?,
             None => None,
         };
-        // Symmetric: all zeros are in the middle.
+        // Symmetric quantisation stores the middle of the range as every zero.
         let stored_middle = self.bits.bias() as u32 - self.zero_step;
         let has_offsets = !groups.all_zeros_are(stored_middle)?;
         let rows = GptqRows {
@@ -105,7 +102,7 @@ impl Gptq {
             zero_step: self.zero_step,
             order,
         };
-        Ok(Some(Matrix::Codes(qweight.place, Box::new(rows))))
+        Ok(Some(Matrix::Quantised(qweight.location, Box::new(rows))))
     }
 }
 
@@ -119,10 +116,10 @@ struct GptqRows<'a> {
     order: Option<Vec<u32>>,
 }
 
-impl StoredCodes for GptqRows<'_> {
-    fn read(&self) -> Result<(), LoadError> {
+impl StoredQuantisedRows for GptqRows<'_> {
+    fn preload(&self) -> Result<(), LoadError> {
         self.codes.read()?;
-        self.groups.read_all()
+        self.groups.preload()
     }
 }
 
@@ -147,13 +144,13 @@ impl QuantisedRows for GptqRows<'_> {
         let bits = self.format.bits;
         let (per_word, middle) = (codes_per_word(bits), bits.bias());
         row.resize(self.format, self.inputs);
-        let signed = |word, place| (code_at(word, place, bits) as i32 - middle) as i8;
+        let signed = |word, lane| (code_at(word, lane, bits) as i32 - middle) as i8;
         match &self.order {
             None => {
                 for (at, codes) in row.codes.chunks_exact_mut(per_word).enumerate() {
                     let word = self.codes.at(at, index);
-                    for (place, code) in codes.iter_mut().enumerate() {
-                        *code = signed(word, place);
+                    for (lane, code) in codes.iter_mut().enumerate() {
+                        *code = signed(word, lane);
                     }
                 }
             }
@@ -169,6 +166,6 @@ impl QuantisedRows for GptqRows<'_> {
             let stored = code_at(word, index % per_word, bits);
             (stored + self.zero_step) & max_code(bits)
         };
-        self.groups.read(index, index / per_word, zero, row);
+        self.groups.read_output(index, index / per_word, zero, row);
     }
 }

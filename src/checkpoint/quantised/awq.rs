@@ -1,33 +1,33 @@
 //! AWQ (Lin et al., 2023), as AutoAWQ saves it for its GEMM kernel.
 //!
 //! ```text
-//! qweight  I32 [inputs, outputs / 8]    an input's codes lie side by side
+//! qweight  I32 [inputs, outputs / 8]    the codes of an input are adjacent
 //! qzeros   I32 [groups, outputs / 8]
 //! scales   [groups, outputs]
-//! weight = scale * (code - zero); of 8 outputs a word has, from its lowest bits on, 0 2 4 6 1 3 5 7
+//! weight = scale * (code - zero); a word holds, from its lowest bits up, the outputs 0 2 4 6 1 3 5 7
 //! ```
 
 use super::groups::Groups;
+use super::module::{Module, group_size, refused};
 use super::words::{Words, code_at, codes_per_word};
-use super::{Module, group_size, refused};
 use crate::base::LoadError;
+use crate::checkpoint::json_file::JsonFile;
+use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
 use crate::device::cpu::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
-use crate::runner::json_file::JsonFile;
-use crate::runner::matrix::{Matrix, StoredCodes};
 
 const BITS: CodeBits = CodeBits::Four;
-/// The place in its word of each of 8 outputs.
-const PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+/// The lane of each of 8 outputs in its word.
+const LANES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// What `quantization_config` says.
+/// AWQ as `quantization_config` describes it.
 #[derive(Debug)]
-pub(in crate::runner) struct Awq {
-    /// All inputs if there is none.
+pub struct Awq {
+    /// `None` for all inputs of an output.
     group_size: Option<usize>,
 }
 
 impl Awq {
-    pub(super) fn from_config(section: &JsonFile) -> Result<Self, LoadError> {
+    pub fn from_config(section: &JsonFile) -> Result<Self, LoadError> {
         let either = |[new, old]: [&'static str; 2]| if section.has(old) { old } else { new };
         let bits = either(["bits", "w_bit"]);
         match section.required_size(bits, 1..=32)? {
@@ -46,11 +46,8 @@ impl Awq {
         })
     }
 
-    /// A module's matrix; none where it is not quantised.
-    pub(super) fn matrix<'a>(
-        &self,
-        module: &Module<'a, '_>,
-    ) -> Result<Option<Matrix<'a>>, LoadError> {
+    /// A module's matrix; `None` if it is not quantised.
+    pub fn matrix<'a>(&self, module: &Module<'a, '_>) -> Result<Option<Matrix<'a>>, LoadError> {
         let &Module {
             tensors,
             outputs,
@@ -62,7 +59,7 @@ impl Awq {
         };
         let per_word = codes_per_word(BITS);
         if !outputs.is_multiple_of(per_word) {
-            return Err(qweight.place.error(format!(
+            return Err(qweight.location.error(format!(
                 "{outputs} outputs do not fill words of {per_word} codes"
             )));
         }
@@ -78,7 +75,7 @@ impl Awq {
             codes: Words::new(qweight, [inputs, outputs / per_word])?,
             groups,
         };
-        Ok(Some(Matrix::Codes(qweight.place, Box::new(rows))))
+        Ok(Some(Matrix::Quantised(qweight.location, Box::new(rows))))
     }
 }
 
@@ -90,10 +87,10 @@ struct AwqRows<'a> {
     groups: Groups<'a>,
 }
 
-impl StoredCodes for AwqRows<'_> {
-    fn read(&self) -> Result<(), LoadError> {
+impl StoredQuantisedRows for AwqRows<'_> {
+    fn preload(&self) -> Result<(), LoadError> {
         self.codes.read()?;
-        self.groups.read_all()
+        self.groups.preload()
     }
 }
 
@@ -111,13 +108,13 @@ impl QuantisedRows for AwqRows<'_> {
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        let (column, place) = (index / PLACES.len(), PLACES[index % PLACES.len()]);
+        let (column, lane) = (index / LANES.len(), LANES[index % LANES.len()]);
         row.resize(self.format, self.inputs);
         for (input, code) in row.codes.iter_mut().enumerate() {
-            let unsigned = code_at(self.codes.at(input, column), place, BITS);
+            let unsigned = code_at(self.codes.at(input, column), lane, BITS);
             *code = (unsigned as i32 - BITS.bias()) as i8;
         }
-        let zero = |word| code_at(word, place, BITS);
-        self.groups.read(index, column, zero, row);
+        let zero = |word| code_at(word, lane, BITS);
+        self.groups.read_output(index, column, zero, row);
     }
 }

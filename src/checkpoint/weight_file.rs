@@ -1,7 +1,7 @@
 //! A file that weights are read from.
 //!
-//! It is read and not mapped: whoever cuts it short while it is read makes the load fail, and would end the process
-//! if it were a map. That holds as long as the model is loaded, since an instance may be added at any time.
+//! It is read and not mapped: cutting it short while a model loads then fails that load, where a map would end the
+//! process. It stays open as long as the model is loaded, since an instance may be added at any time.
 
 use std::fs::{self, File};
 use std::ops::{Deref, Range};
@@ -11,16 +11,16 @@ use std::sync::OnceLock;
 
 use bytemuck::allocation::try_zeroed_vec;
 
-use super::stamp::Stamp;
+use super::file_stamp::FileStamp;
 use crate::base::LoadError;
 
-/// An open file, and what it was when it was opened.
+/// An open file, with its size and stamp at the time it was opened.
 pub(super) struct WeightFile {
     path: PathBuf,
     file: File,
     num_bytes: u64,
-    stamp: Stamp,
-    /// Why some of its bytes could not be read, once that has happened.
+    stamp: FileStamp,
+    /// The first read that failed in [`FileRange::read_at`].
     failure: OnceLock<String>,
 }
 
@@ -41,7 +41,7 @@ impl WeightFile {
             path: path.to_owned(),
             file,
             num_bytes: metadata.len(),
-            stamp: Stamp::new(path, &metadata),
+            stamp: FileStamp::new(path, &metadata),
             failure: OnceLock::new(),
         })
     }
@@ -50,28 +50,28 @@ impl WeightFile {
         &self.path
     }
 
-    /// Its size when it was opened.
+    /// The size at the time it was opened.
     pub(super) fn num_bytes(&self) -> u64 {
         self.num_bytes
     }
 
-    /// What tells it from another.
-    pub(super) fn stamp(&self) -> &Stamp {
+    /// The stamp at the time it was opened.
+    pub(super) fn stamp(&self) -> &FileStamp {
         &self.stamp
     }
 
-    /// Bytes of it. None where it had not as many when it was opened.
-    pub(super) fn bytes(&self, range: Range<u64>) -> Option<Bytes<'_>> {
+    /// A byte range; `None` if it ends behind the end of the file.
+    pub(super) fn range(&self, range: Range<u64>) -> Option<FileRange<'_>> {
         let len = range.end.checked_sub(range.start)?;
         let len = usize::try_from(len).ok()?;
-        (range.end <= self.num_bytes).then_some(Bytes {
+        (range.end <= self.num_bytes).then_some(FileRange {
             file: self,
             start: range.start,
             len,
         })
     }
 
-    /// Whether all that was read is what the file had when it was opened.
+    /// Checks that everything read so far is what the file held when it was opened.
     ///
     /// # Errors
     /// Some of it could not be read, or the file has been written to since.
@@ -80,7 +80,7 @@ impl WeightFile {
             return Err(self.error(reason.clone()));
         }
         match self.file.metadata() {
-            Ok(now) if self.stamp == Stamp::new(&self.path, &now) => Ok(()),
+            Ok(now) if self.stamp == FileStamp::new(&self.path, &now) => Ok(()),
             Ok(now) => Err(self.error(format!(
                 "has been written to since it was opened (it had {} bytes, and has {}), so its weights may be mixed; \
                  write a new checkpoint to a folder of its own, and load the model again",
@@ -97,7 +97,7 @@ impl WeightFile {
             let num_bytes = self.file.metadata().map_or(0, |metadata| metadata.len());
             match num_bytes < end {
                 true => format!(
-                    "has been cut short since it was opened: its bytes up to {end} are wanted, and it has {num_bytes}; \
+                    "has been cut short since it was opened: its bytes up to {end} are needed, and it has {num_bytes}; \
                      write a new checkpoint to a folder of its own, and load the model again"
                 ),
                 false => format!("cannot be read: {error}"),
@@ -113,35 +113,35 @@ impl WeightFile {
     }
 }
 
-/// Bytes of a file that are yet to be read.
+/// A byte range of a file, not yet read.
 #[derive(Clone, Copy)]
-pub(super) struct Bytes<'a> {
+pub struct FileRange<'a> {
     file: &'a WeightFile,
     start: u64,
     len: usize,
 }
 
-impl<'a> Bytes<'a> {
-    /// How many they are.
-    pub(super) fn len(&self) -> usize {
+impl<'a> FileRange<'a> {
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Reads all of them.
+    /// Reads all of it.
     ///
     /// # Errors
-    /// They are not there any more, or there is no memory.
+    /// The file has become shorter, or memory is short.
     pub(super) fn to_vec(self) -> Result<Vec<u8>, LoadError> {
         self.to_vec_of(0..self.len)
     }
 
-    /// Reads some of them.
+    /// Reads a part of it.
     ///
     /// # Errors
-    /// As [`Bytes::to_vec`].
+    /// As [`FileRange::to_vec`].
     ///
     /// # Panics
-    /// There are fewer than that.
+    /// The part is not inside the range.
     pub(super) fn to_vec_of(self, range: Range<usize>) -> Result<Vec<u8>, LoadError> {
         assert!(range.end <= self.len, "inside the range");
         let no_memory = |()| {
@@ -157,56 +157,56 @@ impl<'a> Bytes<'a> {
         Ok(bytes)
     }
 
-    /// Reads those from `offset` on. Where they are not there any more, `out` is left as it is, and
-    /// [`WeightFile::check`] says so: this is for the threads that pack.
+    /// Fills `out` from `offset` on. If the bytes are gone, `out` stays as it is and [`WeightFile::check`] reports
+    /// the failure: the threads that pack call this, and have nowhere to return an error to.
     ///
     /// # Panics
-    /// There are fewer than that.
-    pub(super) fn read_at(self, offset: usize, out: &mut [u8]) {
+    /// The bytes are not inside the range.
+    pub fn read_at(self, offset: usize, out: &mut [u8]) {
         let end = offset.checked_add(out.len());
         assert!(end.is_some_and(|end| end <= self.len), "inside the range");
         if let Err(reason) = self.file.read(self.start + offset as u64, out) {
-            // The first one is told.
+            // Only the first failure is kept.
             let _ = self.file.failure.set(reason);
         }
     }
 
-    /// The same to be looked at in any order, once [`Held::read`] has read them.
-    pub(super) fn held(self) -> Held<'a> {
-        Held {
-            bytes: self,
-            held: OnceLock::new(),
+    /// The same range as bytes in memory, once [`LazyBytes::read`] has been called.
+    pub(super) fn lazy(self) -> LazyBytes<'a> {
+        LazyBytes {
+            range: self,
+            bytes: OnceLock::new(),
         }
     }
 }
 
-/// Bytes of a file that are read at once, when they are wanted, and kept.
-pub(super) struct Held<'a> {
-    bytes: Bytes<'a>,
-    held: OnceLock<Vec<u8>>,
+/// A byte range that is read as a whole, at the first call of [`LazyBytes::read`], and then stays in memory.
+pub(super) struct LazyBytes<'a> {
+    range: FileRange<'a>,
+    bytes: OnceLock<Vec<u8>>,
 }
 
-impl Held<'_> {
-    /// Reads them, if that has not been done.
+impl LazyBytes<'_> {
+    /// Reads the bytes unless they have been read.
     ///
     /// # Errors
-    /// As [`Bytes::to_vec`].
+    /// As [`FileRange::to_vec`].
     pub(super) fn read(&self) -> Result<(), LoadError> {
-        if self.held.get().is_none() {
-            let bytes = self.bytes.to_vec()?;
-            // Somebody else may have read the same.
-            let _ = self.held.set(bytes);
+        if self.bytes.get().is_none() {
+            let bytes = self.range.to_vec()?;
+            // Another thread may have read the same bytes.
+            let _ = self.bytes.set(bytes);
         }
         Ok(())
     }
 }
 
-impl Deref for Held<'_> {
+impl Deref for LazyBytes<'_> {
     type Target = [u8];
 
     /// # Panics
     /// They have not been read.
     fn deref(&self) -> &[u8] {
-        self.held.get().expect("they have been read")
+        self.bytes.get().expect("they have been read")
     }
 }

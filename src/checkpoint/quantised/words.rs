@@ -1,52 +1,52 @@
-//! What the methods have in common: codes in 32-bit words, scales of floating point, and act order.
+//! Codes in 32-bit words, float scales, and act order.
 
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 
 use crate::base::LoadError;
+use crate::checkpoint::safetensors::StoredTensor;
+use crate::checkpoint::tensor::TensorLocation;
+use crate::checkpoint::weight_file::LazyBytes;
 use crate::device::cpu::CodeBits;
-use crate::runner::tensor::Place;
-use crate::runner::tensors::Stored;
-use crate::runner::weight_file::Held;
 
-/// Codes without a sign in little-endian 32-bit words, `[_, width]`, to be [read](Words::read) as a whole.
-pub(super) struct Words<'a> {
-    bytes: Held<'a>,
+/// Unsigned codes in little-endian 32-bit words, `[_, width]`, read as a whole by [`Words::read`].
+pub struct Words<'a> {
+    bytes: LazyBytes<'a>,
     width: usize,
 }
 
 impl<'a> Words<'a> {
-    /// A tensor of this shape, which must be of type I32.
-    pub(super) fn new(stored: Stored<'a>, shape: [usize; 2]) -> Result<Self, LoadError> {
+    /// The words of a tensor, which must have this shape and type I32.
+    pub fn new(stored: StoredTensor<'a>, shape: [usize; 2]) -> Result<Self, LoadError> {
         let stored = stored.of_shape(&shape)?;
         if stored.dtype != Dtype::I32 {
             let reason = format!("is of type {:?}; codes are packed in I32", stored.dtype);
-            return Err(stored.place.error(reason));
+            return Err(stored.location.error(reason));
         }
         Ok(Self {
-            bytes: stored.bytes.held(),
+            bytes: stored.bytes.lazy(),
             width: shape[1],
         })
     }
 
-    /// Reads all of them.
-    pub(super) fn read(&self) -> Result<(), LoadError> {
+    /// Reads them into memory.
+    pub fn read(&self) -> Result<(), LoadError> {
         self.bytes.read()
     }
 
-    /// A word.
-    pub(super) fn at(&self, row: usize, column: usize) -> u32 {
+    /// The word at a position.
+    pub fn at(&self, row: usize, column: usize) -> u32 {
         u32::from_le_bytes(self.words()[row * self.width + column])
     }
 
-    /// A row of them.
-    pub(super) fn row(&self, row: usize) -> impl Iterator<Item = u32> {
+    /// The words of a row.
+    pub fn row(&self, row: usize) -> impl Iterator<Item = u32> {
         let row = &self.words()[row * self.width..][..self.width];
         row.iter().map(|word| u32::from_le_bytes(*word))
     }
 
-    /// Whether all of them are this.
-    pub(super) fn are_all(&self, word: u32) -> bool {
+    /// Whether every word equals `word`.
+    pub fn are_all(&self, word: u32) -> bool {
         let mut words = self.words().iter();
         words.all(|&other| other == word.to_le_bytes())
     }
@@ -56,52 +56,52 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Codes in a word.
-pub(super) const fn codes_per_word(bits: CodeBits) -> usize {
+/// Codes of a word.
+pub const fn codes_per_word(bits: CodeBits) -> usize {
     32 / bits.count()
 }
 
-/// The code at a place of a word, without a sign.
-pub(super) const fn code_at(word: u32, place: usize, bits: CodeBits) -> u32 {
-    (word >> (place * bits.count())) & max_code(bits)
+/// The unsigned code in a lane of a word; lane 0 is the lowest bits.
+pub const fn code_at(word: u32, lane: usize, bits: CodeBits) -> u32 {
+    (word >> (lane * bits.count())) & max_code(bits)
 }
 
-/// The largest code without a sign.
-pub(super) const fn max_code(bits: CodeBits) -> u32 {
+/// The largest unsigned code.
+pub const fn max_code(bits: CodeBits) -> u32 {
     (1 << bits.count()) - 1
 }
 
-/// A word all of whose codes are this one.
-pub(super) const fn word_of(code: u32, bits: CodeBits) -> u32 {
+/// The word that repeats a code in every lane.
+pub const fn word_of(code: u32, bits: CodeBits) -> u32 {
     match bits {
         CodeBits::Four => code * 0x1111_1111,
         CodeBits::Eight => code * 0x0101_0101,
     }
 }
 
-/// Numbers of floating point, one by one, to be [read](Floats::read) as a whole.
-pub(super) struct Floats<'a> {
+/// Float values, read as a whole by [`Floats::read`].
+pub struct Floats<'a> {
     dtype: Dtype,
-    bytes: Held<'a>,
+    bytes: LazyBytes<'a>,
 }
 
 impl<'a> Floats<'a> {
-    /// A tensor of floating point.
-    pub(super) fn new(stored: Stored<'a>) -> Result<Self, LoadError> {
+    /// The values of a float tensor.
+    pub fn new(stored: StoredTensor<'a>) -> Result<Self, LoadError> {
         stored.to_float()?;
         Ok(Self {
             dtype: stored.dtype,
-            bytes: stored.bytes.held(),
+            bytes: stored.bytes.lazy(),
         })
     }
 
-    /// Reads all of them.
-    pub(super) fn read(&self) -> Result<(), LoadError> {
+    /// Reads them into memory.
+    pub fn read(&self) -> Result<(), LoadError> {
         self.bytes.read()
     }
 
-    /// One of them, in the order of the tensor.
-    pub(super) fn at(&self, index: usize) -> f32 {
+    /// The value at an index of the flat tensor.
+    pub fn at(&self, index: usize) -> f32 {
         let two = || [self.bytes[2 * index], self.bytes[2 * index + 1]];
         match self.dtype {
             Dtype::F16 => f16::from_le_bytes(two()).to_f32(),
@@ -111,28 +111,29 @@ impl<'a> Floats<'a> {
     }
 }
 
-/// The inputs in the order of their groups, from `g_idx`, each input's group. `None` where that is their own order.
+/// The permutation of the inputs that sorts them by group, from `g_idx`, the group of each input. `None` if they are
+/// sorted already.
 ///
 /// # Errors
-/// A group that does not exist, or has more or fewer inputs than it should.
-pub(super) fn act_order(
-    g_idx: Stored<'_>,
+/// A group does not exist, or has the wrong number of inputs.
+pub fn act_order(
+    g_idx: StoredTensor<'_>,
     inputs: usize,
     group_size: usize,
 ) -> Result<Option<Vec<u32>>, LoadError> {
     let g_idx = g_idx.of_shape(&[inputs])?;
     if g_idx.dtype != Dtype::I32 {
         let reason = format!("is of type {:?}; groups are numbered in I32", g_idx.dtype);
-        return Err(g_idx.place.error(reason));
+        return Err(g_idx.location.error(reason));
     }
     let bytes = g_idx.bytes.to_vec()?;
     let groups = bytes.as_chunks().0.iter();
     let groups: Vec<_> = groups.map(|group| i32::from_le_bytes(*group)).collect();
-    order_of(g_idx.place, groups, group_size)
+    sort_by_group(g_idx.location, groups, group_size)
 }
 
-fn order_of(
-    place: Place<'_>,
+fn sort_by_group(
+    location: TensorLocation<'_>,
     groups: Vec<i32>,
     group_size: usize,
 ) -> Result<Option<Vec<u32>>, LoadError> {
@@ -142,7 +143,7 @@ fn order_of(
         return Ok(None);
     }
     let num_groups = inputs.div_ceil(group_size);
-    // Where the next input of each group goes.
+    // The next free position of each group.
     let mut next: Vec<usize> = (0..num_groups).map(|group| group * group_size).collect();
     let mut order = vec![0; inputs];
     for (input, group) in groups.into_iter().enumerate() {
@@ -152,13 +153,13 @@ fn order_of(
             let reason = format!(
                 "input {input} is in group {group}, and there are {num_groups}; the file is damaged"
             );
-            return Err(place.error(reason));
+            return Err(location.error(reason));
         };
         if *next == inputs.min((index + 1) * group_size) {
             let reason = format!(
                 "group {index} has more inputs than group_size {group_size} allows; the file is damaged"
             );
-            return Err(place.error(reason));
+            return Err(location.error(reason));
         }
         order[*next] = input as u32;
         *next += 1;
@@ -173,11 +174,11 @@ mod tests {
     use super::*;
 
     fn order(groups: &[i32], group_size: usize) -> Result<Option<Vec<u32>>, String> {
-        let place = Place {
+        let location = TensorLocation {
             path: Path::new("file"),
             name: "g_idx",
         };
-        order_of(place, groups.to_vec(), group_size).map_err(|error| error.to_string())
+        sort_by_group(location, groups.to_vec(), group_size).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_is_taken_from_its_place() {
+    fn a_code_is_taken_from_its_lane() {
         assert_eq!(code_at(0xfedc_ba98, 0, CodeBits::Four), 8);
         assert_eq!(code_at(0xfedc_ba98, 7, CodeBits::Four), 15);
         assert_eq!(code_at(0xfedc_ba98, 1, CodeBits::Eight), 0xba);

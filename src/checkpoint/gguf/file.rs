@@ -1,53 +1,53 @@
-//! One GGUF file: its metadata, and where its tensors lie.
+//! One GGUF file: its metadata, and its tensors by name.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 
-use super::blocks::Kind;
-use super::metadata::{Reader, Value};
+use super::metadata::{MetadataValue, Reader};
+use super::tensor_type::TensorType;
 use crate::base::LoadError;
-use crate::runner::stamp::Stamp;
-use crate::runner::weight_file::{Bytes, WeightFile};
+use crate::checkpoint::file_stamp::FileStamp;
+use crate::checkpoint::weight_file::{FileRange, WeightFile};
 
 const MAGIC: &[u8] = b"GGUF";
 const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 const MAX_DIMENSIONS: u32 = 4;
 const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_ALIGNMENT: u64 = 1 << 20;
-/// What is read of a file before its tensors, at first and at most: it does not say how long that is.
+/// How much is read for the header, at first and at most: a file does not state the length of its header.
 const FIRST_HEADER_BYTES: u64 = 1 << 22;
 const MAX_HEADER_BYTES: u64 = 1 << 30;
 
-/// A file.
-pub(super) struct File {
-    pub(super) path: PathBuf,
-    pub(super) metadata: HashMap<String, Value>,
-    pub(super) tensors: HashMap<String, Info>,
+/// An open file and its header.
+pub struct GgufFile {
+    pub path: PathBuf,
+    pub metadata: HashMap<String, MetadataValue>,
+    pub tensors: HashMap<String, TensorInfo>,
     file: WeightFile,
 }
 
-/// What a file says of a tensor, and that was found to be so.
-pub(super) struct Info {
-    /// Rows first, as everywhere here; the file has it the other way round.
-    pub(super) shape: Vec<usize>,
-    /// The type's number, and what it is, if it is known.
-    pub(super) type_number: u32,
-    pub(super) kind: Option<Kind>,
+/// Type, shape and position of a tensor, checked against the file.
+pub struct TensorInfo {
+    /// Rows first; the file stores dimensions in reverse order.
+    pub shape: Vec<usize>,
+    pub type_number: u32,
+    /// `None` if it cannot be read.
+    pub tensor_type: Option<TensorType>,
     start: u64,
 }
 
-impl File {
-    pub(super) fn open(path: &Path) -> Result<Self, LoadError> {
+impl GgufFile {
+    pub fn open(path: &Path) -> Result<Self, LoadError> {
         let file = WeightFile::open(path)?;
         let mut num_header_bytes = FIRST_HEADER_BYTES.min(file.num_bytes());
         let (metadata, tensors) = loop {
-            let header = file.bytes(0..num_header_bytes).map(Bytes::to_vec);
+            let header = file.range(0..num_header_bytes).map(FileRange::to_vec);
             let header = header.transpose()?.unwrap_or_default();
             let mut reader = Reader::new(&header, file.num_bytes());
-            match read(&mut reader) {
-                Ok(contents) => break contents,
-                Err(_) if reader.wants_more() && num_header_bytes < MAX_HEADER_BYTES => {
+            match read_header(&mut reader) {
+                Ok(header) => break header,
+                Err(_) if reader.is_too_short() && num_header_bytes < MAX_HEADER_BYTES => {
                     num_header_bytes = (4 * num_header_bytes).min(file.num_bytes());
                 }
                 Err(reason) => {
@@ -64,29 +64,27 @@ impl File {
         })
     }
 
-    /// What tells it from another.
-    pub(super) fn stamp(&self) -> &Stamp {
+    pub fn stamp(&self) -> &FileStamp {
         self.file.stamp()
     }
 
-    /// Bytes of the file.
-    pub(super) fn num_bytes(&self) -> u64 {
+    pub fn num_bytes(&self) -> u64 {
         self.file.num_bytes()
     }
 
-    /// Whether all that was read is what the file had when it was opened.
-    pub(super) fn check(&self) -> Result<(), LoadError> {
+    /// Checks that everything read so far is what the file held when it was opened.
+    pub fn check(&self) -> Result<(), LoadError> {
         self.file.check()
     }
 
-    /// The bytes of a tensor; none where they are not in the file.
-    pub(super) fn bytes(&self, info: &Info) -> Option<Bytes<'_>> {
-        let len = info.kind?.num_bytes(&info.shape)? as u64;
-        self.file.bytes(info.start..info.start.checked_add(len)?)
+    /// The byte range of a tensor; `None` if its type cannot be read.
+    pub fn range(&self, info: &TensorInfo) -> Option<FileRange<'_>> {
+        let len = info.tensor_type?.num_bytes(&info.shape)? as u64;
+        self.file.range(info.start..info.start.checked_add(len)?)
     }
 
-    /// An error of the file.
-    pub(super) fn error(&self, reason: String) -> LoadError {
+    /// An error about the file.
+    pub fn error(&self, reason: String) -> LoadError {
         LoadError::File {
             path: self.path.clone(),
             reason,
@@ -94,9 +92,9 @@ impl File {
     }
 }
 
-type Contents = (HashMap<String, Value>, HashMap<String, Info>);
+type Header = (HashMap<String, MetadataValue>, HashMap<String, TensorInfo>);
 
-fn read(reader: &mut Reader<'_>) -> Result<Contents, String> {
+fn read_header(reader: &mut Reader<'_>) -> Result<Header, String> {
     if reader.take(4)? != MAGIC {
         return Err("is not a GGUF file".to_owned());
     }
@@ -114,7 +112,7 @@ fn read(reader: &mut Reader<'_>) -> Result<Contents, String> {
     let metadata = reader.metadata(num_keys)?;
     let alignment = match metadata.get("general.alignment") {
         None => DEFAULT_ALIGNMENT,
-        Some(&Value::Unsigned(alignment @ 1..=MAX_ALIGNMENT)) => alignment,
+        Some(&MetadataValue::Unsigned(alignment @ 1..=MAX_ALIGNMENT)) => alignment,
         Some(other) => {
             return Err(format!(
                 "general.alignment: {other} is not a number from 1 to {MAX_ALIGNMENT}; the file is damaged"
@@ -124,7 +122,7 @@ fn read(reader: &mut Reader<'_>) -> Result<Contents, String> {
     let mut tensors = HashMap::new();
     for _ in 0..num_tensors {
         let name = reader.name()?;
-        let info = info(reader).map_err(|reason| format!("{reason} (tensor '{name}')"))?;
+        let info = read_info(reader).map_err(|reason| format!("{reason} (tensor '{name}')"))?;
         match tensors.entry(name.to_owned()) {
             Entry::Vacant(vacant) => vacant.insert(info),
             Entry::Occupied(_) => {
@@ -135,15 +133,15 @@ fn read(reader: &mut Reader<'_>) -> Result<Contents, String> {
     let data_start = (reader.position() as u64).next_multiple_of(alignment);
     for (name, info) in &mut tensors {
         info.start = info.start.saturating_add(data_start);
-        let Some(kind) = info.kind else {
+        let Some(tensor_type) = info.tensor_type else {
             continue;
         };
-        let Some(len) = kind.num_bytes(&info.shape) else {
+        let Some(len) = tensor_type.num_bytes(&info.shape) else {
             return Err(format!(
-                "has tensor '{name}' of {kind:?} with shape {:?}, whose rows are not whole blocks of {}; it is \
+                "has tensor '{name}' of {tensor_type:?} with shape {:?}, whose rows are not whole blocks of {}; it is \
                  damaged",
                 info.shape,
-                kind.block_len()
+                tensor_type.block_len()
             ));
         };
         if info.start.saturating_add(len as u64) > reader.num_file_bytes() {
@@ -157,8 +155,8 @@ fn read(reader: &mut Reader<'_>) -> Result<Contents, String> {
     Ok((metadata, tensors))
 }
 
-/// A tensor but for where the tensors begin.
-fn info(reader: &mut Reader<'_>) -> Result<Info, String> {
+/// Reads the header of a tensor; its `start` counts from the first tensor.
+fn read_info(reader: &mut Reader<'_>) -> Result<TensorInfo, String> {
     let num_dimensions = reader.u32()?;
     if num_dimensions > MAX_DIMENSIONS {
         return Err(format!(
@@ -173,10 +171,10 @@ fn info(reader: &mut Reader<'_>) -> Result<Info, String> {
         shape.insert(0, size);
     }
     let type_number = reader.u32()?;
-    Ok(Info {
+    Ok(TensorInfo {
         shape,
         type_number,
-        kind: Kind::of(type_number),
+        tensor_type: TensorType::from_number(type_number),
         start: reader.u64()?,
     })
 }

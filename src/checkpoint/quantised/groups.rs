@@ -1,4 +1,4 @@
-//! What GPTQ and AWQ have in common: a scale and a zero for each group of inputs of an output.
+//! Scales and zeros of GPTQ and AWQ: one of each for a group of inputs of an output.
 //!
 //! ```text
 //! qzeros   I32 [groups, outputs / codes per word]
@@ -6,13 +6,13 @@
 //! weight = scale * (code - zero)
 //! ```
 
-use super::Module;
+use super::module::Module;
 use super::words::{Floats, Words, codes_per_word, word_of};
 use crate::base::LoadError;
 use crate::device::cpu::{CodeBits, QuantisedRow};
 
 /// The groups of a module.
-pub(super) struct Groups<'a> {
+pub struct Groups<'a> {
     bits: CodeBits,
     /// Inputs of a group.
     pub size: usize,
@@ -22,11 +22,11 @@ pub(super) struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    /// Those of `size` inputs, or of all.
+    /// Finds the tensors; groups have `size` inputs, or all.
     ///
     /// # Errors
-    /// A tensor that is missing, or has another shape or type.
-    pub(super) fn find(
+    /// A tensor is missing, or has another shape or type.
+    pub fn find(
         module: &Module<'a, '_>,
         bits: CodeBits,
         size: Option<usize>,
@@ -47,21 +47,21 @@ impl<'a> Groups<'a> {
         })
     }
 
-    /// Reads all of them.
-    pub(super) fn read_all(&self) -> Result<(), LoadError> {
+    /// Reads them into memory.
+    pub fn preload(&self) -> Result<(), LoadError> {
         self.zeros.read()?;
         self.scales.read()
     }
 
-    /// Whether all zeros are stored as this code.
-    pub(super) fn all_zeros_are(&self, code: u32) -> Result<bool, LoadError> {
+    /// Whether every zero is stored as this code.
+    pub fn all_zeros_are(&self, code: u32) -> Result<bool, LoadError> {
         self.zeros.read()?;
         Ok(self.zeros.are_all(word_of(code, self.bits)))
     }
 
-    /// Reads the scales and offsets of an output, whose zeros are in a column of words: `zero` takes one out of
-    /// its word.
-    pub(super) fn read(
+    /// Writes the scales and offsets of an output into `row`. The zeros of the output are in one column of words,
+    /// and `zero` extracts one from its word.
+    pub fn read_output(
         &self,
         output: usize,
         column: usize,

@@ -1,9 +1,9 @@
-//! The types of ggml's tensors: how blocks of numbers are stored.
+//! The element types of ggml, and how their blocks are decoded.
 //!
 //! ```text
 //! type   block  bytes              weight
 //! Q8_0      32  d q*32             d q                    q signed
-//! Q4_0      32  d q*16             d (q - 8)              first halves of the block in the lower four bits
+//! Q4_0      32  d q*16             d (q - 8)              low nibbles: first half of the block
 //! Q4_1      32  d m q*16           d q + m
 //! Q5_0      32  d h*4 q*16         d (q - 16)             h: the fifth bits
 //! Q5_1      32  d m h*4 q*16       d q + m
@@ -12,8 +12,8 @@
 //! Q6_K     256  q*128 h*64 s*16 d  d s (q - 32)           s: 8 bits for each 16 weights
 //! ```
 //!
-//! d and m are f16. All but the last have a scale (and an offset) for each 32 weights, as our kernels have: codes
-//! are taken over as they are. The scales of Q6_K are for 16, so its weights are read as numbers.
+//! d and m are f16. All types but Q6_K have one scale (and one offset) for each 32 weights, which is what the kernels
+//! compute with: their codes are used as they are. Q6_K has one for each 16 weights and is dequantised.
 
 use half::f16;
 
@@ -24,13 +24,10 @@ const GROUP: usize = 32;
 /// Weights of a block of the K types.
 const SUPER: usize = 256;
 
-/// A type that is read.
+/// An element type that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(
-    non_camel_case_types,
-    reason = "the names that everybody knows them by"
-)]
-pub(super) enum Kind {
+#[allow(non_camel_case_types, reason = "the names that ggml gives them")]
+pub enum TensorType {
     F32,
     F16,
     BF16,
@@ -44,7 +41,7 @@ pub(super) enum Kind {
     Q6_K,
 }
 
-/// The names of the types, for errors.
+/// The names of all types by number, for errors.
 const NAMES: [&str; 40] = [
     "F32",
     "F16",
@@ -88,17 +85,17 @@ const NAMES: [&str; 40] = [
     "MXFP4",
 ];
 
-/// What a type that is not read is called.
-pub(super) fn name_of(number: u32) -> String {
+/// The name of a type, readable or not.
+pub fn name_of(number: u32) -> String {
     match NAMES.get(number as usize) {
         Some(name) => (*name).to_owned(),
         None => format!("number {number}"),
     }
 }
 
-impl Kind {
-    /// The type of this number.
-    pub(super) fn of(number: u32) -> Option<Self> {
+impl TensorType {
+    /// The type of this number; `None` if it cannot be read.
+    pub fn from_number(number: u32) -> Option<Self> {
         Some(match *NAMES.get(number as usize)? {
             "F32" => Self::F32,
             "F16" => Self::F16,
@@ -115,8 +112,8 @@ impl Kind {
         })
     }
 
-    /// The type as a number of floating point, if it is one.
-    pub(super) const fn float(self) -> Option<Dtype> {
+    /// The float type, if it is one.
+    pub const fn float(self) -> Option<Dtype> {
         match self {
             Self::F32 => Some(Dtype::F32),
             Self::F16 => Some(Dtype::F16),
@@ -125,8 +122,8 @@ impl Kind {
         }
     }
 
-    /// How its codes are taken over, if they are.
-    pub(super) const fn format(self) -> Option<QuantFormat> {
+    /// The format in which the kernels compute with its codes, if they can.
+    pub const fn format(self) -> Option<QuantFormat> {
         let (bits, has_offsets) = match self {
             Self::Q4_0 => (CodeBits::Four, false),
             Self::Q4_1 | Self::Q4_K => (CodeBits::Four, true),
@@ -142,7 +139,7 @@ impl Kind {
     }
 
     /// Weights of a block.
-    pub(super) const fn block_len(self) -> usize {
+    pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => GROUP,
@@ -166,8 +163,8 @@ impl Kind {
         }
     }
 
-    /// Bytes of a tensor; none where its rows are not whole blocks, or no machine could address them.
-    pub(super) fn num_bytes(self, shape: &[usize]) -> Option<usize> {
+    /// Bytes of a tensor; `None` if its rows are not whole blocks, or the size overflows.
+    pub fn num_bytes(self, shape: &[usize]) -> Option<usize> {
         let (columns, rows) = shape.split_last().unwrap_or((&1, &[]));
         if !columns.is_multiple_of(self.block_len()) {
             return None;
@@ -178,16 +175,16 @@ impl Kind {
     }
 
     /// Bytes of a row of so many whole blocks.
-    pub(super) const fn row_bytes(self, columns: usize) -> usize {
+    pub const fn row_bytes(self, columns: usize) -> usize {
         columns / self.block_len() * self.block_bytes()
     }
 
-    /// Reads the codes of a row.
+    /// Decodes the codes of a row.
     ///
     /// # Panics
     ///
-    /// The type has no [format](Kind::format), or `row` is not sized for it and these bytes.
-    pub(super) fn read_codes(self, bytes: &[u8], row: &mut QuantisedRow) {
+    /// The type has no [format](TensorType::format), or `row` does not have the size for it and for `bytes`.
+    pub fn read_codes(self, bytes: &[u8], row: &mut QuantisedRow) {
         let blocks = bytes.chunks_exact(self.block_bytes());
         let codes = row.codes.chunks_exact_mut(self.block_len());
         let groups_per_block = self.block_len() / GROUP;
@@ -235,24 +232,24 @@ impl Kind {
                     });
                 }
                 Self::Q6_K | Self::F32 | Self::F16 | Self::BF16 => {
-                    unreachable!("{self:?} has no codes for the kernels")
+                    unreachable!("{self:?} is not decoded to codes")
                 }
             }
         }
     }
 }
 
-/// Reads a row of Q6_K as numbers.
-pub(super) fn read_q6_k(bytes: &[u8], out: &mut [f32]) {
+/// Dequantises a row of Q6_K.
+pub fn read_q6_k(bytes: &[u8], out: &mut [f32]) {
     const LOW: usize = SUPER / 2;
     const HIGH: usize = SUPER / 4;
-    let blocks = bytes.chunks_exact(Kind::Q6_K.block_bytes());
+    let blocks = bytes.chunks_exact(TensorType::Q6_K.block_bytes());
     for (block, out) in blocks.zip(out.chunks_exact_mut(SUPER)) {
         let (low, rest) = block.split_at(LOW);
         let (high, rest) = rest.split_at(HIGH);
         let (scales, d) = rest.split_at(SUPER / 16);
         let d = f16_at(d, 0);
-        // Each half of 128 weights is four rows of 32: their low bits lie in 64 bytes, their high ones in 32.
+        // Each half of 128 weights is four rows of 32: the low bits are in 64 bytes, the high bits in 32.
         for (half, out) in out.chunks_exact_mut(SUPER / 2).enumerate() {
             let (low, high) = (&low[half * 64..], &high[half * 32..]);
             for (index, out) in out.iter_mut().enumerate() {
@@ -275,12 +272,12 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Four bits, and the fifth, which is a bit of `high`.
+/// A code of four bits, with its fifth bit from `high`.
 fn five_bits(four: u8, high: u32, index: usize) -> i8 {
     (four | (((high >> index) & 1) as u8) << 4) as i8
 }
 
-/// 32 codes of 16 bytes: the lower four bits of all, then the upper ones. `code` gets a code's place as well.
+/// 32 codes in 16 bytes: the low nibbles of all, then the high nibbles. `code` also gets the index of each code.
 fn nibbles(bytes: &[u8], codes: &mut [i8], code: impl Fn(u8, usize) -> i8) {
     let (lower, upper) = codes.split_at_mut(GROUP / 2);
     for (i, byte) in bytes[..GROUP / 2].iter().enumerate() {
@@ -289,7 +286,7 @@ fn nibbles(bytes: &[u8], codes: &mut [i8], code: impl Fn(u8, usize) -> i8) {
     }
 }
 
-/// 256 codes of 128 bytes: of each 32 bytes the lower bits are a group, and the upper ones the next.
+/// 256 codes in 128 bytes: of each 32 bytes, the low nibbles are one group and the high nibbles the next.
 fn super_codes(bytes: &[u8], codes: &mut [i8], code: impl Fn(u8, usize, usize) -> i8) {
     for (group, codes) in codes.chunks_exact_mut(GROUP).enumerate() {
         let bytes = &bytes[group / 2 * GROUP..][..GROUP];

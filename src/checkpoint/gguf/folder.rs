@@ -1,0 +1,323 @@
+//! The GGUF files of a checkpoint folder in one name space.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::file::{GgufFile, TensorInfo};
+use super::metadata::MetadataValue;
+use super::tensor_type::{TensorType, name_of, read_q6_k};
+use crate::base::LoadError;
+use crate::checkpoint::file_stamp::FileStamp;
+use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
+use crate::checkpoint::tensor::{RowOrder, Tensor, TensorLocation};
+use crate::checkpoint::weight_file::FileRange;
+use crate::device::cpu::{Dtype, QuantFormat, QuantisedRow, QuantisedRows};
+
+const EXTENSION: &str = "gguf";
+
+/// The GGUF files of a folder, sorted by name.
+pub fn gguf_files(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut files: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == EXTENSION)
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+/// All tensors of a checkpoint, and the metadata of its first file. Names are those of llama.cpp.
+pub struct GgufFolder {
+    files: Vec<GgufFile>,
+    /// Tensor name to the index of its file.
+    by_name: HashMap<String, usize>,
+}
+
+impl GgufFolder {
+    /// Opens the files of a folder: one, or all parts of one model.
+    pub fn open(paths: &[PathBuf]) -> Result<Self, LoadError> {
+        check_parts(paths)?;
+        let files = paths
+            .iter()
+            .map(|path| GgufFile::open(path))
+            .collect::<Result<Vec<_>, _>>()?;
+        if let Some(&MetadataValue::Unsigned(count)) = files[0].metadata.get("split.count")
+            && count > 1
+            && count != files.len() as u64
+        {
+            return Err(files[0].error(format!(
+                "is one of {count} parts, and {} are there under names that end with -00001-of-{count:05}.gguf \
+                 and so on; fetch all of them, and keep their names",
+                files.len()
+            )));
+        }
+        let mut by_name = HashMap::new();
+        for (index, file) in files.iter().enumerate() {
+            for name in file.tensors.keys() {
+                if let Some(other) = by_name.insert(name.clone(), index) {
+                    let path: &Path = &files[other].path;
+                    let reason = format!("has tensor '{name}', and so has {}", path.display());
+                    return Err(file.error(reason));
+                }
+            }
+        }
+        Ok(Self { files, by_name })
+    }
+
+    /// The file whose metadata describe the model: the first.
+    pub fn path(&self) -> &Path {
+        &self.files[0].path
+    }
+
+    /// The metadata under a key.
+    pub fn metadata(&self, key: &str) -> Option<&MetadataValue> {
+        self.files[0].metadata.get(key)
+    }
+
+    /// An error about the metadata.
+    pub fn error(&self, reason: String) -> LoadError {
+        self.files[0].error(reason)
+    }
+
+    /// The dimensions of a tensor, rows first; `None` if there is none of this name.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        let file = &self.files[*self.by_name.get(name)?];
+        Some(&file.tensors.get(name)?.shape)
+    }
+
+    /// A norm or a bias of `len` elements.
+    ///
+    /// # Errors
+    /// There is none of this name, or it has another shape or a type that is not floating point.
+    pub fn vector(
+        &self,
+        name: &str,
+        len: usize,
+        row_order: RowOrder,
+    ) -> Result<Tensor<'_>, LoadError> {
+        let tensor = self.find(name, &[len], row_order)?;
+        match tensor.tensor_type.float() {
+            Some(dtype) => Ok(tensor.to_float(dtype)),
+            None => Err(tensor.location.error(format!(
+                "is of type {:?}; norms and biases have to be F32, F16 or BF16",
+                tensor.tensor_type
+            ))),
+        }
+    }
+
+    /// A matrix of weights, `[outputs, inputs]`.
+    pub fn matrix(
+        &self,
+        name: &str,
+        outputs: usize,
+        inputs: usize,
+        row_order: RowOrder,
+    ) -> Result<Matrix<'_>, LoadError> {
+        let tensor = self.find(name, &[outputs, inputs], row_order)?;
+        if let Some(dtype) = tensor.tensor_type.float() {
+            return Ok(Matrix::Float(tensor.to_float(dtype)));
+        }
+        let location = tensor.location;
+        match tensor.tensor_type.format() {
+            Some(format) => {
+                let rows = BlockRows { tensor, format };
+                Ok(Matrix::Quantised(location, Box::new(rows)))
+            }
+            None => Ok(Matrix::Dequantised {
+                location,
+                rows: outputs,
+                columns: inputs,
+                read: Box::new(move |row, out| read_q6_k(&tensor.row(row), out)),
+            }),
+        }
+    }
+
+    /// The stamps of all files, in order.
+    pub fn stamps(&self) -> Vec<&FileStamp> {
+        self.files.iter().map(GgufFile::stamp).collect()
+    }
+
+    /// Checks that everything read so far is what the files held when they were opened.
+    pub fn check(&self) -> Result<(), LoadError> {
+        self.files.iter().try_for_each(GgufFile::check)
+    }
+
+    /// Bytes of all files.
+    pub fn num_bytes(&self) -> u64 {
+        self.files.iter().map(GgufFile::num_bytes).sum()
+    }
+
+    fn find(
+        &self,
+        name: &str,
+        shape: &[usize],
+        row_order: RowOrder,
+    ) -> Result<GgufTensor<'_>, LoadError> {
+        let Some((name, &index)) = self.by_name.get_key_value(name) else {
+            return Err(TensorLocation {
+                path: &self.files[0].path,
+                name,
+            }
+            .error(format!(
+                "is missing; the model's shape calls for it, with {shape:?}, but none of the {} tensors in {} \
+                 files has this name",
+                self.by_name.len(),
+                self.files.len()
+            )));
+        };
+        let file = &self.files[index];
+        let location = TensorLocation {
+            path: &file.path,
+            name,
+        };
+        let info: &TensorInfo = &file.tensors[name];
+        if info.shape != shape {
+            return Err(location.error(format!(
+                "has shape {:?}; the model's shape calls for {shape:?}",
+                info.shape
+            )));
+        }
+        let Some(tensor_type) = info.tensor_type else {
+            return Err(location.error(format!(
+                "is of type {}, which is not supported; take a file of Q8_0, Q4_0, Q4_K_M or Q5_K_M, or of F16 \
+                 (llama-quantize makes them)",
+                name_of(info.type_number)
+            )));
+        };
+        let Some(bytes) = file.range(info) else {
+            return Err(location.error("lies outside its file".to_owned()));
+        };
+        Ok(GgufTensor {
+            location,
+            tensor_type,
+            shape: &info.shape,
+            bytes,
+            row_order,
+        })
+    }
+}
+
+/// A tensor of a readable type, its shape checked.
+#[derive(Clone, Copy)]
+struct GgufTensor<'a> {
+    location: TensorLocation<'a>,
+    tensor_type: TensorType,
+    shape: &'a [usize],
+    bytes: FileRange<'a>,
+    row_order: RowOrder,
+}
+
+impl<'a> GgufTensor<'a> {
+    fn to_float(self, dtype: Dtype) -> Tensor<'a> {
+        Tensor::new(self.location, dtype, self.shape, self.bytes, self.row_order)
+    }
+
+    fn columns(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// The bytes of a row.
+    fn row(&self, index: usize) -> Vec<u8> {
+        let len = self.tensor_type.row_bytes(self.columns());
+        let mut row = vec![0; len];
+        self.bytes
+            .read_at(self.row_order.stored_row(index) * len, &mut row);
+        row
+    }
+}
+
+/// A matrix whose codes the kernels compute with.
+struct BlockRows<'a> {
+    tensor: GgufTensor<'a>,
+    format: QuantFormat,
+}
+
+impl StoredQuantisedRows for BlockRows<'_> {
+    fn preload(&self) -> Result<(), LoadError> {
+        Ok(())
+    }
+}
+
+impl QuantisedRows for BlockRows<'_> {
+    fn format(&self) -> QuantFormat {
+        self.format
+    }
+
+    fn rows(&self) -> usize {
+        self.tensor.shape[0]
+    }
+
+    fn columns(&self) -> usize {
+        self.tensor.columns()
+    }
+
+    fn read_row(&self, index: usize, row: &mut QuantisedRow) {
+        row.resize(self.format, self.columns());
+        let bytes = self.tensor.row(index);
+        self.tensor.tensor_type.read_codes(&bytes, row);
+    }
+}
+
+/// Checks that the files are one model: a single file, or `NAME-00001-of-0000N.gguf` to N.
+fn check_parts(paths: &[PathBuf]) -> Result<(), LoadError> {
+    let first = &paths[0];
+    let fail = |path: &Path, reason: String| {
+        let path = path.to_owned();
+        Err(LoadError::File { path, reason })
+    };
+    let Some((prefix, count)) = part(first) else {
+        return match paths {
+            [_] => Ok(()),
+            [_, other, ..] => fail(
+                other,
+                format!(
+                    "and {} are both there; leave the one that is to be served in the folder",
+                    first.display()
+                ),
+            ),
+            [] => unreachable!("the caller has found a file"),
+        };
+    };
+    for no in 1..=count {
+        let path = first.with_file_name(format!("{prefix}-{no:05}-of-{count:05}.{EXTENSION}"));
+        match paths.get(no as usize - 1) {
+            Some(there) if *there == path => {}
+            _ if path.exists() => {
+                return fail(
+                    &paths[no as usize - 1],
+                    "is not a part of the same model".to_owned(),
+                );
+            }
+            _ => {
+                let reason = format!(
+                    "is missing; {} says that there are {count} parts",
+                    first.display()
+                );
+                return fail(&path, reason);
+            }
+        }
+    }
+    match paths.get(count as usize) {
+        Some(other) => fail(
+            other,
+            "is not a part of the same model; leave one model in the folder".to_owned(),
+        ),
+        None => Ok(()),
+    }
+}
+
+/// The prefix of a part's file name, and the number of parts.
+fn part(path: &Path) -> Option<(&str, u32)> {
+    let number = |text: &str| {
+        let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| text.parse::<u32>().ok()).flatten()
+    };
+    let (rest, count) = path.file_stem()?.to_str()?.rsplit_once("-of-")?;
+    let (prefix, no) = rest.rsplit_once('-')?;
+    number(no)?;
+    Some((prefix, number(count)?))
+}

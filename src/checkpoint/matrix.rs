@@ -1,0 +1,110 @@
+//! A matrix of a checkpoint, in whatever form it is stored.
+
+use super::tensor::{Tensor, TensorLocation};
+use crate::base::LoadError;
+use crate::device::cpu::{QuantisedRow, QuantisedRows};
+
+/// The weights of a linear layer or of the embedding. A row is an output, or a token.
+pub enum Matrix<'a> {
+    /// Floating point.
+    Float(Tensor<'a>),
+    /// Integer codes in a format that the kernels compute with.
+    Quantised(TensorLocation<'a>, Box<dyn StoredQuantisedRows + 'a>),
+    /// Codes in a format that no kernel has, dequantised as they are read.
+    Dequantised {
+        /// File and name.
+        location: TensorLocation<'a>,
+        /// Number of rows.
+        rows: usize,
+        /// Elements of a row.
+        columns: usize,
+        /// Writes a row as f32.
+        read: Box<ReadRow<'a>>,
+    },
+}
+
+/// Quantised rows in a checkpoint's files.
+pub trait StoredQuantisedRows: QuantisedRows {
+    /// Reads into memory what single rows cannot be read without: formats that scatter a row's codes over the whole
+    /// tensor are held in memory while they are packed.
+    ///
+    /// # Errors
+    /// The file has become shorter, or memory is short.
+    fn preload(&self) -> Result<(), LoadError>;
+}
+
+/// Writes the row of this index as f32.
+pub type ReadRow<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
+
+impl Matrix<'_> {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Float(tensor) => tensor.rows(),
+            Self::Quantised(_, codes) => codes.rows(),
+            Self::Dequantised { rows, .. } => *rows,
+        }
+    }
+
+    /// Elements of a row.
+    pub fn columns(&self) -> usize {
+        match self {
+            Self::Float(tensor) => tensor.columns(),
+            Self::Quantised(_, codes) => codes.columns(),
+            Self::Dequantised { columns, .. } => *columns,
+        }
+    }
+
+    /// Its file and name.
+    pub fn location(&self) -> TensorLocation<'_> {
+        match self {
+            Self::Float(tensor) => tensor.location(),
+            Self::Quantised(location, _) | Self::Dequantised { location, .. } => *location,
+        }
+    }
+
+    /// Reads into memory what single rows cannot be read without.
+    ///
+    /// # Errors
+    /// The file has become shorter, or memory is short.
+    pub fn preload(&self) -> Result<(), LoadError> {
+        match self {
+            Self::Quantised(_, codes) => codes.preload(),
+            Self::Float(_) | Self::Dequantised { .. } => Ok(()),
+        }
+    }
+
+    /// Writes a row as f32, in the order of the inputs. The matrix has been [preloaded](Matrix::preload).
+    pub fn read_row(&self, index: usize, out: &mut [f32]) {
+        match self {
+            Self::Float(tensor) => tensor.read_row(index, out),
+            Self::Quantised(_, codes) => dequantise_row(codes.as_ref(), index, out),
+            Self::Dequantised { read, .. } => read(index, out),
+        }
+    }
+
+    /// The error for a row with a weight that is NaN, infinite, or too large.
+    pub fn not_finite(&self, row: usize) -> LoadError {
+        match self {
+            Self::Float(tensor) => tensor.location().not_finite(row),
+            Self::Quantised(location, _) | Self::Dequantised { location, .. } => {
+                location.error(format!(
+                    "output {row} has a scale or an offset that is NaN, infinite, or above 16; the file is damaged"
+                ))
+            }
+        }
+    }
+}
+
+fn dequantise_row(codes: &dyn StoredQuantisedRows, index: usize, out: &mut [f32]) {
+    let mut row = QuantisedRow::default();
+    codes.read_row(index, &mut row);
+    let Some(order) = codes.input_order() else {
+        return row.dequantise(codes.format(), out);
+    };
+    let mut ordered = vec![0.0; out.len()];
+    row.dequantise(codes.format(), &mut ordered);
+    for (weight, &input) in ordered.iter().zip(order) {
+        out[input as usize] = *weight;
+    }
+}

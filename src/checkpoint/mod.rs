@@ -1,0 +1,36 @@
+//! L4: a checkpoint folder: its JSON files, and its tensors and matrices by name, whatever format they are stored in.
+//!
+//! ```text
+//! folder.rs        Checkpoint: the opened folder
+//! json_file.rs     config.json and its like: typed accessors with range checks
+//! store.rs         the weights by name
+//! tensor.rs        a float tensor
+//! matrix.rs        a matrix: floating point or quantised
+//! safetensors/     *.safetensors
+//! quantised/       GPTQ, AWQ and compressed-tensors inside of safetensors
+//! gguf/            *.gguf
+//! weight_file.rs   a file that may be replaced while it is read
+//! file_stamp.rs    how a file is told from one that replaces it
+//! ```
+//!
+//! This room knows files and formats. What the tensors mean, and what the kernels make of them, is the runner's
+//! business.
+
+mod file_stamp;
+mod folder;
+mod gguf;
+mod json_file;
+mod matrix;
+mod quantised;
+mod safetensors;
+mod store;
+mod tensor;
+mod weight_file;
+
+pub use folder::Checkpoint;
+pub use gguf::{GgufFolder, MetadataValue};
+pub use json_file::JsonFile;
+pub use matrix::{Matrix, ReadRow};
+pub use safetensors::SafetensorsFile;
+pub use store::Store;
+pub use tensor::{RowOrder, Tensor, TensorLocation};

@@ -1,0 +1,97 @@
+//! Quantised safetensors checkpoints: `quantization_config` of config.json.
+//!
+//! ```text
+//! gptq.rs         GPTQ, 4 and 8 bits, with or without act order
+//! awq.rs          AWQ, 4 bits, version gemm
+//! compressed.rs   compressed-tensors, int-quantized and pack-quantized
+//! groups.rs       scales and zeros of GPTQ and AWQ
+//! words.rs        codes in 32-bit words, scales, act order
+//! module.rs       a linear layer by name, and what the methods share when they read the config
+//! ```
+//!
+//! Modules that a method leaves unquantised (mostly the output projection, and those that the config ignores) are
+//! stored under their usual names. The tensors that a module has decide how it is read, and their shapes are checked.
+
+mod awq;
+mod compressed;
+mod gptq;
+mod groups;
+mod module;
+mod words;
+
+use self::awq::Awq;
+use self::compressed::CompressedTensors;
+use self::gptq::Gptq;
+use self::module::{Module, refused};
+use super::json_file::JsonFile;
+use super::matrix::Matrix;
+use super::safetensors::SafetensorsFolder;
+use crate::base::LoadError;
+
+/// The quantisation method of a checkpoint.
+#[derive(Debug)]
+pub enum Quantisation {
+    Gptq(Gptq),
+    Awq(Awq),
+    CompressedTensors(CompressedTensors),
+}
+
+impl Quantisation {
+    /// Reads `quantization_config`; `None` if there is none.
+    ///
+    /// # Errors
+    /// The method, or one of its settings, is not supported.
+    pub fn from_config(config: &JsonFile) -> Result<Option<Self>, LoadError> {
+        const KEY: &str = "quantization_config";
+        let Some(section) = config.object(KEY)? else {
+            return Ok(None);
+        };
+        let quantisation = match section.string("quant_method")? {
+            Some("gptq") => Self::Gptq(Gptq::from_config(&section)?),
+            Some("awq") => Self::Awq(Awq::from_config(&section)?),
+            Some("compressed-tensors") => {
+                Self::CompressedTensors(CompressedTensors::from_config(&section)?)
+            }
+            other => {
+                return Err(refused(
+                    &section,
+                    "quant_method",
+                    format_args!("'{}'", other.unwrap_or("none")),
+                    "'gptq', 'awq' or 'compressed-tensors'",
+                ));
+            }
+        };
+        Ok(Some(quantisation))
+    }
+
+    /// The weights of a module, `[outputs, inputs]`, quantised or not.
+    ///
+    /// # Errors
+    /// A tensor is missing, or does not have the shape or type that the method gives it.
+    pub fn matrix<'a>(
+        &self,
+        tensors: &'a SafetensorsFolder,
+        module: &str,
+        outputs: usize,
+        inputs: usize,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let module = Module {
+            tensors,
+            name: module,
+            outputs,
+            inputs,
+        };
+        let quantised = match self {
+            Self::Gptq(gptq) => gptq.matrix(&module)?,
+            Self::Awq(awq) => awq.matrix(&module)?,
+            Self::CompressedTensors(compressed) => compressed.matrix(&module)?,
+        };
+        match quantised {
+            Some(matrix) => Ok(matrix),
+            None => {
+                let weight = tensors.get(&module.tensor("weight"), &[outputs, inputs])?;
+                Ok(Matrix::Float(weight.to_float()?))
+            }
+        }
+    }
+}

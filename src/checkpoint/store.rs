@@ -1,0 +1,93 @@
+//! The weights of a checkpoint by name, whatever their format.
+
+use super::gguf::GgufFolder;
+use super::matrix::Matrix;
+use super::quantised::Quantisation;
+use super::safetensors::SafetensorsFolder;
+use super::tensor::{RowOrder, Tensor};
+use crate::base::LoadError;
+
+/// Looks up weights under the names of their format.
+pub struct Store<'a> {
+    files: &'a WeightFiles,
+    /// How safetensors are quantised; `None` if they are not.
+    quantisation: Option<Quantisation>,
+}
+
+/// The opened weight files of a folder.
+pub(super) enum WeightFiles {
+    /// `*.safetensors`.
+    Safetensors(SafetensorsFolder),
+    /// `*.gguf`.
+    Gguf(GgufFolder),
+}
+
+impl<'a> Store<'a> {
+    pub(super) fn new(files: &'a WeightFiles, quantisation: Option<Quantisation>) -> Self {
+        Self {
+            files,
+            quantisation,
+        }
+    }
+
+    /// The weights of a linear layer, `[outputs, inputs]`. `module` is the name without `.weight`, such as
+    /// `model.layers.0.mlp.up_proj`. Only GGUF files reorder rows.
+    ///
+    /// # Errors
+    /// They are missing, or their shape or type is not supported.
+    pub fn matrix(
+        &self,
+        module: &str,
+        outputs: usize,
+        inputs: usize,
+        row_order: RowOrder,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let name = format!("{module}.weight");
+        match (self.files, &self.quantisation) {
+            (WeightFiles::Safetensors(tensors), None) => {
+                let weight = tensors.get(&name, &[outputs, inputs])?;
+                Ok(Matrix::Float(weight.to_float()?))
+            }
+            (WeightFiles::Safetensors(tensors), Some(quantisation)) => {
+                quantisation.matrix(tensors, module, outputs, inputs)
+            }
+            (WeightFiles::Gguf(tensors), _) => tensors.matrix(&name, outputs, inputs, row_order),
+        }
+    }
+
+    /// A norm or a bias of `len` elements, by its full name, such as `model.norm.weight`.
+    ///
+    /// # Errors
+    /// As [`Store::matrix`].
+    pub fn vector(
+        &self,
+        name: &str,
+        len: usize,
+        row_order: RowOrder,
+    ) -> Result<Tensor<'a>, LoadError> {
+        match self.files {
+            WeightFiles::Safetensors(tensors) => tensors.get(name, &[len])?.to_float(),
+            WeightFiles::Gguf(tensors) => tensors.vector(name, len, row_order),
+        }
+    }
+
+    /// Checks that everything read so far is what the files held when they were opened. To be called before the
+    /// weights are used.
+    ///
+    /// # Errors
+    /// A file was cut short or written to.
+    pub fn check(&self) -> Result<(), LoadError> {
+        match self.files {
+            WeightFiles::Safetensors(tensors) => tensors.check(),
+            WeightFiles::Gguf(tensors) => tensors.check(),
+        }
+    }
+
+    /// Bytes of all files.
+    pub fn num_bytes(&self) -> u64 {
+        match self.files {
+            WeightFiles::Safetensors(tensors) => tensors.num_bytes(),
+            WeightFiles::Gguf(tensors) => tensors.num_bytes(),
+        }
+    }
+}
