@@ -1,8 +1,8 @@
 //! What Triton's entry points find here.
 
+use crate::backend::driver::watched::WatchedDriver;
 use crate::backend::instance::load_instance;
 use crate::backend::model::Model;
-use crate::backend::watched_driver::WatchedDriver;
 use crate::triton::lifecycle::Implementation;
 use crate::triton::{self, BackendAttributes, Error, Instance, Request};
 

@@ -1,38 +1,29 @@
-//! L7: where Triton meets the engine: the driver, request parsing, the responder, metrics.
+//! L7: where Triton meets the engine.
+//!
+//! ```text
+//! implementation   what Triton's entry points call
+//! model, instance  what is loaded
+//! request/         from a Triton request to one that the engine takes
+//! driver/          from an Execute call to a step, and the requests in flight
+//! response/        from tokens to responses
+//! observe/         metrics and statistics records
+//! ```
 
-mod admission;
 mod advice;
-mod answer;
-mod answer_memory;
-mod branches;
-mod clients;
-mod correlation;
 mod driver;
 mod facts;
-mod guide_options;
-mod heavy_responder;
 mod host_memory;
 mod implementation;
-mod in_flight;
 mod instance;
 mod limits;
-mod log_probs;
-mod metrics;
 mod model;
 mod model_anchor;
 mod model_load;
-mod observer;
-mod option_sizes;
-mod option_tensors;
-mod options;
-mod post_processor_options;
-mod responder;
-mod stop_ids;
-mod text_stream;
-mod watched_driver;
+mod observe;
+mod request;
+mod response;
 
-pub use clients::client_tables;
 pub use facts::{Facts, open_checkpoint};
 pub use implementation::Inflight;
 pub use limits::{ModelFacts, engine_config};
-pub use options::reference_table;
+pub use request::{client_tables, reference_table};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::backend::admission::TextParts;
 use crate::backend::facts::{Facts, open_checkpoint};
-use crate::backend::metrics::{MetricsShare, SharedMetrics};
 use crate::backend::model_load::ModelLoad;
+use crate::backend::observe::metrics::{MetricsShare, SharedMetrics};
+use crate::backend::request::admission::TextParts;
 use crate::base::LoadError;
 use crate::config::{BatchingScheme, Completion, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;

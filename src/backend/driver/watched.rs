@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::backend::driver::Driver;
-use crate::backend::metrics::MetricsShare;
+use crate::backend::driver::iterative::Driver;
 use crate::backend::model_load::ModelLoad;
+use crate::backend::observe::metrics::MetricsShare;
 use crate::base::{LoadError, StepError};
 use crate::triton::lifecycle::catch;
 use crate::triton::{Request, ServedModel};

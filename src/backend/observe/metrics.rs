@@ -17,8 +17,8 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::backend::answer::Answer;
 use crate::backend::host_memory::MemoryUsage;
+use crate::backend::response::answer::Answer;
 use crate::engine::{DraftTotals, KvUsage, LockstepTotals, StepStats};
 use crate::triton::{Counter, Error, Gauge, Histogram, MetricFamily};
 

@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::backend::clients::{Fate, foreign};
-use crate::backend::guide_options::GuideOptions;
-use crate::backend::post_processor_options::PostProcessorOptions;
+use crate::backend::request::clients::{Handling, foreign};
+use crate::backend::request::guide_options::GuideOptions;
+use crate::backend::request::post_processor_options::PostProcessorOptions;
 use crate::base::{ClientId, RequestError, TokenId, nearest_name};
 use crate::config::{ClientCompatibility, OutputKind};
 use crate::engine::{DraftOptions, OutputOptions, ReuseOptions};
@@ -514,19 +514,19 @@ impl RequestOptions {
                 nearest: nearest_name(name, known.copied()).map(str::to_owned),
             });
         };
-        match field.fate {
-            Fate::Ignored(_) if self.ignored.contains(&field.name) => Ok(()),
-            Fate::Ignored(_) => {
+        match field.handling {
+            Handling::Ignored(_) if self.ignored.contains(&field.name) => Ok(()),
+            Handling::Ignored(_) => {
                 self.ignored.push(field.name);
                 Ok(())
             }
-            Fate::Only { is_neutral, .. } if is_neutral(value) => Ok(()),
-            Fate::Only { expected, .. } => Err(RequestError::Option {
+            Handling::Only { is_neutral, .. } if is_neutral(value) => Ok(()),
+            Handling::Only { expected, .. } => Err(RequestError::Option {
                 name: name.to_owned(),
                 value: shortened(&value.to_string()),
                 expected: expected.to_owned(),
             }),
-            Fate::Refused(reason) => {
+            Handling::Refused(reason) => {
                 Err(RequestError::Invalid(format!("option '{name}': {reason}")))
             }
         }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use crate::backend::answer::Answer;
-use crate::backend::branches::Branches;
-use crate::backend::correlation::CorrelationKey;
+use crate::backend::driver::correlation::CorrelationKey;
+use crate::backend::request::branches::Branches;
+use crate::backend::response::answer::Answer;
 use crate::base::{RequestId, SequenceId};
 use crate::sampling::FinishReason;
 use crate::triton::{Error, Request};

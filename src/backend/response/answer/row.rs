@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::backend::stop_ids::StopIds;
-use crate::backend::text_stream::TextStream;
+use crate::backend::response::stop_ids::StopIds;
+use crate::backend::response::text_stream::TextStream;
 use crate::base::{RequestError, TokenId};
 use crate::engine::{DraftTotals, ExtraOutputs, KvBlocks};
 use crate::sampling::{FinishReason, Hypothesis, LogitsProcessor, SampleError, TokenLogProbs};

@@ -61,7 +61,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::backend::options::RequestOptions;
+    use crate::backend::request::options::RequestOptions;
 
     fn options(members: Value) -> Result<PostProcessorOptions, RequestError> {
         let members = members.as_object().expect("options").clone();

@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::backend::answer::Answer;
-use crate::backend::heavy_responder::{HeavyResponder, HeavyWork};
 use crate::backend::model_anchor::ModelAnchor;
-use crate::backend::observer::{Observer, StepRecord};
+use crate::backend::observe::observer::{Observer, StepRecord};
+use crate::backend::response::answer::Answer;
+use crate::backend::response::heavy_responder::{HeavyResponder, HeavyWork};
 use crate::base::{LoadError, RequestId, StepError};
 use crate::engine::KvUsage;
 use crate::triton::lifecycle::catch;

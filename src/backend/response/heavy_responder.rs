@@ -2,13 +2,13 @@
 //!
 //! It is for answers whose requests are released: nobody waits for them but their own clients, so they are served
 //! in their order. What they may hold together is bounded by the slots of Triton's batcher and, where they are
-//! large, by [`AnswerMemory`](crate::backend::answer_memory::AnswerMemory), which they give back when they are sent.
+//! large, by [`AnswerMemory`](crate::backend::response::answer_memory::AnswerMemory), which they give back when they are sent.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use crate::backend::answer::Answer;
 use crate::backend::model_anchor::ModelAnchor;
+use crate::backend::response::answer::Answer;
 use crate::base::LoadError;
 use crate::device::cpu::yield_to_others;
 

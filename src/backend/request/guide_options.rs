@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::backend::options::{json_of, parsed};
+use crate::backend::request::options::{json_of, parsed};
 use crate::base::RequestError;
 use crate::guidance::GuideSpec;
 
@@ -166,7 +166,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::backend::options::RequestOptions;
+    use crate::backend::request::options::RequestOptions;
 
     fn spec(options: &[(&str, Value)]) -> Result<Option<GuideSpec>, RequestError> {
         let options = options.iter().map(|(name, value)| (*name, value.clone()));

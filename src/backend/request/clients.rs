@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::backend::options;
+use crate::backend::request::options;
 use crate::config::client_inputs::{self, ClientInput};
 use crate::config::{InputKind, OutputKind};
 
@@ -17,11 +17,11 @@ pub(super) struct ForeignField {
     /// Its name.
     pub name: &'static str,
     /// What becomes of it.
-    pub fate: Fate,
+    pub handling: Handling,
 }
 
 /// What becomes of a field that is no option.
-pub(super) enum Fate {
+pub(super) enum Handling {
     /// It has no effect, because of this.
     Ignored(&'static str),
     /// It may only ask for what happens anyway.
@@ -35,21 +35,23 @@ pub(super) enum Fate {
     Refused(&'static str),
 }
 
-use Fate::{Ignored, Only, Refused};
+use Handling::{Ignored, Only, Refused};
 
-const ONLY_SPEED: Fate = Ignored("it only changes how fast the same text is generated");
-const EXACT_DRAFTS: Fate = Ignored(
+const ONLY_SPEED: Handling = Ignored("it only changes how fast the same text is generated");
+const EXACT_DRAFTS: Handling = Ignored(
     "a draft token is accepted if it is what would have been generated without it, and never else",
 );
-const KEPT_BY_USE: Fate =
+const KEPT_BY_USE: Handling =
     Ignored("the KV blocks that were not used for longest are given up first");
-const NO_ADAPTERS: Fate =
+const NO_ADAPTERS: Handling =
     Refused("no LoRA adapters are served; serve the merged checkpoint as a model of its own");
-const NO_PROMPT_TABLE: Fate =
+const NO_PROMPT_TABLE: Handling =
     Refused("prompts are text or token ids; no embeddings are taken in their place");
-const NO_PICTURES: Fate = Refused("prompts are text or token ids; no pictures or videos are taken");
-const NO_ENCODER: Fate = Refused("the models are decoders; write the whole prompt to the input");
-const NO_DISAGGREGATION: Fate =
+const NO_PICTURES: Handling =
+    Refused("prompts are text or token ids; no pictures or videos are taken");
+const NO_ENCODER: Handling =
+    Refused("the models are decoders; write the whole prompt to the input");
+const NO_DISAGGREGATION: Handling =
     Refused("context and generation are computed by one server; leave it out");
 
 /// Every field of the other backends' clients that is no option here.
@@ -113,8 +115,8 @@ pub(super) const FOREIGN: &[ForeignField] = &[
     ),
 ];
 
-const fn field(name: &'static str, fate: Fate) -> ForeignField {
-    ForeignField { name, fate }
+const fn field(name: &'static str, handling: Handling) -> ForeignField {
+    ForeignField { name, handling }
 }
 
 /// The foreign field of this name.
@@ -125,8 +127,8 @@ pub(super) fn foreign(name: &str) -> Option<&'static ForeignField> {
 
 /// Whether nobody looks at the value of a field: it is ignored or refused, whatever it is.
 pub(super) fn is_unread(name: &str) -> bool {
-    let fate = foreign(name).map(|field| &field.fate);
-    matches!(fate, Some(Fate::Ignored(_) | Fate::Refused(_)))
+    let handling = foreign(name).map(|field| &field.handling);
+    matches!(handling, Some(Handling::Ignored(_) | Handling::Refused(_)))
 }
 
 /// The keys of vLLM's `sampling_parameters`.
@@ -221,11 +223,11 @@ fn input_table(inputs: &[ClientInput]) -> String {
     let mut table = String::from("| field | tensor | here |\n|---|---|---|\n");
     for input in inputs {
         let kind = input.data_type.trim_start_matches("TYPE_");
-        let fate = fate_of(input.name);
+        let handling = handling_of(input.name);
         // Writing to a String cannot fail.
         let _ = writeln!(
             table,
-            "| `{}` | {kind} {:?} | {fate} |",
+            "| `{}` | {kind} {:?} | {handling} |",
             input.name, input.dims
         );
     }
@@ -235,7 +237,7 @@ fn input_table(inputs: &[ClientInput]) -> String {
 fn key_table(keys: &[&str]) -> String {
     let mut table = String::from("| key | here |\n|---|---|\n");
     for key in keys {
-        let _ = writeln!(table, "| `{key}` | {} |", fate_of(key));
+        let _ = writeln!(table, "| `{key}` | {} |", handling_of(key));
     }
     table
 }
@@ -243,20 +245,20 @@ fn key_table(keys: &[&str]) -> String {
 fn output_table(outputs: &[&str]) -> String {
     let mut table = String::from("| output | here |\n|---|---|\n");
     for name in outputs {
-        let fate = match OutputKind::from_name(name) {
+        let handling = match OutputKind::from_name(name) {
             Some(kind) if kind.is_never_given() => {
                 "may be declared, and is never given: a request has one prompt, and one server"
             }
             Some(_) => "the same",
             None => "not given",
         };
-        let _ = writeln!(table, "| `{name}` | {fate} |");
+        let _ = writeln!(table, "| `{name}` | {handling} |");
     }
     table
 }
 
 /// What becomes of a field, in words.
-fn fate_of(name: &str) -> String {
+fn handling_of(name: &str) -> String {
     let is_prompt = [InputKind::Text, InputKind::Ids].map(InputKind::name);
     if is_prompt.contains(&name) {
         return "the prompt".to_owned();
@@ -264,7 +266,7 @@ fn fate_of(name: &str) -> String {
     if let Some(option) = options::canonical_name(name) {
         return format!("option `{option}`");
     }
-    match foreign(name).map(|field| &field.fate) {
+    match foreign(name).map(|field| &field.handling) {
         Some(Ignored(reason)) => format!("ignored, with a warning: {reason}"),
         Some(Only { expected, .. }) => format!("only {expected}"),
         Some(Refused(reason)) => format!("refused: {reason}"),
@@ -275,7 +277,7 @@ fn fate_of(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::options::RequestOptions;
+    use crate::backend::request::options::RequestOptions;
     use crate::base::RequestError;
     use serde_json::json;
 
@@ -299,7 +301,7 @@ mod tests {
     #[test]
     fn no_field_of_another_backend_is_unknown() {
         for name in all_fields() {
-            assert!(!fate_of(name).contains("unknown"), "{name}");
+            assert!(!handling_of(name).contains("unknown"), "{name}");
         }
     }
 
@@ -321,8 +323,8 @@ mod tests {
 
     #[test]
     fn a_foreign_field_meets_the_fate_that_the_table_says() {
-        for ForeignField { name, fate } in FOREIGN {
-            match fate {
+        for ForeignField { name, handling } in FOREIGN {
+            match handling {
                 Ignored(_) => {
                     let mut options = parse(name, json!(7)).expect("accepted");
                     assert_eq!(std::mem::take(&mut options.ignored), [*name]);

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::backend::clients::is_unread;
-use crate::backend::option_sizes::OptionSizes;
+use crate::backend::request::clients::is_unread;
+use crate::backend::request::option_sizes::OptionSizes;
 use crate::config::client_inputs::client_input;
 use crate::triton::{DataType, Element, Error, Input, strings};
 

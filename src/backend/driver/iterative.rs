@@ -15,13 +15,13 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::backend::admission::Admission;
-use crate::backend::answer::Answer;
-use crate::backend::branches::{Branches, NewBranches};
-use crate::backend::correlation::CorrelationKey;
-use crate::backend::in_flight::{InFlight, InFlightTable};
-use crate::backend::observer::StepRecord;
-use crate::backend::responder::{Lent, Responder};
+use crate::backend::driver::correlation::CorrelationKey;
+use crate::backend::driver::in_flight::{InFlight, InFlightTable};
+use crate::backend::observe::observer::StepRecord;
+use crate::backend::request::admission::Admission;
+use crate::backend::request::branches::{Branches, NewBranches};
+use crate::backend::response::answer::Answer;
+use crate::backend::response::responder::{Lent, Responder};
 use crate::base::{RequestError, RequestId, StepError, Tokens};
 use crate::config::InputKind;
 use crate::engine::Event;

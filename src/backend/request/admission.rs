@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::backend::answer::{Answer, Echo, Row, Times};
-use crate::backend::answer_memory::{AnswerMemory, Needs};
-use crate::backend::branches::{Branches, NewBranches};
-use crate::backend::clients::{Fate, foreign, is_unread};
-use crate::backend::option_sizes::OptionSizes;
-use crate::backend::option_tensors::option_of;
-use crate::backend::options::{self, NumSequences, RequestOptions};
-use crate::backend::stop_ids::StopIds;
-use crate::backend::text_stream::{BeamText, TextRules, TextStream};
+use crate::backend::request::branches::{Branches, NewBranches};
+use crate::backend::request::clients::{Handling, foreign, is_unread};
+use crate::backend::request::option_sizes::OptionSizes;
+use crate::backend::request::option_tensors::option_of;
+use crate::backend::request::options::{self, NumSequences, RequestOptions};
+use crate::backend::response::answer::{Answer, Echo, Row, Times};
+use crate::backend::response::answer_memory::{AnswerMemory, Needs};
+use crate::backend::response::stop_ids::StopIds;
+use crate::backend::response::text_stream::{BeamText, TextRules, TextStream};
 use crate::base::{RequestError, RequestId, TokenId, Tokens};
 use crate::config::{BatchingScheme, InputKind, ModelConfig, OutputKind};
 use crate::engine::NewRequest;
@@ -335,7 +335,7 @@ impl Admission {
     /// Says of each field that has no effect that it has none, the first time that a client sends it.
     fn warn_of_ignored(&self, options: &RequestOptions) {
         for name in &options.ignored {
-            if let Some(Fate::Ignored(reason)) = foreign(name).map(|field| &field.fate)
+            if let Some(Handling::Ignored(reason)) = foreign(name).map(|field| &field.handling)
                 && self.warned.0.lock().insert(name)
             {
                 log::warn!(

@@ -1,7 +1,7 @@
 //! How much a request may write for its options: looked at before anybody reads it, so that what is too large
 //! costs nobody a step or memory. The same holds for parameters and for tensors.
 
-use crate::backend::options;
+use crate::backend::request::options;
 use crate::triton::Error;
 
 /// Parameters and option tensors of one request: every option and every field of other clients, with room to

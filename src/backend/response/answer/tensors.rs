@@ -16,8 +16,8 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::time::Instant;
 
-use crate::backend::answer::{Answer, Echo, Row};
-use crate::backend::log_probs;
+use crate::backend::response::answer::{Answer, Echo, Row};
+use crate::backend::response::log_probs;
 use crate::base::TokenId;
 use crate::config::{ClientCompatibility, OutputKind};
 use crate::engine::{DraftTotals, KvBlocks};

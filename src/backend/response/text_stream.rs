@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::backend::stop_ids::StopIds;
+use crate::backend::response::stop_ids::StopIds;
 use crate::base::TokenId;
 use crate::sampling::ReadText;
 use crate::text::{Detokenizer, StopWords, Tokenizer};

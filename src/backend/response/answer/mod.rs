@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::backend::answer_memory::SetAside;
+use crate::backend::response::answer_memory::SetAside;
 use crate::base::TokenId;
 use crate::config::{ClientCompatibility, OutputKind};
 use crate::engine::ExtraOutputs;

@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use crate::backend::answer::Answer;
 use crate::backend::host_memory::{InstanceMemory, MemoryUsage};
-use crate::backend::metrics::{InstanceMetrics, SharedMetrics};
+use crate::backend::observe::metrics::{InstanceMetrics, SharedMetrics};
+use crate::backend::response::answer::Answer;
 use crate::base::LoadError;
 use crate::engine::{KvUsage, RequestStage, StepStats};
 use crate::manager::{LandedStep, timestamp};

@@ -1,0 +1,13 @@
+//! From a Triton request to one that the engine takes: its options and its prompt, parsed and checked.
+
+pub mod admission;
+pub mod branches;
+mod clients;
+mod guide_options;
+mod option_sizes;
+mod option_tensors;
+mod options;
+mod post_processor_options;
+
+pub use clients::client_tables;
+pub use options::reference_table;
