@@ -7,8 +7,6 @@ use std::time::Duration;
 use crate::backend::advice::{Setting, advice};
 use crate::backend::driver::iterative::Driver;
 use crate::backend::driver::watched::{WatchContext, WatchedDriver};
-use crate::backend::host_memory::{self, InstanceMemory};
-use crate::backend::limits::{ModelFacts, engine_config};
 use crate::backend::model::Model;
 use crate::backend::observe::observer::Observer;
 use crate::backend::request::admission::{Admission, Warned};
@@ -16,11 +14,9 @@ use crate::backend::response::answer_memory::AnswerMemory;
 use crate::backend::response::log_probs;
 use crate::backend::response::responder::Responder;
 use crate::base::LoadError;
-use crate::config::Settings;
-use crate::device::cpu::{CpuOptions, Simd};
-use crate::engine::{EngineConfig, StepStats};
+use crate::engine::StepStats;
 use crate::manager::BatchManager;
-use crate::runner::{CpuRunner, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner};
+use crate::manager::sizing::{LoadedRunner, load_runner};
 use crate::triton::{Error, Instance};
 
 /// Loads the weights, sizes the KV cache, starts the responder.
@@ -30,11 +26,11 @@ use crate::triton::{Error, Instance};
 pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, Error> {
     let name = handle.name()?.to_owned();
     let settings = &model.config.settings;
-    let Loaded {
+    let LoadedRunner {
         config: engine_config,
         runner,
         memory,
-    } = load_runner(model)?;
+    } = load_runner(&model.config, model.checkpoint.as_ref(), &model.folder)?;
     if let Err(error) = handle.report_system_memory(memory.usage().host_bytes as usize) {
         log::debug!("{name}: its memory could not be reported: {error}");
     }
@@ -54,7 +50,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
     let setting = Setting {
         settings,
         engine: &engine_config,
-        has_windows: model.facts().has_windows(engine_config.max_seq_len),
+        has_windows: model.configured().has_windows(engine_config.max_seq_len),
         num_cores: thread::available_parallelism().map_or(usize::MAX, usize::from),
         folder: &model.folder.canonicalize().unwrap_or_default(),
         stats_folder: stats_file.as_deref().and_then(Path::parent),
@@ -121,78 +117,4 @@ fn place(file: &Path) -> Result<PathBuf, LoadError> {
         (Some(folder), Some(name)) => Ok(folder.canonicalize().map_err(fail)?.join(name)),
         _ => Ok(file),
     }
-}
-
-/// An engine's limits, what computes for it, and the memory that both may fill.
-struct Loaded {
-    config: EngineConfig,
-    runner: Runner,
-    memory: InstanceMemory,
-}
-
-fn load_runner(model: &Model) -> Result<Loaded, LoadError> {
-    let weight_bytes = model.facts().num_weight_bytes()?;
-    let (config, promise) = host_memory::promise(|available_bytes| {
-        // The KV cache shares what the weights leave.
-        let left = available_bytes.map(|bytes| bytes.saturating_sub(weight_bytes));
-        let config = engine_config(&model.config, &model.facts(), left)?;
-        let kv_bytes =
-            u64::from(config.num_blocks.0) * model.facts().kv_bytes_per_block(config.block_size);
-        Ok::<_, LoadError>((config, weight_bytes + kv_bytes))
-    })?;
-    let settings = &model.config.settings;
-    let runner = match &model.checkpoint {
-        Some(checkpoint) => {
-            let options = cpu_options(settings)?;
-            let runner = CpuRunner::new(checkpoint, runner_limits(model, &config), &options)?;
-            Runner::Cpu(Box::new(runner))
-        }
-        None => {
-            let options = SyntheticOptions {
-                vocab_size: settings.synthetic_vocab_size,
-                step_base_us: settings.synthetic_step_us,
-                step_per_token_us: settings.synthetic_token_us,
-            };
-            let runner = SyntheticRunner::new(options, &runner_limits(model, &config))?;
-            let gate = settings.synthetic_gate.as_ref();
-            Runner::Synthetic(
-                runner
-                    .failing_after(settings.synthetic_fail_after)
-                    .gated_by(gate.map(|path| model.folder.join(path))),
-            )
-        }
-    };
-    let memory = InstanceMemory::new(
-        promise,
-        weight_bytes,
-        model.facts().kv_bytes_per_block(config.block_size),
-    );
-    Ok(Loaded {
-        config,
-        runner,
-        memory,
-    })
-}
-
-fn runner_limits(model: &Model, config: &EngineConfig) -> RunnerLimits {
-    RunnerLimits {
-        kv_dtype: model.facts().kv_dtype(),
-        weights: model.facts().weights(),
-        attention: model.facts().attention(),
-        ..RunnerLimits::of(config)
-    }
-}
-
-fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> {
-    let simd = settings.cpu_instruction_set.as_deref().map(|name| {
-        name.parse::<Simd>().map_err(|_| LoadError::Knob {
-            key: "cpu_instruction_set".to_owned(),
-            value: name.to_owned(),
-            expected: "one that this build has".to_owned(),
-        })
-    });
-    Ok(CpuOptions {
-        num_threads: settings.num_threads,
-        simd: simd.transpose()?,
-    })
 }

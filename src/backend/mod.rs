@@ -11,11 +11,8 @@
 
 mod advice;
 mod driver;
-mod facts;
-mod host_memory;
 mod implementation;
 mod instance;
-mod limits;
 mod model;
 mod model_anchor;
 mod model_load;
@@ -23,7 +20,5 @@ mod observe;
 mod request;
 mod response;
 
-pub use facts::{Facts, open_checkpoint};
 pub use implementation::Inflight;
-pub use limits::{ModelFacts, engine_config};
 pub use request::{client_tables, reference_table};

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::backend::facts::{Facts, open_checkpoint};
 use crate::backend::model_load::ModelLoad;
 use crate::backend::observe::metrics::{MetricsShare, SharedMetrics};
 use crate::backend::request::admission::TextParts;
 use crate::base::LoadError;
 use crate::config::{BatchingScheme, Completion, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;
+use crate::manager::sizing::{ConfiguredModel, open_checkpoint};
 use crate::post_processors::PostProcessors;
 use crate::runner::ModelSource;
 use crate::text::{ChatTemplate, Tokenizer};
@@ -103,9 +103,9 @@ impl Model {
         })
     }
 
-    /// What it brings along for the engine's limits.
-    pub fn facts(&self) -> Facts<'_> {
-        Facts {
+    /// The checkpoint as the configuration serves it.
+    pub fn configured(&self) -> ConfiguredModel<'_> {
+        ConfiguredModel {
             settings: &self.config.settings,
             checkpoint: self.checkpoint.as_ref(),
         }

@@ -10,6 +10,7 @@
 //! executor.rs     requests that are enqueued, and responses that are awaited
 //! tensors/        requests and responses as tensors by name
 //! options.rs      a batch manager from a text of options
+//! sizing/         engine configuration, runner and memory from a model's configuration
 //! ```
 //!
 //! It knows nothing of Triton: the backend's driver is one of its users, `examples/prompts.rs` another.
@@ -22,6 +23,7 @@ mod executor;
 mod options;
 mod pipeline;
 mod serve;
+pub mod sizing;
 mod statistics;
 mod stepper;
 mod tensors;

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use serde_json::Value;
-use triton_inflight::backend::{Facts, engine_config, open_checkpoint};
 use triton_inflight::config::{Completion, ModelConfig, RunnerKind};
 use triton_inflight::engine::EngineConfig;
+use triton_inflight::manager::sizing::{ConfiguredModel, engine_config, open_checkpoint};
 
 use crate::cost::CostModel;
 use crate::{Result, pbtxt};
@@ -54,13 +54,13 @@ impl Model {
         }
         let mut config = ModelConfig::parse(&config, Completion::Allowed)?;
         let checkpoint = open_checkpoint(&mut config, folder, VERSION)?;
-        let facts = Facts {
+        let model = ConfiguredModel {
             settings: &config.settings,
             checkpoint: checkpoint.as_ref(),
         };
-        let weight_bytes = facts.num_weight_bytes()?;
+        let weight_bytes = model.num_weight_bytes()?;
         let left = available_bytes.map(|bytes| bytes.saturating_sub(weight_bytes));
-        let engine = engine_config(&config, &facts, left)?;
+        let engine = engine_config(&config, &model, left)?;
         let settings = &config.settings;
         let cost = (settings.runner == RunnerKind::Synthetic).then(|| CostModel {
             step_us: settings.synthetic_step_us,

@@ -17,9 +17,9 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::backend::host_memory::MemoryUsage;
 use crate::backend::response::answer::Answer;
 use crate::engine::{DraftTotals, KvUsage, LockstepTotals, StepStats};
+use crate::manager::sizing::MemoryUsage;
 use crate::triton::{Counter, Error, Gauge, Histogram, MetricFamily};
 
 /// A value of a step's record.

@@ -8,11 +8,11 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use crate::backend::host_memory::{InstanceMemory, MemoryUsage};
 use crate::backend::observe::metrics::{InstanceMetrics, SharedMetrics};
 use crate::backend::response::answer::Answer;
 use crate::base::LoadError;
 use crate::engine::{KvUsage, RequestStage, StepStats};
+use crate::manager::sizing::{InstanceMemory, MemoryUsage};
 use crate::manager::{LandedStep, timestamp};
 use crate::triton;
 
@@ -129,7 +129,7 @@ impl Observer {
             landed.ended.as_ref().unwrap_or(&landed.stats)
         });
         if let Some(used) = steps.clone().map(|stats| stats.kv.num_used).max() {
-            self.memory.uses(used);
+            self.memory.mark_used(used);
         }
         if let (Some(metrics), Some(last)) = (&self.metrics, steps.next_back()) {
             metrics.step_done(last);

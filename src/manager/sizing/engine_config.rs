@@ -1,45 +1,45 @@
-//! From what the user wrote, what the model is and what the machine has: the engine's limits.
+//! The engine's configuration, from the model's configuration, its dimensions and the free memory.
 
 use crate::base::{BlockSize, Blocks, LoadError, Tokens};
 use crate::config::{BatchingScheme, ModelConfig, Settings, SpeculationKind};
 use crate::engine::{AttentionWindow, BlockReuse, EngineConfig, PromptLookup, Speculation};
 
-/// Tokens of a step from which on a CPU computes at its full speed: a larger default would only
-/// make the requests that are generating wait longer for each other's prompts.
+/// A CPU is at full throughput from this many tokens a step; a larger default would only make generating requests
+/// wait longer for the prompts of others.
 const DEFAULT_MAX_NUM_TOKENS: u32 = 512;
 
-/// What the model brings along.
-pub trait ModelFacts {
-    /// Positions that it can tell apart.
+/// The model's figures that the engine is sized by.
+pub trait ModelDimensions {
+    /// The longest sequence that the model can attend over.
     fn max_positions(&self) -> u32;
 
-    /// Bytes of keys and values of one block, over all layers, padding included.
+    /// Bytes of one KV block over all layers, with padding.
     fn kv_bytes_per_block(&self, block_size: BlockSize) -> u64;
 
-    /// The largest attention window of its layers; `None` if one sees all of a sequence.
+    /// The largest attention window of any layer; `None` if a layer attends over whole sequences.
     fn window(&self, max_seq_len: Tokens) -> Option<Tokens>;
 }
 
-/// The engine's limits, checked.
+/// The engine's configuration, checked.
 ///
-/// The KV pool is the smallest of: what the memory fraction allows, `max_tokens_in_paged_kv_cache`,
-/// and what `max_num_requests` sequences of `max_seq_len`, with all their beams, could ever use.
+/// The KV pool is the smallest of: what the memory fraction allows, `max_tokens_in_paged_kv_cache`, and what
+/// `max_num_requests` sequences of `max_seq_len` can use with all their beams.
 ///
 /// # Errors
-/// Limits that contradict each other, or a pool that does not hold one sequence.
+/// Settings that contradict each other, or a pool that cannot hold one sequence.
 pub fn engine_config(
     config: &ModelConfig,
-    model: &impl ModelFacts,
+    model: &impl ModelDimensions,
     available_bytes: Option<u64>,
 ) -> Result<EngineConfig, LoadError> {
     let settings = &config.settings;
     let max_seq_len = max_seq_len(settings, model.max_positions())?;
     let max_num_requests = settings.max_num_requests.unwrap_or(config.max_batch_size);
-    let cuts_contexts = cuts_contexts(settings)?;
+    let chunks_contexts = chunks_contexts(settings)?;
     let speculation = speculation(settings);
     let max_num_tokens = settings.max_num_tokens.unwrap_or_else(|| {
-        let whole_context = if cuts_contexts { 0 } else { max_seq_len.0 };
-        // A full batch that generates leaves room for a chunk of the next context.
+        let whole_context = if chunks_contexts { 0 } else { max_seq_len.0 };
+        // A full batch of generating sequences leaves room for one chunk of the next context.
         let each = 1 + speculation.map_or(0, |it| it.max_draft_tokens);
         let full_batch = max_num_requests
             .saturating_mul(each)
@@ -48,7 +48,7 @@ pub fn engine_config(
         DEFAULT_MAX_NUM_TOKENS.max(full_batch).max(whole_context)
     });
     let paged_kv = settings.paged_kv_cache;
-    // A contiguous cache is blocks of a whole sequence.
+    // In a contiguous cache, one block holds a whole sequence.
     let block_size = match paged_kv {
         true => settings.tokens_per_block,
         false => BlockSize::new(max_seq_len.0).unwrap_or(settings.tokens_per_block),
@@ -56,8 +56,8 @@ pub fn engine_config(
     let engine = EngineConfig {
         scheme: settings.gpt_model_type,
         max_num_requests,
-        // Each of Triton's slots holds a request, which may ask for as many sequences. Triton can hand a slot over
-        // to the next request before a step notices that the one before was cancelled: so there may be twice as many.
+        // Each of Triton's slots holds a request, which may ask for up to max_batch_size sequences. Triton can give a
+        // slot to the next request before a step notices that the previous one was cancelled: hence twice as many.
         max_num_active: config
             .max_batch_size
             .saturating_mul(config.max_batch_size)
@@ -93,8 +93,8 @@ pub fn engine_config(
     Ok(engine)
 }
 
-/// Whether a context may take several steps.
-fn cuts_contexts(settings: &Settings) -> Result<bool, LoadError> {
+/// Whether a context may be computed over several steps.
+fn chunks_contexts(settings: &Settings) -> Result<bool, LoadError> {
     match (settings.gpt_model_type, settings.enable_chunked_context) {
         (BatchingScheme::V1, Some(true)) => Err(LoadError::Config {
             problem:
@@ -104,13 +104,13 @@ fn cuts_contexts(settings: &Settings) -> Result<bool, LoadError> {
                 "leave enable_chunked_context out, or set gpt_model_type to inflight_fused_batching"
                     .to_owned(),
         }),
-        // Its padded prompts take as many steps as they have to.
+        // Its padded prompts take as many steps as they need.
         (BatchingScheme::V1, _) => Ok(true),
         (_, chunked) => Ok(chunked.unwrap_or(true)),
     }
 }
 
-/// Whether and how later tokens are guessed.
+/// Whether and how tokens are drafted.
 fn speculation(settings: &Settings) -> Option<Speculation> {
     let lookup = PromptLookup {
         min: settings.prompt_lookup_min,
@@ -127,7 +127,7 @@ fn speculation(settings: &Settings) -> Option<Speculation> {
     }
 }
 
-/// What sequences share.
+/// Which KV blocks sequences share.
 fn reuse(settings: &Settings) -> Result<BlockReuse, LoadError> {
     let paged = settings.paged_kv_cache;
     if settings.enable_kv_cache_reuse == Some(true) && !paged {
@@ -184,7 +184,7 @@ mod tests {
     /// A model of 1000 positions of 100 bytes.
     struct Small;
 
-    impl ModelFacts for Small {
+    impl ModelDimensions for Small {
         fn max_positions(&self) -> u32 {
             1000
         }
@@ -210,73 +210,73 @@ mod tests {
         }
     }
 
-    fn limits(parameters: &[(&str, &str)], available: Option<u64>) -> EngineConfig {
-        engine_config(&config(parameters), &Small, available).expect("good limits")
+    fn sized(parameters: &[(&str, &str)], available: Option<u64>) -> EngineConfig {
+        engine_config(&config(parameters), &Small, available).expect("good settings")
     }
 
     #[test]
-    fn nothing_written_serves_the_batch_size_at_the_models_full_length() {
-        let limits = limits(&[], None);
+    fn by_default_a_full_batch_fits_at_the_models_full_length() {
+        let engine = sized(&[], None);
         assert_eq!(
-            (limits.max_num_requests, limits.max_seq_len),
+            (engine.max_num_requests, engine.max_seq_len),
             (8, Tokens(1000))
         );
-        assert_eq!(limits.max_num_tokens, Tokens(512));
+        assert_eq!(engine.max_num_tokens, Tokens(512));
         assert_eq!(
-            limits.num_blocks,
+            engine.num_blocks,
             Blocks(8 * 32),
             "no more than eight sequences can use"
         );
     }
 
     #[test]
-    fn the_smallest_of_the_pools_limits_wins() {
+    fn the_smallest_limit_sets_the_pool() {
         // 64 blocks of 32 positions of 100 bytes, as half of what is free.
-        assert_eq!(limits(&[], Some(2 * 64 * 32 * 100)).num_blocks, Blocks(64));
+        assert_eq!(sized(&[], Some(2 * 64 * 32 * 100)).num_blocks, Blocks(64));
         let tokens = [("max_tokens_in_paged_kv_cache", "1100")];
         assert_eq!(
-            limits(&tokens, Some(2 * 64 * 32 * 100)).num_blocks,
+            sized(&tokens, Some(2 * 64 * 32 * 100)).num_blocks,
             Blocks(34)
         );
     }
 
     #[test]
     fn a_contiguous_cache_is_a_block_for_each_request_and_shares_nothing() {
-        let limits = limits(&[("kv_cache_type", "contiguous")], None);
-        assert_eq!(limits.block_size.tokens(), Tokens(1000));
-        assert_eq!((limits.num_blocks, limits.paged_kv), (Blocks(8), false));
-        assert_eq!(limits.chunk_unit.tokens(), Tokens(32));
-        assert_eq!(limits.reuse, BlockReuse::Off);
+        let engine = sized(&[("kv_cache_type", "contiguous")], None);
+        assert_eq!(engine.block_size.tokens(), Tokens(1000));
+        assert_eq!((engine.num_blocks, engine.paged_kv), (Blocks(8), false));
+        assert_eq!(engine.chunk_unit.tokens(), Tokens(32));
+        assert_eq!(engine.reuse, BlockReuse::Off);
     }
 
     #[test]
     fn a_full_batch_leaves_room_for_a_chunk() {
-        let limits = limits(&[("max_num_requests", "600")], None);
-        assert_eq!(limits.max_num_tokens, Tokens(632));
+        let engine = sized(&[("max_num_requests", "600")], None);
+        assert_eq!(engine.max_num_tokens, Tokens(632));
     }
 
     #[test]
     fn a_full_batch_with_drafts_leaves_room_for_a_chunk() {
         let [kind, drafts] = [("speculation", "prompt_lookup"), ("max_draft_tokens", "9")];
-        let limits = limits(&[kind, drafts, ("max_num_requests", "60")], None);
+        let engine = sized(&[kind, drafts, ("max_num_requests", "60")], None);
         let lookup = PromptLookup { min: 2, max: 4 };
         let expected = Speculation {
             max_draft_tokens: 9,
             prompt_lookup: Some(lookup),
         };
-        assert_eq!(limits.speculation, Some(expected));
-        assert_eq!(limits.max_num_tokens, Tokens(632));
-        assert_eq!(limits.max_sampled_rows(), Tokens(600));
+        assert_eq!(engine.speculation, Some(expected));
+        assert_eq!(engine.max_num_tokens, Tokens(632));
+        assert_eq!(engine.max_sampled_rows(), Tokens(600));
     }
 
     #[test]
     fn a_whole_context_is_one_step_without_chunking() {
-        let whole = limits(&[("enable_chunked_context", "false")], None);
+        let whole = sized(&[("enable_chunked_context", "false")], None);
         assert_eq!(whole.max_num_tokens, Tokens(1000));
     }
 
     #[test]
-    fn nobody_has_to_say_that_v1_has_no_chunks() {
+    fn v1_needs_no_setting_to_turn_chunking_off() {
         for parameters in [
             &[("gpt_model_type", "V1")][..],
             &[
@@ -284,12 +284,12 @@ mod tests {
                 ("enable_chunked_context", "false"),
             ],
         ] {
-            assert_eq!(limits(parameters, None).max_num_tokens, Tokens(512));
+            assert_eq!(sized(parameters, None).max_num_tokens, Tokens(512));
         }
     }
 
     #[test]
-    fn what_cannot_work_is_refused_with_numbers() {
+    fn contradictions_are_refused_with_the_values() {
         for (parameters, available, words) in [
             (
                 &[("max_seq_len", "1001")][..],

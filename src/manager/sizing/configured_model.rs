@@ -1,35 +1,35 @@
-//! What a model brings along for the engine's limits: its checkpoint, or what the synthetic runner is.
+//! A model as its configuration serves it: a checkpoint, or the synthetic runner.
 
 use std::num::NonZeroU32;
 use std::path::Path;
 
-use crate::backend::limits::ModelFacts;
+use super::engine_config::ModelDimensions;
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::config::{ModelConfig, RunnerKind, Settings, WeightOnlyPrecision};
 use crate::device::cpu::{CodeBits, KvDtype};
 use crate::runner::{AttentionLimits, CpuRunner, ModelSource, SyntheticRunner, WeightPrecision};
 
-/// Positions of a sequence where no model sets a bound.
+/// The longest sequence of the synthetic runner, which has no limit of its own.
 const SYNTHETIC_MAX_POSITIONS: u32 = 1 << 20;
-/// `max_seq_len` of the synthetic runner where the user sets none.
+/// The default of `max_seq_len` for the synthetic runner.
 const SYNTHETIC_MAX_SEQ_LEN: u32 = 4096;
-/// A position of the synthetic runner's cache (the hash of all tokens up to it).
+/// Bytes of one position in the synthetic runner's cache: a hash of all tokens up to it.
 const SYNTHETIC_KV_BYTES: u64 = 8;
 
-/// A model's facts.
+/// A model's settings and its checkpoint.
 #[derive(Clone, Copy)]
-pub struct Facts<'a> {
-    /// The backend's parameters.
+pub struct ConfiguredModel<'a> {
+    /// The parameters of its config.pbtxt.
     pub settings: &'a Settings,
-    /// The weights; none for the synthetic runner.
+    /// The checkpoint; `None` for the synthetic runner.
     pub checkpoint: Option<&'a ModelSource>,
 }
 
-/// Opens the checkpoint that `config` names, for the `version` of the model in the folder `folder`; the
-/// synthetic runner has none, and gets its limits into `config` where the user sets none.
+/// Opens the checkpoint that `config` names for version `version` of the model in `folder`. For the synthetic
+/// runner, which has none, this sets `max_seq_len` where the user has not.
 ///
 /// # Errors
-/// What is wrong with the checkpoint.
+/// The checkpoint is missing or malformed.
 pub fn open_checkpoint(
     config: &mut ModelConfig,
     folder: &Path,
@@ -47,8 +47,8 @@ pub fn open_checkpoint(
     }
 }
 
-impl Facts<'_> {
-    /// How keys and values are kept.
+impl ConfiguredModel<'_> {
+    /// The data type of the KV cache.
     pub fn kv_dtype(&self) -> KvDtype {
         match self.settings.int8_kv_cache {
             true => KvDtype::Int8,
@@ -56,7 +56,7 @@ impl Facts<'_> {
         }
     }
 
-    /// What the weights of a float checkpoint are rounded to.
+    /// The precision that the weights of a floating-point checkpoint are quantised to at load.
     pub fn weights(&self) -> Option<WeightPrecision> {
         let bits = match self.settings.weight_only_precision? {
             WeightOnlyPrecision::Int8 => CodeBits::Eight,
@@ -70,17 +70,17 @@ impl Facts<'_> {
         })
     }
 
-    /// Bytes of the weights in memory; none of the synthetic runner.
+    /// Bytes of the weights in memory; 0 for the synthetic runner.
     ///
     /// # Errors
-    /// A tensor of the checkpoint that is missing, or has another shape or type than it should.
+    /// A tensor of the checkpoint is missing, or its shape or data type is wrong.
     pub fn num_weight_bytes(&self) -> Result<u64, LoadError> {
         self.checkpoint.map_or(Ok(0), |checkpoint| {
             checkpoint.num_weight_bytes(self.weights())
         })
     }
 
-    /// Whether a layer sees less than sequences of this length.
+    /// Whether any layer's attention window is shorter than `max_seq_len`.
     pub fn has_windows(&self, max_seq_len: Tokens) -> bool {
         let limits = self.attention();
         let is_less = |window: NonZeroU32| window.get() < max_seq_len.0;
@@ -93,7 +93,7 @@ impl Facts<'_> {
         }
     }
 
-    /// How far the layers look back, as the configuration limits them.
+    /// The attention windows and sinks that the configuration sets.
     pub fn attention(&self) -> AttentionLimits {
         AttentionLimits {
             windows: self.settings.max_attention_window_size.clone(),
@@ -102,7 +102,7 @@ impl Facts<'_> {
     }
 }
 
-impl ModelFacts for Facts<'_> {
+impl ModelDimensions for ConfiguredModel<'_> {
     fn max_positions(&self) -> u32 {
         match self.checkpoint {
             Some(checkpoint) => u32::try_from(checkpoint.spec().max_seq_len()).unwrap_or(u32::MAX),

@@ -1,0 +1,18 @@
+//! What an instance needs: the engine's configuration, the runner, and the memory for both.
+//!
+//! ```text
+//! configured_model.rs  a checkpoint as its configuration serves it: precision, windows, bytes
+//! engine_config.rs     from the configuration and the free memory to an `EngineConfig`
+//! host_memory.rs       free memory, less what other instances have reserved
+//! load.rs              all of it in one call, with the runner at the end
+//! ```
+
+mod configured_model;
+mod engine_config;
+mod host_memory;
+mod load;
+
+pub use configured_model::{ConfiguredModel, open_checkpoint};
+pub use engine_config::{ModelDimensions, engine_config};
+pub use host_memory::{InstanceMemory, MemoryUsage};
+pub use load::{LoadedRunner, load_runner};
