@@ -10,9 +10,10 @@ use std::num::NonZeroUsize;
 use half::bf16;
 use inflight_roofline::{Clock, Limits, seconds_of};
 use triton_inflight::base::{BlockId, BlockSize};
-use triton_inflight::device::cpu::{
-    AttentionParams, Cpu, CpuOptions, Dtype, HeadShape, KvCache, KvDtype, KvLayout, KvSpan, Output,
-    Pool, RawMatrix, RopeTable, Simd, Stacking,
+use triton_inflight::device::cpu::{Cpu, CpuOptions, KvCache, Output, Simd};
+use triton_inflight::device::{
+    AttentionParams, Dtype, HeadShape, KvDtype, KvLayout, KvSpan, Pool, RawMatrix, RopeTable,
+    Stacking,
 };
 
 fn main() {
@@ -110,7 +111,7 @@ fn gemm(cpu: &mut Cpu, bench: &Bench, k: usize, n: usize) {
     let num_copies = (192 << 20) / bytes.len() + 2;
     let copies: Vec<_> = (0..num_copies)
         .map(|_| {
-            cpu.pack(&[raw], Stacking::Below)
+            cpu.pack(&[raw], Stacking::Concatenated)
                 .expect("memory")
                 .expect("finite")
         })
@@ -187,7 +188,7 @@ fn attend(
         block_size: BlockSize::new(block_size as u32).expect("not zero"),
         dtype: env("KV_DTYPE").map_or(KvDtype::Bf16, |name| name.parse().expect("a type")),
     };
-    let layer_bytes = layout.bytes_per_block(1) * blocks * num_sequences;
+    let layer_bytes = KvCache::bytes_per_block(&layout, 1) * blocks * num_sequences;
     let num_layers = (96 << 20) / layer_bytes + 2;
     let mut cache = KvCache::new(layout, num_layers, blocks * num_sequences).expect("memory");
     let tables: Vec<_> = (0..(blocks * num_sequences) as u32).map(BlockId).collect();
@@ -230,7 +231,7 @@ fn attend(
     // Scores and weighted values of what each query sees.
     let seen: usize = (0..chunk).map(|i| kv_len - i).sum();
     let flops = (num_sequences * seen * shape.q_len() * 4) as f64;
-    let bytes_per_position = layout.bytes_per_block(1) as f64 / block_size as f64;
+    let bytes_per_position = KvCache::bytes_per_block(&layout, 1) as f64 / block_size as f64;
     let bytes = (num_sequences * kv_len) as f64 * bytes_per_position;
     let HeadShape {
         num_q_heads,

@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use triton_inflight::base::{BlockSize, Blocks, Tokens};
-use triton_inflight::device::cpu::{CodeBits, Cpu, CpuOptions};
+use triton_inflight::device::CodeBits;
+use triton_inflight::device::cpu::{Cpu, CpuOptions};
 use triton_inflight::engine::EngineConfig;
 use triton_inflight::runner::{CpuRunner, ModelSource, RunnerLimits, WeightPrecision};
 

@@ -10,7 +10,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
-use triton_inflight::device::cpu::{CpuOptions, KvDtype};
+use triton_inflight::device::KvDtype;
+use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
     BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, Phase, PromptLookup, Sampled,
     Speculation, StepOutput,

@@ -2,7 +2,7 @@
 
 use super::tensor::{Tensor, TensorLocation};
 use crate::base::LoadError;
-use crate::device::cpu::{QuantisedRow, QuantisedRows};
+use crate::device::{QuantisedRow, QuantisedRows};
 
 /// The weights of a linear layer or of the embedding. A row is an output, or a token.
 pub enum Matrix<'a> {

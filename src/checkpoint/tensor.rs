@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::weight_file::FileRange;
 use crate::base::LoadError;
-use crate::device::cpu::{Dtype, FloatRows, RawMatrix};
+use crate::device::{Dtype, FloatRows, RawMatrix};
 
 /// A tensor's file and name, for errors.
 #[derive(Clone, Copy)]

@@ -19,7 +19,8 @@ use super::model_source::ModelSource;
 use super::probe::{Operation, Probe, Work};
 use super::spec::ModelSpec;
 use crate::base::{BlockSize, LoadError, StepError};
-use crate::device::cpu::{Cpu, CpuOptions, KvCache, KvDtype, KvLayout, KvSpan};
+use crate::device::cpu::{Cpu, CpuOptions, KvCache};
+use crate::device::{KvDtype, KvLayout, KvSpan};
 use crate::engine::{BeamCandidates, ExtraOutputs, PlannedSequence, Sampled, StepOutput, StepPlan};
 use crate::sampling::{LogProbs, Sampler, prepare_batches};
 
@@ -86,7 +87,7 @@ impl CpuRunner {
     /// Bytes of the KV cache that one block takes, padding and scales included: what a pool is sized
     /// with.
     pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
-        kv_layout(spec, block_size, dtype).bytes_per_block(spec.num_layers)
+        KvCache::bytes_per_block(&kv_layout(spec, block_size, dtype), spec.num_layers)
     }
 }
 
@@ -281,7 +282,7 @@ impl<P: Probe> CpuRunner<P> {
     /// Chooses tokens from the rows of the logits, the sequences spread over the threads.
     fn sample(&mut self, plan: &StepPlan<'_>, output: &mut StepOutput) {
         let (sampling, starts) = (&self.sampling, &self.sampling_starts);
-        self.cpu.for_each_group(
+        self.cpu.pool().for_each_group(
             &mut self.choosers,
             self.logits.first_mut(self.sampling_rows.len()),
             self.vocab_size,

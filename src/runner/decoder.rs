@@ -26,9 +26,8 @@ use super::probe::{Operation, Probe, Work};
 use super::spec::ModelSpec;
 use super::weights::{Linear, Weights};
 use crate::base::{LoadError, TokenId};
-use crate::device::cpu::{
-    AttentionParams, Cpu, HeadShape, KvBatch, KvCache, Output, QkNorm, RopeTable,
-};
+use crate::device::cpu::{Cpu, KvCache, Output};
+use crate::device::{AttentionParams, HeadShape, KvBatch, QkNorm, RopeTable};
 
 /// A model's weights and the buffers of its largest step.
 pub(super) struct Decoder {
@@ -193,7 +192,7 @@ impl Decoder {
         );
         let shape = self.attention.shape;
         let layout = *cache.layout();
-        let kv_bytes = || layout.bytes_per_block(1) / layout.block_size.tokens().index();
+        let kv_bytes = || KvCache::bytes_per_block(&layout, 1) / layout.block_size.tokens().index();
         probe.ended(Operation::Rope, || {
             let read = Work::elements(num_rows, shape.qkv_len(), 4, 0);
             let turned = Work::elements(num_rows, shape.q_len(), 2, 3);

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use super::precision::WeightPrecision;
 use crate::base::{BlockSize, Blocks, Tokens};
-use crate::device::cpu::KvDtype;
+use crate::device::KvDtype;
 use crate::engine::EngineConfig;
 
 /// The largest step there will be, and the KV pool: the engine's limits as the runner needs them.

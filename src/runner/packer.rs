@@ -4,10 +4,8 @@ use super::precision::WeightPrecision;
 use super::weight_cache::WeightCache;
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, ReadRow, Tensor};
-use crate::device::cpu::{
-    CodeBits, Cpu, NotFinite, PackedMatrix, PanelShape, QuantisedRows, Rounded, Stacking,
-    can_be_packed_together,
-};
+use crate::device::cpu::{Cpu, PackedMatrix, PanelShape, Rounded};
+use crate::device::{CodeBits, NotFinite, QuantisedRows, Stacking, can_be_packed_together};
 
 /// What weights become that are quantised and cannot be taken over.
 const ROUNDED_ANEW: WeightPrecision = WeightPrecision {
@@ -64,7 +62,7 @@ impl<'c> Packer<'c> {
     ) -> Result<PackedMatrix, LoadError> {
         let parts = std::slice::from_ref(matrix);
         let form = Form::of_output_layer(parts, self.precision);
-        self.pack_as(parts, form, Stacking::Below)
+        self.pack_as(parts, form, Stacking::Concatenated)
     }
 
     /// Keeps what was rounded for the next load: of all matrices that were packed, in the order in which they were.
@@ -148,8 +146,8 @@ impl<'c> Packer<'c> {
 fn name(parts: &[Matrix<'_>], stacking: Stacking) -> String {
     let names: Vec<_> = parts.iter().map(|part| part.location().name).collect();
     names.join(match stacking {
-        Stacking::Below => "+",
-        Stacking::InTurn => "|",
+        Stacking::Concatenated => "+",
+        Stacking::Interleaved => "|",
     })
 }
 

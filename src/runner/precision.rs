@@ -1,6 +1,6 @@
 //! What the weights of a float checkpoint are rounded to.
 
-use crate::device::cpu::{CodeBits, QuantFormat};
+use crate::device::{CodeBits, QuantFormat};
 
 /// Quantisation while a checkpoint is loaded, `weight_only_precision`: of the projections and the output
 /// layer, where the checkpoint has not quantised them itself. The embedding stays bf16.

@@ -2,7 +2,8 @@
 //!
 //! A runner is made with its probe, and the probe that asks nothing, `()`, is no code at all.
 
-use crate::device::cpu::{KvBatch, PackedMatrix};
+use crate::device::KvBatch;
+use crate::device::cpu::PackedMatrix;
 
 /// A part of a step, in the order in which they come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -151,7 +152,8 @@ impl Work {
 mod tests {
     use super::*;
     use crate::base::{BlockId, BlockSize};
-    use crate::device::cpu::{KvCache, KvDtype, KvLayout, KvSpan};
+    use crate::device::cpu::KvCache;
+    use crate::device::{KvDtype, KvLayout, KvSpan};
 
     #[test]
     fn every_operation_is_listed_once_in_order() {

@@ -218,10 +218,11 @@ fn read(
 fn checksum(cpu: &mut Cpu, bytes: &[u8]) -> String {
     let mut sums = vec![0; bytes.len().div_ceil(PIECE)];
     let mut states = vec![(); cpu.num_threads()];
-    cpu.for_each_row(&mut states, &mut sums, 1, |(), index, sum| {
-        let piece = &bytes[index * PIECE..];
-        sum[0] = XxHash3_64::oneshot(&piece[..PIECE.min(piece.len())]);
-    });
+    cpu.pool()
+        .for_each_row(&mut states, &mut sums, 1, |(), index, sum| {
+            let piece = &bytes[index * PIECE..];
+            sum[0] = XxHash3_64::oneshot(&piece[..PIECE.min(piece.len())]);
+        });
     let sum = XxHash3_64::oneshot(bytemuck::cast_slice::<u64, u8>(&sums));
     format!("{sum:016x}")
 }
@@ -229,13 +230,14 @@ fn checksum(cpu: &mut Cpu, bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::{CodeBits, CpuOptions, QuantFormat, Rounded, Stacking};
+    use crate::device::cpu::{CpuOptions, Rounded};
+    use crate::device::{CodeBits, QuantFormat, Stacking};
 
     const NAMES: [&str; 2] = ["first", "second"];
     const SHAPE: PanelShape<'_> = PanelShape {
         num_rows: &[70],
         columns: 300,
-        stacking: Stacking::Below,
+        stacking: Stacking::Concatenated,
         format: WeightPrecision::new(CodeBits::Four).format(),
     };
 

@@ -18,7 +18,8 @@ use super::spec::ModelSpec;
 use super::weight_cache::WeightCache;
 use crate::base::{LoadError, TokenId};
 use crate::checkpoint::{Matrix, Tensor};
-use crate::device::cpu::{Cpu, Dtype, PackedMatrix, RawMatrix, Stacking};
+use crate::device::cpu::{Cpu, PackedMatrix};
+use crate::device::{Dtype, RawMatrix, Stacking};
 
 /// All weights of a model, in the form in which they are computed with.
 pub(super) struct Weights {
@@ -261,15 +262,15 @@ impl<'a> LayerSource<'a> {
     fn load(&self, packer: &mut Packer<'_>) -> Result<Layer, LoadError> {
         Ok(Layer {
             attention_norm: self.attention_norm.to_f32()?,
-            qkv: self.qkv.load(packer, Stacking::Below)?,
+            qkv: self.qkv.load(packer, Stacking::Concatenated)?,
             qk_norm: match &self.qk_norm {
                 Some([q, k]) => Some([q.to_f32()?, k.to_f32()?]),
                 None => None,
             },
-            o: self.o.load(packer, Stacking::Below)?,
+            o: self.o.load(packer, Stacking::Concatenated)?,
             mlp_norm: self.mlp_norm.to_f32()?,
-            gate_up: self.gate_up.load(packer, Stacking::InTurn)?,
-            down: self.down.load(packer, Stacking::Below)?,
+            gate_up: self.gate_up.load(packer, Stacking::Interleaved)?,
+            down: self.down.load(packer, Stacking::Concatenated)?,
         })
     }
 }
@@ -303,7 +304,7 @@ fn load_embedding(cpu: &mut Cpu, source: &Matrix<'_>) -> Result<Embedding, LoadE
         .map_err(|()| LoadError::Resource(format!("no memory for an embedding of {len} bf16")))?;
     let mut rows_f32 = vec![vec![0.0; hidden_size]; cpu.num_threads()];
     let bad_row = AtomicUsize::new(usize::MAX);
-    cpu.for_each_row(
+    cpu.pool().for_each_row(
         &mut rows_f32,
         &mut rows,
         hidden_size,

@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use half::bf16;
 use triton_inflight::base::{BlockId, BlockSize};
-use triton_inflight::device::cpu::{
-    AttentionParams, Cpu, HeadShape, KvCache, KvDtype, KvLayout, KvSpan, QkNorm, RopeTable, Simd,
+use triton_inflight::device::cpu::{Cpu, KvCache, Simd};
+use triton_inflight::device::{
+    AttentionParams, HeadShape, KvDtype, KvLayout, KvSpan, QkNorm, RopeTable,
 };
 
 use super::support::{Rng, cpu, simds};

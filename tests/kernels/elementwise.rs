@@ -1,7 +1,8 @@
 //! RMS norm, embedding.
 
 use half::bf16;
-use triton_inflight::device::cpu::{Dtype, RawMatrix, Simd};
+use triton_inflight::device::cpu::Simd;
+use triton_inflight::device::{Dtype, RawMatrix};
 
 use super::support::{Rng, assert_near, bytes, cpu, pack, simds};
 

@@ -1,9 +1,8 @@
 //! The product of gate and up, and what becomes of it.
 
 use half::bf16;
-use triton_inflight::device::cpu::{
-    CodeBits, Cpu, Dtype, NotFinite, Output, PackedMatrix, RawMatrix, Rounded, Simd, Stacking,
-};
+use triton_inflight::device::cpu::{Cpu, Output, PackedMatrix, Rounded, Simd};
+use triton_inflight::device::{CodeBits, Dtype, NotFinite, RawMatrix, Stacking};
 
 use super::support::{Rng, assert_near, bytes, cpu, simds};
 
@@ -49,8 +48,8 @@ fn it_is_near_the_exact_one_of_the_same_sums() {
                 let x = rng.bf16s(m * k);
                 for simd in simds() {
                     let mut cpu = cpu(simd, 3);
-                    let below = pack(&mut cpu, bits, [&gate, &up], k, Stacking::Below);
-                    let in_turn = pack(&mut cpu, bits, [&gate, &up], k, Stacking::InTurn);
+                    let below = pack(&mut cpu, bits, [&gate, &up], k, Stacking::Concatenated);
+                    let in_turn = pack(&mut cpu, bits, [&gate, &up], k, Stacking::Interleaved);
                     assert_eq!((in_turn.n(), in_turn.k()), (2 * inter, k));
                     for bias in [None, Some(&bias[..])] {
                         let mut sums = vec![f32::NAN; m * 2 * inter];
@@ -81,7 +80,7 @@ fn a_row_is_the_same_bits_in_any_company_and_on_any_number_of_threads() {
     );
     for simd in simds() {
         let mut one = cpu(simd, 1);
-        let packed = pack(&mut one, None, [&gate, &up], k, Stacking::InTurn);
+        let packed = pack(&mut one, None, [&gate, &up], k, Stacking::Interleaved);
         let mut alone = vec![bf16::ZERO; max_m * inter];
         for (x, out) in x.chunks(k).zip(alone.chunks_mut(inter)) {
             one.gemm_silu_mul(x, 1, &packed, None, out);
@@ -108,7 +107,7 @@ fn extreme_gates_have_the_right_limit_and_nan_passes() {
     for simd in simds() {
         let mut cpu = cpu(simd, 1);
         let zeros = [bf16::ZERO; 8];
-        let packed = pack(&mut cpu, None, [&zeros, &zeros], 2, Stacking::InTurn);
+        let packed = pack(&mut cpu, None, [&zeros, &zeros], 2, Stacking::Interleaved);
         let mut out = [bf16::ONE; 4];
         cpu.gemm_silu_mul(&[bf16::ONE; 2], 1, &packed, Some(&bias), &mut out);
         assert_eq!(out[0], bf16::from_f32(1e30));
@@ -124,7 +123,7 @@ fn a_weight_that_is_not_finite_is_named_with_its_part() {
     up[6 * 123 + 5] = bf16::NAN;
     let (gate, up) = (bytes(&[bf16::ONE; 200 * 6]), bytes(&up));
     let parts = [&gate, &up].map(|bytes| RawMatrix::new(Dtype::Bf16, 200, 6, bytes));
-    let result = cpu(Simd::detect(), 2).pack(&parts, Stacking::InTurn);
+    let result = cpu(Simd::detect(), 2).pack(&parts, Stacking::Interleaved);
     assert_eq!(
         result.expect("memory").err(),
         Some(NotFinite { part: 1, row: 123 })

@@ -1,7 +1,8 @@
 //! GEMM and packing.
 
 use half::{bf16, f16};
-use triton_inflight::device::cpu::{Dtype, NotFinite, Output, RawMatrix, Simd, Stacking};
+use triton_inflight::device::cpu::{Output, Simd};
+use triton_inflight::device::{Dtype, NotFinite, RawMatrix, Stacking};
 
 use super::support::{Rng, bits, bytes, cpu, pack, simds};
 
@@ -124,7 +125,7 @@ fn stack(rng: &mut Rng, k: usize) {
                 RawMatrix::new(Dtype::F16, 3, k, &b_bytes[1..]),
                 RawMatrix::new(Dtype::F32, 90, k, &c_bytes),
             ],
-            Stacking::Below,
+            Stacking::Concatenated,
         )
         .expect("memory")
         .expect("finite");
@@ -158,7 +159,7 @@ fn a_weight_that_is_not_finite_is_named() {
             RawMatrix::new(Dtype::Bf16, 100, 6, &good),
             RawMatrix::new(Dtype::F32, 200, 6, &bad),
         ];
-        let result = cpu.pack(&parts, Stacking::Below).expect("memory");
+        let result = cpu.pack(&parts, Stacking::Concatenated).expect("memory");
         assert_eq!(result.err(), Some(NotFinite { part: 1, row: 123 }));
     }
 }

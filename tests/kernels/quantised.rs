@@ -1,9 +1,9 @@
 //! GEMM over quantised weights.
 
 use half::{bf16, f16};
-use triton_inflight::device::cpu::{
-    CodeBits, Cpu, NotFinite, Output, PackedMatrix, QuantFormat, QuantisedRow, QuantisedRows,
-    Rounded, Simd, Stacking, can_be_packed_together,
+use triton_inflight::device::cpu::{Cpu, Output, PackedMatrix, Rounded, Simd};
+use triton_inflight::device::{
+    CodeBits, NotFinite, QuantFormat, QuantisedRow, QuantisedRows, Stacking, can_be_packed_together,
 };
 
 use super::support::{Rng, bits, cpu, simds};
@@ -122,7 +122,7 @@ fn formats() -> impl Iterator<Item = QuantFormat> {
 }
 
 fn pack(cpu: &mut Cpu, parts: &[&dyn QuantisedRows]) -> PackedMatrix {
-    cpu.pack_quantised(parts, Stacking::Below)
+    cpu.pack_quantised(parts, Stacking::Concatenated)
         .expect("memory")
         .expect("finite")
 }
@@ -290,7 +290,8 @@ fn a_scale_or_an_offset_that_cannot_be_kept_is_named() {
         let mut offset = Matrix::new(&mut rng, 90, 64, format);
         offset.rows[70].offsets[1] = -bad;
         for part in [&scale, &offset] {
-            let result = cpu(Simd::detect(), 2).pack_quantised(&[&good, part], Stacking::Below);
+            let result =
+                cpu(Simd::detect(), 2).pack_quantised(&[&good, part], Stacking::Concatenated);
             assert_eq!(
                 result.expect("memory").err(),
                 Some(NotFinite { part: 1, row: 70 })
@@ -370,7 +371,7 @@ fn numbers_that_are_not_finite_are_refused_and_zeros_stay() {
             };
             let rounded = Rounded::new(Simd::detect(), 5, 64, code_bits, 32, &read);
             let result = cpu
-                .pack_quantised(&[&rounded], Stacking::Below)
+                .pack_quantised(&[&rounded], Stacking::Concatenated)
                 .expect("memory");
             assert_eq!(result.err(), Some(NotFinite { part: 0, row: 3 }));
         }

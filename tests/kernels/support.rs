@@ -3,9 +3,8 @@
 use std::num::NonZeroUsize;
 
 use half::bf16;
-use triton_inflight::device::cpu::{
-    Cpu, CpuOptions, Dtype, PackedMatrix, RawMatrix, Simd, Stacking,
-};
+use triton_inflight::device::cpu::{Cpu, CpuOptions, PackedMatrix, Simd};
+use triton_inflight::device::{Dtype, RawMatrix, Stacking};
 
 use crate::missing;
 
@@ -78,7 +77,7 @@ pub fn bytes(values: &[bf16]) -> Vec<u8> {
 pub fn pack(cpu: &mut Cpu, n: usize, k: usize, weights: &[bf16]) -> PackedMatrix {
     let weights = bytes(weights);
     let matrix = RawMatrix::new(Dtype::Bf16, n, k, &weights);
-    cpu.pack(&[matrix], Stacking::Below)
+    cpu.pack(&[matrix], Stacking::Concatenated)
         .expect("memory")
         .expect("finite weights")
 }

@@ -3,7 +3,7 @@
 //! The oracle of every test is the same request alone, on a runner with room for everything.
 
 use triton_inflight::base::TokenId;
-use triton_inflight::device::cpu::{CodeBits, KvDtype};
+use triton_inflight::device::{CodeBits, KvDtype};
 use triton_inflight::engine::{
     BlockReuse, CapacityPolicy, DraftOptions, OutputOptions, PromptLookup, Speculation,
 };

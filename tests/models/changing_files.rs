@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use triton_inflight::device::cpu::{CodeBits, CpuOptions};
+use triton_inflight::device::CodeBits;
+use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::runner::{CpuRunner, ModelSource, WeightPrecision};
 
 use crate::copy::Copy;

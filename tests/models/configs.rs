@@ -6,7 +6,7 @@ use log::Level;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use triton_inflight::base::BlockSize;
-use triton_inflight::device::cpu::KvDtype;
+use triton_inflight::device::KvDtype;
 use triton_inflight::runner::{Architecture, CpuRunner, ModelSource, Rope, RopeScaling};
 
 use crate::copy::Copy;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use inflight_measure::divergence::Divergence;
-use triton_inflight::device::cpu::{CodeBits, KvDtype};
+use triton_inflight::device::{CodeBits, KvDtype};
 use triton_inflight::runner::WeightPrecision;
 use triton_inflight::text::Tokenizer;
 

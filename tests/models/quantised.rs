@@ -3,7 +3,7 @@
 
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
-use triton_inflight::device::cpu::CodeBits;
+use triton_inflight::device::CodeBits;
 use triton_inflight::runner::{ModelSource, WeightPrecision};
 
 use crate::copy::Copy;

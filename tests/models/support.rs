@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use triton_inflight::base::{BlockId, BlockSize, Blocks, SequenceId, TokenId, Tokens};
-use triton_inflight::device::cpu::{CpuOptions, KvDtype, Simd};
+use triton_inflight::device::KvDtype;
+use triton_inflight::device::cpu::{CpuOptions, Simd};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine,
     EngineConfig, Event, NewRequest, OutputOptions, Sampled, Speculation, StepOutput,

@@ -5,7 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use log::Level;
-use triton_inflight::device::cpu::{CodeBits, CpuOptions, Simd};
+use triton_inflight::device::CodeBits;
+use triton_inflight::device::cpu::{CpuOptions, Simd};
 use triton_inflight::runner::{CpuRunner, ModelSource, WeightPrecision};
 
 use crate::copy::Copy;

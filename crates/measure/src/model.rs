@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use triton_inflight::base::{BlockSize, Blocks, Tokens};
-use triton_inflight::device::cpu::{Cpu, CpuOptions, KvDtype, Simd};
+use triton_inflight::device::KvDtype;
+use triton_inflight::device::cpu::{Cpu, CpuOptions, Simd};
 use triton_inflight::engine::{BlockReuse, EngineConfig};
 use triton_inflight::runner::{CpuRunner, ModelSource, Probe, RunnerLimits};
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use triton_inflight::device::cpu::CodeBits;
+use triton_inflight::device::CodeBits;
 use triton_inflight::runner::{ModelSource, WeightPrecision};
 use triton_inflight::text::Tokenizer;
 

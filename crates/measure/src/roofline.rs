@@ -10,7 +10,7 @@ use std::fmt;
 use clap::ValueEnum;
 use inflight_roofline::Limits;
 use serde::Serialize;
-use triton_inflight::device::cpu::CodeBits;
+use triton_inflight::device::CodeBits;
 use triton_inflight::runner::{ModelSpec, WeightPrecision};
 
 use crate::load::Load;

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use crate::backend::model_anchor::ModelAnchor;
 use crate::backend::response::answer::Answer;
 use crate::base::LoadError;
-use crate::device::cpu::yield_to_others;
+use crate::device::yield_to_others;
 
 /// Work on one answer.
 pub enum HeavyWork {

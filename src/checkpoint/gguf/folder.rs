@@ -12,7 +12,7 @@ use crate::checkpoint::file_stamp::FileStamp;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
 use crate::checkpoint::tensor::{RowOrder, Tensor, TensorLocation};
 use crate::checkpoint::weight_file::FileRange;
-use crate::device::cpu::{Dtype, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::device::{Dtype, QuantFormat, QuantisedRow, QuantisedRows};
 
 const EXTENSION: &str = "gguf";
 

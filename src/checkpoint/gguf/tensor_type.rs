@@ -17,7 +17,7 @@
 
 use half::f16;
 
-use crate::device::cpu::{CodeBits, Dtype, QuantFormat, QuantisedRow};
+use crate::device::{CodeBits, Dtype, QuantFormat, QuantisedRow};
 
 /// Weights that share a scale.
 const GROUP: usize = 32;

@@ -13,7 +13,7 @@ use super::words::{Words, code_at, codes_per_word};
 use crate::base::LoadError;
 use crate::checkpoint::json_file::JsonFile;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
-use crate::device::cpu::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
 
 const BITS: CodeBits = CodeBits::Four;
 /// The lane of each of 8 outputs in its word.

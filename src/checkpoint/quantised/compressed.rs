@@ -18,7 +18,7 @@ use crate::checkpoint::json_file::JsonFile;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
 use crate::checkpoint::safetensors::StoredTensor;
 use crate::checkpoint::weight_file::LazyBytes;
-use crate::device::cpu::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
 
 const FORMATS: [&str; 2] = ["int-quantized", "pack-quantized"];
 

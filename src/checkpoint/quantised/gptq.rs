@@ -14,7 +14,7 @@ use super::words::{Words, act_order, code_at, codes_per_word, max_code};
 use crate::base::LoadError;
 use crate::checkpoint::json_file::JsonFile;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
-use crate::device::cpu::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
 
 /// GPTQ as `quantization_config` describes it.
 #[derive(Debug)]

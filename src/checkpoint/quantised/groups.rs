@@ -9,7 +9,7 @@
 use super::module::Module;
 use super::words::{Floats, Words, codes_per_word, word_of};
 use crate::base::LoadError;
-use crate::device::cpu::{CodeBits, QuantisedRow};
+use crate::device::{CodeBits, QuantisedRow};
 
 /// The groups of a module.
 pub struct Groups<'a> {

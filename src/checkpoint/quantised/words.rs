@@ -7,7 +7,7 @@ use crate::base::LoadError;
 use crate::checkpoint::safetensors::StoredTensor;
 use crate::checkpoint::tensor::TensorLocation;
 use crate::checkpoint::weight_file::LazyBytes;
-use crate::device::cpu::CodeBits;
+use crate::device::CodeBits;
 
 /// Unsigned codes in little-endian 32-bit words, `[_, width]`, read as a whole by [`Words::read`].
 pub struct Words<'a> {

@@ -8,7 +8,7 @@ use crate::base::LoadError;
 use crate::checkpoint::file_stamp::FileStamp;
 use crate::checkpoint::tensor::{RowOrder, Tensor, TensorLocation};
 use crate::checkpoint::weight_file::{FileRange, WeightFile};
-use crate::device::cpu::Dtype;
+use crate::device::Dtype;
 
 /// Bytes of the length field in front of a header.
 const HEADER_LENGTH_BYTES: u64 = 8;

@@ -4,10 +4,11 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use super::math::to_bf16_bits;
-use super::memory::Shared;
 use super::simd::for_each_simd;
-use super::{Cpu, PackedMatrix, RawMatrix};
+use super::{Cpu, PackedMatrix};
 use crate::base::TokenId;
+use crate::device::RawMatrix;
+use crate::device::disjoint_slice::DisjointSlice;
 
 /// Lanes of a reduction: one 512-bit register, whatever registers the machine has.
 const LANES: usize = 16;
@@ -70,7 +71,7 @@ impl Cpu {
         assert_eq!(out.len(), token_ids.len() * d, "one row a token");
         let max_rows = MIN_TASK_LEN.div_ceil(d);
         let num_tasks = token_ids.len().div_ceil(max_rows);
-        let out = Shared::new(out);
+        let out = DisjointSlice::new(out);
         self.pool.for_each(&mut self.workers, num_tasks, |_, task| {
             let first = task * max_rows;
             for (i, &id) in token_ids[first..].iter().take(max_rows).enumerate() {
@@ -89,7 +90,7 @@ impl Cpu {
         body: impl Fn(usize, &mut [u16]) + Sync,
     ) {
         let max_rows = MIN_TASK_LEN.div_ceil(row_len);
-        let out = Shared::new(out);
+        let out = DisjointSlice::new(out);
         self.pool
             .for_each(&mut self.workers, num_rows.div_ceil(max_rows), |_, task| {
                 let first = task * max_rows;

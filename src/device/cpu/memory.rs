@@ -80,28 +80,3 @@ pub(super) fn prefetch(line: *const u16) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = line;
 }
-
-/// A slice whose parts several threads write at once.
-pub(super) struct Shared<T>(*mut T, usize);
-
-// SAFETY: the only access is `slice`, whose caller promises that the parts do not overlap.
-unsafe impl<T: Send> Sync for Shared<T> {}
-
-impl<T> Shared<T> {
-    /// Takes the slice for the time of a parallel operation.
-    pub fn new(slice: &mut [T]) -> Self {
-        Self(slice.as_mut_ptr(), slice.len())
-    }
-
-    /// The `len` elements from `start` on.
-    ///
-    /// # Safety
-    ///
-    /// The slice that this was made of is still borrowed, and no two threads hold overlapping parts.
-    #[allow(clippy::mut_from_ref, reason = "the caller promises disjoint parts")]
-    pub unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(start <= self.1 && len <= self.1 - start, "inside the slice");
-        // SAFETY: inside the slice; the caller promises that nobody else has this part.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
-    }
-}

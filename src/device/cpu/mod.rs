@@ -21,7 +21,6 @@ mod kv_cache;
 mod math;
 mod memory;
 mod pack;
-mod pool;
 mod quantised;
 mod rope;
 mod simd;
@@ -30,19 +29,13 @@ use std::num::NonZeroUsize;
 
 use half::bf16;
 
-use self::memory::Shared;
 use crate::base::LoadError;
+use crate::device::{Pool, QuantisedRow, Turn};
 
-pub use attention::AttentionParams;
 pub use gemm::Output;
-pub use kv_cache::{KvBatch, KvCache, KvDtype, KvLayout, KvSpan};
-pub use pack::{Dtype, FloatRows, NotFinite, PackedMatrix, RawMatrix, Stacking};
-pub use pool::{Pool, Turn, yield_to_others};
-pub use quantised::{
-    CodeBits, PANELS_VERSION, PanelBytes, PanelReader, PanelShape, QuantFormat, QuantisedRow,
-    QuantisedRows, Rounded, can_be_packed_together,
-};
-pub use rope::{HeadShape, QkNorm, RopeTable};
+pub use kv_cache::KvCache;
+pub use pack::PackedMatrix;
+pub use quantised::{PANELS_VERSION, PanelBytes, PanelReader, PanelShape, Rounded};
 pub use simd::Simd;
 
 /// How much of the machine to use. The default is all that the process may use.
@@ -121,6 +114,11 @@ impl Cpu {
         self.simd
     }
 
+    /// The threads of this device.
+    pub fn pool(&mut self) -> &mut Pool {
+        &mut self.pool
+    }
+
     /// The number of threads that compute.
     pub fn num_threads(&self) -> usize {
         self.workers.len()
@@ -134,68 +132,5 @@ impl Cpu {
     /// It is its turn already.
     pub fn turn(&mut self) -> Turn {
         self.pool.turn()
-    }
-
-    /// Calls `body(state, index, row)` once for each row of `rows`, `[_, row_len]`, on all threads.
-    /// Each thread has one of `states` to itself; which thread gets which row is open.
-    ///
-    /// # Panics
-    ///
-    /// There are not as many states as threads, or `rows` are not whole rows.
-    pub fn for_each_row<S: Send, T: Send>(
-        &mut self,
-        states: &mut [S],
-        rows: &mut [T],
-        row_len: usize,
-        body: impl Fn(&mut S, usize, &mut [T]) + Sync,
-    ) {
-        assert!(
-            row_len > 0 && rows.len().is_multiple_of(row_len),
-            "whole rows"
-        );
-        let num_rows = rows.len() / row_len;
-        let rows = Shared::new(rows);
-        self.pool.for_each(states, num_rows, |state, index| {
-            // SAFETY: every row is one task's.
-            body(state, index, unsafe {
-                rows.slice(index * row_len, row_len)
-            });
-        });
-    }
-
-    /// The same for groups of rows: calls `body(state, index, rows)` once for each of `groups`, with the
-    /// rows from where it starts to where the next one does.
-    ///
-    /// # Panics
-    ///
-    /// As [`Cpu::for_each_row`], or if `groups` do not ascend from the first row.
-    pub fn for_each_group<S: Send, T: Send>(
-        &mut self,
-        states: &mut [S],
-        rows: &mut [T],
-        row_len: usize,
-        groups: &[u32],
-        body: impl Fn(&mut S, usize, &mut [T]) + Sync,
-    ) {
-        assert!(
-            row_len > 0 && rows.len().is_multiple_of(row_len),
-            "whole rows"
-        );
-        let num_rows = rows.len() / row_len;
-        assert!(
-            groups.is_sorted() && groups.last().is_none_or(|&last| last as usize <= num_rows),
-            "groups of rows that there are"
-        );
-        let rows = Shared::new(rows);
-        self.pool.for_each(states, groups.len(), |state, index| {
-            let start = groups[index] as usize;
-            let end = groups
-                .get(index + 1)
-                .map_or(num_rows, |&next| next as usize);
-            // SAFETY: groups ascend and are within the rows, so every row is one task's.
-            body(state, index, unsafe {
-                rows.slice(start * row_len, (end - start) * row_len)
-            });
-        });
     }
 }

@@ -3,13 +3,16 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use half::{bf16, f16};
+use half::f16;
 
 use super::Cpu;
 use super::math::{from_bf16_bits, to_bf16_bits};
-use super::memory::{Buffer, Shared};
+use super::memory::Buffer;
 use super::quantised::Panels;
 use crate::base::LoadError;
+use crate::device::disjoint_slice::DisjointSlice;
+use crate::device::matrix::convert_elements;
+use crate::device::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 
 /// Outputs of one panel: three 512-bit registers of f32.
 pub(super) const PANEL: usize = 48;
@@ -19,163 +22,6 @@ const TILE: usize = 8;
 /// Pairs of inputs of one pass over the rows of a panel: what it writes stays in the first-level cache.
 const CHUNK_PAIRS: usize = 64;
 const _: () = assert!(PANEL.is_multiple_of(TILE) && CHUNK_PAIRS.is_multiple_of(TILE));
-
-/// The element type of a matrix in a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dtype {
-    /// bfloat16.
-    Bf16,
-    /// IEEE half precision.
-    F16,
-    /// IEEE single precision.
-    F32,
-}
-
-impl Dtype {
-    /// Bytes of one element.
-    pub const fn size(self) -> usize {
-        match self {
-            Self::Bf16 | Self::F16 => 2,
-            Self::F32 => 4,
-        }
-    }
-}
-
-/// A matrix of floating point that is read while it is packed.
-pub trait FloatRows: Sync {
-    /// What its elements are.
-    fn dtype(&self) -> Dtype;
-
-    /// Number of rows: outputs of a linear layer, tokens of an embedding.
-    fn rows(&self) -> usize;
-
-    /// Elements of a row.
-    fn columns(&self) -> usize;
-
-    /// Writes some rows into `out`, which has their size: little-endian. Called from many threads.
-    fn read_rows(&self, rows: Range<usize>, out: &mut [u8]);
-}
-
-/// A matrix in memory: row-major, little-endian, at any address.
-#[derive(Clone, Copy)]
-pub struct RawMatrix<'a> {
-    dtype: Dtype,
-    rows: usize,
-    columns: usize,
-    bytes: &'a [u8],
-}
-
-impl<'a> RawMatrix<'a> {
-    /// A view of `rows * columns` elements.
-    ///
-    /// # Panics
-    ///
-    /// `bytes` is not that long: the checkpoint's reader has compared it with the shape.
-    pub fn new(dtype: Dtype, rows: usize, columns: usize, bytes: &'a [u8]) -> Self {
-        let expected = rows
-            .checked_mul(columns)
-            .and_then(|len| len.checked_mul(dtype.size()));
-        assert_eq!(
-            Some(bytes.len()),
-            expected,
-            "{rows} x {columns} of {dtype:?}"
-        );
-        Self {
-            dtype,
-            rows,
-            columns,
-            bytes,
-        }
-    }
-
-    /// Number of rows: outputs of a linear layer, tokens of an embedding.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Elements of a row.
-    pub fn columns(&self) -> usize {
-        self.columns
-    }
-
-    /// Writes a row as f32.
-    ///
-    /// # Panics
-    ///
-    /// There is no such row, or `out` has not the length of one.
-    pub fn row_to_f32(&self, row: usize, out: &mut [f32]) {
-        assert_eq!(out.len(), self.columns, "length of a row");
-        let bytes = self.row(row);
-        match self.dtype {
-            Dtype::Bf16 => convert(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-            Dtype::F16 => convert(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-            Dtype::F32 => convert(bytes, out, f32::from_le_bytes),
-        }
-    }
-
-    fn row(&self, row: usize) -> &'a [u8] {
-        let len = self.row_bytes();
-        &self.bytes[row * len..][..len]
-    }
-
-    fn row_bytes(&self) -> usize {
-        self.columns * self.dtype.size()
-    }
-
-    /// Writes part of a row, from `column` on, as the bits of bf16.
-    fn row_to_bf16(&self, row: usize, column: usize, out: &mut [u16]) {
-        let bytes = &self.row(row)[column * self.dtype.size()..];
-        match self.dtype {
-            Dtype::Bf16 => convert(bytes, out, u16::from_le_bytes),
-            Dtype::F16 => convert(bytes, out, |b| to_bf16_bits(f16::from_le_bytes(b).to_f32())),
-            Dtype::F32 => convert(bytes, out, |b| to_bf16_bits(f32::from_le_bytes(b))),
-        }
-    }
-}
-
-impl FloatRows for RawMatrix<'_> {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn rows(&self) -> usize {
-        self.rows
-    }
-
-    fn columns(&self) -> usize {
-        self.columns
-    }
-
-    fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
-        let row_bytes = self.row_bytes();
-        out.copy_from_slice(&self.bytes[rows.start * row_bytes..rows.end * row_bytes]);
-    }
-}
-
-fn convert<const N: usize, T>(bytes: &[u8], out: &mut [T], element: impl Fn([u8; N]) -> T) {
-    for (bytes, out) in bytes.as_chunks::<N>().0.iter().zip(out) {
-        *out = element(*bytes);
-    }
-}
-
-/// A weight that is not a number, or too large for bf16.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotFinite {
-    /// Which of the parts that were packed together.
-    pub part: usize,
-    /// Its row.
-    pub row: usize,
-}
-
-/// How matrices that are packed together become the outputs of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stacking {
-    /// One below the other: query, key and value become one matrix whose outputs come in that order.
-    Below,
-    /// A panel of each in turn: outputs of the same number are computed together, as gate and up are. The matrices
-    /// have one shape.
-    InTurn,
-}
 
 /// Which outputs the panels of a matrix have.
 #[derive(Clone, Copy)]
@@ -195,12 +41,12 @@ impl PanelOrder {
     pub(super) fn new(stacking: Stacking, num_rows: impl Iterator<Item = usize> + Clone) -> Self {
         let n = num_rows.clone().sum();
         match stacking {
-            Stacking::Below => Self {
+            Stacking::Concatenated => Self {
                 stacking,
                 num_parts: 1,
                 part_len: n,
             },
-            Stacking::InTurn => {
+            Stacking::Interleaved => {
                 let num_parts = num_rows.clone().count();
                 let part_len = n / num_parts;
                 assert!(
@@ -307,7 +153,7 @@ impl PackedMatrix {
 
     /// Whether its rows can be [looked up](Cpu::embed_packed): they are bf16, and follow each other.
     pub fn has_rows(&self) -> bool {
-        matches!(self.weights, Packed::Bf16(_)) && self.stacking() == Stacking::Below
+        matches!(self.weights, Packed::Bf16(_)) && self.stacking() == Stacking::Concatenated
     }
 
     /// Writes a row of the matrix that was packed.
@@ -365,7 +211,7 @@ impl Cpu {
         let mut buffer = Buffer::zeroed(num_panels * panel_len)?;
 
         let bad_row = AtomicUsize::new(usize::MAX);
-        let panels = Shared::new(buffer.as_mut_slice());
+        let panels = DisjointSlice::new(buffer.as_mut_slice());
         let mut rows_read = vec![Vec::new(); self.workers.len()];
         self.pool
             .for_each(&mut rows_read, num_panels, |bytes, index| {
@@ -431,9 +277,22 @@ fn read_rows<'b>(
     pieces.into_iter().map(matrix).collect()
 }
 
+/// Converts part of a row, starting at `column`, to the bits of bf16.
+fn row_to_bf16(matrix: &RawMatrix<'_>, row: usize, column: usize, out: &mut [u16]) {
+    let dtype = matrix.dtype();
+    let bytes = &matrix.row(row)[column * dtype.size()..];
+    match dtype {
+        Dtype::Bf16 => convert_elements(bytes, out, u16::from_le_bytes),
+        Dtype::F16 => {
+            convert_elements(bytes, out, |b| to_bf16_bits(f16::from_le_bytes(b).to_f32()));
+        }
+        Dtype::F32 => convert_elements(bytes, out, |b| to_bf16_bits(f32::from_le_bytes(b))),
+    }
+}
+
 /// Writes the rows of a panel into a panel of zeros; returns the first that is not finite.
 fn pack_panel(parts: &[RawMatrix<'_>], panel: &mut [u16]) -> Option<usize> {
-    let k = parts[0].columns;
+    let k = parts[0].columns();
     let num_rows = parts.iter().map(RawMatrix::rows).sum();
     // Pairs of inputs move as one.
     let panel: &mut [u32] = bytemuck::cast_slice_mut(panel);
@@ -446,7 +305,7 @@ fn pack_panel(parts: &[RawMatrix<'_>], panel: &mut [u16]) -> Option<usize> {
             for (row, chunk) in (first..).zip(&mut tile[..num_rows]) {
                 let chunk: &mut [u16] = bytemuck::cast_slice_mut(chunk);
                 let (part, row_in_part) = locate(parts.iter().map(RawMatrix::rows), row);
-                parts[part].row_to_bf16(row_in_part, start, &mut chunk[..len]);
+                row_to_bf16(&parts[part], row_in_part, start, &mut chunk[..len]);
                 // Of the last pair, or of chunks before.
                 chunk[len..].fill(0);
                 // A fold and not a search: it is vectorised, and bad values are the exception.

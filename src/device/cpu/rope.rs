@@ -6,93 +6,11 @@ use half::slice::HalfFloatSliceExt;
 use super::elementwise::inverse_rms;
 use super::kv_cache::{Encoded, LayerMut};
 use super::math::to_bf16_bits;
-use super::memory::Shared;
 use super::simd::for_each_simd;
-use super::{Cpu, KvBatch, KvCache};
-use crate::base::{BlockId, LoadError};
-
-/// Cosines and sines of every position's angles, for the rotation that pairs element `i` of a head
-/// with element `i + head_dim / 2` (Hugging Face's layout of Llama, Mistral and Qwen checkpoints).
-///
-/// Su et al., RoFormer, arXiv:2104.09864.
-pub struct RopeTable {
-    half_dim: usize,
-    /// `[position][cosines, sines]`.
-    rows: Vec<f32>,
-}
-
-impl RopeTable {
-    /// The angles `position * frequency` for positions below `num_positions`, computed in f32 as
-    /// transformers does. Cosine and sine are multiplied by `scale` (1 but for some rope types).
-    /// `frequencies` is `[head_dim / 2]`.
-    ///
-    /// # Errors
-    ///
-    /// There is no memory for so many positions.
-    pub fn new(frequencies: &[f32], scale: f32, num_positions: usize) -> Result<Self, LoadError> {
-        let half_dim = frequencies.len();
-        let mut rows = Vec::new();
-        num_positions
-            .checked_mul(2 * half_dim)
-            .and_then(|len| rows.try_reserve_exact(len).ok())
-            .ok_or_else(|| {
-                LoadError::Resource(format!(
-                    "no memory for the rotary angles of {num_positions} positions: lower max_seq_len"
-                ))
-            })?;
-        for position in 0..num_positions {
-            let angles = frequencies
-                .iter()
-                .map(|frequency| position as f32 * frequency);
-            rows.extend(angles.clone().map(|angle| angle.cos() * scale));
-            rows.extend(angles.map(|angle| angle.sin() * scale));
-        }
-        Ok(Self { half_dim, rows })
-    }
-
-    /// Positions that it covers.
-    pub fn num_positions(&self) -> usize {
-        self.rows.len().checked_div(2 * self.half_dim).unwrap_or(0)
-    }
-
-    fn row(&self, position: usize) -> &[f32] {
-        &self.rows[position * 2 * self.half_dim..][..2 * self.half_dim]
-    }
-}
-
-/// How a row of the QKV projection is divided: query heads, key heads, value heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadShape {
-    /// Query heads, a multiple of `num_kv_heads`.
-    pub num_q_heads: usize,
-    /// Key heads, and as many value heads.
-    pub num_kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-}
-
-impl HeadShape {
-    /// Elements of a row of queries.
-    pub const fn q_len(&self) -> usize {
-        self.num_q_heads * self.head_dim
-    }
-
-    /// Elements of a row of the QKV projection.
-    pub const fn qkv_len(&self) -> usize {
-        (self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim
-    }
-}
-
-/// RMS norms of every query and key head before the rotation (Qwen3).
-#[derive(Clone, Copy)]
-pub struct QkNorm<'a> {
-    /// Weight of the query norm, `[head_dim]`.
-    pub q: &'a [f32],
-    /// Weight of the key norm, `[head_dim]`.
-    pub k: &'a [f32],
-    /// Added to the mean square.
-    pub eps: f32,
-}
+use super::{Cpu, KvCache};
+use crate::base::BlockId;
+use crate::device::disjoint_slice::DisjointSlice;
+use crate::device::{HeadShape, KvBatch, QkNorm, RopeTable};
 
 /// Scratch memory of one thread: one head at a time.
 #[derive(Default)]
@@ -143,7 +61,7 @@ impl Cpu {
             layout.head_dim == d && layout.num_kv_heads == shape.num_kv_heads,
             "cache's shape"
         );
-        assert_eq!(rope.half_dim * 2, d, "an angle for each pair of elements");
+        assert_eq!(rope.half_dim() * 2, d, "an angle for each pair of elements");
         assert!(
             norm.is_none_or(|norm| norm.q.len() == d && norm.k.len() == d),
             "norm is [head_dim]"
@@ -153,7 +71,7 @@ impl Cpu {
         let simd = self.simd;
         let num_tasks = batch.num_tokens().div_ceil(TASK_TOKENS);
         let cache = &cache.layer_mut(layer);
-        let q = Shared::new(q.reinterpret_cast_mut());
+        let q = DisjointSlice::new(q.reinterpret_cast_mut());
         let context = &Context {
             shape,
             norm,
@@ -267,18 +185,5 @@ fn rotate(head: &mut [f32], angles: &[f32]) {
         let (x, y) = (low[i], high[i]);
         low[i] = x * cos[i] - y * sin[i];
         high[i] = y * cos[i] + x * sin[i];
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_table_of_absurdly_many_positions_is_refused() {
-        for num_positions in [usize::MAX, usize::MAX / 8] {
-            let table = RopeTable::new(&[1.0, 0.5], 1.0, num_positions);
-            assert!(matches!(table, Err(LoadError::Resource(_))));
-        }
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::engine_config::ModelDimensions;
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::config::{ModelConfig, RunnerKind, Settings, WeightOnlyPrecision};
-use crate::device::cpu::{CodeBits, KvDtype};
+use crate::device::{CodeBits, KvDtype};
 use crate::runner::{AttentionLimits, CpuRunner, ModelSource, SyntheticRunner, WeightPrecision};
 
 /// The longest sequence of the synthetic runner, which has no limit of its own.

@@ -1,8 +1,9 @@
 //! Scratch memory for the groups of a tile that are not read in place.
 
-use super::super::kv_cache::{GROUP, KvLayout};
+use super::super::kv_cache::GROUP;
 use super::int8::Gathered;
 use super::{Scales, TILE_GROUPS};
+use crate::device::KvLayout;
 
 /// A tile of keys and values in bf16 or as they are stored, and their scales.
 pub(super) struct Copies {

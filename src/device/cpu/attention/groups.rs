@@ -1,10 +1,11 @@
 //! The groups of 16 positions that a tile consists of: in place where they can be, else copied.
 
-use super::super::kv_cache::{GROUP, Group, KvLayout, Layer};
+use super::super::kv_cache::{GROUP, Group, Layer};
 use super::TILE_GROUPS;
 use super::copies::Room;
 use super::task::Task;
 use crate::base::BlockId;
+use crate::device::KvLayout;
 
 /// The groups of a tile, as far as they are of the sequence and in one place.
 pub(super) type Groups<'a> = [Option<Group<'a>>; TILE_GROUPS];

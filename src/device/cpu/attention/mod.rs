@@ -31,41 +31,17 @@ mod queries;
 mod softmax;
 mod task;
 
-use std::num::NonZeroU32;
-
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use self::softmax::RowState;
 use self::task::{MAX_TOTALS_LEN, Operation};
 use super::kv_cache::GROUP;
-use super::memory::Shared;
-use super::{Cpu, HeadShape, KvBatch, KvCache, KvDtype, KvLayout, Simd};
+use super::{Cpu, KvCache, Simd};
+use crate::device::disjoint_slice::DisjointSlice;
+use crate::device::{AttentionParams, KvBatch, KvDtype, KvLayout};
 
 pub(super) use self::task::Scratch;
-
-/// How queries attend.
-///
-/// ```text
-/// positions   | sinks |                 |---- window ----|
-/// seen        *********                 ******************
-///                                                  query ^
-/// ```
-///
-/// Positions are absolute: what lies between sinks and window keeps its place in the count, and rotary
-/// angles are those of the whole text. The sinks (StreamingLLM; Xiao et al., arXiv:2309.17453) are seen
-/// besides the window, not instead of a part of it.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionParams {
-    /// The heads.
-    pub shape: HeadShape,
-    /// What scores are multiplied by: `1 / sqrt(head_dim)` as a rule.
-    pub scale: f32,
-    /// How many positions a query sees, its own included; all before it when `None`.
-    pub window: Option<NonZeroU32>,
-    /// How many positions from the first on every query sees besides, up to its own.
-    pub num_sinks: u32,
-}
 
 /// Groups of a tile.
 const TILE_GROUPS: usize = 4;
@@ -197,14 +173,14 @@ impl Cpu {
             q.reinterpret_cast(),
             &mut tile_starts,
         );
-        let out = &Shared::new(out.reinterpret_cast_mut());
+        let out = &DisjointSlice::new(out.reinterpret_cast_mut());
         let (pool, workers, num_tasks) = (&mut self.pool, &mut self.workers, operation.num_tasks());
         if let Some(num_parts) = operation.num_parts() {
             // All of it at once, so that a step allocates nothing when a sequence grows.
             if self.totals.is_empty() {
                 self.totals = vec![0.0; MAX_TOTALS_LEN];
             }
-            let totals = &Shared::new(&mut self.totals);
+            let totals = &DisjointSlice::new(&mut self.totals);
             pool.for_each(workers, num_parts, |worker, index| {
                 operation.attend_part(index, &mut worker.attention, totals);
             });

@@ -11,9 +11,9 @@
 //! or split    thread 0 ----> | thread 1 ---> | thread 2 --->   each with its totals, then all of them folded
 //! ```
 
-use super::super::kv_cache::KvLayout;
 use super::super::math::exp;
 use super::TILE;
+use crate::device::KvLayout;
 
 /// Positions of a part.
 pub(super) const PART: usize = 16 * TILE;

@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use super::super::Simd;
-use super::super::kv_cache::{GROUP, KvBatch, KvDtype, KvLayout, KvSpan, Layer};
+use super::super::kv_cache::{GROUP, Layer};
 use super::super::math::to_bf16_bits;
-use super::super::memory::Shared;
 use super::super::simd::for_each_simd;
 use super::copies::Copies;
 use super::groups::{Groups, Lanes, group, groups_in_place, whole_group};
@@ -13,8 +12,10 @@ use super::int8::{stored_group, widen_group};
 use super::parts::{self, PART};
 use super::queries::Queries;
 use super::softmax::RowState;
-use super::{AttentionParams, Kernel, MAX_ROWS, Operands, Scales, TILE, TILE_GROUPS, Tile, kernel};
+use super::{Kernel, MAX_ROWS, Operands, Scales, TILE, TILE_GROUPS, Tile, kernel};
 use crate::base::BlockId;
+use crate::device::disjoint_slice::DisjointSlice;
+use crate::device::{AttentionParams, KvBatch, KvDtype, KvLayout, KvSpan};
 
 /// Rows that a task aims at: queries of one token more or less.
 const TASK_ROWS: usize = 96;
@@ -202,7 +203,7 @@ impl<'a> Operation<'a> {
     }
 
     /// Computes one task and writes its rows of `out`.
-    pub fn attend(&self, index: usize, scratch: &mut Scratch, out: &Shared<u16>) {
+    pub fn attend(&self, index: usize, scratch: &mut Scratch, out: &DisjointSlice<u16>) {
         let Some(task) = self.task(index) else { return };
         let next = self.task(index + 1).map(|task| (task, ALL));
         let mut totals = std::mem::take(&mut scratch.totals);
@@ -213,7 +214,7 @@ impl<'a> Operation<'a> {
     }
 
     /// Computes one part of a split task, and writes the totals of its rows into its piece of `totals`.
-    pub fn attend_part(&self, index: usize, scratch: &mut Scratch, totals: &Shared<f32>) {
+    pub fn attend_part(&self, index: usize, scratch: &mut Scratch, totals: &DisjointSlice<f32>) {
         let Some((task, positions)) = self.part(index) else {
             return;
         };
@@ -224,7 +225,7 @@ impl<'a> Operation<'a> {
     }
 
     /// Puts the parts of a task together, and writes its rows of `out`.
-    pub fn join(&self, index: usize, totals: &Shared<f32>, out: &Shared<u16>) {
+    pub fn join(&self, index: usize, totals: &DisjointSlice<f32>, out: &DisjointSlice<u16>) {
         let Some(task) = self.task(index) else { return };
         let len = self.totals_len;
         // SAFETY: every task has its own parts' pieces.
@@ -325,7 +326,7 @@ impl<'a> Operation<'a> {
     }
 
     /// Writes the rows of a task.
-    fn write(&self, task: &Task<'_>, totals: &[f32], out: &Shared<u16>) {
+    fn write(&self, task: &Task<'_>, totals: &[f32], out: &DisjointSlice<u16>) {
         let head_dim = self.params.shape.head_dim;
         let mut rows = totals.chunks_exact(parts::row_len(self.cache.layout()));
         for token in 0..task.num_tokens {
@@ -485,9 +486,10 @@ fn finish(acc: &[f32], sum: f32, out: &mut [u16]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::{HeadShape, KvCache};
+    use super::super::super::KvCache;
     use super::*;
     use crate::base::BlockSize;
+    use crate::device::HeadShape;
 
     /// Parts of all tasks of sequences with these new tokens and lengths, two key/value heads.
     fn num_parts(num_threads: usize, window: Option<u32>, work: &[(u32, u32)]) -> Option<usize> {

@@ -29,10 +29,11 @@ use half::slice::HalfFloatSliceExt;
 use self::panel::{Activations, multiply_panel};
 use self::tasks::Tasks;
 use super::math::{exp, from_bf16_bits, to_bf16_bits};
-use super::memory::Shared;
-use super::pack::{PANEL, Packed, Stacking};
+use super::pack::{PANEL, Packed};
 use super::simd::for_each_simd;
 use super::{Cpu, PackedMatrix, Simd, quantised};
+use crate::device::Stacking;
+use crate::device::disjoint_slice::DisjointSlice;
 
 /// What becomes of the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +53,7 @@ impl Cpu {
     ///
     /// # Panics
     ///
-    /// The lengths do not agree, or the weights are [stacked in turn](Stacking::InTurn).
+    /// The lengths do not agree, or the weights are [stacked in turn](Stacking::Interleaved).
     pub fn gemm(
         &mut self,
         x: &[bf16],
@@ -63,13 +64,13 @@ impl Cpu {
         out: &mut [f32],
     ) {
         let n = weights.n();
-        assert_eq!(weights.stacking(), Stacking::Below);
+        assert_eq!(weights.stacking(), Stacking::Concatenated);
         assert_eq!(out.len(), m * n, "out is [m, n] = [{m}, {n}]");
         assert!(
             bias.is_none_or(|bias| bias.len() == n),
             "bias is [n] = [{n}]"
         );
-        let out = Shared::new(out);
+        let out = DisjointSlice::new(out);
         self.multiply(x, m, weights, |rows, outputs, [sums]: [&[f32]; 1]| {
             let bias = bias.map(|bias| &bias[outputs.clone()]);
             for (row, sums) in rows.zip(sums.as_chunks::<PANEL>().0) {
@@ -86,7 +87,7 @@ impl Cpu {
     ///
     /// # Panics
     ///
-    /// The lengths do not agree, or the weights are not two parts [stacked in turn](Stacking::InTurn).
+    /// The lengths do not agree, or the weights are not two parts [stacked in turn](Stacking::Interleaved).
     pub fn gemm_silu_mul(
         &mut self,
         x: &[bf16],
@@ -96,7 +97,7 @@ impl Cpu {
         out: &mut [bf16],
     ) {
         let inter = weights.n() / 2;
-        assert_eq!(weights.stacking(), Stacking::InTurn);
+        assert_eq!(weights.stacking(), Stacking::Interleaved);
         assert_eq!(out.len(), m * inter, "out is [m, inter] = [{m}, {inter}]");
         assert!(
             bias.is_none_or(|bias| bias.len() == 2 * inter),
@@ -104,7 +105,7 @@ impl Cpu {
             2 * inter
         );
         let simd = self.simd;
-        let out = Shared::new(out.reinterpret_cast_mut());
+        let out = DisjointSlice::new(out.reinterpret_cast_mut());
         self.multiply(x, m, weights, |rows, outputs, [gate, up]: [&[f32]; 2]| {
             let bias = bias.map(|bias| {
                 let (gate, up) = bias.split_at(inter);
@@ -179,7 +180,7 @@ impl Cpu {
     fn widen(&mut self, x: &[u16], out: &mut Vec<f32>) {
         out.resize(x.len(), 0.0);
         let simd = self.simd;
-        let out = Shared::new(out);
+        let out = DisjointSlice::new(out);
         let num_tasks = x.len().div_ceil(WIDEN_LEN);
         self.pool.for_each(&mut self.workers, num_tasks, |_, task| {
             let start = task * WIDEN_LEN;

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
-use super::layout::{KvDtype, KvLayout, Part};
+use super::layout::Part;
 use super::{GROUP, int8};
 use crate::base::BlockId;
 use crate::device::cpu::math::to_bf16_bits;
+use crate::device::{KvDtype, KvLayout};
 
 /// A layer of the pool, to read.
 pub(in super::super) struct Layer<'a> {

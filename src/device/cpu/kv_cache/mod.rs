@@ -1,15 +1,12 @@
 //! The keys and values of all sequences: a pool of blocks.
 
-mod batch;
 mod int8;
 mod layer;
 mod layout;
 
 use super::memory::Buffer;
 use crate::base::{BlockId, LoadError};
-
-pub use batch::{KvBatch, KvSpan};
-pub use layout::{KvDtype, KvLayout};
+use crate::device::{KvBatch, KvLayout, KvSpan};
 
 pub(super) use int8::widen;
 pub(super) use layer::{Encoded, Group, Layer, LayerMut};
@@ -60,6 +57,25 @@ impl KvCache {
             num_blocks,
             buffer: Buffer::zeroed(len)?,
         })
+    }
+
+    /// Bytes of one block in all layers, padding and scales included.
+    pub fn bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
+        2 * num_layers * layout.block_len()
+    }
+
+    /// Checks the spans of a step once, for all its operations.
+    ///
+    /// # Panics
+    ///
+    /// As [`KvBatch::new`].
+    pub fn batch<'a>(&self, spans: &'a [KvSpan], block_tables: &'a [BlockId]) -> KvBatch<'a> {
+        KvBatch::new(spans, block_tables, self.layout.block_size, self.num_blocks)
+    }
+
+    /// Whether `batch` was checked for a pool of this size and shape.
+    pub(super) fn fits(&self, batch: &KvBatch<'_>) -> bool {
+        batch.is_for(self.layout.block_size, self.num_blocks)
     }
 
     /// The shape of its blocks.
@@ -149,6 +165,7 @@ impl KvCache {
 mod tests {
     use super::*;
     use crate::base::BlockSize;
+    use crate::device::KvDtype;
 
     #[test]
     fn a_pool_takes_what_it_is_sized_with_padding_included() {
@@ -170,7 +187,10 @@ mod tests {
                     let cache =
                         KvCache::new(layout, num_layers, num_blocks).expect("address space");
                     let bytes_per_block = num_layers * 3 * num_groups * 16 * bytes_per_position;
-                    assert_eq!(layout.bytes_per_block(num_layers), bytes_per_block);
+                    assert_eq!(
+                        KvCache::bytes_per_block(&layout, num_layers),
+                        bytes_per_block
+                    );
                     assert_eq!(2 * cache.buffer.len(), num_blocks * bytes_per_block);
                 }
             }

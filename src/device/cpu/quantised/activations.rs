@@ -5,11 +5,12 @@ use half::slice::HalfFloatSliceExt;
 
 use super::super::elementwise::MIN_TASK_LEN;
 use super::super::math::{ROUNDER, from_bf16_bits};
-use super::super::memory::Shared;
 use super::super::simd::for_each_simd;
 use super::super::{Cpu, Simd};
+use super::BLOCK;
 use super::panels::{Panels, UNIT};
-use super::{BLOCK, CodeBits};
+use crate::device::CodeBits;
+use crate::device::disjoint_slice::DisjointSlice;
 
 /// Rows of activations, rounded: each block of 32 elements is `scale * codes`, the largest code 127.
 #[derive(Default)]
@@ -77,9 +78,9 @@ impl Cpu {
 
         let simd = self.simd;
         let max_rows = MIN_TASK_LEN.div_ceil(padded_k);
-        let codes = Shared::new(&mut out.codes);
-        let pairs = Shared::new(&mut out.pairs);
-        let blocks = Shared::new(&mut out.blocks);
+        let codes = DisjointSlice::new(&mut out.codes);
+        let pairs = DisjointSlice::new(&mut out.pairs);
+        let blocks = DisjointSlice::new(&mut out.blocks);
         let order = panels.input_order.as_deref();
         self.pool
             .for_each(&mut self.workers, m.div_ceil(max_rows), |worker, task| {

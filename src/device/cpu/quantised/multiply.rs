@@ -2,12 +2,13 @@
 
 use super::super::Simd;
 use super::super::pack::PANEL;
+use super::BLOCK;
 use super::activations::{Activations, Block};
 use super::panels::Panels;
 use super::portable;
-use super::{BLOCK, CodeBits};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
+use crate::device::CodeBits;
 
 /// Rows of one tile, at most.
 pub(super) const MAX_TILE_ROWS: usize = 8;

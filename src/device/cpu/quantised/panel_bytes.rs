@@ -1,11 +1,12 @@
 //! Quantised weights as bytes, which can be kept in a file.
 
 use super::super::Cpu;
-use super::super::memory::{Buffer, Shared};
-use super::super::pack::{Packed, PackedMatrix, PanelOrder, Stacking};
-use super::QuantFormat;
+use super::super::memory::Buffer;
+use super::super::pack::{Packed, PackedMatrix, PanelOrder};
 use super::panels::Panels;
 use crate::base::LoadError;
+use crate::device::disjoint_slice::DisjointSlice;
+use crate::device::{QuantFormat, Stacking};
 
 /// Which layout panels have, and how [`Rounded`](super::Rounded) rounds. It changes with either: bytes of another
 /// version are something else.
@@ -84,7 +85,7 @@ impl Cpu {
 
     /// On all threads; `to` has as many bytes.
     fn read(&mut self, from: PanelReader<'_>, to: &mut Buffer) {
-        let shared = Shared::new(bytemuck::cast_slice_mut::<_, u8>(to.as_mut_slice()));
+        let shared = DisjointSlice::new(bytemuck::cast_slice_mut::<_, u8>(to.as_mut_slice()));
         let num_pieces = from.num_bytes.div_ceil(PIECE);
         self.pool
             .for_each(&mut self.workers, num_pieces, |_, index| {
@@ -100,8 +101,9 @@ impl Cpu {
 mod tests {
     use twox_hash::XxHash3_64;
 
-    use super::super::{CodeBits, Rounded};
+    use super::super::Rounded;
     use super::*;
+    use crate::device::CodeBits;
     use crate::device::cpu::{CpuOptions, Simd};
 
     fn formats() -> [QuantFormat; 2] {
@@ -125,7 +127,7 @@ mod tests {
 
     fn shapes() -> impl Iterator<Item = PanelShape<'static>> {
         formats().into_iter().flat_map(|format| {
-            [Stacking::Below, Stacking::InTurn].map(|stacking| PanelShape {
+            [Stacking::Concatenated, Stacking::Interleaved].map(|stacking| PanelShape {
                 num_rows: &[70, 70],
                 columns: 300,
                 stacking,

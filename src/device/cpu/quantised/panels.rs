@@ -5,12 +5,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use half::f16;
 
 use super::super::math::nearest_f16;
-use super::super::memory::{Buffer, Shared};
-use super::super::pack::{NotFinite, PANEL, PackedMatrix, PanelOrder, Stacking, locate};
+use super::super::memory::Buffer;
+use super::super::pack::{PANEL, PackedMatrix, PanelOrder, locate};
 use super::super::{Cpu, Worker};
+use super::BLOCK;
 use super::panel_bytes::PanelBytes;
-use super::{BLOCK, CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
 use crate::base::LoadError;
+use crate::device::disjoint_slice::DisjointSlice;
+use crate::device::{
+    CodeBits, NotFinite, QuantFormat, QuantisedRow, QuantisedRows, Stacking, can_be_packed_together,
+};
 
 /// Scales and offsets are kept as f16 in units of this, so that small ones keep their precision: their
 /// range is that of f16 times it, 1.5e-8 to 16 with 11 bits.
@@ -125,13 +129,6 @@ impl Panels {
     }
 }
 
-/// Whether [`Cpu::pack_quantised`] takes these together.
-pub fn can_be_packed_together(parts: &[&dyn QuantisedRows]) -> bool {
-    parts.is_sorted_by(|a, b| {
-        a.format() == b.format() && a.columns() == b.columns() && a.input_order() == b.input_order()
-    })
-}
-
 impl Cpu {
     /// Packs quantised matrices of one kind as one, as [`Cpu::pack`] does others.
     ///
@@ -166,8 +163,8 @@ impl Cpu {
 
         let bad_row = AtomicUsize::new(usize::MAX);
         let codes = bytemuck::cast_slice_mut::<_, u8>(panels.codes.as_mut_slice());
-        let shared_codes = Shared::new(codes);
-        let shared_scales = Shared::new(panels.scales.as_mut_slice());
+        let shared_codes = DisjointSlice::new(codes);
+        let shared_scales = DisjointSlice::new(panels.scales.as_mut_slice());
         self.pool
             .for_each(&mut self.workers, num_panels, |worker, index| {
                 // SAFETY: every panel is one task's.

@@ -3,10 +3,11 @@
 use half::f16;
 
 use super::super::pack::PANEL;
+use super::BLOCK;
 use super::activations::Block;
 use super::multiply::Tile;
 use super::panels::Panels;
-use super::{BLOCK, CodeBits};
+use crate::device::CodeBits;
 
 /// See [`super::multiply::Tile`].
 ///

@@ -4,7 +4,7 @@ use super::super::Simd;
 use super::super::math::ROUNDER;
 use super::super::simd::for_each_simd;
 use super::panels::stored_number;
-use super::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
 
 /// A matrix of numbers that is rounded to codes row by row: weights of a float checkpoint, or codes that no
 /// kernel has. Groups have no offsets.

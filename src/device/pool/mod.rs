@@ -35,6 +35,7 @@ use parking_lot::Mutex;
 pub use self::affinity::yield_to_others;
 use self::cores::Cores;
 use self::crew::Crew;
+use super::disjoint_slice::DisjointSlice;
 
 /// How long a turn lasts when somebody waits for the next: long beside the time that it takes to wake a thread.
 const TURN: Duration = Duration::from_millis(2);
@@ -126,6 +127,69 @@ impl Pool {
         }
         let crew = held.crew.as_mut().expect("more threads than one");
         crew.for_each(states, num_tasks, body);
+    }
+
+    /// Calls `body(state, index, row)` once for each row of `rows`, `[_, row_len]`, on all threads. Each
+    /// thread has one of `states` to itself; which thread gets which row is unspecified.
+    ///
+    /// # Panics
+    ///
+    /// If there is not one state per thread, or `rows` are not whole rows.
+    pub fn for_each_row<S: Send, T: Send>(
+        &mut self,
+        states: &mut [S],
+        rows: &mut [T],
+        row_len: usize,
+        body: impl Fn(&mut S, usize, &mut [T]) + Sync,
+    ) {
+        assert!(
+            row_len > 0 && rows.len().is_multiple_of(row_len),
+            "whole rows"
+        );
+        let num_rows = rows.len() / row_len;
+        let rows = DisjointSlice::new(rows);
+        self.for_each(states, num_rows, |state, index| {
+            // SAFETY: each row belongs to one task.
+            body(state, index, unsafe {
+                rows.slice(index * row_len, row_len)
+            });
+        });
+    }
+
+    /// As [`Pool::for_each_row`], for groups of rows: calls `body(state, index, rows)` once for each of
+    /// `groups`, which are the indices of their first rows. A group ends where the next one starts.
+    ///
+    /// # Panics
+    ///
+    /// As [`Pool::for_each_row`], or if `groups` do not ascend within the rows.
+    pub fn for_each_group<S: Send, T: Send>(
+        &mut self,
+        states: &mut [S],
+        rows: &mut [T],
+        row_len: usize,
+        groups: &[u32],
+        body: impl Fn(&mut S, usize, &mut [T]) + Sync,
+    ) {
+        assert!(
+            row_len > 0 && rows.len().is_multiple_of(row_len),
+            "whole rows"
+        );
+        let num_rows = rows.len() / row_len;
+        assert!(
+            groups.is_sorted() && groups.last().is_none_or(|&last| last as usize <= num_rows),
+            "ascending groups of these rows"
+        );
+        let rows = DisjointSlice::new(rows);
+        self.for_each(states, groups.len(), |state, index| {
+            let start = groups[index] as usize;
+            let end = groups
+                .get(index + 1)
+                .map_or(num_rows, |&next| next as usize);
+            // SAFETY: groups ascend within the rows, so each row belongs to one task.
+            body(state, index, unsafe {
+                rows.slice(start * row_len, (end - start) * row_len)
+            });
+        });
     }
 }
 

@@ -1,0 +1,61 @@
+//! The heads of an attention layer, and which positions its queries see.
+
+use std::num::NonZeroU32;
+
+/// The heads of an attention layer. A row of the QKV projection holds all query heads, then all key heads,
+/// then all value heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Query heads, a multiple of `num_kv_heads`.
+    pub num_q_heads: usize,
+    /// Key heads, and equally many value heads.
+    pub num_kv_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+}
+
+impl HeadShape {
+    /// Width of the queries.
+    pub const fn q_len(&self) -> usize {
+        self.num_q_heads * self.head_dim
+    }
+
+    /// Width of the QKV projection.
+    pub const fn qkv_len(&self) -> usize {
+        (self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim
+    }
+}
+
+/// The RMS norms of query and key heads before rotation (Qwen 3).
+#[derive(Clone, Copy)]
+pub struct QkNorm<'a> {
+    /// Weight of the query norm, `[head_dim]`.
+    pub q: &'a [f32],
+    /// Weight of the key norm, `[head_dim]`.
+    pub k: &'a [f32],
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// Which positions queries attend to, and how.
+///
+/// ```text
+/// positions   | sinks |                 |---- window ----|
+/// seen        *********                 ******************
+///                                                  query ^
+/// ```
+///
+/// Positions are absolute: those between the sinks and the window are still counted, and rotary angles are
+/// those of the full sequence. The sinks (StreamingLLM; Xiao et al., arXiv:2309.17453) are seen in addition
+/// to the window.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionParams {
+    /// The heads.
+    pub shape: HeadShape,
+    /// The factor of the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Positions that a query sees, counting back from and including its own. `None`: all of them.
+    pub window: Option<NonZeroU32>,
+    /// Positions at the start of the sequence that every later query sees in addition.
+    pub num_sinks: u32,
+}

@@ -1,0 +1,75 @@
+//! The contents of a KV cache's blocks.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::base::BlockSize;
+
+/// The element type that keys and values are stored in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvDtype {
+    /// bfloat16, as they are computed.
+    #[default]
+    Bf16,
+    /// 8-bit integers, with one bf16 scale per vector (its largest magnitude divided by 127).
+    Int8,
+}
+
+impl KvDtype {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Bf16, Self::Int8];
+
+    /// Its name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
+impl fmt::Display for KvDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for KvDtype {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let named = Self::ALL.into_iter().find(|dtype| dtype.as_str() == name);
+        named.ok_or_else(|| {
+            let known = Self::ALL.map(Self::as_str).join(", ");
+            format!("'{name}' is not a KV cache type; known types are {known}")
+        })
+    }
+}
+
+/// What one block holds. How a device arranges it in memory is its own affair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Key/value heads.
+    pub num_kv_heads: usize,
+    /// Elements per head, an even number.
+    pub head_dim: usize,
+    /// Positions per block. On CPU, a multiple of 16 is read in place; other sizes work, but are slower
+    /// and larger unless one block holds a whole sequence.
+    pub block_size: BlockSize,
+    /// The element type.
+    pub dtype: KvDtype,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_back() {
+        for dtype in KvDtype::ALL {
+            assert_eq!(dtype.as_str().parse(), Ok(dtype));
+        }
+        let error = "fp8".parse::<KvDtype>().expect_err("unknown");
+        assert!(error.contains("fp8") && error.contains("int8"), "{error}");
+    }
+}

@@ -1,0 +1,113 @@
+//! Quantised matrices as a checkpoint stores them.
+
+/// Bits of a code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CodeBits {
+    /// Codes from -8 to 7.
+    Four,
+    /// Codes from -128 to 127.
+    Eight,
+}
+
+impl CodeBits {
+    /// The number of bits.
+    pub const fn count(self) -> usize {
+        match self {
+            Self::Four => 4,
+            Self::Eight => 8,
+        }
+    }
+
+    /// Added to a signed code, gives the unsigned one.
+    pub const fn bias(self) -> i32 {
+        1 << (self.count() - 1)
+    }
+}
+
+/// How a matrix is quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QuantFormat {
+    /// Bits of a code.
+    pub bits: CodeBits,
+    /// Consecutive columns that share a scale and an offset: a multiple of 32, or the whole row. The last
+    /// group of a row may be shorter.
+    pub group_size: usize,
+    /// Whether groups have offsets.
+    pub has_offsets: bool,
+}
+
+impl QuantFormat {
+    /// Groups per row.
+    pub const fn num_groups(&self, columns: usize) -> usize {
+        columns.div_ceil(self.group_size)
+    }
+}
+
+/// One row, decoded from its storage format: `weight = scale * code + offset` in each group.
+#[derive(Clone, Debug, Default)]
+pub struct QuantisedRow {
+    /// One per column.
+    pub codes: Vec<i8>,
+    /// One per group.
+    pub scales: Vec<f32>,
+    /// One per group, or empty if the format has no offsets.
+    pub offsets: Vec<f32>,
+}
+
+impl QuantisedRow {
+    /// Resizes it for a row of `columns` elements. The contents are unspecified.
+    pub fn resize(&mut self, format: QuantFormat, columns: usize) {
+        let num_groups = format.num_groups(columns);
+        self.codes.resize(columns, 0);
+        self.scales.resize(num_groups, 0.0);
+        let num_offsets = if format.has_offsets { num_groups } else { 0 };
+        self.offsets.resize(num_offsets, 0.0);
+    }
+
+    /// Computes the weights.
+    ///
+    /// # Panics
+    ///
+    /// If `out` is not as long as the row.
+    pub fn dequantise(&self, format: QuantFormat, out: &mut [f32]) {
+        assert_eq!(out.len(), self.codes.len(), "length of the row");
+        let groups = out
+            .chunks_mut(format.group_size)
+            .zip(self.codes.chunks(format.group_size));
+        for (group, (out, codes)) in groups.enumerate() {
+            let scale = self.scales[group];
+            let offset = self.offsets.get(group).copied().unwrap_or(0.0);
+            for (out, code) in out.iter_mut().zip(codes) {
+                *out = scale * f32::from(*code) + offset;
+            }
+        }
+    }
+}
+
+/// A quantised matrix that is read row by row; each row is one output.
+pub trait QuantisedRows: Sync {
+    /// The format of its rows.
+    fn format(&self) -> QuantFormat;
+
+    /// Number of rows.
+    fn rows(&self) -> usize;
+
+    /// Elements per row.
+    fn columns(&self) -> usize;
+
+    /// The input that each column belongs to, a permutation (GPTQ's act order). `None` if column `i` is
+    /// input `i`.
+    fn input_order(&self) -> Option<&[u32]> {
+        None
+    }
+
+    /// Reads row `index` into `row`, which is resized to fit. Called from many threads.
+    fn read_row(&self, index: usize, row: &mut QuantisedRow);
+}
+
+/// Whether these can be packed as one matrix: format, width and input order agree.
+pub fn can_be_packed_together(parts: &[&dyn QuantisedRows]) -> bool {
+    parts.is_sorted_by(|a, b| {
+        a.format() == b.format() && a.columns() == b.columns() && a.input_order() == b.input_order()
+    })
+}
