@@ -66,7 +66,7 @@ def words(options):
 
         teller = Teller(STORIES_SEED)
         return "\n\n".join(teller.story(1)[0] for _ in range(NUM_STORIES))
-    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    files = [ROOT / "README.md", *sorted((ROOT / "docs/src").glob("*.md"))]
     return "\n".join(prose(file.read_text()) for file in files)
 
 

@@ -1,6 +1,6 @@
 //! Whose clients a model answers as their own backend does: `client_compatibility`.
 //!
-//! Each method is one difference. `docs/clients.md` has them in a table, and `tests/server/test_compatibility.py` a test
+//! Each method is one difference. `docs/src/clients.md` has them in a table, and `tests/server/test_compatibility.py` a test
 //! of each line.
 
 use crate::config::client_inputs::{ClientInput, ENSEMBLE, TENSORRT_LLM, VLLM};

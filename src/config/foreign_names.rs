@@ -40,7 +40,7 @@ const LOGITS: Foreign = Foreign::HasNoEffect(
     "requests ask for logits with return_context_logits and return_generation_logits",
 );
 const GROUP: Foreign =
-    Foreign::HasNoEffect("its fields are parameters of their own: see the README");
+    Foreign::HasNoEffect("its fields are parameters of their own: see docs/src/configuration.md");
 
 /// The Batch Manager's names first, as its document has them, then those of the Triton backend.
 pub(super) const NAMES: &[(&str, Foreign)] = &[

@@ -42,7 +42,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             optional(folder(), "the model's version folder"),
             |s| &mut s.gpt_model_path,
             "The checkpoint: a folder with `config.json` and `*.safetensors`, or with a GGUF file (see \
-              [docs/checkpoints.md](docs/checkpoints.md)). A relative path starts at the model's folder in the \
+              [Checkpoints](checkpoints.md)). A relative path starts at the model's folder in the \
               repository.",
         ),
         knob(
@@ -88,7 +88,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             "Whether later tokens are guessed and verified in one step, without a second model. \
               `draft_input_ids`: as requests say. `prompt_lookup`: where a request says nothing, what \
               followed the last tokens when they occurred before, in its prompt or its output. Every \
-              answer is the same, bit for bit, as with `none`. See *Speculation*.",
+              answer is the same, bit for bit, as with `none`. See [Speculation](speculation.md).",
         ),
         knob(
             "max_draft_tokens",
@@ -171,7 +171,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             choice(&[("auto", false), ("bf16", false), ("int8", true)]),
             |s| &mut s.int8_kv_cache,
             "How keys and values are kept. `int8` takes about half the memory, and changes the logits a \
-              little (see `benches/RESULTS.md`); a request still gets the same, bit for bit, alone and in \
+              little (see [Results](../../benches/RESULTS.md)); a request still gets the same, bit for bit, alone and in \
               any batch.",
         ).with_note(": bf16"),
         knob(
@@ -181,7 +181,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             "Rounds the weights of a float checkpoint while it is loaded: half or a quarter of the memory, \
               and faster generation by as much where memory limits it. Activations are rounded to 8 \
               bits for the products. With `int4` the output layer has 8 bits; embedding and norms stay as \
-              they are. What it costs in quality is in `benches/RESULTS.md`. What a checkpoint has quantised \
+              they are. What it costs in quality is in [Results](../../benches/RESULTS.md). What a checkpoint has quantised \
               itself stays as it is.",
         ).with_note(": as the checkpoint has them; bf16 for floats"),
         knob(
@@ -196,7 +196,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             optional(folder(), "none: weights are rounded in each load"),
             |s| &mut s.weight_cache_dir,
             "Where weights that were rounded while they were loaded are kept, in a file for each model and version, \
-              so that the next load reads them instead (see [docs/checkpoints.md](docs/checkpoints.md)). It is made \
+              so that the next load reads them instead (see [Checkpoints](checkpoints.md)). It is made \
               where it is missing; choose one outside of the model repository. A relative path starts at the \
               model's folder in the repository.",
         ),
@@ -277,7 +277,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             optional(file(), "none"),
             |s| &mut s.logits_post_processor_library,
             "A shared library with logits post-processors of your own, which runs inside the server: see \
-              [docs/logits-processors.md](docs/logits-processors.md). A relative path starts at the model's \
+              [Logits post-processors](logits-processors.md). A relative path starts at the model's \
               folder in the repository.",
         ),
         knob(
@@ -299,7 +299,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             choice(ClientCompatibility::NAMES),
             |s| &mut s.client_compatibility,
             "Whose clients the model answers as their own backend does: inputs, shapes, `finish_reason`, outputs on \
-              request, numbers of tokens. What each changes is in [docs/clients.md](docs/clients.md).",
+              request, numbers of tokens. What each changes is in [Clients of other backends](clients.md).",
         ),
         knob(
             "default_max_tokens",

@@ -162,7 +162,10 @@ impl ModelConfig {
         let (Some(settings), Some(input), Some(max_sequence_idle_us), Some(max_batch_size)) =
             (settings, input, max_sequence_idle_us, max_batch_size)
         else {
-            return Err(refuse("it cannot be read", "write it as the README does"));
+            return Err(refuse(
+                "it cannot be read",
+                "write it as docs/src/quick-start.md does",
+            ));
         };
         Ok(Self {
             max_batch_size: u32::try_from(max_batch_size).unwrap_or(u32::MAX),
@@ -298,7 +301,7 @@ fn check_option_input(input: &Value, remedy: &str, must_be_ragged: bool) -> Resu
     let Some(known) = client_input(name) else {
         return Err(refuse(
             &format!("the model has no input '{name}'"),
-            &format!("name those that docs/clients.md lists, or none: {remedy}"),
+            &format!("name those that docs/src/clients.md lists, or none: {remedy}"),
         ));
     };
     let data_type = known.data_type;

@@ -124,7 +124,10 @@ fn what_is_not_supported_is_refused_by_name_with_a_way_out() {
         (
             gptq,
             json!({"dynamic": {"-:.*o_proj.*": {}, "+:.*down.*": {"bits": 8}}}),
-            ["dynamic: a rule for '+:.*down.*'", "docs/checkpoints.md"],
+            [
+                "dynamic: a rule for '+:.*down.*'",
+                "docs/src/checkpoints.md",
+            ],
         ),
         ("quantised/awq", json!({"bits": 8}), ["bits: 8", "4 is"]),
         (

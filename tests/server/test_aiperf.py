@@ -1,4 +1,4 @@
-"""NVIDIA's AIPerf against the demo model, by the command that docs/measuring.md has."""
+"""NVIDIA's AIPerf against the demo model, by the command that docs/src/measuring.md has."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import subprocess
 from harness.repository import ROOT
 
 # The command, one line for each flag.
-(COMMAND,) = re.findall(r"^aiperf (profile(?: .*\\\n)+ .*)$", (ROOT / "docs" / "measuring.md").read_text(), re.M)
+(COMMAND,) = re.findall(r"^aiperf (profile(?: .*\\\n)+ .*)$", (ROOT / "docs/src/measuring.md").read_text(), re.M)
 
 
 def test_aiperf_measures_the_demo_model_with_the_servers_token_counts(server, tmp_path):

@@ -1,4 +1,4 @@
-"""`client_compatibility`: a test for each line of the table in docs/clients.md."""
+"""`client_compatibility`: a test for each line of the table in docs/src/clients.md."""
 
 import json
 import re
@@ -83,7 +83,7 @@ def ensemble(server, model="ensemble", **options):
 
 def test_the_table_has_a_test_for_each_line():
     """Each line of the table ends with the name of its test."""
-    page = (ROOT / "docs" / "clients.md").read_text()
+    page = (ROOT / "docs/src/clients.md").read_text()
     (table,) = re.findall(r"<!-- compatibility -->\n(.*?)<!-- /compatibility -->", page, re.S)
     named = re.findall(r"`(test_\w+)` \|$", table, re.M)
     assert len(named) == len(table.strip().splitlines()) - 2

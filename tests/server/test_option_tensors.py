@@ -14,8 +14,8 @@ from harness.server import Server, num_pending, until
 from harness.synthetic import ENDLESS, ENDLESS_SEQ_LEN, continuation
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
-# The inputs that docs/clients.md tells a user to declare.
-(DOCUMENTED,) = re.findall(r"^```\n(input \[.*?)^```$", (ROOT / "docs" / "clients.md").read_text(), re.M | re.S)
+# The inputs that docs/src/clients.md tells a user to declare.
+(DOCUMENTED,) = re.findall(r"^```\n(input \[.*?)^```$", (ROOT / "docs/src/clients.md").read_text(), re.M | re.S)
 OLDEST = DOCUMENTED[DOCUMENTED.index("sequence_batching") :]
 DIRECT = OLDEST.replace("oldest { max_candidate_sequences: 64 }", "direct { }")
 IDS = """

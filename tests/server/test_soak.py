@@ -105,7 +105,7 @@ def test_a_death_is_tritons_only_after_cancelled_calls_and_without_us_in_the_tra
     assert "all was well" not in watch.death(trace, 1)[1]
 
 
-def test_every_option_of_the_readme_is_among_what_is_asked():
+def test_every_documented_option_is_among_what_is_asked():
     asked = contents.names_of(contents.pool(1, 3000)) | contents.BY_CLIENTS
     documented = {name for names in contents.documented_options() for name in names}
     assert documented - asked == set()

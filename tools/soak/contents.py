@@ -1,4 +1,4 @@
-"""What is asked: prompts and options drawn at random, the same for the same seed, with every option of the README."""
+"""What is asked: prompts and options drawn at random, the same for the same seed, with every documented option."""
 
 import dataclasses
 import json
@@ -45,8 +45,8 @@ class Content:
 
 
 def documented_options():
-    """The names of each option, from the README's table."""
-    text = (ROOT / "README.md").read_text()
+    """The names of each option, from the generated table of the documentation."""
+    text = (ROOT / "docs/src/request-options.md").read_text()
     table = text.partition("<!-- options:")[2].partition("<!-- /options -->")[0]
     cells = (line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
     return [re.findall(r"`([^`]+)`", cell) for cell in cells]

@@ -7,7 +7,7 @@ mod walk_through;
 use inflight_step_records::read;
 use xtask::timeline::{DEFAULT_MAX_COLUMNS, Timeline, View, picture};
 
-const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src");
 
 fn assert_committed(name: &str, enable_chunked_context: bool, title: &str) {
     let file = walk_through::statistics_file(enable_chunked_context);
@@ -26,7 +26,7 @@ fn assert_committed(name: &str, enable_chunked_context: bool, title: &str) {
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         drawn == committed,
-        "docs/{name} is not what is drawn now: run UPDATE_DOCS=1 cargo test --package xtask --test \
+        "docs/src/{name} is not what is drawn now: run UPDATE_DOCS=1 cargo test --package xtask --test \
          walk_through"
     );
 }

@@ -205,7 +205,7 @@ const VLLM_OUTPUTS: &[&str] = &[
     "num_output_tokens",
 ];
 
-/// The tables of `docs/clients.md`: the name of each section and what stands in it.
+/// The tables of `docs/src/clients.md`: the name of each section and what stands in it.
 pub fn client_tables() -> Vec<(&'static str, String)> {
     vec![
         ("ensemble", input_table(client_inputs::ENSEMBLE)),

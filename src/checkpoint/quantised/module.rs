@@ -27,7 +27,7 @@ pub fn refused(
     supported: &str,
 ) -> LoadError {
     let expected = format!(
-        "supported; {supported} is: use another quantisation of the model (see docs/checkpoints.md), or \
+        "supported; {supported} is: use another quantisation of the model (see docs/src/checkpoints.md), or \
          the bf16, f16 or f32 checkpoint it was made from"
     );
     section.unexpected(key, value, expected)

@@ -1,4 +1,4 @@
-//! What a request may ask for: one option, one entry of `table.rs`, from which the README's table is made.
+//! What a request may ask for: one option, one entry of `table.rs`, from which the table in `docs/src/request-options.md` is made.
 //!
 //! Options are request *parameters*, not tensors, because Triton's direct sequence batching wants
 //! the same inputs in every request. A parameter is a boolean, an integer, a number or a string, so

@@ -29,7 +29,7 @@ pub(super) struct RequestOption {
     pub expected: &'static str,
     /// What holds where it is not given.
     pub default: &'static str,
-    /// What it does, for the README.
+    /// What it does, for the documentation.
     pub doc: &'static str,
     /// Takes a value, if it is one.
     pub set: fn(&mut RequestOptions, &Value) -> Option<()>,
@@ -56,7 +56,7 @@ const MAX_NGRAM_SIZE: u32 = 64;
 /// What TensorRT-LLM takes where nothing is said.
 pub(super) const DEFAULT_TOP_P_MIN: f32 = 1e-6;
 
-/// Every option, in the order of the README.
+/// Every option, in the order of the documentation.
 pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "max_tokens",
@@ -100,7 +100,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         doc: "Searches for the most likely texts with so many beams, at most the model's `max_beam_width`, as Hugging \
               Face transformers does, and returns the best `n` of what it has found, by default all, the best first. \
               `cum_log_probs` is what a text's tokens add up to, penalties and biases included. Nothing is drawn: \
-              `top_k`, `top_p` and their like change nothing. Not with a guide. See *Beams*.",
+              `top_k`, `top_p` and their like change nothing. Not with a guide. See [Beam search](sequences.md#beam-search).",
         set: |o, v| set(&mut o.beams.beam_width, integer(v, 1..=MAX_COUNT).map(Some)),
     },
     RequestOption {
@@ -490,7 +490,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         expected: "a text of at most 256 bytes",
         default: "none",
         doc: "What changes the logits before anything else does: a post-processor of \
-              [docs/logits-processors.md](docs/logits-processors.md).",
+              [Logits post-processors](logits-processors.md).",
         set: |o, v| o.post_processor.set_name(v),
     },
     RequestOption {
@@ -759,7 +759,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     },
 ];
 
-/// The README's table of all options.
+/// The table of all options in `docs/src/request-options.md`.
 pub fn reference_table() -> String {
     let mut table =
         String::from("| option | value | default | what it does |\n|---|---|---|---|\n");

@@ -1,48 +1,52 @@
-//! The reference tables of the README, of docs/clients.md and of docs/logits-processors.md are those that the code makes.
-//! `UPDATE_README=1 cargo test --test readme` rewrites them.
+//! The reference tables of the documentation are those that the code makes. `UPDATE_DOCS=1 cargo test --test docs`
+//! rewrites them.
 
 use std::path::Path;
 
 use triton_inflight::{backend, config, post_processors};
 
 #[test]
-fn the_readmes_tables_are_those_of_the_code() {
+fn the_table_of_parameters_is_that_of_the_code() {
+    compare("configuration.md", &[("knobs", config::reference_table())]);
+}
+
+#[test]
+fn the_table_of_request_options_is_that_of_the_code() {
     compare(
-        "README.md",
-        &[
-            ("knobs", config::reference_table()),
-            ("options", backend::reference_table()),
-        ],
+        "request-options.md",
+        &[("options", backend::reference_table())],
     );
 }
 
 #[test]
 fn the_tables_of_other_backends_clients_are_those_of_the_code() {
-    compare("docs/clients.md", &backend::client_tables());
+    compare("clients.md", &backend::client_tables());
 }
 
 #[test]
 fn the_table_of_built_in_post_processors_is_that_of_the_code() {
     compare(
-        "docs/logits-processors.md",
+        "logits-processors.md",
         &[("built_in", post_processors::reference_table())],
     );
 }
 
-/// Compares the sections of a file with what the code makes of them, or rewrites them.
-fn compare(file: &str, sections: &[(&str, String)]) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
-    let committed = std::fs::read_to_string(&path).expect("the file is there");
+/// Compares the sections of a page with what the code makes of them, or rewrites them.
+fn compare(page: &str, sections: &[(&str, String)]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("docs/src")
+        .join(page);
+    let committed = std::fs::read_to_string(&path).expect("the page is there");
     let mut made = committed.clone();
     for (section, table) in sections {
         made = with_table(&made, section, table);
     }
-    if std::env::var_os("UPDATE_README").is_some() {
-        std::fs::write(path, made).expect("the file can be written");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(path, made).expect("the page can be written");
     } else {
         assert!(
             made == committed,
-            "{file} is behind the code: run UPDATE_README=1 cargo test --test readme"
+            "docs/src/{page} is behind the code: run UPDATE_DOCS=1 cargo test --test docs"
         );
     }
 }

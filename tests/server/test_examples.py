@@ -1,4 +1,4 @@
-"""What the README tells a user to type does what it says."""
+"""What the README and the book tell a user to type does what they say."""
 
 import json
 import re
@@ -12,37 +12,41 @@ from harness import clients
 from harness.clients import generate
 from harness.repository import ROOT
 
-README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/src").glob("*.md"))]
 HTTP, GRPC = "localhost:8000", "localhost:8001"
+# Examples of a model that a user would have to make first are not run.
+DEMO = f"{HTTP}/v2/models/stories/"
 
 
 def blocks(language):
-    """The fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    """The fenced blocks of a language, each with its page."""
+    pattern = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return [(page, block) for page in PAGES for block in pattern.findall(page.read_text())]
 
 
 def curl_commands():
-    """The arguments of every curl command."""
+    """The arguments of every curl command to the demo model, each with its page."""
     commands = []
-    for block in blocks("sh"):
-        for word in shlex.split(block, comments=True):
-            if word == "curl":
-                commands.append([])
-            elif commands:
-                commands[-1].append(word)
+    for page, block in blocks("sh"):
+        words = shlex.split(block, comments=True)
+        starts = [i for i, word in enumerate(words) if word == "curl"]
+        for start, end in zip(starts, [*starts[1:], len(words)]):
+            if any(word.startswith(DEMO) for word in words[start:end]):
+                commands.append((page, words[start + 1 : end]))
     return commands
 
 
 CURL_COMMANDS = curl_commands()
 
 
-def test_the_readmes_examples_are_found():
-    assert len(CURL_COMMANDS) >= 3
+def test_the_examples_are_found():
+    pages = {page.name for page, _ in CURL_COMMANDS}
+    assert {"README.md", "quick-start.md", "sequences.md", "guided-decoding.md", "clients.md"} <= pages
     assert len(blocks("python")) == 1
 
 
 def test_the_python_example_prints_the_story(server):
-    (example,) = blocks("python")
+    ((_, example),) = blocks("python")
     assert GRPC in example
     printed = subprocess.run(
         [sys.executable, "-c", example.replace(GRPC, server.grpc_url)],
@@ -55,7 +59,11 @@ def test_the_python_example_prints_the_story(server):
     assert printed and printed == generate(server, "stories_full", "Once upon a time", **options).text
 
 
-@pytest.mark.parametrize("arguments", CURL_COMMANDS, ids=range(len(CURL_COMMANDS)))
+@pytest.mark.parametrize(
+    "arguments",
+    [arguments for _, arguments in CURL_COMMANDS],
+    ids=[f"{page.stem}-{i}" for i, (page, _) in enumerate(CURL_COMMANDS)],
+)
 def test_a_curl_example_is_answered(server, arguments):
     (url,) = (word for word in arguments if word.startswith(HTTP))
     body = arguments[arguments.index("-d") + 1]
