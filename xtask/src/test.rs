@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 
 use crate::process::{cargo, command, run as run_command};
-use crate::{Result, library, setup, workspace};
+use crate::{Result, book, library, setup, workspace};
 
 /// One check, in the order in which they run: the quick ones first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -22,6 +22,8 @@ enum Step {
     Doc,
     /// Licences, sources and bans of the dependencies; `cargo xtask advisories` does the rest
     Deny,
+    /// The book builds, and no link in the documentation is broken
+    Book,
     /// Unit, integration and documentation tests
     Unit,
     /// The pages that commands draw, in a real browser
@@ -110,6 +112,7 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
                 "sources",
             ]))
         }
+        Step::Book => book::run(),
         // One of them looks into the server.
         Step::Unit => run_command(
             cargo()
