@@ -10,10 +10,10 @@ use std::num::NonZeroUsize;
 use half::bf16;
 use inflight_roofline::{Clock, Limits, seconds_of};
 use triton_inflight::base::{BlockId, BlockSize};
-use triton_inflight::device::cpu::{Cpu, CpuOptions, KvCache, Output, Simd};
+use triton_inflight::device::cpu::{Cpu, CpuOptions, KvCache, Simd};
 use triton_inflight::device::{
-    AttentionParams, Dtype, HeadShape, KvDtype, KvLayout, KvSpan, Pool, RawMatrix, RopeTable,
-    Stacking,
+    AttentionParams, Dtype, HeadShape, KvDtype, KvLayout, KvSpan, Output, Pool, RawMatrix,
+    RopeTable, Stacking,
 };
 
 fn main() {

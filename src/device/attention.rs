@@ -26,16 +26,23 @@ impl HeadShape {
     }
 }
 
-/// The RMS norms of query and key heads before rotation (Qwen 3).
-#[derive(Clone, Copy)]
-pub struct QkNorm<'a> {
+/// The RMS norms of query and key heads before rotation (Qwen 3). `V` is a vector of the device.
+pub struct QkNorm<'a, V: ?Sized = [f32]> {
     /// Weight of the query norm, `[head_dim]`.
-    pub q: &'a [f32],
+    pub q: &'a V,
     /// Weight of the key norm, `[head_dim]`.
-    pub k: &'a [f32],
+    pub k: &'a V,
     /// Added to the mean square.
     pub eps: f32,
 }
+
+impl<V: ?Sized> Clone for QkNorm<'_, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<V: ?Sized> Copy for QkNorm<'_, V> {}
 
 /// Which positions queries attend to, and how.
 ///

@@ -4,11 +4,13 @@
 //! matrix.rs quantised.rs      weights as a checkpoint stores them, and how they are packed
 //! attention.rs rope.rs        heads, windows and sinks, rotary angles
 //! kv_layout.rs kv_batch.rs    the blocks of a KV cache, and which of them a step uses
+//! operands.rs packed.rs       what operations are given; packed weights as bytes
 //! pool/ disjoint_slice.rs     the host's threads
 //! cpu/                        the operations on CPU
 //! ```
 //!
-//! An operation knows slices, sizes and block tables; it knows neither requests nor the meaning of layers.
+//! A [`Device`] is a machine with the operations of a decoder. An operation knows rows, sizes and block tables;
+//! it knows neither requests nor the meaning of layers.
 
 mod attention;
 pub mod cpu;
@@ -16,14 +18,286 @@ mod disjoint_slice;
 mod kv_batch;
 mod kv_layout;
 mod matrix;
+mod operands;
+mod packed;
 mod pool;
 mod quantised;
 mod rope;
+
+use std::ops::Range;
+
+use half::bf16;
+
+use crate::base::{BlockId, LoadError};
 
 pub use attention::{AttentionParams, HeadShape, QkNorm};
 pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
+pub use operands::{EmbeddingTable, Linear, Norm, Output, PackedWeights, RopeParams, StepInputs};
+pub use packed::{PackedBytes, PackedReader, PackedShape};
 pub use pool::{Pool, Turn, yield_to_others};
 pub use quantised::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, can_be_packed_together};
 pub use rope::RopeTable;
+
+/// A machine that a decoder runs on, and its operations, each as large as machines fuse them.
+///
+/// ```text
+/// load    pack..., upload...                     weights go to the device
+///         sums, inputs, logits, kv_cache         memory for the largest step
+/// step    copy_positions                         forks of sequences
+///         begin_step                             everything that the step needs from the host
+///           embed, rms_norm                      or their fused forms, in an order that depends only on
+///           project, rope_and_store, ...         the shape of the step
+///           logits
+///         end_step
+///         host_logits                            where the sampler reads them
+/// ```
+///
+/// Operations may run later than they are called, in order. Only [`Device::context_logits`],
+/// [`Device::end_step`] and [`Device::host_logits`] may wait for them: so a device can upload a step at once in
+/// [`Device::begin_step`], record its operations the first time that it sees a shape and replay them after
+/// that, and fetch results when somebody reads them.
+///
+/// A matrix product reads inputs and weights and adds up in f32; [`Device::Inputs`] and [`Device::Sums`] are the
+/// rows before and after it. What is computed for a sequence does not depend on the rest of the step.
+///
+/// # Panics
+///
+/// Operations panic if the shapes of their operands do not agree.
+pub trait Device: Sized {
+    /// Which part of the machine to use.
+    type Options;
+    /// Packed weights of one or several projections with the same input.
+    type Matrix: PackedWeights;
+    /// A norm's weights, or a bias.
+    type Vector;
+    /// The rows of a token embedding.
+    type Embedding;
+    /// A [`RopeTable`] on the device.
+    type Angles;
+    /// Rows of activations that results are added up in: f32.
+    type Sums;
+    /// Rows of activations that products and attention read: bf16.
+    type Inputs;
+    /// Rows of logits on their way to the host.
+    type Logits;
+    /// The keys and values of all sequences.
+    type KvCache;
+    /// A step between [`Device::begin_step`] and [`Device::end_step`].
+    type Step<'a>;
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    ///
+    /// If the machine does not have what `options` ask for.
+    fn open(options: &Self::Options) -> Result<Self, LoadError>;
+
+    /// What it computes with, for the log.
+    fn description(&self) -> String;
+
+    /// The host's threads, for what is done there: loading and sampling.
+    fn host_threads(&mut self) -> &mut Pool;
+
+    /// Packs float matrices of equal width as one.
+    ///
+    /// # Errors
+    ///
+    /// The outer error: not enough memory. The inner one: a weight is not finite in bf16.
+    fn pack<M: FloatRows>(
+        &mut self,
+        parts: &[M],
+        stacking: Stacking,
+    ) -> Result<Result<Self::Matrix, NotFinite>, LoadError>;
+
+    /// Packs quantised matrices that [`can_be_packed_together`] as one.
+    ///
+    /// # Errors
+    ///
+    /// The outer error: not enough memory. The inner one: a scale or an offset is not finite, or above 16.
+    fn pack_quantised(
+        &mut self,
+        parts: &[&dyn QuantisedRows],
+        stacking: Stacking,
+    ) -> Result<Result<Self::Matrix, NotFinite>, LoadError>;
+
+    /// The layout of [`Device::packed_bytes`], with its version: what files of packed weights depend on.
+    fn packed_layout() -> String;
+
+    /// The bytes of a packed quantised matrix; `None` if this one cannot be kept in a file.
+    fn packed_bytes(matrix: &Self::Matrix) -> Option<PackedBytes<'_>>;
+
+    /// Reads a matrix from the bytes that [`Device::packed_bytes`] gave. `None` if their number is wrong.
+    ///
+    /// # Errors
+    ///
+    /// If there is not enough memory.
+    fn read_packed(
+        &mut self,
+        shape: PackedShape<'_>,
+        codes: PackedReader<'_>,
+        scales: PackedReader<'_>,
+    ) -> Result<Option<Self::Matrix>, LoadError>;
+
+    /// Uploads a norm's weights, or a bias.
+    ///
+    /// # Errors
+    ///
+    /// If there is not enough memory. The same holds for all that follow.
+    fn upload_vector(&mut self, values: Vec<f32>) -> Result<Self::Vector, LoadError>;
+
+    /// Uploads the rows of an embedding, `[vocab_size, hidden_size]`.
+    fn upload_embedding(
+        &mut self,
+        rows: Vec<bf16>,
+        hidden_size: usize,
+    ) -> Result<Self::Embedding, LoadError>;
+
+    /// Uploads rotary angles.
+    fn upload_angles(&mut self, table: RopeTable) -> Result<Self::Angles, LoadError>;
+
+    /// Reserves rows of sums.
+    fn sums(&mut self, max_rows: usize, width: usize) -> Result<Self::Sums, LoadError>;
+
+    /// Reserves rows of inputs.
+    fn inputs(&mut self, max_rows: usize, width: usize) -> Result<Self::Inputs, LoadError>;
+
+    /// Reserves rows of logits.
+    fn logits_rows(&mut self, max_rows: usize, width: usize) -> Result<Self::Logits, LoadError>;
+
+    /// Reserves a pool of blocks.
+    fn kv_cache(
+        &mut self,
+        layout: KvLayout,
+        num_layers: usize,
+        num_blocks: usize,
+    ) -> Result<Self::KvCache, LoadError>;
+
+    /// Bytes that one block takes in all layers, padding included.
+    fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize;
+
+    /// Copies the first `num_positions` positions of a block to another one, in all layers.
+    fn copy_positions(
+        &mut self,
+        cache: &mut Self::KvCache,
+        source: BlockId,
+        target: BlockId,
+        num_positions: usize,
+    );
+
+    /// Begins a step. On a machine that several models share, it waits for its turn.
+    fn begin_step<'a>(&mut self, cache: &Self::KvCache, inputs: StepInputs<'a>) -> Self::Step<'a>;
+
+    /// `out = table[token_ids]`.
+    fn embed(
+        &mut self,
+        step: &Self::Step<'_>,
+        table: EmbeddingTable<'_, Self>,
+        out: &mut Self::Sums,
+    );
+
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`.
+    fn rms_norm(
+        &mut self,
+        num_rows: usize,
+        x: &Self::Sums,
+        norm: Norm<'_, Self::Vector>,
+        out: &mut Self::Inputs,
+    );
+
+    /// `hidden += x; out = norm(hidden)`.
+    fn add_rms_norm(
+        &mut self,
+        num_rows: usize,
+        x: &Self::Sums,
+        hidden: &mut Self::Sums,
+        norm: Norm<'_, Self::Vector>,
+        out: &mut Self::Inputs,
+    );
+
+    /// `out = x * W^T + bias`, or that added to `out`.
+    fn project(
+        &mut self,
+        num_rows: usize,
+        x: &Self::Inputs,
+        linear: &Linear<Self>,
+        output: Output,
+        out: &mut Self::Sums,
+    );
+
+    /// `out = silu(gate) * up`, where gate and up are the [interleaved](Stacking::Interleaved) parts of
+    /// `x * W^T + bias`. The bias is that of gate, then that of up.
+    fn project_gated(
+        &mut self,
+        num_rows: usize,
+        x: &Self::Inputs,
+        linear: &Linear<Self>,
+        out: &mut Self::Inputs,
+    );
+
+    /// Normalises the query and key heads of `qkv` if the model does so, rotates them, writes the queries to
+    /// `q` and stores keys and values in a layer of the cache.
+    fn rope_and_store(
+        &mut self,
+        step: &Self::Step<'_>,
+        params: RopeParams<'_, Self>,
+        qkv: &Self::Sums,
+        cache: &mut Self::KvCache,
+        layer: usize,
+        q: &mut Self::Inputs,
+    );
+
+    /// Attention of the queries of all tokens over the cached positions of their sequences, up to their own.
+    fn paged_attention(
+        &mut self,
+        step: &Self::Step<'_>,
+        params: &AttentionParams,
+        q: &Self::Inputs,
+        cache: &Self::KvCache,
+        layer: usize,
+        out: &mut Self::Inputs,
+    );
+
+    /// Whether a projection on this rank gives whole sums, so that it may add to the residual stream itself.
+    /// If not, its result is stored, summed over all ranks, and added afterwards.
+    fn has_whole_sums(&self) -> bool;
+
+    /// Sums rows over all ranks.
+    fn all_reduce(&mut self, num_rows: usize, rows: &mut Self::Sums);
+
+    /// Moves the step's kept rows of both to the front.
+    fn keep_rows(
+        &mut self,
+        step: &Self::Step<'_>,
+        hidden: &mut Self::Sums,
+        attended: &mut Self::Inputs,
+    );
+
+    /// Moves the step's sampled rows to the front. `states` has its kept rows.
+    fn keep_sampled_rows(&mut self, step: &Self::Step<'_>, states: &mut Self::Inputs);
+
+    /// `out = states * W^T`, to be read with [`Device::host_logits`].
+    fn logits(
+        &mut self,
+        num_rows: usize,
+        states: &Self::Inputs,
+        lm_head: &Self::Matrix,
+        out: &mut Self::Logits,
+    );
+
+    /// `out = states[rows] * W^T`, in memory of the host. For the logits of prompts, which are rarely wanted.
+    fn context_logits(
+        &mut self,
+        states: &Self::Inputs,
+        rows: Range<usize>,
+        lm_head: &Self::Matrix,
+        out: &mut [f32],
+    );
+
+    /// Ends a step.
+    fn end_step(&mut self, step: Self::Step<'_>);
+
+    /// The first rows of logits in memory of the host, once they are there.
+    fn host_logits<'l>(&mut self, logits: &'l mut Self::Logits, num_rows: usize) -> &'l mut [f32];
+}

@@ -1,253 +1,246 @@
-//! The decoder-only transformer: one parameterised forward pass for every architecture.
+//! The decoder-only transformer: one forward pass for every model and every device.
 //!
 //! A step is one pass over the weights for all tokens of all sequences, packed:
 //!
 //! ```text
-//! token ids -> hidden [m, hidden_size], the residual stream, f32
+//! token ids -> hidden [m, hidden_size], the residual stream
 //! each layer:  hidden += o(attention(rope(qkv(norm(hidden)))))
 //!              hidden += down(silu(gate) * up of norm(hidden))
-//! the rows whose logits are needed -> lm_head(norm(hidden)) -> logits [num_rows, vocab_size], f32
+//! kept rows -> lm_head(norm(hidden)) -> logits [num_rows, vocab_size]
 //! ```
 //!
-//! What goes into a matrix product, and the KV cache, is bf16; every sum is f32. Rows meet nowhere but
-//! in attention, and there only rows of their own sequence, so a sequence's numbers do not depend on
-//! what else is in the step.
+//! The inputs of matrix products and the KV cache are bf16; all sums are f32. Only attention combines rows,
+//! and only rows of the same sequence, so what is computed for a sequence does not depend on the rest of
+//! the step.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
 
-use bytemuck::Zeroable;
-use bytemuck::allocation::try_zeroed_vec;
-use half::bf16;
-
-use super::RunnerLimits;
+use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::probe::{Operation, Probe, Work};
+use super::residual::{Probed, ResidualStream};
 use super::spec::ModelSpec;
-use super::weights::{Linear, Weights};
-use crate::base::{LoadError, TokenId};
-use crate::device::cpu::{Cpu, KvCache, Output};
-use crate::device::{AttentionParams, HeadShape, KvBatch, QkNorm, RopeTable};
+use super::weights::{Layer, Weights};
+use crate::base::{BlockSize, LoadError};
+use crate::device::{
+    AttentionParams, Device, HeadShape, KvDtype, KvLayout, QkNorm, RopeParams, RopeTable,
+    StepInputs,
+};
 
-/// A model's weights and the buffers of its largest step.
-pub(super) struct Decoder {
-    weights: Weights,
-    rope: RopeTable,
-    /// But for the window, which each layer has of its own.
+/// A model's weights on a device, and the activations of its largest step.
+pub(super) struct Decoder<D: Device> {
+    weights: Weights<D>,
+    angles: D::Angles,
+    /// Of every layer, except for the window.
     attention: AttentionParams,
     windows: Vec<Option<NonZeroU32>>,
     rms_norm_eps: f32,
-    buffers: Buffers,
+    kv_bytes_per_position: usize,
+    residual: ResidualStream<D>,
+    buffers: Buffers<D>,
 }
 
 /// Activations, each `[max_num_tokens, width]`.
-struct Buffers {
-    /// `hidden_size` wide: the residual stream.
-    hidden: Rows<f32>,
-    /// `hidden_size` wide: normalised, the input of a projection.
-    normed: Rows<bf16>,
+struct Buffers<D: Device> {
     /// Queries, keys and values before rotation.
-    qkv: Rows<f32>,
+    qkv: D::Sums,
     /// Rotated queries.
-    q: Rows<bf16>,
-    /// What attention gives, as wide as the queries.
-    attended: Rows<bf16>,
+    q: D::Inputs,
+    /// The output of attention, as wide as the queries.
+    attended: D::Inputs,
     /// `intermediate_size` wide: the input of the down projection.
-    inner: Rows<bf16>,
+    inner: D::Inputs,
 }
 
-impl Decoder {
+impl<D: Device> Decoder<D> {
     /// Loads the weights, and sizes everything for `limits`.
     pub(super) fn new(
         source: &ModelSource,
         limits: &RunnerLimits,
-        cpu: &mut Cpu,
+        device: &mut D,
     ) -> Result<Self, LoadError> {
         let spec = source.spec();
-        let weights = Weights::load(source, limits.weights, cpu)?;
-        // No sequence is longer than the pool, unless it gives blocks back.
+        let weights = Weights::load(source, limits.weights, device)?;
+        // A sequence is not longer than the pool, unless it gives blocks back.
         let longest = limits.num_blocks.tokens(limits.block_size);
         let num_positions = match spec.largest_window(&limits.attention, limits.max_seq_len) {
             Some(_) => limits.max_seq_len,
             None => limits.max_seq_len.min(longest),
         };
+        let table = RopeTable::new(
+            &spec.rope.frequencies(spec.head_dim),
+            spec.rope.attention_factor(),
+            num_positions.index(),
+        )?;
+        let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
+        let heads = head_shape(spec);
+        let max_rows = limits.max_num_tokens.index();
         Ok(Self {
             weights,
-            rope: RopeTable::new(
-                &spec.rope.frequencies(spec.head_dim),
-                spec.rope.attention_factor(),
-                num_positions.index(),
-            )?,
+            angles: device.upload_angles(table)?,
             attention: AttentionParams {
-                shape: head_shape(spec),
+                shape: heads,
                 scale: (spec.head_dim as f32).sqrt().recip(),
                 window: None,
                 num_sinks: limits.attention.num_sinks.0,
             },
             windows: spec.windows_within(&limits.attention).collect(),
             rms_norm_eps: spec.rms_norm_eps,
-            buffers: Buffers::new(spec, limits.max_num_tokens.index())?,
+            kv_bytes_per_position: D::kv_bytes_per_block(&layout, 1)
+                / layout.block_size.tokens().index(),
+            residual: ResidualStream::new(device, max_rows, spec.hidden_size, spec.rms_norm_eps)?,
+            buffers: Buffers {
+                qkv: device.sums(max_rows, heads.qkv_len())?,
+                q: device.inputs(max_rows, heads.q_len())?,
+                attended: device.inputs(max_rows, heads.q_len())?,
+                inner: device.inputs(max_rows, spec.intermediate_size)?,
+            },
         })
     }
 
-    /// Computes a step but for the logits: stores the keys and values of `token_ids` in `cache`, and keeps
-    /// the hidden states of the tokens at `rows`, which are ascending.
+    /// Computes a step except for the logits: stores keys and values in `cache`, and leaves the normalised
+    /// hidden states of the kept rows.
     pub(super) fn forward(
         &mut self,
-        cpu: &mut Cpu,
-        cache: &mut KvCache,
-        batch: &KvBatch<'_>,
-        token_ids: &[TokenId],
-        rows: &[u32],
+        device: &mut D,
+        cache: &mut D::KvCache,
+        step: &D::Step<'_>,
+        inputs: StepInputs<'_>,
         probe: &mut impl Probe,
     ) {
-        let mut num_rows = token_ids.len();
-        let hidden = self.buffers.hidden.first_mut(num_rows);
-        self.weights.embed(cpu, token_ids, hidden);
-        let hidden_size = self.weights.final_norm.len();
-        probe.ended(Operation::Embed, || {
-            Work::elements(num_rows, hidden_size, 6, 0)
-        });
+        let run = &mut Probed { device, probe };
+        let mut num_rows = inputs.token_ids.len();
+        self.residual
+            .embed(run, step, num_rows, self.weights.embedding());
+        let first = &self.weights.layers[0];
+        self.residual.norm(run, num_rows, &first.attention_norm);
         let num_layers = self.weights.layers.len();
         for index in 0..num_layers {
-            self.attend(cpu, cache, batch, index, probe);
+            self.attend(run, cache, step, inputs, index);
             if index + 1 == num_layers {
-                // The cache is complete. From here on only the rows with logits matter.
-                num_rows = rows.len();
+                // The cache is complete. From here on only the kept rows matter.
+                num_rows = inputs.kept_rows.len();
                 if num_rows == 0 {
                     return;
                 }
-                self.buffers.hidden.keep(rows);
-                self.buffers.attended.keep(rows);
+                let attended = &mut self.buffers.attended;
+                self.residual.keep_rows(run.device, step, attended);
             }
-            self.feed_forward(cpu, index, num_rows, probe);
+            self.feed_forward(run, index, num_rows);
         }
-        let hidden = self.buffers.hidden.first(num_rows);
-        let normed = self.buffers.normed.first_mut(num_rows);
-        cpu.rms_norm(hidden, &self.weights.final_norm, self.rms_norm_eps, normed);
-        probe.ended(Operation::Norm, || norm_work(num_rows, hidden_size));
     }
 
-    /// Writes the logits that follow the tokens that [`Decoder::forward`] has kept the states of, or some of
-    /// them, `[rows.len(), vocab_size]`.
+    /// Computes the logits of the first `num_rows` kept rows.
     pub(super) fn logits(
         &mut self,
-        cpu: &mut Cpu,
-        rows: Range<usize>,
-        logits: &mut [f32],
+        device: &mut D,
+        num_rows: usize,
+        out: &mut D::Logits,
         probe: &mut impl Probe,
     ) {
-        if rows.is_empty() {
+        if num_rows == 0 {
             return;
         }
-        let states = self.buffers.normed.range(rows.clone());
         let lm_head = &self.weights.lm_head;
-        cpu.gemm(states, rows.len(), lm_head, None, Output::Store, logits);
+        device.logits(num_rows, self.residual.normed(), lm_head, out);
         probe.ended(Operation::LmHead, || {
-            Work::product(rows.len(), lm_head, false)
+            Work::product(num_rows, lm_head, false)
         });
     }
 
-    /// Keeps only these of the states that were kept, which are ascending.
-    pub(super) fn keep(&mut self, rows: &[u32]) {
-        self.buffers.normed.keep(rows);
-    }
-
-    /// `attended = attention(rope(qkv(norm(hidden))))`.
-    fn attend(
+    /// Computes the logits of some of the kept rows in memory of the host, `[rows.len(), vocab_size]`.
+    pub(super) fn context_logits(
         &mut self,
-        cpu: &mut Cpu,
-        cache: &mut KvCache,
-        batch: &KvBatch<'_>,
-        index: usize,
+        device: &mut D,
+        rows: Range<usize>,
+        out: &mut [f32],
         probe: &mut impl Probe,
     ) {
-        let layer = &self.weights.layers[index];
-        let num_rows = batch.num_tokens();
-        let eps = self.rms_norm_eps;
-        let hidden = self.buffers.hidden.first(num_rows);
-        let normed = self.buffers.normed.first_mut(num_rows);
-        let qkv = self.buffers.qkv.first_mut(num_rows);
-        let q = self.buffers.q.first_mut(num_rows);
-        let attended = self.buffers.attended.first_mut(num_rows);
+        let num_rows = rows.len();
+        let lm_head = &self.weights.lm_head;
+        device.context_logits(self.residual.normed(), rows, lm_head, out);
+        probe.ended(Operation::LmHead, || {
+            Work::product(num_rows, lm_head, false)
+        });
+    }
 
-        cpu.rms_norm(hidden, &layer.attention_norm, eps, normed);
-        probe.ended(Operation::Norm, || {
-            norm_work(num_rows, layer.attention_norm.len())
-        });
-        project(cpu, normed, num_rows, &layer.qkv, Output::Store, qkv);
-        probe.ended(Operation::Qkv, || {
-            Work::product(num_rows, &layer.qkv.matrix, false)
-        });
-        let norm = layer.qk_norm.as_ref().map(|[q, k]| QkNorm { q, k, eps });
-        cpu.rope_and_store(
-            qkv,
-            self.attention.shape,
-            norm,
-            &self.rope,
-            batch,
-            cache,
-            index,
-            q,
-        );
-        let shape = self.attention.shape;
-        let layout = *cache.layout();
-        let kv_bytes = || KvCache::bytes_per_block(&layout, 1) / layout.block_size.tokens().index();
-        probe.ended(Operation::Rope, || {
-            let read = Work::elements(num_rows, shape.qkv_len(), 4, 0);
-            let turned = Work::elements(num_rows, shape.q_len(), 2, 3);
+    /// Leaves only the sampled rows of the kept ones.
+    pub(super) fn keep_sampled_rows(&mut self, device: &mut D, step: &D::Step<'_>) {
+        device.keep_sampled_rows(step, self.residual.normed_mut());
+    }
+
+    /// `attended = attention(rope(qkv(normed)))`.
+    fn attend<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        cache: &mut D::KvCache,
+        step: &D::Step<'_>,
+        inputs: StepInputs<'_>,
+        index: usize,
+    ) {
+        let Layer { qkv, qk_norm, .. } = &self.weights.layers[index];
+        let num_rows = inputs.token_ids.len();
+        let heads = self.attention.shape;
+        let buffers = &mut self.buffers;
+        run.project_qkv(num_rows, self.residual.normed(), qkv, &mut buffers.qkv);
+        let params = RopeParams {
+            heads,
+            qk_norm: qk_norm.as_ref().map(|[q, k]| QkNorm {
+                q,
+                k,
+                eps: self.rms_norm_eps,
+            }),
+            angles: &self.angles,
+        };
+        run.device
+            .rope_and_store(step, params, &buffers.qkv, cache, index, &mut buffers.q);
+        let kv_bytes = self.kv_bytes_per_position;
+        run.probe.ended(Operation::Rope, || {
+            let read = Work::elements(num_rows, heads.qkv_len(), 4, 0);
+            let rotated = Work::elements(num_rows, heads.q_len(), 2, 3);
             Work {
-                num_bytes: read.num_bytes + turned.num_bytes + (num_rows * kv_bytes()) as u64,
-                num_operations: turned.num_operations,
+                num_bytes: read.num_bytes + rotated.num_bytes + (num_rows * kv_bytes) as u64,
+                num_operations: rotated.num_operations,
             }
         });
         let attention = AttentionParams {
             window: self.windows[index],
             ..self.attention
         };
-        cpu.paged_attention(q, &attention, batch, cache, index, attended);
-        probe.ended(Operation::Attention, || {
-            let window = attention.window.map(NonZeroU32::get);
-            let (q_width, num_sinks) = (shape.q_len(), attention.num_sinks);
-            Work::attention(batch, q_width, window, num_sinks, kv_bytes() as u64)
+        let (q, attended) = (&buffers.q, &mut buffers.attended);
+        run.device
+            .paged_attention(step, &attention, q, cache, index, attended);
+        run.probe.ended(Operation::Attention, || {
+            Work::attention(inputs.spans, &attention, kv_bytes as u64)
         });
     }
 
-    /// `hidden += o(attended)`, then `hidden += down(silu(gate) * up)` of `norm(hidden)`, for the
-    /// first `num_rows` rows.
-    fn feed_forward(
+    /// `hidden += o(attended)`, then `hidden += down(silu(gate) * up)` of `norm(hidden)`, and the norm of
+    /// what comes next.
+    fn feed_forward<P: Probe>(
         &mut self,
-        cpu: &mut Cpu,
+        run: &mut Probed<'_, D, P>,
         index: usize,
         num_rows: usize,
-        probe: &mut impl Probe,
     ) {
         let layer = &self.weights.layers[index];
-        let attended = self.buffers.attended.first(num_rows);
-        let hidden = self.buffers.hidden.first_mut(num_rows);
-        let normed = self.buffers.normed.first_mut(num_rows);
-        let inner = self.buffers.inner.first_mut(num_rows);
-
-        project(cpu, attended, num_rows, &layer.o, Output::Add, hidden);
-        probe.ended(Operation::O, || {
-            Work::product(num_rows, &layer.o.matrix, true)
-        });
-        cpu.rms_norm(hidden, &layer.mlp_norm, self.rms_norm_eps, normed);
-        probe.ended(Operation::Norm, || {
-            norm_work(num_rows, layer.mlp_norm.len())
-        });
-        let Linear { matrix, bias } = &layer.gate_up;
-        cpu.gemm_silu_mul(normed, num_rows, matrix, bias.as_deref(), inner);
-        probe.ended(Operation::GateUp, || Work::gated_product(num_rows, matrix));
-        project(cpu, inner, num_rows, &layer.down, Output::Add, hidden);
-        probe.ended(Operation::Down, || {
-            Work::product(num_rows, &layer.down.matrix, true)
-        });
+        let Buffers {
+            attended, inner, ..
+        } = &mut self.buffers;
+        let (o, norm) = (&layer.o, &layer.mlp_norm);
+        self.residual
+            .add(run, Operation::O, num_rows, attended, o, norm);
+        run.project_gated(num_rows, self.residual.normed(), &layer.gate_up, inner);
+        let next = self.weights.layers.get(index + 1);
+        let norm = next.map_or(&self.weights.final_norm, |next| &next.attention_norm);
+        self.residual
+            .add(run, Operation::Down, num_rows, inner, &layer.down, norm);
     }
 }
 
 /// The heads of a model's attention.
-pub(super) fn head_shape(spec: &ModelSpec) -> HeadShape {
+fn head_shape(spec: &ModelSpec) -> HeadShape {
     HeadShape {
         num_q_heads: spec.num_heads,
         num_kv_heads: spec.num_kv_heads,
@@ -255,82 +248,12 @@ pub(super) fn head_shape(spec: &ModelSpec) -> HeadShape {
     }
 }
 
-/// f32 in, bf16 out.
-fn norm_work(num_rows: usize, width: usize) -> Work {
-    Work::elements(num_rows, width, 6, 4)
-}
-
-fn project(
-    cpu: &mut Cpu,
-    x: &[bf16],
-    num_rows: usize,
-    linear: &Linear,
-    output: Output,
-    out: &mut [f32],
-) {
-    cpu.gemm(
-        x,
-        num_rows,
-        &linear.matrix,
-        linear.bias.as_deref(),
-        output,
-        out,
-    );
-}
-
-impl Buffers {
-    fn new(spec: &ModelSpec, max_rows: usize) -> Result<Self, LoadError> {
-        let shape = head_shape(spec);
-        Ok(Self {
-            hidden: Rows::new(max_rows, spec.hidden_size)?,
-            normed: Rows::new(max_rows, spec.hidden_size)?,
-            qkv: Rows::new(max_rows, shape.qkv_len())?,
-            q: Rows::new(max_rows, shape.q_len())?,
-            attended: Rows::new(max_rows, shape.q_len())?,
-            inner: Rows::new(max_rows, spec.intermediate_size)?,
-        })
-    }
-}
-
-/// A matrix of which the first rows are in use. Its memory is taken when it is first written.
-pub(super) struct Rows<T> {
-    values: Vec<T>,
-    width: usize,
-}
-
-impl<T: Zeroable + Copy> Rows<T> {
-    pub(super) fn new(max_rows: usize, width: usize) -> Result<Self, LoadError> {
-        let values = max_rows
-            .checked_mul(width)
-            .and_then(|len| try_zeroed_vec(len).ok())
-            .ok_or_else(|| {
-                LoadError::Resource(format!(
-                    "no memory for a buffer of {max_rows} x {width} x {} bytes; lower max_num_tokens \
-                     or max_batch_size",
-                    size_of::<T>()
-                ))
-            })?;
-        Ok(Self { values, width })
-    }
-
-    pub(super) fn first(&self, num_rows: usize) -> &[T] {
-        &self.values[..num_rows * self.width]
-    }
-
-    pub(super) fn first_mut(&mut self, num_rows: usize) -> &mut [T] {
-        &mut self.values[..num_rows * self.width]
-    }
-
-    fn range(&self, rows: Range<usize>) -> &[T] {
-        &self.values[rows.start * self.width..rows.end * self.width]
-    }
-
-    /// Moves the rows of these ascending indices to the front.
-    fn keep(&mut self, rows: &[u32]) {
-        for (to, &from) in rows.iter().enumerate() {
-            let from = from as usize * self.width;
-            self.values
-                .copy_within(from..from + self.width, to * self.width);
-        }
+/// The blocks of a model's KV cache.
+pub(super) fn kv_layout(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> KvLayout {
+    KvLayout {
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+        block_size,
+        dtype,
     }
 }

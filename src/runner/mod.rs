@@ -9,7 +9,10 @@
 //! weight_cache.rs rounded weights in a file for the next load
 //! weights.rs      all weights found and checked, then packed
 //! decoder.rs      the forward pass over one step's packed tokens
-//! cpu.rs          CpuRunner: plan -> forward -> logits -> sampled tokens
+//! residual.rs     the residual stream between its operations
+//! model_runner.rs ModelRunner: plan -> forward pass -> logits -> sampled tokens
+//! step_layout.rs  which rows of a step are needed, and for what
+//! step_sampling.rs sampling_worker.rs    from logits to the results of a step
 //! probe.rs        what a step's time goes into, for those who ask
 //! guide_thread.rs what guides allow next, worked out during the forward pass
 //! synthetic.rs    SyntheticRunner: no weights, a checkable hash
@@ -20,35 +23,43 @@
 //! policies or a request's fate, and it keeps nothing of a sequence but the keys and values in its
 //! blocks.
 
-mod cpu;
 mod decoder;
 mod gate;
 mod gguf_config;
 mod gguf_names;
 mod guide_thread;
 mod limits;
+mod model_runner;
 mod model_source;
 mod packer;
 mod precision;
 mod probe;
 mod progress;
+mod residual;
 mod rope;
+mod sampling_worker;
 mod spec;
+mod step_layout;
+mod step_sampling;
 pub mod synthetic;
 mod weight_cache;
 mod weights;
 
 use crate::base::StepError;
+use crate::device::cpu::Cpu;
 use crate::engine::{StepOutput, StepPlan};
 
-pub use cpu::CpuRunner;
 pub use limits::{AttentionLimits, RunnerLimits};
+pub use model_runner::ModelRunner;
 pub use model_source::ModelSource;
 pub use precision::WeightPrecision;
 pub use probe::{Operation, Probe, Work};
 pub use rope::{Rope, RopeScaling};
 pub use spec::{Architecture, ModelSpec};
 pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
+
+/// A model on CPU.
+pub type CpuRunner<P = ()> = ModelRunner<Cpu, P>;
 
 /// Whatever computes the steps of an instance.
 pub enum Runner {

@@ -9,7 +9,7 @@ use super::gguf_names::{gguf_name, is_permuted};
 use super::precision::WeightPrecision;
 use super::rope::RopeScaling;
 use super::spec::ModelSpec;
-use super::weights::Weights;
+use super::weights;
 use crate::base::{LoadError, TokenId};
 use crate::checkpoint::{Checkpoint, JsonFile, Matrix, RowOrder, Store, Tensor};
 
@@ -80,7 +80,7 @@ impl ModelSource {
     /// # Errors
     /// A tensor is missing, or has the wrong shape or type.
     pub fn num_weight_bytes(&self, precision: Option<WeightPrecision>) -> Result<u64, LoadError> {
-        Weights::num_bytes(self, precision)
+        weights::num_weight_bytes(self, precision)
     }
 
     pub(super) fn checkpoint(&self) -> &Checkpoint {

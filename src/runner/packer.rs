@@ -4,8 +4,10 @@ use super::precision::WeightPrecision;
 use super::weight_cache::WeightCache;
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, ReadRow, Tensor};
-use crate::device::cpu::{Cpu, PackedMatrix, PanelShape, Rounded};
-use crate::device::{CodeBits, NotFinite, QuantisedRows, Stacking, can_be_packed_together};
+use crate::device::cpu::{Rounded, Simd};
+use crate::device::{
+    CodeBits, Device, NotFinite, PackedShape, QuantisedRows, Stacking, can_be_packed_together,
+};
 
 /// What weights become that are quantised and cannot be taken over.
 const ROUNDED_ANEW: WeightPrecision = WeightPrecision {
@@ -14,8 +16,8 @@ const ROUNDED_ANEW: WeightPrecision = WeightPrecision {
 };
 
 /// Packs the matrices of one model.
-pub(super) struct Packer<'a> {
-    cpu: &'a mut Cpu,
+pub(super) struct Packer<'a, D> {
+    device: &'a mut D,
     precision: Option<WeightPrecision>,
     /// Where what is rounded may be already.
     cache: Option<WeightCache>,
@@ -24,15 +26,15 @@ pub(super) struct Packer<'a> {
     num_rounded_anew: usize,
 }
 
-impl<'c> Packer<'c> {
+impl<'d, D: Device> Packer<'d, D> {
     /// `precision` is what float weights are rounded to, if not to bf16.
     pub(super) fn new(
-        cpu: &'c mut Cpu,
+        device: &'d mut D,
         precision: Option<WeightPrecision>,
         cache: Option<WeightCache>,
     ) -> Self {
         Self {
-            cpu,
+            device,
             precision,
             cache,
             names: Vec::new(),
@@ -46,12 +48,26 @@ impl<'c> Packer<'c> {
         self.num_rounded_anew
     }
 
+    /// Uploads a vector.
+    pub(super) fn upload(&mut self, vector: &Tensor<'_>) -> Result<D::Vector, LoadError> {
+        self.device.upload_vector(vector.to_f32()?)
+    }
+
+    /// Uploads the biases of matrices that are packed as one.
+    pub(super) fn upload_bias(&mut self, parts: &[Tensor<'_>]) -> Result<D::Vector, LoadError> {
+        let mut bias = Vec::new();
+        for part in parts {
+            bias.extend(part.to_f32()?);
+        }
+        self.device.upload_vector(bias)
+    }
+
     /// Packs matrices of equal width: those of a projection.
     pub(super) fn pack(
         &mut self,
         parts: &[Matrix<'_>],
         stacking: Stacking,
-    ) -> Result<PackedMatrix, LoadError> {
+    ) -> Result<D::Matrix, LoadError> {
         self.pack_as(parts, Form::of(parts, self.precision), stacking)
     }
 
@@ -59,14 +75,17 @@ impl<'c> Packer<'c> {
     pub(super) fn pack_output_layer(
         &mut self,
         matrix: &Matrix<'_>,
-    ) -> Result<PackedMatrix, LoadError> {
+    ) -> Result<D::Matrix, LoadError> {
         let parts = std::slice::from_ref(matrix);
         let form = Form::of_output_layer(parts, self.precision);
         self.pack_as(parts, form, Stacking::Concatenated)
     }
 
     /// Keeps what was rounded for the next load: of all matrices that were packed, in the order in which they were.
-    pub(super) fn keep<'m>(&mut self, matrices: impl Iterator<Item = &'m PackedMatrix>) {
+    pub(super) fn keep<'m>(&mut self, matrices: impl Iterator<Item = &'m D::Matrix>)
+    where
+        D: 'm,
+    {
         let Some(cache) = &mut self.cache else {
             return;
         };
@@ -76,7 +95,7 @@ impl<'c> Packer<'c> {
             .zip(matrices)
             .filter_map(|(name, matrix)| Some((name?, matrix)))
             .collect();
-        cache.keep(self.cpu, &rounded);
+        cache.keep(self.device, &rounded);
     }
 
     fn pack_as(
@@ -84,15 +103,15 @@ impl<'c> Packer<'c> {
         parts: &[Matrix<'_>],
         form: Form<'_>,
         stacking: Stacking,
-    ) -> Result<PackedMatrix, LoadError> {
+    ) -> Result<D::Matrix, LoadError> {
         parts.iter().try_for_each(Matrix::preload)?;
         self.names.push(match form {
             Form::Rounded(_) | Form::RoundedAnew => Some(name(parts, stacking)),
             Form::Floats(_) | Form::Codes(_) => None,
         });
         let packed = match form {
-            Form::Floats(tensors) => self.cpu.pack(&tensors, stacking)?,
-            Form::Codes(codes) => self.cpu.pack_quantised(&codes, stacking)?,
+            Form::Floats(tensors) => self.device.pack(&tensors, stacking)?,
+            Form::Codes(codes) => self.device.pack_quantised(&codes, stacking)?,
             Form::Rounded(precision) => self.round(parts, precision, stacking)?,
             Form::RoundedAnew => {
                 self.num_rounded_anew += 1;
@@ -107,16 +126,16 @@ impl<'c> Packer<'c> {
         parts: &[Matrix<'_>],
         precision: WeightPrecision,
         stacking: Stacking,
-    ) -> Result<Result<PackedMatrix, NotFinite>, LoadError> {
+    ) -> Result<Result<D::Matrix, NotFinite>, LoadError> {
         if let Some(cache) = &mut self.cache {
             let num_rows: Vec<_> = parts.iter().map(Matrix::rows).collect();
-            let shape = PanelShape {
+            let shape = PackedShape {
                 num_rows: &num_rows,
                 columns: parts[0].columns(),
                 stacking,
                 format: precision.format(),
             };
-            if let Some(packed) = cache.read(self.cpu, &name(parts, stacking), shape)? {
+            if let Some(packed) = cache.read(self.device, &name(parts, stacking), shape)? {
                 return Ok(Ok(packed));
             }
         }
@@ -124,7 +143,8 @@ impl<'c> Packer<'c> {
             .iter()
             .map(|part| move |row: usize, out: &mut [f32]| part.read_row(row, out))
             .collect();
-        let simd = self.cpu.simd();
+        // All instruction sets round to the same bits.
+        let simd = Simd::detect();
         let rounded: Vec<_> = parts
             .iter()
             .zip(&readers)
@@ -138,7 +158,7 @@ impl<'c> Packer<'c> {
             .iter()
             .map(|rows| rows as &dyn QuantisedRows)
             .collect();
-        self.cpu.pack_quantised(&rounded, stacking)
+        self.device.pack_quantised(&rounded, stacking)
     }
 }
 

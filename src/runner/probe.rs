@@ -2,8 +2,7 @@
 //!
 //! A runner is made with its probe, and the probe that asks nothing, `()`, is no code at all.
 
-use crate::device::KvBatch;
-use crate::device::cpu::PackedMatrix;
+use crate::device::{AttentionParams, KvSpan, PackedWeights};
 
 /// A part of a step, in the order in which they come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,7 +98,7 @@ impl Work {
 
     /// Of a product of bf16 rows with a matrix, its results in f32; `is_added` if they are added to what
     /// is there.
-    pub(super) fn product(num_rows: usize, matrix: &PackedMatrix, is_added: bool) -> Self {
+    pub(super) fn product(num_rows: usize, matrix: &impl PackedWeights, is_added: bool) -> Self {
         let results = if is_added { 8 } else { 4 };
         let activations = num_rows * (2 * matrix.k() + results * matrix.n());
         Self {
@@ -109,7 +108,7 @@ impl Work {
     }
 
     /// Of a product whose results are a gate and an up for each element of bf16 rows, which are all that is written.
-    pub(super) fn gated_product(num_rows: usize, gate_up: &PackedMatrix) -> Self {
+    pub(super) fn gated_product(num_rows: usize, gate_up: &impl PackedWeights) -> Self {
         let inter = gate_up.n() / 2;
         let activations = num_rows * (2 * gate_up.k() + 2 * inter);
         Self {
@@ -119,20 +118,19 @@ impl Work {
         }
     }
 
-    /// Of attention of rows `q_width` wide, over what each span sees: its last positions within `window`,
-    /// and `num_sinks` before. `kv_bytes` are a position's keys and values.
-    pub(super) fn attention(
-        batch: &KvBatch<'_>,
-        q_width: usize,
-        window: Option<u32>,
-        num_sinks: u32,
-        kv_bytes: u64,
-    ) -> Self {
+    /// Of attention over what each span sees: its last positions within the window, and the sinks before.
+    /// `kv_bytes` are those of one position's keys and values.
+    pub(super) fn attention(spans: &[KvSpan], params: &AttentionParams, kv_bytes: u64) -> Self {
+        let q_width = params.shape.q_len();
+        let mut num_tokens = 0;
         let mut num_positions = 0;
         let mut num_pairs = 0;
-        for span in batch.spans() {
+        for span in spans {
             let num_queries = span.tokens.end - span.tokens.start;
-            let sees = window.map_or(u32::MAX, |window| window.saturating_add(num_sinks));
+            let sees = params.window.map_or(u32::MAX, |window| {
+                window.get().saturating_add(params.num_sinks)
+            });
+            num_tokens += num_queries as usize;
             num_positions += u64::from(span.kv_len.min(sees.saturating_add(num_queries - 1)));
             let first = span.kv_len - num_queries + 1;
             num_pairs += (first..=span.kv_len)
@@ -140,7 +138,7 @@ impl Work {
                 .sum::<u64>();
         }
         // Queries in and sums of values out, bf16 both.
-        let rows = (batch.num_tokens() * q_width * 4) as u64;
+        let rows = (num_tokens * q_width * 4) as u64;
         Self {
             num_bytes: num_positions * kv_bytes + rows,
             num_operations: num_pairs * 4 * q_width as u64,
@@ -150,10 +148,10 @@ impl Work {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
-    use crate::base::{BlockId, BlockSize};
-    use crate::device::cpu::KvCache;
-    use crate::device::{KvDtype, KvLayout, KvSpan};
+    use crate::device::HeadShape;
 
     #[test]
     fn every_operation_is_listed_once_in_order() {
@@ -166,15 +164,17 @@ mod tests {
 
     #[test]
     fn attention_reads_each_position_once_and_computes_each_pair() {
-        let layout = KvLayout {
-            num_kv_heads: 1,
-            head_dim: 2,
-            block_size: BlockSize::new(4).expect("not zero"),
-            dtype: KvDtype::Bf16,
+        let params = AttentionParams {
+            shape: HeadShape {
+                num_q_heads: 3,
+                num_kv_heads: 1,
+                head_dim: 2,
+            },
+            scale: 1.0,
+            window: None,
+            num_sinks: 0,
         };
-        let cache = KvCache::new(layout, 1, 8).expect("memory");
-        let blocks: Vec<_> = (0..4).map(BlockId).collect();
-        // A chunk of 3 tokens that ends at position 5, and a sequence that generates its tenth.
+        // A chunk of 3 tokens that ends at position 5, and a sequence that generates its eighth.
         let spans = [
             KvSpan {
                 tokens: 0..3,
@@ -187,11 +187,15 @@ mod tests {
                 block_table: 2..4,
             },
         ];
-        let batch = cache.batch(&spans, &blocks);
-        let all = Work::attention(&batch, 6, None, 0, 100);
+        let all = Work::attention(&spans, &params, 100);
         assert_eq!(all.num_operations, (3 + 4 + 5 + 8) * 4 * 6);
         assert_eq!(all.num_bytes, (5 + 8) * 100 + 4 * 6 * 4);
-        let windowed = Work::attention(&batch, 6, Some(2), 1, 100);
+        let windowed = AttentionParams {
+            window: NonZeroU32::new(2),
+            num_sinks: 1,
+            ..params
+        };
+        let windowed = Work::attention(&spans, &windowed, 100);
         assert_eq!(windowed.num_operations, (3 + 3 + 3 + 3) * 4 * 6);
         assert_eq!(windowed.num_bytes, (5 + 3) * 100 + 4 * 6 * 4);
     }

@@ -28,7 +28,7 @@ use super::model_source::{ModelSource, WeightCachePath};
 use super::precision::WeightPrecision;
 use crate::base::LoadError;
 use crate::checkpoint::{SafetensorsFile, TensorLocation};
-use crate::device::cpu::{Cpu, PANELS_VERSION, PackedMatrix, PanelBytes, PanelReader, PanelShape};
+use crate::device::{Device, PackedBytes, PackedReader, PackedShape, Pool};
 
 const MADE_FROM: &str = "made_from";
 const PARTS: [&str; 2] = ["codes", "scales"];
@@ -50,11 +50,15 @@ pub(super) struct WeightCache {
 
 impl WeightCache {
     /// That of a checkpoint whose float weights are rounded to `precision`. None where it has none.
-    pub(super) fn of(source: &ModelSource, precision: Option<WeightPrecision>) -> Option<Self> {
+    pub(super) fn of<D: Device>(
+        source: &ModelSource,
+        precision: Option<WeightPrecision>,
+    ) -> Option<Self> {
         let WeightCachePath { path, mode } = source.weight_cache()?;
         let mut made_from = format!(
-            "inflight {}, panels {PANELS_VERSION}, {precision:?}",
-            env!("CARGO_PKG_VERSION")
+            "inflight {}, {}, {precision:?}",
+            env!("CARGO_PKG_VERSION"),
+            D::packed_layout()
         );
         for stamp in source.checkpoint().stamps() {
             made_from = format!("{made_from}\n{stamp}");
@@ -77,16 +81,16 @@ impl WeightCache {
     ///
     /// # Errors
     /// No memory.
-    pub(super) fn read(
+    pub(super) fn read<D: Device>(
         &mut self,
-        cpu: &mut Cpu,
+        device: &mut D,
         name: &str,
-        shape: PanelShape<'_>,
-    ) -> Result<Option<PackedMatrix>, LoadError> {
+        shape: PackedShape<'_>,
+    ) -> Result<Option<D::Matrix>, LoadError> {
         let found = self
             .file
             .as_ref()
-            .map(|file| read(cpu, file, &self.path, name, shape));
+            .map(|file| read(device, file, &self.path, name, shape));
         match found {
             Some(Ok(matrix)) => {
                 self.num_read += 1;
@@ -104,7 +108,7 @@ impl WeightCache {
     }
 
     /// Keeps all matrices for the next load, unless all were read.
-    pub(super) fn keep(&mut self, cpu: &mut Cpu, matrices: &[(String, &PackedMatrix)]) {
+    pub(super) fn keep<D: Device>(&mut self, device: &mut D, matrices: &[(String, &D::Matrix)]) {
         let path = self.path.display();
         if self.num_rounded == 0 {
             if self.num_read > 0 {
@@ -113,7 +117,7 @@ impl WeightCache {
             return;
         }
         let started = Instant::now();
-        match self.write(cpu, matrices) {
+        match self.write(device, matrices) {
             Ok(()) => log::info!(
                 "kept {} rounded matrices in {path} for the next load, in {:.1} s",
                 matrices.len(),
@@ -127,20 +131,19 @@ impl WeightCache {
         }
     }
 
-    fn write(
+    fn write<D: Device>(
         &self,
-        cpu: &mut Cpu,
-        matrices: &[(String, &PackedMatrix)],
+        device: &mut D,
+        matrices: &[(String, &D::Matrix)],
     ) -> Result<(), Box<dyn Error>> {
         let mut metadata = HashMap::from([(MADE_FROM.to_owned(), self.made_from.clone())]);
         let mut tensors = Vec::new();
         for (name, matrix) in matrices {
-            let PanelBytes { codes, scales } = matrix
-                .panel_bytes()
-                .ok_or("a matrix that was not rounded")?;
+            let PackedBytes { codes, scales } =
+                D::packed_bytes(matrix).ok_or("a matrix that was not rounded")?;
             for (part, bytes) in PARTS.into_iter().zip([codes, scales]) {
                 let name = format!("{name}.{part}");
-                metadata.insert(name.clone(), checksum(cpu, bytes));
+                metadata.insert(name.clone(), checksum(device.host_threads(), bytes));
                 tensors.push((name, TensorView::new(Dtype::U8, vec![bytes.len()], bytes)?));
             }
         }
@@ -180,23 +183,23 @@ fn open(path: &Path, made_from: &str) -> Option<SafetensorsFile> {
 }
 
 /// The matrix of this name, if it is what was written.
-fn read(
-    cpu: &mut Cpu,
+fn read<D: Device>(
+    device: &mut D,
     file: &SafetensorsFile,
     path: &Path,
     name: &str,
-    shape: PanelShape<'_>,
-) -> Result<PackedMatrix, LoadError> {
+    shape: PackedShape<'_>,
+) -> Result<D::Matrix, LoadError> {
     let names = PARTS.map(|part| format!("{name}.{part}"));
     let [codes, scales] = [file.tensor(&names[0])?, file.tensor(&names[1])?];
     let [codes, scales] = [codes.bytes, scales.bytes];
-    let found = cpu.read_panels(
+    let found = device.read_packed(
         shape,
-        PanelReader {
+        PackedReader {
             num_bytes: codes.len(),
             read: &|start, out| codes.read_at(start, out),
         },
-        PanelReader {
+        PackedReader {
             num_bytes: scales.len(),
             read: &|start, out| scales.read_at(start, out),
         },
@@ -205,9 +208,9 @@ fn read(
     let place = TensorLocation { path, name };
     let other = || place.error(format!("is not of these weights: {shape:?}"));
     let matrix = found.ok_or_else(other)?;
-    let bytes = matrix.panel_bytes().ok_or_else(other)?;
+    let bytes = D::packed_bytes(&matrix).ok_or_else(other)?;
     for (name, bytes) in names.iter().zip([bytes.codes, bytes.scales]) {
-        if file.metadata(name) != Some(&checksum(cpu, bytes)) {
+        if file.metadata(name) != Some(&checksum(device.host_threads(), bytes)) {
             return Err(TensorLocation { path, name }.error("is damaged".to_owned()));
         }
     }
@@ -215,14 +218,13 @@ fn read(
 }
 
 /// XXH3 of those of all pieces, which all threads work out.
-fn checksum(cpu: &mut Cpu, bytes: &[u8]) -> String {
+fn checksum(threads: &mut Pool, bytes: &[u8]) -> String {
     let mut sums = vec![0; bytes.len().div_ceil(PIECE)];
-    let mut states = vec![(); cpu.num_threads()];
-    cpu.pool()
-        .for_each_row(&mut states, &mut sums, 1, |(), index, sum| {
-            let piece = &bytes[index * PIECE..];
-            sum[0] = XxHash3_64::oneshot(&piece[..PIECE.min(piece.len())]);
-        });
+    let mut states = vec![(); threads.num_threads()];
+    threads.for_each_row(&mut states, &mut sums, 1, |(), index, sum| {
+        let piece = &bytes[index * PIECE..];
+        sum[0] = XxHash3_64::oneshot(&piece[..PIECE.min(piece.len())]);
+    });
     let sum = XxHash3_64::oneshot(bytemuck::cast_slice::<u64, u8>(&sums));
     format!("{sum:016x}")
 }
@@ -230,11 +232,11 @@ fn checksum(cpu: &mut Cpu, bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::{CpuOptions, Rounded};
+    use crate::device::cpu::{Cpu, CpuOptions, PackedMatrix, Rounded};
     use crate::device::{CodeBits, QuantFormat, Stacking};
 
     const NAMES: [&str; 2] = ["first", "second"];
-    const SHAPE: PanelShape<'_> = PanelShape {
+    const SHAPE: PackedShape<'_> = PackedShape {
         num_rows: &[70],
         columns: 300,
         stacking: Stacking::Concatenated,
@@ -328,7 +330,7 @@ mod tests {
             ("first", SHAPE.num_rows, wider),
             ("third", SHAPE.num_rows, 300),
         ] {
-            let shape = PanelShape {
+            let shape = PackedShape {
                 num_rows,
                 columns,
                 ..SHAPE

@@ -16,43 +16,42 @@ use super::precision::WeightPrecision;
 use super::progress::Progress;
 use super::spec::ModelSpec;
 use super::weight_cache::WeightCache;
-use crate::base::{LoadError, TokenId};
+use crate::base::LoadError;
 use crate::checkpoint::{Matrix, Tensor};
-use crate::device::cpu::{Cpu, PackedMatrix};
-use crate::device::{Dtype, RawMatrix, Stacking};
+use crate::device::{Device, EmbeddingTable, Linear, PackedWeights, Stacking};
 
-/// All weights of a model, in the form in which they are computed with.
-pub(super) struct Weights {
-    /// None where `lm_head` has its rows.
-    embedding: Option<Embedding>,
-    pub(super) layers: Vec<Layer>,
+/// All weights of a model, on a device.
+pub(super) struct Weights<D: Device> {
+    /// `None` if `lm_head` has its rows.
+    embedding: Option<D::Embedding>,
+    pub(super) layers: Vec<Layer<D>>,
     /// `[hidden_size]`.
-    pub(super) final_norm: Vec<f32>,
+    pub(super) final_norm: D::Vector,
     /// `[vocab_size, hidden_size]`.
-    pub(super) lm_head: PackedMatrix,
+    pub(super) lm_head: D::Matrix,
 }
 
 /// One decoder layer.
-pub(super) struct Layer {
+pub(super) struct Layer<D: Device> {
     /// `[hidden_size]`.
-    pub(super) attention_norm: Vec<f32>,
+    pub(super) attention_norm: D::Vector,
     /// Queries, keys and values in one: `[q_width + 2 * kv_width, hidden_size]`.
-    pub(super) qkv: Linear,
+    pub(super) qkv: Linear<D>,
     /// The norms of query and key heads, `[head_dim]` each.
-    pub(super) qk_norm: Option<[Vec<f32>; 2]>,
+    pub(super) qk_norm: Option<[D::Vector; 2]>,
     /// `[hidden_size, q_width]`.
-    pub(super) o: Linear,
+    pub(super) o: Linear<D>,
     /// `[hidden_size]`.
-    pub(super) mlp_norm: Vec<f32>,
-    /// Gate and up in turn: `[2 * intermediate_size, hidden_size]`.
-    pub(super) gate_up: Linear,
+    pub(super) mlp_norm: D::Vector,
+    /// Gate and up interleaved: `[2 * intermediate_size, hidden_size]`.
+    pub(super) gate_up: Linear<D>,
     /// `[hidden_size, intermediate_size]`.
-    pub(super) down: Linear,
+    pub(super) down: Linear<D>,
 }
 
-impl Layer {
+impl<D: Device> Layer<D> {
     /// In the order in which they are packed.
-    fn matrices(&self) -> [&PackedMatrix; 4] {
+    fn matrices(&self) -> [&D::Matrix; 4] {
         let Self {
             qkv,
             o,
@@ -64,40 +63,20 @@ impl Layer {
     }
 }
 
-/// A projection, or several that share their input.
-pub(super) struct Linear {
-    pub(super) matrix: PackedMatrix,
-    pub(super) bias: Option<Vec<f32>>,
-}
-
-/// The rows that tokens begin with, `[vocab_size, hidden_size]`.
-struct Embedding {
-    rows: Vec<bf16>,
-    hidden_size: usize,
-}
-
-impl Embedding {
-    fn matrix(&self) -> RawMatrix<'_> {
-        let num_rows = self.rows.len() / self.hidden_size;
-        let bytes = bytemuck::cast_slice(&self.rows);
-        RawMatrix::new(Dtype::Bf16, num_rows, self.hidden_size, bytes)
-    }
-}
-
-impl Weights {
+impl<D: Device> Weights<D> {
     /// Finds, checks and packs all of them.
     pub(super) fn load(
         source: &ModelSource,
         precision: Option<WeightPrecision>,
-        cpu: &mut Cpu,
+        device: &mut D,
     ) -> Result<Self, LoadError> {
         let started = Instant::now();
         let spec = source.spec();
         let tensors = source.tensors()?;
         let store = tensors.store();
         let sources = Sources::find(&tensors, spec)?;
-        let cache = WeightCache::of(source, precision);
-        let mut packer = Packer::new(cpu, precision, cache);
+        let cache = WeightCache::of::<D>(source, precision);
+        let mut packer = Packer::new(device, precision, cache);
 
         let mut layers = Vec::with_capacity(spec.num_layers);
         let mut progress = Progress::new(spec.num_layers);
@@ -116,9 +95,9 @@ impl Weights {
         let is_embedding = sources.lm_head.is_none() && lm_head.has_rows();
         let embedding = match is_embedding {
             true => None,
-            false => Some(load_embedding(cpu, &sources.embedding)?),
+            false => Some(load_embedding(device, &sources.embedding)?),
         };
-        let final_norm = sources.final_norm.to_f32()?;
+        let final_norm = device.upload_vector(sources.final_norm.to_f32()?)?;
         store.check()?;
         let weights = Self {
             embedding,
@@ -133,42 +112,41 @@ impl Weights {
             );
         }
         log::info!(
-            "loaded {} of {:.1} MB in {:.1} s; computing with {} on {} threads",
+            "loaded {} of {:.1} MB in {:.1} s; computing with {}",
             spec.architecture.name(),
             store.num_bytes() as f64 / 1e6,
             started.elapsed().as_secs_f64(),
-            cpu.simd(),
-            cpu.num_threads()
+            device.description()
         );
         Ok(weights)
     }
 
-    /// Bytes that they take once they are loaded, but for padding.
-    pub(super) fn num_bytes(
-        source: &ModelSource,
-        precision: Option<WeightPrecision>,
-    ) -> Result<u64, LoadError> {
-        let sources = Sources::find(&source.tensors()?, source.spec())?;
-        let output_layer = std::slice::from_ref(sources.lm_head());
-        let form = Form::of_output_layer(output_layer, precision);
-        let embedding_bytes = match (&form, &sources.lm_head) {
-            (Form::Floats(_), None) => 0,
-            _ => 2 * (sources.embedding.rows() * sources.embedding.columns()) as u64,
-        };
-        let layers = sources.layers.iter().flat_map(|layer| {
-            let linears = [&layer.qkv, &layer.o, &layer.gate_up, &layer.down];
-            linears.map(|linear| Form::of(&linear.matrices, precision).num_bytes(&linear.matrices))
-        });
-        Ok(embedding_bytes + form.num_bytes(output_layer) + layers.sum::<u64>())
-    }
-
-    /// Writes the rows that tokens begin with, `[token_ids.len(), hidden_size]`.
-    pub(super) fn embed(&self, cpu: &mut Cpu, token_ids: &[TokenId], out: &mut [f32]) {
+    /// The rows of the token embedding, `[vocab_size, hidden_size]`.
+    pub(super) fn embedding(&self) -> EmbeddingTable<'_, D> {
         match &self.embedding {
-            Some(embedding) => cpu.embed(&embedding.matrix(), token_ids, out),
-            None => cpu.embed_packed(&self.lm_head, token_ids, out),
+            Some(embedding) => EmbeddingTable::Own(embedding),
+            None => EmbeddingTable::Tied(&self.lm_head),
         }
     }
+}
+
+/// Bytes of all weights once they are loaded, without padding.
+pub(super) fn num_weight_bytes(
+    source: &ModelSource,
+    precision: Option<WeightPrecision>,
+) -> Result<u64, LoadError> {
+    let sources = Sources::find(&source.tensors()?, source.spec())?;
+    let output_layer = std::slice::from_ref(sources.lm_head());
+    let form = Form::of_output_layer(output_layer, precision);
+    let embedding_bytes = match (&form, &sources.lm_head) {
+        (Form::Floats(_), None) => 0,
+        _ => 2 * (sources.embedding.rows() * sources.embedding.columns()) as u64,
+    };
+    let layers = sources.layers.iter().flat_map(|layer| {
+        let linears = [&layer.qkv, &layer.o, &layer.gate_up, &layer.down];
+        linears.map(|linear| Form::of(&linear.matrices, precision).num_bytes(&linear.matrices))
+    });
+    Ok(embedding_bytes + form.num_bytes(output_layer) + layers.sum::<u64>())
 }
 
 /// Where all weights of a model lie in its checkpoint, their shapes checked.
@@ -259,16 +237,16 @@ impl<'a> LayerSource<'a> {
         })
     }
 
-    fn load(&self, packer: &mut Packer<'_>) -> Result<Layer, LoadError> {
+    fn load<D: Device>(&self, packer: &mut Packer<'_, D>) -> Result<Layer<D>, LoadError> {
         Ok(Layer {
-            attention_norm: self.attention_norm.to_f32()?,
+            attention_norm: packer.upload(&self.attention_norm)?,
             qkv: self.qkv.load(packer, Stacking::Concatenated)?,
             qk_norm: match &self.qk_norm {
-                Some([q, k]) => Some([q.to_f32()?, k.to_f32()?]),
+                Some([q, k]) => Some([packer.upload(q)?, packer.upload(k)?]),
                 None => None,
             },
             o: self.o.load(packer, Stacking::Concatenated)?,
-            mlp_norm: self.mlp_norm.to_f32()?,
+            mlp_norm: packer.upload(&self.mlp_norm)?,
             gate_up: self.gate_up.load(packer, Stacking::Interleaved)?,
             down: self.down.load(packer, Stacking::Concatenated)?,
         })
@@ -283,28 +261,35 @@ struct LinearSource<'a> {
 }
 
 impl LinearSource<'_> {
-    fn load(&self, packer: &mut Packer<'_>, stacking: Stacking) -> Result<Linear, LoadError> {
-        let mut bias = Vec::new();
-        for part in &self.biases {
-            bias.extend(part.to_f32()?);
-        }
+    fn load<D: Device>(
+        &self,
+        packer: &mut Packer<'_, D>,
+        stacking: Stacking,
+    ) -> Result<Linear<D>, LoadError> {
         Ok(Linear {
+            bias: match self.biases.is_empty() {
+                true => None,
+                false => Some(packer.upload_bias(&self.biases)?),
+            },
             matrix: packer.pack(&self.matrices, stacking)?,
-            bias: (!bias.is_empty()).then_some(bias),
         })
     }
 }
 
 /// A copy in bf16: the file may go away, and the rows are read one by one.
-fn load_embedding(cpu: &mut Cpu, source: &Matrix<'_>) -> Result<Embedding, LoadError> {
+fn load_embedding<D: Device>(
+    device: &mut D,
+    source: &Matrix<'_>,
+) -> Result<D::Embedding, LoadError> {
     source.preload()?;
     let hidden_size = source.columns();
     let len = source.rows() * hidden_size;
     let mut rows = try_zeroed_vec::<bf16>(len)
         .map_err(|()| LoadError::Resource(format!("no memory for an embedding of {len} bf16")))?;
-    let mut rows_f32 = vec![vec![0.0; hidden_size]; cpu.num_threads()];
+    let threads = device.host_threads();
+    let mut rows_f32 = vec![vec![0.0; hidden_size]; threads.num_threads()];
     let bad_row = AtomicUsize::new(usize::MAX);
-    cpu.pool().for_each_row(
+    threads.for_each_row(
         &mut rows_f32,
         &mut rows,
         hidden_size,
@@ -321,7 +306,7 @@ fn load_embedding(cpu: &mut Cpu, source: &Matrix<'_>) -> Result<Embedding, LoadE
         },
     );
     match bad_row.into_inner() {
-        usize::MAX => Ok(Embedding { rows, hidden_size }),
+        usize::MAX => device.upload_embedding(rows, hidden_size),
         row => Err(source.not_finite(row)),
     }
 }

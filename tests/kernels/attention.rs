@@ -113,7 +113,11 @@ impl Model {
             num_tokens += *chunk as u32;
         }
         let batch = pool.cache.batch(&spans, &tables);
-        let norm = self.norm.as_ref().map(|(q, k)| QkNorm { q, k, eps: 1e-6 });
+        let norm = self.norm.as_ref().map(|(q, k)| QkNorm {
+            q: &q[..],
+            k: &k[..],
+            eps: 1e-6,
+        });
         let mut q = vec![bf16::NAN; num_tokens as usize * q_len];
         let mut out = q.clone();
         let layer = 1;

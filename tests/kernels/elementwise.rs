@@ -4,7 +4,7 @@ use half::bf16;
 use triton_inflight::device::cpu::Simd;
 use triton_inflight::device::{Dtype, RawMatrix};
 
-use super::support::{Rng, assert_near, bytes, cpu, pack, simds};
+use super::support::{Rng, assert_near, bits, bytes, cpu, pack, simds};
 
 #[test]
 fn rms_norm_is_near_the_exact_one_and_alike_on_every_instruction_set() {
@@ -26,6 +26,24 @@ fn rms_norm_is_near_the_exact_one_and_alike_on_every_instruction_set() {
                 let exact = f64::from(x[i]) * scale * f64::from(weight[i]);
                 assert_near(out[i], exact, "rms_norm");
             }
+        }
+    }
+}
+
+#[test]
+fn a_norm_with_the_residual_add_before_it_gives_the_bits_of_both() {
+    let mut rng = Rng::new();
+    for (m, d) in [(1, 1), (5, 100), (70, 768)] {
+        let (x, hidden, weight) = (rng.f32s(m * d), rng.f32s(m * d), rng.f32s(d));
+        let sums: Vec<_> = hidden.iter().zip(&x).map(|(a, b)| a + b).collect();
+        for simd in simds() {
+            let (mut hidden, mut out) = (hidden.clone(), vec![bf16::NAN; m * d]);
+            let mut cpu = cpu(simd, 3);
+            cpu.add_rms_norm(&x, &mut hidden, &weight, 1e-5, &mut out);
+            assert_eq!(bits(&hidden), bits(&sums), "{simd}");
+            let mut expected = vec![bf16::NAN; m * d];
+            cpu.rms_norm(&sums, &weight, 1e-5, &mut expected);
+            assert_eq!(out, expected, "{simd}");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The product of gate and up, and what becomes of it.
 
 use half::bf16;
-use triton_inflight::device::cpu::{Cpu, Output, PackedMatrix, Rounded, Simd};
-use triton_inflight::device::{CodeBits, Dtype, NotFinite, RawMatrix, Stacking};
+use triton_inflight::device::cpu::{Cpu, PackedMatrix, Rounded, Simd};
+use triton_inflight::device::{CodeBits, Dtype, NotFinite, Output, RawMatrix, Stacking};
 
 use super::support::{Rng, assert_near, bytes, cpu, simds};
 

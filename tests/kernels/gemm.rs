@@ -1,8 +1,8 @@
 //! GEMM and packing.
 
 use half::{bf16, f16};
-use triton_inflight::device::cpu::{Output, Simd};
-use triton_inflight::device::{Dtype, NotFinite, RawMatrix, Stacking};
+use triton_inflight::device::cpu::Simd;
+use triton_inflight::device::{Dtype, NotFinite, Output, RawMatrix, Stacking};
 
 use super::support::{Rng, bits, bytes, cpu, pack, simds};
 

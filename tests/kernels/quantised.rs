@@ -1,9 +1,10 @@
 //! GEMM over quantised weights.
 
 use half::{bf16, f16};
-use triton_inflight::device::cpu::{Cpu, Output, PackedMatrix, Rounded, Simd};
+use triton_inflight::device::cpu::{Cpu, PackedMatrix, Rounded, Simd};
 use triton_inflight::device::{
-    CodeBits, NotFinite, QuantFormat, QuantisedRow, QuantisedRows, Stacking, can_be_packed_together,
+    CodeBits, NotFinite, Output, QuantFormat, QuantisedRow, QuantisedRows, Stacking,
+    can_be_packed_together,
 };
 
 use super::support::{Rng, bits, cpu, simds};

@@ -37,6 +37,43 @@ impl Cpu {
         });
     }
 
+    /// `hidden += x`, then the norm of it: what the sum over several ranks is followed by.
+    /// `x`, `hidden` and `out` are `[m, d]`, `weight` is `[d]`.
+    ///
+    /// # Panics
+    ///
+    /// If the lengths do not agree.
+    pub fn add_rms_norm(
+        &mut self,
+        x: &[f32],
+        hidden: &mut [f32],
+        weight: &[f32],
+        eps: f32,
+        out: &mut [bf16],
+    ) {
+        let d = weight.len();
+        assert!(
+            d > 0 && x.len().is_multiple_of(d),
+            "rows of the weight's length"
+        );
+        assert_eq!(x.len(), hidden.len(), "one row of `x` per row");
+        assert_eq!(x.len(), out.len(), "as many outputs as inputs");
+        let simd = self.simd;
+        let hidden = DisjointSlice::new(hidden);
+        self.for_each_row_block(x.len() / d, d, out.reinterpret_cast_mut(), |rows, out| {
+            let x = &x[rows * d..][..out.len()];
+            // SAFETY: each block of rows belongs to one task.
+            let hidden = unsafe { hidden.slice(rows * d, out.len()) };
+            for_each_simd!(simd, add_rms_norm, (
+                x: &[f32],
+                hidden: &mut [f32],
+                weight: &[f32],
+                eps: f32,
+                out: &mut [u16],
+            ));
+        });
+    }
+
     /// The rows of `table` that `token_ids` name, as f32: `out` is `[m, d]`.
     ///
     /// # Panics
@@ -110,6 +147,14 @@ fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [u16]) {
             *out = to_bf16_bits(x * scale * weight);
         }
     }
+}
+
+#[inline(always)]
+fn add_rms_norm(x: &[f32], hidden: &mut [f32], weight: &[f32], eps: f32, out: &mut [u16]) {
+    for (hidden, x) in hidden.iter_mut().zip(x) {
+        *hidden += x;
+    }
+    rms_norm(hidden, weight, eps, out);
 }
 
 /// `1 / sqrt(mean(x^2) + eps)`, summed in one order: 16 lanes, then a tree over them.

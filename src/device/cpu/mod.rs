@@ -15,6 +15,7 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod device;
 mod elementwise;
 mod gemm;
 mod kv_cache;
@@ -23,6 +24,7 @@ mod memory;
 mod pack;
 mod quantised;
 mod rope;
+mod rows;
 mod simd;
 
 use std::num::NonZeroUsize;
@@ -32,10 +34,11 @@ use half::bf16;
 use crate::base::LoadError;
 use crate::device::{Pool, QuantisedRow, Turn};
 
-pub use gemm::Output;
+pub use device::{CpuStep, Embedding};
 pub use kv_cache::KvCache;
 pub use pack::PackedMatrix;
-pub use quantised::{PANELS_VERSION, PanelBytes, PanelReader, PanelShape, Rounded};
+pub use quantised::{PANELS_VERSION, Rounded};
+pub use rows::Rows;
 pub use simd::Simd;
 
 /// How much of the machine to use. The default is all that the process may use.

@@ -32,17 +32,8 @@ use super::math::{exp, from_bf16_bits, to_bf16_bits};
 use super::pack::{PANEL, Packed};
 use super::simd::for_each_simd;
 use super::{Cpu, PackedMatrix, Simd, quantised};
-use crate::device::Stacking;
 use crate::device::disjoint_slice::DisjointSlice;
-
-/// What becomes of the product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// It replaces what is in `out`.
-    Store,
-    /// It is added to what is in `out`: a residual connection.
-    Add,
-}
+use crate::device::{Output, Stacking};
 
 /// Activations of one task that widens them: fewer are not worth handing out.
 const WIDEN_LEN: usize = 16 * 1024;

@@ -29,7 +29,7 @@ pub(super) use activations::Activations;
 pub(super) use multiply::multiply_panel;
 pub(super) use panels::Panels;
 
-pub use panel_bytes::{PANELS_VERSION, PanelBytes, PanelReader, PanelShape};
+pub use panel_bytes::PANELS_VERSION;
 pub use rounded::Rounded;
 
 /// Inputs of a block: those that one scale of the activations is for.

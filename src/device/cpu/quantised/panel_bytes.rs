@@ -6,7 +6,7 @@ use super::super::pack::{Packed, PackedMatrix, PanelOrder};
 use super::panels::Panels;
 use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;
-use crate::device::{QuantFormat, Stacking};
+use crate::device::{PackedBytes, PackedReader, PackedShape};
 
 /// Which layout panels have, and how [`Rounded`](super::Rounded) rounds. It changes with either: bytes of another
 /// version are something else.
@@ -15,40 +15,9 @@ pub const PANELS_VERSION: u32 = 1;
 /// Bytes that are read at a time.
 const PIECE: usize = 1 << 20;
 
-/// The panels of a quantised matrix, the same for every instruction set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PanelBytes<'a> {
-    /// Codes without their sign.
-    pub codes: &'a [u8],
-    /// f16s.
-    pub scales: &'a [u8],
-}
-
-/// Codes or scales that are to be read.
-#[derive(Clone, Copy)]
-pub struct PanelReader<'a> {
-    /// How many bytes there are.
-    pub num_bytes: usize,
-    /// Writes those from an offset on, as many as there is room for. Called from many threads.
-    pub read: &'a (dyn Fn(usize, &mut [u8]) + Sync),
-}
-
-/// Matrices that were packed together.
-#[derive(Clone, Copy, Debug)]
-pub struct PanelShape<'a> {
-    /// Outputs of each.
-    pub num_rows: &'a [usize],
-    /// Inputs of all.
-    pub columns: usize,
-    /// How they became one.
-    pub stacking: Stacking,
-    /// How they are quantised.
-    pub format: QuantFormat,
-}
-
 impl PackedMatrix {
     /// Its panels. None if they are bf16, or their columns have an order of their own.
-    pub fn panel_bytes(&self) -> Option<PanelBytes<'_>> {
+    pub fn panel_bytes(&self) -> Option<PackedBytes<'_>> {
         match self.weights() {
             Packed::Quantised(panels) if panels.input_order.is_none() => Some(panels.bytes()),
             _ => None,
@@ -68,9 +37,9 @@ impl Cpu {
     /// A group is neither whole blocks nor a whole row, or the matrices are stacked in turn and their heights differ.
     pub fn read_panels(
         &mut self,
-        shape: PanelShape<'_>,
-        codes: PanelReader<'_>,
-        scales: PanelReader<'_>,
+        shape: PackedShape<'_>,
+        codes: PackedReader<'_>,
+        scales: PackedReader<'_>,
     ) -> Result<Option<PackedMatrix>, LoadError> {
         let order = PanelOrder::new(shape.stacking, shape.num_rows.iter().copied());
         let mut panels = Panels::zeroed(order.num_panels(), shape.columns, shape.format)?;
@@ -84,7 +53,7 @@ impl Cpu {
     }
 
     /// On all threads; `to` has as many bytes.
-    fn read(&mut self, from: PanelReader<'_>, to: &mut Buffer) {
+    fn read(&mut self, from: PackedReader<'_>, to: &mut Buffer) {
         let shared = DisjointSlice::new(bytemuck::cast_slice_mut::<_, u8>(to.as_mut_slice()));
         let num_pieces = from.num_bytes.div_ceil(PIECE);
         self.pool
@@ -103,8 +72,8 @@ mod tests {
 
     use super::super::Rounded;
     use super::*;
-    use crate::device::CodeBits;
     use crate::device::cpu::{CpuOptions, Simd};
+    use crate::device::{CodeBits, QuantFormat, Stacking};
 
     fn formats() -> [QuantFormat; 2] {
         [(CodeBits::Eight, 128), (CodeBits::Four, 32)].map(|(bits, group_size)| QuantFormat {
@@ -125,9 +94,9 @@ mod tests {
         })
     }
 
-    fn shapes() -> impl Iterator<Item = PanelShape<'static>> {
+    fn shapes() -> impl Iterator<Item = PackedShape<'static>> {
         formats().into_iter().flat_map(|format| {
-            [Stacking::Concatenated, Stacking::Interleaved].map(|stacking| PanelShape {
+            [Stacking::Concatenated, Stacking::Interleaved].map(|stacking| PackedShape {
                 num_rows: &[70, 70],
                 columns: 300,
                 stacking,
@@ -136,7 +105,7 @@ mod tests {
         })
     }
 
-    fn packed(cpu: &mut Cpu, shape: PanelShape<'_>) -> PackedMatrix {
+    fn packed(cpu: &mut Cpu, shape: PackedShape<'_>) -> PackedMatrix {
         let QuantFormat {
             bits, group_size, ..
         } = shape.format;
@@ -155,17 +124,17 @@ mod tests {
 
     fn copy_panels(
         cpu: &mut Cpu,
-        shape: PanelShape<'_>,
-        bytes: PanelBytes<'_>,
+        shape: PackedShape<'_>,
+        bytes: PackedBytes<'_>,
     ) -> Option<PackedMatrix> {
         let read = |bytes: &[u8], start: usize, out: &mut [u8]| {
             out.copy_from_slice(&bytes[start..][..out.len()]);
         };
-        let codes = PanelReader {
+        let codes = PackedReader {
             num_bytes: bytes.codes.len(),
             read: &|start, out| read(bytes.codes, start, out),
         };
-        let scales = PanelReader {
+        let scales = PackedReader {
             num_bytes: bytes.scales.len(),
             read: &|start, out| read(bytes.scales, start, out),
         };
@@ -180,7 +149,7 @@ mod tests {
             let sums: Vec<_> = shapes()
                 .map(|shape| {
                     let packed = packed(&mut cpu, shape);
-                    let PanelBytes { codes, scales } = packed.panel_bytes().expect("quantised");
+                    let PackedBytes { codes, scales } = packed.panel_bytes().expect("quantised");
                     [codes, scales].map(XxHash3_64::oneshot)
                 })
                 .collect();
@@ -211,12 +180,12 @@ mod tests {
                     (&[70, 70], 300, &codes[1..], scales),
                     (&[70, 70], 300, codes, &scales[2..]),
                 ] {
-                    let shape = PanelShape {
+                    let shape = PackedShape {
                         num_rows,
                         columns,
                         ..shape
                     };
-                    let bytes = PanelBytes { codes, scales };
+                    let bytes = PackedBytes { codes, scales };
                     let copy = copy_panels(&mut cpu, shape, bytes);
                     assert!(copy.is_none(), "{shape:?}");
                 }

@@ -9,8 +9,8 @@ use super::super::memory::Buffer;
 use super::super::pack::{PANEL, PackedMatrix, PanelOrder, locate};
 use super::super::{Cpu, Worker};
 use super::BLOCK;
-use super::panel_bytes::PanelBytes;
 use crate::base::LoadError;
+use crate::device::PackedBytes;
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{
     CodeBits, NotFinite, QuantFormat, QuantisedRow, QuantisedRows, Stacking, can_be_packed_together,
@@ -86,8 +86,8 @@ impl Panels {
     }
 
     /// All of them, but for an order of inputs.
-    pub(super) fn bytes(&self) -> PanelBytes<'_> {
-        PanelBytes {
+    pub(super) fn bytes(&self) -> PackedBytes<'_> {
+        PackedBytes {
             codes: bytemuck::cast_slice(self.codes.as_slice()),
             scales: bytemuck::cast_slice(self.scales.as_slice()),
         }

@@ -1,0 +1,345 @@
+//! The CPU as a [`Device`].
+
+use std::ops::Range;
+
+use half::bf16;
+
+use super::kv_cache::KvCache;
+use super::pack::PackedMatrix;
+use super::quantised::PANELS_VERSION;
+use super::rows::Rows;
+use super::{Cpu, CpuOptions};
+use crate::base::{BlockId, LoadError, TokenId};
+use crate::device::{
+    AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, KvBatch, KvLayout, Linear, Norm,
+    NotFinite, Output, PackedBytes, PackedReader, PackedShape, PackedWeights, Pool, QkNorm,
+    QuantisedRows, RawMatrix, RopeParams, RopeTable, Stacking, StepInputs, Turn,
+};
+
+/// The rows of a token embedding.
+pub struct Embedding {
+    rows: Vec<bf16>,
+    hidden_size: usize,
+}
+
+/// A step on CPU.
+pub struct CpuStep<'a> {
+    batch: KvBatch<'a>,
+    token_ids: &'a [TokenId],
+    kept_rows: &'a [u32],
+    sampled_rows: &'a [u32],
+    /// Until the step ends.
+    _turn: Turn,
+}
+
+impl PackedWeights for PackedMatrix {
+    fn n(&self) -> usize {
+        self.n()
+    }
+
+    fn k(&self) -> usize {
+        self.k()
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.num_bytes()
+    }
+
+    fn has_rows(&self) -> bool {
+        self.has_rows()
+    }
+}
+
+impl Device for Cpu {
+    type Options = CpuOptions;
+    type Matrix = PackedMatrix;
+    type Vector = Vec<f32>;
+    type Embedding = Embedding;
+    type Angles = RopeTable;
+    type Sums = Rows<f32>;
+    type Inputs = Rows<bf16>;
+    type Logits = Rows<f32>;
+    type KvCache = KvCache;
+    type Step<'a> = CpuStep<'a>;
+
+    fn open(options: &CpuOptions) -> Result<Self, LoadError> {
+        Self::new(options)
+    }
+
+    fn description(&self) -> String {
+        format!("{} on {} threads", self.simd(), self.num_threads())
+    }
+
+    fn host_threads(&mut self) -> &mut Pool {
+        self.pool()
+    }
+
+    fn pack<M: FloatRows>(
+        &mut self,
+        parts: &[M],
+        stacking: Stacking,
+    ) -> Result<Result<PackedMatrix, NotFinite>, LoadError> {
+        self.pack(parts, stacking)
+    }
+
+    fn pack_quantised(
+        &mut self,
+        parts: &[&dyn QuantisedRows],
+        stacking: Stacking,
+    ) -> Result<Result<PackedMatrix, NotFinite>, LoadError> {
+        self.pack_quantised(parts, stacking)
+    }
+
+    fn packed_layout() -> String {
+        format!("panels {PANELS_VERSION}")
+    }
+
+    fn packed_bytes(matrix: &PackedMatrix) -> Option<PackedBytes<'_>> {
+        matrix.panel_bytes()
+    }
+
+    fn read_packed(
+        &mut self,
+        shape: PackedShape<'_>,
+        codes: PackedReader<'_>,
+        scales: PackedReader<'_>,
+    ) -> Result<Option<PackedMatrix>, LoadError> {
+        self.read_panels(shape, codes, scales)
+    }
+
+    fn upload_vector(&mut self, values: Vec<f32>) -> Result<Vec<f32>, LoadError> {
+        Ok(values)
+    }
+
+    fn upload_embedding(
+        &mut self,
+        rows: Vec<bf16>,
+        hidden_size: usize,
+    ) -> Result<Embedding, LoadError> {
+        Ok(Embedding { rows, hidden_size })
+    }
+
+    fn upload_angles(&mut self, table: RopeTable) -> Result<RopeTable, LoadError> {
+        Ok(table)
+    }
+
+    fn sums(&mut self, max_rows: usize, width: usize) -> Result<Rows<f32>, LoadError> {
+        Rows::new(max_rows, width)
+    }
+
+    fn inputs(&mut self, max_rows: usize, width: usize) -> Result<Rows<bf16>, LoadError> {
+        Rows::new(max_rows, width)
+    }
+
+    fn logits_rows(&mut self, max_rows: usize, width: usize) -> Result<Rows<f32>, LoadError> {
+        Rows::new(max_rows, width)
+    }
+
+    fn kv_cache(
+        &mut self,
+        layout: KvLayout,
+        num_layers: usize,
+        num_blocks: usize,
+    ) -> Result<KvCache, LoadError> {
+        KvCache::new(layout, num_layers, num_blocks)
+    }
+
+    fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
+        KvCache::bytes_per_block(layout, num_layers)
+    }
+
+    fn copy_positions(
+        &mut self,
+        cache: &mut KvCache,
+        source: BlockId,
+        target: BlockId,
+        num_positions: usize,
+    ) {
+        cache.copy_positions(source, target, num_positions);
+    }
+
+    fn begin_step<'a>(&mut self, cache: &KvCache, inputs: StepInputs<'a>) -> CpuStep<'a> {
+        CpuStep {
+            _turn: self.turn(),
+            batch: cache.batch(inputs.spans, inputs.block_tables),
+            token_ids: inputs.token_ids,
+            kept_rows: inputs.kept_rows,
+            sampled_rows: inputs.sampled_rows,
+        }
+    }
+
+    fn embed(&mut self, step: &CpuStep<'_>, table: EmbeddingTable<'_, Self>, out: &mut Rows<f32>) {
+        let out = out.first_mut(step.token_ids.len());
+        match table {
+            EmbeddingTable::Own(Embedding { rows, hidden_size }) => {
+                let num_rows = rows.len() / hidden_size;
+                let bytes = bytemuck::cast_slice(rows);
+                let table = RawMatrix::new(Dtype::Bf16, num_rows, *hidden_size, bytes);
+                self.embed(&table, step.token_ids, out);
+            }
+            EmbeddingTable::Tied(matrix) => self.embed_packed(matrix, step.token_ids, out),
+        }
+    }
+
+    fn rms_norm(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<f32>,
+        norm: Norm<'_, Vec<f32>>,
+        out: &mut Rows<bf16>,
+    ) {
+        self.rms_norm(
+            x.first(num_rows),
+            norm.weight,
+            norm.eps,
+            out.first_mut(num_rows),
+        );
+    }
+
+    fn add_rms_norm(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<f32>,
+        hidden: &mut Rows<f32>,
+        norm: Norm<'_, Vec<f32>>,
+        out: &mut Rows<bf16>,
+    ) {
+        self.add_rms_norm(
+            x.first(num_rows),
+            hidden.first_mut(num_rows),
+            norm.weight,
+            norm.eps,
+            out.first_mut(num_rows),
+        );
+    }
+
+    fn project(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        output: Output,
+        out: &mut Rows<f32>,
+    ) {
+        self.gemm(
+            x.first(num_rows),
+            num_rows,
+            &linear.matrix,
+            linear.bias.as_deref(),
+            output,
+            out.first_mut(num_rows),
+        );
+    }
+
+    fn project_gated(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        out: &mut Rows<bf16>,
+    ) {
+        self.gemm_silu_mul(
+            x.first(num_rows),
+            num_rows,
+            &linear.matrix,
+            linear.bias.as_deref(),
+            out.first_mut(num_rows),
+        );
+    }
+
+    fn rope_and_store(
+        &mut self,
+        step: &CpuStep<'_>,
+        params: RopeParams<'_, Self>,
+        qkv: &Rows<f32>,
+        cache: &mut KvCache,
+        layer: usize,
+        q: &mut Rows<bf16>,
+    ) {
+        let num_rows = step.batch.num_tokens();
+        let norm = params.qk_norm.map(|QkNorm { q, k, eps }| QkNorm {
+            q: &q[..],
+            k: &k[..],
+            eps,
+        });
+        self.rope_and_store(
+            qkv.first(num_rows),
+            params.heads,
+            norm,
+            params.angles,
+            &step.batch,
+            cache,
+            layer,
+            q.first_mut(num_rows),
+        );
+    }
+
+    fn paged_attention(
+        &mut self,
+        step: &CpuStep<'_>,
+        params: &AttentionParams,
+        q: &Rows<bf16>,
+        cache: &KvCache,
+        layer: usize,
+        out: &mut Rows<bf16>,
+    ) {
+        let num_rows = step.batch.num_tokens();
+        self.paged_attention(
+            q.first(num_rows),
+            params,
+            &step.batch,
+            cache,
+            layer,
+            out.first_mut(num_rows),
+        );
+    }
+
+    fn has_whole_sums(&self) -> bool {
+        true
+    }
+
+    fn all_reduce(&mut self, _: usize, _: &mut Rows<f32>) {
+        // The only rank has the sum.
+    }
+
+    fn keep_rows(&mut self, step: &CpuStep<'_>, hidden: &mut Rows<f32>, attended: &mut Rows<bf16>) {
+        hidden.keep(step.kept_rows);
+        attended.keep(step.kept_rows);
+    }
+
+    fn keep_sampled_rows(&mut self, step: &CpuStep<'_>, states: &mut Rows<bf16>) {
+        states.keep(step.sampled_rows);
+    }
+
+    fn logits(
+        &mut self,
+        num_rows: usize,
+        states: &Rows<bf16>,
+        lm_head: &PackedMatrix,
+        out: &mut Rows<f32>,
+    ) {
+        let (states, out) = (states.first(num_rows), out.first_mut(num_rows));
+        self.gemm(states, num_rows, lm_head, None, Output::Store, out);
+    }
+
+    fn context_logits(
+        &mut self,
+        states: &Rows<bf16>,
+        rows: Range<usize>,
+        lm_head: &PackedMatrix,
+        out: &mut [f32],
+    ) {
+        let num_rows = rows.len();
+        let states = states.range(rows);
+        self.gemm(states, num_rows, lm_head, None, Output::Store, out);
+    }
+
+    fn end_step(&mut self, step: CpuStep<'_>) {
+        // Others have their turn while this one samples, which may wait for guides and logits processors.
+        drop(step);
+    }
+
+    fn host_logits<'l>(&mut self, logits: &'l mut Rows<f32>, num_rows: usize) -> &'l mut [f32] {
+        logits.first_mut(num_rows)
+    }
+}

@@ -1,0 +1,79 @@
+//! What the operations of a device are given.
+
+use super::Device;
+use super::attention::{HeadShape, QkNorm};
+use super::kv_batch::KvSpan;
+use crate::base::{BlockId, TokenId};
+
+/// Everything about a step that comes from the host.
+#[derive(Clone, Copy)]
+pub struct StepInputs<'a> {
+    /// The packed tokens of all sequences. Each id is below the rows of the embedding.
+    pub token_ids: &'a [TokenId],
+    /// The sequences, in the order of their tokens.
+    pub spans: &'a [KvSpan],
+    /// Their block tables.
+    pub block_tables: &'a [BlockId],
+    /// The tokens whose hidden states are needed after the last layer's attention, ascending.
+    pub kept_rows: &'a [u32],
+    /// Which of the kept rows tokens are sampled from, ascending, as indices into `kept_rows`.
+    pub sampled_rows: &'a [u32],
+}
+
+/// What a matrix product does with its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// It replaces the contents of the output.
+    Store,
+    /// It is added to the output: a residual connection.
+    Add,
+}
+
+/// The size of packed weights `[n, k]`.
+pub trait PackedWeights {
+    /// Outputs.
+    fn n(&self) -> usize;
+
+    /// Inputs.
+    fn k(&self) -> usize;
+
+    /// Bytes of memory, padding included.
+    fn num_bytes(&self) -> usize;
+
+    /// Whether they can serve as an [embedding table](EmbeddingTable::Tied) too.
+    fn has_rows(&self) -> bool;
+}
+
+/// A projection, or several that share their input.
+pub struct Linear<D: Device> {
+    /// The weights.
+    pub matrix: D::Matrix,
+    /// The biases of all outputs.
+    pub bias: Option<D::Vector>,
+}
+
+/// Where the rows of the token embedding are.
+pub enum EmbeddingTable<'a, D: Device> {
+    /// In a table of its own.
+    Own(&'a D::Embedding),
+    /// In the output projection, which is tied to it and [has rows](PackedWeights::has_rows).
+    Tied(&'a D::Matrix),
+}
+
+/// An RMS norm.
+pub struct Norm<'a, V> {
+    /// Its weights.
+    pub weight: &'a V,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// How a row of the QKV projection becomes rotated queries and stored keys and values.
+pub struct RopeParams<'a, D: Device> {
+    /// The heads of the row.
+    pub heads: HeadShape,
+    /// Norms of query and key heads, before the rotation.
+    pub qk_norm: Option<QkNorm<'a, D::Vector>>,
+    /// The angles.
+    pub angles: &'a D::Angles,
+}

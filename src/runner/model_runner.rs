@@ -1,0 +1,212 @@
+//! The runner of a real model: plan -> forward pass -> logits -> sampled tokens.
+
+use super::decoder::{Decoder, kv_layout};
+use super::limits::RunnerLimits;
+use super::model_source::ModelSource;
+use super::probe::{Operation, Probe, Work};
+use super::spec::ModelSpec;
+use super::step_layout::StepLayout;
+use super::step_sampling::StepSampling;
+use crate::base::{BlockSize, LoadError, StepError};
+use crate::device::{Device, KvDtype};
+use crate::engine::{StepOutput, StepPlan};
+
+/// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is told what the time
+/// goes into.
+///
+/// On CPU, what it computes for a sequence is bit for bit the same whatever else is in the step, however
+/// the context was chunked, and on any number of threads.
+pub struct ModelRunner<D: Device, P = ()> {
+    probe: P,
+    device: D,
+    decoder: Decoder<D>,
+    cache: D::KvCache,
+    limits: RunnerLimits,
+    vocab_size: usize,
+    /// `[max_sampled_rows, vocab_size]`.
+    logits: D::Logits,
+    layout: StepLayout,
+    sampling: StepSampling,
+}
+
+impl<D: Device> ModelRunner<D> {
+    /// Loads a model's weights and reserves the KV cache. The source is not needed afterwards.
+    ///
+    /// # Errors
+    /// If a tensor is missing, misshapen or not finite, if the model cannot keep the limits, or if there is
+    /// not enough memory or no thread.
+    pub fn new(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &D::Options,
+    ) -> Result<Self, LoadError> {
+        Self::with_probe(source, limits, options, ())
+    }
+
+    /// Bytes of one block of the KV cache, padding and scales included.
+    pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
+        D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), spec.num_layers)
+    }
+}
+
+impl<D: Device, P: Probe> ModelRunner<D, P> {
+    /// As [`ModelRunner::new`], with a probe.
+    ///
+    /// # Errors
+    /// As [`ModelRunner::new`].
+    pub fn with_probe(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &D::Options,
+        probe: P,
+    ) -> Result<Self, LoadError> {
+        let spec = source.spec();
+        check(spec, &limits)?;
+        let mut device = D::open(options)?;
+        let decoder = Decoder::new(source, &limits, &mut device)?;
+        let num_threads = device.host_threads().num_threads();
+        Ok(Self {
+            decoder,
+            cache: kv_cache(&mut device, spec, &limits)?,
+            vocab_size: spec.vocab_size,
+            logits: device.logits_rows(limits.max_sampled_rows.index(), spec.vocab_size)?,
+            layout: StepLayout::new(&limits),
+            sampling: StepSampling::new(spec.vocab_size, &limits, num_threads),
+            device,
+            limits,
+            probe,
+        })
+    }
+
+    /// The probe.
+    pub fn probe_mut(&mut self) -> &mut P {
+        &mut self.probe
+    }
+
+    /// The size of the vocabulary: token ids are below it.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Computes one model call of a step and appends its results to `output`. After the first steps it
+    /// allocates nothing.
+    ///
+    /// # Errors
+    /// If a token id is not in the vocabulary: the request was not checked.
+    ///
+    /// # Panics
+    /// If the plan exceeds the limits that the runner was made for, or names blocks outside of the pool.
+    pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        self.check_plan(&plan)?;
+        self.layout.set(&plan);
+        for copy in plan.copies {
+            let num_positions = copy.num_positions as usize;
+            self.device
+                .copy_positions(&mut self.cache, copy.source, copy.target, num_positions);
+        }
+        if plan.token_ids.is_empty() {
+            return Ok(());
+        }
+        self.sampling.begin(&plan, &self.layout);
+        self.forward(&plan);
+        let num_rows = self.layout.num_sampled_rows();
+        let logits = self.device.host_logits(&mut self.logits, num_rows);
+        let threads = self.device.host_threads();
+        self.sampling
+            .sample(threads, &plan, &self.layout, logits, output);
+        let vocab_size = self.vocab_size;
+        self.probe.ended(Operation::Sampling, || {
+            Work::elements(num_rows, vocab_size, 4, 0)
+        });
+        Ok(())
+    }
+
+    /// The logits that the tokens of the last run were chosen from, `[num_sampled, vocab_size]`, in the order of
+    /// its output, followed within a sequence by those of its rejected drafts. Where a token was chosen,
+    /// penalties and biases are applied; temperature is not.
+    pub fn logits(&mut self) -> &[f32] {
+        let num_rows = self.layout.num_sampled_rows();
+        self.device.host_logits(&mut self.logits, num_rows)
+    }
+
+    fn check_plan(&self, plan: &StepPlan<'_>) -> Result<(), StepError> {
+        assert!(plan.token_ids.len() <= self.limits.max_num_tokens.index());
+        assert!(plan.sequences.len() <= self.limits.max_num_requests as usize);
+        assert_eq!(plan.block_size, self.limits.block_size);
+        let vocab_size = self.vocab_size;
+        match plan.token_ids.iter().find(|&&id| id as usize >= vocab_size) {
+            Some(id) => Err(StepError(format!(
+                "token id {id} is not below the vocabulary size {vocab_size}"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The forward pass, up to the logits.
+    fn forward(&mut self, plan: &StepPlan<'_>) {
+        let Self {
+            probe,
+            device,
+            decoder,
+            cache,
+            layout,
+            ..
+        } = self;
+        let inputs = layout.inputs(plan);
+        let step = device.begin_step(cache, inputs);
+        probe.ended(Operation::Plan, Work::default);
+        decoder.forward(device, cache, &step, inputs, probe);
+        for context in layout.contexts() {
+            let mut logits = vec![0.0; context.rows.len() * self.vocab_size];
+            decoder.context_logits(device, context.rows.clone(), &mut logits, probe);
+            self.sampling.add_context_logits(context.sequence, logits);
+        }
+        if !layout.contexts().is_empty() {
+            decoder.keep_sampled_rows(device, &step);
+        }
+        decoder.logits(device, layout.num_sampled_rows(), &mut self.logits, probe);
+        device.end_step(step);
+    }
+}
+
+fn kv_cache<D: Device>(
+    device: &mut D,
+    spec: &ModelSpec,
+    limits: &RunnerLimits,
+) -> Result<D::KvCache, LoadError> {
+    let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
+    let cache = device.kv_cache(layout, spec.num_layers, limits.num_blocks.index());
+    cache.map_err(|error| {
+        LoadError::Resource(format!(
+            "{error}, for a KV cache of {} blocks of {} tokens; lower max_tokens_in_paged_kv_cache or \
+             kv_cache_free_gpu_mem_fraction, or max_num_requests or max_seq_len with a contiguous cache",
+            limits.num_blocks,
+            limits.block_size.tokens()
+        ))
+    })
+}
+
+/// Refuses limits that the model cannot keep.
+fn check(spec: &ModelSpec, limits: &RunnerLimits) -> Result<(), LoadError> {
+    let max_seq_len = spec.max_seq_len();
+    if limits.max_seq_len.index() > max_seq_len {
+        return Err(LoadError::Config {
+            problem: format!(
+                "max_seq_len {} is above {max_seq_len}, the model's max_position_embeddings",
+                limits.max_seq_len
+            ),
+            remedy: format!("set it to at most {max_seq_len}"),
+        });
+    }
+    let num_windows = limits.attention.windows.len();
+    if num_windows > spec.num_layers {
+        return Err(LoadError::Config {
+            problem: format!(
+                "max_attention_window_size has {num_windows} windows for {} layers",
+                spec.num_layers
+            ),
+            remedy: "write one for each layer, or a shorter list, which is repeated".to_owned(),
+        });
+    }
+    Ok(())
+}

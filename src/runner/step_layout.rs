@@ -1,0 +1,120 @@
+//! A plan in the terms of a device: where its tokens' keys and values go, and which rows matter.
+//!
+//! ```text
+//! rows of a step     c c c c C C C S | g S | S | S D D    C: context logits wanted, S: its logits choose a token
+//! kept rows                  C C C S     S   S   S D D    ascending, each once; C and S may be the same row
+//! sampled rows                     S     S   S   S D D    ascending, as indices of kept rows
+//! ```
+//!
+//! D is the row of a draft. A token is sampled from it if the row before has chosen that draft.
+
+use std::ops::Range;
+
+use super::limits::RunnerLimits;
+use crate::device::{KvSpan, StepInputs};
+use crate::engine::StepPlan;
+
+/// The layout of one step. It is reused from step to step.
+pub(super) struct StepLayout {
+    spans: Vec<KvSpan>,
+    kept_rows: Vec<u32>,
+    sampled_rows: Vec<u32>,
+    /// The sequences that sample, as indices into the plan.
+    sequences: Vec<usize>,
+    /// For each of them, the first of its rows in `sampled_rows`.
+    starts: Vec<u32>,
+    contexts: Vec<ContextRows>,
+}
+
+/// The kept rows of one sequence whose context logits are wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ContextRows {
+    /// The sequence, as an index into the plan.
+    pub sequence: usize,
+    /// Which of the kept rows are its own.
+    pub rows: Range<usize>,
+}
+
+impl StepLayout {
+    /// An empty layout with room for the largest generation step.
+    pub fn new(limits: &RunnerLimits) -> Self {
+        let max_sequences = limits.max_num_requests as usize;
+        let max_sampled_rows = limits.max_sampled_rows.index();
+        Self {
+            spans: Vec::with_capacity(max_sequences),
+            kept_rows: Vec::with_capacity(max_sampled_rows),
+            sampled_rows: Vec::with_capacity(max_sampled_rows),
+            sequences: Vec::with_capacity(max_sequences),
+            starts: Vec::with_capacity(max_sequences),
+            contexts: Vec::new(),
+        }
+    }
+
+    /// Makes it the layout of `plan`.
+    pub fn set(&mut self, plan: &StepPlan<'_>) {
+        self.spans.clear();
+        self.kept_rows.clear();
+        self.sampled_rows.clear();
+        self.sequences.clear();
+        self.starts.clear();
+        self.contexts.clear();
+        for (index, sequence) in plan.sequences.iter().enumerate() {
+            self.spans.push(KvSpan {
+                tokens: sequence.tokens.clone(),
+                kv_len: sequence.kv_len,
+                block_table: sequence.block_table.clone(),
+            });
+            let context_logits = plan.context_logits(index);
+            if !context_logits.is_empty() {
+                let start = self.kept_rows.len();
+                self.kept_rows.extend(context_logits);
+                self.contexts.push(ContextRows {
+                    sequence: index,
+                    rows: start..self.kept_rows.len(),
+                });
+            }
+            if sequence.samples {
+                self.sequences.push(index);
+                self.starts.push(self.sampled_rows.len() as u32);
+                let end = sequence.tokens.end;
+                for row in end - 1 - sequence.num_drafts..end {
+                    if self.kept_rows.last() != Some(&row) {
+                        self.kept_rows.push(row);
+                    }
+                    self.sampled_rows.push(self.kept_rows.len() as u32 - 1);
+                }
+            }
+        }
+    }
+
+    /// What a device needs for the forward pass over `plan`, whose layout this is.
+    pub fn inputs<'a>(&'a self, plan: &StepPlan<'a>) -> StepInputs<'a> {
+        StepInputs {
+            token_ids: plan.token_ids,
+            spans: &self.spans,
+            block_tables: plan.block_tables,
+            kept_rows: &self.kept_rows,
+            sampled_rows: &self.sampled_rows,
+        }
+    }
+
+    /// Rows of logits that tokens are sampled from.
+    pub fn num_sampled_rows(&self) -> usize {
+        self.sampled_rows.len()
+    }
+
+    /// The sequences that sample, as indices into the plan, in order.
+    pub fn sequences(&self) -> &[usize] {
+        &self.sequences
+    }
+
+    /// For each of [`StepLayout::sequences`], the first of its rows of logits.
+    pub fn starts(&self) -> &[u32] {
+        &self.starts
+    }
+
+    /// The sequences with context logits, in order.
+    pub fn contexts(&self) -> &[ContextRows] {
+        &self.contexts
+    }
+}

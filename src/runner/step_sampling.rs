@@ -1,0 +1,175 @@
+//! Sampling: from rows of logits in host memory to the results of a step.
+//!
+//! It knows nothing of the device that has computed the logits, and it defines what is sampled: a device
+//! that samples by itself has to choose the same tokens.
+//!
+//! ```text
+//! begin       guides that sequences of this step need are asked what they allow, on a thread of their own
+//! (the forward pass)
+//! sample      logits processors prepare all their rows; then each sequence's rows are sampled by one thread,
+//!             one after the other, as a draft's row counts only if the row before has chosen the draft
+//! ```
+
+use super::guide_thread::GuideThread;
+use super::limits::RunnerLimits;
+use super::sampling_worker::SamplingWorker;
+use super::step_layout::StepLayout;
+use crate::device::Pool;
+use crate::engine::{BeamCandidates, ExtraOutputs, PlannedSequence, Sampled, StepOutput, StepPlan};
+use crate::sampling::prepare_batches;
+
+/// Samples the tokens of a step, and collects its extra outputs.
+pub(super) struct StepSampling {
+    vocab_size: usize,
+    /// One per thread.
+    workers: Vec<SamplingWorker>,
+    guide_thread: GuideThread,
+    /// What was chosen from each row; `None` after a rejected draft.
+    chosen: Vec<Option<Sampled>>,
+    /// Extra outputs, each with the index of its sequence. Empty between steps.
+    extra_outputs: Vec<(usize, ExtraOutputs)>,
+    /// The candidates of beams, each with its row of logits. Empty between steps.
+    candidates: Vec<(usize, BeamCandidates)>,
+}
+
+impl StepSampling {
+    /// Sampling on `num_threads` threads.
+    pub fn new(vocab_size: usize, limits: &RunnerLimits, num_threads: usize) -> Self {
+        let max_rows = limits.max_sampled_rows.index();
+        Self {
+            vocab_size,
+            workers: (0..num_threads)
+                .map(|_| SamplingWorker::new(vocab_size, max_rows))
+                .collect(),
+            guide_thread: GuideThread::default(),
+            chosen: Vec::with_capacity(max_rows),
+            extra_outputs: Vec::new(),
+            candidates: Vec::new(),
+        }
+    }
+
+    /// Begins a step: has the guides of its sequences asked while the device computes.
+    pub fn begin(&mut self, plan: &StepPlan<'_>, layout: &StepLayout) {
+        // A step that has failed may have left some.
+        self.extra_outputs.clear();
+        self.candidates.clear();
+        let sequences = layout.sequences().iter();
+        self.guide_thread
+            .ask(sequences.map(|&index| plan.sampling_input(index)));
+    }
+
+    /// Adds the context logits of the sequence at `index` of the plan, `[num_rows, vocab_size]`.
+    pub fn add_context_logits(&mut self, index: usize, context_logits: Vec<f32>) {
+        let extra_outputs = ExtraOutputs {
+            context_logits,
+            ..ExtraOutputs::default()
+        };
+        self.extra_outputs.push((index, extra_outputs));
+    }
+
+    /// Samples from `logits`, `[num_sampled_rows, vocab_size]`, and appends the results of the step to
+    /// `output`. Penalties, biases and guides change the logits in place.
+    ///
+    /// # Panics
+    ///
+    /// If `logits` has another shape, or `threads` is not the pool that this was made for.
+    pub fn sample(
+        &mut self,
+        threads: &mut Pool,
+        plan: &StepPlan<'_>,
+        layout: &StepLayout,
+        logits: &mut [f32],
+        output: &mut StepOutput,
+    ) {
+        assert_eq!(
+            logits.len(),
+            layout.num_sampled_rows() * self.vocab_size,
+            "logits are [num_sampled_rows, vocab_size]"
+        );
+        self.guide_thread.stop_asking();
+        self.prepare_processors(plan, layout, logits);
+        self.sample_rows(threads, plan, layout, logits);
+        self.append_tokens(plan, layout, output);
+        self.append_candidates(output);
+        self.append_extra_outputs(plan, output);
+    }
+
+    /// Shows logits processors that work on batches all of their rows, except those of beams, whose
+    /// processors get log-probabilities instead of logits.
+    fn prepare_processors(&self, plan: &StepPlan<'_>, layout: &StepLayout, logits: &[f32]) {
+        let inputs = layout.sequences().iter().flat_map(|&index| {
+            let num_drafts = plan.sequences[index].num_drafts as usize;
+            (0..=num_drafts).map(move |num| plan.sampling_input_after(index, num))
+        });
+        let rows = logits.chunks_exact(self.vocab_size).zip(inputs);
+        prepare_batches(rows.filter(|(_, input)| input.params.beam_search.is_none()));
+    }
+
+    fn sample_rows(
+        &mut self,
+        threads: &mut Pool,
+        plan: &StepPlan<'_>,
+        layout: &StepLayout,
+        logits: &mut [f32],
+    ) {
+        let vocab_size = self.vocab_size;
+        let (sequences, starts) = (layout.sequences(), layout.starts());
+        threads.for_each_group(
+            &mut self.workers,
+            logits,
+            vocab_size,
+            starts,
+            |worker, group, logits| {
+                let rows = logits.chunks_exact_mut(vocab_size);
+                worker.sample(plan, sequences[group], starts[group] as usize, rows);
+            },
+        );
+        self.chosen.clear();
+        self.chosen.resize(layout.num_sampled_rows(), None);
+        for worker in &mut self.workers {
+            for (row, sampled) in worker.chosen.drain(..) {
+                self.chosen[row] = Some(sampled);
+            }
+            self.extra_outputs.append(&mut worker.extra_outputs);
+            self.candidates.append(&mut worker.candidates);
+        }
+    }
+
+    fn append_tokens(&self, plan: &StepPlan<'_>, layout: &StepLayout, output: &mut StepOutput) {
+        for (&index, &start) in layout.sequences().iter().zip(layout.starts()) {
+            let PlannedSequence {
+                slot, num_drafts, ..
+            } = plan.sequences[index];
+            let rows = &self.chosen[start as usize..][..1 + num_drafts as usize];
+            let chosen = rows.iter().map_while(|chosen| *chosen);
+            output.sampled.extend(chosen.map(|sampled| (slot, sampled)));
+        }
+    }
+
+    fn append_candidates(&mut self, output: &mut StepOutput) {
+        self.candidates.sort_by_key(|(row, _)| *row);
+        let candidates = self.candidates.drain(..).map(|(_, candidates)| candidates);
+        output.beam_candidates.extend(candidates);
+    }
+
+    /// A sequence has either context logits and the outputs of one token, in this order, which become one
+    /// entry, or an entry for each of several tokens.
+    fn append_extra_outputs(&mut self, plan: &StepPlan<'_>, output: &mut StepOutput) {
+        self.extra_outputs.sort_by_key(|(index, _)| *index);
+        let mut last = None;
+        for (index, extra_outputs) in self.extra_outputs.drain(..) {
+            let is_same = last == Some(index) && plan.sequences[index].num_drafts == 0;
+            match output.extra_outputs.last_mut().filter(|_| is_same) {
+                Some((_, of_context)) => {
+                    of_context.log_probs = extra_outputs.log_probs;
+                    of_context.generation_logits = extra_outputs.generation_logits;
+                }
+                None => {
+                    let slot = plan.sequences[index].slot;
+                    output.extra_outputs.push((slot, extra_outputs));
+                }
+            }
+            last = Some(index);
+        }
+    }
+}
