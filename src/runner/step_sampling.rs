@@ -173,3 +173,6 @@ impl StepSampling {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ mod beams;
 mod changing_files;
 mod configs;
 mod copy;
+mod devices;
 mod gguf;
 mod log_lines;
 #[path = "../support/missing.rs"]
@@ -13,6 +14,7 @@ mod missing;
 mod moves;
 mod quality;
 mod quantised;
+mod reference_device;
 mod support;
 mod synthetic;
 mod transformers;

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use triton_inflight::base::{BlockId, BlockSize, Blocks, SequenceId, TokenId, Tokens};
-use triton_inflight::device::KvDtype;
 use triton_inflight::device::cpu::{CpuOptions, Simd};
+use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine,
     EngineConfig, Event, NewRequest, OutputOptions, Sampled, Speculation, StepOutput,
 };
 use triton_inflight::runner::{
-    AttentionLimits, CpuRunner, ModelSource, RunnerLimits, SyntheticRunner, WeightPrecision,
+    AttentionLimits, CpuRunner, ModelRunner, ModelSource, RunnerLimits, SyntheticRunner, WeightPrecision,
 };
 use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 
@@ -166,12 +166,17 @@ impl Setup {
 
     /// The model in a folder, loaded for this setup.
     pub fn load_from(&self, dir: &Path) -> CpuRunner {
-        let checkpoint = ModelSource::open(dir).expect("the checkpoint opens");
         let options = CpuOptions {
             num_threads: NonZeroUsize::new(self.num_threads),
             simd: self.simd,
         };
-        CpuRunner::new(&checkpoint, self.runner_limits(), &options).expect("the checkpoint loads")
+        self.load_on(dir, &options)
+    }
+
+    /// The model in a folder, loaded for this setup on a device.
+    pub fn load_on<D: Device>(&self, dir: &Path, options: &D::Options) -> ModelRunner<D> {
+        let source = ModelSource::open(dir).expect("the checkpoint opens");
+        ModelRunner::new(&source, self.runner_limits(), options).expect("the checkpoint loads")
     }
 }
 
@@ -239,8 +244,8 @@ pub struct Happened {
 }
 
 /// Serves the requests to their ends.
-pub fn serve(
-    runner: &mut CpuRunner,
+pub fn serve<D: Device>(
+    runner: &mut ModelRunner<D>,
     setup: &Setup,
     requests: &[Request],
 ) -> (Vec<Served>, Happened) {

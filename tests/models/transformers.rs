@@ -4,8 +4,12 @@ use std::fs;
 
 use serde::Deserialize;
 use triton_inflight::base::TokenId;
+use triton_inflight::device::Device;
 use triton_inflight::engine::OutputOptions;
 
+use triton_inflight::runner::ModelRunner;
+
+use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Served, Setup, fixture, serve, simds};
 
 /// What transformers computed for a fixture.
@@ -36,8 +40,35 @@ pub fn quantised_agrees_with_transformers(name: &str) {
     agrees_within(&format!("quantised/{name}"), 1.5);
 }
 
-/// Compares tokens and logits; these may differ by a share of what rounding costs.
+/// Compares tokens and logits on every instruction set; logits may differ by a share of what rounding costs.
 fn agrees_within(name: &str, share_of_cost: f32) {
+    for simd in simds() {
+        let setup = Setup {
+            simd: Some(simd),
+            ..Setup::default()
+        };
+        let load = || setup.load(name);
+        agrees_on(&format!("{name}, {simd}"), name, &setup, load, share_of_cost);
+    }
+}
+
+/// The same on the reference device, with the residual add in the projections and apart.
+fn reference_agrees_with_transformers(name: &str) {
+    for has_whole_sums in [true, false] {
+        let setup = Setup::default();
+        let options = ReferenceOptions { has_whole_sums };
+        let load = || setup.load_on::<Reference>(&fixture(name), &options);
+        agrees_on(&format!("{name}, {options:?}"), name, &setup, load, 0.5);
+    }
+}
+
+fn agrees_on<D: Device>(
+    what: &str,
+    name: &str,
+    setup: &Setup,
+    load: impl Fn() -> ModelRunner<D>,
+    share_of_cost: f32,
+) {
     let text = fs::read_to_string(fixture(name).join("expected.json")).expect("expected.json");
     let expected: Expected = serde_json::from_str(&text).expect("expected.json");
     assert_eq!(expected.prompts.len(), 2);
@@ -53,32 +84,24 @@ fn agrees_within(name: &str, share_of_cost: f32) {
             ..Request::greedy(&expected.prompt, expected.greedy.len() as u32)
         })
         .collect();
-    for simd in simds() {
-        let setup = Setup {
-            simd: Some(simd),
-            ..Setup::default()
-        };
-        let (served, _) = serve(&mut setup.load(name), &setup, &requests);
-        for (served, expected) in served.iter().zip(&expected.prompts) {
-            compare(&format!("{name}, {simd}"), served, expected, share_of_cost);
-        }
-        // The same logits once more, now as those of a prompt's last tokens.
-        let contexts: Vec<_> = expected.prompts.iter().map(all_as_prompt).collect();
-        let (of_contexts, _) = serve(&mut setup.load(name), &setup, &contexts);
-        for ((served, of_context), expected) in
-            served.iter().zip(&of_contexts).zip(&expected.prompts)
-        {
-            let vocab_size = expected.logits[0].len();
-            let rows: Vec<_> = of_context.context_logits.chunks(vocab_size).collect();
-            assert_eq!(
-                rows.len(),
-                expected.prompt.len() + expected.greedy.len() - 1
-            );
-            assert_eq!(
-                rows[expected.prompt.len() - 1..].concat(),
-                served.logits.concat()
-            );
-        }
+    let (served, _) = serve(&mut load(), setup, &requests);
+    for (served, expected) in served.iter().zip(&expected.prompts) {
+        compare(what, served, expected, share_of_cost);
+    }
+    // The same logits once more, now as those of a prompt's last tokens.
+    let contexts: Vec<_> = expected.prompts.iter().map(all_as_prompt).collect();
+    let (of_contexts, _) = serve(&mut load(), setup, &contexts);
+    for ((served, of_context), expected) in served.iter().zip(&of_contexts).zip(&expected.prompts) {
+        let vocab_size = expected.logits[0].len();
+        let rows: Vec<_> = of_context.context_logits.chunks(vocab_size).collect();
+        assert_eq!(
+            rows.len(),
+            expected.prompt.len() + expected.greedy.len() - 1
+        );
+        assert_eq!(
+            rows[expected.prompt.len() - 1..].concat(),
+            served.logits.concat()
+        );
     }
 }
 
@@ -173,4 +196,19 @@ agree! {
     a_sharded_checkpoint_agrees_with_transformers: "sharded",
     a_checkpoint_stored_in_f16_agrees_with_transformers: "stored-f16",
     a_checkpoint_stored_in_f32_agrees_with_transformers: "stored-f32",
+}
+
+#[test]
+fn the_reference_device_agrees_with_transformers() {
+    for name in [
+        "llama2",
+        "llama3",
+        "llama-yarn",
+        "llama-biases",
+        "mistral-window",
+        "qwen2",
+        "qwen3-windows",
+    ] {
+        reference_agrees_with_transformers(name);
+    }
 }

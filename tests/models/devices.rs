@@ -1,0 +1,92 @@
+//! One decoder on two devices: the CPU, and the reference device.
+
+use triton_inflight::device::KvDtype;
+use triton_inflight::engine::{BlockReuse, DraftOptions, OutputOptions, PromptLookup, Speculation};
+
+use crate::reference_device::{Reference, ReferenceOptions};
+use crate::support::{Request, Setup, fixture, serve};
+
+/// Prompts that share beginnings, so that blocks are copied, and repeat themselves, so that there are drafts.
+fn requests() -> Vec<Request> {
+    let common: Vec<_> = (0..21).map(|i| (i * 37 + 11) % 90 + 3).collect();
+    (0..6)
+        .map(|index| {
+            let own = (0..index as u32 * 3 + 2).map(|i| (i * 13 + index as u32) % 7 + 20);
+            let prompt: Vec<_> = common.iter().copied().chain(own).collect();
+            Request {
+                arrival: index,
+                drafts: DraftOptions::default(),
+                outputs: OutputOptions {
+                    context_logits: index % 2 == 1,
+                    ..OutputOptions::default()
+                },
+                ..Request::greedy(&prompt, 12)
+            }
+        })
+        .collect()
+}
+
+fn setups() -> Vec<(&'static str, Setup)> {
+    let tight = Setup {
+        max_num_requests: 4,
+        max_num_tokens: 24,
+        block_size: 8,
+        num_blocks: 24,
+        enable_chunked_context: true,
+        ..Setup::default()
+    };
+    let reusing = Setup {
+        reuse: BlockReuse::PartialBlocks,
+        speculation: Some(Speculation {
+            max_draft_tokens: 3,
+            prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
+        }),
+        ..tight.clone()
+    };
+    let windowed = Setup {
+        windows: &[16],
+        num_sinks: 3,
+        gives_back: true,
+        ..tight.clone()
+    };
+    let int8 = Setup {
+        kv_dtype: KvDtype::Int8,
+        ..Setup::default()
+    };
+    vec![
+        ("chunks", tight),
+        ("copies and drafts", reusing),
+        ("windows and sinks", windowed),
+        ("int8 cache", int8),
+    ]
+}
+
+#[test]
+fn the_cpu_and_the_reference_device_choose_the_same_tokens() {
+    let requests = requests();
+    for name in ["llama3", "qwen3"] {
+        for (what, setup) in setups() {
+            let (ours, happened) = serve(&mut setup.load(name), &setup, &requests);
+            let options = ReferenceOptions {
+                has_whole_sums: true,
+            };
+            let mut reference = setup.load_on::<Reference>(&fixture(name), &options);
+            let (theirs, _) = serve(&mut reference, &setup, &requests);
+            if what == "copies and drafts" {
+                assert!(happened.num_copies > 0 && happened.drafts.num_accepted > 0);
+            }
+            for (ours, theirs) in ours.iter().zip(&theirs) {
+                let logits = ours.logits.iter().flatten().zip(theirs.logits.iter().flatten());
+                let contexts = ours.context_logits.iter().zip(&theirs.context_logits);
+                let error = logits
+                    .chain(contexts)
+                    .map(|(ours, theirs)| (ours - theirs).abs())
+                    .fold(0.0, f32::max);
+                println!("{name}, {what}: largest error {error:.6}");
+                assert_eq!(ours.tokens, theirs.tokens, "{name}, {what}");
+                assert_eq!(ours.context_logits.len(), theirs.context_logits.len());
+                assert!(error < 0.02, "{name}, {what}: logits differ by {error}");
+            }
+        }
+    }
+}

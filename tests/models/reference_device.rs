@@ -1,0 +1,622 @@
+//! A second device: every operation written down by its definition, one number after the other.
+//!
+//! It shows that the decoder asks nothing of a device but the operations of the trait, and it is what
+//! the operations of other devices can be compared with. Sums are f64 and stored as f32; what the trait calls
+//! inputs, and keys and values, are rounded to bf16 where they are stored.
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+
+use half::{bf16, f16};
+use triton_inflight::base::{BlockId, LoadError};
+use triton_inflight::device::{
+    AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, HeadShape, KvBatch, KvDtype, KvLayout,
+    Linear, Norm, NotFinite, Output, PackedBytes, PackedReader, PackedShape, PackedWeights, Pool,
+    QkNorm, QuantisedRow, QuantisedRows, RopeParams, RopeTable, Stacking, StepInputs,
+};
+
+/// A device of plain loops.
+pub struct Reference {
+    threads: Pool,
+    options: ReferenceOptions,
+}
+
+/// How it computes.
+#[derive(Clone, Copy, Debug)]
+pub struct ReferenceOptions {
+    /// Whether projections add to the residual stream, as on one rank; or their results are added apart, as after a
+    /// sum over several.
+    pub has_whole_sums: bool,
+}
+
+/// Rows of activations.
+pub struct Rows {
+    values: Vec<f32>,
+    width: usize,
+    is_bf16: bool,
+}
+
+/// Weights, `[n, k]`, the parts one after the other.
+pub struct Weights {
+    values: Vec<f32>,
+    k: usize,
+    stacking: Stacking,
+    is_float: bool,
+}
+
+/// Keys and values, each `[layer, block, position, head, element]`.
+pub struct Cache {
+    layout: KvLayout,
+    num_blocks: usize,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+/// A step.
+pub struct Step<'a> {
+    inputs: StepInputs<'a>,
+    batch: KvBatch<'a>,
+}
+
+impl Rows {
+    fn new(max_rows: usize, width: usize, is_bf16: bool) -> Self {
+        Self {
+            values: vec![f32::NAN; max_rows * width],
+            width,
+            is_bf16,
+        }
+    }
+
+    fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.width..][..self.width]
+    }
+
+    fn set(&mut self, row: usize, column: usize, value: f64) {
+        let value = value as f32;
+        self.values[row * self.width + column] = match self.is_bf16 {
+            true => bf16::from_f32(value).to_f32(),
+            false => value,
+        };
+    }
+
+    fn keep(&mut self, rows: &[u32]) {
+        for (to, &from) in rows.iter().enumerate() {
+            let from = from as usize * self.width;
+            self.values
+                .copy_within(from..from + self.width, to * self.width);
+        }
+    }
+}
+
+impl Weights {
+    /// `x * W^T` of one output.
+    fn product(&self, output: usize, x: &[f32]) -> f64 {
+        assert_eq!(x.len(), self.k);
+        let weights = &self.values[output * self.k..][..self.k];
+        weights.iter().zip(x).map(|(&w, &x)| exact(w) * exact(x)).sum()
+    }
+}
+
+impl PackedWeights for Weights {
+    fn n(&self) -> usize {
+        self.values.len() / self.k
+    }
+
+    fn k(&self) -> usize {
+        self.k
+    }
+
+    fn num_bytes(&self) -> usize {
+        size_of_val(&self.values[..])
+    }
+
+    fn has_rows(&self) -> bool {
+        self.is_float && self.stacking == Stacking::Concatenated
+    }
+}
+
+impl Cache {
+    /// Where the vector of a head at a position of a block is.
+    fn place(&self, layer: usize, block: BlockId, position: usize, head: usize) -> Range<usize> {
+        assert!(block.index() < self.num_blocks);
+        let KvLayout {
+            num_kv_heads,
+            head_dim,
+            block_size,
+            ..
+        } = self.layout;
+        let block = layer * self.num_blocks + block.index();
+        let position = block * block_size.tokens().index() + position;
+        let start = (position * num_kv_heads + head) * head_dim;
+        start..start + head_dim
+    }
+
+    fn stored(&self, vector: &[f64]) -> Vec<f32> {
+        match self.layout.dtype {
+            KvDtype::Bf16 => vector.iter().map(|&x| rounded(x)).collect(),
+            KvDtype::Int8 => {
+                let largest = vector.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
+                let scale = exact(rounded(largest / 127.0));
+                let code = |x: f64| match scale {
+                    0.0 => 0.0,
+                    _ => (x / scale).round_ties_even().clamp(-127.0, 127.0),
+                };
+                vector.iter().map(|&x| (code(x) * scale) as f32).collect()
+            }
+        }
+    }
+}
+
+impl Device for Reference {
+    type Options = ReferenceOptions;
+    type Matrix = Weights;
+    type Vector = Vec<f32>;
+    type Embedding = Rows;
+    type Angles = RopeTable;
+    type Sums = Rows;
+    type Inputs = Rows;
+    type Logits = Rows;
+    type KvCache = Cache;
+    type Step<'a> = Step<'a>;
+
+    fn open(options: &ReferenceOptions) -> Result<Self, LoadError> {
+        Ok(Self {
+            threads: Pool::new(1).expect("one thread is the caller"),
+            options: *options,
+        })
+    }
+
+    fn description(&self) -> String {
+        "plain loops".to_owned()
+    }
+
+    fn host_threads(&mut self) -> &mut Pool {
+        &mut self.threads
+    }
+
+    fn pack<M: FloatRows>(
+        &mut self,
+        parts: &[M],
+        stacking: Stacking,
+    ) -> Result<Result<Weights, NotFinite>, LoadError> {
+        let mut values = Vec::new();
+        for (part, rows) in parts.iter().enumerate() {
+            for row in 0..rows.rows() {
+                let mut bytes = vec![0; rows.columns() * rows.dtype().size()];
+                rows.read_rows(row..row + 1, &mut bytes);
+                let row_values = bf16s(rows.dtype(), &bytes);
+                if row_values.iter().any(|value| !value.is_finite()) {
+                    return Ok(Err(NotFinite { part, row }));
+                }
+                values.extend(row_values);
+            }
+        }
+        Ok(Ok(Weights {
+            values,
+            k: parts[0].columns(),
+            stacking,
+            is_float: true,
+        }))
+    }
+
+    fn pack_quantised(
+        &mut self,
+        parts: &[&dyn QuantisedRows],
+        stacking: Stacking,
+    ) -> Result<Result<Weights, NotFinite>, LoadError> {
+        let k = parts[0].columns();
+        let mut values = Vec::new();
+        let mut row = QuantisedRow::default();
+        for (part, rows) in parts.iter().enumerate() {
+            for index in 0..rows.rows() {
+                rows.read_row(index, &mut row);
+                let mut columns = vec![0.0; k];
+                row.dequantise(rows.format(), &mut columns);
+                if columns.iter().any(|value| !value.is_finite()) {
+                    return Ok(Err(NotFinite { part, row: index }));
+                }
+                let mut weights = vec![0.0; k];
+                for (column, value) in columns.into_iter().enumerate() {
+                    let input = rows.input_order().map_or(column, |order| order[column] as usize);
+                    weights[input] = value;
+                }
+                values.extend(weights);
+            }
+        }
+        Ok(Ok(Weights {
+            values,
+            k,
+            stacking,
+            is_float: false,
+        }))
+    }
+
+    fn packed_layout() -> String {
+        "none".to_owned()
+    }
+
+    fn packed_bytes(_: &Weights) -> Option<PackedBytes<'_>> {
+        None
+    }
+
+    fn read_packed(
+        &mut self,
+        _: PackedShape<'_>,
+        _: PackedReader<'_>,
+        _: PackedReader<'_>,
+    ) -> Result<Option<Weights>, LoadError> {
+        Ok(None)
+    }
+
+    fn upload_vector(&mut self, values: Vec<f32>) -> Result<Vec<f32>, LoadError> {
+        Ok(values)
+    }
+
+    fn upload_embedding(&mut self, rows: Vec<bf16>, width: usize) -> Result<Rows, LoadError> {
+        Ok(Rows {
+            values: rows.into_iter().map(bf16::to_f32).collect(),
+            width,
+            is_bf16: true,
+        })
+    }
+
+    fn upload_angles(&mut self, table: RopeTable) -> Result<RopeTable, LoadError> {
+        Ok(table)
+    }
+
+    fn sums(&mut self, max_rows: usize, width: usize) -> Result<Rows, LoadError> {
+        Ok(Rows::new(max_rows, width, false))
+    }
+
+    fn inputs(&mut self, max_rows: usize, width: usize) -> Result<Rows, LoadError> {
+        Ok(Rows::new(max_rows, width, true))
+    }
+
+    fn logits_rows(&mut self, max_rows: usize, width: usize) -> Result<Rows, LoadError> {
+        Ok(Rows::new(max_rows, width, false))
+    }
+
+    fn kv_cache(
+        &mut self,
+        layout: KvLayout,
+        num_layers: usize,
+        num_blocks: usize,
+    ) -> Result<Cache, LoadError> {
+        let positions = num_layers * num_blocks * layout.block_size.tokens().index();
+        let len = positions * layout.num_kv_heads * layout.head_dim;
+        // What nobody has stored must not be read.
+        Ok(Cache {
+            layout,
+            num_blocks,
+            keys: vec![f32::NAN; len],
+            values: vec![f32::NAN; len],
+        })
+    }
+
+    fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
+        let positions = num_layers * layout.block_size.tokens().index();
+        2 * size_of::<f32>() * positions * layout.num_kv_heads * layout.head_dim
+    }
+
+    fn copy_positions(
+        &mut self,
+        cache: &mut Cache,
+        source: BlockId,
+        target: BlockId,
+        num_positions: usize,
+    ) {
+        let block_len = cache.layout.block_size.tokens().index();
+        let head_len = cache.layout.num_kv_heads * cache.layout.head_dim;
+        let num_layers = cache.keys.len() / (cache.num_blocks * block_len * head_len);
+        for layer in 0..num_layers {
+            for position in 0..num_positions {
+                for head in 0..cache.layout.num_kv_heads {
+                    let from = cache.place(layer, source, position, head);
+                    let to = cache.place(layer, target, position, head);
+                    cache.keys.copy_within(from.clone(), to.start);
+                    cache.values.copy_within(from, to.start);
+                }
+            }
+        }
+    }
+
+    fn begin_step<'a>(&mut self, cache: &Cache, inputs: StepInputs<'a>) -> Step<'a> {
+        let (block_size, num_blocks) = (cache.layout.block_size, cache.num_blocks);
+        Step {
+            inputs,
+            batch: KvBatch::new(inputs.spans, inputs.block_tables, block_size, num_blocks),
+        }
+    }
+
+    fn embed(&mut self, step: &Step<'_>, table: EmbeddingTable<'_, Self>, out: &mut Rows) {
+        for (row, &token) in step.inputs.token_ids.iter().enumerate() {
+            let token = token as usize;
+            let embedding = match table {
+                EmbeddingTable::Own(rows) => rows.row(token),
+                EmbeddingTable::Tied(weights) => &weights.values[token * weights.k..][..weights.k],
+            };
+            for (column, &value) in embedding.iter().enumerate() {
+                out.set(row, column, exact(value));
+            }
+        }
+    }
+
+    fn rms_norm(
+        &mut self,
+        num_rows: usize,
+        x: &Rows,
+        norm: Norm<'_, Vec<f32>>,
+        out: &mut Rows,
+    ) {
+        for row in 0..num_rows {
+            let normed = normalise(x.row(row), norm.weight, norm.eps);
+            for (column, value) in normed.into_iter().enumerate() {
+                out.set(row, column, value);
+            }
+        }
+    }
+
+    fn add_rms_norm(
+        &mut self,
+        num_rows: usize,
+        x: &Rows,
+        hidden: &mut Rows,
+        norm: Norm<'_, Vec<f32>>,
+        out: &mut Rows,
+    ) {
+        for row in 0..num_rows {
+            for column in 0..hidden.width {
+                let sum = exact(hidden.row(row)[column]) + exact(x.row(row)[column]);
+                hidden.set(row, column, sum);
+            }
+        }
+        self.rms_norm(num_rows, hidden, norm, out);
+    }
+
+    fn project(
+        &mut self,
+        num_rows: usize,
+        x: &Rows,
+        linear: &Linear<Self>,
+        output: Output,
+        out: &mut Rows,
+    ) {
+        assert_eq!(linear.matrix.stacking, Stacking::Concatenated);
+        for row in 0..num_rows {
+            for column in 0..linear.matrix.n() {
+                let before = match output {
+                    Output::Store => 0.0,
+                    Output::Add => exact(out.row(row)[column]),
+                };
+                out.set(row, column, before + linear_output(linear, column, x.row(row)));
+            }
+        }
+    }
+
+    fn project_gated(
+        &mut self,
+        num_rows: usize,
+        x: &Rows,
+        linear: &Linear<Self>,
+        out: &mut Rows,
+    ) {
+        assert_eq!(linear.matrix.stacking, Stacking::Interleaved);
+        let width = linear.matrix.n() / 2;
+        for row in 0..num_rows {
+            for column in 0..width {
+                let gate = linear_output(linear, column, x.row(row));
+                let up = linear_output(linear, width + column, x.row(row));
+                out.set(row, column, gate / (1.0 + (-gate).exp()) * up);
+            }
+        }
+    }
+
+    fn rope_and_store(
+        &mut self,
+        step: &Step<'_>,
+        params: RopeParams<'_, Self>,
+        qkv: &Rows,
+        cache: &mut Cache,
+        layer: usize,
+        q: &mut Rows,
+    ) {
+        let HeadShape {
+            num_q_heads,
+            num_kv_heads,
+            head_dim,
+        } = params.heads;
+        let [q_norm, k_norm] = match params.qk_norm {
+            Some(QkNorm { q, k, eps }) => [Some((q, eps)), Some((k, eps))],
+            None => [None, None],
+        };
+        for (row, position, block, offset) in places(&step.batch, cache.layout) {
+            let qkv = qkv.row(row);
+            let (queries, keys_and_values) = qkv.split_at(num_q_heads * head_dim);
+            let (keys, values) = keys_and_values.split_at(num_kv_heads * head_dim);
+            let angles = params.angles.row(position);
+            for (head, x) in queries.chunks(head_dim).enumerate() {
+                for (i, value) in rotate(x, q_norm, angles).into_iter().enumerate() {
+                    q.set(row, head * head_dim + i, value);
+                }
+            }
+            let heads = keys.chunks(head_dim).zip(values.chunks(head_dim));
+            for (head, (key, value)) in heads.enumerate() {
+                let place = cache.place(layer, block, offset, head);
+                let key = cache.stored(&rotate(key, k_norm, angles));
+                let value: Vec<_> = value.iter().map(|&x| exact(x)).collect();
+                let value = cache.stored(&value);
+                cache.keys[place.clone()].copy_from_slice(&key);
+                cache.values[place].copy_from_slice(&value);
+            }
+        }
+    }
+
+    fn paged_attention(
+        &mut self,
+        step: &Step<'_>,
+        params: &AttentionParams,
+        q: &Rows,
+        cache: &Cache,
+        layer: usize,
+        out: &mut Rows,
+    ) {
+        let HeadShape {
+            num_q_heads,
+            num_kv_heads,
+            head_dim,
+        } = params.shape;
+        let block_size = cache.layout.block_size.tokens().index();
+        for span in step.batch.spans() {
+            let table = step.batch.block_table(span);
+            let first = span.kv_len as usize - span.tokens.len();
+            for (row, position) in (span.tokens.start as usize..span.tokens.end as usize).zip(first..)
+            {
+                let window = params.window.map_or(usize::MAX, |w: NonZeroU32| w.get() as usize);
+                let is_seen = |other: &usize| {
+                    *other < params.num_sinks as usize || other.saturating_add(window) > position
+                };
+                let seen: Vec<_> = (0..=position).filter(is_seen).collect();
+                for head in 0..num_q_heads {
+                    let kv_head = head / (num_q_heads / num_kv_heads);
+                    let place = |other: usize| {
+                        let block = table[other / block_size];
+                        cache.place(layer, block, other % block_size, kv_head)
+                    };
+                    let query = &q.row(row)[head * head_dim..][..head_dim];
+                    let scores: Vec<f64> = seen
+                        .iter()
+                        .map(|&other| {
+                            let key = &cache.keys[place(other)];
+                            let products = query.iter().zip(key).map(|(&q, &k)| exact(q) * exact(k));
+                            products.sum::<f64>() * exact(params.scale)
+                        })
+                        .collect();
+                    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let weights: Vec<_> = scores.iter().map(|s| (s - largest).exp()).collect();
+                    let sum: f64 = weights.iter().sum();
+                    for i in 0..head_dim {
+                        let terms = seen.iter().zip(&weights).map(|(&other, weight)| {
+                            exact(cache.values[place(other)][i]) * weight
+                        });
+                        out.set(row, head * head_dim + i, terms.sum::<f64>() / sum);
+                    }
+                }
+            }
+        }
+    }
+
+    fn has_whole_sums(&self) -> bool {
+        self.options.has_whole_sums
+    }
+
+    fn all_reduce(&mut self, _: usize, _: &mut Rows) {
+        // There is one rank.
+    }
+
+    fn keep_rows(&mut self, step: &Step<'_>, hidden: &mut Rows, attended: &mut Rows) {
+        hidden.keep(step.inputs.kept_rows);
+        attended.keep(step.inputs.kept_rows);
+    }
+
+    fn keep_sampled_rows(&mut self, step: &Step<'_>, states: &mut Rows) {
+        states.keep(step.inputs.sampled_rows);
+    }
+
+    fn logits(&mut self, num_rows: usize, states: &Rows, lm_head: &Weights, out: &mut Rows) {
+        for row in 0..num_rows {
+            for token in 0..lm_head.n() {
+                out.set(row, token, lm_head.product(token, states.row(row)));
+            }
+        }
+    }
+
+    fn context_logits(
+        &mut self,
+        states: &Rows,
+        rows: Range<usize>,
+        lm_head: &Weights,
+        out: &mut [f32],
+    ) {
+        for (row, out) in rows.zip(out.chunks_mut(lm_head.n())) {
+            for (token, logit) in out.iter_mut().enumerate() {
+                *logit = lm_head.product(token, states.row(row)) as f32;
+            }
+        }
+    }
+
+    fn end_step(&mut self, _: Step<'_>) {}
+
+    fn host_logits<'l>(&mut self, logits: &'l mut Rows, num_rows: usize) -> &'l mut [f32] {
+        &mut logits.values[..num_rows * logits.width]
+    }
+}
+
+fn exact(x: f32) -> f64 {
+    f64::from(x)
+}
+
+/// What is left of a number in bf16.
+fn rounded(x: f64) -> f32 {
+    bf16::from_f32(x as f32).to_f32()
+}
+
+fn bf16s(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
+    bytes
+        .chunks(dtype.size())
+        .map(|bytes| {
+            let value = match dtype {
+                Dtype::Bf16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+                Dtype::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+                Dtype::F32 => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+            };
+            bf16::from_f32(value).to_f32()
+        })
+        .collect()
+}
+
+fn linear_output(linear: &Linear<Reference>, output: usize, x: &[f32]) -> f64 {
+    let bias = linear.bias.as_ref().map_or(0.0, |bias| exact(bias[output]));
+    linear.matrix.product(output, x) + bias
+}
+
+fn normalise(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
+    let mean = x.iter().map(|&x| exact(x).powi(2)).sum::<f64>() / x.len() as f64;
+    let scale = 1.0 / (mean + exact(eps)).sqrt();
+    let products = x.iter().zip(weight);
+    products
+        .map(|(&x, &weight)| exact(x) * scale * exact(weight))
+        .collect()
+}
+
+/// A head after its norm, rotated: element `i` with element `i + head_dim / 2`.
+fn rotate(head: &[f32], norm: Option<(&Vec<f32>, f32)>, angles: &[f32]) -> Vec<f64> {
+    let head = match norm {
+        Some((weight, eps)) => normalise(head, weight, eps),
+        None => head.iter().map(|&x| exact(x)).collect(),
+    };
+    let (low, high) = head.split_at(head.len() / 2);
+    let (cos, sin) = angles.split_at(low.len());
+    let turned = |i: usize| {
+        let (cos, sin) = (exact(cos[i]), exact(sin[i]));
+        (low[i] * cos - high[i] * sin, high[i] * cos + low[i] * sin)
+    };
+    let (low, high): (Vec<_>, Vec<_>) = (0..low.len()).map(turned).unzip();
+    [low, high].concat()
+}
+
+/// Row, position, block and place in the block of each token.
+fn places(
+    batch: &KvBatch<'_>,
+    layout: KvLayout,
+) -> impl Iterator<Item = (usize, usize, BlockId, usize)> {
+    let block_size = layout.block_size.tokens().index();
+    batch.spans().iter().flat_map(move |span| {
+        let table = batch.block_table(span);
+        let first = span.kv_len as usize - span.tokens.len();
+        let rows = span.tokens.start as usize..span.tokens.end as usize;
+        rows.zip(first..).map(move |(row, position)| {
+            let block = table[position / block_size];
+            (row, position, block, position % block_size)
+        })
+    })
+}
