@@ -17,19 +17,19 @@ use crate::sampling::{Guide, SamplingInput};
 /// The thread. It starts with the first guide that it is given, and ends when this is dropped.
 #[derive(Default)]
 pub(super) struct GuideThread {
-    shared: Arc<Shared>,
+    shared: Arc<GuideThreadShared>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct GuideThreadShared {
+    state: Mutex<GuideQueue>,
     /// There is something to do, or nothing ever again.
     work: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct GuideQueue {
     /// What is to be asked, the next one last.
     questions: Vec<Question>,
     /// Questions that were answered, for their buffers.
@@ -95,7 +95,7 @@ impl Drop for GuideThread {
     }
 }
 
-impl State {
+impl GuideQueue {
     fn take_back(&mut self, question: Question) {
         let mut generated = question.generated;
         generated.clear();
@@ -103,7 +103,7 @@ impl State {
     }
 }
 
-fn start(shared: Arc<Shared>) -> io::Result<JoinHandle<()>> {
+fn start(shared: Arc<GuideThreadShared>) -> io::Result<JoinHandle<()>> {
     let work = move || {
         let mut state = shared.state.lock();
         loop {

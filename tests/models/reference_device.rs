@@ -10,9 +10,10 @@ use std::ops::Range;
 use half::{bf16, f16};
 use triton_inflight::base::{BlockId, LoadError};
 use triton_inflight::device::{
-    AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, HeadShape, KvBatch, KvDtype, KvLayout,
-    Linear, Norm, NotFinite, Output, PackedBytes, PackedReader, PackedShape, PackedWeights, Pool,
-    QkNorm, QuantisedRow, QuantisedRows, RopeParams, RopeTable, Stacking, StepInputs,
+    AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, HeadShape, KvBatch, KvDtype,
+    KvLayout, Linear, Norm, NotFinite, Output, PackedBytes, PackedReader, PackedShape,
+    PackedWeights, Pool, QkNorm, QuantisedRow, QuantisedRows, RopeParams, RopeTable, Stacking,
+    StepInputs,
 };
 
 /// A device of plain loops.
@@ -93,7 +94,11 @@ impl Weights {
     fn product(&self, output: usize, x: &[f32]) -> f64 {
         assert_eq!(x.len(), self.k);
         let weights = &self.values[output * self.k..][..self.k];
-        weights.iter().zip(x).map(|(&w, &x)| exact(w) * exact(x)).sum()
+        weights
+            .iter()
+            .zip(x)
+            .map(|(&w, &x)| exact(w) * exact(x))
+            .sum()
     }
 }
 
@@ -217,7 +222,9 @@ impl Device for Reference {
                 }
                 let mut weights = vec![0.0; k];
                 for (column, value) in columns.into_iter().enumerate() {
-                    let input = rows.input_order().map_or(column, |order| order[column] as usize);
+                    let input = rows
+                        .input_order()
+                        .map_or(column, |order| order[column] as usize);
                     weights[input] = value;
                 }
                 values.extend(weights);
@@ -341,13 +348,7 @@ impl Device for Reference {
         }
     }
 
-    fn rms_norm(
-        &mut self,
-        num_rows: usize,
-        x: &Rows,
-        norm: Norm<'_, Vec<f32>>,
-        out: &mut Rows,
-    ) {
+    fn rms_norm(&mut self, num_rows: usize, x: &Rows, norm: Norm<'_, Vec<f32>>, out: &mut Rows) {
         for row in 0..num_rows {
             let normed = normalise(x.row(row), norm.weight, norm.eps);
             for (column, value) in normed.into_iter().enumerate() {
@@ -388,18 +389,16 @@ impl Device for Reference {
                     Output::Store => 0.0,
                     Output::Add => exact(out.row(row)[column]),
                 };
-                out.set(row, column, before + linear_output(linear, column, x.row(row)));
+                out.set(
+                    row,
+                    column,
+                    before + linear_output(linear, column, x.row(row)),
+                );
             }
         }
     }
 
-    fn project_gated(
-        &mut self,
-        num_rows: usize,
-        x: &Rows,
-        linear: &Linear<Self>,
-        out: &mut Rows,
-    ) {
+    fn project_gated(&mut self, num_rows: usize, x: &Rows, linear: &Linear<Self>, out: &mut Rows) {
         assert_eq!(linear.matrix.stacking, Stacking::Interleaved);
         let width = linear.matrix.n() / 2;
         for row in 0..num_rows {
@@ -469,9 +468,12 @@ impl Device for Reference {
         for span in step.batch.spans() {
             let table = step.batch.block_table(span);
             let first = span.kv_len as usize - span.tokens.len();
-            for (row, position) in (span.tokens.start as usize..span.tokens.end as usize).zip(first..)
+            for (row, position) in
+                (span.tokens.start as usize..span.tokens.end as usize).zip(first..)
             {
-                let window = params.window.map_or(usize::MAX, |w: NonZeroU32| w.get() as usize);
+                let window = params
+                    .window
+                    .map_or(usize::MAX, |w: NonZeroU32| w.get() as usize);
                 let is_seen = |other: &usize| {
                     *other < params.num_sinks as usize || other.saturating_add(window) > position
                 };
@@ -487,7 +489,8 @@ impl Device for Reference {
                         .iter()
                         .map(|&other| {
                             let key = &cache.keys[place(other)];
-                            let products = query.iter().zip(key).map(|(&q, &k)| exact(q) * exact(k));
+                            let products =
+                                query.iter().zip(key).map(|(&q, &k)| exact(q) * exact(k));
                             products.sum::<f64>() * exact(params.scale)
                         })
                         .collect();
@@ -495,9 +498,10 @@ impl Device for Reference {
                     let weights: Vec<_> = scores.iter().map(|s| (s - largest).exp()).collect();
                     let sum: f64 = weights.iter().sum();
                     for i in 0..head_dim {
-                        let terms = seen.iter().zip(&weights).map(|(&other, weight)| {
-                            exact(cache.values[place(other)][i]) * weight
-                        });
+                        let terms = seen
+                            .iter()
+                            .zip(&weights)
+                            .map(|(&other, weight)| exact(cache.values[place(other)][i]) * weight);
                         out.set(row, head * head_dim + i, terms.sum::<f64>() / sum);
                     }
                 }

@@ -12,7 +12,8 @@ use triton_inflight::engine::{
     EngineConfig, Event, NewRequest, OutputOptions, Sampled, Speculation, StepOutput,
 };
 use triton_inflight::runner::{
-    AttentionLimits, CpuRunner, ModelRunner, ModelSource, RunnerLimits, SyntheticRunner, WeightPrecision,
+    AttentionLimits, CpuRunner, ModelRunner, ModelSource, RunnerLimits, SyntheticRunner,
+    WeightPrecision,
 };
 use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 

@@ -48,17 +48,24 @@ fn agrees_within(name: &str, share_of_cost: f32) {
             ..Setup::default()
         };
         let load = || setup.load(name);
-        agrees_on(&format!("{name}, {simd}"), name, &setup, load, share_of_cost);
+        agrees_on(
+            &format!("{name}, {simd}"),
+            name,
+            &setup,
+            load,
+            share_of_cost,
+        );
     }
 }
 
-/// The same on the reference device, with the residual add in the projections and apart.
+/// The same on the reference device, with the residual add in the projections and apart. It rounds less than
+/// transformers were told to, so all that rounding costs may remain.
 fn reference_agrees_with_transformers(name: &str) {
     for has_whole_sums in [true, false] {
         let setup = Setup::default();
         let options = ReferenceOptions { has_whole_sums };
         let load = || setup.load_on::<Reference>(&fixture(name), &options);
-        agrees_on(&format!("{name}, {options:?}"), name, &setup, load, 0.5);
+        agrees_on(&format!("{name}, {options:?}"), name, &setup, load, 1.0);
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::kv_cache::KvCache;
-use super::pack::PackedMatrix;
+use super::packed_matrix::PackedMatrix;
 use super::quantised::PANELS_VERSION;
 use super::rows::Rows;
 use super::{Cpu, CpuOptions};

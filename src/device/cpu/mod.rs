@@ -22,6 +22,8 @@ mod kv_cache;
 mod math;
 mod memory;
 mod pack;
+mod packed_matrix;
+mod panel_order;
 mod quantised;
 mod rope;
 mod rows;
@@ -36,7 +38,7 @@ use crate::device::{Pool, QuantisedRow, Turn};
 
 pub use device::{CpuStep, Embedding};
 pub use kv_cache::KvCache;
-pub use pack::PackedMatrix;
+pub use packed_matrix::PackedMatrix;
 pub use quantised::{PANELS_VERSION, Rounded};
 pub use rows::Rows;
 pub use simd::Simd;
@@ -61,7 +63,7 @@ pub struct Cpu {
     /// Activations as f32, for a kernel that wants them so.
     wide_x: Vec<f32>,
     /// Activations in 8 bits, for a GEMM over quantised weights.
-    rounded_x: quantised::Activations,
+    rounded_x: quantised::RoundedActivations,
     /// How many query tiles of [`Cpu::paged_attention`] come before each span.
     tile_starts: Vec<usize>,
     /// What the parts of its tasks come to, where they are split.
@@ -72,8 +74,8 @@ pub struct Cpu {
 #[derive(Default)]
 struct Worker {
     gemm: Vec<f32>,
-    attention: attention::Scratch,
-    rope: rope::Scratch,
+    attention: attention::AttentionScratch,
+    rope: rope::RopeScratch,
     /// A row of activations in the order of the weights' columns.
     ordered_x: Vec<u16>,
     /// A row of weights that is being packed.
@@ -106,7 +108,7 @@ impl Cpu {
             pool,
             padded_x: Vec::new(),
             wide_x: Vec::new(),
-            rounded_x: quantised::Activations::default(),
+            rounded_x: quantised::RoundedActivations::default(),
             tile_starts: Vec::new(),
             totals: Vec::new(),
         })

@@ -1,4 +1,4 @@
-//! Weights in the layout that the GEMM kernels stream.
+//! Packing float weights into the layout that the GEMM kernels stream.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,182 +6,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use half::f16;
 
 use super::Cpu;
-use super::math::{from_bf16_bits, to_bf16_bits};
+use super::math::to_bf16_bits;
 use super::memory::Buffer;
-use super::quantised::Panels;
+use super::packed_matrix::{Bf16Panels, PackedMatrix};
+use super::panel_order::{PANEL, PanelOrder, locate};
 use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::matrix::convert_elements;
 use crate::device::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
-
-/// Outputs of one panel: three 512-bit registers of f32.
-pub(super) const PANEL: usize = 48;
 
 /// Rows that are transposed at a time.
 const TILE: usize = 8;
 /// Pairs of inputs of one pass over the rows of a panel: what it writes stays in the first-level cache.
 const CHUNK_PAIRS: usize = 64;
 const _: () = assert!(PANEL.is_multiple_of(TILE) && CHUNK_PAIRS.is_multiple_of(TILE));
-
-/// Which outputs the panels of a matrix have.
-#[derive(Clone, Copy)]
-pub(super) struct PanelOrder {
-    pub(super) stacking: Stacking,
-    num_parts: usize,
-    /// Outputs of a part.
-    part_len: usize,
-}
-
-impl PanelOrder {
-    /// That of parts with these numbers of rows.
-    ///
-    /// # Panics
-    ///
-    /// The parts are stacked in turn and differ.
-    pub(super) fn new(stacking: Stacking, num_rows: impl Iterator<Item = usize> + Clone) -> Self {
-        let n = num_rows.clone().sum();
-        match stacking {
-            Stacking::Concatenated => Self {
-                stacking,
-                num_parts: 1,
-                part_len: n,
-            },
-            Stacking::Interleaved => {
-                let num_parts = num_rows.clone().count();
-                let part_len = n / num_parts;
-                assert!(
-                    num_rows.into_iter().all(|rows| rows == part_len),
-                    "parts of one shape"
-                );
-                Self {
-                    stacking,
-                    num_parts,
-                    part_len,
-                }
-            }
-        }
-    }
-
-    /// Outputs of all parts.
-    pub(super) fn n(self) -> usize {
-        self.num_parts * self.part_len
-    }
-
-    pub(super) fn num_panels(self) -> usize {
-        self.num_parts * self.part_len.div_ceil(PANEL)
-    }
-
-    /// The outputs of a panel, as rows of all parts one below the other.
-    pub(super) fn rows(self, panel: usize) -> Range<usize> {
-        let first = panel / self.num_parts * PANEL;
-        let start = panel % self.num_parts * self.part_len;
-        start + first..start + self.part_len.min(first + PANEL)
-    }
-}
-
-/// Weights `[n, k]`, packed: as bf16 in panels of 48 outputs and pairs of inputs, or [quantised](super::QuantFormat).
-///
-/// ```text
-/// panel 0 (outputs 0..48)                                            panel 1 (48..96)
-/// | inputs 0, 1                      | inputs 2, 3        | ...    | ...
-/// | w00 w01  w10 w11  ...  w470 w471 | w02 w03  w12 w13   |
-/// ```
-///
-/// A kernel reads it from front to end. Outputs are padded with zeros to whole panels, inputs to pairs.
-pub struct PackedMatrix {
-    order: PanelOrder,
-    k: usize,
-    weights: Packed,
-}
-
-/// The weights of a [`PackedMatrix`].
-pub(super) enum Packed {
-    Bf16(Bf16Panels),
-    Quantised(Panels),
-}
-
-/// Weights as bf16: the panels, `[n / 48][k / 2][48][2]` rounded up.
-pub(super) struct Bf16Panels {
-    pub(super) num_pairs: usize,
-    buffer: Buffer,
-}
-
-impl Bf16Panels {
-    /// The weights of a panel from a pair of inputs on.
-    pub(super) fn weights(&self, panel: usize, pair: usize) -> *const u16 {
-        let start = (panel * self.num_pairs + pair) * PANEL * 2;
-        assert!(start < self.buffer.len(), "panel {panel} of the matrix");
-        self.buffer.as_ptr().wrapping_add(start)
-    }
-
-    /// Writes a row of the matrix that was packed, from where it is scattered over its panel.
-    fn row_to_f32(&self, row: usize, out: &mut [f32]) {
-        let panel_len = self.num_pairs * PANEL * 2;
-        let panel = &self.buffer.as_slice()[row / PANEL * panel_len..][..panel_len];
-        let lane = row % PANEL;
-        for (out, pairs) in out.chunks_mut(2).zip(panel.as_chunks::<{ PANEL * 2 }>().0) {
-            for (out, &bits) in out.iter_mut().zip(&pairs[2 * lane..]) {
-                *out = from_bf16_bits(bits);
-            }
-        }
-    }
-}
-
-impl PackedMatrix {
-    /// Outputs: rows of the matrix that was packed.
-    pub fn n(&self) -> usize {
-        self.order.n()
-    }
-
-    /// Inputs: columns of the matrix that was packed.
-    pub fn k(&self) -> usize {
-        self.k
-    }
-
-    /// How its parts were stacked.
-    pub fn stacking(&self) -> Stacking {
-        self.order.stacking
-    }
-
-    /// Memory that it takes, padding included.
-    pub fn num_bytes(&self) -> usize {
-        match &self.weights {
-            Packed::Bf16(panels) => panels.buffer.len() * 2,
-            Packed::Quantised(panels) => panels.num_bytes(),
-        }
-    }
-
-    /// Whether its rows can be [looked up](Cpu::embed_packed): they are bf16, and follow each other.
-    pub fn has_rows(&self) -> bool {
-        matches!(self.weights, Packed::Bf16(_)) && self.stacking() == Stacking::Concatenated
-    }
-
-    /// Writes a row of the matrix that was packed.
-    ///
-    /// # Panics
-    ///
-    /// It [has no rows](PackedMatrix::has_rows) or not this one, or `out` has not the length of one.
-    pub(super) fn row_to_f32(&self, row: usize, out: &mut [f32]) {
-        assert!(
-            row < self.n() && out.len() == self.k && self.has_rows(),
-            "row {row} of {}",
-            self.n()
-        );
-        match &self.weights {
-            Packed::Bf16(panels) => panels.row_to_f32(row, out),
-            Packed::Quantised(_) => panic!("rows of a quantised matrix"),
-        }
-    }
-
-    pub(super) fn quantised(order: PanelOrder, k: usize, panels: Panels) -> Self {
-        let weights = Packed::Quantised(panels);
-        Self { order, k, weights }
-    }
-
-    pub(super) fn weights(&self) -> &Packed {
-        &self.weights
-    }
-}
 
 impl Cpu {
     /// Packs matrices of equal width as one.
@@ -224,28 +62,17 @@ impl Cpu {
                 }
             });
         Ok(match bad_row.into_inner() {
-            usize::MAX => Ok(PackedMatrix {
+            usize::MAX => Ok(PackedMatrix::bf16(
                 order,
                 k,
-                weights: Packed::Bf16(Bf16Panels { num_pairs, buffer }),
-            }),
+                Bf16Panels { num_pairs, buffer },
+            )),
             row => {
                 let (part, row) = locate(num_rows, row);
                 Err(NotFinite { part, row })
             }
         })
     }
-}
-
-/// Which part a row of the stack belongs to, and which row of it that is. `num_rows` has those of each part.
-pub(super) fn locate(num_rows: impl Iterator<Item = usize>, mut row: usize) -> (usize, usize) {
-    for (part, num_rows) in num_rows.enumerate() {
-        if row < num_rows {
-            return (part, row);
-        }
-        row -= num_rows;
-    }
-    unreachable!("a row of the stack")
 }
 
 /// Reads some rows of the stack into `bytes`, which grows as needed: a matrix for each part that has some of them.

@@ -4,7 +4,7 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use super::elementwise::inverse_rms;
-use super::kv_cache::{Encoded, LayerMut};
+use super::kv_cache::{Encoded, KvLayerMut};
 use super::math::to_bf16_bits;
 use super::simd::for_each_simd;
 use super::{Cpu, KvCache};
@@ -12,9 +12,9 @@ use crate::base::BlockId;
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{HeadShape, KvBatch, QkNorm, RopeTable};
 
-/// Scratch memory of one thread: one head at a time.
+/// RopeScratch memory of one thread: one head at a time.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(super) struct RopeScratch {
     head: Vec<f32>,
     encoded: Encoded,
 }
@@ -72,7 +72,7 @@ impl Cpu {
         let num_tasks = batch.num_tokens().div_ceil(TASK_TOKENS);
         let cache = &cache.layer_mut(layer);
         let q = DisjointSlice::new(q.reinterpret_cast_mut());
-        let context = &Context {
+        let call = &RopeCall {
             shape,
             norm,
             block_size: layout.positions_per_block(),
@@ -87,12 +87,12 @@ impl Cpu {
                     let qkv = &qkv[token * shape.qkv_len()..][..shape.qkv_len()];
                     // SAFETY: every row is one task's.
                     let q = unsafe { q.slice(token * shape.q_len(), shape.q_len()) };
-                    let place = place(batch, token, rope, context.block_size);
+                    let place = place(batch, token, rope, call.block_size);
                     for_each_simd!(simd, rope_and_store_token, (
-                        context: &Context<'_>,
+                        call: &RopeCall<'_>,
                         qkv: &[f32],
-                        place: Place<'_>,
-                        scratch: &mut Scratch,
+                        place: TokenPlace<'_>,
+                        scratch: &mut RopeScratch,
                         q: &mut [u16],
                     ));
                 }
@@ -101,15 +101,15 @@ impl Cpu {
 }
 
 /// What all tokens of a call have in common.
-struct Context<'a> {
+struct RopeCall<'a> {
     shape: HeadShape,
     norm: Option<QkNorm<'a>>,
     block_size: usize,
-    cache: &'a LayerMut<'a>,
+    cache: &'a KvLayerMut<'a>,
 }
 
 /// Where a token's key and value go, and its row of the rope table.
-struct Place<'a> {
+struct TokenPlace<'a> {
     block: BlockId,
     offset: usize,
     angles: &'a [f32],
@@ -120,13 +120,13 @@ fn place<'a>(
     token: usize,
     rope: &'a RopeTable,
     block_size: usize,
-) -> Place<'a> {
+) -> TokenPlace<'a> {
     let index = batch
         .spans()
         .partition_point(|span| span.tokens.end as usize <= token);
     let span = &batch.spans()[index];
     let position = span.kv_len as usize - (span.tokens.end as usize - token);
-    Place {
+    TokenPlace {
         block: batch.block_table(span)[position / block_size],
         offset: position % block_size,
         angles: rope.row(position),
@@ -135,33 +135,33 @@ fn place<'a>(
 
 #[inline(always)]
 fn rope_and_store_token(
-    context: &Context<'_>,
+    call: &RopeCall<'_>,
     qkv: &[f32],
-    place: Place<'_>,
-    scratch: &mut Scratch,
+    place: TokenPlace<'_>,
+    scratch: &mut RopeScratch,
     q: &mut [u16],
 ) {
     let HeadShape {
         num_kv_heads,
         head_dim: d,
         ..
-    } = context.shape;
+    } = call.shape;
     let (q_in, kv) = qkv.split_at(q.len());
     let (k_in, v_in) = kv.split_at(num_kv_heads * d);
-    let Scratch { head, encoded } = scratch;
+    let RopeScratch { head, encoded } = scratch;
     head.resize(d, 0.0);
     for (x, out) in q_in.chunks_exact(d).zip(q.chunks_exact_mut(d)) {
-        normalise(x, context.norm.map(|norm| (norm.q, norm.eps)), head);
+        normalise(x, call.norm.map(|norm| (norm.q, norm.eps)), head);
         rotate(head, place.angles);
         for (x, out) in head.iter().zip(out) {
             *out = to_bf16_bits(*x);
         }
     }
     for (index, (k, v)) in k_in.chunks_exact(d).zip(v_in.chunks_exact(d)).enumerate() {
-        normalise(k, context.norm.map(|norm| (norm.k, norm.eps)), head);
+        normalise(k, call.norm.map(|norm| (norm.k, norm.eps)), head);
         rotate(head, place.angles);
         let at = (place.block, place.offset);
-        context.cache.store(at, index, [head, v], encoded);
+        call.cache.store(at, index, [head, v], encoded);
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Condvar, Mutex};
 
 use super::affinity::CpuSet;
-use super::crew::Crew;
+use super::team::ThreadTeam;
 
 /// All that some pool of this process uses, one for each set of cpus that threads were found to be allowed.
 static ALL: Mutex<Vec<Weak<Cores>>> = Mutex::new(Vec::new());
@@ -21,22 +21,22 @@ pub(super) struct Cores {
     capacity: usize,
     /// Pools that wait for their turn.
     num_waiting: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<TeamSchedule>,
     /// Somebody's turn may have come.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct TeamSchedule {
     /// Threads whose turn it is, callers included.
     num_busy: usize,
     /// Who waits, by ticket, the first in front.
     queue: VecDeque<u64>,
     next_ticket: u64,
-    /// Crews that nobody has.
-    idle: Vec<Crew>,
-    /// Sizes of all crews.
-    crew_sizes: Vec<usize>,
+    /// Teams that nobody has.
+    idle: Vec<ThreadTeam>,
+    /// Sizes of all teams.
+    team_sizes: Vec<usize>,
 }
 
 impl Cores {
@@ -60,21 +60,21 @@ impl Cores {
         cores
     }
 
-    /// Sees to it that there are crews for another pool of `num_threads`: as many as pools can have their turn
+    /// Sees to it that there are teams for another pool of `num_threads`: as many as pools can have their turn
     /// at a time.
     ///
     /// # Errors
     ///
     /// The system refuses a thread.
-    pub(super) fn hire(&self, num_threads: usize) -> io::Result<()> {
+    pub(super) fn reserve_team(&self, num_threads: usize) -> io::Result<()> {
         let mut state = self.state.lock();
         let is_of_size = |size: &&usize| **size == num_threads;
-        let num_crews = state.crew_sizes.iter().filter(is_of_size).count();
-        if num_threads > 1 && num_crews < (self.capacity / num_threads).max(1) {
-            let crew = Crew::start(num_threads, &self.cpus)?;
-            state.idle.push(crew);
-            state.crew_sizes.push(num_threads);
-            // Whoever waits for a crew of this size need not any more.
+        let num_teams = state.team_sizes.iter().filter(is_of_size).count();
+        if num_threads > 1 && num_teams < (self.capacity / num_threads).max(1) {
+            let team = ThreadTeam::start(num_threads, &self.cpus)?;
+            state.idle.push(team);
+            state.team_sizes.push(num_threads);
+            // Whoever waits for a team of this size need not any more.
             self.changed.notify_all();
         }
         Ok(())
@@ -82,7 +82,7 @@ impl Cores {
 
     /// Waits until `num_threads` may compute, the calling one among them, first come, first served. Gives the
     /// others; one alone has none.
-    pub(super) fn take(&self, num_threads: usize) -> Option<Crew> {
+    pub(super) fn take(&self, num_threads: usize) -> Option<ThreadTeam> {
         let mut state = self.state.lock();
         let ticket = state.next_ticket;
         state.next_ticket += 1;
@@ -90,12 +90,12 @@ impl Cores {
         self.num_waiting.fetch_add(1, Ordering::Relaxed);
         loop {
             let has_room = state.num_busy == 0 || state.num_busy + num_threads <= self.capacity;
-            let crew = state
+            let team = state
                 .idle
                 .iter()
-                .position(|crew| crew.num_threads() == num_threads);
+                .position(|team| team.num_threads() == num_threads);
             let is_next = state.queue.front() == Some(&ticket);
-            if is_next && has_room && (crew.is_some() || num_threads == 1) {
+            if is_next && has_room && (team.is_some() || num_threads == 1) {
                 state.queue.pop_front();
                 self.num_waiting.fetch_sub(1, Ordering::Relaxed);
                 state.num_busy += num_threads;
@@ -103,17 +103,17 @@ impl Cores {
                 if !state.queue.is_empty() {
                     self.changed.notify_all();
                 }
-                return crew.map(|index| state.idle.swap_remove(index));
+                return team.map(|index| state.idle.swap_remove(index));
             }
             self.changed.wait(&mut state);
         }
     }
 
     /// Gives back what was taken.
-    pub(super) fn give_back(&self, num_threads: usize, crew: Option<Crew>) {
+    pub(super) fn give_back(&self, num_threads: usize, team: Option<ThreadTeam>) {
         let mut state = self.state.lock();
         state.num_busy -= num_threads;
-        state.idle.extend(crew);
+        state.idle.extend(team);
         if !state.queue.is_empty() {
             self.changed.notify_all();
         }

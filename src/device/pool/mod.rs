@@ -22,7 +22,7 @@
 
 mod affinity;
 mod cores;
-mod crew;
+mod team;
 #[cfg(test)]
 mod tests;
 
@@ -34,32 +34,32 @@ use parking_lot::Mutex;
 
 pub use self::affinity::yield_to_others;
 use self::cores::Cores;
-use self::crew::Crew;
+use self::team::ThreadTeam;
 use super::disjoint_slice::DisjointSlice;
 
 /// How long a turn lasts when somebody waits for the next: long beside the time that it takes to wake a thread.
 const TURN: Duration = Duration::from_millis(2);
 
 /// Threads that run the tasks of one operation at a time, when it is this pool's turn.
-pub struct Pool(Arc<Place>);
+pub struct Pool(Arc<PoolState>);
 
 /// Where a pool's turn is kept.
-struct Place {
+struct PoolState {
     cores: Arc<Cores>,
     num_threads: usize,
-    held: Mutex<Option<Held>>,
+    held: Mutex<Option<HeldTurn>>,
 }
 
 /// What a pool has while it is its turn.
-struct Held {
+struct HeldTurn {
     /// None for a single thread, which is the caller.
-    crew: Option<Crew>,
+    team: Option<ThreadTeam>,
     since: Instant,
 }
 
 /// Keeps a pool's turn from one operation to the next, until it is dropped.
 #[must_use]
-pub struct Turn(Arc<Place>);
+pub struct Turn(Arc<PoolState>);
 
 impl Pool {
     /// A pool of `num_threads`, the caller of each run among them, on the cpus that the calling thread may use.
@@ -69,13 +69,13 @@ impl Pool {
     /// The system refuses a thread.
     pub fn new(num_threads: usize) -> io::Result<Self> {
         let cores = Cores::of_caller();
-        cores.hire(num_threads)?;
-        let place = Place {
+        cores.reserve_team(num_threads)?;
+        let state = PoolState {
             cores,
             num_threads,
             held: Mutex::new(None),
         };
-        Ok(Self(Arc::new(place)))
+        Ok(Self(Arc::new(state)))
     }
 
     /// Threads that take part in a run, the caller included.
@@ -122,11 +122,11 @@ impl Pool {
         let mut held = self.0.held.lock();
         let held = held.as_mut().expect("it is this pool's turn");
         if self.0.cores.is_wanted() && held.since.elapsed() > TURN {
-            self.0.cores.give_back(self.num_threads(), held.crew.take());
+            self.0.cores.give_back(self.num_threads(), held.team.take());
             *held = self.0.wait();
         }
-        let crew = held.crew.as_mut().expect("more threads than one");
-        crew.for_each(states, num_tasks, body);
+        let team = held.team.as_mut().expect("more threads than one");
+        team.for_each(states, num_tasks, body);
     }
 
     /// Calls `body(state, index, row)` once for each row of `rows`, `[_, row_len]`, on all threads. Each
@@ -193,10 +193,10 @@ impl Pool {
     }
 }
 
-impl Place {
-    fn wait(&self) -> Held {
-        Held {
-            crew: self.cores.take(self.num_threads),
+impl PoolState {
+    fn wait(&self) -> HeldTurn {
+        HeldTurn {
+            team: self.cores.take(self.num_threads),
             since: Instant::now(),
         }
     }
@@ -205,7 +205,7 @@ impl Place {
 impl Drop for Turn {
     fn drop(&mut self) {
         if let Some(held) = self.0.held.lock().take() {
-            self.0.cores.give_back(self.0.num_threads, held.crew);
+            self.0.cores.give_back(self.0.num_threads, held.team);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::thread;
 use super::affinity::CpuSet;
 use super::*;
 
-/// As many threads as there are cpus, two at least, so that there is one crew of them.
+/// As many threads as there are cpus, two at least, so that there is one team of them.
 fn all_threads() -> usize {
     thread::available_parallelism().map_or(2, |n| n.get().max(2))
 }
@@ -204,10 +204,10 @@ fn pools_of_one_thread_take_turns_without_a_crew() {
 #[test]
 fn dropping_ends_the_threads_awake_or_asleep() {
     for pause_us in [0, 500] {
-        let crew = Crew::start(4, &CpuSet::of_caller()).expect("threads");
+        let team = ThreadTeam::start(4, &CpuSet::of_caller()).expect("threads");
         thread::sleep(Duration::from_micros(pause_us));
-        let shared = crew.shared();
-        drop(crew);
+        let shared = team.shared();
+        drop(team);
         assert_eq!(shared.strong_count(), 0);
     }
 }

@@ -160,11 +160,14 @@ fn the_outputs_of_a_context_and_of_its_first_token_are_one() {
     assert_eq!(outputs.context_logits, of_prompt.concat());
     assert_eq!(outputs.generation_logits, of_prompt[2]);
     let log_probs = outputs.log_probs.as_ref().expect("they were asked for");
-    assert_eq!((log_probs.chosen.token, log_probs.chosen.rank), (next(6), 1));
+    assert_eq!(
+        (log_probs.chosen.token, log_probs.chosen.rank),
+        (next(6), 1)
+    );
     // Later tokens have no context.
     let output = sampling.step();
     assert_eq!(output.extra_outputs.len(), 1);
-    assert_eq!(output.extra_outputs[0].1.context_logits, []);
+    assert!(output.extra_outputs[0].1.context_logits.is_empty());
 }
 
 #[test]
@@ -203,7 +206,15 @@ fn the_candidates_of_beams_are_in_the_order_of_the_sequences() {
         });
     }
     let output = sampling.step();
-    assert!(output.sampled.iter().all(|(_, it)| *it == Sampled::Candidates));
-    let best = output.beam_candidates.iter().map(|it| it.candidates[0].token);
+    assert!(
+        output
+            .sampled
+            .iter()
+            .all(|(_, it)| *it == Sampled::Candidates)
+    );
+    let best = output
+        .beam_candidates
+        .iter()
+        .map(|it| it.candidates[0].token);
     assert_eq!(best.collect::<Vec<_>>(), prompts.map(next));
 }

@@ -6,15 +6,15 @@ use std::arch::x86_64::*;
 use super::super::avx512::{broadcast, load, ones, store};
 use super::super::kv_cache::GROUP;
 use super::softmax::EXP2;
-use super::{MAX_ROWS, TILE, TILE_GROUPS, Tile};
+use super::{AttentionTile, MAX_ROWS, TILE, TILE_GROUPS};
 
-/// See [`super::Kernel`].
+/// See [`super::AttentionKernel`].
 ///
 /// # Safety
 ///
 /// The tile's pointers and sizes are right; the machine has AVX-512 with bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-pub(super) unsafe fn tile(tile: &Tile) {
+pub(super) unsafe fn tile(tile: &AttentionTile) {
     // Six rows times four registers are 24 independent sums.
     const { assert!(MAX_ROWS == 6) };
     let num_chunks = tile.rows.div_ceil(MAX_ROWS);
@@ -36,7 +36,7 @@ pub(super) unsafe fn tile(tile: &Tile) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-unsafe fn some_rows<const ROWS: usize>(tile: &Tile, first: usize) {
+unsafe fn some_rows<const ROWS: usize>(tile: &AttentionTile, first: usize) {
     // SAFETY: the tile has `ROWS` rows from `first` on, of everything.
     unsafe {
         score::<ROWS>(tile, first);
@@ -62,7 +62,7 @@ unsafe fn some_rows<const ROWS: usize>(tile: &Tile, first: usize) {
 /// four: nothing sees those.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn score<const ROWS: usize>(tile: &Tile, first: usize) {
+unsafe fn score<const ROWS: usize>(tile: &AttentionTile, first: usize) {
     let head_dim = tile.layout.head_dim;
     let mut keys = tile.keys;
     for group in tile.num_groups..TILE_GROUPS {
@@ -102,7 +102,7 @@ unsafe fn score<const ROWS: usize>(tile: &Tile, first: usize) {
 /// that will weigh the values with them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn softmax(tile: &Tile, row: usize, place: usize) -> __m512 {
+unsafe fn softmax(tile: &AttentionTile, row: usize, place: usize) -> __m512 {
     // SAFETY: the tile has this row of everything.
     let (scores, seen, state, probabilities) = unsafe {
         let scores = tile.scores.add(place * TILE);
@@ -185,7 +185,7 @@ fn max_of_lanes(x: __m512) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn accumulate<const ROWS: usize, const REGISTERS: usize>(
-    tile: &Tile,
+    tile: &AttentionTile,
     first: usize,
     d: usize,
     rescale: &[__m512; ROWS],

@@ -1,7 +1,6 @@
 //! Scratch memory for the groups of a tile that are not read in place.
 
 use super::super::kv_cache::GROUP;
-use super::int8::Gathered;
 use super::{Scales, TILE_GROUPS};
 use crate::device::KvLayout;
 
@@ -11,7 +10,14 @@ pub(super) struct Copies {
     values: Vec<u16>,
     scales: Scales,
     stored_scales: [[u16; 2 * GROUP]; TILE_GROUPS],
-    gathered: Gathered,
+    gathered: GatheredGroup,
+}
+
+/// A group in int8 whose positions are not in one place, gathered as it would be stored.
+#[derive(Default)]
+pub(super) struct GatheredGroup {
+    pub keys: Vec<u16>,
+    pub values: Vec<u16>,
 }
 
 /// The part of one group.
@@ -33,7 +39,10 @@ impl Copies {
     }
 
     /// The parts of the tile's groups, and memory to gather one in.
-    pub fn rooms(&mut self, layout: &KvLayout) -> (impl Iterator<Item = Room<'_>>, &mut Gathered) {
+    pub fn rooms(
+        &mut self,
+        layout: &KvLayout,
+    ) -> (impl Iterator<Item = Room<'_>>, &mut GatheredGroup) {
         let keys = aligned_mut(&mut self.keys).chunks_exact_mut(layout.key_group_len());
         let values = aligned_mut(&mut self.values).chunks_exact_mut(layout.value_group_len());
         let key_scales = self.scales.keys.chunks_exact_mut(GROUP);
@@ -64,7 +73,7 @@ impl Default for Copies {
             values: Vec::new(),
             scales: Scales::ONE,
             stored_scales: [[0; 2 * GROUP]; TILE_GROUPS],
-            gathered: Gathered::default(),
+            gathered: GatheredGroup::default(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The groups of 16 positions that a tile consists of: in place where they can be, else copied.
 
-use super::super::kv_cache::{GROUP, Group, Layer};
+use super::super::kv_cache::{GROUP, KvGroup, KvLayer};
 use super::TILE_GROUPS;
 use super::copies::Room;
 use super::task::Task;
@@ -8,7 +8,7 @@ use crate::base::BlockId;
 use crate::device::KvLayout;
 
 /// The groups of a tile, as far as they are of the sequence and in one place.
-pub(super) type Groups<'a> = [Option<Group<'a>>; TILE_GROUPS];
+pub(super) type Groups<'a> = [Option<KvGroup<'a>>; TILE_GROUPS];
 
 /// 16 positions of a sequence.
 #[derive(Clone, Copy)]
@@ -19,12 +19,12 @@ pub(super) struct Lanes<'a> {
     /// of them is not read.
     pub seen: u16,
     /// Where they all are.
-    pub in_place: Option<Group<'a>>,
+    pub in_place: Option<KvGroup<'a>>,
 }
 
 impl<'a> Lanes<'a> {
     /// The group in its place, if any row sees of it.
-    pub fn seen_in_place(&self) -> Option<Group<'a>> {
+    pub fn seen_in_place(&self) -> Option<KvGroup<'a>> {
         self.in_place.filter(|_| self.seen != 0)
     }
 }
@@ -33,11 +33,11 @@ impl<'a> Lanes<'a> {
 /// What was copied has them for positions that are not seen; what is in place may have there what a former owner
 /// of the block left, which may not even be a number.
 pub(super) fn group<'a>(
-    cache: &Layer<'_>,
+    cache: &KvLayer<'_>,
     task: &Task<'_>,
     lanes: Lanes<'a>,
     room: Room<'a>,
-) -> Group<'a> {
+) -> KvGroup<'a> {
     if let Some(group) = lanes.seen_in_place() {
         return group;
     }
@@ -47,7 +47,7 @@ pub(super) fn group<'a>(
         let source = (source.keys, source.values);
         copy_position(cache.layout(), source, from, (keys, values), to);
     });
-    Group {
+    KvGroup {
         keys,
         values,
         scales: &[],
@@ -56,16 +56,16 @@ pub(super) fn group<'a>(
 
 /// The same with values of zero beyond the sequence; keys may be anything there.
 pub(super) fn whole_group<'a>(
-    cache: &Layer<'_>,
+    cache: &KvLayer<'_>,
     task: &Task<'_>,
     lanes: Lanes<'a>,
     room: Room<'a>,
-) -> Group<'a> {
+) -> KvGroup<'a> {
     let len = GROUP.min(task.kv_len - lanes.start);
     match lanes.seen_in_place() {
         Some(group) if len < GROUP => {
             copy_first_positions(group.values, room.values, len);
-            Group {
+            KvGroup {
                 values: room.values,
                 ..group
             }
@@ -76,7 +76,7 @@ pub(super) fn whole_group<'a>(
 
 /// The places of the groups of the tile at `start`.
 pub(super) fn groups_in_place<'a>(
-    cache: &'a Layer<'_>,
+    cache: &'a KvLayer<'_>,
     task: &Task<'_>,
     start: usize,
 ) -> Groups<'a> {
@@ -102,10 +102,10 @@ pub(super) fn groups_in_place<'a>(
 /// Calls `copy(group, from, to)` with the stored group of each position that is seen, its lane there,
 /// and its lane among these.
 pub(super) fn for_each_position(
-    cache: &Layer<'_>,
+    cache: &KvLayer<'_>,
     task: &Task<'_>,
     lanes: Lanes<'_>,
-    mut copy: impl FnMut(Group<'_>, usize, usize),
+    mut copy: impl FnMut(KvGroup<'_>, usize, usize),
 ) {
     let block_size = cache.layout().positions_per_block();
     for lane in (0..GROUP).filter(|lane| lanes.seen & (1 << lane) != 0) {

@@ -5,27 +5,20 @@
 //! numbers; scales of what is not seen may not be.
 
 use super::super::Simd;
-use super::super::kv_cache::{GROUP, Group, Layer, widen};
+use super::super::kv_cache::{GROUP, KvGroup, KvLayer, widen};
 use super::super::math::from_bf16_bits;
 use super::super::simd::for_each_simd;
-use super::copies::Room;
+use super::copies::{GatheredGroup, Room};
 use super::groups::{Lanes, copy_position, for_each_position};
 use super::task::Task;
 
-/// Scratch memory: a group whose positions are not in one place, as it would be stored.
-#[derive(Default)]
-pub(super) struct Gathered {
-    keys: Vec<u16>,
-    values: Vec<u16>,
-}
-
 /// A group as it is stored, in place or gathered in `room`.
 pub(super) fn stored_group<'a>(
-    cache: &Layer<'_>,
+    cache: &KvLayer<'_>,
     task: &Task<'_>,
     lanes: Lanes<'a>,
     room: Room<'a>,
-) -> Group<'a> {
+) -> KvGroup<'a> {
     if let Some(group) = lanes.seen_in_place() {
         return group;
     }
@@ -37,7 +30,7 @@ pub(super) fn stored_group<'a>(
         room.values,
         room.stored_scales,
     );
-    Group {
+    KvGroup {
         keys: room.keys,
         values: room.values,
         scales: room.stored_scales,
@@ -47,19 +40,19 @@ pub(super) fn stored_group<'a>(
 /// A group widened to bf16, without its scales, which `room` has. Asks for the memory of `ahead`.
 pub(super) fn widen_group<'a>(
     simd: Simd,
-    cache: &Layer<'_>,
+    cache: &KvLayer<'_>,
     task: &Task<'_>,
     lanes: Lanes<'_>,
-    ahead: Option<Group<'_>>,
-    gathered: &mut Gathered,
+    ahead: Option<KvGroup<'_>>,
+    gathered: &mut GatheredGroup,
     room: Room<'a>,
-) -> Group<'a> {
+) -> KvGroup<'a> {
     if lanes.seen == 0 {
         room.values.fill(0);
     } else {
         let group = match lanes.in_place {
             Some(group) => group,
-            None => gathered.gather(cache, task, lanes, room.stored_scales),
+            None => gather_group(gathered, cache, task, lanes, room.stored_scales),
         };
         let ahead = ahead.unwrap_or(group);
         for (words, ahead, out) in [
@@ -75,7 +68,7 @@ pub(super) fn widen_group<'a>(
             }
         }
     }
-    Group {
+    KvGroup {
         keys: room.keys,
         values: room.values,
         scales: &[],
@@ -84,7 +77,7 @@ pub(super) fn widen_group<'a>(
 
 /// Copies the positions that are seen from where they are.
 fn gather(
-    cache: &Layer<'_>,
+    cache: &KvLayer<'_>,
     task: &Task<'_>,
     lanes: Lanes<'_>,
     keys: &mut [u16],
@@ -105,23 +98,22 @@ fn gather(
     });
 }
 
-impl Gathered {
-    fn gather<'a>(
-        &'a mut self,
-        cache: &Layer<'_>,
-        task: &Task<'_>,
-        lanes: Lanes<'_>,
-        scales: &'a mut [u16],
-    ) -> Group<'a> {
-        let layout = cache.layout();
-        // Two elements a word.
-        self.keys.resize(layout.key_group_len() / 2, 0);
-        self.values.resize(layout.value_group_len() / 2, 0);
-        gather(cache, task, lanes, &mut self.keys, &mut self.values, scales);
-        Group {
-            keys: &self.keys,
-            values: &self.values,
-            scales,
-        }
+/// Copies the positions that are seen into `to`, as they would be stored.
+fn gather_group<'a>(
+    to: &'a mut GatheredGroup,
+    cache: &KvLayer<'_>,
+    task: &Task<'_>,
+    lanes: Lanes<'_>,
+    scales: &'a mut [u16],
+) -> KvGroup<'a> {
+    let layout = cache.layout();
+    // Two elements per word.
+    to.keys.resize(layout.key_group_len() / 2, 0);
+    to.values.resize(layout.value_group_len() / 2, 0);
+    gather(cache, task, lanes, &mut to.keys, &mut to.values, scales);
+    KvGroup {
+        keys: &to.keys,
+        values: &to.values,
+        scales,
     }
 }

@@ -22,6 +22,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod call;
 mod copies;
 mod groups;
 mod int8;
@@ -34,14 +35,14 @@ mod task;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
+use self::call::{AttentionCall, MAX_TOTALS_LEN};
 use self::softmax::RowState;
-use self::task::{MAX_TOTALS_LEN, Operation};
 use super::kv_cache::GROUP;
 use super::{Cpu, KvCache, Simd};
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{AttentionParams, KvBatch, KvDtype, KvLayout};
 
-pub(super) use self::task::Scratch;
+pub(super) use self::call::AttentionScratch;
 
 /// Groups of a tile.
 const TILE_GROUPS: usize = 4;
@@ -51,7 +52,7 @@ const TILE: usize = TILE_GROUPS * GROUP;
 const MAX_ROWS: usize = 6;
 
 /// One step of some rows over one tile.
-struct Tile {
+struct AttentionTile {
     /// Queries, `[rows, head_dim]`, unless they are wide.
     q: *const u16,
     /// Wide ones.
@@ -112,10 +113,10 @@ enum Operands {
 
 /// Takes a tile into the rows' running sums. Unsafe: the pointers and sizes must be right, and the
 /// machine must have the kernel's instruction set.
-type Kernel = unsafe fn(&Tile);
+type AttentionKernel = unsafe fn(&AttentionTile);
 
 /// The kernel for a cache of a type, and what it takes.
-fn kernel(simd: Simd, dtype: KvDtype) -> (Kernel, Operands) {
+fn kernel(simd: Simd, dtype: KvDtype) -> (AttentionKernel, Operands) {
     match (simd, dtype) {
         #[cfg(target_arch = "x86_64")]
         (Simd::Avx512Bf16, _) => (avx512::tile, Operands::Bf16),
@@ -165,7 +166,7 @@ impl Cpu {
 
         let cache = cache.layer(layer);
         let mut tile_starts = std::mem::take(&mut self.tile_starts);
-        let operation = &Operation::new(
+        let operation = &AttentionCall::new(
             (self.simd, self.num_threads()),
             params,
             batch,

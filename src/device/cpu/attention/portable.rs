@@ -3,14 +3,14 @@
 use super::super::kv_cache::GROUP;
 use super::super::math::from_bf16_bits;
 use super::softmax::softmax;
-use super::{TILE, Tile};
+use super::{AttentionTile, TILE};
 
-/// See [`super::Kernel`].
+/// See [`super::AttentionKernel`].
 ///
 /// # Safety
 ///
 /// The tile's pointers and sizes are right.
-pub(super) unsafe fn tile(tile: &Tile) {
+pub(super) unsafe fn tile(tile: &AttentionTile) {
     let (head_dim, padded_dim) = (tile.layout.head_dim, tile.layout.padded_dim());
     for row in 0..tile.rows {
         // SAFETY: the tile has this row of everything, and scratch for one.

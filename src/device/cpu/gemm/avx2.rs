@@ -2,21 +2,21 @@
 //! leave registers for the factors. A single row takes the whole panel at once, since it waits for the weights
 //! to come from memory.
 //!
-//! Activations come as f32: to take one from memory into all lanes then needs no instruction of its own.
+//! PanelInputs come as f32: to take one from memory into all lanes then needs no instruction of its own.
 //! Weights are widened by shifting, or by clearing what is below them, once for all rows.
 
 use std::arch::x86_64::*;
 
 use super::super::avx2::{load, store};
-use super::super::pack::PANEL;
-use super::panel::{Kernel, LINE, PAIR_LINES, Tile};
+use super::super::panel_order::PANEL;
+use super::tile::{GemmKernel, GemmTile, LINE, PAIR_LINES};
 
 /// How far ahead of a single row its weights are asked for, in elements: 1 KiB. The processor's own foresight ends
 /// with each page, and reached 5 to 20 % less (Zen 3).
 const AHEAD: usize = 512;
 
-/// See [`Kernel`]. A chunk is 24 KiB of weights, which stay in the first-level cache.
-pub(super) const KERNEL: Kernel = Kernel {
+/// See [`GemmKernel`]. A chunk is 24 KiB of weights, which stay in the first-level cache.
+pub(super) const KERNEL: GemmKernel = GemmKernel {
     tile,
     max_rows: 4,
     chunk_pairs: 128,
@@ -26,7 +26,7 @@ pub(super) const KERNEL: Kernel = Kernel {
 ///
 /// The tile's pointers and sizes are right; the machine has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile(tile: &Tile) {
+unsafe fn tile(tile: &GemmTile) {
     const { assert!(KERNEL.max_rows == 4) };
     // SAFETY: the caller's promises.
     unsafe {
@@ -41,7 +41,7 @@ unsafe fn tile(tile: &Tile) {
 
 /// The rows of the tile, `8 * REGISTERS` outputs at a time.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn rows<const ROWS: usize, const REGISTERS: usize>(tile: &Tile) {
+unsafe fn rows<const ROWS: usize, const REGISTERS: usize>(tile: &GemmTile) {
     const { assert!(PANEL.is_multiple_of(8 * REGISTERS)) };
     for pass in 0..PANEL / (8 * REGISTERS) {
         let column = pass * 8 * REGISTERS;

@@ -6,8 +6,8 @@
 use std::arch::x86_64::*;
 
 use super::super::avx512::{broadcast, load};
-use super::super::pack::PANEL;
-use super::panel::{Kernel, LINE, Tile};
+use super::super::panel_order::PANEL;
+use super::tile::{GemmKernel, GemmTile, LINE};
 
 /// Registers of a row of sums.
 const REGISTERS: usize = PANEL / 16;
@@ -15,9 +15,9 @@ const REGISTERS: usize = PANEL / 16;
 /// Pairs of inputs in a cache line of a row of activations.
 const LINE_PAIRS: usize = LINE / 2;
 
-/// See [`Kernel`]. A chunk is 96 KiB of weights: the second-level cache gives them fast enough, and the sums come and
+/// See [`GemmKernel`]. A chunk is 96 KiB of weights: the second-level cache gives them fast enough, and the sums come and
 /// go less often than with a chunk for the first-level one.
-pub(super) const KERNEL: Kernel = Kernel {
+pub(super) const KERNEL: GemmKernel = GemmKernel {
     tile,
     max_rows: 9,
     chunk_pairs: 512,
@@ -27,7 +27,7 @@ pub(super) const KERNEL: Kernel = Kernel {
 ///
 /// The tile's pointers and sizes are right; the machine has AVX-512 with bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn tile(tile: &Tile) {
+unsafe fn tile(tile: &GemmTile) {
     const { assert!(KERNEL.max_rows == 9) };
     // SAFETY: the caller's promises, with as many rows as the tile has.
     unsafe {
@@ -46,7 +46,7 @@ unsafe fn tile(tile: &Tile) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn rows<const ROWS: usize>(tile: &Tile) {
+unsafe fn rows<const ROWS: usize>(tile: &GemmTile) {
     let mut sums = [[_mm512_setzero_ps(); REGISTERS]; ROWS];
     if !tile.first {
         for (row, sums) in sums.iter_mut().enumerate() {

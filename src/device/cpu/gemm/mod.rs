@@ -20,22 +20,24 @@ mod avx512;
 mod panel;
 mod portable;
 mod tasks;
+mod tile;
 
 use std::ops::Range;
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use self::panel::{Activations, multiply_panel};
+use self::panel::{PanelInputs, multiply_panel};
 use self::tasks::Tasks;
 use super::math::{exp, from_bf16_bits, to_bf16_bits};
-use super::pack::{PANEL, Packed};
+use super::packed_matrix::Packed;
+use super::panel_order::PANEL;
 use super::simd::for_each_simd;
 use super::{Cpu, PackedMatrix, Simd, quantised};
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{Output, Stacking};
 
-/// Activations of one task that widens them: fewer are not worth handing out.
+/// PanelInputs of one task that widens them: fewer are not worth handing out.
 const WIDEN_LEN: usize = 16 * 1024;
 
 impl Cpu {
@@ -144,7 +146,7 @@ impl Cpu {
                 }
                 let wide_x = wants_f32.then_some(&wide[..]);
                 let multiply = |first_row, panel, sums: &mut [f32]| {
-                    let x = Activations {
+                    let x = PanelInputs {
                         bf16: &x[first_row * x_stride..],
                         f32: wide_x.map(|x| &x[first_row * x_stride..]),
                     };

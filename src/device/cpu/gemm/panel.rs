@@ -1,18 +1,15 @@
 //! Rows of activations times one panel of bf16 weights, in the tiles that the kernels take.
 
 use super::super::Simd;
-use super::super::pack::{Bf16Panels, PANEL};
+use super::super::packed_matrix::Bf16Panels;
+use super::super::panel_order::PANEL;
 use super::portable;
+use super::tile::{GemmKernel, GemmTile, LINE, PAIR_LINES};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 
-/// Elements of a cache line.
-pub(super) const LINE: usize = 32;
-/// Cache lines of a pair of inputs of a panel.
-pub(super) const PAIR_LINES: usize = PANEL * 2 / LINE;
-
 /// Rows of activations, those of a matrix from some row on.
-pub(super) struct Activations<'a> {
+pub(super) struct PanelInputs<'a> {
     pub bf16: &'a [u16],
     /// The same as f32, where the kernel wants them.
     pub f32: Option<&'a [f32]>,
@@ -21,7 +18,7 @@ pub(super) struct Activations<'a> {
 /// The sums of rows of `x` with one panel.
 pub(super) fn multiply_panel(
     simd: Simd,
-    x: Activations<'_>,
+    x: PanelInputs<'_>,
     weights: &Bf16Panels,
     panel: usize,
     sums: &mut [f32],
@@ -51,7 +48,7 @@ pub(super) fn multiply_panel(
             let rows = (tile + 1) * num_rows / num_tiles - first_row;
             let first = first_row * x_stride + 2 * first_pair;
             let len = (rows - 1) * x_stride + 2 * chunk_pairs;
-            let tile = Tile {
+            let tile = GemmTile {
                 x: x.bf16[first..][..len].as_ptr(),
                 x_f32: x
                     .f32
@@ -72,41 +69,7 @@ pub(super) fn multiply_panel(
     }
 }
 
-/// One step of a tile: some rows of `x` times one chunk of a panel.
-pub(super) struct Tile {
-    /// The chunk's activations, `[rows, 2 * num_pairs]`.
-    pub x: *const u16,
-    /// The same as f32, where the kernel wants them.
-    pub x_f32: *const f32,
-    /// Elements from one row of activations to the next.
-    pub x_stride: usize,
-    /// At least one, and no more than the kernel takes.
-    pub rows: usize,
-    /// The chunk's weights, `[num_pairs, 48, 2]`.
-    pub weights: *const u16,
-    pub num_pairs: usize,
-    /// Weights that will be wanted soon, to be brought into the second-level cache.
-    pub ahead: *const u16,
-    /// How many cache lines of them to ask for during each pair.
-    pub ahead_lines: usize,
-    /// The sums, `[rows, 48]`.
-    pub sums: *mut f32,
-    /// Whether the sums start at zero instead of at what is in `sums`.
-    pub first: bool,
-}
-
-/// A kernel, and what suits it.
-pub(super) struct Kernel {
-    /// Adds a tile's products to its sums. Unsafe: the pointers and sizes of the tile must be right, and
-    /// the machine must have the kernel's instruction set.
-    pub tile: unsafe fn(&Tile),
-    /// Rows of one tile, at most.
-    pub max_rows: usize,
-    /// Pairs of inputs of one chunk.
-    pub chunk_pairs: usize,
-}
-
-fn kernel(simd: Simd) -> &'static Kernel {
+fn kernel(simd: Simd) -> &'static GemmKernel {
     match simd {
         #[cfg(target_arch = "x86_64")]
         Simd::Avx512Bf16 => &avx512::KERNEL,

@@ -1,11 +1,11 @@
 //! The tile in plain Rust.
 
 use super::super::math::from_bf16_bits;
-use super::super::pack::PANEL;
-use super::panel::{Kernel, Tile};
+use super::super::panel_order::PANEL;
+use super::tile::{GemmKernel, GemmTile};
 
-/// See [`Kernel`].
-pub(super) const KERNEL: Kernel = Kernel {
+/// See [`GemmKernel`].
+pub(super) const KERNEL: GemmKernel = GemmKernel {
     tile,
     max_rows: 8,
     chunk_pairs: 128,
@@ -14,7 +14,7 @@ pub(super) const KERNEL: Kernel = Kernel {
 /// # Safety
 ///
 /// The tile's pointers and sizes are right.
-unsafe fn tile(tile: &Tile) {
+unsafe fn tile(tile: &GemmTile) {
     for row in 0..tile.rows {
         // SAFETY: the tile has this row of sums and of activations, and that many weights.
         let (sums, x, weights) = unsafe {

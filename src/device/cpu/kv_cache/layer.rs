@@ -2,49 +2,49 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
-use super::layout::Part;
+use super::layout::KvPart;
 use super::{GROUP, int8};
 use crate::base::BlockId;
 use crate::device::cpu::math::to_bf16_bits;
 use crate::device::{KvDtype, KvLayout};
 
 /// A layer of the pool, to read.
-pub(in super::super) struct Layer<'a> {
+pub(in super::super) struct KvLayer<'a> {
     pub(super) layout: &'a KvLayout,
     pub(super) num_blocks: usize,
     pub(super) base: *const u16,
 }
 
 // SAFETY: nobody writes the pool while a layer of it is borrowed to read.
-unsafe impl Sync for Layer<'_> {}
+unsafe impl Sync for KvLayer<'_> {}
 
 /// 16 positions of a head, as they are stored, in words of 16 bits.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Group<'a> {
+pub(in super::super) struct KvGroup<'a> {
     pub keys: &'a [u16],
     pub values: &'a [u16],
     /// Those of the keys, then those of the values; none of bf16.
     pub scales: &'a [u16],
 }
 
-impl Layer<'_> {
+impl KvLayer<'_> {
     pub fn layout(&self) -> &KvLayout {
         self.layout
     }
 
     /// A group of a head.
-    pub fn group(&self, block: BlockId, head: usize, group: usize) -> Group<'_> {
+    pub fn group(&self, block: BlockId, head: usize, group: usize) -> KvGroup<'_> {
         let layout = self.layout;
         assert!(block.index() < self.num_blocks, "block of the pool");
         assert!(head < layout.num_kv_heads && group < layout.groups_per_block());
         let block = block.index() * layout.block_len();
-        let [keys, values, scales] = layout.parts(head).map(|Part { start, group_len }| {
+        let [keys, values, scales] = layout.parts(head).map(|KvPart { start, group_len }| {
             let start = block + start + group * group_len;
             // SAFETY: inside the block, which is inside the layer; nobody writes while the pool is
             // borrowed.
             unsafe { std::slice::from_raw_parts(self.base.add(start), group_len) }
         });
-        Group {
+        KvGroup {
             keys,
             values,
             scales,
@@ -53,7 +53,7 @@ impl Layer<'_> {
 }
 
 /// A layer of the pool, to store into.
-pub(in super::super) struct LayerMut<'a> {
+pub(in super::super) struct KvLayerMut<'a> {
     pub(super) layout: &'a KvLayout,
     pub(super) num_blocks: usize,
     pub(super) base: *mut u16,
@@ -61,7 +61,7 @@ pub(in super::super) struct LayerMut<'a> {
 
 // SAFETY: it is only written, and only by relaxed atomic stores, so that even two tokens with one place
 // (a mistake of the caller) do not race. Each part of a pool is always stored in the same width.
-unsafe impl Sync for LayerMut<'_> {}
+unsafe impl Sync for KvLayerMut<'_> {}
 
 /// Scratch memory to store with: one vector.
 #[derive(Default)]
@@ -70,7 +70,7 @@ pub(in super::super) struct Encoded {
     int8: Vec<u8>,
 }
 
-impl LayerMut<'_> {
+impl KvLayerMut<'_> {
     /// Stores the key and the value of one head at a position of a block.
     #[inline(always)]
     pub fn store(
@@ -88,7 +88,7 @@ impl LayerMut<'_> {
         let block = block.index() * layout.block_len();
         let [keys, values, scales] = layout
             .parts(head)
-            .map(|Part { start, group_len }| block + start + group * group_len);
+            .map(|KvPart { start, group_len }| block + start + group * group_len);
         match layout.dtype {
             KvDtype::Bf16 => {
                 self.store_bf16_key(keys + 2 * lane, round(key, &mut encoded.bf16));

@@ -5,13 +5,13 @@ use crate::device::{KvDtype, KvLayout};
 
 /// Where the groups of a head begin in a block, and how long each is, in words of 16 bits.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct KvPart {
     pub start: usize,
     pub group_len: usize,
 }
 
 /// Keys, values and their scales of a head.
-pub(super) type Parts = [Part; 3];
+pub(super) type KvParts = [KvPart; 3];
 
 impl KvLayout {
     /// Elements of a head, padded to whole registers.
@@ -54,11 +54,11 @@ impl KvLayout {
 
     /// Where the parts of a head are in a block: first all heads' keys, then their values, then their
     /// scales.
-    pub(super) fn parts(&self, head: usize) -> Parts {
+    pub(super) fn parts(&self, head: usize) -> KvParts {
         let mut start = 0;
         self.group_words().map(|group_len| {
             let part_len = self.groups_per_block() * group_len;
-            let part = Part {
+            let part = KvPart {
                 start: start + head * part_len,
                 group_len,
             };

@@ -9,7 +9,7 @@ use crate::base::{BlockId, LoadError};
 use crate::device::{KvBatch, KvLayout, KvSpan};
 
 pub(super) use int8::widen;
-pub(super) use layer::{Encoded, Group, Layer, LayerMut};
+pub(super) use layer::{Encoded, KvGroup, KvLayer, KvLayerMut};
 
 /// Positions of a group: the lanes of one register of scores.
 pub(super) const GROUP: usize = 16;
@@ -125,8 +125,8 @@ impl KvCache {
     }
 
     /// One layer of the pool, to read.
-    pub(super) fn layer(&self, layer: usize) -> Layer<'_> {
-        Layer {
+    pub(super) fn layer(&self, layer: usize) -> KvLayer<'_> {
+        KvLayer {
             layout: &self.layout,
             num_blocks: self.num_blocks,
             base: self.layer_base(layer),
@@ -134,11 +134,11 @@ impl KvCache {
     }
 
     /// One layer of the pool, to store into from several threads.
-    pub(super) fn layer_mut(&mut self, layer: usize) -> LayerMut<'_> {
+    pub(super) fn layer_mut(&mut self, layer: usize) -> KvLayerMut<'_> {
         let base = self.layer_base(layer);
         // The pointer is made again from a mutable borrow, because it will be written through.
         let offset = (base as usize - self.buffer.as_ptr() as usize) / 2;
-        LayerMut {
+        KvLayerMut {
             // SAFETY: the offset of a layer is inside the buffer.
             base: unsafe { self.buffer.as_mut_ptr().add(offset) },
             layout: &self.layout,

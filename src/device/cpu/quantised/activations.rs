@@ -1,4 +1,4 @@
-//! Activations as 8-bit codes.
+//! RoundedActivations as 8-bit codes.
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
@@ -14,7 +14,7 @@ use crate::device::disjoint_slice::DisjointSlice;
 
 /// Rows of activations, rounded: each block of 32 elements is `scale * codes`, the largest code 127.
 #[derive(Default)]
-pub(in super::super) struct Activations {
+pub(in super::super) struct RoundedActivations {
     num_blocks: usize,
     /// `[m, num_blocks, 32]`.
     codes: Vec<i8>,
@@ -35,7 +35,7 @@ pub(super) struct Block {
     pub sum: i32,
 }
 
-impl Activations {
+impl RoundedActivations {
     pub(super) fn num_blocks(&self) -> usize {
         self.num_blocks
     }
@@ -65,7 +65,7 @@ impl Cpu {
         x: &[bf16],
         k: usize,
         panels: &Panels,
-        out: &mut Activations,
+        out: &mut RoundedActivations,
     ) {
         let (m, num_blocks) = (x.len() / k, panels.num_blocks);
         let padded_k = num_blocks * BLOCK;

@@ -10,9 +10,9 @@
 use std::arch::x86_64::*;
 
 use super::super::avx2::{load, store};
-use super::super::pack::PANEL;
+use super::super::panel_order::PANEL;
 use super::BLOCK;
-use super::multiply::{LINE, ROW_LINES, Tile};
+use super::tile::{LINE, QuantisedTile, ROW_LINES};
 
 /// How far ahead of a single row its codes of four bits are asked for, in bytes. The processor's own foresight ends
 /// with each page. With eight bits it is good enough: there are more bytes to wait for.
@@ -24,13 +24,13 @@ const ROW_BYTES: usize = 4 * PANEL;
 /// Sums of a block, 8 outputs a register.
 type Dots<const ROWS: usize, const REGISTERS: usize> = [[__m256i; REGISTERS]; ROWS];
 
-/// See [`super::multiply::Kernel`].
+/// See [`super::multiply::QuantisedKernel`].
 ///
 /// # Safety
 ///
 /// The tile's pointers and sizes are right; the machine has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn tile<const FOUR_BITS: bool>(tile: &Tile) {
+pub(super) unsafe fn tile<const FOUR_BITS: bool>(tile: &QuantisedTile) {
     let mut row = 0;
     while row < tile.rows {
         // SAFETY: the caller's promises; there are that many rows from this one on.
@@ -49,7 +49,7 @@ pub(super) unsafe fn tile<const FOUR_BITS: bool>(tile: &Tile) {
 /// Some rows of the tile, `8 * REGISTERS` outputs at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize, const REGISTERS: usize>(
-    tile: &Tile,
+    tile: &QuantisedTile,
     first: usize,
 ) {
     const { assert!(PANEL.is_multiple_of(8 * REGISTERS)) };
@@ -180,7 +180,7 @@ unsafe fn four_bits<const ROWS: usize, const REGISTERS: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_block<const ROWS: usize, const REGISTERS: usize>(
-    tile: &Tile,
+    tile: &QuantisedTile,
     first: usize,
     block: usize,
     column: usize,

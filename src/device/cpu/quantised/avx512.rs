@@ -8,10 +8,10 @@
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
-use super::super::pack::PANEL;
+use super::super::panel_order::PANEL;
 use super::BLOCK;
 use super::activations::Block;
-use super::multiply::{LINE, Tile};
+use super::tile::{LINE, QuantisedTile};
 
 /// Registers of a row of sums.
 const REGISTERS: usize = PANEL / 16;
@@ -20,13 +20,13 @@ const MAX_ROWS: usize = 4;
 /// Bytes of one load of all 48 outputs.
 const ROW_BYTES: usize = 4 * PANEL;
 
-/// See [`super::multiply::Kernel`].
+/// See [`super::multiply::QuantisedKernel`].
 ///
 /// # Safety
 ///
 /// The tile's pointers and sizes are right; the machine has AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) unsafe fn tile<const FOUR_BITS: bool>(tile: &Tile) {
+pub(super) unsafe fn tile<const FOUR_BITS: bool>(tile: &QuantisedTile) {
     const { assert!(MAX_ROWS == 4) };
     let num_chunks = tile.rows.div_ceil(MAX_ROWS);
     for chunk in 0..num_chunks {
@@ -47,7 +47,7 @@ pub(super) unsafe fn tile<const FOUR_BITS: bool>(tile: &Tile) {
 
 /// `ROWS` rows of the tile, from `start` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize>(tile: &Tile, start: usize) {
+unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize>(tile: &QuantisedTile, start: usize) {
     let rows_per_block = if FOUR_BITS { BLOCK / 8 } else { BLOCK / 4 };
     let group_len = if tile.has_offsets { 2 * PANEL } else { PANEL };
     let nibble = _mm512_set1_epi8(0xf);

@@ -20,12 +20,14 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod multiply;
+mod pack;
 mod panel_bytes;
 mod panels;
 mod portable;
 mod rounded;
+mod tile;
 
-pub(super) use activations::Activations;
+pub(super) use activations::RoundedActivations;
 pub(super) use multiply::multiply_panel;
 pub(super) use panels::Panels;
 

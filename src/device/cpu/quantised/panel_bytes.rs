@@ -2,7 +2,8 @@
 
 use super::super::Cpu;
 use super::super::memory::Buffer;
-use super::super::pack::{Packed, PackedMatrix, PanelOrder};
+use super::super::packed_matrix::{Packed, PackedMatrix};
+use super::super::panel_order::PanelOrder;
 use super::panels::Panels;
 use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;

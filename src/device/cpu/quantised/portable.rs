@@ -2,19 +2,19 @@
 
 use half::f16;
 
-use super::super::pack::PANEL;
+use super::super::panel_order::PANEL;
 use super::BLOCK;
 use super::activations::Block;
-use super::multiply::Tile;
 use super::panels::Panels;
+use super::tile::QuantisedTile;
 use crate::device::CodeBits;
 
-/// See [`super::multiply::Tile`].
+/// See [`super::multiply::QuantisedTile`].
 ///
 /// # Safety
 ///
 /// The tile's pointers and sizes are right.
-pub(super) unsafe fn tile_of_eight_bits(tile: &Tile) {
+pub(super) unsafe fn tile_of_eight_bits(tile: &QuantisedTile) {
     // SAFETY: the caller's promise.
     unsafe {
         rows(tile, CodeBits::Eight, |x, codes, dots| {
@@ -35,7 +35,7 @@ pub(super) unsafe fn tile_of_eight_bits(tile: &Tile) {
 /// # Safety
 ///
 /// As above.
-pub(super) unsafe fn tile_of_four_bits(tile: &Tile) {
+pub(super) unsafe fn tile_of_four_bits(tile: &QuantisedTile) {
     // SAFETY: the caller's promise.
     unsafe {
         rows(tile, CodeBits::Four, |x, codes, dots| {
@@ -54,7 +54,11 @@ pub(super) unsafe fn tile_of_four_bits(tile: &Tile) {
 }
 
 /// Calls `add_dots(x, codes, dots)` for each block of each row, and adds what it gives to the sums.
-unsafe fn rows(tile: &Tile, bits: CodeBits, add_dots: impl Fn(&[i8], &[u8], &mut [i32; PANEL])) {
+unsafe fn rows(
+    tile: &QuantisedTile,
+    bits: CodeBits,
+    add_dots: impl Fn(&[i8], &[u8], &mut [i32; PANEL]),
+) {
     let code_bytes = Panels::code_bytes(bits, BLOCK);
     for row in 0..tile.rows {
         // SAFETY: the tile has this row of sums.

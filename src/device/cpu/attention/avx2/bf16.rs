@@ -3,27 +3,27 @@
 use std::arch::x86_64::*;
 
 use super::super::super::kv_cache::GROUP;
-use super::super::{TILE, Tile};
+use super::super::{AttentionTile, TILE};
 use super::softmax::softmax;
 use super::{REGISTERS, ask, end_of_seen, for_blocks, for_some_rows};
 
 /// Sums of rows, `16 * GROUPS` columns each.
 type Sums<const ROWS: usize, const GROUPS: usize> = [[[__m256; REGISTERS]; GROUPS]; ROWS];
 
-/// See [`super::super::Kernel`]. Queries are wide, and of the last group only what is seen is read.
+/// See [`super::super::AttentionKernel`]. Queries are wide, and of the last group only what is seen is read.
 ///
 /// # Safety
 ///
 /// The tile's pointers and sizes are right; the machine has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
-pub(in super::super) unsafe fn tile(tile: &Tile) {
+pub(in super::super) unsafe fn tile(tile: &AttentionTile) {
     // SAFETY: the caller's promises; the rows are of the tile.
     unsafe { for_some_rows!(tile, some_rows) }
 }
 
 #[inline(never)]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn some_rows<const ROWS: usize, const GROUPS: usize>(tile: &Tile, first: usize) {
+unsafe fn some_rows<const ROWS: usize, const GROUPS: usize>(tile: &AttentionTile, first: usize) {
     let mut rescale = [_mm256_setzero_ps(); ROWS];
     // SAFETY: the tile has `ROWS` rows from `first` on, of everything, and the groups that they see.
     unsafe {
@@ -55,7 +55,11 @@ unsafe fn some_rows<const ROWS: usize, const GROUPS: usize>(tile: &Tile, first: 
 /// The tile has these rows, and the groups from `start` on.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn score<const ROWS: usize, const GROUPS: usize>(tile: &Tile, first: usize, start: usize) {
+unsafe fn score<const ROWS: usize, const GROUPS: usize>(
+    tile: &AttentionTile,
+    first: usize,
+    start: usize,
+) {
     let head_dim = tile.layout.head_dim;
     let mut keys = [std::ptr::null(); GROUPS];
     keys.copy_from_slice(&tile.keys[start..][..GROUPS]);
@@ -88,7 +92,7 @@ unsafe fn score<const ROWS: usize, const GROUPS: usize>(tile: &Tile, first: usiz
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn accumulate<const ROWS: usize, const GROUPS: usize>(
-    tile: &Tile,
+    tile: &AttentionTile,
     first: usize,
     end: usize,
     rescale: &[__m256; ROWS],

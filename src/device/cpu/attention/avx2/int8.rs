@@ -5,27 +5,27 @@
 use std::arch::x86_64::*;
 
 use super::super::super::kv_cache::GROUP;
-use super::super::{TILE, Tile};
+use super::super::{AttentionTile, TILE};
 use super::softmax::{mask, softmax};
 use super::{REGISTERS, ask, end_of_seen, for_blocks, for_some_rows};
 
 /// Sums of rows, `16 * GROUPS` columns each.
 type Sums<const ROWS: usize, const GROUPS: usize> = [[[__m256i; REGISTERS]; GROUPS]; ROWS];
 
-/// See [`super::super::Kernel`]. Queries have 16 bits.
+/// See [`super::super::AttentionKernel`]. Queries have 16 bits.
 ///
 /// # Safety
 ///
 /// The tile's pointers and sizes are right; the machine has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
-pub(in super::super) unsafe fn tile(tile: &Tile) {
+pub(in super::super) unsafe fn tile(tile: &AttentionTile) {
     // SAFETY: the caller's promises; the rows are of the tile.
     unsafe { for_some_rows!(tile, some_rows) }
 }
 
 #[inline(never)]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn some_rows<const ROWS: usize, const GROUPS: usize>(tile: &Tile, first: usize) {
+unsafe fn some_rows<const ROWS: usize, const GROUPS: usize>(tile: &AttentionTile, first: usize) {
     let mut factors = [[_mm256_setzero_ps(); 2]; ROWS];
     // SAFETY: the tile has `ROWS` rows from `first` on, of everything, and the groups that they see.
     unsafe {
@@ -59,7 +59,11 @@ unsafe fn some_rows<const ROWS: usize, const GROUPS: usize>(tile: &Tile, first: 
 /// The tile has these rows, and the groups from `start` on.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn score<const ROWS: usize, const GROUPS: usize>(tile: &Tile, first: usize, start: usize) {
+unsafe fn score<const ROWS: usize, const GROUPS: usize>(
+    tile: &AttentionTile,
+    first: usize,
+    start: usize,
+) {
     let head_dim = tile.layout.head_dim;
     let mut keys = [std::ptr::null(); GROUPS];
     keys.copy_from_slice(&tile.keys[start..][..GROUPS]);
@@ -97,7 +101,7 @@ unsafe fn score<const ROWS: usize, const GROUPS: usize>(tile: &Tile, first: usiz
 /// There are `MAX_ROWS` rows of 64 probabilities and of 64 weights, and the groups that the registers are of.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn weigh(tile: &Tile, row: usize, num_registers: usize, seen: u64) -> __m256 {
+unsafe fn weigh(tile: &AttentionTile, row: usize, num_registers: usize, seen: u64) -> __m256 {
     /// The largest weight: the sum of 64 of them times 127 has room in 32 bits.
     const LARGEST: f32 = i16::MAX as f32;
     let probabilities = tile.scores.wrapping_add(row * TILE);
@@ -147,7 +151,7 @@ unsafe fn weigh(tile: &Tile, row: usize, num_registers: usize, seen: u64) -> __m
 /// The tile has the group that they are of.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn scales(tile: &Tile, register: usize, part: usize) -> __m256 {
+unsafe fn scales(tile: &AttentionTile, register: usize, part: usize) -> __m256 {
     let place = part + register % REGISTERS * 8;
     // SAFETY: a group has 16 scales of keys and 16 of values.
     let bits =
@@ -173,7 +177,7 @@ fn max_of_lanes(x: __m256i) -> f32 {
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn accumulate<const ROWS: usize, const GROUPS: usize>(
-    tile: &Tile,
+    tile: &AttentionTile,
     first: usize,
     end: usize,
     factors: &[[__m256; 2]; ROWS],

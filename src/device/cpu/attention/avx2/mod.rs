@@ -9,7 +9,7 @@ mod softmax;
 
 use super::super::kv_cache::GROUP;
 use super::super::memory::prefetch;
-use super::{TILE, Tile};
+use super::{AttentionTile, TILE};
 
 pub(super) use self::bf16::tile as bf16_tile;
 pub(super) use self::int8::tile as int8_tile;
@@ -63,7 +63,7 @@ const REGISTERS: usize = GROUP / 8;
 /// # Safety
 ///
 /// The tile has these rows.
-unsafe fn end_of_seen<const ROWS: usize>(tile: &Tile, first: usize) -> usize {
+unsafe fn end_of_seen<const ROWS: usize>(tile: &AttentionTile, first: usize) -> usize {
     let mut seen = 0;
     for row in first..first + ROWS {
         // SAFETY: the caller's promise.

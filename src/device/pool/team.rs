@@ -18,40 +18,40 @@ use super::affinity::{self, CpuSet};
 const SPIN: Duration = Duration::from_micros(50);
 
 /// Threads that run the tasks of one operation at a time. They end when it is dropped.
-pub(super) struct Crew {
-    shared: Arc<Shared>,
+pub(super) struct ThreadTeam {
+    shared: Arc<TeamShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// What all workers do in a run, each with its own number.
 type Job = dyn Fn(usize) + Sync;
 
-struct Shared {
+struct TeamShared {
     /// Counts runs; a worker that sees a new number takes the job.
-    epoch: Line<AtomicUsize>,
+    epoch: CacheLine<AtomicUsize>,
     /// Workers, besides the caller, that have not finished the run.
-    pending: Line<AtomicUsize>,
+    pending: CacheLine<AtomicUsize>,
     /// Threads that sleep or are about to, the caller included.
-    num_sleepers: Line<AtomicUsize>,
+    num_sleepers: CacheLine<AtomicUsize>,
     stop: AtomicBool,
     /// What is left of each worker's tasks.
-    shares: Box<[Line<Share>]>,
+    task_ranges: Box<[CacheLine<TaskRange>]>,
     /// The job of the current run. Written by the caller while no run is on, read by workers in one.
     job: UnsafeCell<Option<*const Job>>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    bed: Mutex<()>,
-    alarm: Condvar,
+    sleep_lock: Mutex<()>,
+    wake_signal: Condvar,
 }
 
 /// Keeps a counter on a cache line of its own.
 #[repr(align(128))]
-struct Line<T>(T);
+struct CacheLine<T>(T);
 
 /// A range of tasks, begin and end in one word.
 #[derive(Default)]
-struct Share(AtomicU64);
+struct TaskRange(AtomicU64);
 
-impl Share {
+impl TaskRange {
     fn set(&self, tasks: Range<u32>) {
         // Ordered by the epoch that announces the run.
         self.0
@@ -86,13 +86,13 @@ impl Share {
 }
 
 // SAFETY: `job` is the only field that is not Sync and Send by itself. It is written only by
-// `Crew::run`, which holds the crew exclusively, before `epoch` announces it and after `pending` has
+// `ThreadTeam::run`, which holds the team exclusively, before `epoch` announces it and after `pending` has
 // come back to zero; workers read it only in between. What it points to is Sync.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for TeamShared {}
 // SAFETY: as above; the pointer is used only while the job that it points to is borrowed by `run`.
-unsafe impl Send for Shared {}
+unsafe impl Send for TeamShared {}
 
-impl Crew {
+impl ThreadTeam {
     /// Starts `num_threads - 1` threads; the caller of each run is the remaining one. `cpus` are where they
     /// may run: a thread keeps to one of its own where there are as many, and the first is left to the caller.
     ///
@@ -101,23 +101,25 @@ impl Crew {
     /// The system refuses a thread. Those started before are ended.
     pub(super) fn start(num_threads: usize, cpus: &CpuSet) -> io::Result<Self> {
         let is_pinned = cpus.len() == num_threads;
-        let shared = Arc::new(Shared {
-            epoch: Line(AtomicUsize::new(0)),
-            pending: Line(AtomicUsize::new(0)),
-            num_sleepers: Line(AtomicUsize::new(0)),
+        let shared = Arc::new(TeamShared {
+            epoch: CacheLine(AtomicUsize::new(0)),
+            pending: CacheLine(AtomicUsize::new(0)),
+            num_sleepers: CacheLine(AtomicUsize::new(0)),
             stop: AtomicBool::new(false),
-            shares: (0..num_threads).map(|_| Line(Share::default())).collect(),
+            task_ranges: (0..num_threads)
+                .map(|_| CacheLine(TaskRange::default()))
+                .collect(),
             job: UnsafeCell::new(None),
             panic: Mutex::new(None),
-            bed: Mutex::new(()),
-            alarm: Condvar::new(),
+            sleep_lock: Mutex::new(()),
+            wake_signal: Condvar::new(),
         });
-        let mut crew = Self {
+        let mut team = Self {
             shared,
             threads: Vec::new(),
         };
         for worker in 1..num_threads {
-            let shared = Arc::clone(&crew.shared);
+            let shared = Arc::clone(&team.shared);
             let cpu = is_pinned.then(|| cpus.get(worker));
             let thread = std::thread::Builder::new()
                 .name(format!("inflight-cpu-{worker}"))
@@ -127,9 +129,9 @@ impl Crew {
                     }
                     shared.work(worker);
                 })?;
-            crew.threads.push(thread);
+            team.threads.push(thread);
         }
-        Ok(crew)
+        Ok(team)
     }
 
     /// What goes when the last thread does.
@@ -155,7 +157,7 @@ impl Crew {
         let num_tasks = u32::try_from(num_tasks).expect("tasks are counted in 32 bits");
         let bound =
             |worker: usize| (u64::from(num_tasks) * worker as u64 / num_threads as u64) as u32;
-        for (worker, share) in self.shared.shares.iter().enumerate() {
+        for (worker, share) in self.shared.task_ranges.iter().enumerate() {
             share.0.set(bound(worker)..bound(worker + 1));
         }
         let shared = Arc::clone(&self.shared);
@@ -167,7 +169,7 @@ impl Crew {
             while let Some(task) = shared.next_task(worker) {
                 let done = catch_unwind(AssertUnwindSafe(|| body(state, task as usize)));
                 if let Err(panic) = done {
-                    for share in &shared.shares {
+                    for share in &shared.task_ranges {
                         share.0.set(0..0);
                     }
                     resume_unwind(panic);
@@ -202,7 +204,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for ThreadTeam {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
@@ -214,10 +216,10 @@ impl Drop for Crew {
     }
 }
 
-impl Shared {
+impl TeamShared {
     /// The next task of a worker: of its own share, or else of another's.
     fn next_task(&self, worker: usize) -> Option<u32> {
-        let (before, from) = self.shares.split_at(worker);
+        let (before, from) = self.task_ranges.split_at(worker);
         let mut others = from[1..].iter().chain(before);
         from[0]
             .0
@@ -262,10 +264,10 @@ impl Shared {
                 break;
             }
         }
-        let mut bed = self.bed.lock();
+        let mut sleep_lock = self.sleep_lock.lock();
         self.num_sleepers.0.fetch_add(1, Ordering::SeqCst);
         while !done() {
-            self.alarm.wait(&mut bed);
+            self.wake_signal.wait(&mut sleep_lock);
         }
         self.num_sleepers.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -273,8 +275,8 @@ impl Shared {
     /// Wakes whoever sleeps. Called after the store that the sleepers wait for.
     fn wake(&self) {
         if self.num_sleepers.0.load(Ordering::SeqCst) > 0 {
-            let _bed = self.bed.lock();
-            self.alarm.notify_all();
+            let _sleep_lock = self.sleep_lock.lock();
+            self.wake_signal.notify_all();
         }
     }
 }

@@ -1,0 +1,544 @@
+//! A task of attention: a key/value head of one sequence, and a tile of its queries; or a part of its positions.
+
+use std::ops::Range;
+
+use super::super::Simd;
+use super::super::kv_cache::{GROUP, KvLayer};
+use super::super::math::to_bf16_bits;
+use super::super::simd::for_each_simd;
+use super::copies::Copies;
+use super::groups::{Groups, Lanes, group, groups_in_place, whole_group};
+use super::int8::{stored_group, widen_group};
+use super::parts::{self, PART};
+use super::queries::Queries;
+use super::softmax::RowState;
+use super::task::Task;
+use super::{
+    AttentionKernel, AttentionTile, MAX_ROWS, Operands, Scales, TILE, TILE_GROUPS, kernel,
+};
+use crate::device::disjoint_slice::DisjointSlice;
+use crate::device::{AttentionParams, KvBatch, KvDtype, KvLayout, KvSpan};
+
+/// Rows that a task aims at: queries of one token more or less.
+const TASK_ROWS: usize = 96;
+
+/// The positions of a task that is not split.
+const ALL: Range<usize> = 0..usize::MAX;
+
+/// Elements of all totals that tasks are split for, at most.
+pub(super) const MAX_TOTALS_LEN: usize = 1 << 20;
+
+/// AttentionScratch memory of one thread.
+#[derive(Default)]
+pub(in super::super) struct AttentionScratch {
+    queries: Queries,
+    seen: Vec<u64>,
+    scores: Vec<f32>,
+    probabilities: Vec<u16>,
+    state: Vec<RowState>,
+    acc: Vec<f32>,
+    /// Of the parts before, [`parts::row_len`] each.
+    totals: Vec<f32>,
+    copies: Copies,
+}
+
+/// A call's operands, and how it is cut into tasks.
+pub(super) struct AttentionCall<'a> {
+    simd: Simd,
+    kernel: AttentionKernel,
+    operands: Operands,
+    params: &'a AttentionParams,
+    batch: &'a KvBatch<'a>,
+    cache: &'a KvLayer<'a>,
+    q: &'a [u16],
+    /// How many tiles of queries come before each span.
+    tile_starts: &'a [usize],
+    num_tiles: usize,
+    /// Tokens of a tile of queries.
+    tile_tokens: usize,
+    /// Parts that each task is split into, empty ones among them; one if tasks stay whole.
+    num_parts: usize,
+    /// Elements of the totals of a task's part.
+    totals_len: usize,
+}
+
+impl<'a> AttentionCall<'a> {
+    /// Cuts the batch into tasks for some threads; `tile_starts` is memory to write in.
+    pub fn new(
+        (simd, num_threads): (Simd, usize),
+        params: &'a AttentionParams,
+        batch: &'a KvBatch<'a>,
+        cache: &'a KvLayer<'a>,
+        q: &'a [u16],
+        tile_starts: &'a mut Vec<usize>,
+    ) -> Self {
+        let shape = params.shape;
+        let tile_tokens = (TASK_ROWS / (shape.num_q_heads / shape.num_kv_heads)).max(1);
+        tile_starts.clear();
+        let mut num_tiles = 0;
+        for span in batch.spans() {
+            tile_starts.push(num_tiles);
+            num_tiles += span.tokens.len().div_ceil(tile_tokens);
+        }
+        let (kernel, operands) = kernel(simd, cache.layout().dtype);
+        let mut operation = Self {
+            simd,
+            kernel,
+            operands,
+            params,
+            batch,
+            cache,
+            q,
+            tile_starts,
+            num_tiles,
+            tile_tokens,
+            num_parts: 1,
+            totals_len: 0,
+        };
+        operation.split(num_threads);
+        operation
+    }
+
+    /// Splits the tasks if the longest of them takes more than half of what each thread has to do.
+    fn split(&mut self, num_threads: usize) {
+        let (mut total, mut longest, mut max_kv_len, mut max_tokens) = (0, 0, 0, 0);
+        for span in self.batch.spans() {
+            let (num_tokens, kv_len) = (span.tokens.len(), span.kv_len as usize);
+            let window = self.params.window.map_or(kv_len, |w| w.get() as usize);
+            let num_seen = kv_len.min(window + num_tokens + self.params.num_sinks as usize);
+            total += num_tokens.div_ceil(self.tile_tokens) * num_seen;
+            longest = num_seen.max(longest);
+            max_kv_len = kv_len.max(max_kv_len);
+            max_tokens = num_tokens.max(max_tokens);
+        }
+        total *= self.params.shape.num_kv_heads;
+        if num_threads == 1 || longest <= PART || longest * 2 * num_threads <= total {
+            return;
+        }
+        let totals_len = self.totals_len_of(max_tokens.min(self.tile_tokens));
+        let num_parts = max_kv_len.div_ceil(PART);
+        if self.num_tasks() * num_parts * totals_len <= MAX_TOTALS_LEN {
+            (self.num_parts, self.totals_len) = (num_parts, totals_len);
+        }
+    }
+
+    /// Whole tasks.
+    pub fn num_tasks(&self) -> usize {
+        self.num_tiles * self.params.shape.num_kv_heads
+    }
+
+    /// Parts of all tasks, if they are split.
+    pub fn num_parts(&self) -> Option<usize> {
+        (self.num_parts > 1).then(|| self.num_tasks() * self.num_parts)
+    }
+
+    /// All tiles of a head follow one another, while its keys and values are in the cache, and the
+    /// last comes first, because it sees most.
+    fn task(&self, index: usize) -> Option<Task<'a>> {
+        if index >= self.num_tasks() {
+            return None;
+        }
+        let num_kv_heads = self.params.shape.num_kv_heads;
+        let tile_starts = self.tile_starts;
+        let span_index = tile_starts.partition_point(|&start| start * num_kv_heads <= index) - 1;
+        let span: &KvSpan = &self.batch.spans()[span_index];
+        let num_tiles = span.tokens.len().div_ceil(self.tile_tokens);
+        let index = index - tile_starts[span_index] * num_kv_heads;
+        let (head, tile) = (index / num_tiles, num_tiles - 1 - index % num_tiles);
+        let before = tile * self.tile_tokens;
+        Some(Task {
+            kv_len: span.kv_len as usize,
+            block_table: self.batch.block_table(span),
+            head,
+            first_token: span.tokens.start as usize + before,
+            first_position: span.kv_len as usize - span.tokens.len() + before,
+            num_tokens: self.tile_tokens.min(span.tokens.len() - before),
+        })
+    }
+
+    /// The first position that the query at `position` sees but for the sinks.
+    fn first_seen(&self, position: usize) -> usize {
+        let window = self
+            .params
+            .window
+            .map_or(usize::MAX, |window| window.get() as usize);
+        (position + 1).saturating_sub(window)
+    }
+
+    /// The positions of the tile at `start` that the query at `position` sees, a bit for each.
+    fn seen(&self, position: usize, start: usize) -> u64 {
+        let below = |end: usize| match end.saturating_sub(start) {
+            len @ 0..TILE => (1_u64 << len) - 1,
+            _ => u64::MAX,
+        };
+        let sinks = below(self.params.num_sinks as usize);
+        below(position + 1) & (sinks | !below(self.first_seen(position)))
+    }
+
+    /// Where the tiles begin that any query of the task sees, in order: those of the sinks, then those
+    /// of the window, as far as they are among `positions`, which begin with a tile.
+    fn tiles(&self, task: &Task<'_>, positions: &Range<usize>) -> impl Iterator<Item = usize> {
+        let among = |range: Range<usize>| {
+            let (start, end) = (
+                range.start.max(positions.start),
+                range.end.min(positions.end),
+            );
+            (start..end).step_by(TILE)
+        };
+        let first = self.first_seen(task.first_position) / TILE * TILE;
+        let sinks = among(0..first.min(self.params.num_sinks as usize));
+        sinks.chain(among(first..task.first_position + task.num_tokens))
+    }
+
+    /// Computes one task and writes its rows of `out`.
+    pub fn attend(&self, index: usize, scratch: &mut AttentionScratch, out: &DisjointSlice<u16>) {
+        let Some(task) = self.task(index) else { return };
+        let next = self.task(index + 1).map(|task| (task, ALL));
+        let mut totals = std::mem::take(&mut scratch.totals);
+        totals.resize(self.totals_len_of(task.num_tokens), 0.0);
+        self.walk((&task, ALL), next, scratch, &mut totals);
+        self.write(&task, &totals, out);
+        scratch.totals = totals;
+    }
+
+    /// Computes one part of a split task, and writes the totals of its rows into its piece of `totals`.
+    pub fn attend_part(
+        &self,
+        index: usize,
+        scratch: &mut AttentionScratch,
+        totals: &DisjointSlice<f32>,
+    ) {
+        let Some((task, positions)) = self.part(index) else {
+            return;
+        };
+        // SAFETY: every part has a piece of its own.
+        let totals = unsafe { totals.slice(index * self.totals_len, self.totals_len) };
+        let totals = &mut totals[..self.totals_len_of(task.num_tokens)];
+        self.walk((&task, positions), self.part(index + 1), scratch, totals);
+    }
+
+    /// Puts the parts of a task together, and writes its rows of `out`.
+    pub fn join(&self, index: usize, totals: &DisjointSlice<f32>, out: &DisjointSlice<u16>) {
+        let Some(task) = self.task(index) else { return };
+        let len = self.totals_len;
+        // SAFETY: every task has its own parts' pieces.
+        let totals = unsafe { totals.slice(index * self.num_parts * len, self.num_parts * len) };
+        let (first, later) = totals.split_at_mut(len);
+        let row_len = parts::row_len(self.cache.layout());
+        let len_of_rows = self.totals_len_of(task.num_tokens);
+        for later in later.chunks_exact(len) {
+            let rows = first[..len_of_rows].chunks_exact_mut(row_len);
+            for (row, later) in rows.zip(later.chunks_exact(row_len)) {
+                for_each_simd!(self.simd, parts::add, (row: &mut [f32], later: &[f32]));
+            }
+        }
+        self.write(&task, &first[..len_of_rows], out);
+    }
+
+    /// A part of a split task: which one, and its positions.
+    fn part(&self, index: usize) -> Option<(Task<'a>, Range<usize>)> {
+        let part = index % self.num_parts;
+        let task = self.task(index / self.num_parts)?;
+        Some((task, part * PART..(part + 1) * PART))
+    }
+
+    /// Elements of the totals of a key/value head's rows for some tokens.
+    fn totals_len_of(&self, num_tokens: usize) -> usize {
+        num_tokens * self.heads() * parts::row_len(self.cache.layout())
+    }
+
+    /// Query heads of a key/value head.
+    fn heads(&self) -> usize {
+        self.params.shape.num_q_heads / self.params.shape.num_kv_heads
+    }
+
+    /// The place of a token's rows in queries and results: where they begin, and their length.
+    fn place(&self, task: &Task<'_>, token: usize) -> (usize, usize) {
+        let shape = self.params.shape;
+        let len = self.heads() * shape.head_dim;
+        let start = (task.first_token + token) * shape.q_len() + task.head * len;
+        (start, len)
+    }
+
+    /// Takes those tiles into the totals of a task's rows that are among some positions. `next` is, as a rule,
+    /// this thread's next task: its memory is asked for during the last tile of this.
+    fn walk(
+        &self,
+        (task, positions): (&Task<'_>, Range<usize>),
+        next_task: Option<(Task<'_>, Range<usize>)>,
+        scratch: &mut AttentionScratch,
+        totals: &mut [f32],
+    ) {
+        parts::clear(totals, parts::row_len(self.cache.layout()));
+        let mut tiles = self.tiles(task, &positions);
+        let Some(first) = tiles.next() else { return };
+        scratch.queries.clear();
+        for token in 0..task.num_tokens {
+            let (start, len) = self.place(task, token);
+            let queries = &mut scratch.queries;
+            let head_dim = self.params.shape.head_dim;
+            queries.add(self.simd, self.operands, &self.q[start..][..len], head_dim);
+        }
+        scratch.prepare(task.num_tokens * self.heads(), self.cache.layout());
+
+        let mut next = Some(first);
+        let mut groups = next.map(|start| groups_in_place(self.cache, task, start));
+        while let (Some(start), Some(here)) = (next, groups) {
+            next = tiles.next();
+            groups = next.map(|start| groups_in_place(self.cache, task, start));
+            let ahead = groups.or_else(|| {
+                let (next, positions) = next_task.as_ref()?;
+                let start = self.tiles(next, positions).next()?;
+                Some(groups_in_place(self.cache, next, start))
+            });
+            self.attend_tile(task, start, here, ahead.unwrap_or_default(), scratch);
+            if next.is_none_or(|next| next / PART != start / PART) {
+                self.end_part(scratch, totals);
+                if next.is_some() {
+                    scratch.empty_sums();
+                }
+            }
+        }
+    }
+
+    /// Adds the sums of a part to the totals of the rows.
+    fn end_part(&self, scratch: &AttentionScratch, totals: &mut [f32]) {
+        let layout = self.cache.layout();
+        let rows = totals.chunks_exact_mut(parts::row_len(layout));
+        let accs = scratch.acc.chunks_exact(layout.padded_dim());
+        for (index, ((row, values), state)) in rows.zip(accs).zip(&scratch.state).enumerate() {
+            let q_scale = scratch.queries.scales.get(index).copied().unwrap_or(1.0);
+            let sum = state.sum();
+            let max = match state.max {
+                // Nothing was seen, whatever the scale is.
+                f32::NEG_INFINITY => f32::NEG_INFINITY,
+                max => max * (self.params.scale * q_scale),
+            };
+            for_each_simd!(self.simd, parts::fold, (row: &mut [f32], max: f32, sum: f32, values: &[f32]));
+        }
+    }
+
+    /// Writes the rows of a task.
+    fn write(&self, task: &Task<'_>, totals: &[f32], out: &DisjointSlice<u16>) {
+        let head_dim = self.params.shape.head_dim;
+        let mut rows = totals.chunks_exact(parts::row_len(self.cache.layout()));
+        for token in 0..task.num_tokens {
+            let (start, len) = self.place(task, token);
+            // SAFETY: the tokens of a task are its own, and within a token the heads.
+            let out = unsafe { out.slice(start, len) };
+            for (out, row) in out.chunks_exact_mut(head_dim).zip(&mut rows) {
+                let (sum, values) = parts::sum_and_values(row);
+                for_each_simd!(self.simd, finish, (values: &[f32], sum: f32, out: &mut [u16]));
+            }
+        }
+    }
+
+    /// Takes the 64 positions from `start` on into the sums of the rows that see any of them. `here` are their
+    /// groups, and `ahead` those of the tile after this.
+    fn attend_tile(
+        &self,
+        task: &Task<'_>,
+        start: usize,
+        here: Groups<'_>,
+        ahead: Groups<'_>,
+        scratch: &mut AttentionScratch,
+    ) {
+        let layout = *self.cache.layout();
+        let shape = self.params.shape;
+        let heads = self.heads();
+        // These rows lie side by side, since positions ascend.
+        let mut rows = 0..0;
+        let mut seen_by_any = 0;
+        for token in 0..task.num_tokens {
+            let seen = self.seen(task.first_position + token, start);
+            if seen != 0 {
+                let first_row = if rows.is_empty() {
+                    token * heads
+                } else {
+                    rows.start
+                };
+                rows = first_row..(token + 1) * heads;
+                scratch.seen[token * heads..][..heads].fill(seen);
+                seen_by_any |= seen;
+            }
+        }
+        if rows.is_empty() {
+            return;
+        }
+        let end = task.first_position + task.num_tokens;
+        let queries = &scratch.queries;
+        let q_start = rows.start * shape.head_dim;
+        let mut tile = AttentionTile {
+            // Those that the kernel does not take are not there.
+            q: queries.words.as_ptr().wrapping_add(q_start),
+            wide_q: queries.wide.as_ptr().wrapping_add(q_start),
+            q_scales: queries.scales.as_ptr().wrapping_add(rows.start),
+            rows: rows.len(),
+            layout,
+            keys: [std::ptr::null(); TILE_GROUPS],
+            values: [std::ptr::null(); TILE_GROUPS],
+            keys_ahead: [std::ptr::null(); TILE_GROUPS],
+            values_ahead: [std::ptr::null(); TILE_GROUPS],
+            stored_scales: [std::ptr::null(); TILE_GROUPS],
+            num_groups: (end - start).min(TILE).div_ceil(GROUP),
+            scale: self.params.scale,
+            scales: &Scales::ONE,
+            seen: scratch.seen[rows.start..].as_ptr(),
+            scores: scratch.scores.as_mut_ptr(),
+            probabilities: scratch.probabilities.as_mut_ptr(),
+            state: scratch.state[rows.start..].as_mut_ptr(),
+            acc: scratch.acc[rows.start * layout.padded_dim()..].as_mut_ptr(),
+        };
+        let scratch = &mut scratch.copies;
+        self.find_groups(
+            (task, start),
+            seen_by_any,
+            (here, ahead),
+            scratch,
+            &mut tile,
+        );
+        // SAFETY: the scratch has that many rows, the groups were found, and the kernel was chosen for
+        // this machine.
+        unsafe { (self.kernel)(&tile) };
+    }
+
+    /// Points a tile at its groups, in place or copied, and at those of the next one.
+    fn find_groups(
+        &self,
+        (task, start): (&Task<'_>, usize),
+        seen: u64,
+        (here, ahead): (Groups<'_>, Groups<'_>),
+        copies: &mut Copies,
+        tile: &mut AttentionTile,
+    ) {
+        let (rooms, gathered) = copies.rooms(&tile.layout);
+        for (i, room) in rooms.take(tile.num_groups).enumerate() {
+            let lanes = Lanes {
+                start: start + i * GROUP,
+                seen: (seen >> (i * GROUP)) as u16,
+                in_place: here[i],
+            };
+            let group = match (self.operands, tile.layout.dtype) {
+                (Operands::Integers, _) => stored_group(self.cache, task, lanes, room),
+                (_, KvDtype::Int8) => {
+                    widen_group(self.simd, self.cache, task, lanes, ahead[i], gathered, room)
+                }
+                (Operands::Bf16, KvDtype::Bf16) => whole_group(self.cache, task, lanes, room),
+                (Operands::WideQueries, KvDtype::Bf16) => group(self.cache, task, lanes, room),
+            };
+            tile.keys[i] = group.keys.as_ptr();
+            tile.values[i] = group.values.as_ptr();
+            tile.stored_scales[i] = group.scales.as_ptr();
+        }
+        // What was widened has asked for the next tile itself.
+        let is_widened = self.operands == Operands::Bf16 && tile.layout.dtype == KvDtype::Int8;
+        if is_widened {
+            tile.scales = copies.scales();
+        }
+        for (i, ahead) in ahead.into_iter().enumerate() {
+            (tile.keys_ahead[i], tile.values_ahead[i]) = match ahead.filter(|_| !is_widened) {
+                Some(ahead) => (ahead.keys.as_ptr(), ahead.values.as_ptr()),
+                None => (tile.keys[0], tile.values[0]),
+            };
+        }
+    }
+}
+
+impl AttentionScratch {
+    /// Makes room for a task and empties the sums. The queries are there already.
+    fn prepare(&mut self, rows: usize, layout: &KvLayout) {
+        self.scores.resize(MAX_ROWS * TILE, 0.0);
+        self.probabilities.resize(MAX_ROWS * TILE, 0);
+        self.seen.resize(rows, 0);
+        self.state.resize(rows, RowState::EMPTY);
+        self.acc.resize(rows * layout.padded_dim(), 0.0);
+        self.empty_sums();
+        self.copies.prepare(layout);
+    }
+
+    /// Empties the sums of all rows, for another part.
+    fn empty_sums(&mut self) {
+        self.state.fill(RowState::EMPTY);
+        self.acc.fill(0.0);
+    }
+}
+
+/// Divides by the sum. A result too small for bf16's normal range becomes a positive zero: whether such
+/// remnants survive, and the sign of a zero, may depend on how many zero products were added.
+#[inline(always)]
+fn finish(acc: &[f32], sum: f32, out: &mut [u16]) {
+    for (acc, out) in acc.iter().zip(out) {
+        let value = acc / sum;
+        *out = to_bf16_bits(if value.abs() < f32::MIN_POSITIVE {
+            0.0
+        } else {
+            value
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::KvCache;
+    use super::*;
+    use crate::base::{BlockId, BlockSize};
+    use crate::device::HeadShape;
+
+    /// Parts of all tasks of sequences with these new tokens and lengths, two key/value heads.
+    fn num_parts(num_threads: usize, window: Option<u32>, work: &[(u32, u32)]) -> Option<usize> {
+        let shape = HeadShape {
+            num_q_heads: 4,
+            num_kv_heads: 2,
+            head_dim: 8,
+        };
+        let layout = KvLayout {
+            num_kv_heads: 2,
+            head_dim: 8,
+            block_size: BlockSize::new(4096).expect("not zero"),
+            dtype: KvDtype::Bf16,
+        };
+        let mut num_tokens = 0;
+        let spans: Vec<_> = (0..)
+            .zip(work)
+            .map(|(index, &(new, kv_len))| {
+                num_tokens += new;
+                KvSpan {
+                    tokens: num_tokens - new..num_tokens,
+                    kv_len,
+                    block_table: index..index + 1,
+                }
+            })
+            .collect();
+        let tables: Vec<_> = (0..work.len() as u32).map(BlockId).collect();
+        let mut cache = KvCache::new(layout, 1, work.len()).expect("memory");
+        let cache = &mut cache;
+        let params = AttentionParams {
+            shape,
+            scale: 1.0,
+            window: window.and_then(std::num::NonZeroU32::new),
+            num_sinks: 0,
+        };
+        let batch = cache.batch(&spans, &tables);
+        let layer = cache.layer(0);
+        let machine = (Simd::Portable, num_threads);
+        AttentionCall::new(machine, &params, &batch, &layer, &[], &mut Vec::new()).num_parts()
+    }
+
+    #[test]
+    fn tasks_are_split_where_a_long_one_would_leave_threads_without_work() {
+        assert_eq!(num_parts(4, None, &[(1, 3000)]), Some(2 * 3));
+        // Two tasks of two sequences are as many as threads, but not enough to share them evenly.
+        assert_eq!(num_parts(4, None, &[(1, 3000), (1, 3000)]), Some(4 * 3));
+        assert_eq!(
+            num_parts(4, None, &[(1, 3000), (8, 9), (1, 9)]),
+            Some(6 * 3)
+        );
+        assert_eq!(num_parts(1, None, &[(1, 3000)]), None);
+        assert_eq!(num_parts(2, None, &[(1, 3000), (1, 3000)]), None);
+        // Nothing is long.
+        assert_eq!(num_parts(64, None, &[(1, 1024)]), None);
+        assert_eq!(num_parts(64, Some(1000), &[(1, 3000)]), None);
+        // A context has tasks enough.
+        assert_eq!(num_parts(4, None, &[(2000, 3000)]), None);
+    }
+}

@@ -1,0 +1,116 @@
+//! Weights in the layout that the GEMM kernels stream.
+
+use super::math::from_bf16_bits;
+use super::memory::Buffer;
+use super::panel_order::{PANEL, PanelOrder};
+use super::quantised::Panels;
+use crate::device::Stacking;
+
+/// Weights `[n, k]`, packed: as bf16 in panels of 48 outputs and pairs of inputs, or [quantised](super::QuantFormat).
+///
+/// ```text
+/// panel 0 (outputs 0..48)                                            panel 1 (48..96)
+/// | inputs 0, 1                      | inputs 2, 3        | ...    | ...
+/// | w00 w01  w10 w11  ...  w470 w471 | w02 w03  w12 w13   |
+/// ```
+///
+/// A kernel reads it from front to end. Outputs are padded with zeros to whole panels, inputs to pairs.
+pub struct PackedMatrix {
+    order: PanelOrder,
+    k: usize,
+    weights: Packed,
+}
+
+/// The weights of a [`PackedMatrix`].
+pub(super) enum Packed {
+    Bf16(Bf16Panels),
+    Quantised(Panels),
+}
+
+/// Weights as bf16: the panels, `[n / 48][k / 2][48][2]` rounded up.
+pub(super) struct Bf16Panels {
+    pub(super) num_pairs: usize,
+    pub(super) buffer: Buffer,
+}
+
+impl Bf16Panels {
+    /// The weights of a panel from a pair of inputs on.
+    pub(super) fn weights(&self, panel: usize, pair: usize) -> *const u16 {
+        let start = (panel * self.num_pairs + pair) * PANEL * 2;
+        assert!(start < self.buffer.len(), "panel {panel} of the matrix");
+        self.buffer.as_ptr().wrapping_add(start)
+    }
+
+    /// Writes a row of the matrix that was packed, from where it is scattered over its panel.
+    fn row_to_f32(&self, row: usize, out: &mut [f32]) {
+        let panel_len = self.num_pairs * PANEL * 2;
+        let panel = &self.buffer.as_slice()[row / PANEL * panel_len..][..panel_len];
+        let lane = row % PANEL;
+        for (out, pairs) in out.chunks_mut(2).zip(panel.as_chunks::<{ PANEL * 2 }>().0) {
+            for (out, &bits) in out.iter_mut().zip(&pairs[2 * lane..]) {
+                *out = from_bf16_bits(bits);
+            }
+        }
+    }
+}
+
+impl PackedMatrix {
+    /// Outputs: rows of the matrix that was packed.
+    pub fn n(&self) -> usize {
+        self.order.n()
+    }
+
+    /// Inputs: columns of the matrix that was packed.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// How its parts were stacked.
+    pub fn stacking(&self) -> Stacking {
+        self.order.stacking
+    }
+
+    /// Memory that it takes, padding included.
+    pub fn num_bytes(&self) -> usize {
+        match &self.weights {
+            Packed::Bf16(panels) => panels.buffer.len() * 2,
+            Packed::Quantised(panels) => panels.num_bytes(),
+        }
+    }
+
+    /// Whether its rows can be [looked up](Cpu::embed_packed): they are bf16, and follow each other.
+    pub fn has_rows(&self) -> bool {
+        matches!(self.weights, Packed::Bf16(_)) && self.stacking() == Stacking::Concatenated
+    }
+
+    /// Writes a row of the matrix that was packed.
+    ///
+    /// # Panics
+    ///
+    /// It [has no rows](PackedMatrix::has_rows) or not this one, or `out` has not the length of one.
+    pub(super) fn row_to_f32(&self, row: usize, out: &mut [f32]) {
+        assert!(
+            row < self.n() && out.len() == self.k && self.has_rows(),
+            "row {row} of {}",
+            self.n()
+        );
+        match &self.weights {
+            Packed::Bf16(panels) => panels.row_to_f32(row, out),
+            Packed::Quantised(_) => panic!("rows of a quantised matrix"),
+        }
+    }
+
+    pub(super) fn bf16(order: PanelOrder, k: usize, panels: Bf16Panels) -> Self {
+        let weights = Packed::Bf16(panels);
+        Self { order, k, weights }
+    }
+
+    pub(super) fn quantised(order: PanelOrder, k: usize, panels: Panels) -> Self {
+        let weights = Packed::Quantised(panels);
+        Self { order, k, weights }
+    }
+
+    pub(super) fn weights(&self) -> &Packed {
+        &self.weights
+    }
+}
