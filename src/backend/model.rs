@@ -9,7 +9,7 @@ use crate::backend::model_load::ModelLoad;
 use crate::backend::observe::metrics::{MetricsShare, SharedMetrics};
 use crate::backend::request::admission::TextParts;
 use crate::base::LoadError;
-use crate::config::{BatchingScheme, Completion, InputKind, ModelConfig, RunnerKind, Settings};
+use crate::config::{AutoComplete, BatchingScheme, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;
 use crate::manager::sizing::{ConfiguredModel, open_checkpoint};
 use crate::post_processors::PostProcessors;
@@ -53,12 +53,12 @@ impl Model {
         let settings = ModelConfig::settings(&given).unwrap_or_default();
         let tokenizer_dir = tokenizer_dir(&settings, &folder, version);
 
-        let completion = match handle.may_auto_complete()? {
-            true => Completion::Allowed,
-            false => Completion::Disabled,
+        let auto_complete = match handle.may_auto_complete()? {
+            true => AutoComplete::Enabled,
+            false => AutoComplete::Disabled,
         };
         let config = match ModelConfig::complete(&given, tokenizer_dir.is_some()) {
-            Some(completed) if completion == Completion::Allowed => {
+            Some(completed) if auto_complete == AutoComplete::Enabled => {
                 if let (None | Some(0), Some(slots @ 1..)) = (slots(&given), slots(&completed)) {
                     log::warn!(
                         "{name}: config.pbtxt has no max_batch_size: {slots} is taken; write max_batch_size to say how \
@@ -73,7 +73,7 @@ impl Model {
         for warning in ModelConfig::warnings(&config) {
             log::warn!("{name}: {warning}");
         }
-        let mut config = ModelConfig::parse(&config, completion)?;
+        let mut config = ModelConfig::parse(&config, auto_complete)?;
         let checkpoint = open_checkpoint(&mut config, &folder, version)?;
         let weight_cache = config.settings.weight_cache_path(&folder, &name, version);
         let mode = config.settings.weight_cache_mode;

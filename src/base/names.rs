@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_finds_its_name_and_nonsense_finds_none() {
+    fn finds_the_nearest_name_within_a_typo() {
         let known = ["max_tokens", "temperature", "top_k", "top_p"];
         assert_eq!(nearest_name("temprature", known), Some("temperature"));
         assert_eq!(nearest_name("MAX_TOKEN", known), Some("max_tokens"));

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_round_up_to_blocks_and_down_to_block_bounds() {
+    fn rounds_tokens_up_and_down_to_blocks() {
         let size = BlockSize::new(16).expect("not zero");
         for (tokens, blocks, floor) in [(0, 0, 0), (1, 1, 0), (16, 1, 16), (17, 2, 16), (48, 3, 48)]
         {

@@ -57,7 +57,7 @@ impl ClientCompatibility {
     }
 
     /// Whether a `max_batch_size` of 0 stays: tensors have no batch dimension then.
-    pub(super) fn may_lack_batch_dim(self) -> bool {
+    pub(super) fn allows_missing_batch_dim(self) -> bool {
         self == Self::Vllm
     }
 
@@ -72,22 +72,22 @@ impl ClientCompatibility {
     }
 
     /// Whether `sequence_length` counts the ids of its response, and not prompt and output so far.
-    pub fn counts_ids_of_response(self) -> bool {
+    pub fn counts_response_ids(self) -> bool {
         self == Self::TensorrtLlm
     }
 
     /// Whether only those requests get `finish_reason`, `num_input_tokens` and `num_output_tokens` that ask for them.
-    pub fn gives_reasons_and_counts_on_request(self) -> bool {
+    pub fn sends_reasons_and_counts_on_request(self) -> bool {
         self != Self::None
     }
 
     /// Whether `logprobs` says how many, and `return_logprobs` whether there is an output at all.
-    pub fn asks_for_logprobs_twice(self) -> bool {
+    pub fn requires_return_logprobs(self) -> bool {
         self == Self::Vllm
     }
 
     /// Whether a reason is a word of both backends' Python models: `stop` for an end id and for a stop word.
-    pub fn has_short_reasons(self) -> bool {
+    pub fn uses_short_finish_reasons(self) -> bool {
         self != Self::None
     }
 
@@ -102,12 +102,12 @@ impl ClientCompatibility {
     }
 
     /// What fills up the shorter rows, ids and log-probabilities, if not the usual.
-    pub fn filler(self) -> Option<i8> {
+    pub fn padding_value(self) -> Option<i8> {
         (self == Self::TensorrtLlm).then_some(-1)
     }
 
     /// Whether a request that gives neither `top_k` nor `top_p` gets the most likely token, whatever its temperature.
-    pub fn has_top_k_one(self) -> bool {
+    pub fn is_greedy_by_default(self) -> bool {
         self == Self::TensorrtLlm
     }
 

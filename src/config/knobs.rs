@@ -557,7 +557,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_knob_takes_its_range_and_refuses_the_rest_by_name() {
+    fn every_knob_accepts_its_range_and_rejects_other_values() {
         let keys: Vec<_> = knobs().iter().map(|knob| knob.key).collect();
         let tested: Vec<_> = CASES.iter().map(|(key, ..)| *key).collect();
         assert_eq!(
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn every_range_is_the_one_that_is_named() {
+    fn integer_ranges_match_their_descriptions() {
         let mut num_ranges = 0;
         for Knob { key, expected, .. } in knobs() {
             assert!(!expected.contains("at least"), "{key} names no upper limit");
@@ -616,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_unique_and_every_entry_says_what_it_does() {
+    fn keys_are_unique_and_every_entry_is_documented() {
         let knobs = knobs();
         for (i, knob) in knobs.iter().enumerate() {
             assert!(

@@ -8,7 +8,7 @@
 mod choices;
 mod client_compatibility;
 pub mod client_inputs;
-mod foreign_names;
+mod foreign_parameters;
 mod knobs;
 mod model_config;
 mod outputs;
@@ -26,5 +26,5 @@ pub use client_compatibility::ClientCompatibility;
 pub use knobs::reference_table;
 pub use model_config::{InputKind, ModelConfig};
 pub use outputs::OutputKind;
-pub use pbtxt::Completion;
+pub use pbtxt::AutoComplete;
 pub use settings::Settings;

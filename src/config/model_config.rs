@@ -6,9 +6,9 @@ use crate::base::LoadError;
 use crate::config::client_compatibility::ClientCompatibility;
 use crate::config::client_inputs::{ClientInput, client_input};
 use crate::config::outputs::OutputKind;
-use crate::config::parameters::meaningless;
+use crate::config::parameters::ignored_parameters;
 use crate::config::pbtxt::{
-    Completion, dims, field, is_empty, is_true, optional_input, refuse, unsigned,
+    AutoComplete, config_error, dims, field, is_empty, is_true, optional_input, unsigned,
 };
 use crate::config::scheduling::{check_scheduling, default_scheduling, delays, num_candidates};
 use crate::config::settings::Settings;
@@ -82,7 +82,7 @@ impl ModelConfig {
         let compatibility = settings.client_compatibility;
         let fields = completed.as_object_mut()?;
         let written = unsigned(fields.get("max_batch_size")).unwrap_or(0);
-        let has_batch_dim = written > 0 || !compatibility.may_lack_batch_dim();
+        let has_batch_dim = written > 0 || !compatibility.allows_missing_batch_dim();
         if written == 0 && has_batch_dim {
             fields.insert("max_batch_size".into(), json!(DEFAULT_MAX_BATCH_SIZE));
         }
@@ -130,39 +130,40 @@ impl ModelConfig {
     /// Reads and checks a whole configuration.
     ///
     /// # Errors
-    /// All that cannot be served, with what to write instead; `completion` says whether to write nothing
+    /// All that cannot be served, with what to write instead; `auto_complete` says whether to write nothing
     /// would do.
-    pub fn parse(config: &Value, completion: Completion) -> Result<Self, LoadError> {
+    pub fn parse(config: &Value, auto_complete: AutoComplete) -> Result<Self, LoadError> {
         let mut errors = Vec::new();
-        let settings = keep(Self::settings(config), &mut errors);
+        let settings = ok_or_record(Self::settings(config), &mut errors);
         let compatibility = settings
             .as_ref()
             .map(|settings| settings.client_compatibility)
             .unwrap_or_default();
         let written = unsigned(config.get("max_batch_size")).unwrap_or(0);
         let has_batch_dim = written > 0;
-        if !has_batch_dim && !compatibility.may_lack_batch_dim() {
-            errors.push(refuse(
+        if !has_batch_dim && !compatibility.allows_missing_batch_dim() {
+            errors.push(config_error(
                 "max_batch_size is 0",
-                &completion.or_nothing("write max_batch_size: 64"),
+                &auto_complete.or_leave_out("write max_batch_size: 64"),
             ));
         }
-        let input = check_inputs(config, completion, &mut errors);
-        let outputs = check_outputs(config, input, compatibility, completion, &mut errors);
-        let max_sequence_idle_us = keep(check_scheduling(config, completion), &mut errors);
+        let input = check_inputs(config, auto_complete, &mut errors);
+        let outputs = check_outputs(config, input, compatibility, auto_complete, &mut errors);
+        let max_sequence_idle_us =
+            ok_or_record(check_scheduling(config, auto_complete), &mut errors);
         // Without batches a slot is a sequence that Triton takes turns with, of which `direct` has one.
-        let max_batch_size = if has_batch_dim || !compatibility.may_lack_batch_dim() {
+        let max_batch_size = if has_batch_dim || !compatibility.allows_missing_batch_dim() {
             Some(written)
         } else {
-            keep(num_candidates(config), &mut errors)
+            ok_or_record(num_candidates(config), &mut errors)
         };
-        keep(check_instances(config), &mut errors);
+        ok_or_record(check_instances(config), &mut errors);
         LoadError::check(errors)?;
         // None of them is missing without an error.
         let (Some(settings), Some(input), Some(max_sequence_idle_us), Some(max_batch_size)) =
             (settings, input, max_sequence_idle_us, max_batch_size)
         else {
-            return Err(refuse(
+            return Err(config_error(
                 "it cannot be read",
                 "write it as docs/src/quick-start.md does",
             ));
@@ -191,7 +192,7 @@ impl ModelConfig {
 
     /// What the configuration says and nobody heeds, one warning each.
     pub fn warnings(config: &Value) -> Vec<String> {
-        let skipped = meaningless(parameters(config).map(|(key, _)| key));
+        let skipped = ignored_parameters(parameters(config).map(|(key, _)| key));
         let skipped = skipped
             .map(|(key, why)| format!("config.pbtxt: parameter '{key}' has no effect here: {why}"));
         skipped.chain(delays(config)).collect()
@@ -208,7 +209,7 @@ fn parameters(config: &Value) -> impl Iterator<Item = (&str, &str)> {
 }
 
 /// The value; an error is kept in `errors`, to be reported with the others.
-fn keep<T>(result: Result<T, LoadError>, errors: &mut Vec<LoadError>) -> Option<T> {
+fn ok_or_record<T>(result: Result<T, LoadError>, errors: &mut Vec<LoadError>) -> Option<T> {
     result.map_err(|error| errors.push(error)).ok()
 }
 
@@ -257,14 +258,14 @@ fn output_field(kind: OutputKind, compatibility: ClientCompatibility) -> Value {
 
 fn check_inputs(
     config: &Value,
-    completion: Completion,
+    auto_complete: AutoComplete,
     errors: &mut Vec<LoadError>,
 ) -> Option<InputKind> {
     let inputs = config
         .get("input")
         .and_then(Value::as_array)
         .map_or(&[][..], Vec::as_slice);
-    let remedy = completion.or_nothing(
+    let remedy = auto_complete.or_leave_out(
         "every option of a request is a request parameter; write input [{ name: \"text_input\" \
          data_type: TYPE_STRING dims: [ 1 ] }] or input [{ name: \"input_ids\" data_type: TYPE_INT32 \
          dims: [ -1 ] allow_ragged_batch: true }]",
@@ -273,14 +274,14 @@ fn check_inputs(
         .iter()
         .partition(|input| InputKind::of_one(input).is_some());
     for input in options {
-        keep(
+        ok_or_record(
             check_option_input(input, &remedy, must_be_ragged(config)),
             errors,
         );
     }
     let [input] = prompts[..] else {
         let problem = format!("the model has {} inputs for a prompt", prompts.len());
-        errors.push(refuse(&problem, &remedy));
+        errors.push(config_error(&problem, &remedy));
         return None;
     };
     let kind = InputKind::of_one(input)?;
@@ -291,7 +292,7 @@ fn check_inputs(
         &remedy,
         must_be_ragged(config),
     );
-    keep(checked, errors);
+    ok_or_record(checked, errors);
     Some(kind)
 }
 
@@ -299,7 +300,7 @@ fn check_inputs(
 fn check_option_input(input: &Value, remedy: &str, must_be_ragged: bool) -> Result<(), LoadError> {
     let name = field(input, "name");
     let Some(known) = client_input(name) else {
-        return Err(refuse(
+        return Err(config_error(
             &format!("the model has no input '{name}'"),
             &format!("name those that docs/src/clients.md lists, or none: {remedy}"),
         ));
@@ -331,10 +332,10 @@ fn check_tensor(
             field(input, "data_type"),
             dims(input)
         );
-        return Err(refuse(&found, remedy));
+        return Err(config_error(&found, remedy));
     }
     if must_be_ragged && expected.contains(&-1) && !is_true(input, "allow_ragged_batch") {
-        return Err(refuse(
+        return Err(config_error(
             &format!(
                 "input '{name}' has no allow_ragged_batch: true, so that Triton would not put requests of different \
                  lengths into one step"
@@ -349,7 +350,7 @@ fn check_outputs(
     config: &Value,
     input: Option<InputKind>,
     compatibility: ClientCompatibility,
-    completion: Completion,
+    auto_complete: AutoComplete,
     errors: &mut Vec<LoadError>,
 ) -> Vec<OutputKind> {
     let outputs = config
@@ -357,9 +358,9 @@ fn check_outputs(
         .and_then(Value::as_array)
         .map_or(&[][..], Vec::as_slice);
     if outputs.is_empty() {
-        errors.push(refuse(
+        errors.push(config_error(
             "the model has no output",
-            &completion.or_nothing(
+            &auto_complete.or_leave_out(
                 "write output [{ name: \"output_ids\" data_type: TYPE_INT32 dims: [ -1, -1 ] }] and the like",
             ),
         ));
@@ -367,7 +368,7 @@ fn check_outputs(
     let check = |output| check_output(output, input, compatibility);
     let kinds = outputs
         .iter()
-        .filter_map(|output| keep(check(output), errors));
+        .filter_map(|output| ok_or_record(check(output), errors));
     kinds.collect()
 }
 
@@ -379,7 +380,7 @@ fn check_output(
     let name = field(output, "name");
     let Some(kind) = OutputKind::from_name(name) else {
         let known: Vec<_> = OutputKind::ALL.iter().map(|kind| kind.name()).collect();
-        return Err(refuse(
+        return Err(config_error(
             &format!("the model has no output '{name}'"),
             &format!("name some of {}", known.join(", ")),
         ));
@@ -396,10 +397,10 @@ fn check_output(
         );
         let dims: Vec<_> = kind.dims().iter().map(i64::to_string).collect();
         let remedy = format!("write data_type: {data_type} dims: [ {} ]", dims.join(", "));
-        return Err(refuse(&found, &remedy));
+        return Err(config_error(&found, &remedy));
     }
     if kind == OutputKind::TextOutput && input == Some(InputKind::Ids) {
-        return Err(refuse(
+        return Err(config_error(
             "the model takes input_ids and has the output 'text_output'",
             "take it out of output, or take text_input",
         ));
@@ -412,7 +413,7 @@ fn check_instances(config: &Value) -> Result<(), LoadError> {
     for group in groups.into_iter().flatten() {
         let kind = field(group, "kind");
         if kind == "KIND_GPU" {
-            return Err(refuse(
+            return Err(config_error(
                 "instance_group has kind: KIND_GPU, and this build computes on the CPU",
                 "write instance_group [{ kind: KIND_CPU }]",
             ));
@@ -435,8 +436,8 @@ mod tests {
     }
 
     #[test]
-    fn a_minimal_config_is_completed_to_one_that_is_served() {
-        let config = ModelConfig::parse(&completed(), Completion::Allowed).expect("complete");
+    fn completes_a_minimal_config() {
+        let config = ModelConfig::parse(&completed(), AutoComplete::Enabled).expect("complete");
         assert_eq!(config.max_batch_size, DEFAULT_MAX_BATCH_SIZE);
         assert_eq!(config.input, InputKind::Text);
         assert!(config.decoupled);
@@ -449,10 +450,10 @@ mod tests {
     }
 
     #[test]
-    fn without_a_tokenizer_ids_go_in_and_no_text_comes_out() {
+    fn a_model_without_tokenizer_gets_input_ids_and_no_text_output() {
         let config = ModelConfig::complete(&minimal(), false).expect("something is missing");
         assert_eq!(
-            ModelConfig::parse(&config, Completion::Allowed)
+            ModelConfig::parse(&config, AutoComplete::Enabled)
                 .expect("complete")
                 .input,
             InputKind::Ids
@@ -467,23 +468,23 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_wrote_is_kept() {
+    fn completing_keeps_what_the_user_wrote() {
         let mut config = minimal();
         config["max_batch_size"] = json!(3);
         config["model_transaction_policy"] = json!({ "decoupled": false });
         config["input"] = json!([input_field(InputKind::Ids, true)]);
         let config = ModelConfig::complete(&config, true).expect("something is missing");
-        let parsed = ModelConfig::parse(&config, Completion::Allowed).expect("complete");
+        let parsed = ModelConfig::parse(&config, AutoComplete::Enabled).expect("complete");
         assert_eq!((parsed.max_batch_size, parsed.decoupled), (3, false));
         assert_eq!(parsed.input, InputKind::Ids);
     }
 
     #[test]
-    fn an_output_of_one_value_a_sequence_may_say_that_there_is_one() {
+    fn per_sequence_outputs_may_be_declared_with_dims_1() {
         for (i, kind) in OutputKind::ALL.into_iter().enumerate() {
             let mut config = completed();
             config["output"][i]["dims"] = json!([1]);
-            let parsed = ModelConfig::parse(&config, Completion::Allowed);
+            let parsed = ModelConfig::parse(&config, AutoComplete::Enabled);
             assert_eq!(parsed.is_ok(), kind.dims().len() == 1, "{}", kind.name());
         }
     }
@@ -492,7 +493,7 @@ mod tests {
     type Case = (fn(&mut Value), &'static [&'static str]);
 
     #[test]
-    fn what_cannot_be_served_is_refused_with_what_to_write() {
+    fn rejects_unsupported_configs_with_a_remedy() {
         let cases: &[Case] = &[
             (
                 |c| c["max_batch_size"] = json!(0),
@@ -562,7 +563,7 @@ mod tests {
         for (change, words) in cases {
             let mut config = completed();
             change(&mut config);
-            let error = ModelConfig::parse(&config, Completion::Allowed)
+            let error = ModelConfig::parse(&config, AutoComplete::Enabled)
                 .expect_err("must be refused")
                 .to_string();
             for word in *words {
@@ -572,17 +573,17 @@ mod tests {
     }
 
     #[test]
-    fn to_leave_a_field_out_is_advised_only_where_it_is_filled_in() {
+    fn suggests_leaving_a_field_out_only_with_auto_complete() {
         for field in ["max_batch_size", "input", "output", "sequence_batching"] {
             let mut config = completed();
             config.as_object_mut().expect("an object").remove(field);
-            let refusal = |completion| {
-                let refused = ModelConfig::parse(&config, completion);
+            let refusal = |auto_complete| {
+                let refused = ModelConfig::parse(&config, auto_complete);
                 refused.expect_err("must be refused").to_string()
             };
-            let allowed = refusal(Completion::Allowed);
+            let allowed = refusal(AutoComplete::Enabled);
             assert!(allowed.contains("or nothing"), "{allowed}");
-            let disabled = refusal(Completion::Disabled);
+            let disabled = refusal(AutoComplete::Disabled);
             assert!(!disabled.contains("or nothing"), "{disabled}");
             assert!(disabled.contains("auto-complete is disabled"), "{disabled}");
         }

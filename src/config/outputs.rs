@@ -161,7 +161,7 @@ impl OutputKind {
     }
 
     /// Whether it is declared for clients that expect it, and no response has it.
-    pub const fn is_never_given(self) -> bool {
+    pub const fn is_never_sent(self) -> bool {
         matches!(
             self,
             OutputKind::BatchIndex | OutputKind::ContextPhaseParams

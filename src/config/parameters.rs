@@ -1,13 +1,13 @@
 //! The `parameters` block of a config.pbtxt, from its text to [`Settings`].
 
 use crate::base::{LoadError, nearest_name};
-use crate::config::foreign_names::{Foreign, foreign};
+use crate::config::foreign_parameters::{Foreign, foreign};
 use crate::config::knobs::{Knob, knobs};
 use crate::config::settings::Settings;
 
 impl Settings {
     /// Reads the `parameters` of a config.pbtxt. Those of TensorRT-LLM's backend that mean nothing here are skipped, see
-    /// `meaningless`.
+    /// `ignored_parameters`.
     ///
     /// # Errors
     /// All unknown keys, each with the nearest known one or with our name of it, and all values outside their range.
@@ -24,7 +24,7 @@ impl Settings {
                         errors.push(bad_value(knob, value));
                     }
                 }
-                None if why_meaningless(key).is_some() => {}
+                None if why_ignored(key).is_some() => {}
                 None => errors.push(unknown(&knobs, key)),
             }
         }
@@ -33,7 +33,7 @@ impl Settings {
 }
 
 fn bad_value(knob: &Knob, value: &str) -> LoadError {
-    let meant = match meant(knob, value) {
+    let meant = match intended_name(knob, value) {
         Some(name) => format!("; did you mean '{name}'?"),
         None => String::new(),
     };
@@ -45,7 +45,7 @@ fn bad_value(knob: &Knob, value: &str) -> LoadError {
 }
 
 /// The name among those that a knob takes which the Batch Manager writes so: `kMAX_UTILIZATION`, `InflightBatching`.
-fn meant<'k>(knob: &'k Knob, value: &str) -> Option<&'k str> {
+fn intended_name<'k>(knob: &'k Knob, value: &str) -> Option<&'k str> {
     let plain = |name: &str| name.replace(['_', '-', ' '], "").to_ascii_lowercase();
     let value = plain(value.trim());
     let without_k = value.strip_prefix('k').unwrap_or(&value);
@@ -54,23 +54,23 @@ fn meant<'k>(knob: &'k Knob, value: &str) -> Option<&'k str> {
 }
 
 /// The parameters that are skipped, each with the reason.
-pub(super) fn meaningless<'a>(
+pub(super) fn ignored_parameters<'a>(
     keys: impl IntoIterator<Item = &'a str>,
 ) -> impl Iterator<Item = (&'a str, &'static str)> {
     keys.into_iter()
-        .filter_map(|key| Some((key, why_meaningless(key)?)))
+        .filter_map(|key| Some((key, why_ignored(key)?)))
 }
 
 /// Why a parameter of another backend can be skipped: without it every answer is the same.
-fn why_meaningless(key: &str) -> Option<&'static str> {
+fn why_ignored(key: &str) -> Option<&'static str> {
     match foreign(key)? {
-        Foreign::HasNoEffect(why) | Foreign::IsNotServed(why) => Some(why),
-        Foreign::Is(_) => None,
+        Foreign::NoEffect(why) | Foreign::Unsupported(why) => Some(why),
+        Foreign::RenamedTo(_) => None,
     }
 }
 
 fn unknown(knobs: &[Knob], key: &str) -> LoadError {
-    if let Some(Foreign::Is(ours)) = foreign(key) {
+    if let Some(Foreign::RenamedTo(ours)) = foreign(key) {
         return LoadError::ForeignKnob {
             key: key.to_owned(),
             reason: format!("write '{ours}' instead"),
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_parameters_give_the_defaults() {
+    fn empty_parameters_give_the_defaults() {
         assert_eq!(
             Settings::parse([]).expect("nothing to refuse"),
             Settings::default()
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistyped_key_is_refused_with_the_nearest_one() {
+    fn rejects_an_unknown_key_and_suggests_the_nearest() {
         let error = Settings::parse([("max_num_token", "8")]).expect_err("no such key");
         assert_eq!(
             error.to_string(),
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_of_another_backend_is_skipped_with_the_reason() {
+    fn ignores_parameters_of_other_backends_with_a_reason() {
         let parameters = [
             ("gpu_weights_percent", "GPUs are not served yet"),
             (
@@ -120,7 +120,7 @@ mod tests {
             Settings::default()
         );
         let skipped: Vec<_> =
-            meaningless(keys.into_iter().chain(["max_num_tokens", "x"])).collect();
+            ignored_parameters(keys.into_iter().chain(["max_num_tokens", "x"])).collect();
         assert_eq!(skipped.len(), 3);
         for ((key, why), (expected, words)) in skipped.iter().zip(parameters) {
             assert!(*key == expected && why.contains(words), "{key}: {why}");
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_batch_managers_own_names_lead_to_ours() {
+    fn suggests_our_names_for_the_batch_managers() {
         for (key, ours) in [
             ("maxTokens", "'max_tokens_in_paged_kv_cache'"),
             ("freeGpuMemoryFraction", "'kv_cache_free_gpu_mem_fraction'"),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn all_unknown_keys_and_all_wrong_values_are_reported_at_once() {
+    fn reports_all_unknown_keys_and_bad_values_together() {
         let parameters = [
             ("max_num_token", "8"),
             ("max_seq_len", "1"),

@@ -6,19 +6,19 @@ use crate::base::LoadError;
 
 /// What becomes of a field that the user leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Completion {
+pub enum AutoComplete {
     /// [`ModelConfig::complete`] has filled it in.
-    Allowed,
+    Enabled,
     /// The server was told to take configurations as they are.
     Disabled,
 }
 
-impl Completion {
+impl AutoComplete {
     /// The advice to write something, or nothing at all where that would do.
-    pub(super) fn or_nothing(self, advice: &str) -> String {
+    pub(super) fn or_leave_out(self, advice: &str) -> String {
         match self {
-            Completion::Allowed => format!("{advice}, or nothing: it is filled in then"),
-            Completion::Disabled => {
+            AutoComplete::Enabled => format!("{advice}, or nothing: it is filled in then"),
+            AutoComplete::Disabled => {
                 format!("{advice}; nothing is filled in, because auto-complete is disabled")
             }
         }
@@ -32,7 +32,7 @@ pub(super) fn optional_input(config: &Value) -> Option<&str> {
     optional.map(|input| field(input, "name"))
 }
 
-pub(super) fn refuse(problem: &str, remedy: &str) -> LoadError {
+pub(super) fn config_error(problem: &str, remedy: &str) -> LoadError {
     LoadError::Config {
         problem: problem.to_owned(),
         remedy: remedy.to_owned(),

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::base::LoadError;
-use crate::config::pbtxt::{Completion, is_empty, optional_input, refuse, unsigned};
+use crate::config::pbtxt::{AutoComplete, config_error, is_empty, optional_input, unsigned};
 
 /// Triton's idle limit counts the time that a step takes, and a sequence over it is lost without a
 /// word to its client. The default of one second is shorter than a long context's step.
@@ -35,7 +35,7 @@ pub(super) fn num_candidates(config: &Value) -> Result<u64, LoadError> {
     let path = "/sequence_batching/oldest/max_candidate_sequences";
     let slots = unsigned(config.pointer(path)).unwrap_or(0);
     match slots {
-        0 => Err(refuse(
+        0 => Err(config_error(
             "max_batch_size is 0, for which Triton's direct strategy has one slot",
             "write sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 3600000000 \
              oldest { max_candidate_sequences: 64 } }, or nothing: it is filled in then",
@@ -85,29 +85,32 @@ pub fn delays(config: &Value) -> Option<String> {
 }
 
 /// Checks the scheduling; the idle limit.
-pub(super) fn check_scheduling(config: &Value, completion: Completion) -> Result<u64, LoadError> {
-    let remedy = &completion.or_nothing(
+pub(super) fn check_scheduling(
+    config: &Value,
+    auto_complete: AutoComplete,
+) -> Result<u64, LoadError> {
+    let remedy = &auto_complete.or_leave_out(
         "write sequence_batching { iterative_sequence: true \
          max_sequence_idle_microseconds: 3600000000 }",
     );
     if config.get("dynamic_batching").is_some() {
-        return Err(refuse("dynamic_batching is not served", remedy));
+        return Err(config_error("dynamic_batching is not served", remedy));
     }
     let Some(batching) = config.get("sequence_batching") else {
-        return Err(refuse("there is no sequence_batching", remedy));
+        return Err(config_error("there is no sequence_batching", remedy));
     };
     if !batching
         .get("iterative_sequence")
         .and_then(Value::as_bool)
         .unwrap_or(false)
     {
-        return Err(refuse(
+        return Err(config_error(
             "sequence_batching has no iterative_sequence: true",
             remedy,
         ));
     }
     if !is_empty(batching.get("control_input")) || !is_empty(batching.get("state")) {
-        return Err(refuse(
+        return Err(config_error(
             "sequence_batching has control_input or state",
             "leave both out: the backend keeps the sequences itself",
         ));
@@ -117,14 +120,14 @@ pub(super) fn check_scheduling(config: &Value, completion: Completion) -> Result
         .and_then(Value::as_bool)
         .unwrap_or(false)
     {
-        return Err(refuse(
+        return Err(config_error(
             "sequence_batching { oldest { preserve_ordering: true } } holds streams back",
             "leave preserve_ordering out",
         ));
     }
     let idle = unsigned(batching.get("max_sequence_idle_microseconds")).unwrap_or(0);
     if idle < MIN_IDLE_US {
-        return Err(refuse(
+        return Err(config_error(
             &format!(
                 "max_sequence_idle_microseconds is {idle}: it counts the time of a step too, and a \
                  sequence over it is lost"
@@ -140,7 +143,7 @@ mod tests {
     use super::*;
 
     fn refusal(config: &Value) -> String {
-        let refused = check_scheduling(config, Completion::Allowed);
+        let refused = check_scheduling(config, AutoComplete::Enabled);
         refused.expect_err("must be refused").to_string()
     }
 
@@ -151,14 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_served_without_delay() {
+    fn default_scheduling_is_accepted_without_warnings() {
         let config = json!({ "sequence_batching": default_scheduling(None) });
-        let idle = check_scheduling(&config, Completion::Disabled).expect("served");
+        let idle = check_scheduling(&config, AutoComplete::Disabled).expect("served");
         assert_eq!((idle, delays(&config)), (DEFAULT_IDLE_US, None));
     }
 
     #[test]
-    fn what_loses_or_holds_back_sequences_is_refused_with_what_to_write() {
+    fn rejects_scheduling_that_drops_or_delays_sequences() {
         for (config, words) in [
             (
                 json!({ "dynamic_batching": {} }),
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_of_every_token_is_named_with_its_price() {
+    fn warns_of_delays_to_every_token() {
         let both =
             json!({ "minimum_slot_utilization": 0.5, "max_queue_delay_microseconds": "3000" });
         let direct = delays(&with("direct", both)).expect("a delay");
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn optional_inputs_are_warned_of_where_they_hold_requests_back() {
+    fn warns_of_optional_inputs_with_the_direct_strategy() {
         let mut config = with("direct", json!({}));
         config["input"] = json!([{ "name": "text_input" }, { "name": "stream", "optional": true }]);
         let warning = delays(&config).expect("a delay");
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_triton_does_not_act_on_is_no_delay() {
+    fn does_not_warn_of_limits_that_triton_ignores() {
         for direct in [
             json!({ "max_queue_delay_microseconds": "3000" }),
             json!({ "minimum_slot_utilization": 1.0 }),

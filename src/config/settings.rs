@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_checkpoint_is_looked_for_in_the_version_folder_or_from_the_model_folder() {
+    fn checkpoint_paths_default_to_the_version_folder() {
         let mut settings = Settings::default();
         let model = Path::new("/repo/m");
         assert_eq!(settings.checkpoint_path(model, 3), Path::new("/repo/m/3"));

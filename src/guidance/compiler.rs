@@ -76,7 +76,7 @@ struct Shared {
     /// There is something to do, or nothing ever again.
     work: Condvar,
     /// Something has been done.
-    news: Condvar,
+    finished: Condvar,
 }
 
 #[derive(Default)]
@@ -145,8 +145,8 @@ impl Compiler {
     /// Waits until `is_done`, which is asked whenever a grammar has been compiled; `max_wait` at most.
     pub fn wait(&self, is_done: impl Fn() -> bool, max_wait: Duration) {
         let mut state = self.shared.state.lock();
-        let news = &self.shared.news;
-        news.wait_while_for(&mut state, |_| !is_done(), max_wait);
+        let finished = &self.shared.finished;
+        finished.wait_while_for(&mut state, |_| !is_done(), max_wait);
     }
 
     fn start_thread(&self) -> Result<(), RequestError> {
@@ -251,7 +251,7 @@ fn start(
                 state.keep(&job.key, Arc::clone(compiled));
             }
             *job.outcome.lock() = Some(outcome);
-            shared.news.notify_all();
+            shared.finished.notify_all();
         }
     };
     let thread = thread::Builder::new().name("inflight-grammars".into());

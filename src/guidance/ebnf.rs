@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use crate::guidance::problem::Problem;
+use crate::guidance::grammar_error::GrammarError;
 use crate::guidance::regex::escaped;
 
 /// Parentheses in each other, at most: as many as the parser takes.
@@ -37,7 +37,7 @@ pub(super) fn is_ebnf(text: &str) -> bool {
 ///
 /// # Errors
 /// What is wrong with it, and in which line.
-pub(super) fn to_lark(text: &str) -> Result<String, Problem> {
+pub(super) fn to_lark(text: &str) -> Result<String, GrammarError> {
     let grammar = Parser::new(text)?.grammar()?;
     let writer = Writer::new(&grammar);
     check_sizes(&grammar.rules, &writer.order)?;
@@ -80,7 +80,7 @@ struct Lexer<'a> {
 }
 
 impl<'a> Lexer<'a> {
-    fn tokens(text: &'a str) -> Result<Vec<(Token, usize)>, Problem> {
+    fn tokens(text: &'a str) -> Result<Vec<(Token, usize)>, GrammarError> {
         let mut lexer = Self {
             rest: text.chars().peekable(),
             line: 1,
@@ -92,7 +92,7 @@ impl<'a> Lexer<'a> {
         Ok(tokens)
     }
 
-    fn token(&mut self) -> Result<Option<Token>, Problem> {
+    fn token(&mut self) -> Result<Option<Token>, GrammarError> {
         loop {
             let Some(char) = self.next() else {
                 return Ok(None);
@@ -112,7 +112,7 @@ impl<'a> Lexer<'a> {
                 ':' => {
                     for expected in [':', '='] {
                         if self.next() != Some(expected) {
-                            return Err(self.problem("':' is not followed by ':='"));
+                            return Err(self.error("':' is not followed by ':='"));
                         }
                     }
                     Token::Defines
@@ -126,7 +126,7 @@ impl<'a> Lexer<'a> {
                     }
                     Token::Name(name)
                 }
-                other => return Err(self.problem(&format!("{other:?} has no meaning here"))),
+                other => return Err(self.error(&format!("{other:?} has no meaning here"))),
             }));
         }
     }
@@ -137,24 +137,24 @@ impl<'a> Lexer<'a> {
         char
     }
 
-    fn problem(&self, text: &str) -> Problem {
+    fn error(&self, text: &str) -> GrammarError {
         format!("line {} of the grammar: {text}", self.line)
     }
 
-    fn literal(&mut self) -> Result<Token, Problem> {
+    fn literal(&mut self) -> Result<Token, GrammarError> {
         let mut regex = String::new();
         loop {
             match self.next() {
                 Some('"') => return Ok(Token::Regex(regex)),
                 Some('\\') => regex.push_str(&escaped(self.escape()?)),
                 Some(char) => regex.push_str(&escaped(char)),
-                None => return Err(self.problem("a literal has no closing quote")),
+                None => return Err(self.error("a literal has no closing quote")),
             }
         }
     }
 
     /// `[a-z_]` or `[^a-z_]`.
-    fn class(&mut self) -> Result<Token, Problem> {
+    fn class(&mut self) -> Result<Token, GrammarError> {
         let mut regex = "[".to_owned();
         if self.rest.next_if_eq(&'^').is_some() {
             regex.push('^');
@@ -166,10 +166,10 @@ impl<'a> Lexer<'a> {
                     regex.push(']');
                     return Ok(Token::Regex(regex));
                 }
-                Some(']') => return Err(self.problem("a character class is empty")),
+                Some(']') => return Err(self.error("a character class is empty")),
                 Some('\\') => self.escape()?,
                 Some(char) => char,
-                None => return Err(self.problem("a character class has no closing bracket")),
+                None => return Err(self.error("a character class has no closing bracket")),
             };
             regex.push_str(&in_class(first));
             num_members += 1;
@@ -179,11 +179,11 @@ impl<'a> Lexer<'a> {
                 let last = match self.next() {
                     Some('\\') => self.escape()?,
                     Some(char) => char,
-                    None => return Err(self.problem("a character class has no closing bracket")),
+                    None => return Err(self.error("a character class has no closing bracket")),
                 };
                 if last < first {
                     let text = format!("the range {first:?} to {last:?} is empty");
-                    return Err(self.problem(&text));
+                    return Err(self.error(&text));
                 }
                 regex.push('-');
                 regex.push_str(&in_class(last));
@@ -192,10 +192,8 @@ impl<'a> Lexer<'a> {
     }
 
     /// What follows a backslash.
-    fn escape(&mut self) -> Result<char, Problem> {
-        let char = self
-            .next()
-            .ok_or_else(|| self.problem("a lone backslash"))?;
+    fn escape(&mut self) -> Result<char, GrammarError> {
+        let char = self.next().ok_or_else(|| self.error("a lone backslash"))?;
         let num_digits = match char {
             'n' => return Ok('\n'),
             'r' => return Ok('\r'),
@@ -204,7 +202,7 @@ impl<'a> Lexer<'a> {
             'u' => 4,
             'U' => 8,
             char if char.is_alphanumeric() => {
-                return Err(self.problem(&format!("'\\{char}' has no meaning")));
+                return Err(self.error(&format!("'\\{char}' has no meaning")));
             }
             char => return Ok(char),
         };
@@ -212,17 +210,17 @@ impl<'a> Lexer<'a> {
         let code = u32::from_str_radix(&digits, 16).ok();
         code.filter(|_| digits.len() == num_digits)
             .and_then(char::from_u32)
-            .ok_or_else(|| self.problem(&format!("'\\{char}{digits}' is no character")))
+            .ok_or_else(|| self.error(&format!("'\\{char}{digits}' is no character")))
     }
 
     /// `{3}`, `{3,}` or `{3,5}`.
-    fn repeat(&mut self) -> Result<Token, Problem> {
+    fn repeat(&mut self) -> Result<Token, GrammarError> {
         let mut text = String::new();
         loop {
             match self.next() {
                 Some('}') => break,
                 Some(char) if text.len() < 32 => text.push(char),
-                _ => return Err(self.problem("'{' has no '}'")),
+                _ => return Err(self.error("'{' has no '}'")),
             }
         }
         let number = |text: &str| {
@@ -236,7 +234,7 @@ impl<'a> Lexer<'a> {
         };
         match bounds {
             Some((min, max)) if max.is_none_or(|max| min <= max) => Ok(Token::Repeat(min, max)),
-            _ => Err(self.problem(&format!(
+            _ => Err(self.error(&format!(
                 "{{{text}}} is not {{m}}, {{m,}} or {{m,n}} with numbers up to {MAX_REPEATS}"
             ))),
         }
@@ -261,7 +259,7 @@ struct Parser {
 }
 
 impl Parser {
-    fn new(text: &str) -> Result<Self, Problem> {
+    fn new(text: &str) -> Result<Self, GrammarError> {
         Ok(Self {
             tokens: Lexer::tokens(text)?,
             at: 0,
@@ -271,7 +269,7 @@ impl Parser {
         })
     }
 
-    fn grammar(mut self) -> Result<Grammar, Problem> {
+    fn grammar(mut self) -> Result<Grammar, GrammarError> {
         while self.at < self.tokens.len() {
             self.rule()?;
         }
@@ -287,23 +285,23 @@ impl Parser {
         Ok(Grammar { rules, root })
     }
 
-    fn rule(&mut self) -> Result<(), Problem> {
+    fn rule(&mut self) -> Result<(), GrammarError> {
         let (Some(Token::Name(name)), true) = (self.peek().cloned(), self.begins_rule()) else {
-            return Err(self.problem("here a rule begins, as in 'name ::= ...'"));
+            return Err(self.error("here a rule begins, as in 'name ::= ...'"));
         };
         self.at += 2;
         let number = self.number(&name);
-        let body = self.any()?;
+        let body = self.alternatives()?;
         if self.rules[number].replace(body).is_some() {
             return Err(format!("grammar has two rules '{name}'"));
         }
         Ok(())
     }
 
-    fn any(&mut self) -> Result<Expr, Problem> {
-        let mut options = vec![self.all()?];
-        while self.takes('|') {
-            options.push(self.all()?);
+    fn alternatives(&mut self) -> Result<Expr, GrammarError> {
+        let mut options = vec![self.sequence()?];
+        while self.consume_sign('|') {
+            options.push(self.sequence()?);
         }
         Ok(match options.len() {
             1 => options.remove(0),
@@ -311,12 +309,12 @@ impl Parser {
         })
     }
 
-    fn all(&mut self) -> Result<Expr, Problem> {
+    fn sequence(&mut self) -> Result<Expr, GrammarError> {
         let mut parts = Vec::new();
         while !self.begins_rule()
-            && let Some(mut part) = self.one()?
+            && let Some(mut part) = self.part()?
         {
-            while let Some((min, max)) = self.takes_repeat() {
+            while let Some((min, max)) = self.consume_repeat() {
                 part = Expr::Repeat(Box::new(part), min, max);
             }
             parts.push(part);
@@ -328,7 +326,7 @@ impl Parser {
     }
 
     /// One part of a sequence; `None` where none begins.
-    fn one(&mut self) -> Result<Option<Expr>, Problem> {
+    fn part(&mut self) -> Result<Option<Expr>, GrammarError> {
         let part = match self.peek().cloned() {
             Some(Token::Regex(regex)) => Expr::Regex(regex),
             Some(Token::Name(name)) => Expr::Rule(self.number(&name)),
@@ -337,26 +335,26 @@ impl Parser {
                 self.nesting += 1;
                 if self.nesting > MAX_NESTING {
                     let text = format!("more than {MAX_NESTING} parentheses in each other");
-                    return Err(self.problem(&text));
+                    return Err(self.error(&text));
                 }
-                let inner = self.any()?;
+                let inner = self.alternatives()?;
                 self.nesting -= 1;
-                if !self.takes(')') {
-                    return Err(self.problem("a parenthesis is not closed"));
+                if !self.consume_sign(')') {
+                    return Err(self.error("a parenthesis is not closed"));
                 }
                 return Ok(Some(inner));
             }
             Some(Token::Sign('|' | ')')) | None => return Ok(None),
             Some(Token::Sign(_) | Token::Repeat(..)) => {
-                return Err(self.problem("there is nothing to repeat"));
+                return Err(self.error("there is nothing to repeat"));
             }
-            Some(Token::Defines) => return Err(self.problem("'::=' does not follow a name")),
+            Some(Token::Defines) => return Err(self.error("'::=' does not follow a name")),
         };
         self.at += 1;
         Ok(Some(part))
     }
 
-    fn takes_repeat(&mut self) -> Option<(u32, Option<u32>)> {
+    fn consume_repeat(&mut self) -> Option<(u32, Option<u32>)> {
         let bounds = match self.peek()? {
             Token::Sign('*') => (0, None),
             Token::Sign('+') => (1, None),
@@ -368,10 +366,10 @@ impl Parser {
         Some(bounds)
     }
 
-    fn takes(&mut self, sign: char) -> bool {
-        let is_there = self.peek() == Some(&Token::Sign(sign));
-        self.at += usize::from(is_there);
-        is_there
+    fn consume_sign(&mut self, sign: char) -> bool {
+        let is_next = self.peek() == Some(&Token::Sign(sign));
+        self.at += usize::from(is_next);
+        is_next
     }
 
     fn begins_rule(&self) -> bool {
@@ -383,7 +381,7 @@ impl Parser {
         self.tokens.get(self.at).map(|(token, _)| token)
     }
 
-    fn problem(&self, text: &str) -> Problem {
+    fn error(&self, text: &str) -> GrammarError {
         let line = self.tokens.get(self.at).or(self.tokens.last());
         let line = line.map_or(1, |(_, line)| *line);
         format!("line {line} of the grammar: {text}")
@@ -426,7 +424,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn write(mut self) -> Result<String, Problem> {
+    fn write(mut self) -> Result<String, GrammarError> {
         self.line(format!("start: {}", self.name(self.grammar.root)));
         for (number, rule) in self.grammar.rules.iter().enumerate() {
             let body = match self.is_terminal[number] {
@@ -455,7 +453,7 @@ impl<'a> Writer<'a> {
     /// What stands in a rule: rules, and the name of a terminal for each stretch between them.
     fn rule(&mut self, expr: &Expr) -> String {
         if self.does_not_recurse(expr) {
-            return self.named(expr);
+            return self.terminal_name(expr);
         }
         match expr {
             Expr::Any(options) => {
@@ -470,19 +468,19 @@ impl<'a> Writer<'a> {
                 for stretch in stretches {
                     written.push(match stretch {
                         [part] => self.rule(part),
-                        parts => self.named(&Expr::All(parts.to_vec())),
+                        parts => self.terminal_name(&Expr::All(parts.to_vec())),
                     });
                 }
                 format!("({})", written.join(" "))
             }
             Expr::Repeat(part, min, max) => format!("({}){}", self.rule(part), times(*min, *max)),
             Expr::Rule(rule) => self.name(*rule),
-            Expr::Regex(_) => self.named(expr),
+            Expr::Regex(_) => self.terminal_name(expr),
         }
     }
 
     /// The name of the terminal that is `expr`.
-    fn named(&mut self, expr: &Expr) -> String {
+    fn terminal_name(&mut self, expr: &Expr) -> String {
         if let Expr::Rule(rule) = expr {
             return self.name(*rule);
         }
@@ -554,7 +552,7 @@ fn terminals(rules: &[Expr]) -> Vec<usize> {
 }
 
 /// Refuses terminals that are too large once the terminals in them are written out.
-fn check_sizes(rules: &[Expr], order: &[usize]) -> Result<(), Problem> {
+fn check_sizes(rules: &[Expr], order: &[usize]) -> Result<(), GrammarError> {
     let mut sizes = vec![Size::default(); rules.len()];
     for &rule in order {
         sizes[rule] = size(&rules[rule], &sizes);
@@ -629,7 +627,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_grammar_that_does_not_recurse_is_one_terminal() {
+    fn a_non_recursive_grammar_is_one_terminal() {
         let lark = to_lark(
             "# a date\nroot ::= year \"-\" [0-9]{2} |\n  \"to\\u0064ay\"\nyear ::= [1-9] [0-9]{3,}\n",
         );
@@ -642,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_recurse_stay_rules_with_terminals_between_them() {
+    fn recursive_rules_keep_terminals_between_them() {
         let lark = to_lark(
             "root ::= \"[\" ws item (ws \",\" item)* \"]\"\nitem ::= root | [^a\\]-]+\nws ::= \" \"?",
         );
@@ -660,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line() {
+    fn errors_name_the_line() {
         let nested = format!("root ::= {}\"a\"{}", "(".repeat(26), ")".repeat(26));
         for (grammar, words) in [
             ("a ::= \"x\"", "no rule 'root'"),

@@ -81,7 +81,7 @@ impl GrammarGuide {
             .filter(|state| generated.starts_with(&state.tokens));
         let state = kept.insert(state.unwrap_or_else(|| self.start()));
         state.follow(generated);
-        self.work_out(state);
+        self.update_mask(state);
         state
     }
 
@@ -106,7 +106,7 @@ impl GrammarGuide {
         mask
     }
 
-    fn work_out(&self, state: &mut State) {
+    fn update_mask(&self, state: &mut State) {
         if state.mask.is_none() {
             let mask = mask_of(&mut state.parser, self.compiled.end);
             state.mask = Some(mask.map(|mask| self.with_end_ids(mask)));
@@ -121,7 +121,7 @@ impl State {
             self.tokens.push(token);
             // What failed once stays as it is.
             if !matches!(self.mask, Some(Err(_))) {
-                self.mask = take_in(&mut self.parser, token).err().map(Err);
+                self.mask = consume(&mut self.parser, token).err().map(Err);
             }
         }
     }
@@ -171,7 +171,7 @@ fn forbid_others(logits: &mut [f32], mask: &[u32]) {
     }
 }
 
-fn take_in(parser: &mut TokenParser, token: TokenId) -> Result<(), SampleError> {
+fn consume(parser: &mut TokenParser, token: TokenId) -> Result<(), SampleError> {
     let result = catch_unwind(AssertUnwindSafe(|| {
         parser.consume_token(token)?;
         parser.check_stop()

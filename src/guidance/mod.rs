@@ -17,8 +17,8 @@
 
 mod compiler;
 mod ebnf;
+mod grammar_error;
 mod guide;
-mod problem;
 mod regex;
 mod spec;
 mod vocabulary;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::base::RequestError;
 use crate::guidance::ebnf;
-use crate::guidance::problem::Problem;
+use crate::guidance::grammar_error::GrammarError;
 use crate::guidance::regex::escaped;
 
 /// Bytes of a schema or of all choices together, at most.
@@ -95,7 +95,7 @@ impl GuideSpec {
     }
 
     /// The grammar in the terms of `llguidance`.
-    pub(super) fn grammar(&self) -> Result<TopLevelGrammar, Problem> {
+    pub(super) fn grammar(&self) -> Result<TopLevelGrammar, GrammarError> {
         let grammar = match self {
             Self::Json => of_schema(&json!({"type": ["object", "array"]})),
             Self::JsonObject => of_schema(&json!({"type": "object"})),
@@ -205,7 +205,7 @@ fn longest_regex(schema: &Value) -> usize {
 }
 
 /// What stands before the end of `regex` must not swallow it.
-fn complete(regex: &str) -> Result<&str, Problem> {
+fn complete(regex: &str) -> Result<&str, GrammarError> {
     let num_backslashes = regex.len() - regex.trim_end_matches('\\').len();
     match num_backslashes % 2 {
         0 => Ok(regex),
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lone_backslash_at_the_end_is_refused() {
+    fn rejects_a_trailing_backslash() {
         for (regex, is_complete) in [
             (r"a\\", true),
             (r"a\$", true),
@@ -238,13 +238,13 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_has_no_special_characters() {
+    fn choices_are_escaped() {
         let texts = ["a|b".to_owned(), "é/\n".to_owned()];
         assert_eq!(choice(&texts), r"(a\x{7C}b|\x{E9}\x{2F}\x{A})");
     }
 
     #[test]
-    fn a_reference_that_leads_back_to_itself_is_found() {
+    fn finds_circular_references() {
         let deep = (0..3_000).map(|n| {
             let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
             (format!("d{n}"), next)
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_refused_with_its_size() {
+    fn rejects_oversized_guides_with_their_size() {
         let limit = |len| GuideSpec::Regex("a".repeat(len)).check();
         assert_eq!(limit(MAX_REGEX_BYTES), Ok(()));
         let error = limit(MAX_REGEX_BYTES + 1).expect_err("too large");

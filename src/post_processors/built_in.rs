@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn forced_tokens_stand_where_they_are_wanted() {
+    fn forces_tokens_at_their_positions() {
         const FREE: [f32; 5] = [0.0, 1.0, 2.0, 3.0, OUT];
         let forced = r#"{"tokens": [2, 4], "start": 1}"#;
         for (num_generated, expected) in [
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn banned_and_allowed_tokens_are_so_for_as_long_as_is_said() {
+    fn bans_and_allows_tokens_for_count_tokens() {
         let free = [0.0, 1.0, 2.0, 3.0, OUT];
         let banned = [0.0, OUT, 2.0, OUT, OUT];
         let allowed = [OUT, 1.0, OUT, 3.0, OUT];
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_shows_through() {
+    fn keeps_nan_and_infinity_visible() {
         let start = BUILT_IN[0].start;
         let processor = start(r#"{"tokens": [1]}"#, 3).expect("good arguments");
         let params = SamplingParams::default();

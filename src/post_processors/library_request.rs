@@ -8,7 +8,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::base::{ClientId, SequenceId};
-use crate::post_processors::guarded::GuardedLogits;
+use crate::post_processors::guarded_logits::GuardedLogits;
 use crate::post_processors::library::{ForeignProcessor, Ids, Row, State};
 use crate::post_processors::processed_request::ProcessedRequest;
 use crate::sampling::{BatchRow, ProcessBatch, ProcessLogits, SampleError, SamplingInput};
@@ -52,7 +52,7 @@ impl LibraryProcessor {
             sequence_id: request.id,
             client_request_id,
             client_id: request.client_id,
-            kept: Mutex::new(Kept {
+            kept: Mutex::new(RequestState {
                 state,
                 prepared: Vec::new(),
                 failure: None,
@@ -70,7 +70,7 @@ impl LibraryProcessor {
     }
 
     /// Takes over what came of a call, if it kept the rules.
-    fn take_over(&self, processed: Processed, logits: &mut [f32]) -> Result<(), String> {
+    fn accept(&self, processed: Processed, logits: &mut [f32]) -> Result<(), String> {
         let Processed { copy, result } = processed;
         if !copy.is_intact() {
             return Err("it wrote outside of the logits".to_owned());
@@ -79,12 +79,12 @@ impl LibraryProcessor {
             check_numbers(copy.get(), logits)?;
             logits.copy_from_slice(copy.get());
         }
-        self.give_back(copy);
+        self.recycle(copy);
         result
     }
 
     /// Keeps a copy to be used again.
-    fn give_back(&self, copy: GuardedLogits) {
+    fn recycle(&self, copy: GuardedLogits) {
         if copy.is_intact() {
             self.spare.lock().push(copy);
         }
@@ -93,7 +93,7 @@ impl LibraryProcessor {
 
 impl ProcessBatch for LibraryProcessor {
     fn prepare(&self, rows: &[BatchRow<'_>]) {
-        let mut kept = Vec::<(&LibraryRequest, MutexGuard<'_, Kept>)>::new();
+        let mut kept = Vec::<(&LibraryRequest, MutexGuard<'_, RequestState>)>::new();
         // Whose each row is: a request may have several.
         let mut owners = Vec::with_capacity(rows.len());
         let mut copies = Vec::with_capacity(rows.len());
@@ -107,7 +107,7 @@ impl ProcessBatch for LibraryProcessor {
                 let mut locked = request.kept.lock();
                 // For tokens that came to nothing.
                 let unused = locked.prepared.drain(..);
-                unused.for_each(|(_, unused)| self.give_back(unused.copy));
+                unused.for_each(|(_, unused)| self.recycle(unused.copy));
                 kept.push((request, locked));
             }
             copies.push((row, self.copy_of(row.logits)));
@@ -155,10 +155,10 @@ pub(super) struct LibraryRequest {
     client_request_id: Option<CString>,
     client_id: Option<ClientId>,
     /// Locked while the processor works: it has one thing at a time to do for a request.
-    kept: Mutex<Kept>,
+    kept: Mutex<RequestState>,
 }
 
-struct Kept {
+struct RequestState {
     state: State,
     /// What was prepared in this step, each with the address of the logits that it was made of.
     prepared: Vec<(usize, Processed)>,
@@ -193,7 +193,12 @@ impl LibraryRequest {
         }
     }
 
-    fn processed(&self, kept: &Kept, logits: &[f32], input: SamplingInput<'_>) -> Processed {
+    fn process_now(
+        &self,
+        kept: &RequestState,
+        logits: &[f32],
+        input: SamplingInput<'_>,
+    ) -> Processed {
         let mut copy = self.library.copy_of(logits);
         let row = self.row(&kept.state, &mut copy, input);
         let result = self.library.processor.process(row);
@@ -208,9 +213,9 @@ impl ProcessLogits for LibraryRequest {
         let prepared = kept.prepared.iter().position(|(other, _)| *other == place);
         let processed = match prepared {
             Some(prepared) => kept.prepared.swap_remove(prepared).1,
-            None => self.processed(&kept, logits, input),
+            None => self.process_now(&kept, logits, input),
         };
-        let taken = self.library.take_over(processed, logits);
+        let taken = self.library.accept(processed, logits);
         taken.map_err(|reason| {
             let name = self.library.name();
             kept.failure = Some(format!("logits post-processor '{name}': {reason}"));

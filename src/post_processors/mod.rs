@@ -12,7 +12,7 @@
 //! A request names one, with arguments of its own, and gets a [`crate::sampling::ProcessLogits`] for itself.
 
 mod built_in;
-mod guarded;
+mod guarded_logits;
 mod library;
 mod library_request;
 mod processed_request;

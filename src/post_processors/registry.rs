@@ -13,7 +13,7 @@ use crate::sampling::LogitsProcessor;
 /// The post-processors of a model, by name: the built-in ones, and those of a library.
 #[derive(Default)]
 pub struct PostProcessors {
-    of_library: Vec<Arc<LibraryProcessor>>,
+    from_library: Vec<Arc<LibraryProcessor>>,
 }
 
 impl PostProcessors {
@@ -38,7 +38,7 @@ impl PostProcessors {
                 )));
             }
             let processor = Arc::new(LibraryProcessor::new(processor));
-            processors.of_library.push(processor);
+            processors.from_library.push(processor);
         }
         Ok(processors)
     }
@@ -62,7 +62,7 @@ impl PostProcessors {
                 expected: format!("what '{name}' takes, {}: {reason}", built_in.arguments),
             });
         }
-        if let Some(processor) = self.of_library.iter().find(|it| it.name() == name) {
+        if let Some(processor) = self.from_library.iter().find(|it| it.name() == name) {
             let started = processor.start(arguments, request).map_err(|reason| {
                 RequestError::Invalid(format!(
                     "option 'logits_post_processor_args': '{name}' refuses them: {reason}"
@@ -74,9 +74,9 @@ impl PostProcessors {
     }
 
     fn names(&self) -> impl Iterator<Item = &str> {
-        let of_library = self.of_library.iter().map(|processor| processor.name());
+        let from_library = self.from_library.iter().map(|processor| processor.name());
         let built_in = BUILT_IN.iter().map(|built_in| built_in.name);
-        built_in.chain(of_library)
+        built_in.chain(from_library)
     }
 
     fn unknown(&self, name: &str) -> RequestError {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_refused_with_the_nearest_one_or_all() {
+    fn rejects_an_unknown_name_and_suggests_the_nearest_or_lists_all() {
         let error = error_of("force_token", "");
         assert!(error.ends_with("no post-processor 'force_token'; did you mean 'force_tokens'?"));
         let error = error_of(&"x".repeat(200), "");
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_refused_with_what_the_post_processor_takes() {
+    fn rejects_bad_arguments_and_shows_the_expected_form() {
         for (arguments, words) in [
             ("", "EOF"),
             ("[]", "invalid length"),

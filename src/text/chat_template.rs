@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_those_of_transformers() {
+    fn prompts_match_transformers() {
         let fixture: Value = serde_json::from_str(include_str!("../../tests/fixtures/chat.json"))
             .expect("well formed");
         let mut num_rendered = 0;
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_template_s_own_words_reach_the_client() {
+    fn template_errors_reach_the_client() {
         let error = rendered("{{ raise_exception('no ' + messages[0].role) }}");
         assert_eq!(
             error.expect_err("raised"),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_loops_nor_recursion_nor_output_are_endless() {
+    fn bounds_loops_recursion_and_output() {
         let ten_thousand = "{% for i in range(10000) %}";
         let endless = format!("{ten_thousand}{ten_thousand}{{% endfor %}}{{% endfor %}}");
         assert!(
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_nested_as_deep_as_json_may_be_are_rendered() {
+    fn renders_deeply_nested_messages() {
         let deep = format!("{}{}", "[".repeat(120), "]".repeat(120));
         let messages = json!([{"role": "user", "content": serde_json::from_str::<Value>(&deep)
             .expect("well formed")}]);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_is_written_as_the_template_wants() {
+    fn strftime_now_formats_the_time() {
         let year = rendered("{{ strftime_now('%Y') }}").expect("a year");
         assert!(year.parse::<i32>().is_ok_and(|year| year > 2000), "{year}");
         let error = rendered("{{ strftime_now('%') }}").expect_err("no format");
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_s_template_and_special_tokens_are_found() {
+    fn loads_the_template_and_special_tokens_of_a_folder() {
         let dir = std::env::temp_dir().join(format!("inflight-template-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a folder");
         let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("a file");

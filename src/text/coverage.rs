@@ -105,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_longest_token_where_nothing_is_left_out() {
+    fn is_the_longest_token_of_a_lossless_tokenizer() {
         assert_eq!(of(&toys::byte_level_json()), Some("<tool call>".len()));
         assert_eq!(of(&toys::metaspace_json()), Some("<0x00>".len()));
     }
 
     #[test]
-    fn a_long_token_of_bytes_counts_its_bytes_and_not_the_letters_for_them() {
+    fn counts_the_bytes_that_a_byte_level_token_encodes() {
         let mut json = toys::byte_level_json();
         let blanks = "Ġ".repeat(30);
         json["model"]["vocab"][blanks] = 5000.into();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_has_fewer_tokens_than_its_bytes_say() {
+    fn no_text_has_fewer_tokens_than_the_bound() {
         let texts = [
             "the the  the",
             " \u{301}é😀日本<|end|><tool call>",
@@ -141,7 +141,7 @@ mod tests {
     type Case = (&'static str, fn(&mut Value));
 
     #[test]
-    fn there_is_none_where_something_may_be_left_out() {
+    fn lossy_tokenizers_have_no_bound() {
         let cases: &[Case] = &[
             ("a normaliser that joins", |j| {
                 j["normalizer"] = json!({ "type": "NFC" })
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn one_unknown_token_for_each_unknown_character_leaves_nothing_out() {
+    fn one_unknown_token_per_character_is_lossless() {
         let mut json = toys::metaspace_json();
         json["model"]["byte_fallback"] = false.into();
         assert_eq!(of(&json), None, "unknown characters are dropped");

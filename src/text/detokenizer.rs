@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_emoji_that_is_split_over_tokens_comes_out_whole() {
+    fn an_emoji_split_over_tokens_comes_out_whole() {
         let tokenizer = toys::byte_level();
         let output = ids(&tokenizer, &["the", "ðŁ", "ĺĢ", "Ġthe", "ðŁĺ", "Ģa"]);
         assert_eq!(
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_begun_character_that_never_ends_is_replaced() {
+    fn an_incomplete_character_is_replaced() {
         let tokenizer = toys::byte_level();
         let output = ids(&tokenizer, &["ðŁĺ", "the", "ðŁ"]);
         assert_eq!(
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_token_of_prompt_and_output_loses_its_space() {
+    fn only_the_first_token_loses_its_space() {
         let tokenizer = toys::metaspace();
         let the = ids(&tokenizer, &["▁the", "▁the"]);
         assert_eq!(deltas(&tokenizer, &[], &the, true), ["the", " the", ""]);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_are_shown_or_skipped_and_never_split_a_character() {
+    fn special_tokens_are_shown_or_skipped() {
         let tokenizer = toys::byte_level();
         let output = ids(&tokenizer, &["ðŁ", "<|end|>", "ĺĢ", "日本", "<tool call>"]);
         assert_eq!(
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_character_that_the_prompt_begins_belongs_to_the_output() {
+    fn a_character_begun_in_the_prompt_belongs_to_the_output() {
         let tokenizer = toys::byte_level();
         let prompt = ids(&tokenizer, &["the", "ðŁ", "<|end|>"]);
         let output = ids(&tokenizer, &["ĺĢ"]);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_in_a_row_can_be_without_spaces() {
+    fn adjacent_special_tokens_can_omit_spaces() {
         let tokenizer = toys::word_piece();
         let output = ids(
             &tokenizer,
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_outside_the_vocabulary_are_nothing() {
+    fn ids_outside_the_vocabulary_add_no_text() {
         let tokenizer = toys::byte_level();
         assert_eq!(
             deltas(&tokenizer, &[u32::MAX], &[u32::MAX, 1 << 20], true),
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_tokens_that_never_is_a_character_comes_out_as_it_grows() {
+    fn an_endless_run_of_malformed_bytes_is_emitted_as_it_grows() {
         let tokenizer = toys::byte_level();
         let output = vec![toys::id(&tokenizer, "ĺĢ"); 10_000];
         let out = deltas(&tokenizer, &[], &output, true);
@@ -335,7 +335,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(1000))]
 
         #[test]
-        fn byte_level_deltas_are_what_decoding_all_adds(
+        fn byte_level_deltas_match_full_decoding(
             prompt in tokens(272), output in tokens(272), skip: bool,
         ) {
             let tokenizer = toys::byte_level();
@@ -346,7 +346,7 @@ mod tests {
         }
 
         #[test]
-        fn metaspace_deltas_are_what_decoding_all_adds(
+        fn metaspace_deltas_match_full_decoding(
             prompt in tokens(273), output in prop::collection::vec(prop_oneof![
                 tokens(273),
                 prop::char::any().prop_map(|char| {
@@ -376,7 +376,7 @@ mod tests {
         }
 
         #[test]
-        fn word_piece_deltas_are_what_decoding_all_adds(
+        fn word_piece_deltas_match_full_decoding(
             prompt in prop::collection::vec(0u32..10, 0..8),
             output in prop::collection::vec(0u32..10, 0..8),
             skip: bool,

@@ -147,7 +147,7 @@ mod tests {
 
     // The expected texts are what Python's json.dumps(x, ensure_ascii=False, ...) gives.
     #[test]
-    fn json_is_laid_out_as_python_does() {
+    fn json_is_formatted_as_in_python() {
         let cases = [
             (
                 "tojson",
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_cannot_be_honoured_are_refused() {
+    fn rejects_unsupported_options() {
         for call in [
             "ensure_ascii=true",
             "indent=1000",

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_possible_prefix_is_held_back_until_it_is_decided() {
+    fn holds_back_a_possible_prefix_until_it_is_decided() {
         let (out, stopped) = deltas(words(&["END"]), &["a E", "N", "x EN", "D more"]);
         assert_eq!(out, strings(&["a ", "", "ENx ", "", ""]));
         assert!(stopped);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_word_that_completes_first_wins_and_then_the_one_that_starts_first() {
+    fn earliest_end_wins_then_earliest_start() {
         assert_eq!(
             deltas(words(&["abcd", "bc"]), &["xabcd"]).0,
             strings(&["xa", ""])
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_never_found_inside_a_character() {
+    fn never_matches_inside_a_character() {
         // é is C3 A9, © is C2 A9: the second byte alone must not match.
         let (out, stopped) = deltas(words(&["©"]), &["é", "Ã", "©"]);
         assert_eq!(out, strings(&["é", "Ã", "", ""]));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_included_ends_the_text_and_holds_nothing_back() {
+    fn included_words_end_the_text_and_hold_nothing_back() {
         let included = words(&["END", "NDX"]).included(true);
         let (out, stopped) = deltas(included, &["a E", "N", "x EN", "D more", "y"]);
         assert_eq!(out, strings(&["a E", "N", "x EN", "D", "", ""]));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn without_words_and_with_an_empty_one_everything_passes_at_once() {
+    fn no_words_or_empty_words_pass_everything_at_once() {
         assert!(words(&[""]).is_empty());
         assert_eq!(
             deltas(words(&[]), &["a", "b"]),
@@ -245,7 +245,7 @@ mod tests {
 
         // Few letters, so that words overlap, nest and nearly match; with one, two and four bytes.
         #[test]
-        fn however_the_text_is_cut_it_ends_before_the_first_stop_word(
+        fn text_ends_before_the_first_stop_word_for_any_deltas(
             words in prop::collection::vec("[ab é😀]{1,5}", 0..5),
             texts in prop::collection::vec("[ab é😀]{0,6}", 0..12),
         ) {

@@ -126,7 +126,7 @@ impl Tokenizer {
     }
 
     /// The text of a token by itself, also of a special one. What cannot be decoded is U+FFFD.
-    pub fn text_of(&self, token: TokenId) -> String {
+    pub fn token_text(&self, token: TokenId) -> String {
         self.decode(&[token], false)
     }
 
@@ -274,7 +274,7 @@ mod tests {
     use crate::text::toys;
 
     #[test]
-    fn every_byte_has_its_character_in_a_byte_level_vocabulary() {
+    fn every_byte_has_a_byte_level_character() {
         let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
         let mut bytes: Vec<u8> = alphabet
             .into_iter()
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_in_a_text_are_tokens_and_the_template_adds_its_own() {
+    fn special_tokens_in_text_are_encoded_as_tokens() {
         let tokenizer = toys::metaspace();
         let eos = toys::id(&tokenizer, "</s>");
         let bos = toys::id(&tokenizer, "<s>");
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_truncation_does_not_cut_a_prompt() {
+    fn ignores_truncation_and_padding_of_the_file() {
         let mut json = toys::byte_level_json();
         json["truncation"] = serde_json::json!({
             "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_found_at_the_beginning_inside_and_after_a_space() {
+    fn word_variants_cover_text_start_inside_and_after_a_space() {
         let tokenizer = toys::metaspace();
         let id = |content| toys::id(&tokenizer, content);
         let variants = tokenizer.encode_word_variants("the").expect("tokens");
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_file_is_named_with_the_reason() {
+    fn a_bad_file_is_reported_with_path_and_reason() {
         let dir = std::env::temp_dir().join(format!("inflight-tokenizer-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a folder");
         let problem = || Tokenizer::load(&dir).err().expect("refused").to_string();
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_share_a_tokenizer() {
+    fn tokenizer_is_send_and_sync() {
         fn shared<T: Send + Sync>() {}
         shared::<Tokenizer>();
     }

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn sentence_piece_tokens_are_text_with_spaces_and_bytes() {
+    fn sentence_piece_tokens_are_text_or_single_bytes() {
         let tokenizer = toys::metaspace();
         let texts = tokenizer.token_texts(280).expect("texts");
         let text = |content| text_of(&tokenizer, &texts, content);
@@ -94,7 +94,7 @@ mod tests {
 
     /// The texts must be what a client reads: each is compared with what the detokenizer writes.
     #[test]
-    fn every_whole_text_is_what_the_detokenizer_writes() {
+    fn token_texts_match_the_detokenizer() {
         for tokenizer in [toys::byte_level(), toys::metaspace()] {
             let context = tokenizer.encode(CONTEXT, false).expect("tokens");
             let texts = tokenizer.token_texts(300).expect("texts");
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_whose_text_depends_on_their_neighbours_are_refused() {
+    fn rejects_tokenizers_with_context_dependent_tokens() {
         let error = toys::word_piece().token_texts(10).expect_err("refused");
         assert!(error.to_string().contains("neighbours"), "{error}");
     }

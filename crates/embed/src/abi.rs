@@ -92,10 +92,10 @@ unsafe fn read_tensor(tensor: &CTensor) -> Option<(String, HostTensor)> {
         .into_iter()
         .find(|data_type| *data_type as u32 == tensor.data_type)?;
     let num_bytes = usize::try_from(tensor.num_bytes).ok()?;
-    let is_hollow = tensor.num_dims > 0 && tensor.shape.is_null()
+    let is_invalid = tensor.num_dims > 0 && tensor.shape.is_null()
         || num_bytes > 0 && tensor.data.is_null()
         || num_bytes > isize::MAX as usize;
-    if tensor.name.is_null() || tensor.num_dims > MAX_DIMS || is_hollow {
+    if tensor.name.is_null() || tensor.num_dims > MAX_DIMS || is_invalid {
         return None;
     }
     // SAFETY: it is a C string.

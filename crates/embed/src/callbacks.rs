@@ -17,12 +17,12 @@ impl CCallbacks {
     /// # Safety
     /// The functions are what the header says, and stay, with their context, as long as this does.
     pub(crate) unsafe fn new(callbacks: Callbacks) -> Result<Self, String> {
-        for (name, is_there) in [
+        for (name, is_set) in [
             ("get_requests", callbacks.get_requests.is_some()),
             ("send_response", callbacks.send_response.is_some()),
             ("reject_duplicate", callbacks.reject_duplicate.is_some()),
         ] {
-            if !is_there {
+            if !is_set {
                 return Err(format!("{name} may not be NULL"));
             }
         }

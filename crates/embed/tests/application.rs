@@ -98,7 +98,7 @@ fn expected() -> Vec<Vec<TokenId>> {
 }
 
 #[test]
-fn an_application_in_c_gets_what_the_manager_gives() {
+fn a_c_application_gets_the_managers_tokens() {
     let program = program(
         "cc",
         &root().join("examples/embed_c/embed.c"),
@@ -136,7 +136,7 @@ fn an_application_in_c_gets_what_the_manager_gives() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_reach_the_application() {
     let program = program(
         "cc",
         &root().join("examples/embed_c/embed.c"),
@@ -166,7 +166,7 @@ fn run(program: &Path, checkpoint: &Path, prompts: &[&str]) -> Output {
 }
 
 #[test]
-fn the_header_is_one_of_cpp_too() {
+fn the_header_compiles_as_cpp() {
     let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("header.cpp");
     let code = "#include \"inflight_batch_manager.h\"\n\
                 int main() { return inflight_batch_manager_destroy(nullptr); }\n";

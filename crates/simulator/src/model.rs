@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use triton_inflight::config::{Completion, ModelConfig, RunnerKind};
+use triton_inflight::config::{AutoComplete, ModelConfig, RunnerKind};
 use triton_inflight::engine::EngineConfig;
 use triton_inflight::manager::sizing::{ConfiguredModel, engine_config, open_checkpoint};
 
@@ -52,7 +52,7 @@ impl Model {
                     .into(),
             );
         }
-        let mut config = ModelConfig::parse(&config, Completion::Allowed)?;
+        let mut config = ModelConfig::parse(&config, AutoComplete::Enabled)?;
         let checkpoint = open_checkpoint(&mut config, folder, VERSION)?;
         let model = ConfiguredModel {
             settings: &config.settings,

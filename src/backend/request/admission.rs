@@ -653,7 +653,7 @@ impl Admission {
         let compatibility = self.config.settings.client_compatibility;
         let is_given = |kind: &OutputKind| {
             let is_wanted = options.wants(*kind, compatibility);
-            !kind.is_never_given() && (is_wanted || has_named && !options.omits(*kind))
+            !kind.is_never_sent() && (is_wanted || has_named && !options.omits(*kind))
         };
         let kinds = names.iter().filter_map(|name| OutputKind::from_name(name));
         let kinds: Vec<_> = kinds.filter(is_given).collect();

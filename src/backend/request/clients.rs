@@ -246,7 +246,7 @@ fn output_table(outputs: &[&str]) -> String {
     let mut table = String::from("| output | here |\n|---|---|\n");
     for name in outputs {
         let handling = match OutputKind::from_name(name) {
-            Some(kind) if kind.is_never_given() => {
+            Some(kind) if kind.is_never_sent() => {
                 "may be declared, and is never given: a request has one prompt, and one server"
             }
             Some(_) => "the same",

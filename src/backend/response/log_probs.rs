@@ -48,7 +48,7 @@ fn write_entry(
     write!(out, ",\"rank\":{},\"decoded_token\":", it.rank)?;
     serde_json::to_writer(
         &mut out,
-        &tokenizer.map(|tokenizer| tokenizer.text_of(it.token)),
+        &tokenizer.map(|tokenizer| tokenizer.token_text(it.token)),
     )?;
     out.write_all(b"}")
 }
@@ -68,7 +68,7 @@ pub fn num_bytes<'a>(
 pub fn max_entry_bytes(tokenizer: Option<&Tokenizer>, vocab_size: u32) -> usize {
     let text_bytes = |token: TokenId| {
         let mut counter = Counter(0);
-        let text = tokenizer.map(|tokenizer| tokenizer.text_of(token));
+        let text = tokenizer.map(|tokenizer| tokenizer.token_text(token));
         let _ = serde_json::to_writer(&mut counter, &text);
         counter.0
     };

@@ -73,7 +73,7 @@ mod tests {
 
     /// Has the C compiler compare the header with the types of this file.
     #[test]
-    fn the_header_says_the_same() {
+    fn types_match_the_c_header() {
         let mut source = String::from("#include \"inflight_logits_processor.h\"\n");
         let mut equal = |left: String, right: usize| {
             let _ = writeln!(source, "_Static_assert({left} == {right}, \"{left}\");");

@@ -13,7 +13,7 @@ use std::slice;
 use std::sync::Arc;
 
 use crate::base::{ClientId, SequenceId, TokenId};
-use crate::post_processors::guarded::GuardedLogits;
+use crate::post_processors::guarded_logits::GuardedLogits;
 
 /// An open library.
 struct Library {

@@ -293,14 +293,14 @@ impl RequestOptions {
     /// Whether the request wants an output tensor that it does not name.
     pub fn wants(&self, output: OutputKind, compatibility: ClientCompatibility) -> bool {
         let says_only_how_many =
-            |option: &str| option == "logprobs" && compatibility.asks_for_logprobs_twice();
+            |option: &str| option == "logprobs" && compatibility.requires_return_logprobs();
         let is_asked = self
             .asked
             .iter()
             .any(|(option, outputs)| outputs.contains(&output) && !says_only_how_many(option));
         let is_unasked = match output {
             OutputKind::FinishReason | OutputKind::NumInputTokens | OutputKind::NumOutputTokens => {
-                !compatibility.gives_reasons_and_counts_on_request()
+                !compatibility.sends_reasons_and_counts_on_request()
                     || self.wanted.contains(&output)
             }
             OutputKind::SequenceIndex => {
@@ -313,7 +313,7 @@ impl RequestOptions {
 
     /// Whether `logprobs` does not say how many log-probabilities there are to be, which is none to some clients.
     pub fn has_null_logprobs(&self, compatibility: ClientCompatibility) -> bool {
-        compatibility.asks_for_logprobs_twice() && self.num_logprobs.is_none()
+        compatibility.requires_return_logprobs() && self.num_logprobs.is_none()
     }
 
     /// Whether the request says how many sequences it wants, which may be one.
@@ -359,7 +359,7 @@ impl RequestOptions {
 
     /// Takes what clients expect of a request that does not say how its tokens are drawn.
     pub fn take_defaults_of(&mut self, compatibility: ClientCompatibility) {
-        if compatibility.has_top_k_one() && self.top_p.is_none() {
+        if compatibility.is_greedy_by_default() && self.top_p.is_none() {
             self.top_k.get_or_insert(1);
         }
     }

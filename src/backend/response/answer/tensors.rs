@@ -71,12 +71,12 @@ impl Answer {
                             .chain(Row::new_tokens(row))
                             .map(|id| *id as i32)
                     };
-                    let filler = compatibility.filler().map_or(self.pad_id, i32::from);
+                    let filler = compatibility.padding_value().map_or(self.pad_id, i32::from);
                     let ids = padded(rows.iter().map(ids), width, filler);
                     response.output(name, &[1, num_rows, width as i64][from..], &ids)?;
                 }
                 OutputKind::SequenceLength => {
-                    let length = |row: &Row| match compatibility.counts_ids_of_response() {
+                    let length = |row: &Row| match compatibility.counts_response_ids() {
                         true => (prompt_of(echo).len() + row.new_tokens().len()) as i32,
                         false => (self.num_prompt_tokens + row.tokens().len()) as i32,
                     };
@@ -108,7 +108,7 @@ impl Answer {
                 }
                 OutputKind::OutputLogProbs => {
                     let log_probs = rows.iter().map(Row::new_chosen_log_probs);
-                    let filler = compatibility.filler().map_or(0.0, f32::from);
+                    let filler = compatibility.padding_value().map_or(0.0, f32::from);
                     let chosen = padded(log_probs, num_new, filler);
                     response.output(name, &[1, num_rows, num_new as i64][from..], &chosen)?;
                 }
@@ -326,7 +326,7 @@ fn ids_json(prompt: &[TokenId], rows: &[Row]) -> String {
 
 /// The reason as a client reads it; that of a sequence that goes on is none.
 fn reason_name(reason: Option<FinishReason>, compatibility: ClientCompatibility) -> &'static str {
-    let is_short = compatibility.has_short_reasons();
+    let is_short = compatibility.uses_short_finish_reasons();
     match reason {
         None if is_short => "None",
         None => "",

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_outside_is_seen_wherever_it_is_and_one_inside_is_not() {
+    fn detects_writes_outside_the_logits_only() {
         for vocab_size in [1, 15, 16, 1000] {
             let logits = vec![1.0; vocab_size];
             let guarded = || {
