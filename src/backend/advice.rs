@@ -1,24 +1,24 @@
-//! Warnings at load: settings that are valid, but hardly what the user meant.
+//! What is served, but not what the user can have meant: warnings of a load.
 
 use std::path::Path;
 
 use crate::config::Settings;
 use crate::engine::EngineConfig;
 
-/// The configuration of an instance.
+/// What an instance is made of.
 #[derive(Clone, Copy)]
 pub struct Setting<'a> {
     /// The backend's parameters.
     pub settings: &'a Settings,
-    /// The engine's configuration that they lead to.
+    /// What has become of them.
     pub engine: &'a EngineConfig,
-    /// Whether any layer's attention window is shorter than the longest sequence.
+    /// Whether a layer sees less than a whole sequence.
     pub has_windows: bool,
-    /// Cores that the process may use.
+    /// Threads that the process may run at a time.
     pub num_cores: usize,
-    /// The model's folder in the repository, with links resolved.
+    /// The model's folder in the repository, without links.
     pub folder: &'a Path,
-    /// The folder of the statistics file, with links resolved.
+    /// The folder of the statistics file, without links.
     pub stats_folder: Option<&'a Path>,
 }
 

@@ -1,4 +1,4 @@
-//! The backend, as Triton's entry points call it.
+//! What Triton's entry points find here.
 
 use crate::backend::driver::watched::WatchedDriver;
 use crate::backend::instance::load_instance;

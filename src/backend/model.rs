@@ -1,4 +1,4 @@
-//! A loaded model, shared by its instances.
+//! A loaded model: what all its instances share.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use crate::triton::{self, Error, ServedModel};
 
 /// A model of the repository, checked and ready for instances.
 pub struct Model {
-    /// The model's folder in the repository.
+    /// Its folder in the repository.
     pub folder: PathBuf,
-    /// The model, as the server serves it.
+    /// Itself in its server.
     pub served: ServedModel,
     /// Its configuration.
     pub config: Arc<ModelConfig>,
     /// Its weights; none for the synthetic runner.
     pub checkpoint: Option<ModelSource>,
-    /// Its tokenizer; `None` if it takes and returns token ids only.
+    /// Its tokenizer; none where only ids are wanted.
     pub text: Option<TextParts>,
-    /// The logits post-processors that its requests may name.
+    /// What its requests may name to change their logits.
     pub post_processors: Arc<PostProcessors>,
-    /// Compiles the guides of its requests; `None` without logits or text.
+    /// What compiles the guides of its requests; none where there are no logits or no text.
     pub guides: Option<Arc<Compiler>>,
-    /// Its metrics; empty if the server has none.
+    /// Its metrics; none where the server has none.
     pub metrics: MetricsShare,
     /// Which load of its name it is.
     pub load: ModelLoad,
@@ -43,13 +43,13 @@ impl Model {
     /// Loads the model that Triton names: completes its configuration, opens its files.
     ///
     /// # Errors
-    /// A problem in config.pbtxt or in the checkpoint, and the way out.
+    /// What is wrong with config.pbtxt or with the checkpoint, and what to write instead.
     pub fn load(handle: &triton::Model) -> Result<Self, Error> {
         let folder = handle.folder()?;
         let version = handle.version()?;
         let name = handle.name()?.to_owned();
         let given = parse_json(&handle.config_json()?)?;
-        // Bad settings are refused below.
+        // A bad one is refused below, together with all else that is wrong.
         let settings = ModelConfig::settings(&given).unwrap_or_default();
         let tokenizer_dir = tokenizer_dir(&settings, &folder, version);
 

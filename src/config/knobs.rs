@@ -42,264 +42,260 @@ pub(super) fn knobs() -> Vec<Knob> {
             optional(folder(), "the model's version folder"),
             |s| &mut s.gpt_model_path,
             "The checkpoint: a folder with `config.json` and `*.safetensors`, or with a GGUF file (see \
-              [Checkpoints](checkpoints.md)). A relative path starts at the model's folder in the \
-              repository.",
+             [Checkpoints](checkpoints.md)). A relative path starts at the model's folder in the repository.",
         ),
         knob(
             "tokenizer_dir",
             optional(folder(), "`gpt_model_path`"),
             |s| &mut s.tokenizer_dir,
-            "Where `tokenizer.json` and `tokenizer_config.json` are. A model whose input is \
-              `input_ids` needs none.",
+            "The folder with `tokenizer.json` and `tokenizer_config.json`. A model whose input is `input_ids` \
+             needs none.",
         ),
         knob(
             "gpt_model_type",
             choice(BatchingScheme::NAMES),
             |s| &mut s.gpt_model_type,
-            "The batching scheme. `inflight_fused_batching`: requests join and leave in every step, \
-              and a step is one packed model call. `inflight_batching`: the same in two model calls, \
-              contexts first. `V1`: in lockstep, as before in-flight batching: a batch is padded to \
-              its longest member, nobody joins it, and all its answers leave when the last is done; \
-              there is no streaming. A batch starts with all that wait, up to `max_num_requests`.",
+            "The batching scheme. `inflight_fused_batching`: requests join and leave in every step, and a step is \
+             one packed model call. `inflight_batching`: the same with two model calls, contexts first. `V1`: \
+             lockstep, as before in-flight batching. A batch is padded to its longest member, no request can join \
+             it, and all its answers leave when the last member ends; there is no streaming. A batch starts with \
+             all requests that wait, up to `max_num_requests`.",
         ),
         knob(
             "batch_scheduler_policy",
             choice(CapacityPolicy::NAMES),
             |s| &mut s.batch_scheduler_policy,
-            "Who may run, given the KV blocks there are. `guaranteed_no_evict` starts only what \
-              can run to its last token. `max_utilization` starts whatever fits now, and pauses \
-              the request that started last when blocks run out; it resumes by itself, and only \
-              its latency tells. `static_batch` starts requests only when all that ran are done \
-              (with `enable_trt_overlap`: all of their micro-batch).",
+            "The capacity policy: which requests may run, given the KV blocks there are. `guaranteed_no_evict` \
+             starts only requests that can run to their last token. `max_utilization` starts whatever fits now and \
+             pauses the request that started last when blocks run out; it resumes by itself, and only its latency \
+             shows it. `static_batch` starts requests only when all running ones have ended (with \
+             `enable_trt_overlap`: all of their micro-batch).",
         ),
         knob(
             "enable_trt_overlap",
             flag(),
             |s| &mut s.enable_trt_overlap,
-            "Splits the requests into two micro-batches: one is computed while the host answers \
-              and waits for the other. Each request then takes part in every second step, and the \
-              weights are read twice as often: it pays only where the host's work is a large part of \
-              a step.",
+            "Splits the requests into two micro-batches: one is computed while the host answers the other and \
+             takes in requests for it. Each request then takes part in every second step, and the weights are read \
+             twice as often. This pays off only if the host's share of a step is large.",
         ),
         knob(
             "speculation",
             choice(SpeculationKind::NAMES),
             |s| &mut s.speculation,
-            "Whether later tokens are guessed and verified in one step, without a second model. \
-              `draft_input_ids`: as requests say. `prompt_lookup`: where a request says nothing, what \
-              followed the last tokens when they occurred before, in its prompt or its output. Every \
-              answer is the same, bit for bit, as with `none`. See [Speculation](speculation.md).",
+            "Whether tokens are guessed and verified several at a time, without a second model. `draft_input_ids`: \
+             the request brings the guesses. `prompt_lookup`: for a request without guesses, the tokens that \
+             followed the last few tokens the last time they occurred, in its prompt or output. Every answer is \
+             identical, bit for bit, to that with `none`. See [Speculation](speculation.md).",
         ),
         knob(
             "max_draft_tokens",
             count(1..=64),
             |s| &mut s.max_draft_tokens,
-            "Guesses for one request in one step, at most. They count in `max_num_tokens`, of which they \
-              take what nobody else wants; and each has a row of logits (4 bytes for each token of the \
-              vocabulary) for each of `max_num_requests`.",
+            "The most guesses per request and step. They count towards `max_num_tokens` and take only what nobody \
+             else wants. Each needs memory for a row of logits (4 bytes per token of the vocabulary) for each of \
+             `max_num_requests`.",
         ),
         knob(
             "prompt_lookup_min",
             count(1..=32),
             |s| &mut s.prompt_lookup_min,
-            "Last tokens that must have occurred before in the same order, at least, for \
-              `prompt_lookup` to guess.",
+            "With `prompt_lookup`: the fewest last tokens that must have occurred before, in the same order, for a \
+             guess.",
         ),
         knob(
             "prompt_lookup_max",
             count(1..=32),
             |s| &mut s.prompt_lookup_max,
-            "Last tokens that are compared, at most. Of all places with as many equal tokens as can be \
-              had up to this, the last one counts.",
+            "With `prompt_lookup`: the most last tokens that are compared. Among the places with the longest match \
+             up to this length, the latest is used.",
         ),
         knob(
             "max_num_requests",
             optional(count(1..=MAX_COUNT), "`max_batch_size`"),
             |s| &mut s.max_num_requests,
-            "Requests in one step, at most; with `enable_trt_overlap`, in both micro-batches \
-              together. Triton's own `max_batch_size` is how many it hands over to the backend; those \
-              above `max_num_requests` wait inside.",
+            "The most requests in one step; with `enable_trt_overlap`, in both micro-batches together. Triton's \
+             own `max_batch_size` is the number of requests that it hands to the backend; those above \
+             `max_num_requests` wait in the backend.",
         ),
         knob(
             "max_beam_width",
             count(1..=MAX_BEAM_WIDTH),
             |s| &mut s.max_beam_width,
-            "Beams of one request, at most: what `beam_width` may be. A request with beams is one of \
-              `max_num_requests`, and takes a token of each beam from every step. It is never paused: \
-              blocks for all its beams are set aside when it starts.",
+            "The most beams of one request: the limit of the option `beam_width`. A request with beams counts as \
+             one of `max_num_requests` and takes one token per beam from the budget of every step. It is never \
+             paused: blocks for all its beams are reserved when it starts.",
         ),
         knob(
             "max_num_tokens",
             optional(count(1..=MAX_COUNT), "512 (TensorRT-LLM: 8192), or `max_num_requests` (times 1 + `max_draft_tokens` with `speculation`) + `tokens_per_block` if larger, or `max_seq_len` without chunked context"),
             |s| &mut s.max_num_tokens,
-            "The token budget: tokens in one step, at most. A larger one finishes prompts in \
-              fewer steps, a smaller one delays the requests that are generating less. TensorRT-LLM's default \
-              is for GPUs; a CPU is at its full speed from some hundred tokens on. Padded batches (`V1`) are not \
-              bounded by it: their prompts are computed in as many steps as it demands.",
+            "The token budget: the most tokens in one step. A larger budget finishes prompts in fewer steps; a \
+             smaller one delays running requests less. TensorRT-LLM's default is meant for GPUs; a CPU reaches full \
+             speed at some hundred tokens. The budget does not bound padded batches (`V1`): their prompts are \
+             computed in as many steps as it demands.",
         ),
         knob(
             "max_seq_len",
             optional(count(2..=MAX_COUNT), "the model's `max_position_embeddings`"),
             |s| &mut s.max_seq_len,
-            "Prompt and output of one request together, at most, in tokens.",
+            "The most tokens of one request, prompt and output together.",
         ),
         knob(
             "enable_chunked_context",
-            optional(flag(), "`true` (Batch Manager: `false`), but with `V1`"),
+            optional(flag(), "`true` (Batch Manager: `false`); `false` with `V1`"),
             |s| &mut s.enable_chunked_context,
-            "Whether a prompt may be computed in chunks over several steps, next to the requests \
-              that are generating. Without it, a prompt longer than `max_num_tokens` is refused, or that has to be as \
-              large as `max_seq_len`: so it is on here. With `V1` there are no chunks.",
+            "Whether a prompt may be computed in chunks over several steps, next to requests in generation. \
+             Without it, a prompt longer than `max_num_tokens` is refused, or `max_num_tokens` must be as large as \
+             `max_seq_len`; therefore it is on by default here. `V1` has no chunks.",
         ),
         knob(
             "context_chunking_policy",
             choice(ContextChunkPolicy::NAMES),
             |s| &mut s.context_chunking_policy,
-            "Which prompts get the tokens that are left: the first one all it needs and then the \
-              next, or a block each in turn.",
+            "Which prompts get the tokens that are left in a step: the first prompt all it needs and then the \
+             next, or every prompt one block in turn.",
         ),
         knob(
             "kv_cache_type",
             choice(&[("paged", true), ("contiguous", false)]),
             |s| &mut s.paged_kv_cache,
-            "`contiguous` gives every request that runs the memory of `max_seq_len` positions in \
-              one piece, for as many of `max_num_requests` as there is memory. Nothing can be shared \
-              then.",
+            "`contiguous` gives each running request the memory of `max_seq_len` positions in one piece, for as \
+             many of `max_num_requests` as memory allows. Nothing can be shared then.",
         ),
         knob(
             "kv_cache_dtype",
             choice(&[("auto", false), ("bf16", false), ("int8", true)]),
             |s| &mut s.int8_kv_cache,
-            "How keys and values are kept. `int8` takes about half the memory, and changes the logits a \
-              little (see [Results](../../benches/RESULTS.md)); a request still gets the same, bit for bit, alone and in \
-              any batch.",
+            "How keys and values are stored. `int8` takes about half the memory and changes the logits slightly \
+             (see [Results](../../benches/RESULTS.md#int8-keys-and-values-kv_cache_dtype)). A request still gets \
+             the same answer, bit for bit, alone and in any batch.",
         ).with_note(": bf16"),
         knob(
             "weight_only_precision",
             choice(WeightOnlyPrecision::NAMES),
             |s| &mut s.weight_only_precision,
-            "Rounds the weights of a float checkpoint while it is loaded: half or a quarter of the memory, \
-              and faster generation by as much where memory limits it. Activations are rounded to 8 \
-              bits for the products. With `int4` the output layer has 8 bits; embedding and norms stay as \
-              they are. What it costs in quality is in [Results](../../benches/RESULTS.md). What a checkpoint has quantised \
-              itself stays as it is.",
-        ).with_note(": as the checkpoint has them; bf16 for floats"),
+            "Rounds the weights of a float checkpoint while it loads: a half or a quarter of the memory, and \
+             generation faster by as much where memory is the limit. Activations are rounded to 8 bits for the \
+             products. With `int4` the output layer has 8 bits; embedding and norms are not rounded. For the loss \
+             of quality see [Results](../../benches/RESULTS.md#int8-and-int4-weights-weight_only_precision). \
+             Weights that the checkpoint has quantized itself keep their form.",
+        ).with_note(": as in the checkpoint; bf16 for floats"),
         knob(
             "weight_only_group_size",
             optional(group_size(), "128 for `int8`, 32 for `int4`"),
             |s| &mut s.weight_only_group_size,
-            "With `weight_only_precision`: how many neighbouring inputs of an output share a scale of 16 \
-              bits. Smaller groups keep more of the weights and take more memory.",
+            "With `weight_only_precision`: how many consecutive inputs of an output share a 16-bit scale. Smaller \
+             groups are more accurate and take more memory.",
         ),
         knob(
             "weight_cache_dir",
-            optional(folder(), "none: weights are rounded in each load"),
+            optional(folder(), "none: weights are rounded at every load"),
             |s| &mut s.weight_cache_dir,
-            "Where weights that were rounded while they were loaded are kept, in a file for each model and version, \
-              so that the next load reads them instead (see [Checkpoints](checkpoints.md)). It is made \
-              where it is missing; choose one outside of the model repository. A relative path starts at the \
-              model's folder in the repository.",
+            "Where rounded weights are kept, one file per model and version, so that the next load reads them \
+             instead of rounding again (see [Checkpoints](checkpoints.md#keeping-rounded-weights-between-loads)). \
+             The folder is created if it is missing; choose one outside the model repository. A relative path \
+             starts at the model's folder in the repository.",
         ),
         knob(
             "weight_cache_mode",
             choice(&[("600", 0o600), ("640", 0o640), ("644", 0o644)]),
             |s| &mut s.weight_cache_mode,
-            "Who may read the files in `weight_cache_dir`, whoever may read the checkpoint: the server's user, its \
-              group as well, or everybody. Folders that are made for it may be entered by the same; those that are \
-              there stay as they are.",
+            "Who may read the files in `weight_cache_dir`, whatever the mode of the checkpoint: the server's user, \
+             also its group, or everybody. Folders created for the files are opened to the same users; existing \
+             folders keep their mode.",
         ),
         knob(
             "enable_kv_cache_reuse",
             optional(flag(), "`true` with a paged cache (Batch Manager: `false`)"),
             |s| &mut s.enable_kv_cache_reuse,
-            "Whether requests that begin with the same tokens share the blocks of those, also when \
-              the earlier one has ended. The blocks that were not used for longest are given up \
-              first. A request can opt out with `kv_cache_reuse`, and shares only with requests of \
-              the same `cache_salt`. On here, since it costs next to nothing and answers are the same, bit for bit.",
+            "Whether requests that begin with the same tokens share the blocks of that prefix, even after the \
+             earlier request has ended. The least recently used blocks are evicted first. A request can opt out \
+             with `kv_cache_reuse`, and shares blocks only with requests of the same `cache_salt`. It is on by \
+             default here because it costs next to nothing and answers are identical, bit for bit.",
         ),
         knob(
             "enable_partial_reuse",
             flag(),
             |s| &mut s.enable_partial_reuse,
-            "Whether the beginning of a block is copied where two requests begin to differ inside it.",
+            "Whether the common part of a block is copied if two requests diverge inside it.",
         ),
         knob(
             "max_attention_window_size",
             windows(),
             |s| &mut s.max_attention_window_size,
-            "How far each layer's attention looks back, the token itself included. A list is \
-              repeated over the layers; a model's own window counts where it is smaller. Blocks that \
-              no layer sees any more are given back.",
+            "How many positions each layer's attention looks back, including the token itself. A list is repeated \
+             over the layers. A model's own window applies where it is smaller. Blocks outside the window of every \
+             layer are freed.",
         ),
         knob(
             "sink_token_length",
             count(0..=MAX_COUNT),
             |s| &mut s.sink_token_length,
-            "Positions at the beginning that every layer with a window sees besides \
-              (StreamingLLM). They keep their own positions.",
+            "How many first positions stay visible to layers with a window (StreamingLLM). They keep their own \
+             positions.",
         ),
         knob(
             "tokens_per_block",
             block_size(),
             |s| &mut s.tokens_per_block,
-            "Positions of one KV cache block.",
+            "Positions in one KV cache block.",
         ),
         knob(
             "max_tokens_in_paged_kv_cache",
             optional(count(1..=MAX_COUNT), "what `kv_cache_free_gpu_mem_fraction` allows"),
             |s| &mut s.max_tokens_in_paged_kv_cache,
-            "Positions of the whole KV cache, rounded down to blocks. With both limits, the \
-              smaller wins.",
+            "Positions in the whole KV cache, rounded down to blocks. If both limits are given, the smaller one \
+             applies.",
         ),
         knob(
             "kv_cache_free_gpu_mem_fraction",
             fraction(),
             |s| &mut s.kv_cache_free_mem_fraction,
-            "Share of the memory that is free after the weights are loaded which the KV cache \
-              may take; on the CPU, of available host memory, less what the caches of other \
-              instances have yet to fill. Never more than \
-              `max_num_requests` sequences of `max_seq_len` could use. The Batch Manager's default is for the memory of a \
-              GPU, which nobody else uses; a host's is also Triton's, other models' and the system's.",
+            "The share of the memory that is free after loading the weights which the KV cache may take; on the \
+             CPU, of available host memory, less what the caches of other instances have yet to fill. Never more \
+             than `max_num_requests` sequences of `max_seq_len` could use. The Batch Manager's default is meant for \
+             GPU memory, which nothing else uses; host memory is shared with Triton, other models, and the system.",
         ).with_note(" (Batch Manager: 0.9)"),
         knob(
             "logits_memory_bytes",
             integer(0..=1 << 40),
             |s| &mut s.logits_memory_bytes,
-            "Bytes of logits and log-probabilities that the answers of an instance may hold, those of all \
-              requests in flight together. A request that could need more than are left is refused: with \
-              `return_context_logits` or `return_generation_logits` 4 bytes for each token of the \
-              vocabulary, for each token of the prompt or of `max_tokens`; with `logprobs` some 150 bytes \
-              (with long tokens more) for each token of `max_tokens` and each token named in its place; \
-              for each sequence or beam. `0` refuses all of them.",
+            "The most bytes of logits and log-probabilities that the answers of all requests in flight of an \
+             instance may hold. A request that could need more than is left is refused. Counted are, per sequence \
+             or beam: with `return_context_logits` and `return_generation_logits`, 4 bytes per token of the \
+             vocabulary for each token of the prompt and of `max_tokens`; with `logprobs`, some 150 bytes (more \
+             with long tokens) for each token of `max_tokens` and each alternative. `0` refuses all of them.",
         ),
         knob(
             "logits_post_processor_library",
             optional(file(), "none"),
             |s| &mut s.logits_post_processor_library,
-            "A shared library with logits post-processors of your own, which runs inside the server: see \
-              [Logits post-processors](logits-processors.md). A relative path starts at the model's \
-              folder in the repository.",
+            "A shared library with logits post-processors of your own, which runs inside the server: see [Logits \
+             post-processors](logits-processors.md#your-own-post-processors). A relative path starts at the model's \
+             folder in the repository.",
         ),
         knob(
             "exclude_input_in_output",
             flag(),
             |s| &mut s.exclude_input_in_output,
-            "Whether a full answer leaves out the prompt, where the request does not say. \
-              Streamed answers never repeat it.",
+            "Whether a full answer leaves out the prompt, if the request does not say. Streams never repeat the \
+             prompt.",
         ),
         knob(
             "stream_interval",
             count(1..=MAX_COUNT),
             |s| &mut s.stream_interval,
-            "Tokens of each response of a stream, where the request does not say. A larger number spares the \
-              server and its clients responses: each takes both of them more than a step does.",
+            "Tokens per response of a stream, if the request does not say. A larger number means fewer responses, \
+             each of which costs server and client more than a step does.",
         ),
         knob(
             "client_compatibility",
             choice(ClientCompatibility::NAMES),
             |s| &mut s.client_compatibility,
-            "Whose clients the model answers as their own backend does: inputs, shapes, `finish_reason`, outputs on \
-              request, numbers of tokens. What each changes is in [Clients of other backends](clients.md).",
+            "The backend whose clients the model should satisfy: inputs, shapes, `finish_reason`, outputs on \
+             request, token counts. [Clients of other \
+             backends](clients.md#a-model-that-answers-as-another-backend-does) lists what each setting changes.",
         ),
         knob(
             "default_max_tokens",
@@ -311,45 +307,45 @@ pub(super) fn knobs() -> Vec<Knob> {
             "add_special_tokens",
             flag(),
             |s| &mut s.add_special_tokens,
-            "Whether the tokenizer adds its special tokens (such as a beginning-of-text) to a \
-              prompt. A prompt made by the chat template has its own.",
+            "Whether the tokenizer adds its special tokens (such as a beginning-of-text token) to a prompt. A \
+             prompt made by the chat template has its own.",
         ),
         knob(
             "skip_special_tokens",
             flag(),
             |s| &mut s.skip_special_tokens,
-            "Whether special tokens are left out of the text that is returned.",
+            "Whether special tokens are left out of the returned text.",
         ),
         knob(
             "num_threads",
             optional(num_threads(), "what the process may use"),
             |s| &mut s.num_threads,
-            "CPU threads of a step, the one that Triton calls on included. The default respects \
-              the process's affinity and its container's CPU quota. Instances and models of one \
-              server compute in turns where together they have more threads than that.",
+            "CPU threads of a step, including the one on which Triton calls. The default respects the process's \
+             affinity and its container's CPU quota. If the instances and models of one server together have more \
+             threads than that, they compute in turns.",
         ),
         knob(
             "cpu_instruction_set",
             instruction_set(),
             |s| &mut s.cpu_instruction_set,
-            "The CPU kernels. Each gives the same text in every run; two sets may differ from \
-              each other in the last bits of a logit.",
+            "The CPU kernels. Each set gives the same text in every run; two sets may differ in the last bits of a \
+             logit.",
         ).with_note(": the best that the processor has"),
         knob(
             "stats_file",
             optional(file(), "none"),
             |s| &mut s.stats_file,
-            "Appends the statistics record of every step to this file, one JSON object a line. \
-              A relative path starts at the server's working directory; choose one outside of the model repository: with \
-              `--model-control-mode=poll`, Triton loads a model again when anything in its folder has changed.",
+            "Appends the statistics record of every step to this file, one JSON object per line. A relative path \
+             starts at the server's working directory. Choose a file outside the model repository: with \
+             `--model-control-mode=poll`, Triton reloads a model when anything in its folder changes.",
         ),
         knob(
             "runner",
             choice(RunnerKind::NAMES),
             |s| &mut s.runner,
-            "What computes the tokens. `synthetic` needs no checkpoint: the next token is a hash \
-              of all tokens so far, and a step takes `synthetic_step_us` plus \
-              `synthetic_token_us` for each of its tokens. For load tests and capacity planning.",
+            "What computes the tokens. `synthetic` needs no checkpoint: the next token is a hash of all tokens so \
+             far, and a step takes `synthetic_step_us` plus `synthetic_token_us` per token. For load tests and \
+             capacity planning.",
         ),
         knob(
             "synthetic_vocab_size",
@@ -373,16 +369,16 @@ pub(super) fn knobs() -> Vec<Knob> {
             "synthetic_fail_after",
             optional(count(0..=MAX_COUNT), "never"),
             |s| &mut s.synthetic_fail_after,
-            "Steps after which the synthetic runner fails, once and for all: to see what clients \
-              and monitoring make of a lost model instance.",
+            "Steps after which the synthetic runner fails for good: shows what clients and monitoring make of a \
+             lost model instance.",
         ),
         knob(
             "synthetic_gate",
             optional(file(), "none"),
             |s| &mut s.synthetic_gate,
-            "As long as this file has a number, the synthetic runner runs so many steps in all and then waits: \
-              for tests that need a request to be still running. A relative path starts at the model's folder \
-              in the repository.",
+            "While this file holds a number, the synthetic runner runs that many steps in total and then waits: \
+             for tests that need a request to be still running. A relative path starts at the model's folder in the \
+             repository.",
         ),
     ]
 }

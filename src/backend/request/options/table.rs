@@ -14,10 +14,10 @@ use crate::base::ClientId;
 use crate::config::OutputKind;
 
 /// What lists of words may be.
-const WORDS: &str = "a text of at most 256 bytes, or a JSON list of at most 64 (a text that begins with [ goes in a list)";
+const WORDS: &str = "a text of at most 256 bytes, or a JSON list of at most 64 (put a text that begins with [ into a list)";
 /// What lists of words as token ids may be.
 const ID_WORDS: &str = "a JSON list of two lists: the ids of at most 64 words of at most 256 each, and where each word \
-                        ends among them, filled up with -1";
+                        ends among them, padded with -1";
 
 /// One option of a request.
 pub(super) struct RequestOption {
@@ -63,7 +63,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["request_output_len"],
         expected: "an integer of at least 1",
         default: "the model's `default_max_tokens`",
-        doc: "Tokens to generate, at most. Never more than fit into `max_seq_len` after the prompt.",
+        doc: "The most tokens to generate. Never more than fit into `max_seq_len` after the prompt.",
         set: |o, v| set(&mut o.max_tokens, integer(v, 1..=MAX_COUNT).map(Some)),
     },
     RequestOption {
@@ -71,7 +71,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["min_length"],
         expected: "an integer of at least 0",
         default: "0",
-        doc: "The end ids and `stop_token_ids` cannot be chosen before this many tokens.",
+        doc: "End ids and `stop_token_ids` cannot be chosen before this many tokens.",
         set: |o, v| set(&mut o.min_tokens, integer(v, 0..=MAX_COUNT)),
     },
     RequestOption {
@@ -79,8 +79,9 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["num_return_sequences"],
         expected: "an integer of at least 1",
         default: "1",
-        doc: "Sequences to return, at most `max_batch_size`. Each is what the request gets alone with a seed of its \
-              own: the first with `seed`, the next with `seed` + 1, and so on. They share the prompt's blocks.",
+        doc: "Sequences to return, at most `max_batch_size`. Each is what the request would get alone with a seed \
+              of its own: the first with `seed`, the second with `seed` + 1, and so on. They share the blocks of \
+              the prompt.",
         set: |o, v| set(&mut o.num_returned, integer(v, 1..=MAX_COUNT).map(Some)),
     },
     RequestOption {
@@ -88,8 +89,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer of at least 1",
         default: "`n`",
-        doc: "Sequences to generate, at most `max_batch_size`. If they are more than `n`, those `n` are returned whose \
-              tokens are the most likely together (`cum_log_probs`), the best first; not while streaming.",
+        doc: "Sequences to generate, at most `max_batch_size`. If there are more than `n`, the `n` with the \
+              highest `cum_log_probs` are returned, best first; not while streaming.",
         set: |o, v| set(&mut o.num_generated, integer(v, 1..=MAX_COUNT).map(Some)),
     },
     RequestOption {
@@ -97,10 +98,10 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer of at least 1",
         default: "1: no search",
-        doc: "Searches for the most likely texts with so many beams, at most the model's `max_beam_width`, as Hugging \
-              Face transformers does, and returns the best `n` of what it has found, by default all, the best first. \
-              `cum_log_probs` is what a text's tokens add up to, penalties and biases included. Nothing is drawn: \
-              `top_k`, `top_p` and their like change nothing. Not with a guide. See [Beam search](sequences.md#beam-search).",
+        doc: "Beam search with this many beams, at most the model's `max_beam_width`, as in Hugging Face \
+              transformers. Returns the best `n` hypotheses, by default all, best first. `cum_log_probs` is the sum \
+              of a hypothesis' log-probabilities, including penalties and biases. Nothing is sampled: `top_k`, \
+              `top_p`, and the like have no effect. Not with a guide. See [Beam search](sequences.md#beam-search).",
         set: |o, v| set(&mut o.beams.beam_width, integer(v, 1..=MAX_COUNT).map(Some)),
     },
     RequestOption {
@@ -108,7 +109,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true or false",
         default: "false",
-        doc: "The same as vLLM has it: with as many beams as `best_of`, or `n`; and `n`, by default 1, are returned.",
+        doc: "Beam search as requested in vLLM: as many beams as `best_of`, or `n`, of which `n`, by default 1, \
+              are returned.",
         set: |o, v| set(&mut o.beams.use_beam_search, flag(v).map(Some)),
     },
     RequestOption {
@@ -116,8 +118,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["len_penalty"],
         expected: "a number from -10 to 10",
         default: "1",
-        doc: "What beams have found is compared by the sum of its log-probabilities divided by its length to the power \
-              of this: above 0 favours longer texts, below 0 shorter ones.",
+        doc: "Hypotheses are ranked by the sum of log-probabilities divided by `length ^ length_penalty`: above 0 \
+              favours longer texts, below 0 shorter ones.",
         set: |o, v| {
             let penalty = number(v, -10.0..=10.0).map(Some);
             set(&mut o.beams.length_penalty, penalty)
@@ -128,8 +130,9 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true, false or \"never\"",
         default: "false",
-        doc: "When a search with as many texts as beams is over: `true` at once; `false` when the best beam as it is now \
-              would not be among them; `never` when no beam can become better, however long.",
+        doc: "When a beam search that has as many hypotheses as beams ends: `true`, at once; `false`, when the \
+              best running beam as it is now would not be among them; `never`, when no running beam can still \
+              become better, however long it gets.",
         set: |o, v| set(&mut o.beams.early_stopping, early_stopping(v).map(Some)),
     },
     RequestOption {
@@ -137,8 +140,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a number from 0 to 100",
         default: "0: off",
-        doc: "Subtracted from a continuation's score for each better one of the same beam when continuations are \
-              compared, so that beams differ more.",
+        doc: "Subtracted from the score of a continuation for each better continuation of the same beam, so that \
+              beams differ more.",
         set: |o, v| set(&mut o.beams.diversity_rate, number(v, 0.0..=100.0)),
     },
     RequestOption {
@@ -146,7 +149,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer from -2147483648 to 2147483647",
         default: "the first end id, or 0",
-        doc: "Where there are several sequences, fills up the shorter ones' `output_ids`.",
+        doc: "Pads the `output_ids` of the shorter ones of several sequences.",
         set: |o, v| set(&mut o.pad_id, signed(v).map(Some)),
     },
     RequestOption {
@@ -176,8 +179,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["runtime_top_p"],
         expected: "a number from 0 to 1",
         default: "1: all",
-        doc: "Keeps the most likely tokens whose probabilities reach this sum. `0` is what TensorRT-LLM takes it for: \
-              1 beside a `top_k`, else only the most likely token.",
+        doc: "Keeps the most likely tokens whose probabilities reach this sum. `0` means what it means in \
+              TensorRT-LLM: 1 beside a `top_k`, otherwise only the most likely token.",
         set: |o, v| set(&mut o.top_p, number(v, 0.0..=1.0).map(Some)),
     },
     RequestOption {
@@ -185,7 +188,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["runtime_top_p_decay"],
         expected: "a number above 0 and at most 1",
         default: "1: off",
-        doc: "After each token, `top_p` becomes this fraction of what it was.",
+        doc: "After each token, `top_p` is multiplied by this.",
         set: |o, v| set(&mut o.top_p_decay, share(v).map(Some)),
     },
     RequestOption {
@@ -193,7 +196,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["runtime_top_p_min"],
         expected: "a number from 0 to 1",
         default: "0.000001",
-        doc: "What `top_p` is at least, from the second token on.",
+        doc: "The lowest value of `top_p`, from the second token on.",
         set: |o, v| set(&mut o.top_p_min, number(v, 0.0..=1.0).map(Some)),
     },
     RequestOption {
@@ -201,7 +204,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["runtime_top_p_reset_ids"],
         expected: "a token id, or a JSON list of at most 16",
         default: "none",
-        doc: "After one of these tokens, `top_p` is again what the request gave.",
+        doc: "After one of these tokens, `top_p` returns to what the request gave.",
         set: |o, v| set(&mut o.top_p_reset_ids, ids(v, MAX_END_IDS)),
     },
     RequestOption {
@@ -209,7 +212,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a number from 0 to 1",
         default: "0: all",
-        doc: "Keeps the tokens at least this fraction as likely as the most likely one.",
+        doc: "Keeps tokens that are at least this fraction as likely as the most likely one.",
         set: |o, v| set(&mut o.min_p, number(v, 0.0..=1.0).map(Some)),
     },
     RequestOption {
@@ -217,8 +220,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a number above 0 and at most 1",
         default: "1: all",
-        doc: "Keeps the tokens whose information is nearest to the expected one, until their \
-              probabilities reach this sum. After the options above.",
+        doc: "Locally typical sampling: keeps the tokens whose information is closest to the expected information, \
+              until their probabilities reach this sum. Applied after the options above.",
         set: |o, v| set(&mut o.typical_p, share(v).map(Some)),
     },
     RequestOption {
@@ -234,7 +237,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a number above 0 and at most 100",
         default: "1: off",
-        doc: "Makes tokens of prompt and output less likely (above 1) or more (below).",
+        doc: "Makes tokens of prompt and output less likely (above 1) or more likely (below 1).",
         set: |o, v| {
             let penalty = number(v, 0.0..=100.0).filter(|penalty| *penalty > 0.0);
             set(&mut o.repetition_penalty, penalty.map(Some))
@@ -245,7 +248,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a number from -100 to 100",
         default: "0: off",
-        doc: "Subtracted from the logit of every token that the output has.",
+        doc: "Subtracted from the logit of every token that occurs in the output.",
         set: |o, v| set(&mut o.presence_penalty, number(v, -100.0..=100.0)),
     },
     RequestOption {
@@ -253,7 +256,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a number from -100 to 100",
         default: "0: off",
-        doc: "The same, once for each time that the output has it.",
+        doc: "The same, once per occurrence.",
         set: |o, v| set(&mut o.frequency_penalty, number(v, -100.0..=100.0)),
     },
     RequestOption {
@@ -261,9 +264,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer of at least 0",
         default: "the whole prompt, as OpenAI and vLLM define the penalties",
-        doc: "So many tokens at the beginning of the prompt are nothing to `presence_penalty` and \
-              `frequency_penalty`; those after them count like the output. 0 is how TensorRT-LLM \
-              defines the penalties.",
+        doc: "How many tokens at the beginning of the prompt `presence_penalty` and `frequency_penalty` ignore; \
+              later prompt tokens count like the output. 0 is how TensorRT-LLM defines the penalties.",
         set: |o, v| {
             set(
                 &mut o.prompt_ignore_length,
@@ -276,8 +278,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer from 0 to 64",
         default: "0: off",
-        doc: "No n-gram of this size occurs twice in prompt and output. Where that leaves no token, the output \
-              ends with `finish_reason` `length`.",
+        doc: "No n-gram of this size occurs twice in prompt and output. If that leaves no token, the output ends \
+              with `finish_reason` `length`.",
         set: |o, v| set(&mut o.no_repeat_ngram_size, integer(v, 0..=MAX_NGRAM_SIZE)),
     },
     RequestOption {
@@ -293,7 +295,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a number of at most 1000, or minus infinity, for each token of the vocabulary",
         default: "none",
-        doc: "Added to the logits, as `logit_bias` is: a list of numbers, one for each token. Minus infinity (in JSON \
+        doc: "Added to the logits like `logit_bias`: a list of numbers, one per token. Minus infinity (in JSON \
               `\"-inf\"`) forbids the token.",
         set: |o, v| set(&mut o.embedding_bias, all_biases(v)),
     },
@@ -302,7 +304,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: WORDS,
         default: "none",
-        doc: "Texts to whose tokens' logits `embedding_bias_weights` are added, as `logit_bias` is.",
+        doc: "Texts to the logits of whose tokens `embedding_bias_weights` are added, like `logit_bias`.",
         set: |o, v| set(&mut o.embedding_bias_words, words(v)),
     },
     RequestOption {
@@ -318,8 +320,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a JSON list of 1 to 65536 token ids",
         default: "all",
-        doc: "No other token can be chosen. The ids that end the output are not among them by \
-              themselves.",
+        doc: "No other token can be chosen. End ids are not included by themselves.",
         set: |o, v| set(&mut o.allowed_token_ids, allowed_ids(v).map(Some)),
     },
     RequestOption {
@@ -327,7 +328,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["end_ids"],
         expected: "a token id, or a JSON list of at most 16",
         default: "the model's end ids",
-        doc: "Tokens that end the output, in the place of the model's. -1 is none, as `ignore_eos`.",
+        doc: "Tokens that end the output, instead of the model's. -1 means none, like `ignore_eos`.",
         set: |o, v| set(&mut o.end_ids, end_ids(v).map(Some)),
     },
     RequestOption {
@@ -335,7 +336,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true or false",
         default: "false",
-        doc: "No end id ends the output; `stop_token_ids` and `stop` do.",
+        doc: "No end id ends the output; `stop_token_ids` and `stop` still do.",
         set: |o, v| set(&mut o.ignore_eos, flag(v)),
     },
     RequestOption {
@@ -343,8 +344,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a token id, or a JSON list of at most 16",
         default: "none",
-        doc: "Tokens that end the output besides the end ids, as a stop word does: the token is in \
-              `output_ids`, and not in `text_output`.",
+        doc: "Tokens that end the output in addition to the end ids, like a stop word: the token is in \
+              `output_ids`, but not in `text_output`.",
         set: |o, v| set(&mut o.stop_token_ids, ids(v, MAX_END_IDS)),
     },
     RequestOption {
@@ -352,10 +353,10 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["request_priority"],
         expected: "an integer from -2147483648 to 2147483647",
         default: "0",
-        doc: "Who comes first inside the backend: the smaller number, and of equal ones the earlier \
-              request. What has the largest is paused first. (Triton keeps `priority` to itself over \
-              gRPC and in HTTP's `/infer`: write `request_priority` there. Requests that wait for a slot in Triton's sequence \
-              batcher are in order of arrival.)",
+        doc: "Order inside the backend: smaller numbers first, equal ones by arrival. The request with the largest \
+              number is paused first. (Over gRPC and in HTTP's `/infer`, Triton keeps `priority` to itself: write \
+              `request_priority` there. Requests that wait for a slot in Triton's sequence batcher are in order of \
+              arrival.)",
         set: |o, v| set(&mut o.priority, signed(v)),
     },
     RequestOption {
@@ -371,8 +372,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a text of 1 to 256 bytes",
         default: "none",
-        doc: "Blocks are shared only with requests of the same salt, so that tenants cannot tell \
-              from their latency what others have asked.",
+        doc: "Blocks are shared only with requests of the same salt, so that tenants cannot infer from latency \
+              what others have asked.",
         set: |o, v| {
             let salt = v
                 .as_str()
@@ -385,9 +386,9 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["stop_words"],
         expected: WORDS,
         default: "none",
-        doc: "Texts that end the output; `text_output` stops before them. A list is written as a JSON \
-              string: `\"[\\\"\\\\n\\\", \\\"END\\\"]\"`. `stop: true` makes the request one that \
-              ends the request in flight with the same request id, and generates nothing itself.",
+        doc: "Texts that end the output; `text_output` stops before them. A list is written as a JSON string: \
+              `\"[\\\"\\\\n\\\", \\\"END\\\"]\"`. `stop: true` makes this a stop request: it ends the request in \
+              flight with the same request id, and generates nothing itself.",
         set: |o, v| set(&mut o.stop, words(v)),
     },
     RequestOption {
@@ -403,7 +404,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: WORDS,
         default: "none",
-        doc: "Texts whose tokens the output must not contain, with or without a space before.",
+        doc: "Texts whose tokens the output must not contain, with or without a space before them.",
         set: |o, v| set(&mut o.bad_words, words(v)),
     },
     RequestOption {
@@ -411,8 +412,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: ID_WORDS,
         default: "none",
-        doc: "Words that end the output, as token ids: `[[11, 12, 13], [2, 3, -1]]` are 11, 12 and 13. The output \
-              ends with the word, as TensorRT-LLM's does.",
+        doc: "Stop words as token ids: `[[11, 12, 13], [2, 3, -1]]` are the words 11 12 and 13. The output ends \
+              with the word, as in TensorRT-LLM.",
         set: |o, v| set(&mut o.stop_ids, id_words(v)),
     },
     RequestOption {
@@ -420,7 +421,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: ID_WORDS,
         default: "none",
-        doc: "Words that the output must not contain, as token ids, in the form of `stop_words_list`.",
+        doc: "Words that the output must not contain, as token ids in the form of `stop_words_list`.",
         set: |o, v| set(&mut o.bad_ids, id_words(v)),
     },
     RequestOption {
@@ -428,9 +429,9 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "'json', 'json_schema', 'regex' or 'ebnf_grammar'",
         default: "none: the output is free",
-        doc: "What the output has to be, as `guided_decoding_guide` says. `json` is any JSON object or array, \
-              and needs no guide. Every output fits its guide, unless `max_tokens` or a stop word cuts it \
-              off; it ends with an end id where the guide allows the end.",
+        doc: "The kind of `guided_decoding_guide`. `json` is any JSON object or array, and needs no guide. Every \
+              output conforms to its guide unless `max_tokens` or a stop word cuts it short; it ends with an end id \
+              where the guide allows the end. See [Guided decoding](guided-decoding.md).",
         set: |o, v| o.guide.set_type(v),
     },
     RequestOption {
@@ -438,9 +439,9 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a text",
         default: "none",
-        doc: "The JSON schema, the regular expression (syntax of Rust's `regex`; the whole output must match), \
-              or the grammar: EBNF with rules `root ::= ...`, as llama.cpp and XGrammar write it, or Lark's \
-              syntax with rules `start: ...`.",
+        doc: "The JSON schema, the regular expression (syntax of Rust's `regex`; the whole output must match), or \
+              the grammar: EBNF with rules `root ::= ...`, as in llama.cpp and XGrammar, or Lark with rules `start: \
+              ...`.",
         set: |o, v| o.guide.set_guide(v),
     },
     RequestOption {
@@ -448,8 +449,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["guided_decoding"],
         expected: "a JSON object with one of 'json', 'regex', 'choice', 'grammar' and 'json_object'",
         default: "none",
-        doc: "The same as vLLM says it: `{\"json\": {...}}` is a schema, `{\"choice\": [\"yes\", \"no\"]}` a \
-              list of texts, `{\"json_object\": true}` any JSON object.",
+        doc: "The same in vLLM's form: `{\"json\": {...}}` is a schema, `{\"choice\": [\"yes\", \"no\"]}` a list \
+              of texts, `{\"json_object\": true}` any JSON object.",
         set: |o, v| o.guide.add_structured_outputs(v),
     },
     RequestOption {
@@ -457,7 +458,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a JSON schema: an object, true or false",
         default: "none",
-        doc: "The output is JSON that the schema describes.",
+        doc: "The output is JSON that conforms to the schema.",
         set: |o, v| o.guide.add_json(v),
     },
     RequestOption {
@@ -481,7 +482,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a grammar",
         default: "none",
-        doc: "The output is of the grammar, in EBNF or in Lark's syntax.",
+        doc: "The output conforms to the grammar, in EBNF or in Lark's syntax.",
         set: |o, v| o.guide.add_grammar(v),
     },
     RequestOption {
@@ -489,8 +490,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a text of at most 256 bytes",
         default: "none",
-        doc: "What changes the logits before anything else does: a post-processor of \
-              [Logits post-processors](logits-processors.md).",
+        doc: "Changes the logits before anything else does: one of the [Logits \
+              post-processors](logits-processors.md).",
         set: |o, v| o.post_processor.set_name(v),
     },
     RequestOption {
@@ -498,7 +499,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a text of at most 65536 bytes, or a JSON object",
         default: "none",
-        doc: "What the post-processor is to do, in its own words; the built-in ones take a JSON object.",
+        doc: "Arguments of the post-processor, in its own syntax; the built-in ones take a JSON object.",
         set: |o, v| o.post_processor.set_arguments(v),
     },
     RequestOption {
@@ -506,8 +507,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer from 0 to 18446744073709551615",
         default: "none",
-        doc: "Who sends the request, for its logits post-processor and nothing else. Any number of requests in \
-              flight may have the same: what is unique is the request id.",
+        doc: "Identifies the client to the logits post-processor, and to nothing else. Any number of requests in \
+              flight may share it; the request id is what must be unique.",
         set: |o, v| set(&mut o.client_id, unsigned(v).map(ClientId).map(Some)),
     },
     RequestOption {
@@ -515,8 +516,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &["streaming"],
         expected: "true or false",
         default: "false",
-        doc: "One response for every token, or for `stream_interval` of them, each with what is new, \
-              instead of one at the end.",
+        doc: "Responses while the output is generated, each with what is new: one per token, or per \
+              `stream_interval` tokens, instead of one at the end.",
         set: |o, v| set(&mut o.stream, flag(v)),
     },
     RequestOption {
@@ -524,10 +525,10 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer of at least 1",
         default: "the model's `stream_interval`",
-        doc: "Tokens of each response of a stream. The first response has the first token, at once, and the \
-              last whatever is left. Of several sequences, one at least has as many. A response that would be so \
-              large that the steps of others waited for it leaves earlier: with 600 tokens of text, or with 300 \
-              entries of `logprobs`, those of all its sequences together.",
+        doc: "Tokens per response of a stream. The first response has the first token, at once, and the last has \
+              whatever is left. With several sequences, at least one of them has this many new tokens. A response \
+              leaves earlier if it would otherwise become so large that the steps of others had to wait for it: at \
+              600 tokens of text, or 300 entries of `logprobs`, over all its sequences.",
         set: |o, v| set(&mut o.stream_interval, integer(v, 1..=MAX_COUNT).map(Some)),
     },
     RequestOption {
@@ -543,7 +544,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true or false",
         default: "true",
-        doc: "`false`: no text is made of the tokens; `text_output` is empty but for the prompt.",
+        doc: "`false`: tokens are not turned into text; `text_output` is empty except for the prompt.",
         set: |o, v| set(&mut o.text.detokenize, flag(v)),
     },
     RequestOption {
@@ -559,8 +560,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true or false",
         default: "true",
-        doc: "`false`: special tokens that follow one another are written without the space that \
-              some tokenizers put between tokens.",
+        doc: "`false`: consecutive special tokens are written without the space that some tokenizers put between \
+              tokens.",
         set: |o, v| set(&mut o.text.spaces_between_special_tokens, flag(v)),
     },
     RequestOption {
@@ -568,8 +569,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a JSON list of objects",
         default: "none",
-        doc: "A conversation, `[{\"role\": \"user\", \"content\": \"...\"}]` as a JSON string; the \
-              model's chat template makes the prompt of it. `text_input` is empty then.",
+        doc: "A conversation as a JSON string, `[{\"role\": \"user\", \"content\": \"...\"}]`; the model's chat \
+              template turns it into the prompt. `text_input` is empty then.",
         set: |o, v| set(&mut o.messages, messages(v).map(Some)),
     },
     RequestOption {
@@ -577,7 +578,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer of at least 1",
         default: "the whole prompt",
-        doc: "Keeps so many tokens at the end of the prompt.",
+        doc: "Keeps this many tokens at the end of the prompt.",
         set: |o, v| {
             set(
                 &mut o.truncate_prompt_tokens,
@@ -590,7 +591,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer of at least 1",
         default: "the length of `input_ids`",
-        doc: "So many of `input_ids` are the prompt, and the rest is padding.",
+        doc: "How many of `input_ids` are the prompt; the rest is padding.",
         set: |o, v| set(&mut o.input_length, integer(v, 1..=MAX_COUNT).map(Some)),
     },
     RequestOption {
@@ -598,9 +599,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer of at least 0, in microseconds",
         default: "0: none",
-        doc: "Ends the request, with what it has, this long after it reached the backend. (Over \
-              gRPC and in HTTP's `/infer` it is Triton's own `timeout`, and also acts while the request \
-              waits for a slot.)",
+        doc: "Ends the request, with what it has, this long after it reached the backend. (Over gRPC and in HTTP's \
+              `/infer` this is Triton's own `timeout`, which also applies while the request waits for a slot.)",
         set: |o, v| set(&mut o.timeout_us, unsigned(v)),
     },
     RequestOption {
@@ -632,9 +632,9 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true or false",
         default: "false",
-        doc: "Gives the output `output_ids_json`: the ids of `output_ids` as one JSON text, `[[12,5,7]]`, a list for each \
-              sequence, without what fills them up. It is a list of lists always, also over `/generate`, where Triton \
-              writes `output_ids` of one token as a number and those of several sequences as one list.",
+        doc: "Adds the output `output_ids_json`: the ids of `output_ids` as JSON text, `[[12,5,7]]`, one list per \
+              sequence, without padding. It is always a list of lists, even over `/generate`, where Triton writes \
+              the `output_ids` of one token as a number and those of several sequences as one list.",
         set: |o, v| o.ask("return_output_ids_json", &[OutputKind::OutputIdsJson], v),
     },
     RequestOption {
@@ -642,7 +642,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true or false",
         default: "false",
-        doc: "Gives the outputs `output_log_probs` and `cum_log_probs`.",
+        doc: "Adds the outputs `output_log_probs` and `cum_log_probs`.",
         set: |o, v| {
             const OUTPUTS: &[OutputKind] = &[OutputKind::OutputLogProbs, OutputKind::CumLogProbs];
             o.ask("return_log_probs", OUTPUTS, v)
@@ -653,7 +653,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true or false",
         default: "false",
-        doc: "Gives the output `cumulative_logprob`.",
+        doc: "Adds the output `cumulative_logprob`.",
         set: |o, v| {
             o.ask(
                 "return_cumulative_logprob",
@@ -667,8 +667,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer from 0 to 20",
         default: "0, with `return_logprobs`",
-        doc: "Gives the output `logprobs`, with so many of the most likely tokens in the place of each \
-              token, and the token itself.",
+        doc: "Adds the output `logprobs`, with this many of the most likely tokens at each position, and the token \
+              itself.",
         set: |o, v| {
             set(&mut o.num_logprobs, integer(v, 0..=MAX_LOGPROBS).map(Some))?;
             o.ask("logprobs", &[OutputKind::Logprobs], &Value::Bool(true))
@@ -679,7 +679,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true or false",
         default: "true, with `logprobs`",
-        doc: "Gives the output `logprobs`; `false` leaves it out.",
+        doc: "Adds the output `logprobs`; `false` leaves it out.",
         set: |o, v| match flag(v)? {
             true => o.ask("return_logprobs", &[OutputKind::Logprobs], v),
             false => o.want(OutputKind::Logprobs, v),
@@ -690,8 +690,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true or false",
         default: "false",
-        doc: "Gives the output `context_logits`. The prompt is computed anew, whatever blocks of it the \
-              cache has.",
+        doc: "Adds the output `context_logits`. The whole prompt is computed, whatever is in the cache.",
         set: |o, v| o.ask("return_context_logits", &[OutputKind::ContextLogits], v),
     },
     RequestOption {
@@ -699,7 +698,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true or false",
         default: "false",
-        doc: "Gives the output `generation_logits`.",
+        doc: "Adds the output `generation_logits`.",
         set: |o, v| {
             o.ask(
                 "return_generation_logits",
@@ -713,7 +712,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true or false",
         default: "false",
-        doc: "Gives the output `stop_reason`.",
+        doc: "Adds the output `stop_reason`.",
         set: |o, v| o.ask("return_stop_reason", &[OutputKind::StopReason], v),
     },
     RequestOption {
@@ -721,10 +720,10 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "true or false",
         default: "false",
-        doc: "Gives the outputs `kv_cache_alloc_new_blocks`, `kv_cache_reused_blocks`, \
-              `kv_cache_alloc_total_blocks`, `arrival_time_ns`, `first_scheduled_time_ns`, \
-              `first_token_time_ns` and `last_token_time_ns`, and of the drafts `acceptance_rate`, \
-              `total_accepted_draft_tokens` and `total_draft_tokens`, with the last response.",
+        doc: "Adds the outputs `kv_cache_alloc_new_blocks`, `kv_cache_reused_blocks`, \
+              `kv_cache_alloc_total_blocks`, `arrival_time_ns`, `first_scheduled_time_ns`, `first_token_time_ns`, \
+              `last_token_time_ns`, and, for draft tokens, `acceptance_rate`, `total_accepted_draft_tokens`, and \
+              `total_draft_tokens` to the last response.",
         set: |o, v| o.ask("return_perf_metrics", PERF_METRICS, v),
     },
     RequestOption {
@@ -732,9 +731,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer of at least 0",
         default: "the model's `max_draft_tokens`",
-        doc: "Tokens that are guessed and verified in one step, at most, where the model has \
-              `speculation`; never more than its `max_draft_tokens`. `0` guesses none. The answer is the \
-              same with any number.",
+        doc: "The most draft tokens per step for this request, if the model has `speculation`; never more than its \
+              `max_draft_tokens`. `0` means none. The answer is the same with any number.",
         set: |o, v| set(&mut o.num_draft_tokens, integer(v, 0..=MAX_COUNT).map(Some)),
     },
     RequestOption {
@@ -742,9 +740,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a JSON list of at most 65536 token ids",
         default: "none",
-        doc: "What the output is expected to begin with, right after the prompt. As long as it does, \
-              several of its tokens are verified in one step, where the model has `speculation`. The \
-              answer is the same with any list.",
+        doc: "The expected beginning of the output, right after the prompt. As long as it is right, several tokens \
+              are verified in one step, if the model has `speculation`. The answer is the same with any list.",
         set: |o, v| set(&mut o.draft_input_ids, ids(v, MAX_DRAFT_IDS)),
     },
     RequestOption {
@@ -752,8 +749,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "a JSON object of options",
         default: "none",
-        doc: "Any of the options above in one JSON string, as vLLM's backend takes them; lists and \
-              objects stand there as they are.",
+        doc: "Any of the options above in one JSON string, in the form of vLLM's backend; lists and objects are \
+              written as they are.",
         // Its members are options themselves: `RequestOptions::parse` unfolds it.
         set: |_, _| None,
     },
