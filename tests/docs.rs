@@ -1,5 +1,4 @@
-//! The reference tables of the documentation are those that the code makes. `UPDATE_DOCS=1 cargo test --test docs`
-//! rewrites them.
+//! The documentation says what the code says. `UPDATE_DOCS=1 cargo test --test docs` rewrites its reference tables.
 
 use std::path::Path;
 
@@ -29,6 +28,23 @@ fn the_table_of_built_in_post_processors_is_that_of_the_code() {
         "logits-processors.md",
         &[("built_in", post_processors::reference_table())],
     );
+}
+
+#[test]
+fn the_architecture_page_has_every_room() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page =
+        std::fs::read_to_string(root.join("docs/src/architecture.md")).expect("the page is there");
+    for entry in std::fs::read_dir(root.join("src")).expect("the sources are there") {
+        let entry = entry.expect("an entry");
+        if entry.file_type().expect("a type").is_dir() {
+            let room = format!("| `src/{}/` |", entry.file_name().display());
+            assert!(
+                page.contains(&room),
+                "docs/src/architecture.md has no row {room}"
+            );
+        }
+    }
 }
 
 /// Compares the sections of a page with what the code makes of them, or rewrites them.

@@ -22,7 +22,13 @@ pub fn run() -> Result<()> {
     if !problems.is_empty() {
         return Err(format!("the documentation has\n  {}", problems.join("\n  ")).into());
     }
-    run_command(command(setup::mdbook()?).args(["build", "docs"]))
+    // This program itself instead of `cargo xtask`, which would wait for whatever else cargo builds here.
+    let preprocessor = format!("{} preprocess-book", std::env::current_exe()?.display());
+    run_command(
+        command(setup::mdbook()?)
+            .args(["build", "docs"])
+            .env("MDBOOK_PREPROCESSOR__REPOSITORY__COMMAND", preprocessor),
+    )
 }
 
 /// What mdBook runs, as docs/book.toml says, before it renders: reads a book from standard input and writes it to
