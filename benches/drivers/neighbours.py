@@ -1,19 +1,22 @@
-"""What the worst requests that there are cost a neighbour: real tritonserver, the demo model, the server's own clock.
+"""What the most expensive requests cost a neighbour: real tritonserver, the demo model, the server's own clock.
 
-The neighbour is one stream of the demo model, a token a step. Beside it a hostile request is sent, alone and to its end;
-then the neighbour goes on without it, and so in turn, round by round. From the records of the steps: how long it was from
-one step's start to the next one's, while the neighbour was alone and while the hostile request was there, and how much of
-it was not the model's: what the hostile request costs beyond its share of the model's work.
+The neighbour is one stream, or eight of them, a token a step. Beside it a hostile request is sent, alone and to its end;
+then the neighbour goes on without it, and so in turn, round by round. The records of the steps give the time from one
+step's start to the next one's, which is a stream's time per output token, while the neighbour was alone and while the
+hostile request was there, and how much of that time was not the model's: what the hostile request costs beyond its share
+of the model's work.
+
+Prompts of a mebibyte need a model of long sequences: the synthetic runner with the demo model's tokenizer.
 """
 
 import argparse
 import asyncio
 import dataclasses
+import itertools
 import json
 import pathlib
 import statistics
 import tempfile
-import time
 
 import rows
 from harness import clients
@@ -22,6 +25,8 @@ from harness.server import Server
 
 PROMPT = "Once upon a time"
 MODEL = "stories"
+LONG_MODEL = "long"
+KIBIBYTE = 1 << 10
 MEBIBYTE = 1 << 20
 # Longer than all that is measured beside it, and started again when it ends.
 NEIGHBOUR_TOKENS = 900
@@ -37,8 +42,10 @@ class Hostile:
     options: dict
     prompt: str = PROMPT
     refusal: str | None = None
-    # Gives it up after this many responses.
+    # Cancelled after this many responses.
     cancel_after: int | None = None
+    model: str = MODEL
+    num_neighbours: int = 1
 
 
 def conversation(num_bytes):
@@ -68,7 +75,20 @@ HOSTILE = [
     Hostile("24 MiB of prompt", {}, prompt="once " * (24 * MEBIBYTE // 5), refusal="max_seq_len"),
     Hostile("the longest text that may be a prompt", {}, prompt="a fox. " * (13 * 1023 // 7), refusal="max_seq_len"),
     Hostile("65,536 allowed token ids as text", {"allowed_token_ids": json.dumps([7] * 65536), "max_tokens": 50}),
+    Hostile("1 MiB of prompt, beside 8 streams", {"max_tokens": 1}, prompt="a fox. " * (MEBIBYTE // 7),
+            model=LONG_MODEL, num_neighbours=8),
+    Hostile("a conversation of 128 KiB, beside 8 streams",
+            {"messages": conversation(128 * KIBIBYTE), "max_tokens": 1}, prompt="", model=LONG_MODEL, num_neighbours=8),
 ]
+# A step takes 5 ms, whatever is in it.
+LONG_PARAMETERS = {
+    "runner": "synthetic",
+    "synthetic_step_us": 5000,
+    "synthetic_vocab_size": 1536,
+    "tokenizer_dir": STORIES,
+    "max_seq_len": 1_000_000,
+    "max_num_tokens": 16384,
+}
 
 
 def gaps(records):
@@ -93,11 +113,11 @@ def row_of(name, alone, beside):
     return row | {"steps": sum(map(len, beside)), "rounds": len(beside)}
 
 
-async def neighbour(client, started):
+async def neighbour(client, model, started):
     """Streams one after the other, until it is cancelled."""
     while True:
         stream = clients.GrpcStream(
-            client, MODEL, PROMPT, stream=True, max_tokens=NEIGHBOUR_TOKENS, ignore_eos=True, temperature=1.0
+            client, model, PROMPT, stream=True, max_tokens=NEIGHBOUR_TOKENS, ignore_eos=True, temperature=1.0
         )
         async for _ in stream:
             started.set()
@@ -107,7 +127,7 @@ async def send(client, hostile):
     """The hostile request to its end, or as far as it goes."""
     num_responses = 0
     try:
-        stream = clients.GrpcStream(client, MODEL, hostile.prompt, **hostile.options)
+        stream = clients.GrpcStream(client, hostile.model, hostile.prompt, **hostile.options)
         async for _ in stream:
             num_responses += 1
             if num_responses == hostile.cancel_after:
@@ -137,26 +157,27 @@ class Steps:
         return records
 
 
-async def measure(server, path, hostiles, num_rounds):
-    """For each hostile request the rounds without it and with it."""
-    steps = Steps(path)
-    measured = {hostile: ([], []) for hostile in range(len(hostiles))}
+async def measure(server, steps, hostiles, num_rounds):
+    """For each hostile request the rounds without it and with it. All have the same model and neighbours."""
+    measured = [([], []) for _ in hostiles]
     async with clients.grpc(server) as client:
-        started = asyncio.Event()
-        task = asyncio.create_task(neighbour(client, started))
-        await started.wait()
+        started = [asyncio.Event() for _ in range(hostiles[0].num_neighbours)]
+        tasks = [asyncio.create_task(neighbour(client, hostiles[0].model, event)) for event in started]
+        for event in started:
+            await event.wait()
         for _ in range(num_rounds):
-            for i, hostile in enumerate(hostiles):
+            for hostile, (alone, beside) in zip(hostiles, measured):
                 await steps.since()
                 await asyncio.sleep(ALONE_S)
-                measured[i][0].append(gaps(await steps.since()))
+                alone.append(gaps(await steps.since()))
                 await send(client, hostile)
                 # What is done behind its answer counts too.
                 await asyncio.sleep(0.1)
-                measured[i][1].append(gaps(await steps.since()))
-        assert not task.done(), task
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+                beside.append(gaps(await steps.since()))
+        assert not any(task.done() for task in tasks), tasks
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     return measured
 
 
@@ -171,12 +192,22 @@ def main():
         parser.error(f"no hostile request is called so; there are: {', '.join(it.name for it in HOSTILE)}")
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        path = folder / "steps.jsonl"
-        add_model(folder / "repository", MODEL, {"stats_file": path, "max_beam_width": 8}, checkpoint=STORIES)
+        models = {
+            MODEL: ({"max_beam_width": 8}, STORIES),
+            LONG_MODEL: (LONG_PARAMETERS, None),
+        }
+        steps = {}
+        for name, (parameters, checkpoint) in models.items():
+            path = folder / f"{name}.jsonl"
+            steps[name] = Steps(path)
+            add_model(folder / "repository", name, {"stats_file": path, **parameters}, checkpoint=checkpoint)
         with Server(folder / "repository") as server:
-            measured = asyncio.run(measure(server, path, hostiles, options.rounds))
-        for i, hostile in enumerate(hostiles):
-            rows.show(row_of(hostile.name, *measured[i]), options.json)
+            same = lambda hostile: (hostile.model, hostile.num_neighbours)  # noqa: E731
+            for (model, _), group in itertools.groupby(hostiles, same):
+                group = list(group)
+                measured = asyncio.run(measure(server, steps[model], group, options.rounds))
+                for hostile, rounds in zip(group, measured):
+                    rows.show(row_of(hostile.name, *rounds), options.json)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,24 @@
-//! What is served, but not what the user can have meant: warnings of a load.
+//! Warnings at load: settings that are valid, but hardly what the user meant.
 
 use std::path::Path;
 
 use crate::config::Settings;
 use crate::engine::EngineConfig;
 
-/// What an instance is made of.
+/// The configuration of an instance.
 #[derive(Clone, Copy)]
 pub struct Setting<'a> {
     /// The backend's parameters.
     pub settings: &'a Settings,
-    /// What has become of them.
+    /// The engine's configuration that they lead to.
     pub engine: &'a EngineConfig,
-    /// Whether a layer sees less than a whole sequence.
+    /// Whether any layer's attention window is shorter than the longest sequence.
     pub has_windows: bool,
-    /// Threads that the process may run at a time.
+    /// Cores that the process may use.
     pub num_cores: usize,
-    /// The model's folder in the repository, without links.
+    /// The model's folder in the repository, with links resolved.
     pub folder: &'a Path,
-    /// The folder of the statistics file, without links.
+    /// The folder of the statistics file, with links resolved.
     pub stats_folder: Option<&'a Path>,
 }
 

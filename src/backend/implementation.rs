@@ -1,4 +1,4 @@
-//! What Triton's entry points find here.
+//! The backend, as Triton's entry points call it.
 
 use crate::backend::driver::watched::WatchedDriver;
 use crate::backend::instance::load_instance;

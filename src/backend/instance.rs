@@ -1,15 +1,17 @@
 //! An instance: one engine, one runner, one responder, driven by Triton's Execute calls.
 
 use std::path::{self, Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use crate::backend::advice::{Setting, advice};
-use crate::backend::driver::iterative::Driver;
+use crate::backend::driver::iterative::{Driver, RequestPreparer};
 use crate::backend::driver::watched::{WatchContext, WatchedDriver};
 use crate::backend::model::Model;
 use crate::backend::observe::observer::Observer;
 use crate::backend::request::admission::{Admission, Warned};
+use crate::backend::request::preparer::Preparer;
 use crate::backend::response::answer_memory::AnswerMemory;
 use crate::backend::response::log_probs;
 use crate::backend::response::responder::Responder;
@@ -19,10 +21,13 @@ use crate::manager::BatchManager;
 use crate::manager::sizing::{LoadedRunner, load_runner};
 use crate::triton::{Error, Instance};
 
-/// Loads the weights, sizes the KV cache, starts the responder.
+/// Bytes of the requests that wait to be tokenised.
+const MAX_PREPARING_BYTES: usize = 256 << 20;
+
+/// Loads the weights, sizes the KV cache and starts the threads.
 ///
 /// # Errors
-/// What is wrong with the checkpoint or with the limits, or what the machine cannot give.
+/// A problem in the checkpoint or the settings, or not enough memory or threads.
 pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, Error> {
     let name = handle.name()?.to_owned();
     let settings = &model.config.settings;
@@ -73,7 +78,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
         memory,
     )?;
     let tokenizer = model.text.as_ref().map(|parts| &*parts.tokenizer);
-    let admission = Admission {
+    let admission = Arc::new(Admission {
         name: name.clone(),
         config: model.config.clone(),
         text: model.text.clone(),
@@ -93,11 +98,20 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
             .map(|c| c.end_ids().to_vec())
             .unwrap_or_default(),
         warned: Warned::default(),
-    };
+    });
+    let preparer = start_preparer(&name, &admission)?;
     let max_absence = Duration::from_micros(model.config.max_sequence_idle_us);
     let responder = Responder::start(&name, observer)?;
     let served = model.served.clone();
-    let driver = Driver::new(handle, served, admission, manager, responder, max_absence);
+    let driver = Driver::new(
+        handle,
+        served,
+        admission,
+        preparer,
+        manager,
+        responder,
+        max_absence,
+    );
     let context = WatchContext {
         served: model.served.clone(),
         load: model.load.clone(),
@@ -106,7 +120,17 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
     Ok(WatchedDriver::start(&name, driver, context)?)
 }
 
-/// Where a file is to be, without links: a relative path starts at the server's working directory.
+/// Starts the thread that prepares requests. Triton has at most two requests for each of its slots here, see
+/// [`EngineConfig::max_num_active`](crate::engine::EngineConfig).
+fn start_preparer(name: &str, admission: &Arc<Admission>) -> Result<RequestPreparer, LoadError> {
+    let capacity = 2 * admission.config.max_batch_size as usize;
+    let admission = Arc::clone(admission);
+    let prepare = move |arrival| admission.prepare(arrival);
+    Preparer::start(name, capacity, MAX_PREPARING_BYTES, prepare)
+}
+
+/// The path of a file that is to be written, with links resolved. A relative path starts at the server's working
+/// directory.
 fn place(file: &Path) -> Result<PathBuf, LoadError> {
     let fail = |error| LoadError::File {
         path: file.to_owned(),

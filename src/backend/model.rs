@@ -1,4 +1,4 @@
-//! A loaded model: what all its instances share.
+//! A loaded model, shared by its instances.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use crate::triton::{self, Error, ServedModel};
 
 /// A model of the repository, checked and ready for instances.
 pub struct Model {
-    /// Its folder in the repository.
+    /// The model's folder in the repository.
     pub folder: PathBuf,
-    /// Itself in its server.
+    /// The model, as the server serves it.
     pub served: ServedModel,
     /// Its configuration.
     pub config: Arc<ModelConfig>,
     /// Its weights; none for the synthetic runner.
     pub checkpoint: Option<ModelSource>,
-    /// Its tokenizer; none where only ids are wanted.
+    /// Its tokenizer; `None` if it takes and returns token ids only.
     pub text: Option<TextParts>,
-    /// What its requests may name to change their logits.
+    /// The logits post-processors that its requests may name.
     pub post_processors: Arc<PostProcessors>,
-    /// What compiles the guides of its requests; none where there are no logits or no text.
+    /// Compiles the guides of its requests; `None` without logits or text.
     pub guides: Option<Arc<Compiler>>,
-    /// Its metrics; none where the server has none.
+    /// Its metrics; empty if the server has none.
     pub metrics: MetricsShare,
     /// Which load of its name it is.
     pub load: ModelLoad,
@@ -43,13 +43,13 @@ impl Model {
     /// Loads the model that Triton names: completes its configuration, opens its files.
     ///
     /// # Errors
-    /// What is wrong with config.pbtxt or with the checkpoint, and what to write instead.
+    /// A problem in config.pbtxt or in the checkpoint, and the way out.
     pub fn load(handle: &triton::Model) -> Result<Self, Error> {
         let folder = handle.folder()?;
         let version = handle.version()?;
         let name = handle.name()?.to_owned();
         let given = parse_json(&handle.config_json()?)?;
-        // A bad one is refused below, together with all else that is wrong.
+        // Bad settings are refused below.
         let settings = ModelConfig::settings(&given).unwrap_or_default();
         let tokenizer_dir = tokenizer_dir(&settings, &folder, version);
 

@@ -1,4 +1,4 @@
-//! What keeps a model alive for a moment after its last request.
+//! Keeps a model loaded for a moment after its last request.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -17,12 +17,12 @@ pub struct ModelAnchor(Option<(ResponseFactory, Instant)>);
 impl ModelAnchor {
     const HOLD: Duration = Duration::from_secs(1);
 
-    /// Holds the model of this factory, for as long as that takes.
+    /// Keeps the model of this factory loaded for a moment.
     pub fn hold(&mut self, factory: ResponseFactory) {
         self.0 = Some((factory, Instant::now() + Self::HOLD));
     }
 
-    /// The next work; lets the model go if there is none for a while. `None` when there will be none.
+    /// The next work; releases the model if none arrives for a while. `None` when the channel is closed.
     pub fn receive<T>(&mut self, inbox: &Receiver<T>) -> Option<T> {
         if let Some((_, until)) = &self.0 {
             match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {

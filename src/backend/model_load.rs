@@ -1,4 +1,4 @@
-//! Which load of a model serves: a model that is loaded again replaces the earlier load.
+//! Which load of a model serves: loading a model again replaces the earlier load.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 /// A model's name and version.
 type Place = (String, u64);
 
-/// The last of each name to have served a client.
+/// The latest load of each model that has served a client.
 static SERVING: Mutex<BTreeMap<Place, u64>> = Mutex::new(BTreeMap::new());
 
 static NUM_LOADED: AtomicU64 = AtomicU64::new(0);
@@ -29,14 +29,14 @@ impl ModelLoad {
         }
     }
 
-    /// A client is served: Triton sends none to those that were loaded before, from now on.
+    /// Records that this load serves clients: from now on Triton sends none to earlier loads.
     pub fn serves(&self) {
         let mut serving = SERVING.lock();
         let last = serving.entry(self.place.clone()).or_insert(self.number);
         *last = self.number.max(*last);
     }
 
-    /// Whether one that was loaded later serves.
+    /// Whether a later load serves.
     pub fn is_replaced(&self) -> bool {
         let serving = SERVING.lock();
         serving

@@ -22,6 +22,38 @@ pub struct Input<'request> {
     request: PhantomData<&'request Request>,
 }
 
+/// A copy of an input tensor.
+#[derive(Clone, Debug)]
+pub struct OwnedInput {
+    name: String,
+    data_type: DataType,
+    shape: Vec<i64>,
+    bytes: Vec<u8>,
+}
+
+impl OwnedInput {
+    /// The tensor's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The type of its elements.
+    pub fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    /// The data.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The elements as numbers. Errors as of [`Input::num_elements`].
+    pub fn elements<T: Element>(&self) -> Result<Vec<T>, Error> {
+        num_elements::<T>(&self.name, self.data_type, &self.shape, self.bytes.len())?;
+        Ok(elements_of(&self.bytes))
+    }
+}
+
 impl<'request> Input<'request> {
     /// Reads the properties of a tensor.
     ///
@@ -96,35 +128,23 @@ impl<'request> Input<'request> {
         Ok(Cow::Owned(bytes))
     }
 
-    /// How many elements of `T` there are. An error if the tensor holds another type, or if its bytes are not
-    /// as many as its shape says.
+    /// How many elements of `T` there are. An error if the tensor holds another type, or if its bytes do not fit its
+    /// shape.
     pub fn num_elements<T: Element>(&self) -> Result<usize, Error> {
-        if self.data_type != T::DATA_TYPE {
-            return Err(Error::invalid(format!(
-                "input '{}' holds {}, not {}",
-                self.name,
-                self.data_type,
-                T::DATA_TYPE
-            )));
-        }
-        let num_elements = self.shape.iter().try_fold(1usize, |product, &size| {
-            product.checked_mul(usize::try_from(size).ok()?)
-        });
-        let fits = |&count: &usize| count.checked_mul(size_of::<T>()) == Some(self.num_bytes);
-        num_elements.filter(fits).ok_or_else(|| {
-            Error::invalid(format!(
-                "input '{}' of shape {:?} and type {} has {} bytes",
-                self.name, self.shape, self.data_type, self.num_bytes
-            ))
+        num_elements::<T>(self.name, self.data_type, self.shape, self.num_bytes)
+    }
+
+    /// A copy that is independent of the request.
+    pub fn to_owned(&self) -> Result<OwnedInput, Error> {
+        Ok(OwnedInput {
+            name: self.name.to_owned(),
+            data_type: self.data_type,
+            shape: self.shape.to_vec(),
+            bytes: self.bytes()?.into_owned(),
         })
     }
 
-    /// The elements as numbers. Errors as of [`Input::num_elements`].
-    pub fn elements<T: Element>(&self) -> Result<Vec<T>, Error> {
-        self.elements_in(0..self.num_elements::<T>()?)
-    }
-
-    /// Some of the elements, from and to places that there are.
+    /// A range of the elements, which lies within the tensor.
     ///
     /// # Panics
     /// With others.
@@ -133,9 +153,7 @@ impl<'request> Input<'request> {
         assert!(places.end <= num_elements, "{places:?} of {num_elements}");
         let bytes = self.bytes()?;
         let bytes = &bytes[places.start * size_of::<T>()..places.end * size_of::<T>()];
-        let mut elements = vec![T::zeroed(); places.len()];
-        bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);
-        Ok(elements)
+        Ok(elements_of(bytes))
     }
 
     fn buffer(&self, index: u32) -> Result<&'request [u8], Error> {
@@ -178,4 +196,35 @@ impl<'request> Input<'request> {
         // request is ours.
         Ok(unsafe { slice::from_raw_parts(data.cast::<u8>(), byte_size as usize) })
     }
+}
+
+/// How many elements of `T` a tensor has. An error if it holds another type, or if its bytes do not fit its shape.
+fn num_elements<T: Element>(
+    name: &str,
+    data_type: DataType,
+    shape: &[i64],
+    num_bytes: usize,
+) -> Result<usize, Error> {
+    if data_type != T::DATA_TYPE {
+        return Err(Error::invalid(format!(
+            "input '{name}' holds {data_type}, not {}",
+            T::DATA_TYPE
+        )));
+    }
+    let num_elements = shape.iter().try_fold(1usize, |product, &size| {
+        product.checked_mul(usize::try_from(size).ok()?)
+    });
+    let fits = |&count: &usize| count.checked_mul(size_of::<T>()) == Some(num_bytes);
+    num_elements.filter(fits).ok_or_else(|| {
+        Error::invalid(format!(
+            "input '{name}' of shape {shape:?} and type {data_type} has {num_bytes} bytes"
+        ))
+    })
+}
+
+/// The elements whose bytes these are, however they are aligned.
+fn elements_of<T: Element>(bytes: &[u8]) -> Vec<T> {
+    let mut elements = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+    bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);
+    elements
 }

@@ -45,7 +45,7 @@ pub mod sys;
 pub use backend::{BackendAttributes, check_api_version};
 pub use data_type::{DataType, Element};
 pub use error::{Error, ErrorCode};
-pub use input::Input;
+pub use input::{Input, OwnedInput};
 pub use instance::{Instance, Timestamps, now_ns};
 pub use logger::{install_logger, verbose_enabled};
 pub use metrics::{Counter, Gauge, Histogram, MetricFamily};

@@ -16,6 +16,7 @@ mod large_options;
 mod lifecycle;
 mod metrics_and_log;
 mod odd_options;
+mod preparing;
 mod random_clients;
 mod reading;
 mod records;

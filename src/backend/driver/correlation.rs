@@ -1,4 +1,4 @@
-//! Triton's name of a sequence, kept beyond the request that carried it.
+//! Triton's id of a sequence, owned, so that it outlives the request that carried it.
 
 use std::ffi::CString;
 
@@ -9,14 +9,14 @@ use crate::triton::CorrelationId;
 pub enum CorrelationKey {
     /// A number, Triton's own or the client's.
     Number(u64),
-    /// A client's text.
+    /// A string that the client chose.
     Text(Box<[u8]>),
-    /// None: the request is of a warm-up, and this number is ours.
+    /// None: the request is part of a warm-up, which we number ourselves.
     WarmUp(u64),
 }
 
 impl CorrelationKey {
-    /// Calls `tell` with Triton's name of the sequence, if it has one.
+    /// Calls `tell` with Triton's id of the sequence, if it has one.
     pub fn tell<T>(&self, tell: impl FnOnce(CorrelationId<'_>) -> T) -> Option<T> {
         match self {
             Self::Number(number) => Some(tell(CorrelationId::Number(*number))),

@@ -6,150 +6,179 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use crate::backend::driver::correlation::CorrelationKey;
-use crate::backend::request::branches::Branches;
+use crate::backend::request::admission::Prepared;
+use crate::backend::request::branches::{Branches, NewBranches};
+use crate::backend::request::preparer::Preparation;
 use crate::backend::response::answer::Answer;
 use crate::base::{RequestId, SequenceId};
+use crate::guidance::Compilation;
 use crate::sampling::FinishReason;
-use crate::triton::{Error, Request};
+use crate::triton::{Error, ResponseFactory};
 
 /// A request between its first Execute call and its final response.
 pub struct InFlight {
-    /// Triton's name of the sequence.
+    /// Triton's name of its sequence.
     pub correlation_id: CorrelationKey,
     /// The client's name of the request; empty if it gave none.
-    pub client_id: String,
+    pub client_request_id: String,
     /// Which of Triton's objects it is: a second request may carry the same correlation id.
     pub identity: usize,
-    /// Whether it is in this Execute call's batch.
-    pub is_here: bool,
-    /// Its answer in the making; lent to the responder while a step computes.
+    /// Sends its responses, and tells whether it was cancelled.
+    pub factory: ResponseFactory,
+    /// Where in its life it is.
+    pub stage: Stage,
+    /// Its answer: `None` until the request is prepared, and while the responder has it on loan.
     pub answer: Option<Box<Answer>>,
-    /// What the engine generates for it.
-    pub branches: Branches,
-    /// Whether all of its answer has ended, and waits for its request to be released.
-    pub has_ended: bool,
-    /// Why it was refused, if that was found after it was taken in.
-    pub refused: Option<Error>,
-    /// When its own time limit passes.
-    pub deadline: Option<Instant>,
+    /// The sequences that the engine has been given for it; none before that.
+    pub sequences: Branches,
     /// Whether its client has asked for its end.
     pub is_stopped: bool,
-    /// Since when Triton has not handed it over.
-    pub absent_since: Option<Instant>,
+    /// When its own time limit passes.
+    pub deadline: Option<Instant>,
+    /// Where the request itself is.
+    pub presence: Presence,
+}
+
+/// The life of a request in flight, from top to bottom. What cannot be prepared, or be given to the engine, is `Refused`.
+pub enum Stage {
+    /// Its options are being parsed and its prompt tokenised.
+    Preparing(Preparation<Result<Prepared, Error>>),
+    /// Its guide is being compiled.
+    Compiling(Box<Compiling>),
+    /// The engine has its sequences, waiting or running.
+    Generating,
+    /// All of its answer has ended, which leaves when the request is released.
+    Ended,
+    /// It is answered with this error when it is released.
+    Refused(Error),
+}
+
+/// A request that waits for its guide.
+pub struct Compiling {
+    /// Its sequences, still without the guide.
+    pub sequences: NewBranches,
+    /// The guide.
+    pub compilation: Compilation,
+}
+
+/// Where a request in flight is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// In this Execute call's batch.
+    Here,
+    /// With Triton, which will hand it to a later call.
+    Rescheduled,
+    /// With Triton, which has not handed it over since then.
+    MissingSince(Instant),
 }
 
 impl InFlight {
-    /// A request that is here for the first time.
-    pub fn new(
-        correlation_id: CorrelationKey,
-        request: &Request,
-        branches: Branches,
-        answer: Box<Answer>,
-    ) -> Self {
-        Self {
-            correlation_id,
-            client_id: String::new(),
-            identity: request.identity(),
-            is_here: true,
-            answer: Some(answer),
-            branches,
-            has_ended: false,
-            refused: None,
-            deadline: None,
-            is_stopped: false,
-            absent_since: None,
-        }
-    }
-
-    /// Whether it is of a warm-up: such a request is served in one Execute call.
+    /// Whether it is part of a warm-up. Such a request is served within one Execute call.
     pub fn is_warm_up(&self) -> bool {
         matches!(self.correlation_id, CorrelationKey::WarmUp(_))
     }
 
-    /// Ends all that has not ended.
+    /// Whether nothing more happens to it until it is released.
+    pub fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Ended | Stage::Refused(_))
+    }
+
+    /// Ends everything that has not ended.
     pub fn end(&mut self, reason: FinishReason) {
         if let Some(answer) = &mut self.answer {
             answer.end(reason);
         }
-        self.has_ended = true;
+        self.stage = Stage::Ended;
     }
 
-    /// Ends what a branch of it generates. An error ends all. Returns whether its other branches have to be
-    /// given up.
-    pub fn end_branch(&mut self, branch: SequenceId, reason: FinishReason) -> bool {
-        if self.branches.len() == 1 || matches!(reason, FinishReason::Error(_)) {
+    /// Ends one of its sequences; an error ends all. Returns the sequences that are to be cancelled because of it.
+    pub fn end_sequence(&mut self, sequence: SequenceId, reason: FinishReason) -> Option<Branches> {
+        let sequences = self.sequences;
+        if sequences.len() == 1 || matches!(reason, FinishReason::Error(_)) {
             self.end(reason);
-            return self.branches.len() > 1;
+            return (sequences.len() > 1).then_some(sequences);
         }
         if let Some(answer) = &mut self.answer {
-            answer.end_row(self.branches.row_of(branch), reason);
-            self.has_ended = answer.has_ended();
+            answer.end_row(sequences.row_of(sequence), reason);
+            if answer.has_ended() {
+                self.stage = Stage::Ended;
+            }
         }
-        false
+        None
     }
 
-    /// Why it is to end now with what it has, if it is.
+    /// Why it ends now with what it has, if it does. A request that is being prepared ends when that is done.
     pub fn early_end(&self, now: Instant) -> Option<FinishReason> {
-        if self.has_ended {
-            None
-        } else if self.is_stopped {
-            Some(FinishReason::Cancelled)
-        } else {
-            let is_late = self.deadline.is_some_and(|deadline| deadline <= now);
-            is_late.then_some(FinishReason::TimedOut)
+        match self.stage {
+            Stage::Compiling(_) | Stage::Generating => self.due_end(now),
+            Stage::Preparing(_) | Stage::Ended | Stage::Refused(_) => None,
         }
     }
 
-    /// Whether it will not come back: its client gave it up while Triton held it, or Triton has not
-    /// handed it over for longer than it keeps a sequence.
+    /// Why it is to end with what it has, if it is: its client has stopped it, or its time limit has passed.
+    pub fn due_end(&self, now: Instant) -> Option<FinishReason> {
+        if self.is_stopped {
+            return Some(FinishReason::Cancelled);
+        }
+        let is_late = self.deadline.is_some_and(|deadline| deadline <= now);
+        is_late.then_some(FinishReason::TimedOut)
+    }
+
+    /// Whether it will not come back: its client cancelled it while Triton held it, or Triton has not handed it over
+    /// for longer than it keeps a sequence.
     pub fn is_lost(&self, now: Instant, max_absence: Duration) -> bool {
-        let cancelled = self
-            .answer
-            .as_ref()
-            .is_some_and(|answer| answer.factory.is_cancelled());
-        let absence = self
-            .absent_since
-            .map(|since| now.saturating_duration_since(since));
-        !self.is_here && (cancelled || absence.is_some_and(|time| time > max_absence))
+        match self.presence {
+            Presence::Here => false,
+            Presence::Rescheduled => self.factory.is_cancelled(),
+            Presence::MissingSince(since) => {
+                self.factory.is_cancelled() || now.saturating_duration_since(since) > max_absence
+            }
+        }
     }
 }
 
 /// All requests in flight.
 #[derive(Default)]
 pub struct InFlightTable {
-    // Each of a step's requests is looked up here several times. A client can choose its correlation id
-    // so that it collides with others, but there are never more than Triton has slots.
+    // Each request of a step is looked up several times. A client can choose its correlation id so that it collides
+    // with others, but there are never more of them than Triton has slots.
     requests: FxHashMap<RequestId, InFlight>,
     by_correlation: FxHashMap<CorrelationKey, RequestId>,
     by_client: HashMap<String, RequestId>,
-    /// Of each branch but the first, whose it is: requests of one sequence are not in it, and while there
-    /// are no others it costs nothing to look here.
-    by_branch: FxHashMap<SequenceId, RequestId>,
+    by_sequence: FxHashMap<SequenceId, RequestId>,
 }
 
 impl InFlightTable {
-    /// Adds a request. The caller has looked that neither of its names is in flight.
+    /// Adds a request. The caller has checked that neither of its names is in flight.
     pub fn insert(&mut self, id: RequestId, in_flight: InFlight) {
         self.by_correlation
             .insert(in_flight.correlation_id.clone(), id);
-        if !in_flight.client_id.is_empty() {
-            self.by_client.insert(in_flight.client_id.clone(), id);
-        }
-        for branch in in_flight.branches.ids().skip(1) {
-            self.by_branch.insert(branch, id);
+        if !in_flight.client_request_id.is_empty() {
+            self.by_client
+                .insert(in_flight.client_request_id.clone(), id);
         }
         self.requests.insert(id, in_flight);
     }
 
-    /// Takes a request out, with both its names.
+    /// Removes a request, with its names and its sequences.
     pub fn remove(&mut self, id: RequestId) -> Option<InFlight> {
         let in_flight = self.requests.remove(&id)?;
         self.by_correlation.remove(&in_flight.correlation_id);
-        self.by_client.remove(&in_flight.client_id);
-        for branch in in_flight.branches.ids().skip(1) {
-            self.by_branch.remove(&branch);
+        self.by_client.remove(&in_flight.client_request_id);
+        for sequence in in_flight.sequences.ids() {
+            self.by_sequence.remove(&sequence);
         }
         Some(in_flight)
+    }
+
+    /// Says that the engine has been given these sequences for a request.
+    pub fn generate(&mut self, id: RequestId, sequences: Branches) {
+        if let Some(in_flight) = self.requests.get_mut(&id) {
+            in_flight.sequences = sequences;
+            in_flight.stage = Stage::Generating;
+            self.by_sequence
+                .extend(sequences.ids().map(|sequence| (sequence, id)));
+        }
     }
 
     /// The request that Triton calls `correlation_id`.
@@ -157,9 +186,14 @@ impl InFlightTable {
         self.by_correlation.get(correlation_id).copied()
     }
 
-    /// The request that a client calls `client_id`.
-    pub fn find_client(&self, client_id: &str) -> Option<RequestId> {
-        self.by_client.get(client_id).copied()
+    /// The request that a client calls `client_request_id`.
+    pub fn find_client(&self, client_request_id: &str) -> Option<RequestId> {
+        self.by_client.get(client_request_id).copied()
+    }
+
+    /// The request `id`.
+    pub fn get(&self, id: RequestId) -> Option<&InFlight> {
+        self.requests.get(&id)
     }
 
     /// The request `id`.
@@ -167,19 +201,17 @@ impl InFlightTable {
         self.requests.get_mut(&id)
     }
 
-    /// The request that `branch` belongs to.
-    fn branch_mut(&mut self, branch: SequenceId) -> Option<&mut InFlight> {
-        // The first branch has its request's number.
-        let request = self.by_branch.get(&branch).copied();
-        self.requests
-            .get_mut(&request.unwrap_or(RequestId(branch.0)))
+    /// The request that `sequence` belongs to.
+    fn owner_mut(&mut self, sequence: SequenceId) -> Option<&mut InFlight> {
+        let id = self.by_sequence.get(&sequence)?;
+        self.requests.get_mut(id)
     }
 
-    /// The answer that `branch` adds to, while it is not lent, and the row, which has not ended: what a step
-    /// brings behind a stop word is nothing.
-    pub fn row_mut(&mut self, branch: SequenceId) -> Option<(&mut Answer, usize)> {
-        let in_flight = self.branch_mut(branch)?;
-        let row = in_flight.branches.row_of(branch);
+    /// The answer that `sequence` adds to, unless it is on loan, and its row there. `None` if the row has ended: tokens
+    /// that a step computes after a stop word are dropped.
+    pub fn row_mut(&mut self, sequence: SequenceId) -> Option<(&mut Answer, usize)> {
+        let in_flight = self.owner_mut(sequence)?;
+        let row = in_flight.sequences.row_of(sequence);
         let answer = in_flight.answer.as_deref_mut()?;
         match answer.rows()[row].finish() {
             Some(_) => None,
@@ -187,12 +219,14 @@ impl InFlightTable {
         }
     }
 
-    /// Ends a branch, see [`InFlight::end_branch`]; returns what is to be given up because of it.
-    pub fn end_branch(&mut self, branch: SequenceId, reason: FinishReason) -> Option<Branches> {
-        let in_flight = self.branch_mut(branch)?;
-        in_flight
-            .end_branch(branch, reason)
-            .then_some(in_flight.branches)
+    /// Ends a sequence; an error ends its request. Returns the sequences that are to be cancelled because of it.
+    pub fn end_sequence(&mut self, sequence: SequenceId, reason: FinishReason) -> Option<Branches> {
+        self.owner_mut(sequence)?.end_sequence(sequence, reason)
+    }
+
+    /// All requests, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &InFlight> {
+        self.requests.values()
     }
 
     /// All requests, in no order.

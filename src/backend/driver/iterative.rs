@@ -1,31 +1,34 @@
 //! The iterative driver: one Execute call is one step of the batch manager.
 //!
 //! ```text
-//! take in      new requests join or are refused, cancelled ones leave, known ones are here again;
-//!              a request with a guide joins when that is compiled
+//! take in      new requests are read or refused, cancelled ones leave, known ones are here again
+//! join         what has been prepared goes to the engine, in order of arrival; so does what has its guide
 //! lend         what the last step generated goes to the responder
 //! step         plan, run, apply
-//! give back    the ended are released and answered, the others rescheduled
+//! give back    requests that have ended are released and answered, the others rescheduled
 //! ```
 //!
-//! Triton never says that a sequence has ended on its side. So a request that is not in the batch is
-//! looked after each step, and now and then while none comes: if its client gave it up, it is forgotten. With the `direct` strategy every
-//! request is in every batch; with `oldest` a batch may lack some, which are computed all the same and
-//! answered when they are here again.
+//! Triton never says that a sequence has ended on its side. So each step checks the requests that are missing from its
+//! batch, and between steps a thread does: one that its client cancelled is forgotten. With the `direct` strategy every
+//! request is in every batch; with `oldest` a batch may lack some, which are computed all the same and answered when
+//! they are here again.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::backend::driver::correlation::CorrelationKey;
-use crate::backend::driver::in_flight::{InFlight, InFlightTable};
+use crate::backend::driver::in_flight::{Compiling, InFlight, InFlightTable, Presence, Stage};
 use crate::backend::observe::observer::StepRecord;
-use crate::backend::request::admission::Admission;
+use crate::backend::request::admission::{Admission, Prepared};
 use crate::backend::request::branches::{Branches, NewBranches};
+use crate::backend::request::incoming::{Arrival, Incoming, StopRequest};
+use crate::backend::request::preparer::{Preparation, Preparer};
 use crate::backend::response::answer::Answer;
 use crate::backend::response::responder::{Lent, Responder};
-use crate::base::{RequestError, RequestId, StepError, Tokens};
+use crate::base::{RequestError, RequestId, SequenceId, StepError, Tokens};
 use crate::config::InputKind;
 use crate::engine::Event;
-use crate::guidance::Compilation;
 use crate::manager::{BatchManager, LandedStep};
 use crate::sampling::FinishReason;
 use crate::triton::lifecycle::catch;
@@ -33,36 +36,53 @@ use crate::triton::{
     DataType, Error, ErrorCode, Instance, Request, ResponseFactory, ServedModel, Timestamps, now_ns,
 };
 
-/// The requests of one Execute call that are in flight, in Triton's order.
+/// The requests in flight of one Execute call, in Triton's order.
 type Batch = Vec<(RequestId, Request)>;
+
+/// Prepares the requests of one instance.
+pub type RequestPreparer = Preparer<Arrival, Result<Prepared, Error>>;
 
 /// How long a frontend is given to finish with a cancellation before Triton answers the request. The
 /// gRPC frontend of server 2.51 releases a stream's state twice, and crashes, if the answer comes while
 /// it is still at it; this makes that rare (13 crashes in 1280 cancellations became 1), not impossible.
 const CANCELLATION_GRACE: Duration = Duration::from_millis(5);
 
-/// How long a step that has nothing else to do waits for a guide: a client may give its request up.
-const GUIDE_WAIT: Duration = Duration::from_millis(5);
+/// How long an Execute call that has no other work waits for a prompt or a guide: a client may cancel its request.
+const IDLE_WAIT: Duration = Duration::from_millis(5);
+
+/// How long a step with other work waits for the requests that arrived in its Execute call, so that most of them need
+/// not wait for the next one.
+const NEWCOMER_WAIT: Duration = Duration::from_micros(500);
+
+/// A request with at most this many bytes to parse and tokenise is prepared at once. That takes less time than a step
+/// may wait for, and a thread need not be woken.
+const MAX_BYTES_AT_ONCE: usize = 512;
 
 /// One instance's requests and their batch manager.
 pub struct Driver {
     instance: Instance,
     served: ServedModel,
-    admission: Admission,
+    admission: Arc<Admission>,
+    preparer: RequestPreparer,
     manager: BatchManager,
     responder: Responder,
     in_flight: InFlightTable,
-    /// Requests in flight that the manager does not know yet.
-    compiling: Vec<Compiling>,
+    /// Requests that are being prepared, in order of arrival. Some may have been forgotten.
+    preparing: VecDeque<RequestId>,
+    /// Requests that wait for their guides. Some may have been forgotten, or have ended.
+    compiling: Vec<RequestId>,
     events: Vec<Event>,
-    /// Comes back from the responder with every loan, so that lending takes no memory.
+    /// Comes back from the responder with every loan, so that lending allocates nothing.
     loan: Vec<Lent>,
     num_requests_seen: u64,
+    num_sequences_seen: u64,
+    /// The first request of this Execute call, if one has arrived in it.
+    first_newcomer: RequestId,
     /// Whether a client's request has been here.
     has_served: bool,
     /// Whether this Execute call has let a frontend finish with its cancellations.
     has_waited: bool,
-    /// Whether a request was given up that may be in a step that is on its way.
+    /// Whether sequences were cancelled that may be in a step that is still running.
     must_settle: bool,
     /// Whether the metrics say that nothing is active.
     shown_idle: bool,
@@ -72,19 +92,13 @@ pub struct Driver {
     max_absence: Duration,
 }
 
-/// A request whose guide is being compiled.
-struct Compiling {
-    id: RequestId,
-    new_branches: NewBranches,
-    compilation: Compilation,
-}
-
 impl Driver {
     /// A driver without requests. Triton drops a sequence that is `max_absence` without a step.
     pub fn new(
         instance: Instance,
         served: ServedModel,
-        admission: Admission,
+        admission: Arc<Admission>,
+        preparer: RequestPreparer,
         manager: BatchManager,
         responder: Responder,
         max_absence: Duration,
@@ -93,13 +107,17 @@ impl Driver {
             instance,
             served,
             admission,
+            preparer,
             manager,
             responder,
             in_flight: InFlightTable::default(),
+            preparing: VecDeque::new(),
             compiling: Vec::new(),
             events: Vec::new(),
             loan: Vec::new(),
             num_requests_seen: 0,
+            num_sequences_seen: 0,
+            first_newcomer: RequestId::default(),
             has_served: false,
             has_waited: false,
             must_settle: false,
@@ -120,6 +138,7 @@ impl Driver {
     ) -> Result<(), StepError> {
         let mut clock = StepClock::start();
         self.has_waited = false;
+        self.first_newcomer = RequestId(self.num_requests_seen);
         let mut batch = Batch::with_capacity(requests.len());
         // A panic must not drop the batch here: that would answer requests whose answers are lent.
         let result = catch(|| {
@@ -130,7 +149,7 @@ impl Driver {
                 self.forget_the_lost(clock.start);
             }
             self.step_over(&mut batch, &mut clock)?;
-            // Triton waits in this call for the requests of a warm-up.
+            // Triton expects the requests of a warm-up to end in this call.
             while !batch.is_empty() {
                 clock = StepClock::start();
                 self.step_over(&mut batch, &mut clock)?;
@@ -143,11 +162,10 @@ impl Driver {
             .inspect_err(|error| self.fail_all(&mut batch, requests, error))
     }
 
-    /// Forgets the requests that Triton has ended, where no step has come for as long as `max_silence`: a step looks
-    /// after them itself.
+    /// Forgets the requests that Triton has ended, if no step has come for `max_silence`: a step does that itself.
     ///
     /// # Errors
-    /// A step that was on its way failed. The instance must take no more.
+    /// A step that was still running failed. The instance must take no more requests.
     pub fn look_after(&mut self, now: Instant, max_silence: Duration) -> Result<(), StepError> {
         let silence = now.saturating_duration_since(self.last_step);
         if self.in_flight.is_empty() || silence < max_silence {
@@ -162,15 +180,16 @@ impl Driver {
         self.has_served
     }
 
-    /// Whether there has been no request for that long.
+    /// Whether there has been no request for `silence`.
     pub fn is_idle_for(&self, silence: Duration, now: Instant) -> bool {
         self.in_flight.is_empty() && now.saturating_duration_since(self.last_step) >= silence
     }
 
-    /// One step over the batch, from which all go but the requests of a warm-up that have not ended.
+    /// One step over the batch, which keeps only the requests of a warm-up that have not ended.
     fn step_over(&mut self, batch: &mut Batch, clock: &mut StepClock) -> Result<(), StepError> {
         self.end_early(clock.start)?;
-        self.join_compiled();
+        self.join_prepared(batch);
+        self.join_compiled(batch);
         self.lend(batch)?;
         self.step(clock)?;
         self.give_back(batch, clock)
@@ -226,11 +245,8 @@ impl Driver {
             self.forget(id);
             return self.hand_to_triton(request);
         }
-        if let Some(answer) = &in_flight.answer {
-            request.answered_by(&answer.factory);
-        }
-        in_flight.is_here = true;
-        in_flight.absent_since = None;
+        request.answered_by(&in_flight.factory);
+        in_flight.presence = Presence::Here;
         batch.push((id, request));
     }
 
@@ -245,87 +261,114 @@ impl Driver {
         if request.is_cancelled() {
             return self.hand_to_triton(request);
         }
-        match alone(|| self.admission.asks_to_stop(&request)) {
-            Ok(false) => {}
-            Ok(true) => return self.stop(request, key, batch, now),
-            Err(error) => return self.refuse(request, error),
-        }
-        let id = self.next_id();
-        let admitted = self.claim_client_id(&request, now).and_then(|client_id| {
-            let admitted = alone(|| self.admission.read(&mut request, id, now))?;
-            let branches = admitted.new_branches.branches();
-            self.num_requests_seen = id.0 + branches.len() as u64;
-            match admitted.compilation {
-                None => join(&mut self.manager, admitted.new_branches)?,
-                Some(compilation) => self.compiling.push(Compiling {
-                    id,
-                    new_branches: admitted.new_branches,
-                    compilation,
-                }),
-            }
-            let mut in_flight = InFlight::new(key, &request, branches, admitted.answer);
-            if let (true, Some(answer)) = (in_flight.is_warm_up(), &mut in_flight.answer) {
-                answer.is_warm_up = true;
-            }
-            in_flight.client_id = client_id;
-            in_flight.deadline = admitted.deadline;
-            Ok(in_flight)
-        });
-        let in_flight = match admitted {
-            Ok(in_flight) => in_flight,
-            Err(error) => return self.refuse(request, error),
-        };
-        self.in_flight.insert(id, in_flight);
-        batch.push((id, request));
-    }
-
-    /// A request that ends the one in flight with its request id. Both are answered in this step.
-    fn stop(&mut self, mut request: Request, key: CorrelationKey, batch: &mut Batch, now: Instant) {
-        let answer = alone(|| self.admission.answer_to_stop(&mut request, now));
-        let client_id = request.client_id().map(Option::unwrap_or_default);
-        let stopped = client_id.and_then(|client_id| match client_id {
-            "" => Err(Error::invalid(
-                "option 'stop': the request to be stopped is the one with the same request id, and \
-                 this request has none",
-            )),
-            client_id => Ok(self.in_flight.find_client(client_id)),
-        });
-        match (answer, stopped) {
-            (Err(error), _) | (_, Err(error)) => self.refuse(request, error),
-            (Ok(answer), Ok(stopped)) => {
-                if let Some(stopped) = stopped.and_then(|id| self.in_flight.get_mut(id)) {
-                    stopped.is_stopped = true;
+        match self.new_in_flight(&mut request, key, now) {
+            Ok(in_flight) => {
+                let id = RequestId(self.num_requests_seen);
+                self.num_requests_seen += 1;
+                if matches!(in_flight.stage, Stage::Preparing(_)) {
+                    self.preparing.push_back(id);
                 }
-                let id = self.next_id();
-                let branches = Branches::new(id, 1);
-                let mut in_flight = InFlight::new(key, &request, branches, answer);
-                in_flight.end(FinishReason::Cancelled);
                 self.in_flight.insert(id, in_flight);
                 batch.push((id, request));
             }
+            Err(error) => self.refuse(request, error),
         }
     }
 
-    fn next_id(&mut self) -> RequestId {
-        let id = RequestId(self.num_requests_seen);
-        self.num_requests_seen += 1;
-        id
+    fn new_in_flight(
+        &mut self,
+        request: &mut Request,
+        correlation_id: CorrelationKey,
+        now: Instant,
+    ) -> Result<InFlight, Error> {
+        let incoming = alone(|| Incoming::read(&self.admission, request, now))?;
+        let mut in_flight = InFlight {
+            correlation_id,
+            client_request_id: String::new(),
+            identity: request.identity(),
+            factory: request.response_factory()?,
+            stage: Stage::Ended,
+            answer: None,
+            sequences: Branches::none(),
+            is_stopped: false,
+            deadline: None,
+            presence: Presence::Here,
+        };
+        match incoming {
+            // It ends in this step, and so does the request that it stops, which keeps their request id.
+            Incoming::Stop(stop) => {
+                let factory = in_flight.factory.clone();
+                let answer = in_flight.answer.insert(self.stop(&stop, factory, now)?);
+                answer.end(FinishReason::Cancelled);
+            }
+            Incoming::Generate(arrival) => {
+                self.claim_client_request_id(&arrival.client_request_id, now)?;
+                in_flight
+                    .client_request_id
+                    .clone_from(&arrival.client_request_id);
+                in_flight.stage = Stage::Preparing(self.prepare(*arrival)?);
+            }
+        }
+        Ok(in_flight)
     }
 
-    /// The client's name of a new request, which nothing in flight may have. Before the prompt is read,
-    /// which can take a while.
-    fn claim_client_id(&mut self, request: &Request, now: Instant) -> Result<String, Error> {
-        let client_id = request.client_id()?.unwrap_or_default();
-        if let Some(other) = self.in_flight.find_client(client_id) {
+    /// Stops the request in flight that the client names. Returns the answer to the request that stops it.
+    fn stop(
+        &mut self,
+        stop: &StopRequest,
+        factory: ResponseFactory,
+        now: Instant,
+    ) -> Result<Box<Answer>, Error> {
+        let plan = alone(|| self.admission.stop_answer(&stop.outputs))?;
+        if stop.client_request_id.is_empty() {
+            return Err(Error::invalid(
+                "option 'stop': the request to be stopped is the one with the same request id, and \
+                 this request has none",
+            ));
+        }
+        let stopped = self.in_flight.find_client(&stop.client_request_id);
+        if let Some(stopped) = stopped.and_then(|id| self.in_flight.get_mut(id)) {
+            stopped.is_stopped = true;
+        }
+        Ok(Box::new(Answer::new(factory, now, plan)))
+    }
+
+    /// Has a request prepared: a small one at once, unless others before it are still being prepared.
+    fn prepare(&self, arrival: Arrival) -> Result<Preparation<Result<Prepared, Error>>, Error> {
+        if arrival.num_bytes_to_read() <= MAX_BYTES_AT_ONCE && self.are_all_prepared() {
+            let prepared = alone(|| self.admission.prepare(arrival))?;
+            return Ok(Preparation::done(Ok(prepared)));
+        }
+        let num_bytes = arrival.num_bytes();
+        self.preparer.submit(arrival, num_bytes)
+    }
+
+    /// Whether no request is being prepared: the last one is prepared last.
+    fn are_all_prepared(&self) -> bool {
+        let ids = self.preparing.iter().rev();
+        let last = ids.filter_map(|id| self.in_flight.get(*id)).next();
+        match last.map(|in_flight| &in_flight.stage) {
+            Some(Stage::Preparing(preparation)) => preparation.is_done(),
+            _ => true,
+        }
+    }
+
+    /// Refuses the request id of a new request if a request in flight has it.
+    fn claim_client_request_id(
+        &mut self,
+        client_request_id: &str,
+        now: Instant,
+    ) -> Result<(), Error> {
+        if let Some(other) = self.in_flight.find_client(client_request_id) {
             if !self.is_lost(other, now) {
-                return Err(RequestError::InFlight(client_id.to_owned()).into());
+                return Err(RequestError::InFlight(client_request_id.to_owned()).into());
             }
             self.forget(other);
         }
-        Ok(client_id.to_owned())
+        Ok(())
     }
 
-    /// Whether the request `id` will not come back.
+    /// Whether the request `id` will not come back from Triton.
     fn is_lost(&mut self, id: RequestId, now: Instant) -> bool {
         let max_absence = self.max_absence;
         self.in_flight
@@ -333,15 +376,15 @@ impl Driver {
             .is_some_and(|in_flight| in_flight.is_lost(now, max_absence))
     }
 
-    /// Looks after the requests that are not in this batch.
+    /// Forgets the requests that are not in this batch and will not come back.
     fn forget_the_lost(&mut self, now: Instant) {
         let mut lost = Vec::new();
         for (id, in_flight) in self.in_flight.iter_mut() {
-            if !in_flight.is_here {
-                in_flight.absent_since.get_or_insert(now);
-                if in_flight.is_lost(now, self.max_absence) {
-                    lost.push(id);
-                }
+            if in_flight.presence == Presence::Rescheduled {
+                in_flight.presence = Presence::MissingSince(now);
+            }
+            if in_flight.is_lost(now, self.max_absence) {
+                lost.push(id);
             }
         }
         for id in lost {
@@ -354,12 +397,12 @@ impl Driver {
     /// only waits for the rest of its lockstep batch is complete: it waits no longer.
     fn end_early(&mut self, now: Instant) -> Result<(), StepError> {
         let are_beams_out = self.in_flight.iter_mut().any(|(_, in_flight)| {
-            let mut branches = in_flight.branches.ids();
+            let mut sequences = in_flight.sequences.ids();
             in_flight.early_end(now).is_some()
-                && branches.any(|branch| self.manager.are_beams_out(branch))
+                && sequences.any(|sequence| self.manager.are_beams_out(sequence))
         });
         if are_beams_out {
-            // What they have is on its way.
+            // The step that is still running has their latest hypotheses.
             self.manager.settle(&mut self.events)?;
             self.hear_events(now);
         }
@@ -367,56 +410,165 @@ impl Driver {
             let Some(reason) = in_flight.early_end(now) else {
                 continue;
             };
-            for branch in in_flight.branches.ids() {
-                let ended = self.manager.ended(branch);
-                let found = self.manager.best_so_far(branch);
-                self.manager.cancel(branch);
+            for sequence in in_flight.sequences.ids() {
+                let ended = self.manager.ended(sequence);
+                let found = self.manager.best_so_far(sequence);
+                self.manager.cancel(sequence);
                 if let Some(answer) = in_flight.answer.as_mut().filter(|_| !found.is_empty()) {
                     answer.take_found(found, now);
                 }
-                in_flight.end_branch(branch, ended.unwrap_or(reason));
+                in_flight.end_sequence(sequence, ended.unwrap_or(reason));
+            }
+            if let Stage::Compiling(_) = in_flight.stage {
+                in_flight.end(reason);
             }
         }
         Ok(())
     }
 
-    /// Takes in the requests whose guides are compiled, and refuses those whose guides cannot be. Waits a
-    /// moment for one where there is nothing else to do.
-    fn join_compiled(&mut self) {
+    /// Gives the engine the requests that have been prepared, in order of arrival: none overtakes one that is still
+    /// being prepared. Waits for a moment where that does not hold up others.
+    fn join_prepared(&mut self, batch: &mut Batch) {
+        let start = Instant::now();
+        while let Some(&id) = self.preparing.front() {
+            if let Some(InFlight {
+                stage: Stage::Preparing(preparation),
+                ..
+            }) = self.in_flight.get(id)
+            {
+                if !preparation.is_done() {
+                    let max_wait = match self.has_other_work() {
+                        false => IDLE_WAIT,
+                        true if id >= self.first_newcomer => NEWCOMER_WAIT,
+                        true => return,
+                    };
+                    let max_wait = max_wait.saturating_sub(start.elapsed());
+                    self.preparer.wait(preparation, max_wait);
+                }
+                let prepared = match preparation.take() {
+                    None => return,
+                    Some(prepared) => prepared.unwrap_or_else(|panic| Err(unreadable(&panic))),
+                };
+                if let Err(error) = prepared.and_then(|prepared| self.join(id, prepared)) {
+                    self.refuse_in_flight(id, error, batch);
+                }
+            }
+            self.preparing.pop_front();
+        }
+    }
+
+    /// Gives the engine a request that has been prepared, or lets it wait for its guide.
+    fn join(&mut self, id: RequestId, prepared: Prepared) -> Result<(), Error> {
+        let Some(in_flight) = self.in_flight.get_mut(id) else {
+            return Ok(());
+        };
+        let sequences = Branches::new(SequenceId(self.num_sequences_seen), prepared.num_sequences);
+        self.num_sequences_seen += u64::from(prepared.num_sequences);
+        let factory = in_flight.factory.clone();
+        let mut answer = Answer::new(factory, prepared.arrival, prepared.answer);
+        answer.is_warm_up = in_flight.is_warm_up();
+        in_flight.answer = Some(Box::new(answer));
+        in_flight.deadline = prepared.deadline;
+        if let Some(reason) = in_flight.due_end(Instant::now()) {
+            in_flight.end(reason);
+            return Ok(());
+        }
+        let mut processors = Vec::new();
+        if let Some(call) = &prepared.post_processor {
+            let client_request_id = &in_flight.client_request_id;
+            processors = alone(|| {
+                let started = self
+                    .admission
+                    .start_processors(call, client_request_id, sequences);
+                Ok(started?)
+            })?;
+            if let Some(answer) = &mut in_flight.answer {
+                answer.set_processors(&processors);
+            }
+        }
+        let new = NewBranches::new(sequences, prepared.request, processors);
+        match prepared.compilation {
+            None => self.generate(id, new)?,
+            Some(compilation) => {
+                in_flight.stage = Stage::Compiling(Box::new(Compiling {
+                    sequences: new,
+                    compilation,
+                }));
+                self.compiling.push(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the engine the sequences of a request.
+    fn generate(&mut self, id: RequestId, new: NewBranches) -> Result<(), RequestError> {
+        let sequences = new.branches();
+        add(&mut self.manager, new)?;
+        self.in_flight.generate(id, sequences);
+        Ok(())
+    }
+
+    /// Whether there is more to do than to wait for prompts and guides.
+    fn has_other_work(&self) -> bool {
+        let only_waits = |in_flight: &InFlight| {
+            matches!(in_flight.stage, Stage::Preparing(_) | Stage::Compiling(_))
+        };
+        !self.manager.is_idle() || !self.in_flight.iter().all(only_waits)
+    }
+
+    /// Gives the engine the requests whose guides are compiled, and refuses those whose guides cannot be. Where there
+    /// is nothing else to do, it waits for a moment.
+    fn join_compiled(&mut self, batch: &mut Batch) {
         if self.compiling.is_empty() {
             return;
         }
-        let has_ended = |in_flight: &InFlight| in_flight.has_ended || in_flight.refused.is_some();
-        let others_wait = self.compiling.len() < self.in_flight.len()
-            || self
-                .in_flight
-                .iter_mut()
-                .any(|(_, in_flight)| has_ended(in_flight));
         if let Some(guides) = &self.admission.guides
-            && self.manager.is_idle()
-            && !others_wait
+            && self.preparing.is_empty()
+            && !self.has_other_work()
         {
-            let is_any_done = || self.compiling.iter().any(|one| one.compilation.is_done());
-            guides.wait(is_any_done, GUIDE_WAIT);
+            let is_done = |id: &RequestId| match self.in_flight.get(*id).map(|it| &it.stage) {
+                Some(Stage::Compiling(compiling)) => compiling.compilation.is_done(),
+                _ => false,
+            };
+            guides.wait(|| self.compiling.iter().any(is_done), IDLE_WAIT);
         }
         let now = Instant::now();
-        for compiling in std::mem::take(&mut self.compiling) {
-            let id = compiling.id;
+        for id in std::mem::take(&mut self.compiling) {
             let Some(in_flight) = self.in_flight.get_mut(id) else {
                 continue;
             };
-            if in_flight.has_ended {
+            let Stage::Compiling(compiling) = &in_flight.stage else {
                 continue;
-            }
-            let joined = match compiling.compilation.poll(now) {
-                None => {
-                    self.compiling.push(compiling);
-                    continue;
-                }
-                Some(Err(error)) => Err(error),
-                Some(Ok(guide)) => join(&mut self.manager, compiling.new_branches.guided(guide)),
             };
-            in_flight.refused = joined.err().map(Error::from);
+            let Some(guide) = compiling.compilation.poll(now) else {
+                self.compiling.push(id);
+                continue;
+            };
+            let joined = match std::mem::replace(&mut in_flight.stage, Stage::Ended) {
+                Stage::Compiling(compiling) => {
+                    guide.and_then(|guide| self.generate(id, compiling.sequences.guided(guide)))
+                }
+                _ => Ok(()),
+            };
+            if let Err(error) = joined {
+                self.refuse_in_flight(id, error.into(), batch);
+            }
+        }
+    }
+
+    /// Refuses a request that was taken in, now if it is in the batch.
+    fn refuse_in_flight(&mut self, id: RequestId, error: Error, batch: &mut Batch) {
+        match batch.iter().position(|(here, _)| *here == id) {
+            Some(place) => {
+                let (_, request) = batch.remove(place);
+                self.forget(id);
+                self.refuse(request, error);
+            }
+            None => {
+                if let Some(in_flight) = self.in_flight.get_mut(id) {
+                    in_flight.stage = Stage::Refused(error);
+                }
+            }
         }
     }
 
@@ -427,8 +579,8 @@ impl Driver {
                 continue;
             };
             // What is new of an ended one goes with its final response.
-            let is_due = |answer: &&mut Box<Answer>| answer.stream && answer.is_due();
-            if !in_flight.has_ended && in_flight.answer.as_mut().filter(is_due).is_some() {
+            let is_due = |answer: &&mut Box<Answer>| answer.format.stream && answer.is_due();
+            if !in_flight.is_over() && in_flight.answer.as_mut().filter(is_due).is_some() {
                 self.loan
                     .extend(in_flight.answer.take().map(|answer| (id, answer)));
             }
@@ -456,7 +608,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Waits for the steps that are on their way, if what was given up may be in them.
+    /// Waits for the steps that are still running, if they may hold sequences that were cancelled.
     fn settle(&mut self) -> Result<(), StepError> {
         if std::mem::take(&mut self.must_settle) {
             self.manager.settle(&mut self.events)?;
@@ -475,7 +627,7 @@ impl Driver {
             let has_failed = answer.has_failed();
             in_flight.answer = Some(answer);
             if has_failed {
-                cancel(&mut self.manager, in_flight.branches);
+                cancel(&mut self.manager, in_flight.sequences);
                 // It is answered in this call, and holds no blocks then.
                 self.must_settle = true;
                 in_flight.end(FinishReason::Cancelled);
@@ -507,7 +659,7 @@ impl Driver {
                         let num_output_tokens = Tokens(answer.rows()[row].tokens().len() as u32);
                         let reason = FinishReason::StopWords;
                         if self.manager.finish(id, num_output_tokens, reason) {
-                            self.in_flight.end_branch(id, reason);
+                            self.in_flight.end_sequence(id, reason);
                         }
                     }
                 }
@@ -517,7 +669,7 @@ impl Driver {
                     }
                 }
                 Event::Finished(id, reason) => {
-                    if let Some(failed) = self.in_flight.end_branch(id, reason) {
+                    if let Some(failed) = self.in_flight.end_sequence(id, reason) {
                         cancel(&mut self.manager, failed);
                         // As above.
                         self.must_settle = true;
@@ -537,33 +689,30 @@ impl Driver {
             let Some(in_flight) = self.in_flight.get_mut(id) else {
                 continue;
             };
-            in_flight.is_here = false;
+            in_flight.presence = Presence::Rescheduled;
             if request.is_cancelled() {
                 // Triton would not show it again, and a release would not free its slot.
                 self.forget(id);
                 self.hand_to_triton(request);
-            } else if let Some(error) = in_flight.refused.take() {
-                self.forget(id);
-                self.refuse(request, error);
-            } else if in_flight.has_ended {
-                let is_warm_up = in_flight.is_warm_up();
-                let key = in_flight.correlation_id.clone();
-                let answer = self.in_flight.remove(id).and_then(|gone| gone.answer);
-                let success = answer.as_ref().is_some_and(|answer| !answer.has_error());
-                if !is_warm_up {
-                    self.report(&request, success, &timestamps);
+                continue;
+            }
+            match &in_flight.stage {
+                Stage::Refused(error) => {
+                    let error = error.clone();
+                    self.forget(id);
+                    self.refuse(request, error);
                 }
-                request.release();
-                if let Some(answer) = answer {
-                    self.free_slot(&key, &answer.factory);
-                    finals.push(*answer);
+                Stage::Ended => finals.extend(self.release(id, request, &timestamps)),
+                _ if in_flight.is_warm_up() => {
+                    in_flight.presence = Presence::Here;
+                    warming.push((id, request));
                 }
-            } else if in_flight.is_warm_up() {
-                in_flight.is_here = true;
-                warming.push((id, request));
-            } else if let Err((request, error)) = request.reschedule() {
-                self.forget(id);
-                self.fail(request, error);
+                _ => {
+                    if let Err((request, error)) = request.reschedule() {
+                        self.forget(id);
+                        self.fail(request, error);
+                    }
+                }
             }
         }
         *batch = warming;
@@ -578,7 +727,28 @@ impl Driver {
         self.record(clock)
     }
 
-    /// Writes the step down, and that nothing is active any more where it was the last.
+    /// Releases a request that has ended. Returns its answer, which is to be sent.
+    fn release(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        timestamps: &Timestamps,
+    ) -> Option<Answer> {
+        let gone = self.in_flight.remove(id)?;
+        let success = gone
+            .answer
+            .as_ref()
+            .is_some_and(|answer| !answer.has_error());
+        if !gone.is_warm_up() {
+            self.report(&request, success, timestamps);
+        }
+        request.release();
+        let answer = gone.answer?;
+        self.free_slot(&gone.correlation_id, &gone.factory);
+        Some(*answer)
+    }
+
+    /// Records the step, and if it was the last one, that nothing is active.
     fn record(&mut self, clock: &mut StepClock) -> Result<(), StepError> {
         if let Some(landed) = clock.landed.take() {
             self.responder.record(StepRecord {
@@ -592,10 +762,10 @@ impl Driver {
         self.show_idle()
     }
 
-    /// Shows that nothing is active any more, once.
+    /// Shows, once, that nothing is active any more.
     fn show_idle(&mut self) -> Result<(), StepError> {
         if self.manager.is_idle() && !self.shown_idle {
-            // There may be no other call in which what was given up could come back.
+            // There may be no later call in which cancelled sequences could come back.
             self.manager.settle(&mut self.events)?;
             self.events.clear();
             self.responder.idle(self.manager.kv_usage())?;
@@ -604,8 +774,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Answers the requests of the batch, and those that were still to be taken in, with the step's error. Those
-    /// that Triton holds are answered when they come here again.
+    /// Answers the requests of the batch, and those that were not read yet, with the step's error. Those that Triton holds
+    /// are answered when it hands them over again.
     fn fail_all(
         &mut self,
         batch: &mut Batch,
@@ -622,12 +792,14 @@ impl Driver {
         }
     }
 
-    /// Drops all that is known of a request, without a word to anybody.
+    /// Drops a request from all tables, without answering it.
     fn forget(&mut self, id: RequestId) {
         if let Some(gone) = self.in_flight.remove(id) {
-            cancel(&mut self.manager, gone.branches);
-            if let Some(answer) = gone.answer {
-                self.responder.discard(answer);
+            cancel(&mut self.manager, gone.sequences);
+            match gone.answer {
+                Some(answer) => self.responder.discard(answer),
+                // As for a request that is refused. Without a responder the instance has failed.
+                None => drop(self.responder.refused(gone.factory)),
             }
         }
     }
@@ -659,7 +831,7 @@ impl Driver {
         }
     }
 
-    /// Ends a request with an error whose sequence Triton does not know any more.
+    /// Ends, with an error, a request whose sequence Triton has already ended.
     fn fail(&mut self, mut request: Request, error: Error) {
         self.keep_model(&mut request);
         self.report(&request, false, &instant_timestamps());
@@ -676,8 +848,8 @@ impl Driver {
         }
     }
 
-    /// Frees the slot of a request that has been released, if it is in doubt whether the release has. Triton frees no
-    /// slot of a request that was cancelled before its release, and it may have been since we have looked.
+    /// Frees the slot of a request that has been released, if the release may not have: Triton does not free the slot of a
+    /// request that was cancelled before its release, and it may have been cancelled since the last check.
     fn free_slot(&self, key: &CorrelationKey, factory: &ResponseFactory) {
         if !factory.is_cancelled() {
             return;
@@ -697,13 +869,13 @@ impl Driver {
         }
     }
 
-    /// Ends a request with an error that shares its correlation id with one in flight, which goes on.
+    /// Ends, with an error, a request whose correlation id belongs to one in flight, which goes on.
     fn refuse_beside(&self, request: Request) {
         self.report(&request, false, &instant_timestamps());
         request.fail_beside_sequence(in_flight_already());
     }
 
-    /// What a release sets off in Triton needs the model a little longer than the request does.
+    /// Keeps the model loaded a little longer than the request: Triton's clean-up after a release still uses it.
     fn keep_model(&mut self, request: &mut Request) {
         // Without a responder the instance has failed, and the model will be unloaded in any case.
         if let Ok(factory) = request.response_factory() {
@@ -719,13 +891,16 @@ impl Driver {
     }
 }
 
-/// Reads a request. A panic there is that request's own: nothing else has been touched yet.
+/// Reads or prepares a request. A panic there is that request's own: nothing else has been touched.
 fn alone<T>(read: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch(read).unwrap_or_else(|panic| {
-        let error = format!("the request could not be read: {panic}");
-        log::error!("{error}");
-        Err(Error::internal(error))
-    })
+    catch(read).unwrap_or_else(|panic| Err(unreadable(&panic)))
+}
+
+/// The error of a request that a panic ended.
+fn unreadable(panic: &str) -> Error {
+    let error = format!("the request could not be read: {panic}");
+    log::error!("{error}");
+    Error::internal(error)
 }
 
 fn in_flight_already() -> Error {
@@ -736,18 +911,18 @@ fn in_flight_already() -> Error {
     )
 }
 
-/// Gives the manager all branches of a request, or none.
-fn join(manager: &mut BatchManager, new_branches: NewBranches) -> Result<(), RequestError> {
-    let branches = new_branches.branches();
-    let mut requests = new_branches.requests();
-    let joined = requests.try_for_each(|request| manager.add(request));
-    joined.inspect_err(|_| cancel(manager, branches))
+/// Gives the manager all sequences of a request, or none.
+fn add(manager: &mut BatchManager, new: NewBranches) -> Result<(), RequestError> {
+    let sequences = new.branches();
+    let mut requests = new.requests();
+    let added = requests.try_for_each(|request| manager.add(request));
+    added.inspect_err(|_| cancel(manager, sequences))
 }
 
-/// Gives up all branches of a request.
-fn cancel(manager: &mut BatchManager, branches: Branches) {
-    for branch in branches.ids() {
-        manager.cancel(branch);
+/// Cancels all sequences of a request.
+fn cancel(manager: &mut BatchManager, sequences: Branches) {
+    for sequence in sequences.ids() {
+        manager.cancel(sequence);
     }
 }
 
@@ -762,11 +937,11 @@ fn instant_timestamps() -> Timestamps {
     }
 }
 
-/// Where the time of a step goes, on the clock of the records and on Triton's.
+/// The times of a step, on the records' clock and on Triton's.
 struct StepClock {
     start: Instant,
     timestamps: Timestamps,
-    /// The step that came back in this call.
+    /// The step that landed in this call.
     landed: Option<LandedStep>,
 }
 
@@ -788,13 +963,13 @@ impl StepClock {
         self.landed = landed;
     }
 
-    /// Sequences of the step that came back; `None` if nothing was computed.
+    /// Sequences of the step that landed; `None` if nothing was computed.
     fn num_computed(&self) -> Option<u64> {
         let landed = self.landed.as_ref()?;
         Some(landed.stats.num_scheduled as u64).filter(|num_sequences| *num_sequences > 0)
     }
 
-    /// Triton's view of the step, which ends now.
+    /// The timestamps for Triton; the step ends now.
     fn finish(&mut self) -> Timestamps {
         self.timestamps.exec_end = now_ns();
         self.timestamps

@@ -26,17 +26,17 @@ use crate::base::{LoadError, StepError};
 use crate::triton::lifecycle::catch;
 use crate::triton::{Request, ServedModel};
 
-/// How long a request that Triton has ended can stay unnoticed.
+/// The longest that a request which Triton has ended stays unnoticed.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// How often it is asked whether the model still serves.
+/// How often the server is asked whether the model still serves.
 const SERVING_PERIOD: Duration = Duration::from_secs(1);
 
-/// How long an instance has no request after its model was told to unload until it gives back what it holds. Triton
-/// ends a model that it has not lost earlier than that.
+/// An instance whose model was told to unload releases its resources after this long without requests. Triton finalises a
+/// model that it has not leaked earlier than that.
 const UNLOAD_GRACE: Duration = Duration::from_secs(5);
 
-/// What the watch needs to know of its model.
+/// What the watching thread needs of its model.
 pub struct WatchContext {
     /// The model in its server.
     pub served: ServedModel,
@@ -50,21 +50,21 @@ pub struct WatchContext {
 pub struct WatchedDriver {
     driver: Arc<SharedDriver>,
     load: ModelLoad,
-    /// Whether `load` knows that clients are served.
+    /// Whether `load` has been told that clients are served.
     serves: bool,
-    /// Dropped to end the thread.
+    /// Dropping it ends the thread.
     until: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The driver, or why there is none any more.
+/// The driver, or the error that ended it.
 type SharedDriver = Mutex<Result<Driver, StepError>>;
 
 impl WatchedDriver {
     /// Starts the thread of the instance `name`.
     ///
     /// # Errors
-    /// The machine has no thread to give.
+    /// The system cannot start a thread.
     pub fn start(name: &str, driver: Driver, context: WatchContext) -> Result<Self, LoadError> {
         let load = context.load.clone();
         let driver = Arc::new(Mutex::new(Ok(driver)));
@@ -151,7 +151,7 @@ fn watch(shared: &SharedDriver, context: &WatchContext, end: &Receiver<()>) {
     }
 }
 
-/// Whether the model has stopped serving, as far as that is known.
+/// Tracks whether the model has stopped serving.
 struct Ending {
     /// Before that the model may be loading still, and a load that fails waits for this thread with the server's
     /// locks held.

@@ -1,4 +1,4 @@
-//! What the server's metrics page shows of a model.
+//! A model's metrics on the server's metrics page.
 //!
 //! The gauges have TensorRT-LLM's family names, because dashboards read those, and Triton's HTTP
 //! frontend itself builds its load report from `nv_trt_llm_kv_cache_block_metrics`. The latency
@@ -22,10 +22,10 @@ use crate::engine::{DraftTotals, KvUsage, LockstepTotals, StepStats};
 use crate::manager::sizing::MemoryUsage;
 use crate::triton::{Counter, Error, Gauge, Histogram, MetricFamily};
 
-/// A value of a step's record.
+/// A value of a step record.
 type Value = fn(&StepStats) -> f64;
 
-/// The family of what is taken of the machine's memory, which the load of a model decides.
+/// The family of an instance's memory usage, which is set at load.
 const MEMORY: (&CStr, &CStr, &str) = (
     c"nv_trt_llm_runtime_memory_metrics",
     c"Memory of weights and KV cache, in bytes",
@@ -40,7 +40,7 @@ type GaugeFamily = (
     &'static [(&'static str, Value)],
 );
 
-/// TensorRT-LLM's families that mean something here, with its names.
+/// The families of TensorRT-LLM that apply here, under its names.
 const GAUGES: &[GaugeFamily] = &[
     (
         c"nv_trt_llm_request_metrics",
@@ -119,7 +119,7 @@ fn lockstep(stats: &StepStats, value: fn(&LockstepTotals) -> u64) -> f64 {
 /// Upper bounds of the buckets of TensorRT-LLM's token histograms.
 const TOKEN_BUCKETS: &[f64] = &[10.0, 50.0, 100.0, 500.0, 1000.0];
 
-/// Upper bounds in seconds for what takes a whole request, or its wait.
+/// Upper bounds in seconds for whole requests and their waits.
 const REQUEST_BUCKETS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0,
 ];
@@ -132,9 +132,9 @@ const TOKEN_TIME_BUCKETS: &[f64] = &[
 /// The metrics of one model version, all its instances together.
 pub struct Metrics {
     gauges: Vec<(Gauge, Value)>,
-    /// Of the host, of GPUs, and of the host for GPUs.
+    /// Host, GPU and pinned host memory.
     memory: [Gauge; 3],
-    /// Tokens that were guessed, and those of them that became output.
+    /// Tokens that were drafted, and those that were accepted.
     draft_tokens: Counter,
     accepted_tokens: Counter,
     input_tokens: Histogram,
@@ -143,12 +143,12 @@ pub struct Metrics {
     time_to_first_token: Histogram,
     time_per_output_token: Histogram,
     e2e: Histogram,
-    /// What each instance shows: the page has their sum.
+    /// The values of each instance; the page shows their sum.
     instances: Mutex<BTreeMap<u64, Shown>>,
     num_instances_seen: AtomicU64,
 }
 
-/// What one instance shows.
+/// The values of one instance.
 struct Shown {
     /// Its last record.
     stats: StepStats,
@@ -159,12 +159,12 @@ struct Shown {
 #[derive(Clone)]
 pub struct SharedMetrics(Arc<Metrics>);
 
-/// A model's hold on its metrics, which ends with the model, or before it.
+/// A model's handle to its metrics, released with the model or before.
 #[derive(Clone, Default)]
 pub struct MetricsShare(Arc<Mutex<Option<SharedMetrics>>>);
 
 impl MetricsShare {
-    /// A hold on these, where there are any.
+    /// A handle to these metrics, if there are any.
     pub fn new(metrics: Option<SharedMetrics>) -> Self {
         Self(Arc::new(Mutex::new(metrics)))
     }
@@ -174,7 +174,7 @@ impl MetricsShare {
         self.0.lock().clone()
     }
 
-    /// Lets the metrics go: they are deleted when no instance reports to them any more.
+    /// Releases the metrics: they are deleted when no instance reports to them any more.
     pub fn give_back(&self) {
         *self.0.lock() = None;
         SharedMetrics::sweep();
@@ -187,14 +187,14 @@ pub struct InstanceMetrics {
     id: u64,
 }
 
-/// All metrics of the process. Locked while any are made or deleted.
+/// All metrics of the process. Locked while any are created or deleted.
 static ALL: Mutex<BTreeMap<(String, u64), SharedMetrics>> = Mutex::new(BTreeMap::new());
 
 impl SharedMetrics {
     /// The metrics of version `version` of `model`; `None` where the server has no metrics.
     ///
     /// # Errors
-    /// Triton's, if it refuses a family or a metric.
+    /// Triton refuses a family or a metric.
     pub fn of(model: &str, version: u64) -> Result<Option<Self>, Error> {
         let mut all = ALL.lock();
         let key = (model.to_owned(), version);
@@ -221,7 +221,7 @@ impl SharedMetrics {
         }
     }
 
-    /// Deletes what nobody reports to any more.
+    /// Deletes the metrics that no instance reports to any more.
     pub fn sweep() {
         ALL.lock()
             .retain(|_, shared| Arc::strong_count(&shared.0) > 1);
@@ -229,7 +229,7 @@ impl SharedMetrics {
 }
 
 impl InstanceMetrics {
-    /// Shows a step, next to the last ones of the model's other instances.
+    /// Shows a step, added to the latest steps of the model's other instances.
     pub fn step_done(&self, stats: &StepStats) {
         let mut before = None;
         self.metrics.0.show(|instances| {
@@ -242,7 +242,7 @@ impl InstanceMetrics {
         }
     }
 
-    /// Shows that nothing is active: a page that kept the last step would say that the cache is used.
+    /// Shows that nothing is active; the last step's values would claim that the cache is in use.
     pub fn idle(&self, kv: KvUsage) {
         self.metrics.0.show(|instances| {
             if let Some(shown) = instances.get_mut(&self.id) {
@@ -413,7 +413,7 @@ impl Metrics {
         }
     }
 
-    /// Counts what was guessed between two records of an instance.
+    /// Counts the drafts between two records of an instance.
     fn drafted(&self, before: DraftTotals, now: DraftTotals) {
         let more = |now: u64, before: u64| now.saturating_sub(before);
         self.draft_tokens
@@ -424,12 +424,13 @@ impl Metrics {
 
     fn request_ended(&self, answer: &Answer) {
         // One without a prompt only stopped another.
-        if answer.num_prompt_tokens == 0 || answer.is_warm_up {
+        if answer.format.num_prompt_tokens == 0 || answer.is_warm_up {
             return;
         }
         let arrival = answer.times.arrival;
         let seconds = |to: Instant| to.saturating_duration_since(arrival).as_secs_f64();
-        self.input_tokens.observe(answer.num_prompt_tokens as f64);
+        self.input_tokens
+            .observe(answer.format.num_prompt_tokens as f64);
         if let Some(admission) = answer.times.admission {
             self.queue.observe(seconds(admission));
         }

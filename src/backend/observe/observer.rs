@@ -1,5 +1,5 @@
-//! Who looks at steps and requests: the metrics page, Triton's verbose log, the statistics file, and the
-//! ledger of the machine's memory.
+//! Reports steps and requests to the metrics page, Triton's verbose log, the statistics file, and the account of the
+//! machine's memory.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -16,12 +16,12 @@ use crate::manager::sizing::{InstanceMemory, MemoryUsage};
 use crate::manager::{LandedStep, timestamp};
 use crate::triton;
 
-/// A step as it is written down.
+/// A step, as it is recorded.
 #[derive(Clone, Debug)]
 pub struct StepRecord {
     /// The batch manager's figures.
     pub landed: LandedStep,
-    /// When the Execute call ended, on the wall's clock.
+    /// When the Execute call ended, by wall-clock time.
     pub ended_at: SystemTime,
     /// When the Execute call began, after the instance was loaded.
     pub start: Duration,
@@ -29,7 +29,7 @@ pub struct StepRecord {
     pub step: Duration,
 }
 
-/// Where the time of a record went, and who was in it: of a step, or in lockstep of a batch.
+/// The time and the requests of a record: of a step, or in lockstep of a batch.
 #[derive(Default)]
 struct Span {
     /// When its first step began; `None` before it.
@@ -61,14 +61,14 @@ impl Span {
     }
 }
 
-/// The record's JSON: the Batch Manager's fields, and where the time went.
+/// The record as JSON: the Batch Manager's fields, and the times.
 #[derive(Serialize)]
 struct JsonRecord<'a, S: Serialize> {
     #[serde(flatten)]
     stats: S,
     #[serde(flatten)]
     memory: MemoryUsage,
-    /// What the Batch Manager spends on moving blocks between machines: here they stay.
+    /// The Batch Manager's time for moving blocks between machines, which is always 0 here.
     #[serde(rename = "KV cache transfer time")]
     kv_transfer_time: f64,
     #[serde(rename = "Step Start (us)")]
@@ -81,14 +81,14 @@ struct JsonRecord<'a, S: Serialize> {
     requests: &'a [RequestStage],
 }
 
-/// Writes down what happens in one instance.
+/// Records the steps and requests of one instance.
 pub struct Observer {
     memory: InstanceMemory,
     metrics: Option<InstanceMetrics>,
     stats_file: Option<File>,
-    /// The record that is not whole yet.
+    /// The record of a lockstep batch that is not complete yet.
     span: Span,
-    /// What is being written; kept for its memory.
+    /// Buffer of the lines that are being written.
     lines: Vec<u8>,
 }
 
@@ -122,7 +122,7 @@ impl Observer {
         })
     }
 
-    /// Writes steps down, in their order. The page shows the last of them.
+    /// Records steps in order. The metrics page shows the last one.
     pub fn steps_done(&mut self, records: &[StepRecord]) {
         let mut steps = records.iter().map(|record| {
             let landed = &record.landed;
@@ -189,7 +189,7 @@ impl Observer {
         }
     }
 
-    /// Counts a request that has ended; a failed one has no latency worth knowing.
+    /// Counts a request that has ended. Requests that failed have no latency.
     pub fn request_ended(&mut self, answer: &Answer) {
         if let Some(metrics) = &self.metrics
             && !answer.has_error()

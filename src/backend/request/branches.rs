@@ -1,17 +1,15 @@
-//! The branches of a request: what the engine generates for it, one sequence each.
+//! The branches of a request: the sequences that the engine generates for it.
 //!
-//! A request for several sequences (`n`, `best_of`) is one request to Triton, with one slot, and as many
-//! requests to the engine. Branch `i` gets, bit for bit, what the request gets alone with `n` = 1 and the
-//! seed `seed + i`. They begin alike, so that with reuse of the KV cache the first computes the context and
-//! the others wait for its blocks; that is nothing that the engine must know.
+//! A request for several sequences (`n`, `best_of`) is one request to Triton, with one slot, and several to the engine. Branch `i` gets, bit for bit, what the request gets alone with `n` = 1 and the
+//! seed `seed + i`. They share their prompt, so with reuse of the KV cache the first computes the
+//! context and the others wait for its blocks; the engine need not know.
 //!
-//! More branches than rows or blocks cannot lock up: the engine starts who waits as it starts any
-//! request, one by one, and who runs waits for nobody: neither for a sibling nor for Triton. So each branch
-//! ends after as many steps as it has tokens, and the slot is free when the last has.
+//! More branches than rows or blocks cannot deadlock: the engine admits waiting branches one by one, like any request, and
+//! a running branch waits for neither a sibling nor Triton. The slot is free when the last branch has ended.
 
 use std::sync::Arc;
 
-use crate::base::{RequestId, SequenceId};
+use crate::base::SequenceId;
 use crate::engine::NewRequest;
 use crate::sampling::{Guide, LogitsProcessor};
 
@@ -23,10 +21,14 @@ pub struct Branches {
 }
 
 impl Branches {
-    /// The `num` branches of `request`, at least one. The first has the request's own number.
-    pub fn new(request: RequestId, num: u32) -> Self {
-        let first = SequenceId(request.0);
+    /// `num` branches, of which the first is `first`.
+    pub fn new(first: SequenceId, num: u32) -> Self {
         Self { first, num }
+    }
+
+    /// No branches.
+    pub fn none() -> Self {
+        Self::new(SequenceId::default(), 0)
     }
 
     /// How many there are.
@@ -50,7 +52,7 @@ impl Branches {
     }
 }
 
-/// What the engine is to be asked for a request's branches.
+/// The engine requests of a request's branches.
 pub struct NewBranches {
     branches: Branches,
     first: NewRequest,
@@ -58,8 +60,13 @@ pub struct NewBranches {
 }
 
 impl NewBranches {
-    /// The first branch is `first`. Each branch has a logits processor of its own, or none has any.
-    pub fn new(branches: Branches, first: NewRequest, processors: Vec<LogitsProcessor>) -> Self {
+    /// The first branch is `first`, whose id is set here. Each branch has a logits processor of its own, or none has any.
+    pub fn new(
+        branches: Branches,
+        mut first: NewRequest,
+        processors: Vec<LogitsProcessor>,
+    ) -> Self {
+        first.id = branches.first();
         Self {
             branches,
             first,
@@ -72,13 +79,13 @@ impl NewBranches {
         self.branches
     }
 
-    /// The same, guided: the first branch by `guide`, each other by a guide of its own to the same outputs.
+    /// The same branches, guided: the first by `guide`, the others by guides of their own to the same outputs.
     pub fn guided(mut self, guide: Guide) -> Self {
         Arc::make_mut(&mut self.first.sampling).guide = Some(guide);
         self
     }
 
-    /// A request for each branch.
+    /// The engine request of each branch.
     pub fn requests(mut self) -> impl Iterator<Item = NewRequest> {
         let siblings = 1..self.branches.len();
         let siblings: Vec<_> = siblings.map(|branch| self.sibling(branch)).collect();
@@ -89,7 +96,7 @@ impl NewBranches {
         std::iter::once(self.first).chain(siblings)
     }
 
-    /// The first request as another branch has it.
+    /// The engine request of another branch.
     fn sibling(&self, branch: usize) -> NewRequest {
         let mut request = self.first.clone();
         request.id = SequenceId(request.id.0 + branch as u64);
@@ -136,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_branch_is_the_request_with_an_id_and_a_seed_of_its_own() {
-        let branches = Branches::new(RequestId(7), 3);
+        let branches = Branches::new(SequenceId(7), 3);
         let processors: Vec<_> = (0..3).map(|_| LogitsProcessor(Arc::new(Nothing))).collect();
         let first = request(u64::MAX);
         let new = NewBranches::new(branches, first, processors.clone());
@@ -190,11 +197,11 @@ mod tests {
 
     #[test]
     fn each_branch_has_a_guide_of_its_own_that_nobody_else_holds() {
-        let new = || NewBranches::new(Branches::new(RequestId(7), 40), request(0), Vec::new());
+        let new = || NewBranches::new(Branches::new(SequenceId(7), 40), request(0), Vec::new());
         // With a guide from the beginning, and with one that was compiled in the meantime.
         let mut guided = request(0);
         Arc::make_mut(&mut guided.sampling).guide = Some(Anything.fresh());
-        let at_once = NewBranches::new(Branches::new(RequestId(7), 40), guided, Vec::new());
+        let at_once = NewBranches::new(Branches::new(SequenceId(7), 40), guided, Vec::new());
         for branches in [at_once, new().guided(Anything.fresh())] {
             let requests: Vec<_> = branches.requests().collect();
             let guides = requests.iter().map(|it| it.sampling.guide.as_ref());
@@ -214,7 +221,7 @@ mod tests {
         sampling.bad_words = [vec![1]].into();
         sampling.allowed_token_ids = Some([1, 2].into());
         first.drafts.expected = [3].into();
-        let new = NewBranches::new(Branches::new(RequestId(7), 2), first, Vec::new());
+        let new = NewBranches::new(Branches::new(SequenceId(7), 2), first, Vec::new());
         let [a, b] = new.requests().collect::<Vec<_>>().try_into().expect("two");
         assert!(Arc::ptr_eq(&a.prompt, &b.prompt));
         assert!(Arc::ptr_eq(&a.drafts.expected, &b.drafts.expected));
@@ -227,7 +234,7 @@ mod tests {
 
     #[test]
     fn one_branch_is_the_request_itself() {
-        let branches = Branches::new(RequestId(7), 1);
+        let branches = Branches::new(SequenceId(7), 1);
         let mut requests = NewBranches::new(branches, request(4), Vec::new()).requests();
         let first = requests.next().expect("one");
         assert_eq!((first.id, first.sampling.seed), (SequenceId(7), 4));

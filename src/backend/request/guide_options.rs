@@ -6,10 +6,10 @@ use crate::backend::request::options::{json_of, parsed};
 use crate::base::RequestError;
 use crate::guidance::GuideSpec;
 
-/// Texts that one request may choose from.
+/// The most choices of one request.
 const MAX_CHOICES: usize = 1024;
 
-/// What a request says of its guide.
+/// A request's options for guided decoding.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuideOptions {
     kind: Option<Kind>,
@@ -27,10 +27,10 @@ enum Kind {
 }
 
 impl GuideOptions {
-    /// What the output has to be; `None` if the request does not say.
+    /// The guide of the output; `None` if the request has none.
     ///
     /// # Errors
-    /// More than one guide, or a half of one.
+    /// More than one guide, or only its type, or only its text.
     pub fn spec(&self) -> Result<Option<GuideSpec>, RequestError> {
         let mut specs = self.specs.clone();
         match (self.kind, &self.guide) {
@@ -105,7 +105,7 @@ impl GuideOptions {
         fits.then(|| self.specs.push(GuideSpec::Choice(texts)))
     }
 
-    /// vLLM's object with one of its members. Clients send the others too, with nothing in them.
+    /// vLLM's object, which has one guide. Clients also send the other members, as null.
     pub(super) fn add_structured_outputs(&mut self, value: &Value) -> Option<()> {
         let value = parsed(value)?;
         let mut num_given = 0;

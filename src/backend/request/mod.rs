@@ -4,10 +4,14 @@ pub mod admission;
 pub mod branches;
 mod clients;
 mod guide_options;
+pub mod incoming;
+mod model_checks;
 mod option_sizes;
 mod option_tensors;
 mod options;
 mod post_processor_options;
+pub mod preparer;
+mod prompt;
 
 pub use clients::client_tables;
 pub use options::reference_table;

@@ -1,5 +1,5 @@
-//! How much a request may write for its options: looked at before anybody reads it, so that what is too large
-//! costs nobody a step or memory. The same holds for parameters and for tensors.
+//! Size limits of a request's options, checked before a value is copied or parsed. They apply to parameters and to
+//! tensors alike.
 
 use crate::backend::request::options;
 use crate::triton::Error;
@@ -83,6 +83,11 @@ impl OptionSizes {
             )));
         }
         Ok(())
+    }
+
+    /// Bytes of the options that were counted.
+    pub fn num_bytes(&self) -> usize {
+        self.num_bytes
     }
 
     /// The error of an option that is too large. The size is told in words: of a text that is too long nobody

@@ -2,26 +2,15 @@
 
 use serde_json::Value;
 
-use crate::backend::request::clients::is_unread;
-use crate::backend::request::option_sizes::OptionSizes;
 use crate::config::client_inputs::client_input;
-use crate::triton::{DataType, Element, Error, Input, strings};
+use crate::triton::{DataType, Element, Error, OwnedInput, strings};
 
 /// The value that a tensor gives to the option of its name: one value, or a list where the models that
 /// have it take a list. A tensor without elements gives null, which is no value.
 ///
 /// # Errors
-/// A tensor whose bytes are not what its type and shape say, or that is too large for its option.
-pub fn option_of(input: &Input<'_>, sizes: &mut OptionSizes) -> Result<Value, Error> {
-    if is_unread(input.name()) {
-        // Adapters and embeddings are large.
-        return Ok(Value::Bool(true));
-    }
-    let num_bytes = input.num_bytes();
-    if num_bytes > sizes.max_bytes(input.name()) {
-        return Err(sizes.refusal(input.name(), &num_bytes.to_string()));
-    }
-    sizes.add(num_bytes)?;
+/// The tensor's bytes do not fit its data type and shape.
+pub fn option_of(input: &OwnedInput) -> Result<Value, Error> {
     let mut values = match input.data_type() {
         DataType::Bool => bools(input)?,
         DataType::Int32 => numbers::<i32>(input)?,
@@ -45,17 +34,17 @@ pub fn option_of(input: &Input<'_>, sizes: &mut OptionSizes) -> Result<Value, Er
     })
 }
 
-fn bools(input: &Input<'_>) -> Result<Vec<Value>, Error> {
-    let bytes = input.bytes()?;
+fn bools(input: &OwnedInput) -> Result<Vec<Value>, Error> {
+    let bytes = input.bytes();
     Ok(bytes.iter().map(|byte| Value::Bool(*byte != 0)).collect())
 }
 
-fn numbers<T: Element + Into<Value>>(input: &Input<'_>) -> Result<Vec<Value>, Error> {
+fn numbers<T: Element + Into<Value>>(input: &OwnedInput) -> Result<Vec<Value>, Error> {
     let elements: Vec<T> = input.elements()?;
     Ok(elements.into_iter().map(Into::into).collect())
 }
 
-fn floats(input: &Input<'_>) -> Result<Vec<Value>, Error> {
+fn floats(input: &OwnedInput) -> Result<Vec<Value>, Error> {
     let elements: Vec<f32> = input.elements()?;
     // JSON has no infinity: as a text it is refused by the option, with its range.
     let value = |number: f32| match number.is_finite() {
@@ -65,8 +54,8 @@ fn floats(input: &Input<'_>) -> Result<Vec<Value>, Error> {
     Ok(elements.into_iter().map(value).collect())
 }
 
-fn texts(input: &Input<'_>) -> Result<Vec<Value>, Error> {
-    let bytes = input.bytes()?;
+fn texts(input: &OwnedInput) -> Result<Vec<Value>, Error> {
+    let bytes = input.bytes();
     let text = |text: &[u8]| match std::str::from_utf8(text) {
         Ok(text) => Ok(Value::from(text)),
         Err(error) => Err(Error::invalid(format!(
@@ -75,5 +64,5 @@ fn texts(input: &Input<'_>) -> Result<Vec<Value>, Error> {
             error.valid_up_to()
         ))),
     };
-    strings::decode(&bytes)?.into_iter().map(text).collect()
+    strings::decode(bytes)?.into_iter().map(text).collect()
 }

@@ -9,7 +9,7 @@ const MAX_NAME_BYTES: usize = 256;
 /// Bytes of arguments: what is made of them is looked at once a token.
 const MAX_ARGUMENTS_BYTES: usize = 64 << 10;
 
-/// What a request says of its logits post-processor.
+/// A request's options for its logits post-processor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PostProcessorOptions {
     name: Option<String>,
@@ -22,10 +22,10 @@ impl PostProcessorOptions {
         self.name.is_some()
     }
 
-    /// Its name and its arguments, which are empty if the request gives none; `None` if it names none.
+    /// The name and the arguments, empty by default; `None` if the request names none.
     ///
     /// # Errors
-    /// Arguments for nothing.
+    /// Arguments without a name.
     pub fn named(&self) -> Result<Option<(&str, &str)>, RequestError> {
         match (&self.name, &self.arguments) {
             (Some(name), arguments) => Ok(Some((name, arguments.as_deref().unwrap_or_default()))),

@@ -1,5 +1,5 @@
-//! The memory that logits and log-probabilities in answers may take: the most that a request could be given is set
-//! aside before it starts, and given back when its answer is gone.
+//! The memory for logits and log-probabilities in answers. Each request reserves the most that it can need before it
+//! starts; the reservation is released when its answer is gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,34 +8,33 @@ use crate::base::RequestError;
 use crate::sampling::{TokenLogProb, TokenLogProbs};
 use crate::triton::{Error, ErrorCode};
 
-/// What the allocator keeps beside a list.
+/// Bytes that the allocator adds to each list.
 const LIST_OVERHEAD: u64 = 16;
 
-/// How much of it there is for an instance, and how much is taken.
+/// An instance's budget, and how much of it is reserved.
 #[derive(Debug)]
 pub struct AnswerMemory {
     max_bytes: u64,
     bytes_per_row: u64,
-    /// Of one entry of JSON.
+    /// The most bytes of one JSON entry.
     max_entry_bytes: u64,
-    /// Only this value adds to it, from one thread.
     taken: Arc<AtomicU64>,
 }
 
-/// What an answer could hold, at most.
+/// The most that an answer can hold.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Needs {
     /// Rows of logits.
     pub num_logits: usize,
-    /// Tokens whose log-probabilities are wanted.
+    /// Tokens with log-probabilities.
     pub num_tokens: usize,
-    /// The most likely tokens that are named in the place of each of them.
+    /// The most likely alternatives that are listed for each token.
     pub num_top: u32,
-    /// Whether they are also written as JSON.
+    /// Whether the log-probabilities are also written as JSON.
     pub as_json: bool,
 }
 
-/// What is set aside for one answer.
+/// The reservation of one answer, released on drop.
 #[derive(Debug)]
 pub struct SetAside {
     bytes: u64,
@@ -43,8 +42,7 @@ pub struct SetAside {
 }
 
 impl AnswerMemory {
-    /// `max_bytes` for rows of `vocab_size` logits, and for log-probabilities of which one is written in at most
-    /// `max_entry_bytes`.
+    /// A budget of `max_bytes`. A row has `vocab_size` logits; a JSON entry has at most `max_entry_bytes`.
     pub fn new(max_bytes: u64, vocab_size: u32, max_entry_bytes: usize) -> Self {
         Self {
             max_bytes,
@@ -54,11 +52,11 @@ impl AnswerMemory {
         }
     }
 
-    /// Sets memory aside; none for an answer that needs none.
+    /// Reserves memory; `None` for an answer that needs none. May be called from several threads.
     ///
     /// # Errors
-    /// There never is as much, or other requests have it now.
-    pub fn set_aside(&mut self, needs: Needs) -> Result<Option<SetAside>, Error> {
+    /// The answer can exceed the whole budget, or what other requests have left of it.
+    pub fn set_aside(&self, needs: Needs) -> Result<Option<SetAside>, Error> {
         let max_bytes = self.max_bytes;
         let (rows, per_row) = (needs.num_logits as u64, self.bytes_per_row);
         let (tokens, per_token) = (needs.num_tokens as u64, self.bytes_per_token(needs));
@@ -85,8 +83,11 @@ impl AnswerMemory {
             ))
             .into());
         }
-        let taken = self.taken.load(Ordering::Relaxed);
-        if bytes > max_bytes - taken {
+        let fits = |taken: u64| (bytes <= max_bytes - taken).then(|| taken + bytes);
+        let taken = self
+            .taken
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        if let Err(taken) = taken {
             return Err(Error::new(
                 ErrorCode::Unavailable,
                 format!(
@@ -95,14 +96,13 @@ impl AnswerMemory {
                 ),
             ));
         }
-        self.taken.fetch_add(bytes, Ordering::Relaxed);
         Ok(Some(SetAside {
             bytes,
             taken: self.taken.clone(),
         }))
     }
 
-    /// What the log-probabilities of one token take, as the engine returns them and as they are written.
+    /// Bytes of one token's log-probabilities, as the engine returns them and as they are written.
     fn bytes_per_token(&self, needs: Needs) -> u64 {
         let num_top = u64::from(needs.num_top);
         let extra_outputs = size_of::<TokenLogProbs>() as u64
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn what_is_set_aside_is_there_again_when_the_answer_is_gone() {
-        let mut memory = AnswerMemory::new(1000, 10, 100);
+        let memory = AnswerMemory::new(1000, 10, 100);
         let first = memory.set_aside(rows(15)).expect("600 of 1000");
         let _second = memory.set_aside(rows(10)).expect("400 of 400");
         let error = memory.set_aside(rows(1)).expect_err("none is left");
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_there_never_is_is_the_requests_own_fault() {
-        let mut memory = AnswerMemory::new(1000, 10, 100);
+        let memory = AnswerMemory::new(1000, 10, 100);
         for num_logits in [26, usize::MAX] {
             let error = memory.set_aside(rows(num_logits)).expect_err("too many");
             assert_eq!(error.code(), ErrorCode::InvalidArg);
@@ -176,7 +176,7 @@ mod tests {
                 ..Needs::default()
             };
             let bytes = extra_outputs + written;
-            let mut memory = AnswerMemory::new(10 * bytes, 10, 100);
+            let memory = AnswerMemory::new(10 * bytes, 10, 100);
             let error = memory.set_aside(needs(11)).expect_err("one too many");
             assert!(
                 error

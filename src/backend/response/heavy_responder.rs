@@ -1,8 +1,8 @@
 //! The second responder formats and frees large answers, so that neither a step nor a small answer waits for them.
 //!
-//! It is for answers whose requests are released: nobody waits for them but their own clients, so they are served
-//! in their order. What they may hold together is bounded by the slots of Triton's batcher and, where they are
-//! large, by [`AnswerMemory`](crate::backend::response::answer_memory::AnswerMemory), which they give back when they are sent.
+//! It handles answers whose requests are released: only their own clients wait for them, so they are sent in order. Their
+//! memory is bounded by the slots of Triton's batcher and, where they are large, by
+//! [`AnswerMemory`](crate::backend::response::answer_memory::AnswerMemory), which is released when they are sent.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -14,13 +14,13 @@ use crate::device::yield_to_others;
 
 /// Work on one answer.
 pub enum HeavyWork {
-    /// To send its final response.
+    /// Send its final response.
     Send(Box<Answer>),
-    /// To drop it: its request was given up, and what it holds can be a gigabyte.
+    /// Drop it: its request was cancelled, and its logits can take a gigabyte.
     Drop(Box<Answer>),
 }
 
-/// A handle of the thread. It ends when there is none left, with all that was given to it.
+/// A handle to the thread, which ends when the last handle is dropped and its queue is empty.
 #[derive(Clone)]
 pub struct HeavyResponder(Sender<HeavyWork>);
 
@@ -28,7 +28,7 @@ impl HeavyResponder {
     /// Starts the thread of the instance `name`.
     ///
     /// # Errors
-    /// The machine has no thread to give.
+    /// The system cannot start a thread.
     pub fn start(name: &str) -> Result<(Self, JoinHandle<()>), LoadError> {
         let (work, inbox) = channel();
         let thread = std::thread::Builder::new()
@@ -38,7 +38,7 @@ impl HeavyResponder {
         Ok((Self(work), thread))
     }
 
-    /// Gives it something to do. If it is gone, that is done here.
+    /// Queues work for the thread; if the thread is gone, does the work here.
     pub fn take(&self, work: HeavyWork) {
         if let Err(refused) = self.0.send(work) {
             serve(refused.0, &mut ModelAnchor::default());
@@ -47,7 +47,7 @@ impl HeavyResponder {
 }
 
 fn run(inbox: &Receiver<HeavyWork>) {
-    // A step's threads come first.
+    // The threads that compute steps come first.
     yield_to_others();
     let mut anchor = ModelAnchor::default();
     while let Some(work) = anchor.receive(inbox) {

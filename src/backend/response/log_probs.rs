@@ -6,19 +6,19 @@ use crate::base::TokenId;
 use crate::sampling::{TokenLogProb, TokenLogProbs};
 use crate::text::Tokenizer;
 
-/// What stands for a token that is impossible, because JSON has no infinity; vLLM's API writes the same.
+/// Stands for minus infinity, which JSON cannot express; vLLM's API writes the same.
 const IMPOSSIBLE: f32 = -9999.0;
 
-/// Bytes of an entry besides its decoded text: id and rank of ten digits, and the longest number.
+/// The most bytes of an entry without its decoded text: id and rank of ten digits, and the longest number.
 const MAX_ENTRY_BYTES: usize =
     r#""4294967295":{"logprob":-1.1754943508222875e-38,"rank":4294967295,"decoded_token":null},"#
         .len();
 
-/// `[{"<id>": {"logprob": -0.1, "rank": 1, "decoded_token": " a"}, ...}, ...]`: of each token the chosen
-/// one first, then the most likely ones in the order of their ranks.
+/// `[{"<id>": {"logprob": -0.1, "rank": 1, "decoded_token": " a"}, ...}, ...]`: for each position the chosen
+/// token first, then the most likely ones by rank.
 ///
 /// # Errors
-/// The writer's.
+/// Those of the writer.
 pub fn write<'a>(
     mut out: impl Write,
     tokens: impl IntoIterator<Item = &'a TokenLogProbs>,
@@ -53,18 +53,18 @@ fn write_entry(
     out.write_all(b"}")
 }
 
-/// How many bytes [`write()`] writes.
+/// The number of bytes that [`write()`] writes.
 pub fn num_bytes<'a>(
     tokens: impl IntoIterator<Item = &'a TokenLogProbs>,
     tokenizer: Option<&Tokenizer>,
 ) -> usize {
     let mut counter = Counter(0);
-    // It takes all that there is.
+    // Counting never fails.
     let _ = write(&mut counter, tokens, tokenizer);
     counter.0
 }
 
-/// What one entry takes at most, its text included, for tokens below `vocab_size`.
+/// The most bytes of one entry with its decoded text, over all tokens below `vocab_size`.
 pub fn max_entry_bytes(tokenizer: Option<&Tokenizer>, vocab_size: u32) -> usize {
     let text_bytes = |token: TokenId| {
         let mut counter = Counter(0);
@@ -76,7 +76,7 @@ pub fn max_entry_bytes(tokenizer: Option<&Tokenizer>, vocab_size: u32) -> usize 
     MAX_ENTRY_BYTES + tokens.map(text_bytes).max().unwrap_or_default()
 }
 
-/// Counts what is written to it.
+/// Counts the bytes written to it.
 struct Counter(usize);
 
 impl Write for Counter {

@@ -6,13 +6,12 @@
 //! heavy responder                                         send the large ones
 //! ```
 //!
-//! A step waits for its news, so no news is large: a stream's response leaves as soon as it is as much as a
-//! step may wait for.
+//! A step waits until the responses of the previous one are sent, so each must be small: a stream's response leaves as
+//! soon as it holds as much as a step may wait for.
 //!
-//! To wake a thread whose core has gone idle can take longer than all the rest of a step, and Triton has
-//! to wake its own two threads between steps. So the responder is woken only when somebody waits for an
-//! answer. Records of steps are laid into a [`Journal`], which it reads when it is awake anyway, and
-//! otherwise ten times a second.
+//! Waking a thread whose core is idle can take longer than the rest of a step, and Triton wakes two threads of its own
+//! between steps. So the responder is woken only when a client waits for a response. Step records go to a [`Journal`],
+//! which it reads when it is awake anyway, and otherwise ten times a second.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -30,14 +29,13 @@ use crate::engine::KvUsage;
 use crate::triton::lifecycle::catch;
 use crate::triton::{Error, ResponseFactory};
 
-/// Work that may wait in the channel: a few steps' worth, so that the driver feels a slow client as
-/// slower steps and not as memory that grows.
+/// Capacity of the work queue: a few steps, so that a slow client slows steps down rather than letting memory grow.
 const MAX_WAITING: usize = 16;
 
-/// How long a record may lie in the journal while steps go on.
+/// The longest that a record stays in the journal while steps go on.
 const RECORD_DELAY: Duration = Duration::from_millis(100);
 
-/// Records that the journal holds before the responder must read it.
+/// The responder is woken when the journal has this many records.
 const MAX_RECORDS: usize = 256;
 
 /// An answer lent to the responder.
@@ -46,21 +44,21 @@ pub type Lent = (RequestId, Box<Answer>);
 enum Work {
     News(Vec<Lent>),
     Finals(Vec<Answer>),
-    /// A request was released with an error, by its factory.
+    /// A request was released with an error; keep its model loaded for a while.
     Refused(ResponseFactory),
-    /// Nothing but to read the journal.
+    /// Read the journal.
     Records,
     Idle(KvUsage),
 }
 
-/// Records of steps that are still to be written down.
+/// Step records that are still to be written.
 type Journal = Mutex<Vec<StepRecord>>;
 
 /// The driver's end of the responder.
 pub struct Responder {
     work: Option<SyncSender<Work>>,
     journal: Arc<Journal>,
-    /// When the responder was last given work, and so reads the journal.
+    /// When the responder was last woken, and so read the journal.
     woken: Instant,
     returned: Receiver<Vec<Lent>>,
     heavy: Option<HeavyResponder>,
@@ -72,7 +70,7 @@ impl Responder {
     /// Starts the thread of the instance `name`.
     ///
     /// # Errors
-    /// The machine has no thread to give.
+    /// The system cannot start a thread.
     pub fn start(name: &str, mut observer: Observer) -> Result<Self, LoadError> {
         let (work, inbox) = sync_channel::<Work>(MAX_WAITING);
         let (outbox, returned) = sync_channel::<Vec<Lent>>(1);
@@ -134,14 +132,14 @@ impl Responder {
         })
     }
 
-    /// Lends answers whose news is to be sent; [`Responder::take_back`] must follow.
+    /// Lends answers whose new tokens are to be sent; [`Responder::take_back`] must follow.
     pub fn lend(&mut self, answers: Vec<Lent>) -> Result<(), StepError> {
         self.send(Work::News(answers))?;
         self.lent = true;
         Ok(())
     }
 
-    /// Waits until the lent answers are back, with their news sent. `None` if none are lent.
+    /// Waits until the lent answers are back, with their responses sent. `None` if none are lent.
     pub fn take_back(&mut self) -> Result<Option<Vec<Lent>>, StepError> {
         if !std::mem::take(&mut self.lent) {
             return Ok(None);
@@ -154,19 +152,19 @@ impl Responder {
         self.send(Work::Finals(finals))
     }
 
-    /// Drops the answer of a request that was given up, behind the steps.
+    /// Drops the answer of a request that was cancelled, off the execute thread.
     pub fn discard(&self, answer: Box<Answer>) {
         if let Some(heavy) = &self.heavy {
             heavy.take(HeavyWork::Drop(answer));
         }
     }
 
-    /// Keeps the model for a while after a request was released without an answer of ours.
+    /// Keeps the model loaded for a while after a request was released without an answer.
     pub fn refused(&mut self, factory: ResponseFactory) -> Result<(), StepError> {
         self.send(Work::Refused(factory))
     }
 
-    /// Writes a step's record, soon.
+    /// Queues a step's record to be written.
     pub fn record(&mut self, record: StepRecord) -> Result<(), StepError> {
         let num_records = {
             let mut journal = self.journal.lock();
@@ -209,7 +207,7 @@ impl Drop for Responder {
 /// The responder's end of the journal.
 struct JournalReader {
     journal: Arc<Journal>,
-    /// Changes places with what the driver fills, so that records take no memory of their own.
+    /// Swapped with the list that the driver fills, so that records allocate nothing.
     page: Vec<StepRecord>,
 }
 
@@ -221,7 +219,7 @@ impl JournalReader {
         }
     }
 
-    /// What has been laid in since the last time.
+    /// The records since the last call.
     fn read(&mut self) -> &[StepRecord] {
         self.page.clear();
         std::mem::swap(&mut self.page, &mut self.journal.lock());
@@ -237,7 +235,7 @@ fn panicked(panic: String) -> Result<(), Error> {
     Err(Error::internal(panic))
 }
 
-/// Writes something down. What goes wrong with it is no reason to leave requests without an answer.
+/// Runs a write of metrics or records. A panic there must not leave requests unanswered.
 fn writing(write: impl FnOnce()) {
     if let Err(panic) = catch(write) {
         log::error!("a step or a request could not be written down: {panic}");

@@ -1,4 +1,4 @@
-//! A sequence's text as it grows: tokens in, text out that is whole and holds no stop word.
+//! Incremental detokenisation of a sequence, cut at stop words.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use crate::base::TokenId;
 use crate::sampling::ReadText;
 use crate::text::{Detokenizer, StopWords, Tokenizer};
 
-/// Tokens in, text out.
+/// Turns tokens into text that may be sent.
 #[derive(Clone)]
 pub struct TextStream {
     tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,
     stop_words: StopWords,
-    /// Tokens that end the sequence, and are no text.
+    /// Tokens that end the sequence and are not shown.
     silent: Vec<TokenId>,
     /// Text that may be sent.
     ready: String,
-    /// Whole text on its way from the detokenizer to the stop words; empty between calls.
+    /// Buffer between the detokenizer and the stop words; empty between calls.
     whole: String,
 }
 
@@ -26,7 +26,7 @@ pub struct TextStream {
 pub struct TextRules {
     /// Whether special tokens are left out.
     pub skip_special_tokens: bool,
-    /// Whether special tokens that follow one another keep a space between them, where there is one.
+    /// Whether the tokenizer's spaces between consecutive special tokens are kept.
     pub spaces_between_special_tokens: bool,
     /// Texts that end the sequence.
     pub stop_words: Vec<String>,
@@ -56,7 +56,7 @@ impl TextStream {
         }
     }
 
-    /// Whether the text alone can end the sequence.
+    /// Whether the text can end the sequence.
     pub fn has_stop_words(&self) -> bool {
         !self.stop_words.is_empty()
     }
@@ -77,7 +77,7 @@ impl TextStream {
         self.stop_words.matched()
     }
 
-    /// Ends the text: what was held back comes out, unless a stop word cut it off.
+    /// Ends the text: releases what was held back, unless a stop word cut it off.
     pub fn finish(&mut self) {
         self.whole.clear();
         self.detokenizer.finish(&self.tokenizer, &mut self.whole);
@@ -92,7 +92,7 @@ impl TextStream {
     }
 }
 
-/// A beam, which ends with its first stop word.
+/// The text of a beam, which ends with its first stop word.
 pub struct BeamText {
     /// Its text, where stop words are texts.
     text: Option<TextStream>,

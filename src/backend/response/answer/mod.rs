@@ -1,4 +1,4 @@
-//! One request's answer in the making: tokens in, responses out.
+//! The answer to one request while it is generated: tokens in, responses out.
 //!
 //! ```text
 //! answer      rows, one for each sequence       what a response says of each of them
@@ -7,9 +7,9 @@
 //! tensors.rs  a response: the rows, filled up to one length
 //! ```
 //!
-//! Whoever holds the answer may send. The driver lends it to the responder only while the request
-//! itself is with us: Triton may end a request that it has back (a cancelled one) at any moment, and a
-//! response after that end would reach into memory that the frontend has freed.
+//! The thread that holds the answer may send. The driver lends it to the responder only while the backend owns the
+//! request: Triton may end a rescheduled request at any moment if it is cancelled, and a later response would use memory
+//! that the frontend has freed.
 
 mod row;
 mod tensors;
@@ -22,49 +22,51 @@ use crate::backend::response::answer_memory::SetAside;
 use crate::base::TokenId;
 use crate::config::{ClientCompatibility, OutputKind};
 use crate::engine::ExtraOutputs;
-use crate::sampling::{FinishReason, Hypothesis};
+use crate::sampling::{FinishReason, Hypothesis, LogitsProcessor};
 use crate::text::Tokenizer;
 use crate::triton::lifecycle::catch;
 use crate::triton::{Completion, Error, ResponseFactory};
 
 pub use row::Row;
 
-/// Pieces of a response that others may wait for: less than a millisecond.
+/// The most that a response may cost while others wait for it: less than a millisecond.
 const MAX_LIGHT_COST: usize = 600;
 
 /// The limit for the texts of a beam search, which are sent whole or not at all: eight of 600 tokens.
 const MAX_SEARCH_COST: usize = 4 * MAX_LIGHT_COST;
 
-/// The answer to one request.
-pub struct Answer {
-    /// Makes its responses, and knows whether it was cancelled.
-    pub factory: ResponseFactory,
-    /// Whether there is an answer before the last.
+/// What the answer to a request will be, before there is anything in it.
+pub struct AnswerPlan {
+    /// Its form.
+    pub format: AnswerFormat,
+    /// Its sequences, at least one.
+    pub rows: Vec<Row>,
+    /// How many of its sequences are returned; if not all, the most likely ones.
+    pub num_returned: usize,
+    /// The prompt, where the answer repeats it.
+    pub echo: Option<Echo>,
+    /// The memory set aside for its logits and log-probabilities.
+    pub memory: Option<SetAside>,
+}
+
+/// The form of an answer, as the request asks for it and the model's clients expect it.
+pub struct AnswerFormat {
+    /// Whether there are responses before the last.
     pub stream: bool,
     /// Tokens of a stream's responses, of one of its rows at least; the first has one, and the last what is
     /// left.
     pub stream_interval: usize,
     /// The outputs that the client wants.
     pub outputs: Vec<OutputKind>,
-    /// The prompt, where the answer repeats it.
-    pub echo: Option<Echo>,
     /// Tokens of the prompt.
     pub num_prompt_tokens: usize,
     /// Names the tokens in `logprobs`, where there are names.
     pub tokenizer: Option<Arc<Tokenizer>>,
-    /// When what happened.
-    pub times: Times,
-    /// What its logits and log-probabilities may take.
-    pub memory: Option<SetAside>,
-    /// How many of its sequences are returned; if not all, the most likely ones.
-    pub num_returned: usize,
-    /// Whether its sequences are what a search with beams finds. They are in order then, and each response of a
+    /// Whether its sequences are the hypotheses of a beam search. They are in order then, and each response of a
     /// stream has all of them whole.
     pub searches: bool,
-    /// What fills up the ids of the shorter rows.
+    /// The padding of the ids of shorter rows.
     pub pad_id: i32,
-    /// Whether nobody has asked for it: its times would say nothing of what clients see.
-    pub is_warm_up: bool,
     /// Whose clients read it.
     pub compatibility: ClientCompatibility,
     /// Whether its tensors have a batch dimension.
@@ -73,13 +75,29 @@ pub struct Answer {
     pub is_split: bool,
     /// Whether `logprobs` is null, since the request has not said how many it wants.
     pub has_null_logprobs: bool,
+    /// Logits of one row.
+    pub vocab_size: usize,
+}
+
+/// The answer to one request.
+pub struct Answer {
+    /// Makes its responses, and knows whether it was cancelled.
+    pub factory: ResponseFactory,
+    /// Its form.
+    pub format: AnswerFormat,
+    /// The times of its request.
+    pub times: Times,
+    /// Whether it belongs to a warm-up: its times say nothing of what clients see.
+    pub is_warm_up: bool,
+    num_returned: usize,
+    echo: Option<Echo>,
+    memory: Option<SetAside>,
     /// Its sequences, at least one.
     rows: Vec<Row>,
     /// Logits of the prompt that no response has carried, in the pieces that steps brought; each is whole
     /// rows.
     context_logits: Vec<Vec<f32>>,
-    vocab_size: usize,
-    /// Why a response could not be sent: the answer has a gap, and ends with this.
+    /// Why a response could not be sent. The answer is then incomplete, and ends with this error.
     failure: Option<Error>,
 }
 
@@ -91,50 +109,39 @@ pub struct Echo {
     pub ids: Vec<TokenId>,
 }
 
-/// The moments of a request's life in the backend, before those of its tokens.
+/// When a request was first seen and first scheduled.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     /// First seen.
     pub arrival: Instant,
-    /// First planned.
+    /// First scheduled.
     pub admission: Option<Instant>,
 }
 
-impl Times {
-    /// A request first seen now.
-    pub fn starting(arrival: Instant) -> Self {
-        Self {
-            arrival,
-            admission: None,
-        }
-    }
-}
-
 impl Answer {
-    /// An answer of these sequences, all to be returned.
-    pub fn new(factory: ResponseFactory, times: Times, rows: Vec<Row>, vocab_size: u32) -> Self {
+    /// An empty answer to a request that was first seen at `arrival`.
+    pub fn new(factory: ResponseFactory, arrival: Instant, plan: AnswerPlan) -> Self {
         Self {
             factory,
-            stream: false,
-            stream_interval: 1,
-            outputs: Vec::new(),
-            echo: None,
-            num_prompt_tokens: 0,
-            tokenizer: None,
-            times,
-            memory: None,
-            num_returned: rows.len(),
-            searches: false,
-            rows,
-            pad_id: 0,
+            format: plan.format,
+            times: Times {
+                arrival,
+                admission: None,
+            },
             is_warm_up: false,
-            compatibility: ClientCompatibility::None,
-            has_batch_dim: true,
-            is_split: false,
-            has_null_logprobs: false,
+            num_returned: plan.num_returned,
+            echo: plan.echo,
+            memory: plan.memory,
+            rows: plan.rows,
             context_logits: Vec::new(),
-            vocab_size: vocab_size as usize,
             failure: None,
+        }
+    }
+
+    /// Says which logits processor each row has, if any has one.
+    pub fn set_processors(&mut self, processors: &[LogitsProcessor]) {
+        for (row, processor) in self.rows.iter_mut().zip(processors) {
+            row.set_processor(processor.clone());
         }
     }
 
@@ -143,7 +150,7 @@ impl Answer {
         self.rows[row].push(token, now)
     }
 
-    /// Takes in what the request wanted to know besides the token of a row that follows.
+    /// Adds the extra outputs of a row's next token.
     pub fn add_extra_outputs(&mut self, row: usize, mut extra_outputs: ExtraOutputs) {
         let context_logits = std::mem::take(&mut extra_outputs.context_logits);
         if !context_logits.is_empty() {
@@ -152,7 +159,7 @@ impl Answer {
         self.rows[row].add_extra_outputs(extra_outputs);
     }
 
-    /// Takes in the best that the request has found with beams so far: a row each.
+    /// Replaces the rows by the best hypotheses so far, one in each.
     pub fn take_found(&mut self, found: Box<[Hypothesis]>, now: Instant) {
         self.num_returned = found.len();
         let texts = found.into_iter().map(Some).chain(std::iter::repeat(None));
@@ -161,7 +168,7 @@ impl Answer {
         }
     }
 
-    /// Ends a row; the first reason holds.
+    /// Ends a row. Only the first reason counts.
     pub fn end_row(&mut self, row: usize, reason: FinishReason) {
         self.rows[row].end(reason);
     }
@@ -176,33 +183,33 @@ impl Answer {
         self.rows.iter().all(|row| row.finish().is_some())
     }
 
-    /// Whether a row has ended with an error, which is the request's own.
+    /// Whether a row has ended with an error.
     pub fn has_error(&self) -> bool {
         let is_error = |row: &Row| matches!(row.finish(), Some(FinishReason::Error(_)));
         self.rows.iter().any(is_error)
     }
 
-    /// Whether a stream has enough tokens for its next response: as many as its interval says, or as much to
-    /// format as a step may wait for. Of a search, whose responses are whole texts, one that takes longer is left
-    /// out: the next has all that it would have had, and the last has everything.
+    /// Whether a stream's next response is due: it has as many tokens as the interval says, or as much to format as a
+    /// step may wait for. A beam search sends whole texts; a response that would take longer is skipped, since the next
+    /// one has everything that it would have had.
     pub fn is_due(&self) -> bool {
         let is_enough = |interval| self.rows.iter().any(|row| row.is_due(interval));
-        if self.searches {
-            return is_enough(self.stream_interval) && self.cost() <= MAX_SEARCH_COST;
+        if self.format.searches {
+            return is_enough(self.format.stream_interval) && self.cost() <= MAX_SEARCH_COST;
         }
-        is_enough(self.stream_interval) || self.cost() > MAX_LIGHT_COST / 2 && is_enough(1)
+        is_enough(self.format.stream_interval) || self.cost() > MAX_LIGHT_COST / 2 && is_enough(1)
     }
 
-    /// Whether its next response takes longer to format than anybody else should wait for.
+    /// Whether its next response takes longer to format than others should wait for.
     pub fn is_heavy(&self) -> bool {
         self.cost() > MAX_LIGHT_COST
     }
 
-    /// What its next response takes to format, in pieces of about a microsecond: two tokens that become text, an
-    /// entry of `logprobs`, some kilobytes that are copied.
+    /// The cost of formatting its next response, in units of about a microsecond: two tokens to detokenise, an entry of
+    /// `logprobs`, or some kilobytes to copy.
     fn cost(&self) -> usize {
         const BYTES_PER_PIECE: usize = 4096;
-        let as_json = self.outputs.contains(&OutputKind::Logprobs);
+        let as_json = self.format.outputs.contains(&OutputKind::Logprobs);
         let rows = self.rows[..self.num_returned].iter();
         let of_rows = rows.map(|row| row.cost(as_json)).sum::<usize>();
         let logits = self.context_logits.iter().map(Vec::len).sum::<usize>();
@@ -212,20 +219,20 @@ impl Answer {
         of_rows + (logits * size_of::<f32>() + echo) / BYTES_PER_PIECE
     }
 
-    /// All its sequences, those that are not returned too; of a search, the texts that it has now.
+    /// All its sequences, with those that are not returned; of a beam search, its current hypotheses.
     pub fn rows(&self) -> &[Row] {
-        match self.searches {
+        match self.format.searches {
             true => &self.rows[..self.num_returned],
             false => &self.rows,
         }
     }
 
-    /// When its first token was there.
+    /// When its first token was generated.
     pub fn first_token(&self) -> Option<Instant> {
         self.rows.iter().filter_map(Row::first_token).min()
     }
 
-    /// When its last token was there.
+    /// When its last token was generated.
     pub fn last_token(&self) -> Option<Instant> {
         self.rows.iter().filter_map(Row::last_token).max()
     }
@@ -240,15 +247,15 @@ impl Answer {
         self.failure = Some(error);
     }
 
-    /// Sends what is new, with more to come.
+    /// Sends the new tokens of a stream, which goes on.
     ///
     /// # Errors
-    /// Triton's, if it cannot make or take the response.
+    /// Triton cannot create or send the response.
     pub fn send_news(&mut self) -> Result<(), Error> {
         let echo = self.echo.take();
         for rows in self.parts() {
             let has_news = |row: &Row| !row.new_tokens().is_empty();
-            if !self.is_split || self.rows[rows.clone()].iter().any(has_news) {
+            if !self.format.is_split || self.rows[rows.clone()].iter().any(has_news) {
                 let response = self.response(Completion::Partial, rows, echo.as_ref())?;
                 response.send(Completion::Partial)?;
             }
@@ -256,8 +263,8 @@ impl Answer {
         Ok(())
     }
 
-    /// Sends the final response: what is new of a stream, or everything. All rows have ended. Whatever comes of
-    /// it, the client has an answer if it can have one. Returns its factory.
+    /// Sends the final response: what is new of a stream, or the whole answer. All rows have ended. If that fails, the
+    /// client gets an error. Returns its factory.
     pub fn send_last(self) -> ResponseFactory {
         let factory = self.factory.clone();
         let log_failure = |sent: Result<(), Error>| {
@@ -279,9 +286,8 @@ impl Answer {
         if let Some(error) = self.rows.iter().find_map(Row::error) {
             return self.send_error(error.into());
         }
-        if self.num_returned < self.rows.len() && !self.searches {
-            // vLLM's rule (`ParallelSampleSequenceGroup`, 0.6): the sum, whatever the length. Of equal ones the
-            // first stays first.
+        if self.num_returned < self.rows.len() && !self.format.searches {
+            // vLLM's rule (`ParallelSampleSequenceGroup`, 0.6): the sum, whatever the length. Ties keep their order.
             self.rows
                 .sort_by(|a, b| b.cum_log_prob().total_cmp(&a.cum_log_prob()));
         }
@@ -300,7 +306,7 @@ impl Answer {
                     }
                     response.send(completion)
                 }
-                // The client must not wait for ever.
+                // The client must not wait forever.
                 Err(error) => return self.send_error(error),
             };
             if completion == Completion::Final {
@@ -315,7 +321,7 @@ impl Answer {
 
     /// The rows of each response.
     fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (num_parts, width) = match self.is_split {
+        let (num_parts, width) = match self.format.is_split {
             true => (self.num_returned, 1),
             false => (1, self.num_returned),
         };

@@ -12,39 +12,35 @@ use crate::sampling::{FinishReason, Hypothesis, LogitsProcessor, SampleError, To
 /// One sequence of an answer.
 pub struct Row {
     tokens: Vec<TokenId>,
-    /// Its text; `None` where only ids are wanted.
+    /// Its text; `None` if only token ids are wanted.
     text: Option<TextStream>,
-    /// The same before its first token, where what is found with beams may take the place of the row.
+    /// The text before its first token, for rows that hypotheses replace.
     blank_text: Option<TextStream>,
     /// What ends it besides its text, where it is not found with beams.
     stop_ids: StopIds,
-    /// Of each token that no response has carried, if they are wanted.
+    /// Of each token that no response has carried, if requested.
     log_probs: Vec<TokenLogProbs>,
     cum_log_prob: f64,
     /// Logits that no response has carried; each piece is one row.
     generation_logits: Vec<Vec<f32>>,
-    /// What is known of a text that was found with beams, but for its tokens.
+    /// The hypothesis that the row shows, without its tokens.
     found: Option<Box<Hypothesis>>,
     kv_blocks: KvBlocks,
     drafts: DraftTotals,
-    /// What changes its logits, and may have to say why it could not.
+    /// Its logits processor, which explains its own failures.
     processor: Option<LogitsProcessor>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     finish: Option<FinishReason>,
     num_decoded: usize,
     num_answered: usize,
-    /// Whether what the text held back has come out.
+    /// Whether the text has been finished, so that nothing is held back.
     is_text_whole: bool,
 }
 
 impl Row {
-    /// A sequence without tokens yet; `max_new_tokens` are reserved for, so that steps take no memory.
-    pub fn new(
-        max_new_tokens: usize,
-        text: Option<TextStream>,
-        processor: Option<LogitsProcessor>,
-    ) -> Self {
+    /// An empty sequence with capacity for `max_new_tokens`, so that steps allocate nothing.
+    pub fn new(max_new_tokens: usize, text: Option<TextStream>) -> Self {
         Self {
             tokens: Vec::with_capacity(max_new_tokens),
             text,
@@ -56,7 +52,7 @@ impl Row {
             found: None,
             kv_blocks: KvBlocks::default(),
             drafts: DraftTotals::default(),
-            processor,
+            processor: None,
             first_token: None,
             last_token: None,
             finish: None,
@@ -71,12 +67,17 @@ impl Row {
         Self { stop_ids, ..self }
     }
 
-    /// A row that is a text of a search with beams, time and again another one.
-    pub fn found(text: Option<TextStream>, processor: Option<LogitsProcessor>) -> Self {
+    /// A row that shows a hypothesis of a beam search, which changes as the search goes on.
+    pub fn found(text: Option<TextStream>) -> Self {
         Self {
             blank_text: text.clone(),
-            ..Self::new(0, text, processor)
+            ..Self::new(0, text)
         }
+    }
+
+    /// Says which logits processor it has.
+    pub fn set_processor(&mut self, processor: LogitsProcessor) {
+        self.processor = Some(processor);
     }
 
     /// Adds a token. Returns whether the sequence now ends with a stop word; the text of sequences without
@@ -90,7 +91,7 @@ impl Row {
         (has_stop_words && self.decode()) || ends
     }
 
-    /// Takes in what is known of the token that follows, and of the sequence's blocks and drafts.
+    /// Adds the extra outputs of the next token.
     pub fn add_extra_outputs(&mut self, extra_outputs: ExtraOutputs) {
         if let Some(log_probs) = extra_outputs.log_probs {
             self.cum_log_prob += f64::from(log_probs.chosen.log_prob);
@@ -107,8 +108,7 @@ impl Row {
         }
     }
 
-    /// Becomes a text that was found with beams, of which no response has carried anything; an empty one is
-    /// none.
+    /// Shows this hypothesis from now on, of which no response has carried anything.
     pub fn take_found(&mut self, mut hypothesis: Hypothesis, now: Instant) {
         if !hypothesis.tokens.is_empty() {
             self.first_token.get_or_insert(now);
@@ -122,8 +122,8 @@ impl Row {
         self.is_text_whole = false;
     }
 
-    /// Ends the sequence; the first reason holds. A text that had ended before its search keeps its own, but
-    /// for an error.
+    /// Ends the sequence. Only the first reason counts; a hypothesis that had ended before its search keeps its own unless
+    /// the search fails.
     pub fn end(&mut self, reason: FinishReason) {
         let own = self.found.as_ref().and_then(|found| found.finish_reason);
         self.finish.get_or_insert(match reason {
@@ -137,13 +137,13 @@ impl Row {
         self.finish
     }
 
-    /// Why its text ended, if it has; of a text that was found with beams, also while the search goes on.
+    /// Why its text ended, if it has; a hypothesis can end before its search.
     pub fn finish_of_text(&self) -> Option<FinishReason> {
         let found = self.found.as_ref().and_then(|found| found.finish_reason);
         self.finish.or(found)
     }
 
-    /// The error that it has ended with, as its client reads it.
+    /// The error that it ended with, for its client.
     pub fn error(&self) -> Option<RequestError> {
         let Some(FinishReason::Error(error)) = self.finish else {
             return None;
@@ -167,7 +167,7 @@ impl Row {
         &self.tokens
     }
 
-    /// Whether it has enough tokens for a response: the first, or as many as the `interval` says.
+    /// Whether it has enough tokens for a response: its first one, or `interval` new ones.
     pub fn is_due(&self, interval: usize) -> bool {
         let num_new = self.new_tokens().len();
         let is_first = self.num_answered == 0;
@@ -179,20 +179,20 @@ impl Row {
         &self.tokens[self.num_answered..]
     }
 
-    /// What is known of them, if that is wanted.
+    /// Their log-probabilities, if requested.
     pub fn new_log_probs(&self) -> impl Iterator<Item = &TokenLogProbs> {
         let found = self.found.iter().flat_map(|found| &found.model_log_probs);
         self.log_probs.iter().chain(found.map(Arc::as_ref))
     }
 
-    /// How likely the tokens are that no response has carried, if that is wanted.
+    /// The chosen tokens' log-probabilities that no response has carried, if requested.
     pub fn new_chosen_log_probs(&self) -> impl Iterator<Item = f32> {
         let found = self.found.iter().flat_map(|found| &found.log_probs);
         let chosen = self.log_probs.iter().map(|it| it.chosen.log_prob);
         chosen.chain(found.copied())
     }
 
-    /// How likely all tokens are together, the logarithm; 0 if it is not known.
+    /// The sum of all chosen tokens' log-probabilities; 0 if they were not requested.
     pub fn cum_log_prob(&self) -> f64 {
         self.cum_log_prob
     }
@@ -204,7 +204,7 @@ impl Row {
         own.chain(found.map(|row| row.as_slice()))
     }
 
-    /// Says that a response has carried all logits so far.
+    /// Drops the logits that a response has carried.
     pub fn drop_generation_logits(&mut self) {
         self.generation_logits.clear();
         if let Some(found) = &mut self.found {
@@ -212,27 +212,27 @@ impl Row {
         }
     }
 
-    /// The blocks of the KV cache that it has had, if that is wanted.
+    /// The KV blocks that it has used, if requested.
     pub fn kv_blocks(&self) -> KvBlocks {
         self.kv_blocks
     }
 
-    /// What its drafts have come to, if that is wanted.
+    /// How many of its drafts were accepted, if requested.
     pub fn drafts(&self) -> DraftTotals {
         self.drafts
     }
 
-    /// When its first token was there.
+    /// When its first token was generated.
     pub fn first_token(&self) -> Option<Instant> {
         self.first_token
     }
 
-    /// When its last token was there.
+    /// When its last token was generated.
     pub fn last_token(&self) -> Option<Instant> {
         self.last_token
     }
 
-    /// The text that no response has carried and that may be sent: of a sequence that has ended, all.
+    /// The new text that may be sent. Of a sequence that has ended, that is all.
     pub fn take_text(&mut self) -> String {
         self.decode();
         let has_ended = self.finish_of_text().is_some();
@@ -261,8 +261,8 @@ impl Row {
         stopped_by.unwrap_or_default()
     }
 
-    /// What its part of the next response takes to format, in the pieces of [`Answer`](super::Answer): its text,
-    /// its logits, and its log-probabilities where they are written as JSON.
+    /// The cost of formatting its part of the next response, in the units of [`Answer`](super::Answer): text, logits, and
+    /// log-probabilities if they are written as JSON.
     pub fn cost(&self, as_json: bool) -> usize {
         let text = match self.text {
             Some(_) => (self.tokens.len() - self.num_decoded) / 2,
@@ -275,13 +275,13 @@ impl Row {
         text + num_new / 256 + entries + logits.sum::<usize>()
     }
 
-    /// Says that a response has carried all tokens so far.
+    /// Marks all tokens so far as sent.
     pub fn answered(&mut self) {
         self.num_answered = self.tokens.len();
         self.log_probs.clear();
     }
 
-    /// Turns the tokens that are not text yet into text. Returns whether a stop word is complete.
+    /// Detokenises the tokens since the last call. Returns whether a stop word is complete.
     fn decode(&mut self) -> bool {
         let Some(text) = &mut self.text else {
             return false;

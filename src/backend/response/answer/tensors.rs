@@ -6,10 +6,10 @@
 //! of each token      output_ids, output_log_probs, generation_logits             [1, rows, tokens, ..]
 //! ```
 //!
-//! Without a batch dimension the first of these ones is missing.
+//! Without a batch dimension, shapes lack the leading 1.
 //!
-//! Rows are filled up to the longest one, ids with the padding id, numbers with zeros; `sequence_length`
-//! and `num_output_tokens` say how much of a row is its own.
+//! Rows are padded to the longest one, ids with the padding id, numbers with zeros; `sequence_length` and
+//! `num_output_tokens` give the length of each row.
 
 use std::ffi::CStr;
 use std::fmt::Write as _;
@@ -25,7 +25,7 @@ use crate::sampling::FinishReason;
 use crate::triton::{Completion, Element, Error, Response, now_ns};
 
 impl Answer {
-    /// A response with all that is new of some rows, behind the prompt where the answer repeats it.
+    /// A response with the new tokens of some rows, after the prompt if the answer repeats it.
     pub(super) fn response(
         &mut self,
         completion: Completion,
@@ -33,21 +33,21 @@ impl Answer {
         echo: Option<&Echo>,
     ) -> Result<Response, Error> {
         let mut response = self.factory.new_response()?;
-        let compatibility = self.compatibility;
+        let compatibility = self.format.compatibility;
         // Where the shape of a tensor begins.
-        let from = usize::from(!self.has_batch_dim);
+        let from = usize::from(!self.format.has_batch_dim);
         let mut clock = None;
         let mut ns = |moment| clock.get_or_insert_with(SteadyClock::now).ns(moment);
         let (kv_blocks, drafts) = (self.kv_blocks(), self.drafts());
         let (first_token, last_token) = (self.first_token(), self.last_token());
-        // What is known of every token comes once, and beams are told time and again.
-        let is_brief = self.searches && completion == Completion::Partial;
+        // Values of every token are sent once, and hypotheses repeatedly.
+        let is_brief = self.format.searches && completion == Completion::Partial;
         let first_row = range.start;
         let rows = &mut self.rows[range];
         let num_rows = rows.len() as i64;
         let num_new = rows.iter().map(|row| row.new_tokens().len()).max();
         let num_new = num_new.unwrap_or_default();
-        for output in &self.outputs {
+        for output in &self.format.outputs {
             let name = c_name(*output);
             match output {
                 OutputKind::TextOutput => {
@@ -71,14 +71,16 @@ impl Answer {
                             .chain(Row::new_tokens(row))
                             .map(|id| *id as i32)
                     };
-                    let filler = compatibility.padding_value().map_or(self.pad_id, i32::from);
+                    let filler = compatibility
+                        .padding_value()
+                        .map_or(self.format.pad_id, i32::from);
                     let ids = padded(rows.iter().map(ids), width, filler);
                     response.output(name, &[1, num_rows, width as i64][from..], &ids)?;
                 }
                 OutputKind::SequenceLength => {
                     let length = |row: &Row| match compatibility.counts_response_ids() {
                         true => (prompt_of(echo).len() + row.new_tokens().len()) as i32,
-                        false => (self.num_prompt_tokens + row.tokens().len()) as i32,
+                        false => (self.format.num_prompt_tokens + row.tokens().len()) as i32,
                     };
                     numbers(&mut response, name, from, rows, length)?;
                 }
@@ -87,10 +89,18 @@ impl Answer {
                     strings(&mut response, name, from, rows, reason)?;
                 }
                 OutputKind::NumInputTokens if compatibility.has_unsigned_counts() => {
-                    response.output(name, &[1, 1][from..], &[self.num_prompt_tokens as u32])?;
+                    response.output(
+                        name,
+                        &[1, 1][from..],
+                        &[self.format.num_prompt_tokens as u32],
+                    )?;
                 }
                 OutputKind::NumInputTokens => {
-                    response.output(name, &[1, 1][from..], &[self.num_prompt_tokens as i32])?;
+                    response.output(
+                        name,
+                        &[1, 1][from..],
+                        &[self.format.num_prompt_tokens as i32],
+                    )?;
                 }
                 OutputKind::NumOutputTokens => {
                     let num_tokens = |row: &Row| match compatibility.counts_new_tokens() {
@@ -117,8 +127,8 @@ impl Answer {
                     numbers(&mut response, name, from, rows, sum)?;
                 }
                 OutputKind::Logprobs => {
-                    let tokenizer = self.tokenizer.as_deref();
-                    if self.has_null_logprobs {
+                    let tokenizer = self.format.tokenizer.as_deref();
+                    if self.format.has_null_logprobs {
                         strings(&mut response, name, from, rows, |_| "null")?;
                         continue;
                     }
@@ -135,8 +145,9 @@ impl Answer {
                 }
                 OutputKind::ContextLogits => {
                     let pieces = std::mem::take(&mut self.context_logits);
-                    let num_tokens = pieces.iter().map(Vec::len).sum::<usize>() / self.vocab_size;
-                    let shape = [1, num_tokens as i64, self.vocab_size as i64];
+                    let num_tokens =
+                        pieces.iter().map(Vec::len).sum::<usize>() / self.format.vocab_size;
+                    let shape = [1, num_tokens as i64, self.format.vocab_size as i64];
                     output_logits(&mut response, name, &shape[from..], &pieces)?;
                 }
                 OutputKind::GenerationLogits if is_brief => {
@@ -146,9 +157,16 @@ impl Answer {
                     let logits = rows.iter().map(Row::new_generation_logits);
                     let width = logits.clone().map(Iterator::count).max();
                     let width = width.unwrap_or_default();
-                    let zeros = vec![0.0; if num_rows > 1 { self.vocab_size } else { 0 }];
+                    let zeros = vec![
+                        0.0;
+                        if num_rows > 1 {
+                            self.format.vocab_size
+                        } else {
+                            0
+                        }
+                    ];
                     let pieces = padded(logits, width, &zeros[..]);
-                    let shape = [1, num_rows, width as i64, self.vocab_size as i64];
+                    let shape = [1, num_rows, width as i64, self.format.vocab_size as i64];
                     output_logits(&mut response, name, &shape[from..], &pieces)?;
                     rows.iter_mut().for_each(Row::drop_generation_logits);
                 }
@@ -166,7 +184,7 @@ impl Answer {
                 }
                 // A request has one prompt, and one server computes it.
                 OutputKind::BatchIndex | OutputKind::ContextPhaseParams => {}
-                // What these say is known at the end.
+                // These are known at the end.
                 _ if completion == Completion::Partial => {}
                 OutputKind::KvCacheAllocNewBlocks => {
                     response.output(name, &[1, 1][from..], &[kv_blocks.num_new.0 as i32])?;
@@ -205,7 +223,7 @@ impl Answer {
         Ok(response)
     }
 
-    /// The blocks of all rows together, those that are not returned too.
+    /// The KV blocks of all rows, with those that are not returned.
     fn kv_blocks(&self) -> KvBlocks {
         let blocks = self.rows.iter().map(Row::kv_blocks);
         blocks.fold(KvBlocks::default(), |sum, row| KvBlocks {
@@ -214,14 +232,14 @@ impl Answer {
         })
     }
 
-    /// The drafts of all rows together, as the blocks.
+    /// The drafts of all rows, with those that are not returned.
     fn drafts(&self) -> DraftTotals {
         let drafts = self.rows.iter().map(Row::drafts);
         drafts.fold(DraftTotals::default(), DraftTotals::and)
     }
 }
 
-/// Adds a number of each row, `[1, rows]` or what begins at `from` of it. Most answers have one, which takes no memory here.
+/// Adds a number for each row, with the shape `[1, rows][from..]`. One row, the common case, allocates nothing.
 fn numbers<T: Element>(
     response: &mut Response,
     name: &CStr,
@@ -238,7 +256,7 @@ fn numbers<T: Element>(
     }
 }
 
-/// Adds a text of each row, as [`numbers`].
+/// Adds a text for each row, as [`numbers`] does.
 fn strings<S: AsRef<[u8]>>(
     response: &mut Response,
     name: &CStr,
@@ -255,7 +273,7 @@ fn strings<S: AsRef<[u8]>>(
     }
 }
 
-/// Rows end to end, each filled up to `width`.
+/// Concatenates the rows, each padded to `width`.
 fn padded<T: Copy>(
     rows: impl ExactSizeIterator<Item = impl Iterator<Item = T>>,
     width: usize,
@@ -269,7 +287,7 @@ fn padded<T: Copy>(
     elements
 }
 
-/// One moment on two clocks, so that another can be told on Triton's.
+/// One moment on two clocks, to convert others to Triton's clock.
 struct SteadyClock {
     instant: Instant,
     ns: u64,
@@ -283,14 +301,14 @@ impl SteadyClock {
         }
     }
 
-    /// A moment that has passed, in nanoseconds; 0 if it never came.
+    /// A moment in the past, in nanoseconds; 0 for `None`.
     fn ns(&self, moment: Option<Instant>) -> i64 {
         let age = |moment| self.instant.duration_since(moment).as_nanos() as u64;
         moment.map_or(0, |moment| self.ns.saturating_sub(age(moment)) as i64)
     }
 }
 
-/// Adds logits; where there are none, a dummy of one zero, as TensorRT-LLM's backend does.
+/// Adds logits, or a dummy of one zero if there are none, as TensorRT-LLM's backend does.
 fn output_logits(
     response: &mut Response,
     name: &CStr,
@@ -389,7 +407,7 @@ mod tests {
 
     #[test]
     fn ids_as_json_are_a_list_for_each_row() {
-        let mut rows = [3, 2].map(|n| Row::new(n, None, None));
+        let mut rows = [3, 2].map(|n| Row::new(n, None));
         assert_eq!(ids_json(&[], &rows), "[[],[]]");
         rows[0].push(7, Instant::now());
         rows[0].push(8, Instant::now());

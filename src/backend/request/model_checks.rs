@@ -1,0 +1,128 @@
+//! Options that do not fit the model.
+
+use crate::backend::request::admission::Admission;
+use crate::backend::request::options::{NumSequences, RequestOptions};
+use crate::base::RequestError;
+use crate::config::{BatchingScheme, InputKind};
+use crate::sampling::SamplingParams;
+
+impl Admission {
+    /// Refuses options that the model cannot serve.
+    pub(super) fn check(&self, options: &RequestOptions) -> Result<(), RequestError> {
+        let invalid = |text: &str| Err(RequestError::Invalid(text.to_owned()));
+        if options.stream && self.config.settings.gpt_model_type == BatchingScheme::V1 {
+            return invalid(
+                "option 'stream': with gpt_model_type V1 an answer leaves when its whole batch is done; \
+                 inflight_fused_batching streams",
+            );
+        }
+        if options.stream && !self.config.decoupled {
+            return invalid(
+                "option 'stream': this model answers once; it streams with \
+                 model_transaction_policy { decoupled: true } in its config.pbtxt",
+            );
+        }
+        let compatibility = self.config.settings.client_compatibility;
+        if options.stream
+            && options.exclude_input_in_output == Some(false)
+            && !compatibility.ignores_input_in_streams()
+        {
+            return invalid(
+                "option 'exclude_input_in_output': a stream never repeats the prompt; leave the \
+                 option out, or 'stream'",
+            );
+        }
+        for (name, outputs) in &options.asked {
+            if !outputs
+                .iter()
+                .any(|output| self.config.outputs.contains(output))
+            {
+                let outputs: Vec<_> = outputs.iter().map(|output| output.name()).collect();
+                return Err(RequestError::Invalid(format!(
+                    "option '{name}': this model has no output '{}'; name it in the model's \
+                     config.pbtxt, or no output at all, and it has every one",
+                    outputs.join("' or '")
+                )));
+            }
+            let needs_logits = outputs.iter().any(|output| output.needs_logits());
+            if needs_logits && !self.has_logits {
+                return Err(RequestError::Invalid(format!(
+                    "option '{name}': the synthetic runner has no logits; leave the option out"
+                )));
+            }
+        }
+        if options.post_processor.is_given() {
+            if self.config.settings.gpt_model_type == BatchingScheme::V1 {
+                return invalid(
+                    "option 'logits_post_processor_name': with gpt_model_type V1 there are no logits \
+                     post-processors; inflight_fused_batching has them",
+                );
+            }
+            if !self.has_logits {
+                return invalid(
+                    "option 'logits_post_processor_name': the synthetic runner has no logits; leave the \
+                     option out",
+                );
+            }
+        }
+        if !options.text.detokenize && !options.stop.is_empty() {
+            return invalid(
+                "option 'detokenize': a stop word is found in the text; leave out 'stop', or \
+                 detokenize: false",
+            );
+        }
+        if options.messages.is_some() && self.config.input == InputKind::Ids {
+            return invalid("option 'messages': this model takes input_ids, not text");
+        }
+        if self.text.is_none() {
+            let needs_text = [
+                ("stop", !options.stop.is_empty()),
+                ("bad_words", !options.bad_words.is_empty()),
+                (
+                    "embedding_bias_words",
+                    !options.embedding_bias_words.is_empty(),
+                ),
+            ];
+            if let Some((name, _)) = needs_text.iter().find(|(_, given)| *given) {
+                return Err(RequestError::Invalid(format!(
+                    "option '{name}': this model has no tokenizer, it only knows token ids"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many sequences the request generates and returns.
+    pub(super) fn num_sequences(
+        &self,
+        options: &RequestOptions,
+        sampling: &SamplingParams,
+    ) -> Result<NumSequences, RequestError> {
+        let num_sequences = options.num_sequences(self.config.max_batch_size)?;
+        let NumSequences {
+            generated,
+            returned,
+        } = num_sequences;
+        let invalid = |text: String| Err(RequestError::Invalid(text));
+        let may_repeat = self
+            .config
+            .settings
+            .client_compatibility
+            .repeats_greedy_sequences();
+        if generated > 1 && sampling.is_greedy() && !may_repeat {
+            let name = if returned > 1 { "n" } else { "best_of" };
+            return invalid(format!(
+                "option '{name}': the {generated} sequences of a greedy request are all the same; give a \
+                 temperature above 0, and no top_k of 1, or leave '{name}' out"
+            ));
+        }
+        if generated > returned && !self.has_logits {
+            return invalid(
+                "option 'best_of': the synthetic runner has no logits, so that no sequence is the best; leave the \
+                 option out"
+                    .to_owned(),
+            );
+        }
+        Ok(num_sequences)
+    }
+}

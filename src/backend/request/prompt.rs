@@ -1,0 +1,222 @@
+//! From a request's prompt, a text, a conversation or token ids, to the tokens that the model sees.
+
+use std::ops::Range;
+
+use serde_json::Value;
+
+use crate::backend::request::admission::{Admission, TextParts};
+use crate::backend::request::incoming::{ArrivedIds, ArrivedPrompt};
+use crate::backend::request::options::RequestOptions;
+use crate::base::{RequestError, TokenId};
+use crate::triton::{Error, strings};
+
+/// A prompt, with its text where it was a text.
+pub(super) struct Prompt {
+    pub text: String,
+    pub ids: Vec<TokenId>,
+}
+
+impl Admission {
+    /// Bytes of the longest text that can fit into the model's longest sequence. A longer one is refused before it is
+    /// tokenised.
+    pub(super) fn max_prompt_bytes(&self) -> usize {
+        self.max_seq_len
+            .index()
+            .saturating_mul(self.max_bytes_per_token())
+    }
+
+    /// The tokens of a prompt.
+    pub(super) fn prompt(
+        &self,
+        arrived: &ArrivedPrompt,
+        options: &RequestOptions,
+    ) -> Result<Prompt, Error> {
+        match (arrived, &self.text) {
+            (ArrivedPrompt::Ids(copied), _) => Ok(Prompt {
+                text: String::new(),
+                ids: self.ids(copied, options)?,
+            }),
+            (_, Some(parts)) => {
+                let mut prompt = self.text_prompt(arrived, options, parts)?;
+                prompt.ids.drain(..num_cut(prompt.ids.len(), options));
+                Ok(prompt)
+            }
+            (_, None) => Err(Error::internal("a text model without a tokenizer")),
+        }
+    }
+
+    /// Which of `num_given` ids are the prompt: of the first `input_lengths`, the last `truncate_prompt_tokens`.
+    pub(super) fn id_range(
+        &self,
+        num_given: usize,
+        options: &RequestOptions,
+    ) -> Result<Range<usize>, Error> {
+        let end = options
+            .input_length
+            .map_or(num_given, |length| length as usize);
+        if end > num_given {
+            return Err(Error::invalid(format!(
+                "option 'input_lengths' is {end}, and input_ids has {num_given} ids"
+            )));
+        }
+        let start = num_cut(end, options);
+        if end - start > self.max_seq_len.index() {
+            return Err(Error::invalid(format!(
+                "the prompt has {} tokens, and max_seq_len = {}: shorten the prompt",
+                end - start,
+                self.max_seq_len
+            )));
+        }
+        Ok(start..end)
+    }
+
+    fn ids(&self, copied: &ArrivedIds, options: &RequestOptions) -> Result<Vec<TokenId>, Error> {
+        let range = self.id_range(copied.num_given, options)?;
+        let ids = &copied.ids[range.start - copied.start..range.end - copied.start];
+        let known = |id: i32| {
+            TokenId::try_from(id)
+                .ok()
+                .filter(|id| *id < self.vocab_size)
+        };
+        ids.iter()
+            .enumerate()
+            .map(|(i, id)| {
+                known(*id).ok_or_else(|| {
+                    Error::invalid(format!(
+                        "input_ids[{}] is {id}, outside the vocabulary, 0 to {}",
+                        range.start + i,
+                        self.vocab_size - 1
+                    ))
+                })
+            })
+            .collect()
+    }
+
+    fn text_prompt(
+        &self,
+        arrived: &ArrivedPrompt,
+        options: &RequestOptions,
+        parts: &TextParts,
+    ) -> Result<Prompt, Error> {
+        let too_long = |num_bytes: usize| {
+            Error::invalid(format!(
+                "the prompt has {num_bytes} bytes, and max_seq_len is {} tokens of at most {} bytes each; shorten it",
+                self.max_seq_len,
+                self.max_bytes_per_token()
+            ))
+        };
+        let both_given = || {
+            Error::invalid(
+                "text_input and the option 'messages' are both given; with messages, \
+                 text_input is empty",
+            )
+        };
+        let bytes = match arrived {
+            ArrivedPrompt::Text(bytes) => bytes,
+            ArrivedPrompt::LongText(_) if options.messages.is_some() => return Err(both_given()),
+            ArrivedPrompt::LongText(num_bytes) => {
+                return Err(too_long(num_bytes - strings::LENGTH_BYTES));
+            }
+            ArrivedPrompt::Ids(_) => return Err(Error::internal("a text prompt of token ids")),
+        };
+        let texts = strings::decode(bytes)?;
+        let [text] = texts[..] else {
+            return Err(Error::invalid(format!(
+                "text_input holds {} texts; a request has one",
+                texts.len()
+            )));
+        };
+        let text = std::str::from_utf8(text).map_err(|error| {
+            Error::invalid(format!(
+                "text_input is not valid UTF-8 from byte {} on",
+                error.valid_up_to()
+            ))
+        })?;
+        let (text, add_special_tokens) = match &options.messages {
+            None => (text.to_owned(), self.config.settings.add_special_tokens),
+            Some(_) if !text.is_empty() => return Err(both_given()),
+            // The template writes the special tokens itself.
+            Some(messages) => (render(parts, messages)?, false),
+        };
+        if text.is_empty() {
+            return Err(Error::invalid(
+                "text_input is empty; a prompt has at least one token",
+            ));
+        }
+        if text.len() > self.max_prompt_bytes() {
+            return Err(too_long(text.len()));
+        }
+        let ids = parts.tokenizer.encode(&text, add_special_tokens)?;
+        self.check_vocabulary("the prompt", &ids)?;
+        Ok(Prompt { text, ids })
+    }
+
+    /// The tokens of each text by itself.
+    pub(super) fn tokens_of_each(
+        &self,
+        texts: &[String],
+    ) -> Result<Vec<Vec<TokenId>>, RequestError> {
+        let Some(parts) = &self.text else {
+            return Ok(Vec::new());
+        };
+        let tokens = |text: &String| {
+            let ids = parts.tokenizer.encode(text, false)?;
+            self.check_vocabulary("option 'embedding_bias_words'", &ids)?;
+            Ok(ids)
+        };
+        texts.iter().map(tokens).collect()
+    }
+
+    /// The tokens of the words that the output must not contain, in all their variants.
+    pub(super) fn bad_words(
+        &self,
+        options: &RequestOptions,
+    ) -> Result<Vec<Vec<TokenId>>, RequestError> {
+        let Some(parts) = &self.text else {
+            return Ok(Vec::new());
+        };
+        let mut words = Vec::new();
+        for word in &options.bad_words {
+            for ids in parts.tokenizer.encode_word_variants(word)? {
+                self.check_vocabulary("option 'bad_words'", &ids)?;
+                words.push(ids);
+            }
+        }
+        Ok(words)
+    }
+
+    /// Refuses tokens that the model has no embedding for: a tokenizer can have more tokens than the model, such as
+    /// one for padding.
+    fn check_vocabulary(&self, of: &str, ids: &[TokenId]) -> Result<(), RequestError> {
+        match ids.iter().find(|id| **id >= self.vocab_size) {
+            None => Ok(()),
+            Some(id) => Err(RequestError::Invalid(format!(
+                "{of}: the tokenizer makes token {id} of it, and the model's vocabulary is 0 to {}; leave out the \
+                 text of that token",
+                self.vocab_size - 1
+            ))),
+        }
+    }
+
+    fn max_bytes_per_token(&self) -> usize {
+        self.text
+            .as_ref()
+            .map_or(0, |parts| parts.tokenizer.max_bytes_per_token())
+    }
+}
+
+/// How many ids at the start of a prompt are cut off.
+fn num_cut(num_ids: usize, options: &RequestOptions) -> usize {
+    let num_kept = options.truncate_prompt_tokens;
+    num_kept.map_or(0, |num_kept| num_ids.saturating_sub(num_kept as usize))
+}
+
+fn render(parts: &TextParts, messages: &Value) -> Result<String, RequestError> {
+    let Some(template) = &parts.template else {
+        return Err(RequestError::Invalid(
+            "option 'messages': the checkpoint has no chat template; write the prompt to text_input"
+                .to_owned(),
+        ));
+    };
+    template.render(messages, None, true)
+}
