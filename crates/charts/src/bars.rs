@@ -1,4 +1,4 @@
-//! Values side by side: panels of horizontal bars, each labelled, so that no colour need be told apart.
+//! Horizontal bar charts in panels. Every bar is labelled, so the reader does not have to tell colours apart.
 //!
 //! ```text
 //! Panel's title
@@ -21,39 +21,39 @@ const BAR_GAP: f64 = 1.0;
 const GROUP_GAP: f64 = 5.0;
 const TEXT_GAP: f64 = 6.0;
 
-/// A picture of panels, one below the other.
+/// A picture of panels, stacked vertically.
 #[derive(Clone, Debug)]
 pub struct Bars {
-    /// What it shows.
+    /// Title of the picture.
     pub title: String,
-    /// Each has a scale of its own.
+    /// The panels, each with its own scale.
     pub panels: Vec<Panel>,
 }
 
-/// Groups of bars that can be compared.
+/// Groups of bars with comparable values.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// What is compared, with its unit.
+    /// The compared quantity, with its unit.
     pub title: String,
     /// The groups, from top to bottom.
     pub groups: Vec<Group>,
 }
 
-/// Bars of one name.
+/// Bars under one name.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Stands to the left of its bars.
+    /// Label to the left of the bars.
     pub name: String,
-    /// At most as many as there are colours.
+    /// The bars, up to [`NUM_SERIES`].
     pub bars: Vec<Bar>,
 }
 
-/// One value, not negative.
+/// One value; not negative.
 #[derive(Clone, Debug)]
 pub struct Bar {
-    /// How long the bar is.
+    /// Length of the bar.
     pub value: f64,
-    /// Stands behind its end.
+    /// Text behind the end of the bar.
     pub label: String,
 }
 
@@ -61,7 +61,7 @@ impl Bars {
     /// The bars as an SVG picture.
     ///
     /// # Panics
-    /// If a group has more bars than there are colours.
+    /// If a group has more than [`NUM_SERIES`] bars.
     pub fn draw(&self) -> String {
         let height = FIRST_PANEL_Y + self.panels.iter().map(Panel::height).sum::<f64>() + MARGIN;
         let mut svg = Svg::new(WIDTH, height);
@@ -110,7 +110,10 @@ impl Group {
     }
 
     fn draw(&self, svg: &mut Svg, scale: &Scale, left: f64, top: f64) {
-        assert!(self.bars.len() <= NUM_SERIES, "no colours for so many");
+        assert!(
+            self.bars.len() <= NUM_SERIES,
+            "a group has more bars than there are colours"
+        );
         let middle = top + (self.height() - GROUP_GAP) / 2.0;
         svg.text(
             "ink",
@@ -178,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_as_long_as_their_values_and_say_them() {
+    fn bar_lengths_are_proportional_to_values_and_all_texts_are_drawn() {
         let picture = draw(vec![group("one", &[1.0, 4.0]), group("other", &[2.0, 8.0])]);
         let widths = widths(&picture);
         assert_eq!(widths.len(), 4, "{picture}");
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_of_nothing_have_no_length() {
+    fn zero_values_have_zero_length() {
         assert_eq!(widths(&draw(vec![group("none", &[0.0])])), [0.0]);
         assert!(!draw(vec![]).contains("NaN"));
     }

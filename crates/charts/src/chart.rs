@@ -19,16 +19,16 @@ const LEGEND_Y: f64 = 42.0;
 pub enum Shape {
     /// Straight lines from point to point, and a dot at each.
     Dots,
-    /// Each value holds until the next point.
+    /// A step line: each value holds until the next point.
     Steps,
-    /// The same, with everything below it.
+    /// A step line with the area below it filled.
     Area,
 }
 
 /// One line or area.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// What the legend says.
+    /// Name in the legend.
     pub name: String,
     /// How it is drawn.
     pub shape: Shape,
@@ -39,13 +39,13 @@ pub struct Series {
 /// A chart: up to six series over the same axes, which start at zero.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// What it shows.
+    /// Title of the chart.
     pub title: String,
-    /// What runs to the right, with its unit.
+    /// Label of the horizontal axis, with its unit.
     pub x_label: String,
-    /// What runs upwards, with its unit.
+    /// Label of the vertical axis, with its unit.
     pub y_label: String,
-    /// A value that limits the series, and what it is.
+    /// An upper limit drawn across the chart, and its label.
     pub limit: Option<(f64, String)>,
     /// The lines and areas, the first at the back.
     pub series: Vec<Series>,
@@ -55,16 +55,19 @@ impl Chart {
     /// The chart as an SVG picture.
     ///
     /// # Panics
-    /// With more series than there are colours.
+    /// If there are more than [`NUM_SERIES`] series.
     pub fn draw(&self) -> String {
-        assert!(self.series.len() <= NUM_SERIES, "no colours for so many");
+        assert!(
+            self.series.len() <= NUM_SERIES,
+            "the chart has more series than there are colours"
+        );
         let mut svg = Svg::new(WIDTH, HEIGHT);
         let points = || self.series.iter().flat_map(|series| &series.points);
         let max_x = points().map(|point| point.0).fold(0.0, f64::max);
         let limit = self.limit.as_ref().map_or(0.0, |(limit, _)| *limit);
         let max_y = points().map(|point| point.1).fold(limit, f64::max);
         let x = Scale::new((0.0, or_one(max_x)), (PLOT.x, PLOT.x + PLOT.width));
-        // A little air above the highest value.
+        // Leave a margin above the highest value.
         let y = Scale::new((0.0, or_one(max_y) * 1.05), (PLOT.y + PLOT.height, PLOT.y));
 
         svg.text("ink", Anchor::Start, 12.0, 20.0, &self.title);
@@ -110,7 +113,7 @@ impl Chart {
     }
 
     fn legend(&self, svg: &mut Svg) {
-        // One series needs none: the title says what it is.
+        // A single series needs no legend: the title names it.
         if self.series.len() < 2 {
             return;
         }
@@ -215,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_of_nothing_is_an_empty_one() {
+    fn a_chart_without_series_is_empty() {
         let picture = chart(vec![series("none", Shape::Area, &[])]);
         assert!(
             !picture.contains("<polygon") && !picture.contains("NaN"),

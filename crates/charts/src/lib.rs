@@ -1,14 +1,14 @@
-//! Pictures in SVG that stand alone or in a page: elements, colours, axes, charts.
+//! SVG charts that work as files and inside pages: elements, colours, axes, charts.
 //!
-//! One idea: a picture carries its own style sheet and nothing else, so that it looks the same in a page,
-//! as a file, and in a README; a reader's dark theme changes the colours, never the geometry.
+//! A picture carries its own style sheet and depends on nothing else, so it looks the same in a page, as a
+//! file, and in a README. The reader's dark theme changes the colours, never the geometry.
 //!
 //! ```text
-//! svg.rs      elements and their text
-//! theme.rs    the colours, light and dark
-//! scale.rs    from numbers to pixels, and the ticks between
+//! svg.rs      SVG elements and their text
+//! theme.rs    colours, light and dark
+//! scale.rs    numbers to pixels, and axis ticks
 //! chart.rs    lines and areas over two axes
-//! bars.rs     values side by side
+//! bars.rs     horizontal bars in panels
 //! ```
 #![forbid(unsafe_code)]
 

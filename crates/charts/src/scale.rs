@@ -1,9 +1,9 @@
-//! From numbers to pixels, and the round numbers to mark.
+//! Linear scales from numbers to pixels, and tick positions.
 
-/// Three times 0.1 is not quite 0.3.
+/// Tolerance for rounding: 3 * 0.1 is not exactly 0.3.
 const ROUNDING: f64 = 1e-9;
 
-/// A straight map from numbers to pixels.
+/// A linear map from numbers to pixels.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     numbers: (f64, f64),
@@ -16,7 +16,7 @@ impl Scale {
         Self { numbers, pixels }
     }
 
-    /// The pixel of a number. All numbers lie at the first pixel where the range is empty.
+    /// The pixel of a number. If the range is empty, every number maps to the first pixel.
     pub fn at(&self, number: f64) -> f64 {
         let (first, last) = self.numbers;
         let share = if last > first {
@@ -27,11 +27,11 @@ impl Scale {
         self.pixels.0 + share * (self.pixels.1 - self.pixels.0)
     }
 
-    /// At most `max_ticks` round numbers within the range: multiples of 1, 2 or 5 times a power of ten.
+    /// Up to `max_ticks` round numbers within the range: multiples of 1, 2 or 5 times a power of ten.
     pub fn ticks(&self, max_ticks: usize) -> Vec<f64> {
         let (first, last) = self.numbers;
         let span = last - first;
-        // Not "span <= 0": that holds for no number that is not one.
+        // Not `span <= 0.0`, which is false for NaN.
         if !(span > 0.0 && span.is_finite()) || max_ticks == 0 {
             return vec![first];
         }
@@ -50,7 +50,7 @@ impl Scale {
     }
 }
 
-/// A number as an axis shows it: three digits that count, thousands as `k`, millions as `M`.
+/// A number as an axis shows it: three significant digits, thousands as `k`, millions as `M`.
 pub fn short(number: f64) -> String {
     let (number, suffix) = match number.abs() {
         size if size >= 999_500.0 => (number / 1e6, "M"),
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scale_may_run_upwards_and_be_empty() {
+    fn a_scale_can_be_reversed_or_empty() {
         let scale = Scale::new((0.0, 10.0), (100.0, 0.0));
         assert_eq!(
             [scale.at(0.0), scale.at(2.5), scale.at(10.0)],

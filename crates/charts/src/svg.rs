@@ -1,44 +1,44 @@
-//! SVG elements, written one after the other.
+//! A writer of SVG elements.
 
 use std::fmt::Write;
 
 use crate::theme;
 
-/// Size of all text, in pixels.
+/// Font size of all text, in pixels.
 pub(crate) const FONT_SIZE: f64 = 11.0;
-/// The widest common sans-serif digits and letters, as a share of the font size.
+/// Width of the widest digits and letters of common sans-serif fonts, as a share of the font size.
 const WIDTH_PER_CHAR: f64 = 0.64;
 
-/// Pixels that `text` takes, at most, whatever sans-serif font a reader has.
+/// Upper bound of the width of `text` in pixels, for any common sans-serif font.
 pub fn text_width(text: &str) -> f64 {
     text.chars().count() as f64 * WIDTH_PER_CHAR * FONT_SIZE
 }
 
-/// A rectangle: its upper left corner and its size, in pixels.
+/// A rectangle: upper left corner and size, in pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rect {
     /// Left edge.
     pub x: f64,
     /// Upper edge.
     pub y: f64,
-    /// To the right.
+    /// Extent to the right.
     pub width: f64,
-    /// Downwards.
+    /// Extent downwards.
     pub height: f64,
 }
 
-/// Which end of a text stands at its place.
+/// The part of a text that is aligned with its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
-    /// Its beginning.
+    /// The beginning of the text.
     Start,
-    /// Its middle.
+    /// The middle of the text.
     Middle,
-    /// Its end.
+    /// The end of the text.
     End,
 }
 
-/// A picture that is being written.
+/// A picture under construction.
 pub struct Svg {
     width: f64,
     height: f64,
@@ -46,7 +46,7 @@ pub struct Svg {
 }
 
 impl Svg {
-    /// An empty picture of that many pixels.
+    /// An empty picture; width and height in pixels.
     pub fn new(width: f64, height: f64) -> Self {
         Self {
             width,
@@ -55,7 +55,7 @@ impl Svg {
         }
     }
 
-    /// A rectangle, with what a pointer on it shows.
+    /// Draws a rectangle with an optional tooltip.
     pub fn rect(&mut self, class: &str, rect: Rect, title: Option<&str>) {
         let Rect {
             x,
@@ -71,7 +71,7 @@ impl Svg {
         self.close("rect", title);
     }
 
-    /// A line of text.
+    /// Draws a line of text.
     pub fn text(&mut self, class: &str, anchor: Anchor, x: f64, y: f64, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "",
@@ -85,7 +85,7 @@ impl Svg {
         );
     }
 
-    /// A straight line.
+    /// Draws a straight line.
     pub fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
         let _ = writeln!(
             self.body,
@@ -97,17 +97,17 @@ impl Svg {
         );
     }
 
-    /// A line through `points`, in order.
+    /// Draws a line through `points`, in order.
     pub fn polyline(&mut self, class: &str, points: impl IntoIterator<Item = (f64, f64)>) {
         self.points("polyline", class, points);
     }
 
-    /// The area within `points`, in order.
+    /// Fills the area enclosed by `points`, in order.
     pub fn polygon(&mut self, class: &str, points: impl IntoIterator<Item = (f64, f64)>) {
         self.points("polygon", class, points);
     }
 
-    /// A dot, with what a pointer on it shows.
+    /// Draws a dot with an optional tooltip.
     pub fn dot(&mut self, class: &str, center: (f64, f64), title: Option<&str>) {
         let (x, y) = (short(center.0), short(center.1));
         let _ = write!(
@@ -117,7 +117,7 @@ impl Svg {
         self.close("circle", title);
     }
 
-    /// The picture, with `label` for those who cannot see it.
+    /// The finished picture; `label` is its accessible name.
     pub fn finish(self, label: &str) -> String {
         let (width, height) = (short(self.width), short(self.height));
         format!(
@@ -149,7 +149,7 @@ impl Svg {
     }
 }
 
-/// `text` as it stands in XML and HTML.
+/// Escapes `text` for XML and HTML.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -164,7 +164,7 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// A coordinate, to a hundredth of a pixel, without zeros at its end.
+/// A coordinate, rounded to a hundredth of a pixel, without trailing zeros.
 fn short(number: f64) -> String {
     let text = format!("{number:.2}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn text_from_outside_cannot_become_an_element() {
+    fn text_is_escaped_and_cannot_add_elements() {
         let mut svg = Svg::new(10.0, 10.0);
         let rect = Rect {
             x: 0.0,

@@ -1,11 +1,11 @@
-//! The colours. Those of data are from the palette of Okabe and Ito ("Color universal design", 2008),
-//! which people with any kind of colour blindness can tell apart; they are the same in both themes.
-//! Where colours carry a meaning, so do shapes: who waits is drawn slimmer than who computes.
+//! Colours. The data colours are the palette of Okabe and Ito ("Color universal design", 2008), which people
+//! with any kind of colour blindness can tell apart; both themes share them. Shape repeats every meaning of a
+//! colour: waiting requests are drawn slimmer than requests that compute.
 
 /// A colour, as `[red, green, blue]`.
 pub type Rgb = [u8; 3];
 
-/// What a request does in a step, and the line or area of a chart: class and colour.
+/// Stages of a request in a step and the series of a chart: class and colour.
 pub const DATA: &[(&str, Rgb)] = &[
     ("context", SKY),
     ("generation", BLUE),
@@ -19,7 +19,7 @@ pub const DATA: &[(&str, Rgb)] = &[
     ("series-5", SKY),
 ];
 
-/// What else is drawn: class, light colour, dark colour.
+/// Everything else that is drawn: class, light colour, dark colour.
 pub const FRAME: &[(&str, Rgb, Rgb)] = &[
     ("surface", [0xff, 0xff, 0xff], [0x16, 0x19, 0x1d]),
     ("ink", [0x1b, 0x1f, 0x24], [0xe6, 0xe9, 0xed]),
@@ -35,7 +35,7 @@ const BLUE: Rgb = [0x00, 0x72, 0xb2];
 const VERMILLION: Rgb = [0xd5, 0x5e, 0x00];
 const PURPLE: Rgb = [0xcc, 0x79, 0xa7];
 
-/// Number of classes `series-N`.
+/// Number of `series-N` classes.
 pub const NUM_SERIES: usize = 6;
 
 /// The style sheet of a picture.
@@ -60,7 +60,7 @@ pub fn style() -> String {
     style
 }
 
-/// A colour as CSS writes it.
+/// A colour in CSS notation.
 pub fn hex([red, green, blue]: Rgb) -> String {
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
@@ -74,7 +74,7 @@ fn rule(class: &str, color: Rgb) -> String {
 mod tests {
     use super::*;
 
-    /// The contrast of two colours, 1 to 21 (Web Content Accessibility Guidelines 2.2).
+    /// The contrast ratio of two colours, 1 to 21 (Web Content Accessibility Guidelines 2.2).
     fn contrast(a: Rgb, b: Rgb) -> f64 {
         let luminance = |color: Rgb| {
             let [red, green, blue] = color.map(|channel| {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn text_can_be_read_and_shapes_can_be_seen_in_both_themes() {
+    fn text_and_shapes_have_enough_contrast_in_both_themes() {
         let surface = frame("surface");
         for text in ["ink", "muted"].map(frame) {
             assert!(contrast(text.0, surface.0) >= 4.5 && contrast(text.1, surface.1) >= 4.5);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_in_cells_can_be_read() {
+    fn numbers_in_cells_have_enough_contrast() {
         let black = [0; 3];
         for (cell, text) in [(SKY, black), (ORANGE, black), (BLUE, [0xff; 3])] {
             assert!(contrast(cell, text) >= 4.5, "{}", hex(cell));

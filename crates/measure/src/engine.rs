@@ -1,5 +1,4 @@
-//! `cargo xtask bench engine`: how fast prompts are taken in and tokens generated, and how near that comes to
-//! what the machine can do.
+//! `cargo xtask bench engine`: prompt and generation throughput, relative to the limits of the machine.
 
 use std::fmt::Write;
 
@@ -12,7 +11,7 @@ use crate::load::{Load, Outcome};
 use crate::machine::Machine;
 use crate::model::{self, Model};
 
-/// Sequences with a long context each, and the tokens that are generated after it.
+/// Number of sequences with a long context, and the tokens that each generates after it.
 const LONG_CONTEXT: [u32; 2] = [8, 96];
 
 /// The command's arguments.
@@ -20,22 +19,22 @@ const LONG_CONTEXT: [u32; 2] = [8, 96];
 pub struct Options {
     #[command(flatten)]
     model: model::Options,
-    /// Sequences at once
+    /// Numbers of concurrent sequences
     #[arg(long, value_name = "N,...", default_value = "1,8,32", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     concurrency: Vec<u32>,
-    /// Tokens of each prompt whose generation is measured
+    /// Tokens per prompt in the generation rows
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     input: u32,
     /// Tokens that each sequence generates
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
     output: u32,
-    /// Tokens of the prompt that is measured for itself
+    /// Tokens of the prompt in the prompt row
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     prompt: u32,
-    /// Tokens of the long contexts, of 8 sequences; 0 leaves them out
+    /// Tokens per context in the long-context row, which has 8 sequences; 0 omits the row
     #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
     long_context: u32,
-    /// Rounds, of which a row has the medians
+    /// Rounds; each figure is the median over the rounds
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// One JSON object per row on standard output, instead of a table
@@ -43,19 +42,19 @@ pub struct Options {
     json: bool,
 }
 
-/// What is measured in one row.
+/// The measurement of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Case {
-    /// A prompt alone, and its first token.
+    /// A single prompt and its first token.
     Prompt(Load),
-    /// Sequences that generate.
+    /// Concurrent sequences that generate.
     Generation(Load),
 }
 
-/// Measures, and returns what to print.
+/// Runs the measurement and returns the text to print.
 ///
 /// # Errors
-/// The model cannot be loaded or does not run.
+/// If the model cannot be loaded, or a step fails.
 pub fn run(options: &Options) -> Result<String> {
     let checkpoint = options.model.open()?;
     let cases = cases(options, checkpoint.spec().max_seq_len());
@@ -76,7 +75,7 @@ pub fn run(options: &Options) -> Result<String> {
     })
 }
 
-/// What fits into `max_seq_len` of what is asked for.
+/// The requested cases that fit into `max_seq_len`.
 fn cases(options: &Options, max_seq_len: usize) -> Vec<Case> {
     let Options { input, output, .. } = *options;
     let mut cases = vec![Case::Prompt(Load {
@@ -93,7 +92,7 @@ fn cases(options: &Options, max_seq_len: usize) -> Vec<Case> {
     }));
     if options.long_context > 0 {
         let [concurrency, output] = LONG_CONTEXT;
-        // The whole of a model's positions, where they are no more.
+        // A model with fewer positions uses all of them.
         let input = options
             .long_context
             .min((max_seq_len as u32).saturating_sub(output));
@@ -108,7 +107,7 @@ fn cases(options: &Options, max_seq_len: usize) -> Vec<Case> {
     cases
 }
 
-/// Every case once a round, after a short run that touches all memory.
+/// Runs every case once per round, after a short warm-up run that touches all memory.
 fn measure(model: &mut Model, cases: &[Case], rounds: u32) -> Result<Vec<Vec<Outcome>>> {
     let mut outcomes = vec![Vec::new(); cases.len()];
     for case in cases {
@@ -151,7 +150,7 @@ fn row(case: &Case, outcomes: &[Outcome], model: &Model, machine: &Machine) -> M
         ),
         Case::Generation(_) => (
             "output_tokens_per_s",
-            // Too few tokens leave no time in which all generate.
+            // With too few tokens there is no period in which all sequences generate.
             while_all.collect::<Option<_>>().map(median),
             model.cost.generation_tokens_per_s(&load, limits),
         ),
@@ -204,7 +203,7 @@ fn table(machine: &Machine, rows: &[Map<String, Value>]) -> String {
         let rate = row
             .get("output_tokens_per_s")
             .map(Value::to_string)
-            .unwrap_or_else(|| format!("{} of the prompt", row["prompt_tokens_per_s"]));
+            .unwrap_or_else(|| format!("{} (prompt)", row["prompt_tokens_per_s"]));
         let end_to_end = row.get("end_to_end_tokens_per_s");
         let _ = writeln!(
             table,

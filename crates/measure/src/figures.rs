@@ -1,11 +1,11 @@
-//! Figures of several rounds, and as they are written.
+//! Medians of several rounds, and rounding for output.
 
 use serde_json::{Value, json};
 
-/// The middle one, or the mean of the two in the middle.
+/// The middle value, or the mean of the two middle values.
 ///
 /// # Panics
-/// There is none.
+/// If `values` is empty.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -15,7 +15,7 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// With four digits: more than such figures have.
+/// Rounds to four significant digits: more than such a figure has.
 pub fn round(value: f64) -> Value {
     let digits = 3 - value.abs().log10().floor().clamp(-3.0, 3.0) as i32;
     let factor = 10.0_f64.powi(digits.max(0));
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_of_rounds() {
+    fn the_median_is_the_middle_value_or_the_mean_of_two() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(median(vec![7.0]), 7.0);

@@ -1,18 +1,18 @@
-//! What the library does without a server, measured in this process beside what the machine can do, and how near
-//! weights of a few bits come to those of a checkpoint.
+//! In-process measurements of the library: speed relative to the limits of the machine, and the quality of
+//! quantised weights relative to the checkpoint.
 //!
 //! ```text
 //! model.rs      a checkpoint on CPU, sized for a load
-//! load.rs       requests that start at once, and when their tokens came
-//! roofline.rs   what the machine would need for the same at least
+//! load.rs       requests that start together, and the arrival times of their tokens
+//! roofline.rs   lower bounds of a step's time on this machine
 //! machine.rs    the machine's limits, as a row
-//! figures.rs    medians, and figures as they are written
+//! figures.rs    medians and rounding
 //! engine.rs     `cargo xtask bench engine`: prompts and generation, row by row
-//! profile.rs    `cargo xtask profile`: where a step's time goes
-//! stopwatch.rs  the probe that takes the time of each operation
-//! divergence.rs how far logits are from others
-//! text.rs       a text in pieces, and the logits that a model has of them
-//! quality.rs    `cargo xtask bench quality`: what weights of a few bits cost
+//! profile.rs    `cargo xtask profile`: the time of a step by operation
+//! stopwatch.rs  the probe that times each operation
+//! divergence.rs divergence of logits from reference logits
+//! text.rs       a text split into pieces, and a model's logits for them
+//! quality.rs    `cargo xtask bench quality`: the cost of quantised weights
 //! ```
 #![forbid(unsafe_code)]
 
@@ -28,5 +28,5 @@ pub mod roofline;
 pub mod stopwatch;
 pub mod text;
 
-/// What can go wrong here is said to a person, and nothing is done about it.
+/// Errors here are printed and never handled, so a boxed error is enough.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -1,4 +1,4 @@
-//! Requests that start at once, and when their tokens came.
+//! Requests that start together, and the arrival times of their tokens.
 
 use std::time::{Duration, Instant};
 
@@ -8,35 +8,35 @@ use triton_inflight::runner::CpuRunner;
 
 use crate::Result;
 
-/// Requests of one shape, all there from the start: greedy, and no end id ends them.
+/// Requests of equal lengths, all queued at the start: greedy, without end tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Requests.
+    /// Number of requests.
     pub concurrency: u32,
-    /// Tokens of each prompt.
+    /// Tokens per prompt.
     pub input: u32,
     /// Tokens that each request generates.
     pub output: u32,
 }
 
-/// When the tokens of a load came, from its start on.
+/// Arrival times of a load's tokens, since its start.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     load: Load,
-    /// Of each request the moments of its tokens.
+    /// The arrival times of each request's tokens.
     moments: Vec<Vec<Duration>>,
 }
 
 impl Load {
-    /// Prompt and output of one request.
+    /// Tokens of one request: prompt and output.
     pub fn num_tokens(&self) -> Tokens {
         Tokens(self.input + self.output)
     }
 
-    /// An engine with all of its requests.
+    /// An engine with all requests of this load.
     ///
     /// # Errors
-    /// One is refused.
+    /// If a request is rejected.
     pub fn start(&self, vocab_size: usize, config: &EngineConfig) -> Result<Engine> {
         let mut engine = Engine::new(config.clone());
         for request in 0..self.concurrency {
@@ -47,10 +47,10 @@ impl Load {
         Ok(engine)
     }
 
-    /// Runs it to its end.
+    /// Runs the load to its end.
     ///
     /// # Errors
-    /// A step failed, or a request is refused or gets fewer tokens.
+    /// If a step fails, or a request is rejected or gets fewer tokens.
     pub fn run(&self, runner: &mut CpuRunner, config: &EngineConfig) -> Result<Outcome> {
         let mut engine = self.start(runner.vocab_size(), config)?;
         let num_tokens = self.output as usize;
@@ -73,7 +73,9 @@ impl Load {
             }
         }
         match moments.iter().find(|moments| moments.len() != num_tokens) {
-            Some(moments) => Err(format!("{} tokens came in {self:?}", moments.len()).into()),
+            Some(moments) => {
+                Err(format!("a request got {} tokens in {self:?}", moments.len()).into())
+            }
             None => Ok(Outcome {
                 load: *self,
                 moments,
@@ -83,14 +85,14 @@ impl Load {
 }
 
 impl Outcome {
-    /// Output tokens a second from the start to the end, prompts included.
+    /// Output tokens per second from start to end, prompts included.
     pub fn end_to_end_tokens_per_s(&self) -> f64 {
         let end = self.moments.iter().flatten().max();
         f64::from(self.load.concurrency * self.load.output) / seconds(end)
     }
 
-    /// Output tokens a second while all requests generate: those after the last prompt is through, until the
-    /// first request ends. `None` if there is no such time.
+    /// Output tokens per second while all requests generate: from the end of the last prompt to the end of
+    /// the first request. `None` if there is no such period.
     pub fn output_tokens_per_s(&self) -> Option<f64> {
         let start = self.first().max()?;
         let end = self
@@ -105,12 +107,12 @@ impl Outcome {
         (num_tokens > 0).then(|| num_tokens as f64 / (*end - *start).as_secs_f64())
     }
 
-    /// Prompt tokens a second until the last prompt is through.
+    /// Prompt tokens per second until the last prompt is done.
     pub fn prompt_tokens_per_s(&self) -> f64 {
         f64::from(self.load.concurrency * self.load.input) / seconds(self.first().max())
     }
 
-    /// Seconds to the first token, on average.
+    /// Mean time to the first token, in seconds.
     pub fn mean_ttft(&self) -> f64 {
         let sum: Duration = self.first().sum();
         sum.as_secs_f64() / self.moments.len() as f64
@@ -125,7 +127,7 @@ fn seconds(moment: Option<&Duration>) -> f64 {
     moment.map_or(0.0, Duration::as_secs_f64)
 }
 
-/// Ids of no meaning, others in each request.
+/// Arbitrary token ids, different for each request.
 fn prompt(request: u32, len: u32, vocab_size: u32) -> Vec<TokenId> {
     let mut state = u64::from(request) + 1;
     let next = |_| {
@@ -155,8 +157,8 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_time_that_they_are_about() {
-        // The second request's prompt comes between two tokens of the first; then the first ends.
+    fn each_rate_uses_its_own_period() {
+        // The second request's first token arrives between two tokens of the first; then the first one ends.
         let outcome = outcome(&[&[1, 3, 4, 5, 6], &[3, 4, 5, 6, 8]]);
         assert_eq!(outcome.end_to_end_tokens_per_s(), 10.0 / 8.0);
         assert_eq!(outcome.output_tokens_per_s(), Some(6.0 / 3.0));
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn where_some_end_before_all_have_begun_there_is_no_rate_of_all() {
+    fn without_a_period_in_which_all_generate_there_is_no_rate() {
         let outcome = outcome(&[&[1, 2, 3], &[9, 10, 11]]);
         assert_eq!(outcome.output_tokens_per_s(), None);
     }

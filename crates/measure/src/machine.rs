@@ -1,4 +1,4 @@
-//! The machine as far as a model uses it, and its limits.
+//! The machine as a model uses it, and its limits.
 
 use std::fmt;
 
@@ -11,22 +11,21 @@ use crate::figures::round;
 use crate::model::Model;
 use crate::roofline::Precision;
 
-/// Measurements one after the other.
+/// Number of measurements, taken in sequence.
 const NUM_MEASUREMENTS: usize = 3;
 
-/// Measurements that differ by more, as a share of the highest, are said to.
+/// Spread of the measurements above which a warning is printed, as a share of the highest.
 const MAX_SPREAD: f64 = 0.1;
 
-/// Threads, instructions and what they can do at most.
+/// Threads, instruction set and measured limits.
 #[derive(Clone, Debug)]
 pub struct Machine {
     num_threads: usize,
     simd: Simd,
     num_measurements: usize,
-    /// What they can do: of all measurements each figure is the highest one, since what else runs on the machine
-    /// only takes away.
+    /// The highest figure of all measurements each, since other processes can only lower a figure.
     pub limits: Limits,
-    /// Of all measurements each figure is the lowest one.
+    /// The lowest figure of all measurements each.
     lowest: Limits,
 }
 
@@ -49,7 +48,7 @@ impl Machine {
         Ok(all.expect("more than one"))
     }
 
-    /// The same machine by the measurements of both.
+    /// The same machine with the measurements of both.
     pub fn and(&self, other: &Self) -> Self {
         Self {
             num_measurements: self.num_measurements + other.num_measurements,
@@ -59,15 +58,15 @@ impl Machine {
         }
     }
 
-    /// How far the measurements differ of what a model with weights of this `precision` needs, reading and
-    /// computing, as a share of the highest.
+    /// Spread of the measurements of the two limits that matter to a model with weights of this `precision`,
+    /// reading and computing, as a share of the highest.
     pub fn spread(&self, precision: Precision) -> f64 {
         let (low, high) = (&self.lowest, &self.limits);
         let read = low.read_bytes_per_s / high.read_bytes_per_s;
         1.0 - read.min(precision.peak(low) / precision.peak(high))
     }
 
-    /// What is to be said of figures that stand beside these limits, if the measurements differ too much.
+    /// A warning for figures compared with these limits, if the measurements differ too much.
     pub fn warning(&self, precision: Precision) -> Option<String> {
         let spread = self.spread(precision);
         (spread > MAX_SPREAD).then(|| {
@@ -78,7 +77,7 @@ impl Machine {
         })
     }
 
-    /// As a row of its own.
+    /// The limits as a row.
     pub fn row(&self) -> Value {
         let figures = |limits: &Limits| {
             json!({
@@ -102,7 +101,7 @@ impl Machine {
     }
 }
 
-/// Both limits as one, figure by figure.
+/// Combines two limits figure by figure.
 fn each(a: &Limits, b: &Limits, of: fn(f64, f64) -> f64) -> Limits {
     Limits {
         read_bytes_per_s: of(a.read_bytes_per_s, b.read_bytes_per_s),
@@ -117,7 +116,7 @@ impl fmt::Display for Machine {
         let (high, low) = (&self.limits, &self.lowest);
         write!(
             f,
-            "{}, {} threads: {:.1} GB/s read ({:.1} at least); GFLOP/s f32 {:.0} ({:.0}), bf16 {:.0} ({:.0}), int8 \
+            "{}, {} threads: {:.1} GB/s read (lowest {:.1}); GFLOP/s f32 {:.0} ({:.0}), bf16 {:.0} ({:.0}), int8 \
              {:.0} ({:.0}); {} measurements",
             self.simd,
             self.num_threads,
@@ -156,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn of_all_measurements_the_highest_figures_count_and_the_lowest_stand_beside_them() {
+    fn the_highest_figures_are_the_limits_and_the_lowest_are_printed_beside_them() {
         let both = machine(LIMITS).and(&machine(Limits {
             read_bytes_per_s: 2e9,
             int8_ops: 5e9,
@@ -164,7 +163,7 @@ mod tests {
         }));
         assert_eq!(
             both.to_string(),
-            "portable, 2 threads: 2.0 GB/s read (1.0 at least); GFLOP/s f32 4 (4), bf16 5 (5), int8 6 (5); 2 \
+            "portable, 2 threads: 2.0 GB/s read (lowest 1.0); GFLOP/s f32 4 (4), bf16 5 (5), int8 6 (5); 2 \
              measurements"
         );
         let row = both.row();
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn measurements_that_differ_by_more_than_a_tenth_are_said_to() {
+    fn warns_when_measurements_differ_by_more_than_a_tenth() {
         let beside = |other: Limits| machine(LIMITS).and(&machine(other));
         let read = beside(Limits {
             read_bytes_per_s: 0.8e9,
@@ -199,7 +198,7 @@ mod tests {
         assert_eq!(
             computed.warning(Precision::Int8),
             None,
-            "8-bit integers do not"
+            "the int8 limits do not differ"
         );
         assert_eq!(machine(LIMITS).spread(Precision::Bf16), 0.0);
     }

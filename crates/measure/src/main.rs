@@ -1,4 +1,4 @@
-//! `inflight-measure`: the library's speed in this process, beside the limits of the machine.
+//! `inflight-measure`: in-process speed and quality of the library, relative to the limits of the machine.
 
 use std::process::ExitCode;
 
@@ -8,11 +8,11 @@ use inflight_measure::{engine, profile, quality};
 #[derive(Parser)]
 #[command(name = "inflight-measure", about = "Measures the library in process")]
 enum Command {
-    /// How fast prompts are taken in and tokens generated
+    /// Measures prompt and generation throughput
     Engine(engine::Options),
-    /// Where the time of a step goes, operation by operation
+    /// Measures the time of a step, operation by operation
     Profile(profile::Options),
-    /// What weights of a few bits cost, along a text
+    /// Measures the quality that quantised weights lose, on a text
     Quality(quality::Options),
 }
 

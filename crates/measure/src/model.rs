@@ -14,26 +14,26 @@ use crate::Result;
 use crate::load::Load;
 use crate::roofline::{ModelCost, Precision};
 
-/// Tokens of a KV block.
+/// Tokens per KV block.
 pub const BLOCK_SIZE: u32 = 32;
 
-/// Which model is measured, and with how much of the machine.
+/// The model to measure, and the threads and instructions to use.
 #[derive(Args, Clone, Debug)]
 #[group(id = "model options")]
 pub struct Options {
     /// The checkpoint's folder
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Threads that compute [default: all that the process may use]
+    /// Number of threads that compute [default: all that the process may use]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
-    /// The instruction set [default: the best that the machine has]
+    /// The instruction set [default: the best of this machine]
     #[arg(long, value_name = "NAME")]
     pub instructions: Option<Simd>,
-    /// What the weights of a float checkpoint are rounded to
+    /// The type to which weights of a floating-point checkpoint are rounded
     #[arg(long, value_enum, default_value = "bf16")]
     pub precision: Precision,
-    /// What keys and values are stored as
+    /// The type in which keys and values are stored
     #[arg(long, value_name = "TYPE", default_value = "bf16")]
     pub kv_cache_dtype: KvDtype,
     /// The token budget of a step
@@ -41,13 +41,13 @@ pub struct Options {
     pub max_num_tokens: u32,
 }
 
-/// A model that is ready, and what to drive it with.
+/// A loaded model, with the configuration and costs to drive it.
 pub struct Model<P = ()> {
-    /// What computes.
+    /// The runner.
     pub runner: CpuRunner<P>,
-    /// What an engine for it is made with.
+    /// Configuration of an engine for this runner.
     pub config: EngineConfig,
-    /// What its steps must read and compute.
+    /// Bytes and operations of its steps.
     pub cost: ModelCost,
     options: CpuOptions,
 }
@@ -56,15 +56,15 @@ impl Options {
     /// Opens the checkpoint.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If the checkpoint cannot be opened or read.
     pub fn open(&self) -> Result<ModelSource> {
         Ok(ModelSource::open(&self.model)?)
     }
 
-    /// Loads the model, with memory for each of these loads; its runner tells `probe` what it does.
+    /// Loads the model with enough memory for each of `loads`; the runner reports its operations to `probe`.
     ///
     /// # Errors
-    /// The checkpoint, the machine or the memory is not up to it.
+    /// If the checkpoint is bad, or the machine lacks the instructions or the memory.
     pub fn load<P: Probe>(
         &self,
         checkpoint: &ModelSource,
@@ -108,7 +108,7 @@ impl Options {
             block_size,
             chunk_unit: block_size,
             num_blocks: Blocks(num_blocks.unwrap_or_default()),
-            // Every prompt is computed, also one that begins as another did.
+            // Prompts with a common prefix are computed in full.
             reuse: BlockReuse::Off,
             ..EngineConfig::default()
         };
@@ -118,7 +118,7 @@ impl Options {
 }
 
 impl<P> Model<P> {
-    /// Threads that compute, and the instructions that they use.
+    /// Number of threads that compute, and their instruction set.
     ///
     /// # Errors
     /// As [`Options::load`].

@@ -1,4 +1,4 @@
-//! `cargo xtask profile`: where the time of a step goes, operation by operation, beside what the machine could do.
+//! `cargo xtask profile`: the time of a step by operation, relative to the limits of the machine.
 
 use std::fmt::Write;
 use std::time::Instant;
@@ -16,11 +16,11 @@ use crate::model::{self, BLOCK_SIZE};
 use crate::roofline::Precision;
 use crate::stopwatch::{Lap, Stopwatch};
 
-/// Tokens of the prompts whose generation is looked at.
+/// Tokens per prompt of the profiled generation steps.
 const INPUT: u32 = 128;
-/// Tokens of the context that is looked at.
+/// Tokens of the profiled context.
 const CONTEXT: u32 = 512;
-/// The engine's part of a step: its row has the name of no operation.
+/// Row name of the engine's part of a step, which is not an operation of the model.
 const ENGINE: &str = "engine";
 
 /// The command's arguments.
@@ -28,13 +28,13 @@ const ENGINE: &str = "engine";
 pub struct Options {
     #[command(flatten)]
     model: model::Options,
-    /// Sequences that generate at once
+    /// Numbers of sequences that generate concurrently
     #[arg(long, value_name = "N,...", default_value = "1,8,32", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     concurrency: Vec<u32>,
-    /// Steps, of which each figure is the median
+    /// Generation steps; each figure is the median over the steps
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     steps: u32,
-    /// Contexts, of which each figure is the median
+    /// Contexts; each figure is the median over the contexts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=4096))]
     contexts: u32,
     /// One JSON object per row on standard output, instead of a page of tables
@@ -42,31 +42,31 @@ pub struct Options {
     json: bool,
 }
 
-/// A kind of step, and what was seen of it.
+/// A kind of step, with its measurements.
 struct Kind {
     /// Its name in rows.
     name: &'static str,
     num_sequences: u32,
     num_tokens: u32,
-    /// Of the engine, in seconds.
+    /// The engine's time, in seconds.
     engine: f64,
-    /// Of each operation.
+    /// Each operation's totals.
     laps: Vec<Lap>,
 }
 
-/// One step: what the engine took, and what the operations did.
+/// One measured step: the engine's time in seconds, and each operation's totals.
 type Seen = (f64, [Lap; Operation::ALL.len()]);
 
-/// Measures, and returns what to print.
+/// Runs the measurement and returns the text to print.
 ///
 /// # Errors
-/// The model cannot be loaded or does not run.
+/// If the model cannot be loaded, or a step fails.
 pub fn run(options: &Options) -> Result<String> {
     let checkpoint = options.model.open()?;
     let generations = options.concurrency.iter().map(|&concurrency| Load {
         concurrency,
         input: INPUT,
-        // As many steps as are wanted with all of them, if the contexts come in a block a step.
+        // Enough output tokens for `steps` full generation steps, even if contexts arrive one block per step.
         output: options.steps + concurrency * INPUT.div_ceil(BLOCK_SIZE) + 1,
     });
     let generations: Vec<_> = generations.collect();
@@ -82,7 +82,7 @@ pub fn run(options: &Options) -> Result<String> {
         .load(&checkpoint, &loads, Stopwatch::start())?;
     drop(checkpoint);
     let machine = Machine::measure(model)?;
-    // Memory is touched once before.
+    // Warm-up: touches all memory once.
     steps(&context, 1, &mut model.runner, &model.config)?;
     let mut kinds = Vec::new();
     for load in &generations {
@@ -111,8 +111,8 @@ pub fn run(options: &Options) -> Result<String> {
     })
 }
 
-/// The first `num_steps` of a load in which all of its sequences do the same: generate, or take their contexts
-/// in.
+/// The first `num_steps` steps of a load in which all of its sequences do the same: generate, or compute
+/// their contexts.
 fn steps(
     load: &Load,
     num_steps: u32,
@@ -130,12 +130,12 @@ fn steps(
         }
     }
     if seen.is_empty() {
-        return Err(format!("no step of {load:?} is of one kind").into());
+        return Err(format!("{load:?} has no step with all sequences in the same phase").into());
     }
     Ok(seen)
 }
 
-/// One step: its sequences, its tokens, and where its time went.
+/// Runs one step; returns the number of sequences, the number of tokens, and the measurements.
 fn step(engine: &mut Engine, runner: &mut CpuRunner<Stopwatch>) -> Result<(usize, usize, Seen)> {
     let started = Instant::now();
     let step = engine.schedule();
@@ -217,8 +217,8 @@ fn page(machine: &Machine, precision: Precision, rows: &[(&Kind, Vec<Value>)]) -
     let mut page = format!(
         "# Where a step's time goes\n\n\
          Written by `cargo xtask profile`. The limit is the time to read an operation's operands from memory or to\n\
-         compute it, the longer of the two, by what the machine could do in the same run; what is still in a cache\n\
-         is read faster. Times are of all layers together, medians over steps.\n\n{machine}\n"
+         compute it, whichever is longer, at the rates measured in the same run; operands still in a cache are read\n\
+         faster. Times are sums over all layers and medians over steps.\n\n{machine}\n"
     );
     if let Some(warning) = machine.warning(precision) {
         let _ = writeln!(page, "\n{warning}");

@@ -1,7 +1,7 @@
-//! `cargo xtask bench quality`: what weights of a few bits cost in quality, along a text.
+//! `cargo xtask bench quality`: the quality that quantised weights lose, measured on a text.
 //!
-//! The reference is the checkpoint with weights in bf16. Beside it stand what it is rounded to while it is loaded,
-//! and other forms of the same checkpoint; all are read by the same kernels.
+//! The reference is the checkpoint with bf16 weights. It is compared with the same checkpoint rounded while
+//! it is loaded, and with other forms of it; the same kernels read all of them.
 
 use std::fmt::Write;
 use std::num::NonZeroUsize;
@@ -17,7 +17,7 @@ use crate::Result;
 use crate::divergence::{Divergence, log_prob};
 use crate::text::{Pieces, Reader};
 
-/// What the reference is rounded to; groups of 32 with 8 bits have the size of other engines' formats.
+/// Roundings of the reference; 8 bits in groups of 32 is the group size of other engines' formats.
 const ROUNDINGS: [WeightPrecision; 3] = [
     WeightPrecision::new(CodeBits::Eight),
     WeightPrecision {
@@ -30,22 +30,22 @@ const ROUNDINGS: [WeightPrecision; 3] = [
 /// The command's arguments.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The checkpoint's folder: floating-point weights, and a tokenizer
+    /// The checkpoint's folder: floating-point weights and a tokenizer
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// The text
+    /// The text files
     #[arg(long, value_name = "FILE,...", value_delimiter = ',', required = true)]
     text: Vec<PathBuf>,
-    /// The same model in other forms: what to call each, and its folder
+    /// Another form of the same model: its name in the table, and its folder
     #[arg(long, value_name = "NAME=DIR", value_parser = named_folder)]
     beside: Vec<(String, PathBuf)>,
-    /// Tokens of a piece of the text, of which the second half counts
+    /// Tokens per piece of the text; the second half of each piece counts
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=8192))]
     context: u32,
-    /// Pieces, if the text has as many. The reference's logits of all of them are kept in memory
+    /// Maximum number of pieces. The reference's logits of all pieces are kept in memory
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pieces: u32,
-    /// Threads that compute [default: all that the process may use]
+    /// Number of threads that compute [default: all that the process may use]
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
     /// One JSON object per row on standard output, instead of a table
@@ -55,14 +55,14 @@ pub struct Options {
 
 fn named_folder(text: &str) -> std::result::Result<(String, PathBuf), String> {
     let parts = text.split_once('=').filter(|(name, _)| !name.is_empty());
-    let (name, dir) = parts.ok_or("NAME=DIR is expected")?;
+    let (name, dir) = parts.ok_or("write NAME=DIR")?;
     Ok((name.to_owned(), dir.into()))
 }
 
-/// Compares, and returns what to print.
+/// Runs the comparison and returns the text to print.
 ///
 /// # Errors
-/// A model cannot be loaded or does not run, or there is no text.
+/// If a model cannot be loaded, a step fails, or the text is too short.
 pub fn run(options: &Options) -> Result<String> {
     let checkpoint = ModelSource::open(&options.model)?;
     let spec = checkpoint.spec();
@@ -77,7 +77,7 @@ pub fn run(options: &Options) -> Result<String> {
         piece_len,
         options.pieces as usize,
     )?;
-    // bf16 has two bytes of each weight.
+    // bf16 weights take two bytes each.
     let num_weights = spec.num_weight_bytes() as f64 / 2.0;
     let bits = |checkpoint: &ModelSource, weights| -> Result<f64> {
         Ok(checkpoint.num_weight_bytes(weights)? as f64 * 8.0 / num_weights)
@@ -110,16 +110,16 @@ pub fn run(options: &Options) -> Result<String> {
     })
 }
 
-/// What the reference thinks of a text.
+/// The reference's results on a text.
 struct Reference {
     pieces: Pieces,
     vocab_size: usize,
-    /// Of each piece the logits that count.
+    /// The logits that count, for each piece.
     logits: Vec<Vec<f32>>,
     log_probs: Sum,
 }
 
-/// A figure of every token that counts.
+/// Sum and spread of a figure over the tokens that count.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     num: u32,
@@ -128,7 +128,7 @@ struct Sum {
     largest: f64,
 }
 
-/// What another form of the model thinks of it.
+/// The results of another form of the model, compared with the reference.
 struct Compared {
     log_probs: Sum,
     divergences: Sum,
@@ -215,7 +215,7 @@ impl Sum {
         self.sum / f64::from(self.num)
     }
 
-    /// That of the mean, as if tokens were independent.
+    /// Standard error of the mean, treating tokens as independent.
     fn standard_error(&self) -> f64 {
         let num = f64::from(self.num);
         let variance = (self.squares / num - self.mean() * self.mean()).max(0.0);
@@ -234,7 +234,7 @@ fn row(name: &str, bits_per_weight: f64, log_probs: &Sum) -> Map<String, Value> 
     row
 }
 
-/// With four digits, however small it is.
+/// Rounds to four significant digits, whatever the magnitude.
 fn significant(value: f64) -> Value {
     format!("{value:.3e}")
         .parse::<f64>()

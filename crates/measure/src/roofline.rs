@@ -1,9 +1,8 @@
-//! What a step needs at least: the time to read what it must read, or to compute what it must compute, the
-//! longer of the two.
+//! Lower bound of a step's time: reading its operands or computing them, whichever takes longer.
 //!
-//! What is read is the weights, once a step, and the keys and values of every sequence; what is computed is
-//! two operations for each weight and token, and attention. Everything else of a step is free here, and so
-//! is reading what a cache still has. The embedding is looked up, not read.
+//! Read are the weights, once per step, and the keys and values of every sequence. Computed are two
+//! operations per weight and token, and attention. Everything else counts as free, and so does reading what
+//! is still in a cache. The embedding is a lookup and is not counted.
 
 use std::fmt;
 
@@ -15,15 +14,15 @@ use triton_inflight::runner::{ModelSpec, WeightPrecision};
 
 use crate::load::Load;
 
-/// What the weights are stored as.
+/// Storage type of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// 16 bits.
     Bf16,
-    /// 8 bits, scales not counted.
+    /// 8 bits; scales are not counted.
     Int8,
-    /// 4 bits, and a 16-bit scale for 32 of them; the output layer has 8.
+    /// 4 bits plus a 16-bit scale per 32 weights; the output layer has 8 bits.
     Int4,
 }
 
@@ -36,7 +35,7 @@ impl Precision {
         }
     }
 
-    /// What a float checkpoint's weights are rounded to for it.
+    /// The rounding of a floating-point checkpoint's weights to this type; `None` for bf16.
     pub const fn rounding(self) -> Option<WeightPrecision> {
         match self {
             Self::Bf16 => None,
@@ -45,7 +44,7 @@ impl Precision {
         }
     }
 
-    /// Operations a second with such weights.
+    /// Peak operations per second with such weights.
     pub fn peak(self, limits: &Limits) -> f64 {
         match self {
             Self::Bf16 => limits.bf16_flops,
@@ -64,24 +63,24 @@ impl fmt::Display for Precision {
     }
 }
 
-/// What a model's steps must read and compute.
+/// Bytes and operations of a model's steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelCost {
-    /// What the weights are stored as.
+    /// Storage type of the weights.
     pub precision: Precision,
-    /// Weights of all layers.
+    /// Number of weights in all layers.
     layer_weights: f64,
-    /// Weights of the projection to logits.
+    /// Number of weights of the projection to logits.
     lm_head_weights: f64,
     kv_bytes_per_token: f64,
-    /// Operations of one query and one position that it sees, in one layer.
+    /// Operations per query and visible position, in one layer.
     attention_operations: f64,
     /// The layers' windows, in tokens.
     windows: Vec<f64>,
 }
 
 impl ModelCost {
-    /// Of a model whose keys and values of one token take `kv_bytes_per_token` in all layers.
+    /// The cost of a model whose keys and values take `kv_bytes_per_token` per token, over all layers.
     pub fn of(spec: &ModelSpec, precision: Precision, kv_bytes_per_token: f64) -> Self {
         let heads = 2 * (spec.q_width() + spec.kv_width());
         let layer = spec.hidden_size * (heads + 3 * spec.intermediate_size);
@@ -99,8 +98,8 @@ impl ModelCost {
         }
     }
 
-    /// Output tokens a second at most, of a load whose sequences all generate: with as much context as they
-    /// have half-way.
+    /// Upper bound of output tokens per second while all sequences of a load generate, with their context
+    /// half-way through the output.
     pub fn generation_tokens_per_s(&self, load: &Load, limits: &Limits) -> f64 {
         let context = f64::from(load.input) + f64::from(load.output) / 2.0;
         let concurrency = f64::from(load.concurrency);
@@ -112,7 +111,7 @@ impl ModelCost {
         concurrency / limits.seconds(bytes, operations, self.precision.peak(limits))
     }
 
-    /// Prompt tokens a second at most, of one prompt that ends in one row of logits.
+    /// Upper bound of prompt tokens per second for one prompt, whose last row alone needs logits.
     pub fn prompt_tokens_per_s(&self, num_tokens: u32, limits: &Limits) -> f64 {
         let tokens = f64::from(num_tokens);
         let seen = self.seen(|window| {
@@ -129,7 +128,7 @@ impl ModelCost {
         weights * self.precision.bits() / 8.0
     }
 
-    /// The sum over all layers of what is seen in one with a given window.
+    /// Sum over all layers of `in_layer(window)`.
     fn seen(&self, in_layer: impl Fn(f64) -> f64) -> f64 {
         self.windows.iter().map(|&window| in_layer(window)).sum()
     }
@@ -176,9 +175,9 @@ mod tests {
     }
 
     #[test]
-    fn generation_is_limited_by_reading_and_with_many_sequences_by_computing() {
-        // Worked out by hand: 257 MB of weights and 2.4 MB of keys and values a sequence at 53 GB/s, and
-        // 264 MFLOP a sequence.
+    fn generation_is_bound_by_memory_and_with_many_sequences_by_arithmetic() {
+        // Computed by hand: 257 MB of weights and 2.4 MB of keys and values per sequence at 53 GB/s, and 264
+        // MFLOP per sequence.
         let bf16 = llama_160m(Precision::Bf16, 2.0);
         assert_near(generation(&bf16), [204.6, 1537.6, 3818.0]);
         let int8 = llama_160m(Precision::Int8, 1.0);
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_limited_by_computing_and_a_token_by_reading() {
+    fn a_prompt_is_bound_by_arithmetic_and_a_single_token_by_memory() {
         let cost = llama_160m(Precision::Bf16, 2.0);
         let prompt = cost.prompt_tokens_per_s(512, &LIMITS);
         assert!((prompt / 4641.0 - 1.0).abs() < 0.01, "{prompt}");
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_limits_what_is_seen() {
+    fn a_window_limits_the_positions_read() {
         let mut cost = llama_160m(Precision::Bf16, 2.0);
         let load = Load {
             concurrency: 8,

@@ -1,21 +1,21 @@
-//! The probe that takes the time of each operation.
+//! The probe that times each operation.
 
 use std::time::Instant;
 
 use triton_inflight::runner::{Operation, Probe, Work};
 
-/// What one operation came to in a step, all layers together.
+/// One operation's totals in a step, over all layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Lap {
     /// Seconds.
     pub seconds: f64,
-    /// Bytes of its operands.
+    /// Number of bytes of its operands.
     pub num_bytes: u64,
-    /// Multiplications and additions.
+    /// Number of multiplications and additions.
     pub num_operations: u64,
 }
 
-/// Takes the time of each operation of a step.
+/// Times each operation of a step.
 #[derive(Clone, Debug)]
 pub struct Stopwatch {
     last: Instant,
@@ -23,7 +23,7 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Begins a step.
+    /// Starts timing a step.
     pub fn start() -> Self {
         Self {
             last: Instant::now(),
@@ -31,7 +31,7 @@ impl Stopwatch {
         }
     }
 
-    /// What the operations have come to since.
+    /// The operations' totals since the start.
     pub fn laps(&self) -> &[Lap; Operation::ALL.len()] {
         &self.laps
     }
@@ -45,7 +45,7 @@ impl Probe for Stopwatch {
         let work = work();
         lap.num_bytes += work.num_bytes;
         lap.num_operations += work.num_operations;
-        // What it takes to ask is nobody's.
+        // The probe's own cost counts for no operation.
         self.last = Instant::now();
     }
 }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_operation_has_the_time_since_the_one_before() {
+    fn each_operation_is_charged_the_time_since_the_previous_one() {
         let mut stopwatch = Stopwatch::start();
         let work = || Work {
             num_bytes: 3,

@@ -1,4 +1,4 @@
-//! A text in pieces, and what a model thinks of them.
+//! A text split into pieces, and a model's logits for them.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -15,16 +15,16 @@ use triton_inflight::text::Tokenizer;
 use crate::Result;
 use crate::model::BLOCK_SIZE;
 
-/// Pieces of a text, equally long; none sees another.
+/// Pieces of a text, of equal length; each is read on its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pieces(Vec<Vec<TokenId>>);
 
 impl Pieces {
-    /// Up to `max_num_pieces` of `files` together, each of so many tokens, with what the tokenizer begins
-    /// every text with.
+    /// Up to `max_num_pieces` pieces of the concatenated `files`, `num_tokens` each. Every piece starts with
+    /// the tokens that the tokenizer puts before every text.
     ///
     /// # Errors
-    /// A file cannot be read, or they have fewer tokens than a piece.
+    /// If a file cannot be read, or the text has fewer tokens than one piece.
     pub fn read(
         files: &[PathBuf],
         tokenizer: &Tokenizer,
@@ -45,7 +45,11 @@ impl Pieces {
             .map(|piece| [&begin, piece].concat())
             .collect();
         match pieces.is_empty() {
-            true => Err(format!("the text has {} tokens, a piece {num_own}", tokens.len()).into()),
+            true => Err(format!(
+                "the text has {} tokens, and one piece needs {num_own}",
+                tokens.len()
+            )
+            .into()),
             false => Ok(Self(pieces)),
         }
     }
@@ -55,42 +59,43 @@ impl Pieces {
         self.0.iter().map(Vec::as_slice)
     }
 
-    /// Tokens of a piece.
+    /// Tokens per piece.
     pub fn len(&self) -> usize {
         self.0[0].len()
     }
 
-    /// Never.
+    /// Always false.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Positions of a piece whose logits count: those of the second half, which have seen the first, but for
-    /// the last, which nothing follows. llama.cpp's `llama-perplexity` takes the same.
+    /// The positions of a piece whose logits count: the second half, for which the first half is context,
+    /// without the last position, which has no next token. The same positions as llama.cpp's
+    /// `llama-perplexity`.
     pub fn counted(&self) -> Range<usize> {
         self.len() / 2..self.len() - 1
     }
 }
 
-/// A model that reads pieces.
+/// A model that computes the logits of pieces.
 pub struct Reader {
     runner: CpuRunner,
     config: EngineConfig,
 }
 
 impl Reader {
-    /// Loads it, its floating-point weights rounded to `weights`, for pieces of this length.
+    /// Loads a model for pieces of `piece_len` tokens, with its floating-point weights rounded to `weights`.
     ///
     /// # Errors
-    /// The checkpoint or the machine is not up to it.
+    /// If the checkpoint is bad, or the machine lacks the instructions or the memory.
     pub fn load(
         checkpoint: &ModelSource,
         weights: Option<WeightPrecision>,
         piece_len: usize,
         num_threads: Option<NonZeroUsize>,
     ) -> Result<Self> {
-        let block_size = BlockSize::new(BLOCK_SIZE).ok_or("a block has positions")?;
-        // A token is sampled behind the piece.
+        let block_size = BlockSize::new(BLOCK_SIZE).ok_or("the block size is zero")?;
+        // One token is sampled after the piece.
         let max_seq_len = Tokens(piece_len as u32 + 1);
         let config = EngineConfig {
             max_num_requests: 1,
@@ -117,7 +122,7 @@ impl Reader {
         })
     }
 
-    /// Tokens are below it.
+    /// Size of the vocabulary.
     pub fn vocab_size(&self) -> usize {
         self.runner.vocab_size()
     }
@@ -125,7 +130,7 @@ impl Reader {
     /// The logits at every position of a piece, `[piece_len, vocab_size]`.
     ///
     /// # Errors
-    /// The step failed, or the piece has a token that the model does not know.
+    /// If a step fails, or the piece has a token outside the vocabulary.
     pub fn read(&mut self, piece: &[TokenId]) -> Result<Vec<f32>> {
         let mut engine = Engine::new(self.config.clone());
         engine.add(NewRequest {
@@ -153,7 +158,7 @@ impl Reader {
         }
         match logits.len() == piece.len() * self.vocab_size() {
             true => Ok(logits),
-            false => Err(format!("{} logits came of {} tokens", logits.len(), piece.len()).into()),
+            false => Err(format!("got {} logits for {} tokens", logits.len(), piece.len()).into()),
         }
     }
 }

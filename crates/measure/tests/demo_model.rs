@@ -1,4 +1,4 @@
-//! The program on the demo model: what its rows have, and what it refuses.
+//! The program on the demo model: its rows and its errors.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -23,7 +23,7 @@ fn rows(output: &Output) -> Vec<Value> {
 }
 
 #[test]
-fn engine_has_a_row_for_the_prompt_for_each_concurrency_and_for_long_contexts() {
+fn engine_prints_rows_for_the_prompt_each_concurrency_and_long_contexts() {
     let arguments = [
         "engine",
         "--json",
@@ -59,7 +59,7 @@ fn engine_has_a_row_for_the_prompt_for_each_concurrency_and_for_long_contexts() 
 }
 
 #[test]
-fn engine_says_as_a_table_what_it_says_as_json() {
+fn engine_prints_its_rows_as_a_table_without_json() {
     let arguments = [
         "engine",
         "--rounds=1",
@@ -81,7 +81,7 @@ fn engine_says_as_a_table_what_it_says_as_json() {
 }
 
 #[test]
-fn profile_says_what_each_operation_took_and_their_shares_are_the_whole() {
+fn profile_prints_every_operation_and_the_shares_add_up_to_one() {
     let arguments = [
         "profile",
         "--json",
@@ -111,7 +111,7 @@ fn profile_says_what_each_operation_took_and_their_shares_are_the_whole() {
 }
 
 #[test]
-fn quality_says_what_each_rounding_costs_beside_the_checkpoint_itself() {
+fn quality_prints_the_cost_of_each_rounding_and_of_other_checkpoints() {
     let text = Path::new(env!("CARGO_TARGET_TMPDIR")).join("quality.txt");
     let story =
         "Once upon a time, there was a kind fox named Pip. He lived by the shore of a wide lake. ";
@@ -132,25 +132,28 @@ fn quality_says_what_each_rounding_costs_beside_the_checkpoint_itself() {
     let expected = ["bf16", int8[0], int8[1], "int4, groups of 32", "the same"].map(Some);
     assert_eq!(names, expected);
     for row in &rows {
-        // Of the second half of each piece all but the last position.
+        // In the second half of each piece, every position but the last counts.
         assert_eq!(row["tokens"], 2 * 31, "{row}");
         let perplexity = row["perplexity"].as_f64().expect("a number");
         assert!((1.0..10.0).contains(&perplexity), "{row}");
     }
     let kl = |index: usize| rows[index]["kl_mean"].as_f64().expect("a number");
-    assert!(rows[0].get("kl_mean").is_none(), "it is the reference");
+    assert!(
+        rows[0].get("kl_mean").is_none(),
+        "the reference has no divergence"
+    );
     assert!(0.0 < kl(1) && kl(1) < kl(3) && kl(3) < 0.1, "{rows:?}");
     assert_eq!(
         (kl(4), rows[4]["same_top_share"].as_f64()),
         (0.0, Some(1.0))
     );
     let bits = |index: usize| rows[index]["bits_per_weight"].as_f64().expect("a number");
-    // The embedding stays at 16 bits beside an output layer of 8.
+    // The embedding keeps 16 bits; the output layer has 8.
     assert!(bits(0) == 16.0 && bits(3) < bits(1) && bits(1) < bits(2));
 }
 
 #[test]
-fn quality_wants_a_text_as_long_as_a_piece() {
+fn quality_rejects_a_text_shorter_than_one_piece() {
     let output = measure(&[
         "quality",
         "--context=512",
@@ -160,11 +163,11 @@ fn quality_wants_a_text_as_long_as_a_piece() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("NAME=DIR"));
     let output = measure(&["quality", "--context=1024", "--text=../../rustfmt.toml"]);
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(error.contains("a piece 1022"), "{error}");
+    assert!(error.contains("one piece needs 1022"), "{error}");
 }
 
 #[test]
-fn nonsense_is_refused_with_what_is_known() {
+fn rejects_bad_options_and_names_the_allowed_values() {
     for (arguments, known) in [
         (["engine", "--concurrency=0"], "not in 1.."),
         (["engine", "--instructions=sse9"], "avx2"),

@@ -1,4 +1,4 @@
-//! How fast registers can be multiplied.
+//! Peak arithmetic throughput, from registers.
 
 use std::hint::black_box;
 
@@ -15,7 +15,7 @@ impl Kernel {
         (self.run)();
     }
 
-    /// Multiplications and additions of one run.
+    /// Number of multiplications and additions in one run.
     pub(crate) fn num_operations(&self) -> f64 {
         self.operations
     }
@@ -23,7 +23,7 @@ impl Kernel {
 
 const ROUNDS: usize = 400_000;
 
-/// `registers` sums of `products` products each, in every round.
+/// A kernel that adds to `registers` accumulators of `products` lanes each, in every round.
 const fn kernel(run: fn(), registers: usize, products: usize) -> Kernel {
     Kernel {
         run,
@@ -31,10 +31,10 @@ const fn kernel(run: fn(), registers: usize, products: usize) -> Kernel {
     }
 }
 
-/// Products of f32, summed.
+/// The f32 multiply-add kernel.
 pub(crate) fn f32_products(simd: Simd) -> Kernel {
     match simd {
-        // SAFETY: `Limits::measure` has checked that the machine has them; so below.
+        // SAFETY: `Limits::measure` checks that the CPU has these instructions.
         #[cfg(target_arch = "x86_64")]
         Simd::Avx512Bf16 => kernel(|| unsafe { x86::f32_avx512() }, 24, 16),
         // SAFETY: as above.
@@ -44,7 +44,7 @@ pub(crate) fn f32_products(simd: Simd) -> Kernel {
     }
 }
 
-/// Products of bf16, if there are instructions for them.
+/// The bf16 dot-product kernel; `None` without such instructions.
 pub(crate) fn bf16_products(simd: Simd) -> Option<Kernel> {
     match simd {
         // SAFETY: as above.
@@ -54,7 +54,7 @@ pub(crate) fn bf16_products(simd: Simd) -> Option<Kernel> {
     }
 }
 
-/// Products of 8-bit integers, if there are instructions for them.
+/// The 8-bit integer dot-product kernel; `None` without such instructions.
 pub(crate) fn int8_products(simd: Simd) -> Option<Kernel> {
     match simd {
         #[cfg(target_arch = "x86_64")]
@@ -134,7 +134,8 @@ mod x86 {
         black_box(sums.map(|sum| _mm256_cvtss_f32(sum)));
     }
 
-    /// Without a dot product: 8-bit products summed in pairs, pairs in fours, fours into the sums.
+    /// AVX2 has no 8-bit dot product: 8-bit products are summed in pairs, pairs in fours, fours into the
+    /// sums.
     #[target_feature(enable = "avx2")]
     pub(super) fn int8_avx2() {
         let mut sums = [_mm256_setzero_si256(); 8];
@@ -142,7 +143,8 @@ mod x86 {
         let ones = _mm256_set1_epi16(1);
         for _ in 0..ROUNDS {
             for sum in &mut sums {
-                // Of the sums themselves, so that the compiler cannot take the product out of the loop.
+                // The operand depends on the sums, so that the compiler cannot hoist the product out of the
+                // loop.
                 let pairs = _mm256_maddubs_epi16(a, *sum);
                 *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
             }

@@ -1,8 +1,8 @@
-//! What a machine can do at most, measured: what the figures of kernels and engines stand beside.
+//! Measured limits of a machine: the roofline for kernels and engines.
 //!
-//! Both kinds of limit are taken on as many threads as compute: how fast memory can be read, and how fast
-//! registers can be multiplied. What else runs on the machine only adds to a time, so a time is the tenth
-//! percentile of many.
+//! Two kinds of limit are measured, on the number of threads that compute: memory read bandwidth and peak
+//! arithmetic throughput of registers. Other processes can only make a sample slower, so each time is the
+//! tenth percentile of many samples.
 
 mod arithmetic;
 mod memory;
@@ -15,27 +15,27 @@ pub use timing::{Clock, seconds_of};
 /// The limits of a machine, for a number of threads and an instruction set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// Bytes read from memory a second.
+    /// Memory read bandwidth, in bytes/s.
     pub read_bytes_per_s: f64,
-    /// Multiplications and additions of f32 a second.
+    /// f32 multiplications and additions per second.
     pub f32_flops: f64,
-    /// The same of bf16, summed as f32. Without a dot product of bf16 it is f32's: bf16 is widened, which
-    /// is a shift beside the arithmetic.
+    /// bf16 multiplications and additions per second, accumulated in f32. Without a bf16 dot product this is
+    /// the f32 figure: widening bf16 is a shift, done alongside the arithmetic.
     pub bf16_flops: f64,
-    /// The same of 8-bit integers, summed as 32-bit ones.
+    /// 8-bit integer multiplications and additions per second, accumulated in 32 bits.
     pub int8_ops: f64,
 }
 
 impl Limits {
-    /// Measures for about two seconds.
+    /// Measures once; takes about two seconds.
     ///
     /// # Panics
-    /// There is no memory for 1 GiB to read, or no thread, or the machine lacks the instructions.
+    /// If 1 GiB of memory or a thread cannot be allocated, or the machine lacks the instructions.
     pub fn measure(num_threads: usize, simd: Simd) -> Self {
         Self::measure_times(1, num_threads, simd)[0]
     }
 
-    /// Measures `num` times, one after the other.
+    /// Measures `num` times in sequence.
     ///
     /// # Panics
     /// As [`Limits::measure`].
@@ -60,8 +60,8 @@ impl Limits {
         }
     }
 
-    /// The time that reading `bytes` and computing `operations` at `operations_per_s`, one beside the other,
-    /// takes at least.
+    /// Lower bound of the time to read `bytes` and compute `operations` at `operations_per_s`, in seconds.
+    /// Reading and computing overlap.
     pub fn seconds(&self, bytes: f64, operations: f64, operations_per_s: f64) -> f64 {
         (bytes / self.read_bytes_per_s).max(operations / operations_per_s)
     }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slower_of_reading_and_computing_decides() {
+    fn the_slower_of_reading_and_computing_is_the_bound() {
         let limits = Limits {
             read_bytes_per_s: 10.0,
             f32_flops: 100.0,
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn every_instruction_set_of_the_machine_has_limits_and_better_ones_have_higher() {
+    fn wider_instruction_sets_have_higher_limits() {
         let of: Vec<_> = Simd::ALL
             .into_iter()
             .filter(|simd| simd.is_supported())

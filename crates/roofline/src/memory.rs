@@ -1,4 +1,4 @@
-//! How fast memory can be read.
+//! Memory read bandwidth.
 
 use std::hint::black_box;
 
@@ -6,18 +6,18 @@ use triton_inflight::device::cpu::Simd;
 
 use super::timing::seconds_on;
 
-/// Some times what the caches of a large server keep of what is read over and over: 256 MiB came out half as
-/// fast again as memory is.
+/// Several times the size of a large server's caches: reading 256 MiB repeatedly measured 1.5 times the
+/// memory's bandwidth.
 const NUM_BYTES: usize = 1 << 30;
 
-/// Memory to be read.
+/// The buffer that is read.
 pub(crate) struct Memory(memmap2::MmapMut);
 
 impl Memory {
     /// # Panics
-    /// There is none.
+    /// If the memory cannot be allocated.
     pub(crate) fn new() -> Self {
-        // On huge pages like the weights, and written once, so that it is not one page of zeros.
+        // On huge pages, like the weights. Written once, so that the pages are not all the shared zero page.
         let mut map = memmap2::MmapMut::map_anon(NUM_BYTES).expect("memory");
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
@@ -25,7 +25,7 @@ impl Memory {
         Self(map)
     }
 
-    /// Bytes a second, each thread a part of its own.
+    /// Read bandwidth in bytes/s; each thread reads its own part.
     pub(crate) fn read_bytes_per_s(&self, num_threads: usize, simd: Simd) -> f64 {
         let data: &[u64] = bytemuck::cast_slice(&self.0);
         let share = data.len() / num_threads;
@@ -36,7 +36,7 @@ impl Memory {
     }
 }
 
-/// Reads as fast as the instruction set can.
+/// Reads `data` with the widest loads of the instruction set.
 fn read(simd: Simd, data: &[u64]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f")]
@@ -49,7 +49,7 @@ fn read(simd: Simd, data: &[u64]) -> u64 {
         fold(data)
     }
     match simd {
-        // SAFETY: `Limits::measure` has checked that the machine has them.
+        // SAFETY: `Limits::measure` checks that the CPU has these instructions.
         #[cfg(target_arch = "x86_64")]
         Simd::Avx512Bf16 => unsafe { fold_avx512(data) },
         // SAFETY: as above.

@@ -1,21 +1,20 @@
-//! How long something takes on a machine that is not ours alone.
+//! Timing on a machine shared with other processes.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long one figure may take.
+/// Time limit for measuring one figure.
 const BUDGET: Duration = Duration::from_millis(300);
 const MIN_SAMPLES: usize = 9;
 const MAX_SAMPLES: usize = 2000;
 
-/// What a time is read from.
+/// Source of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// The clock on the wall.
+    /// Monotonic wall-clock time.
     Wall,
-    /// This thread's processor time: for work that one thread does alone, so that a busy machine disturbs
-    /// the figures less.
+    /// CPU time of this thread. For single-threaded work: other processes disturb it less.
     Thread,
 }
 
@@ -28,7 +27,7 @@ impl Clock {
         }
     }
 
-    /// Seconds since some moment.
+    /// Seconds since an arbitrary origin.
     fn now(self) -> f64 {
         let clock = match self {
             Self::Wall => libc::CLOCK_MONOTONIC,
@@ -44,7 +43,7 @@ impl Clock {
     }
 }
 
-/// Seconds of one call: the tenth percentile of many.
+/// Time of one call in seconds: the tenth percentile of many samples.
 pub fn seconds_of(clock: Clock, mut body: impl FnMut()) -> f64 {
     body();
     let started = Instant::now();
@@ -59,8 +58,8 @@ pub fn seconds_of(clock: Clock, mut body: impl FnMut()) -> f64 {
     samples[samples.len() / 10]
 }
 
-/// Seconds of one call of `body` on each thread, all at once, until the last is done. `body` gets the
-/// thread's number.
+/// Time in seconds of calling `body` once on every thread at the same time, until the last thread finishes.
+/// `body` gets the thread's number.
 pub(crate) fn seconds_on(num_threads: usize, body: impl Fn(usize) + Sync) -> f64 {
     let barrier = Barrier::new(num_threads);
     let is_over = AtomicBool::new(false);
@@ -96,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_thread_runs_and_the_slowest_counts() {
+    fn every_thread_runs_and_the_slowest_determines_the_time() {
         let calls = [const { AtomicUsize::new(0) }; 3];
         let seconds = seconds_on(3, |thread| {
             calls[thread].fetch_add(1, Ordering::Relaxed);

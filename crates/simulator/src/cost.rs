@@ -1,4 +1,4 @@
-//! How long a step takes.
+//! The cost model of a step.
 //!
 //! ```text
 //! model call   step_us + token_us * tokens + sequence_us * sequences + position_us * KV positions read
@@ -9,36 +9,36 @@ use serde::Serialize;
 
 use crate::time::Time;
 
-/// What a model call has to do.
+/// The work of a model call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Tokens computed, padding included.
+    /// Tokens computed, including padding.
     pub num_tokens: u64,
-    /// Sequences that they are of.
+    /// Sequences in the step.
     pub num_sequences: u64,
-    /// Positions of the KV cache that they see, over all sequences.
+    /// KV cache positions read, over all sequences.
     pub num_positions: u64,
 }
 
 /// The coefficients, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct CostModel {
-    /// For a model call.
+    /// Per model call.
     pub step_us: f64,
-    /// For each token.
+    /// Per token.
     pub token_us: f64,
-    /// For each sequence.
+    /// Per sequence.
     pub sequence_us: f64,
-    /// For each position of the KV cache.
+    /// Per KV cache position read.
     pub position_us: f64,
     /// Between two steps.
     pub overhead_us: f64,
-    /// The same, for each sequence of the first.
+    /// Between two steps, per sequence of the first.
     pub overhead_sequence_us: f64,
 }
 
 impl CostModel {
-    /// How long a model call takes.
+    /// Duration of a model call.
     pub fn model_call(&self, work: Work) -> Time {
         Time::from_us(
             self.step_us
@@ -48,7 +48,7 @@ impl CostModel {
         )
     }
 
-    /// How long it takes from the end of a step to the beginning of the next.
+    /// Time from the end of a step to the start of the next.
     pub fn overhead(&self, num_sequences: usize) -> Time {
         Time::from_us(self.overhead_us + self.overhead_sequence_us * num_sequences as f64)
     }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_of_the_work_has_its_price() {
+    fn every_coefficient_adds_its_cost() {
         let cost = CostModel {
             step_us: 1000.0,
             token_us: 10.0,

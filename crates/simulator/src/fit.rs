@@ -1,6 +1,6 @@
-//! The cost model of a measured run: least squares over the records of its statistics file, without those that
-//! are far off. What the records do not tell apart (a run of generation steps has as many tokens as sequences) is
-//! laid on the earlier coefficient.
+//! Fits the cost model to a measured run: least squares over the records of its statistics file, without
+//! outliers. Where the records cannot separate two coefficients (a run of generation steps has one token per
+//! sequence), the earlier one takes the whole effect.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -12,29 +12,29 @@ use crate::Result;
 use crate::cost::CostModel;
 use crate::least_squares::Samples;
 
-/// A cost model, and how well it describes the run that it is of.
+/// A cost model and the quality of its fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
     /// The coefficients.
     pub cost: CostModel,
-    /// How good they are.
+    /// Quality of the fit.
     pub quality: Quality,
 }
 
-/// How well a cost model describes the model calls that it was fitted to.
+/// How well a cost model predicts the model calls that it was fitted to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Quality {
-    /// Steps that it was fitted to, the outliers included.
+    /// Number of steps fitted, including outliers.
     pub num_steps: usize,
-    /// Those that count for nothing, since they took far more or less than predicted.
+    /// Number of outliers: steps far slower or faster than predicted, excluded from the fit.
     pub num_outliers: usize,
-    /// The longest of them, and what is predicted for it.
+    /// Duration and prediction of the longest outlier.
     pub worst_outlier_us: Option<[f64; 2]>,
-    /// Of the others: half of the predictions are off by at most this share of the step's time,
+    /// Median error of the other steps, as a share of the step's time.
     pub median_error: f64,
-    /// and nine in ten by at most this one.
+    /// 90th percentile of the errors of the other steps.
     pub p90_error: f64,
-    /// Pauses between two steps that count for nothing.
+    /// Number of excluded gaps between two steps.
     pub num_gap_outliers: usize,
 }
 
@@ -43,20 +43,20 @@ impl fmt::Display for Quality {
         let (median, p90) = (self.median_error * 100.0, self.p90_error * 100.0);
         write!(
             f,
-            "fitted to {} steps: half of the predictions are off by at most {median:.1} %, 90 % by at most \
-             {p90:.1} %",
+            "fitted to {} steps: the error is up to {median:.1} % for half of them and up to \
+             {p90:.1} % for 90 %",
             self.num_steps
         )?;
         if let Some([took, predicted]) = self.worst_outlier_us {
             let (took, predicted) = (took / 1e3, predicted / 1e3);
             write!(
                 f,
-                "; left out: {}, of which the longest took {took:.2} ms where {predicted:.2} ms are predicted",
+                "; outliers: {}, the longest took {took:.2} ms instead of {predicted:.2} ms",
                 self.num_outliers
             )?;
         }
         if self.num_gap_outliers > 0 {
-            write!(f, "; left out between two steps: {}", self.num_gap_outliers)?;
+            write!(f, "; outliers between two steps: {}", self.num_gap_outliers)?;
         }
         Ok(())
     }
@@ -65,7 +65,7 @@ impl fmt::Display for Quality {
 /// Fits all coefficients.
 ///
 /// # Errors
-/// There are too few records, or none of two steps that follow each other.
+/// If there are too few records, or no two consecutive steps.
 pub fn fit(records: &[Record]) -> Result<Fit> {
     let mut calls = Samples::<4>::default();
     let mut gaps = Samples::<2>::default();
@@ -78,7 +78,7 @@ pub fn fit(records: &[Record]) -> Result<Fit> {
             }
         }
         for (before, after) in run.iter().zip(&run[1..]) {
-            // Without a request in both, nothing may have been active in between.
+            // Without a common request, the instance may have been idle in between.
             let ids: HashSet<_> = active(before).collect();
             if active(after).any(|id| ids.contains(&id)) {
                 let gap = after.start_us - before.start_us - before.model_us;
@@ -86,10 +86,10 @@ pub fn fit(records: &[Record]) -> Result<Fit> {
             }
         }
     }
-    let calls = calls.solve().ok_or("there is no step in the file")?;
+    let calls = calls.solve().ok_or("the file has no steps")?;
     let gaps = gaps
         .solve()
-        .ok_or("there are no two steps in the file with a request in common")?;
+        .ok_or("the file has no two consecutive steps with a common request")?;
     let [step_us, token_us, sequence_us, position_us] = calls.coefficients;
     let [overhead_us, overhead_sequence_us] = gaps.coefficients;
     let percentile = |percent: usize| {
@@ -132,7 +132,8 @@ fn num_sequences(record: &Record) -> f64 {
         .count() as f64
 }
 
-/// Tokens, sequences and KV positions of a step. `cached` is what each request has in the cache.
+/// Tokens, sequences and KV positions of a step. `cached` is the number of tokens of each request in the
+/// cache.
 fn work_of(record: &Record, cached: &mut HashMap<u64, u64>) -> [f64; 3] {
     let (mut tokens, mut positions) = (0, 0);
     for share in &record.requests {
@@ -159,8 +160,8 @@ mod tests {
         Share { id, stage, tokens }
     }
 
-    /// A run whose steps take what `cost` says. Request `n` joins in step `2 n`, with a prompt of `9 n`,
-    /// and the third is paused for a while.
+    /// A run with steps that take the time predicted by `cost`. Request `n` joins in step `2 n` with a prompt
+    /// of `9 n` tokens, and the third request is paused for a while.
     fn run(cost: &CostModel, prompts: bool) -> Vec<Record> {
         let mut cached = HashMap::new();
         let mut start_us = 0.0;
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_coefficients_of_a_run_are_found_again() {
+    fn recovers_the_coefficients_of_a_run() {
         let found = fit(&run(&COST, true)).expect("records");
         assert_near(found.cost, COST);
         let quality = found.quality;
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_apart_is_laid_on_the_token() {
+    fn inseparable_costs_go_to_the_token_coefficient() {
         let expected = CostModel {
             token_us: COST.token_us + COST.sequence_us,
             sequence_us: 0.0,
@@ -240,8 +241,8 @@ mod tests {
     }
 
     #[test]
-    fn no_work_takes_less_than_no_time() {
-        // A constant time with a little noise, which a fit could explain with negative prices.
+    fn coefficients_are_never_negative() {
+        // A constant time with a little noise, which a fit could explain with negative coefficients.
         let cost = CostModel {
             step_us: 1000.0,
             ..CostModel::default()
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_between_two_requests_is_no_overhead() {
+    fn idle_time_between_requests_is_not_overhead() {
         let mut records = run(&COST, true);
         let last = records.last().expect("records").clone();
         records.push(Record {
@@ -273,11 +274,11 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_waited_for_something_else_counts_for_nothing() {
+    fn a_step_that_waited_for_something_else_is_an_outlier() {
         for slow in [3, 12, 38] {
             let mut records = run(&COST, true);
             let predicted = records[slow].model_us;
-            // Such a step was seen: it made `step_us` zero.
+            // Seen in a real run: such a step made `step_us` zero.
             records[slow].model_us = 732_000.0;
             for later in &mut records[slow + 1..] {
                 later.start_us += 732_000.0 - predicted;
@@ -289,7 +290,7 @@ mod tests {
             let [took, should] = quality.worst_outlier_us.expect("one");
             assert!(took == 732_000.0 && (should - predicted).abs() < 0.01);
             let words = format!(
-                "left out: 1, of which the longest took 732.00 ms where {:.2} ms are predicted",
+                "outliers: 1, the longest took 732.00 ms instead of {:.2} ms",
                 predicted / 1e3
             );
             assert!(quality.to_string().contains(&words), "{quality}");
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_between_two_steps_counts_for_nothing() {
+    fn a_long_gap_between_two_steps_is_an_outlier() {
         let mut records = run(&COST, true);
         for later in &mut records[20..] {
             later.start_us += 50_000.0;
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn how_good_a_fit_is_is_said() {
+    fn reports_the_quality_of_the_fit() {
         let mut records = run(&COST, true);
         for (n, record) in records.iter_mut().enumerate() {
             record.model_us *= [0.9, 1.1, 1.1, 0.9][n % 4];
@@ -320,7 +321,7 @@ mod tests {
             p90_error,
             ..
         } = found.quality;
-        assert_eq!(num_outliers, 0, "steps that are a little off all count");
+        assert_eq!(num_outliers, 0, "small errors are not outliers");
         assert!((0.07..0.12).contains(&median_error), "{median_error}");
         assert!((median_error..0.15).contains(&p90_error), "{p90_error}");
         assert!(
@@ -330,17 +331,17 @@ mod tests {
     }
 
     #[test]
-    fn too_little_to_fit_is_said() {
+    fn too_few_records_are_an_error() {
         assert_eq!(
             fit(&[]).expect_err("nothing").to_string(),
-            "there is no step in the file"
+            "the file has no steps"
         );
         let one = &run(&COST, true)[4..5];
         assert!(
             fit(one)
                 .expect_err("one step")
                 .to_string()
-                .contains("two steps")
+                .contains("two consecutive steps")
         );
     }
 }

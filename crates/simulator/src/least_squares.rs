@@ -1,32 +1,31 @@
-//! Least squares over samples of which a few may be far off.
+//! Least squares over samples with a few outliers.
 //!
-//! A plain sum of squares follows whatever is farthest off: one step that waited for something else outweighs
-//! a thousand that did not. So a line is sought first that the far ones can hardly pull at (Huber, "Robust
-//! estimation of a location parameter", 1964, by reweighted least squares), those that are far from it are left
-//! out, and the rest have their least squares.
+//! Plain least squares follows the largest error: one step that waited for something else outweighs a
+//! thousand that did not. So a robust fit comes first (Huber, "Robust estimation of a location parameter",
+//! 1964, by iteratively reweighted least squares). Samples far from it are dropped, and the others are fitted
+//! by plain least squares.
 //!
-//! What the samples do not tell apart is laid on the earlier coefficient; a coefficient that would be negative
-//! is zero, because no work takes less than no time.
+//! Where samples cannot separate two coefficients, the earlier one takes the whole effect. Negative
+//! coefficients become zero, because no work takes negative time.
 
-/// Below this share of its column's size, a pivot is rounding.
+/// A pivot below this share of its column's size is rounding noise.
 const MIN_PIVOT: f64 = 1e-9;
 
 const MAX_ROUNDS: usize = 100;
 
-/// An outlier is off by more than so many times the typical deviation, and by more than its own prediction.
+/// An outlier is off by more than this many typical deviations, and by more than its own prediction.
 const MAX_DEVIATIONS: f64 = 10.0;
 
-/// Samples, each `N` known numbers and what came of them.
+/// Samples of `N` known numbers and a result.
 pub(crate) struct Samples<const N: usize>(Vec<([f64; N], f64)>);
 
-/// What was found.
+/// The fitted coefficients and their errors.
 pub(crate) struct Solution<const N: usize> {
-    /// None of them negative.
+    /// Never negative.
     pub coefficients: [f64; N],
-    /// Of each sample that was not left out, in order of size: how far its prediction is off, as a share of
-    /// the larger of the two.
+    /// Sorted errors of the samples that were kept, each as a share of the larger of result and prediction.
     pub errors: Vec<f64>,
-    /// What came of those that were left out, and what was predicted.
+    /// Results and predictions of the samples that were dropped.
     pub outliers: Vec<(f64, f64)>,
 }
 
@@ -65,8 +64,8 @@ impl<const N: usize> Samples<N> {
         })
     }
 
-    /// Coefficients that samples which are far off can hardly pull at: from the typical deviation on, each
-    /// pulls alike, however far it is.
+    /// Coefficients by Huber's loss: beyond the typical deviation every sample pulls with the same force,
+    /// however far away it is.
     fn solve_robustly(&self) -> [f64; N] {
         let mut found = self.solve_weighted(|_| 1.0);
         for _ in 0..MAX_ROUNDS {
@@ -86,7 +85,7 @@ impl<const N: usize> Samples<N> {
         found
     }
 
-    /// The median of what the predictions are off by, as the standard deviation that has it in a normal
+    /// Robust estimate of the standard deviation: the median absolute error, scaled for a normal
     /// distribution.
     fn deviation(&self, coefficients: &[f64; N]) -> f64 {
         const OF_MEDIAN: f64 = 1.4826;
@@ -96,7 +95,7 @@ impl<const N: usize> Samples<N> {
         OF_MEDIAN * all[all.len() / 2]
     }
 
-    /// The weighted least squares with no coefficient below zero.
+    /// Weighted least squares with non-negative coefficients.
     fn solve_weighted(&self, weight: impl Fn(&([f64; N], f64)) -> f64) -> [f64; N] {
         let mut products = [[0.0; N]; N];
         let mut results = [0.0; N];
@@ -130,7 +129,7 @@ fn predict<const N: usize>(coefficients: &[f64; N], known: &[f64; N]) -> f64 {
         .sum()
 }
 
-/// How far a prediction is off, as a share of the larger of the two.
+/// Error of a prediction, as a share of the larger of result and prediction.
 fn error((result, predicted): (f64, f64)) -> f64 {
     match result.max(predicted) {
         larger if larger > 0.0 => (result - predicted).abs() / larger,
@@ -138,7 +137,7 @@ fn error((result, predicted): (f64, f64)) -> f64 {
     }
 }
 
-/// The coefficients with those at zero that are not `used`: Gauss-Jordan elimination, in order.
+/// The coefficients, with the ones that are not `used` fixed at zero: Gauss-Jordan elimination, in order.
 fn solve_for<const N: usize>(
     products: &[[f64; N]; N],
     results: &[f64; N],
@@ -147,7 +146,7 @@ fn solve_for<const N: usize>(
     let (mut matrix, mut right) = (*products, *results);
     let mut is_pivot = [false; N];
     for pivot in 0..N {
-        // What is left of a column that the earlier ones explain is rounding.
+        // The rest of a column that the earlier columns explain is rounding noise.
         if !used[pivot] || matrix[pivot][pivot] <= MIN_PIVOT * products[pivot][pivot] {
             continue;
         }

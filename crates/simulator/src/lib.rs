@@ -1,18 +1,18 @@
-//! Predicts what a configuration does under a load: the backend's own engine, a cost model in the place
-//! of the computing, and a clock that jumps from step to step.
+//! Predicts the throughput and latencies of a configuration under a load: the backend's own engine, with a
+//! cost model in place of the computation and a virtual clock.
 //!
 //! ```text
-//! pbtxt.rs random.rs time.rs    config.pbtxt -> JSON; random numbers; virtual time
-//! model.rs                  config.pbtxt -> the engine's limits, as the backend makes them
-//! workload.rs trace.rs      when requests come, and how long they are
-//! cost.rs fit.rs            how long a step takes; the same from a measured run, by least_squares.rs
-//! step_loop.rs              the engine and its runner, in virtual time; all that knows the engine
+//! pbtxt.rs random.rs time.rs    config.pbtxt as JSON; random numbers; virtual time
+//! model.rs                  the engine's limits from a config.pbtxt, derived as the backend does
+//! workload.rs trace.rs      arrival times and lengths of requests
+//! cost.rs fit.rs            the cost of a step; its fit to a measured run (least_squares.rs)
+//! step_loop.rs              the engine and its runner in virtual time; the only file that knows the engine
 //! simulation.rs             Triton's slots and backlog, the clients, the clock
 //! record.rs                 a step as a line of a statistics file
-//! report.rs plots.rs        what came of it
+//! report.rs plots.rs        results as numbers and as charts
 //! ```
 //!
-//! Nothing in it depends on the machine or on the time of day: the same arguments give the same report.
+//! Nothing depends on the machine or on the time of day: the same arguments give the same report.
 #![forbid(unsafe_code)]
 
 pub mod cost;
@@ -30,5 +30,5 @@ pub mod time;
 pub mod trace;
 pub mod workload;
 
-/// What a simulation fails with: a text for whoever asked for it.
+/// Errors are texts for the user.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

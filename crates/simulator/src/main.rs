@@ -1,4 +1,4 @@
-//! `inflight-sim`: predicts what a config.pbtxt does under a load.
+//! `inflight-sim`: predicts the performance of a config.pbtxt under a load.
 
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Write};
@@ -17,12 +17,12 @@ use inflight_simulator::{Result, plots, trace};
 use inflight_step_records::read;
 use serde_json::json;
 
-/// What a step costs besides the model, as measured (benches/RESULTS.md).
+/// Measured cost of a step outside of the model (benches/RESULTS.md).
 const DEFAULT_OVERHEAD_US: f64 = 100.0;
 const DEFAULT_OVERHEAD_SEQUENCE_US: f64 = 1.0;
 
-/// Runs the backend's batch manager with a cost model and a virtual clock: throughput, latencies, pauses
-/// and KV use of a configuration under a load, without a server
+/// Runs the backend's batch manager with a cost model and a virtual clock: predicts throughput, latencies,
+/// pauses and KV cache use of a configuration under a load, without a server
 #[derive(Parser)]
 #[command(name = "inflight-sim")]
 struct Options {
@@ -33,18 +33,18 @@ struct Options {
     load: Load,
     #[command(flatten)]
     cost: Cost,
-    /// Bytes of free memory of the machine, of which the KV cache takes its fraction [default: memory does
-    /// not limit it]
+    /// Free memory of the simulated machine in bytes, of which the KV cache takes its fraction [default:
+    /// memory does not limit it]
     #[arg(long, value_name = "BYTES")]
     available_memory: Option<u64>,
-    /// One JSON object for each load on standard output, instead of a text
+    /// Print one JSON object per load instead of text
     #[arg(long)]
     json: bool,
-    /// Writes the plots kv-cache.svg and requests.svg of the last load into this folder, and latencies
-    /// over the load if there are several
+    /// Write the plots kv-cache.svg and requests.svg of the last load into this folder, and plots of the
+    /// latencies over the load if there are several loads
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
-    /// Writes the statistics file of the last load, as the backend does; `cargo xtask timeline` draws it
+    /// Write the statistics file of the last load, in the backend's format; `cargo xtask timeline` draws it
     #[arg(long, value_name = "FILE")]
     stats_file: Option<PathBuf>,
 }
@@ -52,14 +52,14 @@ struct Options {
 #[derive(Args)]
 #[group(required = true, multiple = true)]
 struct Kind {
-    /// Requests a second, at random moments; several rates are simulated one after the other
+    /// Requests per second, with random arrivals; several rates are simulated in sequence
     #[arg(long, value_name = "PER_SECOND,...", value_delimiter = ',', value_parser = positive)]
     rate: Vec<f64>,
-    /// Clients that send one request after the other; several numbers are simulated one after the other
+    /// Clients that send one request after the other; several numbers are simulated in sequence
     #[arg(long, conflicts_with = "rate", value_name = "CLIENTS,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     concurrency: Vec<u32>,
-    /// A CSV file with the columns arrival (s), input and output (tokens); with --concurrency, so
-    /// many clients send its requests, the first of each at its time
+    /// A CSV file with the columns arrival (s), input and output (tokens); with --concurrency, that many
+    /// clients send its requests, the first of each at its own time
     #[arg(long, value_name = "FILE", conflicts_with = "rate")]
     trace: Option<PathBuf>,
 }
@@ -68,51 +68,52 @@ struct Kind {
 struct Load {
     #[command(flatten)]
     kind: Kind,
-    /// With --rate: requests that come at the same moment
+    /// With --rate: requests per arrival
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     burst: u32,
-    /// Requests of a simulation; a trace has its own
+    /// Requests per simulation; a trace has its own
     #[arg(long, value_name = "N", default_value_t = 1000)]
     num_requests: usize,
-    /// Tokens of a prompt: fixed:N, uniform:FIRST..LAST or lognormal:MEDIAN,P99
+    /// Tokens per prompt: fixed:N, uniform:FIRST..LAST or lognormal:MEDIAN,P99
     #[arg(long, value_name = "LENGTHS", default_value = "fixed:128")]
     input: Lengths,
-    /// Tokens that a request generates, in the same way
+    /// Tokens that each request generates, in the same notation
     #[arg(long, value_name = "LENGTHS", default_value = "fixed:128")]
     output: Lengths,
-    /// Tokens that all prompts begin with, for the reuse of their blocks
+    /// Length of the prefix that all prompts share, in tokens; its blocks can be reused
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     shared_prefix: u32,
-    /// Another seed is another workload
+    /// Seed of the random workload
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }
 
-/// How long a step takes. What is not given is the synthetic runner's, or fitted.
+/// The cost of a step. Coefficients that are not given come from the fit, or from the synthetic runner's
+/// configuration.
 #[derive(Args)]
 struct Cost {
-    /// Fits all coefficients to a statistics file that the backend has written
+    /// Fit all coefficients to a statistics file written by the backend
     #[arg(long, value_name = "STATS.jsonl")]
     fit: Option<PathBuf>,
-    /// Microseconds of a model call
+    /// Microseconds per model call
     #[arg(long, value_name = "US", value_parser = not_negative)]
     step_us: Option<f64>,
-    /// Microseconds of each of its tokens
+    /// Microseconds per token
     #[arg(long, value_name = "US", value_parser = not_negative)]
     token_us: Option<f64>,
-    /// Microseconds of each of its sequences
+    /// Microseconds per sequence
     #[arg(long, value_name = "US", value_parser = not_negative)]
     sequence_us: Option<f64>,
-    /// Microseconds of each position of the KV cache that they see
+    /// Microseconds per KV cache position read
     #[arg(long, value_name = "US", value_parser = not_negative)]
     position_us: Option<f64>,
     /// Microseconds between two steps [default: 100, or fitted]
     #[arg(long, value_name = "US", value_parser = not_negative)]
     overhead_us: Option<f64>,
-    /// The same, for each sequence of the first [default: 1, or fitted]
+    /// Microseconds between two steps per sequence of the first [default: 1, or fitted]
     #[arg(long, value_name = "US", value_parser = not_negative)]
     overhead_sequence_us: Option<f64>,
-    /// Microseconds from a client to the server, or back
+    /// One-way latency between client and server, in microseconds
     #[arg(long, value_name = "US", default_value_t = 0.0, value_parser = not_negative)]
     latency_us: f64,
 }
@@ -246,8 +247,8 @@ fn read_trace(path: &Path) -> Result<Workload> {
 }
 
 impl Cost {
-    /// The cost model: what was given, over what was fitted, over what the configuration says. And how good the
-    /// fit is, if there is one.
+    /// The cost model: given values override fitted ones, which override configured ones. Also returns the
+    /// quality of the fit, if there is one.
     fn model(&self, configured: Option<CostModel>) -> Result<(CostModel, Option<Quality>)> {
         let (base, quality) = match &self.fit {
             Some(path) => {
@@ -271,7 +272,7 @@ impl Cost {
         };
         if configured.is_none() && self.fit.is_none() && self.step_us.is_none() {
             return Err(
-                "nothing says how long a step takes: give --fit STATS.jsonl, or --step-us and \
+                "the cost of a step is unknown: give --fit STATS.jsonl, or --step-us and \
                         --token-us"
                     .into(),
             );
@@ -299,7 +300,7 @@ fn positive(text: &str) -> std::result::Result<f64, String> {
 fn not_negative(text: &str) -> std::result::Result<f64, String> {
     number(text)
         .filter(|number| *number >= 0.0)
-        .ok_or_else(|| "write a number of at least 0".into())
+        .ok_or_else(|| "write a number, 0 or above".into())
 }
 
 fn number(text: &str) -> Option<f64> {

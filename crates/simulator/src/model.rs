@@ -1,4 +1,4 @@
-//! From a config.pbtxt to the engine's limits, by the backend's own way.
+//! The engine's limits from a config.pbtxt, derived with the backend's own code.
 
 use std::path::Path;
 
@@ -10,27 +10,26 @@ use triton_inflight::manager::sizing::{ConfiguredModel, engine_config, open_chec
 use crate::cost::CostModel;
 use crate::{Result, pbtxt};
 
-/// The version whose folder holds the checkpoint.
+/// The version folder that holds the checkpoint.
 const VERSION: u64 = 1;
 
-/// What a config.pbtxt asks for.
+/// The settings of a config.pbtxt.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// The engine's limits.
     pub engine: EngineConfig,
-    /// Requests that Triton hands over to the backend, at most.
+    /// Maximum number of requests that Triton passes to the backend at a time.
     pub num_slots: usize,
-    /// How long a step takes, where the configuration says: that of the synthetic runner.
+    /// The cost of a step as configured for the synthetic runner; `None` for other runners.
     pub cost: Option<CostModel>,
 }
 
 impl Model {
-    /// Reads a config.pbtxt in its model's folder. The KV cache is sized as for a machine with
-    /// `available_bytes` of free memory, of which a checkpoint's weights take their part; `None`: memory
-    /// does not limit it.
+    /// Reads the config.pbtxt of a model folder. The KV cache is sized for a machine with `available_bytes`
+    /// of free memory, minus a checkpoint's weights; with `None`, memory does not limit it.
     ///
     /// # Errors
-    /// What the backend would refuse, and what the simulator does not know.
+    /// What the backend would reject, and what the simulator does not support.
     pub fn load(path: &Path, available_bytes: Option<u64>) -> Result<Self> {
         let name = path.display();
         let text = std::fs::read_to_string(path).map_err(|error| format!("{name}: {error}"))?;
@@ -43,12 +42,12 @@ impl Model {
     fn parse(text: &str, folder: &Path, available_bytes: Option<u64>) -> Result<Self> {
         let given = pbtxt::parse(text)?;
         check_instances(&given)?;
-        // Without a tokenizer: whether requests bring text or tokens makes no difference here.
+        // Without a tokenizer: text and token inputs simulate the same.
         let config = ModelConfig::complete(&given, false).unwrap_or(given);
         if config.pointer("/sequence_batching/oldest").is_some() {
             return Err(
-                "sequence_batching { oldest } splits batches as it happens; the simulator \
-                        knows direct, which every step carries all requests of"
+                "sequence_batching { oldest } splits batches unpredictably; the simulator supports \
+                        direct, which puts every request into every step"
                     .into(),
             );
         }
@@ -75,7 +74,7 @@ impl Model {
     }
 }
 
-/// One instance has one engine; how Triton spreads requests over several is not known here.
+/// One instance has one engine; how Triton distributes requests over several is not modelled.
 fn check_instances(config: &Value) -> Result<()> {
     let groups = config.get("instance_group").and_then(Value::as_array);
     let count = |group: &Value| group.get("count").and_then(Value::as_u64).unwrap_or(1);
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_knobs_mean_what_they_mean_to_the_backend() {
+    fn reads_the_parameters_as_the_backend_does() {
         let text = [
             "max_batch_size: 12".to_owned(),
             parameter("max_num_requests", "8"),
@@ -136,20 +135,20 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_sized_for_the_machine_that_is_named() {
+    fn the_cache_is_sized_for_the_given_memory() {
         let blocks = |bytes| {
             model("", bytes)
                 .expect("a good configuration")
                 .engine
                 .num_blocks
         };
-        // Half of it, in blocks of 32 positions of 8 bytes.
+        // Half of the memory, in blocks of 32 positions of 8 bytes.
         assert_eq!(blocks(Some(2 * 150 * 32 * 8)), Blocks(150));
         assert_eq!(blocks(None), Blocks(64 * 4096 / 32));
     }
 
     #[test]
-    fn what_cannot_be_simulated_is_refused() {
+    fn rejects_what_it_cannot_simulate() {
         for (text, expected) in [
             (
                 "max_batch_sise: 4",
@@ -159,7 +158,7 @@ mod tests {
             (
                 "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: \
                  3600000000 oldest {} }",
-                "the simulator knows direct",
+                "the simulator supports direct",
             ),
             (
                 "parameters { key: 'max_seq_len' value { string_value: '1' } }",
@@ -169,7 +168,7 @@ mod tests {
             let error = model(text, None).expect_err(text).to_string();
             assert!(
                 error.contains(expected),
-                "'{error}' does not say '{expected}'"
+                "'{error}' does not contain '{expected}'"
             );
         }
     }

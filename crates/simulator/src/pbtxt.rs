@@ -1,9 +1,10 @@
-//! config.pbtxt: the text format of protocol buffers, read into the JSON that Triton hands to a backend.
+//! A parser for config.pbtxt: protocol buffers in text format, converted to the JSON that Triton passes to a
+//! backend.
 //!
-//! The text format (<https://protobuf.dev/reference/protobuf/textformat-spec/>) does not say whether a
-//! field may be repeated, and JSON must: a field that occurs once and could occur twice is a list all the
-//! same. So the names of a configuration's repeated fields and maps stand here. Fields within messages
-//! are taken as they are: a server would refuse the misspelt ones.
+//! The text format (<https://protobuf.dev/reference/protobuf/textformat-spec/>) does not show which fields
+//! are repeated, but JSON must: a repeated field with a single value is still a list. So this file lists the
+//! repeated fields and maps of a model configuration. Fields of nested messages are not checked; a server
+//! rejects misspelt ones.
 
 use std::fmt;
 use std::iter::Peekable;
@@ -41,7 +42,7 @@ const FIELDS: &[&str] = &[
     "model_metrics",
 ];
 
-/// Fields that are lists, wherever they stand.
+/// Repeated fields, at any depth.
 const LISTS: &[&str] = &[
     "agents",
     "batch_input",
@@ -72,7 +73,7 @@ const LISTS: &[&str] = &[
     "versions",
 ];
 
-/// Fields that are maps: repeated messages of a `key` and a `value`.
+/// Map fields: repeated messages of a `key` and a `value`.
 const MAPS: &[&str] = &[
     "cc_model_filenames",
     "input_map",
@@ -83,17 +84,17 @@ const MAPS: &[&str] = &[
     "priority_queue_policy",
 ];
 
-/// Messages in messages, at most: a file cannot exhaust the stack.
+/// Maximum nesting depth, so that a file cannot exhaust the stack.
 const MAX_DEPTH: usize = 64;
 
-/// Why a text is not a configuration.
+/// A syntax error in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseError {
-    /// The line, from 1.
+    /// Line, from 1.
     pub line: usize,
-    /// The character in the line, from 1.
+    /// Character in the line, from 1.
     pub column: usize,
-    /// What is wrong there.
+    /// The problem at this place.
     pub problem: String,
 }
 
@@ -110,10 +111,10 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-/// Reads a model configuration.
+/// Parses a model configuration.
 ///
 /// # Errors
-/// The first place that is not in the text format, or a field that no configuration has.
+/// The first syntax error, or a field that model configurations do not have.
 pub fn parse(text: &str) -> Result<Value, ParseError> {
     let mut parser = Parser {
         tokens: Lexer::new(text).tokens()?,
@@ -125,7 +126,7 @@ pub fn parse(text: &str) -> Result<Value, ParseError> {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Token {
-    /// A name, or a word that is a value: `true`, `TYPE_FP32`.
+    /// A name, or a word used as a value: `true`, `TYPE_FP32`.
     Word(String),
     Number(serde_json::Number),
     Text(String),
@@ -175,7 +176,7 @@ impl<'a> Lexer<'a> {
                 Some('{' | '}' | '<' | '>' | '[' | ']' | ':' | ',' | ';') => {
                     Token::Symbol(self.bump().unwrap_or_default())
                 }
-                Some(c) => return place.refuse(format!("'{c}' has no meaning here")),
+                Some(c) => return place.refuse(format!("unexpected character '{c}'")),
             };
             let is_end = token == Token::End;
             tokens.push((token, place));
@@ -255,13 +256,13 @@ impl<'a> Lexer<'a> {
         loop {
             let place = self.place;
             match self.bump() {
-                None | Some('\n') => return opened.refuse("this text has no closing quote"),
+                None | Some('\n') => return opened.refuse("this string has no closing quote"),
                 c if c == quote => break,
                 Some('\\') => self.escape(place, &mut bytes)?,
                 Some(c) => bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
             }
         }
-        String::from_utf8(bytes).or_else(|_| opened.refuse("this text is not UTF-8"))
+        String::from_utf8(bytes).or_else(|_| opened.refuse("this string is not UTF-8"))
     }
 
     fn escape(&mut self, place: Place, bytes: &mut Vec<u8>) -> Result<(), ParseError> {
@@ -281,18 +282,18 @@ impl<'a> Lexer<'a> {
                 let length = if c == 'u' { 4 } else { 8 };
                 let code = self.code(String::new(), 16, length, place)?;
                 let Some(c) = char::from_u32(code) else {
-                    return place.refuse("this escape is not a character");
+                    return place.refuse("this escape is not a valid character");
                 };
                 bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
                 return Ok(());
             }
-            _ => return place.refuse(format!("'\\{c}' is not an escape")),
+            _ => return place.refuse(format!("unknown escape '\\{c}'")),
         };
         bytes.push(byte);
         Ok(())
     }
 
-    /// The code of an escape that began with `digits` and has at most `length` of them.
+    /// The code of an escape that starts with `digits` and has up to `length` of them.
     fn code(
         &mut self,
         mut digits: String,
@@ -308,7 +309,7 @@ impl<'a> Lexer<'a> {
 }
 
 struct Parser {
-    /// Ends with [`Token::End`].
+    /// Always ends with [`Token::End`].
     tokens: Vec<(Token, Place)>,
     next: usize,
 }
@@ -332,7 +333,7 @@ impl Parser {
         is_there
     }
 
-    /// The fields of a message, up to `closing`; of the whole file for `None`.
+    /// The fields of a message up to `closing`; with `None`, of the whole file.
     fn fields(
         &mut self,
         closing: Option<char>,
@@ -349,7 +350,7 @@ impl Parser {
                     let wanted = closing.map_or("a field's name".to_owned(), |closing| {
                         format!("a field's name or '{closing}'")
                     });
-                    return place.refuse(format!("{} where {wanted} must be", describe(&token)));
+                    return place.refuse(format!("expected {wanted}, got {}", describe(&token)));
                 }
             };
             if depth == 0 {
@@ -367,14 +368,14 @@ impl Parser {
         match token {
             Token::Symbol(opening @ ('{' | '<')) => {
                 if depth == MAX_DEPTH {
-                    return place.refuse("messages are nested too deep");
+                    return place.refuse("messages are nested too deeply");
                 }
                 let closing = if opening == '{' { '}' } else { '>' };
                 Ok(Value::Object(self.fields(Some(closing), depth + 1)?))
             }
             Token::Symbol('[') => self.list(depth),
             token if !has_colon => {
-                place.refuse(format!("{} where ':' or '{{' must be", describe(&token)))
+                place.refuse(format!("expected ':' or '{{', got {}", describe(&token)))
             }
             Token::Text(mut text) => {
                 while let (Token::Text(more), _) = self.peek() {
@@ -389,19 +390,19 @@ impl Parser {
                 "false" | "False" | "f" => Value::Bool(false),
                 _ => Value::String(word),
             }),
-            token => place.refuse(format!("{} where a value must be", describe(&token))),
+            token => place.refuse(format!("expected a value, got {}", describe(&token))),
         }
     }
 
     fn list(&mut self, depth: usize) -> Result<Value, ParseError> {
         if depth == MAX_DEPTH {
-            return self.peek().1.refuse("lists are nested too deep");
+            return self.peek().1.refuse("lists are nested too deeply");
         }
         let mut values = Vec::new();
         while !self.takes(']') {
             if !values.is_empty() && !self.takes(',') {
                 let (token, place) = self.peek();
-                return place.refuse(format!("{} where ',' or ']' must be", describe(token)));
+                return place.refuse(format!("expected ',' or ']', got {}", describe(token)));
             }
             values.push(self.value(true, depth + 1)?);
         }
@@ -419,7 +420,7 @@ fn check_name(name: &str, place: Place) -> Result<(), ParseError> {
     place.refuse(format!("a model configuration has no field '{name}'{hint}"))
 }
 
-/// Adds a field, which may have been there before if it can be repeated.
+/// Adds a field. Only a repeated field may have been set before.
 fn add(
     fields: &mut Map<String, Value>,
     name: &str,
@@ -445,19 +446,21 @@ fn add(
     } else {
         let mut values = values.into_iter();
         let (Some(value), None) = (values.next(), values.next()) else {
-            return place.refuse(format!("'{name}' has one value"));
+            return place.refuse(format!("'{name}' takes a single value"));
         };
         if fields.insert(name.to_owned(), value).is_some() {
-            return place.refuse(format!("'{name}' is there twice"));
+            return place.refuse(format!("'{name}' is set twice"));
         }
     }
     Ok(())
 }
 
-/// Key and value of a map's entry.
+/// Key and value of a map entry.
 fn entry_of(entry: Value, name: &str, place: Place) -> Result<(String, Value), ParseError> {
     let Value::Object(mut entry) = entry else {
-        return place.refuse(format!("'{name}' has entries {{ key: ... value: ... }}"));
+        return place.refuse(format!(
+            "'{name}' takes entries of the form {{ key: ... value: ... }}"
+        ));
     };
     let key = match entry.remove("key") {
         Some(Value::String(key)) => key,
@@ -471,9 +474,9 @@ fn describe(token: &Token) -> String {
     match token {
         Token::Word(word) => format!("'{word}'"),
         Token::Number(number) => format!("the number {number}"),
-        Token::Text(_) => "a text".to_owned(),
+        Token::Text(_) => "a string".to_owned(),
         Token::Symbol(symbol) => format!("'{symbol}'"),
-        Token::End => "the end".to_owned(),
+        Token::End => "the end of the file".to_owned(),
     }
 }
 
@@ -484,7 +487,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_becomes_the_json_that_a_backend_gets() {
+    fn converts_a_configuration_to_the_json_that_a_backend_gets() {
         let text = r#"
             # The demo, as a user may write it.
             backend: "inflight"
@@ -523,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_can_be_repeated_is_a_list_whether_once_twice_or_in_brackets() {
+    fn a_repeated_field_is_a_list_with_one_value_or_more() {
         let expected = Ok(json!({ "output": [{ "dims": [1, 2] }, { "dims": [3] }] }));
         for text in [
             "output { dims: 1 dims: 2 } output { dims: 3 }",
@@ -536,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_texts_are_as_the_format_writes_them() {
+    fn reads_every_notation_of_numbers_and_strings() {
         let numbers = "version_policy { a: 0x1F b: 017 c: -5 d: 1e3 e: .5 f: -2.5f g: 0 }";
         assert_eq!(
             parse(numbers),
@@ -552,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place() {
+    fn errors_name_the_line_and_the_column() {
         let deep = format!("optimization {}", "{ a ".repeat(100));
         for (text, expected) in [
             (
@@ -562,20 +565,20 @@ mod tests {
             ),
             (
                 "name \"x\"",
-                "line 1, column 6: a text where ':' or '{' must be",
+                "line 1, column 6: expected ':' or '{', got a string",
             ),
             (
                 "name: \"x\nbackend: \"y\"",
-                "line 1, column 7: this text has no closing quote",
+                "line 1, column 7: this string has no closing quote",
             ),
-            ("name: \"\\q\"", "line 1, column 8: '\\q' is not an escape"),
+            ("name: \"\\q\"", "line 1, column 8: unknown escape '\\q'"),
             (
                 "max_batch_size: 1 max_batch_size: 2",
-                "line 1, column 19: 'max_batch_size' is there twice",
+                "line 1, column 19: 'max_batch_size' is set twice",
             ),
             (
                 "max_batch_size: [1, 2]",
-                "line 1, column 1: 'max_batch_size' has one value",
+                "line 1, column 1: 'max_batch_size' takes a single value",
             ),
             (
                 "max_batch_size: 12x",
@@ -583,19 +586,22 @@ mod tests {
             ),
             (
                 "input { dims: [1 2] }",
-                "line 1, column 18: the number 2 where ',' or ']' must be",
+                "line 1, column 18: expected ',' or ']', got the number 2",
             ),
             (
                 "input {",
-                "line 1, column 8: the end where a field's name or '}' must be",
+                "line 1, column 8: expected a field's name or '}', got the end of the file",
             ),
             (
                 "parameters { value { } }",
                 "line 1, column 1: an entry of 'parameters' has no key",
             ),
-            ("name: @", "line 1, column 7: '@' has no meaning here"),
-            ("name:", "line 1, column 6: the end where a value must be"),
-            (&deep, "line 1, column 270: messages are nested too deep"),
+            ("name: @", "line 1, column 7: unexpected character '@'"),
+            (
+                "name:",
+                "line 1, column 6: expected a value, got the end of the file",
+            ),
+            (&deep, "line 1, column 270: messages are nested too deeply"),
         ] {
             let error = parse(text).expect_err(text).to_string();
             assert_eq!(error, expected, "{text}");

@@ -1,11 +1,11 @@
-//! What came of a simulation, drawn.
+//! Charts of a simulation's results.
 
 use inflight_charts::{Chart, Series, Shape};
 
 use crate::report::{Latency, Report};
 use crate::simulation::{Outcome, Setup, StepLog};
 
-/// Points of a line: more than there are pixels are not seen.
+/// Maximum number of points in a line; a chart has no pixels for more.
 const MAX_POINTS: usize = 500;
 
 /// Blocks of the KV cache in use, over time.
@@ -41,7 +41,7 @@ pub fn requests(outcome: &Outcome) -> String {
     .draw()
 }
 
-/// A latency over the load, which `load_label` names.
+/// A latency over the load; `load_label` names the load's unit.
 pub fn latency(
     title: &str,
     load_label: &str,
@@ -71,7 +71,7 @@ pub fn latency(
     .draw()
 }
 
-/// The most in each of so many spans of time, so that a peak is seen however short it was.
+/// The maximum in each of `MAX_POINTS` intervals, so that short peaks stay visible.
 fn series(name: &str, shape: Shape, outcome: &Outcome, value: fn(&StepLog) -> u32) -> Series {
     let steps = &outcome.steps;
     let steps_per_point = steps.len().div_ceil(MAX_POINTS).max(1);

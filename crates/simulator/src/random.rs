@@ -1,4 +1,4 @@
-//! Random numbers of the workloads: the same for a seed on every machine and in every version.
+//! Random numbers for workloads: the same for a seed on every machine and in every version.
 //!
 //! SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 
@@ -9,7 +9,7 @@ use std::f64::consts::PI;
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of a seed.
+    /// The stream for a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -23,23 +23,23 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
-    /// Uniform above 0 and at most 1.
+    /// Uniform over (0, 1].
     pub fn uniform(&mut self) -> f64 {
         ((self.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// Uniform over the integers from `first` to `last`.
+    /// Uniform over the integers from `first` to `last`, inclusive.
     pub fn integer(&mut self, first: u32, last: u32) -> u32 {
         let range = u64::from(last - first) + 1;
         first + ((u128::from(self.next_u64()) * u128::from(range)) >> 64) as u32
     }
 
-    /// Exponential: the time to the next of events that are independent and come at `rate`.
+    /// Exponential: the waiting time between independent events at `rate`.
     pub fn exponential(&mut self, rate: f64) -> f64 {
         -self.uniform().ln() / rate
     }
 
-    /// Normal with mean 0 and standard deviation 1 (Box and Muller).
+    /// Standard normal (Box and Muller).
     pub fn normal(&mut self) -> f64 {
         let radius = (-2.0 * self.uniform().ln()).sqrt();
         radius * (2.0 * PI * self.uniform()).cos()
@@ -51,8 +51,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_are_those_of_the_authors() {
-        // From the reference implementation with the seed 1234567.
+    fn matches_the_reference_implementation() {
+        // Output of the reference implementation for the seed 1234567.
         let mut random = Random::new(1_234_567);
         let numbers: [u64; 3] = std::array::from_fn(|_| random.next_u64());
         assert_eq!(

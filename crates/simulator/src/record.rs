@@ -1,4 +1,4 @@
-//! The record of a simulated step, as the backend writes one into its statistics file.
+//! Statistics records of simulated steps, as the backend writes them.
 
 use std::io::Write;
 
@@ -23,10 +23,10 @@ struct Record<'a, S: Serialize> {
     requests: &'a [RequestStage],
 }
 
-/// Appends a step to a statistics file. The simulation begins with the year 1970.
+/// Appends a step to a statistics file. Simulated time starts at 1970-01-01.
 ///
 /// # Errors
-/// The file cannot be written.
+/// If the file cannot be written.
 pub fn write_record(file: &mut dyn Write, landed: &Landed) -> Result<()> {
     let Some((stats, began)) = &landed.record else {
         return Ok(());

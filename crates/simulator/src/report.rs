@@ -1,4 +1,4 @@
-//! What came of a simulation, in numbers.
+//! The results of a simulation in numbers.
 
 use std::fmt;
 
@@ -14,66 +14,66 @@ pub struct Latency {
     pub mean: f64,
     /// The median.
     pub p50: f64,
-    /// Nine of ten are not longer.
+    /// The 90th percentile.
     pub p90: f64,
-    /// 99 of a hundred are not longer.
+    /// The 99th percentile.
     pub p99: f64,
 }
 
-/// How much of something is used while the server has anything to do.
+/// Utilisation of a resource while the server is not idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Usage {
-    /// How much there is.
+    /// Total amount.
     pub max: u32,
-    /// The mean over time.
+    /// Mean over time.
     pub mean: f64,
-    /// The most at once.
+    /// Maximum over time.
     pub peak: u32,
 }
 
-/// What came of a simulation.
+/// The results of a simulation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// Requests that were answered.
+    /// Number of answered requests.
     pub num_requests: usize,
-    /// Requests that were refused, because they can never fit.
+    /// Number of requests rejected because they can never fit.
     pub num_refused: usize,
-    /// Tokens of the prompts that were answered.
+    /// Prompt tokens of the answered requests.
     pub num_input_tokens: u64,
-    /// Tokens that came back.
+    /// Tokens returned to clients.
     pub num_output_tokens: u64,
-    /// From the first request's sending to the last token's arrival.
+    /// From sending the first request to receiving the last token.
     pub duration_s: f64,
-    /// Requests answered a second.
+    /// Answered requests per second.
     pub requests_per_s: f64,
-    /// Tokens that came back a second.
+    /// Tokens returned per second.
     pub output_tokens_per_s: f64,
-    /// From sending a request to its first token.
+    /// From sending a request to receiving its first token.
     pub time_to_first_token_ms: Latency,
-    /// From a token to the next, the mean over a request; of requests with more than one.
+    /// Mean time between two tokens of a request, for requests with more than one token.
     pub time_per_output_token_ms: Latency,
-    /// From sending a request to its last token.
+    /// From sending a request to receiving its last token.
     pub end_to_end_ms: Latency,
-    /// Pauses for want of KV blocks.
+    /// Pauses for lack of KV blocks.
     pub num_pauses: u64,
     /// Requests that were paused at least once.
     pub num_paused_requests: usize,
-    /// Steps.
+    /// Number of steps.
     pub num_steps: usize,
     /// Mean time of a model call.
     pub model_ms_per_step: f64,
-    /// Share of the duration in which the model computed.
+    /// Share of the duration that the model computes.
     pub model_share: f64,
-    /// Tokens in a step, prompts included, on average.
+    /// Mean number of tokens per step, prompts included.
     pub tokens_per_step: f64,
-    /// Sequences in a step.
+    /// Sequences per step.
     pub batch: Usage,
-    /// Blocks of the KV cache.
+    /// KV cache blocks.
     pub kv_blocks: Usage,
 }
 
 impl Report {
-    /// The figures of a simulation.
+    /// Computes the figures of a simulation.
     pub fn new(setup: &Setup, outcome: &Outcome) -> Self {
         let answered = || outcome.requests.iter().filter(|log| log.num_tokens > 0);
         let num_requests = answered().count();
@@ -137,7 +137,7 @@ fn ratio(a: f64, b: f64) -> f64 {
 }
 
 impl Latency {
-    /// The distribution of `times`; all zero without any.
+    /// The distribution of `times`; all zero if there are none.
     pub fn of(times: impl Iterator<Item = f64>) -> Self {
         let mut times: Vec<_> = times.collect();
         if times.is_empty() {
@@ -145,7 +145,7 @@ impl Latency {
         }
         let mean = times.iter().sum::<f64>() / times.len() as f64;
         times.sort_unstable_by(f64::total_cmp);
-        // The smallest value that at least this share of all does not exceed.
+        // The smallest value that is not below this share of all values.
         let percentile = |share: f64| times[(share * times.len() as f64).ceil() as usize - 1];
         Self {
             mean,
@@ -157,7 +157,7 @@ impl Latency {
 }
 
 impl Usage {
-    /// Of `max`, as much as `used` says of each step until it has ended.
+    /// Utilisation of a resource of size `max`; `used` is the amount in use until the end of a step.
     fn of(max: u32, steps: &[StepLog], used: impl Fn(&StepLog) -> u32) -> Self {
         let span = |step: &StepLog| (step.ended - step.began).as_s();
         let weighted = steps.iter().map(|step| f64::from(used(step)) * span(step));
@@ -189,7 +189,7 @@ impl fmt::Display for Report {
         };
         let refused = match self.num_refused {
             0 => String::new(),
-            refused => format!(", {refused} refused as too long"),
+            refused => format!(", {refused} rejected as too long"),
         };
         let (requests, input) = (self.num_requests, self.num_input_tokens);
         line(f, "requests", format!("{requests}{refused}"))?;
@@ -225,7 +225,7 @@ impl fmt::Display for Report {
         let share = 100.0 * self.model_share;
         let (steps, tokens) = (self.num_steps, self.tokens_per_step);
         let model = format!(
-            "{:.3} ms of model and {tokens:.1} tokens each",
+            "{:.3} ms in the model and {tokens:.1} tokens each",
             self.model_ms_per_step
         );
         line(

@@ -1,13 +1,13 @@
 //! The server around the batch manager: Triton's slots and backlog, the clients, the clock.
 //!
 //! ```text
-//! client --latency--> backlog --free slot--> engine      at most `num_slots` requests are in the engine
+//! client --latency--> backlog --free slot--> engine      up to `num_slots` requests are in the engine
 //!        <--latency-- the last token, when its step has landed
-//!        <--latency-- any other token, beside the next step
+//!        <--latency-- any other token, during the next step
 //! ```
 //!
-//! As measured on server 2.51 with the direct strategy: a step carries everything that is in a slot, and a
-//! slot that a step frees is taken from the backlog before the next one.
+//! As measured on server 2.51 with the direct strategy: a step carries every request that has a slot, and a
+//! slot freed by a step is refilled from the backlog before the next step.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -21,55 +21,55 @@ use crate::step_loop::{Landed, StepLoop};
 use crate::time::Time;
 use crate::workload::{Request, Workload};
 
-/// What is simulated.
+/// The simulated server.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The engine's limits.
     pub engine: EngineConfig,
-    /// Requests that Triton hands over to the backend, at most.
+    /// Maximum number of requests that Triton passes to the backend at a time.
     pub num_slots: usize,
-    /// How long a step takes.
+    /// The cost of a step.
     pub cost: CostModel,
-    /// From a client to the server, or back.
+    /// One-way network latency between client and server.
     pub latency: Time,
-    /// Tokens that all prompts begin with.
+    /// Length of the prefix that all prompts share.
     pub num_shared_tokens: u32,
 }
 
-/// What happened to a request.
+/// The life of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestLog {
-    /// What was asked for; `sent` is when it was sent.
+    /// The request; `sent` is the time at which it was really sent.
     pub request: Request,
-    /// When its client had the first token.
+    /// When its client received the first token.
     pub first_token: Time,
-    /// When its client had the last token.
+    /// When its client received the last token.
     pub last_token: Time,
-    /// Tokens that came back. Fewer than were asked for where `max_seq_len` left no room, none where the
-    /// request was refused.
+    /// Tokens returned. Fewer than requested if `max_seq_len` leaves no room, none if the request was
+    /// rejected.
     pub num_tokens: u32,
-    /// How often it was paused.
+    /// Number of times it was paused.
     pub num_pauses: u32,
 }
 
-/// A step.
+/// One step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLog {
-    /// When its model call began.
+    /// Start of the model call.
     pub began: Time,
-    /// When its model call had ended.
+    /// End of the model call.
     pub ended: Time,
-    /// Sequences in it.
+    /// Sequences in the step.
     pub num_scheduled: u32,
-    /// Tokens in it.
+    /// Tokens in the step.
     pub num_tokens: u32,
-    /// Requests at the server, in the backlog or not.
+    /// Requests at the server, including the backlog.
     pub num_active: u32,
-    /// Blocks of the KV cache in use.
+    /// KV cache blocks in use.
     pub num_used_blocks: u32,
 }
 
-/// What came of a simulation.
+/// Everything that happened in a simulation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// The requests, in the workload's order.
@@ -78,10 +78,10 @@ pub struct Outcome {
     pub steps: Vec<StepLog>,
 }
 
-/// Serves `workload` to its end. The record of every step goes to `statistics`, where there is one.
+/// Serves `workload` to its end. Writes the record of every step to `statistics` if it is given.
 ///
 /// # Errors
-/// The records cannot be written.
+/// If a record cannot be written.
 pub fn run(
     setup: &Setup,
     workload: &Workload,
@@ -89,7 +89,7 @@ pub fn run(
 ) -> Result<Outcome> {
     let engine = EngineConfig {
         record_requests: statistics.is_some(),
-        // How many guesses are right is a matter of texts, of which there are none here.
+        // The acceptance rate of speculation depends on the text, and a simulation has no texts.
         speculation: None,
         ..setup.engine.clone()
     };
@@ -132,7 +132,7 @@ impl RequestLog {
         }
     }
 
-    /// Its last token came earlier than the stream would have brought it: with the final response.
+    /// The final response carries the last token, before the stream would deliver it.
     fn ended_at(&mut self, time: Time) {
         self.last_token = time;
         if self.num_tokens == 1 {
@@ -143,14 +143,14 @@ impl RequestLog {
 
 struct Server<'a> {
     setup: &'a Setup,
-    /// Requests that come later: when, and which.
+    /// Requests that have not arrived: time and index.
     upcoming: VecDeque<(Time, usize)>,
     /// Requests of a closed loop that wait for a client.
     unsent: VecDeque<usize>,
     /// Requests without a slot.
     backlog: VecDeque<usize>,
     num_in_slots: usize,
-    /// By the engine's id: which request.
+    /// Index of the request, by the engine's id.
     by_id: Vec<usize>,
     outcome: Outcome,
 }
@@ -200,7 +200,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// What has come by `now` is in the backlog.
+    /// Moves the requests that have arrived by `now` to the backlog.
     fn arrive(&mut self, now: Time) {
         while let Some((_, next)) = self.upcoming.pop_front_if(|(arrival, _)| *arrival <= now) {
             self.backlog.push_back(next);
@@ -223,8 +223,8 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// What a step has brought reaches the clients: the last tokens of requests leave at `ended`, the
-    /// others at `streamed`.
+    /// Delivers a step's events to the clients: the last tokens of requests leave at `ended`, the others at
+    /// `streamed`.
     fn hear(&mut self, events: &mut Vec<Event>, ended: Time, streamed: Time) {
         for event in events.drain(..) {
             let which = self.by_id[event.sequence_id().index()];
@@ -242,7 +242,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Writes a step down; how many sequences it had.
+    /// Logs a step and returns its number of sequences.
     fn log_step(&mut self, landed: &Landed) -> u32 {
         let Some(stats) = &landed.stats else {
             return 0;

@@ -1,5 +1,5 @@
-//! The engine and its runner in virtual time: what the backend's batch manager is, without the computing.
-//! The only file that knows the engine.
+//! The engine and its runner in virtual time: the backend's batch manager without the computation. The only
+//! file that knows the engine.
 //!
 //! ```text
 //! one micro-batch     | launch A ...... land A | launch B ...... land B |
@@ -17,7 +17,7 @@ use triton_inflight::engine::{
 use crate::cost::{CostModel, Work};
 use crate::time::Time;
 
-/// What every prompt begins with where they share a beginning, and what is generated.
+/// Token of shared prompt prefixes and of all outputs.
 const COMMON_TOKEN: TokenId = 0;
 
 /// The batch manager of a simulation.
@@ -25,45 +25,46 @@ pub struct StepLoop {
     engine: Engine,
     cost: CostModel,
     num_micro_batches: usize,
-    /// Tokens that all prompts begin with.
+    /// Length of the prefix that all prompts share.
     num_shared_tokens: u32,
     launched: VecDeque<Launched>,
-    /// When the runner has computed all that was launched.
+    /// When the runner will have finished all launched steps.
     runner_free: Time,
     output: StepOutput,
     next_id: u64,
-    /// When the batch in lockstep began of which there is no record yet.
+    /// Start of the current lockstep batch, until its record is written.
     batch_began: Option<Time>,
 }
 
-/// A step on its way.
+/// A launched step that has not landed.
 struct Launched {
     step: Step,
     landed: Landed,
 }
 
-/// A step that has been computed.
+/// A finished step.
 #[derive(Clone, Debug)]
 pub struct Landed {
-    /// When the model began.
+    /// Start of the model call.
     pub began: Time,
-    /// When the model had ended.
+    /// End of the model call.
     pub ended: Time,
-    /// The batch manager's figures; `None` if nothing was active.
+    /// The batch manager's statistics; `None` if no request was active.
     pub stats: Option<StepStats>,
-    /// The record that is due with it, and when what it is of began: in lockstep that is a whole batch.
+    /// The record to write, if one is due, and the start of the period that it covers: a step, or in lockstep
+    /// a whole batch.
     pub record: Option<(StepStats, Time)>,
-    /// What each request did; empty unless [`EngineConfig::record_requests`].
+    /// The stage of each request; empty unless [`EngineConfig::record_requests`].
     pub stages: Vec<RequestStage>,
-    /// Tokens that were computed.
+    /// Number of tokens computed.
     pub num_tokens: u32,
 }
 
 impl StepLoop {
-    /// A loop without requests, all of whose prompts will begin with the same `num_shared_tokens`.
+    /// A loop without requests, whose prompts will all share a prefix of `num_shared_tokens`.
     ///
     /// # Panics
-    /// With a configuration that [`EngineConfig::check`] refuses.
+    /// If [`EngineConfig::check`] rejects `config`.
     pub fn new(config: EngineConfig, cost: CostModel, num_shared_tokens: u32) -> Self {
         Self {
             num_micro_batches: config.num_micro_batches,
@@ -78,11 +79,11 @@ impl StepLoop {
         }
     }
 
-    /// Queues a request; its id, which counts from 0. `None`: the engine refuses it, it is too long.
+    /// Queues a request and returns its id; ids count from 0. `None` if the engine rejects it as too long.
     pub fn add(&mut self, num_input_tokens: u32, num_output_tokens: u32) -> Option<SequenceId> {
         let id = SequenceId(self.next_id);
         let mut prompt = vec![COMMON_TOKEN; num_input_tokens as usize];
-        // One token of its own is enough to share nothing from there on.
+        // One distinct token is enough: reuse ends at the first difference.
         if let Some(own) = prompt.get_mut(self.num_shared_tokens as usize) {
             *own = 1 + id.0 as TokenId % (TokenId::MAX - 1);
         }
@@ -97,7 +98,7 @@ impl StepLoop {
         self.engine.is_idle()
     }
 
-    /// Decides the next step at `now`, and gives it to the runner.
+    /// Schedules the next step at `now` and starts it on the runner.
     pub fn launch(&mut self, now: Time) {
         let step = self.engine.schedule();
         let began = now.max(self.runner_free);
@@ -122,8 +123,8 @@ impl StepLoop {
         self.launched.push_back(Launched { step, landed });
     }
 
-    /// Takes in the oldest step that is on its way, if it is time to, and appends what has happened to
-    /// `events`. With two micro-batches one stays on its way, as long as there is another to launch.
+    /// Lands the oldest launched step if it is due, and appends its events. With two micro-batches, one step
+    /// stays in flight as long as another one can be launched.
     pub fn land(&mut self, events: &mut Vec<Event>) -> Option<Landed> {
         let last_is_empty = self.launched.back().is_none_or(|last| last.step.is_empty());
         if self.launched.len() < self.num_micro_batches && !last_is_empty {

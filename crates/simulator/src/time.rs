@@ -1,22 +1,22 @@
-//! Virtual time: whole nanoseconds, so that sums are exact and the same on every machine.
+//! Virtual time in whole nanoseconds, so that sums are exact and the same on every machine.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Sub};
 
-/// A moment, counted from the beginning of the simulation, or a span of time.
+/// A moment since the start of the simulation, or a duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
 
 impl Time {
-    /// The beginning, or no time at all.
+    /// The start of the simulation, or a zero duration.
     pub const ZERO: Self = Self(0);
 
-    /// Of seconds; negative ones and what is not a number are none.
+    /// From seconds; negative values and NaN become zero.
     pub fn from_s(seconds: f64) -> Self {
         Self((seconds * 1e9).round() as u64)
     }
 
-    /// Of microseconds; negative ones and what is not a number are none.
+    /// From microseconds; negative values and NaN become zero.
     pub fn from_us(microseconds: f64) -> Self {
         Self((microseconds * 1e3).round() as u64)
     }

@@ -1,4 +1,5 @@
-//! A workload from a CSV file: `arrival` (seconds), `input`, `output` (tokens), in any order of columns.
+//! Workloads from CSV files with the columns `arrival` (seconds), `input` and `output` (tokens), in any
+//! order.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +9,7 @@ use crate::workload::{Request, Workload};
 
 const COLUMNS: [&str; 3] = ["arrival", "input", "output"];
 
-/// Reads a trace. Requests need not be in the order of their arrival; those that arrive together are
-/// sent in the file's order.
+/// Reads a trace. Rows may be in any order; requests with the same arrival time are sent in file order.
 ///
 /// # Errors
 /// The line and the column that cannot be read.
@@ -26,12 +26,7 @@ pub fn read(text: &str) -> Result<Workload> {
         .collect();
     let place = |column| {
         let place = names.get(column).copied();
-        place.ok_or_else(|| {
-            format!(
-                "line 1: there is no column '{column}': {}",
-                COLUMNS.join(",")
-            )
-        })
+        place.ok_or_else(|| format!("line 1: missing column '{column}': {}", COLUMNS.join(",")))
     };
     let [arrival, input, output] = [place(COLUMNS[0])?, place(COLUMNS[1])?, place(COLUMNS[2])?];
 
@@ -88,12 +83,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_by_line_and_column() {
+    fn errors_name_the_line_and_the_column() {
         for (text, expected) in [
             ("", "the trace is empty"),
             (
                 "arrival,input\n",
-                "line 1: there is no column 'output': arrival,input,output",
+                "line 1: missing column 'output': arrival,input,output",
             ),
             (
                 "arrival,input,output\n0,1,1\nx,1,1",

@@ -1,9 +1,9 @@
-//! When requests come and how long they are.
+//! Workloads: arrival times and lengths of requests.
 //!
 //! ```text
-//! open      |--x----xx-----x--|     requests come when they come, whatever the server does
+//! open      |--x----xx-----x--|     requests arrive independently of the server
 //! bursts    |--xxx-------xxx--|     the same, several at a time
-//! closed    |x....x....x....x.|     so many clients, each sends when it has its answer
+//! closed    |x....x....x....x.|     a fixed number of clients, each sends after its previous answer
 //! ```
 
 use std::str::FromStr;
@@ -11,15 +11,15 @@ use std::str::FromStr;
 use crate::random::Random;
 use crate::time::Time;
 
-/// A length is never more than this: what a tensor of 32-bit integers can say.
+/// Maximum length: the largest 32-bit integer in a tensor.
 const MAX_LENGTH: u32 = i32::MAX as u32;
-/// How many standard deviations above its mean the 99th percentile of a normal distribution lies.
+/// Standard deviations from the mean to the 99th percentile of a normal distribution.
 const SIGMAS_OF_P99: f64 = 2.326_347_874_040_841;
 
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// When its client sends it. In a closed loop it counts for each client's first request.
+    /// When its client sends it. In a closed loop, only used for each client's first request.
     pub sent: Time,
     /// Tokens of its prompt.
     pub num_input_tokens: u32,
@@ -27,40 +27,40 @@ pub struct Request {
     pub num_output_tokens: u32,
 }
 
-/// What comes to the server.
+/// The requests of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// The requests, in the order in which they are sent.
+    /// The requests, in sending order.
     pub requests: Vec<Request>,
-    /// Clients that send one request after the other; `None`: every request is sent at its own time.
+    /// Number of clients that send one request after the other; `None` sends every request at its own time.
     pub concurrency: Option<usize>,
 }
 
-/// When requests come.
+/// Arrival process of the requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrivals {
-    /// Independently of each other, `burst` at a time.
+    /// Poisson arrivals, `burst` requests at a time.
     Open {
-        /// Requests a second, on average.
+        /// Mean requests per second.
         rate: f64,
-        /// Requests that come together.
+        /// Requests per arrival.
         burst: u32,
     },
-    /// From so many clients, each of which waits for its answer.
+    /// A fixed number of clients, each of which waits for its answer.
     Closed {
-        /// Clients.
+        /// Number of clients.
         concurrency: usize,
     },
 }
 
-/// How long prompts or outputs are, in tokens.
+/// Distribution of prompt or output lengths, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Lengths {
-    /// All the same.
+    /// A fixed length.
     Fixed(u32),
-    /// Any from the first to the last, all as likely.
+    /// Uniform from the first to the last, inclusive.
     Uniform(u32, u32),
-    /// Half of them at most the median, one in a hundred above the 99th percentile.
+    /// Lognormal.
     Lognormal {
         /// The median.
         median: f64,
@@ -70,15 +70,14 @@ pub enum Lengths {
 }
 
 impl Workload {
-    /// `num_requests` random requests, the same for the same `seed`. Their lengths do not depend on when
-    /// they come.
+    /// `num_requests` random requests, reproducible by `seed`. The lengths do not depend on the arrivals.
     pub fn random(
         num_requests: usize,
         arrivals: Arrivals,
         [input, output]: [Lengths; 2],
         seed: u64,
     ) -> Self {
-        // Streams of their own, so that a change of one distribution leaves the others alone.
+        // Separate streams, so that changing one distribution leaves the others unchanged.
         let mut seeds = Random::new(seed);
         let [mut times, mut inputs, mut outputs] =
             std::array::from_fn(|_| Random::new(seeds.next_u64()));
@@ -106,7 +105,7 @@ impl Workload {
 }
 
 impl Lengths {
-    /// A random length, at least 1.
+    /// A random length, minimum 1.
     pub fn draw(&self, random: &mut Random) -> u32 {
         match *self {
             Self::Fixed(length) => length,
@@ -123,7 +122,7 @@ impl Lengths {
 impl FromStr for Lengths {
     type Err = String;
 
-    /// `fixed:128` or `128`, `uniform:16..512`, `lognormal:100,2000`.
+    /// Parses `fixed:128` or `128`, `uniform:16..512`, `lognormal:100,2000`.
     fn from_str(text: &str) -> Result<Self, String> {
         let length = |text: &str| {
             let length = text.trim().parse().ok();
@@ -145,7 +144,7 @@ impl FromStr for Lengths {
             _ => None,
         };
         parsed.ok_or_else(|| {
-            "write fixed:N, uniform:FIRST..LAST or lognormal:MEDIAN,P99, in tokens of at least 1"
+            "write fixed:N, uniform:FIRST..LAST or lognormal:MEDIAN,P99, in tokens; the minimum is 1"
                 .to_owned()
         })
     }
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_read_and_drawn_as_they_are_written() {
+    fn parses_and_draws_lengths() {
         for (text, lengths) in [
             ("128", Lengths::Fixed(128)),
             ("fixed:1", Lengths::Fixed(1)),
@@ -191,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lognormal_length_has_its_median_and_percentile() {
+    fn lognormal_lengths_have_the_given_median_and_percentile() {
         let arrivals = Arrivals::Closed { concurrency: 1 };
         let requests = workload(arrivals, "lognormal:100,2000", 3).requests;
         let mut lengths: Vec<_> = requests.iter().map(|r| r.num_input_tokens).collect();
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_come_at_their_rate_alone_or_in_bursts() {
+    fn requests_arrive_at_the_given_rate_with_and_without_bursts() {
         for burst in [1, 8] {
             let requests = workload(Arrivals::Open { rate: 50.0, burst }, "5", 11).requests;
             let seconds = requests.last().expect("requests").sent.as_s();
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_one_workload_and_another_seed_another() {
+    fn the_seed_determines_the_workload() {
         let arrivals = Arrivals::Open {
             rate: 10.0,
             burst: 1,

@@ -1,4 +1,4 @@
-//! `inflight-sim` as it is typed.
+//! The `inflight-sim` command line.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -13,7 +13,7 @@ parameters { key: "synthetic_step_us" value { string_value: "1000" } }
 parameters { key: "synthetic_token_us" value { string_value: "10" } }
 "#;
 
-/// An empty folder with a config.pbtxt of this content.
+/// A new folder with this config.pbtxt.
 fn folder(name: &str, config: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&folder);
@@ -30,7 +30,7 @@ fn sim(folder: &Path, arguments: &str) -> Output {
         .expect("it starts")
 }
 
-/// One report for each load.
+/// One report per load.
 fn reports(output: &Output) -> Vec<Value> {
     assert!(
         output.status.success(),
@@ -45,7 +45,7 @@ fn reports(output: &Output) -> Vec<Value> {
 }
 
 #[test]
-fn a_sweep_of_loads_gives_a_report_each_and_the_plots() {
+fn a_sweep_of_loads_writes_a_report_for_each_and_the_plots() {
     let folder = folder("sweep", CONFIG);
     let sweep = "--config config.pbtxt --rate 20,200 --num-requests 300 --input uniform:8..64 --output \
                  lognormal:20,90 --json --plots plots --stats-file stats.jsonl";
@@ -85,7 +85,7 @@ fn a_sweep_of_loads_gives_a_report_each_and_the_plots() {
 }
 
 #[test]
-fn a_trace_is_sent_at_its_times_or_by_clients() {
+fn a_trace_is_replayed_at_its_times_or_by_clients() {
     let folder = folder("trace", CONFIG);
     let trace = "arrival,input,output\n0,5,4\n2.5,5,4\n";
     std::fs::write(folder.join("trace.csv"), trace).expect("a file");
@@ -103,7 +103,7 @@ fn a_trace_is_sent_at_its_times_or_by_clients() {
 }
 
 #[test]
-fn without_json_a_report_is_a_text() {
+fn prints_the_report_as_text_without_json() {
     let folder = folder("text", CONFIG);
     let output = sim(
         &folder,
@@ -121,7 +121,7 @@ fn without_json_a_report_is_a_text() {
 }
 
 #[test]
-fn what_cannot_be_simulated_is_said() {
+fn rejects_what_it_cannot_simulate() {
     let real = CONFIG.replace("synthetic\"", "huggingface\"");
     for (config, arguments, expected) in [
         (CONFIG, "--config other --rate 1", "other: No such file"),

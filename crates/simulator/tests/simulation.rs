@@ -1,4 +1,4 @@
-//! The simulator's own logic: the clock, the slots, and that nothing is lost on the way.
+//! The simulator's clock and slots, and the conservation of requests, tokens and blocks.
 
 use inflight_simulator::cost::CostModel;
 use inflight_simulator::fit::fit;
@@ -46,7 +46,7 @@ fn simulate(setup: &Setup, workload: &Workload) -> Outcome {
 }
 
 #[test]
-fn three_requests_of_a_trace_take_the_time_that_a_hand_computes() {
+fn three_requests_take_the_time_computed_by_hand() {
     let trace = "arrival,input,output\n0,4,3\n0,6,2\n0.0012,3,1\n";
     let workload = trace::read(trace).expect("a trace");
     let outcome = simulate(&small(), &workload);
@@ -112,7 +112,7 @@ fn three_requests_of_a_trace_take_the_time_that_a_hand_computes() {
 }
 
 #[test]
-fn a_clients_distance_delays_its_request_and_its_tokens() {
+fn network_latency_delays_the_request_and_its_tokens() {
     let setup = Setup {
         latency: Time::from_us(50.0),
         ..small()
@@ -120,7 +120,8 @@ fn a_clients_distance_delays_its_request_and_its_tokens() {
     let workload = trace::read("arrival,input,output\n0,4,2\n").expect("a trace");
     let outcome = simulate(&setup, &workload);
     let log = &outcome.requests[0];
-    // Sent 0, there 0.05, computed 1.45, streamed 1.55, here 1.6; the second is computed 2.65, here 2.7.
+    // Sent at 0, received at 0.05, computed at 1.45, streamed at 1.55, delivered at 1.6; the second token is
+    // computed at 2.65 and delivered at 2.7.
     assert_eq!(
         (log.first_token, log.last_token),
         (Time(1_600_000), Time(2_700_000))
@@ -139,7 +140,7 @@ fn two_micro_batches_keep_the_model_busy_while_the_host_works() {
     assert!(alone < 0.75 && overlapped > 0.95, "{alone}, {overlapped}");
 }
 
-/// Setups of every scheme and policy, with little room.
+/// Setups of every scheme and policy, with little memory.
 fn setups() -> Vec<Setup> {
     use BatchingScheme::{Inflight, InflightFused, V1};
     use CapacityPolicy::{GuaranteedNoEvict, MaxUtilization, StaticBatch};
@@ -238,10 +239,7 @@ fn assert_conserved(setup: &Setup, outcome: &Outcome, what: &str) {
     if pauses == 0 && engine.reuse == BlockReuse::Off {
         assert_eq!(work, least_work, "{what}");
     } else if engine.reuse == BlockReuse::Off {
-        assert!(
-            work > least_work,
-            "{what}: what was paused is computed again"
-        );
+        assert!(work > least_work, "{what}: paused work is computed again");
     }
     if engine.policy != CapacityPolicy::MaxUtilization {
         assert_eq!(pauses, 0, "{what}");
@@ -249,7 +247,7 @@ fn assert_conserved(setup: &Setup, outcome: &Outcome, what: &str) {
 }
 
 #[test]
-fn little_room_pauses_requests_under_max_utilization_alone() {
+fn only_max_utilization_pauses_requests_when_blocks_run_out() {
     let pauses = |setup: &Setup| {
         let outcome = simulate(setup, &random(Arrivals::Closed { concurrency: 20 }, 1));
         Report::new(setup, &outcome).num_pauses
@@ -261,7 +259,7 @@ fn little_room_pauses_requests_under_max_utilization_alone() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_outcome_watched_or_not() {
+fn the_same_seed_gives_the_same_outcome_with_and_without_records() {
     for setup in setups() {
         let workload = random(
             Arrivals::Open {
@@ -278,7 +276,7 @@ fn the_same_seed_gives_the_same_outcome_watched_or_not() {
 }
 
 #[test]
-fn slots_and_clients_bound_what_is_at_the_server() {
+fn slots_and_clients_limit_the_requests_at_the_server() {
     let setup = Setup {
         num_slots: 1,
         ..small()
@@ -292,7 +290,7 @@ fn slots_and_clients_bound_what_is_at_the_server() {
 }
 
 #[test]
-fn a_request_that_never_fits_is_refused_and_the_others_go_on() {
+fn a_request_that_never_fits_is_rejected_and_the_others_finish() {
     let trace = "arrival,input,output\n0,32,1\n0,4,100\n";
     for concurrency in [None, Some(1)] {
         let workload = Workload {
@@ -307,7 +305,7 @@ fn a_request_that_never_fits_is_refused_and_the_others_go_on() {
 }
 
 #[test]
-fn prompts_that_begin_alike_are_computed_once() {
+fn a_shared_prompt_prefix_is_computed_once() {
     let mut setup = small();
     setup.engine.reuse = BlockReuse::PartialBlocks;
     let trace = "arrival,input,output\n0,24,1\n1,24,1\n2,24,1\n";
@@ -322,7 +320,7 @@ fn prompts_that_begin_alike_are_computed_once() {
 }
 
 #[test]
-fn the_records_of_a_simulation_give_its_cost_model_back() {
+fn the_cost_model_can_be_fitted_to_the_records_of_a_simulation() {
     let setup = small();
     let workload = random(Arrivals::Closed { concurrency: 6 }, 3);
     let mut file = Vec::new();

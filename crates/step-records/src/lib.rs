@@ -1,31 +1,31 @@
-//! The statistics file of the backend (`stats_file`), read: one JSON object a line, each a step.
+//! A reader for the backend's statistics file (`stats_file`): one JSON object per line, one line per step.
 //!
-//! Whoever draws or fits a run starts here. Only what they need is taken in; a record may hold more.
+//! Only the fields that timelines and cost-model fits use are read; a record may have more.
 
 use std::io::{self, BufRead};
 
 use serde::Deserialize;
 use thiserror::Error;
 
-/// What a request does in a step.
+/// A request's stage in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
-    /// Tokens known beforehand are computed: the prompt, or all tokens again after a pause.
+    /// The step computes known tokens: the prompt, or all tokens again after a pause.
     Context,
-    /// The token that was sampled last is computed.
+    /// The step computes the token that was sampled last.
     Generation,
-    /// It gave its blocks back, and waits to start again.
+    /// Paused: its blocks are free, and it waits to be resumed.
     Paused,
-    /// It waits for its start, or for its next chunk.
+    /// Waits to be admitted, or for its next chunk.
     Waiting,
 }
 
 impl Stage {
-    /// All of them, those that compute first.
+    /// All stages, the computing ones first.
     pub const ALL: [Self; 4] = [Self::Context, Self::Generation, Self::Paused, Self::Waiting];
 
-    /// The name in a record.
+    /// The stage's name in a record.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Context => "context",
@@ -39,30 +39,30 @@ impl Stage {
 /// One request's part in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Share {
-    /// The backend's own name of the request.
+    /// The backend's own id of the request.
     pub id: u64,
-    /// What it does.
+    /// The request's stage.
     pub stage: Stage,
-    /// Tokens that the step computes of it; 0 for one that is paused or waits.
+    /// Number of its tokens in this step; 0 if it is paused or waiting.
     pub tokens: u32,
 }
 
-/// A step.
+/// One step.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Record {
-    /// Counts the steps of an instance, from 1.
+    /// Step number of an instance, from 1.
     #[serde(rename = "Iteration Counter")]
     pub counter: u64,
-    /// Blocks of the KV cache; 0 if it is not paged.
+    /// Number of KV cache blocks; 0 if the cache is not paged.
     #[serde(rename = "Max KV cache blocks", default)]
     pub max_blocks: u32,
-    /// Those of them that were in use during the step.
+    /// Number of blocks in use during the step.
     #[serde(rename = "Used KV cache blocks", default)]
     pub used_blocks: u32,
-    /// When the step began, in microseconds after the instance was loaded.
+    /// Start of the step, in microseconds after the instance was loaded.
     #[serde(rename = "Step Start (us)")]
     pub start_us: f64,
-    /// Microseconds that the model took of it.
+    /// Duration of the model call, in microseconds.
     #[serde(rename = "Model Duration (us)")]
     pub model_us: f64,
     /// Every active request, in order of arrival.
@@ -70,26 +70,26 @@ pub struct Record {
     pub requests: Vec<Share>,
 }
 
-/// Why a statistics file cannot be read.
+/// An error while reading a statistics file.
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// A line that is not a record.
     #[error("line {line}: {problem}")]
     Line {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong with it, with the field's name.
+        /// The problem, with the field's name.
         problem: String,
     },
-    /// The file itself.
+    /// The file cannot be read.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
-/// Reads all records, in the file's order. Empty lines are skipped.
+/// Reads all records in file order. Empty lines are skipped.
 ///
 /// # Errors
-/// The first line that is not a record, with the field.
+/// The first line that is not a record, with the bad field.
 pub fn read(lines: impl BufRead) -> Result<Vec<Record>, ReadError> {
     let mut records = Vec::new();
     for (index, text) in lines.lines().enumerate() {
@@ -104,8 +104,7 @@ pub fn read(lines: impl BufRead) -> Result<Vec<Record>, ReadError> {
     Ok(records)
 }
 
-/// The records of each run, in order: a backend that was loaded anew appends to the same file, and
-/// counts from 1 again.
+/// The records of each run, in order. A reloaded backend appends to the same file and counts from 1 again.
 pub fn runs(records: &[Record]) -> Vec<&[Record]> {
     records
         .chunk_by(|before, after| before.counter < after.counter)
@@ -116,7 +115,7 @@ fn parse(text: &str) -> Result<Record, String> {
     let mut json = serde_json::Deserializer::from_str(text);
     serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
-        // The line is ours: the parser has seen no other.
+        // The parser sees a single line, so its line number is meaningless; the caller adds the real one.
         let reason = error.inner().to_string();
         let reason = reason.split(" at line ").next().unwrap_or(&reason);
         if path == "." {
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_says_what_each_request_did() {
+    fn reads_every_request_of_a_record() {
         let text = format!("{GOOD}\n\n{GOOD}\n");
         let records = read(text.as_bytes()).expect("good records");
         let shares = [(7, Stage::Context, 8), (9, Stage::Waiting, 0)];
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_line_and_the_field() {
+    fn errors_name_the_line_and_the_field() {
         let bad = |from: &str, to: &str| error_of(&format!("{GOOD}\n{}", GOOD.replace(from, to)));
         for (error, expected) in [
             (
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_starts_again_is_another_run() {
+    fn a_counter_that_restarts_begins_another_run() {
         let record = |counter| Record {
             counter,
             max_blocks: 1,
