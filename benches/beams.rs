@@ -1,7 +1,7 @@
-//! What beams cost: a step of one request with `W` beams, beside one of `W` requests.
+//! The cost of beams: a step of one request with `W` beams, compared with a step of `W` requests.
 //!
-//! `cargo bench --bench beams`. The demo model, whose vocabulary (1536) is small, so that what is done for
-//! each beam besides the model's own work weighs more than it does anywhere else. Steps end no text.
+//! `cargo bench --bench beams`. Runs the demo model: its vocabulary (1536) is small, so that the work per
+//! beam besides the model's own weighs more than with any other model. No step ends an output.
 
 mod support;
 
@@ -30,7 +30,7 @@ fn config() -> EngineConfig {
     }
 }
 
-/// An engine to which `num_requests` of `width` beams each were added, 1 for none.
+/// An engine with `num_requests` requests of `width` beams each; a width of 1 means no beam search.
 fn engine(num_requests: u32, width: u32) -> Engine {
     let mut engine = Engine::new(config());
     let search = BeamSearch {
@@ -45,7 +45,7 @@ fn engine(num_requests: u32, width: u32) -> Engine {
         ..SamplingParams::default()
     });
     for id in 0..num_requests {
-        // They begin differently, so that they share nothing.
+        // Different first tokens, so that no blocks are shared.
         let prompt = (0..NUM_PROMPT_TOKENS).map(|n| 5 + (id + n * 7) % 1500);
         let id = SequenceId(u64::from(id));
         let request = NewRequest {

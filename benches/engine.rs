@@ -1,5 +1,5 @@
-//! What the engine itself costs: `schedule` and `apply` of one generation step, and finding a long
-//! prompt in the cache.
+//! The engine's own cost: `schedule` and `apply` of one generation step, and the lookup of a long cached
+//! prompt.
 //!
 //! `cargo bench --bench engine`
 
@@ -40,7 +40,7 @@ fn generating(num_requests: u32, policy: CapacityPolicy) -> Engine {
     engine
 }
 
-/// One step, and how long the engine took for it.
+/// Runs one step; returns the engine's time.
 fn step(
     engine: &mut Engine,
     output: &mut StepOutput,
@@ -88,8 +88,8 @@ fn generation_step(criterion: &mut Criterion) {
     }
 }
 
-/// `schedule` of a step that starts a prompt of which all blocks are cached: it is looked up, its blocks
-/// are taken over and the rest of it is packed.
+/// `schedule` of a step that admits a fully cached prompt: it is looked up, its blocks are shared, and its
+/// last token is packed.
 fn cached_prompt(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("start of a cached prompt");
     for num_tokens in [1024, 32_768] {
@@ -126,7 +126,11 @@ fn cached_prompt(criterion: &mut Criterion) {
             bencher.iter_custom(|num_starts| {
                 let one = |_| {
                     let (took, num_computed) = start(&mut engine);
-                    assert_eq!(num_computed, Tokens(1), "all is found but the last token");
+                    assert_eq!(
+                        num_computed,
+                        Tokens(1),
+                        "everything but the last token is reused"
+                    );
                     took
                 };
                 (0..num_starts).map(one).sum()

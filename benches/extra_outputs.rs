@@ -1,8 +1,8 @@
-//! What it costs to know more than tokens: whole steps of the demo model, with and without.
+//! The cost of extra outputs: whole steps of the demo model, with and without.
 //!
-//! `cargo bench --bench extra_outputs`. A generation step of 8 sequences, and a context of 512 tokens; the model is
-//! small (vocabulary 1536), so that extra outputs weigh more than it does anywhere else. The last group
-//! is the work on one row of a vocabulary of Llama 3's size.
+//! `cargo bench --bench extra_outputs`. A generation step of 8 sequences, and a context of 512 tokens. The
+//! model is small (vocabulary 1536), so that extra outputs weigh more than with any other model. The last
+//! group is the work on one row of logits of a vocabulary of Llama 3's size.
 
 mod support;
 
@@ -20,7 +20,7 @@ const NUM_REQUESTS: u32 = 8;
 const NUM_PROMPT_TOKENS: u32 = 512;
 const VOCAB_SIZE: usize = 128_256;
 
-/// Everything that can be asked for, by itself.
+/// Every extra output on its own.
 fn asks() -> [(&'static str, OutputOptions); 6] {
     let log_probs = |num_top| OutputOptions {
         log_probs: Some(num_top),
@@ -66,7 +66,7 @@ fn config() -> EngineConfig {
     }
 }
 
-/// An engine to which so many equal requests were added.
+/// An engine with `num_requests` equal requests.
 fn engine(num_requests: u32, num_prompt_tokens: u32, outputs: OutputOptions) -> Engine {
     let mut engine = Engine::new(config());
     for id in 0..num_requests {

@@ -1,9 +1,10 @@
 //! Microseconds per token of a guide, over a vocabulary of Llama 3's size.
 //!
-//! `cargo bench --bench guidance`. *Worked out* is what overlaps the model: which tokens may follow an
-//! output that has grown by one token. *Applied* is what the sampler waits for when that is done. Each figure
-//! is the mean over one output of the guide, from its first token to its last. *Step* is what several sequences of
-//! one request have worked out in a step, in which each grows by one token: the mean over outputs of 128 tokens.
+//! `cargo bench --bench guidance`. *Worked out* is the part that overlaps the model: computing which tokens
+//! may follow an output that has grown by one token. *Applied* is the part that the sampler waits for. Each
+//! figure is the mean over one output of the guide, from its first token to its last. *Step* is the
+//! computation for several sequences of one request in a step that adds one token to each: the mean over
+//! outputs of 128 tokens.
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
@@ -82,7 +83,7 @@ fn guidance(criterion: &mut Criterion) {
     let _ = std::fs::remove_dir_all(dir);
 }
 
-/// So many texts of words, no two alike, `OUTPUT_LEN` tokens each.
+/// `num` texts of words, all different, `OUTPUT_LEN` tokens each.
 fn outputs(tokenizer: &Tokenizer, num: usize) -> Vec<Vec<u32>> {
     let words = ["fox", "tree", "little", "quick", "house", "dragon", "girl"];
     let text = |sequence: usize| -> String {
@@ -94,8 +95,8 @@ fn outputs(tokenizer: &Tokenizer, num: usize) -> Vec<Vec<u32>> {
     (0..num).map(|n| tokens(n)[..OUTPUT_LEN].to_vec()).collect()
 }
 
-/// The mean time of the steps of `num` times all `outputs`, times `num`. Each step asks about all of them after
-/// one token more.
+/// Mean time of the steps of all `outputs`, times `num`. Each step computes the masks of all outputs after
+/// one more token.
 fn steps(num: u64, guide: impl Fn() -> Guide, outputs: &[Vec<u32>]) -> Duration {
     let mut time = Duration::ZERO;
     for _ in 0..num {
@@ -112,7 +113,7 @@ fn steps(num: u64, guide: impl Fn() -> Guide, outputs: &[Vec<u32>]) -> Duration 
     time / OUTPUT_LEN as u32
 }
 
-/// The time of `num` tokens, one output after the other, in one half of the work.
+/// Time of `num` tokens, one output after the other, for one half of the work.
 fn timed(num: u64, guide: &Guide, tokens: &[u32], applied: bool) -> Duration {
     let mut logits = vec![0.0f32; VOCAB_SIZE];
     let mut time = Duration::ZERO;
@@ -125,14 +126,14 @@ fn timed(num: u64, guide: &Guide, tokens: &[u32], applied: bool) -> Duration {
         guide
             .0
             .restrict(black_box(&mut logits), generated)
-            .expect("it fits");
+            .expect("the mask has the size of the vocabulary");
         time += if applied {
             start.elapsed() - prepared
         } else {
             prepared
         };
         if let Some(&token) = tokens.get(generated.len()) {
-            assert_eq!(logits[token as usize], 0.0, "the next token is let through");
+            assert_eq!(logits[token as usize], 0.0, "the next token is allowed");
         }
     }
     time
@@ -150,7 +151,7 @@ fn guide(compiler: &Compiler, spec: &GuideSpec) -> Guide {
         .expect("a good guide")
 }
 
-/// A byte-level tokenizer of as many words, whole and in parts, with and without a space before.
+/// A byte-level tokenizer with `VOCAB_SIZE` words, whole and in parts, with and without a leading space.
 fn tokenizer_folder() -> PathBuf {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1/tokenizer.json");

@@ -1,9 +1,10 @@
-//! How near the CPU kernels come to the machine: `cargo bench --bench kernels [-- FILTER]`. The environment
-//! may name THREADS, SIMD and, for attention, the positions of a BLOCK_SIZE and a KV_DTYPE.
+//! Throughput of the CPU kernels relative to the machine: `cargo bench --bench kernels [-- FILTER]`. The
+//! environment variables THREADS and SIMD set the machine's part; BLOCK_SIZE (positions per block) and
+//! KV_DTYPE apply to attention.
 //!
-//! Each figure stands beside the limit measured in the same run on the same threads: the rate at which
-//! registers can be multiplied, and the rate at which memory can be read. Weights are taken from several
-//! matrices in turn, so that they come from memory as in a model and not from the cache.
+//! Each figure is compared with a limit measured in the same run on the same threads: peak arithmetic
+//! throughput and memory read bandwidth. Each call uses the next of several weight matrices, so that weights
+//! come from memory, as in a model, and not from the cache.
 
 use std::num::NonZeroUsize;
 
@@ -62,25 +63,25 @@ fn main() {
     }
 }
 
-/// An option of the run.
+/// An option from the environment.
 fn env(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// What the machine can do, and the figures beside it.
+/// The machine's limits, to compare figures with.
 struct Bench {
     limits: Limits,
     clock: Clock,
 }
 
 impl Bench {
-    /// Seconds of one call.
+    /// Time of one call, in seconds.
     fn time(&self, body: impl FnMut()) -> f64 {
         seconds_of(self.clock, body)
     }
 
     fn row(&self, what: &str, seconds: f64, flops: f64, bytes: f64) {
-        // The time that the nearer limit would allow.
+        // The time at the limit that binds.
         let limits = &self.limits;
         let best = limits.seconds(bytes, flops, limits.bf16_flops);
         println!(
@@ -107,7 +108,7 @@ fn gemm(cpu: &mut Cpu, bench: &Bench, k: usize, n: usize) {
         .flat_map(|value| value.to_le_bytes())
         .collect();
     let raw = RawMatrix::new(Dtype::Bf16, n, k, &bytes);
-    // Together larger than any last-level cache that this is likely to run on.
+    // Together larger than any likely last-level cache.
     let num_copies = (192 << 20) / bytes.len() + 2;
     let copies: Vec<_> = (0..num_copies)
         .map(|_| {
@@ -228,7 +229,7 @@ fn attend(
         cpu.paged_attention(q, &params, &batch, &cache, layer, &mut out);
         layer = (layer + 1) % num_layers;
     });
-    // Scores and weighted values of what each query sees.
+    // Scores and weighted values over the positions that each query attends to.
     let seen: usize = (0..chunk).map(|i| kv_len - i).sum();
     let flops = (num_sequences * seen * shape.q_len() * 4) as f64;
     let bytes_per_position = KvCache::bytes_per_block(&layout, 1) as f64 / block_size as f64;
@@ -244,7 +245,8 @@ fn attend(
     bench.row(&what, seconds, flops, bytes);
 }
 
-/// What it costs to hand out work and to wait until all is done, within a turn and with one for each run.
+/// The cost of starting work on the pool and waiting for all threads, within a turn and with a turn for each
+/// run.
 fn barrier(num_threads: usize, bench: &Bench) {
     let mut pool = Pool::new(num_threads).expect("threads");
     let mut units = vec![(); num_threads];
@@ -263,7 +265,7 @@ fn barrier(num_threads: usize, bench: &Bench) {
     }
 }
 
-/// The operations between, whose limit is not worth naming: their time is.
+/// The small operations in between. Their time matters, not their distance from a limit.
 fn small(cpu: &mut Cpu, bench: &Bench) {
     let report = |what: &str, m: usize, seconds: f64| {
         println!("{:44} {:9.2} us", format!("{what} m={m}"), seconds * 1e6);
@@ -289,7 +291,7 @@ fn small(cpu: &mut Cpu, bench: &Bench) {
             block_size: BlockSize::new(32).expect("not zero"),
             dtype: env("KV_DTYPE").map_or(KvDtype::Bf16, |name| name.parse().expect("a type")),
         };
-        // Sequences of one token each, as in generation.
+        // Sequences with one token each, as in generation.
         let mut cache = KvCache::new(layout, 1, m).expect("memory");
         let tables: Vec<_> = (0..m as u32).map(BlockId).collect();
         let spans: Vec<_> = (0..m as u32)

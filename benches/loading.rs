@@ -1,11 +1,11 @@
-//! How near a load comes to reading its files once: `MODEL=DIR cargo bench --bench loading`.
+//! Load time of a checkpoint relative to reading its files once: `MODEL=DIR cargo bench --bench loading`.
 //!
-//! `PRECISION=int8` or `int4` rounds the weights, and with `CACHE=FILE` as well they are kept there: the first round
-//! writes the file if it is not there, the others read it.
+//! `PRECISION=int8` or `int4` rounds the weights. With `CACHE=FILE` they are also cached there: the first
+//! round writes the file if it is missing, the others read it.
 //!
-//! Each round reads the checkpoint's weights into a small buffer, on as many threads as compute, and then
-//! loads it. All rounds but the first find the files in the system's cache. Memory is what the process has
-//! besides files, less what it had before, at its peak; it is looked at every millisecond.
+//! Each round reads the checkpoint's weights into a small buffer, with as many threads as compute, and then
+//! loads it. All rounds but the first find the files in the system's cache. Memory is the process's peak of
+//! anonymous memory, minus its value before the load, sampled every millisecond.
 
 mod support;
 
@@ -30,7 +30,7 @@ fn main() {
     let num_threads = Cpu::new(&CpuOptions::default())
         .expect("a processor")
         .num_threads();
-    // Room for next to nothing, so that the weights are what is measured.
+    // Minimal limits, so that only the weights are measured.
     let config = EngineConfig {
         max_num_requests: 1,
         max_seq_len: Tokens(32),
@@ -42,7 +42,7 @@ fn main() {
     let precision = std::env::var("PRECISION").ok().map(|name| match &*name {
         "int8" => WeightPrecision::new(CodeBits::Eight),
         "int4" => WeightPrecision::new(CodeBits::Four),
-        other => panic!("PRECISION={other} is neither int8 nor int4"),
+        other => panic!("PRECISION={other} is not int8 or int4"),
     });
     let cache = std::env::var_os("CACHE").map(PathBuf::from);
     println!("{:.1} MB, {num_threads} threads", num_bytes as f64 / 1e6);
@@ -81,7 +81,7 @@ fn main() {
     }
 }
 
-/// The checkpoint's weights, and their sizes.
+/// The checkpoint's weight files, and their sizes.
 fn weight_files(dir: &Path) -> Vec<(PathBuf, u64)> {
     let entries = fs::read_dir(dir).expect("a folder");
     entries
@@ -94,7 +94,7 @@ fn weight_files(dir: &Path) -> Vec<(PathBuf, u64)> {
         .collect()
 }
 
-/// Reads all files, each in as many pieces as there are threads.
+/// Reads all files; each thread reads its own part.
 fn read_once(files: &[(PathBuf, u64)], num_threads: usize) {
     std::thread::scope(|scope| {
         for thread in 0..num_threads as u64 {
@@ -112,7 +112,7 @@ fn read_once(files: &[(PathBuf, u64)], num_threads: usize) {
     });
 }
 
-/// The most memory that the process takes besides files until `stop`, less what it has now.
+/// Peak of the process's anonymous memory until `stop`, minus its current value.
 fn watch(stop: &AtomicBool) -> u64 {
     let before = anonymous_bytes();
     let mut peak = before;

@@ -1,4 +1,4 @@
-/* Processors that change nothing, to measure what the way to them costs. */
+/* Processors that change nothing, to measure the cost of calling them. */
 
 #include "inflight_logits_processor.h"
 

@@ -1,8 +1,8 @@
-//! What a logits post-processor costs: one token over a vocabulary of Llama 3's size, and whole steps of the
+//! The cost of a logits post-processor: one token over a vocabulary of Llama 3's size, and whole steps of the
 //! demo model.
 //!
-//! `cargo bench --bench processors`; it needs a C compiler. The library's processors change nothing, so that what
-//! is measured is the way to them and back: a copy between guards, the call, the checks.
+//! `cargo bench --bench processors`; needs a C compiler. The library's processors change nothing, so only the
+//! cost of calling them is measured: a copy between guard pages, the call, the checks.
 
 mod support;
 
@@ -22,7 +22,7 @@ use support::{NUM_STEPS, demo_model, generation_steps, logits};
 const VOCAB_SIZE: usize = 128_256;
 const NUM_REQUESTS: u32 = 8;
 
-/// What all requests of a step ask for, or one of them: name and arguments.
+/// Processor of all requests of a step, or of one of them: name and arguments.
 const KINDS: [(&str, &str); 5] = [
     ("", ""),
     ("ban_tokens", r#"{"tokens": [5, 6, 7]}"#),
@@ -62,7 +62,7 @@ fn sampling(processors: &PostProcessors, id: u64, name: &str, arguments: &str) -
     }
 }
 
-/// One step's rows, one after the other.
+/// The rows of one step, in sequence.
 fn rows(criterion: &mut Criterion) {
     let processors = PostProcessors::with_library(&library()).expect("it opens");
     let logits = logits(VOCAB_SIZE);
@@ -112,7 +112,7 @@ fn config() -> EngineConfig {
     }
 }
 
-/// An engine to which eight requests were added.
+/// An engine with eight requests.
 fn engine(processors: &PostProcessors, name: &str, arguments: &str) -> Engine {
     let mut engine = Engine::new(config());
     for id in 0..u64::from(NUM_REQUESTS) {

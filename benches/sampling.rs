@@ -1,8 +1,8 @@
 //! Microseconds per token of the sampler, over a vocabulary of Llama 3's size.
 //!
-//! `cargo bench --bench sampling`. Two shapes of logits: *peaked*, as a language model gives them (a
-//! few likely tokens over a long tail), and *flat*, normally distributed, where a nucleus holds tens
-//! of thousands of tokens: the worst that a client can ask for.
+//! `cargo bench --bench sampling`. Two shapes of logits: *peaked*, as from a language model (a few likely
+//! tokens over a long tail), and *flat*, normally distributed, where a nucleus has tens of thousands of
+//! tokens: the worst case that a client can cause.
 
 use std::hint::black_box;
 
@@ -113,7 +113,7 @@ fn sampling(criterion: &mut Criterion) {
     }
 }
 
-/// The logarithm of a Zipf distribution in a scattered order, with a little noise.
+/// The logarithms of a Zipf distribution in random order, with a little noise.
 fn peaked() -> Vec<f32> {
     let noise = flat();
     (0..VOCAB_SIZE)
@@ -124,7 +124,7 @@ fn peaked() -> Vec<f32> {
         .collect()
 }
 
-/// Normally distributed numbers, from a linear congruential generator.
+/// Normally distributed numbers from a linear congruential generator.
 fn flat() -> Vec<f32> {
     let mut state = 1u64;
     let mut uniform = || {

@@ -1,14 +1,14 @@
-//! What guessing at tokens gains and costs: generation with and without, by how many requests there are.
+//! Gain and cost of speculation: generation with and without, by number of requests.
 //!
-//! `cargo bench --bench speculation -- [MODEL_DIR]`, by default over the demo model. Each figure is the best of
-//! three runs, in output tokens a second, and the share of guesses that were right:
+//! `cargo bench --bench speculation -- [MODEL_DIR]`; the default is the demo model. Each figure is the best
+//! of three runs: output tokens per second, and the share of accepted draft tokens:
 //!
-//! - `told again`: greedy, after a story of the model's own that begins once more; looked up;
-//! - `all right`: greedy, with the whole answer as what the request expects;
-//! - `all wrong`: tokens drawn nearly at random, looked up by single tokens.
+//! - `told again`: greedy, after a story by the model itself whose beginning is repeated; prompt lookup;
+//! - `all right`: greedy, with the whole answer as the request's expected output;
+//! - `all wrong`: tokens sampled almost at random, lookup by single tokens.
 //!
-//! Each next to the same without guesses. The last lines are the engine's own time for a step, with nothing to
-//! compute, where the last tokens are looked for in long texts.
+//! Each is compared with the same run without drafts. The last lines are the engine's own time per step,
+//! without a model, when it looks up the last tokens in long texts.
 
 mod support;
 
@@ -67,11 +67,11 @@ fn main() {
     }
 }
 
-/// A beginning, how the model goes on, and the beginning once more.
+/// A beginning, the model's continuation, and the beginning again.
 fn story_that_begins_again(checkpoint: &ModelSource, folder: &Path) -> Vec<TokenId> {
     let encode = |text, is_first| match Tokenizer::load(folder) {
         Ok(tokenizer) => tokenizer.encode(text, is_first).expect("tokens"),
-        // A model without a tokenizer is one without meaning, too: any tokens do.
+        // A model without a tokenizer has no meaningful texts: any tokens do.
         Err(_) => (5..20).collect(),
     };
     let bench = Bench {
@@ -94,7 +94,7 @@ struct Bench<'a> {
     num_requests: u32,
 }
 
-/// What a run came to.
+/// The results of a run.
 #[derive(Clone, Default)]
 struct Run {
     tokens_per_second: f64,
@@ -120,7 +120,7 @@ impl Bench<'_> {
             None => off.answers.clone(),
         };
         let on = self.best(Some(speculation), prompt, temperature, &expected);
-        assert_eq!(on.answers, off.answers, "guesses change nothing");
+        assert_eq!(on.answers, off.answers, "drafts do not change the output");
         println!(
             "| {} | {what} | {:.0} | {:.0} | {:.0} % |",
             self.num_requests,
@@ -183,7 +183,7 @@ impl Bench<'_> {
     }
 }
 
-/// Serves all requests. The clock runs from when the last prompt is computed.
+/// Serves all requests. The clock starts when the last prompt is computed.
 fn generate(engine: &mut Engine, runner: &mut CpuRunner) -> Run {
     let (mut output, mut events) = (StepOutput::default(), Vec::new());
     let mut start = Instant::now();
@@ -217,8 +217,8 @@ fn generate(engine: &mut Engine, runner: &mut CpuRunner) -> Run {
     run
 }
 
-/// The engine's time for a step of 64 sequences that end with `len` different tokens, of which one in 50 is
-/// the last: the rest of the n-gram never fits.
+/// The engine's time for a step of 64 sequences that end with `len` different tokens, one in 50 of which is
+/// the last token: the rest of the n-gram never matches.
 fn engine_step(len: u32, is_on: bool) -> Duration {
     const NUM_REQUESTS: u32 = 64;
     const NUM_STEPS: u32 = 200;
@@ -254,8 +254,8 @@ fn engine_step(len: u32, is_on: bool) -> Duration {
         let scheduled = start.elapsed();
         output.clear();
         for planned in decided.sequences() {
-            assert_eq!(planned.num_drafts, 0, "nothing is found");
-            // The last token is that of the prompts, and the one before it another each time.
+            assert_eq!(planned.num_drafts, 0, "the lookup finds nothing");
+            // The last token is the prompts' last one; the one before it is always different.
             let token = if step % 2 == 0 { 7 } else { 1_000_000 + step };
             output.sampled.push((planned.slot, Sampled::Token(token)));
         }

@@ -1,11 +1,11 @@
-//! The batch manager without Triton: a file of prompts in, answers out as they end.
+//! The batch manager without Triton: reads a file of prompts and prints each answer when it is complete.
 //!
 //! ```text
 //! cargo run --release --example prompts -- model_repository/stories/1 prompts.txt
 //! ```
 //!
-//! Every line of the file is a prompt; `-` reads standard input. The application is a few callbacks: what
-//! a server would do with sockets, this does with a file.
+//! Every line of the file is a prompt; `-` reads standard input. The application is a set of callbacks; a
+//! server would do the same with sockets.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
@@ -41,9 +41,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A batch manager for up to 8 requests at a time.
+/// A batch manager with up to 8 requests in flight.
 fn batch_manager(checkpoint: &ModelSource) -> Result<BatchManager, Box<dyn Error>> {
-    let block_size = BlockSize::new(32).ok_or("a block has positions")?;
+    let block_size = BlockSize::new(32).ok_or("the block size is zero")?;
     let max_seq_len = Tokens(checkpoint.spec().max_seq_len() as u32);
     let max_num_requests = 8;
     let config = EngineConfig {
@@ -59,7 +59,7 @@ fn batch_manager(checkpoint: &ModelSource) -> Result<BatchManager, Box<dyn Error
     Ok(BatchManager::new(config, Runner::Cpu(Box::new(runner)))?)
 }
 
-/// The prompts that wait, and the answers in the making.
+/// The waiting prompts, and the answers in progress.
 struct Application<'a> {
     tokenizer: &'a Tokenizer,
     waiting: VecDeque<NewRequest>,
@@ -134,10 +134,7 @@ impl Callbacks for Application<'_> {
     }
 
     fn reject_duplicate(&mut self, duplicate: Submission) {
-        unreachable!(
-            "every line has an id of its own, {} too",
-            duplicate.request.id
-        );
+        unreachable!("every line has its own id, also {}", duplicate.request.id);
     }
 
     fn return_stats(&mut self, stats: &StepStats) {

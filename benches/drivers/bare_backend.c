@@ -1,11 +1,11 @@
-/* The least that a backend with iterative sequences can do: every Execute call sleeps for the step and reschedules
- * its requests. What it costs besides the sleep is the server's own, and so the limit for every such backend.
+/* The minimal backend for iterative sequences: every Execute call sleeps for one step and reschedules its requests.
+ * Its overhead besides the sleep is the server's own, and so the lower bound for every such backend.
  *
- * It is no model: a request ends after BARE_STEPS steps with a response of one token. The environment says how long a
- * step is (BARE_STEP_US), how many a request has (BARE_STEPS) and where its records go (BARE_RECORDS), which have
- * those fields of the statistics file that the bench reads. Only for `cargo xtask bench steps`.
+ * It has no model: a request ends after BARE_STEPS steps with a response of one token. Environment variables set the
+ * step time (BARE_STEP_US), the steps per request (BARE_STEPS) and the file for its records (BARE_RECORDS), which have
+ * the fields of the statistics file that the benchmark reads. Only for `cargo xtask bench steps`.
  *
- * Declarations after Triton's `tritonbackend.h` and `tritonserver.h`, reduced to what is used.
+ * The declarations follow Triton's `tritonbackend.h` and `tritonserver.h`, reduced to what is used.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -31,13 +31,13 @@ TRITONSERVER_Error* TRITONBACKEND_OutputBuffer(Output*, void**, uint64_t, int*, 
 TRITONSERVER_Error* TRITONBACKEND_ResponseSend(Response*, uint32_t, TRITONSERVER_Error*);
 TRITONSERVER_Error* TRITONBACKEND_ResponseFactoryDelete(Factory*);
 
-/* As the synthetic runner: a thread may sleep longer than it asked to, so the rest of a wait is spun. */
+/* Like the synthetic runner: a sleep may overrun, so the end of a wait spins. */
 enum { SLEEP_SLACK_US = 150, MAX_RECORDS = 4096, MAX_SEQUENCES = 1024 };
 
 static struct { double start_us, step_us, model_us; unsigned num_requests; } records[MAX_RECORDS];
 static unsigned num_records;
 
-/* Of the sequences in flight, their correlation ids and the steps that are left. */
+/* Correlation ids of the sequences in flight, and their remaining steps. */
 static struct { uint64_t id; long steps_left; } sequences[MAX_SEQUENCES];
 static unsigned num_sequences;
 
@@ -62,7 +62,7 @@ static void wait_until(double end_us) {
   }
 }
 
-/* Whether this was the last step of the sequence. */
+/* Returns whether this was the last step of the sequence. */
 static int is_last_step(uint64_t id) {
   unsigned place = 0;
   while (place < num_sequences && sequences[place].id != id) place++;

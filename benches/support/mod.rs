@@ -1,6 +1,6 @@
-//! What the benches of whole steps share: the demo model, a step and its time, logits like a model's.
+//! Shared by the benchmarks of whole steps: the demo model, timed steps, realistic logits.
 
-// Each bench is a program of its own, and none uses all of it.
+// Each benchmark is a separate program that uses only a part of this.
 #![allow(dead_code)]
 
 use std::path::PathBuf;
@@ -10,14 +10,14 @@ use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{Engine, EngineConfig, StepOutput};
 use triton_inflight::runner::{CpuRunner, ModelSource, RunnerLimits};
 
-/// Generation steps that are taken of one engine, at most.
+/// Maximum number of generation steps per engine.
 pub const NUM_STEPS: u32 = 200;
 
 pub fn demo_folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1")
 }
 
-/// The demo model, for an engine of this configuration.
+/// The demo model, loaded for an engine with this configuration.
 pub fn demo_model(config: &EngineConfig) -> CpuRunner {
     let checkpoint = ModelSource::open(&demo_folder()).expect("the demo model opens");
     runner(&checkpoint, config)
@@ -28,7 +28,7 @@ pub fn runner(checkpoint: &ModelSource, config: &EngineConfig) -> CpuRunner {
     CpuRunner::new(checkpoint, limits, &CpuOptions::default()).expect("the model loads")
 }
 
-/// One step, and how long engine and runner took for it.
+/// Runs one step; returns the time of engine and runner.
 pub fn step(engine: &mut Engine, runner: &mut CpuRunner) -> Duration {
     let (mut output, mut events) = (StepOutput::default(), Vec::new());
     let start = Instant::now();
@@ -40,8 +40,8 @@ pub fn step(engine: &mut Engine, runner: &mut CpuRunner) -> Duration {
     start.elapsed()
 }
 
-/// How long `num_steps` generation steps take, of as many engines as they need, whose contexts are all one
-/// step.
+/// Time of `num_steps` generation steps. Makes as many engines as needed; the contexts of each are one step,
+/// which is not counted.
 pub fn generation_steps(
     num_steps: u64,
     runner: &mut CpuRunner,
@@ -59,7 +59,7 @@ pub fn generation_steps(
     total
 }
 
-/// Logits of a vocabulary, a few tokens of which are likely and most are not, in no order.
+/// Logits of a vocabulary in random order: a few tokens are likely, most are not.
 pub fn logits(vocab_size: usize) -> Vec<f32> {
     (0..vocab_size)
         .map(|id| 10.0 - 1.5 * ((id * 50_021 % vocab_size + 1) as f32).ln())

@@ -1,8 +1,8 @@
-/* The batch manager in an application in C: prompts of token ids in, answers out as they end.
+/* The batch manager in an application in C: reads prompts of token ids and prints each answer when it is complete.
  *
  *     embed CHECKPOINT_FOLDER NUM_NEW_TOKENS "1 2 3" "4 5" ...
  *
- * Each prompt is a request; every second one streams. Prints a line for each response, `ID: TOKEN ... [final]`, and at
+ * Each prompt is a request; every second one streams. Prints a line per response, `ID: TOKEN ... [final]`, and at
  * the end the number of statistics records. */
 
 #include <stdint.h>
@@ -22,7 +22,7 @@ struct application {
   int num_records;
 };
 
-/* Adds as many of the prompts that wait as the manager has room for. */
+/* Adds waiting prompts until the manager has no more room. */
 static int32_t get_requests(void *context, int32_t max_num_requests, inflight_batch *batch) {
   struct application *application = context;
   for (int32_t n = 0; n != max_num_requests && application->num_sent < application->num_prompts; n++) {
@@ -72,7 +72,7 @@ static void send_response(void *context, uint64_t request_id, const inflight_ten
     const int32_t *ids = find(tensors, num_tensors, "output_ids")->data;
     const int64_t num_ids = find(tensors, num_tensors, "output_ids")->shape[2];
     const int32_t length = *(const int32_t *)find(tensors, num_tensors, "sequence_length")->data;
-    /* A whole answer is filled up to max_seq_len. */
+    /* A whole answer is padded to max_seq_len. */
     for (int64_t n = 0; n < num_ids && n < length; n++) {
       printf(" %d", ids[n]);
     }

@@ -1,4 +1,4 @@
-/* Logits post-processors in C: one without a state, one with arguments, and one for all requests of a step at once. */
+/* Logits post-processors in C: a stateless one, one with arguments, and one called once per step for all requests. */
 
 #include <math.h>
 #include <stdio.h>
@@ -6,7 +6,7 @@
 
 #include "inflight_logits_processor.h"
 
-/* avoid_last: the token that came last does not come again. */
+/* avoid_last: excludes the most recent token. */
 
 static void avoid_last_of(inflight_logits_entry *entry) {
   const uint32_t last = entry->tokens[entry->num_tokens - 1];
@@ -19,7 +19,7 @@ static int32_t avoid_last(void *context, inflight_logits_entry *entry) {
   return 0;
 }
 
-/* avoid_last_batched: the same, called once a step. */
+/* avoid_last_batched: the same, called once per step. */
 
 static void avoid_last_batched(void *context, inflight_logits_entry *entries, size_t num_entries) {
   (void)context;
@@ -28,7 +28,7 @@ static void avoid_last_batched(void *context, inflight_logits_entry *entries, si
   }
 }
 
-/* at_most: a token occurs at most so many times in the output. Arguments: TOKEN COUNT */
+/* at_most: limits how many times a token occurs in the output. Arguments: TOKEN COUNT */
 
 typedef struct at_most_state {
   uint32_t token;
@@ -49,7 +49,7 @@ static int32_t at_most_create(void *context, const inflight_logits_request *requ
   }
   at_most_state *made = malloc(sizeof *made);
   if (made == NULL) {
-    snprintf(error, INFLIGHT_LOGITS_ERROR_SIZE, "no memory");
+    snprintf(error, INFLIGHT_LOGITS_ERROR_SIZE, "out of memory");
     return 2;
   }
   *made = given;

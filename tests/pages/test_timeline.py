@@ -170,7 +170,7 @@ def test_so_many_columns_are_drawn_as_were_asked_for(browser, small, tmp_path):
     page = Painted(browser, draw(tmp_path, small, "--max-columns", 7), 900)
     assert "One column is 3 steps" in page.words
     assert len(page.targets) == 7
-    assert page.targets[0].title.startswith("steps 1 to 3: at most")
+    assert page.targets[0].title.startswith("steps 1 to 3: up to")
 
 
 def test_a_cache_without_blocks_is_not_drawn(browser, small, tmp_path):
@@ -200,6 +200,6 @@ def test_what_cannot_be_drawn_is_refused_by_line_and_field(small, tmp_path):
     assert "line 2: missing field `Iteration Counter`" in refusal(tmp_path, good + bad)
     bad = good.replace('"context"', '"asleep"').replace('"waiting"', '"asleep"')
     assert "line 1: field 'Requests[0].stage': unknown variant `asleep`" in refusal(tmp_path, bad)
-    assert "no step from 7 to 9: the steps are 1 to 1" in refusal(tmp_path, good, "--steps", "7..9")
-    assert "there is no record in the file" in refusal(tmp_path, "")
-    assert "ends in .html or .svg" in refusal(tmp_path, good, out="page.png")
+    assert "no steps from 7 to 9: the file has steps 1 to 1" in refusal(tmp_path, good, "--steps", "7..9")
+    assert "the file has no records" in refusal(tmp_path, "")
+    assert "must end in .html or .svg" in refusal(tmp_path, good, out="page.png")

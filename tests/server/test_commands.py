@@ -109,7 +109,7 @@ def test_serve_says_why_a_model_keeps_the_server_from_starting(serve, repository
     assert status != 0
     assert served.process.stdout.read() == ""
     assert "did you mean 'max_num_tokens'" in log
-    assert "tritonserver ended by itself" in log
+    assert "tritonserver exited unexpectedly" in log
 
 
 def test_serve_refuses_a_port_that_is_taken(serve):

@@ -82,7 +82,7 @@ def test_the_examples_do_what_they_say(libraries):
     "model, name, arguments, words",
     [
         ("c", "at_most", "many", "'at_most' refuses them: 'many' is not TOKEN COUNT"),
-        ("rust", "avoid_recent", "0", "'0' is not a number of tokens of at least 1"),
+        ("rust", "avoid_recent", "0", "'0' is not a number of tokens, 1 or above"),
         ("rust", "avoid_recent", "5000", "logits post-processor 'avoid_recent': there are only 1536 tokens"),
         ("c", "avoid_lost", "", "did you mean 'avoid_last'?"),
         ("rogue", "refuses", "", "'refuses' refuses them: never"),

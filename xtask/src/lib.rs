@@ -1,7 +1,7 @@
-//! What the project's commands draw, as a library: the pictures in the documentation are made by tests.
+//! The drawing part of the commands, as a library for the tests that draw the documentation's pictures.
 
 pub mod schemes;
 pub mod timeline;
 
-/// What a command fails with: a text for whoever typed it.
+/// Errors are texts for the user.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -1,4 +1,4 @@
-//! The backend: built the way it ships, and laid out as a backend directory of Triton; the project's programs.
+//! Builds the backend as it ships, in the layout of a Triton backend directory, and the project's programs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,31 +9,31 @@ use crate::Result;
 use crate::process::{cargo, output};
 use crate::workspace::target;
 
-/// Builds `libtriton_inflight.so` and returns a backend directory that holds it.
+/// Builds `libtriton_inflight.so`; returns a backend directory that contains it.
 pub fn backend_directory() -> Result<PathBuf> {
     let library = build()?;
     let backends = target("backends");
     let folder = backends.join("inflight");
     fs::create_dir_all(&folder)?;
-    // A rename leaves the file alone that a running server may have mapped.
+    // Renaming over the file leaves the old one intact for a running server that has it mapped.
     let new = folder.join("libtriton_inflight.so.new");
     fs::copy(library, &new)?;
     fs::rename(new, folder.join("libtriton_inflight.so"))?;
     Ok(backends)
 }
 
-/// Builds `inflight-sim` (crates/simulator) with a profile of Cargo.toml and returns the program.
+/// Builds `inflight-sim` (crates/simulator) with a profile of Cargo.toml; returns the program's path.
 pub fn simulator(profile: &str) -> Result<PathBuf> {
     program("inflight-simulator", profile)
 }
 
-/// Builds the program that measures the library in process, and returns it.
+/// Builds the program that measures the library in process; returns its path.
 pub fn measure() -> Result<PathBuf> {
     program("inflight-measure", "release")
 }
 
-/// Builds this program and returns it. Where a test step asks for it, the file that was started may be gone:
-/// `cargo test --workspace` puts another build in its place.
+/// Builds this program; returns its path. Needed by test steps, because the running executable may be gone:
+/// `cargo test --workspace` replaces it with another build.
 pub fn xtask() -> Result<PathBuf> {
     program("xtask", "dev")
 }
@@ -46,11 +46,11 @@ fn program(package: &str, profile: &str) -> Result<PathBuf> {
     )?;
     artifacts(&messages)
         .find_map(|artifact| artifact["executable"].as_str().map(PathBuf::from))
-        .ok_or_else(|| format!("cargo built no {package}").into())
+        .ok_or_else(|| format!("cargo did not build {package}").into())
 }
 
-/// Builds the release library. With `rustc --crate-type cdylib` cargo passes the profile's LTO on, which it
-/// drops without a word from a plain `build` of a crate that is an rlib too (cargo issue 9672).
+/// Builds the release library with `rustc --crate-type cdylib`: a plain `build` of a crate that is also an
+/// rlib silently drops the profile's LTO (cargo issue 9672).
 fn build() -> Result<PathBuf> {
     let messages = output(cargo().args([
         "rustc",
@@ -65,10 +65,10 @@ fn build() -> Result<PathBuf> {
         .flatten()
         .filter_map(|file| file.as_str().map(PathBuf::from))
         .find(|file| file.ends_with("libtriton_inflight.so"))
-        .ok_or_else(|| "cargo built no libtriton_inflight.so".into())
+        .ok_or_else(|| "cargo did not build libtriton_inflight.so".into())
 }
 
-/// What cargo says that it has built.
+/// The artifacts in cargo's JSON messages.
 fn artifacts(messages: &str) -> impl Iterator<Item = Value> {
     messages
         .lines()

@@ -1,4 +1,4 @@
-//! The project's commands, `cargo xtask COMMAND`: they set up what they need below `target/`.
+//! The project's commands, `cargo xtask COMMAND`. They install what they need below `target/`.
 
 mod bench;
 #[cfg(feature = "bindings")]
@@ -29,27 +29,27 @@ struct Arguments {
 enum Command {
     /// Build the backend and serve a model repository with a real tritonserver, in the foreground
     Serve(serve::Options),
-    /// Run every test and check, or the named ones
+    /// Run all tests and checks, or the named ones
     Test(test::Options),
-    /// Look the dependencies up in RustSec's database of advisories; needs github.com
+    /// Check the dependencies against RustSec's advisory database; needs github.com
     Advisories,
     /// Measure the backend inside a real tritonserver, or its library in process
     #[command(subcommand)]
     Bench(bench::Bench),
-    /// Say where the time of a step goes, operation by operation
+    /// Profile a step operation by operation
     Profile(bench::Program),
-    /// Load a real tritonserver with good and bad clients for a long time, and check what must hold
+    /// Run a real tritonserver under load from good and bad clients for a long time, and check its invariants
     Soak(soak::Options),
-    /// Draw what every request did in every step of a run
+    /// Draw a timeline of every request in every step of a run
     Timeline(timeline::Options),
     /// Build the documentation as a site below target/book/, and check its links
     Book,
-    /// What docs/book.toml has mdBook run
+    /// The preprocessor that docs/book.toml makes mdBook run
     #[command(hide = true)]
     PreprocessBook { arguments: Vec<String> },
-    /// Write a checkpoint with random weights, to measure with
+    /// Write a checkpoint with random weights, for measurements
     MakeModel(make_model::Options),
-    /// Write src/triton/sys.rs anew from Triton's headers; needs libclang
+    /// Regenerate src/triton/sys.rs from Triton's headers; needs libclang
     Bindings,
 }
 
@@ -81,7 +81,7 @@ fn bindings() -> Result<()> {
     Ok(bindings::run()?)
 }
 
-/// Runs this command in a build of ours that has the generator.
+/// Runs this command in a build of xtask that includes the generator.
 #[cfg(not(feature = "bindings"))]
 fn bindings() -> Result<()> {
     process::run(process::cargo().args([

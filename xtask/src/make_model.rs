@@ -1,8 +1,8 @@
-//! `make-model`: checkpoints of a given shape with random weights, to measure with.
+//! `make-model`: checkpoints of a given shape with random weights, for measurements.
 //!
-//! What they say is noise; what they cost is real. Weights are drawn around zero with a deviation of
-//! 0.02 and norms are one, so that activations stay finite at any depth. The same shape gives the same
-//! bytes. Nothing larger than a few rows is ever in memory.
+//! The output is noise, but the cost is real. Weights are random with mean 0 and standard deviation 0.02, and
+//! norms are one, so that activations stay finite at any depth. The same shape gives the same bytes. Memory
+//! use is limited to a few rows.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -18,11 +18,11 @@ pub struct Options {
     /// llama-160m or llama-3.2-1b
     #[arg(long)]
     pub shape: String,
-    /// The folder to write, made where it is missing
+    /// The folder to write; created if it is missing
     pub dir: PathBuf,
 }
 
-/// What a checkpoint is made of.
+/// The shape of a checkpoint.
 struct Shape {
     name: &'static str,
     hidden: usize,
@@ -33,13 +33,13 @@ struct Shape {
     vocab: usize,
     tied: bool,
     theta: f64,
-    /// Whether it has Llama 3's scaling of rotary frequencies.
+    /// Whether it uses Llama 3's scaling of rotary frequencies.
     llama3_rope: bool,
     positions: usize,
 }
 
 const SHAPES: [Shape; 2] = [
-    // JackFram/llama-160m, but for its grouped key and value heads.
+    // JackFram/llama-160m, except for its grouped key and value heads.
     Shape {
         name: "llama-160m",
         hidden: 768,
@@ -71,17 +71,17 @@ const SHAPES: [Shape; 2] = [
 
 const BEGIN_ID: usize = 0;
 const END_ID: usize = 1;
-/// The first tokens of every vocabulary, by id.
+/// The first tokens of every vocabulary, in order of id.
 const SPECIAL_TOKENS: [&str; 2] = ["<s>", "</s>"];
 
-/// Writes a checkpoint of the named shape into `dir`, which is made where it is missing.
+/// Writes a checkpoint of the named shape into `dir`, which is created if it is missing.
 ///
 /// # Errors
-/// An unknown shape, and whatever the file system says.
+/// If the shape is unknown, or a file cannot be written.
 pub fn run(shape: &str, dir: &Path) -> Result<()> {
     let Some(shape) = SHAPES.iter().find(|known| known.name == shape) else {
         let known = SHAPES.map(|shape| shape.name).join(", ");
-        return Err(format!("unknown shape '{shape}'; known are {known}").into());
+        return Err(format!("unknown shape '{shape}'; known shapes: {known}").into());
     };
     fs::create_dir_all(dir)?;
     write_json(&dir.join("config.json"), &config(shape))?;
@@ -138,13 +138,13 @@ fn tokenizer_config() -> Value {
     })
 }
 
-/// A byte-level BPE of exactly `vocab` tokens that any text goes through unchanged: the special tokens,
-/// the 256 bytes, all pairs of lower-case letters, then pairs of such pairs as far as there is room.
+/// A byte-level BPE with exactly `vocab` tokens that encodes any text without loss: the special tokens, the
+/// 256 bytes, all pairs of lower-case letters, then pairs of these pairs until the vocabulary is full.
 fn tokenizer(vocab: usize) -> Result<Value> {
     let bytes: Vec<char> = (0..=u8::MAX).map(byte_char).collect();
     let letters: Vec<char> = ('a'..='z').collect();
     let space = byte_char(b' ');
-    // A word may bring the space before it; nothing ends with one.
+    // Words may start with a space; no token ends with one.
     let firsts = [&[space], letters.as_slice()].concat();
     let pairs: Vec<[String; 2]> = firsts
         .iter()
@@ -156,7 +156,10 @@ fn tokenizer(vocab: usize) -> Result<Value> {
     });
     let num_single = SPECIAL_TOKENS.len() + bytes.len();
     let Some(num_merges) = vocab.checked_sub(num_single) else {
-        return Err(format!("a vocabulary of {vocab} has no room for {num_single} tokens").into());
+        return Err(format!(
+            "a vocabulary of {vocab} tokens is smaller than the minimum of {num_single}"
+        )
+        .into());
     };
     let merges: Vec<[String; 2]> = pairs
         .iter()
@@ -166,7 +169,9 @@ fn tokenizer(vocab: usize) -> Result<Value> {
         .collect();
     if merges.len() < num_merges {
         let most = num_single + merges.len();
-        return Err(format!("a vocabulary of {vocab} is larger than {most}").into());
+        return Err(
+            format!("a vocabulary of {vocab} tokens is larger than the maximum of {most}").into(),
+        );
     }
     let tokens = SPECIAL_TOKENS
         .iter()
@@ -204,8 +209,8 @@ fn tokenizer(vocab: usize) -> Result<Value> {
     }))
 }
 
-/// The character that stands for a byte in a byte-level vocabulary (GPT-2): itself where it can be
-/// printed, else one from U+0100 on, in order.
+/// The character for a byte in a byte-level vocabulary (GPT-2): the byte's own character if it is printable,
+/// otherwise the next one from U+0100.
 fn byte_char(byte: u8) -> char {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if is_printable(byte) {
@@ -215,14 +220,14 @@ fn byte_char(byte: u8) -> char {
     char::from_u32(0x100 + num_before as u32).expect("a character")
 }
 
-/// What a tensor is filled with.
+/// Initial values of a tensor.
 #[derive(Clone, Copy, PartialEq)]
 enum Fill {
     Random,
     Ones,
 }
 
-/// Name, dimensions and values of every tensor, in the file's order.
+/// Name, dimensions and initial values of every tensor, in file order.
 fn tensors(shape: &Shape) -> Vec<(String, Vec<usize>, Fill)> {
     let (hidden, inter) = (shape.hidden, shape.inter);
     let kv = hidden / shape.heads * shape.kv_heads;
@@ -250,8 +255,8 @@ fn tensors(shape: &Shape) -> Vec<(String, Vec<usize>, Fill)> {
     tensors
 }
 
-/// Writes the weights as safetensors, and returns how many bytes they are. The file has its name only
-/// when it is whole.
+/// Writes the weights as safetensors; returns their number of bytes. The file gets its final name when it is
+/// complete.
 fn write_weights(path: &Path, shape: &Shape) -> Result<usize> {
     let tensors = tensors(shape);
     let mut header = Map::new();
@@ -288,7 +293,7 @@ fn write_weights(path: &Path, shape: &Shape) -> Result<usize> {
     Ok(num_bytes)
 }
 
-/// Rounds to bf16, to nearest even. `value` is finite.
+/// Rounds a finite value to bf16, ties to even.
 fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
@@ -306,10 +311,10 @@ impl Random {
         x ^ (x >> 31)
     }
 
-    /// Mean 0, deviation 1, near enough to normal for weights: the sum of four uniform numbers.
+    /// Approximately normal with mean 0 and standard deviation 1: the sum of four uniform numbers.
     fn normal(&mut self) -> f32 {
         const MEAN: f32 = 2.0 * 65_535.0;
-        // The deviation of one is 65536 / sqrt(12).
+        // The standard deviation of one of them is 65536 / sqrt(12).
         const DEVIATION: f32 = 2.0 * 65_536.0 / 3.464_101_6;
         let bits = self.next();
         let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xffff).sum();
@@ -327,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_weights_of_a_shape_have_the_size_that_its_name_promises() {
+    fn shapes_have_the_number_of_parameters_in_their_names() {
         for (shape, num_parameters) in SHAPES.iter().zip([152_980_224, 1_235_814_400]) {
             let num_elements: usize = tensors(shape)
                 .iter()
@@ -338,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn every_vocabulary_has_its_size_and_every_merge_makes_a_token() {
+    fn vocabularies_have_the_right_size_and_every_merge_is_a_token() {
         for shape in &SHAPES {
             let tokenizer = tokenizer(shape.vocab).expect("a tokenizer");
             let vocab = tokenizer["model"]["vocab"].as_object().expect("a map");

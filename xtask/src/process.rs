@@ -1,4 +1,4 @@
-//! Other programs: run to the end and checked, or started as children that cannot outlive us.
+//! Child processes: run to completion and checked, or started as children that end with this process.
 
 use std::ffi::OsStr;
 use std::io;
@@ -8,38 +8,39 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use crate::Result;
 use crate::workspace;
 
-/// A command that will run in the root of the checkout.
+/// A command that runs in the root of the checkout.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(workspace::root());
     command
 }
 
-/// The cargo that runs us.
+/// The cargo that runs this program.
 pub fn cargo() -> Command {
     command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Runs a command to its end. Its output goes to standard error: standard output is for results.
+/// Runs a command to completion. Its output goes to standard error, because standard output is for results.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = start(command.stdout(io::stderr()), Command::status)?;
     check(command, status)
 }
 
-/// Runs a command to its end with our standard output as its own.
+/// Runs a command to completion, with our standard output.
 pub fn run_to_stdout(command: &mut Command) -> Result<()> {
     let status = start(command.stdout(Stdio::inherit()), Command::status)?;
     check(command, status)
 }
 
-/// Runs a command to its end and returns what it printed.
+/// Runs a command to completion; returns its standard output.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = start(command.stderr(Stdio::inherit()), Command::output)?;
     check(command, output.status)?;
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Starts a child that gets SIGTERM when we die, however we die, and no signal from our terminal.
+/// Starts a child that gets SIGTERM when this process dies, for whatever reason, and no signals from our
+/// terminal.
 pub fn spawn_guarded(command: &mut Command) -> Result<Child> {
     let parent = std::process::id();
     command.process_group(0);
@@ -52,7 +53,7 @@ pub fn spawn_guarded(command: &mut Command) -> Result<Child> {
             }
             // The parent may have died before the call above took effect.
             if libc::getppid() as u32 != parent {
-                return Err(io::Error::other("the parent has died"));
+                return Err(io::Error::other("the parent process is gone"));
             }
             Ok(())
         });
@@ -60,13 +61,13 @@ pub fn spawn_guarded(command: &mut Command) -> Result<Child> {
     start(command, Command::spawn)
 }
 
-/// Asks a child to end.
+/// Sends SIGTERM to a child.
 pub fn terminate(child: &Child) {
     // SAFETY: kill(2) takes no pointers; the child has not been waited for, so the id is still its own.
     unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
 }
 
-/// How a process ended, in words.
+/// An exit status in words.
 pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),

@@ -1,4 +1,4 @@
-//! What `bench schemes` has measured, as a table and as a picture for the documentation.
+//! Results of `bench schemes`, as a table and as a picture for the documentation.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::Result;
 
-/// The columns of the table, with the figures that stand in them.
+/// Columns of the table: heading and figures.
 const COLUMNS: &[(&str, &[&str])] = &[
     ("requests/s", &["requests_per_s"]),
     ("output tokens/s", &["output_tokens_per_s"]),
@@ -20,14 +20,14 @@ const COLUMNS: &[(&str, &[&str])] = &[
     ("empty slots", &["empty_slot_share"]),
 ];
 
-/// A scheme under a load.
+/// Result of one scheme under one load.
 #[derive(Clone, Debug)]
 pub struct Row(Map<String, Value>);
 
-/// Reads rows, one JSON object a line.
+/// Reads rows, one JSON object per line.
 ///
 /// # Errors
-/// A line is none, or lacks something.
+/// If a line is not a row, or lacks a field.
 pub fn read(lines: &str) -> Result<Vec<Row>> {
     lines.lines().map(Row::read).collect()
 }
@@ -59,7 +59,7 @@ pub fn table(rows: &[Row]) -> String {
     table
 }
 
-/// The rows as an SVG picture: what can be done at most, and what it is like at a given load.
+/// The rows as an SVG picture: maximum throughput, and latencies at a given load.
 pub fn draw(rows: &[Row]) -> String {
     let panel = |load: &str, title: &str, figures: &[(&str, f64, &str)]| {
         let of_load: Vec<_> = rows.iter().filter(|row| row.text("load") == load).collect();
@@ -122,7 +122,7 @@ impl Row {
         self.0[name].as_f64().unwrap_or_default()
     }
 
-    /// A figure as the table shows it.
+    /// A figure as printed in the table.
     fn shown(&self, name: &str) -> String {
         let figure = self.figure(name);
         if name.ends_with("_share") {
@@ -134,7 +134,7 @@ impl Row {
         }
     }
 
-    /// Which load, in words.
+    /// The load in words.
     fn load(&self) -> String {
         match self.0.get("offered_requests_per_s").and_then(Value::as_f64) {
             Some(rate) => format!("open, {} requests/s", short(rate)),
@@ -142,7 +142,7 @@ impl Row {
         }
     }
 
-    /// What tells it from the others: the policy, where it is not the one that the schemes share.
+    /// The row's label: the scheme, or its policy if that is not the common one.
     fn name(&self) -> &str {
         match self.text("policy") {
             "static_batch" => "static_batch",
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_which_load_and_rounds_to_what_counts() {
+    fn the_table_names_the_load_and_rounds_figures() {
         let lines = [
             line("guaranteed_no_evict", "closed", "null"),
             line("static_batch", "open", "17.9"),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_has_throughput_of_the_closed_and_latencies_of_the_open_load() {
+    fn the_picture_shows_throughput_of_the_closed_load_and_latencies_of_the_open_load() {
         let lines = [
             line("guaranteed_no_evict", "closed", "null"),
             line("static_batch", "open", "17.9"),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_lacks_a_figure_is_refused_with_its_name() {
+    fn rejects_a_row_without_a_figure_and_names_the_figure() {
         let without = line("static_batch", "open", "17.9").replace("ttft_ms_p99", "ttft");
         let error = read(&without).expect_err("a figure is missing").to_string();
         assert!(error.starts_with("no ttft_ms_p99 in {"), "{error}");

@@ -14,7 +14,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::process::{command, describe, spawn_guarded, terminate};
 use crate::{Result, library, setup, workspace};
 
-/// How often the child and the signals are looked at.
+/// Polling interval for the child and for signals.
 const POLL: Duration = Duration::from_millis(50);
 
 #[derive(Args)]
@@ -30,7 +30,7 @@ pub struct Options {
     metrics_port: u16,
 }
 
-/// Serves until a signal comes or the server ends.
+/// Serves until a signal arrives or the server exits.
 pub fn run(options: &Options) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let repository = match &options.model_repository {
@@ -46,9 +46,9 @@ pub fn run(options: &Options) -> Result<()> {
         ("--grpc-port", options.grpc_port),
         ("--metrics-port", options.metrics_port),
     ] {
-        // Another server's answers must not pass for ours.
+        // Another server on the same port must not be mistaken for ours.
         TcpListener::bind((Ipv4Addr::LOCALHOST, port))
-            .map_err(|error| format!("{option} {port}: {error}; name another port"))?;
+            .map_err(|error| format!("{option} {port}: {error}; choose another port"))?;
     }
 
     for signal in [SIGINT, SIGTERM] {
@@ -75,12 +75,12 @@ pub fn run(options: &Options) -> Result<()> {
             return match (told_stop, status.success()) {
                 (true, true) => Ok(()),
                 (true, false) => Err(format!(
-                    "tritonserver was asked to stop and ended with {}; its log is above",
+                    "tritonserver was stopped and exited with {}; see its log above",
                     describe(status)
                 )
                 .into()),
                 (false, _) => Err(format!(
-                    "tritonserver ended by itself with {}; its log is above",
+                    "tritonserver exited unexpectedly with {}; see its log above",
                     describe(status)
                 )
                 .into()),
@@ -98,7 +98,8 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// Says that requests can be sent: one line on standard output, for programs; an example on standard error.
+/// Announces that the server is ready: one line on standard output for programs, an example request on
+/// standard error.
 fn announce(port: u16, repository: &Path) -> Result<()> {
     println!("ready http://127.0.0.1:{port}");
     std::io::stdout().flush()?;
@@ -116,7 +117,7 @@ fn announce(port: u16, repository: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether the server says that it and all its models are ready.
+/// Whether the server reports that it and all its models are ready.
 fn is_ready(port: u16) -> bool {
     let Ok(mut stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else {
         return false;

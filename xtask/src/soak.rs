@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: many clients, good and bad, for a long time, and what must hold meanwhile (tools/soak).
+//! `cargo xtask soak`: a long load from good and bad clients, with checks of the server's invariants
+//! (tools/soak).
 
 use std::path::PathBuf;
 
@@ -9,30 +10,30 @@ use crate::{Result, library, setup, workspace};
 
 #[derive(Args)]
 pub struct Options {
-    /// For how long
+    /// Duration of the load
     #[arg(long, value_name = "MINUTES", default_value_t = 10.0)]
     minutes: f64,
-    /// Another seed is other requests
+    /// Seed of the random requests
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Clients that behave, beside those that do not
+    /// Number of well-behaved clients, besides the bad ones
     #[arg(long, value_name = "N", default_value_t = 18)]
     clients: u32,
-    /// Seconds of load between two looks at the server when nothing runs
+    /// Seconds of load between two checks of the idle server
     #[arg(long, value_name = "SECONDS", default_value_t = 40.0)]
     round: f64,
-    /// Seconds between two gRPC calls that are cancelled, at least: Triton 2.51 itself may die of them
+    /// Minimum seconds between two cancelled gRPC calls: they can crash Triton 2.51 itself
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0)]
     cancel_every: f64,
-    /// A folder that does not exist yet, for the model repository and the server's logs
+    /// Keep the model repository and the server's logs in this folder, which must not exist
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// One JSON object on standard output, instead of lines
+    /// Print one JSON object on standard output instead of text
     #[arg(long)]
     json: bool,
 }
 
-/// Runs it, and prints what was tried; an error where something was found.
+/// Runs the soak test and prints a summary; an error if it found a problem.
 pub fn run(options: &Options) -> Result<()> {
     let mut script = command(setup::python()?);
     script

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every check and every test, each a named step, with a summary at the end.
+//! `cargo xtask test`: all checks and tests as named steps, with a summary at the end.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,24 +11,24 @@ use clap::{Args, ValueEnum};
 use crate::process::{cargo, command, run as run_command};
 use crate::{Result, book, library, setup, workspace};
 
-/// One check, in the order in which they run: the quick ones first.
+/// One check. They run in this order, quick ones first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Step {
-    /// The sources are formatted
+    /// Formatting of the sources
     Fmt,
-    /// Clippy has nothing to say
+    /// Clippy without warnings
     Clippy,
-    /// The documentation builds without warnings
+    /// The API documentation builds without warnings
     Doc,
-    /// Licences, sources and bans of the dependencies; `cargo xtask advisories` does the rest
+    /// Licences, sources and bans of the dependencies; `cargo xtask advisories` checks the rest
     Deny,
     /// The book builds, and no link in the documentation is broken
     Book,
     /// Unit, integration and documentation tests
     Unit,
-    /// The pages that commands draw, in a real browser
+    /// The pages drawn by commands, in a real browser
     Pages,
-    /// The backend in a real tritonserver, with the real clients
+    /// The backend in a real tritonserver, with real clients
     Server,
 }
 
@@ -37,12 +37,12 @@ pub struct Options {
     /// The steps to run [default: all]
     #[arg(value_enum)]
     steps: Vec<Step>,
-    /// Arguments for pytest, in the steps `pages` and `server`
+    /// Arguments for pytest in the steps `pages` and `server`
     #[arg(last = true, value_name = "PYTEST ARGUMENTS")]
     pytest: Vec<String>,
 }
 
-/// Runs the steps, all of them even when one fails.
+/// Runs all steps, even if one fails.
 pub fn run(options: &Options) -> Result<()> {
     if let Err(error) = fs::remove_file(skipped_tests_file())
         && error.kind() != ErrorKind::NotFound
@@ -77,7 +77,7 @@ pub fn run(options: &Options) -> Result<()> {
     if report.iter().all(|(_, passed, _)| *passed) {
         Ok(())
     } else {
-        Err("not everything passed".into())
+        Err("some steps failed".into())
     }
 }
 
@@ -102,7 +102,7 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
                 .env("RUSTDOCFLAGS", "--deny=warnings"),
         ),
         Step::Deny => {
-            // What no build has needed so far must be there to be looked at, too.
+            // cargo-deny reads all dependencies, also those that no build has fetched yet.
             run_command(cargo().args(["fetch", "--locked"]))?;
             run_command(command(setup::cargo_deny()?).args([
                 "--offline",
@@ -113,7 +113,7 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
             ]))
         }
         Step::Book => book::run(),
-        // One of them looks into the server.
+        // Some of the tests inspect the server.
         Step::Unit => run_command(
             cargo()
                 .args(["test", "--workspace"])
@@ -125,8 +125,8 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
     }
 }
 
-/// Whether anything is known to be wrong with a dependency. No step of the tests: they pass without a network that
-/// reaches further than the registries.
+/// Checks the dependencies for known vulnerabilities. Not a test step: tests pass with no network beyond the
+/// package registries.
 pub fn advisories() -> Result<()> {
     run_command(command(setup::cargo_deny()?).args(["check", "advisories"]))
 }
@@ -161,12 +161,12 @@ fn server_tests(pytest: &[String]) -> Result<()> {
     )
 }
 
-/// Where tests write down what the machine lacks for them (tests/support/missing.rs).
+/// The file in which tests record what the machine lacks (tests/support/missing.rs).
 fn skipped_tests_file() -> PathBuf {
     workspace::target("skipped-tests.txt")
 }
 
-/// The tests that this run has skipped or done in part, each with what it lacked.
+/// Tests that this run skipped in whole or in part, each with the reason.
 fn skipped_tests() -> BTreeSet<String> {
     let lines = fs::read_to_string(skipped_tests_file()).unwrap_or_default();
     lines.lines().map(String::from).collect()

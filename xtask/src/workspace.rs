@@ -1,4 +1,4 @@
-//! Where things are. Everything that the commands make lies below `target/`.
+//! Locations in the workspace. Everything that the commands create goes below `target/`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
-        .expect("xtask lies in the workspace")
+        .expect("xtask is a folder of the workspace")
 }
 
-/// A path below `target/`. Cargo's own folder may be elsewhere (`CARGO_TARGET_DIR`); this one is not.
+/// A path below `target/` of the checkout, even if cargo's own folder is elsewhere (`CARGO_TARGET_DIR`).
 pub fn target(path: &str) -> PathBuf {
     root().join("target").join(path)
 }

@@ -1,5 +1,5 @@
-//! The pictures of the walk-through in the documentation are drawn from real runs. `UPDATE_DOCS=1 cargo
-//! test --package xtask --test walk_through` draws them anew.
+//! The walk-through's pictures in the documentation are drawn from real runs. `UPDATE_DOCS=1 cargo test
+//! --package xtask --test walk_through` redraws them.
 
 #[path = "../../tests/walk_through/mod.rs"]
 mod walk_through;
@@ -20,25 +20,25 @@ fn assert_committed(name: &str, enable_chunked_context: bool, title: &str) {
     let drawn = picture(&timeline, title);
     let path = format!("{DOCS}/{name}");
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&path, drawn).expect("docs can be written");
+        std::fs::write(&path, drawn).expect("docs is writable");
         return;
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         drawn == committed,
-        "docs/src/{name} is not what is drawn now: run UPDATE_DOCS=1 cargo test --package xtask --test \
+        "docs/src/{name} is out of date: run UPDATE_DOCS=1 cargo test --package xtask --test \
          walk_through"
     );
 }
 
 #[test]
-fn the_committed_picture_without_chunking_is_the_one_drawn_now() {
+fn the_committed_picture_without_chunking_is_up_to_date() {
     let title = "Whole contexts: at most 4 requests and 12 tokens in a step";
     assert_committed("walk-through.svg", false, title);
 }
 
 #[test]
-fn the_committed_picture_with_chunking_is_the_one_drawn_now() {
+fn the_committed_picture_with_chunking_is_up_to_date() {
     let title = "Chunked context: at most 4 requests and 12 tokens in a step, blocks of 2 tokens";
     assert_committed("walk-through-chunked.svg", true, title);
 }

@@ -1,4 +1,4 @@
-//! `include/inflight_logits_processor.h` as Rust types; the header says what each field is.
+//! `include/inflight_logits_processor.h` as Rust types; the header documents the fields.
 
 use std::ffi::{c_char, c_void};
 
@@ -45,7 +45,7 @@ pub struct Processor {
     pub process_batch: Option<unsafe extern "C" fn(*mut c_void, *mut Entry, usize)>,
 }
 
-// SAFETY: what it points to is constant here.
+// SAFETY: the pointers refer to constants.
 unsafe impl Sync for Processor {}
 
 #[repr(C)]
@@ -55,5 +55,5 @@ pub struct Table {
     pub processors: *const Processor,
 }
 
-// SAFETY: what it points to is constant here.
+// SAFETY: the pointers refer to constants.
 unsafe impl Sync for Table {}

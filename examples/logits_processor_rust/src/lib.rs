@@ -1,8 +1,9 @@
-//! Logits post-processors in Rust: `avoid_recent` and `avoid_recent_batched`, which rule out the last tokens of a
-//! sequence. Their argument says how many.
+//! Logits post-processors in Rust: `avoid_recent` and `avoid_recent_batched`, which exclude the last tokens
+//! of a sequence. The argument is the number of these tokens.
 //!
-//! `cargo build --release -p logits-processors-example`, and `target/release/liblogits_processors_example.so` is what
-//! a config.pbtxt names as `logits_post_processor_library`.
+//! `cargo build --release -p logits-processors-example` builds
+//! `target/release/liblogits_processors_example.so`; name it as `logits_post_processor_library` in a
+//! config.pbtxt.
 
 mod abi;
 
@@ -12,7 +13,7 @@ use std::{ptr, slice};
 
 use abi::{Entry, Processor, Request, Table};
 
-/// What one of these keeps of a request.
+/// State of a processor for one request.
 struct AvoidRecent {
     num_recent: usize,
 }
@@ -22,14 +23,14 @@ impl AvoidRecent {
         match arguments.trim().parse() {
             Ok(num_recent) if num_recent > 0 => Ok(Self { num_recent }),
             _ => Err(format!(
-                "'{arguments}' is not a number of tokens of at least 1"
+                "'{arguments}' is not a number of tokens, 1 or above"
             )),
         }
     }
 
     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<(), String> {
         if self.num_recent >= logits.len() {
-            return Err(format!("there are only {} tokens", logits.len()));
+            return Err(format!("the vocabulary has only {} tokens", logits.len()));
         }
         for &token in tokens.iter().rev().take(self.num_recent) {
             logits[token as usize] = f32::NEG_INFINITY;
@@ -45,33 +46,33 @@ unsafe extern "C" fn create(
     error: *mut c_char,
 ) -> i32 {
     let made = guarded(|| {
-        // SAFETY: the request and its arguments are there for the call.
+        // SAFETY: the request and its arguments are valid during the call.
         let arguments = unsafe { CStr::from_ptr((*request).arguments) };
         AvoidRecent::new(&arguments.to_string_lossy())
     });
     match made {
         Ok(made) => {
-            // SAFETY: this is what `state` is for.
+            // SAFETY: `state` is valid for writing one pointer.
             unsafe { *state = Box::into_raw(Box::new(made)).cast() };
             0
         }
-        // SAFETY: this is what `error` is for.
+        // SAFETY: `error` has the size that the header states.
         Err(text) => unsafe { tell(&text, error) },
     }
 }
 
 unsafe extern "C" fn destroy(_: *mut c_void, state: *mut c_void) {
-    // SAFETY: `create` has made it, and nobody uses it any more.
+    // SAFETY: `create` made this state, and it is not used again.
     drop(unsafe { Box::from_raw(state.cast::<AvoidRecent>()) });
 }
 
 unsafe extern "C" fn process(_: *mut c_void, entry: *mut Entry) -> i32 {
-    // SAFETY: the entry is there for the call, and nobody else looks at it.
+    // SAFETY: the entry is valid and not shared during the call.
     let entry = unsafe { &mut *entry };
     let done = guarded(|| {
-        // SAFETY: `create` has made the state.
+        // SAFETY: `create` made this state.
         let state = unsafe { &*entry.state.cast::<AvoidRecent>() };
-        // SAFETY: the entry says how many tokens and logits there are.
+        // SAFETY: the entry states the numbers of its tokens and logits.
         let (tokens, logits) = unsafe {
             (
                 slice::from_raw_parts(entry.tokens, entry.num_tokens as usize),
@@ -82,14 +83,14 @@ unsafe extern "C" fn process(_: *mut c_void, entry: *mut Entry) -> i32 {
     });
     match done {
         Ok(()) => 0,
-        // SAFETY: this is what `error` is for.
+        // SAFETY: `error` has the size that the header states.
         Err(text) => unsafe { tell(&text, entry.error) },
     }
 }
 
 unsafe extern "C" fn process_batch(context: *mut c_void, entries: *mut Entry, num_entries: usize) {
     for n in 0..num_entries {
-        // SAFETY: there are so many entries, and nobody else looks at them.
+        // SAFETY: `num_entries` entries are valid and not shared during the call.
         unsafe {
             let entry = entries.add(n);
             (*entry).status = process(context, entry);
@@ -97,19 +98,19 @@ unsafe extern "C" fn process_batch(context: *mut c_void, entries: *mut Entry, nu
     }
 }
 
-/// A panic must not leave this library: it would end the server.
+/// A panic must not leave this library: it would crash the server.
 fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    let panicked = |_| Err("it panicked".to_owned());
+    let panicked = |_| Err("the processor panicked".to_owned());
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
 }
 
-/// Writes down why something could not be done, cut off where there is no more room.
+/// Writes an error text, truncated to the buffer.
 ///
 /// # Safety
 /// `error` has room for [`abi::ERROR_SIZE`] bytes.
 unsafe fn tell(text: &str, error: *mut c_char) -> i32 {
     let len = text.len().min(abi::ERROR_SIZE - 1);
-    // SAFETY: there is room for the text and the zero behind it.
+    // SAFETY: the buffer has room for the text and the terminating zero.
     unsafe {
         ptr::copy_nonoverlapping(text.as_ptr().cast(), error, len);
         *error.add(len) = 0;
@@ -142,8 +143,8 @@ static TABLE: Table = Table {
     processors: PROCESSORS.as_ptr(),
 };
 
-/// The function that the backend asks for.
-// SAFETY: the backend's header says what a function of this name is.
+/// The function that the backend looks up.
+// SAFETY: the name and the signature are those of the backend's header.
 #[unsafe(no_mangle)]
 pub extern "C" fn inflight_get_logits_processors() -> *const Table {
     &raw const TABLE

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measurements through a real tritonserver, whose load comes from benches/drivers, and of the
+//! `cargo xtask bench`: measurements through a real tritonserver under load from benches/drivers, and of the
 //! library in process (crates/measure/).
 
 use std::ffi::OsString;
@@ -14,25 +14,25 @@ use crate::{Result, library, setup, workspace};
 
 #[derive(Subcommand)]
 pub enum Bench {
-    /// What a step costs besides the model, on the synthetic runner
+    /// Overhead of a step besides the model, on the synthetic runner
     Steps(Steps),
     /// Output tokens per second and latencies of a checkpoint
     Throughput(Throughput),
-    /// Batching schemes side by side, on the synthetic runner
+    /// Comparison of batching schemes, on the synthetic runner
     Schemes(Schemes),
-    /// What the worst requests that there are cost a neighbour's steps, on the demo model
+    /// Effect of the most expensive requests on the steps of other requests, on the demo model
     Neighbours(Neighbours),
-    /// How well inflight-sim predicts a load, on the synthetic runner
+    /// Accuracy of inflight-sim's predictions, on the synthetic runner
     Simulator(Simulator),
-    /// Prompts and generation in process, beside the limits of the machine
+    /// Prompt and generation throughput in process, relative to the limits of the machine
     Engine(Program),
     /// Other engines on the same checkpoint, alternating with ours: llama.cpp, OpenVINO GenAI, vLLM
     Peers(Program),
-    /// What int8 and int4 weights cost in quality, beside llama.cpp's formats of the same checkpoint
+    /// Quality lost by int8 and int4 weights, compared with llama.cpp's formats of the same checkpoint
     Quality(Program),
 }
 
-/// What a program that measures takes, whose own help `--help` shows.
+/// Arguments of a measuring program, whose own help `--help` shows.
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub struct Program {
@@ -43,16 +43,16 @@ pub struct Program {
 
 #[derive(Args)]
 pub struct Steps {
-    /// Streams at once
+    /// Numbers of concurrent streams
     #[arg(long, value_name = "N,...", default_value = "1,8,32,128,256")]
     streams: String,
-    /// Tokens of a streamed response
+    /// Tokens per streamed response
     #[arg(long, value_name = "N,...", default_value = "1")]
     stream_interval: String,
-    /// Rounds, of which a row has the median
+    /// Rounds; each row has their median
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: u32,
-    /// One JSON object per row on standard output, instead of a table
+    /// Print one JSON object per row on standard output instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -62,66 +62,66 @@ pub struct Throughput {
     /// The checkpoint's folder
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// Requests at once
+    /// Numbers of concurrent requests
     #[arg(long, value_name = "N,...", default_value = "1,8,32")]
     concurrency: String,
-    /// Tokens of each prompt
+    /// Tokens per prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     input: u32,
     /// Tokens that each request generates
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     output: u32,
-    /// One JSON object per row on standard output, instead of a table
+    /// Print one JSON object per row on standard output instead of a table
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Args)]
 pub struct Schemes {
-    /// Requests of each load
+    /// Requests per load
     #[arg(long, value_name = "N", default_value_t = 128)]
     requests: u32,
-    /// Rounds, of which each figure is the median
+    /// Rounds; each figure is their median
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: u32,
-    /// Requests that arrive, as a share of what in-flight batching can do
+    /// Arrival rate, as a share of the throughput of in-flight batching
     #[arg(long, value_name = "SHARE", default_value_t = 0.8)]
     load: f64,
-    /// How many times faster than the model that it stands for the runner is
+    /// Speed of the runner relative to the model that it represents
     #[arg(long, value_name = "TIMES", default_value_t = 4.0)]
     speed_up: f64,
-    /// One JSON object per row on standard output, instead of a table
+    /// Print one JSON object per row on standard output instead of a table
     #[arg(long)]
     json: bool,
-    /// Draws the rows into this file
+    /// Draw the rows into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
 #[derive(Args)]
 pub struct Neighbours {
-    /// Rounds, of whose figures a row has the medians
+    /// Rounds; each row has the medians of their figures
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: u32,
-    /// Only the hostile requests whose names contain this
+    /// Only run the hostile requests whose names contain this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// One JSON object per row on standard output, instead of a table
+    /// Print one JSON object per row on standard output instead of a table
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Args)]
 pub struct Simulator {
-    /// Another seed is another load
+    /// Seed of the random load
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// One JSON object per row on standard output, instead of a table
+    /// Print one JSON object per row on standard output instead of a table
     #[arg(long)]
     json: bool,
 }
 
-/// Measures, and prints rows on standard output.
+/// Runs a benchmark and prints its rows on standard output.
 pub fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Steps(steps) => {
@@ -168,8 +168,8 @@ pub fn run(bench: &Bench) -> Result<()> {
     }
 }
 
-/// Runs the program that measures the library in process. It runs in our directory, so that paths are what
-/// the caller means.
+/// Runs the program that measures the library in process. It keeps our working directory, so that paths mean
+/// what the caller intends.
 pub fn measure(what: &str, program: &Program) -> Result<()> {
     run_to_stdout(
         Command::new(library::measure()?)
@@ -206,7 +206,7 @@ fn python_script(name: &str) -> Result<Command> {
     Ok(script)
 }
 
-/// The same, with a server and the backend to measure.
+/// A script of benches/drivers, with the server and the backend to measure.
 fn script(name: &str) -> Result<Command> {
     let mut script = python_script(name)?;
     script
@@ -215,7 +215,7 @@ fn script(name: &str) -> Result<Command> {
     Ok(script)
 }
 
-/// The same with its arguments and the program that measures in process, in our directory.
+/// Adds the in-process measuring program and the arguments to a script, in our working directory.
 fn with_measure(mut script: Command, program: &Program) -> Result<Command> {
     script
         .current_dir(std::env::current_dir()?)

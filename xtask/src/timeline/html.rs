@@ -1,8 +1,8 @@
-//! The page around the picture: no script, nothing from elsewhere.
+//! The HTML page of a timeline: no scripts and no external resources.
 
 use inflight_charts::{escape, theme};
 
-/// A page that shows `picture`, an SVG element, which scrolls where the window is narrower.
+/// A page that shows `picture`, an SVG element, which scrolls if the window is narrower.
 pub fn page(title: &str, summary: &str, notes: &[String], picture: &str) -> String {
     let notes: String = notes
         .iter()
@@ -13,7 +13,7 @@ pub fn page(title: &str, summary: &str, notes: &[String], picture: &str) -> Stri
          <meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n\
          <style>\n{style}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<p>{summary}</p>\n{notes}\
          <div class=\"picture\" tabindex=\"0\">\n{picture}</div>\n\
-         <p class=\"hint\">A pointer on a cell, or on the KV cache, shows its numbers.</p>\n\
+         <p class=\"hint\">Point at a cell, or at the KV cache, to see its numbers.</p>\n\
          </body>\n</html>\n",
         title = escape(title),
         summary = escape(summary),
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_title_from_outside_stays_text() {
+    fn the_title_and_notes_are_escaped() {
         let page = page("<b>", "1 request", &["a & b".into()], "<svg/>");
         assert!(page.contains("<title>&lt;b&gt;</title>") && page.contains("<h1>&lt;b&gt;</h1>"));
         assert!(page.contains("<p class=\"note\">a &amp; b</p>"), "{page}");

@@ -1,8 +1,8 @@
-//! From records to rows, columns and cells: who did what when, on a grid that fits a page.
+//! Records arranged as rows, columns and cells on a grid that fits a page.
 //!
 //! ```text
-//!               column 0   column 1   column 2        a column is one step, or as many as it takes
-//! request 7    |context   |generation|generation|     for all steps to fit
+//!               column 0   column 1   column 2        a column is one step, or as many steps as needed
+//! request 7    |context   |generation|generation|     to fit the page
 //! request 8    |waiting   |context   |generation|     a row is a request, in order of arrival
 //! used blocks  |   12     |    17    |    17    |
 //! ```
@@ -14,87 +14,87 @@ use inflight_step_records::{Record, Stage};
 
 use crate::Result;
 
-/// Columns where the user sets no other number: as many as are still two pixels wide on a page.
+/// Default number of columns: the most that are two pixels wide on a page.
 pub const DEFAULT_MAX_COLUMNS: usize = 560;
-/// A page with more rows is no picture any more.
+/// Maximum number of rows on a page.
 const MAX_ROWS: usize = 1000;
 
-/// The part of a run that is drawn.
+/// The part of a run to draw.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// First and last step, both included; `None`: all.
+    /// First and last step, both inclusive; `None` draws all steps.
     pub steps: Option<(u64, u64)>,
-    /// Columns, at most; not zero.
+    /// Maximum number of columns; not zero.
     pub max_columns: usize,
 }
 
-/// A request's cells, from left to right.
+/// One request's cells, from left to right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The request.
     pub id: u64,
-    /// What it did. Columns in which it was not active have none.
+    /// Its cells, one for each column in which it was active.
     pub cells: Vec<Cell>,
 }
 
-/// What a request did in a column.
+/// A request's state in a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
     /// The column, from 0.
     pub column: usize,
-    /// What it did in most of the column's steps.
+    /// Its most frequent stage in the column's steps.
     pub stage: Stage,
-    /// Tokens that the steps computed of it.
+    /// Number of its tokens computed in these steps.
     pub tokens: u64,
 }
 
 impl Cell {
-    /// Whether nothing is computed of a request that runs.
+    /// Whether the request runs but computes nothing.
     fn stands_still(&self) -> bool {
         self.tokens == 0 && matches!(self.stage, Stage::Context | Stage::Generation)
     }
 }
 
-/// One or more steps.
+/// One step, or several consecutive ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
     /// Its first step.
     pub first: u64,
     /// Its last step.
     pub last: u64,
-    /// The most blocks of the KV cache that were in use in one of them.
+    /// Maximum number of KV cache blocks in use in these steps.
     pub used_blocks: u32,
 }
 
-/// A run on a grid.
+/// A run laid out on a grid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeline {
     /// The requests, in order of arrival.
     pub rows: Vec<Row>,
     /// The steps, in order of time.
     pub columns: Vec<Column>,
-    /// Steps of each column; the last may have fewer.
+    /// Steps per column; the last column may have fewer.
     pub steps_per_column: usize,
-    /// Blocks of the KV cache; 0 if it is not paged.
+    /// Number of KV cache blocks; 0 if the cache is not paged.
     pub max_blocks: u32,
-    /// Requests that are not drawn, because there are too many.
+    /// Number of requests that are not drawn, because there are too many.
     pub num_rows_left_out: usize,
 }
 
 impl Timeline {
-    /// The part of `run` that `view` shows. A run is the records of one instance in order.
+    /// The part of `run` selected by `view`. A run is the records of one instance, in order.
     ///
     /// # Errors
-    /// There is nothing to show.
+    /// If there is nothing to show.
     pub fn new(run: &[Record], view: &View) -> Result<Self> {
         let shown = &run[within(run, view.steps)];
         let (Some(first), Some(last)) = (run.first(), run.last()) else {
-            return Err("there is no record in the file".into());
+            return Err("the file has no records".into());
         };
         if shown.is_empty() {
             let (from, to) = view.steps.unwrap_or_default();
             return Err(format!(
-                "no step from {from} to {to}: the steps are {} to {}",
+                "no steps from {from} to {to}: the file has steps {} to {}",
                 first.counter, last.counter
             )
             .into());
@@ -116,7 +116,7 @@ impl Timeline {
         })
     }
 
-    /// What is shown, in words.
+    /// The drawn part in words.
     pub fn summary(&self) -> String {
         let (first, last) = match (self.columns.first(), self.columns.last()) {
             (Some(first), Some(last)) => (first.first, last.last),
@@ -127,13 +127,13 @@ impl Timeline {
         format!("{num_requests} request{s}, steps {first} to {last}")
     }
 
-    /// What a reader must know to take the picture for what it is.
+    /// Notes that a reader needs to interpret the picture.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.steps_per_column > 1 {
             notes.push(format!(
-                "One column is {} steps: a cell shows what its request did in most of them, the KV \
-                 cache is shown at its fullest. A range of steps (--steps A..B) shows more.",
+                "One column is {} steps: a cell shows the most frequent stage of its request in these steps, \
+                 the KV cache shows the maximum. A smaller range of steps (--steps A..B) shows more detail.",
                 self.steps_per_column
             ));
         }
@@ -144,14 +144,14 @@ impl Timeline {
             .any(Cell::stands_still)
         {
             notes.push(
-                "A slim cell of context or generation: the request runs, the step computes nothing of it."
+                "A slim cell of context or generation: the request runs but computes no tokens."
                     .to_owned(),
             );
         }
         if self.num_rows_left_out > 0 {
             notes.push(format!(
-                "The last {} requests to arrive are not drawn. A range of steps (--steps A..B) has \
-                 fewer.",
+                "The last {} requests to arrive are not drawn. A smaller range of steps (--steps A..B) has \
+                 fewer requests.",
                 self.num_rows_left_out
             ));
         }
@@ -159,7 +159,7 @@ impl Timeline {
     }
 }
 
-/// The records of the steps in `steps`.
+/// Range of the records whose steps are in `steps`.
 fn within(run: &[Record], steps: Option<(u64, u64)>) -> Range<usize> {
     match steps {
         None => 0..run.len(),
@@ -171,26 +171,26 @@ fn within(run: &[Record], steps: Option<(u64, u64)>) -> Range<usize> {
     }
 }
 
-/// A request's steps in the column that is being filled, by stage.
+/// Number of a request's steps in the current column, by stage.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     steps: [u32; Stage::ALL.len()],
     tokens: u64,
 }
 
-/// Rows that grow from column to column.
+/// Rows under construction, column by column.
 #[derive(Default)]
 struct Grid {
     rows: Vec<Row>,
     row_of: HashMap<u64, usize>,
     /// By row; all zero between columns.
     counts: Vec<Counts>,
-    /// The rows with other counts.
+    /// Rows with non-zero counts.
     touched: Vec<usize>,
 }
 
 impl Grid {
-    /// Adds the column `index`, of `steps`.
+    /// Adds the column `index`, made of `steps`.
     fn column(&mut self, index: usize, steps: &[Record]) -> Column {
         for share in steps.iter().flat_map(|record| &record.requests) {
             let row = *self.row_of.entry(share.id).or_insert_with(|| {
@@ -228,7 +228,7 @@ impl Grid {
     }
 }
 
-/// The stage of most steps; of several, the one that computes most.
+/// The most frequent stage; of equally frequent ones, the one that computes most.
 fn most_frequent(steps: [u32; Stage::ALL.len()]) -> Stage {
     let mut best = Stage::Context;
     for stage in Stage::ALL {
@@ -245,7 +245,7 @@ mod tests {
 
     use super::*;
 
-    /// A run from lines of `id:stage`, with as many tokens as the step's number.
+    /// A run from lines of `id:stage`; each request has the step's number of tokens.
     fn run(steps: &[&[(u64, Stage)]]) -> Vec<Record> {
         let records = (1..).zip(steps).map(|(counter, shares)| Record {
             counter,
@@ -265,7 +265,7 @@ mod tests {
         records.collect()
     }
 
-    /// A request, and column, stage and tokens of its cells.
+    /// A request, and the column, stage and tokens of its cells.
     type RowCells = (u64, Vec<(usize, Stage, u64)>);
 
     fn cells(timeline: &Timeline) -> Vec<RowCells> {
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn every_step_is_a_column_where_there_is_room() {
+    fn each_step_is_a_column_if_all_fit() {
         let timeline = Timeline::new(&five_steps(), &view(None, 5)).expect("records");
         assert_eq!(
             cells(&timeline),
@@ -323,13 +323,13 @@ mod tests {
     }
 
     #[test]
-    fn several_steps_share_a_column_where_there_is_none() {
+    fn several_steps_share_a_column_if_they_do_not_fit() {
         let timeline = Timeline::new(&five_steps(), &view(None, 2)).expect("records");
         assert_eq!(
             cells(&timeline),
             [
                 (7, vec![(0, Generation, 6)]),
-                // Of two that are as frequent, the one that computes more.
+                // Of two equally frequent stages, the one that computes more.
                 (9, vec![(0, Context, 5), (1, Context, 9)]),
                 (8, vec![(1, Waiting, 5)]),
             ]
@@ -360,14 +360,14 @@ mod tests {
         let error = Timeline::new(&five_steps(), &view(Some((6, 9)), 9)).expect_err("no such step");
         assert_eq!(
             error.to_string(),
-            "no step from 6 to 9: the steps are 1 to 5"
+            "no steps from 6 to 9: the file has steps 1 to 5"
         );
         let error = Timeline::new(&[], &view(None, 9)).expect_err("no record");
-        assert_eq!(error.to_string(), "there is no record in the file");
+        assert_eq!(error.to_string(), "the file has no records");
     }
 
     #[test]
-    fn who_runs_and_is_not_computed_is_told_apart() {
+    fn a_running_request_without_computed_tokens_is_marked() {
         let mut records = run(&[&[(1, Generation), (2, Waiting)]]);
         let notes = |records: &[Record]| {
             let timeline = Timeline::new(records, &view(None, 9)).expect("a record");
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_so_many_rows_and_says_what_it_leaves_out() {
+    fn rows_are_limited_and_the_notes_name_the_rest() {
         let shares: Vec<_> = (0..MAX_ROWS as u64 + 5).map(|id| (id, Waiting)).collect();
         let timeline = Timeline::new(&run(&[&shares]), &view(None, 9)).expect("a record");
         assert_eq!(

@@ -1,7 +1,7 @@
-//! `cargo xtask timeline`: what every request did in every step of a run, drawn from its statistics file.
+//! `cargo xtask timeline`: a picture of every request in every step of a run, drawn from its statistics file.
 //!
 //! ```text
-//! layout.rs   records -> rows, columns, cells
+//! layout.rs   records as rows, columns and cells
 //! svg.rs      the picture
 //! html.rs     the page around it
 //! ```
@@ -25,15 +25,15 @@ pub use layout::{DEFAULT_MAX_COLUMNS, Timeline, View};
 pub struct Options {
     /// The statistics file of one model instance (parameter `stats_file`)
     stats: PathBuf,
-    /// The page or picture to write: a name that ends in .html or .svg
+    /// The page or picture to write: a file name that ends in .html or .svg
     out: PathBuf,
-    /// The steps to draw, both included; either end may be left out [default: all]
+    /// The steps to draw, both inclusive; either end may be omitted [default: all]
     #[arg(long, value_name = "A..B", value_parser = parse_steps)]
     steps: Option<(u64, u64)>,
-    /// Columns, at most: a longer run has several steps in each
+    /// Maximum number of columns; in a longer run, each column has several steps
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_COLUMNS, value_parser = parse_columns)]
     max_columns: usize,
-    /// What stands above it [default: the statistics file's name]
+    /// Title of the picture [default: the statistics file's name]
     #[arg(long)]
     title: Option<String>,
 }
@@ -49,13 +49,13 @@ pub fn run(options: &Options) -> Result<()> {
         Some("svg") => picture,
         _ => {
             let out = options.out.display();
-            return Err(format!("{out}: name a file that ends in .html or .svg").into());
+            return Err(format!("{out}: the name must end in .html or .svg").into());
         }
     };
     let records = read_file(&options.stats)?;
     let runs = runs(&records);
     if runs.len() > 1 {
-        eprintln!("the file holds {} runs: the last one is drawn", runs.len());
+        eprintln!("the file has {} runs: drawing the last one", runs.len());
     }
     let view = View {
         steps: options.steps,
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_of_steps_may_be_open() {
+    fn either_end_of_a_step_range_can_be_omitted() {
         for (text, steps) in [
             ("3..9", (3, 9)),
             ("3..", (3, u64::MAX)),

@@ -1,27 +1,27 @@
-//! The picture: a grid of requests and steps, and the KV cache below it.
+//! The picture of a timeline: a grid of requests and steps, with the KV cache below it.
 
 use inflight_charts::{Anchor, Rect, Scale, Svg, short, text_width};
 use inflight_step_records::Stage;
 
 use crate::timeline::layout::{Cell, Column, Row, Timeline};
 
-/// The grid's width where the columns have any choice.
+/// Preferred width of the grid, if the column widths permit it.
 const GRID_WIDTH: f64 = 1120.0;
 const COLUMN_WIDTHS: (f64, f64) = (2.0, 34.0);
 const GRID_HEIGHT: f64 = 900.0;
 const ROW_HEIGHTS: (f64, f64) = (3.0, 22.0);
 const MIN_WIDTH: f64 = 560.0;
-/// Narrower columns have no gap between them, and equal neighbours become one rectangle.
+/// Narrower columns have no gaps, and equal neighbours become one rectangle.
 const MIN_SEPARATE_WIDTH: f64 = 6.0;
 const MARGIN: f64 = 12.0;
 const LINE: f64 = 16.0;
 const LEGEND_HEIGHT: f64 = 14.0;
-/// From the legend down to the grid.
+/// Distance from the legend to the grid.
 const STEP_NUMBERS: f64 = 30.0;
 const KV_GAP: f64 = 26.0;
 const KV_HEIGHT: f64 = 84.0;
 
-/// Draws `timeline`, with `title` above it and `captions` below it where it stands alone.
+/// Draws `timeline`; a stand-alone picture has `title` above and `captions` below.
 pub fn draw(timeline: &Timeline, title: Option<&str>, captions: &[String]) -> String {
     let geometry = Geometry::of(timeline, if title.is_some() { LINE + 6.0 } else { 0.0 });
     let has_kv = timeline.max_blocks > 0;
@@ -64,7 +64,7 @@ pub fn draw(timeline: &Timeline, title: Option<&str>, captions: &[String]) -> St
     })
 }
 
-/// Where everything is, in pixels.
+/// Positions of the parts, in pixels.
 struct Geometry {
     legend_y: f64,
     grid_x: f64,
@@ -75,7 +75,7 @@ struct Geometry {
 }
 
 impl Geometry {
-    /// `heading`: the height of what stands above the legend.
+    /// `heading`: height of everything above the legend.
     fn of(timeline: &Timeline, heading: f64) -> Self {
         let labels = timeline.rows.iter().map(|row| text_width(&row_label(row)));
         let blocks = text_width(&timeline.max_blocks.to_string());
@@ -101,8 +101,8 @@ impl Geometry {
         self.legend_y + LEGEND_HEIGHT + STEP_NUMBERS
     }
 
-    /// Where the numbers of steps stand: so high above the grid that the first row's label, which may be
-    /// higher than its row, does not touch them.
+    /// Position of the step numbers: high enough above the grid that the first row's label, which may be
+    /// taller than its row, does not touch them.
     fn step_numbers_y(&self) -> f64 {
         self.grid_y() - 11.0
     }
@@ -124,8 +124,8 @@ impl Geometry {
     }
 }
 
-/// How high a stage's rectangle is, as a share of its row: who does not compute is slimmer, so that
-/// the stages can be told apart without their colours.
+/// Height of a stage's rectangle as a share of its row. Stages that do not compute are slimmer, so that the
+/// stages can be told apart without colours.
 fn share_of_row(stage: Stage, computes: bool) -> f64 {
     match stage {
         Stage::Context | Stage::Generation if computes => 1.0,
@@ -175,7 +175,7 @@ fn draw_step_numbers(svg: &mut Svg, geometry: &Geometry, columns: &[Column]) {
             );
         } else {
             svg.line("grid", (x, y - 8.0), (x, geometry.grid_y()));
-            // The last one may have no room to its right.
+            // The last number may have no room to its right.
             if x + text_width(&number) <= geometry.grid_x + geometry.grid_width() + MARGIN {
                 svg.text("muted", Anchor::Start, x + 3.0, y, &number);
             }
@@ -288,7 +288,7 @@ fn draw_kv(svg: &mut Svg, geometry: &Geometry, timeline: &Timeline) {
             )
         } else {
             format!(
-                "steps {} to {}: at most {used} of {max} blocks in use, {percent} %",
+                "steps {} to {}: up to {used} of {max} blocks in use, {percent} %",
                 column.first, column.last
             )
         };
@@ -306,7 +306,7 @@ fn draw_kv(svg: &mut Svg, geometry: &Geometry, timeline: &Timeline) {
     }
 }
 
-/// A rectangle of a row's `share`, in its middle, and never thinner than a pixel.
+/// A rectangle with a height of `share` of the row, centred, and at least one pixel high.
 fn bar(x: f64, y: f64, width: f64, height: f64, share: f64) -> Rect {
     let slim = (height * share).round().max(1.0);
     Rect {
@@ -317,7 +317,7 @@ fn bar(x: f64, y: f64, width: f64, height: f64, share: f64) -> Rect {
     }
 }
 
-/// Every how many things of `size` one may have a label that needs `room`.
+/// Interval between labels that need `room` each, for items of `size`.
 fn spacing(room: f64, size: f64) -> usize {
     let needed = (room / size).ceil().max(1.0) as usize;
     let power = 10usize.pow(needed.ilog10());
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_request_is_seen_in_the_lowest_row() {
+    fn a_waiting_request_is_visible_even_in_the_lowest_row() {
         for stage in Stage::ALL {
             let rect = bar(0.0, 10.0, 2.0, ROW_HEIGHTS.0, share_of_row(stage, false));
             assert!(
