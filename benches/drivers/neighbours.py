@@ -1,10 +1,10 @@
-"""What the most expensive requests cost a neighbour: real tritonserver, the demo model, the server's own clock.
+"""The effect of the most expensive requests on a neighbour: real tritonserver, the demo model, the server's own clock.
 
-The neighbour is one stream, or eight of them, a token a step. Beside it a hostile request is sent, alone and to its end;
-then the neighbour goes on without it, and so in turn, round by round. The records of the steps give the time from one
-step's start to the next one's, which is a stream's time per output token, while the neighbour was alone and while the
-hostile request was there, and how much of that time was not the model's: what the hostile request costs beyond its share
-of the model's work.
+The neighbour is one stream, or eight of them, one token per step. Round by round, each hostile request is sent while
+the neighbour runs, and after it ends the neighbour runs alone again. Measured from the step records: the time from
+the start of a step to the start of the next one, which is a stream's time per output token, with and without the
+hostile request, and the part of it outside of the model, which is what the hostile request costs beyond its share of
+the model's work.
 
 Prompts of a mebibyte need a model of long sequences: the synthetic runner with the demo model's tokenizer.
 """
@@ -28,28 +28,28 @@ MODEL = "stories"
 LONG_MODEL = "long"
 KIBIBYTE = 1 << 10
 MEBIBYTE = 1 << 20
-# Longer than all that is measured beside it, and started again when it ends.
+# Longer than every measurement, and started again when it ends.
 NEIGHBOUR_TOKENS = 900
-# So long it is alone before and after each hostile request.
+# Time alone before and after each hostile request.
 ALONE_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Hostile:
-    """A request that costs as much as it can. `refusal` is what its error says, if it is refused."""
+    """A request that costs as much as possible. `refusal` is a part of its error text, if it is rejected."""
 
     name: str
     options: dict
     prompt: str = PROMPT
     refusal: str | None = None
-    # Cancelled after this many responses.
+    # Cancel after this many responses.
     cancel_after: int | None = None
     model: str = MODEL
     num_neighbours: int = 1
 
 
 def conversation(num_bytes):
-    """A list of messages, as JSON, of so many bytes."""
+    """A list of messages, as JSON, of `num_bytes` bytes."""
     message = {"role": "user", "content": "a fox"}
     return json.dumps([message] * (num_bytes // len(json.dumps([message]))))
 
@@ -92,7 +92,8 @@ LONG_PARAMETERS = {
 
 
 def gaps(records):
-    """From each step's start to the next one's, and how much of it was not the model's, in milliseconds."""
+    """For each step: the time to the next step's start, and the part of it outside of the model, in
+    milliseconds."""
     found = []
     for before, after in zip(records, records[1:]):
         gap = after["Step Start (us)"] - before["Step Start (us)"]
@@ -101,7 +102,7 @@ def gaps(records):
 
 
 def row_of(name, alone, beside):
-    """The row of one hostile request: rounds of gaps without it and with it."""
+    """The row of one hostile request: rounds of gaps without and with it."""
     row = {"hostile": name}
     for what, rounds in (("without", alone), ("with", beside)):
         for i, part in enumerate(("step", "besides_model")):
@@ -114,7 +115,7 @@ def row_of(name, alone, beside):
 
 
 async def neighbour(client, model, started):
-    """Streams one after the other, until it is cancelled."""
+    """Streams requests one after the other until cancelled."""
     while True:
         stream = clients.GrpcStream(
             client, model, PROMPT, stream=True, max_tokens=NEIGHBOUR_TOKENS, ignore_eos=True, temperature=1.0
@@ -124,7 +125,7 @@ async def neighbour(client, model, started):
 
 
 async def send(client, hostile):
-    """The hostile request to its end, or as far as it goes."""
+    """Sends the hostile request and reads its responses."""
     num_responses = 0
     try:
         stream = clients.GrpcStream(client, hostile.model, hostile.prompt, **hostile.options)
@@ -136,19 +137,19 @@ async def send(client, hostile):
     except clients.Refused as refusal:
         assert hostile.refusal is not None and hostile.refusal in str(refusal), refusal
     else:
-        assert hostile.refusal is None, f"{hostile.name} was not refused"
+        assert hostile.refusal is None, f"{hostile.name} was not rejected"
 
 
 class Steps:
-    """The records that a model writes of its steps."""
+    """The step records of a model."""
 
     def __init__(self, path):
         self.path = path
         self.offset = 0
 
     async def since(self):
-        """Those since the last time."""
-        # They are written a tenth of a second late.
+        """The records since the last call."""
+        # They are written up to a tenth of a second late.
         await asyncio.sleep(0.25)
         text = self.path.read_bytes()
         end = text.rindex(b"\n") + 1
@@ -158,7 +159,7 @@ class Steps:
 
 
 async def measure(server, steps, hostiles, num_rounds):
-    """For each hostile request the rounds without it and with it. All have the same model and neighbours."""
+    """For each hostile request, the rounds without and with it. All have the same model and neighbours."""
     measured = [([], []) for _ in hostiles]
     async with clients.grpc(server) as client:
         started = [asyncio.Event() for _ in range(hostiles[0].num_neighbours)]
@@ -171,7 +172,7 @@ async def measure(server, steps, hostiles, num_rounds):
                 await asyncio.sleep(ALONE_S)
                 alone.append(gaps(await steps.since()))
                 await send(client, hostile)
-                # What is done behind its answer counts too.
+                # Work after the answer counts too.
                 await asyncio.sleep(0.1)
                 beside.append(gaps(await steps.since()))
         assert not any(task.done() for task in tasks), tasks
@@ -184,12 +185,12 @@ async def measure(server, steps, hostiles, num_rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", help="hostile requests whose names contain this")
+    parser.add_argument("--only", help="only run the hostile requests whose names contain this text")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     hostiles = [hostile for hostile in HOSTILE if options.only is None or options.only in hostile.name]
     if not hostiles:
-        parser.error(f"no hostile request is called so; there are: {', '.join(it.name for it in HOSTILE)}")
+        parser.error(f"no such hostile request; known: {', '.join(it.name for it in HOSTILE)}")
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         models = {

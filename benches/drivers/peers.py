@@ -1,7 +1,7 @@
 """Other engines on the same checkpoint in the same run, alternating with ours, and our ratio to each.
 
-Every round measures ours and then each peer; a row has the medians. A peer that cannot be set up, or does not run on
-this machine, is a row with the reason; the others go on.
+Every round measures ours and then each peer; a row has the medians. A peer that cannot be installed or cannot run on
+this machine gets a row with the reason, and the others continue.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from engines.vllm import Vllm
 
 IN_PROCESS = {peer.name: peer for peer in (LlamaCpp, OpenVino, Vllm)}
 PEERS = [*IN_PROCESS, InServer.name]
-# Of long contexts: requests, and tokens out of each.
+# Long contexts: number of requests, and output tokens of each.
 LONG_CONCURRENCY, LONG_OUTPUT = 8, 96
 
 
 def ours(checkpoint, precision, loads):
-    """A round of ours, in process."""
+    """One round of our engine, in process."""
     program = [os.environ["INFLIGHT_MEASURE"], "engine", "--json", "--rounds=1", "--long-context=0"]
     command = [*program, f"--model={checkpoint}", f"--precision={precision}"]
     command += [f"--prompt={load.input}" for load in loads if load.is_prompt]
@@ -45,7 +45,7 @@ def ours(checkpoint, precision, loads):
 
 
 def compared(peer, precision, our_rounds, peer_rounds):
-    """A row for each load: the medians and their ratio."""
+    """A row per load: the medians and their ratio."""
     for load in our_rounds[0]:
         mine, its = ([r[load] for r in rounds] for rounds in (our_rounds, peer_rounds))
         name = "prompt_tokens_per_s" if load.is_prompt else "output_tokens_per_s"
@@ -56,7 +56,7 @@ def compared(peer, precision, our_rounds, peer_rounds):
             "peer_precision": peer.precision,
             **dataclasses.asdict(load),
         }
-        # Too few tokens leave no time in which all requests generate.
+        # With too few tokens there is no period in which all requests generate.
         if None not in mine + its:
             mine, its = statistics.median(mine), statistics.median(its)
             row |= {name: round(mine, 1), f"peer_{name}": round(its, 1), "ratio": round(mine / its, 3)}
@@ -64,7 +64,7 @@ def compared(peer, precision, our_rounds, peer_rounds):
 
 
 class Contest:
-    """Peers that are measured in turn with one of ours."""
+    """Peers that alternate with our engine."""
 
     def __init__(self, peers, our_round, as_json):
         self.peers = peers
@@ -72,7 +72,7 @@ class Contest:
         self.as_json = as_json
 
     def run(self, num_rounds, loads, precision):
-        """Shows a row for each load and peer."""
+        """Prints a row per load and peer."""
         our_rounds, peer_rounds = [], {peer.name: [] for peer in self.peers}
         for _ in range(num_rounds):
             if self.peers:
@@ -89,12 +89,12 @@ class Contest:
 
 
 def absent(name, precision, error, as_json):
-    """The row of a peer that is not there."""
+    """The row of an unavailable peer."""
     rows.show({"row": "absent", "peer": name, "precision": precision, "reason": str(error)}, as_json)
 
 
 def made(name, kind, options, *arguments):
-    """A peer, or a row that says why not."""
+    """A peer, or a row with the reason why it is unavailable."""
     try:
         return [kind(*arguments)]
     except Unavailable as error:
@@ -103,7 +103,7 @@ def made(name, kind, options, *arguments):
 
 
 def in_process(options, names, loads):
-    """Programs of their own, one after the other."""
+    """Peers that are programs of their own, one after the other."""
     peers = []
     for name in names:
         peers += made(name, IN_PROCESS[name], options, options.model, options.precision)
@@ -115,7 +115,7 @@ def in_process(options, names, loads):
 
 
 def in_server(options, loads):
-    """Models of one server."""
+    """Peers that are models of the same server."""
     for server in made(InServer.name, InServer, options, options.model, options.precision, loads):
         try:
             contest = Contest([server], server.measure_ours, options.json)
@@ -125,7 +125,7 @@ def in_server(options, loads):
 
 
 def long_context(options):
-    """The load of long contexts, of as many tokens as the model has positions for; none if not wanted."""
+    """The long-context load, limited to the model's positions; None if it is disabled."""
     positions = json.loads((options.model / "config.json").read_text())["max_position_embeddings"]
     num_input = min(options.long_context, positions - LONG_OUTPUT)
     return Load(LONG_CONCURRENCY, num_input, LONG_OUTPUT) if num_input > 0 else None
@@ -147,7 +147,7 @@ def main():
     names = options.peers.split(",")
     unknown = set(names) - set(PEERS)
     if unknown:
-        parser.error(f"unknown peers {', '.join(sorted(unknown))}; known are {', '.join(PEERS)}")
+        parser.error(f"unknown peers {', '.join(sorted(unknown))}; known: {', '.join(PEERS)}")
     concurrency = [int(count) for count in options.concurrency.split(",")]
     loads = [Load(1, options.prompt, 1), *(Load(count, options.input, options.output) for count in concurrency)]
     in_process(options, [name for name in names if name in IN_PROCESS], loads)

@@ -1,8 +1,8 @@
-"""What weights of a few bits cost in quality: ours beside llama.cpp's formats, made of the same checkpoint.
+"""The quality lost by quantised weights: ours compared with llama.cpp's formats of the same checkpoint.
 
-All are read by our kernels, along the same text, so that only the formats differ. Projections have the format that a
-row names; the output layer has 8 bits in all of them, and the embedding is not rounded in ours and to 8 bits in the
-others. llama.cpp's own figures of its formats stand beside.
+Our kernels read all of them on the same text, so that only the formats differ. A row names the format of the
+projections. The output layer always has 8 bits. The embedding is not rounded in ours and has 8 bits in the others.
+llama.cpp's own figures of its formats are printed as well.
 """
 
 import argparse
@@ -19,18 +19,18 @@ from engines import llama_cpp, setup
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STORIES = "stories"
-# Of training text that the demo model has not seen (tools/stories/train.py).
+# Seed of training text that the demo model has not seen (tools/stories/train.py).
 STORIES_SEED, NUM_STORIES = 4, 40
 FORMATS = {"Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_K": "q4_k_m"}
-# Elements of a block of Q4_K: of rows that are no whole blocks llama.cpp makes something larger.
+# Elements per block of Q4_K: llama.cpp uses a larger format for rows that are not whole blocks.
 Q4_K_BLOCK = 256
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help=f"the folder of a checkpoint, or {STORIES}, the demo model")
-    parser.add_argument("--text", help="files of text, with commas between [default: prose of this repository]")
-    parser.add_argument("--context", type=int, default=512, help="tokens of a piece of the text")
+    parser.add_argument("--model", required=True, help=f"a checkpoint folder, or {STORIES} for the demo model")
+    parser.add_argument("--text", help="comma-separated text files [default: prose of this repository]")
+    parser.add_argument("--context", type=int, default=512, help="tokens per piece of the text")
     parser.add_argument("--pieces", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -47,12 +47,12 @@ def main():
 
 
 def folder(model):
-    """That of a checkpoint."""
+    """The folder of a checkpoint."""
     if model == STORIES:
         return ROOT / "model_repository/stories/1"
     named = pathlib.Path(model).resolve()
     if not (named / "config.json").is_file():
-        raise SystemExit(f"error: {named} has no config.json; name the folder of a checkpoint, or {STORIES}")
+        raise SystemExit(f"error: {named} has no config.json; give a checkpoint folder, or {STORIES}")
     return named
 
 
@@ -71,7 +71,7 @@ def words(options):
 
 
 def prose(markdown):
-    """What of a page is sentences: no code and no tables."""
+    """The sentences of a page, without code and tables."""
     parts = re.split(r"^```.*$", markdown, flags=re.MULTILINE)
     lines = "".join(parts[::2]).splitlines()
     return re.sub(r"\n{3,}", "\n\n", "\n".join(line for line in lines if not line.startswith(("|", "<!--"))))
@@ -92,7 +92,7 @@ def convert(programs, model, folder):
 
 
 def narrow(config):
-    """llama.cpp's names of the projections whose rows are no whole blocks of Q4_K."""
+    """llama.cpp's names of the projections whose rows are not whole blocks of Q4_K."""
     heads = config["num_attention_heads"] * config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     widths = {("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"): config["hidden_size"]}
     widths |= {("attn_output",): heads, ("ffn_down",): config["intermediate_size"]}
@@ -100,7 +100,7 @@ def narrow(config):
 
 
 def called(name, model):
-    """What a row calls a format."""
+    """The name of a format in a row."""
     others = narrow(json.loads((model / "config.json").read_text())) if name == "Q4_K" else []
     return f"{name}, but Q4_0 of {', '.join(others)}" if others else name
 
@@ -115,7 +115,7 @@ def ours(options, model, text, forms):
 
 
 def llama_cpps(options, programs, model, text, forms, scratch):
-    """The rows of llama.cpp's kernels, of the same text in the tokens of its own tokenizer."""
+    """The rows of llama.cpp's kernels, on the same text with its own tokenizer."""
     threads = len(os.sched_getaffinity(0))
     base = ["-f", text, "-c", options.context, "-b", options.context, "--chunks", options.pieces, "-t", threads]
     base += ["--kl-divergence-base", scratch / "logits"]
@@ -126,7 +126,7 @@ def llama_cpps(options, programs, model, text, forms, scratch):
 
 
 def figures(printed):
-    """Those of `llama-perplexity --kl-divergence`."""
+    """The figures printed by `llama-perplexity --kl-divergence`."""
     found = {}
     for name, text in {
         "perplexity": "Mean PPL(Q)",
@@ -137,7 +137,7 @@ def figures(printed):
     }.items():
         figure = re.search(rf"^{re.escape(text)} *: *([0-9.]+)", printed, re.MULTILINE)
         if not figure:
-            raise setup.Unavailable(f"llama-perplexity does not say '{text}'")
+            raise setup.Unavailable(f"llama-perplexity did not print '{text}'")
         found[name] = float(figure[1])
     return found | {"same_top_share": round(found["same_top_share"] / 100, 5)}
 

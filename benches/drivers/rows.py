@@ -1,4 +1,4 @@
-"""What the benches share: rows on standard output, percentiles, streams that are timed."""
+"""Shared by the benchmarks: rows on standard output, percentiles, timed streams."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from harness.clients import GrpcStream  # noqa: E402  the harness of the tests
 
 
 def show(row, as_json):
-    """One row: a JSON object, or its values under their names."""
+    """Prints one row: a JSON object, or its values under their names."""
     if as_json:
         print(json.dumps(row), flush=True)
     else:
@@ -21,22 +21,23 @@ def show(row, as_json):
 
 
 def percentile(values, share):
-    """The smallest value that at least this share of the values does not exceed."""
+    """The smallest value that is not below this share of all values."""
     ordered = sorted(values)
-    # A product that should be whole may be a little above it.
+    # A product that should be an integer may be slightly above it.
     rank = math.ceil(share * len(ordered) - 1e-9)
     return ordered[max(1, rank) - 1]
 
 
 def records_after(path, offset):
-    """The records that a statistics file has got since it was `offset` bytes long."""
+    """The records appended to a statistics file since it was `offset` bytes long."""
     with open(path) as file:
         file.seek(offset)
         return [json.loads(line) for line in file]
 
 
 async def timed(client, model, prompt, **options):
-    """A stream to its end: its number of tokens, and the moments of its start and of its responses."""
+    """Runs a stream to its end; returns its number of tokens, its start time and the times of its
+    responses."""
     moments = [time.perf_counter()]
     num_tokens = 0
     async for response in GrpcStream(client, model, prompt, **options):
@@ -47,5 +48,5 @@ async def timed(client, model, prompt, **options):
 
 
 async def at_once(client, model, prompts, **options):
-    """Streams of all prompts at once."""
+    """Runs streams of all prompts concurrently."""
     return await asyncio.gather(*(timed(client, model, prompt, **options) for prompt in prompts))

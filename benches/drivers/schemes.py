@@ -1,15 +1,13 @@
-"""Batching schemes side by side: real tritonserver, synthetic runner, one workload of mixed lengths. Rows are JSON.
+"""A comparison of batching schemes: real tritonserver, synthetic runner, one workload of mixed lengths. Rows are JSON.
 
-A step costs what one of the llama-160m shape does (benches/RESULTS.md): 188, 1079 and 2020 generation tokens/s
-with 1, 8 and 32 streams are steps of 5.3, 7.4 and 15.8 ms, through which the straight line of least squares is
-4.84 ms + 0.342 ms a token. Contexts cost the same a token, which is about right: the output tokens/s of
-the same table come to 0.28 ms. All
-that is divided by `--speed-up`, so that a run takes minutes.
+A step costs what a step of the llama-160m shape does (benches/RESULTS.md): 188, 1079 and 2020 generation tokens/s
+with 1, 8 and 32 streams are steps of 5.3, 7.4 and 15.8 ms; least squares gives 4.84 ms + 0.342 ms per token. Context
+tokens cost the same, which is about right: the output tokens/s of the same table give 0.28 ms. All times are divided
+by `--speed-up`, so that a run takes minutes.
 
-Two loads: `closed`, so many clients that every batch can be full, each sending its next request when it has its
-answer; `open`, requests that come by themselves, Poisson, at a share of what in-flight batching can do. Schemes
-take turns over some rounds, and a row has the medians of its rounds: another program's minute on this machine is
-then nobody's in particular.
+Two loads. `closed`: enough clients to fill every batch, each of which sends its next request after its answer.
+`open`: Poisson arrivals, at a share of the throughput of in-flight batching. The schemes alternate for some rounds,
+and a row has the medians of its rounds, so that a busy minute of the machine does not affect a single scheme.
 """
 
 import argparse
@@ -33,7 +31,7 @@ TOKEN_US = 342
 PROMPT_TOKENS = (32, 256)
 OUTPUT_TOKENS = (16, 512)
 MAX_NUM_REQUESTS = 32
-# Twice what a batch holds: its successor waits in the backend when it ends.
+# Twice the batch size: when a request ends, its successor is already waiting in the backend.
 NUM_CLIENTS = 2 * MAX_NUM_REQUESTS
 # Scheme and policy. Best first: the picture has them in this order.
 SCHEMES = [
@@ -47,7 +45,7 @@ IDS = 'input [{ name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragge
 
 @dataclasses.dataclass
 class Request:
-    """What is asked for, and when, in seconds from the start."""
+    """A request's lengths, and its arrival time in seconds from the start."""
 
     prompt: list
     num_tokens: int
@@ -56,7 +54,7 @@ class Request:
 
 @dataclasses.dataclass
 class Outcome:
-    """What came back, and when, in seconds."""
+    """A request's result, with times in seconds."""
 
     num_tokens: int
     start: float
@@ -65,16 +63,16 @@ class Outcome:
 
 
 def capacity(speed_up):
-    """Requests per second of full in-flight batches, of which every step is full, in theory."""
+    """Theoretical throughput of in-flight batching with full steps, in requests per second."""
     prompt, output = statistics.mean(PROMPT_TOKENS), statistics.mean(OUTPUT_TOKENS)
-    # Each step adds a token to every member, and takes in as many contexts as members end.
+    # Each step adds a token to every sequence, and computes the contexts of as many requests as end.
     tokens_per_step = MAX_NUM_REQUESTS * (1 + prompt / output)
     step_s = (STEP_US + TOKEN_US * tokens_per_step) / speed_up / 1e6
     return MAX_NUM_REQUESTS / output / step_s
 
 
 def workload(seed, num_requests, requests_per_s=None):
-    """The same for every scheme: lengths are uniform, arrivals a Poisson process or at once."""
+    """The same requests for every scheme: uniform lengths; Poisson arrivals, or all at the start."""
     rng = random.Random(seed)
     arrival = 0.0
     for _ in range(num_requests):
@@ -87,12 +85,12 @@ def workload(seed, num_requests, requests_per_s=None):
 async def ask(client, model, request, streaming):
     options = {"max_tokens": request.num_tokens, "stream": streaming, "exclude_input_in_output": True}
     num_tokens, moments = await rows.timed(client, model, request.prompt, **options)
-    assert num_tokens == request.num_tokens, f"{num_tokens} tokens came back, not {request.num_tokens}"
+    assert num_tokens == request.num_tokens, f"got {num_tokens} tokens instead of {request.num_tokens}"
     return Outcome(num_tokens, moments[0], moments[1], moments[-1])
 
 
 async def closed(client, model, requests, streaming):
-    """Each client takes the next request when it has its answer."""
+    """Each client takes the next request after its answer."""
     requests = iter(requests)
 
     async def one_client():
@@ -102,7 +100,7 @@ async def closed(client, model, requests, streaming):
 
 
 async def open_loop(client, model, requests, streaming):
-    """Each request is sent when its time has come."""
+    """Sends each request at its arrival time."""
     start = time.perf_counter()
 
     async def at_its_time(request):
@@ -113,26 +111,27 @@ async def open_loop(client, model, requests, streaming):
 
 
 def num_steps(record):
-    """A record is a step; in lockstep it is a batch, all of whose members have as many generation slots."""
+    """A record is a step, or in lockstep a batch, in which all requests have the same number of generation
+    slots."""
     if "Generation Requests" in record:
         return 1
     return (record["Total Generation Tokens"] + record["Empty Generation Slots"]) / record["Scheduled Requests"]
 
 
 def num_scheduled(record):
-    """Requests in all of its steps; of a batch, those that have not ended."""
+    """Requests in all steps of a record; in a batch, only those that have not ended."""
     return record["Scheduled Requests"] if "Generation Requests" in record else record["Total Generation Tokens"]
 
 
 def num_generating(record):
-    """Generation slots that are used: a request's first token comes from its context."""
+    """Used generation slots: a request's first token comes from its context."""
     if "Generation Requests" in record:
         return record["Generation Requests"]
     return record["Total Generation Tokens"] - record["Scheduled Requests"]
 
 
 def row_of(outcomes, records):
-    """What a round comes to; `records` are its steps, or in lockstep its batches."""
+    """The figures of a round; `records` are its steps, or in lockstep its batches."""
     seconds = max(o.end for o in outcomes) - min(o.start for o in outcomes)
     first = [(o.first - o.start) * 1e3 for o in outcomes]
     whole = [(o.end - o.start) * 1e3 for o in outcomes]
@@ -160,7 +159,7 @@ async def measure(server, path, load, scheme, model, requests):
     offset = path.stat().st_size if path.exists() else 0
     async with clients.grpc(server) as client:
         outcomes = await load(client, model, requests, scheme != "V1")
-    # The last records are written behind the last responses.
+    # The last records are written after the last responses.
     await asyncio.sleep(0.2)
     return row_of(outcomes, rows.records_after(path, offset))
 
@@ -185,7 +184,7 @@ def main():
                 "synthetic_step_us": STEP_US / options.speed_up,
                 "synthetic_token_us": TOKEN_US / options.speed_up,
                 "max_num_requests": MAX_NUM_REQUESTS,
-                # A batch that nobody joins starts with all of its prompts at once, or is a small one.
+                # Without newcomers, a batch starts with all of its prompts at once, or is small.
                 "max_num_tokens": MAX_NUM_REQUESTS * PROMPT_TOKENS[1],
                 "max_seq_len": PROMPT_TOKENS[1] + OUTPUT_TOKENS[1],
                 "stats_file": stats_file,

@@ -1,10 +1,9 @@
-"""How well inflight-sim predicts: a real tritonserver on the synthetic runner, and the simulator beside it.
+"""The accuracy of inflight-sim: compares its predictions with a real tritonserver on the synthetic runner.
 
-First a load of its own is measured to calibrate: the simulator fits its cost model to that run's statistics
-file, and what its first tokens took longer than the steps explain is the way from the client and back. Then
-each case is measured with streams through tritonclient, and predicted from its config.pbtxt and its requests.
-The calibration knows nothing of the cases: its lengths and its rate are others, and its KV cache never fills
-up.
+First a separate load is measured for calibration: the simulator fits its cost model to that run's statistics file,
+and the part of the time to the first token that the steps do not explain is the latency between client and server.
+Then each case is measured with streams through tritonclient, and predicted from its config.pbtxt and its requests.
+The calibration has other lengths and another rate than the cases, and its KV cache never fills up.
 """
 
 import argparse
@@ -25,20 +24,21 @@ from harness import clients
 from harness.repository import add_synthetic
 from harness.server import Server
 
-# A model of about a billion parameters. With steps much shorter, what is measured would be the clients: they
+# Like a model of about a billion parameters. With much shorter steps the clients would be measured, which
+# share the machine's cores with the server.
 # share the machine's cores with the server.
 STEP_US = 16000
 TOKEN_US = 80
 MAX_STREAMS = 64
 VOCAB_SIZE = 32000
-# Clients start one after the other: this one needs a while to open a stream.
+# Clients start one after the other: the client library needs a while to open a stream.
 RAMP_S = 0.01
 BLOCK_SIZE = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A load on a model: closed loop of so many clients, or requests that come at random moments."""
+    """A load on a model: a closed loop of clients, or random arrivals."""
 
     name: str
     model: str
@@ -57,15 +57,15 @@ CASES = (
     Case("little KV cache, max_utilization", "tight_max_utilization", 320, clients=64),
     Case("little KV cache, guaranteed_no_evict", "tight_guaranteed_no_evict", 320, clients=64),
 )
-# Simulated to see how fast the simulator itself is.
+# Number of requests for measuring the speed of the simulator itself.
 NUM_SIMULATED = 100_000
-# A third of what the clients ask for at once.
+# A third of what the clients request at once.
 TIGHT_TOKENS = MAX_STREAMS * (136 + 72) // 3
 
 
 @dataclasses.dataclass
 class Timing:
-    """A request and its moments, in seconds: sent, first token, last token."""
+    """A request and its times, in seconds: sent, first token, last token."""
 
     input: int
     output: int
@@ -75,7 +75,8 @@ class Timing:
 
 
 async def ask(client, model, timing, rng):
-    """Streams one request. Only the tokens are asked for, and none is looked at: the client must keep up."""
+    """Streams one request. Only the tokens are requested, and they are not examined: the client must keep
+    up."""
     prompt = grpcclient.InferInput("input_ids", [1, timing.input], "INT32")
     prompt._raw_content = b"".join(rng.randrange(VOCAB_SIZE).to_bytes(4, "little") for _ in range(timing.input))
     done = asyncio.Event()
@@ -99,11 +100,11 @@ async def ask(client, model, timing, rng):
         num_tokens += 1
         if num_tokens == timing.output:
             done.set()
-    assert num_tokens == timing.output, f"{num_tokens} tokens of {timing.output} came"
+    assert num_tokens == timing.output, f"got {num_tokens} of {timing.output} tokens"
 
 
 async def measure(server, case, rng):
-    """Sends the requests of a case: their timings, in the order of sending."""
+    """Sends the requests of a case; returns their timings in sending order."""
     timings = [Timing(rng.randint(*case.input), rng.randint(*case.output)) for _ in range(case.num_requests)]
     async with clients.grpc(server) as client:
         if case.clients:
@@ -126,20 +127,20 @@ async def measure(server, case, rng):
                 await ask(client, case.model, timing, rng)
 
             await asyncio.gather(*map(at, moments, timings))
-    # The last records are written behind the last responses.
+    # The last records are written after the last responses.
     await asyncio.sleep(0.2)
     return sorted(timings, key=lambda timing: timing.sent)
 
 
 def measure_latency(folder, timings):
-    """Microseconds from the client to the server or back, from the calibration."""
+    """The one-way latency between client and server in microseconds, from the calibration."""
     name = "time_to_first_token_ms"
     without, _ = predict(folder, CALIBRATION, timings, latency_us=0.0)
     return max(0.0, (figures(timings)[name] - without[name]) * 1e3 / 2)
 
 
 def figures(timings):
-    """What is compared."""
+    """The figures that are compared."""
     tokens = sum(t.output for t in timings)
     seconds = max(t.last for t in timings) - min(t.sent for t in timings)
     return {
@@ -150,7 +151,7 @@ def figures(timings):
 
 
 def predict(folder, case, timings, latency_us):
-    """The same from the simulator, and its whole report."""
+    """The same figures from the simulator, and its whole report."""
     start = timings[0].sent
     lines = [f"{t.sent - start:.6f},{t.input},{t.output}" for t in timings]
     trace = folder / "trace.csv"
@@ -173,7 +174,7 @@ def predict(folder, case, timings, latency_us):
 
 
 def measure_speed(folder):
-    """Requests that are simulated in a minute, on one core."""
+    """Simulated requests per minute, on one core."""
     command = [
         os.environ["INFLIGHT_SIM"],
         f"--config={folder / 'repository' / 'roomy' / 'config.pbtxt'}",
@@ -190,7 +191,7 @@ def measure_speed(folder):
 
 
 def add_models(folder):
-    """The models: one with all the KV cache that can be used, and two with too little."""
+    """The models: one with all the KV cache that it can use, and two with too little."""
     common = {
         "synthetic_step_us": STEP_US,
         "synthetic_token_us": TOKEN_US,

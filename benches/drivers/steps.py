@@ -1,13 +1,12 @@
-"""What a step costs besides the model: real tritonserver, synthetic runner, a 5 ms step.
+"""The overhead of a step besides the model: real tritonserver, synthetic runner, a 5 ms step.
 
-The server's own clock is used: the backend writes every step's start and the model's share of it to its
-statistics file. A step's overhead is the time to the next step's start, less the model: it holds Triton's
-batcher, the driver, and whatever the responder and the client take from the two on a busy machine. The part
-of it inside Execute is shown besides: the rest is Triton's, between two calls.
+The server's own clock is used: the backend writes every step's start and the duration of its model call to the
+statistics file. A step's overhead is the time to the next step's start minus the model call. It contains Triton's
+batcher, the driver, and the CPU time that the responder and the client take from them on a busy machine. The part
+inside Execute is printed separately; the rest is Triton's, between two calls.
 
-The limit is measured in the same run: `bare` is a backend that does nothing but sleep and reschedule
-(bare_backend.c). Its rounds alternate with those of the strategies, and `ratio_to_bare` is the median over
-the rounds.
+The lower bound is measured in the same run: `bare` is a backend that only sleeps and reschedules (bare_backend.c).
+Its rounds alternate with those of the strategies, and `ratio_to_bare` is the median over the rounds.
 """
 
 import argparse
@@ -51,7 +50,7 @@ def steady(records, streams):
 
 
 def overheads_of(steps):
-    """What each step costs besides the model, to the next one's start."""
+    """Each step's overhead besides the model, until the next step's start."""
     return [
         after["Step Start (us)"] - before["Step Start (us)"] - before["Model Duration (us)"]
         for before, after in zip(steps, steps[1:])
@@ -63,8 +62,8 @@ def inside_execute(steps):
 
 
 async def measure(server, path, model, streams, interval):
-    """One round: the records of its steps, its seconds and its responses. `interval` is a stream's; none is an
-    answer in one piece."""
+    """One round: the records of its steps, its seconds and its responses. `interval` is the stream interval;
+    None for an answer in one response."""
     offset = path.stat().st_size if path.exists() else 0
     prompts = [[n, n + 1, n + 2] for n in range(streams)]
     streaming = {"stream": interval is not None, "stream_interval": interval or 1}
@@ -72,7 +71,7 @@ async def measure(server, path, model, streams, interval):
         answers = await rows.at_once(
             client, model, prompts, max_tokens=NUM_TOKENS, exclude_input_in_output=True, **streaming
         )
-    # The last records are written behind the last responses.
+    # The last records are written after the last responses.
     await asyncio.sleep(0.2)
     seconds = max(m[-1] for _, m in answers) - min(m[0] for _, m in answers)
     num_responses = sum(len(moments) - 1 for _, moments in answers)
@@ -80,7 +79,7 @@ async def measure(server, path, model, streams, interval):
 
 
 def row_of(strategy, streams, interval, rounds, bare):
-    """The row of one strategy, of whose `rounds` each has a round of the bare backend beside it."""
+    """The row of one strategy; each of its `rounds` has a round of the bare backend beside it."""
     steps = [steady(records, streams) for records, _, _ in rounds]
     overheads = [overheads_of(of_round) for of_round, _ in steps]
     bare = [statistics.median(overheads_of(steady(records, streams)[0])) for records, _, _ in bare]
@@ -107,7 +106,7 @@ def row_of(strategy, streams, interval, rounds, bare):
 
 
 def add_bare(folder):
-    """Builds the bare backend beside the real one, and its model: the folder of backends."""
+    """Builds the bare backend beside the real one, and its model; returns the folder of backends."""
     backends = folder / "backends"
     (backends / "bare").mkdir(parents=True)
     (backends / "inflight").symlink_to(pathlib.Path(os.environ["TRITON_BACKENDS"]).resolve() / "inflight")

@@ -1,7 +1,7 @@
 """Output tokens per second and latencies of a checkpoint, through gRPC streams of a real tritonserver.
 
-All requests of a row start at once, are greedy and ignore the end id. The client runs on the same
-machine: its share of the processor is in the figures.
+All requests of a row start at once, are greedy and ignore the end token. The client runs on the same machine: the
+figures include its share of the CPU.
 """
 
 import argparse
@@ -30,11 +30,11 @@ async def measure(server, vocab_size, concurrency, options):
     async with clients.grpc(server) as client:
         answers = await rows.at_once(client, "model", prompts, **arguments)
     num_tokens = sum(tokens for tokens, _ in answers)
-    assert num_tokens == concurrency * options.output, f"{num_tokens} tokens came back"
+    assert num_tokens == concurrency * options.output, f"got {num_tokens} tokens"
     seconds = max(m[-1] for _, m in answers) - min(m[0] for _, m in answers)
     first = [m[1] - m[0] for _, m in answers]
     between = [(m[-1] - m[1]) / max(1, tokens - 1) for tokens, m in answers]
-    # From the last first token on, all are generating.
+    # After the last first token, all requests are generating.
     decoding = max(m[-1] for _, m in answers) - max(m[1] for _, m in answers)
     rows.show(
         {
@@ -74,7 +74,7 @@ def main():
 
 
 async def warm_up(server, vocab_size, num_input):
-    """The first steps touch memory that later ones find in place."""
+    """The first steps touch memory that later steps find mapped."""
     async with clients.grpc(server) as client:
         await rows.at_once(client, "model", [[vocab_size - 1] * num_input], max_tokens=4, stream=True)
 

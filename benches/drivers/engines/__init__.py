@@ -1,5 +1,5 @@
-"""Engines to compare with: each is set up below target/peers, given the same checkpoint, and measured.
+"""Engines to compare with: each is installed below target/peers, gets the same checkpoint, and is measured.
 
-An engine has a `name`, says what its `precision` really is on this machine, prepares a checkpoint, and measures one
-round: `{load: tokens a second}`. What it cannot do it says with `Unavailable`.
+An engine has a `name` and a `precision` (what it really uses on this machine), prepares a checkpoint, and measures one
+round as `{load: tokens per second}`. It raises `Unavailable` for what it does not support.
 """

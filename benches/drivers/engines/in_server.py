@@ -1,4 +1,5 @@
-"""Inside one tritonserver: our backend, and OpenVINO GenAI behind the Python backend, for the same client."""
+"""Comparison inside one tritonserver: our backend, and OpenVINO GenAI behind the Python backend, with the
+same client."""
 
 import asyncio
 import dataclasses
@@ -20,7 +21,7 @@ from .programs import moments
 
 
 class InServer:
-    """A server with both models, of which the one that is not measured has nothing to do."""
+    """A server with both models; the one that is not being measured is idle."""
 
     name = "openvino in tritonserver"
 
@@ -47,15 +48,15 @@ class InServer:
             raise setup.Unavailable(error) from None
 
     def measure(self, loads):
-        """A round of the peer."""
+        """One round of the peer."""
         return asyncio.run(self.measure_model("peer", loads))
 
     def measure_ours(self, loads):
-        """A round of ours."""
+        """One round of ours."""
         return asyncio.run(self.measure_model("ours", loads))
 
     def prompts(self, count, num_tokens):
-        """Prompts that no round has had before: their keys and values would still be in the cache."""
+        """Prompts that no earlier round has used: their keys and values would still be cached."""
         return [[self.rng.randrange(300, 1000) for _ in range(num_tokens)] for _ in range(count)]
 
     async def measure_model(self, model, loads):
@@ -63,34 +64,34 @@ class InServer:
             prompts = self.prompts(concurrency, num_input)
             async with throughput.clients.grpc(self.server) as client:
                 arguments = {"max_tokens": num_output}
-                # The peer has no such options, and does nothing else.
+                # The peer has no such options: it always does this.
                 arguments |= {"ignore_eos": True, "stream": True} if model == "ours" else {}
                 answers = await rows.at_once(client, model, prompts, **arguments)
             start = min(came[0] for _, came in answers)
             for count, came in answers:
-                assert count == num_output == len(came) - 1, f"{count} tokens came in {len(came) - 1} pieces from {model}"
+                assert count == num_output == len(came) - 1, f"got {count} tokens in {len(came) - 1} responses from {model}"
             return moments.rate(num_input, [[moment - start for moment in came[1:]] for _, came in answers])
 
-        # What is done once is not in the figures.
+        # One-time work is not measured.
         for load in loads:
             await at_once(*moments.small(dataclasses.astuple(load)))
         return {load: await at_once(*dataclasses.astuple(load)) for load in loads}
 
     def stop(self):
-        """Ends the server."""
+        """Stops the server."""
         self.server.stop()
         self.folder.cleanup()
 
 
 def numpy_1(python):
-    """A folder with the last numpy 1: of an array of numpy 2 the bundle's Python backend sends no bytes."""
+    """A folder with the last numpy 1: the bundle's Python backend sends no bytes of a numpy 2 array."""
     stamp = setup.requirements("numpy_1")
     arguments = ["--no-deps", "--requirement", setup.HERE / "numpy_1.txt", "--target"]
     return setup.made("numpy-1", stamp, lambda folder: setup.pip(python, *arguments, folder))
 
 
 def backends(folder):
-    """A backend directory with ours and the Python backend, whose stub must be that of our Python."""
+    """A backend directory with ours and the Python backend, whose stub must match our Python."""
     bundle = pathlib.Path(os.environ["TRITONSERVER"]).parents[1]
     stub = bundle / f"python_backend_stubs/{sys.version_info[0]}.{sys.version_info[1]}/triton_python_backend_stub"
     if not (bundle / "backends/python/libtriton_python.so").is_file() or not stub.is_file():

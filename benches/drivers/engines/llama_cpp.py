@@ -14,10 +14,10 @@ BUILD_OPTIONS = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
     "-DBUILD_SHARED_LIBS=OFF",
-    # What the programs do without; the server's pages would be fetched.
+    # Parts that the programs do not need; the build would download the server's web pages.
     *(f"-DLLAMA_{what}=OFF" for what in ("OPENSSL", "BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_APP", "BUILD_SERVER")),
 ]
-# Ours, its own name of the format, and what that is.
+# Our precision, llama.cpp's name for the format, and a description.
 PRECISIONS = {
     "bf16": ("bf16", "bf16 weights, f16 K/V"),
     "int8": ("q8_0", "Q8_0 weights, f16 K/V"),
@@ -26,7 +26,7 @@ PRECISIONS = {
 
 
 class Programs:
-    """llama.cpp's programs, built, and its conversion of checkpoints."""
+    """llama.cpp's programs, compiled, and its checkpoint converter."""
 
     def __init__(self):
         self.python = setup.environment("llama_cpp")
@@ -34,17 +34,17 @@ class Programs:
         self.folder = setup.made("llama.cpp", stamp, lambda folder: build(self.python, folder))
 
     def run(self, program, *arguments, timeout=RUN_TIMEOUT_S):
-        """What it prints."""
+        """Runs a program; returns its output."""
         return setup.run(self.folder / program, *arguments, timeout=timeout)
 
     def convert(self, checkpoint, file):
-        """Writes a checkpoint as a GGUF file of bf16."""
+        """Converts a checkpoint to a bf16 GGUF file."""
         script = setup.HERE / "programs/to_gguf.py"
         setup.run(self.python, script, self.folder / "tree", checkpoint, "--outfile", file, "--outtype", "bf16")
 
 
 class LlamaCpp:
-    """Batches in lockstep of random tokens: no sampling, no text, no server."""
+    """Lockstep batches of random tokens: no sampling, no text, no server."""
 
     name = "llama.cpp"
 
@@ -79,15 +79,15 @@ class LlamaCpp:
 
 
 def lines(text):
-    """The JSON objects among a program's lines."""
+    """The JSON objects among a program's output lines."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
 def build(python, folder):
-    """Builds the programs; keeps of the tree only what converts checkpoints."""
+    """Builds the programs; of the source tree, keeps only the converter."""
     setup.pip(python, "--upgrade", "pip")
     source = folder / "source"
-    # pip would ask the archive's build system for its name, which fetches that too.
+    # pip would run the archive's build system to get its name, which downloads that as well.
     requirement = setup.requirements("llama_cpp_source").splitlines()[-1]
     download = ["-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--no-binary", "llama-cpp-python"]
     setup.run(python, *download, "--dest", source, requirement)

@@ -1,11 +1,12 @@
-"""What every engine is measured with."""
+"""The loads that every engine is measured with."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """Requests that start at once, each with as many tokens in and out; one token out is a prompt's measurement."""
+    """Requests that start together, with equal numbers of input and output tokens; one output token measures
+    the prompt."""
 
     concurrency: int
     input: int
@@ -20,11 +21,11 @@ class Load:
 
 
 def argument(loads):
-    """For a program: `1x512x1,8x128x128`."""
+    """As a program's argument: `1x512x1,8x128x128`."""
     return f"--loads={','.join(map(str, loads))}"
 
 
 def rates(loads, rows):
-    """Of a program's rows, which have a load's text and its rate, the rate of each load."""
+    """The rate of each load, from a program's rows, which have a load as text and its rate."""
     by_name = {row["load"]: row["rate"] for row in rows}
     return {load: by_name[str(load)] for load in loads}

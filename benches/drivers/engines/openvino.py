@@ -7,12 +7,12 @@ from .loads import argument, rates
 
 EXPORT_TIMEOUT_S = 1800
 RUN_TIMEOUT_S = 1800
-# Ours, and optimum's name of the weights' format.
+# Our precision, and optimum's name for the weight format.
 PRECISIONS = {"bf16": "fp16", "int8": "int8", "int4": "int4"}
 
 
 class OpenVino:
-    """One process a round; token ids in and out."""
+    """One process per round; token ids in and out."""
 
     name = "openvino"
 

@@ -7,7 +7,7 @@ from . import setup
 from .loads import argument, rates
 
 RUN_TIMEOUT_S = 1800
-# What is installed after vLLM itself: what it asks for, but torch.
+# Lists vLLM's requirements except torch; they are installed after vLLM itself.
 NEEDED = """
 import importlib.metadata
 from pip._vendor.packaging.requirements import Requirement
@@ -25,7 +25,7 @@ def fill(python):
 
 
 class Vllm:
-    """One process a round; token ids in and out, compiled."""
+    """One process per round; token ids in and out, compiled."""
 
     name = "vllm"
     precision = "bf16 weights, bf16 K/V"

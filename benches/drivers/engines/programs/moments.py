@@ -1,9 +1,10 @@
-"""Rates of requests that started at once, from the moments at which their tokens came, in seconds from the start."""
+"""Rates of requests that start together, from the arrival times of their tokens, in seconds from the
+start."""
 
 
 def rate(num_input, moments):
-    """Prompt tokens a second where a token is all that was asked for; else output tokens a second while all generate,
-    which is from when the last prompt is through until the first request ends."""
+    """Prompt tokens per second if one output token was requested; otherwise output tokens per second while
+    all requests generate: from the end of the last prompt until the first request ends."""
     start = max(request[0] for request in moments)
     end = min(request[-1] for request in moments)
     if all(len(request) == 1 for request in moments):
@@ -13,11 +14,11 @@ def rate(num_input, moments):
 
 
 def loads(text):
-    """`1x512x1,8x128x128` as numbers, and each as text."""
+    """Parses `1x512x1,8x128x128`: each load's text and its numbers."""
     return {load: [int(number) for number in load.split("x")] for load in text.split(",")}
 
 
 def small(load):
-    """As much of a load as touches what is set up once."""
+    """A small part of a load, enough to trigger all one-time initialisation."""
     concurrency, num_input, num_output = load
     return min(concurrency, 2), min(num_input, 512), min(num_output, 8)

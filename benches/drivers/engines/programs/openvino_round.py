@@ -1,4 +1,4 @@
-"""One round of OpenVINO GenAI, in its own environment: a JSON object a line."""
+"""One round of OpenVINO GenAI, in its own environment: one JSON object per line."""
 
 import argparse
 import json
@@ -14,14 +14,14 @@ import moments
 
 
 def properties():
-    """What is asked of the CPU plugin: bf16 arithmetic where it has that, as many threads as there are."""
+    """Properties of the CPU plugin: bf16 arithmetic if it supports it, and all threads."""
     has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     asked = {"INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0))}
     return {**asked, "INFERENCE_PRECISION_HINT": "bf16"} if has_bf16 else asked
 
 
 def precision(model):
-    """What it makes of that."""
+    """The precision that these properties result in."""
     core = openvino.Core()
     compiled = core.compile_model(str(pathlib.Path(model) / "openvino_model.xml"), "CPU", properties())
     arithmetic, kv = (compiled.get_property(name) for name in ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION"))
@@ -39,7 +39,7 @@ def pipeline(model):
 
 
 def generation(num_tokens):
-    """Greedy, and exactly this many tokens."""
+    """Greedy, with exactly this many tokens."""
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens = config.min_new_tokens = num_tokens
     config.ignore_eos = True
@@ -48,7 +48,7 @@ def generation(num_tokens):
 
 
 def run(pipe, rng, concurrency, num_input, num_output):
-    """Of each request the moments of its tokens, in seconds from the start."""
+    """The arrival times of each request's tokens, in seconds from the start."""
     prompts = [rng.integers(300, 1000, (1, num_input)).astype(numpy.int64) for _ in range(concurrency)]
     start = time.perf_counter()
     handles = [
@@ -76,7 +76,7 @@ def main():
         return
     pipe = pipeline(options.model)
     rng = numpy.random.default_rng(0)
-    # What is done once is not in the figures.
+    # One-time work is not measured.
     for load in options.loads.values():
         run(pipe, rng, *moments.small(load))
     for name, load in options.loads.items():

@@ -1,4 +1,4 @@
-"""One round of vLLM, in its own environment: a JSON object a line."""
+"""One round of vLLM, in its own environment: one JSON object per line."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ import moments
 
 
 def run(engine, rng, concurrency, num_input, num_output):
-    """Of each request the moments of its tokens, in seconds from the start."""
+    """The arrival times of each request's tokens, in seconds from the start."""
     from vllm import SamplingParams
 
     params = SamplingParams(
@@ -47,7 +47,7 @@ def main():
         enable_prefix_caching=False,
     )
     rng = numpy.random.default_rng(0)
-    # What is done once is not in the figures.
+    # One-time work is not measured.
     for load in loads:
         run(llm.llm_engine, rng, *moments.small(load))
     for name, load in options.loads.items():

@@ -1,4 +1,5 @@
-"""OpenVINO GenAI's continuous batching behind Triton's Python backend: a thread steps it and sends each new token."""
+"""OpenVINO GenAI's continuous batching behind Triton's Python backend: a thread runs its steps and sends each
+new token."""
 
 import json
 import locale
@@ -7,11 +8,11 @@ import queue
 import sys
 import threading
 
-# The backend's stub starts Python isolated, and in ASCII.
+# The backend's stub starts Python in isolated mode, with ASCII as encoding.
 locale.setlocale(locale.LC_ALL, "C.UTF-8")
 sys.path[:0] = os.environ["PEER_PACKAGES"].split(os.pathsep)
 
-import numpy  # noqa: E402  they lie there
+import numpy  # noqa: E402  they are in that folder
 import openvino  # noqa: E402
 import openvino_round  # noqa: E402
 import triton_python_backend_utils as pb_utils  # noqa: E402
@@ -49,7 +50,7 @@ class TritonPythonModel:
             running = [request for request in running if request[1] > 0]
 
     def send(self, request):
-        """Sends what a request has got, and counts down what it still wants."""
+        """Sends a request's new tokens and decrements its remaining number."""
         handle, _, sender = request
         while handle.can_read():
             for output in handle.read().values():
