@@ -129,11 +129,11 @@ def test_no_round_in_the_server_has_a_prompt_that_was_there_before():
 
 
 def test_a_program_that_fails_is_a_reason_with_its_last_words():
-    with pytest.raises(setup.Unavailable, match="ended with 1: no such thing"):
+    with pytest.raises(setup.Unavailable, match="exited with 1: no such thing"):
         setup.run(sys.executable, "-c", "raise SystemExit('no such thing')")
     with pytest.raises(setup.Unavailable, match="not-a-program"):
         setup.run("not-a-program")
-    with pytest.raises(setup.Unavailable, match="did not end in 0.2 s"):
+    with pytest.raises(setup.Unavailable, match="did not finish within 0.2 s"):
         setup.run(sys.executable, "-c", "import time; time.sleep(60)", timeout=0.2)
 
 

@@ -21,7 +21,7 @@ def test_a_model_is_the_demo_model_or_the_folder_of_a_checkpoint(tmp_path):
     assert (demo / "config.json").is_file()
     assert quality.folder(str(demo)) == demo
     for name in ("smollm2", str(tmp_path)):
-        with pytest.raises(SystemExit, match="has no config.json; name the folder of a checkpoint, or stories"):
+        with pytest.raises(SystemExit, match="has no config.json; give a checkpoint folder, or stories"):
             quality.folder(name)
 
 

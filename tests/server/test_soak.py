@@ -67,7 +67,7 @@ def test_another_answer_is_a_difference(found, words):
 def test_what_is_cut_off_must_be_a_beginning():
     whole = {"text": ["ab"], "ids": [[1, 2]]}
     assert answers.difference(whole, {"text": ["a"], "ids": [[1]]}, cut_off=True) is None
-    assert "no beginning" in answers.difference(whole, {"text": ["b"], "ids": [[2]]}, cut_off=True)
+    assert "not a prefix" in answers.difference(whole, {"text": ["b"], "ids": [[2]]}, cut_off=True)
     assert "here {'error'" in answers.difference(whole, {"error": "lost"}, cut_off=True)
 
 

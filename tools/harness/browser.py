@@ -1,6 +1,6 @@
-"""A headless Chromium, spoken to over its debugging pipe: pages are loaded, looked at, and read.
+"""A headless Chromium, controlled over its debugging pipe: loads, inspects and reads pages.
 
-The protocol (https://chromedevtools.github.io/devtools-protocol/) is JSON messages, each ended by a zero
+The protocol (https://chromedevtools.github.io/devtools-protocol/) is JSON messages, each terminated by a zero
 byte, on two file descriptors that the browser inherits. No port is opened.
 """
 
@@ -17,7 +17,7 @@ import time
 from harness.server import die_with_parent
 
 ANSWER_TIMEOUT_S = 60
-# Without a GPU, without a sandbox (which wants a user other than root), without a word to anybody outside.
+# No GPU, no sandbox (it requires a user other than root), no network access.
 ARGUMENTS = (
     "--headless",
     "--no-sandbox",
@@ -38,7 +38,7 @@ TO_BROWSER, FROM_BROWSER = 3, 4
 
 
 class BrowserError(Exception):
-    """The browser refused, did not answer, or a script in the page threw."""
+    """The browser returned an error, did not answer, or a script in the page threw."""
 
 
 class Browser:
@@ -105,7 +105,7 @@ class Browser:
         return answer["result"].get("value")
 
     def screenshot(self, width, height):
-        """What is painted in the page's upper left `width` x `height` pixels, as a PNG file's bytes."""
+        """The page's upper left `width` x `height` pixels as painted, as the bytes of a PNG file."""
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         answer = self._call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         return base64.b64decode(answer["data"])
@@ -127,7 +127,7 @@ class Browser:
         self._next(lambda message: message.get("method") == event)
 
     def _next(self, wanted):
-        """The next message that is wanted; those before it are not."""
+        """The next wanted message; messages before it are dropped."""
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while True:
             *messages, self._buffer = self._buffer.split(b"\0")
@@ -147,8 +147,8 @@ class Browser:
 
 
 def _place(commands, messages):
-    """In the child: the two pipes at the descriptors where the browser expects them."""
-    # Out of the way first: either may be where the other has to go.
+    """In the child: moves the two pipes to the descriptors that the browser expects."""
+    # To free descriptors first: either may be where the other has to go.
     commands = fcntl.fcntl(commands, fcntl.F_DUPFD, FROM_BROWSER + 1)
     messages = fcntl.fcntl(messages, fcntl.F_DUPFD, FROM_BROWSER + 1)
     os.dup2(commands, TO_BROWSER)

@@ -1,4 +1,4 @@
-"""The real clients, reduced to what a test says: a prompt, options, and what came back."""
+"""The real clients, reduced to what a test needs: a prompt, options, and the responses."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ OUTPUTS = {
     "num_input_tokens": "num_input_tokens",
     "num_output_tokens": "num_output_tokens",
 }
-# Outputs that have a value of each sequence, and those that have one of each token of each sequence.
+# Outputs with a value per sequence, and outputs with a value per token of each sequence.
 OF_SEQUENCES = {
     "text_output",
     "sequence_length",
@@ -34,12 +34,12 @@ OF_SEQUENCES = {
     "stop_reason",
 }
 OF_TOKENS = {"output_ids", "output_log_probs", "generation_logits"}
-# What /generate adds to the outputs.
+# Fields that /generate adds to the outputs.
 ENVELOPE = {"model_name", "model_version", "id", "sequence_id", "sequence_start", "sequence_end"}
 
 
 class Refused(Exception):
-    """The server answered with an error: its text, and the HTTP status where there is one."""
+    """The server answered with an error: its text, and the HTTP status if there is one."""
 
     def __init__(self, message, status=None):
         super().__init__(message)
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 @dataclasses.dataclass
 class Response:
-    """One response. An output that is not in it is None, and of several sequences it is a list, over HTTP."""
+    """One response. A missing output is None; over HTTP, an output of several sequences is a list."""
 
     text: str | None = None
     ids: list | None = None
@@ -56,10 +56,10 @@ class Response:
     finish_reason: str | None = None
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None
-    # The other outputs by name: arrays with their shapes, or what JSON says.
+    # The other outputs by name: arrays with their shapes, or JSON values.
     tensors: dict = dataclasses.field(default_factory=dict)
     final: bool = False
-    # Over gRPC and /infer, all outputs as they came.
+    # Over gRPC and /infer: all outputs as received.
     arrays: dict = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
 
@@ -78,8 +78,8 @@ class Answer:
         return [id for r in self.responses for id in r.ids or []]
 
     def sequences(self):
-        """Each sequence of an answer over gRPC or /infer that does not repeat the prompt, as the answer to a request
-        for one: without what fills it up."""
+        """Each sequence of an answer over gRPC or /infer that does not repeat the prompt, as the answer to a
+        request for a single sequence: without padding."""
         responses = [response for response in self.responses if response.arrays]
         counts = [response.arrays["num_output_tokens"][0] for response in responses]
         before = [numpy.zeros_like(counts[0]), *counts]
@@ -103,13 +103,13 @@ class Answer:
 
     @property
     def last(self):
-        """The last response that has outputs."""
+        """The last response with outputs."""
         return [r for r in self.responses if r != Response(final=r.final)][-1]
 
 
 def described(answer):
-    """All that an answer over gRPC says of its sequence, in however many responses: text, ids, reason, and what else it
-    has, to the bit."""
+    """Everything that an answer over gRPC contains about its sequence, independent of the number of
+    responses: text, ids, finish reason, and the other outputs, bit by bit."""
     found = {}
     for name in {name for response in answer.responses for name in response.tensors}:
         arrays = answer.tensors(name)
@@ -120,16 +120,16 @@ def described(answer):
         elif name == "output_log_probs":
             found[name] = b"".join(array.tobytes() for array in arrays)
         else:
-            # Where there is nothing new of the logits is a dummy of one zero.
+            # Where there are no new logits, the output is a dummy of one zero.
             found[name] = b"".join(array.tobytes() for array in arrays if array.size > 1)
     return answer.text, answer.ids, answer.finish_reason, found
 
 
-# HTTP /generate and /generate_stream, as curl would call them.
+# HTTP /generate and /generate_stream, as with curl.
 
 
 def generate(server, model, prompt, **options):
-    """POST .../generate: the answer."""
+    """POST .../generate: returns the answer."""
     status, body = server.http("POST", f"/v2/models/{model}/generate", _generate_body(prompt, options))
     answer = json.loads(body)
     if status != 200:
@@ -138,7 +138,8 @@ def generate(server, model, prompt, **options):
 
 
 class GenerateStream:
-    """POST .../generate_stream: iterates over responses as they come; closing it leaves the server alone."""
+    """POST .../generate_stream: iterates over responses as they arrive; closing it disconnects from the
+    server."""
 
     def __init__(self, server, model, prompt, **options):
         self._connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=TIMEOUT_S)
@@ -147,7 +148,7 @@ class GenerateStream:
 
     def __iter__(self):
         if self._response.status != 200:
-            # An error that is the first response comes as an event, one of another kind as it is.
+            # If the first response is an error it is an event, and otherwise a plain body.
             body = self._response.read().decode().removeprefix("data: ")
             raise Refused(json.loads(body)["error"], self._response.status)
         for line in self._response:
@@ -187,7 +188,7 @@ def _from_json(answer):
 
 
 def infer(server, model, prompt, **options):
-    """tritonclient.http, one request, one answer."""
+    """tritonclient.http: one request, one answer."""
     with httpclient.InferenceServerClient(server.http_url, network_timeout=TIMEOUT_S) as client:
         try:
             result = client.infer(model, [_input(httpclient, prompt)], parameters=options)
@@ -206,7 +207,7 @@ def grpc(server):
 
 
 class GrpcStream:
-    """One request on a gRPC stream of its own: iterates over responses as they come."""
+    """One request on its own gRPC stream: iterates over responses as they arrive."""
 
     def __init__(self, client, model, prompt, *, request_id="", timeout=None, headers=None, **options):
         async def requests():
@@ -218,7 +219,7 @@ class GrpcStream:
                 "parameters": options,
                 "enable_empty_final_response": True,
             }
-            # An end of the requests must not be an end of the stream before the last response.
+            # The stream must not end before the last response, even though there are no more requests.
             await self._done.wait()
 
         self._done = asyncio.Event()
@@ -240,7 +241,7 @@ class GrpcStream:
         except InferenceServerException as error:
             raise Refused(error.message(), error.status()) from None
         except asyncio.CancelledError:
-            # gRPC's word for a call that was cancelled here is that of a task that was cancelled.
+            # A call cancelled by the client raises the same exception in gRPC as a cancelled task.
             if not self._cancelled:
                 raise
             raise Refused("the call was cancelled", "StatusCode.CANCELLED") from None
@@ -248,8 +249,8 @@ class GrpcStream:
             self._done.set()
 
     async def _end(self):
-        """Says that no request follows, and hears the server out: a stream that is cut off at its end makes
-        server 2.51.0 keep the request, and with it the model, for ever."""
+        """Announces that no request follows, and reads the stream to its end: if it is cut off there, server
+        2.51.0 keeps the request, and with it the model, for ever."""
         self._done.set()
         async for _ in self._call:
             pass
@@ -262,7 +263,7 @@ class GrpcStream:
 
 @contextlib.asynccontextmanager
 async def in_flight(client, model, prompt, **options):
-    """A request that generates until the block ends, and is cancelled then. The model's `max_seq_len` is
+    """A request that generates until the block ends, and is then cancelled. The model's `max_seq_len` is
     `ENDLESS_SEQ_LEN`."""
     call = GrpcStream(client, model, prompt, stream=True, max_tokens=ENDLESS, **options)
     responses = aiter(call)
@@ -285,8 +286,8 @@ async def stream(client, model, prompt, **options):
 
 
 def streams(server, model, requests, *, may_fail=False):
-    """The answers to requests, `(prompt, options)` each, that are sent at the same time over gRPC. With `may_fail` an
-    exception stands in the place of an answer."""
+    """The answers to requests, `(prompt, options)` each, sent at the same time over gRPC. With `may_fail`,
+    exceptions are returned in place of answers."""
 
     async def main():
         async with grpc(server) as client:
@@ -297,7 +298,7 @@ def streams(server, model, requests, *, may_fail=False):
 
 
 def run(main):
-    """Runs a test's asynchronous body."""
+    """Runs the asynchronous body of a test."""
     return asyncio.run(main)
 
 
@@ -324,11 +325,11 @@ def _input(module, prompt):
 
 
 def _of_sequence(arrays, i, num_new):
-    """What the outputs say of one of several sequences, which has so many new tokens."""
+    """The outputs of one of several sequences, which has `num_new` new tokens."""
     own = {}
     for name, array in arrays.items():
         if name in OF_TOKENS and array.shape[1] > i:
-            assert not array[:, i, num_new:].any() or name == "output_ids", "zeros fill up what is shorter"
+            assert not array[:, i, num_new:].any() or name == "output_ids", "shorter sequences are padded with zeros"
             array = array[:, i : i + 1, :num_new]
         elif name in OF_SEQUENCES:
             array = array[:, i : i + 1]

@@ -1,4 +1,4 @@
-"""What a page shows: its shapes and texts with their places, and the pixels that were painted."""
+"""The contents of a page: its shapes and texts with their positions, and the painted pixels."""
 
 import dataclasses
 import io
@@ -22,7 +22,7 @@ TITLE = re.compile(r"request (\d+), steps? (\d+)(?: to (\d+))?: (\w+)(?:, (\d+) 
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """An element: what it is, and where it is in the window."""
+    """An element, with its position in the window."""
 
     classes: tuple
     title: str | None
@@ -51,7 +51,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A cell of the timeline, as its title says it."""
+    """A cell of the timeline, parsed from its title."""
 
     request: int
     first: int
@@ -62,7 +62,7 @@ class Cell:
 
 
 class Painted:
-    """An opened timeline."""
+    """A timeline opened in the browser."""
 
     def __init__(self, browser, path, width, *, dark=False):
         browser.open(path, width, 800, dark=dark)
@@ -70,7 +70,7 @@ class Painted:
         self.scroll_width = browser.evaluate("document.documentElement.scrollWidth")
         self.words = browser.evaluate("document.body?.innerText ?? ''")
         self.num_elements = browser.evaluate("document.querySelectorAll('*').length")
-        # A picture that is wider than the window scrolls in a frame of its own.
+        # A picture that is wider than the window scrolls in its own frame.
         self._right = browser.evaluate("document.querySelector('.picture')?.getBoundingClientRect().right ?? innerWidth")
         boxes = [
             Box(tuple(found.pop("classes")), **{k: v for k, v in found.items() if k != "tag"})
@@ -86,13 +86,13 @@ class Painted:
         self._pixels = Image.open(io.BytesIO(picture)).convert("RGB")
 
     def color(self, x, y):
-        """The pixel there; None where it is scrolled out of sight."""
+        """The pixel at this position; None if it is scrolled out of sight."""
         if 0 <= x < self._right and 0 <= y < self._pixels.height:
             return self._pixels.getpixel((int(x), int(y)))
         return None
 
     def color_of(self, box):
-        """The pixel of a box, left of its middle, where no text stands."""
+        """A pixel of a box, left of its centre, where there is no text."""
         return self.color(box.left + min(2, (box.right - box.left) / 2), (box.top + box.bottom) / 2)
 
     @staticmethod

@@ -8,9 +8,9 @@ STORIES = ROOT / "model_repository" / "stories" / "1"
 
 
 def add_model(repository, name, parameters=None, *, fields="", checkpoint=None):
-    """Adds a model, or writes its configuration anew; the folder of its version.
+    """Adds a model, or rewrites its configuration; returns the folder of its version.
 
-    `parameters` are ours, `fields` is further text of the config.pbtxt. The files of `checkpoint` are
+    `parameters` are the backend's, `fields` is additional text of the config.pbtxt. The files of `checkpoint` are
     linked, not copied.
     """
     folder = pathlib.Path(repository) / name
@@ -27,12 +27,12 @@ def add_model(repository, name, parameters=None, *, fields="", checkpoint=None):
 
 
 def add_synthetic(repository, name, parameters=None, *, fields=""):
-    """Adds a model of the synthetic runner: token ids in, token ids out, every output known beforehand."""
+    """Adds a model with the synthetic runner: token ids in, token ids out, all outputs known in advance."""
     defaults = {"runner": "synthetic", "max_seq_len": 4096, "synthetic_step_us": 1000}
     return add_model(repository, name, {**defaults, **(parameters or {})}, fields=fields)
 
 
-# Few and small blocks: sequences are paused and computed again all the time.
+# Few and small blocks: sequences are constantly paused and computed again.
 TIGHT = {
     "batch_scheduler_policy": "max_utilization",
     "max_num_requests": 24,

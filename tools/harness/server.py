@@ -1,4 +1,4 @@
-"""Starts a real tritonserver on free ports, and ends it."""
+"""Starts a real tritonserver on free ports, and stops it."""
 
 import asyncio
 import ctypes
@@ -18,7 +18,7 @@ UNLOAD_TIMEOUT_S = 10
 
 
 def free_ports(count):
-    """Ports of 127.0.0.1 that nobody listens on; asked for together, so that they differ."""
+    """Unused ports of 127.0.0.1; found together, so that they differ."""
     sockets = [socket.socket() for _ in range(count)]
     for s in sockets:
         s.bind(("127.0.0.1", 0))
@@ -34,19 +34,19 @@ def die_with_parent():
 
 
 class ServerDied(Exception):
-    """The server ended by itself; the text is the end of its log."""
+    """The server exited unexpectedly; the text is the end of its log."""
 
 
 class Server:
-    """A running tritonserver. As a context manager it must end cleanly, or the block fails."""
+    """A running tritonserver. As a context manager it must exit cleanly, or the block fails."""
 
     def __init__(self, repository, *arguments, backends=None, cwd=None):
         self.repository = pathlib.Path(repository)
-        # It takes no orders to load or unload then.
+        # Without model control, the server does not load or unload models on request.
         self.polls = "--model-control-mode=poll" in arguments
         self.log_path = self.repository.parent / f"{self.repository.name}.log"
         if not any(argument.startswith("--model-control-mode") for argument in arguments):
-            # All models are loaded, as without it, and can be unloaded one by one.
+            # All models are loaded, as without model control, and can be unloaded individually.
             arguments = ("--model-control-mode=explicit", "--load-model=*", *arguments)
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         command = [
@@ -85,7 +85,7 @@ class Server:
         return f"127.0.0.1:{self.http_port}"
 
     def stop(self):
-        """Asks the server to end; its exit status."""
+        """Stops the server; returns its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -98,8 +98,8 @@ class Server:
     def unload_all(self):
         """Unloads all models, and waits until they are gone and with them the last response.
 
-        Server 2.51 destroys its HTTP endpoint before it has stopped, while `/generate` lets a client have its answer
-        before the backend's thread has deleted the response: a server that is asked to end in this moment can crash.
+        Server 2.51 destroys its HTTP endpoint before it has stopped, and `/generate` gives a client its answer before
+        the backend's thread has deleted the response: a server that is stopped at this moment can crash.
         """
         if self.process.poll() is not None or self.polls:
             return
@@ -107,12 +107,13 @@ class Server:
         for model in models:
             self.unload(model)
         deadline = time.monotonic() + UNLOAD_TIMEOUT_S
-        # It keeps a model for ever that a cancelled gRPC stream has cost a request; then the time has to do.
+        # The server never unloads a model that has lost a request to a cancelled gRPC stream; the time limit
+        # has to do.
         while time.monotonic() < deadline and {"READY", "UNLOADING"} & set(self.model_states().values()):
             time.sleep(0.02)
 
     def http(self, method, path, body=None, *, port=None):
-        """One HTTP exchange: the status and the body's bytes."""
+        """One HTTP exchange: returns the status and the body's bytes."""
         connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=60)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
@@ -122,7 +123,7 @@ class Server:
             connection.close()
 
     def is_ready(self):
-        """Whether the server says that requests can be sent."""
+        """Whether the server reports that it is ready for requests."""
         return self.http("GET", "/v2/health/ready")[0] == 200
 
     def is_alive(self):
@@ -130,17 +131,17 @@ class Server:
         return self.process.poll() is None and self.http("GET", "/v2/health/live")[0] == 200
 
     def load(self, model):
-        """Loads a model; None, or why it could not be loaded."""
+        """Loads a model; returns None, or the error."""
         status, body = self.http("POST", f"/v2/repository/models/{model}/load", "{}")
         return None if status == 200 else json.loads(body)["error"]
 
     def unload(self, model):
-        """Asks for a model to be unloaded; returns before it is."""
+        """Requests to unload a model; returns before it is unloaded."""
         status, body = self.http("POST", f"/v2/repository/models/{model}/unload", "{}")
         assert status == 200, body
 
     def model_states(self):
-        """READY, LOADING, UNLOADING or UNAVAILABLE of each model; None for one that was never loaded."""
+        """READY, LOADING, UNLOADING or UNAVAILABLE for each model; None if it was never loaded."""
         _, body = self.http("POST", "/v2/repository/index", "{}")
         return {entry["name"]: entry.get("state") for entry in json.loads(body)}
 
@@ -149,14 +150,14 @@ class Server:
         return self.model_states().get(model)
 
     def wait_for_state(self, model, state):
-        """Waits until the server says that the model is in this state."""
+        """Waits until the server reports this state for the model."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while self.model_state(model) != state:
             assert time.monotonic() < deadline, f"{model} is {self.model_state(model)}, not {state}"
             time.sleep(0.02)
 
     def model_config(self, model):
-        """The configuration as the server completed it."""
+        """The configuration as completed by the server."""
         status, body = self.http("GET", f"/v2/models/{model}/config")
         assert status == 200, body
         return json.loads(body)
@@ -169,7 +170,7 @@ class Server:
                 _, body = self.http("GET", "/metrics", port=self.metrics_port)
                 break
             except ConnectionRefusedError:
-                # Requests are served a moment before the page is.
+                # Requests are served slightly before the metrics page is.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
@@ -208,15 +209,15 @@ class Server:
 
 
 async def until(condition):
-    """Waits for what must come."""
+    """Waits for a condition."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline, "it never comes"
+        assert time.monotonic() < deadline, "the condition never became true"
         await asyncio.sleep(0.005)
 
 
 def num_pending(server, model):
-    """Requests for a model that Triton has not handed over yet."""
+    """Requests for a model that Triton has not passed on yet."""
     return server.metrics().get(("nv_inference_pending_request_count", (("model", model), ("version", "1"))), 0)
 
 
@@ -229,7 +230,7 @@ def num_requests(server, model, kind):
 
 
 def assert_blocks_come_back(server, model):
-    """Metrics are refreshed by the server every so often, so this waits for what must come."""
+    """Waits until no blocks are in use; the server refreshes its metrics periodically."""
 
     def num_used():
         labels = {("model", model), ("kv_cache_block_type", "used")}

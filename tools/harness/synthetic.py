@@ -4,15 +4,16 @@ import os
 import pathlib
 
 MASK = (1 << 64) - 1
-# At 1 ms a step, an output of `ENDLESS` tokens takes longer than any test waits (`clients.TIMEOUT_S`): the request ends
-# when the test ends it. It needs a model whose `max_seq_len` is `ENDLESS_SEQ_LEN`.
+# With steps of 1 ms, an output of `ENDLESS` tokens takes longer than any test waits (`clients.TIMEOUT_S`):
+# the test ends the request. The model's `max_seq_len` must be `ENDLESS_SEQ_LEN`.
 ENDLESS = 250_000
 ENDLESS_SEQ_LEN = 1 << 18
 
 
 class Gate:
-    """How many steps a model may run, in all, since it was loaded: what its `synthetic_gate` or the arguments of a
-    post-processor name. A test holds requests with it until something else has happened."""
+    """The total number of steps that a model may run since it was loaded: the file that `synthetic_gate` or
+    the arguments of a post-processor name. A test holds requests with it until something else has
+    happened."""
 
     def __init__(self, file, num_steps=0):
         self.file = pathlib.Path(file)

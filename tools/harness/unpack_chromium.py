@@ -1,8 +1,8 @@
 """unpack_chromium.py PACKAGE INTEGRITY FOLDER: unpacks the npm package @sparticuz/chromium into a folder.
 
-The package carries a Chromium that needs no libraries of the machine but those of the C compiler, the few
-that it needs besides, and a font, each compressed with Brotli. Its own installer is JavaScript for another
-place; there are three files to lay out.
+The package contains a Chromium that only needs the libraries of a machine with a C compiler, the few other
+libraries that it needs, and a font, each compressed with Brotli. Its own installer is JavaScript for another
+environment; there are only three files to unpack.
 """
 
 import base64
@@ -24,7 +24,7 @@ def main(package, integrity, folder):
     data = pathlib.Path(package).read_bytes()
     found = "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode()
     if found != integrity:
-        sys.exit(f"{package} is {found}, and must be {integrity}")
+        sys.exit(f"{package} has the checksum {found} instead of {integrity}")
     folder = pathlib.Path(folder).resolve()
     with tarfile.open(fileobj=io.BytesIO(data)) as files:
 

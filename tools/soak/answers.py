@@ -1,4 +1,4 @@
-"""Answers in one form, however they came, and what a request gets alone, to compare them with."""
+"""Answers in one form, independent of the protocol, and the reference answers to compare them with."""
 
 import hashlib
 import json
@@ -11,13 +11,13 @@ from harness.server import Server
 from models import add_reference
 from transport import Failed, infer
 
-# What says when and with how much luck a request was served, not what its answer is.
+# Outputs that describe when and how luckily a request was served, not its result.
 OF_ITS_TIME = re.compile("_time_ns$|^kv_cache_|_draft_tokens$|^acceptance_rate$|^num_|^sequence_length$")
 JOINED = {"output_log_probs", "context_logits", "generation_logits"}
 
 
 def flat(response, name):
-    """An output as a list without shape, whether it is an array or of JSON; None if it is not there."""
+    """An output as a flat list, from an array or from JSON; None if it is missing."""
     value = response.get(name)
     if value is None:
         return None
@@ -28,7 +28,8 @@ def flat(response, name):
 
 
 def answer_of(responses, has_beams=False):
-    """What responses say together: the texts, ids and reasons of their rows, and of a single row what else there is.
+    """The combined result of responses: texts, ids and reasons of their rows, and for a single row the other
+    outputs.
 
     Arrays and JSON come to the same, apart from what else there is: JSON has fewer digits.
     """
@@ -48,18 +49,20 @@ def answer_of(responses, has_beams=False):
             texts[row].append(text)
             own = new_ids[row * length : (row + 1) * length]
             if num_rows > 1:
-                # Shorter rows are filled up.
+                # Shorter rows are padded.
                 own = own[: counts[row] - before[row]] if counts else []
             ids[row] += own
         before = counts or before
         for row, reason in enumerate(flat(response, "finish_reason") or []):
             reasons[row].append(reason)
-    # With some options text and ids have other lengths than tokens, so rows of ids count only where they can be told.
+    # With some options, text and ids have other lengths than the tokens, so ids are split into rows only if
+    # that is unambiguous.
     answer = {"text": ["".join(parts) for parts in texts], "ids": ids}
     if num_rows > 1 and not flat(responses[-1], "num_output_tokens"):
         del answer["ids"]
     if any(reasons):
-        # A single row ends once. Of several, each response says again of those that have ended how they did.
+        # A single row ends once. With several rows, each response repeats the finish reasons of the ended
+        # ones.
         ends = [[reason for reason in row if reason] for row in reasons]
         answer["reason"] = ends if num_rows == 1 else [row[-1:] for row in ends]
     if num_rows == 1 and isinstance(responses[-1]["text_output"], numpy.ndarray):
@@ -79,7 +82,7 @@ def _more(responses):
         elif name == "output_ids_json":
             found[name] = [id for array in arrays for row in json.loads(array.reshape(-1)[0]) for id in row]
         elif name in JOINED:
-            # Where there is nothing new of the logits is a dummy of one zero.
+            # Where there are no new logits, the output is a dummy of one zero.
             bits = b"".join(a.tobytes() for a in arrays if a.size > 1 or name == "output_log_probs")
             found[name] = hashlib.sha256(bits).hexdigest()
         else:
@@ -88,7 +91,7 @@ def _more(responses):
 
 
 def difference(expected, found, *, cut_off=False, has_beams=False):
-    """How an answer differs from the one alone, in words; None where it does not. One that was `cut_off` may end
+    """How an answer differs from the reference, in words; None if it does not. One that was `cut_off` may end
     earlier."""
     if "error" in expected or "error" in found:
         if cut_off and "error" not in found and expected["error"]:
@@ -97,12 +100,12 @@ def difference(expected, found, *, cut_off=False, has_beams=False):
             return f"alone {_shown(expected)}, here {_shown(found)}"
         return None
     if cut_off:
-        # Beams end as they are, which need not be how those begin that are found later.
+        # Cancelled beams return their current hypotheses, which need not be prefixes of the final ones.
         if has_beams:
             return None
         rows = zip(expected.get("ids", []), found.get("ids", []))
         if any(own != whole[: len(own)] for whole, own in rows):
-            return f"no beginning of {_shown(expected)}: {_shown(found)}"
+            return f"not a prefix of {_shown(expected)}: {_shown(found)}"
         return None
     for name in expected.keys() & found.keys():
         if expected[name] != found[name]:
@@ -115,7 +118,8 @@ def _shown(value):
 
 
 class Oracle:
-    """What each request gets alone: asked once, one after the other, of a server of its own that runs nothing else."""
+    """Reference answers: each request is sent once, one at a time, to its own server that runs nothing
+    else."""
 
     def __init__(self, folder):
         repository = folder / "reference"
@@ -134,12 +138,12 @@ class Oracle:
             return self._answers[content]
 
     def forget(self):
-        """Begins anew: memory is for the contents that are asked for now."""
+        """Clears the cache: memory is for the contents in current use."""
         with self._lock:
             self._answers.clear()
 
     def stop(self):
-        """Ends the server; its exit status."""
+        """Stops the server; returns its exit status."""
         return self._server.stop()
 
     def _ask(self, content):

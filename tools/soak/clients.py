@@ -1,4 +1,4 @@
-"""Clients that behave: each sends requests drawn at random, hears their answers out, and compares them."""
+"""Well-behaved clients: each sends random requests, reads all responses, and compares them."""
 
 import asyncio
 import collections
@@ -8,12 +8,12 @@ from answers import answer_of, difference
 from models import DECOUPLED, DECOUPLED_IDS, GUEST, WHOLE
 from transport import Failed, GenerateStream, Gone, GrpcStream, NotEndedOnce, generate, grpc_unary, infer, within_limit
 
-# What Triton says to requests for a model that is unloaded or being loaded.
+# Triton's errors for requests to a model that is unloaded or being loaded.
 AWAY = ("is not ready", "is not found", "not available", "unloading", "has no available versions", "unknown model")
 
 
 def pick(world, rng, models, ids_models=(), whole=False):
-    """A content, and a model for it."""
+    """A random content, and a model for it."""
     while True:
         content = rng.choice(world.contents)
         if content.whole_only and not whole:
@@ -24,7 +24,8 @@ def pick(world, rng, models, ids_models=(), whole=False):
 
 
 async def judge(world, how, model, content, responses, *, cut_off=False):
-    """Compares what came with what the request gets alone. `responses` are awaited: they are `Failed`, or ended."""
+    """Compares the responses with the answer that the request gets alone. `responses` is awaited: it ends, or
+    raises `Failed`."""
     world.tally.count(f"{how}: requests")
     world.tally.tried(content)
     try:
@@ -52,7 +53,7 @@ async def judge(world, how, model, content, responses, *, cut_off=False):
 
 
 def guarded(call, *arguments):
-    """A blocking call, whose broken connections are `Gone`."""
+    """A blocking call; a broken connection becomes `Gone`."""
     try:
         return call(*arguments)
     except (Failed, Gone, NotEndedOnce):
@@ -112,7 +113,7 @@ async def over_grpc_stream(world, rng):
 
 
 async def over_shared_grpc_stream(world, rng):
-    """Several requests at once on one stream, each of which ends once."""
+    """Several concurrent requests on one stream, each of which must end once."""
     model = rng.choice([model for model in DECOUPLED if model != GUEST])
     contents = [pick(world, rng, [model])[0] for _ in range(rng.randint(2, 5))]
     first = world.next_id(len(contents))

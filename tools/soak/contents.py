@@ -1,4 +1,4 @@
-"""What is asked: prompts and options drawn at random, the same for the same seed, with every documented option."""
+"""Random prompts and options, reproducible by seed, with every documented option."""
 
 import dataclasses
 import json
@@ -30,13 +30,13 @@ GRAMMAR = 'root ::= "(" root? ")" | [a-z]{1,5}'
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """A request by its content: the prompt, a text or ids, and the options. Equal ones have equal answers."""
+    """A request's content: the prompt, text or ids, and the options. Equal contents have equal answers."""
 
     prompt: str | tuple
     options: tuple
-    # What is not offered to streams: some options are for whole answers only.
+    # Not for streams: some options apply to whole answers only.
     whole_only: bool = False
-    # Whether each response of a stream has the rows whole.
+    # Whether each response of a stream has the complete rows.
     has_beams: bool = False
 
     @property
@@ -45,20 +45,20 @@ class Content:
 
 
 def documented_options():
-    """The names of each option, from the generated table of the documentation."""
+    """The names of all options, from the generated table in the documentation."""
     text = (ROOT / "docs/src/request-options.md").read_text()
     table = text.partition("<!-- options:")[2].partition("<!-- /options -->")[0]
     cells = (line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
     return [re.findall(r"`([^`]+)`", cell) for cell in cells]
 
 
-# Options that only make sense to clients with a further purpose: clients.py and rude.py send them. (`stop: true` is
-# there as well, but `stop` is also a word.)
+# Options for clients with a specific purpose: clients.py and rude.py send them. (`stop: true` is one of them,
+# but `stop` is also a stop word.)
 BY_CLIENTS = {"timeout", "stream", "streaming", "stream_interval"}
 
 
 def pool(seed, size):
-    """So many contents. The first go through all kinds in turn, so that a small pool has each of them as well."""
+    """`size` contents. The first ones cycle through all kinds, so that a small pool also has each of them."""
     rng = random.Random(f"contents {seed}")
     aliases = {names[0]: names for names in documented_options()}
     made = [_content(rng, KINDS[n % len(KINDS)], aliases) for n in range(size)]
@@ -67,7 +67,7 @@ def pool(seed, size):
 
 
 def names_of(contents):
-    """The options that contents have, and those in their `sampling_parameters`."""
+    """The options in contents, including those in their `sampling_parameters`."""
     names = set()
     for content in contents:
         for name, value in content.options:
@@ -104,7 +104,7 @@ def _ids(rng):
 
 
 def _seasoning(rng):
-    """Options that go with everything."""
+    """Options that can be combined with all others."""
     some = [
         lambda: {"priority": rng.randint(-3, 3)},
         lambda: {"cache_salt": f"tenant {rng.randint(1, 3)}"},
@@ -283,7 +283,7 @@ def _untold(rng):
 
 
 def _refused(rng):
-    """A request that is refused, with the same words whatever else runs."""
+    """A request that is rejected, always with the same text."""
     return rng.choice(
         [
             {"temprature": 1},

@@ -1,4 +1,5 @@
-"""The models that are served: both strategies, two instances, few blocks, speculation, one that comes and goes."""
+"""The served models: both strategies, two instances, few blocks, speculation, and one that is loaded and
+unloaded."""
 
 from harness.repository import FULL_ANSWER, STORIES, TIGHT, add_model, add_synthetic
 
@@ -8,19 +9,20 @@ OLDEST = (
     "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 86400000000 "
     "oldest { max_candidate_sequences: 24 } }"
 )
-# What all have in common, and what a request alone must therefore have as well.
+# Settings common to all models, and therefore to the reference server too.
 COMMON = {"max_beam_width": 4, "max_seq_len": 256, "num_threads": 2}
 BLOCKS = {"max_tokens_in_paged_kv_cache": 8192}
-# Blocks for a few requests only, the same as for the tests, with as many positions for a request as the others have.
+# Blocks for a few requests only, as many as in the tests, with as many positions per request as the other
+# models.
 FEW_BLOCKS = {**TIGHT, **COMMON, "max_tokens_in_paged_kv_cache": 1280}
 
-# By the input: a text, or ids. Decoupled ones stream.
+# By input: text or ids. The decoupled models stream.
 DECOUPLED = ["direct", "oldest", "guessing", "guest"]
 WHOLE = ["full"]
 DECOUPLED_IDS = ["ids"]
 GUEST = "guest"
-# Cancelled gRPC calls make server 2.51 keep a request now and then, and with it the model: they go where no model
-# is to be unloaded before the end.
+# Cancelled gRPC calls sometimes make server 2.51 keep a request, and with it the model: they are only sent to
+# a model that is not unloaded before the end.
 CANCELLED_OVER_GRPC = "direct"
 
 
@@ -37,7 +39,8 @@ def add_models(repository):
 
 
 def add_guest(repository, version):
-    """Writes the configuration of the model that comes and goes, each time another one that gives the same answers."""
+    """Writes the configuration of the model that is loaded and unloaded; each version differs but gives the
+    same answers."""
     budget = {"max_num_tokens": 64 + 16 * (version % 3), "tokens_per_block": (16, 32)[version % 2]}
     version_folder = repository / GUEST / "1"
     checkpoint = None if version_folder.exists() else STORIES
@@ -45,8 +48,8 @@ def add_guest(repository, version):
 
 
 def add_reference(repository):
-    """Writes the models of the server that answers one request after the other, each alone, from no earlier one's
-    blocks."""
+    """Writes the models of the reference server, which answers one request at a time, without reuse of
+    earlier blocks."""
     plain = {**COMMON, "enable_kv_cache_reuse": "false"}
     add_model(repository, "full", plain, fields=f"max_batch_size: 12 {FULL_ANSWER}", checkpoint=STORIES)
     add_synthetic(repository, "ids", {"max_seq_len": 256, "synthetic_step_us": 0}, fields=f"max_batch_size: 12 {IDS} {FULL_ANSWER}")

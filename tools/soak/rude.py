@@ -1,5 +1,5 @@
-"""Clients and operators that do not behave: they leave, read slowly, send what is no request, stop the server for a
-while, and take models away."""
+"""Badly behaved clients and operators: they disconnect, read slowly, send invalid requests, stop the server
+for a while, and unload models."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ MALFORMED_BODIES = [
 
 
 async def reads_slowly(world, rng):
-    """A stream whose client lets it wait, with a small window."""
+    """A stream whose client reads slowly, with a small receive window."""
     content, model = pick(world, rng, DECOUPLED, DECOUPLED_IDS)
 
     def heard():
@@ -74,7 +74,7 @@ async def reads_slowly(world, rng):
 
 
 async def hangs_up(world, rng):
-    """A stream whose client leaves: what it has had until then is the beginning of the answer."""
+    """A stream whose client disconnects: its responses until then are a prefix of the answer."""
     content, model = pick(world, rng, DECOUPLED, DECOUPLED_IDS)
     num_responses = rng.randint(0, 12)
 
@@ -97,7 +97,7 @@ async def hangs_up(world, rng):
 
 
 async def does_not_wait(world, rng):
-    """Sends a request over HTTP, whole or a part of it, and closes without reading."""
+    """Sends an HTTP request, complete or in part, and closes the connection without reading."""
     content, model = pick(world, rng, PATIENT)
     how = rng.choice(["generate", "generate_stream"])
     body = body_of(content, **({"stream": True} if how == "generate_stream" else {}))
@@ -118,7 +118,7 @@ async def does_not_wait(world, rng):
 
 
 async def cancels_over_grpc(world, rng):
-    """Cancels a call, seldom enough for a server 2.51 to live with."""
+    """Cancels a gRPC call, rarely enough for server 2.51 to survive."""
     if time.monotonic() < world.next_cancellation:
         await asyncio.sleep(0.2)
         return
@@ -143,7 +143,7 @@ async def cancels_over_grpc(world, rng):
 
 
 async def is_impatient(world, rng):
-    """A request with a time limit ends by it, with what it has; in Triton's backlog with an error."""
+    """A request with a time limit ends with a partial answer; in Triton's backlog it ends with an error."""
     content, model = pick(world, rng, PATIENT)
     timeout_us = rng.choice([1, 1000, 20_000, 200_000])
     world.tally.options["timeout"] += 1
@@ -176,7 +176,8 @@ async def is_impatient(world, rng):
 
 
 async def is_stopped(world, rng):
-    """A request that another of the same id stops. A model of one instance: another one does not know the id."""
+    """A request that is stopped by another one with its id. The model has one instance, because another
+    instance does not know the id."""
     content, model = pick(world, rng, ["guessing"])
     id = f"to be stopped {world.next_id()}"
     stream = GrpcStream(world.grpc, model, [content], ids=[id])
@@ -198,7 +199,7 @@ async def is_stopped(world, rng):
 
 
 async def _stop(world, model, id):
-    """A stop request, which is answered as well, whether what it is to stop still runs or not."""
+    """Sends a stop request, which is answered whether or not its target is still running."""
     world.tally.count("stop requests")
     content = Content("a", ())
     try:
@@ -216,7 +217,7 @@ async def _stop(world, model, id):
 
 
 async def is_twins(world, rng):
-    """Two requests of one id at once: one of them at least is served, the other refused if they meet."""
+    """Two concurrent requests with one id: at least one is served; the other is rejected if they overlap."""
     content, model = pick(world, rng, ["guessing"])
     id = f"twin {world.next_id()}"
 
@@ -249,7 +250,7 @@ async def is_twins(world, rng):
 
 
 async def sends_nonsense_over_http(world, rng):
-    """Bodies that are no requests, and bytes that are no HTTP."""
+    """Invalid request bodies, and bytes that are not HTTP."""
     model = rng.choice(PATIENT + ["full"])
 
     def exchange():
@@ -316,7 +317,7 @@ def _bad_infer(rng):
 
 
 async def sends_nonsense_over_grpc(world, rng):
-    """Tensors whose bytes are not what their shape says, and the like."""
+    """Tensors whose bytes do not match their shapes, and other invalid requests."""
     text = numpy.uint32(1).tobytes() + b"a"
     request = service_pb2.ModelInferRequest(model_name=rng.choice(["full", "full", "no model", "direct"]))
     kind = rng.randrange(8)
@@ -349,7 +350,7 @@ async def sends_nonsense_over_grpc(world, rng):
 
 
 async def takes_a_model_away(world, rng):
-    """Unloads a model under load and loads it again, or loads it over itself with another configuration."""
+    """Unloads a model under load and loads it again, or loads another configuration over it."""
     await world.pause(rng.uniform(0, min(6, world.round_s / 3)))
     if world.closing.is_set():
         return
@@ -379,7 +380,7 @@ async def takes_a_model_away(world, rng):
 
 
 async def stops_the_server(world, rng):
-    """SIGSTOP, and SIGCONT a moment later."""
+    """SIGSTOP, followed by SIGCONT."""
     await world.pause(rng.uniform(0, min(15, world.round_s / 3)))
     if world.closing.is_set() or world.server.process.poll() is not None:
         return
@@ -392,7 +393,7 @@ async def stops_the_server(world, rng):
     world.tally.count("SIGSTOP and SIGCONT")
 
 
-# What each does once; how many of each there are.
+# The rude actions, and the number of clients for each.
 RUDE = [
     (reads_slowly, 2),
     (hangs_up, 2),

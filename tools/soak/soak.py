@@ -1,8 +1,8 @@
-"""Many clients, good and bad, for as long as one likes, beside the operator's doings; and what must hold meanwhile.
+"""A long load from many clients, good and bad, together with operator actions, and checks of the server's invariants.
 
-Every request ends once; its answer is the one that it gets alone, from a second server that runs nothing else; when all
-have ended, gauges are zero and all blocks free; memory, threads and open files do not grow. A round is some seconds of
-load and the quiet after it, in which the server is looked at.
+Every request ends once. Its answer is the same as when it runs alone on a second server. When all requests have
+ended, gauges are zero and all blocks are free. Memory, threads and open files do not grow. A round is a period of load
+followed by an idle period, in which the server is checked.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-import grpc  # noqa: E402  the harness sets gRPC up
+import grpc  # noqa: E402  the harness configures gRPC
 import harness  # noqa: E402,F401
 import tritonclient.grpc.aio as grpcclient  # noqa: E402
 import watch  # noqa: E402
@@ -32,7 +32,7 @@ from rude import RUDE  # noqa: E402
 from tally import Tally  # noqa: E402
 
 ROUND_S = 40
-# Contents of an epoch: few enough to meet again in other company, and so many epochs that all of a run are many.
+# Contents per epoch: few enough to recur in other batches, while a run has many epochs and so many contents.
 CONTENTS = 400
 ROUNDS_OF_AN_EPOCH = 10
 UNLOAD_LIMIT_S = 30
@@ -40,7 +40,7 @@ SERVER = ["--model-control-mode=explicit", "--load-model=*", "--metrics-interval
 
 
 class World:
-    """What all clients share."""
+    """State shared by all clients."""
 
     def __init__(self, folder, seed, round_s, cancel_every_s):
         self.repository = folder / "repository"
@@ -51,7 +51,7 @@ class World:
         self.contents = []
         self.guest_version = 0
         self.next_cancellation = 0.0
-        # Set when no new request is to be sent.
+        # Set when no new requests may be sent.
         self.closing = threading.Event()
         self.server = self.grpc = self.channel = None
         self._ids = 0
@@ -59,15 +59,15 @@ class World:
         self.oracle = Oracle(folder)
 
     def next_id(self, count=1):
-        """Numbers that nobody else has."""
+        """Unique numbers."""
         self._ids += count
         return self._ids - count
 
     def lost(self, how, why, *, is_fault=True):
-        """Whether something went wrong because the server died, which is looked into once, later."""
+        """Whether the cause of a failure is that the server died, which is investigated once, later."""
         try:
             self.server.process.wait(1)
-        except Exception:  # It lives: no wait could end.
+        except Exception:  # It is alive: waiting for its death could not end.
             if is_fault:
                 self.tally.finding("a connection broke", f"{how}: {why}")
             return False
@@ -83,7 +83,7 @@ class World:
 
 
 async def one_round(world, number, seconds, num_clients, is_over):
-    """Load for some seconds, until each client has heard its last request out."""
+    """Load for `seconds` seconds, until each client has received its last answer."""
     world.closing.clear()
     actors = [act for act, count in RUDE for _ in range(count)]
     actors += [POLITE[n % len(POLITE)] for n in range(num_clients)]
@@ -110,7 +110,7 @@ async def one_round(world, number, seconds, num_clients, is_over):
 
 
 def is_busy(world):
-    """Whether the gauges show that something runs; not while the server is stopped or gone."""
+    """Whether the gauges show active requests; False while the server is stopped or gone."""
     try:
         return bool(watch.not_idle(world.server.metrics()))
     except OSError:
@@ -118,7 +118,8 @@ def is_busy(world):
 
 
 def look_at(world, series):
-    """After a round: the server lives and is idle, or what became of it is written down; its figures."""
+    """Checks after a round that the server is alive and idle, or records what happened to it; returns its
+    figures."""
     if world.server.process.poll() is not None:
         num_cancelled = world.tally.counts["gRPC calls that were cancelled"]
         is_tritons, evidence = watch.death(world.server.log(), num_cancelled)
@@ -128,7 +129,7 @@ def look_at(world, series):
     for gauge in watch.wait_for_idle(world.server):
         world.tally.finding("a gauge is not zero when nothing runs", gauge)
     for model, count in watch.pending(world.server.metrics()).items():
-        # It counts Triton's requests, of which cancelled calls leave some behind.
+        # Counts requests in Triton, some of which cancelled calls leave behind.
         known = model == CANCELLED_OVER_GRPC and world.tally.counts["gRPC calls that were cancelled"]
         note = world.tally.tritons if known else world.tally.finding
         note("Triton counts requests as pending", f"{model}: {count}")
@@ -137,7 +138,7 @@ def look_at(world, series):
 
 
 def end_of(world):
-    """Unloads all models, and ends the server."""
+    """Unloads all models, and stops the server."""
     models = [path.name for path in world.repository.iterdir()]
     cancelled = world.tally.counts["gRPC calls that were cancelled"]
     for model in models:
@@ -159,9 +160,9 @@ def end_of(world):
 
 
 def look_at_log(world):
-    """Lines that say that something went wrong inside."""
+    """Lines of the log that show an internal error."""
     log = world.server.log().splitlines()
-    # Triton ends a request whose time is over in its backlog, and then a sequence that it has never begun.
+    # When a request's time expires in Triton's backlog, Triton ends its sequence without having started it.
     num_known = world.tally.counts["requests whose time was over in Triton's backlog"]
     for line in log:
         if "must specify the START flag" in line and num_known:
@@ -172,7 +173,7 @@ def look_at_log(world):
 
 
 def run(options, folder):
-    """The whole run: the report."""
+    """A complete run; returns the report."""
     world = World(folder, options.seed, options.round, options.cancel_every)
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -181,7 +182,7 @@ def run(options, folder):
     lives = []
     rounds = 0
 
-    # One for the whole run: tritonclient's HTTP client leaves files open in each thread that it is used in.
+    # One for the whole run: tritonclient's HTTP client leaks open files in each thread that uses it.
     loop = asyncio.new_event_loop()
     loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(64))
 
@@ -211,7 +212,7 @@ def run(options, folder):
 
 
 def report(options, world, minutes, rounds, lives):
-    """What was tried and found."""
+    """The report: what was tried and what was found."""
     tally = world.tally
     names = {name for row in documented_options() for name in row}
     tried = {name for name in names if tally.options[name] or name in BY_CLIENTS}

@@ -1,4 +1,4 @@
-"""What was tried, in numbers, and what was found."""
+"""Counts of what was tried, and findings."""
 
 import collections
 import sys
@@ -8,7 +8,7 @@ MAX_TOLD = 50
 
 
 class Tally:
-    """Counts by name, findings, and what is known to be Triton's own doing. Threads may share it."""
+    """Counts by name, findings, and known problems of Triton. Thread-safe."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -27,7 +27,7 @@ class Tally:
             self.options.update(name for name, _ in content.options)
 
     def finding(self, kind, text):
-        """Something that must not be. All are counted, and the first ones told."""
+        """Records a violated invariant. All are counted, and the first ones are printed."""
         with self._lock:
             self.counts[f"findings: {kind}"] += 1
             if len(self.findings) < MAX_TOLD:
@@ -35,7 +35,7 @@ class Tally:
                 print(f"{kind}: {text}", file=sys.stderr, flush=True)
 
     def tritons(self, kind, text):
-        """Something that the server itself is known to do."""
+        """Records a known problem of the server itself."""
         with self._lock:
             self.counts[f"of Triton's own: {kind}"] += 1
             if len(self.of_triton) < MAX_TOLD:

@@ -1,5 +1,5 @@
-"""The ways in which a request can be sent. Each gives the responses as dicts from output to array, or to what JSON
-says; or raises `Failed`."""
+"""Ways to send a request. Each returns the responses as dicts from output name to array or JSON value, or
+raises `Failed`."""
 
 import asyncio
 import http.client
@@ -12,7 +12,7 @@ import tritonclient.grpc.aio as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-# What nobody waits longer for: a request that takes longer has not ended.
+# Time limit: a request that takes longer counts as not ended.
 LIMIT_S = 300
 
 
@@ -20,21 +20,21 @@ class Failed(Exception):
     """A request was answered with an error."""
 
     def __init__(self, text):
-        # Triton puts the request's id before what the backend says.
+        # Triton prefixes the backend's message with the request's id.
         self.text = re.sub(r"^\[request id: [^\]]*\] ", "", text)
         super().__init__(self.text)
 
 
 class Gone(Exception):
-    """The connection broke: there is no server, or it has closed the door."""
+    """The connection broke: the server is gone, or has closed it."""
 
 
 class NotEndedOnce(Exception):
-    """A request had no end, or two."""
+    """A request did not end, or ended twice."""
 
 
 def options_of(content, **more):
-    """The options as parameters; Triton keeps `priority` to itself where it has a field for it."""
+    """The options as parameters; Triton does not pass on `priority` where it has its own field for it."""
     options = {**dict(content.options), **more}
     if "priority" in options:
         options["request_priority"] = options.pop("priority")
@@ -77,12 +77,12 @@ def generate(server, model, content):
 
 
 class GenerateStream:
-    """POST .../generate_stream: iterates over responses as they come."""
+    """POST .../generate_stream: iterates over responses as they arrive."""
 
     def __init__(self, server, model, content, *, receive_buffer=None, **more):
         self._connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=LIMIT_S)
         if receive_buffer:
-            # As small as the system allows, so that the server feels how slowly the client reads.
+            # As small as the system allows, so that a slow reader blocks the server.
             self._connection.sock = socket.socket()
             self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
             self._connection.sock.settimeout(LIMIT_S)
@@ -103,7 +103,7 @@ class GenerateStream:
                         raise Failed(event["error"])
                     yield event
         except TimeoutError:
-            raise NotEndedOnce(f"/generate_stream says nothing for {LIMIT_S} s") from None
+            raise NotEndedOnce(f"/generate_stream sent nothing for {LIMIT_S} s") from None
 
     def close(self):
         self._connection.close()
@@ -113,7 +113,7 @@ class GenerateStream:
 
 
 def failed(error):
-    """What a gRPC client's error means."""
+    """The exception for a gRPC client's error."""
     if error.status() in ("StatusCode.UNAVAILABLE",) and "failed to connect" in error.message().lower():
         return Gone(error.message())
     return Failed(error.message())
@@ -131,7 +131,7 @@ def input_of(module, prompt):
 
 
 async def within_limit(answer):
-    """What is awaited, if it comes in time."""
+    """Awaits with the time limit."""
     try:
         return await asyncio.wait_for(answer, LIMIT_S)
     except asyncio.TimeoutError:
@@ -149,7 +149,7 @@ async def grpc_unary(client, model, content):
 
 
 class GrpcStream:
-    """Requests on a gRPC stream: any number at the same time, each with an id of its own; a single one needs none."""
+    """Concurrent requests on a gRPC stream, each with its own id; a single one needs no id."""
 
     def __init__(self, client, model, contents, *, ids=None, **more):
         self.ids = ids or [""]
@@ -168,14 +168,14 @@ class GrpcStream:
                     "parameters": options,
                     "enable_empty_final_response": True,
                 }
-            # An end of the requests must not be an end of the stream before the last response.
+            # The stream must not end before the last response, even though there are no more requests.
             await self._done.wait()
 
         self._call = client.stream_infer(requests())
 
     async def responses(self):
-        """Yields `(id, response, error, is_final)`; the server closes the stream after the last final one. Where the error of
-        one of several requests does not say whose it is, the id is None."""
+        """Yields `(id, response, error, is_final)`; the server closes the stream after the last final one. If
+        an error does not name its request, and there are several, the id is None."""
         ended = []
         try:
             async for result, error in self._call:
@@ -194,14 +194,14 @@ class GrpcStream:
                     ended.append(id)
                 yield id, response, error and failed(error), is_final
                 if len(ended) == len(self.ids):
-                    # The stream is heard out: an end too many would be seen.
+                    # The stream is read to its end, so that a second final response would be noticed.
                     self._done.set()
         except InferenceServerException as error:
             if self.cancelled:
                 return
             raise failed(error) from None
         except asyncio.CancelledError:
-            # gRPC's word for a call that was cancelled here is that of a task that was cancelled.
+            # A call cancelled by the client raises the same exception in gRPC as a cancelled task.
             if not self.cancelled:
                 raise
             return

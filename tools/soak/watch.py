@@ -1,5 +1,5 @@
-"""The server from outside: gauges that must be zero when nothing runs, memory, threads and open files that must not
-grow, and whose fault it is when it dies."""
+"""Observes the server from outside: gauges that must be zero when it is idle; memory, threads and open files,
+which must not grow; and the cause of its death."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import statistics
 import time
 
 IDLE_LIMIT_S = 60
-# Memory that a server may have more in the last third of a run than in the second: what the allocator keeps differs.
+# Permitted growth of memory from the second to the last third of a run: the allocator's caches vary.
 MEMORY_SLACK_KIB = 24 * 1024
 COUNT_SLACK = 4
 REQUESTS = "nv_trt_llm_request_metrics"
@@ -16,7 +16,7 @@ PENDING = "nv_inference_pending_request_count"
 
 
 def figures(pid):
-    """Memory in KiB, threads, and open files of a process."""
+    """A process's memory in KiB, threads, and open files."""
     status = open(f"/proc/{pid}/status").read()
     anonymous = int(re.search(r"RssAnon:\s+(\d+)", status)[1])
     threads = int(re.search(r"Threads:\s+(\d+)", status)[1])
@@ -24,7 +24,7 @@ def figures(pid):
 
 
 def not_idle(samples):
-    """The gauges that say that something runs or is held, as text."""
+    """The gauges that show running or held requests, as text."""
     found = []
     for (family, labels), value in sorted(samples.items()):
         labels = dict(labels)
@@ -46,7 +46,7 @@ def pending(samples):
 
 
 def wait_for_idle(server):
-    """Waits until the gauges say that nothing runs; what they still say after a while."""
+    """Waits until the gauges are zero; returns those that are not after a while."""
     deadline = time.monotonic() + IDLE_LIMIT_S
     while True:
         found = not_idle(server.metrics())
@@ -56,7 +56,8 @@ def wait_for_idle(server):
 
 
 def growth(series):
-    """What grows without end, in words. A series has the figures of each idle moment, of one server's life."""
+    """What grows without limit, in words. A series has the figures of every idle moment in one server's
+    life."""
     found = []
     if len(series) < 6:
         return found
@@ -70,10 +71,10 @@ def growth(series):
 
 
 def death(log, num_cancelled_calls):
-    """Whether the end of a server is Triton's own doing, and the evidence: its last words.
+    """Whether the end of a server is Triton's own fault, and the evidence: the end of its log.
 
-    Server 2.51 releases the state of a gRPC stream twice if a response meets a cancellation. That is taken for granted
-    only where calls were cancelled, and no function of ours is in the trace.
+    Server 2.51 releases the state of a gRPC stream twice if a response meets a cancellation. That is only assumed
+    if calls were cancelled, and none of our functions is in the trace.
     """
     trace = log[log.rfind("Signal (") :] if "Signal (" in log else "\n".join(log.splitlines()[-15:])
     is_tritons = num_cancelled_calls > 0 and "libtriton_inflight" not in trace and "panicked" not in log

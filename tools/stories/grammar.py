@@ -1,7 +1,7 @@
 """The language of the demo model: a small grammar of simple stories, and questions about them.
 
-A template is text with `[this|that]` choices and `{fields}`; `Teller.say` expands both. Every word is
-this file's own. The same random generator gives the same stories.
+A template is text with `[this|that]` choices and `{fields}`; `Teller.say` expands both. All texts were written
+for this file. The same random generator gives the same stories.
 """
 
 import random
@@ -73,7 +73,7 @@ NEXT_DAYS = [
     "Some days later, {hero} and {friend} met at {place}.",
 ]
 
-# A plot: its lines in order, each a list of templates of which one is told; then what the hero learned.
+# A plot: its lines in order, each a list of alternative templates; then what the hero learned.
 PLOTS = {
     "lost": (
         [
@@ -248,22 +248,23 @@ def article(noun):
 
 
 class Teller:
-    """Tells stories: each with a hero, a friend, places, and one plot or several after another."""
+    """Tells stories: each with a hero, a friend, places, and one plot or several in sequence."""
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
 
     def say(self, template, fields):
-        """One reading of a template: a choice of each `[a|b]`, innermost first, and the fields."""
+        """One expansion of a template: a choice of each `[a|b]`, innermost first, then the fields."""
         while "[" in template:
             template = re.sub(r"\[([^][]*)\]", lambda m: self.rng.choice(m.group(1).split("|")), template)
-        # A field's value may itself hold fields.
+        # A field's value may contain fields.
         while "{" in template:
             template = template.format_map(fields)
         return template
 
     def name(self, pronoun, taken):
-        """A known name mostly, else one made of syllables: so that names are copied, not recalled."""
+        """Usually a known name, otherwise one made of syllables, so that the model copies names instead of
+        recalling them."""
         while True:
             if self.rng.random() < 0.7:
                 name = self.rng.choice(NAMES[pronoun])
@@ -338,7 +339,7 @@ class Teller:
         request = REQUESTS[-1] if num_plots > 2 else rng.choice(REQUESTS[:-1])
         turns = [self.say(request, fields), text]
         for question, answer in rng.sample(QUESTIONS, rng.choice([0, 0, 1, 2])):
-            # What was never said in the story cannot be asked about it.
+            # Only what the story mentions can be asked about.
             answer = self.say(answer, fields)
             subject = fields["friend"] if "{friend}" in question else fields["like"] if "love to do" in question else fields["hero"]
             if subject in text:

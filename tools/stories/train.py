@@ -1,10 +1,10 @@
-"""Trains the demo model `model_repository/stories` from nothing, on text that grammar.py makes.
+"""Trains the demo model `model_repository/stories` from scratch, on text made by grammar.py.
 
     python tools/stories/train.py OUT [--steps N] [--threads N]
 
-needs torch, transformers, tokenizers and safetensors. It makes the tokenizer, the weights and the Hugging Face
-configuration files of one small Llama in the folder OUT, and prints the loss as it goes. Everything is
-seeded: the same versions on the same kind of machine give the same files. It is run by hand, not in CI.
+Needs torch, transformers, tokenizers and safetensors. Writes the tokenizer, the weights and the Hugging Face
+configuration files of a small Llama to the folder OUT, and prints the loss during training. Everything is seeded:
+the same versions on the same kind of machine give the same files. It is run by hand, not in CI.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(folder):
-    """A byte-level BPE of the grammar's own words: every text has tokens, and they decode to it."""
+    """A byte-level BPE trained on the grammar's texts: encodes any text without loss."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -66,7 +66,7 @@ def make_tokenizer(folder):
 
 
 def encode(tokenizer, turns):
-    """One document as the chat template would write it; a lone story stands without roles."""
+    """One document in the format of the chat template; a story alone has no roles."""
     ids = [BOS]
     for n, turn in enumerate(turns):
         if len(turns) > 1:
@@ -78,7 +78,8 @@ def encode(tokenizer, turns):
 
 
 def windows(tokenizer, seed):
-    """Endless rows of a given length; each begins with a document, as a request's prompt does."""
+    """An endless stream of rows of a given length; each starts with a document, as a request's prompt
+    does."""
     teller = Teller(seed)
     row = []
     length = yield
@@ -126,7 +127,8 @@ def main():
     next(rows)
     started, num_tokens, mean = time.time(), 0, None
     for step in range(args.steps):
-        # Short rows first, which are cheap; every eighth step, and the last tenth, trains all positions.
+        # Most steps train short rows, which are cheap; every eighth step, and the last tenth, trains all
+        # positions.
         last = step >= args.steps * 0.9
         length = MAX_LEN if last or step % 8 == 7 else 256 if step < args.steps // 2 else 512
         batch = torch.tensor([rows.send(length) for _ in range(4096 // length)])
