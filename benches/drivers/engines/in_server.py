@@ -69,7 +69,7 @@ class InServer:
                 answers = await rows.at_once(client, model, prompts, **arguments)
             start = min(came[0] for _, came in answers)
             for count, came in answers:
-                assert count == num_output == len(came) - 1, f"got {count} tokens from {model}"
+                assert count == num_output == len(came) - 1, f"got {count} tokens, {len(came) - 1} responses: {model}"
             return moments.rate(num_input, [[moment - start for moment in came[1:]] for _, came in answers])
 
         # One-time work is not measured.
