@@ -1,4 +1,4 @@
-"""One browser for all tests, and the commands whose pages it looks at."""
+"""One browser for all tests, and the commands whose pages it opens."""
 
 import os
 import subprocess
@@ -15,6 +15,6 @@ def browser():
 
 
 def xtask(*arguments):
-    """Runs `cargo xtask ARGUMENTS`: exit status and standard error."""
+    """Runs `cargo xtask ARGUMENTS`; returns the exit status and standard error."""
     done = subprocess.run([os.environ["XTASK"], *map(str, arguments)], stderr=subprocess.PIPE, text=True)
     return done.returncode, done.stderr

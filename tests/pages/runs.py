@@ -1,12 +1,12 @@
-"""Statistics files with every stage in them. The order of stages is any that a request can have; who fits
-beside whom is not looked at, because a page draws what a file says."""
+"""Statistics files with every stage. The stages come in any order that a request can have; whether the
+requests of a step fit together is not checked, because a page draws whatever the file contains."""
 
 import json
 import random
 
 
 def make_run(num_requests, num_steps, seed=1):
-    """The records of a run in which request `n` comes before request `n + 1`."""
+    """The records of a run in which request `n` arrives before request `n + 1`."""
     rng = random.Random(seed)
     shares = [[] for _ in range(num_steps)]
     for request in range(num_requests):

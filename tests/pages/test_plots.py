@@ -1,4 +1,4 @@
-"""The plots of inflight-sim, looked at in a real browser: nothing overlaps, and lines have their legend's colours."""
+"""The plots of inflight-sim in a real browser: nothing overlaps, and lines have the colours of the legend."""
 
 import io
 import itertools
@@ -52,7 +52,7 @@ def meet(a, b):
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", [*OVER_TIME, *OVER_LOAD])
-def test_texts_are_within_the_picture_and_apart(browser, plots, name, dark):
+def test_texts_are_inside_the_picture_and_do_not_overlap(browser, plots, name, dark):
     elements, _ = look(browser, plots / f"{name}.svg", dark)
     surface = next(box for _, kind, _, box in elements if kind == "surface")
     texts = [(text, box) for tag, _, text, box in elements if tag == "text"]
@@ -74,7 +74,7 @@ def test_every_load_has_a_dot_of_each_series_in_its_colour(browser, plots, name,
     dots = [(kind, box) for tag, kind, _, box in elements if tag == "circle"]
     assert len(dots) == 3 * 4
     for number, (kind, box) in enumerate(dots):
-        # A dot may be hidden by a later one.
+        # A later dot may cover an earlier one.
         if not any(meet(box, other) for _, other in dots[number + 1 :]):
             assert pixels.getpixel(center(box)) == legend[kind], kind
     loads = sorted({center(box)[0] for _, box in dots})
@@ -82,7 +82,7 @@ def test_every_load_has_a_dot_of_each_series_in_its_colour(browser, plots, name,
 
 
 @pytest.mark.parametrize("name, num_series", OVER_TIME.items())
-def test_what_runs_over_time_is_painted(browser, plots, name, num_series):
+def test_series_over_time_are_painted(browser, plots, name, num_series):
     elements, pixels = look(browser, plots / f"{name}.svg", False)
     shapes = [kind for tag, kind, _, _ in elements if tag in ("polygon", "polyline")]
     assert shapes == [f"series-{n}" for n in range(num_series)]

@@ -1,4 +1,4 @@
-"""`cargo xtask timeline`, looked at in a real browser: what is in the records is what is painted."""
+"""`cargo xtask timeline` in a real browser: the painted page matches the records."""
 
 import collections
 import itertools
@@ -55,18 +55,18 @@ def page(request, browser, small_file):
 
 def assert_colors_are_the_legends(page, cells):
     legend = {name: page.color_of(box) for name, box in page.swatches.items()}
-    assert len({*legend.values()}) == len(legend), f"two look alike: {legend}"
+    assert len({*legend.values()}) == len(legend), f"two stages have the same colour: {legend}"
     seen = collections.Counter()
     for cell in cells:
         color = page.color_of(cell.box)
         if color is not None:
             seen[cell.stage] += 1
             assert color == legend[cell.stage], cell
-    assert {*seen} == {*STAGES}, f"not every stage is in the window: {seen}"
+    assert {*seen} == {*STAGES}, f"a stage is not in the window: {seen}"
 
 
 def assert_apart(boxes):
-    """No two boxes meet. Only neighbours are compared: those of one row, from left to right."""
+    """No two boxes overlap. Only neighbours in a row are compared, from left to right."""
     rows = collections.defaultdict(list)
     for box in boxes:
         rows[round((box.top + box.bottom) / 2)].append(box)
@@ -109,7 +109,7 @@ def test_cells_with_room_show_their_tokens_and_no_text_overflows(page):
         assert text in labels or not any(cell.box.meets(text) for cell in page.cells), text
 
 
-def test_the_kv_cache_is_painted_as_full_as_it_was(page, small):
+def test_the_kv_cache_is_painted_with_its_usage(page, small):
     kv, empty = page.color_of(page.swatches["kv"]), page.color(*upper_left(page.surface))
     assert len(page.targets) == len(small)
     seen = 0
@@ -135,7 +135,7 @@ def test_the_page_itself_never_scrolls_sideways(page, small_file):
         assert page.scroll_width <= page.width
 
 
-def test_the_file_needs_nothing_from_elsewhere(small_file):
+def test_the_file_has_no_external_resources(small_file):
     text = small_file.read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert not re.search(r"<script|<link|<img|src=|href=|url\(|https?:|@import", text)
 
@@ -166,7 +166,7 @@ def test_a_range_of_steps_is_drawn_step_by_step(browser, large, tmp_path):
     assert sorted((c.request, c.first, c.stage, c.tokens) for c in page.cells) == sorted(expected)
 
 
-def test_so_many_columns_are_drawn_as_were_asked_for(browser, small, tmp_path):
+def test_the_number_of_columns_can_be_limited(browser, small, tmp_path):
     page = Painted(browser, draw(tmp_path, small, "--max-columns", 7), 900)
     assert "One column is 3 steps" in page.words
     assert len(page.targets) == 7
@@ -194,7 +194,7 @@ def refusal(folder, text, *options, out="page.html"):
     return errors
 
 
-def test_what_cannot_be_drawn_is_refused_by_line_and_field(small, tmp_path):
+def test_errors_name_the_line_and_the_field(small, tmp_path):
     good = json.dumps(small[0]) + "\n"
     bad = good.replace('"Iteration Counter"', '"Counter"')
     assert "line 2: missing field `Iteration Counter`" in refusal(tmp_path, good + bad)

@@ -1,4 +1,4 @@
-"""The pictures of the walk-through in docs/src/, looked at in a real browser."""
+"""The pictures of the walk-through in docs/, in a real browser."""
 
 import pathlib
 
@@ -7,7 +7,7 @@ import pytest
 from harness.painted import Painted
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs/src"
-# A row for each request: what it does in the steps from 1 on. A digit is a context of so many tokens.
+# A row per request: its stages in the steps from 1. A digit is a context of that many tokens.
 WHOLE = {1: "5g", 2: "5gggg", 3: "w3gggg", 4: "w3gggg", 5: "ww4gggg"}
 CHUNKED = {1: "5g", 2: "5gggg", 3: "21gggg", 4: "w3gggg", 5: "ww4gggg"}
 STAGES = {"g": ("generation", 1), "w": ("waiting", 0)}

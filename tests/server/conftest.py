@@ -1,4 +1,4 @@
-"""One server for all tests that do not harm it, with the models that they use."""
+"""One server for all tests that leave it intact, with the models that they use."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def repository(tmp_path):
-    """An empty repository, for a test with a server of its own."""
+    """An empty repository, for a test with its own server."""
     folder = tmp_path / "repository"
     folder.mkdir()
     return folder

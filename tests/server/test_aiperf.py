@@ -8,7 +8,7 @@ import subprocess
 
 from harness.repository import ROOT
 
-# The command, one line for each flag.
+# The command, one line per flag.
 (COMMAND,) = re.findall(r"^aiperf (profile(?: .*\\\n)+ .*)$", (ROOT / "docs/src/measuring.md").read_text(), re.M)
 
 
@@ -26,7 +26,7 @@ def test_aiperf_measures_the_demo_model_with_the_servers_token_counts(server, tm
     (report,) = results.rglob("profile_export_aiperf.json")
     report = json.loads(report.read_text())
     assert report["request_count"]["avg"] == 12 and not report["error_summary"]
-    # What the server says it has read and written.
+    # The token counts reported by the server.
     assert report["usage_completion_tokens"]["min"] == report["usage_completion_tokens"]["max"] == 11
     assert report["output_sequence_length"]["avg"] == 11
     assert report["input_sequence_length"]["avg"] == report["usage_prompt_tokens"]["avg"]

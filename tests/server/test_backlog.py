@@ -1,4 +1,4 @@
-"""More requests than slots: Triton keeps them in a backlog, and their own timeouts act there."""
+"""More requests than slots: Triton keeps them in a backlog, in which their own timeouts apply."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from harness.server import num_pending, until
 from harness.synthetic import ENDLESS, continuation
 
 
-def test_a_backlog_is_worked_off_in_order_and_every_answer_is_right(server):
+def test_a_backlog_is_served_in_order_and_every_answer_is_right(server):
     async def main():
         async with clients.grpc(server) as client:
             waiting = []

@@ -1,4 +1,5 @@
-"""Checkpoints and configurations that cannot be served: the load fails with the reason, the server lives."""
+"""Checkpoints and configurations that cannot be served: the load fails with the reason, and the server
+survives."""
 
 import json
 import shutil
@@ -14,7 +15,7 @@ from harness.synthetic import continuation
 
 @pytest.fixture(scope="module")
 def explicit(tmp_path_factory):
-    """A server that loads what it is told to, and that must survive every test."""
+    """A server that loads models on request, and that must survive every test."""
     repository = tmp_path_factory.mktemp("models") / "repository"
     add_synthetic(repository, "good")
     with Server(repository, "--model-control-mode=explicit", "--load-model=good") as server:
@@ -60,7 +61,7 @@ def write(content):
 
 
 def mark(path):
-    """What some editors write."""
+    """A byte order mark, as some editors write it."""
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
 
 
@@ -241,7 +242,7 @@ WARNINGS = {
 
 
 @pytest.mark.parametrize("parameters, fields, words", WARNINGS.values(), ids=WARNINGS.keys())
-def test_what_nobody_can_have_meant_is_served_with_a_warning(explicit, request, parameters, fields, words):
+def test_an_unlikely_config_is_served_with_a_warning(explicit, request, parameters, fields, words):
     name = "warned_" + "".join(c if c.isalnum() else "_" for c in request.node.callspec.id)
     add_synthetic(explicit.repository, name, parameters, fields=fields)
     assert explicit.load(name) is None
@@ -251,7 +252,7 @@ def test_what_nobody_can_have_meant_is_served_with_a_warning(explicit, request, 
     assert generate(explicit, name, [1], max_tokens=5).ids[-5:] == continuation([1], 5)
 
 
-def test_nobody_is_told_to_leave_out_what_a_strict_server_does_not_fill_in(tmp_path):
+def test_a_strict_server_asks_for_the_values_instead_of_their_omission(tmp_path):
     add_synthetic(tmp_path / "repository", "minimal")
     arguments = ["--disable-auto-complete-config", "--model-control-mode=explicit"]
     with Server(tmp_path / "repository", *arguments) as server:

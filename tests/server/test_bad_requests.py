@@ -1,4 +1,4 @@
-"""Requests that cannot be served: a clear error to that client, and nothing else happens."""
+"""Requests that cannot be served: a clear error for their client, and no other effect."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from harness.synthetic import ENDLESS, continuation
 
 @pytest.fixture(autouse=True)
 def bystander(server):
-    """A request that runs before, and one after: neither is touched."""
+    """A request before and one after: neither is affected."""
     assert generate(server, "synthetic", [1], max_tokens=5).ids[-5:] == continuation([1], 5)
     yield
     assert generate(server, "synthetic", [2], max_tokens=5).ids[-5:] == continuation([2], 5)
@@ -59,7 +59,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("name, value, expected", OPTIONS, ids=lambda value: str(value)[:24])
 @pytest.mark.parametrize("model", ["stories", "stories_full"])
-def test_an_option_out_of_range_is_named_with_its_value_and_range(server, model, name, value, expected):
+def test_an_option_out_of_range_is_rejected_with_its_value_and_range(server, model, name, value, expected):
     with pytest.raises(Refused) as refused:
         generate(server, model, "" if name == "messages" else "Once", **{name: value})
     message = str(refused.value)
@@ -70,44 +70,44 @@ def test_an_option_out_of_range_is_named_with_its_value_and_range(server, model,
 @pytest.mark.parametrize(
     "name, nearest", [("temprature", "temperature"), ("maxtokens", "max_tokens"), ("top-k", "top_k")]
 )
-def test_an_unknown_option_is_answered_with_the_nearest_one(server, name, nearest):
+def test_an_unknown_option_is_rejected_with_the_nearest_name(server, name, nearest):
     with pytest.raises(Refused, match=f"unknown option '{name}'.*'{nearest}'"):
         generate(server, "stories", "Once", **{name: 1})
 
 
-def test_an_empty_prompt_is_refused(server):
+def test_an_empty_prompt_is_rejected(server):
     with pytest.raises(Refused, match="text_input is empty"):
         generate(server, "stories", "")
     with pytest.raises(Refused, match="the prompt is empty"):
         generate(server, "synthetic", [])
 
 
-def test_a_prompt_over_max_seq_len_is_refused_with_both_numbers(server):
+def test_a_prompt_over_max_seq_len_is_rejected_with_both_numbers(server):
     with pytest.raises(Refused, match="1024"):
         generate(server, "stories", "Once upon a time. " * 1000)
     with pytest.raises(Refused, match="5000.*4096"):
         generate(server, "synthetic", [1] * 5000)
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(server):
-    """The demo model has 1024 positions, and its longest token 13 bytes."""
+def test_a_text_that_cannot_fit_is_rejected_before_it_is_tokenised(server):
+    """The demo model has 1024 positions, and its longest token has 13 bytes."""
     with pytest.raises(Refused, match="10000000 bytes.*1024 tokens of at most 13 bytes"):
         generate(server, "stories", "once upon " * 1_000_000)
 
 
-def test_a_prompt_that_can_never_fit_the_cache_is_refused_and_does_not_block_others(server):
+def test_a_prompt_that_can_never_fit_the_cache_is_rejected_and_does_not_block_others(server):
     with pytest.raises(Refused, match="256"):
         generate(server, "synthetic_tight", [1] * 256)
 
 
 @pytest.mark.parametrize("id", [-1, 32000, 2**31 - 1, -(2**31)])
-def test_a_token_out_of_the_vocabulary_is_refused(server, id):
+def test_a_token_outside_the_vocabulary_is_rejected(server, id):
     with pytest.raises(Refused, match=rf"{id}.*31999"):
         generate(server, "synthetic", [1, id, 2])
 
 
 def refused_over_grpc(server, model, inputs, **options):
-    """The error that a request with these tensors gets."""
+    """The error of a request with these tensors."""
 
     async def main():
         async with clients.grpc(server) as client:
@@ -122,7 +122,7 @@ def texts(*rows):
     return numpy.array([[row] for row in rows], dtype=object)
 
 
-def test_text_that_is_not_utf8_is_refused(server):
+def test_text_that_is_not_utf8_is_rejected(server):
     error = refused_over_grpc(server, "stories", b"Once \xff\xfe upon")
     assert "UTF-8" in error
 
@@ -146,13 +146,13 @@ def test_text_that_is_not_utf8_is_refused(server):
     }.values(),
     ids=lambda value: "",
 )
-def test_a_tensor_of_the_wrong_name_shape_or_type_is_refused(server, model, inputs):
+def test_a_tensor_with_the_wrong_name_shape_or_type_is_rejected(server, model, inputs):
     names = [input.name() for input in inputs]
     error = refused_over_grpc(server, model, inputs)
     assert any(name in error for name in [*names, "batch"]), error
 
 
-def test_a_request_id_in_flight_is_refused_and_free_again_afterwards(server):
+def test_a_request_id_in_flight_is_rejected_and_usable_again_afterwards(server):
     async def main():
         async with clients.grpc(server) as client:
             first = GrpcStream(client, "endless", [1], request_id="mine", max_tokens=ENDLESS, stream=True)
@@ -173,8 +173,8 @@ def test_a_request_id_in_flight_is_refused_and_free_again_afterwards(server):
     clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
 
 
-def test_a_sequence_id_in_flight_is_refused_without_harm_to_the_first(server):
-    """Triton puts a second START of a live correlation id into the first one's slot."""
+def test_a_sequence_id_in_flight_is_rejected_without_harm_to_the_first(server):
+    """Triton assigns a second START with a live correlation id to the slot of the first."""
 
     async def one(client, prompt, max_tokens, sequence_id, started=None):
         answer = []

@@ -1,4 +1,4 @@
-"""Every way of batching: whatever the scheme, the policy, the chunks, what is shared and what is given back, each
+"""Batching invariance: under every scheme, policy and chunk size, with shared blocks and with pauses, each
 request gets, bit for bit, what it gets alone."""
 
 import asyncio
@@ -24,7 +24,7 @@ PROMPTS = [
     "Tell me a story about a fox.",
     "The",
 ]
-# A pool of a few sequences, of small blocks: it is full all the time.
+# Room for a few sequences, in small blocks: always full.
 TIGHT = {
     "max_seq_len": 192,
     "max_num_requests": 6,
@@ -39,7 +39,7 @@ POLICIES = ["max_utilization", "guaranteed_no_evict", "static_batch"]
 
 
 def combinations():
-    """Every combination that makes sense, by a name that says it."""
+    """Every meaningful combination, by a descriptive name."""
     for scheme, policy, chunked, reuse, windowed, overlap in itertools.product(
         SCHEMES, POLICIES, [True, False], [True, False], [True, False], [True, False]
     ):
@@ -84,13 +84,13 @@ def requests(scheme):
 
 
 def of_one_sequence(options):
-    """The requests of one sequence whose answers a request for several gets."""
+    """The single-sequence requests whose answers a request for several sequences gets."""
     options = dict(options)
     return [{**options, "seed": options["seed"] + i} for i in range(options.pop("n", 1))]
 
 
 def serve_alone(server, model, asked):
-    """What each request gets alone, each of its sequences for itself."""
+    """The answer that each request gets alone, with each of its sequences requested separately."""
     return [
         [sequence for own in of_one_sequence(options) for sequence in serve(server, model, [(prompt, own)])[0]]
         for prompt, options in asked
@@ -98,7 +98,8 @@ def serve_alone(server, model, asked):
 
 
 def serve(server, model, asked):
-    """All at once, each on a stream of its own: of each sequence text and reason, and to the bit what else was asked for."""
+    """All requests concurrently, each on its own stream: text and reason of each sequence, and the requested
+    outputs bit by bit."""
 
     async def main():
         async with clients.grpc(server) as client:
@@ -135,7 +136,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(server):
-    """What each request gets alone, without and with the window."""
+    """The answer that each request gets alone, without and with the window."""
     answers = {}
     for windowed, model in enumerate(["alone", "alone-window"]):
         server.load(model)

@@ -1,5 +1,5 @@
-"""Beam search: what is found, how it comes back, and what it leaves behind. (tests/models/beams.rs compares it with
-transformers, and test_batching.py holds it to the same bits under every scheme.)"""
+"""Beam search: its results, how they are returned, and what remains afterwards. (tests/models/beams.rs
+compares it with transformers, and test_batching.py checks for the same bits under every scheme.)"""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ def assert_same(one, other, name):
     assert one.tolist() == other.tolist(), name
 
 
-def test_all_beams_come_back_the_best_first_with_what_they_add_up_to(server):
+def test_all_beams_are_returned_best_first_with_their_cumulative_log_probabilities(server):
     answer = found(server, "stories_beams", {**BEAMS, "ignore_eos": True})
     assert len([response for response in answer.responses if response.arrays]) == 1
     arrays = answer.last.arrays
@@ -75,7 +75,8 @@ def test_beams_of_every_width_are_the_same_among_others_and_in_a_full_cache(serv
 
 
 def candidates(tokens, num, vocab_size=32000):
-    """What a beam of the synthetic runner names, from the lines of its documentation (src/runner/synthetic.rs)."""
+    """The candidates of a beam of the synthetic runner, from the lines of its documentation
+    (src/runner/synthetic.rs)."""
     entry = 0
     for token in tokens:
         entry = _mix((entry + 0x9E3779B97F4A7C15 * (token + 1)) & MASK)
@@ -83,7 +84,7 @@ def candidates(tokens, num, vocab_size=32000):
     return [((entry + rank) % vocab_size, -(rank + 1) * unit) for rank in range(num)]
 
 
-def test_a_search_finds_what_the_synthetic_runner_says(server):
+def test_a_search_finds_the_best_beams_of_the_synthetic_runner(server):
     prompt, width, num_tokens = [5, 6, 7], 3, 12
     beams = [(0.0, [])]
     for _ in range(num_tokens):
@@ -93,7 +94,7 @@ def test_a_search_finds_what_the_synthetic_runner_says(server):
             for token, log_prob in candidates(prompt + tokens, 2 * width)
         ]
         beams = sorted(ways, key=lambda way: -way[0])[:width]
-    # It has no logits, and so no log-probabilities to return.
+    # The runner has no logits, and so there are no log-probabilities to return.
     options = {**BEAMS, "beam_width": width, "max_tokens": num_tokens, "return_log_probs": False}
     answer = found(server, "synthetic_beams", options, prompt)
     assert [sequence.ids for sequence in answer.sequences()] == [tokens for _, tokens in beams]
@@ -117,7 +118,7 @@ def test_each_beam_has_its_logits_and_log_probabilities(server):
         model = logits[0, row, :num_tokens].astype(numpy.float64)
         own = model - numpy.log(numpy.exp(model).sum(axis=1, keepdims=True))
         chosen = own[range(num_tokens), sequence.ids]
-        # Nothing is penalised: what the search goes by is what the model says.
+        # Without penalties, the search uses the model's own log-probabilities.
         numpy.testing.assert_allclose(arrays["output_log_probs"][0, row, :num_tokens], chosen, atol=1e-5)
         entries = json.loads(arrays["logprobs"][0, row])
         assert len(entries) == num_tokens
@@ -129,8 +130,8 @@ def test_each_beam_has_its_logits_and_log_probabilities(server):
             assert best["rank"] == 1 and best["logprob"] == pytest.approx(own[position].max(), abs=1e-5)
 
 
-def test_the_logits_of_beams_are_within_the_memory_for_logits(server):
-    """Of as many rows as its beams could make; `stories_few_logits` has memory for 40."""
+def test_the_logits_of_beams_are_limited_by_the_memory_for_logits(server):
+    """For as many rows as its beams can need; `stories_few_logits` has memory for 40."""
     options = {"beam_width": 4, "max_tokens": 10, "return_generation_logits": True, "stream": False, "ignore_eos": True}
     with pytest.raises(Refused, match="up to 44 rows of logits.*lower max_tokens"):
         found(server, "stories_few_logits", {**options, "max_tokens": 11})
@@ -153,7 +154,7 @@ def test_end_ids_end_some_beams_before_others(server):
         assert set(row[length:].tolist()) <= {-1}
 
 
-def test_a_post_processor_is_asked_about_every_beam(server):
+def test_a_post_processor_processes_every_beam(server):
     plain = found(server, "stories_beams", BEAMS)
     firsts = sorted({sequence.ids[0] for sequence in plain.sequences()})
     options = {
@@ -166,7 +167,7 @@ def test_a_post_processor_is_asked_about_every_beam(server):
     assert len(answer.sequences()) == 4
 
 
-def test_a_request_with_beams_that_is_given_up_leaves_nothing_behind(server, tmp_path):
+def test_a_cancelled_request_with_beams_leaves_nothing_behind(server, tmp_path):
     async def main():
         async with clients.grpc(server) as client:
             for num_tokens in (0, 1, 8):
@@ -186,14 +187,16 @@ def test_a_request_with_beams_that_is_given_up_leaves_nothing_behind(server, tmp
                         pass
                 yield_of_other = await other
                 assert yield_of_other.last.finish_reason
-            # Where Triton ends a request between two steps and it was the only one, the next one's step finds out.
+            # If Triton ends the only request between two steps, the backend notices in the next request's
+            # step.
             await clients.stream(client, "stories_beams", PROMPT, max_tokens=2)
 
     clients.run(main())
     assert_blocks_come_back(server, "stories_beams")
 
 
-# What a search of so many tokens finds are its beams when they have so many; whether they go on is all that differs.
+# After a given number of tokens, the results of a search are its current beams; only whether they continue
+# differs.
 AS_THEY_ARE = {**BEAMS, "ignore_eos": True}
 OF_BEAMS = ("output_ids", "text_output", "cum_log_probs", "output_log_probs", "num_output_tokens", "sequence_length")
 
@@ -205,7 +208,7 @@ def assert_beams_as_they_are(server, response, num_tokens):
 
 
 @pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap"])
-def test_a_stream_brings_the_beams_whole_as_they_are(server, model):
+def test_each_response_of_a_stream_has_the_complete_current_beams(server, model):
     asked = {"logprobs": 1, "return_generation_logits": True}
     stream = found(server, model, {**AS_THEY_ARE, **asked, "max_tokens": 6, "stream": True})
     *news, final = [response for response in stream.responses if response.arrays]
@@ -213,7 +216,7 @@ def test_a_stream_brings_the_beams_whole_as_they_are(server, model):
     for length, response in enumerate(news, 1):
         assert_beams_as_they_are(server, response, length)
         assert response.arrays["finish_reason"][0].tolist() == [b""] * 4
-        # What is known of every token comes once.
+        # Each token's outputs come once.
         assert response.arrays["logprobs"][0].tolist() == [b"[]"] * 4
         assert response.arrays["generation_logits"].shape == (1, 1, 1, 1)
     whole = found(server, "stories_beams", {**AS_THEY_ARE, **asked, "max_tokens": 6}).last
@@ -222,7 +225,7 @@ def test_a_stream_brings_the_beams_whole_as_they_are(server, model):
     assert_blocks_come_back(server, model)
 
 
-def test_a_stream_of_beams_has_its_interval(server):
+def test_a_stream_of_beams_respects_its_interval(server):
     options = {**AS_THEY_ARE, "max_tokens": 12, "stream": True, "stream_interval": 5}
     stream = found(server, "stories_beams", options)
     lengths = [r.arrays["output_ids"].shape[2] for r in stream.responses if r.arrays]
@@ -249,7 +252,7 @@ def test_a_stream_shows_which_texts_have_ended(server):
 def test_a_stop_word_ends_a_beam_as_an_end_id_does(server):
     options = {**BEAMS, "max_tokens": 30, "early_stopping": "never", "length_penalty": 0.0}
     plain = found(server, "stories_beams", options)
-    # A word of one of its texts, cut inside, so that no token is the word itself.
+    # A stop word from one of its texts, cut inside words, so that no token equals it.
     word = plain.sequences()[1].text.split()[3][1:] + " "
     stopped = found(server, "stories_beams", {**options, "stop": word, "return_stop_reason": True})
     included = found(server, "stories_beams", {**options, "stop": word, "include_stop_str_in_output": True})
@@ -266,20 +269,20 @@ def test_a_stop_word_ends_a_beam_as_an_end_id_does(server):
             assert other.text == sequence.text
             assert stop_reason == ""
     for row, log_probs in zip(stopped.sequences(), stopped.last.arrays["output_log_probs"][0], strict=True):
-        # The sum is that of all its tokens, those of the word included.
+        # The sum covers all tokens, including those of the stop word.
         assert log_probs.sum() == pytest.approx(row.last.tensors["cum_log_probs"].item(), abs=1e-3)
         assert not log_probs[row.last.num_output_tokens :].any()
     longer = found(server, "stories_beams", {**options, "stop": json.dumps([word, "no such word"]), "stream": True})
     final = longer.last
     assert_same(final.arrays["output_ids"], stopped.last.arrays["output_ids"], "output_ids")
-    # A word that no text has changes nothing.
+    # A stop word that is in no text changes nothing.
     other = found(server, "stories_beams", {**options, "stop": "no such word"})
     assert [described(it) for it in other.sequences()] == [described(it) for it in plain.sequences()]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap"])
-def test_a_search_whose_time_is_up_returns_its_beams_as_they_are(server, model, stream):
+def test_a_search_out_of_time_returns_its_current_beams(server, model, stream):
     options = {**AS_THEY_ARE, "max_tokens": 450, "timeout": 50_000, "stream": stream}
     answer = found(server, model, options)
     final = answer.last
@@ -291,7 +294,7 @@ def test_a_search_whose_time_is_up_returns_its_beams_as_they_are(server, model, 
 
 
 @pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap"])
-def test_a_search_that_is_stopped_returns_its_beams_as_they_are(server, model):
+def test_a_stopped_search_returns_its_current_beams(server, model):
     async def main():
         async with clients.grpc(server) as client:
             long = {**AS_THEY_ARE, "max_tokens": 450, "stream": True}
@@ -319,12 +322,12 @@ def test_a_search_that_is_stopped_returns_its_beams_as_they_are(server, model):
     ],
     ids=str,
 )
-def test_what_beams_cannot_do_is_refused(server, options, words):
+def test_options_that_beams_do_not_support_are_rejected(server, options, words):
     with pytest.raises(Refused) as refused:
         found(server, "stories_beams", {**BEAMS, **options})
     assert words in str(refused.value)
 
 
-def test_more_blocks_than_there_are_are_refused(server):
+def test_a_search_that_needs_more_blocks_than_exist_is_rejected(server):
     with pytest.raises(Refused, match="lower beam_width or max_tokens"):
         found(server, "stories_beams_tight", {**BEAMS, "beam_width": 8, "max_tokens": 240})

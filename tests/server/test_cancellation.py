@@ -1,4 +1,4 @@
-"""Clients that go away: their work stops, their slot and their blocks serve the next."""
+"""Clients that disconnect: their requests stop, and their slots and blocks are reused."""
 
 import asyncio
 import subprocess
@@ -19,14 +19,15 @@ def num_cancelled(server, model):
 
 
 def wait_for_cancelled(server, model, count):
-    """Triton counts its own request, with which it ends a sequence, some time after the sequence's slot is free."""
+    """Triton sends its own request to end a sequence, and counts it some time after the sequence's slot is
+    free."""
     deadline = time.monotonic() + 10
     while num_cancelled(server, model) != count:
         assert time.monotonic() < deadline, f"{num_cancelled(server, model)} cancelled, not {count}"
         time.sleep(0.02)
 
 
-def test_a_cancelled_streams_slot_serves_the_next_at_once(server):
+def test_a_cancelled_streams_slot_is_reused_at_once(server):
     before = num_cancelled(server, "one_slot")
 
     async def main():
@@ -40,18 +41,18 @@ def test_a_cancelled_streams_slot_serves_the_next_at_once(server):
             waiting = asyncio.create_task(clients.stream(client, "one_slot", [3, 4], max_tokens=20))
             await until(lambda: num_pending(server, "one_slot") == 1)
             first.cancel()
-            # An idle limit of hours would hold the slot if it were not given back.
+            # Without the release, an idle limit of hours would hold the slot.
             return seen, await asyncio.wait_for(waiting, clients.TIMEOUT_S)
 
     seen, answer = clients.run(main())
     assert seen == continuation([1, 2], len(seen))
     assert answer.ids == continuation([3, 4], 20)
-    # One is the cancelled request; the other is Triton's own, with which it ends a sequence that is done.
+    # One is the cancelled request; the other is Triton's own request that ends the sequence.
     wait_for_cancelled(server, "one_slot", before + 2)
     assert_blocks_come_back(server, "one_slot")
 
 
-def test_the_client_is_told_cancelled(server):
+def test_a_cancelled_client_gets_the_status_cancelled(server):
     async def main():
         async with clients.grpc(server) as client:
             stream = GrpcStream(client, "endless", [1], max_tokens=ENDLESS, stream=True)
@@ -64,17 +65,18 @@ def test_the_client_is_told_cancelled(server):
     assert "CANCELLED" in f"{error.status} {error}".upper()
 
 
-def test_an_http_client_that_hangs_up_frees_its_slot(server):
+def test_an_http_client_that_disconnects_frees_its_slot(server):
     stream = GenerateStream(server, "one_slot", [1], max_tokens=ENDLESS, stream=True)
     for n, _ in enumerate(stream):
         if n == 5:
             break
     stream.close()
-    # As long as the slot is taken this waits, up to the clients' time limit, which is long before the first one's end.
+    # Waits while the slot is taken, up to the clients' time limit, which is long before the end of the first
+    # request.
     assert generate_stream(server, "one_slot", [9], max_tokens=10).ids == continuation([9], 10)
 
 
-def test_half_of_the_streams_leave_and_the_others_notice_nothing(server):
+def test_cancelling_half_of_the_streams_does_not_affect_the_others(server):
     async def main():
         async with clients.grpc(server) as client:
 
@@ -98,8 +100,8 @@ def test_half_of_the_streams_leave_and_the_others_notice_nothing(server):
     assert_blocks_come_back(server, "endless")
 
 
-def test_a_stream_that_leaves_alone_gives_its_blocks_back_though_no_request_follows(server):
-    """At 5 ms a step, most are ended by Triton between two steps, which tells nobody."""
+def test_a_cancelled_single_stream_frees_its_blocks_although_no_request_follows(server):
+    """At 5 ms per step, Triton ends most of them between two steps, without notifying the backend."""
 
     async def main():
         async with clients.grpc(server) as client:
@@ -126,13 +128,14 @@ def test_a_request_cancelled_in_the_backlog_never_starts(server):
                 waiting.cancel()
                 with pytest.raises(clients.Refused, match="cancelled"):
                     await waits
-            # Were it in the slot, it would be there longer than this waits.
+            # If it were in the slot, it would stay there longer than this waits.
             return await clients.stream(client, "one_slot", [3], max_tokens=10)
 
     assert clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S)).ids == continuation([3], 10)
 
 
-# Cancels every request of a client in the moment in which the backend releases it: after the backend has looked.
+# Cancels every request of a client at the moment of its release: after the backend has checked for
+# cancellation.
 CANCEL_IN_RELEASE = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -164,7 +167,7 @@ sequence_batching {
 
 
 @pytest.mark.parametrize("strategy", ["", OLDEST], ids=["direct", "oldest"])
-def test_a_client_that_leaves_in_the_moment_of_the_release_takes_no_slot_along(
+def test_a_cancellation_at_the_moment_of_release_does_not_leak_the_slot(
     repository, tmp_path, monkeypatch, strategy
 ):
     source, library = tmp_path / "cancel_in_release.c", tmp_path / "cancel_in_release.so"
@@ -179,13 +182,13 @@ def test_a_client_that_leaves_in_the_moment_of_the_release_takes_no_slot_along(
             assert generate_stream(server, "one_slot", [n], max_tokens=5).ids == continuation([n], 5)
             with pytest.raises(clients.Refused):
                 generate_stream(server, "one_slot", [n], max_tokens=5, top_p=7)
-        # A slot that is not freed is taken for a day.
+        # A slot that is not freed stays taken for a day.
         assert time.monotonic() - start < 60
 
 
 @pytest.fixture(autouse=True)
 def silent(server):
-    """Triton logs what a backend does wrong with a sequence; it has nothing to say of a cancellation."""
+    """Triton logs what a backend does wrong with a sequence, but not a cancellation."""
     before = len(server.log())
     yield
     for word in ("must specify the START flag", "has a conflict", "panicked"):

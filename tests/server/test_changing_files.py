@@ -1,4 +1,4 @@
-"""Checkpoints that are written to while a model is loaded, and after it."""
+"""Checkpoint files that change while a model is being loaded, and afterwards."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ def story(server):
     return generate(server, "model", PROMPT, max_tokens=32).text
 
 
-def test_a_file_cut_short_is_not_needed_by_what_is_loaded_and_fails_an_added_instance(explicit, checkpoint):
+def test_a_truncated_file_does_not_affect_a_loaded_model_but_fails_an_added_instance(explicit, checkpoint):
     parameters = {"gpt_model_path": checkpoint}
     add_model(explicit.repository, "model", parameters, fields=instances(1))
     assert explicit.load("model") is None
@@ -60,7 +60,7 @@ def test_a_file_cut_short_is_not_needed_by_what_is_loaded_and_fails_an_added_ins
 
 
 @pytest.mark.parametrize("precision", ["auto", "int4"])
-def test_a_file_may_shrink_at_any_moment_of_a_load(explicit, checkpoint, precision):
+def test_a_file_may_shrink_at_any_time_during_a_load(explicit, checkpoint, precision):
     weights = checkpoint / "model.safetensors"
     whole = weights.read_bytes()
     parameters = {"gpt_model_path": checkpoint, "weight_only_precision": precision}

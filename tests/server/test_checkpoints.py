@@ -1,4 +1,4 @@
-"""Checkpoints that were quantised before they were saved, through the server."""
+"""Checkpoints that were quantised before they were saved, in a real server."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Bodies and requests as the documents of TensorRT-LLM's and of vLLM's backends show them, unchanged."""
+"""Request bodies from the documentation of TensorRT-LLM's and vLLM's backends, unchanged."""
 
 import json
 
@@ -13,7 +13,7 @@ from harness.synthetic import continuation
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 
-# What those documents send to /generate, with their prompts changed for one that the demo model knows.
+# Bodies for /generate from that documentation, with prompts that the demo model can continue.
 TENSORRT_LLM = {
     "ensemble": {"max_tokens": 20, "bad_words": "", "stop_words": ""},
     "ensemble, with ids": {"max_tokens": 20, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2},
@@ -86,7 +86,7 @@ BODIES = {**{f"TensorRT-LLM, {k}": v for k, v in TENSORRT_LLM.items()}, **{f"vLL
 
 
 def flat(body):
-    """The body's options, as a gRPC client gives them."""
+    """The body's options, as a gRPC client sends them."""
     options = {**body, **body.get("parameters", {})}
     options.pop("parameters", None)
     return options
@@ -101,7 +101,7 @@ def over_grpc(server, **options):
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_a_documented_body_is_answered_by_every_way_in(server, body):
+def test_a_documented_body_is_answered_over_every_protocol(server, body):
     answer = generate(server, "stories", PROMPT, **body)
     assert answer.finish_reason in ("length", "end_id", "stop_words")
     excluded = flat(body).get("exclude_input_in_output", flat(body).get("sampling_param_exclude_input_from_output"))
@@ -117,7 +117,7 @@ def test_a_documented_body_is_answered_by_every_way_in(server, body):
         assert (way, other.text.removeprefix(PROMPT)) == (way, whole)
 
 
-def test_what_vllms_client_sends_twice_is_taken_once(server):
+def test_an_option_that_vllms_client_sends_twice_is_accepted_once(server):
     sampling = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "20"}
     twice = over_grpc(server, **sampling, sampling_parameters=json.dumps(sampling))
     assert twice.text == over_grpc(server, **sampling).text
@@ -125,7 +125,7 @@ def test_what_vllms_client_sends_twice_is_taken_once(server):
         over_grpc(server, max_tokens="21", sampling_parameters=json.dumps(sampling))
 
 
-def test_a_field_without_effect_is_ignored_and_said_once_in_the_log(server):
+def test_a_field_without_effect_is_ignored_and_logged_once(server):
     before = generate(server, "stories", PROMPT, max_tokens=20).text
     for _ in range(3):
         assert generate(server, "stories", PROMPT, max_tokens=20, lookahead_window_size=4).text == before
@@ -133,14 +133,14 @@ def test_a_field_without_effect_is_ignored_and_said_once_in_the_log(server):
     assert log.count("'lookahead_window_size' of a request is ignored") == 1, log[-2000:]
 
 
-def test_an_empty_word_is_none(server):
+def test_an_empty_word_is_ignored(server):
     plain = generate(server, "stories", PROMPT, max_tokens=20)
     for none in ("", "[]", '[""]'):
         answer = generate(server, "stories", PROMPT, max_tokens=20, stop_words=none, bad_words=none)
         assert answer.ids == plain.ids
 
 
-def test_words_are_biased(server):
+def test_biases_apply_to_words(server):
     plain = generate(server, "stories", PROMPT, max_tokens=30, exclude_input_in_output=True)
     biased = generate(
         server,
@@ -154,13 +154,13 @@ def test_words_are_biased(server):
     assert len(set(biased.ids)) <= 4 < len(set(plain.ids)), "nothing but the word's tokens"
 
 
-def test_a_prompt_is_cut_from_its_beginning(server):
+def test_a_prompt_is_truncated_at_its_beginning(server):
     whole = generate(server, "synthetic", [1, 2, 3, 4], max_tokens=5)
     cut = generate(server, "synthetic", [9, 9, 1, 2, 3, 4], max_tokens=5, truncate_prompt_tokens=4)
     assert cut.ids == whole.ids and cut.last.num_input_tokens == 4
 
 
-def test_input_lengths_says_where_padding_begins(server):
+def test_input_lengths_removes_padding(server):
     whole = generate(server, "synthetic", [1, 2, 3], max_tokens=5)
     padded = generate(server, "synthetic", [1, 2, 3, 0, 0], input_lengths=3, request_output_len=5)
     assert padded.ids == whole.ids
@@ -183,7 +183,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name, value, words", REFUSED, ids=lambda value: str(value)[:20])
-def test_what_cannot_be_had_is_refused_with_what_to_write(server, name, value, words):
+def test_unsupported_options_are_rejected_with_an_alternative(server, name, value, words):
     with pytest.raises(Refused) as refused:
         generate(server, "stories", PROMPT, **{name: value})
     assert name in str(refused.value) and words in str(refused.value)
@@ -208,7 +208,7 @@ def test_a_stop_over_http_ends_the_request_of_the_same_id(server):
     try:
         responses = iter(stream)
         first = next(responses)
-        # While it runs, its id is nobody else's.
+        # While the request runs, its id is taken.
         with pytest.raises(Refused, match="'over http' is in flight already"):
             generate(server, "synthetic", [6], max_tokens=2, id="over http")
         stop = generate(server, "synthetic", [0], stop=True, id="over http")
@@ -223,7 +223,7 @@ def test_a_stop_over_http_ends_the_request_of_the_same_id(server):
 
 
 def named(server, model, prompt, outputs, **options):
-    """One request over gRPC that names its outputs: their arrays."""
+    """One request over gRPC that names its outputs; returns their arrays."""
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         text = numpy.array([[prompt.encode()]], dtype=object) if isinstance(prompt, str) else None
         if text is None:
@@ -238,7 +238,7 @@ def named(server, model, prompt, outputs, **options):
         return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
 
-def test_an_output_that_a_request_names_needs_no_option(server):
+def test_naming_an_output_requests_it(server):
     names = ["output_ids", "output_log_probs", "cum_log_probs", "stop_reason", "kv_cache_alloc_total_blocks"]
     arrays = named(server, "stories_full", PROMPT, names, max_tokens=4, exclude_input_in_output=True)
     assert sorted(arrays) == sorted(names)
@@ -257,20 +257,20 @@ def test_an_output_that_a_request_names_needs_no_option(server):
         assert arrays[name].tolist() == asked[name].tolist()
     assert arrays["output_log_probs"].shape == (1, 1, 4) and (arrays["output_log_probs"] < 0).all()
     assert arrays["kv_cache_alloc_total_blocks"] > 0
-    # Logits may be large: they come only where an option asks.
+    # Logits can be large: they are only returned if an option requests them.
     assert named(server, "stories_full", PROMPT, ["generation_logits"])["generation_logits"].shape == (1, 1, 1, 1)
     with pytest.raises(Refused, match="output 'output_log_probs': the synthetic runner has no logits"):
         named(server, "synthetic_full", [1, 2], ["output_log_probs"])
 
 
-def test_ids_as_json_are_a_list_of_lists_always(server):
+def test_ids_as_json_are_always_a_list_of_lists(server):
     def ids(**options):
         answer = generate(server, "stories", PROMPT, return_output_ids_json=True, **options)
         return json.loads(answer.last.tensors["output_ids_json"]), answer.last
 
     one, answer = ids(max_tokens=1, exclude_input_in_output=True)
     assert one == [answer.ids] and len(answer.ids) == 1
-    # What Triton writes of a tensor of one element.
+    # The JSON that Triton writes for a tensor of one element.
     status, body = server.http(
         "POST",
         "/v2/models/stories/generate",

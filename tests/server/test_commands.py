@@ -1,4 +1,4 @@
-"""`cargo xtask serve`, and the installation by cmake: what a user types."""
+"""The commands that users type: `cargo xtask serve`, and the installation with cmake."""
 
 import pathlib
 import signal
@@ -49,7 +49,7 @@ class Serve:
         (pid,) = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(pid)
 
-    # What harness.clients needs of a server.
+    # The part of a server's interface that harness.clients needs.
     http = Server.http
 
 
@@ -68,7 +68,7 @@ def serve():
         serve.process.wait()
 
 
-def test_serve_answers_requests_on_the_demo_model_as_soon_as_it_says_ready(serve):
+def test_serve_answers_requests_to_the_demo_model_as_soon_as_it_is_ready(serve):
     served = serve().wait_ready()
     assert generate(served, "stories", "Once upon a time", max_tokens=10).text.startswith("Once upon a time")
     served.process.send_signal(signal.SIGINT)
@@ -79,7 +79,7 @@ def test_serve_answers_requests_on_the_demo_model_as_soon_as_it_says_ready(serve
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_serve_finishes_the_stream_that_runs_and_exits_with_zero(serve, repository, sent):
+def test_serve_finishes_the_running_stream_and_exits_with_zero(serve, repository, sent):
     add_synthetic(repository, "synthetic", {"synthetic_step_us": 5000})
     served = serve(f"--model-repository={repository}").wait_ready()
     tokens = []
@@ -91,7 +91,7 @@ def test_serve_finishes_the_stream_that_runs_and_exits_with_zero(serve, reposito
     assert served.wait()[0] == 0
 
 
-def test_serve_that_is_killed_leaves_no_server_behind(serve, repository):
+def test_killing_serve_leaves_no_server_behind(serve, repository):
     add_synthetic(repository, "synthetic")
     served = serve(f"--model-repository={repository}").wait_ready()
     pid = served.server_pid()
@@ -102,7 +102,7 @@ def test_serve_that_is_killed_leaves_no_server_behind(serve, repository):
         time.sleep(0.05)
 
 
-def test_serve_says_why_a_model_keeps_the_server_from_starting(serve, repository):
+def test_serve_prints_why_a_model_prevents_the_server_from_starting(serve, repository):
     add_synthetic(repository, "synthetic", {"max_num_token": 8})
     served = serve(f"--model-repository={repository}")
     status, log = served.wait()
@@ -112,7 +112,7 @@ def test_serve_says_why_a_model_keeps_the_server_from_starting(serve, repository
     assert "tritonserver exited unexpectedly" in log
 
 
-def test_serve_refuses_a_port_that_is_taken(serve):
+def test_serve_rejects_a_port_in_use(serve):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -123,7 +123,7 @@ def test_serve_refuses_a_port_that_is_taken(serve):
     assert f"--grpc-port {port}" in errors
 
 
-def test_serve_refuses_a_folder_that_is_not_there(serve):
+def test_serve_rejects_a_missing_folder(serve):
     refused = serve("--model-repository=/nowhere")
     status, errors = refused.wait()
     assert status != 0

@@ -48,7 +48,7 @@ def server(tmp_path_factory):
 
 
 def inputs(prompt, *, batch=True, **options):
-    """Tensors of one value each, with or without a batch dimension."""
+    """Tensors with one value each, with or without a batch dimension."""
     shape = (1, 1) if batch else (1,)
 
     def of(name, value):
@@ -73,7 +73,7 @@ def responses(server, model, tensors, **parameters):
 
 
 def vllm(server, model="vllm", **options):
-    """What the model for vLLM's clients answers to options as tensors without a batch dimension."""
+    """The answer of the model for vLLM's clients to options as tensors without a batch dimension."""
     return responses(server, model, inputs(PROMPT, batch=False, **options))
 
 
@@ -126,7 +126,7 @@ def test_a_max_batch_size_of_zero_means_no_batch_dimension(server):
 
 
 def test_without_batches_many_requests_are_computed_together(server):
-    """Each stream gets what it gets alone, and a step has several of them."""
+    """Each stream gets what it gets alone, and steps have several streams."""
     prompts = [f"{PROMPT} {i}" for i in range(12)]
     alone = [generate_stream(server, "plain", prompt, max_tokens=40).text for prompt in prompts]
     before = server.metrics()
@@ -212,7 +212,7 @@ def test_each_of_several_sequences_has_responses_of_its_own(server):
         assert arrays["text_output"].shape == (1,)
         streamed[arrays["sequence_index"].item()] += arrays["text_output"].item().decode()
     assert streamed == texts
-    # A model that may send one response has all of them in it.
+    # A model that returns a single response has all sequences in it.
     full = generate(server, "ensemble_full", PROMPT, **several, exclude_input_in_output=True)
     assert full.last.text == texts
 

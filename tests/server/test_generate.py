@@ -1,4 +1,4 @@
-"""What one request gets: each option, through each of Triton's ways in."""
+"""The answer to a single request: each option, over each of Triton's protocols."""
 
 import json
 
@@ -13,7 +13,7 @@ PROMPT = "Once upon a time, there was a brave fox named Finn."
 
 @pytest.fixture(scope="module")
 def greedy(server):
-    """What the model says when nothing is asked for: the base that options change."""
+    """The model's answer without options: the base for comparisons."""
     return generate(server, "stories", PROMPT, max_tokens=120, exclude_input_in_output=True)
 
 
@@ -23,11 +23,11 @@ def test_a_greedy_answer_is_a_story_with_sentences(greedy):
     assert "Finn" in greedy.text
 
 
-def test_a_full_answer_repeats_the_prompt_unless_told_not_to(server, greedy):
+def test_a_full_answer_repeats_the_prompt_unless_excluded(server, greedy):
     assert generate(server, "stories", PROMPT, max_tokens=120).text == PROMPT + greedy.text
 
 
-def test_every_way_in_gives_the_same_text(server, greedy):
+def test_every_protocol_gives_the_same_text(server, greedy):
     def grpc(model, **options):
         async def main():
             async with clients.grpc(server) as client:
@@ -51,7 +51,7 @@ def test_every_way_in_gives_the_same_text(server, greedy):
         assert (way, answer.finish_reason) == (way, greedy.finish_reason)
 
 
-def test_a_stream_brings_one_token_a_response_and_the_reason_with_the_last(server):
+def test_a_stream_has_one_token_per_response_and_the_reason_with_the_last(server):
     responses = generate_stream(server, "stories", PROMPT, max_tokens=20, ignore_eos=True).responses
     assert [len(r.ids) for r in responses] == [1] * 20
     assert [r.num_output_tokens for r in responses] == list(range(1, 21))
@@ -62,7 +62,7 @@ def test_a_stream_brings_one_token_a_response_and_the_reason_with_the_last(serve
 
 @pytest.mark.parametrize("options", [{}, {"stop": "fox"}, {"return_log_probs": True, "logprobs": 2}])
 @pytest.mark.parametrize("interval", [1, 2, 7, 1000])
-def test_a_stream_may_bring_several_tokens_a_response(server, interval, options):
+def test_a_stream_can_have_several_tokens_per_response(server, interval, options):
     options = {"max_tokens": 60, "ignore_eos": True, **options}
     one_by_one = generate_stream(server, "stories", PROMPT, **options)
     several = generate_stream(server, "stories", PROMPT, stream_interval=interval, **options)
@@ -84,7 +84,7 @@ def test_a_stream_may_bring_several_tokens_a_response(server, interval, options)
         assert flat == [response.tensors["output_log_probs"] for response in one_by_one.responses]
         entries = [entry for response in several.responses for entry in json.loads(response.tensors["logprobs"])]
         assert entries == [json.loads(response.tensors["logprobs"])[0] for response in one_by_one.responses]
-    # It is no word about an answer in one piece.
+    # The interval does not apply to an answer in one response.
     whole = generate(server, "stories", PROMPT, exclude_input_in_output=True, stream_interval=interval, **options)
     assert (whole.text, whole.ids) == (several.text, several.ids)
 
@@ -94,7 +94,7 @@ def test_a_model_that_is_not_decoupled_cannot_stream(server):
         generate(server, "stories_full", PROMPT, stream=True)
 
 
-def test_max_tokens_ends_the_answer_and_ignore_eos_keeps_it_going(server, greedy):
+def test_max_tokens_ends_the_answer_and_ignore_eos_continues_it(server, greedy):
     short = generate(server, "stories", PROMPT, max_tokens=7, exclude_input_in_output=True)
     assert short.ids == greedy.ids[:7]
     assert short.finish_reason == "length"
@@ -102,10 +102,10 @@ def test_max_tokens_ends_the_answer_and_ignore_eos_keeps_it_going(server, greedy
     assert long.last.num_output_tokens == 700
 
 
-def test_a_story_ends_by_itself_with_its_end_token(server):
+def test_a_story_ends_with_the_end_token(server):
     answer = generate(server, "stories", PROMPT, max_tokens=900, exclude_input_in_output=True)
     assert answer.finish_reason == "end_id"
-    assert answer.text.rstrip().endswith((".", "!", '"')), "the end token is no text"
+    assert answer.text.rstrip().endswith((".", "!", '"')), "the end token is not part of the text"
 
 
 def test_an_end_id_of_the_request_replaces_the_models(server, greedy):
@@ -115,13 +115,13 @@ def test_an_end_id_of_the_request_replaces_the_models(server, greedy):
     assert answer.last.num_output_tokens == greedy.ids.index(end_id) + 1
 
 
-def test_min_tokens_holds_the_end_back(server, greedy):
+def test_min_tokens_delays_the_end(server, greedy):
     end_id = greedy.ids[3]
     answer = generate(server, "stories", PROMPT, max_tokens=60, end_id=end_id, min_tokens=30)
     assert answer.last.num_output_tokens > 30
 
 
-def test_a_stop_word_ends_the_text_before_it_wherever_its_tokens_are_cut(server, greedy):
+def test_a_stop_word_ends_the_text_before_it_regardless_of_token_boundaries(server, greedy):
     # A stop word from the middle of one word to the middle of the next: it spans tokens.
     middle = greedy.text.index(" ", 40)
     word = greedy.text[middle - 2 : middle + 3]
@@ -162,17 +162,17 @@ def test_a_stop_id_ends_the_answer_and_is_in_its_ids_but_not_in_its_text(server,
         assert stop_id not in answer.ids[: num_tokens + 5]
 
 
-def test_special_tokens_are_shown_to_who_wants_them(server):
+def test_special_tokens_are_shown_on_request(server):
     def story(**options):
         return generate(server, "stories", PROMPT, max_tokens=900, exclude_input_in_output=True, **options)
 
     plain, shown = story(), story(skip_special_tokens=False, include_stop_str_in_output=True)
     assert shown.ids == plain.ids
     assert shown.text.startswith(plain.text) and shown.text.endswith(">")
-    assert story(skip_special_tokens=False).text == plain.text, "what ends the text is none of it"
+    assert story(skip_special_tokens=False).text == plain.text, "the end token is not part of the text"
 
 
-def test_no_text_is_made_where_none_is_wanted(server, greedy):
+def test_text_can_be_disabled(server, greedy):
     answer = generate(server, "stories", PROMPT, max_tokens=120, detokenize=False, exclude_input_in_output=True)
     assert (answer.text, answer.ids) == ("", greedy.ids)
 
@@ -206,7 +206,7 @@ def test_only_allowed_tokens_are_generated(server, greedy):
     assert set(answer.ids) <= set(allowed) and len(answer.ids) == 50
 
 
-def test_no_run_of_tokens_occurs_twice(server):
+def test_no_ngram_occurs_twice(server):
     def runs(**options):
         ids = generate(server, "stories", PROMPT, max_tokens=300, ignore_eos=True, **options).ids
         return [tuple(ids[i : i + 3]) for i in range(len(ids) - 2)]
@@ -216,7 +216,7 @@ def test_no_run_of_tokens_occurs_twice(server):
     assert len(set(unique)) == len(unique)
 
 
-def test_an_output_that_could_only_repeat_itself_ends_with_what_it_has(server):
+def test_an_output_that_could_only_repeat_itself_ends(server):
     allowed = json.dumps([500, 501, 502])
     options = {"allowed_token_ids": allowed, "no_repeat_ngram_size": 1, "ignore_eos": True, "max_tokens": 20}
     answers = [generate_stream(server, "stories", PROMPT, **options)]
@@ -229,7 +229,7 @@ def test_an_output_that_could_only_repeat_itself_ends_with_what_it_has(server):
         assert answer.finish_reason == "length"
 
 
-def test_a_penalty_counts_the_prompt_from_where_the_request_says(server):
+def test_a_penalty_ignores_the_start_of_the_prompt_on_request(server):
     def text(**options):
         return generate(server, "stories", PROMPT, max_tokens=60, presence_penalty=30.0, **options).text
 
@@ -250,7 +250,7 @@ def test_a_penalty_counts_the_prompt_from_where_the_request_says(server):
     ],
     ids=str,
 )
-def test_a_seed_decides_the_text(server, greedy, options):
+def test_the_seed_determines_the_text(server, greedy, options):
     def text(seed):
         return generate(server, "stories", PROMPT, max_tokens=60, seed=seed, **options).text
 
@@ -282,7 +282,7 @@ def test_a_conversation_goes_through_the_chat_template(server):
         server, "stories", "", messages=json.dumps(messages), max_tokens=200, exclude_input_in_output=True
     )
     assert "penguin" in answer.text and "Milo" in answer.text
-    # The tokenizer reads its special tokens in a text, too: this is what the template makes of it.
+    # The tokenizer also reads special tokens in a text; this is the template's output as text.
     template = "<|user|>Tell me a story about a penguin named Milo.<|assistant|>"
     plain = generate(server, "stories", template, max_tokens=200, exclude_input_in_output=True)
     assert answer.ids == plain.ids
@@ -296,7 +296,7 @@ def test_any_character_survives_prompt_and_answer(server):
 
 
 def test_a_stream_never_shows_half_a_character(server):
-    # The first token of a character of three bytes is forced, so that some stream holds one back.
+    # Forces the first token of a three-byte character, so that some stream must hold it back.
     answer = generate_stream(server, "stories", "雪雪雪雪雪雪雪雪", max_tokens=40, temperature=5.0, seed=1)
     whole = generate(
         server, "stories", "雪雪雪雪雪雪雪雪", max_tokens=40, temperature=5.0, seed=1, exclude_input_in_output=True
@@ -305,7 +305,7 @@ def test_a_stream_never_shows_half_a_character(server):
     assert answer.ids == whole.ids
 
 
-def test_ids_go_in_and_come_out_where_a_model_has_no_text(server):
+def test_a_model_without_text_takes_and_returns_ids(server):
     answer = generate(server, "synthetic", [1, 2, 3], max_tokens=50)
     assert answer.ids[-50:] == continuation([1, 2, 3], 50)
     assert answer.responses[0].text is None
@@ -314,14 +314,14 @@ def test_ids_go_in_and_come_out_where_a_model_has_no_text(server):
     assert infer(server, "synthetic_full", [6], max_tokens=50).ids[-50:] == continuation([6], 50)
 
 
-def test_outputs_that_are_not_wanted_are_left_out(server):
+def test_outputs_can_be_omitted(server):
     off = {"return_finish_reason": False, "return_num_input_tokens": False, "return_num_output_tokens": False}
     response = generate(server, "stories", PROMPT, max_tokens=2, **off).responses[0]
     assert (response.finish_reason, response.num_input_tokens, response.num_output_tokens) == (None, None, None)
     assert response.text is not None
 
 
-def test_a_request_ends_in_time_with_what_it_has(server):
+def test_a_request_out_of_time_returns_its_partial_answer(server):
     answer = generate(server, "one_slot", [1], max_tokens=4000, timeout=300_000)
     assert answer.finish_reason == "timed_out"
     produced = answer.last.num_output_tokens

@@ -1,4 +1,5 @@
-"""Guided decoding: the output fits its guide, by the names of both backends, one by one and many at once."""
+"""Guided decoding: the output matches its guide, with the option names of both backends, alone and in a
+batch."""
 
 import json
 import re
@@ -10,7 +11,7 @@ from harness.clients import Refused, generate, generate_stream, infer
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 SCHEMA = {
-    # The demo model likes white space, and one of its servers has little room.
+    # The demo model likes white space, and one of its servers has little memory.
     "x-guidance": {"whitespace_flexible": False},
     "type": "object",
     "required": ["name", "age", "colours"],
@@ -52,7 +53,7 @@ def nested(**members):
     return {"sampling_parameters": json.dumps({"temperature": 1.0, "max_tokens": 400, **members})}
 
 
-# What a client writes, and what its output is then.
+# The guide that a client sends, and a check of its output.
 GUIDES = {
     "json_schema": (
         {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(SCHEMA)},
@@ -84,7 +85,7 @@ def options(guide, seed):
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_every_way_in_gives_the_same_text_and_it_fits_its_guide(server, guide):
+def test_every_protocol_gives_the_same_text_and_it_matches_its_guide(server, guide):
     given, check = options(guide, 3)
     whole = generate(server, "stories", PROMPT, exclude_input_in_output=True, **given)
     check(whole.text)
@@ -101,7 +102,7 @@ def test_every_way_in_gives_the_same_text_and_it_fits_its_guide(server, guide):
     assert [len(r.ids) for r in stream.responses] == [1] * len(stream.ids)
 
 
-def test_many_at_once_get_what_they_get_alone(server):
+def test_concurrent_requests_get_what_they_get_alone(server):
     asked = {}
     for seed in range(8):
         for guide in GUIDES:
@@ -136,18 +137,18 @@ def test_many_at_once_get_what_they_get_alone(server):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_guide_that_cannot_be_followed_is_that_requests_error(server, given, words):
+def test_a_bad_guide_is_an_error_of_its_own_request(server, given, words):
     with pytest.raises(Refused, match=re.escape(words)):
         generate(server, "stories", PROMPT, **given)
     assert generate(server, "stories", PROMPT, max_tokens=2).last.num_output_tokens == 2
 
 
-def test_what_has_no_logits_or_no_text_cannot_be_guided(server):
+def test_models_without_logits_or_text_cannot_be_guided(server):
     with pytest.raises(Refused, match="synthetic runner has no logits"):
         generate(server, "synthetic", [1], guided_regex="a")
 
 
-def test_a_cancelled_guide_leaves_the_server_at_work(server):
+def test_cancelling_a_guided_request_does_not_affect_the_server(server):
     async def main():
         async with clients.grpc(server) as client:
             for seed in range(10):

@@ -1,4 +1,4 @@
-"""What the harness itself must be able to do."""
+"""Properties that the harness itself must have."""
 
 import asyncio
 import contextlib

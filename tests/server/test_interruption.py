@@ -1,4 +1,4 @@
-"""Who comes first, and what ends a request from outside: priorities, stop requests, request ids."""
+"""Priorities, stop requests and request ids: the order of requests, and ending them from outside."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ async def stop(client, model, request_id):
 
 
 @pytest.mark.parametrize("model", ["slow", "overlap"])
-def test_a_stop_request_ends_the_one_of_its_id_within_a_few_steps(server, model):
+def test_a_stop_request_ends_the_request_with_its_id_within_a_few_steps(server, model):
     async def main():
         async with clients.grpc(server) as client:
             tokens = []
@@ -45,20 +45,20 @@ def test_a_stop_request_ends_the_one_of_its_id_within_a_few_steps(server, model)
             answer = await stopped
             assert (answer.ids, answer.finish_reason) == ([], "cancelled")
             assert (await other).ids == continuation([9], 40)
-            # The id can be used again at once.
+            # The id can be used again immediately.
             again = await clients.stream(client, model, [5], request_id="me", max_tokens=4)
             assert again.ids == continuation([5], 4)
 
     clients.run(main())
 
 
-def test_a_stop_request_for_nobody_does_nothing_and_one_without_an_id_is_refused(server):
+def test_a_stop_request_for_an_unknown_id_does_nothing_and_one_without_an_id_is_rejected(server):
     async def main():
         async with clients.grpc(server) as client:
             assert (await stop(client, "slow", "nobody")).ids == []
             with pytest.raises(Refused, match="has none"):
                 await stop(client, "slow", "")
-            # A client of other backends says so with every request.
+            # A client of other backends sends it with every request.
             answer = await clients.stream(client, "slow", [7], max_tokens=2, **{"stop": False})
             assert answer.ids == continuation([7], 2)
 
@@ -91,7 +91,7 @@ def test_the_smaller_priority_number_is_served_first(server):
 
 
 async def one_batch(server, client, *requests):
-    """The answers of requests that are in one batch: they wait inside while another one runs."""
+    """The answers of requests in one batch: they wait in the backend while another request runs."""
     id = "the one before"
     before = clients.stream(client, "lockstep", [1], max_tokens=ENDLESS, stream=False, request_id=id)
     before = asyncio.create_task(before)
@@ -103,7 +103,7 @@ async def one_batch(server, client, *requests):
     return await answers
 
 
-def test_in_lockstep_the_answers_of_a_batch_leave_together_and_nothing_streams(server):
+def test_in_lockstep_the_answers_of_a_batch_are_sent_together_without_streaming(server):
     async def main():
         async with clients.grpc(server) as client:
             loop = asyncio.get_running_loop()
@@ -115,7 +115,8 @@ def test_in_lockstep_the_answers_of_a_batch_leave_together_and_nothing_streams(s
                 assert answer.ids[-max_tokens:] == continuation([2], max_tokens)
 
             await one_batch(server, client, one(2), one(40))
-            # Both waited for the first, ran together, and 38 steps of 3 ms did not part them.
+            # Both waited for the first request and ran together, and their answers came together despite a
+            # difference of 38 steps of 3 ms.
             assert abs(times[2] - times[40]) < 0.05
             with pytest.raises(Refused, match="V1"):
                 await clients.stream(client, "lockstep", [2], max_tokens=3)
@@ -123,7 +124,7 @@ def test_in_lockstep_the_answers_of_a_batch_leave_together_and_nothing_streams(s
     clients.run(main())
 
 
-def test_in_lockstep_an_answer_that_is_complete_waits_for_its_batch_no_longer_than_its_time(server):
+def test_in_lockstep_a_complete_answer_waits_for_its_batch_only_until_its_timeout(server):
     async def main():
         async with clients.grpc(server) as client:
             loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What requests share of the KV cache, and what happens when it is far too small."""
+"""Reuse of KV cache blocks between requests, and a cache that is far too small."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ def server(tmp_path_factory):
     add_synthetic(repository, "whole_blocks", {**reuse, "enable_partial_reuse": "false"})
     add_synthetic(repository, "no_reuse", {**reuse, "enable_kv_cache_reuse": "false"})
     for policy in ["max_utilization", "guaranteed_no_evict"]:
-        # 64 requests of 40 tokens on average are offered at a time, and there is room for a third of them.
+        # Up to 64 requests of 40 tokens on average at a time; the cache has room for a third of them.
         pressure = {
             "batch_scheduler_policy": policy,
             "tokens_per_block": 4,
@@ -38,7 +38,7 @@ def server(tmp_path_factory):
 
 
 def blocks(server, model, kind):
-    """A gauge of the model's KV cache, when the last step has been written down."""
+    """A gauge of the model's KV cache, after the last step's record."""
     wanted = {("model", model), ("kv_cache_block_type", kind)}
     before = None
     for _ in range(100):
@@ -62,42 +62,42 @@ def ask(server, model, prompt, **options):
 
 
 def reused_by(server, model, prompt, **options):
-    """Blocks that a request finds in the cache."""
+    """Number of blocks that a request reuses."""
     before = blocks(server, model, "reused")
     ask(server, model, prompt, **options)
     return blocks(server, model, "reused") - before
 
 
-def test_a_prompt_that_was_there_before_is_not_computed_again(server):
+def test_an_earlier_prompt_is_not_computed_again(server):
     assert reused_by(server, "reuse", [1, *PREFIX]) == 0
     # The 20th block ends after the prompt's last token but one; the rest of it is copied.
     assert reused_by(server, "reuse", [1, *PREFIX, 5, 6]) == 20
     assert reused_by(server, "reuse", [1, *PREFIX[:100], 7]) == 6 + 1
     assert reused_by(server, "whole_blocks", [1, *PREFIX]) == 0
     assert reused_by(server, "whole_blocks", [1, *PREFIX[:100], 7]) == 6
-    assert blocks(server, "reuse", "used") == 0, "what is only cached is free"
+    assert blocks(server, "reuse", "used") == 0, "cached blocks count as free"
 
 
-def test_without_reuse_nothing_is_found(server):
+def test_nothing_is_reused_if_reuse_is_disabled(server):
     for _ in range(2):
         assert reused_by(server, "no_reuse", PREFIX) == 0
 
 
 def test_a_request_can_opt_out(server):
     assert reused_by(server, "reuse", [2, *PREFIX], kv_cache_reuse=False) == 0
-    assert reused_by(server, "reuse", [2, *PREFIX]) == 0, "it has left nothing"
+    assert reused_by(server, "reuse", [2, *PREFIX]) == 0, "it has left no blocks in the cache"
     assert reused_by(server, "reuse", [2, *PREFIX], kv_cache_reuse=False) == 0
     assert reused_by(server, "reuse", [2, *PREFIX]) > 19
 
 
-def test_tenants_of_different_salts_share_nothing(server):
+def test_requests_with_different_salts_share_nothing(server):
     prompt = [3, *PREFIX]
     for salt in [{}, {"cache_salt": "a"}, {"cache_salt": "b"}]:
         assert reused_by(server, "reuse", prompt, **salt) == 0
         assert reused_by(server, "reuse", prompt, **salt) > 19
 
 
-def test_requests_at_once_wait_for_the_first_to_write_their_common_blocks(server):
+def test_concurrent_requests_wait_for_the_first_to_write_their_common_blocks(server):
     prompt = [4, *PREFIX]
 
     async def main():
@@ -108,12 +108,12 @@ def test_requests_at_once_wait_for_the_first_to_write_their_common_blocks(server
     before = blocks(server, "reuse", "reused")
     for n, answer in enumerate(clients.run(main())):
         assert answer.ids == continuation([*prompt, n], 5)
-    # Each of the seven others finds all 20 whole blocks that the first has written.
+    # Each of the seven other requests reuses all 20 whole blocks that the first has written.
     assert blocks(server, "reuse", "reused") - before >= 7 * 20
 
 
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
-def test_thousands_of_requests_in_a_third_of_the_memory_are_all_served(server, policy):
+def test_thousands_of_requests_are_all_served_with_a_third_of_the_memory_they_need(server, policy):
     num_requests, num_streams = 2000, 64
     asked = []
     for seed in range(num_requests):

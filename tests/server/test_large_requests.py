@@ -1,4 +1,4 @@
-"""Requests that bring, or ask for, as much as they can: what they cost the server in memory."""
+"""Requests of maximum size: their cost in server memory."""
 
 import json
 import pathlib
@@ -23,11 +23,11 @@ def server(tmp_path_factory):
 
 
 class Peak:
-    """The most memory that a server holds, above what it had before."""
+    """Peak memory of a server, above its memory at the start."""
 
     def __init__(self, server):
         self.folder = pathlib.Path("/proc", str(server.process.pid))
-        # The peak is what is held now.
+        # Resets the peak to the current memory.
         (self.folder / "clear_refs").write_text("5")
         self.before = self._read("VmHWM")
 
@@ -41,7 +41,7 @@ class Peak:
 
 
 def refused(server, name, text):
-    """What a refused request adds to the server's memory, and what it is told."""
+    """The memory that a rejected request adds to the server, and its error."""
     peak = Peak(server)
     with pytest.raises(Refused) as refusal:
         generate(server, "stories", "" if name == "messages" else PROMPT, **{name: text})
@@ -49,12 +49,12 @@ def refused(server, name, text):
 
 
 @pytest.mark.parametrize("name", ["messages", "guided_json", "allowed_token_ids", "sampling_parameters", "stop"])
-def test_an_option_that_is_too_large_costs_no_more_than_triton_takes_for_it(server, name):
-    # JSON that takes many times its length once it is read.
+def test_an_option_that_is_too_large_costs_no_memory_beyond_tritons(server, name):
+    # JSON that takes many times its size in memory once parsed.
     text = json.dumps([{"role": "user", "content": ""}] * (24 * MEBIBYTE // 34))
     assert len(text) > 23 * MEBIBYTE
-    # Nobody looks at the value of an option that does not exist. What Triton itself takes depends on which of its
-    # threads reads a request, and on what the earlier ones have left behind.
+    # An unknown option's value is never parsed. The memory that Triton takes depends on which of its threads
+    # reads a request, and on what earlier requests left behind.
     triton = max(refused(server, "no_such_option", text)[0] for _ in range(4))
     tries = [refused(server, name, text) for _ in range(3)]
     for _, message in tries:
@@ -63,7 +63,7 @@ def test_an_option_that_is_too_large_costs_no_more_than_triton_takes_for_it(serv
     assert ours < triton + 8 * MEBIBYTE, (ours, triton)
 
 
-def test_log_probabilities_that_could_not_fit_are_refused_before_they_run(repository):
+def test_log_probabilities_that_could_not_fit_are_rejected_before_they_run(repository):
     add_model(repository, "small", {"logits_memory_bytes": MEBIBYTE}, checkpoint=STORIES)
     with Server(repository) as small:
         few = {"max_tokens": 20, "logprobs": 20, "ignore_eos": True}
@@ -74,7 +74,7 @@ def test_log_probabilities_that_could_not_fit_are_refused_before_they_run(reposi
                 generate(small, "small", PROMPT, **{**few, **options})
 
 
-def test_a_streams_response_leaves_before_others_would_wait_for_it(server):
+def test_a_large_streamed_response_does_not_delay_other_requests(server):
     options = {"n": 4, "temperature": 1.0, "max_tokens": 60, "logprobs": 20, "ignore_eos": True}
 
     async def main():
@@ -88,7 +88,7 @@ def test_a_streams_response_leaves_before_others_would_wait_for_it(server):
         [json.loads(text) for text in response.arrays["logprobs"][0]] for response in streamed.responses if response.arrays
     ]
     sizes = [sum(len(token) for row in rows for token in row) for rows in entries]
-    # 300, and what a step brings of 4 rows.
+    # 300, and the tokens of 4 rows in one step.
     assert max(sizes) <= 300 + 4 * 21, sizes
     (expected,) = (
         [json.loads(text) for text in response.arrays["logprobs"][0]] for response in whole.responses if response.arrays

@@ -17,13 +17,13 @@ NUM_STREAMS = 16
 
 @pytest.fixture
 def gate(tmp_path):
-    """What holds the requests in flight of `explicit`'s models."""
+    """The gate that holds the requests in flight of `explicit`'s models."""
     return Gate(tmp_path / "gate", num_steps=1)
 
 
 @pytest.fixture
 def explicit(repository, gate):
-    """A server of the test's own, whose models the test loads."""
+    """A server for a single test, which loads its models itself."""
     add_synthetic(repository, "synthetic", {"synthetic_gate": gate.file})
     add_synthetic(repository, "full", {"synthetic_gate": gate.file}, fields=FULL_ANSWER)
     with Server(repository, "--model-control-mode=explicit") as server:
@@ -31,11 +31,11 @@ def explicit(repository, gate):
 
 
 async def held_streams(server, client, gate):
-    """Streams that have their first token, as tasks that give all tokens: they go on when the gate opens. The model's
-    steps are counted from its load."""
+    """Streams that have received their first token, as tasks that return all tokens; they continue when the
+    gate opens. The model's steps are counted from its load."""
     gate.allow(1)
     first = await started_streams(client, range(1))
-    # The second step has begun, and those that come now meet in the third.
+    # The second step has begun; requests that arrive now join in the third.
     others = asyncio.create_task(started_streams(client, range(1, NUM_STREAMS)))
     await until(lambda: num_pending(server, "synthetic") == NUM_STREAMS - 1)
     gate.allow(3)
@@ -43,7 +43,7 @@ async def held_streams(server, client, gate):
 
 
 async def started_streams(client, numbers=range(NUM_STREAMS), model="synthetic", max_tokens=100):
-    """Streams that have their first token, as tasks that give all tokens."""
+    """Streams that have received their first token, as tasks that return all tokens."""
 
     async def one(n, started):
         tokens = []
@@ -81,7 +81,7 @@ def test_an_unload_lets_running_streams_finish_and_takes_no_new_ones(explicit, g
     assert generate(explicit, "synthetic", [7], max_tokens=3).ids[-3:] == continuation([7], 3)
 
 
-def test_a_reload_under_load_loses_no_request(explicit, gate):
+def test_a_reload_under_load_loses_no_requests(explicit, gate):
     assert explicit.load("synthetic") is None
 
     async def main():
@@ -97,8 +97,8 @@ def test_a_reload_under_load_loses_no_request(explicit, gate):
     clients.run(main())
 
 
-def test_a_model_that_is_loaded_over_itself_hurts_nothing_of_the_old_one(explicit, repository, tmp_path):
-    # Old and new overlap, and have metrics of the same labels: that once corrupted the server's heap.
+def test_loading_a_model_over_itself_does_not_affect_the_old_one(explicit, repository, tmp_path):
+    # Old and new overlap, and have metrics with the same labels, which once corrupted the server's heap.
     def configure(number):
         gate = Gate(tmp_path / f"gate{number}")
         add_synthetic(repository, "synthetic", {"synthetic_gate": gate.file, "synthetic_step_us": 1000 + number})
@@ -116,19 +116,20 @@ def test_a_model_that_is_loaded_over_itself_hurts_nothing_of_the_old_one(explici
                 of_the_old = gate
                 gate = configure(number)
                 assert await asyncio.to_thread(explicit.load, "synthetic") is None
-                # Instances compute in turns, and one that is held has the turn.
+                # Instances compute in turns, and a held instance has the turn.
                 of_the_old.open()
             gate.open()
             for first in range(0, len(tasks), NUM_STREAMS):
                 await assert_all_right(tasks[first : first + NUM_STREAMS])
-            # The old ones are gone a moment after their last request; then the new one is still whole.
+            # The old instances are deleted shortly after their last request; the new one must not be
+            # affected.
             await asyncio.sleep(1.5)
             await assert_all_right(await started_streams(client))
 
     clients.run(main())
 
 
-def test_a_models_memory_comes_back_when_it_is_unloaded(repository):
+def test_unloading_a_model_frees_its_memory(repository):
     add_model(repository, "stories", checkpoint=STORIES)
 
     def resident_kib(server):
@@ -143,7 +144,8 @@ def test_a_models_memory_comes_back_when_it_is_unloaded(repository):
             server.unload("stories")
             server.wait_for_state("stories", "UNAVAILABLE")
             sizes.append(resident_kib(server))
-        # The allocator may keep what the first loads have used; later ones add nothing the size of a model.
+        # The allocator may keep memory of the first loads; later loads must not add anything of the model's
+        # size.
         assert sizes[-1] - sizes[2] < 8 * 1024, sizes
 
 
@@ -162,7 +164,7 @@ def test_a_server_that_stops_finishes_its_streams_and_exits_cleanly(explicit, ga
 
 def test_a_server_that_stops_finishes_a_whole_answer_and_exits_cleanly(explicit, gate):
     assert explicit.load("full") is None
-    # The first step reads the pipe, and a pipe can be opened when somebody reads it.
+    # The first step reads the pipe, and a pipe can only be opened for writing while it is open for reading.
     gate.open()
     os.mkfifo(gate.file)
 
@@ -178,7 +180,8 @@ def test_a_server_that_stops_finishes_a_whole_answer_and_exits_cleanly(explicit,
 
 
 async def begun_stop(server, gate):
-    """Stops the server while requests are held, which then go on; a task that gives the exit status."""
+    """Stops the server while requests are held, and then releases them; returns a task for the exit
+    status."""
     stopping = asyncio.create_task(asyncio.to_thread(server.stop))
     await until(lambda: "Timeout 30: Found" in server.log())
     gate.open()
@@ -189,24 +192,24 @@ def test_a_server_without_requests_stops_at_once(explicit):
     assert explicit.load("synthetic") is None
     start = time.monotonic()
     assert explicit.stop() == 0
-    # Its exit time-out, which it would wait for a request that nobody ends, is 30 s.
+    # Its exit timeout, for which it would wait if a request never ended, is 30 s.
     assert time.monotonic() - start < 15
 
 
-def test_metrics_that_are_off_are_no_reason_not_to_serve(repository):
+def test_a_server_without_metrics_serves(repository):
     add_synthetic(repository, "synthetic")
     with Server(repository, "--allow-metrics=false") as server:
         assert generate(server, "synthetic", [7], max_tokens=3).ids[-3:] == continuation([7], 3)
 
 
 def num_steps(server, model):
-    """Steps that the model has computed, as the metrics say."""
+    """Number of steps that the model has computed, from the metrics."""
     labels = (("general_type", "iteration_counter"), ("model", model), ("version", "1"))
     return server.metrics().get(("nv_trt_llm_general_metrics", labels), 0)
 
 
 def wait_for_steps(server, model, count):
-    """Waits until the metrics say that the model has computed so many steps."""
+    """Waits until the metrics show `count` computed steps."""
     deadline = time.monotonic() + 10
     while num_steps(server, model) < count:
         assert time.monotonic() < deadline, f"{num_steps(server, model)} steps"
@@ -214,7 +217,7 @@ def wait_for_steps(server, model, count):
 
 
 @pytest.mark.parametrize("fields", ["", FULL_ANSWER], ids=["decoupled", "full answer"])
-def test_a_warmed_up_model_has_computed_before_its_first_request(repository, fields):
+def test_a_warmed_up_model_computes_before_its_first_request(repository, fields):
     warmup = """
     model_warmup {
       name: "two, three times" batch_size: 2 count: 3
@@ -226,11 +229,11 @@ def test_a_warmed_up_model_has_computed_before_its_first_request(repository, fie
         wait_for_steps(server, "synthetic", 15)
         assert generate(server, "synthetic", [7], max_tokens=3).ids[-3:] == continuation([7], 3)
         successes = ("nv_inference_request_success", (("model", "synthetic"), ("version", "1")))
-        assert server.metrics()[successes] == 1, "nobody has asked for the warm-up"
+        assert server.metrics()[successes] == 1, "the warm-up is not counted"
 
 
-def test_a_gap_between_two_slots_is_not_taken_for_a_warm_up(explicit, gate):
-    """Triton fills it with a copy of another request that has no sequence either."""
+def test_a_gap_between_two_slots_is_not_treated_as_a_warm_up(explicit, gate):
+    """Triton fills it with a copy of another request, which has no sequence either."""
     assert explicit.load("synthetic") is None
 
     async def main():
@@ -249,7 +252,7 @@ def test_a_gap_between_two_slots_is_not_taken_for_a_warm_up(explicit, gate):
     assert 100 <= num_steps(explicit, "synthetic") < 130
 
 
-def test_a_model_is_warmed_up_with_a_text_of_the_users(repository):
+def test_a_model_can_be_warmed_up_with_a_custom_text(repository):
     warmup = """
     model_warmup {
       name: "text" batch_size: 1
@@ -266,8 +269,8 @@ def test_a_model_is_warmed_up_with_a_text_of_the_users(repository):
         assert generate(server, "stories", "Once", max_tokens=5).text
 
 
-def test_a_warm_up_that_cannot_be_served_is_left_out_with_a_warning(repository):
-    """An error in its place crashes server 2.51."""
+def test_a_warm_up_request_that_cannot_be_served_is_skipped_with_a_warning(repository):
+    """An error response would crash server 2.51."""
     warmup = """
     model_warmup {
       name: "blank" batch_size: 1

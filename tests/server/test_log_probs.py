@@ -1,4 +1,4 @@
-"""Log-probabilities: asked for by the options of both backends, the same however a request is served."""
+"""Log-probabilities: the options of both backends, and the same values however a request is served."""
 
 import json
 import math
@@ -15,13 +15,13 @@ SAMPLED = {"max_tokens": 24, "temperature": 0.8, "seed": 7, "ignore_eos": True}
 
 
 def bits(answer):
-    """Every log-probability of an answer over gRPC, to the bit."""
+    """Every log-probability of an answer over gRPC, bit by bit."""
     new = answer.tensors("output_log_probs")
     return numpy.concatenate([array.reshape(-1) for array in new]).tobytes()
 
 
 def entries(answer):
-    """The objects of all tokens; over HTTP a text, over gRPC an array of one."""
+    """The objects of all tokens; over HTTP a text, over gRPC an array of one element."""
     texts = answer.tensors("logprobs")
     return [entry for text in texts for entry in json.loads(text if isinstance(text, str) else text.item())]
 
@@ -31,14 +31,14 @@ def alone(server):
     return clients.streams(server, "stories", [(PROMPT, {**SAMPLED, **ALL})])[0]
 
 
-def test_nothing_comes_back_that_was_not_asked_for(server):
+def test_nothing_is_returned_without_a_request(server):
     for options in ({}, {"return_log_probs": False, "return_logprobs": False}, {"logprobs": 2, "return_logprobs": False}):
         assert generate(server, "stories", PROMPT, max_tokens=3, **options).last.tensors == {}
     only = generate(server, "stories", PROMPT, max_tokens=3, return_cumulative_logprob=True)
     assert set(only.last.tensors) == {"cumulative_logprob"}
 
 
-def test_a_stream_brings_each_token_with_its_own(alone):
+def test_a_stream_returns_each_tokens_log_probability_with_it(alone):
     assert len(alone.ids) == 24
     assert [array.shape for array in alone.tensors("output_log_probs")] == [(1, 1, 1)] * 24
     for name in ("cum_log_probs", "cumulative_logprob"):
@@ -58,14 +58,14 @@ def test_a_stream_brings_each_token_with_its_own(alone):
         assert sum(math.exp(value["logprob"]) for value in entry.values()) <= 1 + 1e-6
 
 
-def test_a_greedy_answer_is_the_most_likely_tokens_and_they_have_names(server):
+def test_a_greedy_answer_has_the_most_likely_tokens_with_their_texts(server):
     answer = generate(server, "stories", PROMPT, max_tokens=30, exclude_input_in_output=True, logprobs=0)
     assert all(value["rank"] == 1 for entry in entries(answer) for value in entry.values())
     names = [value["decoded_token"] for entry in entries(answer) for value in entry.values()]
     assert "".join(names) == answer.text
 
 
-def test_options_change_the_choice_and_not_what_the_model_thinks_of_it(server):
+def test_options_change_the_choice_but_not_the_log_probabilities(server):
     """The log-probabilities are those of the model's own logits."""
     plain = generate(server, "stories", PROMPT, max_tokens=1, logprobs=20)
     forced = max(entries(plain)[0].items(), key=lambda entry: entry[1]["rank"])
@@ -75,7 +75,7 @@ def test_options_change_the_choice_and_not_what_the_model_thinks_of_it(server):
 
 
 @pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_tight"])
-def test_they_are_the_same_bits_among_others(server, alone, model):
+def test_log_probabilities_are_the_same_bits_in_a_batch(server, alone, model):
     """`stories_tight` has few blocks: its requests are chunked, paused and computed again."""
     others = [(PROMPT[: 3 + 2 * n], {"max_tokens": 20 + n, "logprobs": n % 21} if n % 3 else {"max_tokens": 60}) for n in range(23)]
     asked, *_ = clients.streams(server, model, [(PROMPT, {**SAMPLED, **ALL}), *others])
@@ -84,7 +84,7 @@ def test_they_are_the_same_bits_among_others(server, alone, model):
     assert entries(asked) == entries(alone)
 
 
-def test_a_whole_answer_has_all_at_once_whatever_the_way_in(server, alone):
+def test_a_whole_answer_has_all_log_probabilities_over_every_protocol(server, alone):
     options = {**SAMPLED, **ALL, "exclude_input_in_output": True}
     whole = infer(server, "stories_full", PROMPT, **options)
     assert whole.ids == alone.ids
@@ -99,7 +99,7 @@ def test_a_whole_answer_has_all_at_once_whatever_the_way_in(server, alone):
     assert entries(streamed) == entries(generated) == entries(alone)
 
 
-def test_vllms_form_works_as_vllm_has_it(server):
+def test_vllms_option_works_as_in_vllm(server):
     parameters = json.dumps({"max_tokens": 4, "temperature": 0, "logprobs": 2})
     answer = generate(server, "stories", PROMPT, sampling_parameters=parameters, return_logprobs=True)
     assert [len(entry) for entry in entries(answer)] == [2] * 4
@@ -117,13 +117,13 @@ def test_vllms_form_works_as_vllm_has_it(server):
     ],
     ids=str,
 )
-def test_bad_values_are_refused_by_name(server, options, expected):
+def test_bad_values_are_rejected_by_name(server, options, expected):
     with pytest.raises(clients.Refused, match=expected) as refused:
         generate(server, "stories", PROMPT, **options)
     assert next(iter(options)) in str(refused.value)
 
 
-def test_a_runner_without_logits_refuses(server):
+def test_a_runner_without_logits_rejects_the_options(server):
     for name, value in {"return_log_probs": True, "logprobs": 1, "return_cumulative_logprob": True}.items():
         with pytest.raises(clients.Refused, match=f"'{name}': the synthetic runner has no logits"):
             generate(server, "synthetic", [1, 2], max_tokens=2, **{name: value})

@@ -20,7 +20,7 @@ SAMPLED = {"max_tokens": 12, "temperature": 0.8, "seed": 7, "ignore_eos": True}
 
 
 def rows(answer, name):
-    """All rows of an answer; dummies are none."""
+    """All rows of an answer, without dummies."""
     arrays = [array.reshape(-1, array.shape[-1]) for array in answer.tensors(name) if array.shape[-1] > 1]
     return numpy.concatenate(arrays)
 
@@ -34,14 +34,14 @@ def alone(server):
     return clients.streams(server, "stories", [(PROMPT, {**SAMPLED, **BOTH, "return_log_probs": True})])[0]
 
 
-def test_a_stream_brings_the_prompts_logits_first_and_then_a_row_for_each_token(server, alone):
+def test_a_stream_returns_the_prompts_logits_first_and_then_a_row_per_token(server, alone):
     num_prompt_tokens = alone.last.num_input_tokens
     context = alone.tensors("context_logits")
     vocab_size = context[0].shape[-1]
     assert [array.shape for array in context] == [(1, num_prompt_tokens, vocab_size)] + [(1, 1, 1)] * 11
     assert {array.shape for array in alone.tensors("generation_logits")} == {(1, 1, 1, vocab_size)}
     assert all(array.dtype == numpy.float32 for array in context)
-    # The first token was chosen from the logits of the prompt's last.
+    # The first token was chosen from the logits of the prompt's last token.
     numpy.testing.assert_array_equal(context[0][0, -1], rows(alone, "generation_logits")[0])
 
 
@@ -52,7 +52,7 @@ def test_log_probabilities_are_the_softmax_of_these_logits(alone):
     numpy.testing.assert_allclose(log_probs, expected[range(12), alone.ids], rtol=1e-5, atol=1e-5)
 
 
-def test_options_leave_the_logits_as_the_model_gave_them(server):
+def test_options_do_not_change_the_returned_logits(server):
     def first_row(**options):
         answer = infer(server, "stories_full", PROMPT, max_tokens=1, return_generation_logits=True, **options)
         return rows(answer, "generation_logits").tobytes()
@@ -61,7 +61,7 @@ def test_options_leave_the_logits_as_the_model_gave_them(server):
 
 
 @pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_tight"])
-def test_they_are_the_same_bits_among_others_and_from_a_warm_cache(server, alone, model):
+def test_logits_are_the_same_bits_in_a_batch_and_from_a_warm_cache(server, alone, model):
     """`stories_tight` has few blocks: its requests are chunked, paused and computed again."""
     others = [(PROMPT[: 9 + 3 * n], {"max_tokens": 60, "return_generation_logits": n % 3 == 0}) for n in range(23)]
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_they_are_the_same_bits_among_others_and_from_a_warm_cache(server, alone
         assert bits(asked) == bits(alone)
 
 
-def test_a_whole_answer_has_all_at_once(server, alone):
+def test_a_whole_answer_has_all_logits(server, alone):
     whole = infer(server, "stories_full", PROMPT, **SAMPLED, **BOTH)
     num_prompt_tokens, vocab_size = rows(alone, "context_logits").shape
     assert whole.last.tensors["context_logits"].shape == (1, num_prompt_tokens, vocab_size)
@@ -82,8 +82,8 @@ def test_a_whole_answer_has_all_at_once(server, alone):
     assert "context_logits" not in generated.last.tensors
 
 
-def test_logits_that_are_named_and_not_asked_for_are_dummies(server):
-    """As TensorRT-LLM's backend answers where logits were not gathered."""
+def test_naming_the_logits_outputs_without_the_option_returns_dummies(server):
+    """The same as TensorRT-LLM's backend, if logits were not gathered."""
     names = ["output_ids", "context_logits", "generation_logits", "output_log_probs"]
     prompt = httpclient.InferInput("text_input", [1, 1], "BYTES")
     prompt.set_data_from_numpy(numpy.array([[PROMPT.encode()]], dtype=object))
@@ -103,7 +103,7 @@ def test_logits_that_are_named_and_not_asked_for_are_dummies(server):
         assert asked["generation_logits"][:3] == (1, 1, 2)
 
 
-def test_what_could_not_fit_is_refused_before_it_runs_and_says_what_to_do(server):
+def test_logits_that_could_not_fit_are_rejected_before_they_run_with_a_way_out(server):
     """The model `stories_few_logits` has memory for 40 rows."""
     for options in ({"max_tokens": 41, "return_generation_logits": True}, {"max_tokens": 30, **BOTH}):
         with pytest.raises(clients.Refused, match="rows of logits.*logits_memory_bytes.*lower max_tokens"):
@@ -111,7 +111,7 @@ def test_what_could_not_fit_is_refused_before_it_runs_and_says_what_to_do(server
     generate(server, "stories_few_logits", PROMPT, max_tokens=40, return_generation_logits=True)
 
 
-def test_what_others_have_is_there_again_when_they_are_done(tmp_path):
+def test_memory_for_logits_is_freed_when_requests_end(tmp_path):
     repository = tmp_path / "repository"
     library = compile_c(MISBEHAVING, tmp_path / "waits.so")
     # Memory for 40 rows.
@@ -125,14 +125,15 @@ def test_what_others_have_is_there_again_when_they_are_done(tmp_path):
         async with clients.grpc(server) as client:
             responses = aiter(clients.GrpcStream(client, "few", PROMPT, stream=True, **options, **held))
             await anext(responses)
-            # The first one's second token waits, and its step with it; these meet in the next one.
+            # The first request's second token waits, and its step with it; these requests join in the next
+            # step.
             refused = asyncio.create_task(clients.stream(client, "few", PROMPT, **options))
             unconcerned = asyncio.create_task(clients.stream(client, "few", PROMPT, max_tokens=3))
             await until(lambda: num_pending(server, "few") == 2)
             gate.allow(39)
             with pytest.raises(clients.Refused, match="requests in flight have.*try again"):
                 await refused
-            # Who asks for none is not concerned.
+            # Requests without logits are not affected.
             assert len((await unconcerned).ids) == 3
             gate.open()
             num_rows = 1 + len([response async for response in responses if response.tensors])
@@ -144,7 +145,7 @@ def test_what_others_have_is_there_again_when_they_are_done(tmp_path):
         clients.run(asyncio.wait_for(main(server), clients.TIMEOUT_S))
 
 
-def test_a_request_that_ends_early_has_the_rows_of_its_tokens(server, alone):
+def test_a_request_that_ends_early_returns_the_rows_of_its_tokens(server, alone):
     end_id = alone.ids[5]
     answer = infer(server, "stories_full", PROMPT, **{**SAMPLED, "ignore_eos": False}, **BOTH, end_id=end_id)
     num_tokens = alone.ids.index(end_id) + 1
@@ -153,7 +154,7 @@ def test_a_request_that_ends_early_has_the_rows_of_its_tokens(server, alone):
 
 
 @pytest.mark.parametrize("name", list(BOTH))
-def test_bad_values_and_a_runner_without_logits_are_refused(server, name):
+def test_bad_values_and_runners_without_logits_are_rejected(server, name):
     with pytest.raises(clients.Refused, match=f"{name}.*true or false"):
         generate(server, "stories", PROMPT, **{name: math.pi})
     with pytest.raises(clients.Refused, match=f"'{name}': the synthetic runner has no logits"):
