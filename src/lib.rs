@@ -9,7 +9,7 @@
 //! sampling/  L1     sampling parameters, logits processors, the sampler, stop rules: pure functions
 //! engine/    L2     the batch manager: pure decisions, no clock, no I/O, no thread, no device, no Triton
 //! post_processors/  L2  logits post-processors that requests name
-//! device/    L3     cpu/: kernels and the thread pool
+//! device/    L3     the `Device` trait and what is common to devices; cpu/: kernels; the thread pool
 //! checkpoint/  L4   files and formats (safetensors, GGUF, quantised) -> tensors by name; config.json
 //! text/      L4     tokenizer, incremental detokenizer, stop words, chat template
 //! triton/    L4     Triton's C API: bindings and safe owners; knows nothing of engine or runner

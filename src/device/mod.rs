@@ -44,7 +44,7 @@ pub use rope::RopeTable;
 ///
 /// ```text
 /// load    pack..., upload...                     weights go to the device
-///         sums, inputs, logits, kv_cache         memory for the largest step
+///         alloc_sums, alloc_inputs, ...          memory for the largest step
 /// step    copy_positions                         forks of sequences
 ///         begin_step                             everything that the step needs from the host
 ///           embed, rms_norm                      or their fused forms, in an order that depends only on
@@ -158,16 +158,16 @@ pub trait Device: Sized {
     fn upload_angles(&mut self, table: RopeTable) -> Result<Self::Angles, LoadError>;
 
     /// Reserves rows of sums.
-    fn sums(&mut self, max_rows: usize, width: usize) -> Result<Self::Sums, LoadError>;
+    fn alloc_sums(&mut self, max_rows: usize, width: usize) -> Result<Self::Sums, LoadError>;
 
     /// Reserves rows of inputs.
-    fn inputs(&mut self, max_rows: usize, width: usize) -> Result<Self::Inputs, LoadError>;
+    fn alloc_inputs(&mut self, max_rows: usize, width: usize) -> Result<Self::Inputs, LoadError>;
 
     /// Reserves rows of logits.
-    fn logits_rows(&mut self, max_rows: usize, width: usize) -> Result<Self::Logits, LoadError>;
+    fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<Self::Logits, LoadError>;
 
     /// Reserves a pool of blocks.
-    fn kv_cache(
+    fn alloc_kv_cache(
         &mut self,
         layout: KvLayout,
         num_layers: usize,

@@ -91,10 +91,10 @@ impl<D: Device> Decoder<D> {
                 / layout.block_size.tokens().index(),
             residual: ResidualStream::new(device, max_rows, spec.hidden_size, spec.rms_norm_eps)?,
             buffers: Buffers {
-                qkv: device.sums(max_rows, heads.qkv_len())?,
-                q: device.inputs(max_rows, heads.q_len())?,
-                attended: device.inputs(max_rows, heads.q_len())?,
-                inner: device.inputs(max_rows, spec.intermediate_size)?,
+                qkv: device.alloc_sums(max_rows, heads.qkv_len())?,
+                q: device.alloc_inputs(max_rows, heads.q_len())?,
+                attended: device.alloc_inputs(max_rows, heads.q_len())?,
+                inner: device.alloc_inputs(max_rows, spec.intermediate_size)?,
             },
         })
     }

@@ -1,8 +1,8 @@
-//! A thread that asks guides what may come next while the model computes.
+//! A thread that computes the masks of guides during the forward pass.
 //!
 //! ```text
-//! runner's threads  |-------- forward pass --------|-- choose tokens: masks that are not ready are
-//! this thread       |- mask -|- mask -|- mask -|       worked out there, each by whoever comes first
+//! the device        |-------- forward pass --------|-- sampling: masks that are not ready are computed
+//! this thread       |- mask -|- mask -|- mask -|       there, each by the thread that samples the row
 //! ```
 
 use std::io;
@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::base::TokenId;
 use crate::sampling::{Guide, SamplingInput};
 
-/// The thread. It starts with the first guide that it is given, and ends when this is dropped.
+/// The thread. It starts with the first guide, and ends when this is dropped.
 #[derive(Default)]
 pub(super) struct GuideThread {
     shared: Arc<GuideThreadShared>,
@@ -24,27 +24,27 @@ pub(super) struct GuideThread {
 #[derive(Default)]
 struct GuideThreadShared {
     state: Mutex<GuideQueue>,
-    /// There is something to do, or nothing ever again.
+    /// Signals new requests, or the end.
     work: Condvar,
 }
 
 #[derive(Default)]
 struct GuideQueue {
-    /// What is to be asked, the next one last.
-    questions: Vec<Question>,
-    /// Questions that were answered, for their buffers.
+    /// Masks to compute, the next one last.
+    requests: Vec<MaskRequest>,
+    /// Buffers of requests that are done.
     spare: Vec<Vec<TokenId>>,
     is_closed: bool,
 }
 
-struct Question {
+struct MaskRequest {
     guide: Guide,
     generated: Vec<TokenId>,
 }
 
 impl GuideThread {
-    /// Has the guides of sequences that are about to sample asked, for those that have one.
-    pub(super) fn ask<'a>(&mut self, inputs: impl Iterator<Item = SamplingInput<'a>>) {
+    /// Requests the masks of the sequences that are about to sample and have a guide.
+    pub(super) fn request<'a>(&mut self, inputs: impl Iterator<Item = SamplingInput<'a>>) {
         let mut inputs = inputs
             .filter_map(|input| Some((input.params.guide.as_ref()?, input.generated())))
             .peekable();
@@ -55,7 +55,7 @@ impl GuideThread {
         for (guide, tokens) in inputs {
             let mut generated = state.spare.pop().unwrap_or_default();
             generated.extend_from_slice(tokens);
-            state.questions.push(Question {
+            state.requests.push(MaskRequest {
                 guide: guide.clone(),
                 generated,
             });
@@ -64,18 +64,18 @@ impl GuideThread {
         self.shared.work.notify_one();
     }
 
-    /// Leaves what has not been asked yet to those that need it now.
-    pub(super) fn stop_asking(&mut self) {
+    /// Drops the requests that have not begun: sampling computes those masks itself.
+    pub(super) fn cancel_pending(&mut self) {
         if self.thread.is_none() {
             return;
         }
         let mut state = self.shared.state.lock();
-        while let Some(question) = state.questions.pop() {
-            state.take_back(question);
+        while let Some(request) = state.requests.pop() {
+            state.recycle(request);
         }
     }
 
-    /// Without a thread the masks are worked out when they are needed.
+    /// Without a thread, masks are computed when they are needed.
     fn is_started(&mut self) -> bool {
         if self.thread.is_none() {
             self.thread = start(Arc::clone(&self.shared)).ok();
@@ -89,15 +89,15 @@ impl Drop for GuideThread {
         self.shared.state.lock().is_closed = true;
         self.shared.work.notify_one();
         if let Some(thread) = self.thread.take() {
-            // A guide that panicked has been heard of by the request that asked it too.
+            // If a guide has panicked, sampling with it reports that too.
             let _ = thread.join();
         }
     }
 }
 
 impl GuideQueue {
-    fn take_back(&mut self, question: Question) {
-        let mut generated = question.generated;
+    fn recycle(&mut self, request: MaskRequest) {
+        let mut generated = request.generated;
         generated.clear();
         self.spare.push(generated);
     }
@@ -110,14 +110,14 @@ fn start(shared: Arc<GuideThreadShared>) -> io::Result<JoinHandle<()>> {
             if state.is_closed {
                 return;
             }
-            let Some(question) = state.questions.pop() else {
+            let Some(request) = state.requests.pop() else {
                 shared.work.wait(&mut state);
                 continue;
             };
             drop(state);
-            question.guide.0.prepare(&question.generated);
+            request.guide.0.prepare(&request.generated);
             state = shared.state.lock();
-            state.take_back(question);
+            state.recycle(request);
         }
     };
     let thread = thread::Builder::new().name("inflight-guides".into());
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
     use crate::sampling::{GuideTokens, Owner, SampleError, SamplingParams};
 
-    /// Counts what it is asked, and holds its first answer back until it is let go.
+    /// Records the requests, and computes only while `holds` is not locked.
     #[derive(Default)]
     struct Counting {
         asked: Mutex<Vec<Vec<TokenId>>>,
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn guides_are_asked_about_the_output_and_no_more_once_it_is_needed() {
+    fn masks_are_computed_ahead_until_they_are_cancelled() {
         let counting = Arc::new(Counting::default());
         let guided = SamplingParams {
             guide: Some(Guide(counting.clone())),
@@ -177,29 +177,25 @@ mod tests {
             owner: Owner::default(),
         };
         let mut thread = GuideThread::default();
-        thread.ask([input(&free, &[1, 2, 3][..])].into_iter());
-        assert!(thread.thread.is_none(), "nobody needs it yet");
+        thread.request([input(&free, &[1, 2, 3][..])].into_iter());
+        assert!(thread.thread.is_none(), "no guide, no thread");
 
         let hold = counting.holds.lock();
-        thread.ask([input(&guided, &[1, 2][..]), input(&free, &[1, 2, 3])].into_iter());
+        thread.request([input(&guided, &[1, 2][..]), input(&free, &[1, 2, 3])].into_iter());
         until(|| counting.num_begun.load(Ordering::SeqCst) == 1);
-        thread.ask(
+        thread.request(
             [
                 input(&guided, &[1, 2, 3, 4][..]),
                 input(&guided, &[5, 6, 7]),
             ]
             .into_iter(),
         );
-        thread.stop_asking();
+        thread.cancel_pending();
         drop(hold);
-        thread.ask([input(&guided, &[1, 2, 9][..])].into_iter());
+        thread.request([input(&guided, &[1, 2, 9][..])].into_iter());
         until(|| counting.asked.lock().len() == 2);
         drop(thread);
         assert_eq!(*counting.asked.lock(), [vec![], vec![9]]);
-        assert_eq!(
-            Arc::strong_count(&counting),
-            2,
-            "nothing is kept but `guided`"
-        );
+        assert_eq!(Arc::strong_count(&counting), 2, "only `guided` keeps it");
     }
 }

@@ -1,4 +1,4 @@
-//! What a runner's buffers are sized for.
+//! The limits that a runner is sized for.
 
 use std::num::NonZeroU32;
 
@@ -7,32 +7,31 @@ use crate::base::{BlockSize, Blocks, Tokens};
 use crate::device::KvDtype;
 use crate::engine::EngineConfig;
 
-/// The largest step there will be, and the KV pool: the engine's limits as the runner needs them.
+/// The largest step, and the KV cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunnerLimits {
-    /// Tokens in one step, at most.
+    /// The most tokens in a step.
     pub max_num_tokens: Tokens,
-    /// Sequences in one step, at most; each beam is one.
+    /// The most sequences in a step; each beam is one.
     pub max_num_requests: u32,
-    /// Rows of logits in one step that tokens are chosen from, at most: one for each sequence, and one for
-    /// each of its drafts.
+    /// The most rows of logits in a step that tokens are sampled from: one per sequence, and one per draft.
     pub max_sampled_rows: Tokens,
-    /// Positions of one sequence, at most.
+    /// The most positions of a sequence.
     pub max_seq_len: Tokens,
     /// Positions per KV block.
     pub block_size: BlockSize,
-    /// Blocks of the KV pool.
+    /// Blocks of the KV cache.
     pub num_blocks: Blocks,
-    /// What keys and values are stored as.
+    /// The element type of the KV cache.
     pub kv_dtype: KvDtype,
-    /// What the weights of a float checkpoint are rounded to, if not to bf16.
+    /// The precision that the weights of a float checkpoint are rounded to; `None` for bf16.
     pub weights: Option<WeightPrecision>,
-    /// What queries see, besides what the model limits itself.
+    /// Limits of attention beyond those of the model.
     pub attention: AttentionLimits,
 }
 
 impl RunnerLimits {
-    /// What an engine's steps need, with weights, keys and values in bf16, and attention over everything.
+    /// The limits of an engine's steps, with bf16 weights, a bf16 KV cache, and unlimited attention.
     pub fn of(config: &EngineConfig) -> Self {
         Self {
             max_num_tokens: config.max_num_tokens,
@@ -48,28 +47,28 @@ impl RunnerLimits {
     }
 }
 
-/// How far attention looks back, as a deployment limits it. The default is: over everything.
+/// How far back attention looks, as configured. The default is unlimited.
 ///
-/// The query at position `q` of a layer with a window `w` sees the positions above `q - w`, its own
-/// included, and all below `num_sinks` (StreamingLLM; Xiao et al., arXiv:2309.17453). So it sees up to
-/// `w + num_sinks`. Positions are never renumbered: angles are those of the whole text.
+/// In a layer with the window `w`, the query at position `q` sees the positions above `q - w` up to its own, and all
+/// positions below `num_sinks` (StreamingLLM; Xiao et al., arXiv:2309.17453). Positions are not renumbered: rotary
+/// angles are those of the full sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttentionLimits {
-    /// The layers' windows, `max_attention_window_size`. A list shorter than the layers is repeated,
-    /// as in TensorRT-LLM; an empty one limits nothing. A model's own window counts where it is smaller.
+    /// The windows of the layers, `max_attention_window_size`. A list that is shorter than the number of layers is
+    /// repeated, as in TensorRT-LLM. Empty: no limit. If the model has a smaller window, that one applies.
     pub windows: Vec<NonZeroU32>,
-    /// Positions from the first on that every windowed layer sees besides, `sink_token_length`.
+    /// Positions at the start of the sequence that layers with a window see in addition, `sink_token_length`.
     pub num_sinks: Tokens,
 }
 
 impl AttentionLimits {
-    /// The window of a layer, before the model's own is considered.
+    /// The configured window of a layer.
     pub fn window(&self, layer: usize) -> Option<NonZeroU32> {
         self.windows.get(layer % self.windows.len().max(1)).copied()
     }
 
-    /// The largest of some layers' windows: what a sequence must keep besides the sinks. `None` if one
-    /// of them sees all of `max_seq_len` positions.
+    /// The largest of the windows: what a sequence must keep besides the sinks. `None` if a layer sees all of
+    /// `max_seq_len` positions.
     pub fn largest(
         &self,
         windows: impl IntoIterator<Item = Option<NonZeroU32>>,

@@ -8,13 +8,13 @@
 //! precision.rs    what float weights are rounded to on that way
 //! weight_cache.rs rounded weights in a file for the next load
 //! weights.rs      all weights found and checked, then packed
-//! decoder.rs      the forward pass over one step's packed tokens
+//! decoder.rs      the forward pass over the packed tokens of a step, on any device
 //! residual.rs     the residual stream between its operations
 //! model_runner.rs ModelRunner: plan -> forward pass -> logits -> sampled tokens
-//! step_layout.rs  which rows of a step are needed, and for what
+//! step_layout.rs  a plan in the terms of a device: spans, and the rows that matter
 //! step_sampling.rs sampling_worker.rs    from logits to the results of a step
-//! probe.rs        what a step's time goes into, for those who ask
-//! guide_thread.rs what guides allow next, worked out during the forward pass
+//! probe.rs        the profiling probe
+//! guide_thread.rs masks of guides, computed during the forward pass
 //! synthetic.rs    SyntheticRunner: no weights, a checkable hash
 //! gate.rs         lets a test say how far it goes
 //! ```
@@ -61,19 +61,19 @@ pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
 /// A model on CPU.
 pub type CpuRunner<P = ()> = ModelRunner<Cpu, P>;
 
-/// Whatever computes the steps of an instance.
+/// What computes the steps of an instance.
 pub enum Runner {
     /// A real model on CPU.
     Cpu(Box<CpuRunner>),
-    /// No model: hashes in a given time.
+    /// No model: hashes, after a given time.
     Synthetic(SyntheticRunner),
 }
 
 impl Runner {
-    /// Computes a step, or a part of one, and appends to `output`: a step may be several plans.
+    /// Computes one model call of a step, and appends its results to `output`.
     ///
     /// # Errors
-    /// The step failed as a whole; the instance cannot go on.
+    /// If the step has failed as a whole; the instance cannot continue.
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         match self {
             Self::Cpu(runner) => runner.run(plan, output),

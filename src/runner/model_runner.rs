@@ -11,8 +11,7 @@ use crate::base::{BlockSize, LoadError, StepError};
 use crate::device::{Device, KvDtype};
 use crate::engine::{StepOutput, StepPlan};
 
-/// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is told what the time
-/// goes into.
+/// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is the profiling probe.
 ///
 /// On CPU, what it computes for a sequence is bit for bit the same whatever else is in the step, however
 /// the context was chunked, and on any number of threads.
@@ -69,7 +68,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             decoder,
             cache: kv_cache(&mut device, spec, &limits)?,
             vocab_size: spec.vocab_size,
-            logits: device.logits_rows(limits.max_sampled_rows.index(), spec.vocab_size)?,
+            logits: device.alloc_logits(limits.max_sampled_rows.index(), spec.vocab_size)?,
             layout: StepLayout::new(&limits),
             sampling: StepSampling::new(spec.vocab_size, &limits, num_threads),
             device,
@@ -175,7 +174,7 @@ fn kv_cache<D: Device>(
     limits: &RunnerLimits,
 ) -> Result<D::KvCache, LoadError> {
     let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
-    let cache = device.kv_cache(layout, spec.num_layers, limits.num_blocks.index());
+    let cache = device.alloc_kv_cache(layout, spec.num_layers, limits.num_blocks.index());
     cache.map_err(|error| {
         LoadError::Resource(format!(
             "{error}, for a KV cache of {} blocks of {} tokens; lower max_tokens_in_paged_kv_cache or \

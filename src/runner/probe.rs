@@ -1,33 +1,33 @@
-//! What a step's time goes into, for those who ask.
+//! The profiling probe.
 //!
-//! A runner is made with its probe, and the probe that asks nothing, `()`, is no code at all.
+//! A runner reports the end of each operation to its probe. The default probe, `()`, compiles to nothing.
 
 use crate::device::{AttentionParams, KvSpan, PackedWeights};
 
-/// A part of a step, in the order in which they come.
+/// An operation of a step, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Operation {
-    /// The plan is checked and turned into what the device understands.
+    /// The plan is checked and prepared for the device.
     Plan,
-    /// Token ids become hidden states.
+    /// The embedding lookup.
     Embed,
-    /// All normalisations of the residual stream.
+    /// All norms of the residual stream.
     Norm,
-    /// Queries, keys and values.
+    /// The projection to queries, keys and values.
     Qkv,
-    /// They are turned, and keys and values stored.
+    /// Rotation of queries and keys, and storing keys and values.
     Rope,
     /// Attention.
     Attention,
     /// The output projection of attention.
     O,
-    /// Gate and up projections, their activation and product.
+    /// The gate and up projections, their activation and product.
     GateUp,
     /// The down projection.
     Down,
-    /// Logits.
+    /// The logits.
     LmHead,
-    /// Tokens are chosen.
+    /// Sampling.
     Sampling,
 }
 
@@ -65,19 +65,18 @@ impl Operation {
     }
 }
 
-/// What an operation must move between memory and registers, and compute, at least.
+/// The least that an operation must load, store and compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Bytes of its operands, each once.
+    /// Bytes of its operands, each counted once.
     pub num_bytes: u64,
     /// Multiplications and additions.
     pub num_operations: u64,
 }
 
-/// Whoever wants to know.
+/// Is told about the operations of a step.
 pub trait Probe {
-    /// An operation has ended, which began where the one before it did. Several of one name follow each
-    /// other in a step, one for each layer.
+    /// An operation has ended. It began when the one before it ended. Most operations occur once per layer.
     fn ended(&mut self, operation: Operation, work: impl FnOnce() -> Work);
 }
 
@@ -87,7 +86,7 @@ impl Probe for () {
 }
 
 impl Work {
-    /// Of something that takes as much for each element of a `[num_rows, width]`.
+    /// The work of an operation with the same cost for each element of `[num_rows, width]`.
     pub(super) fn elements(num_rows: usize, width: usize, bytes: usize, operations: usize) -> Self {
         let num = (num_rows * width) as u64;
         Self {
@@ -96,8 +95,8 @@ impl Work {
         }
     }
 
-    /// Of a product of bf16 rows with a matrix, its results in f32; `is_added` if they are added to what
-    /// is there.
+    /// The work of a product of bf16 rows with a matrix, with f32 results; `is_added` if they are added to the
+    /// output.
     pub(super) fn product(num_rows: usize, matrix: &impl PackedWeights, is_added: bool) -> Self {
         let results = if is_added { 8 } else { 4 };
         let activations = num_rows * (2 * matrix.k() + results * matrix.n());
@@ -107,7 +106,7 @@ impl Work {
         }
     }
 
-    /// Of a product whose results are a gate and an up for each element of bf16 rows, which are all that is written.
+    /// The work of a gate and up projection with its activation, of which only the bf16 result is written.
     pub(super) fn gated_product(num_rows: usize, gate_up: &impl PackedWeights) -> Self {
         let inter = gate_up.n() / 2;
         let activations = num_rows * (2 * gate_up.k() + 2 * inter);
@@ -118,8 +117,8 @@ impl Work {
         }
     }
 
-    /// Of attention over what each span sees: its last positions within the window, and the sinks before.
-    /// `kv_bytes` are those of one position's keys and values.
+    /// The work of attention over the positions that each span sees. `kv_bytes` are the bytes of the keys and values
+    /// of one position.
     pub(super) fn attention(spans: &[KvSpan], params: &AttentionParams, kv_bytes: u64) -> Self {
         let q_width = params.shape.q_len();
         let mut num_tokens = 0;

@@ -4,7 +4,7 @@ use super::probe::{Operation, Probe, Work};
 use crate::base::LoadError;
 use crate::device::{Device, EmbeddingTable, Linear, Norm, Output};
 
-/// The hidden states of a step's rows, and their normalised form, which the next projection reads.
+/// The hidden states of a step, and their normalised form, which the next projection reads.
 ///
 /// Where a projection on this rank gives the whole sum, it adds to the residual stream itself. Otherwise its
 /// part is summed over the ranks first, and added together with the norm.
@@ -17,7 +17,7 @@ pub(super) struct ResidualStream<D: Device> {
     partial: Option<D::Sums>,
 }
 
-/// A device, and whoever wants to know what its time goes into.
+/// A device and the profiling probe.
 pub(super) struct Probed<'a, D, P> {
     pub device: &'a mut D,
     pub probe: &'a mut P,
@@ -33,13 +33,13 @@ impl<D: Device> ResidualStream<D> {
     ) -> Result<Self, LoadError> {
         let partial = match device.has_whole_sums() {
             true => None,
-            false => Some(device.sums(max_rows, hidden_size)?),
+            false => Some(device.alloc_sums(max_rows, hidden_size)?),
         };
         Ok(Self {
             hidden_size,
             rms_norm_eps,
-            hidden: device.sums(max_rows, hidden_size)?,
-            normed: device.inputs(max_rows, hidden_size)?,
+            hidden: device.alloc_sums(max_rows, hidden_size)?,
+            normed: device.alloc_inputs(max_rows, hidden_size)?,
             partial,
         })
     }

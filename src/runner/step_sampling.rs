@@ -4,7 +4,7 @@
 //! that samples by itself has to choose the same tokens.
 //!
 //! ```text
-//! begin       guides that sequences of this step need are asked what they allow, on a thread of their own
+//! begin       masks of guides are requested, to be computed on a thread of their own
 //! (the forward pass)
 //! sample      logits processors prepare all their rows; then each sequence's rows are sampled by one thread,
 //!             one after the other, as a draft's row counts only if the row before has chosen the draft
@@ -48,14 +48,14 @@ impl StepSampling {
         }
     }
 
-    /// Begins a step: has the guides of its sequences asked while the device computes.
+    /// Begins a step: requests the masks of guides, to be computed during the forward pass.
     pub fn begin(&mut self, plan: &StepPlan<'_>, layout: &StepLayout) {
         // A step that has failed may have left some.
         self.extra_outputs.clear();
         self.candidates.clear();
         let sequences = layout.sequences().iter();
         self.guide_thread
-            .ask(sequences.map(|&index| plan.sampling_input(index)));
+            .request(sequences.map(|&index| plan.sampling_input(index)));
     }
 
     /// Adds the context logits of the sequence at `index` of the plan, `[num_rows, vocab_size]`.
@@ -86,7 +86,7 @@ impl StepSampling {
             layout.num_sampled_rows() * self.vocab_size,
             "logits are [num_sampled_rows, vocab_size]"
         );
-        self.guide_thread.stop_asking();
+        self.guide_thread.cancel_pending();
         self.prepare_processors(plan, layout, logits);
         self.sample_rows(threads, plan, layout, logits);
         self.append_tokens(plan, layout, output);

@@ -62,7 +62,7 @@ fn setups() -> Vec<(&'static str, Setup)> {
 }
 
 #[test]
-fn the_cpu_and_the_reference_device_choose_the_same_tokens() {
+fn the_cpu_and_the_reference_device_agree() {
     let requests = requests();
     for name in ["llama3", "qwen3"] {
         for (what, setup) in setups() {
@@ -75,40 +75,36 @@ fn the_cpu_and_the_reference_device_choose_the_same_tokens() {
             if what == "copies and drafts" {
                 assert!(happened.num_copies > 0 && happened.drafts.num_accepted > 0);
             }
-            for (ours, theirs) in ours.iter().zip(&theirs) {
-                compare(&format!("{name}, {what}"), ours, theirs);
-            }
+            let what = format!("{name}, {what}");
+            let pairs = ours.iter().zip(&theirs);
+            let num_same: usize = pairs.map(|(a, b)| num_same(&what, a, b)).sum();
+            let num_tokens: usize = ours.iter().map(|served| served.tokens.len()).sum();
+            println!("{what}: {num_same} of {num_tokens} tokens are the same");
+            assert!(2 * num_same >= num_tokens, "{what}: only {num_same} tokens");
         }
     }
 }
 
-/// Logits are near each other as long as the tokens are the same, and these are until there are two that are as
-/// likely.
-fn compare(what: &str, ours: &Served, theirs: &Served) {
+/// How many tokens are the same before the first near tie, which rounding may decide either way. Up to there, logits
+/// are near each other.
+fn num_same(what: &str, ours: &Served, theirs: &Served) -> usize {
     const TOLERANCE: f32 = 0.1;
-    let near = |ours: &[f32], theirs: &[f32]| {
+    let assert_near = |ours: &[f32], theirs: &[f32]| {
         assert_eq!(ours.len(), theirs.len(), "{what}");
         let errors = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
         let error = errors.fold(0.0, f32::max);
         assert!(error < TOLERANCE, "{what}: logits differ by {error}");
     };
-    near(&ours.context_logits, &theirs.context_logits);
-    let mut num_same = 0;
+    assert_near(&ours.context_logits, &theirs.context_logits);
     for index in 0..ours.tokens.len() {
         let (logits, of_reference) = (&ours.logits[index], &theirs.logits[index]);
-        near(logits, of_reference);
+        assert_near(logits, of_reference);
         let [token, other] = [ours.tokens[index], theirs.tokens[index]];
         if token != other {
             let lead = logits[token as usize] - logits[other as usize];
             assert!(lead < TOLERANCE, "{what}: {token} leads {other} by {lead}");
-            break;
+            return index;
         }
-        num_same += 1;
     }
-    assert!(
-        num_same >= 3,
-        "{what}: {:?}, {:?}",
-        ours.tokens,
-        theirs.tokens
-    );
+    ours.tokens.len()
 }

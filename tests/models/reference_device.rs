@@ -1,8 +1,8 @@
 //! A second device: every operation written down by its definition, one number after the other.
 //!
-//! It shows that the decoder asks nothing of a device but the operations of the trait, and it is what
-//! the operations of other devices can be compared with. Sums are f64 and stored as f32; what the trait calls
-//! inputs, and keys and values, are rounded to bf16 where they are stored.
+//! It shows that the decoder needs nothing but the operations of the trait, and the operations of other devices can
+//! be compared with it. Sums are f64 and are stored as f32; the inputs of products (activations, attention weights,
+//! keys and values) are rounded to bf16.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -25,8 +25,8 @@ pub struct Reference {
 /// How it computes.
 #[derive(Clone, Copy, Debug)]
 pub struct ReferenceOptions {
-    /// Whether projections add to the residual stream, as on one rank; or their results are added apart, as after a
-    /// sum over several.
+    /// Whether projections add to the residual stream, as on one rank. If not, their results are added separately,
+    /// as after a sum over several ranks.
     pub has_whole_sums: bool,
 }
 
@@ -271,19 +271,19 @@ impl Device for Reference {
         Ok(table)
     }
 
-    fn sums(&mut self, max_rows: usize, width: usize) -> Result<Rows, LoadError> {
+    fn alloc_sums(&mut self, max_rows: usize, width: usize) -> Result<Rows, LoadError> {
         Ok(Rows::new(max_rows, width, false))
     }
 
-    fn inputs(&mut self, max_rows: usize, width: usize) -> Result<Rows, LoadError> {
+    fn alloc_inputs(&mut self, max_rows: usize, width: usize) -> Result<Rows, LoadError> {
         Ok(Rows::new(max_rows, width, true))
     }
 
-    fn logits_rows(&mut self, max_rows: usize, width: usize) -> Result<Rows, LoadError> {
+    fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<Rows, LoadError> {
         Ok(Rows::new(max_rows, width, false))
     }
 
-    fn kv_cache(
+    fn alloc_kv_cache(
         &mut self,
         layout: KvLayout,
         num_layers: usize,
@@ -495,7 +495,9 @@ impl Device for Reference {
                         })
                         .collect();
                     let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    let weights: Vec<_> = scores.iter().map(|s| (s - largest).exp()).collect();
+                    // They are inputs of a product too.
+                    let weights = scores.iter().map(|s| exact(rounded((s - largest).exp())));
+                    let weights: Vec<_> = weights.collect();
                     let sum: f64 = weights.iter().sum();
                     for i in 0..head_dim {
                         let terms = seen
@@ -559,7 +561,7 @@ fn exact(x: f32) -> f64 {
     f64::from(x)
 }
 
-/// What is left of a number in bf16.
+/// A number after rounding to bf16.
 fn rounded(x: f64) -> f32 {
     bf16::from_f32(x as f32).to_f32()
 }

@@ -58,14 +58,14 @@ fn agrees_within(name: &str, share_of_cost: f32) {
     }
 }
 
-/// The same on the reference device, with the residual add in the projections and apart. It rounds less than
-/// transformers were told to, so all that rounding costs may remain.
+/// The same on the reference device, with the residual add in the projections and as a separate operation. It rounds in
+/// the same places but adds in f64, so numbers may fall on the other side of a rounding boundary more often.
 fn reference_agrees_with_transformers(name: &str) {
     for has_whole_sums in [true, false] {
         let setup = Setup::default();
         let options = ReferenceOptions { has_whole_sums };
         let load = || setup.load_on::<Reference>(&fixture(name), &options);
-        agrees_on(&format!("{name}, {options:?}"), name, &setup, load, 1.0);
+        agrees_on(&format!("{name}, {options:?}"), name, &setup, load, 1.5);
     }
 }
 

@@ -1,12 +1,12 @@
-//! Blocks of sums in AVX2's registers.
+//! Loading and storing blocks of sums in AVX2 registers.
 
 use std::arch::x86_64::*;
 
-/// Rows of sums from memory, `stride` elements apart.
+/// Loads rows of sums that are `stride` elements apart.
 ///
 /// # Safety
 ///
-/// They are there.
+/// `place` points to that many rows.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn load<const ROWS: usize, const REGISTERS: usize>(
@@ -21,11 +21,11 @@ pub(super) unsafe fn load<const ROWS: usize, const REGISTERS: usize>(
     })
 }
 
-/// Rows of sums to memory, `stride` elements apart.
+/// Stores rows of sums `stride` elements apart.
 ///
 /// # Safety
 ///
-/// There is room.
+/// `place` points to that many rows.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn store<const ROWS: usize, const REGISTERS: usize>(

@@ -1,12 +1,12 @@
-//! Registers of bf16 pairs, which the standard library has as opaque types.
+//! Registers of bf16 pairs, which are opaque types in the standard library.
 
 use std::arch::x86_64::*;
 
-/// 16 pairs of bf16 from memory of any alignment.
+/// Loads 16 pairs of bf16 at any alignment.
 ///
 /// # Safety
 ///
-/// There are 64 bytes.
+/// 64 bytes are readable.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn load(pairs: *const u16) -> __m512bh {
@@ -14,11 +14,11 @@ pub(super) unsafe fn load(pairs: *const u16) -> __m512bh {
     unsafe { std::mem::transmute(_mm512_loadu_si512(pairs.cast())) }
 }
 
-/// One pair of bf16 in all 16 places.
+/// Broadcasts one pair of bf16.
 ///
 /// # Safety
 ///
-/// There are 4 bytes.
+/// 4 bytes are readable.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn broadcast(pair: *const u16) -> __m512bh {
@@ -26,11 +26,11 @@ pub(super) unsafe fn broadcast(pair: *const u16) -> __m512bh {
     unsafe { std::mem::transmute(_mm512_set1_epi32(pair.cast::<i32>().read_unaligned())) }
 }
 
-/// Writes 32 bf16 to memory of any alignment.
+/// Stores 32 bf16 at any alignment.
 ///
 /// # Safety
 ///
-/// There are 64 bytes.
+/// 64 bytes are writable.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn store(place: *mut u16, values: __m512bh) {
@@ -43,7 +43,7 @@ pub(super) unsafe fn store(place: *mut u16, values: __m512bh) {
     };
 }
 
-/// 32 times the bf16 one.
+/// 32 lanes of 1.0 in bf16.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn ones() -> __m512bh {

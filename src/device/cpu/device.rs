@@ -123,19 +123,19 @@ impl Device for Cpu {
         Ok(table)
     }
 
-    fn sums(&mut self, max_rows: usize, width: usize) -> Result<Rows<f32>, LoadError> {
+    fn alloc_sums(&mut self, max_rows: usize, width: usize) -> Result<Rows<f32>, LoadError> {
         Rows::new(max_rows, width)
     }
 
-    fn inputs(&mut self, max_rows: usize, width: usize) -> Result<Rows<bf16>, LoadError> {
+    fn alloc_inputs(&mut self, max_rows: usize, width: usize) -> Result<Rows<bf16>, LoadError> {
         Rows::new(max_rows, width)
     }
 
-    fn logits_rows(&mut self, max_rows: usize, width: usize) -> Result<Rows<f32>, LoadError> {
+    fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<Rows<f32>, LoadError> {
         Rows::new(max_rows, width)
     }
 
-    fn kv_cache(
+    fn alloc_kv_cache(
         &mut self,
         layout: KvLayout,
         num_layers: usize,

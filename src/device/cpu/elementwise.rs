@@ -1,4 +1,4 @@
-//! The operations on one row at a time: RMS norm, embedding.
+//! Operations on one row at a time: RMS norm and embedding.
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
@@ -10,19 +10,19 @@ use crate::base::TokenId;
 use crate::device::RawMatrix;
 use crate::device::disjoint_slice::DisjointSlice;
 
-/// Lanes of a reduction: one 512-bit register, whatever registers the machine has.
+/// Lanes of a reduction: one 512-bit register, on machines with smaller registers too.
 const LANES: usize = 16;
 
-/// Elements below which handing out tasks costs more than it saves.
+/// Elements of a task: with fewer, distributing tasks costs more than it saves.
 pub(super) const MIN_TASK_LEN: usize = 8192;
 
 impl Cpu {
-    /// Root mean square norm of each row: `out = x / sqrt(mean(x^2) + eps) * weight`.
-    /// `x` and `out` are `[m, d]`, `weight` is `[d]`.
+    /// The RMS norm of each row: `out = x / sqrt(mean(x^2) + eps) * weight`. `x` and `out` are `[m, d]`,
+    /// `weight` is `[d]`.
     ///
     /// # Panics
     ///
-    /// The lengths do not agree.
+    /// If the lengths do not agree.
     pub fn rms_norm(&mut self, x: &[f32], weight: &[f32], eps: f32, out: &mut [bf16]) {
         let d = weight.len();
         assert!(
@@ -37,7 +37,7 @@ impl Cpu {
         });
     }
 
-    /// `hidden += x`, then the norm of it: what the sum over several ranks is followed by.
+    /// `hidden += x`, then `out = rms_norm(hidden)`.
     /// `x`, `hidden` and `out` are `[m, d]`, `weight` is `[d]`.
     ///
     /// # Panics
@@ -74,19 +74,18 @@ impl Cpu {
         });
     }
 
-    /// The rows of `table` that `token_ids` name, as f32: `out` is `[m, d]`.
+    /// Looks up `token_ids` in `table`. `out` is `[m, d]`.
     ///
     /// # Panics
     ///
-    /// An id is not below the table's rows, or `out` has not the right length.
+    /// If the table has no row for an id, or `out` has the wrong length.
     pub fn embed(&mut self, table: &RawMatrix<'_>, token_ids: &[TokenId], out: &mut [f32]) {
         self.embed_rows(token_ids, table.columns(), out, |id, row| {
             table.row_to_f32(id as usize, row);
         });
     }
 
-    /// The same of a table that is packed for a product as well: the output projection of a model whose
-    /// embedding it is.
+    /// As [`Cpu::embed`], in an output projection that is tied to the embedding.
     ///
     /// # Panics
     ///
@@ -105,14 +104,14 @@ impl Cpu {
         out: &mut [f32],
         read: impl Fn(TokenId, &mut [f32]) + Sync,
     ) {
-        assert_eq!(out.len(), token_ids.len() * d, "one row a token");
+        assert_eq!(out.len(), token_ids.len() * d, "one row per token");
         let max_rows = MIN_TASK_LEN.div_ceil(d);
         let num_tasks = token_ids.len().div_ceil(max_rows);
         let out = DisjointSlice::new(out);
         self.pool.for_each(&mut self.workers, num_tasks, |_, task| {
             let first = task * max_rows;
             for (i, &id) in token_ids[first..].iter().take(max_rows).enumerate() {
-                // SAFETY: every row is one task's.
+                // SAFETY: each row belongs to one task.
                 read(id, unsafe { out.slice((first + i) * d, d) });
             }
         });
@@ -132,7 +131,7 @@ impl Cpu {
             .for_each(&mut self.workers, num_rows.div_ceil(max_rows), |_, task| {
                 let first = task * max_rows;
                 let len = max_rows.min(num_rows - first) * row_len;
-                // SAFETY: every block of rows is one task's.
+                // SAFETY: each block of rows belongs to one task.
                 body(first, unsafe { out.slice(first * row_len, len) });
             });
     }
@@ -157,7 +156,7 @@ fn add_rms_norm(x: &[f32], hidden: &mut [f32], weight: &[f32], eps: f32, out: &m
     rms_norm(hidden, weight, eps, out);
 }
 
-/// `1 / sqrt(mean(x^2) + eps)`, summed in one order: 16 lanes, then a tree over them.
+/// `1 / sqrt(mean(x^2) + eps)`, summed in a fixed order: in 16 lanes, then as a tree over the lanes.
 #[inline(always)]
 pub(super) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     let mut lanes = [0.0_f32; LANES];

@@ -1,11 +1,11 @@
-//! Scalar functions that compilers turn into vector code: no branch, no call, no table.
+//! Scalar functions without branches, calls and tables, which compilers can vectorise.
 //!
-//! They are plain Rust, inlined into functions compiled for each instruction set, and round alike in
-//! all of them: multiplications and additions are never fused here.
+//! They are plain Rust, inlined into functions that are compiled for each instruction set, and round the same
+//! way in all of them: multiplications and additions are never fused.
 
 use half::f16;
 
-/// 1.5 * 2^23: adding it rounds a number that is not large to an integer, which is in the sum's low bits.
+/// 1.5 * 2^23: adding it rounds a small number to an integer, which is in the low bits of the sum.
 pub(super) const ROUNDER: f32 = 12_582_912.0;
 
 /// `e^x`, within 2 units in the last place of f32. Saturates below -87.3 and above 88; NaN gives NaN.
@@ -46,7 +46,7 @@ pub(super) fn from_bf16_bits(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// The nearest number that a f16 can be, ties to even: infinity above 65504; NaN stays NaN.
+/// The nearest value of an f16, ties to even: infinity above 65504; NaN stays NaN.
 #[inline(always)]
 pub(super) fn nearest_f16(x: f32) -> f32 {
     const SIGN: u32 = 1 << 31;
@@ -59,7 +59,7 @@ pub(super) fn nearest_f16(x: f32) -> f32 {
     } else {
         INFINITY
     };
-    // A sum of about a half has the last place that the small ones of f16 have.
+    // A sum of about 0.5 has the same last place as the subnormal numbers of f16.
     let small = (f32::from_bits(bits) + 0.5 - 0.5).to_bits();
     let rounded = if bits < LEAST_NORMAL { small } else { normal };
     let rounded = if bits > INFINITY { bits } else { rounded };

@@ -1,10 +1,10 @@
-//! Big pieces of memory: zeroed, on huge pages where the system has them, paid for when touched.
+//! Large buffers: zeroed, on huge pages where the system has them, without physical memory until they are written.
 
 use memmap2::{MmapMut, MmapOptions};
 
 use crate::base::LoadError;
 
-/// `u16` elements (bf16 bits) that start as zero and cost no memory until written.
+/// `u16` elements (the bits of bf16), initially zero. They take no physical memory until they are written.
 pub(super) struct Buffer {
     map: MmapMut,
     len: usize,
@@ -15,7 +15,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// The system refuses the address space.
+    /// If the system refuses the address space.
     pub fn zeroed(len: usize) -> Result<Self, LoadError> {
         let refused = |reason: &str| {
             LoadError::Resource(format!(
@@ -32,7 +32,7 @@ impl Buffer {
             .no_reserve_swap()
             .map_anon()
             .map_err(|error| refused(&error.to_string()))?;
-        // Fewer page faults and TLB misses; a kernel without huge pages serves small ones.
+        // For fewer page faults and TLB misses. A kernel without huge pages gives small ones.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         Ok(Self { map, len })
@@ -48,7 +48,7 @@ impl Buffer {
         self.map.as_ptr().cast()
     }
 
-    /// The first element, to write.
+    /// The first element, mutably.
     pub fn as_mut_ptr(&mut self) -> *mut u16 {
         self.map.as_mut_ptr().cast()
     }
@@ -60,7 +60,7 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
-    /// All elements, to write.
+    /// All elements, mutably.
     pub fn as_mut_slice(&mut self) -> &mut [u16] {
         // SAFETY: the map has that many elements, is page-aligned, and is borrowed as a whole; all bit
         // patterns are elements.
@@ -68,13 +68,13 @@ impl Buffer {
     }
 }
 
-/// Asks for a line of memory. Never faults, wherever it points.
+/// Prefetches a cache line. Any address is allowed.
 #[inline(always)]
 pub(super) fn prefetch(line: *const u16) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: every x86-64 has the instruction, which reads nothing.
+        // SAFETY: every x86-64 has this instruction, and it never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]

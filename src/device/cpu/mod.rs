@@ -1,14 +1,13 @@
-//! The operations of a decoder on CPU: GEMM over packed bf16 weights, paged attention, and the small
-//! ones between them.
+//! The operations of a decoder on CPU: GEMM over packed weights, paged attention, and the small operations
+//! between them.
 //!
-//! The one idea: **batch invariance, bit for bit**. Every output element is reduced in one fixed order,
-//! which depends on nothing but the element's own operands: not on the number of rows, a row's place,
-//! the number of threads, the block size, nor on how a context was cut into chunks. Threads only ever
-//! split the outputs. Different instruction sets may round differently; one process uses one.
+//! The principle is **batch invariance, bit for bit**. Every output element is reduced in a fixed order, which
+//! depends only on its own operands: not on the number of rows, the index of the row, the number of threads, the
+//! block size, or the chunks of a context. Threads only divide the outputs among them. Different instruction sets
+//! may round differently; a model uses one.
 //!
-//! A [`Cpu`] owns the scratch memory, so after the first steps nothing allocates. The threads are the
-//! process's: several share them, in turns.
-//! Values that are not finite flow through every operation; none checks for them, none hangs on them.
+//! A [`Cpu`] owns its scratch memory, so nothing is allocated after the first steps. The threads belong to the
+//! process, and several models share them in turns. Values that are not finite pass through every operation.
 
 mod attention;
 #[cfg(target_arch = "x86_64")]
@@ -43,30 +42,30 @@ pub use quantised::{PANELS_VERSION, Rounded};
 pub use rows::Rows;
 pub use simd::Simd;
 
-/// How much of the machine to use. The default is all that the process may use.
+/// How much of the machine to use. The default is everything that the process may use.
 #[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
-    /// Threads that compute, the calling one among them. By default as many as the process's CPU
-    /// affinity and its control group's quota allow.
+    /// Threads that compute, including the caller. By default as many as the CPU affinity and the control
+    /// group's quota of the process allow.
     pub num_threads: Option<NonZeroUsize>,
-    /// The instruction set. By default the best that the machine has.
+    /// The instruction set. By default the best one that the machine supports.
     pub simd: Option<Simd>,
 }
 
-/// Threads, instruction set and scratch memory: what every operation needs besides its operands.
+/// The threads, the instruction set and the scratch memory of operations.
 pub struct Cpu {
     simd: Simd,
     pool: Pool,
     workers: Vec<Worker>,
-    /// Activations with rows of even length, for a GEMM over an odd `k`.
+    /// Activations padded to an even length, for a GEMM over an odd `k`.
     padded_x: Vec<bf16>,
-    /// Activations as f32, for a kernel that wants them so.
+    /// Activations in f32, for kernels that need them.
     wide_x: Vec<f32>,
-    /// Activations in 8 bits, for a GEMM over quantised weights.
+    /// Activations rounded to 8 bits, for a GEMM over quantised weights.
     rounded_x: quantised::RoundedActivations,
-    /// How many query tiles of [`Cpu::paged_attention`] come before each span.
+    /// For [`Cpu::paged_attention`]: the number of query tiles before each span.
     tile_starts: Vec<usize>,
-    /// What the parts of its tasks come to, where they are split.
+    /// For [`Cpu::paged_attention`]: the results of the parts of split tasks.
     totals: Vec<f32>,
 }
 
@@ -76,9 +75,9 @@ struct Worker {
     gemm: Vec<f32>,
     attention: attention::AttentionScratch,
     rope: rope::RopeScratch,
-    /// A row of activations in the order of the weights' columns.
+    /// A row of activations, in the order of the columns of the weights.
     ordered_x: Vec<u16>,
-    /// A row of weights that is being packed.
+    /// A row of weights to be packed.
     quantised_row: QuantisedRow,
 }
 
@@ -87,12 +86,12 @@ impl Cpu {
     ///
     /// # Errors
     ///
-    /// The machine lacks the instruction set that `options` ask for, or refuses a thread.
+    /// If the machine does not support the instruction set in `options`, or refuses a thread.
     pub fn new(options: &CpuOptions) -> Result<Self, LoadError> {
         let simd = options.simd.unwrap_or_else(Simd::detect);
         if !simd.is_supported() {
             return Err(LoadError::Resource(format!(
-                "this machine has no {simd}: choose one that it has, or leave the choice to detection"
+                "this machine does not support {simd}: choose another instruction set, or leave the choice to detection"
             )));
         }
         let num_threads = options
@@ -119,7 +118,7 @@ impl Cpu {
         self.simd
     }
 
-    /// The threads of this device.
+    /// The threads.
     pub fn pool(&mut self) -> &mut Pool {
         &mut self.pool
     }
@@ -129,12 +128,12 @@ impl Cpu {
         self.workers.len()
     }
 
-    /// Waits until it is this one's turn to use the cores that several share: for the operations of a step.
-    /// Each of them waits for itself where nobody has done so.
+    /// Waits for its turn on the cores that it shares with others, for the operations of a step. Without it, each
+    /// operation waits by itself.
     ///
     /// # Panics
     ///
-    /// It is its turn already.
+    /// If it has its turn already.
     pub fn turn(&mut self) -> Turn {
         self.pool.turn()
     }

@@ -15,9 +15,9 @@ use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::matrix::convert_elements;
 use crate::device::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 
-/// Rows that are transposed at a time.
+/// Rows that are transposed together.
 const TILE: usize = 8;
-/// Pairs of inputs of one pass over the rows of a panel: what it writes stays in the first-level cache.
+/// Pairs of inputs in one pass over the rows of a panel: its output stays in the L1 cache.
 const CHUNK_PAIRS: usize = 64;
 const _: () = assert!(PANEL.is_multiple_of(TILE) && CHUNK_PAIRS.is_multiple_of(TILE));
 
@@ -26,11 +26,11 @@ impl Cpu {
     ///
     /// # Errors
     ///
-    /// The outer error: no memory. The inner one: a weight is not finite, or too large for bf16.
+    /// The outer error: not enough memory. The inner one: a weight is not finite in bf16.
     ///
     /// # Panics
     ///
-    /// There is no part, or their widths differ, or the parts are stacked in turn and their heights differ.
+    /// If there is no part, their widths differ, or they are interleaved and their heights differ.
     pub fn pack<M: FloatRows>(
         &mut self,
         parts: &[M],
@@ -39,7 +39,7 @@ impl Cpu {
         let k = parts.first().expect("at least one part").columns();
         assert!(
             parts.iter().all(|part| part.columns() == k),
-            "parts of one width"
+            "parts of the same width"
         );
         let num_rows = parts.iter().map(FloatRows::rows);
         let order = PanelOrder::new(stacking, num_rows.clone());
@@ -53,7 +53,7 @@ impl Cpu {
         let mut rows_read = vec![Vec::new(); self.workers.len()];
         self.pool
             .for_each(&mut rows_read, num_panels, |bytes, index| {
-                // SAFETY: every panel is one task's.
+                // SAFETY: each panel belongs to one task.
                 let panel = unsafe { panels.slice(index * panel_len, panel_len) };
                 let rows = order.rows(index);
                 let read = read_rows(parts, rows.clone(), bytes);
@@ -75,7 +75,8 @@ impl Cpu {
     }
 }
 
-/// Reads some rows of the stack into `bytes`, which grows as needed: a matrix for each part that has some of them.
+/// Reads some rows of the concatenated parts into `bytes`, which grows as needed. Returns one matrix for each part
+/// that has some of them.
 fn read_rows<'b>(
     parts: &[impl FloatRows],
     rows: Range<usize>,
@@ -117,11 +118,11 @@ fn row_to_bf16(matrix: &RawMatrix<'_>, row: usize, column: usize, out: &mut [u16
     }
 }
 
-/// Writes the rows of a panel into a panel of zeros; returns the first that is not finite.
+/// Writes the rows of a panel into a panel of zeros. Returns the first row that is not finite.
 fn pack_panel(parts: &[RawMatrix<'_>], panel: &mut [u16]) -> Option<usize> {
     let k = parts[0].columns();
     let num_rows = parts.iter().map(RawMatrix::rows).sum();
-    // Pairs of inputs move as one.
+    // Pairs of inputs are moved as one element.
     let panel: &mut [u32] = bytemuck::cast_slice_mut(panel);
     let mut tile = [[0_u32; CHUNK_PAIRS]; TILE];
     let mut bad_row = None;
@@ -133,9 +134,9 @@ fn pack_panel(parts: &[RawMatrix<'_>], panel: &mut [u16]) -> Option<usize> {
                 let chunk: &mut [u16] = bytemuck::cast_slice_mut(chunk);
                 let (part, row_in_part) = locate(parts.iter().map(RawMatrix::rows), row);
                 row_to_bf16(&parts[part], row_in_part, start, &mut chunk[..len]);
-                // Of the last pair, or of chunks before.
+                // The rest of the last pair, and leftovers of earlier chunks.
                 chunk[len..].fill(0);
-                // A fold and not a search: it is vectorised, and bad values are the exception.
+                // A fold instead of a search, because it is vectorised, and bad values are rare.
                 let is_bad = |bits: u16| u16::from(bits & 0x7f80 == 0x7f80);
                 if chunk.iter().fold(0, |bad, &bits| bad | is_bad(bits)) != 0 {
                     bad_row = Some(row.min(bad_row.unwrap_or(row)));
@@ -149,9 +150,9 @@ fn pack_panel(parts: &[RawMatrix<'_>], panel: &mut [u16]) -> Option<usize> {
     bad_row
 }
 
-/// Writes the first `num_pairs` columns of a tile as rows of `out`, one a panel's width from the next.
+/// Transposes the first `num_pairs` columns of a tile into rows of `out`, which are one panel apart.
 fn transpose(tile: &[[u32; CHUNK_PAIRS]; TILE], num_pairs: usize, out: &mut [u32]) {
-    // Squares, whose loops the compiler turns into shuffles.
+    // Square blocks, whose loops are compiled to shuffles.
     for first in (0..num_pairs).step_by(TILE) {
         let mut square = [[0; TILE]; TILE];
         for (square, row) in square.iter_mut().zip(tile) {

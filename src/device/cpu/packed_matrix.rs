@@ -6,7 +6,8 @@ use super::panel_order::{PANEL, PanelOrder};
 use super::quantised::Panels;
 use crate::device::Stacking;
 
-/// Weights `[n, k]`, packed: as bf16 in panels of 48 outputs and pairs of inputs, or [quantised](super::QuantFormat).
+/// Packed weights `[n, k]`: bf16 in panels of 48 outputs and pairs of inputs, or
+/// [quantised](crate::device::QuantFormat).
 ///
 /// ```text
 /// panel 0 (outputs 0..48)                                            panel 1 (48..96)
@@ -14,7 +15,7 @@ use crate::device::Stacking;
 /// | w00 w01  w10 w11  ...  w470 w471 | w02 w03  w12 w13   |
 /// ```
 ///
-/// A kernel reads it from front to end. Outputs are padded with zeros to whole panels, inputs to pairs.
+/// A kernel reads them from front to back. Outputs are padded with zeros to whole panels, inputs to pairs.
 pub struct PackedMatrix {
     order: PanelOrder,
     k: usize,
@@ -27,21 +28,21 @@ pub(super) enum Packed {
     Quantised(Panels),
 }
 
-/// Weights as bf16: the panels, `[n / 48][k / 2][48][2]` rounded up.
+/// Panels of bf16: `[n / 48][k / 2][48][2]`, rounded up.
 pub(super) struct Bf16Panels {
     pub(super) num_pairs: usize,
     pub(super) buffer: Buffer,
 }
 
 impl Bf16Panels {
-    /// The weights of a panel from a pair of inputs on.
+    /// The weights of a panel, starting at a pair of inputs.
     pub(super) fn weights(&self, panel: usize, pair: usize) -> *const u16 {
         let start = (panel * self.num_pairs + pair) * PANEL * 2;
         assert!(start < self.buffer.len(), "panel {panel} of the matrix");
         self.buffer.as_ptr().wrapping_add(start)
     }
 
-    /// Writes a row of the matrix that was packed, from where it is scattered over its panel.
+    /// Collects a row of the original matrix from its panel.
     fn row_to_f32(&self, row: usize, out: &mut [f32]) {
         let panel_len = self.num_pairs * PANEL * 2;
         let panel = &self.buffer.as_slice()[row / PANEL * panel_len..][..panel_len];
@@ -55,22 +56,22 @@ impl Bf16Panels {
 }
 
 impl PackedMatrix {
-    /// Outputs: rows of the matrix that was packed.
+    /// Outputs: rows of the original matrix.
     pub fn n(&self) -> usize {
         self.order.n()
     }
 
-    /// Inputs: columns of the matrix that was packed.
+    /// Inputs: columns of the original matrix.
     pub fn k(&self) -> usize {
         self.k
     }
 
-    /// How its parts were stacked.
+    /// How its parts were combined.
     pub fn stacking(&self) -> Stacking {
         self.order.stacking
     }
 
-    /// Memory that it takes, padding included.
+    /// Bytes of memory, padding included.
     pub fn num_bytes(&self) -> usize {
         match &self.weights {
             Packed::Bf16(panels) => panels.buffer.len() * 2,
@@ -78,16 +79,16 @@ impl PackedMatrix {
         }
     }
 
-    /// Whether its rows can be [looked up](Cpu::embed_packed): they are bf16, and follow each other.
+    /// Whether its rows can be [looked up](super::Cpu::embed_packed): they are bf16, and consecutive.
     pub fn has_rows(&self) -> bool {
         matches!(self.weights, Packed::Bf16(_)) && self.stacking() == Stacking::Concatenated
     }
 
-    /// Writes a row of the matrix that was packed.
+    /// Writes a row of the original matrix to `out`.
     ///
     /// # Panics
     ///
-    /// It [has no rows](PackedMatrix::has_rows) or not this one, or `out` has not the length of one.
+    /// If it [has no rows](PackedMatrix::has_rows), or not this one, or `out` is not one row long.
     pub(super) fn row_to_f32(&self, row: usize, out: &mut [f32]) {
         assert!(
             row < self.n() && out.len() == self.k && self.has_rows(),

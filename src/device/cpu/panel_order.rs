@@ -1,27 +1,27 @@
-//! Which outputs the panels of a packed matrix have.
+//! How the outputs of a packed matrix are divided into panels.
 
 use std::ops::Range;
 
 use crate::device::Stacking;
 
-/// Outputs of one panel: three 512-bit registers of f32.
+/// Outputs per panel: three 512-bit registers of f32.
 pub(super) const PANEL: usize = 48;
 
-/// Which outputs the panels of a matrix have.
+/// The outputs of each panel of a matrix.
 #[derive(Clone, Copy)]
 pub(super) struct PanelOrder {
     pub(super) stacking: Stacking,
     num_parts: usize,
-    /// Outputs of a part.
+    /// Outputs per part.
     part_len: usize,
 }
 
 impl PanelOrder {
-    /// That of parts with these numbers of rows.
+    /// The order for parts with these numbers of rows.
     ///
     /// # Panics
     ///
-    /// The parts are stacked in turn and differ.
+    /// If parts are interleaved and differ in size.
     pub(super) fn new(stacking: Stacking, num_rows: impl Iterator<Item = usize> + Clone) -> Self {
         let n = num_rows.clone().sum();
         match stacking {
@@ -35,7 +35,7 @@ impl PanelOrder {
                 let part_len = n / num_parts;
                 assert!(
                     num_rows.into_iter().all(|rows| rows == part_len),
-                    "parts of one shape"
+                    "parts of the same shape"
                 );
                 Self {
                     stacking,
@@ -55,7 +55,7 @@ impl PanelOrder {
         self.num_parts * self.part_len.div_ceil(PANEL)
     }
 
-    /// The outputs of a panel, as rows of all parts one below the other.
+    /// The outputs of a panel, as rows of the concatenated parts.
     pub(super) fn rows(self, panel: usize) -> Range<usize> {
         let first = panel / self.num_parts * PANEL;
         let start = panel % self.num_parts * self.part_len;
@@ -63,7 +63,8 @@ impl PanelOrder {
     }
 }
 
-/// Which part a row of the stack belongs to, and which row of it that is. `num_rows` has those of each part.
+/// The part that a row of the concatenated parts belongs to, and its index in that part. `num_rows` are the rows
+/// of each part.
 pub(super) fn locate(num_rows: impl Iterator<Item = usize>, mut row: usize) -> (usize, usize) {
     for (part, num_rows) in num_rows.enumerate() {
         if row < num_rows {
@@ -71,5 +72,5 @@ pub(super) fn locate(num_rows: impl Iterator<Item = usize>, mut row: usize) -> (
         }
         row -= num_rows;
     }
-    unreachable!("a row of the stack")
+    unreachable!("a row of the parts")
 }

@@ -1,4 +1,4 @@
-//! What happens between the QKV projection and attention: head norms, rotation, storing into the cache.
+//! Between the QKV projection and attention: norms of the heads, rotation, and storing keys and values.
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
@@ -12,7 +12,7 @@ use crate::base::BlockId;
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{HeadShape, KvBatch, QkNorm, RopeTable};
 
-/// RopeScratch memory of one thread: one head at a time.
+/// Scratch memory of one thread.
 #[derive(Default)]
 pub(super) struct RopeScratch {
     head: Vec<f32>,
@@ -23,16 +23,16 @@ pub(super) struct RopeScratch {
 const TASK_TOKENS: usize = 4;
 
 impl Cpu {
-    /// Normalises (where `norm` is given) and rotates queries and keys by their positions, writes the
-    /// queries to `q` and stores keys and values in `layer` of the cache. `qkv` is
-    /// `[m, qkv_len]`, `q` is `[m, q_len]`; positions and places follow from `batch`.
+    /// Normalises the query and key heads if there is a `norm`, rotates them by their positions, writes the
+    /// queries to `q`, and stores keys and values in `layer` of the cache. `qkv` is `[m, qkv_len]`, `q` is
+    /// `[m, q_len]`; `batch` has the positions and blocks of the tokens.
     ///
     /// # Panics
     ///
-    /// Lengths or shapes do not agree, or a position is beyond the table.
+    /// If lengths or shapes do not agree, or a position is beyond the table.
     #[allow(
         clippy::too_many_arguments,
-        reason = "one fused operation; each operand is one thing"
+        reason = "one fused operation with this many operands"
     )]
     pub fn rope_and_store(
         &mut self,
@@ -61,7 +61,7 @@ impl Cpu {
             layout.head_dim == d && layout.num_kv_heads == shape.num_kv_heads,
             "cache's shape"
         );
-        assert_eq!(rope.half_dim() * 2, d, "an angle for each pair of elements");
+        assert_eq!(rope.half_dim() * 2, d, "one angle per pair of elements");
         assert!(
             norm.is_none_or(|norm| norm.q.len() == d && norm.k.len() == d),
             "norm is [head_dim]"
@@ -85,7 +85,7 @@ impl Cpu {
                 let scratch = &mut worker.rope;
                 for token in first..end {
                     let qkv = &qkv[token * shape.qkv_len()..][..shape.qkv_len()];
-                    // SAFETY: every row is one task's.
+                    // SAFETY: each row belongs to one task.
                     let q = unsafe { q.slice(token * shape.q_len(), shape.q_len()) };
                     let place = place(batch, token, rope, call.block_size);
                     for_each_simd!(simd, rope_and_store_token, (
@@ -100,7 +100,7 @@ impl Cpu {
     }
 }
 
-/// What all tokens of a call have in common.
+/// The operands that all tokens of a call share.
 struct RopeCall<'a> {
     shape: HeadShape,
     norm: Option<QkNorm<'a>>,
@@ -108,7 +108,7 @@ struct RopeCall<'a> {
     cache: &'a KvLayerMut<'a>,
 }
 
-/// Where a token's key and value go, and its row of the rope table.
+/// Where the key and value of a token are stored, and its angles.
 struct TokenPlace<'a> {
     block: BlockId,
     offset: usize,

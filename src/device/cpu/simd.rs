@@ -1,9 +1,9 @@
-//! Which instruction set the kernels use.
+//! The instruction sets of the kernels.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// An instruction set that kernels exist for.
+/// An instruction set that there are kernels for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Simd {
     /// AVX-512 with the dot products of bf16 (`vdpbf16ps`) and of 8-bit integers (VNNI).
@@ -15,10 +15,10 @@ pub enum Simd {
 }
 
 impl Simd {
-    /// All of them, the fastest first.
+    /// All of them, fastest first.
     pub const ALL: [Self; 3] = [Self::Avx512Bf16, Self::Avx2, Self::Portable];
 
-    /// The fastest that this machine has.
+    /// The fastest one that this machine supports.
     pub fn detect() -> Self {
         Self::ALL
             .into_iter()
@@ -72,7 +72,7 @@ impl FromStr for Simd {
 
     /// # Errors
     ///
-    /// Names the instruction sets there are.
+    /// Lists the known names.
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         Self::ALL
             .into_iter()
@@ -84,8 +84,8 @@ impl FromStr for Simd {
     }
 }
 
-/// Compiles a plain Rust function for each instruction set and calls the one in use. The function must
-/// be `#[inline(always)]`, so that its loops become that set's vector code.
+/// Compiles a plain Rust function once per instruction set, and calls the version for the one in use. The
+/// function must be `#[inline(always)]`, so that its loops are compiled to vector code of that set.
 macro_rules! for_each_simd {
     ($simd:expr, $function:path, ($($arg:ident: $type:ty),* $(,)?)) => {{
         #[cfg(target_arch = "x86_64")]
@@ -99,7 +99,7 @@ macro_rules! for_each_simd {
             $function($($arg),*)
         }
         match $simd {
-            // SAFETY: a `Cpu` exists only with an instruction set that the machine has.
+            // SAFETY: a `Cpu` is created only with an instruction set that the machine supports.
             #[cfg(target_arch = "x86_64")]
             $crate::device::cpu::Simd::Avx512Bf16 => unsafe { avx512($($arg),*) },
             // SAFETY: as above.
@@ -117,12 +117,12 @@ mod missing;
 
 #[cfg(test)]
 impl Simd {
-    /// Those that this machine has. The running test is reported to skip the others.
+    /// Those that this machine supports. The running test is reported to skip the others.
     pub fn tested() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|simd| simd.is_tested())
     }
 
-    /// Whether this machine has it. Where not, the running test is reported to skip it.
+    /// Whether this machine supports it. If not, the running test is reported to skip it.
     pub fn is_tested(self) -> bool {
         missing::present_or_reported(&self, self.is_supported())
     }
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back_as_what_they_name() {
+    fn names_parse_back() {
         for simd in Simd::ALL {
             assert_eq!(simd.as_str().parse(), Ok(simd));
         }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_detected_is_supported() {
+    fn the_detected_set_is_supported() {
         assert!(Simd::detect().is_supported());
     }
 }

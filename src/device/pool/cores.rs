@@ -1,4 +1,4 @@
-//! The cores that the pools of a process share, and whose turn it is to use them.
+//! The cores that the pools of a process share, and the queue for them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,36 +11,36 @@ use parking_lot::{Condvar, Mutex};
 use super::affinity::CpuSet;
 use super::team::ThreadTeam;
 
-/// All that some pool of this process uses, one for each set of cpus that threads were found to be allowed.
+/// One entry for each set of CPUs that pools of this process were created with.
 static ALL: Mutex<Vec<Weak<Cores>>> = Mutex::new(Vec::new());
 
-/// A set of cpus, and threads for it. No more threads of it compute at a time than the process may run.
+/// A set of CPUs and the threads for it. At any time, at most as many of them compute as the process may run.
 pub(super) struct Cores {
     cpus: CpuSet,
-    /// Threads that may compute at a time: the cpus, or less if a control group's quota is less.
+    /// Threads that may compute at a time: the number of CPUs, or less if the control group has a lower quota.
     capacity: usize,
-    /// Pools that wait for their turn.
+    /// Pools that are waiting for their turn.
     num_waiting: AtomicUsize,
     state: Mutex<TeamSchedule>,
-    /// Somebody's turn may have come.
+    /// A turn may have begun for one of the waiting pools.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct TeamSchedule {
-    /// Threads whose turn it is, callers included.
+    /// Threads that may compute now, including callers.
     num_busy: usize,
-    /// Who waits, by ticket, the first in front.
+    /// Tickets of the waiting pools, first come, first served.
     queue: VecDeque<u64>,
     next_ticket: u64,
-    /// Teams that nobody has.
+    /// Teams that are not in use.
     idle: Vec<ThreadTeam>,
-    /// Sizes of all teams.
+    /// The sizes of all teams.
     team_sizes: Vec<usize>,
 }
 
 impl Cores {
-    /// Those that the calling thread may use.
+    /// The cores that the calling thread may use.
     pub(super) fn of_caller() -> Arc<Self> {
         let cpus = CpuSet::of_caller();
         let mut all = ALL.lock();
@@ -60,12 +60,12 @@ impl Cores {
         cores
     }
 
-    /// Sees to it that there are teams for another pool of `num_threads`: as many as pools can have their turn
-    /// at a time.
+    /// Makes sure that there are enough teams for another pool of `num_threads`: as many as pools of that size
+    /// can compute at a time.
     ///
     /// # Errors
     ///
-    /// The system refuses a thread.
+    /// If the system refuses a thread.
     pub(super) fn reserve_team(&self, num_threads: usize) -> io::Result<()> {
         let mut state = self.state.lock();
         let is_of_size = |size: &&usize| **size == num_threads;
@@ -74,14 +74,14 @@ impl Cores {
             let team = ThreadTeam::start(num_threads, &self.cpus)?;
             state.idle.push(team);
             state.team_sizes.push(num_threads);
-            // Whoever waits for a team of this size need not any more.
+            // A pool may be waiting for a team of this size.
             self.changed.notify_all();
         }
         Ok(())
     }
 
-    /// Waits until `num_threads` may compute, the calling one among them, first come, first served. Gives the
-    /// others; one alone has none.
+    /// Waits until `num_threads` may compute, including the caller, first come, first served. Returns the
+    /// team of the others, or `None` for a single thread.
     pub(super) fn take(&self, num_threads: usize) -> Option<ThreadTeam> {
         let mut state = self.state.lock();
         let ticket = state.next_ticket;
@@ -99,7 +99,7 @@ impl Cores {
                 state.queue.pop_front();
                 self.num_waiting.fetch_sub(1, Ordering::Relaxed);
                 state.num_busy += num_threads;
-                // There may be room for the next as well.
+                // There may be room for the next one too.
                 if !state.queue.is_empty() {
                     self.changed.notify_all();
                 }
@@ -109,7 +109,7 @@ impl Cores {
         }
     }
 
-    /// Gives back what was taken.
+    /// Ends a turn, and returns its team.
     pub(super) fn give_back(&self, num_threads: usize, team: Option<ThreadTeam>) {
         let mut state = self.state.lock();
         state.num_busy -= num_threads;
@@ -119,7 +119,7 @@ impl Cores {
         }
     }
 
-    /// Whether somebody waits for a turn. Only a hint: it may change at any moment.
+    /// Whether a pool is waiting for its turn. Only a hint: it may change at any moment.
     pub(super) fn is_wanted(&self) -> bool {
         self.num_waiting.load(Ordering::Relaxed) > 0
     }

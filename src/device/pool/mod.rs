@@ -1,19 +1,19 @@
 //! A persistent pool of threads for operations of a few microseconds, shared by all models of a process.
 //!
-//! The calling thread takes part as worker 0. Workers spin for a moment after each run, because within
-//! a step the next one follows at once, and sleep when none does, so that an idle model costs nothing.
-//! Each worker has a share of the tasks, the same in every run, so that what it reads may still be in its
-//! core's cache; done with it, it helps the others. One that loses its core for a while holds nobody up.
+//! The calling thread is worker 0. After a run, workers spin for a moment, because within a step the next run
+//! follows at once; then they sleep, so that an idle model costs nothing. Each worker has the same share of
+//! the tasks in every run, so that its data may still be in its core's cache. A worker that has finished its
+//! share takes tasks from the others, so a worker that loses its core for a while does not delay the run.
 //!
 //! ```text
 //! tasks      0 1 2 3 4 5 6 7 8 9
 //! worker 0   |-------> <-|           from the front of its own share ...
-//! worker 1               |-------->  ... and from the back of another's
+//! worker 1               |-------->  ... and from the back of another one's
 //! ```
 //!
-//! Pools take turns: together they never compute on more threads than the process may run, so that nobody's
-//! spinning takes a core from somebody's step. A [`Turn`] is a step, or part of a long one; whoever waits for
-//! one sleeps.
+//! Pools take turns. Together they never compute on more threads than the process may run, so that the
+//! spinning threads of one model do not slow down the step of another. A [`Turn`] is a step, or a part of a long
+//! one. A pool that waits for its turn sleeps.
 //!
 //! ```text
 //! a pool of all threads   | step | . . . . . . . | step ...
@@ -37,36 +37,36 @@ use self::cores::Cores;
 use self::team::ThreadTeam;
 use super::disjoint_slice::DisjointSlice;
 
-/// How long a turn lasts when somebody waits for the next: long beside the time that it takes to wake a thread.
+/// How long a turn lasts if another pool is waiting: long compared with the time to wake a thread.
 const TURN: Duration = Duration::from_millis(2);
 
-/// Threads that run the tasks of one operation at a time, when it is this pool's turn.
+/// Threads that run the tasks of one operation at a time, during the turns of this pool.
 pub struct Pool(Arc<PoolState>);
 
-/// Where a pool's turn is kept.
+/// A pool and its current turn.
 struct PoolState {
     cores: Arc<Cores>,
     num_threads: usize,
     held: Mutex<Option<HeldTurn>>,
 }
 
-/// What a pool has while it is its turn.
+/// What a pool holds during its turn.
 struct HeldTurn {
-    /// None for a single thread, which is the caller.
+    /// `None` if the caller is the only thread.
     team: Option<ThreadTeam>,
     since: Instant,
 }
 
-/// Keeps a pool's turn from one operation to the next, until it is dropped.
+/// Keeps the turn of a pool between operations. Dropping it ends the turn.
 #[must_use]
 pub struct Turn(Arc<PoolState>);
 
 impl Pool {
-    /// A pool of `num_threads`, the caller of each run among them, on the cpus that the calling thread may use.
+    /// A pool of `num_threads`, including the caller of each run, on the CPUs that the calling thread may use.
     ///
     /// # Errors
     ///
-    /// The system refuses a thread.
+    /// If the system refuses a thread.
     pub fn new(num_threads: usize) -> io::Result<Self> {
         let cores = Cores::of_caller();
         cores.reserve_team(num_threads)?;
@@ -78,16 +78,16 @@ impl Pool {
         Ok(Self(Arc::new(state)))
     }
 
-    /// Threads that take part in a run, the caller included.
+    /// Threads that take part in a run, including the caller.
     pub fn num_threads(&self) -> usize {
         self.0.num_threads
     }
 
-    /// Waits for this pool's turn, for several operations in a row.
+    /// Waits for the turn of this pool, to run several operations in it.
     ///
     /// # Panics
     ///
-    /// It is its turn already.
+    /// If it has its turn already.
     pub fn turn(&mut self) -> Turn {
         let mut held = self.0.held.lock();
         assert!(held.is_none(), "one turn at a time");
@@ -96,21 +96,21 @@ impl Pool {
     }
 
     /// Runs `body(state, task)` once for each task below `num_tasks`, on all threads, and returns when
-    /// the last is done. Each thread has one of `states` to itself; which thread gets which task is
-    /// open, so a result must not depend on it. As a rule a thread gets tasks that follow each other.
-    /// Outside of a [`Turn`] it waits for one of its own, unless the caller does it alone.
+    /// the last one has finished. Each thread has one of `states` to itself. Which thread gets which task is
+    /// unspecified, so results must not depend on it; usually a thread gets consecutive tasks. Outside of
+    /// a [`Turn`], it waits for one, unless the caller runs the tasks alone.
     ///
     /// # Panics
     ///
-    /// A panic of a task is passed on once all threads have stopped; tasks not begun by then may be
-    /// left out. The pool stays usable.
+    /// If a task panics, its panic is resumed after all threads have stopped; tasks that have not begun by then
+    /// may be skipped. The pool stays usable.
     pub fn for_each<S: Send>(
         &mut self,
         states: &mut [S],
         num_tasks: usize,
         body: impl Fn(&mut S, usize) + Sync,
     ) {
-        assert_eq!(states.len(), self.num_threads(), "one state a thread");
+        assert_eq!(states.len(), self.num_threads(), "one state per thread");
         if num_tasks <= 1 || self.num_threads() == 1 {
             for task in 0..num_tasks {
                 body(&mut states[0], task);

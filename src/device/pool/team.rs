@@ -1,4 +1,4 @@
-//! Threads that run one operation after the other, with a caller as the first of them.
+//! A team of threads that runs one operation after another, together with the calling thread.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -14,40 +14,40 @@ use parking_lot::{Condvar, Mutex};
 
 use super::affinity::{self, CpuSet};
 
-/// How long a thread looks for work, or for the others to be done, before it sleeps.
+/// How long a thread spins while it waits for work, or for the others to finish, before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Threads that run the tasks of one operation at a time. They end when it is dropped.
+/// Threads that run the tasks of one operation at a time. Dropping the team ends them.
 pub(super) struct ThreadTeam {
     shared: Arc<TeamShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What all workers do in a run, each with its own number.
+/// What every worker does in a run. It is given the index of the worker.
 type Job = dyn Fn(usize) + Sync;
 
 struct TeamShared {
-    /// Counts runs; a worker that sees a new number takes the job.
+    /// Counts runs. A worker that sees a new number runs the job.
     epoch: CacheLine<AtomicUsize>,
-    /// Workers, besides the caller, that have not finished the run.
+    /// Workers that have not finished the run, without the caller.
     pending: CacheLine<AtomicUsize>,
-    /// Threads that sleep or are about to, the caller included.
+    /// Threads that sleep or are about to, including the caller.
     num_sleepers: CacheLine<AtomicUsize>,
     stop: AtomicBool,
-    /// What is left of each worker's tasks.
+    /// The tasks of each worker that nobody has begun.
     task_ranges: Box<[CacheLine<TaskRange>]>,
-    /// The job of the current run. Written by the caller while no run is on, read by workers in one.
+    /// The job of the current run. The caller writes it between runs, and workers read it during one.
     job: UnsafeCell<Option<*const Job>>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     sleep_lock: Mutex<()>,
     wake_signal: Condvar,
 }
 
-/// Keeps a counter on a cache line of its own.
+/// Gives a value a cache line of its own, against false sharing.
 #[repr(align(128))]
 struct CacheLine<T>(T);
 
-/// A range of tasks, begin and end in one word.
+/// A range of tasks, start and end packed in one atomic word.
 #[derive(Default)]
 struct TaskRange(AtomicU64);
 
@@ -68,7 +68,7 @@ impl TaskRange {
         Some(old as u32 - 1)
     }
 
-    /// Replaces a range that is not empty; returns what it was.
+    /// Replaces the range if it is not empty, and returns the old one.
     fn update(&self, change: impl Fn(u32, u32) -> (u32, u32)) -> Option<u64> {
         let change = |word: u64| {
             let (start, end) = ((word >> 32) as u32, word as u32);
@@ -86,19 +86,19 @@ impl TaskRange {
 }
 
 // SAFETY: `job` is the only field that is not Sync and Send by itself. It is written only by
-// `ThreadTeam::run`, which holds the team exclusively, before `epoch` announces it and after `pending` has
-// come back to zero; workers read it only in between. What it points to is Sync.
+// `ThreadTeam::run`, which has exclusive access to the team, before `epoch` announces it and after `pending`
+// has returned to zero. Workers read it only in between. What it points to is Sync.
 unsafe impl Sync for TeamShared {}
 // SAFETY: as above; the pointer is used only while the job that it points to is borrowed by `run`.
 unsafe impl Send for TeamShared {}
 
 impl ThreadTeam {
-    /// Starts `num_threads - 1` threads; the caller of each run is the remaining one. `cpus` are where they
-    /// may run: a thread keeps to one of its own where there are as many, and the first is left to the caller.
+    /// Starts `num_threads - 1` threads; the caller of each run is the remaining one. If there are as many
+    /// `cpus` as threads, each thread is pinned to one of its own, and the first one is left to the caller.
     ///
     /// # Errors
     ///
-    /// The system refuses a thread. Those started before are ended.
+    /// If the system refuses a thread. Threads that were already started are ended.
     pub(super) fn start(num_threads: usize, cpus: &CpuSet) -> io::Result<Self> {
         let is_pinned = cpus.len() == num_threads;
         let shared = Arc::new(TeamShared {
@@ -134,18 +134,18 @@ impl ThreadTeam {
         Ok(team)
     }
 
-    /// What goes when the last thread does.
+    /// Dropped together with the last thread.
     #[cfg(test)]
     pub(super) fn shared(&self) -> std::sync::Weak<impl Sized + use<>> {
         Arc::downgrade(&self.shared)
     }
 
-    /// Threads that take part in a run, the caller included.
+    /// Threads that take part in a run, including the caller.
     pub(super) fn num_threads(&self) -> usize {
         self.threads.len() + 1
     }
 
-    /// See [`Pool::for_each`](super::Pool::for_each). There is a state for each thread.
+    /// See [`Pool::for_each`](super::Pool::for_each). There is one state per thread.
     pub(super) fn for_each<S: Send>(
         &mut self,
         states: &mut [S],
@@ -153,7 +153,7 @@ impl ThreadTeam {
         body: impl Fn(&mut S, usize) + Sync,
     ) {
         let num_threads = self.num_threads();
-        assert_eq!(states.len(), num_threads, "one state a thread");
+        assert_eq!(states.len(), num_threads, "one state per thread");
         let num_tasks = u32::try_from(num_tasks).expect("tasks are counted in 32 bits");
         let bound =
             |worker: usize| (u64::from(num_tasks) * worker as u64 / num_threads as u64) as u32;
@@ -163,8 +163,8 @@ impl ThreadTeam {
         let shared = Arc::clone(&self.shared);
         let states = States(states.as_mut_ptr());
         self.run(&|worker| {
-            // SAFETY: `worker` is below the number of states, and every worker of a run has a number
-            // of its own, so nobody else has this state.
+            // SAFETY: `worker` is below the number of states, and no two workers of a run have the same
+            // index, so nobody else has this state.
             let state = unsafe { &mut *states.get().add(worker) };
             while let Some(task) = shared.next_task(worker) {
                 let done = catch_unwind(AssertUnwindSafe(|| body(state, task as usize)));
@@ -181,17 +181,17 @@ impl ThreadTeam {
     /// Runs `job` once on every thread.
     fn run(&mut self, job: &(dyn Fn(usize) + Sync)) {
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. Workers use the pointer before they count themselves out
-        // of `pending`, and this function does not return before all have.
+        // SAFETY: only the lifetime changes. Workers use the pointer only until they decrement
+        // `pending`, and this function does not return before all of them have.
         let job_ptr =
             unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Job>(job) };
-        // SAFETY: `&mut self` and `pending == 0` (the end of the run before): nobody reads the cell.
+        // SAFETY: nobody reads the cell: `&mut self`, and `pending == 0` since the end of the last run.
         unsafe { *shared.job.get() = Some(job_ptr) };
         shared
             .pending
             .0
             .store(self.threads.len(), Ordering::Relaxed);
-        // Sequentially consistent with `sleep_unless`: either the sleeper sees the new epoch, or this
+        // Sequentially consistent with `wait_until`: either the sleeper sees the new epoch, or this
         // thread sees the sleeper.
         shared.epoch.0.fetch_add(1, Ordering::SeqCst);
         shared.wake();
@@ -210,14 +210,14 @@ impl Drop for ThreadTeam {
         self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
         self.shared.wake();
         for thread in self.threads.drain(..) {
-            // A worker catches what its jobs throw, so it ends in no other way than by returning.
+            // Workers catch the panics of their jobs, so a thread always ends by returning.
             let _ = thread.join();
         }
     }
 }
 
 impl TeamShared {
-    /// The next task of a worker: of its own share, or else of another's.
+    /// The next task of a worker: the first of its own range, or else the last of another one's.
     fn next_task(&self, worker: usize) -> Option<u32> {
         let (before, from) = self.task_ranges.split_at(worker);
         let mut others = from[1..].iter().chain(before);
@@ -227,7 +227,7 @@ impl TeamShared {
             .or_else(|| others.find_map(|share| share.0.pop_back()))
     }
 
-    /// A worker's life.
+    /// The loop of a worker thread.
     fn work(&self, worker: usize) {
         let mut seen = 0;
         loop {
@@ -236,8 +236,8 @@ impl TeamShared {
                 return;
             }
             seen += 1;
-            // SAFETY: the epoch announced a run and this worker is still counted in `pending`, so the
-            // cell is not written and the job is alive.
+            // SAFETY: the epoch announced a run, and `pending` still counts this worker, so the cell is
+            // not written and the job is alive.
             let job = unsafe { (*self.job.get()).map(|job| &*job) };
             if let Some(job) = job
                 && let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(worker)))
@@ -250,7 +250,7 @@ impl TeamShared {
         }
     }
 
-    /// Returns when `done` holds: looks for a while, then sleeps until woken.
+    /// Returns when `done` holds: spins for a while, then sleeps until it is woken.
     fn wait_until(&self, done: impl Fn() -> bool) {
         let mut start = None;
         loop {
@@ -272,7 +272,7 @@ impl TeamShared {
         self.num_sleepers.0.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Wakes whoever sleeps. Called after the store that the sleepers wait for.
+    /// Wakes all sleepers. Called after the store that they wait for.
     fn wake(&self) {
         if self.num_sleepers.0.load(Ordering::SeqCst) > 0 {
             let _sleep_lock = self.sleep_lock.lock();
@@ -281,7 +281,7 @@ impl TeamShared {
     }
 }
 
-/// The states' address, which may go to other threads.
+/// A pointer to the states that may be sent to other threads.
 struct States<S>(*mut S);
 
 impl<S> States<S> {
@@ -290,5 +290,5 @@ impl<S> States<S> {
     }
 }
 
-// SAFETY: each worker takes only the state with its own number, and `S` is Send.
+// SAFETY: each worker uses only the state with its own index, and `S` is Send.
 unsafe impl<S: Send> Sync for States<S> {}

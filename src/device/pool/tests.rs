@@ -185,7 +185,7 @@ fn a_long_turn_gives_way_to_whoever_waits() {
 }
 
 #[test]
-fn pools_of_one_thread_take_turns_without_a_crew() {
+fn pools_of_one_thread_take_turns_without_a_team() {
     let mut pools: Vec<_> = (0..3).map(|_| Pool::new(1).expect("no thread")).collect();
     for pool in &mut pools {
         let turn = pool.turn();

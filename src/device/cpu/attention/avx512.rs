@@ -1,5 +1,5 @@
-//! The tile with AVX-512: scores of 16 positions a register, then 16 elements of values a register, both
-//! by `vdpbf16ps`.
+//! The kernel for AVX-512: scores of 16 positions per register, then 16 elements of values per register, both
+//! with `vdpbf16ps`.
 
 use std::arch::x86_64::*;
 
@@ -12,7 +12,7 @@ use super::{AttentionTile, MAX_ROWS, TILE, TILE_GROUPS};
 ///
 /// # Safety
 ///
-/// The tile's pointers and sizes are right; the machine has AVX-512 with bf16.
+/// The pointers and sizes of the tile are valid, and the machine supports AVX-512 with bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub(super) unsafe fn tile(tile: &AttentionTile) {
     // Six rows times four registers are 24 independent sums.
@@ -58,8 +58,8 @@ unsafe fn some_rows<const ROWS: usize>(tile: &AttentionTile, first: usize) {
     }
 }
 
-/// Writes the scores of `ROWS` rows with all groups, the last ones repeated where there are fewer than
-/// four: nothing sees those.
+/// Writes the scores of `ROWS` rows with four groups. If the tile has fewer, the last one is repeated, and its
+/// positions are masked later.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn score<const ROWS: usize>(tile: &AttentionTile, first: usize) {
@@ -97,9 +97,8 @@ unsafe fn score<const ROWS: usize>(tile: &AttentionTile, first: usize) {
     }
 }
 
-/// The softmax of `super::softmax`, for one row whose scores, scaled already, have the given place:
-/// returns the factor of its earlier sums in all lanes. The probabilities are summed by the instruction
-/// that will weigh the values with them.
+/// The softmax of `super::softmax` for one row of scaled scores. Returns the factor of its earlier sums in all
+/// lanes. The probabilities are summed by the same instruction that weights the values with them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn softmax(tile: &AttentionTile, row: usize, place: usize) -> __m512 {
@@ -119,7 +118,7 @@ unsafe fn softmax(tile: &AttentionTile, row: usize, place: usize) -> __m512 {
     let old_max = _mm512_set1_ps(state.max);
     let mut max = old_max;
     for (scores, seen) in scores.iter().zip(seen) {
-        // Where a score is not a number, the maximum stays: the second operand.
+        // If a score is NaN, the maximum stays, because it is the second operand.
         max = _mm512_mask_max_ps(max, seen, *scores, max);
     }
     let max = max_of_lanes(max);
@@ -133,7 +132,7 @@ unsafe fn softmax(tile: &AttentionTile, row: usize, place: usize) -> __m512 {
     for p in p.as_chunks::<2>().0 {
         sums = _mm512_dpbf16_ps(sums, _mm512_cvtne2ps_pbh(p[1], p[0]), ones());
     }
-    // A scale of what is not seen may not be a number: the mask keeps it out.
+    // Scales of masked positions may be NaN.
     let p: [__m512; TILE_GROUPS] = std::array::from_fn(|i| {
         // SAFETY: 64 scales of values.
         let scales = unsafe { _mm512_loadu_ps((*tile.scales).values.as_ptr().add(i * GROUP)) };
@@ -154,12 +153,11 @@ unsafe fn softmax(tile: &AttentionTile, row: usize, place: usize) -> __m512 {
     rescale
 }
 
-/// `2^x` within 3 units in the last place for `x` of at most zero, in the lanes of `mask`, zero in the
-/// others; NaN stays NaN.
+/// `2^x` within 3 units in the last place for `x <= 0` in the lanes of `mask`, zero in the others. NaN stays NaN.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn exp2(mask: __mmask16, x: __m512) -> __m512 {
-    // Minus infinity less its integer part is not a number. The second operand is kept if NaN.
+    // Minus infinity minus its integer part is NaN. The second operand is kept if it is NaN.
     let x = _mm512_max_ps(_mm512_set1_ps(-150.0), x);
     let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
     let r = _mm512_sub_ps(x, n);
@@ -180,8 +178,8 @@ fn max_of_lanes(x: __m512) -> __m512 {
     _mm512_max_ps(x, _mm512_permute_ps::<0b10_11_00_01>(x))
 }
 
-/// Rescales 16 * `REGISTERS` elements of the running sums of `ROWS` rows, from `d` on, and adds the
-/// weighted values.
+/// Rescales 16 * `REGISTERS` columns of the running sums of `ROWS` rows, starting at `d`, and adds the weighted
+/// values.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn accumulate<const ROWS: usize, const REGISTERS: usize>(

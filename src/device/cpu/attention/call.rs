@@ -1,4 +1,5 @@
-//! A task of attention: a key/value head of one sequence, and a tile of its queries; or a part of its positions.
+//! One call of attention, divided into tasks: a key/value head of one sequence and a tile of its queries, or only
+//! a part of its positions.
 
 use std::ops::Range;
 
@@ -19,16 +20,16 @@ use super::{
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{AttentionParams, KvBatch, KvDtype, KvLayout, KvSpan};
 
-/// Rows that a task aims at: queries of one token more or less.
+/// Query rows per task, roughly: a task has whole tokens.
 const TASK_ROWS: usize = 96;
 
 /// The positions of a task that is not split.
 const ALL: Range<usize> = 0..usize::MAX;
 
-/// Elements of all totals that tasks are split for, at most.
+/// The most elements of the totals of all split tasks.
 pub(super) const MAX_TOTALS_LEN: usize = 1 << 20;
 
-/// AttentionScratch memory of one thread.
+/// Scratch memory of one thread.
 #[derive(Default)]
 pub(in super::super) struct AttentionScratch {
     queries: Queries,
@@ -37,12 +38,12 @@ pub(in super::super) struct AttentionScratch {
     probabilities: Vec<u16>,
     state: Vec<RowState>,
     acc: Vec<f32>,
-    /// Of the parts before, [`parts::row_len`] each.
+    /// The totals of earlier parts, [`parts::row_len`] per row.
     totals: Vec<f32>,
     copies: Copies,
 }
 
-/// A call's operands, and how it is cut into tasks.
+/// The operands of a call, and its division into tasks.
 pub(super) struct AttentionCall<'a> {
     simd: Simd,
     kernel: AttentionKernel,
@@ -51,19 +52,19 @@ pub(super) struct AttentionCall<'a> {
     batch: &'a KvBatch<'a>,
     cache: &'a KvLayer<'a>,
     q: &'a [u16],
-    /// How many tiles of queries come before each span.
+    /// The number of query tiles before each span.
     tile_starts: &'a [usize],
     num_tiles: usize,
-    /// Tokens of a tile of queries.
+    /// Tokens per query tile.
     tile_tokens: usize,
-    /// Parts that each task is split into, empty ones among them; one if tasks stay whole.
+    /// Parts per task, including empty ones. One if tasks are not split.
     num_parts: usize,
-    /// Elements of the totals of a task's part.
+    /// Elements of the totals of a part.
     totals_len: usize,
 }
 
 impl<'a> AttentionCall<'a> {
-    /// Cuts the batch into tasks for some threads; `tile_starts` is memory to write in.
+    /// Divides the batch into tasks for some threads. `tile_starts` is scratch memory.
     pub fn new(
         (simd, num_threads): (Simd, usize),
         params: &'a AttentionParams,
@@ -99,7 +100,7 @@ impl<'a> AttentionCall<'a> {
         operation
     }
 
-    /// Splits the tasks if the longest of them takes more than half of what each thread has to do.
+    /// Splits the tasks if the longest one is more than half of each thread's work.
     fn split(&mut self, num_threads: usize) {
         let (mut total, mut longest, mut max_kv_len, mut max_tokens) = (0, 0, 0, 0);
         for span in self.batch.spans() {
@@ -122,18 +123,18 @@ impl<'a> AttentionCall<'a> {
         }
     }
 
-    /// Whole tasks.
+    /// The number of whole tasks.
     pub fn num_tasks(&self) -> usize {
         self.num_tiles * self.params.shape.num_kv_heads
     }
 
-    /// Parts of all tasks, if they are split.
+    /// The number of parts of all tasks, if they are split.
     pub fn num_parts(&self) -> Option<usize> {
         (self.num_parts > 1).then(|| self.num_tasks() * self.num_parts)
     }
 
-    /// All tiles of a head follow one another, while its keys and values are in the cache, and the
-    /// last comes first, because it sees most.
+    /// The tiles of a head are consecutive, so that its keys and values stay in the cache. The last one comes first,
+    /// because it sees most.
     fn task(&self, index: usize) -> Option<Task<'a>> {
         if index >= self.num_tasks() {
             return None;
@@ -156,7 +157,7 @@ impl<'a> AttentionCall<'a> {
         })
     }
 
-    /// The first position that the query at `position` sees but for the sinks.
+    /// The first position after the sinks that the query at `position` sees.
     fn first_seen(&self, position: usize) -> usize {
         let window = self
             .params
@@ -165,7 +166,7 @@ impl<'a> AttentionCall<'a> {
         (position + 1).saturating_sub(window)
     }
 
-    /// The positions of the tile at `start` that the query at `position` sees, a bit for each.
+    /// A mask of the positions of the tile at `start` that the query at `position` sees.
     fn seen(&self, position: usize, start: usize) -> u64 {
         let below = |end: usize| match end.saturating_sub(start) {
             len @ 0..TILE => (1_u64 << len) - 1,
@@ -175,8 +176,8 @@ impl<'a> AttentionCall<'a> {
         below(position + 1) & (sinks | !below(self.first_seen(position)))
     }
 
-    /// Where the tiles begin that any query of the task sees, in order: those of the sinks, then those
-    /// of the window, as far as they are among `positions`, which begin with a tile.
+    /// The starts of the tiles within `positions` that any query of the task sees: first those of the sinks, then those
+    /// of the window. `positions` start at a tile.
     fn tiles(&self, task: &Task<'_>, positions: &Range<usize>) -> impl Iterator<Item = usize> {
         let among = |range: Range<usize>| {
             let (start, end) = (
@@ -190,7 +191,7 @@ impl<'a> AttentionCall<'a> {
         sinks.chain(among(first..task.first_position + task.num_tokens))
     }
 
-    /// Computes one task and writes its rows of `out`.
+    /// Computes one task, and writes its rows of `out`.
     pub fn attend(&self, index: usize, scratch: &mut AttentionScratch, out: &DisjointSlice<u16>) {
         let Some(task) = self.task(index) else { return };
         let next = self.task(index + 1).map(|task| (task, ALL));
@@ -201,7 +202,7 @@ impl<'a> AttentionCall<'a> {
         scratch.totals = totals;
     }
 
-    /// Computes one part of a split task, and writes the totals of its rows into its piece of `totals`.
+    /// Computes one part of a split task, and writes the totals of its rows to its piece of `totals`.
     pub fn attend_part(
         &self,
         index: usize,
@@ -211,17 +212,17 @@ impl<'a> AttentionCall<'a> {
         let Some((task, positions)) = self.part(index) else {
             return;
         };
-        // SAFETY: every part has a piece of its own.
+        // SAFETY: each part has its own piece.
         let totals = unsafe { totals.slice(index * self.totals_len, self.totals_len) };
         let totals = &mut totals[..self.totals_len_of(task.num_tokens)];
         self.walk((&task, positions), self.part(index + 1), scratch, totals);
     }
 
-    /// Puts the parts of a task together, and writes its rows of `out`.
+    /// Combines the parts of a task, and writes its rows of `out`.
     pub fn join(&self, index: usize, totals: &DisjointSlice<f32>, out: &DisjointSlice<u16>) {
         let Some(task) = self.task(index) else { return };
         let len = self.totals_len;
-        // SAFETY: every task has its own parts' pieces.
+        // SAFETY: each task uses only the pieces of its own parts.
         let totals = unsafe { totals.slice(index * self.num_parts * len, self.num_parts * len) };
         let (first, later) = totals.split_at_mut(len);
         let row_len = parts::row_len(self.cache.layout());
@@ -235,24 +236,24 @@ impl<'a> AttentionCall<'a> {
         self.write(&task, &first[..len_of_rows], out);
     }
 
-    /// A part of a split task: which one, and its positions.
+    /// A part of a split task: the task, and the positions of the part.
     fn part(&self, index: usize) -> Option<(Task<'a>, Range<usize>)> {
         let part = index % self.num_parts;
         let task = self.task(index / self.num_parts)?;
         Some((task, part * PART..(part + 1) * PART))
     }
 
-    /// Elements of the totals of a key/value head's rows for some tokens.
+    /// Elements of the totals for some tokens of one key/value head.
     fn totals_len_of(&self, num_tokens: usize) -> usize {
         num_tokens * self.heads() * parts::row_len(self.cache.layout())
     }
 
-    /// Query heads of a key/value head.
+    /// Query heads per key/value head.
     fn heads(&self) -> usize {
         self.params.shape.num_q_heads / self.params.shape.num_kv_heads
     }
 
-    /// The place of a token's rows in queries and results: where they begin, and their length.
+    /// The start and length of the rows of a token in queries and results.
     fn place(&self, task: &Task<'_>, token: usize) -> (usize, usize) {
         let shape = self.params.shape;
         let len = self.heads() * shape.head_dim;
@@ -260,8 +261,8 @@ impl<'a> AttentionCall<'a> {
         (start, len)
     }
 
-    /// Takes those tiles into the totals of a task's rows that are among some positions. `next` is, as a rule,
-    /// this thread's next task: its memory is asked for during the last tile of this.
+    /// Adds the tiles within some positions to the totals of the rows of a task. `next_task` is usually this thread's next
+    /// task: its first tile is prefetched during the last one of this task.
     fn walk(
         &self,
         (task, positions): (&Task<'_>, Range<usize>),
@@ -310,7 +311,7 @@ impl<'a> AttentionCall<'a> {
             let q_scale = scratch.queries.scales.get(index).copied().unwrap_or(1.0);
             let sum = state.sum();
             let max = match state.max {
-                // Nothing was seen, whatever the scale is.
+                // Nothing was seen; the scale may be NaN.
                 f32::NEG_INFINITY => f32::NEG_INFINITY,
                 max => max * (self.params.scale * q_scale),
             };
@@ -324,7 +325,7 @@ impl<'a> AttentionCall<'a> {
         let mut rows = totals.chunks_exact(parts::row_len(self.cache.layout()));
         for token in 0..task.num_tokens {
             let (start, len) = self.place(task, token);
-            // SAFETY: the tokens of a task are its own, and within a token the heads.
+            // SAFETY: no other task has these tokens and this head.
             let out = unsafe { out.slice(start, len) };
             for (out, row) in out.chunks_exact_mut(head_dim).zip(&mut rows) {
                 let (sum, values) = parts::sum_and_values(row);
@@ -333,8 +334,8 @@ impl<'a> AttentionCall<'a> {
         }
     }
 
-    /// Takes the 64 positions from `start` on into the sums of the rows that see any of them. `here` are their
-    /// groups, and `ahead` those of the tile after this.
+    /// Adds the 64 positions starting at `start` to the sums of the rows that see any of them. `here` are their groups,
+    /// `ahead` those of the next tile.
     fn attend_tile(
         &self,
         task: &Task<'_>,
@@ -346,7 +347,7 @@ impl<'a> AttentionCall<'a> {
         let layout = *self.cache.layout();
         let shape = self.params.shape;
         let heads = self.heads();
-        // These rows lie side by side, since positions ascend.
+        // These rows are consecutive, because positions ascend.
         let mut rows = 0..0;
         let mut seen_by_any = 0;
         for token in 0..task.num_tokens {
@@ -369,7 +370,7 @@ impl<'a> AttentionCall<'a> {
         let queries = &scratch.queries;
         let q_start = rows.start * shape.head_dim;
         let mut tile = AttentionTile {
-            // Those that the kernel does not take are not there.
+            // The scratch has only the operands that this kernel uses.
             q: queries.words.as_ptr().wrapping_add(q_start),
             wide_q: queries.wide.as_ptr().wrapping_add(q_start),
             q_scales: queries.scales.as_ptr().wrapping_add(rows.start),
@@ -397,12 +398,12 @@ impl<'a> AttentionCall<'a> {
             scratch,
             &mut tile,
         );
-        // SAFETY: the scratch has that many rows, the groups were found, and the kernel was chosen for
-        // this machine.
+        // SAFETY: the scratch has that many rows, the pointers of the groups are valid, and the machine
+        // supports the kernel.
         unsafe { (self.kernel)(&tile) };
     }
 
-    /// Points a tile at its groups, in place or copied, and at those of the next one.
+    /// Sets the pointers of a tile to its groups, in place or copied, and to those of the next tile.
     fn find_groups(
         &self,
         (task, start): (&Task<'_>, usize),
@@ -430,7 +431,7 @@ impl<'a> AttentionCall<'a> {
             tile.values[i] = group.values.as_ptr();
             tile.stored_scales[i] = group.scales.as_ptr();
         }
-        // What was widened has asked for the next tile itself.
+        // Widening has prefetched the next tile already.
         let is_widened = self.operands == Operands::Bf16 && tile.layout.dtype == KvDtype::Int8;
         if is_widened {
             tile.scales = copies.scales();
@@ -445,7 +446,7 @@ impl<'a> AttentionCall<'a> {
 }
 
 impl AttentionScratch {
-    /// Makes room for a task and empties the sums. The queries are there already.
+    /// Makes room for a task, and resets the sums. The queries have been added before.
     fn prepare(&mut self, rows: usize, layout: &KvLayout) {
         self.scores.resize(MAX_ROWS * TILE, 0.0);
         self.probabilities.resize(MAX_ROWS * TILE, 0);
@@ -456,15 +457,15 @@ impl AttentionScratch {
         self.copies.prepare(layout);
     }
 
-    /// Empties the sums of all rows, for another part.
+    /// Resets the sums of all rows for the next part.
     fn empty_sums(&mut self) {
         self.state.fill(RowState::EMPTY);
         self.acc.fill(0.0);
     }
 }
 
-/// Divides by the sum. A result too small for bf16's normal range becomes a positive zero: whether such
-/// remnants survive, and the sign of a zero, may depend on how many zero products were added.
+/// Divides by the sum. Results below the normal range of bf16 become positive zero, because they and the sign of a
+/// zero could depend on how many zero products were added.
 #[inline(always)]
 fn finish(acc: &[f32], sum: f32, out: &mut [u16]) {
     for (acc, out) in acc.iter().zip(out) {
@@ -527,7 +528,7 @@ mod tests {
     #[test]
     fn tasks_are_split_where_a_long_one_would_leave_threads_without_work() {
         assert_eq!(num_parts(4, None, &[(1, 3000)]), Some(2 * 3));
-        // Two tasks of two sequences are as many as threads, but not enough to share them evenly.
+        // As many tasks as threads, but too few to balance them.
         assert_eq!(num_parts(4, None, &[(1, 3000), (1, 3000)]), Some(4 * 3));
         assert_eq!(
             num_parts(4, None, &[(1, 3000), (8, 9), (1, 9)]),
@@ -535,10 +536,10 @@ mod tests {
         );
         assert_eq!(num_parts(1, None, &[(1, 3000)]), None);
         assert_eq!(num_parts(2, None, &[(1, 3000), (1, 3000)]), None);
-        // Nothing is long.
+        // No sequence is long.
         assert_eq!(num_parts(64, None, &[(1, 1024)]), None);
         assert_eq!(num_parts(64, Some(1000), &[(1, 3000)]), None);
-        // A context has tasks enough.
+        // A context has enough tasks.
         assert_eq!(num_parts(4, None, &[(2000, 3000)]), None);
     }
 }

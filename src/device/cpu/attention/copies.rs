@@ -4,7 +4,7 @@ use super::super::kv_cache::GROUP;
 use super::{Scales, TILE_GROUPS};
 use crate::device::KvLayout;
 
-/// A tile of keys and values in bf16 or as they are stored, and their scales.
+/// Room for a tile of keys and values, in bf16 or as they are stored, and their scales.
 pub(super) struct Copies {
     keys: Vec<u16>,
     values: Vec<u16>,
@@ -20,13 +20,13 @@ pub(super) struct GatheredGroup {
     pub values: Vec<u16>,
 }
 
-/// The part of one group.
+/// The room for one group.
 pub(super) struct Room<'a> {
     pub keys: &'a mut [u16],
     pub values: &'a mut [u16],
     pub key_scales: &'a mut [f32],
     pub value_scales: &'a mut [f32],
-    /// Both as they are stored.
+    /// The scales of keys and values as they are stored.
     pub stored_scales: &'a mut [u16],
 }
 
@@ -38,7 +38,7 @@ impl Copies {
         self.values.resize(len(layout.value_group_len()), 0);
     }
 
-    /// The parts of the tile's groups, and memory to gather one in.
+    /// The room for each group of the tile, and for one that is gathered.
     pub fn rooms(
         &mut self,
         layout: &KvLayout,
@@ -78,10 +78,10 @@ impl Default for Copies {
     }
 }
 
-/// Elements of a line of the processor's cache.
+/// Elements per cache line.
 const LINE: usize = 32;
 
-/// The memory from the first whole line on: vectors that straddle lines are slow.
+/// The memory aligned to cache lines, because vectors that cross lines are slow.
 fn aligned_mut(memory: &mut [u16]) -> &mut [u16] {
     let first = memory.as_ptr().align_offset(2 * LINE).min(LINE);
     &mut memory[first..]

@@ -1,4 +1,4 @@
-//! The groups of 16 positions that a tile consists of: in place where they can be, else copied.
+//! The groups of 16 positions of a tile: read in place if possible, otherwise copied.
 
 use super::super::kv_cache::{GROUP, KvGroup, KvLayer};
 use super::TILE_GROUPS;
@@ -7,31 +7,29 @@ use super::task::Task;
 use crate::base::BlockId;
 use crate::device::KvLayout;
 
-/// The groups of a tile, as far as they are of the sequence and in one place.
+/// The groups of a tile that can be read in place.
 pub(super) type Groups<'a> = [Option<KvGroup<'a>>; TILE_GROUPS];
 
-/// 16 positions of a sequence.
+/// A group of 16 positions of a sequence.
 #[derive(Clone, Copy)]
 pub(super) struct Lanes<'a> {
-    /// The first one.
+    /// The first position.
     pub start: usize,
-    /// Those that any row of the task sees, a bit each. The others do not count: a block that has none
-    /// of them is not read.
+    /// A mask of the positions that any row of the task sees. A block without any of them is not read.
     pub seen: u16,
-    /// Where they all are.
+    /// The stored group, if it has all of them.
     pub in_place: Option<KvGroup<'a>>,
 }
 
 impl<'a> Lanes<'a> {
-    /// The group in its place, if any row sees of it.
+    /// The stored group, if any row sees a position of it.
     pub fn seen_in_place(&self) -> Option<KvGroup<'a>> {
         self.in_place.filter(|_| self.seen != 0)
     }
 }
 
-/// Keys and values of a group in bf16, in place or copied to `room`. Groups that no row sees have zeros for values.
-/// What was copied has them for positions that are not seen; what is in place may have there what a former owner
-/// of the block left, which may not even be a number.
+/// The keys and values of a group in bf16, in place or copied to `room`. In a copy, values of positions that no row
+/// sees are zero; in place, they may be remnants of an earlier owner of the block, even NaN.
 pub(super) fn group<'a>(
     cache: &KvLayer<'_>,
     task: &Task<'_>,
@@ -54,7 +52,7 @@ pub(super) fn group<'a>(
     }
 }
 
-/// The same with values of zero beyond the sequence; keys may be anything there.
+/// As [`group`], with zero values beyond the end of the sequence. The keys there are unspecified.
 pub(super) fn whole_group<'a>(
     cache: &KvLayer<'_>,
     task: &Task<'_>,
@@ -74,7 +72,7 @@ pub(super) fn whole_group<'a>(
     }
 }
 
-/// The places of the groups of the tile at `start`.
+/// The groups of the tile at `start` that can be read in place.
 pub(super) fn groups_in_place<'a>(
     cache: &'a KvLayer<'_>,
     task: &Task<'_>,
@@ -99,8 +97,8 @@ pub(super) fn groups_in_place<'a>(
     groups
 }
 
-/// Calls `copy(group, from, to)` with the stored group of each position that is seen, its lane there,
-/// and its lane among these.
+/// Calls `copy(group, from, to)` for each position that is seen, with its stored group, its lane there, and its
+/// lane in this group.
 pub(super) fn for_each_position(
     cache: &KvLayer<'_>,
     task: &Task<'_>,

@@ -1,8 +1,8 @@
 //! Groups that are stored in int8.
 //!
-//! As they are, or for a kernel that takes bf16 widened once for all queries of a task: bf16 has all elements of
-//! int8. Their scales stay apart, and the kernels apply them to scores and probabilities. Elements are always
-//! numbers; scales of what is not seen may not be.
+//! They are used as stored, or widened once for all queries of a task for a kernel that takes bf16, which represents
+//! all elements of int8. Kernels apply the scales to scores and probabilities. Scales of positions that are not
+//! seen may be NaN; elements cannot.
 
 use super::super::Simd;
 use super::super::kv_cache::{GROUP, KvGroup, KvLayer, widen};
@@ -12,7 +12,7 @@ use super::copies::{GatheredGroup, Room};
 use super::groups::{Lanes, copy_position, for_each_position};
 use super::task::Task;
 
-/// A group as it is stored, in place or gathered in `room`.
+/// A group as it is stored, in place or gathered into `room`.
 pub(super) fn stored_group<'a>(
     cache: &KvLayer<'_>,
     task: &Task<'_>,
@@ -37,7 +37,7 @@ pub(super) fn stored_group<'a>(
     }
 }
 
-/// A group widened to bf16, without its scales, which `room` has. Asks for the memory of `ahead`.
+/// A group widened to bf16. Its scales are in `room`. Prefetches `ahead`.
 pub(super) fn widen_group<'a>(
     simd: Simd,
     cache: &KvLayer<'_>,
@@ -75,7 +75,7 @@ pub(super) fn widen_group<'a>(
     }
 }
 
-/// Copies the positions that are seen from where they are.
+/// Copies the positions that are seen.
 fn gather(
     cache: &KvLayer<'_>,
     task: &Task<'_>,

@@ -1,8 +1,8 @@
-//! Attention of a step's queries over the paged cache.
+//! Paged attention.
 //!
-//! A task is one sequence, one key/value head and a tile of its queries: all query heads that share the
-//! key/value head, for a few tokens. It walks over the cache in tiles of 64 positions, counted from
-//! position 0, with a running maximum and sum (online softmax; Dao et al., arXiv:2205.14135):
+//! A task is a key/value head of one sequence and a tile of its queries: all query heads that share the key/value
+//! head, for a few tokens. It iterates over the cache in tiles of 64 positions, counted from position 0, with a
+//! running maximum and sum (online softmax; Dao et al., arXiv:2205.14135):
 //!
 //! ```text
 //! positions   0        64        128       192      kv_len
@@ -10,13 +10,13 @@
 //! row         scores = q K; p = exp(scores - max); sum, acc rescaled; acc += p V
 //! ```
 //!
-//! A row sees the same tiles in the same order with the same lanes whether its token came alone, in a
-//! chunk, or with others, and however large a block is. What a row does not see has probability zero and
-//! adds nothing; groups that no row of a task sees are not read, tiles are skipped. Every 1024 positions the
-//! sums start anew, so that threads can share a long sequence (`parts`).
+//! A row sees the same tiles in the same order and the same lanes whether its token is computed alone, in a chunk, or
+//! with others, and for any block size. Positions that a row does not see have probability zero and add nothing.
+//! Groups that no row of a task sees are not read, and tiles without any are skipped. New sums start every 1024
+//! positions, so that threads can share a long sequence (see `parts`).
 //!
-//! With AVX2, keys and values in int8 are multiplied with queries and probabilities in 16 bits; the other kernels
-//! take them as bf16.
+//! With AVX2, int8 keys and values are multiplied with 16-bit queries and probabilities. The other kernels widen them
+//! to bf16.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -44,40 +44,40 @@ use crate::device::{AttentionParams, KvBatch, KvDtype, KvLayout};
 
 pub(super) use self::call::AttentionScratch;
 
-/// Groups of a tile.
+/// Groups per tile.
 const TILE_GROUPS: usize = 4;
-/// Positions of a tile.
+/// Positions per tile.
 const TILE: usize = TILE_GROUPS * GROUP;
-/// Rows that a kernel works on at a time, at most.
+/// The most rows that a kernel computes together.
 const MAX_ROWS: usize = 6;
 
-/// One step of some rows over one tile.
+/// The work of one call: some rows and one tile.
 struct AttentionTile {
-    /// Queries, `[rows, head_dim]`, unless they are wide.
+    /// Queries in 16 bits, `[rows, head_dim]`.
     q: *const u16,
-    /// Wide ones.
+    /// Queries in f32, `[rows, head_dim]`.
     wide_q: *const f32,
-    /// The scales of queries that are integers, `[rows]`.
+    /// The scales of integer queries, `[rows]`.
     q_scales: *const f32,
     rows: usize,
     layout: KvLayout,
     keys: [*const u16; TILE_GROUPS],
     values: [*const u16; TILE_GROUPS],
-    /// The groups of the next tile as far as known, to be brought into the cache; else any others.
+    /// Groups to be prefetched: those of the next tile, if they are known.
     keys_ahead: [*const u16; TILE_GROUPS],
     values_ahead: [*const u16; TILE_GROUPS],
-    /// Groups that have positions at all; the pointers of the others are not used.
+    /// Groups with positions of the sequence; the pointers of the others are not used.
     num_groups: usize,
     scale: f32,
-    /// What the keys and values of each position are multiplied by.
+    /// The scales of the keys and values of each position.
     scales: *const Scales,
-    /// The scales of keys and values that are as they are stored.
+    /// The scales of groups that are used as stored.
     stored_scales: [*const u16; TILE_GROUPS],
-    /// For each row, the positions of the tile that it sees: a bit for each, at least one of them set.
+    /// For each row, a mask of the positions that it sees; at least one.
     seen: *const u64,
-    /// Scratch for the rows that a kernel works on at a time, `[MAX_ROWS, 64]`.
+    /// Scratch memory for scores, `[MAX_ROWS, 64]`.
     scores: *mut f32,
-    /// The same, as the values are weighted with them: in bf16, or as integers of 16 bits.
+    /// Scratch memory for the weights of values, in bf16 or as 16-bit integers.
     probabilities: *mut u16,
     /// The running maximum and sum, `[rows]`.
     state: *mut RowState,
@@ -85,37 +85,37 @@ struct AttentionTile {
     acc: *mut f32,
 }
 
-/// What keys and values of the positions of a tile are multiplied by. The kernels multiply scores and
-/// probabilities instead. What belongs to positions that nothing sees need not be a number.
+/// The scales of the keys and values of a tile. Kernels apply them to scores and probabilities. Those of positions
+/// that no row sees may be NaN.
 struct Scales {
     keys: [f32; TILE],
     values: [f32; TILE],
 }
 
 impl Scales {
-    /// Of keys and values that are stored as they are. A multiplication by one changes no bit.
+    /// For a bf16 cache. Multiplication by one changes no bit.
     const ONE: Self = Self {
         keys: [1.0; TILE],
         values: [1.0; TILE],
     };
 }
 
-/// What a kernel takes.
+/// The operands of a kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Operands {
-    /// Queries, keys and values in bf16. What is not seen of a group's values is zero.
+    /// Queries, keys and values in bf16. Values that are not seen are zero.
     Bf16,
-    /// Queries as f32, keys and values in bf16.
+    /// Queries in f32, keys and values in bf16.
     WideQueries,
-    /// Queries as integers of 16 bits, keys and values as they are stored in 8.
+    /// Queries as 16-bit integers, keys and values as the stored 8-bit integers.
     Integers,
 }
 
-/// Takes a tile into the rows' running sums. Unsafe: the pointers and sizes must be right, and the
-/// machine must have the kernel's instruction set.
+/// Adds a tile to the running sums of its rows. Unsafe: the pointers and sizes must be valid, and the
+/// machine must support the kernel's instruction set.
 type AttentionKernel = unsafe fn(&AttentionTile);
 
-/// The kernel for a cache of a type, and what it takes.
+/// The kernel for an instruction set and a cache type, with its operands.
 fn kernel(simd: Simd, dtype: KvDtype) -> (AttentionKernel, Operands) {
     match (simd, dtype) {
         #[cfg(target_arch = "x86_64")]
@@ -129,13 +129,12 @@ fn kernel(simd: Simd, dtype: KvDtype) -> (AttentionKernel, Operands) {
 }
 
 impl Cpu {
-    /// For each token of the batch, attention of its queries over the positions of its sequence up to
-    /// its own. `q` is `[m, q_len]`, rotated; keys and values of the batch are in the cache already;
-    /// `out` is `[m, q_len]`.
+    /// Attention of the queries of each token over the positions of its sequence, up to its own. `q` has the rotated
+    /// queries, `[m, q_len]`; the keys and values of the batch are already in the cache; `out` is `[m, q_len]`.
     ///
     /// # Panics
     ///
-    /// Lengths or shapes do not agree.
+    /// If lengths or shapes do not agree.
     pub fn paged_attention(
         &mut self,
         q: &[bf16],
@@ -177,7 +176,7 @@ impl Cpu {
         let out = &DisjointSlice::new(out.reinterpret_cast_mut());
         let (pool, workers, num_tasks) = (&mut self.pool, &mut self.workers, operation.num_tasks());
         if let Some(num_parts) = operation.num_parts() {
-            // All of it at once, so that a step allocates nothing when a sequence grows.
+            // Reserved in full, so that a step allocates nothing when a sequence grows.
             if self.totals.is_empty() {
                 self.totals = vec![0.0; MAX_TOTALS_LEN];
             }

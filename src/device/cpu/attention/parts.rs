@@ -1,35 +1,34 @@
-//! Parts of a sequence's positions, each with sums of its own.
+//! Parts of a sequence's positions with separate sums.
 //!
-//! A row's sums start anew with each part, and are put together in the order of the parts. So the parts of a long
-//! sequence may be computed at once, by threads that would have nothing to do otherwise, and it is the same bits
-//! (flash-decoding; Dao, Haziza, Massa, Sizov, 2023).
+//! A row has new sums in each part, which are combined in the order of the parts. So idle threads can compute parts of
+//! a long sequence in parallel with the same bits (flash-decoding; Dao, Haziza, Massa, Sizov, 2023).
 //!
 //! ```text
 //! positions   0              1024            2048       kv_len
 //!             |    part 0    |    part 1     |   part 2 . |
 //! one task    thread 0 ------------------------------------>
-//! or split    thread 0 ----> | thread 1 ---> | thread 2 --->   each with its totals, then all of them folded
+//! or split    thread 0 ----> | thread 1 ---> | thread 2 --->   each with its own totals, which are then combined
 //! ```
 
 use super::super::math::exp;
 use super::TILE;
 use crate::device::KvLayout;
 
-/// Positions of a part.
+/// Positions per part.
 pub(super) const PART: usize = 16 * TILE;
 
-/// What is before the weighted values of a row: its largest score, scaled, and the sum of its probabilities.
+/// The elements before the weighted values of a row: its largest scaled score, and the sum of its probabilities.
 const HEAD: usize = 2;
 
-/// The totals of a row that has seen nothing yet.
+/// The totals of a row that has not seen anything.
 const EMPTY: [f32; HEAD] = [f32::NEG_INFINITY, 0.0];
 
-/// Elements of the totals of a row.
+/// Elements of the totals per row.
 pub(super) fn row_len(layout: &KvLayout) -> usize {
     HEAD + layout.padded_dim()
 }
 
-/// Empties the totals of rows.
+/// Resets the totals of rows.
 pub(super) fn clear(totals: &mut [f32], row_len: usize) {
     for row in totals.chunks_exact_mut(row_len) {
         row[..HEAD].copy_from_slice(&EMPTY);
@@ -41,19 +40,19 @@ pub(super) fn sum_and_values(row: &[f32]) -> (f32, &[f32]) {
     (row[1], &row[HEAD..])
 }
 
-/// Adds the totals of later positions to a row's.
+/// Adds the totals of later positions to those of a row.
 #[inline(always)]
 pub(super) fn add(row: &mut [f32], later: &[f32]) {
     let (head, values) = later.split_at(HEAD);
     fold(row, head[0], head[1], values);
 }
 
-/// Adds a part to the totals of a row: its largest score, the sum of its probabilities relative to that, and its
-/// values so weighted.
+/// Adds a part to the totals of a row: its largest score, the sum of its probabilities relative to that score, and
+/// its weighted values.
 #[inline(always)]
 pub(super) fn fold(row: &mut [f32], max: f32, sum: f32, values: &[f32]) {
     let (head, total) = row.split_at_mut(HEAD);
-    // A row that has seen what is not a number has a sum that is none.
+    // A row that has seen a NaN has a sum of NaN.
     if [max, sum] == EMPTY {
         return;
     }
@@ -75,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_come_to_what_they_are_together() {
+    fn parts_sum_up_to_the_whole() {
         let scores = [0.5_f32, -3.0, 7.0, 6.5, -20.0];
         let mut row = [f32::NEG_INFINITY, 0.0, 9.0];
         clear(&mut row, 3);
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_was_not_seen_changes_no_bit_and_a_single_one_stays_as_it_is() {
+    fn an_unseen_part_changes_no_bit_and_a_single_part_is_kept() {
         let (nothing, part) = ([f32::NEG_INFINITY, 0.0, 5.0], [3.0, 0.1, -0.0]);
         for order in [[&nothing, &part], [&part, &nothing]] {
             let mut row = nothing;
@@ -103,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_stays_none() {
+    fn nans_stay_nans() {
         let (nan, part) = ([f32::NEG_INFINITY, f32::NAN, f32::NAN], [3.0, 0.1, 1.0]);
         for order in [[&nan, &part], [&part, &nan], [&nan, &nan]] {
             let mut row = [f32::NEG_INFINITY, 0.0, 0.0];

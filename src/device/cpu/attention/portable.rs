@@ -1,4 +1,4 @@
-//! The tile in plain Rust.
+//! The kernel in plain Rust.
 
 use super::super::kv_cache::GROUP;
 use super::super::math::from_bf16_bits;
@@ -9,7 +9,7 @@ use super::{AttentionTile, TILE};
 ///
 /// # Safety
 ///
-/// The tile's pointers and sizes are right.
+/// The pointers and sizes of the tile are valid.
 pub(super) unsafe fn tile(tile: &AttentionTile) {
     let (head_dim, padded_dim) = (tile.layout.head_dim, tile.layout.padded_dim());
     for row in 0..tile.rows {

@@ -1,4 +1,4 @@
-//! The queries of a task, as its kernel wants them.
+//! The queries of a task, in the form that its kernel takes.
 
 use super::super::Simd;
 use super::super::math::{ROUNDER, from_bf16_bits};
@@ -8,7 +8,7 @@ use super::Operands;
 /// Scratch memory for the rows of a task, `[rows, head_dim]`.
 #[derive(Default)]
 pub(super) struct Queries {
-    /// As they come, or in 16 bits with a scale for each row.
+    /// In bf16, or as 16-bit integers with one scale per row.
     pub words: Vec<u16>,
     pub wide: Vec<f32>,
     pub scales: Vec<f32>,
@@ -21,7 +21,7 @@ impl Queries {
         self.scales.clear();
     }
 
-    /// Takes some more rows in.
+    /// Adds rows.
     pub fn add(&mut self, simd: Simd, operands: Operands, rows: &[u16], head_dim: usize) {
         match operands {
             Operands::Bf16 => self.words.extend_from_slice(rows),
@@ -53,12 +53,12 @@ fn widen(rows: &[u16], out: &mut [f32]) {
     }
 }
 
-/// A row in integers of 16 bits, such that the sum of their products with as many elements of 8 has room in
-/// 32. Only the row decides its scale. If one of it is not finite, the scale is not a number.
+/// Quantises a row to 16-bit integers whose products with as many 8-bit elements sum up within 32 bits. The scale
+/// depends only on the row. If an element is not finite, the scale is NaN.
 #[inline(always)]
 fn quantise(row: &[u16], out: &mut [u16], scale: &mut f32) {
     let limit = (i32::MAX as f32 / 128.0 / row.len() as f32).min(i16::MAX as f32);
-    // The bits of positive numbers are in the order of the numbers; beyond infinity are NaNs.
+    // The bits of positive floats have the order of their values, with NaNs above infinity.
     let bits = row.iter().fold(0, |max, bits| (bits & 0x7fff).max(max));
     let largest = from_bf16_bits(bits);
     if !largest.is_finite() {
@@ -66,7 +66,7 @@ fn quantise(row: &[u16], out: &mut [u16], scale: &mut f32) {
         *scale = f32::NAN;
         return;
     }
-    // What is too small for its inverse to be finite is zero.
+    // Numbers whose inverse would overflow become zero.
     let inverse = if largest < 1e-33 {
         0.0
     } else {

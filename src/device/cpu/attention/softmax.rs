@@ -1,13 +1,13 @@
-//! Online softmax of a tile, in plain Rust that a kernel compiles for its instruction set.
+//! Online softmax of one tile, in plain Rust that is compiled for each instruction set.
 
 use super::super::kv_cache::GROUP;
 use super::super::math::{exp, from_bf16_bits, to_bf16_bits};
 use super::{Scales, TILE};
 
-/// Online softmax of one row.
+/// The state of the online softmax of one row.
 #[derive(Clone, Copy)]
 pub(super) struct RowState {
-    /// The largest score so far, not scaled.
+    /// The largest unscaled score so far.
     pub max: f32,
     /// The sums of the probabilities so far, relative to `max`, in lanes.
     pub sums: [f32; GROUP],
@@ -26,7 +26,7 @@ impl RowState {
     }
 }
 
-/// A polynomial for `2^x` in -0.5..0.5, exact at 0: `(2^x - 1) / x` interpolated at Chebyshev's nodes.
+/// A polynomial for `2^x` in -0.5..0.5, exact at 0: `(2^x - 1) / x` interpolated at Chebyshev nodes.
 #[cfg(target_arch = "x86_64")]
 pub(super) const EXP2: [f32; 6] = [
     0.001_338_130_2,
@@ -37,12 +37,11 @@ pub(super) const EXP2: [f32; 6] = [
     1.0,
 ];
 
-/// Takes a row of scores into its running maximum and sums, writes the probabilities relative to the new
-/// maximum, times the values' scales, and returns what earlier sums have to be multiplied by. Positions
-/// whose bit is not in `seen` have probability zero; at least one is.
+/// Adds a row of scores to its running maximum and sums, writes the probabilities relative to the new maximum, times
+/// the scales of the values, and returns the factor of earlier sums. Positions that are not in the mask `seen` have
+/// probability zero; the mask is not empty.
 ///
-/// The sums add up the probabilities as rounded to bf16: where scales are one, the very weights of the
-/// values.
+/// The summed probabilities are rounded to bf16, like the weights of the values.
 #[inline(always)]
 pub(super) fn softmax(
     scores: &mut [f32; TILE],
@@ -82,7 +81,7 @@ pub(super) fn softmax(
     rescale
 }
 
-/// Folds lanes in the order of a tree: halves onto each other.
+/// Reduces lanes as a tree: one half onto the other.
 #[inline(always)]
 fn tree(mut lanes: [f32; GROUP], fold: impl Fn(f32, f32) -> f32) -> f32 {
     let mut width = GROUP / 2;
@@ -95,7 +94,7 @@ fn tree(mut lanes: [f32; GROUP], fold: impl Fn(f32, f32) -> f32) -> f32 {
     lanes[0]
 }
 
-/// Fails where a kernel's `2^x` is wrong, from `lowest` up to zero.
+/// Checks the `2^x` of a kernel from `lowest` to zero.
 #[cfg(all(test, target_arch = "x86_64"))]
 pub(super) fn check_exp2(lowest: f32, exp2: impl Fn(f32) -> f32) {
     let mut x = lowest;

@@ -1,17 +1,17 @@
-//! The part of a sequence that one thread computes at a time.
+//! The unit of work of one thread.
 
 use crate::base::BlockId;
 
 /// One key/value head of one sequence, and a tile of its queries.
 pub(super) struct Task<'a> {
-    /// Positions in the cache.
+    /// Positions of the sequence in the cache.
     pub kv_len: usize,
     pub block_table: &'a [BlockId],
     /// The key/value head.
     pub head: usize,
-    /// In the packed arrays.
+    /// Index of the first token in the packed arrays.
     pub first_token: usize,
-    /// In the sequence.
+    /// Position of the first token in the sequence.
     pub first_position: usize,
     pub num_tokens: usize,
 }

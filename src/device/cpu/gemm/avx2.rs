@@ -1,9 +1,8 @@
-//! The tile with AVX2: four rows of 16 outputs at a time, which keep both units for multiplication busy and
-//! leave registers for the factors. A single row takes the whole panel at once, since it waits for the weights
-//! to come from memory.
+//! The kernel for AVX2: four rows of 16 outputs at a time, which keeps both multipliers busy and leaves registers
+//! for the factors. A single row takes the whole panel at once, because it is limited by memory.
 //!
-//! PanelInputs come as f32: to take one from memory into all lanes then needs no instruction of its own.
-//! Weights are widened by shifting, or by clearing what is below them, once for all rows.
+//! Activations are f32, so that one of them is broadcast by the instruction that multiplies it. Weights are widened
+//! once for all rows, by a shift or a mask.
 
 use std::arch::x86_64::*;
 
@@ -11,11 +10,11 @@ use super::super::avx2::{load, store};
 use super::super::panel_order::PANEL;
 use super::tile::{GemmKernel, GemmTile, LINE, PAIR_LINES};
 
-/// How far ahead of a single row its weights are asked for, in elements: 1 KiB. The processor's own foresight ends
-/// with each page, and reached 5 to 20 % less (Zen 3).
+/// How far ahead the weights of a single row are prefetched, in elements: 1 KiB. The hardware prefetcher stops at
+/// each page, and was 5 to 20 % slower (Zen 3).
 const AHEAD: usize = 512;
 
-/// See [`GemmKernel`]. A chunk is 24 KiB of weights, which stay in the first-level cache.
+/// See [`GemmKernel`]. A chunk of weights is 24 KiB, which stay in the L1 cache.
 pub(super) const KERNEL: GemmKernel = GemmKernel {
     tile,
     max_rows: 4,
@@ -24,7 +23,7 @@ pub(super) const KERNEL: GemmKernel = GemmKernel {
 
 /// # Safety
 ///
-/// The tile's pointers and sizes are right; the machine has AVX2 and FMA.
+/// The pointers and sizes of the tile are valid, and the machine supports AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile(tile: &GemmTile) {
     const { assert!(KERNEL.max_rows == 4) };
@@ -45,7 +44,7 @@ unsafe fn rows<const ROWS: usize, const REGISTERS: usize>(tile: &GemmTile) {
     const { assert!(PANEL.is_multiple_of(8 * REGISTERS)) };
     for pass in 0..PANEL / (8 * REGISTERS) {
         let column = pass * 8 * REGISTERS;
-        // Each pass asks for a line of those ahead with each pair.
+        // Each pass prefetches one line per pair.
         let ahead = tile.ahead.wrapping_add(pass * tile.num_pairs * LINE);
         // SAFETY: the tile has `ROWS` rows of sums and of activations, and `num_pairs` pairs of 48
         // outputs.
@@ -57,7 +56,7 @@ unsafe fn rows<const ROWS: usize, const REGISTERS: usize>(tile: &GemmTile) {
             }
             for pair in 0..tile.num_pairs {
                 if pass < tile.ahead_lines {
-                    // It never faults, so that what is ahead may also be beyond the matrix.
+                    // A prefetch never faults, so it may point beyond the matrix.
                     _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(pair * LINE).cast());
                 }
                 let weights = tile.weights.add((pair * PANEL + column) * 2);

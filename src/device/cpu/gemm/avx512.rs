@@ -1,7 +1,7 @@
-//! The tile with AVX-512: 16 outputs a register, a pair of inputs an instruction (`vdpbf16ps`).
+//! The kernel for AVX-512: 16 outputs per register, a pair of inputs per instruction (`vdpbf16ps`).
 //!
-//! Nine rows of three registers are 27 independent sums: enough to hide the instruction's latency, with
-//! registers left for the weights and an activation. Up to nine rows read the weights once.
+//! Nine rows of three registers are 27 independent sums: enough to hide the latency of the instruction, with
+//! registers left for the weights and an activation. Up to nine rows share one pass over the weights.
 
 use std::arch::x86_64::*;
 
@@ -9,14 +9,14 @@ use super::super::avx512::{broadcast, load};
 use super::super::panel_order::PANEL;
 use super::tile::{GemmKernel, GemmTile, LINE};
 
-/// Registers of a row of sums.
+/// Registers per row of sums.
 const REGISTERS: usize = PANEL / 16;
 
 /// Pairs of inputs in a cache line of a row of activations.
 const LINE_PAIRS: usize = LINE / 2;
 
-/// See [`GemmKernel`]. A chunk is 96 KiB of weights: the second-level cache gives them fast enough, and the sums come and
-/// go less often than with a chunk for the first-level one.
+/// See [`GemmKernel`]. A chunk of weights is 96 KiB: the L2 cache is fast enough, and the sums are loaded and stored
+/// less often than with a chunk that fits the L1 cache.
 pub(super) const KERNEL: GemmKernel = GemmKernel {
     tile,
     max_rows: 9,
@@ -25,7 +25,7 @@ pub(super) const KERNEL: GemmKernel = GemmKernel {
 
 /// # Safety
 ///
-/// The tile's pointers and sizes are right; the machine has AVX-512 with bf16.
+/// The pointers and sizes of the tile are valid, and the machine supports AVX-512 with bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn tile(tile: &GemmTile) {
     const { assert!(KERNEL.max_rows == 9) };
@@ -60,8 +60,8 @@ unsafe fn rows<const ROWS: usize>(tile: &GemmTile) {
     for first_pair in (0..tile.num_pairs).step_by(LINE_PAIRS) {
         let num_pairs = LINE_PAIRS.min(tile.num_pairs - first_pair);
         let x = tile.x.wrapping_add(2 * first_pair);
-        // As many rows are more than the processor foresees. A prefetch never faults, so that what is ahead may also
-        // be beyond the matrix.
+        // So many rows are more than the hardware prefetcher follows. A prefetch never faults, so it may point beyond
+        // the matrix.
         for row in 0..ROWS {
             _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add(row * tile.x_stride + LINE).cast());
         }

@@ -1,8 +1,8 @@
-//! `out = x * W^T`: the activations of a step times a packed weight matrix, and what becomes of the product.
+//! GEMM: `out = x * W^T`, activations times packed weights, with its epilogues.
 //!
-//! A [task](tasks) is one panel of 48 outputs for a block of rows, or one of gate and one of up. It walks along `k`
-//! in chunks whose weights stay in a cache while all rows of the block pass over them, a few rows at a time (nine
-//! with AVX-512):
+//! A [task](tasks) is one panel of 48 outputs for a block of rows, or a panel of gate and one of up. It walks along `k`
+//! in chunks, whose weights stay in a cache while all rows of the block use them, a few rows at a time (nine with
+//! AVX-512):
 //!
 //! ```text
 //!              k: chunk 0   chunk 1   chunk 2
@@ -10,8 +10,8 @@
 //! rows 9..18     tile        tile      tile      stored to f32 scratch between chunks
 //! ```
 //!
-//! An element's sum is one chain over `k` in order, starting at zero; storing it between chunks changes
-//! no bit. So it depends neither on the rows beside it nor on how the work was cut.
+//! Each element is summed over `k` in order, starting at zero; storing the sum between chunks changes no bit. So it
+//! does not depend on other rows or on how the work is divided.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -37,7 +37,7 @@ use super::{Cpu, PackedMatrix, Simd, quantised};
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{Output, Stacking};
 
-/// PanelInputs of one task that widens them: fewer are not worth handing out.
+/// Activations that one task widens: fewer are not worth a task.
 const WIDEN_LEN: usize = 16 * 1024;
 
 impl Cpu {
@@ -46,7 +46,7 @@ impl Cpu {
     ///
     /// # Panics
     ///
-    /// The lengths do not agree, or the weights are [stacked in turn](Stacking::Interleaved).
+    /// If the lengths do not agree, or the weights are [interleaved](Stacking::Interleaved).
     pub fn gemm(
         &mut self,
         x: &[bf16],
@@ -67,20 +67,20 @@ impl Cpu {
         self.multiply(x, m, weights, |rows, outputs, [sums]: [&[f32]; 1]| {
             let bias = bias.map(|bias| &bias[outputs.clone()]);
             for (row, sums) in rows.zip(sums.as_chunks::<PANEL>().0) {
-                // SAFETY: every rectangle of rows and outputs is one task's.
+                // SAFETY: each rectangle of rows and outputs belongs to one task.
                 let out = unsafe { out.slice(row * n + outputs.start, outputs.len()) };
                 write_row(sums, bias, output, out);
             }
         });
     }
 
-    /// `out = silu(gate) * up`, where gate and up are the product `x * W^T + bias`. `x` is `[m, k]`, `weights`
-    /// was packed from gate and up, `[inter, k]` each, `bias` is that of gate and then that of up, `out` is
+    /// `out = silu(gate) * up`, where gate and up are the parts of `x * W^T + bias`. `x` is `[m, k]`, `weights`
+    /// was packed from gate and up, each `[inter, k]`, `bias` is that of gate followed by that of up, `out` is
     /// `[m, inter]`.
     ///
     /// # Panics
     ///
-    /// The lengths do not agree, or the weights are not two parts [stacked in turn](Stacking::Interleaved).
+    /// If the lengths do not agree, or the weights are not two parts [interleaved](Stacking::Interleaved).
     pub fn gemm_silu_mul(
         &mut self,
         x: &[bf16],
@@ -106,7 +106,7 @@ impl Cpu {
             });
             let sums = gate.as_chunks::<PANEL>().0.iter().zip(up.as_chunks().0);
             for (row, (gate, up)) in rows.zip(sums) {
-                // SAFETY: every rectangle of rows and outputs is one task's.
+                // SAFETY: each rectangle of rows and outputs belongs to one task.
                 let out: &mut [u16] =
                     unsafe { out.slice(row * inter + outputs.start, outputs.len()) };
                 type Row = [f32; PANEL];
@@ -116,8 +116,8 @@ impl Cpu {
         });
     }
 
-    /// Calls `finish(rows, outputs, sums)` for blocks of rows of `x * W^T` and panels of outputs, on all threads.
-    /// `sums` has a panel of each of the weights' parts, `[rows, 48]`, and `outputs` is where in its part it is.
+    /// Calls `finish(rows, outputs, sums)` for blocks of rows and panels of outputs of `x * W^T`, on all threads.
+    /// `sums` has one panel of each part of the weights, `[rows, 48]`, and `outputs` are its indices in the part.
     fn multiply<const PARTS: usize>(
         &mut self,
         x: &[bf16],
@@ -178,7 +178,7 @@ impl Cpu {
         self.pool.for_each(&mut self.workers, num_tasks, |_, task| {
             let start = task * WIDEN_LEN;
             let x = &x[start..x.len().min(start + WIDEN_LEN)];
-            // SAFETY: every piece is one task's.
+            // SAFETY: each piece belongs to one task.
             let out = unsafe { out.slice(start, x.len()) };
             for_each_simd!(simd, widen, (x: &[u16], out: &mut [f32]));
         });
@@ -207,7 +207,7 @@ impl Cpu {
                 }
                 let mut parts = worker.gemm.chunks_exact_mut(rows.len() * PANEL);
                 let sums = std::array::from_fn(|part| {
-                    let sums = parts.next().expect("as many as there are parts");
+                    let sums = parts.next().expect("one chunk per part");
                     multiply(rows.start, panel * PARTS + part, sums);
                     &*sums
                 });
@@ -270,7 +270,7 @@ fn write_silu_mul(
     out.copy_from_slice(&products[..out.len()]);
 }
 
-/// Copies rows of `k` elements to rows of `stride`, the rest zero.
+/// Copies rows of `k` elements to rows of `stride` elements, padded with zeros.
 fn pad_rows(x: &[bf16], k: usize, stride: usize, padded: &mut Vec<bf16>) {
     padded.clear();
     for row in x.chunks_exact(k) {

@@ -1,4 +1,4 @@
-//! Rows of activations times one panel of bf16 weights, in the tiles that the kernels take.
+//! Rows of activations times one panel of bf16 weights, in tiles for the kernels.
 
 use super::super::Simd;
 use super::super::packed_matrix::Bf16Panels;
@@ -8,14 +8,14 @@ use super::tile::{GemmKernel, GemmTile, LINE, PAIR_LINES};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 
-/// Rows of activations, those of a matrix from some row on.
+/// Rows of activations, from some row of a matrix to its end.
 pub(super) struct PanelInputs<'a> {
     pub bf16: &'a [u16],
-    /// The same as f32, where the kernel wants them.
+    /// The same as f32, if the kernel needs them.
     pub f32: Option<&'a [f32]>,
 }
 
-/// The sums of rows of `x` with one panel.
+/// Computes the sums of rows of `x` with one panel.
 pub(super) fn multiply_panel(
     simd: Simd,
     x: PanelInputs<'_>,
@@ -28,10 +28,9 @@ pub(super) fn multiply_panel(
     let num_rows = sums.len() / PANEL;
     let kernel = kernel(simd);
     let num_tiles = num_rows.div_ceil(kernel.max_rows);
-    // A chunk of weights comes from memory while the one before is multiplied, so that neither
-    // waits for the other. What follows the panel's last chunk is the next panel, which
-    // as a rule is this thread's next task.
-    // A single row reads without a pause: its kernel asks for what comes soon, where that is of use.
+    // The next chunk of weights is prefetched while the current one is multiplied, so that neither
+    // waits for the other. The last chunk of a panel is followed by the next panel, which is usually
+    // this thread's next task. A single row reads without pauses; its kernel prefetches if that helps.
     let lines_per_pair = if num_rows > 1 {
         PAIR_LINES.div_ceil(num_tiles)
     } else {
@@ -43,7 +42,7 @@ pub(super) fn multiply_panel(
         for tile in 0..num_tiles {
             let lines_before = tile * lines_per_pair * chunk_pairs;
             let all_asked_for = lines_before >= PAIR_LINES * chunk_pairs;
-            // Even shares: 10 rows are 5 + 5, because a tile of few rows waits for its sums.
+            // Tiles of equal size: 10 rows are 5 + 5, because a tile of few rows is limited by latency.
             let first_row = tile * num_rows / num_tiles;
             let rows = (tile + 1) * num_rows / num_tiles - first_row;
             let first = first_row * x_stride + 2 * first_pair;
@@ -62,8 +61,8 @@ pub(super) fn multiply_panel(
                 sums: sums[first_row * PANEL..].as_mut_ptr(),
                 first: first_pair == 0,
             };
-            // SAFETY: `x` has `rows` rows, `x_stride` elements apart, as f32 where AVX2 wants them, the panel has
-            // `num_pairs` pairs from here on, and `sums` has 48 elements a row.
+            // SAFETY: `x` has `rows` rows, `x_stride` elements apart, in f32 for AVX2; the panel has `num_pairs`
+            // more pairs, and `sums` has 48 elements per row.
             unsafe { (kernel.tile)(&tile) };
         }
     }

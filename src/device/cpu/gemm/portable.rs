@@ -1,4 +1,4 @@
-//! The tile in plain Rust.
+//! The kernel in plain Rust.
 
 use super::super::math::from_bf16_bits;
 use super::super::panel_order::PANEL;
@@ -13,7 +13,7 @@ pub(super) const KERNEL: GemmKernel = GemmKernel {
 
 /// # Safety
 ///
-/// The tile's pointers and sizes are right.
+/// The pointers and sizes of the tile are valid.
 unsafe fn tile(tile: &GemmTile) {
     for row in 0..tile.rows {
         // SAFETY: the tile has this row of sums and of activations, and that many weights.

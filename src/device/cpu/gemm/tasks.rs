@@ -1,7 +1,7 @@
-//! How a product is cut into tasks, so that every thread has the same work.
+//! How a product is divided into tasks, so that all threads have equal work.
 //!
-//! A task is a panel of outputs, or one of each part, for a block of rows. Where there are some left over when every
-//! thread has its share of them, each of those is cut into a piece for each thread:
+//! A task is a panel of outputs, or one of each part, for a block of rows. If their number is not a multiple of the
+//! number of threads, each of the remaining ones is divided among all threads:
 //!
 //! ```text
 //!                5 panels of 32 rows             tasks
@@ -11,9 +11,9 @@
 
 use std::ops::Range;
 
-/// Rows of a task, at most: their activations for a chunk, and their sums, stay in the second-level cache.
+/// The most rows of a task: their activations for a chunk and their sums stay in the L2 cache.
 pub(super) const MAX_ROWS: usize = 256;
-/// Pieces of fewer rows would read as many weights for less.
+/// The fewest rows of a piece: each piece reads all weights of its panel.
 const MIN_PIECE_ROWS: usize = 8;
 
 /// The tasks of one product.
@@ -22,9 +22,9 @@ pub(super) struct Tasks {
     num_rows: usize,
     num_blocks: usize,
     num_threads: usize,
-    /// Whole ones that each thread has.
+    /// Undivided tasks per thread.
     num_whole: usize,
-    /// Those that are left over.
+    /// The remaining tasks, which are divided.
     num_cut: usize,
 }
 
@@ -41,12 +41,12 @@ impl Tasks {
         }
     }
 
-    /// How many there are: as many for each thread, one thread's after the other's.
+    /// The number of tasks, equal for all threads and ordered by thread.
     pub fn num_tasks(self) -> usize {
         (self.num_whole + self.num_cut) * self.num_threads
     }
 
-    /// The panel and the rows of a task. There may be no rows.
+    /// The panel and the rows of a task, which may be empty.
     pub fn task(self, index: usize) -> (usize, Range<usize>) {
         let num_own = self.num_whole + self.num_cut;
         let (thread, index) = (index / num_own, index % num_own);
@@ -54,7 +54,7 @@ impl Tasks {
             return self.whole(thread * self.num_whole + index);
         };
         let (panel, rows) = self.whole(self.num_threads * self.num_whole + cut);
-        // Where rows are few, it is another thread each time that has them.
+        // If there are few rows, another thread gets them each time.
         let piece = (thread + cut) % self.num_threads;
         let bound = |piece: usize| match piece == self.num_threads {
             true => rows.end,

@@ -1,18 +1,18 @@
-//! Vectors of 8 bits an element.
+//! Vectors with 8-bit elements.
 //!
-//! A vector is `scale * elements`, where the largest element is 127 or -127. Only the vector itself
-//! decides its scale, so what is stored for a position does not depend on its neighbours.
+//! A vector is `scale * elements`, where the largest element is 127 or -127. The scale depends only on the vector
+//! itself, so what is stored for a position does not depend on other positions.
 
 use super::GROUP;
 use crate::device::cpu::math::ROUNDER;
 use crate::device::cpu::memory::prefetch;
 
-/// The elements of `x`, and their scale as the bits of a bf16. If one of `x` is not finite, so is the
-/// scale.
+/// Quantises `x`, and returns the scale as the bits of a bf16. If an element of `x` is not finite, the scale is
+/// not finite either.
 #[inline(always)]
 pub(super) fn quantise(x: &[f32], out: &mut [u8]) -> u16 {
     const INFINITY: u32 = f32::INFINITY.to_bits();
-    // The bits of positive numbers are in the order of the numbers; beyond infinity are NaNs.
+    // The bits of positive floats have the order of their values, with NaNs above infinity.
     let largest = x
         .iter()
         .fold(0, |largest, x| x.abs().to_bits().max(largest));
@@ -23,7 +23,7 @@ pub(super) fn quantise(x: &[f32], out: &mut [u8]) -> u16 {
     // Rounded up, so that no element is above 127.
     let bits = ((f32::from_bits(largest) / 127.0).to_bits() + 0xffff) & 0xffff_0000;
     let scale = f32::from_bits(bits);
-    // What is too small for its inverse to be finite is zero.
+    // Numbers whose inverse would overflow become zero.
     let inverse = if scale > f32::MIN_POSITIVE {
         scale.recip()
     } else {
@@ -39,8 +39,8 @@ pub(super) fn quantise(x: &[f32], out: &mut [u8]) -> u16 {
     }
 }
 
-/// The elements of a group as bf16, which has them all: `out` is twice as long as `words`. Asks for the
-/// memory of `ahead` meanwhile.
+/// Widens the elements of a group to bf16, which represents them exactly. `out` is twice as long as `words`.
+/// Prefetches `ahead` meanwhile.
 #[inline(always)]
 pub(in super::super) fn widen(words: &[u16], ahead: &[u16], out: &mut [u16]) {
     let (words, out) = (
@@ -48,7 +48,7 @@ pub(in super::super) fn widen(words: &[u16], ahead: &[u16], out: &mut [u16]) {
         out.as_chunks_mut::<{ 2 * GROUP }>().0,
     );
     for (index, (words, out)) in words.iter().zip(out).enumerate() {
-        // Two of these are a line of the cache.
+        // Two of these are one cache line.
         if index % 2 == 0 {
             prefetch(ahead.as_ptr().wrapping_add(index * GROUP));
         }
@@ -76,7 +76,7 @@ mod tests {
         for size in [1e-30_f32, 1e-3, 0.7, 1.0, 42.0, 3e38] {
             let x: Vec<_> = (-500..=500).map(|i| i as f32 / 500.0 * size).collect();
             let (elements, scale) = encoded(&x);
-            // A step is as small as a bf16 can be.
+            // The smallest step of a bf16.
             assert!((1.0..1.01).contains(&(scale / (size / 127.0))));
             for (x, element) in x.iter().zip(elements) {
                 let error = (x - f32::from(element) * scale).abs();

@@ -1,4 +1,4 @@
-//! One layer of the pool, to read or to store into.
+//! One layer of the pool.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
@@ -8,22 +8,22 @@ use crate::base::BlockId;
 use crate::device::cpu::math::to_bf16_bits;
 use crate::device::{KvDtype, KvLayout};
 
-/// A layer of the pool, to read.
+/// A layer of the pool for reading.
 pub(in super::super) struct KvLayer<'a> {
     pub(super) layout: &'a KvLayout,
     pub(super) num_blocks: usize,
     pub(super) base: *const u16,
 }
 
-// SAFETY: nobody writes the pool while a layer of it is borrowed to read.
+// SAFETY: nobody writes to the pool while it is borrowed for reading.
 unsafe impl Sync for KvLayer<'_> {}
 
-/// 16 positions of a head, as they are stored, in words of 16 bits.
+/// 16 positions of a head as they are stored, in 16-bit words.
 #[derive(Clone, Copy)]
 pub(in super::super) struct KvGroup<'a> {
     pub keys: &'a [u16],
     pub values: &'a [u16],
-    /// Those of the keys, then those of the values; none of bf16.
+    /// The scales of the keys, then those of the values. Empty for bf16.
     pub scales: &'a [u16],
 }
 
@@ -40,8 +40,8 @@ impl KvLayer<'_> {
         let block = block.index() * layout.block_len();
         let [keys, values, scales] = layout.parts(head).map(|KvPart { start, group_len }| {
             let start = block + start + group * group_len;
-            // SAFETY: inside the block, which is inside the layer; nobody writes while the pool is
-            // borrowed.
+            // SAFETY: the group is inside the block, and the block inside the layer; nobody writes while the
+            // pool is borrowed.
             unsafe { std::slice::from_raw_parts(self.base.add(start), group_len) }
         });
         KvGroup {
@@ -52,18 +52,18 @@ impl KvLayer<'_> {
     }
 }
 
-/// A layer of the pool, to store into.
+/// A layer of the pool for storing, from several threads.
 pub(in super::super) struct KvLayerMut<'a> {
     pub(super) layout: &'a KvLayout,
     pub(super) num_blocks: usize,
     pub(super) base: *mut u16,
 }
 
-// SAFETY: it is only written, and only by relaxed atomic stores, so that even two tokens with one place
-// (a mistake of the caller) do not race. Each part of a pool is always stored in the same width.
+// SAFETY: it is only written, and only with relaxed atomic stores, so there is no data race even if two tokens
+// have the same position by mistake. Each part of a pool is always stored with the same width.
 unsafe impl Sync for KvLayerMut<'_> {}
 
-/// Scratch memory to store with: one vector.
+/// Scratch memory for one vector.
 #[derive(Default)]
 pub(in super::super) struct Encoded {
     bf16: Vec<u16>,
@@ -92,7 +92,7 @@ impl KvLayerMut<'_> {
         match layout.dtype {
             KvDtype::Bf16 => {
                 self.store_bf16_key(keys + 2 * lane, round(key, &mut encoded.bf16));
-                // Two positions lie side by side.
+                // The elements of two positions alternate.
                 let place = values + lane / 2 * (2 * layout.padded_dim()) + lane % 2;
                 self.store_bf16_value(place, round(value, &mut encoded.bf16));
             }
@@ -112,7 +112,7 @@ impl KvLayerMut<'_> {
         for (pair, &[k0, k1]) in key.as_chunks::<2>().0.iter().enumerate() {
             let bits = u32::from_ne_bytes(bytemuck::cast([k0, k1]));
             let place = place + pair * 2 * GROUP;
-            // SAFETY: inside the group, and aligned to 4 bytes as all its parts are.
+            // SAFETY: inside the group, and aligned to 4 bytes like all its parts.
             let place = unsafe { AtomicU32::from_ptr(self.base.add(place).cast()) };
             place.store(bits, Ordering::Relaxed);
         }
@@ -130,7 +130,7 @@ impl KvLayerMut<'_> {
         }
     }
 
-    /// `place` counts bytes.
+    /// `place` is a byte offset.
     fn store_int8_value(&self, place: usize, value: &[u8]) {
         for (d, &byte) in value.iter().enumerate() {
             // SAFETY: inside the group.

@@ -3,28 +3,28 @@
 use super::GROUP;
 use crate::device::{KvDtype, KvLayout};
 
-/// Where the groups of a head begin in a block, and how long each is, in words of 16 bits.
+/// The groups of a head in a block: the offset of the first and the length of each, in 16-bit words.
 #[derive(Clone, Copy)]
 pub(super) struct KvPart {
     pub start: usize,
     pub group_len: usize,
 }
 
-/// Keys, values and their scales of a head.
+/// The keys, the values and the scales of a head.
 pub(super) type KvParts = [KvPart; 3];
 
 impl KvLayout {
-    /// Elements of a head, padded to whole registers.
+    /// Elements per head, padded to whole registers.
     pub(in super::super) fn padded_dim(&self) -> usize {
         self.head_dim.next_multiple_of(GROUP)
     }
 
-    /// Elements of a group of keys: `[head_dim / 2][16 positions][2]`.
+    /// Elements per group of keys: `[head_dim / 2][16 positions][2]`.
     pub(in super::super) fn key_group_len(&self) -> usize {
         self.head_dim * GROUP
     }
 
-    /// Elements of a group of values: `[8 pairs of positions][padded_dim][2]`.
+    /// Elements per group of values: `[8 pairs of positions][padded_dim][2]`.
     pub(in super::super) fn value_group_len(&self) -> usize {
         self.padded_dim() * GROUP
     }
@@ -37,7 +37,7 @@ impl KvLayout {
         self.positions_per_block().div_ceil(GROUP)
     }
 
-    /// Words of a group: of keys, of values, of scales.
+    /// Words per group of keys, of values, and of scales.
     fn group_words(&self) -> [usize; 3] {
         let (keys, values) = (self.key_group_len(), self.value_group_len());
         match self.dtype {
@@ -46,14 +46,13 @@ impl KvLayout {
         }
     }
 
-    /// Words of a block in one layer.
+    /// Words per block in one layer.
     pub(super) fn block_len(&self) -> usize {
         let words_per_group: usize = self.group_words().iter().sum();
         self.num_kv_heads * self.groups_per_block() * words_per_group
     }
 
-    /// Where the parts of a head are in a block: first all heads' keys, then their values, then their
-    /// scales.
+    /// The parts of a head in a block. The keys of all heads come first, then their values, then their scales.
     pub(super) fn parts(&self, head: usize) -> KvParts {
         let mut start = 0;
         self.group_words().map(|group_len| {

@@ -11,12 +11,13 @@ use crate::device::{KvBatch, KvLayout, KvSpan};
 pub(super) use int8::widen;
 pub(super) use layer::{Encoded, KvGroup, KvLayer, KvLayerMut};
 
-/// Positions of a group: the lanes of one register of scores.
+/// Positions per group: the lanes of one register of scores.
 pub(super) const GROUP: usize = 16;
 
-/// The pool: `num_blocks` blocks in each of `num_layers` layers. Memory is taken when first written.
+/// The pool: `num_blocks` blocks in each of `num_layers` layers. Physical memory is taken when a block is first
+/// written.
 ///
-/// Inside a block, positions come in groups of 16, laid out as the attention kernels multiply them:
+/// In a block, positions are grouped by 16, in the order in which the attention kernels multiply them:
 ///
 /// ```text
 /// keys     head 0: group 0 [head_dim / 2][16 positions][2 elements], group 1, ...; head 1: ...
@@ -35,11 +36,11 @@ impl KvCache {
     ///
     /// # Errors
     ///
-    /// The system refuses the address space.
+    /// If the system refuses the address space.
     ///
     /// # Panics
     ///
-    /// `head_dim` is odd or zero.
+    /// If `head_dim` is odd or zero.
     pub fn new(layout: KvLayout, num_layers: usize, num_blocks: usize) -> Result<Self, LoadError> {
         let head_dim = layout.head_dim;
         assert!(
@@ -93,12 +94,12 @@ impl KvCache {
         self.num_blocks
     }
 
-    /// Copies the keys and values of the first `num_positions` positions of a block to another one, in
-    /// all layers. What the positions after them hold in `target` is open until they are stored.
+    /// Copies the keys and values of the first `num_positions` positions of a block to another block, in all
+    /// layers. The contents of the later positions of `target` are unspecified until they are stored.
     ///
     /// # Panics
     ///
-    /// A block is not of this pool, both are the same one, or the block has not so many positions.
+    /// If a block is not in this pool, both are the same, or a block has fewer positions.
     pub fn copy_positions(&mut self, source: BlockId, target: BlockId, num_positions: usize) {
         let layout = self.layout;
         for block in [source, target] {
@@ -110,7 +111,7 @@ impl KvCache {
         }
         assert!(source != target, "{source:?} onto itself");
         assert!(num_positions <= layout.positions_per_block());
-        // The groups of a head lie one after the other. Those that are begun are copied whole.
+        // The groups of a head are consecutive. A group is copied as a whole even if only a part of it is needed.
         let num_groups = num_positions.div_ceil(GROUP);
         let words = self.buffer.as_mut_slice();
         for layer in 0..self.num_layers {
@@ -124,7 +125,7 @@ impl KvCache {
         }
     }
 
-    /// One layer of the pool, to read.
+    /// One layer of the pool for reading.
     pub(super) fn layer(&self, layer: usize) -> KvLayer<'_> {
         KvLayer {
             layout: &self.layout,
@@ -133,10 +134,10 @@ impl KvCache {
         }
     }
 
-    /// One layer of the pool, to store into from several threads.
+    /// One layer of the pool for storing from several threads.
     pub(super) fn layer_mut(&mut self, layer: usize) -> KvLayerMut<'_> {
         let base = self.layer_base(layer);
-        // The pointer is made again from a mutable borrow, because it will be written through.
+        // The pointer is derived from a mutable borrow, because it will be written through.
         let offset = (base as usize - self.buffer.as_ptr() as usize) / 2;
         KvLayerMut {
             // SAFETY: the offset of a layer is inside the buffer.
@@ -172,7 +173,7 @@ mod tests {
         let num_groups = [(1, 1), (15, 1), (16, 1), (17, 2), (20, 2), (33, 3)];
         for (positions, num_groups) in num_groups {
             for (head_dim, padded_dim) in [(64, 64), (20, 32)] {
-                // Two bytes an element; or one, and two for the scale of each key and value.
+                // Two bytes per element; or one, and two for the scale of each key and value.
                 for (dtype, bytes_per_position) in [
                     (KvDtype::Bf16, 2 * (head_dim + padded_dim)),
                     (KvDtype::Int8, head_dim + padded_dim + 2 * 2),

@@ -1,4 +1,4 @@
-//! RoundedActivations as 8-bit codes.
+//! Activations as 8-bit codes.
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
@@ -12,26 +12,26 @@ use super::panels::{Panels, UNIT};
 use crate::device::CodeBits;
 use crate::device::disjoint_slice::DisjointSlice;
 
-/// Rows of activations, rounded: each block of 32 elements is `scale * codes`, the largest code 127.
+/// Rows of activations rounded to 8 bits: each block of 32 elements is `scale * codes`, with 127 as the largest code.
 #[derive(Default)]
 pub(in super::super) struct RoundedActivations {
     num_blocks: usize,
     /// `[m, num_blocks, 32]`.
     codes: Vec<i8>,
-    /// The same in 16 bits, the second and the third of each four exchanged, for the kernel that wants
-    /// pairs of them.
+    /// The codes in 16 bits, with the second and third of each four swapped, for the kernel that multiplies
+    /// pairs.
     pairs: Vec<i16>,
     /// `[m, num_blocks]`.
     blocks: Vec<Block>,
 }
 
-/// What a kernel needs to know of a block besides its codes.
+/// The scale and sum of a block.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Block {
-    /// In the unit of the weights' scales, so that those can be taken as they are.
+    /// In the unit of the stored scales of weights, so that those need no conversion.
     pub scale: f32,
-    /// Of the codes.
+    /// The sum of the codes.
     pub sum: i32,
 }
 
@@ -40,19 +40,19 @@ impl RoundedActivations {
         self.num_blocks
     }
 
-    /// The codes of a row from a block on.
+    /// The codes of a row, starting at a block.
     pub(super) fn codes(&self, row: usize, block: usize) -> *const i8 {
         self.codes[(row * self.num_blocks + block) * BLOCK..].as_ptr()
     }
 
-    /// The same as pairs; null where nobody wants them.
+    /// The same as pairs; null if the kernel does not need them.
     pub(super) fn pairs(&self, row: usize, block: usize) -> *const i16 {
         self.pairs
             .get((row * self.num_blocks + block) * BLOCK..)
             .map_or(std::ptr::null(), <[i16]>::as_ptr)
     }
 
-    /// The blocks of a row from one on.
+    /// The blocks of a row, starting at one.
     pub(super) fn blocks(&self, row: usize, block: usize) -> *const Block {
         self.blocks[row * self.num_blocks + block..].as_ptr()
     }
@@ -88,7 +88,7 @@ impl Cpu {
                 for row in task * max_rows..end {
                     let x: &[u16] = x[row * k..][..k].reinterpret_cast();
                     let x = in_order(x, order, padded_k, &mut worker.ordered_x);
-                    // SAFETY: every row is one task's.
+                    // SAFETY: each row belongs to one task.
                     let (codes, blocks) = unsafe {
                         (
                             codes.slice(row * padded_k, padded_k),
@@ -97,7 +97,7 @@ impl Cpu {
                     };
                     for_each_simd!(simd, round_row, (x: &[u16], codes: &mut [i8], blocks: &mut [Block]));
                     if wants_pairs {
-                        // SAFETY: every row is one task's.
+                        // SAFETY: each row belongs to one task.
                         let pairs = unsafe { pairs.slice(row * padded_k, padded_k) };
                         let codes = &*codes;
                         for_each_simd!(simd, widen_to_pairs, (codes: &[i8], pairs: &mut [i16]));
@@ -107,7 +107,7 @@ impl Cpu {
     }
 }
 
-/// A row with its elements where the columns of the weights are, and zeros up to whole blocks.
+/// A row in the order of the columns of the weights, padded with zeros to whole blocks.
 fn in_order<'a>(
     x: &'a [u16],
     order: Option<&[u32]>,
@@ -134,13 +134,13 @@ fn round_row(x: &[u16], codes: &mut [i8], blocks: &mut [Block]) {
         .iter()
         .zip(codes.as_chunks_mut::<BLOCK>().0);
     for ((x, codes), block) in chunks.zip(blocks) {
-        // The bits of positive numbers are in the order of the numbers; from infinity on none is one.
+        // The bits of positive floats have the order of their values, with infinity and NaNs at the end.
         let largest = x
             .iter()
             .fold(0, |largest: u16, bits| largest.max(bits & 0x7fff));
         let is_number = largest < bf16::INFINITY.to_bits();
         let largest = from_bf16_bits(largest);
-        // What is too small for its inverse to be finite is zero.
+        // Numbers whose inverse would overflow become zero.
         let (scale, inverse) = if largest > 1e-35 && is_number {
             (largest / 127.0, 127.0 / largest)
         } else {

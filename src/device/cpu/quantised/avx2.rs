@@ -1,10 +1,10 @@
-//! Tiles with AVX2: up to four rows of 16 outputs at a time. A single row takes the whole panel at once,
-//! since it waits for the weights to come from memory.
+//! The kernel for AVX2: up to four rows of 16 outputs at a time. A single row takes the whole panel at once,
+//! because it is limited by memory.
 //!
 //! ```text
-//! 8 bits   codes, zero-extended to 16 bits, times activations of 16 bits: sums of two in 32 bits (vpmaddwd)
-//! 4 bits   codes times activations of 8 bits: sums of two in 16 bits (vpmaddubsw). A block's eight of them
-//!          are at most 8 * 2 * 15 * 127 < 2^15 together, and are added up in 16 bits.
+//! 8 bits   codes, zero-extended to 16 bits, times 16-bit activations: sums of two in 32 bits (vpmaddwd)
+//! 4 bits   codes times 8-bit activations: sums of two in 16 bits (vpmaddubsw). The eight of a block are at
+//!          most 8 * 2 * 15 * 127 < 2^15 together, and are added in 16 bits.
 //! ```
 
 use std::arch::x86_64::*;
@@ -14,21 +14,21 @@ use super::super::panel_order::PANEL;
 use super::BLOCK;
 use super::tile::{LINE, QuantisedTile, ROW_LINES};
 
-/// How far ahead of a single row its codes of four bits are asked for, in bytes. The processor's own foresight ends
-/// with each page. With eight bits it is good enough: there are more bytes to wait for.
+/// How far ahead the 4-bit codes of a single row are prefetched, in bytes. The hardware prefetcher stops at each page.
+/// It is good enough for 8-bit codes, which are more bytes.
 const AHEAD: usize = 3072;
 
-/// Bytes of one load of all 48 outputs.
+/// Bytes that are loaded at a time for all 48 outputs.
 const ROW_BYTES: usize = 4 * PANEL;
 
-/// Sums of a block, 8 outputs a register.
+/// The sums of a block, 8 outputs per register.
 type Dots<const ROWS: usize, const REGISTERS: usize> = [[__m256i; REGISTERS]; ROWS];
 
-/// See [`super::multiply::QuantisedKernel`].
+/// See [`super::tile::QuantisedKernel`].
 ///
 /// # Safety
 ///
-/// The tile's pointers and sizes are right; the machine has AVX2, FMA and F16C.
+/// The pointers and sizes of the tile are valid, and the machine supports AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn tile<const FOUR_BITS: bool>(tile: &QuantisedTile) {
     let mut row = 0;
@@ -55,7 +55,7 @@ unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize, const REGISTERS: usize>
     const { assert!(PANEL.is_multiple_of(8 * REGISTERS)) };
     let rows_per_block = if FOUR_BITS { BLOCK / 8 } else { BLOCK / 4 };
     for column in (0..PANEL).step_by(8 * REGISTERS) {
-        // Passes over the weights so far: each asks for a line of those ahead with each row of the panel.
+        // The number of the pass over the weights: each pass prefetches one line per row of the panel.
         let pass = first / 4 * (PANEL / (8 * REGISTERS)) + column / (8 * REGISTERS);
         let mut ahead = tile
             .ahead
@@ -71,7 +71,7 @@ unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize, const REGISTERS: usize>
             for block in 0..tile.num_blocks {
                 if pass < tile.ahead_lines {
                     for _ in 0..rows_per_block {
-                        // It never faults, so that what is ahead may also be beyond the matrix.
+                        // A prefetch never faults, so it may point beyond the matrix.
                         _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
                         ahead = ahead.wrapping_add(LINE);
                     }
@@ -99,7 +99,7 @@ unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize, const REGISTERS: usize>
     }
 }
 
-/// The sums of products of a block with codes of eight bits, without their sign.
+/// The sums of a block with unsigned 8-bit codes.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn eight_bits<const ROWS: usize, const REGISTERS: usize>(
@@ -112,7 +112,7 @@ unsafe fn eight_bits<const ROWS: usize, const REGISTERS: usize>(
         let codes: [_; REGISTERS] = std::array::from_fn(|i| {
             // SAFETY: the caller's promise: a row of the panel.
             let codes = unsafe { _mm256_loadu_si256(codes.add(quad * ROW_BYTES + 32 * i).cast()) };
-            // The first and the third of each four, the second and the fourth.
+            // The first and third of each four, then the second and fourth.
             (
                 _mm256_and_si256(codes, _mm256_set1_epi16(0xff)),
                 _mm256_srli_epi16::<8>(codes),
@@ -134,7 +134,7 @@ unsafe fn eight_bits<const ROWS: usize, const REGISTERS: usize>(
     dots
 }
 
-/// The same with codes of four bits.
+/// The sums of a block with unsigned 4-bit codes.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn four_bits<const ROWS: usize, const REGISTERS: usize>(
@@ -166,7 +166,7 @@ unsafe fn four_bits<const ROWS: usize, const REGISTERS: usize>(
             }
         }
     }
-    // Loops, because closures that need an instruction set are not inlined into `map`.
+    // Loops, because closures with target features are not inlined into `map`.
     for dots in &mut dots {
         for dot in dots {
             *dot = _mm256_madd_epi16(*dot, _mm256_set1_epi16(1));
@@ -175,8 +175,7 @@ unsafe fn four_bits<const ROWS: usize, const REGISTERS: usize>(
     dots
 }
 
-/// Adds a block's products to the sums: takes the codes' missing sign into account, and multiplies with
-/// the scales.
+/// Adds the products of a block to the sums: corrects for the unsigned codes, and applies the scales.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_block<const ROWS: usize, const REGISTERS: usize>(

@@ -1,9 +1,8 @@
-//! Tiles with AVX-512 VNNI: 16 outputs a register, four inputs an instruction (`vpdpbusd`: codes of the
-//! weights without sign times codes of the activations with one).
+//! The kernel for AVX-512 VNNI: 16 outputs per register, four inputs per instruction (`vpdpbusd`: unsigned codes of
+//! weights times signed codes of activations).
 //!
-//! Four rows of three registers at a time: their sums of a block in i32 and those of all blocks in f32 are
-//! 24 registers, so that nothing goes to memory and back between two blocks. Rows beyond four read the
-//! weights once more, from the first-level cache.
+//! Four rows of three registers at a time: their sums of a block in i32 and of all blocks in f32 take 24 registers,
+//! so nothing is spilled between blocks. More than four rows read the weights again, from the L1 cache.
 
 use std::arch::x86_64::*;
 use std::hint::black_box;
@@ -13,24 +12,24 @@ use super::BLOCK;
 use super::activations::Block;
 use super::tile::{LINE, QuantisedTile};
 
-/// Registers of a row of sums.
+/// Registers per row of sums.
 const REGISTERS: usize = PANEL / 16;
-/// Rows whose sums have room in registers.
+/// Rows whose sums fit in registers.
 const MAX_ROWS: usize = 4;
-/// Bytes of one load of all 48 outputs.
+/// Bytes that are loaded at a time for all 48 outputs.
 const ROW_BYTES: usize = 4 * PANEL;
 
-/// See [`super::multiply::QuantisedKernel`].
+/// See [`super::tile::QuantisedKernel`].
 ///
 /// # Safety
 ///
-/// The tile's pointers and sizes are right; the machine has AVX-512 with VNNI.
+/// The pointers and sizes of the tile are valid, and the machine supports AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) unsafe fn tile<const FOUR_BITS: bool>(tile: &QuantisedTile) {
     const { assert!(MAX_ROWS == 4) };
     let num_chunks = tile.rows.div_ceil(MAX_ROWS);
     for chunk in 0..num_chunks {
-        // Even shares: 5 rows are 2 + 3.
+        // Parts of equal size: 5 rows are 2 + 3.
         let start = chunk * tile.rows / num_chunks;
         let num_rows = (chunk + 1) * tile.rows / num_chunks - start;
         // SAFETY: the caller's promises; the rows are of the tile.
@@ -53,7 +52,7 @@ unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize>(tile: &QuantisedTile, s
     let nibble = _mm512_set1_epi8(0xf);
     let mut codes = tile.codes;
     let mut ahead = tile.ahead;
-    // The first rows ask for what comes, the others have it.
+    // Only the first rows prefetch.
     let ahead_lines = if start == 0 { tile.ahead_lines } else { 0 };
     // SAFETY: the tile has these rows of everything.
     let (x, x_blocks, out) = unsafe {
@@ -63,7 +62,7 @@ unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize>(tile: &QuantisedTile, s
             tile.sums.add(start * PANEL),
         )
     };
-    // Loops, because closures that need an instruction set are not inlined into `map`.
+    // Loops, because closures with target features are not inlined into `map`.
     let mut sums = [[_mm512_setzero_ps(); REGISTERS]; ROWS];
     if !tile.first {
         for (row, sums) in sums.iter_mut().enumerate() {
@@ -79,16 +78,16 @@ unsafe fn rows<const FOUR_BITS: bool, const ROWS: usize>(tile: &QuantisedTile, s
         for (row, (x, dots)) in x_of_block.iter_mut().zip(&mut dots).enumerate() {
             // SAFETY: a block of each row.
             *x = unsafe { *x_blocks.add(row * tile.stride + block) };
-            // What is missing because the codes have no sign.
+            // Corrects for the unsigned codes.
             *dots = [_mm512_set1_epi32(-tile.code_bias * x.sum); REGISTERS];
         }
         for _ in 0..rows_per_block * ahead_lines {
-            // It never faults, so that what is ahead may also be beyond the matrix.
+            // A prefetch never faults, so it may point beyond the matrix.
             _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
             ahead = ahead.wrapping_add(LINE);
         }
-        // The compiler must not know how often: it would unroll the loop, and put the products of a sum one
-        // behind the other, where each waits for the one before.
+        // The trip count is hidden from the compiler: it would unroll the loop and order the products of a sum
+        // one after another, where each waits for the one before.
         for row_of_panel in 0..black_box(rows_per_block) {
             // SAFETY: the tile has that many rows of the panel.
             let loaded: [_; REGISTERS] =

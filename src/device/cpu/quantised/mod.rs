@@ -1,7 +1,7 @@
-//! Weights of 8 or 4 bits.
+//! GEMM over weights of 8 or 4 bits.
 //!
-//! A weight is `scale * code + offset`; neighbouring inputs of an output share scale and offset. A row of
-//! activations is rounded to 8 bits when it is multiplied, each 32 elements with a scale of their own:
+//! A weight is `scale * code + offset`; consecutive inputs of an output share scale and offset. Activations are
+//! rounded to 8 bits before the product, with one scale per 32 elements:
 //!
 //! ```text
 //! k           0        32        64        96        128
@@ -11,8 +11,8 @@
 //! out = sum over blocks in order: f32(sum) * (scale * scale) + offset * sum of activations
 //! ```
 //!
-//! The sums of a block are exact, and blocks are added in one order with one rounding each, so every
-//! instruction set gives the same bits, whatever rows are multiplied together.
+//! The sums of a block are exact, and blocks are added in order with one rounding each, so all instruction sets give
+//! the same bits, whatever rows are multiplied together.
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
@@ -34,5 +34,5 @@ pub(super) use panels::Panels;
 pub use panel_bytes::PANELS_VERSION;
 pub use rounded::Rounded;
 
-/// Inputs of a block: those that one scale of the activations is for.
+/// Inputs per block: those that share a scale of the activations.
 pub const BLOCK: usize = 32;

@@ -1,4 +1,4 @@
-//! Rows of activations times one panel of weights.
+//! Rows of activations times one panel of quantised weights, in tiles for the kernels.
 
 use super::super::Simd;
 use super::super::panel_order::PANEL;
@@ -11,7 +11,7 @@ use super::tile::{LINE, MAX_TILE_ROWS, QuantisedKernel, QuantisedTile, ROW_LINES
 use super::{avx2, avx512};
 use crate::device::CodeBits;
 
-/// Bytes of codes of one chunk: they stay in the first-level cache while all rows pass over them.
+/// Bytes of codes per chunk: they stay in the L1 cache while all rows use them.
 const CHUNK_BYTES: usize = 24 * 1024;
 fn kernel(simd: Simd, bits: CodeBits) -> QuantisedKernel {
     match (simd, bits) {
@@ -28,7 +28,7 @@ fn kernel(simd: Simd, bits: CodeBits) -> QuantisedKernel {
     }
 }
 
-/// The sums of the rows of `x` from `first_row` on with one panel, `[rows, 48]`.
+/// Computes the sums of the rows of `x` from `first_row` on with one panel, `[rows, 48]`.
 pub(in super::super) fn multiply_panel(
     simd: Simd,
     x: &RoundedActivations,
@@ -43,8 +43,8 @@ pub(in super::super) fn multiply_panel(
     assert_eq!(x.num_blocks(), weights.num_blocks, "activations for these");
     let num_tiles = num_rows.div_ceil(MAX_TILE_ROWS);
     let max_blocks = CHUNK_BYTES / Panels::code_bytes(bits, BLOCK);
-    // As in the other GEMM: a chunk comes from memory while the one before is multiplied, and a single
-    // row reads without a pause.
+    // As in the GEMM over bf16: the next chunk is prefetched while the current one is multiplied, and a
+    // single row reads without pauses.
     let lines_per_row = if num_rows > 1 {
         ROW_LINES.div_ceil(num_tiles)
     } else {
@@ -56,7 +56,7 @@ pub(in super::super) fn multiply_panel(
         let codes = weights.codes(panel, first_block);
         for tile in 0..num_tiles {
             let lines_before = tile * lines_per_row * chunk_lines / ROW_LINES;
-            // Even shares: 10 rows are 5 + 5.
+            // Tiles of equal size: 10 rows are 5 + 5.
             let first = tile * num_rows / num_tiles;
             let rows = (tile + 1) * num_rows / num_tiles - first;
             let tile = QuantisedTile {
@@ -81,8 +81,8 @@ pub(in super::super) fn multiply_panel(
                 sums: sums[first * PANEL..].as_mut_ptr(),
                 first: first_block == 0,
             };
-            // SAFETY: `x` has that many rows of blocks from here on, the panel that many blocks and all
-            // its groups, and `sums` has 48 elements a row; a `Cpu` has its instruction set.
+            // SAFETY: `x` has that many more rows, the panel that many more blocks and all its groups, and
+            // `sums` has 48 elements per row. A `Cpu` is created only with a supported instruction set.
             unsafe { kernel(&tile) };
         }
     }

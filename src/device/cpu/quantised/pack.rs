@@ -16,16 +16,16 @@ use crate::device::{
 };
 
 impl Cpu {
-    /// Packs quantised matrices of one kind as one, as [`Cpu::pack`] does others.
+    /// Packs quantised matrices as one, as [`Cpu::pack`] does float matrices.
     ///
     /// # Errors
     ///
-    /// The outer error: no memory. The inner one: a scale or an offset is not finite, or above 16.
+    /// The outer error: not enough memory. The inner one: a scale or an offset is not finite, or above 16.
     ///
     /// # Panics
     ///
-    /// There is no part, the parts [cannot be packed together](can_be_packed_together), a group is
-    /// neither whole blocks nor a whole row, or an input order names inputs that there are not.
+    /// If there is no part, the parts [cannot be packed together](can_be_packed_together), a group is neither a
+    /// multiple of a block nor a whole row, or an input order has invalid inputs.
     pub fn pack_quantised(
         &mut self,
         parts: &[&dyn QuantisedRows],
@@ -53,7 +53,7 @@ impl Cpu {
         let shared_scales = DisjointSlice::new(panels.scales.as_mut_slice());
         self.pool
             .for_each(&mut self.workers, num_panels, |worker, index| {
-                // SAFETY: every panel is one task's.
+                // SAFETY: each panel belongs to one task.
                 let (codes, scales) = unsafe {
                     (
                         shared_codes.slice(index * code_bytes, code_bytes),
@@ -85,7 +85,7 @@ impl Cpu {
     }
 }
 
-/// Writes a row into its lane of a panel.
+/// Writes the codes of a row to its lane of a panel.
 fn write_codes(bits: CodeBits, row: &[i8], lane: usize, panel: &mut [u8]) {
     let place = |row_of_panel: usize| (row_of_panel * PANEL + lane) * 4;
     match bits {
@@ -100,7 +100,7 @@ fn write_codes(bits: CodeBits, row: &[i8], lane: usize, panel: &mut [u8]) {
             for (octet, codes) in row.chunks(8).enumerate() {
                 let mut quads = [[0; 4]; 2];
                 quads.as_flattened_mut()[..codes.len()].copy_from_slice(codes);
-                // The bias of 8 turns the sign bit over.
+                // Adding 8 flips the sign bit.
                 let [low, high] = quads.map(|quad| {
                     u32::from_le_bytes(bytemuck::cast(quad)) & 0x0f0f_0f0f ^ 0x0808_0808
                 });
@@ -110,7 +110,7 @@ fn write_codes(bits: CodeBits, row: &[i8], lane: usize, panel: &mut [u8]) {
     }
 }
 
-/// Writes the scales and offsets of a row; whether all were finite.
+/// Writes the scales and offsets of a row, and returns whether all of them are finite.
 fn write_scales(format: QuantFormat, row: &QuantisedRow, lane: usize, panel: &mut [u16]) -> bool {
     let mut finite = true;
     for (group, out) in panel.chunks_mut(Panels::group_len(format)).enumerate() {

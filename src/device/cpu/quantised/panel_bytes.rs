@@ -1,4 +1,4 @@
-//! Quantised weights as bytes, which can be kept in a file.
+//! Packed quantised weights as bytes, which can be kept in a file.
 
 use super::super::Cpu;
 use super::super::memory::Buffer;
@@ -9,15 +9,15 @@ use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{PackedBytes, PackedReader, PackedShape};
 
-/// Which layout panels have, and how [`Rounded`](super::Rounded) rounds. It changes with either: bytes of another
-/// version are something else.
+/// The version of the layout of panels and of the rounding of [`Rounded`](super::Rounded). It must change if either
+/// does.
 pub const PANELS_VERSION: u32 = 1;
 
 /// Bytes that are read at a time.
 const PIECE: usize = 1 << 20;
 
 impl PackedMatrix {
-    /// Its panels. None if they are bf16, or their columns have an order of their own.
+    /// The bytes of its panels. `None` for bf16, and for weights with an input order.
     pub fn panel_bytes(&self) -> Option<PackedBytes<'_>> {
         match self.weights() {
             Packed::Quantised(panels) if panels.input_order.is_none() => Some(panels.bytes()),
@@ -27,15 +27,15 @@ impl PackedMatrix {
 }
 
 impl Cpu {
-    /// A quantised matrix whose panels are read from somewhere. None if there are not as many bytes as such a matrix has.
+    /// Reads the panels of a quantised matrix. `None` if the number of bytes is wrong.
     ///
     /// # Errors
     ///
-    /// No memory.
+    /// If there is not enough memory.
     ///
     /// # Panics
     ///
-    /// A group is neither whole blocks nor a whole row, or the matrices are stacked in turn and their heights differ.
+    /// If a group is neither a multiple of a block nor a whole row, or parts are interleaved and their heights differ.
     pub fn read_panels(
         &mut self,
         shape: PackedShape<'_>,
@@ -53,7 +53,7 @@ impl Cpu {
         Ok(Some(PackedMatrix::quantised(order, shape.columns, panels)))
     }
 
-    /// On all threads; `to` has as many bytes.
+    /// Reads as many bytes as `to` has, on all threads.
     fn read(&mut self, from: PackedReader<'_>, to: &mut Buffer) {
         let shared = DisjointSlice::new(bytemuck::cast_slice_mut::<_, u8>(to.as_mut_slice()));
         let num_pieces = from.num_bytes.div_ceil(PIECE);
@@ -61,7 +61,7 @@ impl Cpu {
             .for_each(&mut self.workers, num_pieces, |_, index| {
                 let start = index * PIECE;
                 let len = PIECE.min(from.num_bytes - start);
-                // SAFETY: every piece is one task's.
+                // SAFETY: each piece belongs to one task.
                 (from.read)(start, unsafe { shared.slice(start, len) });
             });
     }
@@ -142,7 +142,7 @@ mod tests {
         cpu.read_panels(shape, codes, scales).expect("memory")
     }
 
-    /// Where this fails, `PANELS_VERSION` has to be another: files that were written before must not be read.
+    /// If this fails, increase `PANELS_VERSION`: files that were written before must not be read.
     #[test]
     fn panels_are_those_of_their_version_with_every_instruction_set() {
         assert_eq!(PANELS_VERSION, 1);

@@ -7,17 +7,17 @@ use super::BLOCK;
 use crate::base::LoadError;
 use crate::device::{CodeBits, PackedBytes, QuantFormat};
 
-/// Scales and offsets are kept as f16 in units of this, so that small ones keep their precision: their
-/// range is that of f16 times it, 1.5e-8 to 16 with 11 bits.
+/// The unit of stored scales and offsets, which are f16: small ones keep their precision. The range is that of f16
+/// times the unit, 1.5e-8 to 16 with 11 bits.
 pub(super) const UNIT: f32 = 1.0 / 4096.0;
 
-/// A scale or an offset as it is kept.
+/// A scale or an offset after it was stored.
 #[inline(always)]
 pub(super) fn stored_number(value: f32) -> f32 {
     nearest_f16(value / UNIT) * UNIT
 }
 
-/// Codes `[n, k]` without their sign, in panels of 48 outputs, and their scales and offsets:
+/// Unsigned codes `[n, k]` in panels of 48 outputs, with their scales and offsets:
 ///
 /// ```text
 /// 8 bits   | input 0 1 2 3 of output 0 | of output 1 | ... 47 |  inputs 4..8 of all outputs | ...
@@ -26,28 +26,27 @@ pub(super) fn stored_number(value: f32) -> f32 {
 /// scales   | of outputs 0..48 in group 0 | their offsets | in group 1 | ...
 /// ```
 ///
-/// A kernel reads both from front to end. Outputs are padded to whole panels with codes, scales and offsets
-/// that are zero, inputs to whole blocks with codes that are.
+/// A kernel reads both from front to back. Outputs are padded with zeros to whole panels, inputs to whole blocks.
 pub(in super::super) struct Panels {
     pub(super) format: QuantFormat,
-    /// Whole blocks of inputs.
+    /// Blocks of inputs.
     pub(super) num_blocks: usize,
     pub(super) codes: Buffer,
     pub(super) scales: Buffer,
-    /// Which input each column belongs to, if not to that of its own number.
+    /// The input of each column, if it is not the one with the same index.
     pub(super) input_order: Option<Box<[u32]>>,
 }
 
 impl Panels {
-    /// Zeros, for rows of `k` inputs.
+    /// Reserves zeroed panels for rows of `k` inputs.
     ///
     /// # Errors
     ///
-    /// No memory.
+    /// If there is not enough memory.
     ///
     /// # Panics
     ///
-    /// A group is neither whole blocks nor a whole row.
+    /// If a group is neither a multiple of a block nor a whole row.
     pub(super) fn zeroed(
         num_panels: usize,
         k: usize,
@@ -58,7 +57,7 @@ impl Panels {
             group_size > 0 && (group_size.is_multiple_of(BLOCK) || group_size >= k),
             "groups of {group_size}: whole blocks of {BLOCK}, or whole rows of {k}"
         );
-        // A group that ends with the row may as well end with the row's last block.
+        // A group that ends with the row can end with its last block instead.
         let padded_k = k.next_multiple_of(BLOCK);
         let group_size = if group_size < k { group_size } else { padded_k };
         let format = QuantFormat {
@@ -76,7 +75,7 @@ impl Panels {
         })
     }
 
-    /// All of them, but for an order of inputs.
+    /// Codes and scales, without the input order.
     pub(super) fn bytes(&self) -> PackedBytes<'_> {
         PackedBytes {
             codes: bytemuck::cast_slice(self.codes.as_slice()),
@@ -89,7 +88,7 @@ impl Panels {
         2 * (self.codes.len() + self.scales.len() + 2 * order)
     }
 
-    /// Bytes of the codes of one panel for a number of inputs, which are whole blocks.
+    /// Bytes of the codes of a panel for `k` inputs, which are whole blocks.
     pub(super) const fn code_bytes(bits: CodeBits, k: usize) -> usize {
         match bits {
             CodeBits::Eight => k * PANEL,
@@ -97,12 +96,12 @@ impl Panels {
         }
     }
 
-    /// f16s of the scales and offsets of a panel's group.
+    /// The number of scales and offsets of a group in a panel.
     pub(super) const fn group_len(format: QuantFormat) -> usize {
         if format.has_offsets { 2 * PANEL } else { PANEL }
     }
 
-    /// The codes of a panel from a block on.
+    /// The codes of a panel, starting at a block.
     pub(super) fn codes(&self, panel: usize, block: usize) -> *const u8 {
         let start = Self::code_bytes(self.format.bits, self.num_blocks * BLOCK) * panel
             + Self::code_bytes(self.format.bits, BLOCK) * block;
@@ -110,8 +109,7 @@ impl Panels {
         self.codes.as_ptr().cast::<u8>().wrapping_add(start)
     }
 
-    /// Scales and offsets of a panel's groups, from the first on, `[num_groups][48]` or
-    /// `[num_groups][2][48]`.
+    /// The scales and offsets of a panel, `[num_groups][48]` or `[num_groups][2][48]`.
     pub(super) fn scales(&self, panel: usize) -> *const u16 {
         let num_groups = self.format.num_groups(self.num_blocks * BLOCK);
         let start = panel * num_groups * Self::group_len(self.format);

@@ -1,4 +1,4 @@
-//! The tile in plain Rust.
+//! The kernel in plain Rust.
 
 use half::f16;
 
@@ -9,11 +9,11 @@ use super::panels::Panels;
 use super::tile::QuantisedTile;
 use crate::device::CodeBits;
 
-/// See [`super::multiply::QuantisedTile`].
+/// See [`super::tile::QuantisedKernel`].
 ///
 /// # Safety
 ///
-/// The tile's pointers and sizes are right.
+/// The pointers and sizes of the tile are valid.
 pub(super) unsafe fn tile_of_eight_bits(tile: &QuantisedTile) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -30,7 +30,7 @@ pub(super) unsafe fn tile_of_eight_bits(tile: &QuantisedTile) {
     }
 }
 
-/// The same for codes of four bits.
+/// The same for 4-bit codes.
 ///
 /// # Safety
 ///
@@ -53,7 +53,7 @@ pub(super) unsafe fn tile_of_four_bits(tile: &QuantisedTile) {
     }
 }
 
-/// Calls `add_dots(x, codes, dots)` for each block of each row, and adds what it gives to the sums.
+/// Calls `add_dots(x, codes, dots)` for each block of each row, and adds the results to the sums.
 unsafe fn rows(
     tile: &QuantisedTile,
     bits: CodeBits,

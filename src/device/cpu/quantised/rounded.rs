@@ -1,4 +1,4 @@
-//! Numbers that are quantised while they are read.
+//! Weights that are rounded while they are read.
 
 use super::super::Simd;
 use super::super::math::ROUNDER;
@@ -6,13 +6,13 @@ use super::super::simd::for_each_simd;
 use super::panels::stored_number;
 use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
 
-/// A matrix of numbers that is rounded to codes row by row: weights of a float checkpoint, or codes that no
-/// kernel has. Groups have no offsets.
+/// A matrix that is rounded to codes row by row: weights of a float checkpoint, or of a quantised one whose format no
+/// kernel supports. Groups have no offsets.
 ///
-/// Eight bits: the largest weight of a group has the code 127 or -127. Four bits: of the scales that give
-/// the largest weight a code near -8 the one with the least sum of squared errors, each times the weight's
-/// square: where all count alike, the largest are cut off, and models lose more by that than by all the
-/// others (benches/RESULTS.md). Every instruction set gives the same bits.
+/// With eight bits, the largest weight of a group gets the code 127 or -127. With four bits, the scale is one that
+/// gives the largest weight a code near -8: the one with the least squared error, weighted by the square of each
+/// weight. Unweighted, the largest weights would be clipped, which costs models more than the errors of all others
+/// (benches/RESULTS.md). All instruction sets give the same bits.
 pub struct Rounded<'a> {
     simd: Simd,
     rows: usize,
@@ -21,15 +21,15 @@ pub struct Rounded<'a> {
     read: &'a ReadRow<'a>,
 }
 
-/// Writes a row of numbers.
+/// Writes a row of weights.
 type ReadRow<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 
 impl<'a> Rounded<'a> {
-    /// `read(row, out)` writes the numbers of a row; it is called from many threads.
+    /// `read(row, out)` writes a row of weights. It is called from many threads.
     ///
     /// # Panics
     ///
-    /// The machine has no `simd`.
+    /// If the machine does not support `simd`.
     pub fn new(
         simd: Simd,
         rows: usize,
@@ -95,11 +95,11 @@ fn round_row(format: QuantFormat, values: &[f32], codes: &mut [i8], scales: &mut
     }
 }
 
-/// The number whose absolute value is the largest, the first of them; one that is not a number, if there is one.
+/// The number with the largest magnitude; the first of several, and NaN if there is one.
 #[inline(always)]
 fn extreme(values: &[f32]) -> f32 {
     const SIGN: u32 = 1 << 31;
-    // Without their sign, the bits are in the order of the numbers; what is not a number comes last.
+    // Without their sign, bits have the order of the magnitudes, with NaNs at the end.
     let bits = values.iter().map(|value| value.to_bits());
     let largest = bits
         .clone()
@@ -123,16 +123,17 @@ fn round_to_eight_bits(values: &[f32], codes: &mut [i8]) -> f32 {
     scale
 }
 
-/// What the largest of four-bit weights is divided by. Below 8 it is cut off a little, and the others are finer.
+/// The divisors that turn the largest weight of a group into a 4-bit scale. Below 8 the largest weight is clipped a
+/// little, and the others are finer.
 const DIVISORS: [f32; 9] = [-8.0, -7.0, -7.25, -7.5, -7.75, -8.25, -8.5, -8.75, -9.0];
-/// Lanes of a sum of errors, whatever registers the machine has.
+/// Lanes of a sum of errors, with any instruction set.
 const LANES: usize = 8;
 
 #[inline(always)]
 fn round_to_four_bits(values: &[f32], codes: &mut [i8]) -> f32 {
     let extreme = extreme(values);
-    // As they will be stored, so that codes are those of these very scales. By a loop: `map` may be a call of its own,
-    // which is compiled for any machine.
+    // As they will be stored, because codes are for the stored scales. A loop, because `map` might not be inlined, and
+    // would be compiled without the target features.
     let mut scales = [0.0; DIVISORS.len()];
     for (scale, divisor) in scales.iter_mut().zip(DIVISORS) {
         *scale = stored_number(extreme / divisor);
@@ -142,7 +143,7 @@ fn round_to_four_bits(values: &[f32], codes: &mut [i8]) -> f32 {
         f32::INFINITY,
         |least, &error| if error < least { error } else { least },
     );
-    // The first that has it, by choices and not by branches: nobody can tell which it will be.
+    // The first one with that error. Selections instead of branches, which would be mispredicted.
     let mut best = scales[0];
     for (&scale, &error) in scales.iter().zip(&errors).rev() {
         best = if error == least { scale } else { best };
@@ -151,7 +152,7 @@ fn round_to_four_bits(values: &[f32], codes: &mut [i8]) -> f32 {
     best
 }
 
-/// The sum of squared errors with each of the scales, each times the number's square.
+/// The sums of squared errors with each of the scales, weighted by the square of each number.
 #[inline(always)]
 fn squared_errors<const N: usize>(values: &[f32], scales: &[f32; N]) -> [f32; N] {
     let mut inverses = [0.0; N];
@@ -172,7 +173,7 @@ fn squared_errors<const N: usize>(values: &[f32], scales: &[f32; N]) -> [f32; N]
             *lane += squared_error(value, scale, inverse);
         }
     }
-    // Lane by lane, for all scales at once.
+    // In lanes, for all scales at once.
     let mut errors = [0.0; N];
     for lane in 0..LANES {
         for (error, lanes) in errors.iter_mut().zip(&lanes) {
@@ -196,13 +197,13 @@ fn round(values: &[f32], scale: f32, (least, largest): (f32, f32), codes: &mut [
     }
 }
 
-/// The nearest whole number within bounds, which are small, and [`ROUNDER`] more.
+/// The nearest integer within small bounds, plus [`ROUNDER`].
 #[inline(always)]
 fn shifted(value: f32, least: f32, largest: f32) -> f32 {
     value.clamp(least, largest) + ROUNDER
 }
 
-/// Zero where the scale is too small to have one.
+/// The inverse of a scale, or zero if it would overflow.
 #[inline(always)]
 fn inverse(scale: f32) -> f32 {
     let inverse = scale.recip();
@@ -213,7 +214,7 @@ fn inverse(scale: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// What codes and scales are by their definition, one number after the other.
+    /// Codes and scales by their definition, one number after the other.
     fn defined(bits: CodeBits, values: &[f32], codes: &mut [i8]) -> f32 {
         let extreme = values.iter().fold(0.0_f32, |extreme, &value| {
             if value.abs() > extreme.abs() {
@@ -259,8 +260,8 @@ mod tests {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (state >> 8) as f32 / (1 << 23) as f32 - 1.0
         };
-        // Of a few bits, so that the largest is often there with both signs; of a size that scales are cut off at,
-        // and that they have no inverse at.
+        // Numbers of a few bits, so that the largest magnitude often occurs with both signs; sizes at which scales
+        // underflow, and at which their inverse overflows.
         for size in [1.0, 1e-3, 1e-6, 1e-39] {
             let values: Vec<f32> = (0..64 * 205)
                 .map(|_| (draw() * draw() * 64.0).round() / 64.0 * size)

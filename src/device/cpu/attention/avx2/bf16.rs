@@ -1,4 +1,4 @@
-//! Keys and values in bf16, widened to f32 by shifting them up, or by clearing what is below them.
+//! Keys and values in bf16, widened to f32 by a shift or a mask.
 
 use std::arch::x86_64::*;
 
@@ -10,11 +10,11 @@ use super::{REGISTERS, ask, end_of_seen, for_blocks, for_some_rows};
 /// Sums of rows, `16 * GROUPS` columns each.
 type Sums<const ROWS: usize, const GROUPS: usize> = [[[__m256; REGISTERS]; GROUPS]; ROWS];
 
-/// See [`super::super::AttentionKernel`]. Queries are wide, and of the last group only what is seen is read.
+/// See [`super::super::AttentionKernel`]. Queries are f32. Only positions that are seen are read of the last group.
 ///
 /// # Safety
 ///
-/// The tile's pointers and sizes are right; the machine has AVX2 and FMA.
+/// The pointers and sizes of the tile are valid, and the machine supports AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 pub(in super::super) unsafe fn tile(tile: &AttentionTile) {
     // SAFETY: the caller's promises; the rows are of the tile.
@@ -131,7 +131,7 @@ unsafe fn accumulate<const ROWS: usize, const GROUPS: usize>(
             }
         }
         if !len.is_multiple_of(2) {
-            // What is beside the last position may not be a number.
+            // The position after the last one may be NaN.
             // SAFETY: as above.
             unsafe {
                 let p = tile.scores.add(group * GROUP + len - 1);
@@ -148,8 +148,8 @@ unsafe fn accumulate<const ROWS: usize, const GROUPS: usize>(
     }
 }
 
-/// Adds the products of a pair, or of the first of it: `sums[row][column] += x[row][i] * w[column][i]`. Each sum
-/// is one chain over the elements in order, however many rows and columns there are.
+/// Adds the products of a pair, or of its first element: `sums[row][column] += x[row][i] * w[column][i]`. The elements
+/// of each sum are added in order, for any number of rows and columns.
 ///
 /// # Safety
 ///
@@ -163,7 +163,7 @@ unsafe fn add_products<const ROWS: usize, const GROUPS: usize>(
     len: usize,
 ) {
     for i in 0..len {
-        // The second half comes from the cache anew: there are no registers left to keep the pairs in.
+        // The second half is loaded again, because no registers are left to keep the pairs.
         let offset = if i == 0 { offset } else { opaque(offset) };
         for (group, w) in w.iter().enumerate() {
             // SAFETY: the caller's promises.
@@ -180,7 +180,7 @@ unsafe fn add_products<const ROWS: usize, const GROUPS: usize>(
     }
 }
 
-/// The first or the second of each of 16 pairs of bf16.
+/// The first or the second elements of 16 pairs of bf16.
 ///
 /// # Safety
 ///
@@ -200,11 +200,11 @@ unsafe fn widen(pairs: *const u16, which: usize) -> [__m256; REGISTERS] {
     wide
 }
 
-/// The same number, of which the compiler does not know that it is.
+/// Hides `x` from the optimiser.
 #[inline(always)]
 fn opaque(x: usize) -> usize {
     let mut x = x;
-    // SAFETY: nothing happens.
+    // SAFETY: the assembly is empty.
     unsafe { std::arch::asm!("/* {0} */", inout(reg) x, options(nomem, nostack, preserves_flags)) };
     x
 }

@@ -1,6 +1,6 @@
-//! Keys and values in 8 bits, as they are stored, with queries and probabilities in 16: the products of two
-//! elements at a time are summed in 32 bits, so exactly. A row's queries have a scale, and its probabilities
-//! in a tile, which the values' scales are multiplied into before.
+//! Stored 8-bit keys and values with 16-bit queries and probabilities: the products of two elements are summed exactly,
+//! in 32 bits. The queries of a row have one scale, and so have its probabilities in a tile, after they were
+//! multiplied by the scales of the values.
 
 use std::arch::x86_64::*;
 
@@ -16,7 +16,7 @@ type Sums<const ROWS: usize, const GROUPS: usize> = [[[__m256i; REGISTERS]; GROU
 ///
 /// # Safety
 ///
-/// The tile's pointers and sizes are right; the machine has AVX2 and FMA.
+/// The pointers and sizes of the tile are valid, and the machine supports AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 pub(in super::super) unsafe fn tile(tile: &AttentionTile) {
     // SAFETY: the caller's promises; the rows are of the tile.
@@ -52,7 +52,7 @@ unsafe fn some_rows<const ROWS: usize, const GROUPS: usize>(tile: &AttentionTile
     }
 }
 
-/// Writes the scores of some rows with some groups, but for the scales of the queries.
+/// Writes the scores of some rows with some groups, without the scales of the queries.
 ///
 /// # Safety
 ///
@@ -93,8 +93,8 @@ unsafe fn score<const ROWS: usize, const GROUPS: usize>(
     }
 }
 
-/// Writes the weights of a row's values in 16 bits: its probabilities times the values' scales. Returns what the
-/// values weighted so have to be multiplied by, in all lanes.
+/// Writes the weights of the values of a row as 16-bit integers: its probabilities times the scales of the values.
+/// Returns the scale of the weighted values in all lanes.
 ///
 /// # Safety
 ///
@@ -102,7 +102,7 @@ unsafe fn score<const ROWS: usize, const GROUPS: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn weigh(tile: &AttentionTile, row: usize, num_registers: usize, seen: u64) -> __m256 {
-    /// The largest weight: the sum of 64 of them times 127 has room in 32 bits.
+    /// The largest weight: 64 of them times 127 sum up within 32 bits.
     const LARGEST: f32 = i16::MAX as f32;
     let probabilities = tile.scores.wrapping_add(row * TILE);
     let weights = tile.probabilities.wrapping_add(row * TILE);
@@ -114,16 +114,16 @@ unsafe fn weigh(tile: &AttentionTile, row: usize, num_registers: usize, seen: u6
             let scales = scales(tile, i, GROUP);
             let mut weight = _mm256_mul_ps(_mm256_loadu_ps(place), scales);
             if seen != u64::MAX {
-                // A scale of what is not seen may not be a number.
+                // Scales of masked positions may be NaN.
                 weight = _mm256_and_ps(weight, mask(seen, i));
             }
-            // None is negative: their bits are in the order of the numbers, and beyond are NaNs.
+            // None is negative, so bits have the order of the values, with NaNs at the end.
             maxima = _mm256_max_epu32(maxima, _mm256_castps_si256(weight));
             _mm256_storeu_ps(place, weight);
         }
     }
     let max = max_of_lanes(maxima);
-    // What is too small for its inverse to be finite is zero.
+    // Numbers whose inverse would overflow become zero.
     let inverse = match max {
         0.0..1e-33 => 0.0,
         _ => LARGEST / max,
@@ -136,7 +136,7 @@ unsafe fn weigh(tile: &AttentionTile, row: usize, num_registers: usize, seen: u6
             let low = _mm256_mul_ps(_mm256_loadu_ps(place), inverse);
             let high = _mm256_mul_ps(_mm256_loadu_ps(place.add(8)), inverse);
             let words = _mm256_packs_epi32(_mm256_cvtps_epi32(low), _mm256_cvtps_epi32(high));
-            // It packs halves: of the first, of the second, of the first, of the second.
+            // The instruction packs halves alternately: first, second, first, second.
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
             _mm256_storeu_si256(weights.add(i * 8).cast(), words);
         }
@@ -144,7 +144,7 @@ unsafe fn weigh(tile: &AttentionTile, row: usize, num_registers: usize, seen: u6
     _mm256_set1_ps(max / LARGEST)
 }
 
-/// The scales of eight positions, of keys or from `part` on of values.
+/// The scales of eight positions, of keys or of values.
 ///
 /// # Safety
 ///
@@ -159,7 +159,7 @@ unsafe fn scales(tile: &AttentionTile, register: usize, part: usize) -> __m256 {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
 }
 
-/// The number whose bits are the largest.
+/// The lane with the largest bits.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn max_of_lanes(x: __m256i) -> f32 {
@@ -192,7 +192,7 @@ unsafe fn accumulate<const ROWS: usize, const GROUPS: usize>(
             values[i] = tile.values[group].wrapping_add((start + i) * GROUP);
             ahead[i] = tile.values_ahead[group].wrapping_add((start + i) * GROUP);
         }
-        // The weight of what is beside the last position is zero.
+        // The weight of the position after the last one is zero.
         let len = (end - group * GROUP).min(GROUP);
         for pair in 0..len.div_ceil(2) {
             let offset = pair * padded_dim;
@@ -248,7 +248,7 @@ unsafe fn add_products<const ROWS: usize, const GROUPS: usize>(
     }
 }
 
-/// 16 pairs of 8 bits as pairs of 16.
+/// Widens 16 pairs from 8 to 16 bits.
 ///
 /// # Safety
 ///

@@ -1,7 +1,7 @@
-//! The tile with AVX2: up to six rows at a time, as many as there are registers for their sums.
+//! The kernels for AVX2: up to six rows at a time, as many as there are registers for sums.
 //!
-//! Keys and values are widened in registers, once for all these rows. One row or two take several groups of 16
-//! columns at a time, so that there are enough sums of which none waits for another.
+//! Keys and values are widened in registers, once for all these rows. One or two rows take several groups of 16
+//! columns at a time, so that there are enough independent sums.
 
 mod bf16;
 mod int8;
@@ -14,8 +14,8 @@ use super::{AttentionTile, TILE};
 pub(super) use self::bf16::tile as bf16_tile;
 pub(super) use self::int8::tile as int8_tile;
 
-/// Calls `$some_rows::<ROWS, GROUPS>(tile, first)` for all rows of a tile: for `ROWS` rows from `first` on, which
-/// have registers for the sums of `GROUPS` times 16 columns.
+/// Calls `$some_rows::<ROWS, GROUPS>(tile, first)` for all rows of a tile: for `ROWS` rows starting at `first`, with
+/// registers for the sums of `GROUPS` times 16 columns.
 macro_rules! for_some_rows {
     ($tile:ident, $some_rows:ident) => {{
         const { assert!(super::super::MAX_ROWS == 6) };
@@ -36,8 +36,7 @@ macro_rules! for_some_rows {
 }
 use for_some_rows;
 
-/// Calls `$block::<ROWS, _>($arguments, start)` for `$end` groups of columns, `$GROUPS` at a time and then for the
-/// rest.
+/// Calls `$block::<ROWS, _>($arguments, start)` for `$end` groups of columns: `$GROUPS` at a time, then the rest.
 macro_rules! for_blocks {
     ($end:expr, $GROUPS:ident, $block:ident::<$ROWS:ident>($($argument:expr),*)) => {{
         let end = $end;
@@ -55,10 +54,10 @@ macro_rules! for_blocks {
 }
 use for_blocks;
 
-/// Registers of a group of columns.
+/// Registers per group of columns.
 const REGISTERS: usize = GROUP / 8;
 
-/// Up to where any of some rows sees the tile.
+/// The end of the positions of a tile that any of some rows sees.
 ///
 /// # Safety
 ///
@@ -72,7 +71,7 @@ unsafe fn end_of_seen<const ROWS: usize>(tile: &AttentionTile, first: usize) -> 
     TILE - seen.leading_zeros() as usize
 }
 
-/// Asks for a line of each of some groups.
+/// Prefetches a line of each of some groups.
 #[inline(always)]
 fn ask<const GROUPS: usize>(groups: &[*const u16; GROUPS], offset: usize) {
     for group in groups {

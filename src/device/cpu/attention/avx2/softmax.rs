@@ -1,14 +1,14 @@
-//! Online softmax of a row of a tile.
+//! Online softmax of one row.
 
 use std::arch::x86_64::*;
 
 use super::super::TILE;
 use super::super::softmax::{EXP2, RowState};
 
-/// Takes the scores of a row into its running maximum and sums, writes the probabilities relative to the new
-/// maximum in their place, and returns what earlier sums have to be multiplied by, in all lanes. Positions
-/// whose bit is not in `seen` have probability zero; at least one is. The first `num_registers` times eight
-/// positions are all that it sees. Probabilities are rounded to bf16 where `ROUNDED`, before they are summed.
+/// Adds the scores of a row to its running maximum and sums, replaces them by the probabilities relative to the new
+/// maximum, and returns the factor of earlier sums in all lanes. Positions that are not in the mask `seen` have
+/// probability zero; the mask is not empty, and is within the first `num_registers` times eight positions. If
+/// `ROUNDED`, probabilities are rounded to bf16 before they are summed.
 ///
 /// # Safety
 ///
@@ -31,7 +31,7 @@ pub(super) unsafe fn softmax<const ROUNDED: bool>(
             let unseen = _mm256_set1_ps(f32::NEG_INFINITY);
             score = _mm256_blendv_ps(unseen, score, mask(seen, i));
         }
-        // Where a score is not a number, the maximum stays: the second operand.
+        // If a score is NaN, the maximum stays, because it is the second operand.
         maxima = _mm256_max_ps(score, maxima);
     }
     let max = max_of_lanes(maxima);
@@ -78,7 +78,7 @@ pub(super) unsafe fn softmax<const ROUNDED: bool>(
     rescale
 }
 
-/// All bits of the lanes whose bit is in the `index`th byte of `seen`.
+/// A mask of the lanes whose bits are set in byte `index` of `seen`.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn mask(seen: u64, index: usize) -> __m256 {
@@ -96,7 +96,7 @@ fn max_of_lanes(x: __m256) -> f32 {
     _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)))
 }
 
-/// The nearest bf16, ties to even. What is not a number stays so, since what it comes from were bf16s.
+/// The nearest bf16, ties to even. NaNs stay NaNs, because they come from bf16.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn rounded(x: __m256) -> __m256 {
@@ -107,13 +107,13 @@ fn rounded(x: __m256) -> __m256 {
     _mm256_castsi256_ps(_mm256_and_si256(_mm256_add_epi32(bits, half), upper))
 }
 
-/// `2^x` within 3 units in the last place for `x` of at most zero; NaN stays NaN. Saturates at -125.
+/// `2^x` within 3 units in the last place for `x <= 0`. NaN stays NaN. Saturates at -125.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn exp2(x: __m256) -> __m256 {
-    /// Adding it rounds to an integer, and leaves the exponent of two to the power of it in the sum's low bits.
+    /// Adding it rounds to an integer, and leaves the biased exponent of its power of two in the low bits of the sum.
     const ROUNDER: f32 = super::super::super::math::ROUNDER + 127.0;
-    // The second operand is kept if it is not a number.
+    // The second operand is kept if it is NaN.
     let x = _mm256_max_ps(_mm256_set1_ps(-125.0), x);
     let shifted = _mm256_add_ps(x, _mm256_set1_ps(ROUNDER));
     let r = _mm256_sub_ps(x, _mm256_sub_ps(shifted, _mm256_set1_ps(ROUNDER)));
