@@ -1,5 +1,5 @@
-"""Logits post-processors of shared libraries, under the server: the examples in C and in Rust, and ones that break
-the rules."""
+"""Logits post-processors in shared libraries, in a real server: the examples in C and in Rust, and processors
+that break the rules."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ sequence_batching {
 
 
 def compile_rust():
-    """The library of the example in Rust."""
+    """The library of the Rust example."""
     command = ["cargo", "build", "--package", "logits-processors-example", "--message-format=json"]
     output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     artifacts = (json.loads(line) for line in output.splitlines())
@@ -65,7 +65,7 @@ def ids(server, model, **options):
     return generate(server, model, PROMPT, exclude_input_in_output=True, **options).ids
 
 
-def test_the_examples_do_what_they_say(libraries):
+def test_the_examples_do_what_they_document(libraries):
     free = ids(libraries, "c")
     often = max(free, key=free.count)
     assert free.count(often) > 1
@@ -97,11 +97,11 @@ def test_the_examples_do_what_they_say(libraries):
         ("rogue", "rules_all_out", "", "no token is allowed: the logits post-processor"),
     ],
 )
-def test_what_goes_wrong_is_that_requests_error(libraries, model, name, arguments, words):
+def test_a_processors_failure_is_an_error_of_its_own_request(libraries, model, name, arguments, words):
     given = {**named(name, arguments), "max_tokens": 10}
     with pytest.raises(Refused, match=re.escape(words)):
         generate(libraries, model, PROMPT, **given)
-    # What a stream has had, it has had.
+    # Responses that a stream has already received stay valid.
     stream = clients.GenerateStream(libraries, model, PROMPT, stream=True, **given)
     tokens = []
     try:
@@ -114,7 +114,7 @@ def test_what_goes_wrong_is_that_requests_error(libraries, model, name, argument
     assert len(ids(libraries, model, max_tokens=2)) == 2
 
 
-def test_many_at_once_get_what_they_get_alone(libraries):
+def test_concurrent_requests_get_what_they_get_alone(libraries):
     kinds = [
         {},
         named("nothing"),
@@ -149,8 +149,8 @@ def test_many_at_once_get_what_they_get_alone(libraries):
     assert num_refused == 5 * 4
 
 
-def test_a_processor_is_told_the_client_id_which_is_not_unique(libraries):
-    """The first token tells the client's id: 0 for none, else its last three digits and one."""
+def test_a_processor_gets_the_client_id_which_need_not_be_unique(libraries):
+    """The first token encodes the client's id: 0 for none, otherwise its last three digits plus one."""
     asked = [None, 0, 41, 41, 2**64 - 1]
     told = [0, 1, 42, 42, 616]
     hold = {"max_tokens": 4, "ignore_eos": True, **named("tells")}
@@ -180,7 +180,7 @@ def test_a_processor_is_told_the_client_id_which_is_not_unique(libraries):
             generate(libraries, "rogue", PROMPT, client_id=wrong, max_tokens=1)
 
 
-def test_a_processor_is_told_the_request_id(libraries):
+def test_a_processor_gets_the_request_id(libraries):
     async def main():
         async with clients.grpc(libraries) as client:
             given = {"max_tokens": 6, **named("tells")}
@@ -190,12 +190,13 @@ def test_a_processor_is_told_the_request_id(libraries):
             return one.ids, other.ids, none.ids
 
     one, other, none = clients.run(main())
-    # Each character of it adds five to the first token; there are 99 of them where there is no id.
+    # Each character of the id adds five to the first token; without an id, the value is that of 99
+    # characters.
     assert (other[0] - one[0]) % 1536 == 5
     assert (none[0] - one[0]) % 1536 == 5 * 96
 
 
-def test_a_request_that_leaves_takes_its_state_along(libraries, tmp_path):
+def test_a_cancelled_request_destroys_its_state(libraries, tmp_path):
     diary = tmp_path / "diary"
 
     def count(what):
@@ -224,7 +225,7 @@ def test_a_request_that_leaves_takes_its_state_along(libraries, tmp_path):
     assert 5 <= count("batch") < 200
 
 
-def test_a_slow_processor_holds_up_its_step_and_no_answer(libraries):
+def test_a_slow_processor_delays_its_step_but_not_finished_answers(libraries):
     async def main():
         async with clients.grpc(libraries) as client:
             slow = clients.stream(client, "rogue", PROMPT, max_tokens=5, **named("sleeps", 50_000))
@@ -236,12 +237,12 @@ def test_a_slow_processor_holds_up_its_step_and_no_answer(libraries):
     assert slow.ids == free.ids and seconds >= 0.2
 
 
-def test_a_library_comes_and_goes_with_its_model(repository):
+def test_a_library_is_opened_and_closed_with_its_model(repository):
     folder = add_model(repository, "model", {LIBRARY: "processors.so"}, checkpoint=STORIES).parent
     library = folder / "processors.so"
 
     def put(source):
-        # In the place of the one that is open, never into it.
+        # Replaces the open file by a rename; never writes into it.
         compile_c(source, folder / "new.so")
         os.replace(folder / "new.so", library)
 
@@ -251,7 +252,7 @@ def test_a_library_comes_and_goes_with_its_model(repository):
         assert ids(server, "model", **named("nothing")) == free
         assert str(library) in open(f"/proc/{server.process.pid}/maps").read()
 
-        # A request in flight keeps it.
+        # A request in flight keeps it open.
         gate = Gate(repository / "gate", num_steps=1)
         stream = GenerateWhile(server, "model", max_tokens=200, ignore_eos=True, **named("waits", gate.file))
         server.unload("model")
@@ -288,7 +289,7 @@ def test_a_library_comes_and_goes_with_its_model(repository):
 
 
 class GenerateWhile:
-    """A stream that has begun."""
+    """A running stream."""
 
     def __init__(self, server, model, **options):
         self._stream = clients.GenerateStream(server, model, PROMPT, stream=True, **options)

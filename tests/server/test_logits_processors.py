@@ -1,4 +1,4 @@
-"""Logits post-processors: by name, each for its own request only, alone and in a batch."""
+"""Logits post-processors: selected by name, each for its own request only, alone and in a batch."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def ids(server, model="stories", **options):
     return generate(server, model, PROMPT, exclude_input_in_output=True, **options).ids
 
 
-def test_built_in_post_processors_do_what_they_say(server):
+def test_built_in_post_processors_do_what_they_document(server):
     free = ids(server)
     assert ids(server, **named("force_tokens", {"tokens": [300, 301]}))[:2] == [300, 301]
     forced = ids(server, **named("force_tokens", {"tokens": [300], "start": 2}))
@@ -34,12 +34,12 @@ def test_built_in_post_processors_do_what_they_say(server):
     assert not set(banned) & set(free)
     first = ids(server, **named("ban_first_tokens", {"tokens": [free[0]]}))
     assert first[0] != free[0]
-    # A single token takes the place of the first, and the rest is free.
+    # A forced single token replaces the first token; the others are free.
     allowed = ids(server, **named("allow_first_tokens", {"tokens": [free[0]]}))
     assert allowed == free
 
 
-def test_every_way_in_gives_the_same(server):
+def test_every_protocol_gives_the_same_answer(server):
     given = named("force_tokens", {"tokens": [300, 301, 302], "start": 3})
     whole = ids(server, temperature=1.0, seed=5, **given)
     nested = {"temperature": 1.0, "seed": 5, "logits_post_processor_args": {"tokens": [300, 301, 302], "start": 3}}
@@ -54,14 +54,14 @@ def test_every_way_in_gives_the_same(server):
     assert full.ids == whole
 
 
-def test_it_acts_before_the_guide_and_the_biases(server):
+def test_a_post_processor_runs_before_the_guide_and_the_biases(server):
     yes, no = ids(server, guided_choice='["yes"]'), ids(server, guided_choice='["no"]')
     both = {"guided_choice": '["yes", "no"]'}
     assert ids(server, **both, **named("ban_first_tokens", {"tokens": [yes[0]]})) == no
     assert ids(server, **both, **named("ban_first_tokens", {"tokens": [no[0]]})) == yes
     with pytest.raises(Refused, match="no token is allowed: the logits post-processor"):
         ids(server, **both, **named("force_tokens", {"tokens": [300]}))
-    # A bias cannot bring back what is forced out.
+    # A bias cannot restore a token that the processor excludes.
     forced = named("force_tokens", {"tokens": [300]})
     assert ids(server, logit_bias='{"301": 1000}', **forced)[0] == 300
 
@@ -76,7 +76,7 @@ def test_log_probs_are_the_models_own(server):
     assert forced == plain
 
 
-def test_many_at_once_get_what_they_get_alone(server):
+def test_concurrent_requests_get_what_they_get_alone(server):
     kinds = [
         {},
         named("force_tokens", {"tokens": [300, 301, 302], "start": 3}),
@@ -116,13 +116,13 @@ def test_many_at_once_get_what_they_get_alone(server):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_cannot_be_served_is_that_requests_error(server, given, words):
+def test_bad_arguments_are_an_error_of_their_own_request(server, given, words):
     with pytest.raises(Refused, match=re.escape(words)):
         ids(server, **given)
     assert len(ids(server, max_tokens=2)) == 2
 
 
-def test_without_logits_and_in_lockstep_they_are_refused(server, repository):
+def test_post_processors_are_rejected_without_logits_and_in_lockstep(server, repository):
     given = named("ban_tokens", {"tokens": [5]})
     with pytest.raises(Refused, match="the synthetic runner has no logits"):
         generate(server, "synthetic", [1, 2], **given)

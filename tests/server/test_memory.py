@@ -1,4 +1,4 @@
-"""Memory: what models are sized by, and what they say that they hold."""
+"""Memory: the sizes that models choose, and the sizes that they report."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from harness.repository import STORIES, add_model, add_synthetic
 from harness.server import Server
 
-# A cache that is sized by the machine's memory: the sequences could use more than there is.
+# A cache sized by the machine's memory: the sequences could use more than is available.
 BOUNDLESS = {
     "max_seq_len": 1 << 20,
     "max_num_requests": 65536,
@@ -31,13 +31,13 @@ def held_bytes(server, model):
     return int(usage["byte_size"])
 
 
-def test_caches_that_nobody_has_written_to_are_not_promised_twice(explicit):
+def test_memory_of_unwritten_caches_is_not_allocated_twice(explicit):
     for name in ("first", "second", "third"):
         add_synthetic(explicit.repository, name, BOUNDLESS)
     assert explicit.load("first") is None
     assert explicit.load("second") is None
     first, second = (held_bytes(explicit, name) for name in ("first", "second"))
-    # Other programs of the machine take and give memory meanwhile.
+    # Meanwhile other programs allocate and free memory.
     assert 0.4 * first < second < 0.6 * first
     explicit.unload("first")
     explicit.wait_for_state("first", "UNAVAILABLE")
@@ -46,7 +46,7 @@ def test_caches_that_nobody_has_written_to_are_not_promised_twice(explicit):
     assert 0.6 * first < held_bytes(explicit, "third") < 0.9 * first
 
 
-def test_a_model_says_how_much_memory_its_weights_and_its_cache_take(explicit):
+def test_a_model_reports_the_memory_of_its_weights_and_its_cache(explicit):
     add_model(explicit.repository, "stories", {"max_tokens_in_paged_kv_cache": 4096}, checkpoint=STORIES)
     assert explicit.load("stories") is None
     weights = (STORIES / "model.safetensors").stat().st_size
@@ -56,7 +56,7 @@ def test_a_model_says_how_much_memory_its_weights_and_its_cache_take(explicit):
 
 
 def test_a_cache_whose_blocks_are_padded_counts_the_padding(explicit):
-    """The kernels read 16 positions at once, so a block of 20 takes as much as one of 32."""
+    """The kernels read 16 positions at a time, so a block of 20 takes as much memory as a block of 32."""
     for tokens_per_block in (20, 32):
         parameters = {"tokens_per_block": tokens_per_block, "max_tokens_in_paged_kv_cache": 200 * tokens_per_block}
         add_model(explicit.repository, f"blocks_of_{tokens_per_block}", parameters, checkpoint=STORIES)

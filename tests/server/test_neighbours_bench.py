@@ -1,4 +1,4 @@
-"""`bench neighbours`: what its rows are made of, and a short run of it."""
+"""`bench neighbours`: the figures of its rows, and a short run."""
 
 import json
 import pathlib
@@ -17,7 +17,7 @@ def record(start_us, model_us):
     return {"Step Start (us)": start_us, "Model Duration (us)": model_us}
 
 
-def test_a_gap_is_from_start_to_start_and_its_rest_is_not_the_models():
+def test_a_gap_is_from_start_to_start_and_the_rest_excludes_the_model():
     records = [record(1000.0, 400.0), record(1500.0, 300.0), record(3500.0, 300.0)]
     assert neighbours.gaps(records) == [pytest.approx((0.5, 0.1)), pytest.approx((2.0, 1.7))]
     assert neighbours.gaps(records[:1]) == []

@@ -14,7 +14,7 @@ from harness.server import Server, num_pending, until
 from harness.synthetic import ENDLESS, ENDLESS_SEQ_LEN, continuation
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
-# The inputs that docs/src/clients.md tells a user to declare.
+# The inputs that the documentation tells users to declare.
 (DOCUMENTED,) = re.findall(r"^```\n(input \[.*?)^```$", (ROOT / "docs/src/clients.md").read_text(), re.M | re.S)
 OLDEST = DOCUMENTED[DOCUMENTED.index("sequence_batching") :]
 DIRECT = OLDEST.replace("oldest { max_candidate_sequences: 64 }", "direct { }")
@@ -28,7 +28,7 @@ input [
   { name: "stop" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
 ]
 """
-# A checkpoint as the clients of TensorRT-LLM's `tensorrt_llm` model find it.
+# A model in the form that clients of TensorRT-LLM's `tensorrt_llm` model expect.
 TENSORRT_LLM = """
 input [
   { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
@@ -71,7 +71,7 @@ def tensor_server(tmp_path_factory):
     add_model(repository, "stories", fields=DOCUMENTED, checkpoint=STORIES)
     add_model(repository, "tensorrt_llm", {"max_beam_width": 4}, fields=TENSORRT_LLM + OLDEST, checkpoint=STORIES)
     slow = {"synthetic_step_us": 5000, "max_seq_len": ENDLESS_SEQ_LEN}
-    # Where inputs are optional and no strategy is written, it is `oldest`.
+    # If inputs are optional and no strategy is configured, it is `oldest`.
     add_synthetic(repository, "ids", slow, fields=IDS)
     add_synthetic(repository, "ids_direct", slow, fields=IDS + DIRECT)
     with Server(repository, "--model-control-mode=explicit", "--load-model=*") as server:
@@ -79,7 +79,7 @@ def tensor_server(tmp_path_factory):
 
 
 def tensors(prompt, **options):
-    """A request's inputs: the prompt, and each option as [[value]], or as the array it is."""
+    """A request's inputs: the prompt, and each option as [[value]], or unchanged if it is an array."""
     if isinstance(prompt, str):
         inputs = [tensor("text_input", numpy.array([[prompt.encode()]], dtype=object), "BYTES")]
     else:
@@ -107,7 +107,7 @@ def alone(server, model, prompt, **options):
     return clients.run(main())
 
 
-# As TensorRT-LLM's end_to_end_grpc_client.py and Triton's OpenAI frontend build them.
+# Built in the same way as by TensorRT-LLM's end_to_end_grpc_client.py and Triton's OpenAI frontend.
 REQUESTS = [
     {"max_tokens": 30, "stream": False, "beam_width": 1, "temperature": 1.0, "seed": 3},
     {"max_tokens": 30, "stream": True, "beam_width": 1, "temperature": 0.7, "stop_words": ["forest", "sea"]},
@@ -119,7 +119,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("options", REQUESTS, ids=str)
-def test_a_tensor_says_what_the_parameter_of_its_name_says(tensor_server, options):
+def test_a_tensor_means_the_same_as_the_parameter_of_its_name(tensor_server, options):
     by_tensors = alone(tensor_server, "stories", PROMPT, **options)
     lists = {name: json.dumps(value) for name, value in options.items() if isinstance(value, list)}
 
@@ -144,7 +144,7 @@ def test_requests_with_different_inputs_run_together_and_get_what_they_get_alone
         assert (got.text, got.ids) == (wanted.text, wanted.ids)
 
 
-def test_a_generate_body_may_have_lists(tensor_server):
+def test_a_generate_body_can_have_lists(tensor_server):
     plain = generate(tensor_server, "stories", PROMPT, max_tokens=40, exclude_input_in_output=True)
     word = plain.text.split()[3]
     body = {"stop_words": ["nowhere", word], "bad_words": [""], "max_tokens": 40, "exclude_input_in_output": True}
@@ -156,14 +156,14 @@ def test_a_generate_body_may_have_lists(tensor_server):
 
 
 def word_list(*words):
-    """Words of ids as TensorRT-LLM's clients send them."""
+    """Words of ids in the form that TensorRT-LLM's clients send."""
     ids = [id for word in words for id in word]
     ends = numpy.cumsum([len(word) for word in words]).tolist()
     return numpy.array([ids, ends + [-1] * (len(ids) - len(ends))])
 
 
 def first_end(ids, word):
-    """How many ids there are to the end of the first occurrence of a word."""
+    """Number of ids up to the end of the first occurrence of a word."""
     return next(end for end in range(len(word), len(ids) + 1) if ids[end - len(word) : end] == word)
 
 
@@ -174,7 +174,7 @@ def contains(ids, word):
 IDS_OF_PROMPT = [5, 17, 300, 42, 7]
 
 
-def test_words_and_biases_may_be_ids(tensor_server):
+def test_words_and_biases_can_be_ids(tensor_server):
     def ids(**options):
         whole = alone(tensor_server, "tensorrt_llm", IDS_OF_PROMPT, request_output_len=40, **options)
         return whole.ids[len(IDS_OF_PROMPT) :], whole.finish_reason
@@ -207,7 +207,7 @@ def test_beams_end_with_words_of_ids(tensor_server):
         assert not contains(ids[:-1], word)
 
 
-def test_beams_never_have_a_token_whose_bias_is_minus_infinity(tensor_server):
+def test_beams_never_have_a_token_with_a_bias_of_minus_infinity(tensor_server):
     def beams(**options):
         whole = alone(tensor_server, "tensorrt_llm", IDS_OF_PROMPT, request_output_len=12, beam_width=3, **options)
         return [sequence.ids[len(IDS_OF_PROMPT) :] for sequence in whole.sequences()]
@@ -245,13 +245,13 @@ def test_requests_with_different_words_of_ids_get_what_they_get_alone(tensor_ser
         ("embedding_bias", numpy.full(VOCAB_SIZE, -numpy.inf), "no token is allowed"),
     ],
 )
-def test_words_and_biases_that_are_none_are_refused(tensor_server, name, value, words):
+def test_bad_words_and_biases_are_rejected(tensor_server, name, value, words):
     with pytest.raises(Refused, match=words) as refused:
         alone(tensor_server, "tensorrt_llm", IDS_OF_PROMPT, **{name: value})
     assert name in str(refused.value)
 
 
-def test_a_bad_value_in_a_tensor_is_refused_as_a_parameter_would_be(tensor_server):
+def test_a_bad_value_in_a_tensor_is_rejected_like_a_parameter(tensor_server):
     for options, words in [
         ({"temperature": float("nan")}, "'temperature'"),
         ({"top_p": 1.5}, "from 0 to 1"),
@@ -262,17 +262,17 @@ def test_a_bad_value_in_a_tensor_is_refused_as_a_parameter_would_be(tensor_serve
             alone(tensor_server, "stories", PROMPT, **options)
 
 
-def test_a_tensor_that_is_not_declared_is_refused_by_triton(tensor_server):
+def test_triton_rejects_a_tensor_that_is_not_declared(tensor_server):
     with pytest.raises(Refused, match="unexpected inference input 'input_lengths'"):
         alone(tensor_server, "stories", PROMPT, input_lengths=1)
 
 
-def test_ids_go_in_as_tensorrt_llms_client_sends_them(tensor_server):
+def test_ids_are_accepted_in_the_form_of_tensorrt_llms_client(tensor_server):
     options = {"input_lengths": 3, "request_output_len": 20, "beam_width": 1, "streaming": True}
     assert alone(tensor_server, "ids", [1, 2, 3], **options).ids == continuation([1, 2, 3], 20)
 
 
-def test_a_stop_tensor_ends_the_request_of_the_same_id(tensor_server):
+def test_a_stop_tensor_ends_the_request_with_the_same_id(tensor_server):
     async def main():
         async with clients.grpc(tensor_server) as client:
             options = {"input_lengths": 1, "request_output_len": ENDLESS, "streaming": True}
@@ -288,7 +288,7 @@ def test_a_stop_tensor_ends_the_request_of_the_same_id(tensor_server):
 
 
 def waits_for_other_inputs(server, model):
-    """Whether a short request waits until a long one has ended that came with other inputs."""
+    """Whether a short request with other inputs waits until a long request has ended."""
 
     async def main():
         async with clients.grpc(server) as client:
@@ -296,7 +296,7 @@ def waits_for_other_inputs(server, model):
             responses = aiter(long)
             await anext(responses)
             short = asyncio.create_task(answer(client, model, [2], request_output_len=5))
-            # The steps of one that is not held up, many times over, counted from when the server has it.
+            # Many times the steps of a request that does not wait, counted from its arrival at the server.
             await until(lambda: short.done() or num_pending(server, model) == 1)
             for _ in range(100):
                 await anext(responses)

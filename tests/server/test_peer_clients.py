@@ -1,7 +1,7 @@
-"""The clients that TensorRT-LLM's and vLLM's backends ship, unchanged, against models of ours.
+"""The clients shipped with TensorRT-LLM's and vLLM's backends, unchanged, against our models.
 
-They are not part of this project: the tests look for them in the folder `shared/clients` beside it, or where
-PEER_CLIENTS says, and are skipped where they are missing.
+They are not part of this project: the tests look for them in the folder `shared/clients` beside it, or in the folder
+named by PEER_CLIENTS, and are skipped if they are missing.
 """
 
 import json
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
-# What fills the stock config's placeholders: what its documentation writes there, or what switches a thing off.
+# Values for the stock config's placeholders: those of its documentation, or values that disable a feature.
 FILLED = {
     "triton_max_batch_size": "8",
     "max_queue_delay_microseconds": "0",
@@ -111,7 +111,7 @@ def server(tmp_path_factory):
 
 
 def run(*arguments, python=sys.executable, folder=None):
-    """Runs a client to its end; what it prints."""
+    """Runs a client to its end; returns its output."""
     command = [str(python), *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -123,7 +123,7 @@ def continuation(server, **options):
     return generate(server, "plain", PROMPT, exclude_input_in_output=True, **options)
 
 
-# end_to_end_grpc_client.py compares what it gets with what it is told to expect.
+# end_to_end_grpc_client.py compares its results with the expected ones.
 
 
 def end_to_end(server, expected, *arguments, model="ensemble", num_tokens=20):
@@ -158,7 +158,7 @@ def test_the_end_to_end_client_gets_several_sequences(server, arguments):
     end_to_end(server, continuation(server, max_tokens=20).text, "--num-return-sequences", 2, *arguments)
 
 
-def test_the_end_to_end_client_gives_words(server):
+def test_the_end_to_end_client_sends_words(server):
     text = continuation(server, max_tokens=40).text
     word = text.split()[4]
     stopped = continuation(server, max_tokens=40, stop_words=word).text
@@ -168,7 +168,7 @@ def test_the_end_to_end_client_gives_words(server):
     end_to_end(server, without, "--bad-words", word)
 
 
-def test_the_end_to_end_client_gets_beams_and_all_that_it_can_ask_for(server):
+def test_the_end_to_end_client_gets_beams_and_all_outputs(server):
     out = end_to_end(server, None, "--beam-width", 3)
     assert PROMPT in out
     asked = ("--return-log-probs", "--return-context-logits", "--return-generation-logits", "--return-perf-metrics")
@@ -177,10 +177,10 @@ def test_the_end_to_end_client_gets_beams_and_all_that_it_can_ask_for(server):
     assert re.search(r"kv_cache_alloc_total_blocks: [1-9]", out)
 
 
-# The stock config.pbtxt, and the client of the model that it is for.
+# The stock config.pbtxt, and the client of its model.
 
 
-def test_the_stock_config_loads_and_says_what_means_nothing(server):
+def test_the_stock_config_loads_and_names_parameters_without_effect(server):
     log = server.log()
     for key in ("gpu_weights_percent", "executor_worker_path", "lora_cache_max_adapter_size", "medusa_choices"):
         assert re.search(rf"tensorrt_llm: config.pbtxt: parameter '{key}' has no effect here", log), key
@@ -209,7 +209,7 @@ def inflight_client(server, model, *arguments):
 
 @pytest.fixture
 def csv(server, tmp_path):
-    """Files of the prompt's ids and of what a model is to make of them."""
+    """Files with the prompt's ids and with a model's expected answer."""
     whole = generate(server, "plain", PROMPT, max_tokens=16)
     files = tmp_path / "input.csv", tmp_path / "output.csv"
     num_prompt = whole.last.num_input_tokens
@@ -230,7 +230,7 @@ def test_the_inflight_client_reads_text(server):
     assert f"Output beam 0: {text.strip()}" in out.replace("Output beam 0:  ", "Output beam 0: ")
 
 
-def test_the_inflight_client_gets_all_that_it_can_ask_for(server, csv):
+def test_the_inflight_client_gets_all_outputs(server, csv):
     asked = ("--return-log-probs", "--return-context-logits", "--return-generation-logits", "--return-perf-metrics")
     for more in (asked, (*asked, "--streaming"), ("--num-return-sequences", 2), ("--lookahead_config", "[7,7,7]")):
         model = "tensorrt_llm_same" if {"--streaming", "--num-return-sequences"} & set(more) else "tensorrt_llm_same_full"
@@ -246,7 +246,7 @@ def test_the_inflight_client_stops_its_request(server, how):
     inflight_client(server, "tensorrt_llm_same", *options, *how)
 
 
-# vLLM's.
+# vLLM's clients.
 
 
 @pytest.mark.parametrize("streams", [(), ("--streaming-mode",)], ids=["whole", "stream"])
@@ -266,8 +266,8 @@ def test_vllms_sample_client_gets_its_texts(server, tmp_path, streams):
 
 
 def test_vllms_tests_of_additional_outputs_pass(server, tmp_path):
-    """Its test class, with our address: every eleventh of its 1458 combinations, so that each value of each parameter is
-    there beside each of every other; PEER_CLIENTS_ALL=1 runs all of them."""
+    """Their test class, with our address: every eleventh of its 1458 combinations, so that each value of each
+    parameter occurs together with each value of every other one; PEER_CLIENTS_ALL=1 runs all of them."""
     source = VLLM / "ci" / "L0_additional_outputs_vllm" / "additional_outputs_test.py"
     every = 1 if os.environ.get("PEER_CLIENTS_ALL") else 11
     (tmp_path / "conftest.py").write_text(

@@ -1,4 +1,4 @@
-"""What `bench peers` makes of its rounds; the engines themselves are not there."""
+"""How `bench peers` combines its rounds, without the engines themselves."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ def rounds(*rates):
 
 
 def peer(name, measured):
-    """An engine that has measured this, and then does not run any more."""
+    """An engine that measures these rounds, and then fails."""
     left = iter(measured)
 
     def measure(loads):
@@ -63,7 +63,7 @@ def test_a_row_has_the_medians_and_how_many_times_faster_ours_is(capsys):
     assert generation["peer_output_tokens_per_s"] == 80
 
 
-def test_a_peer_that_ends_is_named_with_the_reason_and_the_others_go_on(capsys):
+def test_a_failed_peer_is_named_with_the_reason_and_the_others_continue(capsys):
     contestants = [peer("weak", rounds(1)), peer("strong", rounds(50, 50))]
     peers.Contest(contestants, lambda _: rounds(100)[0], True).run(2, LOADS, "bf16")
     absent, *found = printed(capsys)
@@ -72,7 +72,7 @@ def test_a_peer_that_ends_is_named_with_the_reason_and_the_others_go_on(capsys):
     assert [row["ratio"] for row in found] == [2, 2]
 
 
-def test_where_not_all_generate_at_once_there_is_no_ratio(capsys):
+def test_without_a_period_in_which_all_generate_there_is_no_ratio(capsys):
     none = [{PROMPT: 1, GENERATION: None}]
     peers.Contest([peer("other", none)], lambda _: rounds(100)[0], True).run(1, LOADS, "bf16")
     prompt, generation = printed(capsys)
@@ -80,21 +80,21 @@ def test_where_not_all_generate_at_once_there_is_no_ratio(capsys):
     assert "ratio" not in generation and generation["rounds"] == 1
 
 
-def test_tokens_count_while_all_generate():
-    # The second request's prompt is through at 3, the first one ends at 6.
+def test_tokens_count_only_while_all_generate():
+    # The second request's prompt is done at 3; the first one ends at 6.
     assert moments.rate(100, [[1, 3, 4, 5, 6], [3, 4, 5, 6, 8]]) == 6 / 3
     assert moments.rate(100, [[2], [5]]) == 200 / 5
     assert moments.rate(100, [[1, 2], [5, 6]]) is None
 
 
-def test_loads_go_to_a_program_and_its_rates_come_back():
+def test_loads_are_passed_to_a_program_and_its_rates_are_read():
     assert argument(LOADS) == "--loads=1x512x1,8x128x128"
     assert moments.loads("1x512x1,8x128x128") == {"1x512x1": [1, 512, 1], "8x128x128": [8, 128, 128]}
     printed = [{"load": "8x128x128", "rate": 2.0}, {"load": "1x512x1", "rate": 1.0}]
     assert rates(LOADS, printed) == {PROMPT: 1.0, GENERATION: 2.0}
 
 
-def test_long_contexts_have_the_positions_that_the_model_has(tmp_path):
+def test_long_contexts_are_limited_to_the_models_positions(tmp_path):
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 1000}')
     options = types.SimpleNamespace(model=tmp_path, long_context=4096)
     assert peers.long_context(options) == Load(8, 904, 96)
@@ -104,7 +104,7 @@ def test_long_contexts_have_the_positions_that_the_model_has(tmp_path):
     assert peers.long_context(options) is None
 
 
-def test_llama_cpp_is_asked_for_each_load_and_its_rates_are_read():
+def test_llama_cpp_is_run_for_each_load_and_its_rates_are_read():
     asked = []
 
     def run(program, *arguments):
@@ -121,14 +121,14 @@ def test_llama_cpp_is_asked_for_each_load_and_its_rates_are_read():
     assert all(pair in pairs for pair in (("-npl", 8), ("-npp", 128), ("-ntg", 128), ("-c", 8 * 256)))
 
 
-def test_no_round_in_the_server_has_a_prompt_that_was_there_before():
+def test_no_round_in_the_server_reuses_an_earlier_prompt():
     server = object.__new__(in_server.InServer)
     server.rng = random.Random(0)
     prompts = [*server.prompts(3, 8), *server.prompts(3, 8)]
     assert len({tuple(prompt) for prompt in prompts}) == 6 and {len(prompt) for prompt in prompts} == {8}
 
 
-def test_a_program_that_fails_is_a_reason_with_its_last_words():
+def test_a_failed_program_is_reported_with_the_end_of_its_output():
     with pytest.raises(setup.Unavailable, match="exited with 1: no such thing"):
         setup.run(sys.executable, "-c", "raise SystemExit('no such thing')")
     with pytest.raises(setup.Unavailable, match="not-a-program"):
@@ -137,7 +137,7 @@ def test_a_program_that_fails_is_a_reason_with_its_last_words():
         setup.run(sys.executable, "-c", "import time; time.sleep(60)", timeout=0.2)
 
 
-def test_a_folder_is_made_once_and_again_after_a_failure_or_a_change(tmp_path, monkeypatch):
+def test_a_folder_is_made_once_and_again_after_a_failure_or_a_changed_stamp(tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "FOLDER", tmp_path)
     made = []
 

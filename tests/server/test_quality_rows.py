@@ -1,4 +1,4 @@
-"""What `bench quality` makes of pages, of a model's widths, and of what llama.cpp prints."""
+"""How `bench quality` reads pages, a model's widths, and llama.cpp's output."""
 
 import pathlib
 import sys
@@ -16,7 +16,7 @@ def test_the_prose_of_a_page_is_its_sentences():
     assert quality.prose(page) == "# A page\n\nSays this.\n\nAnd `that`."
 
 
-def test_a_model_is_the_demo_model_or_the_folder_of_a_checkpoint(tmp_path):
+def test_a_model_is_the_demo_model_or_a_checkpoint_folder(tmp_path):
     demo = quality.folder("stories")
     assert (demo / "config.json").is_file()
     assert quality.folder(str(demo)) == demo
@@ -25,7 +25,7 @@ def test_a_model_is_the_demo_model_or_the_folder_of_a_checkpoint(tmp_path):
             quality.folder(name)
 
 
-def test_rows_that_are_no_whole_blocks_of_q4_k_are_told_apart():
+def test_projections_without_whole_blocks_of_q4_k_are_named():
     config = {"hidden_size": 576, "num_attention_heads": 9, "head_dim": 64, "intermediate_size": 1536}
     assert quality.narrow(config) == ["attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "attn_output"]
     config = {"hidden_size": 2048, "num_attention_heads": 32, "intermediate_size": 8192}

@@ -1,4 +1,4 @@
-"""What an answer says of its end and of its way: stop reasons, KV blocks, moments."""
+"""Outputs about an answer's end and progress: stop reasons, KV blocks, timestamps."""
 
 import time
 
@@ -22,7 +22,7 @@ def reason(server, **options):
     return whole.finish_reason, whole.last.tensors["stop_reason"]
 
 
-def test_the_stop_word_or_the_token_that_ended_it_is_named(server):
+def test_the_stop_word_or_token_that_ended_the_answer_is_named(server):
     greedy = generate(server, "stories", PROMPT, max_tokens=40, exclude_input_in_output=True)
     end_id = greedy.ids[7]
     assert reason(server, end_id=end_id) == ("end_id", str(end_id))
@@ -31,7 +31,7 @@ def test_the_stop_word_or_the_token_that_ended_it_is_named(server):
     assert reason(server, ignore_eos=True) == ("length", "")
 
 
-def test_none_of_it_comes_unasked(server):
+def test_none_of_these_outputs_is_returned_without_a_request(server):
     off = {"return_stop_reason": False, "return_perf_metrics": False}
     for options in ({}, off):
         assert generate(server, "stories", PROMPT, max_tokens=2, **options).last.tensors == {}
@@ -48,37 +48,37 @@ def metrics(server, model, prompt, **options):
     return figures
 
 
-def test_blocks_are_counted_as_taken_and_found(server):
+def test_allocated_and_reused_blocks_are_counted(server):
     """Blocks of 32 positions; the last token is never in the cache."""
     prompt = [41] + list(range(7, 106))
-    # Other tests' prompts may begin in the same way.
+    # Other tests may use the same prompt prefix.
     own = {"cache_salt": "counted"}
     figures = metrics(server, "synthetic", prompt, max_tokens=30, **own)
     assert [figures[name] for name in BLOCKS] == [5, 0, 5]
-    # Of 100 tokens 99 can be found, the last 3 of them as the beginning of a block.
+    # Of 100 tokens, 99 can be reused, the last 3 of them as the beginning of a block.
     figures = metrics(server, "synthetic", prompt, max_tokens=1, **own)
     assert [figures[name] for name in BLOCKS] == [0, 4, 4]
     figures = metrics(server, "synthetic", prompt, max_tokens=1, kv_cache_reuse=False, **own)
     assert [figures[name] for name in BLOCKS] == [4, 0, 4]
 
 
-def test_moments_are_in_order_on_the_steady_clock(server):
+def test_timestamps_are_in_order_on_the_steady_clock(server):
     before = time.monotonic_ns()
     figures = metrics(server, "one_slot", [3, 1, 4], max_tokens=11)
     after = time.monotonic_ns()
     moments = [before, *(figures[name] for name in MOMENTS), after]
     assert moments == sorted(moments)
-    # Ten steps of 5 ms lie between the first token and the last.
+    # There are ten steps of 5 ms between the first token and the last.
     assert figures["last_token_time_ns"] - figures["first_token_time_ns"] >= 10 * 5_000_000
 
 
-def test_a_request_that_ends_before_its_first_token_has_no_moment_of_it(server):
+def test_a_request_that_ends_before_its_first_token_has_no_timestamp_for_it(server):
     figures = generate(server, "one_slot", [1], max_tokens=4000, timeout=1, return_perf_metrics=True).last.tensors
     assert figures["first_token_time_ns"] in (0, figures["last_token_time_ns"])
     assert figures["arrival_time_ns"] > 0
 
 
 @pytest.mark.parametrize("name", ["return_stop_reason", "return_perf_metrics"])
-def test_bad_values_are_refused_by_name(server, name):
+def test_bad_values_are_rejected_by_name(server, name):
     with pytest.raises(clients.Refused, match=f"{name}.*true or false"):
         generate(server, "stories", PROMPT, **{name: "because"})

@@ -1,4 +1,4 @@
-"""`bench schemes`: what its rows are made of, and a short run of the whole."""
+"""`bench schemes`: the figures of its rows, and a short run."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ def test_a_percentile_is_the_smallest_value_that_covers_the_share(share, value):
     assert rows.percentile([7], share) == 7
 
 
-def test_a_row_is_what_clients_saw_and_what_the_steps_carried():
+def test_a_row_combines_the_clients_timings_and_the_steps():
     outcomes = [schemes.Outcome(100, 10.0, 10.5, 12.0), schemes.Outcome(300, 11.0, 12.5, 15.0)]
     in_flight = [
         {"Scheduled Requests": 2, "Context Requests": 2, "Generation Requests": 0},
@@ -41,7 +41,7 @@ def test_a_row_is_what_clients_saw_and_what_the_steps_carried():
     )
 
 
-def test_the_slots_of_ended_members_of_a_lockstep_batch_are_empty():
+def test_the_slots_of_ended_requests_in_a_lockstep_batch_are_empty():
     outcomes = [schemes.Outcome(2, 0.0, 1.0, 1.0)]
     # Two of them end with their second token, and two with their third.
     lockstep = [{"Scheduled Requests": 4, "Total Generation Tokens": 10, "Empty Generation Slots": 2}]
@@ -50,7 +50,7 @@ def test_the_slots_of_ended_members_of_a_lockstep_batch_are_empty():
     assert row["requests_per_step"] == round((4 + 4 + 2) / 3, 4) or row["requests_per_step"] == (4 + 4 + 2) / 3
 
 
-def test_a_median_over_the_rounds_is_one_for_each_figure():
+def test_each_figure_has_its_own_median_over_the_rounds():
     rounds = [{"a": 1, "b": 30}, {"a": 3, "b": 10}, {"a": 2, "b": 20.0004}]
     assert schemes.medians(rounds) == {"a": 2, "b": 20.0}
 
@@ -64,7 +64,7 @@ def test_the_workload_is_the_same_for_every_scheme_and_arrives_at_its_rate():
     assert {r.arrival for r in schemes.workload(1, 10)} == {0.0}
 
 
-def test_the_capacity_is_that_of_full_steps():
+def test_the_capacity_assumes_full_steps():
     # 32 tokens and, for 264 of them, a prompt of 144: 4840 + 342 * 32 * (1 + 144 / 264) us.
     assert schemes.capacity(1) == pytest.approx(32 / 264 / 21.753e-3, rel=1e-3)
     assert schemes.capacity(4) == pytest.approx(4 * schemes.capacity(1))

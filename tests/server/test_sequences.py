@@ -1,4 +1,4 @@
-"""Several sequences of one request: each is, bit for bit, what the request gets alone with a seed of its own."""
+"""Several sequences per request: each is, bit for bit, what a request with its seed gets alone."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from harness.synthetic import ENDLESS, continuation
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 SAMPLED = {"max_tokens": 30, "temperature": 1.0, "seed": 11, "exclude_input_in_output": True}
-# Texts of the demo model that some sequences have early, some late and some not at all.
+# Texts that some sequences of the demo model contain early, some late and some not at all.
 STOP = json.dumps([" and", " said"])
 LOGS = {"return_log_probs": True, "return_cumulative_logprob": True, "logprobs": 2, "return_stop_reason": True}
 LOGITS = {"return_context_logits": True, "return_generation_logits": True}
@@ -36,7 +36,7 @@ ASKED = {
 
 
 def alone(server, model, prompt, options):
-    """What each sequence is when it is asked for alone, over gRPC."""
+    """Each sequence when it is requested alone, over gRPC."""
     options = {name: value for name, value in options.items() if name not in ("num_return_sequences", "best_of")}
     seeds = [str((int(options["seed"]) + i) % 2**64) for i in range(options.pop("n", 1))]
     return [
@@ -54,7 +54,7 @@ def expected(server):
 
 @pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_tight", "stories_overlap"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_each_sequence_is_what_it_is_alone_among_all_others(server, expected, model, stream):
+def test_each_sequence_is_the_same_in_a_batch_as_alone(server, expected, model, stream):
     """`stories_tight` has few blocks: sequences are paused and computed again."""
     asked = [(PROMPT, {**options, "stream": stream}) for options in ASKED.values()]
     others = [(PROMPT[: 5 + 3 * n], {"max_tokens": 10 + n}) for n in range(12)]
@@ -66,17 +66,17 @@ def test_each_sequence_is_what_it_is_alone_among_all_others(server, expected, mo
         one = ("num_input_tokens", "context_logits", "generation_logits")
         assert {shape for name, shape in shapes.items() if name not in one} == {(1, options["n"])}
     stopped = {sequence[2] for sequence in expected["stopped"]}
-    assert stopped == {"stop_words", "length"}, "some are stopped and some are not"
+    assert stopped == {"stop_words", "length"}, "some sequences hit a stop word and some do not"
 
 
-def test_a_sequence_that_ends_before_the_others_says_so_at_once(server):
+def test_a_sequence_that_ends_before_the_others_reports_its_reason_at_once(server):
     (answer,) = clients.streams(server, "stories", [(PROMPT, ASKED["stopped"])])
     reasons = [response.arrays["finish_reason"][0].tolist() for response in answer.responses if response.arrays]
     mixed = [row for row in reasons if b"" in row and b"stop_words" in row]
     assert mixed, "a response in which some have ended"
     for i, sequence in enumerate(answer.sequences()):
         when = [row[i] for row in reasons]
-        assert when == sorted(when, key=bool), "it stays ended"
+        assert when == sorted(when, key=bool), "an ended sequence stays ended"
         num_tokens = numpy.cumsum([len(response.ids) for response in sequence.responses])
         assert num_tokens[when.index(sequence.finish_reason.encode())] == num_tokens[-1], "with its last token"
 
@@ -96,7 +96,7 @@ def test_over_http_there_is_a_list_of_texts(server, expected):
     assert [described(sequence) for sequence in by_infer.sequences()] == expected["plain"]
 
 
-def test_a_full_answer_begins_with_the_prompt_in_every_sequence(server, expected):
+def test_a_full_answer_starts_with_the_prompt_in_every_sequence(server, expected):
     options = {**ASKED["stopped"], "exclude_input_in_output": False, "pad_id": -1}
     answer = infer(server, "stories_full", PROMPT, **options)
     texts = [text.decode() for text in answer.last.arrays["text_output"][0]]
@@ -110,7 +110,7 @@ def test_a_full_answer_begins_with_the_prompt_in_every_sequence(server, expected
         assert set(row[length:]) <= {-1}, "the padding id of the request"
 
 
-def test_the_best_come_back_best_first(server):
+def test_best_of_returns_the_best_sequences_best_first(server):
     options = {**SAMPLED, "stop": STOP, "return_log_probs": True}
     each = alone(server, "stories", PROMPT, {**options, "n": 6})
     likely = sorted(each, key=lambda answer: -answer.last.tensors["cum_log_probs"].item())
@@ -118,7 +118,7 @@ def test_the_best_come_back_best_first(server):
     for n in (1, 3, 5):
         (best,) = clients.streams(server, "stories_tight", [(PROMPT, {**options, "n": n, "best_of": 6, "stream": False})])
         assert [described(sequence) for sequence in best.sequences()] == [described(answer) for answer in likely[:n]]
-    # It is no other without the figures, and as vLLM's clients write it.
+    # Without the figures the answer is the same, and also with the option in vLLM's form.
     parameters = {**SAMPLED, "n": 2, "best_of": 6, "stop": json.loads(STOP)}
     del parameters["exclude_input_in_output"]
     nested = json.dumps(parameters)
@@ -130,13 +130,13 @@ def test_the_best_come_back_best_first(server):
     assert answer.text == likely[0].text
 
 
-# A prompt of a hundred tokens: three blocks and a begun one.
+# A prompt of a hundred tokens: three whole blocks and a partial one.
 LONG = [17] + list(range(200, 299))
 
 
 @pytest.mark.parametrize(("reuse", "num_new", "num_reused"), [(True, 7, 9), (False, 16, 0)])
 def test_sequences_share_the_blocks_of_their_prompt(server, reuse, num_new, num_reused):
-    """Blocks of 32 positions: each needs four; of the last it copies the beginning."""
+    """Blocks of 32 positions: each sequence needs four, and copies the beginning of the last."""
     own = {"cache_salt": f"sequences {reuse}", "kv_cache_reuse": reuse, "return_perf_metrics": True}
     answer = generate(server, "synthetic", LONG, n=4, temperature=1.0, max_tokens=10, **own)
     figures = answer.last.tensors
@@ -146,8 +146,8 @@ def test_sequences_share_the_blocks_of_their_prompt(server, reuse, num_new, num_
     assert moments == sorted(moments) and moments[0] > 0
 
 
-def test_sequences_wait_for_rows_and_blocks_and_all_come(server):
-    """More than five hundred sequences at once, where two dozen rows and 640 positions are."""
+def test_sequences_wait_for_rows_and_blocks_and_all_are_served(server):
+    """More than five hundred concurrent sequences, with two dozen rows and 640 positions."""
     options = {"n": 24, "temperature": 1.0, "exclude_input_in_output": True}
     requests = [([n, 5, 9], {**options, "max_tokens": 20 + n, "stream": n % 2 == 0}) for n in range(24)]
     answers = clients.streams(server, "synthetic_tight", [*requests, ([7], {"max_tokens": 30})])
@@ -176,8 +176,9 @@ def test_all_sequences_of_a_cancelled_request_end(server):
 
 
 @pytest.mark.parametrize("model", ["stories", "stories_overlap"])
-def test_one_that_fails_fails_its_request_alone(server, model):
-    """Two tokens, and neither may follow two of the first: some orders of them have no fifth token."""
+def test_a_sequence_that_fails_fails_only_its_request(server, model):
+    """Only two tokens are allowed, and neither may follow two of the first one: some orders have no fifth
+    token."""
     options = {
         "temperature": 100.0,
         "allowed_token_ids": "[100, 101]",
@@ -193,7 +194,7 @@ def test_one_that_fails_fails_its_request_alone(server, model):
         except Refused as refused:
             alone.append(str(refused))
     is_whole = [isinstance(ids, list) for ids in alone]
-    # Where two follow each other that do not fail, and where only one of three does.
+    # A prompt with which two neighbouring sequences succeed, and one with which only one of three does.
     good = next(seed for seed in range(11) if is_whole[seed] and is_whole[seed + 1])
     bad = next(seed for seed in range(10) if sum(is_whole[seed : seed + 3]) == 2)
     (error,) = [text for text in alone[bad : bad + 3] if isinstance(text, str)]
@@ -211,7 +212,7 @@ def test_one_that_fails_fails_its_request_alone(server, model):
     assert_blocks_come_back(server, model)
 
 
-def test_a_late_request_ends_with_what_its_sequences_have(server):
+def test_a_request_out_of_time_returns_the_partial_sequences(server):
     options = {"n": 3, "temperature": 1.0, "max_tokens": 4000, "timeout": 100_000}
     (answer,) = clients.streams(server, "synthetic", [([8, 9], options)])
     for sequence in answer.sequences():
@@ -236,13 +237,13 @@ def test_a_late_request_ends_with_what_its_sequences_have(server):
     ],
     ids=str,
 )
-def test_bad_values_are_refused_by_name(server, options, words):
+def test_bad_values_are_rejected_by_name(server, options, words):
     with pytest.raises(Refused) as refused:
         generate(server, "stories", PROMPT, **{"temperature": 1.0, **options})
     assert words in str(refused.value)
 
 
-def test_a_stream_has_no_best(server):
+def test_best_of_is_rejected_for_streams(server):
     with pytest.raises(Refused, match="'best_of'.*leave out 'stream'"):
         generate_stream(server, "stories", PROMPT, n=1, best_of=2, temperature=1.0)
     with pytest.raises(Refused, match="'best_of': the synthetic runner has no logits"):
@@ -269,8 +270,8 @@ sequence_batching {
 """
 
 
-def test_a_tensor_says_how_many(repository, server, expected):
-    """A model that declares one text gets as many as a request asks for."""
+def test_the_number_of_sequences_can_be_a_tensor(repository, server, expected):
+    """A model that declares one text returns as many as a request asks for."""
     add_model(repository, "stories", fields=TENSORS, checkpoint=STORIES)
 
     def inputs(**options):

@@ -1,4 +1,4 @@
-"""`cargo xtask soak`: what it compares and judges by, that it tries every option, and a short run of the whole."""
+"""`cargo xtask soak`: its comparisons and checks, its coverage of the options, and a short run."""
 
 import json
 import pathlib
@@ -17,7 +17,7 @@ import watch  # noqa: E402
 
 
 def arrays(text, ids, counts, reasons):
-    """A response over gRPC, with the batch's dimension."""
+    """A response over gRPC, with the batch dimension."""
     return {
         "text_output": numpy.array([[t.encode() for t in text]], dtype=object),
         "output_ids": numpy.array([ids], dtype=numpy.int32),
@@ -26,7 +26,7 @@ def arrays(text, ids, counts, reasons):
     }
 
 
-def test_a_stream_and_a_whole_answer_of_several_rows_come_to_the_same():
+def test_a_stream_and_a_whole_answer_with_several_rows_compare_equal():
     stream = [
         arrays(["a", "x"], [[1], [5]], [1, 1], ["", "length"]),
         arrays(["b", ""], [[2], [0]], [2, 1], ["length", "length"]),
@@ -60,18 +60,18 @@ def test_an_answer_that_ends_twice_differs_from_one_that_ends_once():
         ({"error": "no"}, "here {'error': 'no'}"),
     ],
 )
-def test_another_answer_is_a_difference(found, words):
+def test_differences_name_the_field(found, words):
     assert words in answers.difference({"text": ["ab"], "ids": [[1, 2]]}, found)
 
 
-def test_what_is_cut_off_must_be_a_beginning():
+def test_a_cancelled_answer_must_be_a_prefix():
     whole = {"text": ["ab"], "ids": [[1, 2]]}
     assert answers.difference(whole, {"text": ["a"], "ids": [[1]]}, cut_off=True) is None
     assert "not a prefix" in answers.difference(whole, {"text": ["b"], "ids": [[2]]}, cut_off=True)
     assert "here {'error'" in answers.difference(whole, {"error": "lost"}, cut_off=True)
 
 
-def test_gauges_that_are_not_zero_and_blocks_that_are_not_free_are_told():
+def test_reports_gauges_that_are_not_zero_and_blocks_that_are_not_free():
     def samples(active, used, free):
         kinds = {
             (watch.REQUESTS, "request_type", "active"): active,
@@ -88,7 +88,7 @@ def test_gauges_that_are_not_zero_and_blocks_that_are_not_free_are_told():
     assert len(watch.not_idle(samples(0, 0, 9))) == 1
 
 
-def test_what_grows_is_told_and_what_has_grown_is_not():
+def test_reports_continuous_growth_but_not_initial_growth():
     def series(kib, threads):
         return [{"anonymous_kib": kib(n), "threads": threads(n), "files": 60} for n in range(12)]
 
@@ -97,7 +97,7 @@ def test_what_grows_is_told_and_what_has_grown_is_not():
     assert watch.growth(series(lambda n: 100_000, lambda n: 70 + 2 * n))[0].startswith("threads grew")
 
 
-def test_a_death_is_tritons_only_after_cancelled_calls_and_without_us_in_the_trace():
+def test_a_death_is_tritons_only_after_cancelled_calls_and_without_our_functions_in_the_trace():
     trace = "all was well\nSignal (11) received.\n 0# ModelStreamInferHandler::StreamInferResponseComplete"
     assert watch.death(trace, 1)[0]
     assert not watch.death(trace, 0)[0]
@@ -111,7 +111,7 @@ def test_every_documented_option_is_among_what_is_asked():
     assert documented - asked == set()
 
 
-def test_the_same_seed_is_the_same_requests():
+def test_the_same_seed_gives_the_same_requests():
     assert contents.pool(1, 100) == contents.pool(1, 100) != contents.pool(2, 100)
 
 

@@ -1,4 +1,4 @@
-"""Guessed tokens: the same answers in fewer steps, whatever is guessed."""
+"""Speculation: the same answers in fewer steps, whatever the draft tokens are."""
 
 import json
 import time
@@ -44,7 +44,7 @@ def server(tmp_path_factory):
 
 
 def eventually(condition, seconds=10):
-    """Waits for what is written beside the answers."""
+    """Waits for records and metrics, which are written asynchronously."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -52,7 +52,7 @@ def eventually(condition, seconds=10):
 
 
 def figures(server, model, prompt=PROMPT, **options):
-    """The streamed answer, and its share of right guesses, their number, and that of all guesses."""
+    """The streamed answer, and its acceptance rate, accepted drafts and drafts."""
     answer = generate_stream(server, model, prompt, return_perf_metrics=True, **options)
     rate, accepted, drafted = (answer.last.tensors[name] for name in FIGURES)
     assert rate == pytest.approx(accepted / drafted if drafted else 0.0)
@@ -61,7 +61,7 @@ def figures(server, model, prompt=PROMPT, **options):
 
 @pytest.fixture(scope="module")
 def again(server):
-    """A story that begins once more, and will go on as before."""
+    """A story whose beginning is repeated, so that its continuation can be predicted."""
     return f"{PROMPT}{generate_stream(server, 'plain', PROMPT, max_tokens=90).text}\n\n{PROMPT}"
 
 
@@ -76,41 +76,41 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("model", ["lookup", "overlap"])
-def test_text_that_repeats_itself_is_the_same_in_fewer_steps(server, again, model, options):
+def test_repetitive_text_is_the_same_in_fewer_steps(server, again, model, options):
     options = {"max_tokens": 60, "return_cumulative_logprob": True, **options}
     plain = generate_stream(server, "plain", again, **options)
     answer, accepted, drafted = figures(server, model, again, **options)
     assert (answer.text, answer.ids, answer.finish_reason) == (plain.text, plain.ids, plain.finish_reason)
     assert answer.last.tensors["cumulative_logprob"] == plain.last.tensors["cumulative_logprob"]
     assert 5 < accepted <= drafted
-    # Each response is a step's.
+    # Each response has the tokens of one step.
     assert len([response for response in answer.responses if response.ids]) == len(plain.ids) - accepted
     whole = generate(server, model, again, **options, exclude_input_in_output=True)
     assert (whole.text, whole.ids) == (plain.text, plain.ids)
 
 
-def test_what_a_client_expects_is_verified_and_never_changes_the_answer(server):
+def test_a_clients_draft_is_verified_and_never_changes_the_answer(server):
     plain = generate_stream(server, "plain", PROMPT, max_tokens=41)
     ids = plain.ids
     assert len(ids) == 41
-    # The first token comes with the prompt, and after it five a step.
+    # The first token comes with the prompt, followed by five per step.
     answer, *counts = figures(server, "given", max_tokens=41, draft_input_ids=json.dumps(ids))
     assert (answer.ids, counts) == (ids, [32, 32])
-    # Too long: the rest is for nothing.
+    # Too long: the rest is unused.
     too_long = json.dumps(ids + ids)
     answer, *counts = figures(server, "given", max_tokens=41, draft_input_ids=too_long)
     assert (answer.ids, counts) == (ids, [32, 32])
-    # Wrong from the first, or from the seventh: the rest is not looked at.
+    # Wrong from the first token, or from the seventh: the rest is ignored.
     for num_right, expected in ((0, [0, 0]), (6, [4, 8])):
         wrong = json.dumps(ids[:num_right] + [(id + 1) % 1536 for id in ids[num_right:]])
         answer, *counts = figures(server, "given", max_tokens=41, draft_input_ids=wrong)
         assert (answer.ids, counts) == (ids, expected)
-    # Fewer a step, or none.
+    # Fewer per step, or none.
     for num_draft_tokens, expected in ((1, [20, 20]), (0, [0, 0]), (100, [32, 32])):
         options = {"draft_input_ids": json.dumps(ids), "num_draft_tokens": num_draft_tokens}
         answer, *counts = figures(server, "given", max_tokens=41, **options)
         assert (answer.ids, counts) == (ids, expected)
-    # Where nothing is guessed it says nothing.
+    # Without drafts there are no figures.
     answer, *counts = figures(server, "plain", max_tokens=41, draft_input_ids=json.dumps(ids))
     assert (answer.ids, counts) == (ids, [0, 0])
 
@@ -137,7 +137,7 @@ def test_drafts_can_be_a_tensor(server):
         (json.dumps([5] * 65537), "is not a JSON list of at most 65536"),
     ],
 )
-def test_ids_that_are_none_are_refused(server, ids, message):
+def test_bad_draft_ids_are_rejected(server, ids, message):
     for model in ("given", "plain"):
         with pytest.raises(Refused, match=message):
             generate(server, model, PROMPT, max_tokens=4, draft_input_ids=ids)
@@ -145,7 +145,7 @@ def test_ids_that_are_none_are_refused(server, ids, message):
         generate(server, "given", PROMPT, max_tokens=4, num_draft_tokens=-1)
 
 
-def test_nothing_follows_a_stop_word_among_the_guesses(server):
+def test_nothing_follows_a_stop_word_among_the_drafts(server):
     ids = generate(server, "plain", PROMPT, max_tokens=60, exclude_input_in_output=True).ids
     text = generate(server, "plain", PROMPT, max_tokens=60, exclude_input_in_output=True).text
     for start in range(20, 60, 7):
@@ -178,14 +178,14 @@ def test_a_full_batch_with_pauses_gets_what_each_request_gets_alone(server, agai
         assert [answer.ids for answer in answers] == [answer.ids for answer in plain], model
 
 
-def test_the_synthetic_model_verifies_guesses_too(server):
+def test_the_synthetic_runner_verifies_drafts_too(server):
     prompt = [5, 6, 7]
     plain = generate(server, "synthetic", prompt, max_tokens=21)
     answer, *counts = figures(server, "synthetic_given", prompt, max_tokens=21, draft_input_ids=json.dumps(plain.ids[3:]))
     assert (prompt + answer.ids, counts) == (plain.ids, [16, 16])
 
 
-def test_records_and_metrics_count_the_guesses(server, again):
+def test_records_and_metrics_count_the_drafts(server, again):
     def count(name):
         name = f"nv_inflight_spec_decode_num_{name}_tokens"
         found = [v for (family, pairs), v in server.metrics().items() if family == name and ("model", "lookup") in pairs]

@@ -1,4 +1,4 @@
-"""What the server tells about itself: the record of every step, and Prometheus metrics."""
+"""Observability: the record of every step, and Prometheus metrics."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ NUM_STREAMS, NUM_TOKENS, PROMPT_LENGTH = 8, 50, 20
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A server on which a known load has run: the server, the records, the model's samples."""
+    """A server that has run a known load: the server, the records, and the model's samples."""
     folder = tmp_path_factory.mktemp("statistics")
     stats_file = folder / "steps.jsonl"
     parameters = {"stats_file": stats_file, "synthetic_step_us": 3000, "max_tokens_in_paged_kv_cache": 3200}
@@ -83,27 +83,27 @@ def test_the_records_add_up_to_the_load(run):
         assert (r["Tokens per KV cache block"], r["Paused Requests"]) == (32, 0)
 
 
-def test_every_step_carries_every_stream_in_flight(run):
+def test_every_step_has_every_stream_in_flight(run):
     _, records = run
     full = [r for r in records if r["Active Request Count"] == NUM_STREAMS]
     assert len(full) > NUM_TOKENS / 2
     assert all(r["Scheduled Requests"] == NUM_STREAMS for r in full)
 
 
-def test_the_durations_say_what_the_model_and_what_the_rest_took(run):
+def test_the_durations_of_the_model_and_of_the_step_are_recorded(run):
     _, records = run
     for r in records[1:]:
         assert 3000 <= r["Model Duration (us)"] <= r["Step Duration (us)"]
 
 
-def test_the_records_are_in_the_verbose_log_too(run):
+def test_the_records_are_also_in_the_verbose_log(run):
     server, records = run
     assert server.log().count("Iteration Counter") >= len(records)
 
 
-def test_a_record_of_lockstep_is_a_batch(repository, tmp_path):
+def test_a_record_in_lockstep_is_a_batch(repository, tmp_path):
     stats_file = tmp_path / "steps.jsonl"
-    # The token budget would hold two of the prompts; it bounds no batch.
+    # The token budget would hold two of the prompts, but it does not limit a batch.
     parameters = {"gpt_model_type": "V1", "max_num_tokens": 40, "tokens_per_block": 8, "stats_file": stats_file}
     parameters |= {"synthetic_step_us": 2000, "max_seq_len": 320, "max_num_requests": 8}
     add_synthetic(repository, "model", parameters)
@@ -132,9 +132,9 @@ def test_a_record_of_lockstep_is_a_batch(repository, tmp_path):
         assert r["Model Duration (us)"] <= r["Step Duration (us)"]
 
 
-def test_the_page_shows_how_far_a_batch_in_lockstep_is(repository, tmp_path):
+def test_metrics_show_the_progress_of_a_lockstep_batch(repository, tmp_path):
     gate = Gate(tmp_path / "gate", num_steps=6)
-    # The record of a step that takes a tenth of a second does not wait for the next one.
+    # The record of a step that takes a tenth of a second is written before the next step ends.
     parameters = {"gpt_model_type": "V1", "synthetic_gate": gate.file, "synthetic_step_us": 110_000}
     add_synthetic(repository, "model", parameters)
     expected = {
@@ -163,7 +163,7 @@ def test_the_page_shows_how_far_a_batch_in_lockstep_is(repository, tmp_path):
 
 
 def sample(server, family, **labels):
-    """The one sample of the family with at least these labels."""
+    """The only sample of the family with at least these labels."""
     wanted = {*labels.items(), ("model", "model")}
     found = [value for (name, pairs), value in server.metrics().items() if name == family and wanted <= {*pairs}]
     assert len(found) == 1, (family, labels, found)
@@ -182,7 +182,7 @@ GAUGES = {
 }
 
 
-def test_the_families_that_dashboards_read_are_there(run):
+def test_the_metric_families_of_dashboards_exist(run):
     server, records = run
     for family, (label, values) in GAUGES.items():
         for value in values:
@@ -218,7 +218,7 @@ def test_triton_counts_each_request_once(run):
     assert sample(server, "nv_inference_exec_count") >= len(records)
 
 
-def test_a_statistics_file_makes_a_polled_model_load_again_only_inside_its_folder(tmp_path):
+def test_a_statistics_file_triggers_a_reload_by_polling_only_inside_the_models_folder(tmp_path):
     repository = tmp_path / "repository"
     add_synthetic(repository, "relative", {"stats_file": "steps.jsonl"})
     add_synthetic(repository, "inside", {"stats_file": repository / "inside" / "steps.jsonl"})
@@ -228,7 +228,7 @@ def test_a_statistics_file_makes_a_polled_model_load_again_only_inside_its_folde
         return len(re.findall(f"loading: {model}:1", server.log()))
 
     def next_poll(name):
-        """Waits for the end of a poll that began after now: it loads a model that is new."""
+        """Waits for the end of a poll that began after now: it loads a new model."""
         add_synthetic(repository, name)
         server.wait_for_state(name, "READY")
 

@@ -1,4 +1,4 @@
-"""Many requests at once: each gets, bit for bit, what it gets alone."""
+"""Many concurrent requests: each gets, bit for bit, what it gets alone."""
 
 import asyncio
 import concurrent.futures
@@ -23,7 +23,7 @@ PROMPTS = [
 
 
 def some_request(seed):
-    """A prompt and options, of every length and kind."""
+    """A prompt and options of various lengths and kinds."""
     rng = random.Random(seed)
     prompt = rng.choice(PROMPTS)
     options = {"max_tokens": rng.choice([1, 2, 10, 33, 64, 100]), "seed": seed}
@@ -50,7 +50,7 @@ def some_request(seed):
 
 
 def over_grpc(server, model, requests, stagger_s=0.0):
-    """All requests at once, each on a stream of its own."""
+    """All requests concurrently, each on its own stream."""
 
     async def main():
         async with clients.grpc(server) as client:
@@ -66,7 +66,7 @@ def over_grpc(server, model, requests, stagger_s=0.0):
 
 @pytest.fixture(scope="module")
 def alone(server):
-    """64 requests, and the answer of each when nothing else runs."""
+    """64 requests, and each one's answer when nothing else runs."""
     requests = [some_request(seed) for seed in range(64)]
     return [(request, over_grpc(server, "stories", [request])[0]) for request in requests]
 
@@ -83,17 +83,17 @@ def assert_equal(answers, expected):
 
 @pytest.mark.parametrize("num_streams", [2, 7, 32, 64])
 @pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_tight"])
-def test_each_of_many_streams_is_as_if_alone(server, alone, model, num_streams):
+def test_each_of_many_streams_is_the_same_as_alone(server, alone, model, num_streams):
     expected = alone[-num_streams:]
     assert_equal(over_grpc(server, model, [request for request, _ in expected]), expected)
 
 
-def test_streams_that_come_and_go_do_not_touch_each_other(server, alone):
+def test_streams_that_start_and_end_do_not_affect_each_other(server, alone):
     assert_equal(over_grpc(server, "stories", [request for request, _ in alone], stagger_s=0.02), alone)
 
 
 @pytest.mark.parametrize("way", [clients.generate_stream, clients.generate], ids=lambda way: way.__name__)
-def test_http_clients_in_parallel_are_as_if_alone(server, alone, way):
+def test_concurrent_http_requests_are_the_same_as_alone(server, alone, way):
     if way is clients.generate:
         ask = lambda request: way(server, "stories_full", request[0], exclude_input_in_output=True, **request[1])
     else:
@@ -103,7 +103,7 @@ def test_http_clients_in_parallel_are_as_if_alone(server, alone, way):
 
 
 @pytest.mark.parametrize("model", ["synthetic", "synthetic_tight"])
-def test_every_token_of_many_streams_is_the_right_one(server, model):
+def test_every_token_of_many_streams_is_correct(server, model):
     rng = random.Random(7)
     requests = []
     for _ in range(96):

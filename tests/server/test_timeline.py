@@ -1,4 +1,4 @@
-"""A timeline of what really ran: the statistics file of a real server, drawn, and looked at in a real browser."""
+"""The timeline of a real run: a real server's statistics file, drawn, in a real browser."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from harness.painted import STAGES, Painted
 from harness.repository import add_synthetic
 from harness.server import Server
 
-# Three requests at a time, of which the cache holds less than two to their ends.
+# Three requests at a time; the cache cannot hold two of them to their ends.
 MODEL = {
     "batch_scheduler_policy": "max_utilization",
     "enable_kv_cache_reuse": "false",
@@ -41,16 +41,16 @@ def stats_file(tmp_path_factory):
     return folder / "steps.jsonl"
 
 
-def test_what_ran_is_what_is_painted(stats_file):
+def test_the_painted_timeline_matches_the_run(stats_file):
     records = [json.loads(line) for line in stats_file.read_text().splitlines()]
     shares = [
         (share["id"], record["Iteration Counter"], share["stage"], share["tokens"])
         for record in records
         for share in record["Requests"]
     ]
-    assert {stage for _, _, stage, _ in shares} == {*STAGES}, "a case of everything"
+    assert {stage for _, _, stage, _ in shares} == {*STAGES}, "every stage occurs"
     least = NUM_REQUESTS * (NUM_INPUT + NUM_OUTPUT - 1)
-    assert sum(tokens for *_, tokens in shares) > least, "what was paused was computed again"
+    assert sum(tokens for *_, tokens in shares) > least, "paused requests were computed again"
 
     page = stats_file.with_suffix(".html")
     subprocess.run([os.environ["XTASK"], "timeline", stats_file, page], check=True)

@@ -1,4 +1,4 @@
-"""Rounded weights that are kept from one load to the next."""
+"""The cache of rounded weights."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def explicit(repository):
         yield server
 
 
-def test_a_second_load_reads_what_the_first_one_kept(explicit, tmp_path):
+def test_a_second_load_reads_the_weights_cached_by_the_first(explicit, tmp_path):
     def story(name):
         assert explicit.load(name) is None
         text = generate(explicit, name, PROMPT, max_tokens=48).text
