@@ -1,5 +1,5 @@
-//! The batch manager as a library: its callbacks, its two ways of computing a step, and the statistics
-//! that it returns.
+//! The batch manager as a library: its callbacks, its two ways to compute a step, and the statistics that it
+//! returns.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -63,7 +63,7 @@ fn max_new_tokens(id: u64) -> u32 {
     1 + (id as u32 * 7) % 20
 }
 
-/// What request `id` gives alone.
+/// The tokens that request `id` gets alone.
 fn alone(id: u64) -> Vec<TokenId> {
     let mut tokens = prompt(id);
     let num_prompt_tokens = tokens.len();
@@ -73,20 +73,20 @@ fn alone(id: u64) -> Vec<TokenId> {
     tokens.split_off(num_prompt_tokens)
 }
 
-/// An application that writes down what it is called with.
+/// An application that records its calls.
 #[derive(Default)]
 struct Diary {
-    /// What `get_requests` gives, call by call.
+    /// The results of `get_requests`, call by call.
     arrivals: Vec<Vec<NewRequest>>,
     rooms: Vec<usize>,
     streams: BTreeMap<u64, Vec<TokenId>>,
     extra_outputs: BTreeMap<u64, Vec<ExtraOutputs>>,
     ends: BTreeMap<u64, Result<FinishReason, RequestError>>,
-    /// To be stopped after so many responses of a request.
+    /// Number of responses after which a request is stopped.
     stop_after: BTreeMap<u64, usize>,
     num_responses: BTreeMap<u64, usize>,
     stats: Vec<StepStats>,
-    /// Whether its requests want their answers whole.
+    /// Whether its requests disable streaming.
     wants_whole: bool,
 }
 
@@ -119,7 +119,7 @@ impl Callbacks for Diary {
     }
 
     fn reject_duplicate(&mut self, duplicate: Submission) {
-        panic!("{} is given once", duplicate.request.id);
+        panic!("{} was added only once", duplicate.request.id);
     }
 
     fn poll_stop_signals(&mut self) -> Vec<SequenceId> {
@@ -131,7 +131,7 @@ impl Callbacks for Diary {
     }
 
     fn return_stats(&mut self, stats: &StepStats) {
-        assert!(stats.num_active > 0, "no record of nothing");
+        assert!(stats.num_active > 0, "idle steps have no record");
         self.stats.push(stats.clone());
     }
 }
@@ -141,7 +141,7 @@ fn request(id: u64) -> NewRequest {
 }
 
 #[test]
-fn an_application_is_served_through_its_callbacks_whatever_the_scheme() {
+fn an_application_is_served_through_its_callbacks_in_every_scheme() {
     let schemes = [
         (BatchingScheme::InflightFused, 1),
         (BatchingScheme::InflightFused, 2),
@@ -178,7 +178,7 @@ fn an_application_is_served_through_its_callbacks_whatever_the_scheme() {
 }
 
 #[test]
-fn a_bounded_application_is_asked_for_as_many_as_there_is_room_for() {
+fn a_limited_manager_requests_only_as_many_as_it_has_room_for() {
     let mut diary = Diary {
         arrivals: vec![vec![], vec![], (1..4).map(request).collect()],
         ..Diary::default()
@@ -188,11 +188,11 @@ fn a_bounded_application_is_asked_for_as_many_as_there_is_room_for() {
     assert_eq!(diary.ends.len(), 3);
 }
 
-/// Gives a request with an id that is in flight, and again after its final response.
+/// Adds a request with an id that is in flight, and again after its final response.
 #[derive(Default)]
 struct Twice {
     num_calls: u32,
-    /// What `send_response` got, in order.
+    /// The responses, in order.
     responses: Vec<(Vec<TokenId>, bool)>,
     rejected: Vec<NewRequest>,
 }
@@ -238,7 +238,7 @@ impl Callbacks for Twice {
 }
 
 #[test]
-fn a_duplicate_goes_back_and_no_response_of_the_id_in_flight_is_its() {
+fn a_duplicate_is_returned_and_gets_no_response_of_the_request_in_flight() {
     let mut twice = Twice::default();
     serve(&mut manager(config()), None, &mut twice).expect("steps succeed");
     assert_eq!(
@@ -247,7 +247,8 @@ fn a_duplicate_goes_back_and_no_response_of_the_id_in_flight_is_its() {
         "of the first, and later of the one that streams"
     );
     assert!(twice.rejected.iter().all(|request| *request.prompt == [9]));
-    // The one in flight has its tokens, and one final response at their end; so has the next with its id.
+    // The request in flight gets its tokens, and one final response at the end; so does the next request with
+    // its id.
     let ends: Vec<_> = (0..twice.responses.len())
         .filter(|&n| twice.responses[n].1)
         .collect();
@@ -283,7 +284,7 @@ fn a_request_that_does_not_stream_has_one_whole_response() {
 }
 
 #[test]
-fn what_could_never_run_is_refused_alone() {
+fn a_request_that_can_never_run_is_rejected_alone() {
     let too_long = NewRequest::new(SequenceId(8), vec![1; 64], Tokens(1));
     let mut diary = Diary {
         arrivals: vec![vec![too_long, request(9)]],
@@ -296,7 +297,7 @@ fn what_could_never_run_is_refused_alone() {
 }
 
 #[test]
-fn a_token_outside_the_vocabulary_is_refused_before_it_reaches_a_step() {
+fn a_token_outside_the_vocabulary_is_rejected_before_a_step() {
     let mut manager = manager(config());
     for (id, is_known) in [
         (VOCAB_SIZE - 1, true),
@@ -316,7 +317,7 @@ fn a_token_outside_the_vocabulary_is_refused_before_it_reaches_a_step() {
 }
 
 #[test]
-fn a_stop_signal_ends_its_request_within_a_step_and_nobody_else() {
+fn a_stop_signal_ends_only_its_request_and_within_a_step() {
     for num_micro_batches in [1, 2] {
         let config = EngineConfig {
             num_micro_batches,
@@ -337,9 +338,9 @@ fn a_stop_signal_ends_its_request_within_a_step_and_nobody_else() {
     }
 }
 
-/// Every field of a record, computed again from what each request did in the step.
+/// Every field of a record, recomputed from the stages of the requests in the step.
 #[test]
-fn a_record_says_what_the_steps_requests_say_together() {
+fn a_record_sums_up_the_requests_of_its_step() {
     for scheme in [BatchingScheme::InflightFused, BatchingScheme::Inflight] {
         let config = EngineConfig {
             scheme,
@@ -392,7 +393,7 @@ fn a_record_says_what_the_steps_requests_say_together() {
     }
 }
 
-/// Four at a time, in lockstep, with a token budget that none of their batches fits into.
+/// Four at a time, in lockstep, with a token budget smaller than any of their batches.
 fn lockstep() -> EngineConfig {
     EngineConfig {
         scheme: BatchingScheme::V1,
@@ -402,7 +403,7 @@ fn lockstep() -> EngineConfig {
     }
 }
 
-/// Requests with prompts and outputs of these lengths.
+/// Requests with these prompt and output lengths.
 fn of_lengths(lengths: &[(usize, u32)]) -> Vec<NewRequest> {
     let prompt = |id: u64, num: usize| (0..num as TokenId).map(|n| n + id as TokenId).collect();
     let requests = (1..).zip(lengths);
@@ -413,7 +414,7 @@ fn of_lengths(lengths: &[(usize, u32)]) -> Vec<NewRequest> {
         .collect()
 }
 
-/// Steps until nothing is active; the records, and what each request got.
+/// Runs until idle; returns the records and each request's tokens.
 fn run(manager: &mut BatchManager) -> (Vec<StepStats>, BTreeMap<SequenceId, Vec<TokenId>>) {
     let (mut events, mut records, mut streams) = (vec![], vec![], BTreeMap::new());
     while !manager.is_idle() {
@@ -430,7 +431,7 @@ fn run(manager: &mut BatchManager) -> (Vec<StepStats>, BTreeMap<SequenceId, Vec<
 }
 
 #[test]
-fn in_lockstep_a_record_is_a_batch_and_the_token_budget_bounds_none() {
+fn in_lockstep_a_record_is_a_batch_and_the_token_budget_does_not_limit_it() {
     let lengths = [(5, 2), (9, 5), (3, 1), (12, 4), (6, 3), (2, 3)];
     let mut manager = manager(lockstep());
     for request in of_lengths(&lengths) {
@@ -446,7 +447,7 @@ fn in_lockstep_a_record_is_a_batch_and_the_token_budget_bounds_none() {
         )
     };
     let figures: Vec<_> = records.iter().map(figures).collect();
-    // The longest of the first has 5 tokens, and each member as many slots.
+    // The longest output of the first batch has 5 tokens, and each request has as many slots.
     let first = ((1, 6, 2), (4, 5 + 9 + 3 + 12), (12, 4 * 5 - 12));
     let second = ((2, 2, 0), (2, 8), (6, 0));
     assert_eq!(figures, [first, second]);
@@ -461,7 +462,7 @@ fn in_lockstep_a_record_is_a_batch_and_the_token_budget_bounds_none() {
 }
 
 #[test]
-fn a_batch_in_lockstep_that_is_ended_from_outside_has_its_record_too() {
+fn a_lockstep_batch_that_is_ended_from_outside_also_has_a_record() {
     let mut manager = manager(lockstep());
     let mut events = Vec::new();
     let mut step = |manager: &mut BatchManager| {
@@ -480,7 +481,7 @@ fn a_batch_in_lockstep_that_is_ended_from_outside_has_its_record_too() {
     assert_eq!(step(&mut manager), []);
     assert!(manager.cancel(SequenceId(1)));
     assert_eq!(step(&mut manager), []);
-    // A stop word, which the engine does not see.
+    // A stop word, which is not visible to the engine.
     manager.finish(SequenceId(2), Tokens(2), FinishReason::StopWords);
     let [record] = &step(&mut manager)[..] else {
         panic!("one record");
@@ -498,7 +499,7 @@ fn a_batch_in_lockstep_that_is_ended_from_outside_has_its_record_too() {
 }
 
 #[test]
-fn the_manager_holds_as_many_requests_as_its_records_say() {
+fn the_manager_holds_up_to_max_num_active_requests() {
     let mut manager = manager(EngineConfig {
         max_num_active: 5,
         ..config()
@@ -517,7 +518,7 @@ fn the_manager_holds_as_many_requests_as_its_records_say() {
 }
 
 #[test]
-fn a_record_as_the_batch_manager_returns_it_begins_with_the_moment() {
+fn a_returned_record_starts_with_the_timestamp() {
     let mut manager = manager(config());
     manager.add(request(1)).expect("fits");
     let (records, _) = run(&mut manager);
@@ -528,7 +529,7 @@ fn a_record_as_the_batch_manager_returns_it_begins_with_the_moment() {
 }
 
 #[test]
-fn a_logits_processor_is_refused_where_there_are_no_logits() {
+fn a_logits_processor_is_rejected_without_logits() {
     struct Nothing;
     impl ProcessLogits for Nothing {
         fn process(&self, _: &mut [f32], _: SamplingInput<'_>) -> Result<(), SampleError> {
@@ -548,7 +549,7 @@ fn a_logits_processor_is_refused_where_there_are_no_logits() {
 }
 
 #[test]
-fn nothing_is_gathered_of_logits_where_there_are_none() {
+fn outputs_that_need_logits_are_rejected_without_logits() {
     let request = NewRequest {
         outputs: OutputOptions {
             log_probs: Some(0),
@@ -560,7 +561,7 @@ fn nothing_is_gathered_of_logits_where_there_are_none() {
     assert!(refusal.to_string().contains("need a model"), "{refusal}");
 }
 
-/// A batch manager over the fixture `qwen3`.
+/// A batch manager with the fixture `qwen3`.
 fn model(config: EngineConfig) -> BatchManager {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
     let checkpoint = ModelSource::open(&dir).expect("the fixture opens");
@@ -574,7 +575,7 @@ fn model(config: EngineConfig) -> BatchManager {
 }
 
 #[test]
-fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
+fn extra_outputs_come_with_their_tokens_and_are_the_same_in_every_scheme() {
     let served = |scheme, num_micro_batches| {
         let config = EngineConfig {
             scheme,
@@ -600,7 +601,7 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
         serve(&mut model(config), None, &mut diary).expect("steps succeed");
         diary
     };
-    // In which pieces it comes is a matter of the scheme.
+    // The scheme determines how the outputs are divided into responses.
     let all_of = |extra_outputs: &Vec<ExtraOutputs>| {
         let log_probs = extra_outputs.iter().filter_map(|it| it.log_probs.clone());
         let context: Vec<_> = extra_outputs
@@ -647,7 +648,7 @@ fn what_is_gathered_comes_with_its_tokens_and_is_the_same_in_every_scheme() {
     }
 }
 
-/// Lets only one token be chosen: as many as there are tokens so far.
+/// Forces the token whose id is the number of tokens so far.
 struct Count;
 
 impl ProcessLogits for Count {
@@ -658,7 +659,7 @@ impl ProcessLogits for Count {
 }
 
 #[test]
-fn a_logits_processor_decides_for_its_own_request_and_no_other() {
+fn a_logits_processor_only_affects_its_own_request() {
     let answers = |with_count: bool| {
         let mut manager = model(EngineConfig {
             num_blocks: Blocks(64),
@@ -689,7 +690,7 @@ fn a_logits_processor_decides_for_its_own_request_and_no_other() {
     assert_eq!(together, alone);
 }
 
-/// Lets only one token be chosen: what whose token it is says.
+/// Forces a token that encodes the owner of the row.
 struct TellsWhose;
 
 impl ProcessLogits for TellsWhose {
@@ -705,7 +706,7 @@ fn told_of(owner: Owner) -> TokenId {
 }
 
 #[test]
-fn a_logits_processor_is_told_the_request_and_its_client_which_several_may_have() {
+fn a_logits_processor_gets_the_request_id_and_the_client_id_which_may_be_shared() {
     let sampling = Arc::new(SamplingParams {
         logits_processor: Some(LogitsProcessor(Arc::new(TellsWhose))),
         ..SamplingParams::default()
@@ -737,8 +738,8 @@ fn a_logits_processor_is_told_the_request_and_its_client_which_several_may_have(
 #[test]
 fn the_example_answers_a_file_of_prompts() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    // Of the whole workspace, as the test command builds it: with the features of one package alone cargo would
-    // put another build of the library below the tests that are still to run.
+    // Built for the whole workspace, like the tests: with the features of one package alone, cargo would
+    // build the library again and replace the build that the remaining tests use.
     let built = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--workspace", "--example", "prompts"])
         .arg("--message-format=json")

@@ -1,11 +1,11 @@
-//! The walk-through of the founding documents, step by step, as its statistics tell it. `xtask` draws the
+//! The walk-through of the founding documents, step by step, checked by its statistics. `xtask` draws the
 //! same two runs for the documentation.
 
 mod walk_through;
 
 use serde_json::Value;
 
-/// The columns of a table: the statistics' own names, shortened above.
+/// The columns of a table: the statistics' field names, abbreviated above.
 const FIELDS: [&str; 8] = [
     "Active Request Count",
     "Scheduled Requests",
@@ -17,7 +17,7 @@ const FIELDS: [&str; 8] = [
     "Used KV cache blocks",
 ];
 
-/// A row for each record: the step, the fields, and what each request did: `c5` computes 5 tokens of its
+/// A row per record: the step, the fields, and the stage of each request: `c5` computes 5 tokens of its
 /// context, `g` generates, `w` waits, `.` has ended.
 fn table(statistics_file: &str) -> String {
     let records = statistics_file.lines();
@@ -46,7 +46,7 @@ fn stage(requests: &Value, id: u64) -> String {
         "context" => format!("c{}", request["tokens"]),
         "generation" => "g".into(),
         "waiting" => "w".into(),
-        stage => panic!("request {id} is {stage}, and there is room for everybody"),
+        stage => panic!("request {id} is {stage}, although there is room for all"),
     }
 }
 
@@ -79,7 +79,7 @@ fn without_chunked_context() {
 
 #[test]
 fn with_chunked_context() {
-    // The two tokens that are left in iteration 1 are a block: R3 starts with them, and has one to go.
+    // The two tokens that are left in iteration 1 are a block: R3 starts with them, and one remains.
     assert_table(
         &walk_through::statistics_file(true),
         "
@@ -96,7 +96,7 @@ fn with_chunked_context() {
 }
 
 #[test]
-fn in_the_second_iteration_the_fifth_request_waits_for_a_place_and_not_for_tokens() {
+fn in_the_second_iteration_the_fifth_request_waits_for_a_slot_and_not_for_tokens() {
     for enable_chunked_context in [false, true] {
         let file = walk_through::statistics_file(enable_chunked_context);
         let second: Value =

@@ -1,4 +1,4 @@
-//! Guides that cannot be followed, are too large, or are made to be slow: an error of their own request.
+//! Guides that are invalid, too large, or designed to be slow: an error of their own request.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn regex(text: &str) -> GuideSpec {
 }
 
 #[test]
-fn a_bad_guide_is_refused_with_the_reason() {
+fn a_bad_guide_is_rejected_with_the_reason() {
     for (spec, words) in [
         (GuideSpec::JsonSchema(json!({"type": "strnig"})), "strnig"),
         (
@@ -74,10 +74,10 @@ fn a_bad_guide_is_refused_with_the_reason() {
     }
 }
 
-/// Each tries to make the compiler slow, to overflow its stack, or to take much memory. It either works or
-/// is refused, soon.
+/// Each tries to make the compiler slow, to overflow its stack, or to use much memory. Each must compile or
+/// be rejected soon.
 #[test]
-fn a_hostile_guide_ends_soon() {
+fn a_hostile_guide_compiles_or_fails_soon() {
     let chain = |len: usize| {
         let links = (0..len).map(|n| format!("T{n}: T{}\n", n + 1));
         format!("start: T0\n{}T{len}: \"a\"\n", links.collect::<String>())
@@ -159,7 +159,7 @@ fn a_hostile_guide_ends_soon() {
         eprintln!("{name}: {} in {} ms", outcome.is_ok(), took.as_millis());
         assert!(took < Duration::from_secs(10), "{name} took {took:?}");
         let Ok(guide) = outcome else { continue };
-        // What it lets through is worked out soon, too, or refused.
+        // Computing the allowed tokens must be quick too, or fail.
         let mut generated = Vec::new();
         for _ in 0..20 {
             let mut logits = vec![0.0; MODEL.checkpoint.spec().vocab_size];
@@ -180,7 +180,7 @@ fn a_hostile_guide_ends_soon() {
 }
 
 #[test]
-fn a_request_that_nothing_ends_cannot_be_guided() {
+fn a_request_without_an_end_token_cannot_be_guided() {
     let error = MODEL
         .compiler
         .compile(regex("a"), Vec::new(), Instant::now());

@@ -1,4 +1,4 @@
-//! A guided request gets bit for bit what it gets alone.
+//! A guided request gets, bit for bit, what it gets alone.
 
 use serde_json::json;
 use triton_inflight::base::{Blocks, Tokens};
@@ -10,7 +10,7 @@ use triton_inflight::sampling::SamplingParams;
 
 use crate::support::{Answer, MODEL, Request, roomy, serve};
 
-/// Guided requests of all kinds, and others, in turn.
+/// Guided requests of all kinds, alternating with others.
 fn mixed() -> Vec<Request> {
     let specs = [
         GuideSpec::JsonSchema(
@@ -128,8 +128,7 @@ fn guided_requests_in_a_mixed_batch_get_what_they_get_alone() {
 }
 
 #[test]
-fn sequences_of_one_grammar_get_what_they_get_alone_with_guides_of_their_own_and_with_one_for_all()
-{
+fn sequences_of_one_grammar_get_what_they_get_alone_with_separate_and_with_shared_guides() {
     let guide = MODEL.guide(GuideSpec::Regex(r"([a-z]{2,9} ){9}[a-z]+\.".to_owned()));
     let guide = guide.expect("a good guide");
     let own = |seed| Request::guided("Once", guide.0.fresh(), seed);

@@ -1,4 +1,4 @@
-//! Random outputs of the demo model, each looked at by somebody else's validator.
+//! Random outputs of the demo model, checked by independent validators.
 
 use serde_json::{Value, json};
 use triton_inflight::guidance::GuideSpec;
@@ -13,7 +13,7 @@ const PROMPTS: [&str; 4] = [
     "The end.",
 ];
 
-/// The outputs of `num` requests with the same guide, each with its own seed.
+/// The outputs of `num` requests with the same guide and different seeds.
 fn outputs(spec: GuideSpec, num: u64, seed: u64) -> Vec<String> {
     let guide = |_| MODEL.guide(spec.clone()).expect("a good guide");
     let requests: Vec<Request> = (seed..seed + num)
@@ -32,7 +32,7 @@ fn outputs(spec: GuideSpec, num: u64, seed: u64) -> Vec<String> {
     texts.collect()
 }
 
-/// Schemas of all kinds; outputs of each are short enough for the demo model.
+/// Schemas of all kinds, with outputs that are short enough for the demo model.
 fn schemas() -> Vec<Value> {
     vec![
         json!({"type": "object", "required": ["name", "age"], "additionalProperties": false, "properties": {
@@ -53,7 +53,7 @@ fn schemas() -> Vec<Value> {
                 "left": {"$ref": "#/$defs/leaf"}, "right": {"$ref": "#/$defs/leaf"}}},
             "leaf": {"anyOf": [{"type": "null"}, {"type": "object", "additionalProperties": false,
                      "required": ["value"], "properties": {"value": {"const": 0}}}]}}}),
-        // Keys as free as the values of `additionalProperties` may be longer than an answer.
+        // Keys are as unrestricted as the values of `additionalProperties`, and may be longer than an answer.
         json!({"type": "object", "patternProperties": {"^[a-z]{1,9}$": {"type": "integer", "minimum": 0, "maximum": 99}},
                "additionalProperties": false, "maxProperties": 3, "x-guidance": {"whitespace_flexible": false}}),
         json!({"allOf": [{"type": "object", "required": ["id"],
@@ -65,7 +65,7 @@ fn schemas() -> Vec<Value> {
 }
 
 #[test]
-fn two_hundred_outputs_are_what_their_schemas_describe() {
+fn two_hundred_outputs_match_their_schemas() {
     let mut num_valid = 0;
     for (index, schema) in schemas().into_iter().enumerate() {
         let options = jsonschema::options();
@@ -89,14 +89,14 @@ fn two_hundred_outputs_are_what_their_schemas_describe() {
         different.dedup();
         assert!(
             different.len() > 2,
-            "{different:?}: the model still chooses"
+            "{different:?}: the guide leaves the model a choice"
         );
     }
     assert_eq!(num_valid, 200);
 }
 
 #[test]
-fn white_space_between_the_parts_of_json_is_one_space_or_a_line_break_with_its_indentation() {
+fn white_space_in_json_is_one_space_or_a_line_break_with_indentation() {
     let schema = |layout: Value| {
         json!({"type": "array", "minItems": 3, "maxItems": 5, "x-guidance": layout,
                "items": {"type": "integer", "minimum": 0, "maximum": 9}})
@@ -107,7 +107,7 @@ fn white_space_between_the_parts_of_json_is_one_space_or_a_line_break_with_its_i
         let guide = MODEL.guide(GuideSpec::JsonSchema(schema)).expect("good");
         let request = |seed| {
             let mut request = Request::guided(PROMPTS[2], guide.0.fresh(), seed);
-            // A model that likes nothing better.
+            // Biases make the model prefer white space.
             request.sampling.logit_bias = blank_tokens().map(|token| (token, 30.0)).collect();
             request
         };
@@ -123,7 +123,7 @@ fn white_space_between_the_parts_of_json_is_one_space_or_a_line_break_with_its_i
         runs.collect()
     };
     let layout = regex::Regex::new(r"^( |\r?\n[ \t]{0,20})$").expect("a regular expression");
-    // With what the schema says of other things, too.
+    // Combined with other keywords of the schema.
     for schema in [plain, schema(json!({"item_separator": ","}))] {
         let runs = blanks(schema);
         assert!(runs.len() > 50, "{runs:?}");
@@ -141,7 +141,7 @@ fn white_space_between_the_parts_of_json_is_one_space_or_a_line_break_with_its_i
     );
 }
 
-/// The demo model's tokens that are nothing but white space.
+/// The demo model's tokens that consist of white space only.
 fn blank_tokens() -> impl Iterator<Item = u32> {
     let is_blank = |token: &u32| {
         let text = MODEL.text(&[], &[*token]);
@@ -157,7 +157,7 @@ fn json_without_a_schema_is_an_object_or_an_array() {
             .map(|seed| {
                 let mut request =
                     Request::guided(PROMPTS[2], MODEL.guide(spec.clone()).expect("good"), seed);
-                // A free JSON text need not end: a bias brings the end near.
+                // An unrestricted JSON text need not end: a bias makes the closing token likely.
                 let mut bias = [(closing("}"), 12.0), (closing("]"), 12.0)];
                 bias.sort_by_key(|(token, _)| *token);
                 request.sampling.logit_bias = bias.into();
@@ -224,7 +224,7 @@ fn outputs_are_one_of_their_choices() {
 }
 
 #[test]
-fn outputs_are_of_their_grammars_however_those_are_written() {
+fn outputs_match_their_grammars_in_every_notation() {
     let lark = "start: expr\nexpr: term ((\"+\" | \"-\") term)~0..3\nterm: NUMBER | \"(\" expr \")\"\nNUMBER: /[0-9]{1,2}/\n";
     let ebnf = "root ::= expr # a sum\nexpr ::= term ([+-] term){0,3}\nterm ::= number | \"(\" expr \")\"\nnumber ::= [0-9]{1,2}\n";
     for grammar in [lark, ebnf] {
@@ -240,7 +240,7 @@ fn outputs_are_of_their_grammars_however_those_are_written() {
     }
 }
 
-/// What is left of a text after a sum as those grammars describe it.
+/// The rest of a text after a sum as defined by those grammars.
 fn after_sum(text: &[u8]) -> Option<&[u8]> {
     let mut rest = after_term(text)?;
     for _ in 0..3 {
@@ -264,7 +264,7 @@ fn after_term(text: &[u8]) -> Option<&[u8]> {
     (num_digits > 0).then(|| &text[num_digits..])
 }
 
-/// A guide that only lets "ab" and "abc" through.
+/// A guide that only permits "ab" and "abc".
 fn short_choice() -> GuideSpec {
     GuideSpec::Choice(vec!["ab".to_owned(), "abc".to_owned()])
 }
@@ -278,22 +278,22 @@ fn one(change: impl FnOnce(&mut SamplingParams)) -> (String, FinishReason) {
 }
 
 #[test]
-fn a_guide_goes_together_with_the_other_options_or_the_request_says_why_not() {
+fn a_guide_combines_with_other_options_or_the_request_fails_with_the_reason() {
     let end_id = MODEL.checkpoint.end_ids()[0];
     let greedy = one(|sampling| sampling.temperature = 0.0);
     assert_eq!(greedy.1, FinishReason::EndId);
     let top = one(|sampling| (sampling.top_k, sampling.top_p) = (1, 0.1));
     assert_eq!(top, greedy);
-    // The longer one is the only one that is left.
+    // Only the longer choice is left.
     let long = one(|sampling| sampling.logit_bias = [(end_id, -1000.0)].into());
     assert_eq!(long, ("abc".to_owned(), FinishReason::EndId));
     let spelled: Vec<u32> = MODEL.tokenizer.encode("ab", false).expect("tokens");
     let bad = one(|sampling| sampling.bad_words = [spelled.clone()].into());
     assert!(
         ["ab", "abc"].contains(&bad.0.as_str()),
-        "it is spelled in another way"
+        "it is encoded with other tokens"
     );
-    // There is no way on.
+    // No token is allowed.
     let none = FinishReason::Error(SampleError::NoneAllowed);
     let held = one(|sampling| sampling.min_tokens = 10);
     assert_eq!(held.1, none);

@@ -1,4 +1,4 @@
-//! Guided decoding on the demo model: what is generated fits its guide, and is the same in any batch.
+//! Guided decoding on the demo model: outputs match their guides, and are the same in any batch.
 
 mod bad_guides;
 mod batching;

@@ -15,7 +15,7 @@ use triton_inflight::runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
 use triton_inflight::sampling::{FinishReason, Guide, SamplingParams};
 use triton_inflight::text::{Detokenizer, Tokenizer};
 
-/// The demo model, and what compiles guides for it.
+/// The demo model, and a compiler of guides for it.
 pub struct Model {
     pub checkpoint: ModelSource,
     pub tokenizer: Arc<Tokenizer>,
@@ -65,7 +65,7 @@ impl Model {
     }
 }
 
-/// Room for everything.
+/// Enough memory and slots for all requests.
 pub fn roomy() -> EngineConfig {
     let block_size = BlockSize::new(16).expect("not zero");
     EngineConfig {
@@ -79,7 +79,7 @@ pub fn roomy() -> EngineConfig {
     }
 }
 
-/// A prompt, and how its output is chosen.
+/// A prompt and its sampling parameters.
 #[derive(Clone)]
 pub struct Request {
     pub prompt: String,
@@ -88,7 +88,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Guided, sampled with `seed`, up to the demo model's end.
+    /// A guided request, sampled with `seed`, until the demo model's end token.
     pub fn guided(prompt: &str, guide: Guide, seed: u64) -> Self {
         Self {
             prompt: prompt.to_owned(),
@@ -104,7 +104,7 @@ impl Request {
     }
 }
 
-/// What a request got.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     pub tokens: Vec<TokenId>,
@@ -112,7 +112,7 @@ pub struct Answer {
     pub reason: FinishReason,
 }
 
-/// Serves all the requests, and counts the pauses.
+/// Serves all requests; returns the answers and the number of pauses.
 pub fn serve(manager: &mut BatchManager, requests: &[Request]) -> (Vec<Answer>, usize) {
     let prompts: Vec<Vec<TokenId>> = requests
         .iter()

@@ -1,4 +1,4 @@
-//! Rotation, the KV cache and attention.
+//! RoPE, the KV cache and attention.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use triton_inflight::device::{
 
 use super::support::{Rng, cpu, simds};
 
-/// A sequence with everything that attention needs of it, and what came out.
+/// A sequence with the operands of its attention, and the results.
 #[derive(Clone)]
 struct Sequence {
     /// `[len, qkv_len]`
@@ -32,7 +32,7 @@ struct Model {
     dtype: KvDtype,
 }
 
-/// What a query sees: the last positions, its own included, and the first ones.
+/// Positions that a query attends to: the last ones, including its own, and the first ones.
 #[derive(Clone, Copy, Debug)]
 struct Sight {
     window: Option<u32>,
@@ -46,7 +46,7 @@ impl Sight {
         Self { window, num_sinks }
     }
 
-    /// Whether the query at `query` sees `position`.
+    /// Whether the query at `query` attends to `position`.
     fn sees(&self, query: usize, position: usize) -> bool {
         let in_window = self
             .window
@@ -93,7 +93,7 @@ impl Model {
         }
     }
 
-    /// Computes the given numbers of further tokens of the sequences in one step.
+    /// Computes the given number of further tokens of each sequence in one step.
     fn step(&self, cpu: &mut Cpu, pool: &mut Pool, work: &mut [(&mut Sequence, usize)]) {
         let (qkv_len, q_len) = (self.shape.qkv_len(), self.shape.q_len());
         let (mut spans, mut tables, mut qkv) = (Vec::new(), Vec::new(), Vec::new());
@@ -142,7 +142,7 @@ impl Model {
         }
     }
 
-    /// A rotated key or a value as the cache has it.
+    /// A rotated key or a value as stored in the cache.
     fn stored(&self, vector: &[f64]) -> Vec<f64> {
         match self.dtype {
             KvDtype::Bf16 => vector.iter().map(|&v| round(v)).collect(),
@@ -150,8 +150,8 @@ impl Model {
                 let largest = vector.iter().fold(0.0, |max, v| v.abs().max(max));
                 let bits = ((largest / 127.0) as f32).to_bits();
                 let scale = f32::from_bits((bits + 0xffff) & 0xffff_0000);
-                // Multiplied by the inverse in f32, as the kernels do: a quotient that is a half, or almost,
-                // rounds to the same neighbour.
+                // Multiplied by the inverse in f32, like the kernels: a quotient at or near a half rounds to
+                // the same neighbour.
                 let element = |v: &f64| (*v as f32 * scale.recip()).round_ties_even();
                 let stored = |v| f64::from(element(v)) * f64::from(scale);
                 vector.iter().map(stored).collect()
@@ -159,8 +159,7 @@ impl Model {
         }
     }
 
-    /// Rotated queries, rotated keys and values of a sequence in float64, rounded where the kernels
-    /// round.
+    /// Rotated queries, rotated keys, and values of a sequence in float64, rounded where the kernels round.
     fn rotated(&self, sequence: &Sequence, token: usize) -> [Vec<Vec<f64>>; 3] {
         let HeadShape {
             num_q_heads,
@@ -211,7 +210,7 @@ impl Model {
         ]
     }
 
-    /// Looks at the tokens from `first` on.
+    /// Checks the tokens from `first`.
     fn assert_near_the_exact_attention(&self, sequence: &Sequence, first: usize, what: &str) {
         let HeadShape {
             num_q_heads,
@@ -245,16 +244,16 @@ impl Model {
                     let exact: f64 = terms.clone().sum();
                     let size: f64 = terms.map(f64::abs).sum();
                     let got = got.to_f64();
-                    // A rounding of the weights to bf16 and of the result, and room for queries and
-                    // keys that round to the other neighbour because their rotation was in f32.
+                    // Weights and result are rounded to bf16, and queries and keys may round to the other
+                    // neighbour, because their rotation was in f32.
                     let mut bound = 4.0 / 256.0 * size;
                     if self.dtype == KvDtype::Int8 {
-                        // Where a key's scale rounds to the other neighbour all its elements do, and its
-                        // score is off by as much as 0.05: so is its weight, next to the others'.
+                        // If a key's scale rounds to the other neighbour, so do all its elements, and its
+                        // score is off by up to 0.05, as is its weight relative to the others.
                         bound += 0.05 * weighted().map(|(w, v)| w * (v - exact).abs()).sum::<f64>();
-                        // Weights are whole multiples of a part of the largest of a tile, of which 16 bits
-                        // have 32,767 (`attention/avx2/int8.rs`): each is off by half a step, or a little
-                        // more where the values' scales differ.
+                        // Weights are integer multiples of a fraction of a tile's largest weight, with 16
+                        // bits for 32,767 steps (`attention/avx2/int8.rs`): each is off by half a step, or
+                        // slightly more if the values' scales differ.
                         let step = 1.0 / sum / f64::from(i16::MAX);
                         bound += step * values.clone().map(f64::abs).sum::<f64>();
                     }
@@ -273,7 +272,7 @@ fn round(v: f64) -> f64 {
     bf16::from_f64(v).to_f64()
 }
 
-/// A cache and its free blocks, handed out in random order. Its unused memory holds NaN.
+/// A cache and its free blocks, allocated in random order. Unused memory holds NaN.
 struct Pool {
     cache: KvCache,
     free: Vec<BlockId>,
@@ -297,7 +296,7 @@ impl Pool {
             dtype,
         };
         let mut cache = KvCache::new(layout, 2, num_blocks).expect("memory");
-        // What a former owner left must not matter: fill everything with NaN.
+        // A former owner's data must not matter: fill everything with NaN.
         let tables: Vec<_> = (0..num_blocks as u32).map(BlockId).collect();
         let num_tokens = num_blocks as u32 * block_size;
         let spans = [KvSpan {
@@ -331,12 +330,12 @@ impl Pool {
         }
     }
 
-    /// Takes the blocks that no further query sees.
+    /// Frees the blocks that no further query attends to.
     fn give_back(&mut self, sequence: &mut Sequence, sight: Sight) {
         let block_size = self.cache.layout().block_size.tokens().index();
         for (index, block) in sequence.blocks.iter_mut().enumerate() {
             let mut positions = index * block_size..(index + 1) * block_size;
-            // The further a query is, the less it sees.
+            // Later queries attend to fewer of the old positions.
             let is_past = positions.end <= sequence.computed;
             if is_past && !positions.any(|position| sight.sees(sequence.computed, position)) {
                 let block = std::mem::replace(block, BlockId::NONE);
@@ -348,7 +347,7 @@ impl Pool {
         }
     }
 
-    /// Copies what a block of the sequence holds to another one that it has instead.
+    /// Copies a block of the sequence to another one, which replaces it.
     fn move_a_block(&mut self, rng: &mut Rng, sequence: &mut Sequence) {
         if sequence.blocks.is_empty() {
             return;
@@ -399,13 +398,13 @@ const SHAPES: [HeadShape; 6] = [
     },
 ];
 
-/// Each instruction set with each type that keys and values are stored as.
+/// Every instruction set with every KV cache type.
 fn simds_and_dtypes() -> impl Iterator<Item = (Simd, KvDtype)> {
     simds().flat_map(|simd| KvDtype::ALL.map(|dtype| (simd, dtype)))
 }
 
 #[test]
-fn attention_is_near_the_exact_one_on_every_instruction_set() {
+fn attention_is_near_the_exact_result_on_every_instruction_set() {
     let mut rng = Rng::new();
     for (index, shape) in SHAPES.into_iter().enumerate() {
         let sights = [
@@ -433,7 +432,7 @@ fn attention_is_near_the_exact_one_on_every_instruction_set() {
 }
 
 #[test]
-fn a_token_is_the_same_bits_however_it_was_computed() {
+fn a_tokens_result_is_the_same_bits_however_it_is_scheduled() {
     let mut rng = Rng::new();
     let mut num_given_back = 0;
     for (index, shape) in SHAPES.into_iter().enumerate() {
@@ -453,7 +452,7 @@ fn a_token_is_the_same_bits_however_it_was_computed() {
                 .iter()
                 .map(|&len| model.sequence(&mut rng, len))
                 .collect();
-            // The oracle: each sequence alone, one token a step, one thread.
+            // The oracle: each sequence alone, one token per step, one thread.
             let mut one = cpu(simd, 1);
             let mut expected = Vec::new();
             for sequence in &mut sequences {
@@ -463,7 +462,7 @@ fn a_token_is_the_same_bits_however_it_was_computed() {
                 }
                 expected.push(std::mem::take(&mut sequence.out));
             }
-            // The last two hold any of the sequences in one block: a contiguous cache.
+            // The last two sizes hold any sequence in one block: a contiguous cache.
             for (block_size, num_threads) in [
                 (16, 3),
                 (128, 2),
@@ -519,7 +518,7 @@ fn a_token_is_the_same_bits_however_it_was_computed() {
     assert!(num_given_back > 0);
 }
 
-/// One thread takes the parts of a long sequence one after the other, several share them.
+/// One thread computes the parts of a long sequence in sequence; several threads share them.
 #[test]
 fn a_long_sequence_is_the_same_bits_on_any_number_of_threads() {
     const LEN: usize = 2300;
@@ -545,7 +544,7 @@ fn a_long_sequence_is_the_same_bits_on_any_number_of_threads() {
                 let mut cpu = cpu(simd, num_threads);
                 let mut pool = Pool::new(&mut rng, &mut cpu, &model, 32, LEN + 40);
                 model.step(&mut cpu, &mut pool, &mut [(&mut long, LEN - 63)]);
-                // A chunk, tokens alone, tokens beside those of a short sequence.
+                // A chunk, single tokens, and tokens beside those of a short sequence.
                 model.step(&mut cpu, &mut pool, &mut [(&mut long, 50)]);
                 for _ in 0..3 {
                     model.step(&mut cpu, &mut pool, &mut [(&mut long, 1)]);
@@ -576,7 +575,7 @@ fn a_block_is_not_copied_onto_itself() {
 }
 
 #[test]
-fn equal_values_come_out_as_they_are() {
+fn attention_over_equal_values_returns_them() {
     let mut rng = Rng::new();
     let shape = SHAPES[0];
     let model = Model::new(&mut rng, shape, false, Sight::ALL);
@@ -593,7 +592,7 @@ fn equal_values_come_out_as_they_are() {
 }
 
 #[test]
-fn a_sequence_that_is_not_a_number_spoils_only_itself() {
+fn a_sequence_with_nan_does_not_affect_the_others() {
     let mut rng = Rng::new();
     let shape = SHAPES[0];
     let mut model = Model::new(&mut rng, shape, false, Sight::ALL);

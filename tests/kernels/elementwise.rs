@@ -1,4 +1,4 @@
-//! RMS norm, embedding.
+//! RMS norm and embedding.
 
 use half::bf16;
 use triton_inflight::device::cpu::Simd;
@@ -7,7 +7,7 @@ use triton_inflight::device::{Dtype, RawMatrix};
 use super::support::{Rng, assert_near, bits, bytes, cpu, pack, simds};
 
 #[test]
-fn rms_norm_is_near_the_exact_one_and_alike_on_every_instruction_set() {
+fn rms_norm_is_near_the_exact_result_and_the_same_on_every_instruction_set() {
     let mut rng = Rng::new();
     for (m, d) in [(1, 1), (3, 8), (5, 100), (70, 768)] {
         let (x, weight, eps) = (rng.f32s(m * d), rng.f32s(d), 1e-5);
@@ -31,7 +31,7 @@ fn rms_norm_is_near_the_exact_one_and_alike_on_every_instruction_set() {
 }
 
 #[test]
-fn a_norm_with_the_residual_add_before_it_gives_the_bits_of_both() {
+fn a_norm_fused_with_the_residual_add_gives_the_bits_of_both() {
     let mut rng = Rng::new();
     for (m, d) in [(1, 1), (5, 100), (70, 768)] {
         let (x, hidden, weight) = (rng.f32s(m * d), rng.f32s(m * d), rng.f32s(d));
@@ -71,7 +71,7 @@ fn embedding_copies_the_rows_of_any_element_type() {
 }
 
 #[test]
-fn rows_come_back_from_a_packed_matrix() {
+fn rows_can_be_read_back_from_a_packed_matrix() {
     let mut rng = Rng::new();
     for (vocab, d) in [(50, 24), (97, 131)] {
         let table = rng.bf16s(vocab * d);

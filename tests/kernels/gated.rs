@@ -1,4 +1,4 @@
-//! The product of gate and up, and what becomes of it.
+//! The gate-up product and its activation.
 
 use half::bf16;
 use triton_inflight::device::cpu::{Cpu, PackedMatrix, Rounded, Simd};
@@ -6,10 +6,10 @@ use triton_inflight::device::{CodeBits, Dtype, NotFinite, Output, RawMatrix, Sta
 
 use super::support::{Rng, assert_near, bytes, cpu, simds};
 
-/// Outputs of a part, inputs: whole panels, parts of one, one and a part.
+/// Outputs per part, and inputs: whole panels, partial panels, and both.
 const SHAPES: [(usize, usize); 5] = [(1, 1), (24, 16), (96, 64), (50, 33), (100, 258)];
 
-/// Gate and up of `[inter, k]` each, in the form that is to be tested.
+/// Gate and up of `[inter, k]` each, in the format under test.
 fn pack(
     cpu: &mut Cpu,
     bits: Option<CodeBits>,
@@ -38,7 +38,7 @@ fn pack(
 }
 
 #[test]
-fn it_is_near_the_exact_one_of_the_same_sums() {
+fn the_activation_is_near_the_exact_result_for_the_same_sums() {
     let mut rng = Rng::new();
     for bits in [None, Some(CodeBits::Eight), Some(CodeBits::Four)] {
         for (inter, k) in SHAPES {
@@ -70,7 +70,7 @@ fn it_is_near_the_exact_one_of_the_same_sums() {
 }
 
 #[test]
-fn a_row_is_the_same_bits_in_any_company_and_on_any_number_of_threads() {
+fn a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads() {
     let mut rng = Rng::new();
     let (inter, k, max_m) = (130, 258, 300);
     let (x, gate, up) = (
@@ -101,7 +101,7 @@ fn a_row_is_the_same_bits_in_any_company_and_on_any_number_of_threads() {
 }
 
 #[test]
-fn extreme_gates_have_the_right_limit_and_nan_passes() {
+fn extreme_gates_have_the_right_limit_and_nan_is_kept() {
     let gates = [1e30, -1e30, f32::NAN, -200.0];
     let bias: Vec<_> = gates.into_iter().chain([1.0; 4]).collect();
     for simd in simds() {

@@ -19,7 +19,7 @@ const SHAPES: [(usize, usize); 8] = [
 ];
 
 #[test]
-fn products_are_near_the_exact_ones_on_every_instruction_set() {
+fn products_are_near_the_exact_results_on_every_instruction_set() {
     let mut rng = Rng::new();
     for (n, k) in SHAPES {
         for m in [1, 5, 13] {
@@ -50,7 +50,7 @@ fn products_are_near_the_exact_ones_on_every_instruction_set() {
                                 exact += f64::from(before[row * n + column]);
                                 size += f64::from(before[row * n + column].abs());
                             }
-                            // Each of k + 2 additions rounds a partial sum of at most `size`.
+                            // Each of k + 2 additions rounds a partial sum of magnitude up to `size`.
                             let bound = (k + 2) as f64 * size * f64::from(f32::EPSILON);
                             let error = (f64::from(out[row * n + column]) - exact).abs();
                             assert!(
@@ -66,7 +66,7 @@ fn products_are_near_the_exact_ones_on_every_instruction_set() {
 }
 
 #[test]
-fn a_row_is_the_same_bits_in_any_company_and_on_any_number_of_threads() {
+fn a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads() {
     let mut rng = Rng::new();
     for (n, k) in [(100, 33), (192, 768), (65, 258), (130, 1112)] {
         let max_m = 300;
@@ -104,7 +104,7 @@ fn a_row_is_the_same_bits_in_any_company_and_on_any_number_of_threads() {
 
 #[test]
 fn parts_are_stacked_and_every_element_type_is_rounded_to_bf16() {
-    // Widths of pairs and halves of them, of less than what is packed in one go and of more.
+    // Widths of one or more pairs and of half pairs, below and above the unit of packing.
     for k in [37, 128, 301] {
         stack(&mut Rng::new(), k);
     }
@@ -113,7 +113,7 @@ fn parts_are_stacked_and_every_element_type_is_rounded_to_bf16() {
 fn stack(rng: &mut Rng, k: usize) {
     let (a, b, c) = (rng.f32s(50 * k), rng.f32s(3 * k), rng.f32s(90 * k));
     let a_bytes = bytes(&a.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>());
-    // One byte in front: checkpoints do not align their data.
+    // Offset by one byte: checkpoints do not align their data.
     let mut b_bytes = vec![0];
     b_bytes.extend(b.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()));
     let c_bytes: Vec<u8> = c.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -165,7 +165,7 @@ fn a_weight_that_is_not_finite_is_named() {
 }
 
 #[test]
-fn a_row_that_is_not_a_number_spoils_only_itself() {
+fn a_row_with_nan_does_not_affect_the_others() {
     let mut rng = Rng::new();
     let (n, k) = (70, 65);
     let (mut x, w) = (rng.bf16s(9 * k), rng.bf16s(n * k));

@@ -9,7 +9,7 @@ use triton_inflight::device::{
 
 use super::support::{Rng, bits, cpu, simds};
 
-/// Inputs of a block of activations, which are rounded together.
+/// Inputs per block of activations that share a scale.
 const BLOCK: usize = 32;
 
 /// Shapes with whole and partial panels, tiles, chunks, blocks and groups.
@@ -63,7 +63,7 @@ impl Matrix {
         self.order = Some(order);
     }
 
-    /// The weights, each in the place of its input.
+    /// The weights, in the original order of the inputs.
     fn weights(&self) -> Vec<Vec<f64>> {
         let dequantise = |row: &QuantisedRow| {
             let mut by_column = vec![0.0; self.columns];
@@ -128,7 +128,7 @@ fn pack(cpu: &mut Cpu, parts: &[&dyn QuantisedRows]) -> PackedMatrix {
         .expect("finite")
 }
 
-/// What one row of activations is after it was rounded: blocks of 32 columns with the largest code 127.
+/// A row of activations after rounding: blocks of 32 columns with 127 as the largest code.
 fn rounded(x: &[bf16], order: Option<&[u32]>) -> Vec<f64> {
     let input = |column: usize| order.map_or(column, |order| order[column] as usize);
     let mut out = vec![0.0; x.len()];
@@ -148,7 +148,7 @@ fn rounded(x: &[bf16], order: Option<&[u32]>) -> Vec<f64> {
 }
 
 #[test]
-fn products_are_near_those_of_what_was_rounded_on_every_instruction_set() {
+fn products_are_near_the_exact_results_of_the_rounded_operands_on_every_instruction_set() {
     let mut rng = Rng::new();
     for (n, k) in SHAPES {
         for format in formats() {
@@ -170,8 +170,8 @@ fn products_are_near_those_of_what_was_rounded_on_every_instruction_set() {
                         for ((weights, bias), out) in weights.iter().zip(&bias).zip(out) {
                             let terms = x.iter().zip(weights).map(|(x, w)| x * w);
                             let exact = terms.clone().sum::<f64>() + f64::from(*bias);
-                            // Offsets and codes may cancel each other, so each is as large as a sum of
-                            // its own; there are two additions a block, and one of the bias.
+                            // Offsets and codes may cancel, so each is bounded by its own sum; there are two
+                            // additions per block, and one for the bias.
                             let size = k as f64 * 3.0;
                             let bound =
                                 (2 * k.div_ceil(BLOCK) + 4) as f64 * size * f64::from(f32::EPSILON);
@@ -189,7 +189,7 @@ fn products_are_near_those_of_what_was_rounded_on_every_instruction_set() {
 }
 
 #[test]
-fn a_row_is_the_same_bits_in_any_company_on_any_instruction_set() {
+fn a_row_is_the_same_bits_in_any_batch_and_on_any_instruction_set() {
     let mut rng = Rng::new();
     let max_m = 300;
     for (n, k) in [(100, 33), (130, 1120), (65, 258)] {
@@ -277,7 +277,7 @@ fn parts_of_different_kinds_are_not() {
 }
 
 #[test]
-fn a_scale_or_an_offset_that_cannot_be_kept_is_named() {
+fn a_scale_or_offset_that_cannot_be_represented_is_named() {
     let mut rng = Rng::new();
     let format = QuantFormat {
         bits: CodeBits::Four,
@@ -302,7 +302,7 @@ fn a_scale_or_an_offset_that_cannot_be_kept_is_named() {
 }
 
 #[test]
-fn a_row_that_is_not_a_number_spoils_only_itself() {
+fn a_row_with_nan_does_not_affect_the_others() {
     let mut rng = Rng::new();
     let (n, k) = (70, 65);
     for format in formats() {
@@ -345,7 +345,7 @@ fn numbers_are_rounded_to_codes_near_them() {
             for (numbers, out) in numbers.chunks(32).zip(out.chunks(32)) {
                 let largest = numbers.iter().fold(0.0_f32, |a, x| a.max(x.abs()));
                 for (number, out) in numbers.iter().zip(out) {
-                    // Half a step; four bits may cut the largest ones off by as much as a step.
+                    // Half a step; with four bits, the largest values may be clipped by up to a step.
                     let bound = largest / num_steps
                         * if code_bits == CodeBits::Eight {
                             0.51
@@ -360,7 +360,7 @@ fn numbers_are_rounded_to_codes_near_them() {
 }
 
 #[test]
-fn numbers_that_are_not_finite_are_refused_and_zeros_stay() {
+fn numbers_that_are_not_finite_are_rejected_and_zeros_are_kept() {
     let mut cpu = cpu(Simd::detect(), 1);
     for code_bits in [CodeBits::Eight, CodeBits::Four] {
         for bad in [f32::NAN, f32::INFINITY] {

@@ -1,4 +1,4 @@
-//! Random operands whose seed a failure prints, and processors to run them on.
+//! Random operands with a seed that failures print, and CPU devices.
 
 use std::num::NonZeroUsize;
 
@@ -8,7 +8,7 @@ use triton_inflight::device::{Dtype, RawMatrix, Stacking};
 
 use crate::missing;
 
-/// Random numbers (splitmix64), fresh in each run unless `KERNEL_SEED` is set.
+/// Random numbers (splitmix64), different in each run unless `KERNEL_SEED` is set.
 pub struct Rng(u64);
 
 impl Rng {
@@ -51,7 +51,7 @@ impl Rng {
     }
 }
 
-/// A processor with a given instruction set and number of threads.
+/// A CPU device with a given instruction set and number of threads.
 pub fn cpu(simd: Simd, num_threads: usize) -> Cpu {
     Cpu::new(&CpuOptions {
         num_threads: NonZeroUsize::new(num_threads),
@@ -60,7 +60,7 @@ pub fn cpu(simd: Simd, num_threads: usize) -> Cpu {
     .expect("a supported instruction set")
 }
 
-/// The instruction sets of this machine. The test is reported to skip the others.
+/// The instruction sets of this machine. Reports that the test skips the others.
 pub fn simds() -> impl Iterator<Item = Simd> {
     Simd::ALL
         .into_iter()
@@ -82,13 +82,13 @@ pub fn pack(cpu: &mut Cpu, n: usize, k: usize, weights: &[bf16]) -> PackedMatrix
         .expect("finite weights")
 }
 
-/// Bits, so that comparing also compares signs of zeros and NaNs.
+/// The bits of values, so that comparisons include NaN and the sign of zero.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Fails where `got` is not what `exact` rounds to: half a unit in the last place of bf16, which has 8
-/// significant bits, and some f32 rounding before it.
+/// Fails unless `got` is `exact` rounded to bf16: within half a unit in the last place, with 8 significant
+/// bits, plus some f32 rounding before.
 pub fn assert_near(got: bf16, exact: f64, what: &str) {
     const ROUNDING: f64 = 1.01 / 256.0;
     let error = (got.to_f64() - exact).abs();

@@ -1,5 +1,5 @@
-//! Logits post-processors of shared libraries: the examples, and ones that break the rules, opened and called as
-//! a model's are, over the real engine and runner.
+//! Logits post-processors in shared libraries, over the real engine and runner: the examples, and processors
+//! that break the rules.
 
 mod support;
 
@@ -23,7 +23,7 @@ fn misbehaving() -> PostProcessors {
     PostProcessors::with_library(&c_library(MISBEHAVING, "misbehaving", &[])).expect("it opens")
 }
 
-/// What request `id` gets alone.
+/// The tokens that a request gets alone.
 fn alone(processors: &PostProcessors, ask: &Ask) -> Result<Vec<TokenId>, String> {
     run(processors, std::slice::from_ref(ask))
         .remove(&ask.id)
@@ -31,7 +31,7 @@ fn alone(processors: &PostProcessors, ask: &Ask) -> Result<Vec<TokenId>, String>
 }
 
 #[test]
-fn the_examples_do_what_they_say() {
+fn the_examples_do_what_they_document() {
     let (c, rust) = (example(), rust_library());
     let rust = PostProcessors::with_library(&rust).expect("it opens");
     let free = alone(&c, &Ask::new(1)).expect("free");
@@ -41,7 +41,7 @@ fn the_examples_do_what_they_say() {
     assert!(avoiding.windows(2).all(|pair| pair[0] != pair[1]));
     assert!(
         free.windows(2).any(|pair| pair[0] == pair[1]),
-        "nothing was to be avoided"
+        "avoid_last had no effect"
     );
     let same = [
         alone(&c, &Ask::new(1).named("avoid_last_batched", "")),
@@ -67,7 +67,7 @@ fn the_examples_do_what_they_say() {
 }
 
 #[test]
-fn arguments_that_a_library_refuses_are_an_error_of_the_request() {
+fn arguments_that_a_library_rejects_are_an_error_of_the_request() {
     let request = ProcessedRequest {
         id: SequenceId(1),
         client_request_id: Some("me"),
@@ -98,9 +98,9 @@ fn arguments_that_a_library_refuses_are_an_error_of_the_request() {
     }
 }
 
-/// Requests of every kind, those that fail among them, get in any company what they get alone.
+/// Requests of every kind, including failing ones, get the same in any batch as alone.
 #[test]
-fn in_a_batch_everybody_gets_what_he_gets_alone() {
+fn each_request_in_a_batch_gets_what_it_gets_alone() {
     let processors = misbehaving();
     let kinds = [
         ("", ""),
@@ -140,7 +140,7 @@ fn in_a_batch_everybody_gets_what_he_gets_alone() {
 }
 
 #[test]
-fn an_entry_tells_a_processor_whose_tokens_these_are() {
+fn an_entry_contains_the_ids_of_its_request() {
     let processors = misbehaving();
     for (client_id, told) in [(None, 0), (Some(0), 1), (Some(u64::MAX), 1 + 615)] {
         assert_told(&processors, client_id, told);
@@ -152,7 +152,7 @@ fn assert_told(processors: &PostProcessors, client_id: Option<u64>, told: usize)
     ask.client_id = client_id.map(ClientId);
     let mut tokens = ask.prompt();
     let num_prompt_tokens = tokens.len();
-    // The length of what its client calls it, "client-4".
+    // The length of the client's id, "client-4".
     let number = 3 * num_prompt_tokens + 5 * 8 + told;
     while tokens.len() < num_prompt_tokens + support::NUM_TOKENS {
         let last = *tokens.last().expect("a prompt") as usize;
@@ -165,7 +165,7 @@ fn assert_told(processors: &PostProcessors, client_id: Option<u64>, told: usize)
 }
 
 #[test]
-fn the_beams_of_a_request_are_processed_each_by_itself() {
+fn each_beam_of_a_request_is_processed_separately() {
     let c = example();
     let search = || Ask::new(3).searching();
     let free = alone(&c, &search()).expect("free");
@@ -177,7 +177,7 @@ fn the_beams_of_a_request_are_processed_each_by_itself() {
     }
     let rogue = misbehaving();
     let batched = [search().named("avoid_last_batched", ""), Ask::new(4)];
-    // The beams of a request are processed on several threads, and may not take each other's.
+    // The beams of a request are processed on several threads, and must not be mixed up.
     for _ in 0..200 {
         assert_eq!(run(&c, &batched)[&3].as_ref(), Ok(&avoiding));
     }
@@ -195,13 +195,13 @@ fn the_beams_of_a_request_are_processed_each_by_itself() {
     assert!(error.contains("enough after 4 tokens"), "{error}");
 }
 
-/// A search that shares its steps with another.
+/// A beam search that shares its steps with another one.
 fn search_beside(id: u64) -> Ask {
     Ask::new(id).searching().named("fails_batched", "6")
 }
 
 #[test]
-fn whoever_breaks_the_rules_fails_his_own_request_by_name() {
+fn a_processor_that_breaks_the_rules_fails_its_own_request_and_is_named() {
     let processors = misbehaving();
     for (name, arguments, words) in [
         ("fails", "3", "enough after 3 tokens"),
@@ -238,13 +238,13 @@ fn whoever_breaks_the_rules_fails_his_own_request_by_name() {
         error.starts_with("no token is allowed: the logits post-processor"),
         "{error}"
     );
-    // The memory of those that wrote outside is not used again.
+    // The memory of processors that wrote out of bounds is not used again.
     let free = alone(&processors, &Ask::new(1));
     assert_eq!(alone(&processors, &Ask::new(1).named("nothing", "")), free);
 }
 
 #[test]
-fn states_are_made_and_destroyed_once_and_a_batch_is_one_call_a_step() {
+fn states_are_created_and_destroyed_once_and_a_batch_is_one_call_per_step() {
     let processors = misbehaving();
     let diary = folder().join("diary");
     for (name, line) in [("notes", "process"), ("notes_batched", "batch")] {
@@ -271,7 +271,7 @@ fn states_are_made_and_destroyed_once_and_a_batch_is_one_call_a_step() {
 }
 
 #[test]
-fn a_library_that_is_not_one_is_refused_with_the_reason() {
+fn a_bad_library_is_rejected_with_the_reason() {
     let bad_table = |wrong: &str| {
         let define = format!("-DWRONG={wrong}");
         c_library("tests/logits_processors/bad_table.c", wrong, &[&define])

@@ -1,4 +1,4 @@
-//! Libraries made by the compilers, and requests run with them.
+//! Compiled libraries, and requests that run with them.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -16,18 +16,18 @@ use triton_inflight::sampling::{
     BeamSearch, EarlyStopping, FinishReason, LogitsProcessor, SamplingParams,
 };
 
-/// Tokens that every request asks for.
+/// Number of tokens that every request generates.
 pub const NUM_TOKENS: usize = 12;
 
-/// A folder for what tests write.
+/// A folder for files that tests write.
 pub fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// A shared library of one C file.
+/// Compiles a C file into a shared library.
 pub fn c_library(source: &str, name: &str, options: &[&str]) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    // Tests make the same one at the same time.
+    // Tests build the same library concurrently.
     let thread = std::thread::current();
     let test = thread.name().unwrap_or_default().to_owned();
     let library = folder().join(format!("{name}-{test}.so"));
@@ -47,7 +47,7 @@ pub fn c_library(source: &str, name: &str, options: &[&str]) -> PathBuf {
     library
 }
 
-/// The library of the example in Rust.
+/// The library of the Rust example.
 pub fn rust_library() -> PathBuf {
     let status = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--package", "logits-processors-example"])
@@ -60,7 +60,7 @@ pub fn rust_library() -> PathBuf {
     folder().join("rust-example/debug/liblogits_processors_example.so")
 }
 
-/// A request, and what it asks for.
+/// A request's specification.
 pub struct Ask {
     pub id: u64,
     pub client_id: Option<ClientId>,
@@ -83,7 +83,7 @@ impl Ask {
         Self { processor, ..self }
     }
 
-    /// Searches with three beams; its answer is all that it finds, end to end.
+    /// Beam search with three beams; the answer is all hypotheses, concatenated.
     pub fn searching(self) -> Self {
         let beam_search = Some(BeamSearch {
             width: 3,
@@ -114,7 +114,7 @@ pub fn vocab_size() -> usize {
     checkpoint().spec().vocab_size
 }
 
-/// What each request gets: its tokens, or the error of its processor.
+/// The result of each request: its tokens, or its processor's error.
 pub fn run(
     processors: &PostProcessors,
     asks: &[Ask],
@@ -139,7 +139,7 @@ pub fn run_with(
         num_blocks: Blocks(128),
         num_micro_batches: if overlap { 2 } else { 1 },
         speculation,
-        // Nobody waits for another's blocks.
+        // No request waits for another one's blocks.
         reuse: BlockReuse::Off,
         ..EngineConfig::default()
     };

@@ -1,12 +1,13 @@
-//! Panics where the backend reads a request, and where it writes a step down: they are the fault of one request, or of
-//! nobody, and everybody else is served.
+//! Panics while the backend reads a request or writes a step's record: only the affected request fails, or
+//! none, and all others are served.
 //!
-//! The backend writes to a log at both places, and this executable has a log of its own that panics when a test says so.
+//! The backend writes to the log at both places, and this executable installs a logger that panics on
+//! request.
 
 #[path = "../support/fake_triton/mod.rs"]
 mod fake_triton;
 #[path = "../support/served.rs"]
-#[allow(dead_code, reason = "each test executable uses its part")]
+#[allow(dead_code, reason = "each test executable uses a part")]
 mod served;
 
 use std::sync::Once;
@@ -20,7 +21,7 @@ use served::{Ask, Server, error_code, output_ids};
 
 const INTERNAL: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_INTERNAL.0;
 
-/// What a line has to contain for the log to panic, and how often it has.
+/// The text that makes the logger panic, and the number of panics so far.
 static TRAP: Mutex<(Option<&str>, usize)> = Mutex::new((None, 0));
 
 struct PanickingLog;
@@ -36,14 +37,14 @@ impl Log for PanickingLog {
         if trap.0.is_some_and(|words| line.contains(words)) {
             trap.1 += 1;
             drop(trap);
-            panic!("the log fell into its trap");
+            panic!("the log message triggered the test's panic");
         }
     }
 
     fn flush(&self) {}
 }
 
-/// Lets the log panic at lines that contain `words`.
+/// Makes the logger panic at lines that contain `words`.
 fn set_trap(words: Option<&'static str>) {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -64,7 +65,7 @@ fn a_panic_while_a_request_is_read_ends_that_request_alone() {
     let ask = Ask::of_lengths(4, 6, true);
     let before = server.ask(&ask);
     assert_eq!(server.execute(&[before]), Ok(()));
-    // The backend says in its log that this option has no effect.
+    // The backend logs that this option has no effect.
     let mut spec = server.spec(&ask);
     let unused = (c"lookahead_ngram_size".to_owned(), Parameter::Int(3));
     spec.parameters.push(unused);
@@ -86,7 +87,7 @@ fn a_panic_while_a_request_is_read_ends_that_request_alone() {
 }
 
 #[test]
-fn a_panic_while_a_step_is_written_down_leaves_no_request_without_an_answer() {
+fn a_panic_while_a_step_is_recorded_leaves_no_request_without_an_answer() {
     let mut server = Server::load(&[]);
     server.host.set_verbose(true);
     set_trap(Some("Active Request Count"));

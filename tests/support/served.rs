@@ -1,4 +1,4 @@
-//! The real backend in the fake server: a model that is loaded, requests of it, and what their clients read.
+//! The real backend in the fake server: a loaded model, its requests, and their clients' responses.
 
 use std::ffi::{CStr, CString};
 use std::time::{Duration, Instant};
@@ -13,18 +13,18 @@ use crate::fake_triton::{Correlation, Host, Input, Parameter, Sent, Spec, Where}
 
 pub type RawRequest = *mut sys::TRITONBACKEND_Request;
 
-/// Code and message.
+/// Error code and message.
 pub type Failure = (u32, String);
 
-/// What Triton makes of an entry point's return value: it reads the error and deletes it.
+/// Handles an entry point's return value as Triton does: reads the error and deletes it.
 ///
 /// # Safety
-/// `error` is null or an error object that is given away.
+/// `error` is null or an error object whose ownership is passed on.
 pub unsafe fn outcome(error: *mut sys::TRITONSERVER_Error) -> Result<(), Failure> {
     if error.is_null() {
         return Ok(());
     }
-    // SAFETY: an entry point returns null or an error object that it gives away.
+    // SAFETY: an entry point returns null or an error object that the caller owns.
     unsafe {
         let code = sys::TRITONSERVER_ErrorCode(error).0;
         let message = CStr::from_ptr(sys::TRITONSERVER_ErrorMessage(error));
@@ -44,7 +44,7 @@ pub struct Server {
     num_requests: u64,
 }
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Clone)]
 pub struct Ask {
     pub prompt: Vec<TokenId>,
@@ -70,7 +70,7 @@ impl Server {
         }))
     }
 
-    /// Loads a model of this configuration.
+    /// Loads a model with this configuration.
     pub fn load_config(config: &Value) -> Self {
         let host = Host::start();
         let model = host.model("m", &config.to_string());
@@ -79,7 +79,7 @@ impl Server {
         unsafe {
             outcome(lifecycle::model_initialize::<Inflight>(model)).expect("the model loads");
             outcome(lifecycle::instance_initialize::<Inflight>(instance))
-                .expect("and its instance");
+                .expect("the instance loads");
         }
         Self {
             host,
@@ -89,13 +89,13 @@ impl Server {
         }
     }
 
-    /// A new request of a sequence of its own.
+    /// A new request with its own sequence.
     pub fn ask(&mut self, ask: &Ask) -> RawRequest {
         let spec = self.spec(ask);
         self.host.request(spec)
     }
 
-    /// The same, to be changed before it is sent.
+    /// A new request's specification, to be changed before it is sent.
     pub fn spec(&mut self, ask: &Ask) -> Spec {
         self.num_requests += 1;
         spec(ask, Correlation::Number(self.num_requests))
@@ -105,7 +105,7 @@ impl Server {
         self.host.request(spec(ask, correlation))
     }
 
-    /// One Execute call over requests that are the backend's or Triton's.
+    /// One Execute call with requests that the backend or Triton owns.
     pub fn execute(&self, batch: &[RawRequest]) -> Result<(), Failure> {
         for &request in batch {
             if self.host.place(request) == Where::InQueue {
@@ -114,7 +114,7 @@ impl Server {
         }
         let mut batch = batch.to_vec();
         let (list, count) = (batch.as_mut_ptr(), batch.len() as u32);
-        // SAFETY: the instance is alive, and so are the requests, which are the backend's.
+        // SAFETY: the instance is alive, and the backend owns the requests.
         unsafe {
             outcome(lifecycle::instance_execute::<Inflight>(
                 self.instance,
@@ -124,7 +124,7 @@ impl Server {
         }
     }
 
-    /// Executes until Triton has none of these requests any more.
+    /// Executes until the backend has released all of these requests.
     pub fn finish(&self, requests: &[RawRequest]) {
         for _ in 0..1000 {
             let left: Vec<_> = requests
@@ -137,10 +137,10 @@ impl Server {
             }
             assert_eq!(self.execute(&left), Ok(()));
         }
-        panic!("a request never ends");
+        panic!("a request did not end");
     }
 
-    /// Waits for the last response of a request that is released; the responder sends it.
+    /// Waits for the last response of a released request, which the responder sends.
     pub fn wait_for_final(&self, request: RawRequest) {
         let is_final = |sent: &Sent| sent.is_final;
         self.wait_until("the final response", || {
@@ -148,21 +148,21 @@ impl Server {
         });
     }
 
-    /// Waits for something that another thread of the backend does.
+    /// Waits for a condition that another thread of the backend causes.
     pub fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(30);
         while !is_so() {
-            assert!(Instant::now() < deadline, "never: {what}");
+            assert!(Instant::now() < deadline, "timed out: {what}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// What the metrics say of the KV cache.
+    /// Number of used KV cache blocks, from the metrics.
     pub fn num_used_blocks(&self) -> f64 {
         self.gauge("nv_trt_llm_kv_cache_block_metrics", "used")
     }
 
-    /// The gauge of a family that has this label.
+    /// The gauge of a family with this label.
     pub fn gauge(&self, family: &str, label: &str) -> f64 {
         let families = self.host.families();
         let found = families.iter().find(|found| found.name == family);
@@ -172,15 +172,15 @@ impl Server {
         found.expect("the gauge").value
     }
 
-    /// Whether the instance says that it can serve.
+    /// Whether the instance reports that it is ready.
     pub fn ready(&self) -> Result<(), Failure> {
         // SAFETY: the instance is alive.
         unsafe { outcome(lifecycle::instance_ready::<Inflight>(self.instance)) }
     }
 
-    /// Unloads, which sends everything that was still to be sent.
+    /// Unloads, which sends all pending responses.
     pub fn unload(&self) {
-        // SAFETY: both were initialised, and nothing else is in progress.
+        // SAFETY: both were initialised, and no other call is in progress.
         unsafe {
             let instance = lifecycle::instance_finalize::<Inflight>(self.instance);
             assert_eq!(outcome(instance), Ok(()));
@@ -207,7 +207,7 @@ fn spec(ask: &Ask, correlation: Correlation) -> Spec {
         false => (c"exclude_input_in_output".to_owned(), Parameter::Bool(true)),
     });
     if ask.num_sequences > 1 {
-        // The synthetic runner draws nothing, but a greedy request has only one sequence.
+        // The synthetic runner does not sample, but a greedy request has only one sequence.
         parameters.push((c"temperature".to_owned(), Parameter::Double(1.0)));
         let n = Parameter::Int(ask.num_sequences as i64);
         parameters.push((c"n".to_owned(), n));
@@ -248,7 +248,7 @@ impl Ask {
         }
     }
 
-    /// The whole output that the synthetic runner gives it.
+    /// The whole output of the synthetic runner.
     pub fn expected(&self) -> Vec<TokenId> {
         let mut tokens = self.prompt.clone();
         for _ in 0..self.max_tokens {
@@ -258,12 +258,12 @@ impl Ask {
     }
 }
 
-/// The tokens of an answer of one sequence, over all its responses.
+/// The tokens of an answer with one sequence, over all its responses.
 pub fn output_ids(sent: &[Sent]) -> Vec<TokenId> {
     rows(sent, 1).remove(0)
 }
 
-/// The tokens of each row of an answer, over all its responses, without what fills them up.
+/// The tokens of each row of an answer, over all its responses, without padding.
 pub fn rows(sent: &[Sent], num_rows: usize) -> Vec<Vec<TokenId>> {
     let mut rows = vec![Vec::new(); num_rows];
     for sent in sent.iter().filter(|sent| !sent.outputs.is_empty()) {
@@ -296,10 +296,10 @@ pub fn error_code(sent: &[Sent]) -> Option<u32> {
 }
 
 impl Drop for Server {
-    /// A test that fails leaves no thread of the backend to the next.
+    /// Even a failed test leaves no thread of the backend to the next.
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // SAFETY: both were initialised, nothing else is in progress, and unloading twice changes nothing.
+            // SAFETY: both were initialised, no other call is in progress, and unloading twice has no effect.
             unsafe {
                 let _ = outcome(lifecycle::instance_finalize::<Inflight>(self.instance));
                 let _ = outcome(lifecycle::model_finalize::<Inflight>(self.model));

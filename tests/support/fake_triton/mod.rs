@@ -1,17 +1,17 @@
-//! An in-process stand-in for tritonserver: it defines the C functions that the library imports, so a
-//! test executable that reaches them links, and it keeps the books.
+//! An in-process fake tritonserver: it defines the C functions that the library imports, so that test
+//! executables link, and tracks every object.
 //!
-//! One idea: objects are numbers that only the books know, never memory. So a use after a delete, a
-//! second delete, a response after the final one is found in the books and noted, where the real server
-//! would crash or not; and what is left in the books at the end of a test is a leak.
+//! Objects are numbers known only to the fake's records, never memory. So a use after delete, a double
+//! delete, or a response after the final one is found and recorded, where the real server might or might not
+//! crash. Objects that remain at the end of a test are leaks.
 //!
-//! [`Host::start`] opens the books for one test at a time; dropping the host checks them.
+//! [`Host::start`] starts the records of one test at a time; dropping the host checks them.
 
 #![allow(
     unsafe_op_in_unsafe_fn,
     reason = "every function here is called by the library under test with pointers to its variables"
 )]
-#![allow(dead_code, reason = "each test executable uses its part")]
+#![allow(dead_code, reason = "each test executable uses a part")]
 
 mod models;
 mod own_requests;
@@ -34,7 +34,7 @@ pub struct Host {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// A request to be made. The default is the first of sequence 1, without inputs or parameters.
+/// A request to be created. The default is the first one of sequence 1, without inputs or parameters.
 pub struct Spec {
     pub client_id: CString,
     pub correlation: Correlation,
@@ -67,7 +67,7 @@ pub enum Parameter {
     Bytes,
 }
 
-/// An input tensor, its data in as many buffers as the test likes.
+/// An input tensor, with its data in any number of buffers.
 pub struct Input {
     pub name: CString,
     pub data_type: DataType,
@@ -96,7 +96,7 @@ pub const START: u32 = sys::TRITONSERVER_RequestFlag::TRITONSERVER_REQUEST_FLAG_
 static TURN: Mutex<()> = Mutex::new(());
 
 impl Host {
-    /// Waits for its turn and opens empty books.
+    /// Waits for its turn and starts empty records.
     pub fn start() -> Self {
         let turn = TURN.lock();
         *world() = World::default();
@@ -126,7 +126,7 @@ impl Host {
         handle(instance)
     }
 
-    /// Makes a request and gives it to the backend.
+    /// Creates a request and passes it to the backend.
     pub fn request(&self, spec: Spec) -> *mut sys::TRITONBACKEND_Request {
         let mut world = world();
         let request = world.new_id();
@@ -149,30 +149,32 @@ impl Host {
         handle(request)
     }
 
-    /// Hands a rescheduled request to the backend again.
+    /// Passes a rescheduled request to the backend again.
     pub fn again(&self, request: *mut sys::TRITONBACKEND_Request) {
         let mut world = world();
         let request = world.requests.get_mut(&id(request)).expect("a request");
         assert_eq!(
             request.place,
             Where::InQueue,
-            "only a rescheduled request comes again"
+            "the request was not rescheduled"
         );
         request.place = Where::InBackend;
         request.flags = 0;
     }
 
-    /// The client goes away.
+    /// The client disconnects.
     pub fn cancel(&self, request: *mut sys::TRITONBACKEND_Request) {
         world().stream_of(id(request)).cancelled = true;
     }
 
-    /// The client goes away while the backend releases the request: after it has looked, before Triton does.
+    /// The client disconnects while the backend releases the request: after the backend's check, before
+    /// Triton's.
     pub fn cancel_in_release(&self, request: *mut sys::TRITONBACKEND_Request) {
         world().cancelled_in_release = Some(id(request));
     }
 
-    /// The requests that the backend itself has sent, with the shapes of their inputs; they are in its hands now.
+    /// The requests that the backend itself has sent, with the shapes of their inputs; the backend owns them
+    /// now.
     pub fn submitted(&self) -> Vec<Submission> {
         let world = world();
         let one = |(request, submitted): (&usize, &Submitted)| Submission {
@@ -186,7 +188,7 @@ impl Host {
         world.submitted.iter().map(one).collect()
     }
 
-    /// Whether the server unloads the model from now on.
+    /// Sets whether the server is unloading the model.
     pub fn unload_model(&self, on: bool) {
         world().is_unloading = on;
     }
@@ -196,38 +198,38 @@ impl Host {
         world().stream_of(id(request)).cancelled
     }
 
-    /// Takes no response to this request from now on: who sends one waits; with none, takes all again.
+    /// Blocks the sending of responses to this request from now on; `None` unblocks them.
     pub fn hold_responses(&self, request: Option<*mut sys::TRITONBACKEND_Request>) {
         let mut world = world();
         world.held_stream = request.map(|request| world.requests[&id(request)].stream);
     }
 
-    /// Whether Triton refuses to reschedule from now on, as it does where a sequence has idled out.
+    /// Sets whether Triton refuses to reschedule, as it does for a sequence that has idled out.
     pub fn refuse_reschedule(&self, on: bool) {
         world().refuse_reschedule = on;
     }
 
-    /// Lets outputs be allocated where only a GPU can write from now on.
+    /// From now on, allocates outputs in GPU memory only.
     pub fn give_gpu_buffers(&self) {
         world().gpu_buffers = true;
     }
 
-    /// Lets the server be one without metrics.
+    /// Makes the server one without metrics.
     pub fn disable_metrics(&self) {
         world().no_metrics = true;
     }
 
-    /// Switches the verbose log.
+    /// Sets the verbose log.
     pub fn set_verbose(&self, on: bool) {
         world().verbose = on;
     }
 
-    /// Where a request is.
+    /// The location of a request.
     pub fn place(&self, request: *mut sys::TRITONBACKEND_Request) -> Where {
         world().requests[&id(request)].place
     }
 
-    /// What the client of a request has been sent.
+    /// The responses sent to a request's client.
     pub fn sent(&self, request: *mut sys::TRITONBACKEND_Request) -> Vec<Sent> {
         world().stream_of(id(request)).sent.clone()
     }
@@ -237,12 +239,12 @@ impl Host {
         world().factories.len()
     }
 
-    /// How many metrics there are now.
+    /// Number of existing metrics.
     pub fn num_metrics(&self) -> usize {
         world().metrics.len()
     }
 
-    /// The statistics that were reported, of requests and of batches.
+    /// The reported statistics of requests and of batches.
     pub fn statistics(&self) -> (Vec<RequestStatistics>, Vec<[u64; 5]>) {
         let world = world();
         (
@@ -251,7 +253,7 @@ impl Host {
         )
     }
 
-    /// The configuration that the backend has set last.
+    /// The configuration that the backend set last.
     pub fn config(&self, model: *mut sys::TRITONBACKEND_Model) -> String {
         world().models[&id(model)].config.clone()
     }
@@ -261,12 +263,12 @@ impl Host {
         world().preferred_groups.clone()
     }
 
-    /// The memory that was reported.
+    /// The reported memory.
     pub fn memory(&self) -> Vec<MemoryReport> {
         world().memory.clone()
     }
 
-    /// Every metric family that was made, with its metrics.
+    /// Every metric family ever created, with its metrics.
     pub fn families(&self) -> Vec<Family> {
         world().families_seen.clone()
     }
@@ -275,7 +277,7 @@ impl Host {
         world().log.clone()
     }
 
-    /// What the backend did that the real server would not survive; also empties the list.
+    /// Takes the list of violations: calls that the real server would not survive.
     pub fn take_violations(&self) -> Vec<String> {
         std::mem::take(&mut world().violations)
     }

@@ -1,4 +1,4 @@
-//! TRITONSERVER_* with which a backend sends requests of its own, and asks for the state of its model.
+//! TRITONSERVER_* functions for requests that a backend sends itself, and for the state of its model.
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;

@@ -110,7 +110,7 @@ export! {
             memory.write(TRITONSERVER_MemoryType::TRITONSERVER_MEMORY_GPU);
         }
         let output = world.outputs.get_mut(&id(output)).expect("an output");
-        // Not zero, so that a byte that the library leaves unwritten shows.
+        // Not zero, so that bytes that the library does not write are noticed.
         output.buffer = vec![0xa5; byte_size as usize];
         buffer.write(output.buffer.as_mut_ptr().cast());
         OK
@@ -138,7 +138,7 @@ export! {
             let output = world.outputs.remove(&output).expect("an output");
             sent.outputs.push((output.name, output.data_type, output.shape, output.buffer));
         }
-        // The library lends the error, and goes on owning it.
+        // The library keeps ownership of the error.
         sent.error = world.errors.get(&id(error)).map(|(code, message)| {
             (*code, message.to_string_lossy().into_owned())
         });
@@ -148,8 +148,8 @@ export! {
 }
 
 fn deliver(world: &mut World, stream: usize, flags: u32, mut sent: Sent) {
-    // Triton may end a request that it has back at any moment; a response after that end would reach
-    // into memory that the frontend has freed.
+    // Triton may delete a released request at any time; a later response would use memory that the frontend
+    // has freed.
     let in_queue =
         |request: &FakeRequest| request.stream == stream && request.place == Where::InQueue;
     if world.requests.values().any(in_queue) {

@@ -7,7 +7,7 @@ use triton_inflight::triton::sys::{self, *};
 
 use super::world::{Family, LogRecord, Metric, handle, id, world};
 
-/// Defines C functions, and holds each to the signature that the library declares.
+/// Defines C functions, and checks each against the signature that the library declares.
 macro_rules! export {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $returned:ty)? $body:block)*) => {
         $(
@@ -204,7 +204,7 @@ export! {
             line == (&family.name, &family.metrics[index].labels)
         });
         if is_taken {
-            // The real server frees the line under one metric when the other is deleted.
+            // Deleting one of two such metrics frees the memory of the other in the real server.
             world.violation("two metrics with one name and the same labels");
         }
         let made = world.new_id();
@@ -319,7 +319,7 @@ fn write(
     ptr::null_mut()
 }
 
-/// A C string of the library's, copied.
+/// Copies a C string of the library.
 pub(super) unsafe fn text(text: *const c_char) -> String {
     CStr::from_ptr(text)
         .to_str()

@@ -1,4 +1,4 @@
-//! The books: every object that the fake server has made, by its number.
+//! The records: every object that the fake server has created, by its number.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -9,7 +9,7 @@ use triton_inflight::triton::{DataType, sys};
 
 use super::{Correlation, Input, Parameter};
 
-/// Where a request is.
+/// The owner of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Where {
     InBackend,
@@ -17,17 +17,17 @@ pub enum Where {
     Released,
 }
 
-/// One response, or the final flag alone, as its client saw it.
+/// One response, or the final flag alone, as received by the client.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sent {
     /// Name, type, shape and bytes.
     pub outputs: Vec<(String, DataType, Vec<i64>, Vec<u8>)>,
-    /// Code and message.
+    /// Error code and message.
     pub error: Option<(u32, String)>,
     pub is_final: bool,
-    /// Only a flag, no response.
+    /// Whether it is a flag without a response.
     pub is_flag: bool,
-    /// Whether the request had been released before.
+    /// Whether the request had already been released.
     pub after_release: bool,
 }
 
@@ -74,7 +74,7 @@ pub struct FakeRequest {
     pub stream: usize,
 }
 
-/// What a request's client sees; outlives the request.
+/// The responses that a request's client receives; outlives the request.
 #[derive(Default)]
 pub struct Stream {
     pub cancelled: bool,
@@ -82,7 +82,7 @@ pub struct Stream {
     pub sent: Vec<Sent>,
 }
 
-/// A request that the backend itself has made.
+/// A request that the backend itself has created.
 #[derive(Default)]
 pub struct Submitted {
     /// Name and shape.
@@ -122,7 +122,7 @@ pub struct FakeInstance {
     pub state: *mut std::ffi::c_void,
 }
 
-// SAFETY: the state pointers are kept for the library and never followed here.
+// SAFETY: the state pointers are stored for the library and never dereferenced here.
 unsafe impl Send for World {}
 
 #[derive(Default)]
@@ -135,7 +135,7 @@ pub struct World {
     pub requests: BTreeMap<usize, FakeRequest>,
     pub inputs: BTreeMap<usize, FakeInput>,
     pub streams: BTreeMap<usize, Stream>,
-    /// Requests that the backend makes, before and after it has sent them.
+    /// Requests that the backend creates, before and after it has sent them.
     pub unsent: BTreeMap<usize, Submitted>,
     pub submitted: BTreeMap<usize, Submitted>,
     /// The request that is cancelled in the middle of its release.
@@ -145,9 +145,9 @@ pub struct World {
     pub factories: BTreeMap<usize, usize>,
     pub responses: BTreeMap<usize, FakeResponse>,
     pub outputs: BTreeMap<usize, FakeOutput>,
-    /// Family to its place in `families_seen`.
+    /// Family to its index in `families_seen`.
     pub families: BTreeMap<usize, usize>,
-    /// Metric to its family and its place there.
+    /// Metric to its family and its index there.
     pub metrics: BTreeMap<usize, (usize, usize)>,
     pub families_seen: Vec<Family>,
     pub labels: BTreeMap<usize, (String, String)>,
@@ -161,7 +161,7 @@ pub struct World {
     pub verbose: bool,
     pub no_metrics: bool,
     pub refuse_reschedule: bool,
-    /// The stream whose responses are not taken yet.
+    /// The stream whose responses are blocked.
     pub held_stream: Option<usize>,
     pub gpu_buffers: bool,
     pub violations: Vec<String>,
@@ -169,12 +169,12 @@ pub struct World {
 
 static WORLD: Mutex<Option<World>> = Mutex::new(None);
 
-/// The books, open for this caller alone.
+/// Locks the records.
 pub fn world() -> parking_lot::MappedMutexGuard<'static, World> {
     MutexGuard::map(WORLD.lock(), |world| world.get_or_insert_default())
 }
 
-/// The object that has this number. It is not memory: only the books know what it is.
+/// The handle with this number. It is not memory: only the records know the object.
 pub fn handle<T>(id: usize) -> *mut T {
     ptr::without_provenance_mut(id)
 }
@@ -184,7 +184,7 @@ pub fn id<T>(handle: *const T) -> usize {
 }
 
 impl World {
-    /// A number that no object has had, and that is no null pointer.
+    /// A new number, never zero, so that it is not a null pointer.
     pub fn new_id(&mut self) -> usize {
         self.last_id += 16;
         self.last_id
@@ -194,7 +194,7 @@ impl World {
         self.violations.push(text.into());
     }
 
-    /// An error object for the library.
+    /// Creates an error object for the library.
     pub fn error(
         &mut self,
         code: sys::TRITONSERVER_Error_Code,
@@ -219,7 +219,7 @@ impl World {
         id
     }
 
-    /// The request, if the library may use it: it is the backend's.
+    /// The request, if the backend owns it and so may use it.
     pub fn request(
         &mut self,
         request: *mut sys::TRITONBACKEND_Request,
@@ -241,7 +241,7 @@ impl World {
             .expect("a request has a stream")
     }
 
-    /// What a test has left behind, in words.
+    /// The objects that a test has not released, in words.
     pub fn left_over(&self) -> Vec<String> {
         let mut left = Vec::new();
         for (count, what) in [
