@@ -27,6 +27,7 @@ mod store;
 mod tensor;
 mod weight_file;
 
+pub use file_stamp::FileStamp;
 pub use folder::Checkpoint;
 pub use gguf::{GgufFolder, MetadataValue};
 pub use json_file::JsonFile;

@@ -13,16 +13,16 @@
 //! and only rows of the same sequence, so what is computed for a sequence does not depend on the rest of
 //! the step.
 
-use std::num::NonZeroU32;
 use std::ops::Range;
 
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::probe::{Operation, Probe, Work};
 use super::residual::{Probed, ResidualStream};
-use super::spec::ModelSpec;
+use super::rope::Rope;
+use super::spec::{Activation, FeedForward, LayerSpec, ModelSpec, Norms};
 use super::weights::{Layer, Weights};
-use crate::base::{BlockSize, LoadError};
+use crate::base::{BlockSize, LoadError, Tokens};
 use crate::device::{
     AttentionParams, Device, HeadShape, KvDtype, KvLayout, QkNorm, RopeParams, RopeTable,
     StepInputs,
@@ -31,14 +31,22 @@ use crate::device::{
 /// A model's weights on a device, and the activations of its largest step.
 pub(super) struct Decoder<D: Device> {
     weights: Weights<D>,
-    angles: D::Angles,
-    /// Of every layer, except for the window.
-    attention: AttentionParams,
-    windows: Vec<Option<NonZeroU32>>,
+    /// One table for each position embedding that the layers have.
+    angles: Vec<D::Angles>,
+    heads: HeadShape,
+    attention: Vec<LayerAttention>,
     rms_norm_eps: f32,
     kv_bytes_per_position: usize,
     residual: ResidualStream<D>,
     buffers: Buffers<D>,
+}
+
+/// What the attention of a layer depends on besides its weights.
+#[derive(Clone, Copy)]
+struct LayerAttention {
+    params: AttentionParams,
+    /// The index of its table in [`Decoder::angles`].
+    angles: usize,
 }
 
 /// Activations, each `[max_num_tokens, width]`.
@@ -68,24 +76,15 @@ impl<D: Device> Decoder<D> {
             Some(_) => limits.max_seq_len,
             None => limits.max_seq_len.min(longest),
         };
-        let table = RopeTable::new(
-            &spec.rope.frequencies(spec.head_dim),
-            spec.rope.attention_factor(),
-            num_positions.index(),
-        )?;
+        let (attention, ropes) = layer_attention(spec, limits);
         let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
         let heads = head_shape(spec);
         let max_rows = limits.max_num_tokens.index();
         Ok(Self {
             weights,
-            angles: device.upload_angles(table)?,
-            attention: AttentionParams {
-                shape: heads,
-                scale: (spec.head_dim as f32).sqrt().recip(),
-                window: None,
-                num_sinks: limits.attention.num_sinks.0,
-            },
-            windows: spec.windows_within(&limits.attention).collect(),
+            angles: upload_angles(device, spec, &ropes, num_positions)?,
+            heads,
+            attention,
             rms_norm_eps: spec.rms_norm_eps,
             kv_bytes_per_position: D::kv_bytes_per_block(&layout, 1)
                 / layout.block_size.tokens().index(),
@@ -94,7 +93,7 @@ impl<D: Device> Decoder<D> {
                 qkv: device.alloc_sums(max_rows, heads.qkv_len())?,
                 q: device.alloc_inputs(max_rows, heads.q_len())?,
                 attended: device.alloc_inputs(max_rows, heads.q_len())?,
-                inner: device.alloc_inputs(max_rows, spec.intermediate_size)?,
+                inner: device.alloc_inputs(max_rows, spec.max_intermediate_size())?,
             },
         })
     }
@@ -181,20 +180,21 @@ impl<D: Device> Decoder<D> {
     ) {
         let Layer { qkv, qk_norm, .. } = &self.weights.layers[index];
         let num_rows = inputs.token_ids.len();
-        let heads = self.attention.shape;
+        let heads = self.heads;
+        let LayerAttention { params, angles } = self.attention[index];
         let buffers = &mut self.buffers;
         run.project_qkv(num_rows, self.residual.normed(), qkv, &mut buffers.qkv);
-        let params = RopeParams {
+        let rope = RopeParams {
             heads,
             qk_norm: qk_norm.as_ref().map(|[q, k]| QkNorm {
                 q,
                 k,
                 eps: self.rms_norm_eps,
             }),
-            angles: &self.angles,
+            angles: &self.angles[angles],
         };
         run.device
-            .rope_and_store(step, params, &buffers.qkv, cache, index, &mut buffers.q);
+            .rope_and_store(step, rope, &buffers.qkv, cache, index, &mut buffers.q);
         let kv_bytes = self.kv_bytes_per_position;
         run.probe.ended(Operation::Rope, || {
             let read = Work::elements(num_rows, heads.qkv_len(), 4, 0);
@@ -204,15 +204,11 @@ impl<D: Device> Decoder<D> {
                 num_operations: rotated.num_operations,
             }
         });
-        let attention = AttentionParams {
-            window: self.windows[index],
-            ..self.attention
-        };
         let (q, attended) = (&buffers.q, &mut buffers.attended);
         run.device
-            .paged_attention(step, &attention, q, cache, index, attended);
+            .paged_attention(step, &params, q, cache, index, attended);
         run.probe.ended(Operation::Attention, || {
-            Work::attention(inputs.spans, &attention, kv_bytes as u64)
+            Work::attention(inputs.spans, &params, kv_bytes as u64)
         });
     }
 
@@ -237,6 +233,59 @@ impl<D: Device> Decoder<D> {
         self.residual
             .add(run, Operation::Down, num_rows, inner, &layer.down, norm);
     }
+}
+
+/// The attention of each layer, and the position embeddings that it refers to.
+fn layer_attention<'a>(
+    spec: &'a ModelSpec,
+    limits: &RunnerLimits,
+) -> (Vec<LayerAttention>, Vec<&'a Rope>) {
+    let mut ropes: Vec<&Rope> = Vec::new();
+    let windows = spec.windows_within(&limits.attention);
+    let layers = spec.layers.iter().zip(windows).map(|(layer, window)| {
+        // The forward pass computes these norms and this activation. The compiler rejects the pattern when there are
+        // others, which have to be added to the forward pass as well.
+        let LayerSpec {
+            norms: Norms::Pre { .. },
+            attention,
+            feed_forward:
+                FeedForward::Gated {
+                    activation: Activation::Silu,
+                    ..
+                },
+        } = layer;
+        let known = ropes.iter().position(|&rope| *rope == attention.rope);
+        let angles = known.unwrap_or_else(|| {
+            ropes.push(&attention.rope);
+            ropes.len() - 1
+        });
+        LayerAttention {
+            params: AttentionParams {
+                shape: head_shape(spec),
+                scale: attention.scale,
+                window,
+                num_sinks: limits.attention.num_sinks.0,
+            },
+            angles,
+        }
+    });
+    (layers.collect(), ropes)
+}
+
+/// The cosines and sines of each position embedding.
+fn upload_angles<D: Device>(
+    device: &mut D,
+    spec: &ModelSpec,
+    ropes: &[&Rope],
+    num_positions: Tokens,
+) -> Result<Vec<D::Angles>, LoadError> {
+    let tables = ropes.iter().map(|rope| {
+        let frequencies = rope.frequencies(spec.head_dim);
+        let factor = rope.attention_factor();
+        let table = RopeTable::new(&frequencies, factor, num_positions.index())?;
+        device.upload_angles(table)
+    });
+    tables.collect()
 }
 
 /// The heads of a model's attention.

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! model_source.rs what a runner is loaded from: a checkpoint, and the model that it describes
-//! spec.rs rope.rs the model's shape, from config.json
-//! gguf_config.rs gguf_names.rs    the same from a GGUF file, and its names of tensors
-//! packer.rs       matrices on their way to the kernels
+//! families/       one file for each model family: from config.json to a description of the model
+//! spec.rs rope.rs that description
+//! model_tensors.rs    the weights of a model by name
+//! weight_sources.rs   all weights found and checked
+//! packer.rs       packs matrices for a device
 //! precision.rs    what float weights are rounded to on that way
 //! weight_cache.rs rounded weights in a file for the next load
-//! weights.rs      all weights found and checked, then packed
+//! weights.rs      all weights, packed
 //! decoder.rs      the forward pass over the packed tokens of a step, on any device
 //! residual.rs     the residual stream between its operations
 //! model_runner.rs ModelRunner: plan -> forward pass -> logits -> sampled tokens
@@ -24,13 +26,13 @@
 //! blocks.
 
 mod decoder;
+mod families;
 mod gate;
-mod gguf_config;
-mod gguf_names;
 mod guide_thread;
 mod limits;
 mod model_runner;
 mod model_source;
+mod model_tensors;
 mod packer;
 mod precision;
 mod probe;
@@ -38,11 +40,12 @@ mod progress;
 mod residual;
 mod rope;
 mod sampling_worker;
-mod spec;
+pub mod spec;
 mod step_layout;
 mod step_sampling;
 pub mod synthetic;
 mod weight_cache;
+mod weight_sources;
 mod weights;
 
 use crate::base::StepError;
@@ -55,7 +58,7 @@ pub use model_source::ModelSource;
 pub use precision::WeightPrecision;
 pub use probe::{Operation, Probe, Work};
 pub use rope::{Rope, RopeScaling};
-pub use spec::{Architecture, ModelSpec};
+pub use spec::ModelSpec;
 pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
 
 /// A model on CPU.

@@ -44,7 +44,7 @@ impl<D: Device> ModelRunner<D> {
 
     /// Bytes of one block of the KV cache, padding and scales included.
     pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
-        D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), spec.num_layers)
+        D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), spec.num_layers())
     }
 }
 
@@ -174,7 +174,7 @@ fn kv_cache<D: Device>(
     limits: &RunnerLimits,
 ) -> Result<D::KvCache, LoadError> {
     let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
-    let cache = device.alloc_kv_cache(layout, spec.num_layers, limits.num_blocks.index());
+    let cache = device.alloc_kv_cache(layout, spec.num_layers(), limits.num_blocks.index());
     cache.map_err(|error| {
         LoadError::Resource(format!(
             "{error}, for a KV cache of {} blocks of {} tokens; lower max_tokens_in_paged_kv_cache or \
@@ -198,11 +198,11 @@ fn check(spec: &ModelSpec, limits: &RunnerLimits) -> Result<(), LoadError> {
         });
     }
     let num_windows = limits.attention.windows.len();
-    if num_windows > spec.num_layers {
+    if num_windows > spec.num_layers() {
         return Err(LoadError::Config {
             problem: format!(
                 "max_attention_window_size has {num_windows} windows for {} layers",
-                spec.num_layers
+                spec.num_layers()
             ),
             remedy: "write one for each layer, or a shorter list, which is repeated".to_owned(),
         });

@@ -4,32 +4,30 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::gguf_config;
-use super::gguf_names::{gguf_name, is_permuted};
+use super::families;
+use super::model_tensors::ModelTensors;
 use super::precision::WeightPrecision;
-use super::rope::RopeScaling;
-use super::spec::ModelSpec;
-use super::weights;
+use super::spec::{ModelSpec, Module};
+use super::weight_cache::WeightCache;
+use super::weight_sources::WeightSources;
 use crate::base::{LoadError, TokenId};
-use crate::checkpoint::{Checkpoint, JsonFile, Matrix, RowOrder, Store, Tensor};
+use crate::checkpoint::{Checkpoint, JsonFile};
+use crate::device::Device;
 
-const EMBEDDING: &str = "model.embed_tokens.weight";
-const OUTPUT_LAYER: &str = "lm_head.weight";
-
-/// A model before its weights are read: its shape, its end tokens, and the checkpoint that holds its weights.
+/// A model before its weights are read: its description, its end tokens, and the checkpoint that holds its weights.
 ///
 /// Kept as long as instances may be added, each of which reads the weights again.
 pub struct ModelSource {
     checkpoint: Checkpoint,
     spec: ModelSpec,
     end_ids: Vec<TokenId>,
-    weight_cache: Option<WeightCachePath>,
+    weight_cache: Option<WeightCacheFile>,
 }
 
 /// Where rounded weights are kept, and the mode of that file.
-pub(super) struct WeightCachePath {
-    pub(super) path: PathBuf,
-    pub(super) mode: u32,
+struct WeightCacheFile {
+    path: PathBuf,
+    mode: u32,
 }
 
 impl ModelSource {
@@ -59,12 +57,12 @@ impl ModelSource {
     #[must_use]
     pub fn with_weight_cache(self, path: PathBuf, mode: u32) -> Self {
         Self {
-            weight_cache: Some(WeightCachePath { path, mode }),
+            weight_cache: Some(WeightCacheFile { path, mode }),
             ..self
         }
     }
 
-    /// The model's shape.
+    /// What the model computes.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
@@ -80,89 +78,39 @@ impl ModelSource {
     /// # Errors
     /// A tensor is missing, or has the wrong shape or type.
     pub fn num_weight_bytes(&self, precision: Option<WeightPrecision>) -> Result<u64, LoadError> {
-        weights::num_weight_bytes(self, precision)
+        let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
+        Ok(sources.num_bytes(precision))
     }
 
-    pub(super) fn checkpoint(&self) -> &Checkpoint {
-        &self.checkpoint
-    }
-
-    pub(super) fn weight_cache(&self) -> Option<&WeightCachePath> {
-        self.weight_cache.as_ref()
-    }
-
-    /// The weights under transformers' names, in transformers' order of rows.
+    /// The weights by name.
     pub(super) fn tensors(&self) -> Result<ModelTensors<'_>, LoadError> {
-        let gguf_architecture = self.checkpoint.gguf().map(gguf_config::architecture);
-        Ok(ModelTensors {
-            store: self.checkpoint.store()?,
-            gguf_architecture: gguf_architecture.transpose()?.map(|(name, _)| name),
-            head_dim: self.spec.head_dim,
-        })
+        let gguf = self.checkpoint.gguf().map(families::gguf_architecture);
+        let store = self.checkpoint.store()?;
+        Ok(ModelTensors::new(&self.spec, store, gguf.transpose()?))
     }
-}
 
-/// The weights of a model under transformers' names.
-pub(super) struct ModelTensors<'a> {
-    store: Store<'a>,
-    /// The architecture of GGUF files, which have names and an order of their own.
-    gguf_architecture: Option<&'static str>,
-    head_dim: usize,
-}
-
-impl<'a> ModelTensors<'a> {
-    /// The weights of a linear layer, as [`Store::matrix`].
-    pub(super) fn matrix(
+    /// The weights that an earlier load has rounded to `precision`; `None` if none are kept.
+    pub(super) fn open_weight_cache<D: Device>(
         &self,
-        module: &str,
-        outputs: usize,
-        inputs: usize,
-    ) -> Result<Matrix<'a>, LoadError> {
-        let name = self.stored_name(module);
-        let row_order = self.row_order(module);
-        self.store.matrix(&name, outputs, inputs, row_order)
-    }
-
-    /// A parameter of a module: its `weight`, if it is a norm, or its `bias`.
-    pub(super) fn vector(
-        &self,
-        module: &str,
-        parameter: &str,
-        len: usize,
-    ) -> Result<Tensor<'a>, LoadError> {
-        let name = format!("{}.{parameter}", self.stored_name(module));
-        self.store.vector(&name, len, self.row_order(module))
-    }
-
-    pub(super) fn store(&self) -> &Store<'a> {
-        &self.store
-    }
-
-    fn stored_name(&self, module: &str) -> String {
-        let gguf = self.gguf_architecture.and_then(|_| gguf_name(module));
-        gguf.unwrap_or_else(|| module.to_owned())
-    }
-
-    /// llama.cpp's converter permutes queries and keys of llamas.
-    fn row_order(&self, module: &str) -> RowOrder {
-        match self.gguf_architecture {
-            Some("llama") if is_permuted(module) => RowOrder::AdjacentPairs {
-                head_dim: self.head_dim,
-            },
-            _ => RowOrder::Same,
-        }
+        precision: Option<WeightPrecision>,
+    ) -> Option<WeightCache> {
+        let WeightCacheFile { path, mode } = self.weight_cache.as_ref()?;
+        let stamps = self.checkpoint.stamps();
+        Some(WeightCache::open::<D>(path, *mode, precision, stamps))
     }
 }
 
 fn describe_safetensors(checkpoint: &Checkpoint) -> Result<(ModelSpec, Vec<TokenId>), LoadError> {
     let config = checkpoint.config().expect("a folder of safetensors has it");
-    let mut spec = ModelSpec::from_config(config)?;
+    let mut spec = families::describe(config)?;
     let end_ids = end_ids(checkpoint, config, spec.vocab_size)?;
-    if spec.tied_embeddings && !checkpoint.are_equal(EMBEDDING, OUTPUT_LAYER)? {
+    let modules = [spec.modules.embedding, spec.modules.output_layer];
+    let [embedding, output] = modules.map(|module| format!("{module}.weight"));
+    if spec.tied_embeddings && !checkpoint.are_equal(&embedding, &output)? {
         log::warn!(
-            "{}: tie_word_embeddings is true, but the checkpoint has an {OUTPUT_LAYER} that differs from {EMBEDDING}: \
-             {OUTPUT_LAYER} is used, as in transformers 5; write tie_word_embeddings: false, or remove {OUTPUT_LAYER} \
-             from the checkpoint",
+            "{}: tie_word_embeddings is true, but the checkpoint has an {output} that differs from {embedding}: \
+             {output} is used, as in transformers 5; write tie_word_embeddings: false, or remove {output} from the \
+             checkpoint",
             checkpoint.dir().join("config.json").display()
         );
         spec.tied_embeddings = false;
@@ -173,29 +121,21 @@ fn describe_safetensors(checkpoint: &Checkpoint) -> Result<(ModelSpec, Vec<Token
 /// config.json describes the model if there is one, and else the metadata of the files.
 fn describe_gguf(checkpoint: &Checkpoint) -> Result<(ModelSpec, Vec<TokenId>), LoadError> {
     let gguf = checkpoint.gguf().expect("the caller has found GGUF files");
-    let has = |module: &str, parameter: &str| {
-        let name = gguf_name(module).map(|name| format!("{name}.{parameter}"));
-        name.is_some_and(|name| gguf.shape(&name).is_some())
-    };
     let from_metadata;
     let (config, mut spec) = match checkpoint.config() {
-        Some(config) => (config, ModelSpec::from_config(config)?),
+        Some(config) => (config, families::describe(config)?),
         None => {
-            from_metadata = gguf_config::config(gguf)?;
-            let mut spec = ModelSpec::from_config(&from_metadata)?;
-            spec.qkv_bias = has("model.layers.0.self_attn.q_proj", "bias");
-            if let Some(divisors) = gguf_config::rope_divisors(gguf, spec.head_dim)? {
-                spec.rope.scaling = RopeScaling::Divided { divisors };
-            }
+            let (config, spec) = families::describe_gguf(gguf)?;
+            from_metadata = config;
             (&from_metadata, spec)
         }
     };
-    // Names and row order depend on it.
-    gguf_config::architecture(gguf)?;
-    spec.tied_embeddings = !has("lm_head", "weight");
+    families::gguf_architecture(gguf)?;
+    let output_layer = Module::of_model(spec.modules.output_layer);
+    spec.tied_embeddings = !families::gguf_has(gguf, output_layer, "weight");
     let mut end_ids = end_ids(checkpoint, config, spec.vocab_size)?;
     if end_ids.is_empty() {
-        let ids = gguf_config::end_ids(gguf).filter(|&id| id < spec.vocab_size as u64);
+        let ids = families::gguf_end_ids(gguf).filter(|&id| id < spec.vocab_size as u64);
         end_ids = ids.map(|id| id as TokenId).collect();
     }
     Ok((spec, end_ids))
@@ -234,13 +174,14 @@ fn end_ids(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeSet, HashMap};
     use std::fs;
     use std::path::Path;
 
     use safetensors::SafeTensors;
 
     use super::ModelSource;
+    use crate::runner::spec::Module;
 
     /// Rows of every matrix of every quantised fixture, as their formats' own tools dequantise them: see
     /// tests/fixtures/make_quantised_fixtures.py.
@@ -264,20 +205,28 @@ mod tests {
         let expected = SafeTensors::deserialize(&bytes).expect("whole");
         let spec = source.spec();
         let tensors = source.tensors().expect("a known quantisation");
-        let (hidden, inter, q) = (spec.hidden_size, spec.intermediate_size, spec.q_width());
+        let (vocab, hidden) = (spec.vocab_size, spec.hidden_size);
+        let outside = [spec.modules.embedding, spec.modules.output_layer];
+        let outside = outside.map(|name| (Module::of_model(name), vocab, hidden));
+        let layers = spec.layers.iter().enumerate();
+        let inside = layers.flat_map(|(index, layer)| {
+            layer.projections().flat_map(move |projection| {
+                projection.parts.iter().map(move |part| {
+                    let module = Module::of_layer(index, part.module);
+                    (module, part.num_outputs, projection.num_inputs)
+                })
+            })
+        });
+        let modules: HashMap<String, _> = outside
+            .into_iter()
+            .chain(inside)
+            .map(|module| (spec.module_path(module.0), module))
+            .collect();
         let mut seen = BTreeSet::new();
         for (module, rows) in expected.tensors() {
-            let kind = module.rsplit_once('.').map_or(&*module, |(_, kind)| kind);
-            let (outputs, inputs) = match kind {
-                "embed_tokens" | "lm_head" => (spec.vocab_size, hidden),
-                "q_proj" => (q, hidden),
-                "k_proj" | "v_proj" => (spec.kv_width(), hidden),
-                "o_proj" => (hidden, q),
-                "down_proj" => (hidden, inter),
-                _ => (inter, hidden),
-            };
-            seen.insert(kind.to_owned());
-            let matrix = tensors.matrix(&module, outputs, inputs);
+            let (stored, outputs, inputs) = modules[&module];
+            seen.insert(stored.name);
+            let matrix = tensors.matrix(stored, outputs, inputs);
             let matrix = matrix.expect("the matrix is there");
             matrix.preload().expect("it is read");
             assert_eq!((matrix.rows(), matrix.columns()), (outputs, inputs));

@@ -1,4 +1,4 @@
-//! From the matrices of a checkpoint to what the kernels read.
+//! Packs the matrices of a checkpoint for a device.
 
 use super::precision::WeightPrecision;
 use super::weight_cache::WeightCache;
@@ -9,8 +9,8 @@ use crate::device::{
     CodeBits, Device, NotFinite, PackedShape, QuantisedRows, Stacking, can_be_packed_together,
 };
 
-/// What weights become that are quantised and cannot be taken over.
-const ROUNDED_ANEW: WeightPrecision = WeightPrecision {
+/// What quantised weights become that the kernels cannot compute with as they are.
+const REQUANTISED: WeightPrecision = WeightPrecision {
     bits: CodeBits::Eight,
     group_size: 32,
 };
@@ -19,15 +19,15 @@ const ROUNDED_ANEW: WeightPrecision = WeightPrecision {
 pub(super) struct Packer<'a, D> {
     device: &'a mut D,
     precision: Option<WeightPrecision>,
-    /// Where what is rounded may be already.
+    /// Holds what an earlier load has rounded.
     cache: Option<WeightCache>,
-    /// Of each matrix that was packed, what its parts are called if they were rounded.
+    /// For each packed matrix, its name in the cache if it was rounded.
     names: Vec<Option<String>>,
-    num_rounded_anew: usize,
+    num_requantised: usize,
 }
 
 impl<'d, D: Device> Packer<'d, D> {
-    /// `precision` is what float weights are rounded to, if not to bf16.
+    /// Float weights are rounded to `precision`, or to bf16 if there is none.
     pub(super) fn new(
         device: &'d mut D,
         precision: Option<WeightPrecision>,
@@ -38,14 +38,13 @@ impl<'d, D: Device> Packer<'d, D> {
             precision,
             cache,
             names: Vec::new(),
-            num_rounded_anew: 0,
+            num_requantised: 0,
         }
     }
 
-    /// How many times weights had to be rounded, because no kernel has their codes, or they are computed together
-    /// and are not of one kind.
-    pub(super) fn num_rounded_anew(&self) -> usize {
-        self.num_rounded_anew
+    /// Projections that were quantised again: no kernel supports their format, or their parts differ in format.
+    pub(super) fn num_requantised(&self) -> usize {
+        self.num_requantised
     }
 
     /// Uploads a vector.
@@ -62,13 +61,13 @@ impl<'d, D: Device> Packer<'d, D> {
         self.device.upload_vector(bias)
     }
 
-    /// Packs matrices of equal width: those of a projection.
+    /// Packs the matrices of a projection, which have equally many columns.
     pub(super) fn pack(
         &mut self,
         parts: &[Matrix<'_>],
         stacking: Stacking,
     ) -> Result<D::Matrix, LoadError> {
-        self.pack_as(parts, Form::of(parts, self.precision), stacking)
+        self.pack_as(parts, PackedForm::of(parts, self.precision), stacking)
     }
 
     /// Packs the output layer.
@@ -77,11 +76,11 @@ impl<'d, D: Device> Packer<'d, D> {
         matrix: &Matrix<'_>,
     ) -> Result<D::Matrix, LoadError> {
         let parts = std::slice::from_ref(matrix);
-        let form = Form::of_output_layer(parts, self.precision);
+        let form = PackedForm::of_output_layer(parts, self.precision);
         self.pack_as(parts, form, Stacking::Concatenated)
     }
 
-    /// Keeps what was rounded for the next load: of all matrices that were packed, in the order in which they were.
+    /// Keeps rounded matrices for the next load. `matrices` are all that were packed, in that order.
     pub(super) fn keep<'m>(&mut self, matrices: impl Iterator<Item = &'m D::Matrix>)
     where
         D: 'm,
@@ -101,21 +100,21 @@ impl<'d, D: Device> Packer<'d, D> {
     fn pack_as(
         &mut self,
         parts: &[Matrix<'_>],
-        form: Form<'_>,
+        form: PackedForm<'_>,
         stacking: Stacking,
     ) -> Result<D::Matrix, LoadError> {
         parts.iter().try_for_each(Matrix::preload)?;
         self.names.push(match form {
-            Form::Rounded(_) | Form::RoundedAnew => Some(name(parts, stacking)),
-            Form::Floats(_) | Form::Codes(_) => None,
+            PackedForm::Rounded(_) | PackedForm::Requantised => Some(name(parts, stacking)),
+            PackedForm::Float(_) | PackedForm::Quantised(_) => None,
         });
         let packed = match form {
-            Form::Floats(tensors) => self.device.pack(&tensors, stacking)?,
-            Form::Codes(codes) => self.device.pack_quantised(&codes, stacking)?,
-            Form::Rounded(precision) => self.round(parts, precision, stacking)?,
-            Form::RoundedAnew => {
-                self.num_rounded_anew += 1;
-                self.round(parts, ROUNDED_ANEW, stacking)?
+            PackedForm::Float(tensors) => self.device.pack(&tensors, stacking)?,
+            PackedForm::Quantised(codes) => self.device.pack_quantised(&codes, stacking)?,
+            PackedForm::Rounded(precision) => self.round(parts, precision, stacking)?,
+            PackedForm::Requantised => {
+                self.num_requantised += 1;
+                self.round(parts, REQUANTISED, stacking)?
             }
         };
         packed.map_err(|bad| parts[bad.part].not_finite(bad.row))
@@ -162,7 +161,7 @@ impl<'d, D: Device> Packer<'d, D> {
     }
 }
 
-/// What matrices are called that are packed together.
+/// The name of a packed matrix in the cache.
 fn name(parts: &[Matrix<'_>], stacking: Stacking) -> String {
     let names: Vec<_> = parts.iter().map(|part| part.location().name).collect();
     names.join(match stacking {
@@ -171,38 +170,39 @@ fn name(parts: &[Matrix<'_>], stacking: Stacking) -> String {
     })
 }
 
-/// How matrices are packed together.
-pub(super) enum Form<'p> {
-    Floats(Vec<Tensor<'p>>),
-    /// Codes that are taken over as they are.
-    Codes(Vec<&'p dyn QuantisedRows>),
-    /// Floats that are to be rounded.
+/// What matrices become when they are packed together.
+pub(super) enum PackedForm<'p> {
+    /// bf16.
+    Float(Vec<Tensor<'p>>),
+    /// Codes, as they are stored.
+    Quantised(Vec<&'p dyn QuantisedRows>),
+    /// Floats, rounded to this precision.
     Rounded(WeightPrecision),
-    /// Anything else: read as numbers, and rounded to 8 bits.
-    RoundedAnew,
+    /// Anything else: dequantised, and rounded to 8 bits.
+    Requantised,
 }
 
-impl<'p> Form<'p> {
-    /// That of a projection.
+impl<'p> PackedForm<'p> {
+    /// The form of a projection.
     pub(super) fn of(parts: &'p [Matrix<'p>], precision: Option<WeightPrecision>) -> Self {
         let floats = parts.iter().map(|part| match part {
             Matrix::Float(tensor) => Some(*tensor),
             _ => None,
         });
         if let Some(floats) = floats.collect() {
-            return precision.map_or(Self::Floats(floats), Self::Rounded);
+            return precision.map_or(Self::Float(floats), Self::Rounded);
         }
         let codes = parts.iter().map(|part| match part {
             Matrix::Quantised(_, codes) => Some(codes.as_ref() as &dyn QuantisedRows),
             _ => None,
         });
         match codes.collect::<Option<Vec<_>>>() {
-            Some(codes) if can_be_packed_together(&codes) => Self::Codes(codes),
-            _ => Self::RoundedAnew,
+            Some(codes) if can_be_packed_together(&codes) => Self::Quantised(codes),
+            _ => Self::Requantised,
         }
     }
 
-    /// That of the output layer.
+    /// The form of the output layer.
     pub(super) fn of_output_layer(
         parts: &'p [Matrix<'p>],
         precision: Option<WeightPrecision>,
@@ -210,16 +210,16 @@ impl<'p> Form<'p> {
         Self::of(parts, precision.map(WeightPrecision::of_output_layer))
     }
 
-    /// Bytes that these matrices take in this form, but for what rounds them up to whole panels.
+    /// Bytes of these matrices in this form, without the padding to whole panels.
     pub(super) fn num_bytes(&self, parts: &[Matrix<'_>]) -> u64 {
         let columns = parts.first().map_or(0, Matrix::columns);
         let rows = parts.iter().map(Matrix::rows).sum::<usize>() as u64;
         let num_weights = rows * columns as u64;
         match self {
-            Self::Floats(_) => 2 * num_weights,
+            Self::Float(_) => 2 * num_weights,
             Self::Rounded(precision) => precision.num_bytes(num_weights),
-            Self::RoundedAnew => ROUNDED_ANEW.num_bytes(num_weights),
-            Self::Codes(codes) => {
+            Self::Requantised => REQUANTISED.num_bytes(num_weights),
+            Self::Quantised(codes) => {
                 let format = codes[0].format();
                 let code_bytes = match format.bits {
                     CodeBits::Four => columns.div_ceil(2),

@@ -24,10 +24,9 @@ use std::time::Instant;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use twox_hash::XxHash3_64;
 
-use super::model_source::{ModelSource, WeightCachePath};
 use super::precision::WeightPrecision;
 use crate::base::LoadError;
-use crate::checkpoint::{SafetensorsFile, TensorLocation};
+use crate::checkpoint::{FileStamp, SafetensorsFile, TensorLocation};
 use crate::device::{Device, PackedBytes, PackedReader, PackedShape, Pool};
 
 const MADE_FROM: &str = "made_from";
@@ -49,26 +48,27 @@ pub(super) struct WeightCache {
 }
 
 impl WeightCache {
-    /// That of a checkpoint whose float weights are rounded to `precision`. None where it has none.
-    pub(super) fn of<D: Device>(
-        source: &ModelSource,
+    /// The cache in the file `path`, for a checkpoint with these files whose weights are rounded to `precision`.
+    pub(super) fn open<'a, D: Device>(
+        path: &Path,
+        mode: u32,
         precision: Option<WeightPrecision>,
-    ) -> Option<Self> {
-        let WeightCachePath { path, mode } = source.weight_cache()?;
+        checkpoint: impl Iterator<Item = &'a FileStamp>,
+    ) -> Self {
         let mut made_from = format!(
             "inflight {}, {}, {precision:?}",
             env!("CARGO_PKG_VERSION"),
             D::packed_layout()
         );
-        for stamp in source.checkpoint().stamps() {
+        for stamp in checkpoint {
             made_from = format!("{made_from}\n{stamp}");
         }
-        Some(Self::open(path, made_from, *mode))
+        Self::made_from(path, made_from, mode)
     }
 
-    fn open(path: &Path, made_from: String, mode: u32) -> Self {
+    fn made_from(path: &Path, made_from: String, mode: u32) -> Self {
         Self {
-            file: open(path, &made_from),
+            file: open_file(path, &made_from),
             path: path.to_owned(),
             made_from,
             mode,
@@ -161,7 +161,7 @@ impl WeightCache {
 }
 
 /// The file at `path`, if there is one and it was made from that.
-fn open(path: &Path, made_from: &str) -> Option<SafetensorsFile> {
+fn open_file(path: &Path, made_from: &str) -> Option<SafetensorsFile> {
     if !path.try_exists().is_ok_and(|exists| exists) {
         return None;
     }
@@ -268,7 +268,7 @@ mod tests {
     /// Loads both matrices as from numbers that depend on `seed`: what they are, and how many were read.
     fn load(place: &Place, made_from: &str, seed: usize) -> (Vec<PackedMatrix>, usize) {
         let mut cpu = cpu();
-        let mut cache = WeightCache::open(&place.0, made_from.to_owned(), 0o600);
+        let mut cache = WeightCache::made_from(&place.0, made_from.to_owned(), 0o600);
         let matrices = NAMES.map(|name| {
             let found = cache.read(&mut cpu, name, SHAPE).expect("memory");
             found.unwrap_or_else(|| {
@@ -335,7 +335,7 @@ mod tests {
                 columns,
                 ..SHAPE
             };
-            let mut cache = WeightCache::open(&place.0, "a".to_owned(), 0o600);
+            let mut cache = WeightCache::made_from(&place.0, "a".to_owned(), 0o600);
             let found = cache.read(&mut cpu, name, shape).expect("memory");
             assert!(found.is_none(), "{name}, {shape:?}");
             assert_eq!((cache.num_read, cache.num_rounded), (0, 1));
@@ -378,7 +378,7 @@ mod tests {
         for len in [0, whole.len() / 2, whole.len() - 1] {
             fs::write(&place.0, &whole).expect("written");
             let mut cpu = cpu();
-            let mut cache = WeightCache::open(&place.0, "a".to_owned(), 0o600);
+            let mut cache = WeightCache::made_from(&place.0, "a".to_owned(), 0o600);
             let file = fs::File::options().write(true).open(&place.0);
             file.expect("the file").set_len(len as u64).expect("cut");
             for name in NAMES {

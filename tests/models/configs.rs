@@ -7,7 +7,7 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use triton_inflight::base::BlockSize;
 use triton_inflight::device::KvDtype;
-use triton_inflight::runner::{Architecture, CpuRunner, ModelSource, Rope, RopeScaling};
+use triton_inflight::runner::{CpuRunner, ModelSource, Rope, RopeScaling};
 
 use crate::copy::Copy;
 use crate::log_lines;
@@ -57,7 +57,7 @@ fn configs_of_older_transformers_mean_the_same() {
 fn rope_of(changes: Value) -> Result<Rope, String> {
     let copy = Copy::of("llama2").config(changes);
     let checkpoint = ModelSource::open(copy.dir()).map_err(|error| error.to_string())?;
-    Ok(checkpoint.spec().rope.clone())
+    Ok(checkpoint.spec().layers[0].attention.rope.clone())
 }
 
 /// What transformers 5.23 makes of the same (`RotaryEmbeddingConfigMixin`).
@@ -108,7 +108,7 @@ fn a_mistral_with_layer_types_has_the_window_in_some_layers() {
     let windows = |changes: Value| {
         let copy = Copy::of("mistral-window").config(changes);
         let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
-        checkpoint.spec().windows.clone()
+        checkpoint.spec().windows().collect::<Vec<_>>()
     };
     let all = windows(json!({}));
     assert!(
@@ -174,12 +174,15 @@ fn end_ids_are_a_number_or_a_list() {
 fn a_spec_tells_what_a_backend_sizes_its_pool_with() {
     let checkpoint = ModelSource::open(&fixture("llama3")).expect("the fixture opens");
     let spec = checkpoint.spec();
-    assert_eq!(spec.architecture, Architecture::Llama);
+    assert_eq!(spec.family, "LlamaForCausalLM");
     assert_eq!((spec.vocab_size, spec.max_seq_len()), (160, 128));
     // Keys and values, 2 layers, 2 heads of 16, 2 bytes; or 1, and 2 for the scale of each vector.
     let block_size = BlockSize::new(32).expect("not zero");
     let bytes = |dtype| CpuRunner::kv_bytes_per_block(spec, block_size, dtype);
     assert_eq!(bytes(KvDtype::Bf16), 32 * 2 * 2 * 2 * 16 * 2);
     assert_eq!(bytes(KvDtype::Int8), 32 * 2 * 2 * 2 * (16 + 2));
-    assert!(matches!(spec.rope.scaling, RopeScaling::Llama3 { .. }));
+    assert!(matches!(
+        spec.layers[0].attention.rope.scaling,
+        RopeScaling::Llama3 { .. }
+    ));
 }

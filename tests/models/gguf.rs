@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
-use triton_inflight::runner::{Architecture, ModelSource, ModelSpec, RopeScaling};
+use triton_inflight::runner::spec::{FeedForward, LayerSpec};
+use triton_inflight::runner::{ModelSource, ModelSpec, RopeScaling};
 
 use crate::copy::Copy;
 use crate::support::fixture;
@@ -30,22 +31,34 @@ fn spec(dir: &Path) -> ModelSpec {
     checkpoint.spec().clone()
 }
 
+/// Whether queries, keys and values have biases, and the feed-forward block.
+fn biases(layer: &LayerSpec) -> (bool, bool) {
+    let FeedForward::Gated { gate_up, down, .. } = &layer.feed_forward;
+    assert_eq!(gate_up.has_bias, down.has_bias);
+    (layer.attention.qkv.has_bias, gate_up.has_bias)
+}
+
 #[test]
 fn the_models_shape_comes_from_the_metadata() {
     let qwen = spec(&fixture(Q8_0));
-    assert_eq!(qwen.architecture, Architecture::Qwen3);
-    assert!(qwen.tied_embeddings && qwen.qk_norm && !qwen.qkv_bias);
+    assert_eq!(qwen.family, "Qwen3ForCausalLM");
+    let layer = &qwen.layers[0];
+    assert!(qwen.tied_embeddings && layer.attention.qk_norm.is_some());
+    assert_eq!(biases(layer), (false, false));
     assert_eq!(
         (qwen.hidden_size, qwen.head_dim, qwen.vocab_size),
         (64, 16, 96)
     );
-    assert_eq!(qwen.rope.scaling, RopeScaling::None);
+    assert_eq!(layer.attention.rope.scaling, RopeScaling::None);
     let llama = spec(&fixture(SPLIT));
-    assert_eq!(llama.architecture, Architecture::Llama);
-    assert!(!llama.tied_embeddings && !llama.qkv_bias && !llama.mlp_bias);
+    assert_eq!(llama.family, "LlamaForCausalLM");
+    let layer = &llama.layers[0];
+    assert!(!llama.tied_embeddings);
+    assert_eq!(biases(layer), (false, false));
     assert_eq!((llama.num_heads, llama.num_kv_heads), (4, 2));
-    assert_eq!(llama.rope.theta, 500_000.0);
-    assert!(matches!(llama.rope.scaling, RopeScaling::Divided { divisors } if divisors.len() == 8));
+    let rope = &layer.attention.rope;
+    assert_eq!(rope.theta, 500_000.0);
+    assert!(matches!(&rope.scaling, RopeScaling::Divided { divisors } if divisors.len() == 8));
     let checkpoint = ModelSource::open(&fixture(SPLIT)).expect("the checkpoint opens");
     assert_eq!(checkpoint.end_ids(), [2, 7]);
 }
@@ -56,7 +69,8 @@ fn a_config_without_which_it_works_says_the_same() {
     let with_config = spec(copy.dir());
     fs::remove_file(copy.path("config.json")).expect("there");
     let without = spec(copy.dir());
-    assert!(without.qkv_bias && without.architecture == Architecture::Qwen2);
+    assert_eq!(without.family, "Qwen2ForCausalLM");
+    assert_eq!(biases(&without.layers[0]), (true, false));
     assert_eq!(with_config, without);
     assert!(copy.load().is_ok());
 }
@@ -70,7 +84,7 @@ fn a_config_beside_the_file_counts() {
     let checkpoint = ModelSource::open(copy.dir()).expect("the checkpoint opens");
     assert_eq!(checkpoint.end_ids(), [5]);
     assert_eq!(
-        checkpoint.spec().rope.scaling,
+        checkpoint.spec().layers[0].attention.rope.scaling,
         RopeScaling::Linear { factor: 4.0 }
     );
     Copy::of(MIXED)

@@ -82,17 +82,14 @@ pub struct ModelCost {
 impl ModelCost {
     /// The cost of a model whose keys and values take `kv_bytes_per_token` per token, over all layers.
     pub fn of(spec: &ModelSpec, precision: Precision, kv_bytes_per_token: f64) -> Self {
-        let heads = 2 * (spec.q_width() + spec.kv_width());
-        let layer = spec.hidden_size * (heads + 3 * spec.intermediate_size);
         Self {
             precision,
-            layer_weights: (spec.num_layers * layer) as f64,
-            lm_head_weights: (spec.vocab_size * spec.hidden_size) as f64,
+            layer_weights: spec.num_layer_weights() as f64,
+            lm_head_weights: spec.num_output_weights() as f64,
             kv_bytes_per_token,
             attention_operations: 4.0 * spec.q_width() as f64,
             windows: spec
-                .windows
-                .iter()
+                .windows()
                 .map(|window| window.map_or(f64::INFINITY, |window| f64::from(window.get())))
                 .collect(),
         }

@@ -1,0 +1,163 @@
+//! Keys of config.json that all families share.
+
+use std::num::NonZeroU32;
+
+use super::bounds::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH};
+use super::rope_config::rope;
+use crate::base::LoadError;
+use crate::checkpoint::JsonFile;
+use crate::device::Stacking;
+use crate::runner::rope::Rope;
+use crate::runner::spec::{
+    Activation, AttentionSpec, FeedForward, LayerSpec, ModelModules, ModelSpec, Norms, Projection,
+};
+
+/// The sizes of a model, checked.
+pub struct Dimensions {
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub num_layers: usize,
+    pub num_heads: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    pub max_position_embeddings: usize,
+    pub rms_norm_eps: f32,
+    pub activation: Activation,
+    pub rope: Rope,
+    pub tied_embeddings: bool,
+}
+
+impl Dimensions {
+    pub fn from_config(config: &JsonFile) -> Result<Self, LoadError> {
+        let activation = activation(config)?;
+        let hidden_size = config.required_size("hidden_size", 1..=MAX_WIDTH)?;
+        let num_heads = config.required_size("num_attention_heads", 1..=MAX_HEADS)?;
+        let num_kv_heads = config.size("num_key_value_heads", 1..=MAX_HEADS)?;
+        let num_kv_heads = num_kv_heads.unwrap_or(num_heads);
+        if !num_heads.is_multiple_of(num_kv_heads) {
+            return Err(config.unexpected(
+                "num_attention_heads",
+                num_heads,
+                format_args!("a multiple of num_key_value_heads {num_kv_heads}"),
+            ));
+        }
+        let head_dim = head_dim(config, hidden_size, num_heads)?;
+        let positions = config.required_size("max_position_embeddings", 1..=MAX_POSITIONS)?;
+        Ok(Self {
+            vocab_size: config.required_size("vocab_size", 1..=MAX_VOCAB)?,
+            hidden_size,
+            intermediate_size: config.required_size("intermediate_size", 1..=MAX_WIDTH)?,
+            num_layers: config.required_size("num_hidden_layers", 1..=MAX_LAYERS)?,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            max_position_embeddings: positions,
+            rms_norm_eps: config.number("rms_norm_eps", 0.0..=1.0)?.unwrap_or(1e-6) as f32,
+            activation,
+            rope: rope(config, positions)?,
+            tied_embeddings: config.bool_or("tie_word_embeddings", false)?,
+        })
+    }
+
+    /// A layer of Llama, without biases or window: the other families are described by what they change.
+    pub fn llama_layer(&self) -> LayerSpec {
+        let hidden = self.hidden_size;
+        let (q, kv) = (
+            self.num_heads * self.head_dim,
+            self.num_kv_heads * self.head_dim,
+        );
+        let inner = self.intermediate_size;
+        let qkv = [
+            ("self_attn.q_proj", q),
+            ("self_attn.k_proj", kv),
+            ("self_attn.v_proj", kv),
+        ];
+        let gate_up = [("mlp.gate_proj", inner), ("mlp.up_proj", inner)];
+        LayerSpec {
+            norms: Norms::Pre {
+                attention: "input_layernorm",
+                feed_forward: "post_attention_layernorm",
+            },
+            attention: AttentionSpec {
+                qkv: Projection::stacked(&qkv, hidden, Stacking::Concatenated),
+                qk_norm: None,
+                rope: self.rope.clone(),
+                scale: (self.head_dim as f32).sqrt().recip(),
+                window: None,
+                o: Projection::single("self_attn.o_proj", hidden, q),
+            },
+            feed_forward: FeedForward::Gated {
+                gate_up: Projection::stacked(&gate_up, hidden, Stacking::Interleaved),
+                activation: self.activation,
+                down: Projection::single("mlp.down_proj", hidden, inner),
+            },
+        }
+    }
+
+    /// A model whose layers are `layer`, each with its own window.
+    pub fn model(
+        self,
+        family: &'static str,
+        layer: LayerSpec,
+        windows: impl IntoIterator<Item = Option<NonZeroU32>>,
+    ) -> ModelSpec {
+        let layers = windows.into_iter().take(self.num_layers).map(|window| {
+            let mut layer = layer.clone();
+            layer.attention.window = window;
+            layer
+        });
+        ModelSpec {
+            family,
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            num_heads: self.num_heads,
+            num_kv_heads: self.num_kv_heads,
+            head_dim: self.head_dim,
+            max_position_embeddings: self.max_position_embeddings,
+            rms_norm_eps: self.rms_norm_eps,
+            modules: ModelModules {
+                embedding: "model.embed_tokens",
+                layers: "model.layers",
+                final_norm: "model.norm",
+                output_layer: "lm_head",
+            },
+            layers: layers.collect(),
+            tied_embeddings: self.tied_embeddings,
+        }
+    }
+}
+
+fn head_dim(config: &JsonFile, hidden_size: usize, num_heads: usize) -> Result<usize, LoadError> {
+    let head_dim = match config.size("head_dim", 1..=MAX_HEAD_DIM)? {
+        Some(head_dim) => head_dim,
+        None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
+        None => {
+            return Err(config.unexpected(
+                "hidden_size",
+                hidden_size,
+                format_args!(
+                    "a multiple of num_attention_heads {num_heads}, and head_dim is missing"
+                ),
+            ));
+        }
+    };
+    match head_dim.is_multiple_of(2) && head_dim <= MAX_HEAD_DIM {
+        true => Ok(head_dim),
+        false => {
+            let expected = format!("an even number up to {MAX_HEAD_DIM}");
+            Err(config.unexpected("head_dim", head_dim, expected))
+        }
+    }
+}
+
+fn activation(config: &JsonFile) -> Result<Activation, LoadError> {
+    match config.string("hidden_act")? {
+        None | Some("silu") => Ok(Activation::Silu),
+        Some(other) => Err(config.unexpected(
+            "hidden_act",
+            format_args!("'{other}'"),
+            "supported; 'silu' is",
+        )),
+    }
+}

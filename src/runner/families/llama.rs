@@ -1,0 +1,42 @@
+//! Llama 1 to 3, and the many models of their shape.
+//!
+//! RMSNorm in front of each block, grouped-query attention with RoPE over whole heads, a SwiGLU feed-forward block.
+//! `attention_bias` adds biases to all four projections of attention, `mlp_bias` to all three of the feed-forward
+//! block. Llama 3.1 and later scale the frequencies of RoPE (`rope_type: llama3`).
+//!
+//! llama.cpp's converter permutes the rows of queries and keys (`LlamaModel.permute` in convert_hf_to_gguf.py), and
+//! stores the scaling of frequencies as a tensor of divisors.
+//!
+//! Source: modeling_llama.py of transformers; Touvron et al., arXiv:2302.13971 and arXiv:2307.09288; Llama Team,
+//! arXiv:2407.21783.
+
+use super::dimensions::Dimensions;
+use super::family::Family;
+use super::gguf::GgufArchitecture;
+use super::windows::no_windows;
+use crate::base::LoadError;
+use crate::checkpoint::JsonFile;
+use crate::runner::spec::{FeedForward, ModelSpec};
+
+pub const FAMILY: Family = Family {
+    class: "LlamaForCausalLM",
+    gguf: Some(GgufArchitecture {
+        name: "llama",
+        permuted: &["self_attn.q_proj", "self_attn.k_proj"],
+    }),
+    describe,
+};
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let dimensions = Dimensions::from_config(config)?;
+    let mut layer = dimensions.llama_layer();
+    let attention_bias = config.bool_or("attention_bias", false)?;
+    layer.attention.qkv.has_bias = attention_bias;
+    layer.attention.o.has_bias = attention_bias;
+    let mlp_bias = config.bool_or("mlp_bias", false)?;
+    let FeedForward::Gated { gate_up, down, .. } = &mut layer.feed_forward;
+    gate_up.has_bias = mlp_bias;
+    down.has_bias = mlp_bias;
+    let windows = no_windows(dimensions.num_layers);
+    Ok(dimensions.model(FAMILY.class, layer, windows))
+}

@@ -1,0 +1,97 @@
+//! Model families. Each has a file that turns config.json into a [`ModelSpec`]; the rest of the runner knows no
+//! family.
+//!
+//! ```text
+//! llama.rs mistral.rs qwen2.rs qwen3.rs    the families: what is special about each, with its source
+//! family.rs        what such a file provides
+//! dimensions.rs    keys of config.json that all families share, and the layer that they start from
+//! bounds.rs        the largest sizes that a config may have
+//! windows.rs       keys of sliding windows
+//! rope_config.rs   keys of the position embedding
+//! gguf.rs          GGUF files: names of tensors, and metadata as config.json
+//! ```
+//!
+//! To add a family, write its file and add it to `FAMILIES`. What no family has needed so far, such as another
+//! activation or norm, is a new field or variant of [`ModelSpec`], and the compiler names the places that must
+//! compute it.
+
+mod bounds;
+mod dimensions;
+mod family;
+mod gguf;
+mod llama;
+mod mistral;
+mod qwen2;
+mod qwen3;
+mod rope_config;
+mod windows;
+
+use self::family::Family;
+use self::gguf::GgufConfig;
+use super::spec::ModelSpec;
+use crate::base::LoadError;
+use crate::checkpoint::{GgufFolder, JsonFile, MetadataValue};
+
+pub(super) use gguf::{
+    GgufArchitecture, end_ids as gguf_end_ids, gguf_name, has_parameter as gguf_has,
+};
+
+const FAMILIES: [Family; 4] = [llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY];
+
+/// Describes the model of a config.json.
+///
+/// # Errors
+/// The family, or a value, is not supported.
+pub(super) fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let known = FAMILIES.map(|family| family.class).join(", ");
+    let Some(value) = config.get("architectures") else {
+        return Err(config.error(format!(
+            "architectures is missing; it must be one of {known}"
+        )));
+    };
+    let family = value
+        .as_array()
+        .and_then(|names| names.first())
+        .and_then(|name| name.as_str())
+        .and_then(|name| FAMILIES.into_iter().find(|family| family.class == name))
+        .ok_or_else(|| config.unexpected("architectures", value, format!("one of {known}")))?;
+    (family.describe)(config)
+}
+
+/// The architecture of GGUF files.
+///
+/// # Errors
+/// It is not supported.
+pub(super) fn gguf_architecture(gguf: &GgufFolder) -> Result<GgufArchitecture, LoadError> {
+    let (architecture, _) = find_gguf(gguf)?;
+    Ok(architecture)
+}
+
+/// Describes the model of GGUF files without a config.json, and returns the config that their metadata stand for.
+///
+/// # Errors
+/// The architecture, or a value, is not supported.
+pub(super) fn describe_gguf(gguf: &GgufFolder) -> Result<(JsonFile, ModelSpec), LoadError> {
+    let (architecture, family) = find_gguf(gguf)?;
+    let reader = GgufConfig::new(gguf, architecture);
+    let config = reader.config(family.class)?;
+    let mut spec = (family.describe)(&config)?;
+    reader.complete(&mut spec)?;
+    Ok((config, spec))
+}
+
+fn find_gguf(gguf: &GgufFolder) -> Result<(GgufArchitecture, Family), LoadError> {
+    let name = match gguf.metadata("general.architecture") {
+        Some(MetadataValue::Text(name)) => name,
+        _ => "none",
+    };
+    let families = FAMILIES.into_iter();
+    families
+        .filter_map(|family| Some((family.gguf?, family)))
+        .find(|(architecture, _)| architecture.name == name)
+        .ok_or_else(|| {
+            gguf.error(format!(
+                "general.architecture: '{name}' is not one of llama (which includes Mistral), qwen2, qwen3"
+            ))
+        })
+}

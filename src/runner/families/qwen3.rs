@@ -1,0 +1,40 @@
+//! Qwen 3, the dense models.
+//!
+//! Llama with an RMSNorm of each query and key head in front of RoPE, and a head width of its own (`head_dim`).
+//! `attention_bias` adds biases to all four projections of attention. Windows are configured as in Qwen 2.
+//!
+//! Source: modeling_qwen3.py of transformers; Yang et al., arXiv:2505.09388.
+
+use super::dimensions::Dimensions;
+use super::family::Family;
+use super::gguf::GgufArchitecture;
+use super::windows::{no_windows, windows_in_some_layers};
+use crate::base::LoadError;
+use crate::checkpoint::JsonFile;
+use crate::runner::spec::{ModelSpec, QkNormModules};
+
+pub const FAMILY: Family = Family {
+    class: "Qwen3ForCausalLM",
+    gguf: Some(GgufArchitecture {
+        name: "qwen3",
+        permuted: &[],
+    }),
+    describe,
+};
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let dimensions = Dimensions::from_config(config)?;
+    let mut layer = dimensions.llama_layer();
+    layer.attention.qk_norm = Some(QkNormModules {
+        q: "self_attn.q_norm",
+        k: "self_attn.k_norm",
+    });
+    let attention_bias = config.bool_or("attention_bias", false)?;
+    layer.attention.qkv.has_bias = attention_bias;
+    layer.attention.o.has_bias = attention_bias;
+    let windows = match config.bool_or("use_sliding_window", false)? {
+        true => windows_in_some_layers(config, dimensions.num_layers)?,
+        false => no_windows(dimensions.num_layers),
+    };
+    Ok(dimensions.model(FAMILY.class, layer, windows))
+}
