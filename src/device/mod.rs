@@ -35,7 +35,7 @@ pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{EmbeddingTable, Linear, Norm, Output, PackedWeights, RopeParams, StepInputs};
-pub use packed::{PackedBytes, PackedReader, PackedShape};
+pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape};
 pub use pool::{Pool, Turn, yield_to_others};
 pub use quantised::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, can_be_packed_together};
 pub use rope::RopeTable;

@@ -12,12 +12,16 @@ pub struct PackedBytes<'a> {
     pub scales: &'a [u8],
 }
 
+/// Packed bytes are read in pieces of this size.
+pub const PACKED_PIECE_BYTES: usize = 1 << 20;
+
 /// Codes or scales to be read from somewhere.
 #[derive(Clone, Copy)]
 pub struct PackedReader<'a> {
     /// The number of bytes.
     pub num_bytes: usize,
-    /// Writes the bytes from an offset on, as many as fit. Called from many threads.
+    /// Fills a buffer from an offset on. Called from many threads, once for each piece of [`PACKED_PIECE_BYTES`]; the
+    /// last piece may be shorter.
     pub read: &'a (dyn Fn(usize, &mut [u8]) + Sync),
 }
 

@@ -1,14 +1,14 @@
-//! Lets a test say how far a runner goes.
+//! A file by which a test controls how many steps a runner makes.
 
 use std::fs;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-/// How often it looks, while it waits.
+/// How often the file is read while a run waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A file with the number of runs that are allowed. Without the file there is no limit.
+/// A file that holds the number of runs allowed. Without the file, there is no limit.
 #[derive(Debug)]
 pub struct Gate {
     file: PathBuf,
@@ -16,7 +16,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate that nobody has passed.
+    /// A gate that no run has passed.
     pub fn new(file: PathBuf) -> Self {
         Self {
             file,
@@ -34,7 +34,7 @@ impl Gate {
 
     fn allows(&self, num_runs: u64) -> bool {
         match fs::read_to_string(&self.file) {
-            // A file that is just being written has no number yet.
+            // A file that is being written may not hold a number yet.
             Ok(text) => text
                 .trim()
                 .parse::<u64>()

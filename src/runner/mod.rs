@@ -7,8 +7,8 @@
 //! model_tensors.rs    the weights of a model by name
 //! weight_sources.rs   all weights found and checked
 //! packer.rs       packs matrices for a device
-//! precision.rs    what float weights are rounded to on that way
-//! weight_cache.rs rounded weights in a file for the next load
+//! precision.rs    the precision that float weights are rounded to
+//! weight_cache.rs rounded weights, kept in a file for the next load
 //! weights.rs      all weights, packed
 //! decoder.rs      the forward pass over the packed tokens of a step, on any device
 //! residual.rs     the residual stream between its operations
@@ -18,7 +18,7 @@
 //! probe.rs        the profiling probe
 //! guide_thread.rs masks of guides, computed during the forward pass
 //! synthetic.rs    SyntheticRunner: no weights, a checkable hash
-//! gate.rs         lets a test say how far it goes
+//! gate.rs         a file by which tests control how many steps it makes
 //! ```
 //!
 //! A runner computes what a [`StepPlan`] says and samples the next tokens. It never sees queues,

@@ -1,19 +1,19 @@
-//! What the weights of a float checkpoint are rounded to.
+//! The precision that float weights are rounded to at load.
 
 use crate::device::{CodeBits, QuantFormat};
 
-/// Quantisation while a checkpoint is loaded, `weight_only_precision`: of the projections and the output
-/// layer, where the checkpoint has not quantised them itself. The embedding stays bf16.
+/// Rounding of float weights at load, `weight_only_precision`: of the projections and the output layer, unless the
+/// checkpoint has quantised them. The embedding stays bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WeightPrecision {
-    /// Of the projections. The output layer has 8 bits always: an error there is an error of the logits.
+    /// Bits of the projections. The output layer always has 8: its errors are errors of the logits.
     pub bits: CodeBits,
-    /// Neighbouring inputs of an output that share a scale of 16 bits; a multiple of 32.
+    /// Adjacent inputs of an output that share a 16-bit scale; a multiple of 32.
     pub group_size: usize,
 }
 
 impl WeightPrecision {
-    /// The usual group size: what 8 bits lose is small in any group, of 4 bits small groups keep more.
+    /// The default group size: 8 bits lose little in any group, 4 bits less in small ones.
     pub const fn new(bits: CodeBits) -> Self {
         let group_size = match bits {
             CodeBits::Eight => 128,
@@ -22,13 +22,13 @@ impl WeightPrecision {
         Self { bits, group_size }
     }
 
-    /// That of the output layer.
+    /// The precision of the output layer.
     pub(super) fn of_output_layer(self) -> Self {
         let bits = CodeBits::Eight;
         Self { bits, ..self }
     }
 
-    /// How weights are quantised with it.
+    /// The format of the rounded weights.
     pub(super) const fn format(self) -> QuantFormat {
         QuantFormat {
             bits: self.bits,
@@ -37,7 +37,7 @@ impl WeightPrecision {
         }
     }
 
-    /// Bytes of so many weights, scales included.
+    /// Bytes of `num_weights` weights, scales included.
     pub(super) fn num_bytes(self, num_weights: u64) -> u64 {
         let num_scales = num_weights.div_ceil(self.group_size as u64);
         let code_bytes = match self.bits {

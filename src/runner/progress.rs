@@ -1,11 +1,11 @@
-//! How far a long load is.
+//! Progress reports of long loads.
 
 use std::time::{Duration, Instant};
 
-/// A load that takes longer says how far it is, this often.
+/// The time between two reports.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// Says how far a load is, if it takes long.
+/// Logs the progress of a load that takes longer than a period.
 pub(super) struct Progress {
     period: Duration,
     last_report: Instant,
@@ -13,7 +13,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Of a model of so many layers, from now on.
+    /// Starts the first period.
     pub(super) fn new(num_layers: usize) -> Self {
         Self {
             period: PERIOD,
@@ -22,7 +22,7 @@ impl Progress {
         }
     }
 
-    /// Logs a line if it is time for one.
+    /// Logs a line if a period has passed since the last.
     pub(super) fn report(&mut self, num_loaded: usize) {
         if let Some(line) = self.line(num_loaded) {
             log::info!("{line}");

@@ -1,11 +1,10 @@
-//! A runner without weights: the next token is a hash of all tokens so far, the time of a step a
-//! straight line in its tokens. For load tests, scheduler work and capacity planning.
+//! A runner without weights: the next token is a hash of all tokens so far, and the time of a step is linear in its
+//! tokens. For load tests, scheduler work and capacity planning.
 //!
-//! The hash chain is kept *in the KV blocks*: the entry of position `p` is made from the entry of
-//! `p - 1`, which is looked up through the block table. So a wrong table, a block given away too
-//! early, a chunk in the wrong place or a bad resume changes the stream, and [`next_token`] says
-//! what it had to be. With an attention window, the chain needs no more than the last position, but a
-//! step that lacks any block that a query sees is an error.
+//! The hash chain is kept *in the KV blocks*: the entry of position `p` is computed from the entry of `p - 1`, which
+//! is looked up through the block table. A wrong table, a block freed too early, a misplaced chunk or a bad resume
+//! changes the stream, and [`next_token`] tells what it should have been. With an attention window, the chain needs
+//! only the last position, but a step that lacks a block that one of its queries sees is an error.
 //!
 //! ```text
 //! entry(-1) = 0
@@ -13,8 +12,8 @@
 //! next      = entry(last) modulo vocab_size
 //! mix(x): x ^= x >> 30; x *= 0xbf58476d1ce4e5b9; x ^= x >> 27; x *= 0x94d049bb133111eb; x ^= x >> 31
 //! ```
-//! A beam names, for each rank from 0 on, `(entry(last) + rank) modulo vocab_size`, with a log-probability
-//! of `-(rank + 1) * (1 + entry(last) / 2^32 modulo 7) / 8`. So [`candidates`] says what a search had to find.
+//! The candidates of a beam are, for each rank from 0 up, `(entry(last) + rank) modulo vocab_size`, with a
+//! log-probability of `-(rank + 1) * (1 + entry(last) / 2^32 modulo 7) / 8`: see [`candidates`].
 //!
 //! `mix` is the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
 //! generators", 2014).
@@ -26,22 +25,22 @@ use std::time::{Duration, Instant};
 use bytemuck::allocation::try_zeroed_vec;
 
 use super::gate::Gate;
-use super::{AttentionLimits, RunnerLimits};
+use super::limits::{AttentionLimits, RunnerLimits};
 use crate::base::{BlockId, LoadError, StepError, TokenId, Tokens};
 use crate::engine::{BeamCandidates, PlannedSequence, Sampled, StepOutput, StepPlan};
 use crate::sampling::BeamCandidate;
 
-/// A thread may sleep this much longer than it asked to: the rest of a wait is spun.
+/// How much longer than requested a thread may sleep: the end of a wait is spent spinning.
 const SLEEP_SLACK: Duration = Duration::from_micros(150);
 
-/// What a synthetic runner pretends to be.
+/// The model that a synthetic runner simulates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SyntheticOptions {
-    /// Tokens are below it; not zero.
+    /// Token ids are below it; not zero.
     pub vocab_size: u32,
     /// Microseconds that every step takes.
     pub step_base_us: f64,
-    /// Microseconds that a step takes for each of its tokens besides.
+    /// Further microseconds for each token of a step.
     pub step_per_token_us: f64,
 }
 
@@ -53,7 +52,7 @@ pub fn next_token(tokens: &[TokenId], vocab_size: u32) -> TokenId {
     token_of(tokens.iter().copied().fold(0, chain), vocab_size)
 }
 
-/// The `num` most likely tokens to follow `tokens`, for a beam; fewer if the vocabulary is smaller.
+/// The `num` most likely tokens to follow `tokens` in a beam; fewer if the vocabulary is smaller.
 ///
 /// # Panics
 /// If `vocab_size` is zero.
@@ -64,13 +63,13 @@ pub fn candidates(tokens: &[TokenId], vocab_size: u32, num: usize) -> Vec<BeamCa
 /// A runner without weights.
 pub struct SyntheticRunner {
     options: SyntheticOptions,
-    /// The chain's entry of each position of each block, `[num_blocks, block_size]`.
+    /// The chain, an entry for each position of each block, `[num_blocks, block_size]`.
     entries: Vec<u64>,
     block_size: u32,
-    /// What a sequence must keep: its last positions, or all, and its first ones.
+    /// The last positions that a sequence must keep; `None` for all. It keeps the sinks as well.
     window: Option<Tokens>,
     num_sinks: Tokens,
-    /// Runs that are left before it fails.
+    /// Runs before it fails, if it is to fail.
     runs_left: Option<u32>,
     gate: Option<Gate>,
 }
@@ -79,7 +78,7 @@ impl SyntheticRunner {
     /// A runner with a pool of `limits.num_blocks` blocks.
     ///
     /// # Errors
-    /// No memory for the pool.
+    /// Memory for the pool is short.
     ///
     /// # Panics
     /// If the vocabulary is empty.
@@ -104,21 +103,20 @@ impl SyntheticRunner {
         })
     }
 
-    /// The same runner, which panics after `num_runs` runs as one that has lost its device might; `None`
-    /// leaves it sound.
+    /// The same runner, which panics after `num_runs` runs as if it had lost its device; never, if there is none.
     pub fn failing_after(mut self, num_runs: Option<u32>) -> Self {
         self.runs_left = num_runs;
         self
     }
 
-    /// The same runner, which runs only as often as `file` says while there is one: a test holds what is in
-    /// flight with it.
+    /// The same runner, which runs only as often as `file` allows while it exists: tests hold requests in flight with
+    /// it.
     pub fn gated_by(mut self, file: Option<PathBuf>) -> Self {
         self.gate = file.map(Gate::new);
         self
     }
 
-    /// The largest attention window that it pretends to have, as [`ModelSpec::largest_window`].
+    /// The largest attention window under these limits, as [`ModelSpec::largest_window`].
     ///
     /// [`ModelSpec::largest_window`]: super::ModelSpec::largest_window
     pub fn largest_window(limits: &AttentionLimits, max_seq_len: Tokens) -> Option<Tokens> {
@@ -129,19 +127,18 @@ impl SyntheticRunner {
         )
     }
 
-    /// Tokens are below it.
+    /// Token ids are below it.
     pub fn vocab_size(&self) -> u32 {
         self.options.vocab_size
     }
 
-    /// Computes a step, or a part of one, appends to `output`, and takes the time that it is said to
-    /// take.
+    /// Computes a step or a part of one, appends to `output`, and takes the configured time.
     ///
     /// # Errors
-    /// A block was given back that some query of the step sees.
+    /// A block that a query of the step sees has been freed.
     ///
     /// # Panics
-    /// Where it was told to fail.
+    /// The configured number of runs before a failure is over.
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         if let Some(gate) = &mut self.gate {
             gate.pass();
@@ -199,7 +196,7 @@ impl SyntheticRunner {
         Ok(())
     }
 
-    /// Finds a block that is missing although the query at `first` sees it. Later ones see no more.
+    /// Finds a block that is missing although the query at `first` sees it. Later queries see no earlier positions.
     fn check_table(
         &self,
         sequence: &PlannedSequence,
@@ -237,7 +234,7 @@ impl SyntheticRunner {
     }
 }
 
-/// The chain's entry after `token`.
+/// The entry of the chain after `token`.
 fn chain(previous: u64, token: TokenId) -> u64 {
     let step = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(token) + 1);
     mix(previous.wrapping_add(step))
@@ -262,7 +259,7 @@ fn candidates_of(entry: u64, vocab_size: u32, num: usize) -> Vec<BeamCandidate> 
     named.collect()
 }
 
-/// Returns `duration_us` after `started`: asleep for most of it, awake for the end.
+/// Returns `duration_us` after `started`: sleeps for most of that time, and spins at the end.
 fn wait_until(started: Instant, duration_us: f64) {
     let duration = Duration::from_nanos((duration_us * 1e3) as u64);
     if let Some(asleep) = duration.checked_sub(started.elapsed() + SLEEP_SLACK) {
@@ -279,7 +276,7 @@ mod tests {
 
     #[test]
     fn the_documented_hash_gives_these_tokens() {
-        // From the four lines of the module's documentation, in Python.
+        // Computed in Python from the four lines in the documentation of the module.
         for (tokens, small, large) in [
             (&[0][..], 15_535, 1_564_374_505),
             (&[1, 2, 3], 20_132, 3_249_525_122),

@@ -1,24 +1,26 @@
-//! Weights that were rounded while they were loaded, in a file for the next load.
+//! Weights that were rounded at load, kept in a file for the next load.
 //!
 //! It is a safetensors file:
 //!
 //! ```text
-//! NAME.codes    U8    as the kernels stream them; NAME: the tensors that are packed together, with + between them where
-//!                     they are one below the other, and | where their panels come in turn
+//! NAME.codes    U8    in the layout of the device. NAME: the tensors that are packed together, joined by + if they
+//!                     are concatenated and by | if they are interleaved
 //! NAME.scales   U8    likewise
-//! metadata            made_from: version and precision, and name, size and time of change of the checkpoint's files
-//!                     of each tensor: its checksum
+//! metadata            made_from: version, layout and precision, and name, size and modification time of each file of
+//!                     the checkpoint
+//!                     for each tensor, its checksum
 //! ```
 //!
-//! A file that was made from anything else, or that is damaged, is not read: the weights are rounded, and the file is
-//! replaced. A new one is written beside it and then renamed, so nobody ever sees half of one, and of several that
-//! write at once the last one stays. Whatever happens to the file is told in the log; no load fails for it.
+//! A file that was made from anything else, or that is damaged, is not used: the weights are rounded, and the file is
+//! replaced. A new file is written under another name and then renamed, so no reader sees half of it, and of several
+//! writers the last one wins. Problems with the file are logged; no load fails because of them.
 
 use std::collections::HashMap;
 use std::error::Error;
 use std::fs::{self, DirBuilder, Permissions};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
@@ -27,21 +29,19 @@ use twox_hash::XxHash3_64;
 use super::precision::WeightPrecision;
 use crate::base::LoadError;
 use crate::checkpoint::{FileStamp, SafetensorsFile, TensorLocation};
-use crate::device::{Device, PackedBytes, PackedReader, PackedShape, Pool};
+use crate::device::{Device, PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape, Pool};
 
 const MADE_FROM: &str = "made_from";
 const PARTS: [&str; 2] = ["codes", "scales"];
-/// Bytes of one task of a checksum.
-const PIECE: usize = 1 << 20;
 
-/// The file, while a model is being loaded.
+/// The cache during one load.
 pub(super) struct WeightCache {
     path: PathBuf,
-    /// What its weights must have been made from.
+    /// What the weights in the file must have been made from.
     made_from: String,
-    /// Who may read the file.
+    /// The mode of a new file.
     mode: u32,
-    /// None where there is none that can be read.
+    /// `None` if there is no usable file.
     file: Option<SafetensorsFile>,
     num_read: usize,
     num_rounded: usize,
@@ -77,10 +77,10 @@ impl WeightCache {
         }
     }
 
-    /// The matrix of this name, if it is there. Where it is not, it is to be rounded.
+    /// Reads the matrix of this name; `None` if it has to be rounded.
     ///
     /// # Errors
-    /// No memory.
+    /// Memory is short.
     pub(super) fn read<D: Device>(
         &mut self,
         device: &mut D,
@@ -107,7 +107,7 @@ impl WeightCache {
         Ok(None)
     }
 
-    /// Keeps all matrices for the next load, unless all were read.
+    /// Writes all matrices for the next load, unless all of them were read.
     pub(super) fn keep<D: Device>(&mut self, device: &mut D, matrices: &[(String, &D::Matrix)]) {
         let path = self.path.display();
         if self.num_rounded == 0 {
@@ -143,7 +143,10 @@ impl WeightCache {
                 D::packed_bytes(matrix).ok_or("a matrix that was not rounded")?;
             for (part, bytes) in PARTS.into_iter().zip([codes, scales]) {
                 let name = format!("{name}.{part}");
-                metadata.insert(name.clone(), checksum(device.host_threads(), bytes));
+                metadata.insert(
+                    name.clone(),
+                    PieceSums::of(device.host_threads(), bytes).checksum(),
+                );
                 tensors.push((name, TensorView::new(Dtype::U8, vec![bytes.len()], bytes)?));
             }
         }
@@ -153,14 +156,14 @@ impl WeightCache {
             folders.recursive(true).mode(0o700 | self.mode | may_enter);
             folders.create(folder)?;
         }
-        // Under a name of its own until it is whole, for its owner alone.
+        // Until it is complete, the file has another name and is readable by its owner only.
         serialize_to_file(tensors, Some(metadata), &self.path)?;
         fs::set_permissions(&self.path, Permissions::from_mode(self.mode))?;
         Ok(())
     }
 }
 
-/// The file at `path`, if there is one and it was made from that.
+/// Opens the file at `path`, if there is one that was made from `made_from`.
 fn open_file(path: &Path, made_from: &str) -> Option<SafetensorsFile> {
     if !path.try_exists().is_ok_and(|exists| exists) {
         return None;
@@ -182,7 +185,7 @@ fn open_file(path: &Path, made_from: &str) -> Option<SafetensorsFile> {
     }
 }
 
-/// The matrix of this name, if it is what was written.
+/// Reads the matrix of this name, and checks that it is what was written.
 fn read<D: Device>(
     device: &mut D,
     file: &SafetensorsFile,
@@ -193,40 +196,71 @@ fn read<D: Device>(
     let names = PARTS.map(|part| format!("{name}.{part}"));
     let [codes, scales] = [file.tensor(&names[0])?, file.tensor(&names[1])?];
     let [codes, scales] = [codes.bytes, scales.bytes];
+    // Each piece is hashed right after it is read, while the processor's cache still holds it.
+    let sums = [codes, scales].map(|bytes| PieceSums::new(bytes.len()));
     let found = device.read_packed(
         shape,
         PackedReader {
             num_bytes: codes.len(),
-            read: &|start, out| codes.read_at(start, out),
+            read: &|start, out| {
+                codes.read_at(start, out);
+                sums[0].add(start, out);
+            },
         },
         PackedReader {
             num_bytes: scales.len(),
-            read: &|start, out| scales.read_at(start, out),
+            read: &|start, out| {
+                scales.read_at(start, out);
+                sums[1].add(start, out);
+            },
         },
     )?;
     file.check()?;
     let place = TensorLocation { path, name };
     let other = || place.error(format!("is not of these weights: {shape:?}"));
     let matrix = found.ok_or_else(other)?;
-    let bytes = D::packed_bytes(&matrix).ok_or_else(other)?;
-    for (name, bytes) in names.iter().zip([bytes.codes, bytes.scales]) {
-        if file.metadata(name) != Some(&checksum(device.host_threads(), bytes)) {
+    for (name, sums) in names.iter().zip(&sums) {
+        if file.metadata(name) != Some(&sums.checksum()) {
             return Err(TensorLocation { path, name }.error("is damaged".to_owned()));
         }
     }
     Ok(matrix)
 }
 
-/// XXH3 of those of all pieces, which all threads work out.
-fn checksum(threads: &mut Pool, bytes: &[u8]) -> String {
-    let mut sums = vec![0; bytes.len().div_ceil(PIECE)];
-    let mut states = vec![(); threads.num_threads()];
-    threads.for_each_row(&mut states, &mut sums, 1, |(), index, sum| {
-        let piece = &bytes[index * PIECE..];
-        sum[0] = XxHash3_64::oneshot(&piece[..PIECE.min(piece.len())]);
-    });
-    let sum = XxHash3_64::oneshot(bytemuck::cast_slice::<u64, u8>(&sums));
-    format!("{sum:016x}")
+/// The XXH3 of each piece of a tensor. Pieces may come in any order and from any thread.
+struct PieceSums(Vec<AtomicU64>);
+
+impl PieceSums {
+    /// For a tensor of `num_bytes`, of which no piece has come.
+    fn new(num_bytes: usize) -> Self {
+        let num_pieces = num_bytes.div_ceil(PACKED_PIECE_BYTES);
+        Self((0..num_pieces).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// The sums of a tensor in memory, computed on all threads.
+    fn of(threads: &mut Pool, bytes: &[u8]) -> Self {
+        let mut sums = Self::new(bytes.len());
+        let mut states = vec![(); threads.num_threads()];
+        threads.for_each_row(&mut states, &mut sums.0, 1, |(), index, sum| {
+            let piece = &bytes[index * PACKED_PIECE_BYTES..];
+            let piece = &piece[..PACKED_PIECE_BYTES.min(piece.len())];
+            *sum[0].get_mut() = XxHash3_64::oneshot(piece);
+        });
+        sums
+    }
+
+    /// Adds the piece that begins at `start`.
+    fn add(&self, start: usize, piece: &[u8]) {
+        let sum = XxHash3_64::oneshot(piece);
+        self.0[start / PACKED_PIECE_BYTES].store(sum, Ordering::Relaxed);
+    }
+
+    /// The XXH3 of the sums of all pieces, in order.
+    fn checksum(&self) -> String {
+        let sums = self.0.iter().map(|sum| sum.load(Ordering::Relaxed));
+        let bytes: Vec<u8> = sums.flat_map(u64::to_le_bytes).collect();
+        format!("{:016x}", XxHash3_64::oneshot(&bytes))
+    }
 }
 
 #[cfg(test)]
@@ -244,9 +278,9 @@ mod tests {
     };
 
     /// A file in a folder of its own, which is removed with it.
-    struct Place(PathBuf);
+    struct TempFile(PathBuf);
 
-    impl Place {
+    impl TempFile {
         fn new(name: &str) -> Self {
             let name = format!("inflight-weight-cache-{name}-{}", std::process::id());
             let dir = std::env::temp_dir().join(name);
@@ -255,7 +289,7 @@ mod tests {
         }
     }
 
-    impl Drop for Place {
+    impl Drop for TempFile {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(self.0.parent().expect("a folder"));
         }
@@ -266,9 +300,9 @@ mod tests {
     }
 
     /// Loads both matrices as from numbers that depend on `seed`: what they are, and how many were read.
-    fn load(place: &Place, made_from: &str, seed: usize) -> (Vec<PackedMatrix>, usize) {
+    fn load(file: &TempFile, made_from: &str, seed: usize) -> (Vec<PackedMatrix>, usize) {
         let mut cpu = cpu();
-        let mut cache = WeightCache::made_from(&place.0, made_from.to_owned(), 0o600);
+        let mut cache = WeightCache::made_from(&file.0, made_from.to_owned(), 0o600);
         let matrices = NAMES.map(|name| {
             let found = cache.read(&mut cpu, name, SHAPE).expect("memory");
             found.unwrap_or_else(|| {
@@ -305,25 +339,25 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_read_by_those_who_ask_for_the_same() {
-        let place = Place::new("same");
-        let (kept, num_read) = load(&place, "a", 0);
+        let file = TempFile::new("same");
+        let (kept, num_read) = load(&file, "a", 0);
         assert_eq!(num_read, 0);
-        let (read, num_read) = load(&place, "a", 1);
+        let (read, num_read) = load(&file, "a", 1);
         assert_eq!(num_read, 2);
         assert!(same(&kept, &read));
         // And not by others, who replace it.
-        let (others, num_read) = load(&place, "b", 1);
+        let (others, num_read) = load(&file, "b", 1);
         assert_eq!(num_read, 0);
         assert!(!same(&kept, &others));
-        assert_eq!(load(&place, "b", 2).1, 2);
-        assert_eq!(load(&place, "a", 0).1, 0);
+        assert_eq!(load(&file, "b", 2).1, 2);
+        assert_eq!(load(&file, "a", 0).1, 0);
     }
 
     #[test]
     fn of_another_size_or_name_there_is_nothing() {
-        let place = Place::new("size");
+        let file = TempFile::new("size");
         let mut cpu = cpu();
-        load(&place, "a", 0);
+        load(&file, "a", 0);
         let (higher, wider) = (&[97][..], 350);
         for (name, num_rows, columns) in [
             ("first", higher, 300),
@@ -335,7 +369,7 @@ mod tests {
                 columns,
                 ..SHAPE
             };
-            let mut cache = WeightCache::made_from(&place.0, "a".to_owned(), 0o600);
+            let mut cache = WeightCache::made_from(&file.0, "a".to_owned(), 0o600);
             let found = cache.read(&mut cpu, name, shape).expect("memory");
             assert!(found.is_none(), "{name}, {shape:?}");
             assert_eq!((cache.num_read, cache.num_rounded), (0, 1));
@@ -344,27 +378,27 @@ mod tests {
 
     #[test]
     fn every_damaged_byte_is_found_and_the_file_is_replaced() {
-        let place = Place::new("damaged");
-        let (kept, _) = load(&place, "a", 0);
-        let whole = fs::read(&place.0).expect("the file");
+        let file = TempFile::new("damaged");
+        let (kept, _) = load(&file, "a", 0);
+        let whole = fs::read(&file.0).expect("the file");
         let header_len = u64::from_le_bytes(whole[..8].try_into().expect("8 bytes")) as usize;
         let data_start = 8 + header_len;
         let data = (data_start..whole.len()).step_by(331);
         for at in data.chain([0, 7, 8, 20, whole.len() - 1]) {
             let mut damaged = whole.clone();
             damaged[at] ^= 1;
-            fs::write(&place.0, damaged).expect("written");
-            let (read, num_read) = load(&place, "a", 0);
+            fs::write(&file.0, damaged).expect("written");
+            let (read, num_read) = load(&file, "a", 0);
             assert!(num_read < 2 && same(&kept, &read), "byte {at}");
-            assert_eq!(load(&place, "a", 1).1, 2);
+            assert_eq!(load(&file, "a", 1).1, 2);
         }
         for len in [0, 1, 8, data_start, whole.len() / 2, whole.len() - 1] {
-            fs::write(&place.0, &whole[..len]).expect("written");
-            let (read, num_read) = load(&place, "a", 0);
+            fs::write(&file.0, &whole[..len]).expect("written");
+            let (read, num_read) = load(&file, "a", 0);
             assert!(num_read == 0 && same(&kept, &read), "{len} bytes");
-            assert_eq!(load(&place, "a", 1).1, 2);
+            assert_eq!(load(&file, "a", 1).1, 2);
         }
-        let num_files = fs::read_dir(place.0.parent().expect("a folder"))
+        let num_files = fs::read_dir(file.0.parent().expect("a folder"))
             .expect("a folder")
             .count();
         assert_eq!(num_files, 1);
@@ -372,22 +406,45 @@ mod tests {
 
     #[test]
     fn a_file_that_is_cut_short_while_it_is_read_is_replaced() {
-        let place = Place::new("cut-short");
-        load(&place, "a", 0);
-        let whole = fs::read(&place.0).expect("the file");
+        let file = TempFile::new("cut-short");
+        load(&file, "a", 0);
+        let whole = fs::read(&file.0).expect("the file");
         for len in [0, whole.len() / 2, whole.len() - 1] {
-            fs::write(&place.0, &whole).expect("written");
+            fs::write(&file.0, &whole).expect("written");
             let mut cpu = cpu();
-            let mut cache = WeightCache::made_from(&place.0, "a".to_owned(), 0o600);
-            let file = fs::File::options().write(true).open(&place.0);
-            file.expect("the file").set_len(len as u64).expect("cut");
+            let mut cache = WeightCache::made_from(&file.0, "a".to_owned(), 0o600);
+            let opened = fs::File::options().write(true).open(&file.0);
+            opened.expect("the file").set_len(len as u64).expect("cut");
             for name in NAMES {
                 let found = cache.read(&mut cpu, name, SHAPE).expect("memory");
                 assert!(found.is_none(), "{name}, {len} bytes");
             }
             assert_eq!((cache.num_read, cache.num_rounded), (0, 2));
-            assert_eq!(load(&place, "a", 0).1, 0);
-            assert_eq!(load(&place, "a", 1).1, 2);
+            assert_eq!(load(&file, "a", 0).1, 0);
+            assert_eq!(load(&file, "a", 1).1, 2);
         }
+    }
+
+    #[test]
+    fn a_tensor_that_is_read_in_pieces_has_the_checksum_of_the_whole() {
+        let num_bytes = 2 * PACKED_PIECE_BYTES + 77;
+        let mut bytes: Vec<_> = (0..num_bytes).map(|index| (index % 251) as u8).collect();
+        let in_pieces = |bytes: &[u8]| {
+            let sums = PieceSums::new(bytes.len());
+            let pieces = bytes.chunks(PACKED_PIECE_BYTES).enumerate();
+            for (index, piece) in pieces.collect::<Vec<_>>().into_iter().rev() {
+                sums.add(index * PACKED_PIECE_BYTES, piece);
+            }
+            sums.checksum()
+        };
+        let whole = PieceSums::of(cpu().host_threads(), &bytes).checksum();
+        assert_eq!(in_pieces(&bytes), whole);
+        for at in [0, PACKED_PIECE_BYTES, num_bytes - 1] {
+            bytes[at] ^= 1;
+            assert_ne!(in_pieces(&bytes), whole, "byte {at}");
+            bytes[at] ^= 1;
+        }
+        let first_swapped = [&bytes[PACKED_PIECE_BYTES..][..PACKED_PIECE_BYTES], &bytes].concat();
+        assert_ne!(in_pieces(&first_swapped[..num_bytes]), whole);
     }
 }

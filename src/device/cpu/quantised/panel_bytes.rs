@@ -7,14 +7,11 @@ use super::super::panel_order::PanelOrder;
 use super::panels::Panels;
 use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;
-use crate::device::{PackedBytes, PackedReader, PackedShape};
+use crate::device::{PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape};
 
 /// The version of the layout of panels and of the rounding of [`Rounded`](super::Rounded). It must change if either
 /// does.
 pub const PANELS_VERSION: u32 = 1;
-
-/// Bytes that are read at a time.
-const PIECE: usize = 1 << 20;
 
 impl PackedMatrix {
     /// The bytes of its panels. `None` for bf16, and for weights with an input order.
@@ -56,11 +53,11 @@ impl Cpu {
     /// Reads as many bytes as `to` has, on all threads.
     fn read(&mut self, from: PackedReader<'_>, to: &mut Buffer) {
         let shared = DisjointSlice::new(bytemuck::cast_slice_mut::<_, u8>(to.as_mut_slice()));
-        let num_pieces = from.num_bytes.div_ceil(PIECE);
+        let num_pieces = from.num_bytes.div_ceil(PACKED_PIECE_BYTES);
         self.pool
             .for_each(&mut self.workers, num_pieces, |_, index| {
-                let start = index * PIECE;
-                let len = PIECE.min(from.num_bytes - start);
+                let start = index * PACKED_PIECE_BYTES;
+                let len = PACKED_PIECE_BYTES.min(from.num_bytes - start);
                 // SAFETY: each piece belongs to one task.
                 (from.read)(start, unsafe { shared.slice(start, len) });
             });
