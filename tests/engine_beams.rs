@@ -10,7 +10,7 @@ use engine_support::{Ask, World, search_alone, wide_config};
 use triton_inflight::base::{Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, KvBlocks,
-    OutputOptions, Phase,
+    OutputOptions,
 };
 use triton_inflight::sampling::{EarlyStopping, FinishReason, Hypothesis, SampleError};
 
@@ -45,7 +45,7 @@ fn beams_compute_their_context_once_and_copy_only_the_block_they_write() {
     let generation = world.step();
     let beams: Vec<_> = generation.iter().map(|planned| planned.beam).collect();
     assert_eq!(beams, [0, 1, 2]);
-    assert!(generation.iter().all(|it| it.phase == Phase::Generation));
+    assert!(generation.iter().all(|it| world.streams[&it.id].generates));
     assert_eq!((num_used(&world), world.num_copies), (4, 2));
     let stats = world.engine.stats().expect("active");
     assert_eq!((stats.num_scheduled, stats.num_generation), (1, 1));
@@ -216,7 +216,7 @@ fn in_lockstep_beams_wait_for_the_rest_of_their_batch() {
     for num_generating in [0, 3, 1, 1, 1] {
         assert!(world.streams[&beams].hypotheses.is_empty());
         let planned = world.step();
-        let generating = planned.iter().filter(|it| it.phase == Phase::Generation);
+        let generating = planned.iter().filter(|it| world.streams[&it.id].generates);
         assert_eq!(generating.count(), num_generating);
     }
     // The two rows of the one that has ended were computed for nothing.
@@ -243,12 +243,12 @@ fn in_lockstep_contexts_are_padded_to_the_longest_in_however_many_steps() {
         }
         for _ in 0..num_steps {
             let planned = world.step();
-            assert!(planned.iter().all(|it| it.phase == Phase::Context));
+            assert!(planned.iter().all(|it| !world.streams[&it.id].generates));
         }
         assert_eq!(world.num_padding_tokens, 3 * 9 - (4 + 7 + 9));
         let planned = world.step();
         assert_eq!(planned.len(), 3);
-        assert!(planned.iter().all(|it| it.phase == Phase::Generation));
+        assert!(planned.iter().all(|it| world.streams[&it.id].generates));
         world.run_to_end();
     }
 }

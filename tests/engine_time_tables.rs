@@ -16,8 +16,7 @@ use std::collections::BTreeMap;
 use engine_support::{Ask, VOCAB_SIZE, World, wide_config};
 use triton_inflight::base::{Blocks, SequenceId, TokenId, Tokens};
 use triton_inflight::engine::{
-    BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig, Phase,
-    Speculation,
+    BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig, Speculation,
 };
 
 /// When a request arrives, and how long it is.
@@ -112,7 +111,7 @@ fn time_table(config: EngineConfig, arrivals: &[Arrival], cancelled: &[(u64, u64
                     let num_tokens = world.streams[&id].tokens.len() - before[&id];
                     format!("g{}/{}", planned.num_drafts, num_tokens - 1)
                 }
-                Some(planned) if planned.phase == Phase::Generation => "g".into(),
+                Some(planned) if world.streams[&planned.id].generates => "g".into(),
                 Some(planned) => {
                     let more = if planned.samples { "" } else { "+" };
                     format!("c{}{more}", planned.tokens.len())

@@ -13,8 +13,8 @@ use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::device::KvDtype;
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{
-    BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, Phase, PromptLookup, Sampled,
-    Speculation, StepOutput,
+    BlockReuse, CapacityPolicy, Engine, EngineConfig, NewRequest, PromptLookup, Sampled,
+    Speculation, Stage, StepOutput,
 };
 use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
 use triton_inflight::runner::{CpuRunner, ModelSource, RunnerLimits};
@@ -100,8 +100,8 @@ fn allocations_of_the_engine(policy: CapacityPolicy, speculation: Option<Specula
         let sequences = decided.sequences();
         if step + 2 >= WARM_UP {
             assert_eq!(sequences.len(), NUM_REQUESTS as usize);
-            let mut phases = sequences.iter().map(|planned| planned.phase);
-            assert!(phases.all(|phase| phase == Phase::Generation));
+            let mut stages = engine.request_stages().iter().map(|it| it.stage);
+            assert!(stages.all(|stage| stage == Stage::Generation));
         }
         output.sampled.clear();
         for plan in decided.plans() {

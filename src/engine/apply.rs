@@ -1,178 +1,148 @@
 //! How the results of a step are taken in.
 //!
-//! Nearly every sequence has one token a step and wants nothing else: it takes the short way. The long one is
-//! for those that search with beams, may have drafts, or want to know more than their tokens.
+//! Nearly every sequence gets one token a step and wants nothing else: it takes the short path. The long path is
+//! for beams, drafts, extra outputs and sequences that were cancelled meanwhile.
 
 use std::iter::Peekable;
 use std::slice;
 use std::vec::Drain;
 
 use crate::base::{SeqSlot, Tokens};
-use crate::engine::engine::forget;
-use crate::engine::kv::KvCacheManager;
-use crate::engine::sequence::{Sequence, SequenceText};
-use crate::engine::{
-    BatchingScheme, BeamCandidates, Engine, Event, ExtraOutputs, PlannedSequence, Sampled, Step,
-    StepOutput,
-};
+use crate::engine::active::ActiveSequences;
+use crate::engine::plan::PlannedSequence;
+use crate::engine::recorder::Recorder;
+use crate::engine::sequence_tokens::SequenceTokens;
+use crate::engine::step::Step;
+use crate::engine::{BeamCandidates, Event, ExtraOutputs, Sampled, StepOutput};
 use crate::sampling::FinishReason;
 
-impl Engine {
-    /// Takes in the results of a step, and appends to `events` what happened since the last time, in the
-    /// order in which it happened.
-    ///
-    /// A request that was cancelled since `schedule` has no events.
-    ///
-    /// # Panics
-    /// If `output` is not the step's: entries for each sequence that samples, in the step's order.
-    pub fn apply(&mut self, mut step: Step, output: &mut StepOutput, events: &mut Vec<Event>) {
-        let is_known = |event: &Event| {
-            matches!(event, Event::Finished(..) | Event::Hypotheses(..))
-                || self.sequences.find(event.sequence_id()).is_some()
-        };
-        events.extend(self.changes.drain(..).filter(is_known));
-
-        if !step.is_empty() {
-            self.is_out[step.micro_batch()] = false;
-        }
-        let mut results = Results::new(output);
-        let mut any_gone = false;
-        let mut num_generated = 0;
-        for (planned, text) in step.drain() {
-            let result = results.next(planned);
-            let generates = planned.beam == 0 && result.is_some() && !has_failed(result);
-            num_generated += u64::from(generates);
-            let sequence = self.sequences.get_mut(planned.slot);
-            let ended = match sequence.filter(|it| it.is_plain && self.cancelled.is_empty()) {
-                Some(sequence) => {
-                    let text = sequence.text.insert(text);
-                    let computed = Tokens(planned.kv_len);
-                    if !has_failed(result) {
-                        self.kv.commit(&mut sequence.blocks, &text.tokens, computed);
-                    }
-                    sequence.computed = computed;
-                    result.and_then(|result| choose(sequence, result, events))
-                }
-                None => self.take_back(planned, text, result, &mut results, events),
-            };
-            if let Some(reason) = ended {
-                self.end(planned.slot, reason, events);
-                any_gone = true;
+/// Takes in the results of `step`, and ends the sequences that end with them: at once, or in lockstep with their
+/// batch. Returns how many sequences got a result.
+///
+/// # Panics
+/// If `output` is not the step's.
+pub(super) fn apply(
+    step: &mut Step,
+    output: &mut StepOutput,
+    active: &mut ActiveSequences,
+    recorder: &mut Recorder,
+    is_lockstep: bool,
+    events: &mut Vec<Event>,
+) -> u64 {
+    let mut results = Results::new(output);
+    let mut num_generated = 0;
+    let mut any_ended = false;
+    for (planned, tokens) in step.drain() {
+        let result = results.next(planned);
+        let has_failed = Sampled::is_failure(result);
+        num_generated += u64::from(planned.beam == 0 && result.is_some() && !has_failed);
+        let any_cancelled = active.any_cancelled();
+        let sequence = active.get_mut(planned.slot);
+        let ended = match sequence.filter(|(it, _)| it.is_plain() && !any_cancelled) {
+            Some((sequence, kv)) => {
+                sequence.land(tokens, Tokens(planned.kv_len), has_failed, kv);
+                result.and_then(|result| sequence.take_result(result, events))
             }
-        }
-        results.check_end();
-        if any_gone {
-            self.running.retain(|&slot| self.sequences.is_taken(slot));
-        }
-        self.spare_steps.push(step);
-        if self.lockstep.is_running() {
-            self.lockstep.totals.num_generated_tokens += num_generated;
-        }
-        self.end_lockstep_batch();
-        events.append(&mut self.changes);
-    }
-
-    /// In lockstep, lets the answers leave when all of the batch have ended.
-    pub(super) fn end_lockstep_batch(&mut self) {
-        if self.running.is_empty() || self.num_ended() < self.running.len() {
-            return;
-        }
-        for slot in self.running.drain(..) {
-            let sequence = &mut self.sequences[slot];
-            let reason = sequence.ended.expect("all have ended");
-            self.totals.count(sequence);
-            tell_end(sequence, reason, &mut self.changes);
-            forget(&mut self.sequences, &mut self.kv, slot);
-        }
-        self.end_lockstep_iteration();
-    }
-
-    /// In lockstep, writes down what the batch has come to, if nobody of it is left.
-    pub(super) fn end_lockstep_iteration(&mut self) {
-        if self.running.is_empty()
-            && self.lockstep.is_running()
-            && let Some(last) = &self.stats
-        {
-            self.lockstep.end(last);
+            None => {
+                let mut landing = Landing {
+                    active: &mut *active,
+                    recorder: &mut *recorder,
+                    events: &mut *events,
+                };
+                landing.take_back(planned, tokens, result, &mut results)
+            }
+        };
+        if let Some(reason) = ended {
+            let (sequence, _) = active.sequence_mut(planned.slot);
+            if is_lockstep {
+                sequence.end_in_batch(reason);
+                continue;
+            }
+            recorder.count_ended(sequence);
+            sequence.report_end(reason, events);
+            active.end(planned.slot);
+            any_ended = true;
         }
     }
+    results.check_end();
+    if any_ended {
+        active.sweep();
+    }
+    num_generated
+}
 
-    /// Takes a sequence back that is more than plain, or one that may have been cancelled, or a beam. Says
-    /// whether the sequence has ended.
-    // Kept out of the loop over all sequences, as `end`.
+/// The long path.
+struct Landing<'a> {
+    active: &'a mut ActiveSequences,
+    recorder: &'a mut Recorder,
+    events: &'a mut Vec<Event>,
+}
+
+impl Landing<'_> {
+    /// Takes back a sequence that is not plain, one that may have been cancelled, or a beam. Returns why the
+    /// sequence has ended, if it has.
+    // Kept out of the loop over all sequences.
     #[inline(never)]
     fn take_back(
         &mut self,
         planned: &PlannedSequence,
-        text: Box<SequenceText>,
+        tokens: Box<SequenceTokens>,
         result: Option<Sampled>,
         results: &mut Results<'_>,
-        events: &mut Vec<Event>,
     ) -> Option<FinishReason> {
+        let Self {
+            active,
+            recorder,
+            events,
+        } = self;
         let candidates = results.candidates(result);
+        let kv_len = Tokens(planned.kv_len);
         if planned.beam > 0 {
-            // If it was cancelled, it is gone with its first beam.
-            let sequence = self.sequences.get_mut(planned.slot)?;
-            sequence.take_beam_back(planned, text, result, &mut self.kv);
-            return take_candidates(sequence, result?, candidates, &mut self.kv, events);
+            // If the sequence was cancelled, it has ended with its first beam.
+            let (sequence, kv) = active.get_mut(planned.slot)?;
+            let has_failed = Sampled::is_failure(result);
+            sequence.land_beam(planned.beam, tokens, kv_len, has_failed, kv);
+            return sequence.take_candidates(result?, candidates, kv, events);
         }
-        let more = results.accepted(planned);
-        let sequence = &mut self.sequences[planned.slot];
-        let text = sequence.text.insert(text);
-        if let Some(place) = self.cancelled.iter().position(|&slot| slot == planned.slot) {
+        let accepted = results.accepted(planned);
+        if active.end_cancelled(planned.slot) {
             while results.extra_outputs(planned.slot).is_some() {}
-            self.cancelled.swap_remove(place);
-            forget(&mut self.sequences, &mut self.kv, planned.slot);
             return None;
         }
-        let num_accepted = more.len();
+        let (sequence, kv) = active.sequence_mut(planned.slot);
+        let num_accepted = accepted.len();
         let num_rejected = planned.num_drafts - num_accepted as u32;
-        let computed = Tokens(planned.kv_len - num_rejected);
-        let last = more.last().map_or(result, |(_, result)| Some(*result));
-        if !has_failed(last) {
-            self.kv.commit(&mut sequence.blocks, &text.tokens, computed);
-        }
-        sequence.computed = computed;
+        let last = accepted.last().map_or(result, |(_, result)| Some(*result));
+        let computed = kv_len - Tokens(num_rejected);
+        sequence.land(tokens, computed, Sampled::is_failure(last), kv);
         if planned.num_drafts > 0 {
-            sequence.take_back_drafts(num_accepted);
-            self.drafts.add(planned.num_drafts as usize, num_accepted);
+            sequence.drop_drafts(num_accepted);
+            recorder.count_drafts(planned.num_drafts as usize, num_accepted);
         }
-        if sequence.details.has_extra_outputs {
+        let report = |it| Event::ExtraOutputs(planned.id, it);
+        if sequence.has_extra_outputs() {
             let mut extra_outputs = results.extra_outputs(planned.slot);
-            sequence.tell_news(&mut extra_outputs);
-            events.extend(extra_outputs.map(|it| Event::ExtraOutputs(planned.id, it)));
+            sequence.add_counts(&mut extra_outputs);
+            events.extend(extra_outputs.map(report));
         }
         let result = result?;
         if sequence.has_beams() {
-            return take_candidates(sequence, result, candidates, &mut self.kv, events);
+            return sequence.take_candidates(result, candidates, kv, events);
         }
-        let mut ended = choose(sequence, result, events);
-        for &(_, result) in more {
+        let mut ended = sequence.take_result(result, events);
+        for &(_, result) in accepted {
             let extra_outputs = results.extra_outputs(planned.slot);
-            // What it gives after its end is nothing.
+            // Tokens behind the one that ends it do not count.
             if ended.is_none() {
-                events.extend(extra_outputs.map(|it| Event::ExtraOutputs(planned.id, it)));
-                ended = choose(sequence, result, events);
+                events.extend(extra_outputs.map(report));
+                ended = sequence.take_result(result, events);
             }
         }
         ended
     }
-
-    /// Ends a sequence; in lockstep, with its batch.
-    #[inline(never)]
-    fn end(&mut self, slot: SeqSlot, reason: FinishReason, events: &mut Vec<Event>) {
-        let sequence = &mut self.sequences[slot];
-        if self.config.scheme == BatchingScheme::V1 {
-            sequence.ended = Some(reason);
-            return;
-        }
-        self.totals.count(sequence);
-        tell_end(sequence, reason, events);
-        forget(&mut self.sequences, &mut self.kv, slot);
-    }
 }
 
-/// What a runner has written, in the step's order.
+/// The results that a runner has written, in the step's order.
 struct Results<'a> {
     sampled: slice::Iter<'a, (SeqSlot, Sampled)>,
     candidates: Drain<'a, BeamCandidates>,
@@ -188,7 +158,8 @@ impl<'a> Results<'a> {
         }
     }
 
-    /// What was chosen for the next sequence, if it samples.
+    /// The result of the next sequence, if it samples.
+    #[inline]
     fn next(&mut self, planned: &PlannedSequence) -> Option<Sampled> {
         if !planned.samples {
             return None;
@@ -198,7 +169,7 @@ impl<'a> Results<'a> {
         Some(*result)
     }
 
-    /// What was chosen behind its drafts that were accepted.
+    /// The further results of a sequence: one for each draft that was accepted.
     fn accepted(&mut self, planned: &PlannedSequence) -> &'a [(SeqSlot, Sampled)] {
         if planned.num_drafts == 0 {
             return &[];
@@ -211,7 +182,7 @@ impl<'a> Results<'a> {
         accepted
     }
 
-    /// What could follow a beam.
+    /// The candidates of a beam.
     fn candidates(&mut self, result: Option<Sampled>) -> Option<BeamCandidates> {
         match result {
             Some(Sampled::Candidates) => self.candidates.next(),
@@ -228,58 +199,11 @@ impl<'a> Results<'a> {
     fn check_end(mut self) {
         assert!(
             self.sampled.next().is_none(),
-            "no result for one that does not sample"
+            "no result for a sequence that does not sample"
         );
         assert!(
             self.extra_outputs.next().is_none(),
             "extra outputs are in the step's order"
         );
     }
-}
-
-/// Keys and values of what has failed may be no numbers: nobody else is to have them.
-pub(super) fn has_failed(result: Option<Sampled>) -> bool {
-    matches!(result, Some(Sampled::Failed(_)))
-}
-
-/// Gives a sequence the token that was chosen for it, and says whether it ends with that.
-#[inline(always)]
-fn choose(
-    sequence: &mut Sequence,
-    result: Sampled,
-    events: &mut Vec<Event>,
-) -> Option<FinishReason> {
-    match result {
-        Sampled::Token(token) => {
-            events.push(Event::Token(sequence.id, token));
-            sequence.push(token)
-        }
-        Sampled::Failed(error) => Some(FinishReason::of(error)),
-        Sampled::Candidates => unreachable!("only a beam has candidates"),
-    }
-}
-
-/// Takes in the candidates of a sequence's next beam. Returns why the search is over, if it is.
-fn take_candidates(
-    sequence: &mut Sequence,
-    result: Sampled,
-    candidates: Option<BeamCandidates>,
-    kv: &mut KvCacheManager,
-    events: &mut Vec<Event>,
-) -> Option<FinishReason> {
-    let ended = sequence.take_candidates(result, candidates, kv);
-    if ended.is_none() {
-        events.extend(sequence.beam_news());
-    }
-    ended
-}
-
-/// Says that a sequence has ended, and what it has found.
-fn tell_end(sequence: &mut Sequence, reason: FinishReason, events: &mut Vec<Event>) {
-    let beams = sequence.details.beams.as_mut();
-    let found = beams.map(|beams| std::mem::take(&mut beams.found));
-    if let Some(found) = found.filter(|found| !found.is_empty()) {
-        events.push(Event::Hypotheses(sequence.id, found));
-    }
-    events.push(Event::Finished(sequence.id, reason));
 }

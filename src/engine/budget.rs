@@ -1,8 +1,7 @@
 //! The second pass: how many tokens each sequence gets in a step, given `max_num_tokens`.
 //!
-//! Generation first, one token each (or one for each beam), so that nobody who talks is interrupted; then
-//! contexts in order; then, of what is left, drafts.
-//! A context that does not fit is cut where a block ends, as the chunk policy says:
+//! Generation comes first, a token for each sequence or beam, so that no stream stalls. Then come contexts in order
+//! and, with what is left, drafts. A context that does not fit is cut where a block ends, by the chunk policy:
 //!
 //! ```text
 //! max_num_tokens = 12, blocks of 4, one sequence generating, contexts of 5 and 9
@@ -12,56 +11,55 @@
 //! equal progress           |g| chunk of 1| chunk of 2    |     |   a block each in turn, until no
 //!                          |g|c c c c|    c c c c        - - - |   block fits any more
 //! ```
-//!
-//! In lockstep (V1) the budget bounds a step and not a batch, and contexts are cut whatever else is configured:
-//! see `lockstep.rs`.
 
 use crate::base::{BlockSize, SeqSlot, Tokens};
-use crate::engine::config::{BatchingScheme, ContextChunkPolicy, EngineConfig};
+use crate::engine::{ContextChunkPolicy, EngineConfig};
 
-/// What is left of a step's tokens.
+/// The tokens of a step that are left.
 pub(super) struct TokenBudget {
     left: Tokens,
-    /// Contexts may be cut where a block of this size ends; `None`: not at all.
+    /// Contexts may be cut where a block of this size ends; `None`: they are never cut.
     chunk_unit: Option<BlockSize>,
     rule: ChunkRule,
     is_open: bool,
 }
 
-/// What a context gets.
+/// How contexts share the tokens.
 enum ChunkRule {
-    /// All that is left; whoever does not get all is the last to get anything.
+    /// Each gets all that is left. The first that does not fit whole is the last.
     FirstComeFirstServed,
-    /// A unit first, and its share of what is left in [`TokenBudget::distribute`].
+    /// Each gets one unit first, and its share of the rest in [`TokenBudget::distribute`].
     EqualProgress,
 }
 
-/// A context's share of a step.
+/// The chunk of a context that a step computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ContextChunk {
-    /// What it had computed before, and what there was to compute.
+    /// Tokens computed before it.
     start: Tokens,
+    /// Tokens that were not computed.
     rest: Tokens,
-    /// What it gets of the rest.
-    pub(super) chunk: Tokens,
+    len: Tokens,
 }
 
 impl ContextChunk {
-    /// Whether it gets all of the rest.
-    pub(super) fn is_all(&self) -> bool {
-        self.chunk == self.rest
+    /// The tokens in it.
+    pub(super) fn len(&self) -> Tokens {
+        self.len
+    }
+
+    /// Whether the context is complete with it.
+    pub(super) fn is_last(&self) -> bool {
+        self.len == self.rest
     }
 }
 
 impl TokenBudget {
-    /// A whole step's budget.
+    /// The budget of a whole step.
     pub(super) fn new(config: &EngineConfig) -> Self {
-        let chunk_unit = config.cuts_contexts().then_some(config.chunk_unit);
-        let lockstep = config.scheme == BatchingScheme::V1;
-        let rule = match config.chunk_policy {
-            ContextChunkPolicy::EqualProgress if chunk_unit.is_some() && !lockstep => {
-                ChunkRule::EqualProgress
-            }
+        let chunk_unit = config.is_context_chunked().then_some(config.chunk_unit);
+        let rule = match config.chunk_policy() {
+            ContextChunkPolicy::EqualProgress if chunk_unit.is_some() => ChunkRule::EqualProgress,
             _ => ChunkRule::FirstComeFirstServed,
         };
         Self {
@@ -77,24 +75,24 @@ impl TokenBudget {
         self.is_open && self.left > Tokens::ZERO
     }
 
-    /// Takes the tokens of those that generate, one for each beam. There always are as many: nobody starts
-    /// for whose beams there are none.
+    /// Takes the tokens of those that generate, one for each beam. There are always enough: a sequence only starts
+    /// if there are tokens for all its beams.
     pub(super) fn take_generation(&mut self, num_tokens: Tokens) {
         self.left -= num_tokens;
     }
 
-    /// Tokens that nobody has taken.
+    /// The tokens that are left.
     pub(super) fn left(&self) -> Tokens {
         self.left
     }
 
-    /// Takes the drafts of a sequence that generates, when all others have what they get.
+    /// Takes the drafts of a sequence, once all others have their tokens.
     pub(super) fn take_drafts(&mut self, num_drafts: Tokens) {
         self.left -= num_drafts;
     }
 
-    /// Takes what a context gets that has computed `start` tokens and has `rest` to compute. `None`:
-    /// nothing, and neither does any that comes after it.
+    /// Takes the chunk of a context with `start` computed tokens and `rest` to compute. `None`: neither it nor any
+    /// context after it gets tokens.
     pub(super) fn take_context(&mut self, start: Tokens, rest: Tokens) -> Option<ContextChunk> {
         let chunk = match self.rule {
             ChunkRule::FirstComeFirstServed => cut(self.chunk_unit, start, rest, self.left),
@@ -111,22 +109,26 @@ impl TokenBudget {
         self.left -= chunk;
         let may_go_on = chunk == rest || matches!(self.rule, ChunkRule::EqualProgress);
         self.is_open &= may_go_on && chunk > Tokens::ZERO;
-        (chunk > Tokens::ZERO).then_some(ContextChunk { start, rest, chunk })
+        (chunk > Tokens::ZERO).then_some(ContextChunk {
+            start,
+            rest,
+            len: chunk,
+        })
     }
 
-    /// Shares what is left among contexts that have got their first unit: one more each in turn.
+    /// Shares the rest among contexts that have got their first unit: one more unit each, in turns.
     pub(super) fn distribute(&mut self, contexts: &mut [(SeqSlot, ContextChunk)]) {
         if !matches!(self.rule, ChunkRule::EqualProgress) {
             return;
         }
         let mut any_fits = true;
         while std::mem::take(&mut any_fits) {
-            for (_, share) in &mut *contexts {
-                let done = share.start + share.chunk;
+            for (_, chunk) in &mut *contexts {
+                let done = chunk.start + chunk.len;
                 let one_unit = next_bound(self.chunk_unit, done) - done;
-                let more = one_unit.min(share.rest - share.chunk);
+                let more = one_unit.min(chunk.rest - chunk.len);
                 if more > Tokens::ZERO && more <= self.left {
-                    share.chunk += more;
+                    chunk.len += more;
                     self.left -= more;
                     any_fits = true;
                 }
@@ -135,7 +137,7 @@ impl TokenBudget {
     }
 }
 
-/// All of `rest` if it fits into `left`, or as much as ends with a block, or nothing.
+/// All of `rest` if it fits into `left`; else as much as ends with a block, which may be nothing.
 ///
 /// ```text
 /// blocks of 4      0 1 2 3 | 4 5 6 7 | 8 9
@@ -162,10 +164,10 @@ fn next_bound(unit: Option<BlockSize>, position: Tokens) -> Tokens {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::BatchingScheme;
 
-    /// What contexts get that have computed `start` of `start + rest`, in order, with `generating`
-    /// others and blocks of 4.
-    fn shares(
+    /// The chunks of contexts of `(start, rest)` tokens, in order, next to `generating` sequences, with blocks of 4.
+    fn chunks(
         config: EngineConfig,
         generating: u32,
         contexts: &[(u32, u32)],
@@ -176,19 +178,19 @@ mod tests {
             ..config
         });
         budget.take_generation(Tokens(generating));
-        let mut shares = Vec::new();
+        let mut chunks = Vec::new();
         for (slot, &(start, rest)) in (0..).map(SeqSlot).zip(contexts) {
             if !budget.is_open() {
                 break;
             }
-            shares.extend(
+            chunks.extend(
                 budget
                     .take_context(Tokens(start), Tokens(rest))
-                    .map(|share| (slot, share)),
+                    .map(|chunk| (slot, chunk)),
             );
         }
-        budget.distribute(&mut shares);
-        let chunks = shares.iter().map(|(_, share)| share.chunk.0).collect();
+        budget.distribute(&mut chunks);
+        let chunks = chunks.iter().map(|(_, chunk)| chunk.len().0).collect();
         (chunks, budget)
     }
 
@@ -203,28 +205,28 @@ mod tests {
     #[test]
     fn contexts_that_fit_are_computed_whole() {
         let both = [(0, 5), (0, 5)];
-        assert_eq!(shares(first_come(12, true), 2, &both).0, [5, 5]);
-        assert_eq!(shares(first_come(12, false), 2, &both).0, [5, 5]);
+        assert_eq!(chunks(first_come(12, true), 2, &both).0, [5, 5]);
+        assert_eq!(chunks(first_come(12, false), 2, &both).0, [5, 5]);
     }
 
     #[test]
     fn a_chunk_that_is_not_the_last_is_whole_blocks_and_ends_the_walk() {
         let three = [(0, 5), (0, 9), (0, 1)];
-        assert_eq!(shares(first_come(12, true), 1, &three).0, [5, 4]);
-        assert_eq!(shares(first_come(12, true), 8, &three).0, [4]);
-        assert_eq!(shares(first_come(11, true), 8, &three).0, [0; 0]);
+        assert_eq!(chunks(first_come(12, true), 1, &three).0, [5, 4]);
+        assert_eq!(chunks(first_come(12, true), 8, &three).0, [4]);
+        assert_eq!(chunks(first_come(11, true), 8, &three).0, [0; 0]);
     }
 
     #[test]
     fn a_chunk_after_a_reused_beginning_ends_where_a_block_does() {
-        assert_eq!(shares(first_come(6, true), 0, &[(3, 9)]).0, [5]);
-        assert_eq!(shares(first_come(4, true), 0, &[(3, 9)]).0, [1]);
+        assert_eq!(chunks(first_come(6, true), 0, &[(3, 9)]).0, [5]);
+        assert_eq!(chunks(first_come(4, true), 0, &[(3, 9)]).0, [1]);
     }
 
     #[test]
     fn without_chunking_the_first_context_that_does_not_fit_ends_the_walk() {
         let three = [(0, 5), (0, 9), (0, 1)];
-        assert_eq!(shares(first_come(12, false), 0, &three).0, [5]);
+        assert_eq!(chunks(first_come(12, false), 0, &three).0, [5]);
     }
 
     #[test]
@@ -233,11 +235,11 @@ mod tests {
             chunk_policy: ContextChunkPolicy::EqualProgress,
             ..first_come(budget, true)
         };
-        assert_eq!(shares(equal(16), 0, &[(0, 9), (0, 9)]).0, [8, 8]);
-        assert_eq!(shares(equal(14), 0, &[(0, 9), (0, 9)]).0, [9, 4]);
-        assert_eq!(shares(equal(20), 1, &[(0, 9), (0, 2), (4, 8)]).0, [9, 2, 8]);
-        assert_eq!(shares(equal(7), 0, &[(0, 9), (0, 9), (0, 1)]).0, [4]);
-        assert_eq!(shares(equal(8), 0, &[(3, 9), (0, 9)]).0, [1, 4]);
+        assert_eq!(chunks(equal(16), 0, &[(0, 9), (0, 9)]).0, [8, 8]);
+        assert_eq!(chunks(equal(14), 0, &[(0, 9), (0, 9)]).0, [9, 4]);
+        assert_eq!(chunks(equal(20), 1, &[(0, 9), (0, 2), (4, 8)]).0, [9, 2, 8]);
+        assert_eq!(chunks(equal(7), 0, &[(0, 9), (0, 9), (0, 1)]).0, [4]);
+        assert_eq!(chunks(equal(8), 0, &[(3, 9), (0, 9)]).0, [1, 4]);
     }
 
     #[test]
@@ -247,6 +249,6 @@ mod tests {
             chunk_policy: ContextChunkPolicy::EqualProgress,
             ..first_come(12, false)
         };
-        assert_eq!(shares(v1, 0, &[(0, 5), (0, 9), (0, 1)]).0, [5, 4]);
+        assert_eq!(chunks(v1, 0, &[(0, 5), (0, 9), (0, 1)]).0, [5, 4]);
     }
 }

@@ -1,13 +1,13 @@
 //! The first pass: who may run, given the KV blocks there are.
 //!
-//! This file is the only place where the capacity policies differ. Order decides the rest: sequences
-//! are paused from the end of those that run, and admitted from the head of the queue, and the first
-//! that does not fit ends the walk - or a long request would wait for ever behind short ones.
+//! This file is the only place where the capacity policies differ. Sequences are paused from the end of those
+//! that run, and started from the head of the queue. The first that does not fit ends the pass, or a long
+//! request would wait for ever behind short ones.
 //!
 //! ```text
 //! running, in order of rank     | S1  S2  S3  S4 |  S5  S6 |      two must pause
-//!                                 go on             pause
-//! queue                         | S7  S8 |  S9  S10 ...           there is room for two
+//!                                 continue          pause
+//! queue                         | S7  S8 |  S9  S10 ...           there are blocks for two
 //!                                 start
 //! ```
 //!
@@ -17,91 +17,105 @@
 //! | `GuaranteedNoEvict` | what fits to its last token, next to all that run | nobody |
 //! | `StaticBatch` | the same, once all that ran have ended | nobody |
 //!
-//! A sequence with beams starts under any policy with all that it may ever need, which is set aside for it
-//! (`beam_room.rs`), and is not paused.
+//! Under any policy a sequence with beams starts when all the blocks that it may ever need are there. They are
+//! set aside for it (`block_needs.rs`), and it is never paused.
 //!
-//! The first of those that run is never paused, and the pool holds at least one sequence of the
-//! largest length: so something always runs.
+//! The first of those that run is never paused, and the pool holds at least one sequence of the largest length,
+//! so something always runs.
 
 use crate::base::Blocks;
-use crate::engine::CapacityPolicy;
+use crate::config::CapacityPolicy;
 
-/// What one sequence holds and needs.
+/// The blocks that one sequence needs to start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
     /// Free blocks that it takes now.
     pub(super) now: Blocks,
-    /// Free blocks that it takes until it has run to its last token, at worst, `now` included.
+    /// Free blocks that it takes until its last token at worst, `now` included.
     pub(super) worst: Blocks,
-    /// The most that it ever holds, shared or not.
+    /// The most blocks that it ever holds, shared or not.
     pub(super) alone: Blocks,
 }
 
-/// Whether the last of those that run must be paused, when they lack `lacking` blocks for the tokens
-/// they have and `free` are free.
-pub(super) fn must_pause(policy: CapacityPolicy, free: Blocks, lacking: Blocks) -> bool {
-    policy == CapacityPolicy::MaxUtilization && lacking > free
+/// Which blocks a sequence must find free when it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reservation {
+    /// Those that it takes now.
+    Now,
+    /// All that it takes until its last token.
+    ToTheEnd,
 }
 
-/// Whether anybody may join in a step, when `any_runs` already, or `any_paused` in this step.
-pub(super) fn may_join(policy: CapacityPolicy, any_runs: bool, any_paused: bool) -> bool {
+/// Whether sequences may be paused at all.
+pub(super) fn pauses(policy: CapacityPolicy) -> bool {
+    policy == CapacityPolicy::MaxUtilization
+}
+
+/// Whether the last sequence that runs must pause, when those that run lack `lacking` blocks for the tokens that
+/// they have, and `free` are free.
+pub(super) fn must_pause(policy: CapacityPolicy, free: Blocks, lacking: Blocks) -> bool {
+    pauses(policy) && lacking > free
+}
+
+/// Which blocks a sequence must find free when it starts.
+pub(super) fn reservation(policy: CapacityPolicy) -> Reservation {
     match policy {
-        // What was just paused needs all that it gave back and more, and nobody overtakes it.
+        CapacityPolicy::MaxUtilization => Reservation::Now,
+        CapacityPolicy::GuaranteedNoEvict | CapacityPolicy::StaticBatch => Reservation::ToTheEnd,
+    }
+}
+
+/// Whether a sequence may start in a step, when `any_runs` already, or `any_paused` in this step.
+pub(super) fn may_start(policy: CapacityPolicy, any_runs: bool, any_paused: bool) -> bool {
+    match policy {
+        // A sequence that was just paused needs what it gave back and more, and nobody overtakes it.
         CapacityPolicy::MaxUtilization => !any_paused,
         CapacityPolicy::GuaranteedNoEvict => true,
         CapacityPolicy::StaticBatch => !any_runs,
     }
 }
 
-/// The blocks that drafts may take, when `free` are free, `num_running` sequences run, and `any_waits` to
-/// start.
+/// Whether a sequence may stay in the queue for blocks that another is about to write, to reuse them.
+pub(super) fn may_wait_for_reuse(policy: CapacityPolicy) -> bool {
+    // A batch that cannot be joined later would run without it.
+    policy != CapacityPolicy::StaticBatch
+}
+
+/// The blocks that drafts may take, when `free` are free, `num_running` sequences run, and `any_queued`.
 ///
-/// What a sequence takes for its drafts it only takes earlier than it would have otherwise. Where every
-/// block that it may ever need is set aside, that is nobody's loss; where blocks go to whoever comes, each
-/// that runs must find its next one all the same.
+/// A draft takes a block earlier than its sequence would have. Where all the blocks that a sequence may need are
+/// reserved for it, this costs nobody anything. Where blocks go to whoever comes first, each sequence that
+/// runs must still find its next one.
 pub(super) fn blocks_for_drafts(
     policy: CapacityPolicy,
     free: Blocks,
     num_running: usize,
-    any_waits: bool,
+    any_queued: bool,
 ) -> Blocks {
     match policy {
         CapacityPolicy::GuaranteedNoEvict | CapacityPolicy::StaticBatch => free,
-        CapacityPolicy::MaxUtilization if any_waits => Blocks::ZERO,
+        CapacityPolicy::MaxUtilization if any_queued => Blocks::ZERO,
         CapacityPolicy::MaxUtilization => free.saturating_sub(Blocks(num_running as u32)),
     }
 }
 
-/// The blocks that those who start may take.
+/// The blocks that the sequences which start in a step may take.
 pub(super) struct BlockBudget {
     left: Blocks,
-    /// Whether one that starts takes what it will have taken at its end.
-    to_the_end: bool,
+    reservation: Reservation,
 }
 
 impl BlockBudget {
-    /// BlockBudget for what those that start take now.
-    pub(super) fn of_now(free: Blocks) -> Self {
-        Self {
-            left: free,
-            to_the_end: false,
-        }
+    /// `left` blocks for sequences that take them by `reservation`.
+    pub(super) fn new(left: Blocks, reservation: Reservation) -> Self {
+        Self { left, reservation }
     }
 
-    /// BlockBudget for what they will have taken at their ends, when those that run will take `promised` of the
-    /// `free` blocks.
-    pub(super) fn to_the_end(free: Blocks, promised: Blocks) -> Self {
-        Self {
-            left: free - promised,
-            to_the_end: true,
-        }
-    }
-
-    /// Takes what a sequence needs to start, if there is as much.
+    /// Takes what a sequence needs to start, if it is there.
     pub(super) fn admit(&mut self, demand: Demand) -> bool {
-        let needed = match self.to_the_end {
-            false => demand.now,
-            true => demand.worst,
+        let needed = match self.reservation {
+            Reservation::Now => demand.now,
+            Reservation::ToTheEnd => demand.worst,
         };
         let fits = needed <= self.left;
         if fits {
@@ -128,9 +142,12 @@ mod tests {
     #[test]
     fn the_first_that_does_not_fit_now_or_to_its_end_ends_the_walk() {
         let queue = [(1, 3), (1, 2), (1, 1)];
-        assert_eq!(num_admitted(BlockBudget::of_now(Blocks(2)), &queue), 2);
+        assert_eq!(
+            num_admitted(BlockBudget::new(Blocks(2), Reservation::Now), &queue),
+            2
+        );
         for (free, promised, expected) in [(8, 5, 1), (8, 2, 3), (4, 2, 0)] {
-            let room = BlockBudget::to_the_end(Blocks(free), Blocks(promised));
+            let room = BlockBudget::new(Blocks(free - promised), Reservation::ToTheEnd);
             assert_eq!(num_admitted(room, &queue), expected, "{promised} of {free}");
         }
     }
@@ -150,13 +167,13 @@ mod tests {
 
     #[test]
     fn drafts_take_no_block_that_another_may_want() {
-        for (policy, any_waits, expected) in [
+        for (policy, any_queued, expected) in [
             (CapacityPolicy::GuaranteedNoEvict, true, 5),
             (CapacityPolicy::StaticBatch, true, 5),
             (CapacityPolicy::MaxUtilization, true, 0),
             (CapacityPolicy::MaxUtilization, false, 2),
         ] {
-            let blocks = blocks_for_drafts(policy, Blocks(5), 3, any_waits);
+            let blocks = blocks_for_drafts(policy, Blocks(5), 3, any_queued);
             assert_eq!(blocks, Blocks(expected), "{policy:?}");
         }
         let none = blocks_for_drafts(CapacityPolicy::MaxUtilization, Blocks(2), 3, false);
@@ -165,10 +182,10 @@ mod tests {
 
     #[test]
     fn a_static_batch_is_joined_before_it_runs_only() {
-        assert!(may_join(CapacityPolicy::StaticBatch, false, false));
-        assert!(!may_join(CapacityPolicy::StaticBatch, true, false));
-        assert!(may_join(CapacityPolicy::GuaranteedNoEvict, true, false));
-        assert!(may_join(CapacityPolicy::MaxUtilization, true, false));
-        assert!(!may_join(CapacityPolicy::MaxUtilization, true, true));
+        assert!(may_start(CapacityPolicy::StaticBatch, false, false));
+        assert!(!may_start(CapacityPolicy::StaticBatch, true, false));
+        assert!(may_start(CapacityPolicy::GuaranteedNoEvict, true, false));
+        assert!(may_start(CapacityPolicy::MaxUtilization, true, false));
+        assert!(!may_start(CapacityPolicy::MaxUtilization, true, true));
     }
 }

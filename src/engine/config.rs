@@ -4,6 +4,7 @@ use crate::base::{BlockSize, Blocks, LoadError, RequestError, Tokens};
 pub use crate::config::{BatchingScheme, CapacityPolicy, ContextChunkPolicy};
 use crate::engine::kv::KvCacheConfig;
 use crate::engine::{AttentionWindow, MAX_DRAFT_TOKENS, MAX_NGRAM, NewRequest, Speculation};
+use crate::engine::{capacity, lockstep};
 
 /// The limits of a batch manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,22 +112,12 @@ impl EngineConfig {
         } = *self;
         let block = block_size.tokens();
         let unit = self.chunk_unit.tokens();
-        if self.scheme == BatchingScheme::V1 && self.policy == CapacityPolicy::MaxUtilization {
-            return refuse(
-                "gpt_model_type is V1, in which nothing is ever paused, and batch_scheduler_policy \
-                 is max_utilization"
-                    .into(),
-                "let batch_scheduler_policy be guaranteed_no_evict or static_batch".into(),
-            );
-        }
-        if self.scheme == BatchingScheme::V1 && self.num_micro_batches > 1 {
-            return refuse(
-                "gpt_model_type is V1, which is one batch at a time, and enable_trt_overlap is true"
-                    .into(),
-                "set enable_trt_overlap to false, or gpt_model_type to inflight_fused_batching"
-                    .into(),
-            );
-        }
+        lockstep::check(
+            self.scheme,
+            self.policy,
+            self.num_micro_batches,
+            self.speculation.is_some(),
+        )?;
         self.check_speculation()?;
         if !(1..=2).contains(&self.num_micro_batches) {
             return refuse(
@@ -169,7 +160,7 @@ impl EngineConfig {
                 ),
             );
         }
-        if self.cuts_contexts() && max_num_tokens < unit {
+        if self.is_context_chunked() && max_num_tokens < unit {
             return refuse(
                 format!(
                     "max_num_tokens is {max_num_tokens}, less than a block of tokens_per_block = \
@@ -178,8 +169,8 @@ impl EngineConfig {
                 format!("raise max_num_tokens to at least {unit}, or lower tokens_per_block"),
             );
         }
-        if !self.cuts_contexts()
-            && self.policy == CapacityPolicy::MaxUtilization
+        if !self.is_context_chunked()
+            && capacity::pauses(self.policy)
             && max_num_tokens < max_seq_len
         {
             return refuse(
@@ -222,14 +213,6 @@ impl EngineConfig {
         let Some(speculation) = self.speculation else {
             return Ok(());
         };
-        if self.scheme == BatchingScheme::V1 {
-            return refuse(
-                "gpt_model_type is V1, in which every request gets one token a step, and speculation \
-                 is on"
-                    .into(),
-                "set speculation to none, or gpt_model_type to inflight_fused_batching".into(),
-            );
-        }
         let max_draft_tokens = speculation.max_draft_tokens;
         if !(1..=MAX_DRAFT_TOKENS).contains(&max_draft_tokens) {
             return refuse(
@@ -315,8 +298,18 @@ impl EngineConfig {
     }
 
     /// Whether a context may be spread over several steps.
-    pub(super) fn cuts_contexts(&self) -> bool {
-        self.enable_chunked_context || self.scheme == BatchingScheme::V1
+    pub(super) fn is_context_chunked(&self) -> bool {
+        lockstep::is_context_chunked(self.scheme, self.enable_chunked_context)
+    }
+
+    /// Which contexts get the tokens that are left.
+    pub(super) fn chunk_policy(&self) -> ContextChunkPolicy {
+        lockstep::chunk_policy(self.scheme, self.chunk_policy)
+    }
+
+    /// Whether batches run in lockstep (V1), which has no logits post-processors.
+    pub fn is_lockstep(&self) -> bool {
+        lockstep::is_on(self.scheme)
     }
 
     /// Refuses beams that there are not, or that could never have their blocks.
@@ -362,7 +355,7 @@ impl EngineConfig {
                 num_prompt_tokens + 1
             ));
         }
-        if !self.cuts_contexts() && num_prompt_tokens > self.max_num_tokens.index() {
+        if !self.is_context_chunked() && num_prompt_tokens > self.max_num_tokens.index() {
             return invalid(format!(
                 "the prompt has {num_prompt_tokens} tokens, more than a step can carry \
                  (max_num_tokens = {}) and enable_chunked_context is false: shorten the prompt",

@@ -94,8 +94,8 @@ impl DraftTotals {
         }
     }
 
-    /// Both together.
-    pub fn and(self, other: Self) -> Self {
+    /// The sum of both.
+    pub fn plus(self, other: Self) -> Self {
         Self {
             num_drafted: self.num_drafted + other.num_drafted,
             num_accepted: self.num_accepted + other.num_accepted,
@@ -146,7 +146,7 @@ impl Drafter {
     }
 
     /// What is new of that.
-    pub(super) fn news(&mut self) -> Option<DraftTotals> {
+    pub(super) fn new_totals(&mut self) -> Option<DraftTotals> {
         (self.totals != self.told).then(|| {
             self.told = self.totals;
             self.totals

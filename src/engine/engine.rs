@@ -1,22 +1,26 @@
-//! The batch manager: takes requests in, plans steps, takes their results in.
+//! The engine: takes requests, plans steps, and takes their results in.
 //!
-//! One idea: what a step does is decided before it, as plain data, and nothing counts as computed before
-//! `apply` has seen the step's results.
+//! One idea: a step is decided before it runs, as plain data, and nothing counts as computed before `apply` has
+//! seen its results.
 //!
-//! It never waits, reads a clock, draws a random number or calls the runner: the same calls in the same
+//! The engine never waits, reads a clock, draws a random number or calls the runner. The same calls in the same
 //! order give the same plans, on every machine and on every rank.
 
-use crate::base::{RequestError, SeqSlot, SequenceId, Tokens};
-use crate::engine::budget::ContextChunk;
-use crate::engine::kv::{KvCacheManager, NextBlock};
+use crate::base::{Blocks, RequestError, SequenceId, Tokens};
+use crate::engine::active::ActiveSequences;
+use crate::engine::apply;
+use crate::engine::block_needs::BlockNeeds;
 use crate::engine::lockstep::LockstepBatch;
-use crate::engine::queue::Queue;
-use crate::engine::sequence::{Sequence, SequenceTable, max_kv_len};
-use crate::engine::stats::{RequestStage, StepStats, Totals};
-use crate::engine::{BatchingScheme, DraftTotals, EngineConfig, Event, KvUsage, NewRequest, Step};
+use crate::engine::micro_batches::MicroBatches;
+use crate::engine::recorder::Recorder;
+use crate::engine::scheduler::{Scheduler, Scope};
+use crate::engine::{
+    DraftTotals, EngineConfig, Event, KvUsage, NewRequest, RequestStage, Step, StepOutput,
+    StepStats,
+};
 use crate::sampling::{FinishReason, Hypothesis};
 
-/// A batch manager.
+/// Plans the steps of in-flight batching.
 ///
 /// ```text
 /// add ---> queue ---> running, in order of rank ---> apply: Finished
@@ -24,72 +28,37 @@ use crate::sampling::{FinishReason, Hypothesis};
 ///            +--- pause ---+
 /// ```
 pub struct Engine {
-    pub(super) config: EngineConfig,
-    pub(super) sequences: SequenceTable,
-    pub(super) kv: KvCacheManager,
-    /// By priority, then in order of first start.
-    pub(super) running: Vec<SeqSlot>,
-    pub(super) queue: Queue,
-    /// Given up while a step with them is out.
-    pub(super) cancelled: Vec<SeqSlot>,
-    pub(super) num_started: u64,
-    /// The micro-batch whose step is next.
-    pub(super) turn: usize,
-    /// Of each micro-batch, whether a step of it is out.
-    pub(super) is_out: Vec<bool>,
-    /// Steps that came back, for their buffers.
-    pub(super) spare_steps: Vec<Step>,
-    /// Those in context phase when the budget pass begins.
-    pub(super) in_context: Vec<SeqSlot>,
-    /// Those in generation phase, with one token each in the step that is planned.
-    pub(super) generating: Vec<SeqSlot>,
-    /// The budget pass's result for sequences in context phase.
-    pub(super) contexts: Vec<(SeqSlot, ContextChunk)>,
-    /// The blocks that those are about to write and that others could share.
-    pub(super) being_written: Vec<NextBlock>,
-    /// Who was admitted, paused or, in lockstep, finished since the last `apply`.
-    pub(super) changes: Vec<Event>,
-    pub(super) totals: Totals,
-    /// What all drafts have come to.
-    pub(super) drafts: DraftTotals,
-    pub(super) num_steps: u64,
-    pub(super) stats: Option<StepStats>,
-    pub(super) stages: Vec<RequestStage>,
-    /// The batch that runs in lockstep.
-    pub(super) lockstep: LockstepBatch,
+    config: EngineConfig,
+    active: ActiveSequences,
+    scheduler: Scheduler,
+    micro_batches: MicroBatches,
+    /// `None` unless batches run in lockstep.
+    lockstep: Option<LockstepBatch>,
+    recorder: Recorder,
+    /// What happened since the last `apply`.
+    events: Vec<Event>,
+    /// Steps that have landed, kept for their memory.
+    spare_steps: Vec<Step>,
 }
 
 impl Engine {
-    /// An engine with nothing to do.
+    /// An engine without requests.
     ///
     /// # Panics
-    /// With a configuration that [`EngineConfig::check`] refuses.
+    /// If [`EngineConfig::check`] refuses the configuration.
     pub fn new(config: EngineConfig) -> Self {
         if let Err(error) = config.check() {
             panic!("the engine's configuration was not checked: {error}");
         }
         let max_rows = config.max_rows() as usize;
         Self {
-            sequences: SequenceTable::new(config.max_rows()),
-            kv: KvCacheManager::new(config.kv_cache()),
-            running: Vec::with_capacity(max_rows),
-            queue: Queue::new(max_rows),
-            cancelled: Vec::new(),
-            num_started: 0,
-            turn: 0,
-            is_out: vec![false; config.num_micro_batches],
+            active: ActiveSequences::new(&config),
+            scheduler: Scheduler::new(max_rows),
+            micro_batches: MicroBatches::new(config.num_micro_batches),
+            lockstep: LockstepBatch::new(config.scheme),
+            recorder: Recorder::default(),
+            events: Vec::with_capacity(2 * max_rows),
             spare_steps: Vec::with_capacity(config.num_micro_batches),
-            in_context: Vec::with_capacity(max_rows),
-            generating: Vec::with_capacity(max_rows),
-            contexts: Vec::with_capacity(max_rows),
-            being_written: Vec::with_capacity(max_rows),
-            changes: Vec::with_capacity(2 * max_rows),
-            totals: Totals::default(),
-            drafts: DraftTotals::default(),
-            num_steps: 0,
-            stats: None,
-            stages: Vec::new(),
-            lockstep: LockstepBatch::default(),
             config,
         }
     }
@@ -97,15 +66,15 @@ impl Engine {
     /// Queues a request. Its `max_new_tokens` is lowered to what `max_seq_len` leaves room for.
     ///
     /// # Errors
-    /// A request that could never run: empty, too long, or with too many beams; or one more than
-    /// `max_num_active`. The engine is as before.
+    /// A request that could never run because it is empty, too long or has too many beams; or one more than
+    /// `max_num_active`. The engine is unchanged.
     ///
     /// # Panics
-    /// At once or in a later step, if the id is that of an active request.
+    /// If an active sequence has the id: at once, or in a later step.
     pub fn add(&mut self, mut request: NewRequest) -> Result<(), RequestError> {
         debug_assert!(
             !self.is_active(request.id),
-            "request id {} is used twice",
+            "sequence id {} is used twice",
             request.id
         );
         let max_num_active = self.config.max_num_active;
@@ -119,160 +88,265 @@ impl Engine {
         request.stop.max_new_tokens = request.stop.max_new_tokens.min(max_new_tokens);
         if request.sampling.beam_search.is_some() {
             let width = request.sampling.beam_width();
-            let num_prompt_tokens = Tokens(request.prompt.len() as u32);
-            let max_kv_len = max_kv_len(num_prompt_tokens, &request.stop);
-            let worst = self.worst_of_beams(width, num_prompt_tokens, max_kv_len);
+            let needs = BlockNeeds::new(&self.config, &self.active);
+            let worst = needs.worst_of(width, request.num_prompt_tokens(), request.max_kv_len());
             self.config.check_beams(width, worst)?;
         }
-        self.queue.push(request);
+        self.active.enqueue(request);
         Ok(())
     }
 
-    /// Gives a request up: its client or Triton gave it up, or its time has passed. Its blocks are free
-    /// and its row is empty at once or, if a step with it is out, when that is back; no event follows,
-    /// because the caller knows. Returns whether it was there: `false` if it has ended, even if its
-    /// `Finished` is still to come.
+    /// Cancels a sequence. Its blocks and its row are free at once or, if a step with it is out, when that has been
+    /// applied. No event follows, because the caller knows. Returns whether it was active: `false` if it has
+    /// ended, even if its `Finished` is still to come.
     pub fn cancel(&mut self, id: SequenceId) -> bool {
-        let Some(slot) = self.sequences.find(id) else {
-            return self.queue.drop_waiting(id);
-        };
-        self.running.retain(|&running| running != slot);
-        self.end_lockstep_iteration();
-        self.queue.take_paused(slot);
-        if self.sequences[slot].text.is_some() {
-            forget(&mut self.sequences, &mut self.kv, slot);
-        } else {
-            self.sequences.hide(slot);
-            self.cancelled.push(slot);
-        }
-        true
+        let was_active = self.active.cancel(id);
+        self.end_iteration_if_over();
+        was_active
     }
 
-    /// Ends a request for a reason that the engine does not see, such as a stop word in its text, with the
-    /// first `num_output_tokens` that it has generated: what the same step brought after them is nothing.
-    /// Returns whether it has ended, as after [`Engine::cancel`]; in lockstep it ends with its batch, with
-    /// a [`Event::Finished`].
+    /// Ends a sequence for a reason that the engine does not see, such as a stop word in its text, after the first
+    /// `num_output_tokens` tokens that it has generated: tokens behind them do not count. Returns whether it has
+    /// ended, as after [`Engine::cancel`]; in lockstep it ends with its batch, and an [`Event::Finished`] follows.
     ///
     /// # Panics
-    /// If a step with it is out, and it has not ended.
+    /// If it is active and a step with it is out.
     pub fn finish(
         &mut self,
         id: SequenceId,
         num_output_tokens: Tokens,
         reason: FinishReason,
     ) -> bool {
-        let Some(slot) = self.sequences.find(id) else {
-            return self.config.scheme != BatchingScheme::V1 && self.cancel(id);
+        let is_lockstep = self.lockstep.is_some();
+        let Some(sequence) = self.active.find_mut(id) else {
+            return !is_lockstep && self.cancel(id);
         };
-        let sequence = &mut self.sequences[slot];
-        assert!(sequence.text.is_some(), "{id} is in a step that is out");
-        if self.config.scheme == BatchingScheme::V1 {
-            sequence.ended.get_or_insert(reason);
+        assert!(!sequence.is_out(), "{id} is in a step that is out");
+        if is_lockstep {
+            sequence.end_in_batch(reason);
             return false;
         }
-        self.totals
-            .count_of(sequence.details.num_prompt_tokens, num_output_tokens);
+        self.recorder
+            .count_ended_with(sequence.num_prompt_tokens(), num_output_tokens);
         self.cancel(id)
     }
 
-    /// Why a request has ended that is still there: in lockstep, it waits for the rest of its batch.
+    /// Why an active sequence has ended: in lockstep, it waits for the rest of its batch.
     pub fn ended(&self, id: SequenceId) -> Option<FinishReason> {
-        self.sequences[self.sequences.find(id)?].ended
+        self.active.find(id)?.ended()
     }
 
-    /// Whether a request searches with beams, and they are in a step that is out.
+    /// Whether a sequence searches with beams that are in a step which is out.
     pub fn are_beams_out(&self, id: SequenceId) -> bool {
-        let slot = self.sequences.find(id);
-        slot.is_some_and(|slot| self.sequences[slot].are_beams_out())
+        let sequence = self.active.find(id);
+        sequence.is_some_and(|sequence| sequence.has_beams() && sequence.is_out())
     }
 
-    /// What a request's search would return if it ended now: the best of what has ended and of the beams that
-    /// go on. Empty if there are no tokens, or no beams. In lockstep, if it waits for the rest of its batch,
-    /// what it has found.
+    /// The hypotheses that a beam search would return if it ended now: the best of those that have ended and of
+    /// the beams that continue. Empty before the first token, and without beam search. If it waits for the rest of
+    /// its lockstep batch, its final hypotheses.
     ///
     /// # Panics
     /// If its beams are out, see [`Engine::are_beams_out`].
     pub fn best_so_far(&self, id: SequenceId) -> Box<[Hypothesis]> {
-        let Some(slot) = self.sequences.find(id) else {
-            return Box::default();
-        };
-        let sequence = &self.sequences[slot];
-        assert!(!sequence.are_beams_out(), "{id} is in a step that is out");
-        sequence.best_so_far()
+        assert!(!self.are_beams_out(id), "{id} is in a step that is out");
+        let sequence = self.active.find(id);
+        sequence.map_or_else(Box::default, |sequence| sequence.best_so_far())
     }
 
-    /// Its limits.
+    /// Plans the next step. It is empty only if nothing is active, or if everything active is in a step that is out
+    /// or could not be given blocks because of one.
+    ///
+    /// # Panics
+    /// If a step of every micro-batch is out.
+    pub fn schedule(&mut self) -> Step {
+        assert!(
+            !self.micro_batches.are_all_out(),
+            "a step is planned after another has come back"
+        );
+        self.end_batch_if_over();
+        let spare = self.spare_steps.pop();
+        let mut step = spare.unwrap_or_else(|| Step::new(&self.config));
+        for n in 0..self.micro_batches.len() {
+            let Some(micro_batch) = self.micro_batches.due_after(n) else {
+                continue;
+            };
+            let mut scope = Scope {
+                config: &self.config,
+                active: &mut self.active,
+                micro_batches: &self.micro_batches,
+                lockstep: self.lockstep.as_mut(),
+                events: &mut self.events,
+            };
+            self.scheduler.plan(&mut scope, micro_batch, &mut step);
+            if !step.is_empty() {
+                self.micro_batches.launch(micro_batch);
+                break;
+            }
+        }
+        // The first of those that run is never paused and is first to get tokens.
+        assert!(
+            self.is_idle() || self.micro_batches.any_out(),
+            "{} requests are active and none can run",
+            self.num_active()
+        );
+        self.recorder.record(
+            &step,
+            &self.config,
+            &self.active,
+            &self.scheduler,
+            self.lockstep.as_mut(),
+        );
+        step
+    }
+
+    /// Takes in the results of a step, and appends to `events` what happened since the last time, in order.
+    ///
+    /// A sequence that was cancelled since `schedule` has no events.
+    ///
+    /// # Panics
+    /// If `output` is not the step's: results for each sequence that samples, in the step's order.
+    pub fn apply(&mut self, mut step: Step, output: &mut StepOutput, events: &mut Vec<Event>) {
+        let is_known = |event: &Event| {
+            matches!(event, Event::Finished(..) | Event::Hypotheses(..))
+                || self.active.is_admitted(event.sequence_id())
+        };
+        events.extend(self.events.drain(..).filter(is_known));
+
+        if !step.is_empty() {
+            self.micro_batches.land(step.micro_batch());
+        }
+        let num_generated = apply::apply(
+            &mut step,
+            output,
+            &mut self.active,
+            &mut self.recorder,
+            self.lockstep.is_some(),
+            events,
+        );
+        if let Some(lockstep) = &mut self.lockstep {
+            lockstep.count_generated(num_generated);
+        }
+        self.spare_steps.push(step);
+        self.end_batch_if_over();
+        events.append(&mut self.events);
+    }
+
+    /// The configuration.
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
 
-    /// Requests that have not ended: waiting, running or paused.
+    /// Sequences that have not ended: waiting, running or paused.
     pub fn num_active(&self) -> usize {
-        self.running.len() + self.queue.num_paused() + self.queue.num_waiting()
+        self.active.len()
     }
 
-    /// Whether no request is active.
+    /// Whether no sequence is active.
     pub fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.queue.is_empty()
+        self.active.is_empty()
     }
 
-    /// Whether a request has not ended.
+    /// Whether a sequence is active.
     pub fn is_active(&self, id: SequenceId) -> bool {
-        self.sequences.find(id).is_some() || self.queue.waiting_ids().any(|waiting| waiting == id)
+        self.active.contains(id)
     }
 
-    /// What drafts have come to so far.
+    /// The totals of all drafts so far.
     pub fn draft_totals(&self) -> DraftTotals {
-        self.drafts
+        self.recorder.drafts()
     }
 
     /// How full the KV cache is now.
     pub fn kv_usage(&self) -> KvUsage {
-        self.kv.usage()
+        self.active.kv().usage()
     }
 
-    /// The record of the step that `schedule` decided last; `None` if nothing was active.
+    /// The record of the step that `schedule` planned last; `None` if nothing was active.
     pub fn stats(&self) -> Option<&StepStats> {
-        self.stats.as_ref()
+        self.recorder.stats()
     }
 
-    /// What each active request did in the step that `schedule` decided last, in order of id; empty
-    /// unless [`EngineConfig::record_requests`].
+    /// What each active request did in the step that `schedule` planned last, in order of id; empty unless
+    /// [`EngineConfig::record_requests`].
     pub fn request_stages(&self) -> &[RequestStage] {
-        &self.stages
+        self.recorder.stages()
     }
 
-    /// The records of the iterations in lockstep that have ended since the last time. An iteration is a batch,
-    /// from its start to its end.
+    /// The records of the lockstep iterations that have ended since the last call. An iteration is a batch, from its
+    /// start to its end.
     pub fn take_ended_iterations(&mut self) -> Vec<StepStats> {
-        std::mem::take(&mut self.lockstep.ended)
+        self.recorder.take_iterations()
     }
 
-    /// In lockstep, rows of a model call that are computed for those of the batch that have ended.
-    pub(super) fn num_ended_beams(&self) -> u32 {
-        if self.config.scheme != BatchingScheme::V1 {
-            return 0;
+    /// Panics if the engine contradicts itself. For tests and debugging, between `apply` and `schedule`; it costs a
+    /// look at everything, and allocates.
+    ///
+    /// 1. Every block is free, or held by as many tables as it says.
+    /// 2. Every row in use runs, is paused, or was cancelled while a step with it is out; every id is in one place.
+    /// 3. A paused sequence has no blocks and nothing computed.
+    /// 4. A running sequence has blocks for what is computed, and something left to compute.
+    /// 5. Running and paused sequences are in order of rank.
+    /// 6. No sequence is longer than `max_seq_len`.
+    /// 7. The blocks that beams may still need are free, or will be when others pause.
+    pub fn check_integrity(&self) {
+        self.active.check_integrity();
+        let running = self.active.running().map(|(_, sequence)| sequence);
+        for sequence in running.clone().chain(self.active.paused()) {
+            let id = sequence.id();
+            let len = sequence.len();
+            assert!(len <= self.config.max_seq_len, "{id:?} is too long");
+            if sequence.ended().is_some() {
+                assert!(self.lockstep.is_some(), "{id:?} has ended");
+                continue;
+            }
+            assert!(sequence.computed() < len, "{id:?} is done");
+            if !sequence.is_out() {
+                let num_tokens = sequence.tokens().as_slice().len();
+                assert_eq!(len.index(), num_tokens, "{id:?}");
+            }
         }
-        let running = self.running.iter().map(|&slot| &self.sequences[slot]);
-        let ended = running.filter(|sequence| sequence.ended.is_some());
-        ended.map(|sequence| sequence.width()).sum()
+        let needs = BlockNeeds::new(&self.config, &self.active);
+        let num_free = self.active.kv().usage().num_free();
+        let can_pause = match self.config.window {
+            None => Blocks::ZERO,
+            Some(_) => running
+                .filter(|sequence| !sequence.has_beams())
+                .map(|sequence| sequence.blocks().num_held())
+                .sum(),
+        };
+        assert!(
+            needs.set_aside() <= num_free + can_pause,
+            "what is set aside is there"
+        );
     }
 
-    /// In lockstep, those of the batch that have ended.
-    pub(super) fn num_ended(&self) -> usize {
-        if self.config.scheme != BatchingScheme::V1 {
-            return 0;
+    /// In lockstep, lets the answers of the batch leave once all of it has ended.
+    fn end_batch_if_over(&mut self) {
+        if self.lockstep.is_none() || self.active.num_running() == 0 {
+            return;
         }
-        let running = self.running.iter().map(|&slot| &self.sequences[slot]);
-        running.filter(|sequence| sequence.ended.is_some()).count()
+        let mut running = self.active.running().map(|(_, sequence)| sequence);
+        let any_unended = running.any(|sequence| sequence.ended().is_none());
+        drop(running);
+        if any_unended {
+            return;
+        }
+        self.active.end_all_running(|sequence| {
+            let reason = sequence.ended().expect("all have ended");
+            self.recorder.count_ended(sequence);
+            sequence.report_end(reason, &mut self.events);
+        });
+        self.end_iteration_if_over();
     }
-}
 
-/// Takes a sequence out of its row and gives its blocks back.
-pub(super) fn forget(sequences: &mut SequenceTable, kv: &mut KvCacheManager, slot: SeqSlot) {
-    let mut sequence: Sequence = sequences.remove(slot);
-    if let Some(beams) = &mut sequence.details.beams {
-        beams.release(kv);
+    /// In lockstep, records what the batch has come to, if nothing of it is left.
+    fn end_iteration_if_over(&mut self) {
+        if let Some(lockstep) = &mut self.lockstep
+            && self.active.num_running() == 0
+            && let Some(totals) = lockstep.end()
+        {
+            self.recorder.end_iteration(totals);
+        }
     }
-    kv.release(&mut sequence.blocks);
 }

@@ -13,7 +13,7 @@
 use std::num::NonZeroU32;
 
 use crate::base::{Blocks, Tokens};
-use crate::engine::{DraftTotals, NewRequest};
+use crate::engine::DraftTotals;
 use crate::sampling::TokenLogProbs;
 
 /// The extra outputs that a request wants. Each costs time and memory, so the default is none.
@@ -79,18 +79,10 @@ impl OutputOptions {
 
     /// How many of a sequence's first tokens may be reused from the cache, when the context logits of the first
     /// `num_returned` of its `num_prompt_tokens` have been returned.
-    pub(super) fn max_reused(&self, num_returned: Tokens, num_prompt_tokens: Tokens) -> Tokens {
+    pub(super) fn max_reusable(&self, num_returned: Tokens, num_prompt_tokens: Tokens) -> Tokens {
         match self.context_logits && num_returned < num_prompt_tokens {
             true => num_returned,
             false => Tokens(u32::MAX),
         }
-    }
-}
-
-impl NewRequest {
-    /// How many of its first tokens may be reused from the cache when it starts.
-    pub(super) fn max_reused(&self) -> Tokens {
-        let num_prompt_tokens = Tokens(self.prompt.len() as u32);
-        self.outputs.max_reused(Tokens::ZERO, num_prompt_tokens)
     }
 }

@@ -1,43 +1,48 @@
-//! L2: the batch manager. A pure state machine: no clock, no I/O, no thread, no device, no Triton.
+//! L2: the batch manager's decisions. A pure state machine: no clock, no I/O, no thread, no device, no Triton.
 //!
 //! ```text
-//! engine.rs       Engine: add, cancel, apply
-//! schedule.rs     the two passes that decide a step
-//! capacity.rs     the first pass: who may run, given the KV blocks; all that a policy decides
-//! budget.rs       the second pass: how many tokens each gets, given max_num_tokens
-//! draft.rs        guesses at later tokens, verified in the step that computes them
-//! queue.rs        who waits to start, in order
-//! sequence.rs     a sequence's tokens and progress; the table of rows
-//! beams.rs        the beams of a sequence that searches
-//! beam_room.rs    what is set aside for them
-//! kv/             blocks, block tables, and what sequences share of them
-//! lockstep.rs     what a batch in lockstep (V1) has come to
-//! step.rs         what was decided, as packed arrays
-//! table_rows.rs   the block tables in it
-//! extra_outputs.rs   what a request wants besides its tokens, and what a step brings of it
-//! stats.rs        the record of a step
-//! integrity.rs    the invariants, as a check
-//! config.rs request.rs plan.rs output.rs    what goes in and out: plain data
+//! engine.rs           Engine: add, cancel, schedule, apply
+//! scheduler.rs        the two passes that plan a step
+//! capacity.rs         the first pass: who may run, given the KV blocks; all that a policy decides
+//! block_needs.rs      how many blocks sequences need, and how many are left for others
+//! budget.rs           the second pass: how many tokens each gets, given max_num_tokens
+//! lockstep.rs         all that differs in lockstep (V1)
+//! apply.rs            how results are taken in
+//! active.rs           the active sequences: who runs, is paused or waits
+//! queue.rs            the queue, in order
+//! sequence_table.rs   the table of admitted sequences
+//! sequence.rs         a sequence: its tokens and its progress
+//! sequence_tokens.rs  its tokens, which travel with a step
+//! beam.rs beams.rs    its text, or several of them under beam search
+//! draft.rs            drafts of later tokens, verified in the step that computes them
+//! kv/                 blocks, block tables, and what sequences share of them
+//! micro_batches.rs    whose step is next
+//! step.rs             a planned step, as packed arrays
+//! table_rows.rs       its block tables
+//! recorder.rs         what is counted, and the record of a step
+//! config.rs request.rs plan.rs output.rs extra_outputs.rs stats.rs    what goes in and out: plain data
 //! ```
 //!
 //! # Invariants
 //!
 //! - A step carries at most `max_num_tokens` tokens of at most `max_num_requests` sequences.
-//! - At most `max_num_active` requests are active.
-//! - Of those of the smallest priority number, the sequence that started first is in every step of its
-//!   micro-batch and is never paused; what was paused starts again before anything of its priority that
-//!   waits. So every request ends, if requests of smaller numbers do not come without end.
-//! - Sequences of a priority start in order of arrival, but for those that wait for blocks that another
-//!   is about to write.
-//! - Only under [`CapacityPolicy::MaxUtilization`] is anything ever paused, and never what has beams: all
-//!   that it may need is set aside.
-//! - Every accepted request ends exactly once: with an [`Event::Finished`], or with a
-//!   [`Engine::cancel`] that returns `true`. Its blocks are free by then.
+//! - At most `max_num_active` sequences are active.
+//! - Among sequences with the smallest priority number, the one that was admitted first is in every step of its
+//!   micro-batch and is never paused. A paused sequence resumes before any request of its priority starts. So every
+//!   request ends, unless requests with smaller numbers keep coming without end.
+//! - Requests of one priority start in order of arrival, except those that wait for blocks which another sequence is
+//!   about to write.
+//! - Sequences are paused only under [`CapacityPolicy::MaxUtilization`]. One with beams is never paused: all the
+//!   blocks that it may need are set aside.
+//! - Every accepted request ends exactly once: with an [`Event::Finished`], or with an [`Engine::cancel`] that
+//!   returns `true`. Its blocks are free by then.
 #![forbid(unsafe_code)]
 
+mod active;
 mod apply;
-mod beam_room;
+mod beam;
 mod beams;
+mod block_needs;
 mod budget;
 mod capacity;
 mod config;
@@ -48,15 +53,18 @@ mod draft;
 )]
 mod engine;
 mod extra_outputs;
-mod integrity;
 mod kv;
 mod lockstep;
+mod micro_batches;
 mod output;
 mod plan;
 mod queue;
+mod recorder;
 mod request;
-mod schedule;
+mod scheduler;
 mod sequence;
+mod sequence_table;
+mod sequence_tokens;
 mod stats;
 mod step;
 mod table_rows;
@@ -70,7 +78,7 @@ pub use extra_outputs::{ExtraOutputs, KvBlocks, OutputOptions};
 pub use kv::{AttentionWindow, KvUsage, ReuseOptions, ReuseTotals};
 pub use lockstep::LockstepTotals;
 pub use output::{BeamCandidates, Event, Sampled, StepOutput};
-pub use plan::{BlockCopy, Phase, PlannedSequence, StepPlan};
+pub use plan::{BlockCopy, PlannedSequence, StepPlan};
 pub use request::NewRequest;
 pub use stats::{RequestStage, Stage, StepStats, Totals};
 pub use step::Step;

@@ -1,28 +1,36 @@
-//! What comes back from a step, and what the engine makes of it.
+//! What a runner returns from a step, and what the engine makes of it.
 
 use crate::base::{SeqSlot, SequenceId, TokenId};
 use crate::engine::ExtraOutputs;
 use crate::sampling::{BeamCandidate, FinishReason, Hypothesis, SampleError, TokenLogProbs};
 
-/// What the runner made of one sequence that samples.
+/// What the runner chose for one planned sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampled {
     /// Its next token.
     Token(TokenId),
-    /// What could follow a beam: the next of the step's `beam_candidates`.
+    /// Candidates for the next token of a beam: the next entry of [`StepOutput::beam_candidates`].
     Candidates,
-    /// No token could be chosen: this sequence ends, see [`FinishReason::of`], the others do not.
+    /// No token could be chosen. The sequence ends, see [`FinishReason::of`]; the others continue.
     Failed(SampleError),
 }
 
-/// What could follow a beam.
+impl Sampled {
+    /// Whether a sequence failed. Its keys and values may be NaN, so nobody else may use them.
+    #[inline]
+    pub(super) fn is_failure(result: Option<Self>) -> bool {
+        matches!(result, Some(Self::Failed(_)))
+    }
+}
+
+/// The candidates for the next token of a beam.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BeamCandidates {
-    /// The most likely tokens, the likeliest first, as many as the plan says, or all that are allowed.
+    /// The most likely tokens, the best first: as many as the plan says, or all that are allowed.
     pub candidates: Vec<BeamCandidate>,
     /// The model's logits, `[vocab_size]`, if they are wanted; else empty.
     pub generation_logits: Vec<f32>,
-    /// What the model says of each candidate, if that is wanted; else empty.
+    /// The model's log-probabilities at each candidate, if they are wanted; else empty.
     pub log_probs: Vec<TokenLogProbs>,
 }
 
@@ -32,20 +40,20 @@ impl AsRef<[BeamCandidate]> for BeamCandidates {
     }
 }
 
-/// A step's results, each with the row that it is of, in the order of the step's sequences.
+/// The results of a step, each with the row of its sequence, in the order of the step's sequences.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
-    /// One for each planned sequence with `samples`, and one more for each of its drafts that was chosen.
+    /// One for each planned sequence with `samples`, and one more for each of its accepted drafts.
     pub sampled: Vec<(SeqSlot, Sampled)>,
     /// One for each [`Sampled::Candidates`].
     pub beam_candidates: Vec<BeamCandidates>,
     /// One for each planned sequence with extra outputs in this step, or for each of its new tokens if it has
-    /// drafts; a beam's are in `beam_candidates`. They are moved into the event, never copied.
+    /// drafts. Those of beams are in `beam_candidates`. They are moved into the event, never copied.
     pub extra_outputs: Vec<(SeqSlot, ExtraOutputs)>,
 }
 
 impl StepOutput {
-    /// Makes it the output of a step that has not been computed; its memory stays.
+    /// Empties the output and keeps its memory.
     pub fn clear(&mut self) {
         self.sampled.clear();
         self.beam_candidates.clear();
@@ -53,7 +61,7 @@ impl StepOutput {
     }
 }
 
-/// What happened to a request in a step.
+/// What happened to a sequence in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// It was planned for the first time: it is no longer queued.
@@ -62,13 +70,13 @@ pub enum Event {
     ExtraOutputs(SequenceId, Box<ExtraOutputs>),
     /// It has a new token. With drafts there may be several in a step.
     Token(SequenceId, TokenId),
-    /// It gave its blocks back and will be computed again by itself.
+    /// It gave its blocks back. It resumes by itself.
     Paused(SequenceId),
-    /// It searches with beams, and these are the best texts so far: the best first, as many as it wanted. Just
-    /// before its `Finished` they are what it has found, unless it fails or has found nothing; before that, only if it
-    /// wants to know its beams. It has no `Token`.
+    /// The best hypotheses of a beam search, the best first, as many as were asked for. They come just before
+    /// `Finished`, unless the search failed or found nothing; and during the search if
+    /// [`OutputOptions::beams`](crate::engine::OutputOptions::beams) asks for them. A beam search has no `Token`.
     Hypotheses(SequenceId, Box<[Hypothesis]>),
-    /// It has ended: its blocks are free, the engine has forgotten it. After its last `Token`.
+    /// It has ended: its blocks are free, and the engine has forgotten it. Comes after its last `Token`.
     Finished(SequenceId, FinishReason),
 }
 

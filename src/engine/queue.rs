@@ -1,8 +1,8 @@
-//! Who waits to start, in order: by priority, then what was paused before what never ran.
+//! The queue: by priority, then paused sequences before requests that have not started.
 //!
 //! ```text
-//! priority 0   | paused, in order of first start | waiting, in order of arrival |
-//! priority 1   | paused ...                      | waiting ...                  |
+//! priority 0   | paused, in order of admission | waiting, in order of arrival |
+//! priority 1   | paused ...                    | waiting ...                  |
 //! ```
 
 use std::collections::BTreeMap;
@@ -10,42 +10,52 @@ use std::ops::Bound;
 
 use crate::base::{SeqSlot, SequenceId};
 use crate::engine::NewRequest;
-use crate::engine::sequence::{Rank, SequenceTable};
+use crate::engine::sequence::Rank;
 
 /// Paused sequences and waiting requests.
 pub(super) struct Queue {
-    /// Admitted, without blocks, in order of rank.
+    /// Admitted sequences without blocks, in order of rank.
     paused: Vec<(Rank, SeqSlot)>,
-    /// In order of priority, then arrival.
+    /// Requests that have not started, in order of priority, then arrival.
     waiting: BTreeMap<Arrival, NewRequest>,
     num_arrivals: u64,
 }
 
-/// The place of a request among those that wait.
+/// The place of a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Arrival {
     priority: i32,
     number: u64,
 }
 
-/// Somebody who could start.
+/// An entry of the queue, which could start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueEntry {
-    /// Was paused.
+    /// A paused sequence.
     Paused(SeqSlot),
-    /// Never ran.
+    /// A request that has not started.
     Waiting(Arrival),
 }
 
-/// How far a cursor through the queue has come.
+/// The entries that one pass over the queue has skipped.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct QueueCursor {
     num_paused: usize,
     last: Option<Arrival>,
 }
 
+impl QueueCursor {
+    /// Skips `entry`, which `next` has returned last.
+    pub(super) fn skip(&mut self, entry: QueueEntry) {
+        match entry {
+            QueueEntry::Paused(_) => self.num_paused += 1,
+            QueueEntry::Waiting(arrival) => self.last = Some(arrival),
+        }
+    }
+}
+
 impl Queue {
-    /// A queue that takes `max_paused` sequences without allocating.
+    /// An empty queue that takes `max_paused` sequences without allocating.
     pub(super) fn new(max_paused: usize) -> Self {
         Self {
             paused: Vec::with_capacity(max_paused),
@@ -64,14 +74,13 @@ impl Queue {
         self.waiting.insert(arrival, request);
     }
 
-    /// Queues a sequence that was paused.
+    /// Queues a paused sequence.
     pub(super) fn push_paused(&mut self, rank: Rank, slot: SeqSlot) {
         let place = self.paused.partition_point(|&(other, _)| other < rank);
         self.paused.insert(place, (rank, slot));
     }
 
-    /// The next one that could start, without those that the cursor has passed over. Those that wait are
-    /// left out where `with_waiting` is false.
+    /// The next entry that `cursor` has not skipped. Waiting requests are left out unless `with_waiting`.
     pub(super) fn next(&self, cursor: &QueueCursor, with_waiting: bool) -> Option<QueueEntry> {
         let paused = self.paused.get(cursor.num_paused);
         let after = cursor.last.map_or(Bound::Unbounded, Bound::Excluded);
@@ -88,14 +97,6 @@ impl Queue {
         }
     }
 
-    /// Leaves `entry`, whom `next` named last, where it is, and lets the cursor go on behind it.
-    pub(super) fn pass_over(cursor: &mut QueueCursor, entry: QueueEntry) {
-        match entry {
-            QueueEntry::Paused(_) => cursor.num_paused += 1,
-            QueueEntry::Waiting(arrival) => cursor.last = Some(arrival),
-        }
-    }
-
     /// A waiting request.
     pub(super) fn waiting(&self, arrival: Arrival) -> &NewRequest {
         &self.waiting[&arrival]
@@ -106,11 +107,9 @@ impl Queue {
         self.waiting.remove(&arrival).expect("it waits")
     }
 
-    /// Takes a paused sequence out. Returns whether it was there.
-    pub(super) fn take_paused(&mut self, slot: SeqSlot) -> bool {
-        let before = self.paused.len();
+    /// Takes a paused sequence out, if it is there.
+    pub(super) fn take_paused(&mut self, slot: SeqSlot) {
         self.paused.retain(|&(_, paused)| paused != slot);
-        self.paused.len() < before
     }
 
     /// Drops the waiting request `id`. Returns whether it was there.
@@ -135,24 +134,13 @@ impl Queue {
         self.paused.is_empty() && self.waiting.is_empty()
     }
 
-    /// Ids of the waiting requests.
+    /// The ids of the waiting requests.
     pub(super) fn waiting_ids(&self) -> impl Iterator<Item = SequenceId> {
         self.waiting.values().map(|request| request.id)
     }
 
-    /// Rows of the paused sequences, in order.
-    pub(super) fn paused_slots(&self) -> impl Iterator<Item = SeqSlot> {
-        self.paused.iter().map(|&(_, slot)| slot)
-    }
-
-    /// Panics unless what is paused is in order of rank.
-    pub(super) fn check_integrity(&self, sequences: &SequenceTable) {
-        assert!(self.paused.is_sorted_by_key(|&(rank, _)| rank));
-        for &(rank, slot) in &self.paused {
-            assert_eq!(
-                sequences[slot].details.rank, rank,
-                "{slot:?} is queued by its rank"
-            );
-        }
+    /// The paused sequences, in order, each with the rank by which it is queued.
+    pub(super) fn paused(&self) -> impl Iterator<Item = (Rank, SeqSlot)> {
+        self.paused.iter().copied()
     }
 }

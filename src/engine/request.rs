@@ -11,27 +11,27 @@ use crate::sampling::{SamplingParams, StopRule};
 pub struct NewRequest {
     /// The id of the sequence. No active sequence may have it.
     pub id: SequenceId,
-    /// Who has sent it, for its logits processor. Not unique.
+    /// The client, for logits processors. Not unique.
     pub client_id: Option<ClientId>,
-    /// The prompt, not empty. Requests for the same prompt share it until they start.
+    /// The prompt, not empty. Requests with the same prompt share it until they start.
     pub prompt: Arc<[TokenId]>,
-    /// When it ends.
+    /// When the sequence ends.
     pub stop: StopRule,
     /// How its tokens are chosen.
     pub sampling: Arc<SamplingParams>,
-    /// Who comes first: the smaller number, and of equal ones the earlier request. It orders the
-    /// queue, and what has the largest number is paused first.
+    /// Smaller numbers go first, and equal ones in order of arrival. The queue is in this order, and the
+    /// sequence with the largest number is paused first.
     pub priority: i32,
-    /// What it may share with others.
+    /// What it shares with other sequences.
     pub reuse: ReuseOptions,
-    /// What it wants besides its tokens.
+    /// The extra outputs that it wants.
     pub outputs: OutputOptions,
-    /// Which of its tokens are guessed, where the engine speculates.
+    /// Its drafts, where the engine speculates.
     pub drafts: DraftOptions,
 }
 
 impl NewRequest {
-    /// A request for the most likely tokens, up to `max_new_tokens`, no end id among them.
+    /// A request for up to `max_new_tokens` tokens, each the most likely one, without end ids.
     pub fn new(id: SequenceId, prompt: Vec<TokenId>, max_new_tokens: Tokens) -> Self {
         Self {
             id,
@@ -44,5 +44,21 @@ impl NewRequest {
             outputs: OutputOptions::default(),
             drafts: DraftOptions::default(),
         }
+    }
+
+    pub(super) fn num_prompt_tokens(&self) -> Tokens {
+        Tokens(self.prompt.len() as u32)
+    }
+
+    /// The most positions that the sequence ever has in the KV cache: all tokens but the last, which is never
+    /// computed.
+    pub(super) fn max_kv_len(&self) -> Tokens {
+        self.num_prompt_tokens() + self.stop.max_new_tokens - Tokens(1)
+    }
+
+    /// How many of its first tokens it may reuse from the cache when it starts.
+    pub(super) fn max_reusable(&self) -> Tokens {
+        self.outputs
+            .max_reusable(Tokens::ZERO, self.num_prompt_tokens())
     }
 }

@@ -1,43 +1,41 @@
 //! The statistics record of a step, with the field names of TensorRT-LLM's Batch Manager.
 //!
-//! What a record counts is the step as it was planned: who took part, and the blocks held meanwhile. In lockstep
-//! (V1) there is one record for each iteration, which is a batch from its start to its end.
-//! The engine has no clock, so the `Timestamp` comes from whoever writes the record down.
+//! A record describes the step as it was planned: who took part, and the blocks that were held. In lockstep (V1)
+//! there is one record for each iteration, a batch from its start to its end. The engine has no clock: whoever
+//! writes a record adds its `Timestamp`.
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use crate::base::{Blocks, SequenceId, Tokens};
-use crate::engine::sequence::Sequence;
 use crate::engine::{
-    BatchingScheme, DraftTotals, Engine, EngineConfig, KvUsage, LockstepTotals, Phase, ReuseTotals,
-    Step,
+    BatchingScheme, DraftTotals, EngineConfig, KvUsage, LockstepTotals, ReuseTotals,
 };
 
 /// The statistics record of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepStats {
-    /// Counts the steps in which something was active, from 1; in lockstep, the batches.
+    /// Counts steps in which something was active, from 1; in lockstep, batches.
     pub iteration_counter: u64,
-    /// How requests become batches: lockstep has other fields.
+    /// How requests become batches. Lockstep has other fields.
     pub scheme: BatchingScheme,
     /// Requests that had not ended: scheduled, paused and waiting.
     pub num_active: usize,
-    /// As many can be active at a time.
+    /// The most requests that can be active.
     pub max_num_active: u32,
     /// Requests in the step.
     pub num_scheduled: usize,
-    /// Those of them in context phase.
+    /// Those in context phase.
     pub num_context: usize,
-    /// Those of them in generation phase.
+    /// Those in generation phase.
     pub num_generation: usize,
     /// Context tokens in the step.
     pub num_context_tokens: Tokens,
-    /// In lockstep, what the batch has come to; before it has come back, without the step's own tokens.
+    /// In lockstep, the totals of the batch, without the tokens that this step generates.
     pub lockstep: Option<LockstepTotals>,
-    /// Which half of the requests the step was of.
+    /// The micro-batch of the step.
     pub micro_batch: usize,
-    /// Requests that started, gave their blocks back, and wait to start again.
+    /// Paused requests.
     pub num_paused: usize,
     /// Active requests that were not in the step, paused ones included.
     pub num_waiting: usize,
@@ -45,41 +43,27 @@ pub struct StepStats {
     pub kv: KvUsage,
     /// Whether the KV cache has blocks that are worth showing.
     pub paged_kv: bool,
-    /// What reuse has come to before and with this step.
+    /// The totals of block reuse, this step included.
     pub reuse: ReuseTotals,
-    /// The requests that had ended before it.
+    /// The totals of the requests that had ended before the step.
     pub ended: Totals,
-    /// What drafts have come to before it, and once it has landed with it; `None` where nothing is drafted.
+    /// The totals of drafts before the step and, once it has landed, with it; `None` without speculation.
     pub drafts: Option<DraftTotals>,
 }
 
-/// Requests that have ended by themselves, in all.
+/// The totals of requests that have ended and were not cancelled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// How many.
+    /// The number of requests.
     pub num_requests: u64,
-    /// Tokens of their prompts.
+    /// The tokens of their prompts.
     pub num_input_tokens: u64,
-    /// Tokens that they generated.
+    /// The tokens that they generated.
     pub num_output_tokens: u64,
 }
 
 impl Totals {
-    pub(super) fn count(&mut self, sequence: &Sequence) {
-        self.count_of(
-            sequence.details.num_prompt_tokens,
-            sequence.num_output_tokens(),
-        );
-    }
-
-    /// Counts a sequence of so many tokens.
-    pub(super) fn count_of(&mut self, num_input_tokens: Tokens, num_output_tokens: Tokens) {
-        self.num_requests += 1;
-        self.num_input_tokens += u64::from(num_input_tokens.0);
-        self.num_output_tokens += u64::from(num_output_tokens.0);
-    }
-
-    fn and(self, other: Self) -> Self {
+    fn plus(self, other: Self) -> Self {
         Self {
             num_requests: self.num_requests + other.num_requests,
             num_input_tokens: self.num_input_tokens + other.num_input_tokens,
@@ -91,117 +75,27 @@ impl Totals {
 /// What a request did in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RequestStage {
-    /// Who.
+    /// The request's sequence.
     #[serde(serialize_with = "id_as_number")]
     pub id: SequenceId,
-    /// Where it was on its way.
+    /// Its stage.
     pub stage: Stage,
-    /// Its tokens that the step computed: 0 if it was in another micro-batch, or if there were not
-    /// enough tokens for everybody.
+    /// Its tokens in the step: 0 if it is in another micro-batch, or if the token budget was spent.
     pub tokens: u32,
 }
 
-/// Where a request is on its way.
+/// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
-    /// It runs, and its known tokens are computed.
+    /// It runs in context phase.
     Context,
-    /// It runs, a token each step.
+    /// It runs in generation phase.
     Generation,
-    /// It has started, and waits for blocks.
+    /// It gave its blocks back, and waits to resume.
     Paused,
     /// It has not started.
     Waiting,
-}
-
-impl Engine {
-    /// Writes down the step that was decided just now.
-    pub(super) fn record(&mut self, step: &Step) {
-        self.stages.clear();
-        if self.is_idle() {
-            self.stats = None;
-            return;
-        }
-        if self.config.record_requests {
-            self.record_requests(step);
-        }
-        if !self.lockstep.is_running() || self.lockstep.is_new() {
-            self.num_steps += 1;
-        }
-        let num_scheduled = step.num_requests();
-        let num_active = self.num_active();
-        let contexts = self.contexts.iter();
-        let num_context_tokens: Tokens = contexts.map(|(_, share)| share.chunk).sum();
-        let is_lockstep = self.config.scheme == BatchingScheme::V1;
-        if self.lockstep.is_running() {
-            let totals = &mut self.lockstep.totals;
-            totals.num_context_tokens += u64::from(num_context_tokens.0);
-            if !self.generating.is_empty() {
-                let num_ended = self.num_ended() as u64;
-                self.lockstep.totals.num_empty_slots += num_ended;
-            }
-        }
-        let num_running = match is_lockstep {
-            // Who waits for the rest of the batch is in it.
-            true => self.running.len(),
-            false => num_scheduled,
-        };
-        self.stats = Some(StepStats {
-            iteration_counter: self.num_steps,
-            scheme: self.config.scheme,
-            num_active,
-            max_num_active: self.config.max_num_active,
-            num_scheduled,
-            num_context: self.contexts.len(),
-            num_generation: num_scheduled - self.contexts.len(),
-            num_context_tokens,
-            lockstep: is_lockstep.then_some(self.lockstep.totals),
-            micro_batch: step.micro_batch(),
-            num_paused: self.queue.num_paused(),
-            num_waiting: num_active - num_running,
-            kv: self.kv.usage(),
-            paged_kv: self.config.paged_kv,
-            reuse: self.kv.totals(),
-            ended: self.totals,
-            drafts: self.config.speculation.map(|_| self.drafts),
-        });
-    }
-
-    fn record_requests(&mut self, step: &Step) {
-        for &slot in &self.running {
-            let sequence = &self.sequences[slot];
-            let stage = match sequence.phase() {
-                Phase::Context => Stage::Context,
-                Phase::Generation => Stage::Generation,
-            };
-            self.stages.push(RequestStage {
-                id: sequence.id,
-                stage,
-                tokens: 0,
-            });
-        }
-        let paused = self.queue.paused_slots().map(|slot| RequestStage {
-            id: self.sequences[slot].id,
-            stage: Stage::Paused,
-            tokens: 0,
-        });
-        self.stages.extend(paused);
-        let waiting = self.queue.waiting_ids().map(|id| RequestStage {
-            id,
-            stage: Stage::Waiting,
-            tokens: 0,
-        });
-        self.stages.extend(waiting);
-        self.stages.sort_unstable_by_key(|stage| stage.id);
-        for planned in step.sequences() {
-            let place = self
-                .stages
-                .binary_search_by_key(&planned.id, |stage| stage.id);
-            let place = place.expect("who is in a step runs");
-            self.stages[place].tokens += planned.tokens.end - planned.tokens.start;
-        }
-    }
 }
 
 fn id_as_number<S: Serializer>(id: &SequenceId, serializer: S) -> Result<S::Ok, S::Error> {
@@ -220,7 +114,7 @@ impl StepStats {
             num_context: 0,
             num_generation: 0,
             num_context_tokens: Tokens::ZERO,
-            lockstep: (config.scheme == BatchingScheme::V1).then(LockstepTotals::default),
+            lockstep: LockstepTotals::zero(config.scheme),
             micro_batch: 0,
             num_paused: 0,
             num_waiting: 0,
@@ -232,7 +126,7 @@ impl StepStats {
         }
     }
 
-    /// What holds after this step if nothing is active any more.
+    /// The record after this step, if nothing is active any more.
     pub fn idle(&self, kv: KvUsage) -> Self {
         Self {
             num_active: 0,
@@ -248,7 +142,7 @@ impl StepStats {
         }
     }
 
-    /// What holds when the engine is gone.
+    /// The record when the engine is gone.
     pub fn gone(&self) -> Self {
         Self {
             max_num_active: 0,
@@ -260,20 +154,20 @@ impl StepStats {
         }
     }
 
-    /// Several engines' records as one: what is counted is summed. `None` for no record.
+    /// The records of several engines as one: counts are summed. `None` if there is no record.
     pub fn together<'a>(records: impl IntoIterator<Item = &'a Self>) -> Option<Self> {
         records.into_iter().cloned().reduce(|a, b| Self {
             scheme: a.scheme,
             lockstep: match (a.lockstep, b.lockstep) {
-                (Some(a), Some(b)) => Some(a.and(b)),
+                (Some(a), Some(b)) => Some(a.plus(b)),
                 (one, other) => one.or(other),
             },
             micro_batch: a.micro_batch,
             paged_kv: a.paged_kv,
-            reuse: a.reuse.and(b.reuse),
-            ended: a.ended.and(b.ended),
+            reuse: a.reuse.plus(b.reuse),
+            ended: a.ended.plus(b.ended),
             drafts: match (a.drafts, b.drafts) {
-                (Some(a), Some(b)) => Some(a.and(b)),
+                (Some(a), Some(b)) => Some(a.plus(b)),
                 (one, other) => one.or(other),
             },
             iteration_counter: a.iteration_counter + b.iteration_counter,
@@ -293,7 +187,7 @@ impl StepStats {
         })
     }
 
-    /// The record as it is written down. `timestamp` is local time as `%m-%d-%Y %H:%M:%S`.
+    /// The record as it is written. `timestamp` is local time, `%m-%d-%Y %H:%M:%S`.
     pub fn with_timestamp<'a>(&'a self, timestamp: &'a str) -> impl Serialize + 'a {
         TimestampedStats {
             timestamp,
@@ -302,7 +196,7 @@ impl StepStats {
     }
 }
 
-/// A [`StepStats`] and its moment.
+/// A [`StepStats`] and the time when it is written.
 struct TimestampedStats<'a> {
     timestamp: &'a str,
     stats: &'a StepStats,

@@ -1,45 +1,45 @@
-//! A step that was decided: packed arrays that own everything, so that a runner on another thread can
-//! compute it while the engine plans the next one.
+//! A planned step: packed arrays that own everything, so that a runner on another thread can compute it while the
+//! engine plans the next one.
 
 use std::ops::Range;
 
 use crate::base::{BlockSize, Blocks, SeqSlot, TokenId, Tokens};
 use crate::engine::EngineConfig;
-use crate::engine::plan::{BlockCopy, Phase, PlannedSequence, StepPlan};
-use crate::engine::sequence::{Sequence, SequenceText};
+use crate::engine::plan::{BlockCopy, PlannedSequence, StepPlan};
+use crate::engine::sequence::Sequence;
+use crate::engine::sequence_tokens::SequenceTokens;
 use crate::engine::table_rows::TableRows;
 
-/// A step. It goes back to the engine with its results, see [`Engine::apply`](super::Engine::apply):
-/// the tokens of its sequences are in it meanwhile.
+/// A planned step. It holds the tokens of its sequences until it goes back to the engine with its results, see
+/// [`Engine::apply`](super::Engine::apply).
 ///
 /// ```text
 ///                  |---- first model call ----|---- second ----|     a fused step has one call
 /// sequences        | context, context, ...    | generation ... |
-/// token_ids        |...                       |...             |     start at its call's beginning
-/// block_tables     a row for each sequence: of both calls
+/// token_ids        |...                       |...             |     ranges are relative to the call
+/// block_tables     one row for each sequence, for both calls
 /// ```
 #[must_use = "the engine waits for its steps"]
 pub struct Step {
     copies: Vec<BlockCopy>,
     token_ids: Vec<TokenId>,
-    positions: Vec<u32>,
     sequences: Vec<PlannedSequence>,
     tables: TableRows,
     #[expect(
         clippy::vec_box,
-        reason = "a text moves in and out every step: as a pointer"
+        reason = "they move in and out every step, as a pointer each"
     )]
-    texts: Vec<Box<SequenceText>>,
+    sequence_tokens: Vec<Box<SequenceTokens>>,
     calls: Vec<Call>,
-    /// Where the call begins that is not made yet.
+    /// Where the call begins that is being packed.
     open_call: Bounds,
     block_size: BlockSize,
     micro_batch: usize,
-    /// Beams in it that are not the first of their request.
+    /// Beams that are not the first of their sequence.
     num_other_beams: usize,
 }
 
-/// Where a model call's parts are.
+/// The parts of a model call.
 struct Call {
     sequences: Range<usize>,
     tokens: Range<usize>,
@@ -54,17 +54,16 @@ struct Bounds {
 }
 
 impl Step {
-    /// An empty step with room for all that may generate at once: their last tokens, and the drafts of those.
+    /// An empty step with room for all tokens and drafts of a step in which every sequence generates.
     pub(super) fn new(config: &EngineConfig) -> Self {
         let max_rows = config.max_rows() as usize;
         let max_generation = config.max_sampled_rows().index();
         Self {
             copies: Vec::new(),
             token_ids: Vec::with_capacity(max_generation),
-            positions: Vec::with_capacity(max_generation),
             sequences: Vec::with_capacity(max_rows),
             tables: TableRows::new(config),
-            texts: Vec::with_capacity(max_rows),
+            sequence_tokens: Vec::with_capacity(max_rows),
             calls: Vec::with_capacity(2),
             open_call: Bounds::default(),
             block_size: config.block_size,
@@ -76,28 +75,27 @@ impl Step {
     /// The model calls, to be made one after the other. Empty if there is nothing to compute.
     pub fn plans(&self) -> impl ExactSizeIterator<Item = StepPlan<'_>> {
         self.calls.iter().map(|call| StepPlan {
-            // All copies come first.
+            // All copies come before the first call.
             copies: if call.sequences.start == 0 {
                 &self.copies
             } else {
                 &[]
             },
             token_ids: &self.token_ids[call.tokens.clone()],
-            positions: &self.positions[call.tokens.clone()],
             sequences: &self.sequences[call.sequences.clone()],
             block_tables: self.tables.blocks(),
             block_size: self.block_size,
             num_padding_tokens: call.num_padding_tokens,
-            texts: &self.texts[call.sequences.clone()],
+            sequence_tokens: &self.sequence_tokens[call.sequences.clone()],
         })
     }
 
-    /// All sequences of the step, contexts first; of a request with beams there are several.
+    /// All planned sequences, contexts first; a sequence with several beams has one entry for each.
     pub fn sequences(&self) -> &[PlannedSequence] {
         &self.sequences
     }
 
-    /// Requests that it computes something of.
+    /// The number of sequences in the step, however many beams they have.
     pub fn num_requests(&self) -> usize {
         self.sequences.len() - self.num_other_beams
     }
@@ -112,129 +110,108 @@ impl Step {
         Tokens(self.token_ids.len() as u32)
     }
 
-    /// Which of the engine's micro-batches it is of.
+    /// The micro-batch that it belongs to.
     pub fn micro_batch(&self) -> usize {
         self.micro_batch
     }
 
     /// Makes it the empty step of a micro-batch.
     pub(super) fn begin(&mut self, micro_batch: usize) {
-        debug_assert!(self.texts.is_empty(), "the engine has taken them back");
+        debug_assert!(self.sequence_tokens.is_empty(), "the engine has them back");
         self.micro_batch = micro_batch;
         self.num_other_beams = 0;
         self.copies.clear();
         self.token_ids.clear();
-        self.positions.clear();
         self.sequences.clear();
         self.calls.clear();
         self.open_call = Bounds::default();
     }
 
-    /// Appends what is to be copied before anything is computed.
-    pub(super) fn copy(&mut self, copies: &[BlockCopy]) {
+    /// Appends copies to be made before anything is computed.
+    pub(super) fn push_copies(&mut self, copies: &[BlockCopy]) {
         self.copies.extend_from_slice(copies);
     }
 
-    /// Appends the next `chunk` tokens of the context in `slot`, and takes its text along.
+    /// Appends the next `len` tokens of the context in `slot`, and takes its tokens along.
     ///
     /// ```text
     /// tokens of the sequence   |----- computed -----|---- chunk ----|---- later ----|
     ///                                               ^ start         ^ kv_len
     /// ```
-    pub(super) fn push_context(&mut self, slot: SeqSlot, sequence: &mut Sequence, chunk: Tokens) {
-        let start = sequence.computed;
-        let end = start + chunk;
-        let tokens = &sequence.tokens()[start.index()..end.index()];
+    pub(super) fn push_context(&mut self, slot: SeqSlot, sequence: &mut Sequence, len: Tokens) {
+        let start = sequence.computed();
+        let end = start + len;
+        let tokens = &sequence.tokens().as_slice()[start.index()..end.index()];
         self.token_ids.extend_from_slice(tokens);
-        self.positions.extend(start.0..end.0);
         let num_blocks = end.blocks_ceil(self.block_size);
         let samples = end == sequence.len();
-        self.push(
-            slot,
-            sequence,
-            Phase::Context,
-            start..end,
-            num_blocks,
-            samples,
-        );
+        self.push(slot, sequence, start..end, num_blocks, samples);
     }
 
-    /// Appends the last token of the sequence in `slot`, which generates, and takes its text along.
+    /// Appends the last token of the sequence in `slot`, which generates, and takes its tokens along.
+    #[inline]
     pub(super) fn push_generation(&mut self, slot: SeqSlot, sequence: &mut Sequence) {
-        let start = sequence.computed;
-        self.token_ids.push(sequence.last_token);
-        self.positions.push(start.0);
-        // All that it has: it took the last of them for this token.
-        let num_blocks = sequence.blocks.len();
+        let start = sequence.computed();
+        self.token_ids.push(sequence.last_token());
+        // All that it holds: it has taken the last of them for this token.
+        let num_blocks = sequence.blocks().len();
         let chunk = start..start + Tokens(1);
-        self.push(slot, sequence, Phase::Generation, chunk, num_blocks, true);
+        self.push(slot, sequence, chunk, num_blocks, true);
         if sequence.has_beams() {
             self.push_other_beams(sequence);
         }
     }
 
-    /// Appends the last tokens of all beams but the first, which was appended just now.
+    /// Appends the last tokens of all beams but the first, which was just appended.
     fn push_other_beams(&mut self, sequence: &mut Sequence) {
         let first = self.sequences.last().expect("the first beam").clone();
-        let beams = sequence.details.beams.as_mut().into_iter();
-        for (beam, (text, blocks)) in (1..).zip(beams.flat_map(|beams| beams.lend())) {
+        for (beam, (tokens, blocks)) in (1..).zip(sequence.lend_other_beams()) {
             let token = (self.token_ids.len() - self.open_call.tokens) as u32;
-            self.token_ids.extend(text.tokens.last());
-            self.positions.push(sequence.computed.0);
+            self.token_ids.push(tokens.last());
             self.sequences.push(PlannedSequence {
                 beam,
                 tokens: token..token + 1,
                 block_table: self.tables.put(first.slot, beam, blocks),
                 ..first.clone()
             });
-            self.texts.push(text);
+            self.sequence_tokens.push(tokens);
             self.num_other_beams += 1;
         }
     }
 
-    /// The same of a sequence that may have drafts: appends them too.
+    /// Appends the last token of a sequence that may have drafts, and these after it.
     pub(super) fn push_drafted(&mut self, slot: SeqSlot, sequence: &mut Sequence) {
-        let start = sequence.computed;
-        let (tokens, num_drafts) = sequence.with_drafts();
-        let chunk = &tokens[start.index()..];
+        let start = sequence.computed();
+        let tokens = sequence.tokens();
+        let num_drafts = tokens.num_drafts() as u32;
+        let tokens = tokens.as_slice();
         let end = Tokens(tokens.len() as u32);
-        self.token_ids.extend_from_slice(chunk);
-        self.positions.extend(start.0..end.0);
-        // Drafts that were wrong may have left it more of them.
+        self.token_ids.extend_from_slice(&tokens[start.index()..]);
+        // It may hold more than it needs, from drafts that were rejected.
         let num_blocks = end.blocks_ceil(self.block_size);
-        let planned = self.push(
-            slot,
-            sequence,
-            Phase::Generation,
-            start..end,
-            num_blocks,
-            true,
-        );
+        let planned = self.push(slot, sequence, start..end, num_blocks, true);
         planned.num_drafts = num_drafts;
     }
 
-    /// Appends the sequence of which the tokens at the positions in `chunk` were appended just now, with its
-    /// first `num_blocks`.
+    /// Appends the sequence whose tokens at the positions in `chunk` were just appended, with its first `num_blocks`
+    /// blocks.
     #[inline]
     fn push(
         &mut self,
         slot: SeqSlot,
         sequence: &mut Sequence,
-        phase: Phase,
         chunk: Range<Tokens>,
         num_blocks: Blocks,
         samples: bool,
     ) -> &mut PlannedSequence {
-        let text = sequence.text.take().expect("in one step at a time");
-        self.texts.push(text);
+        self.sequence_tokens.push(sequence.lend());
         let end_token = (self.token_ids.len() - self.open_call.tokens) as u32;
         let num_tokens = chunk.end - chunk.start;
-        let block_table = self.tables.put(slot, 0, &sequence.blocks).start;
+        let block_table = self.tables.put(slot, 0, sequence.blocks()).start;
         self.sequences.push(PlannedSequence {
-            id: sequence.id,
+            id: sequence.id(),
             slot,
             beam: 0,
-            phase,
             tokens: end_token - num_tokens.0..end_token,
             kv_len: chunk.end.0,
             block_table: block_table..block_table + num_blocks.0,
@@ -244,7 +221,7 @@ impl Step {
         self.sequences.last_mut().expect("just now")
     }
 
-    /// Makes what was pushed since the last time a model call, if there is anything.
+    /// Makes what was appended since the last call a model call, if there is anything.
     pub(super) fn end_call(&mut self, num_padding_tokens: Tokens) {
         let start = self.open_call;
         let end = Bounds {
@@ -261,8 +238,10 @@ impl Step {
         }
     }
 
-    /// The sequences, each with its text, to be taken back.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = (&PlannedSequence, Box<SequenceText>)> {
-        self.sequences.iter().zip(self.texts.drain(..))
+    /// The planned sequences, each with its tokens, to be taken back.
+    pub(super) fn drain(
+        &mut self,
+    ) -> impl Iterator<Item = (&PlannedSequence, Box<SequenceTokens>)> {
+        self.sequences.iter().zip(self.sequence_tokens.drain(..))
     }
 }

@@ -16,8 +16,8 @@ use triton_inflight::base::{
 };
 use triton_inflight::engine::{
     BatchingScheme, BeamCandidates, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine,
-    EngineConfig, Event, ExtraOutputs, KvBlocks, NewRequest, OutputOptions, Phase, PlannedSequence,
-    ReuseOptions, Sampled, Step, StepOutput, StepPlan,
+    EngineConfig, Event, ExtraOutputs, KvBlocks, NewRequest, OutputOptions, PlannedSequence,
+    ReuseOptions, Sampled, Stage, Step, StepOutput, StepPlan,
 };
 use triton_inflight::sampling::{
     BeamCandidate, BeamSearch, Continuation, EarlyStopping, FinishReason, Hypotheses, Hypothesis,
@@ -326,6 +326,8 @@ pub struct Stream {
     pub kv_blocks: KvBlocks,
     pub drafts: DraftTotals,
     pub slot: Option<SeqSlot>,
+    /// Whether it was in generation phase when the last step was planned.
+    pub generates: bool,
     pub admitted: bool,
     pub paused: bool,
     pub ended: bool,
@@ -376,7 +378,11 @@ impl World {
     pub fn new(config: EngineConfig) -> Self {
         config.check().expect("a test's limits can be served");
         Self {
-            engine: Engine::new(config.clone()),
+            engine: Engine::new(EngineConfig {
+                // The stages say who is in which phase.
+                record_requests: true,
+                ..config.clone()
+            }),
             streams: BTreeMap::new(),
             cache: vec![0; config.num_blocks.tokens(config.block_size).index()],
             out: VecDeque::new(),
@@ -405,6 +411,7 @@ impl World {
                 kv_blocks: KvBlocks::default(),
                 drafts: DraftTotals::default(),
                 slot: None,
+                generates: false,
                 admitted: false,
                 paused: false,
                 ended: false,
@@ -442,6 +449,10 @@ impl World {
     pub fn step_and_cancel(&mut self, cancelled: Option<SequenceId>) -> Vec<PlannedSequence> {
         self.num_steps += 1;
         let step = self.engine.schedule();
+        for stage in self.engine.request_stages() {
+            let stream = self.streams.get_mut(&stage.id).expect("asked before");
+            stream.generates = stage.stage == Stage::Generation;
+        }
         check_step(&step, &self.config, &mut self.streams);
         let mut output = StepOutput::default();
         for plan in step.plans() {
@@ -707,7 +718,7 @@ fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<Sequenc
         step.num_requests() <= config.max_num_requests as usize,
         "too many sequences"
     );
-    let is_generation = |planned: &PlannedSequence| planned.phase == Phase::Generation;
+    let is_generation = |planned: &PlannedSequence| streams[&planned.id].generates;
     assert!(
         sequences.is_sorted_by_key(is_generation),
         "contexts come first"
@@ -720,7 +731,7 @@ fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<Sequenc
         }
     }
     if config.scheme == BatchingScheme::V1 {
-        check_lockstep(&plans, config);
+        check_lockstep(&plans, config, streams);
     } else {
         assert!(plans.iter().all(|plan| plan.num_padding_tokens.0 == 0));
     }
@@ -764,14 +775,18 @@ fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<Sequenc
 }
 
 /// In lockstep a call is a rectangle, and contexts start together.
-fn check_lockstep(plans: &[StepPlan<'_>], config: &EngineConfig) {
+fn check_lockstep(
+    plans: &[StepPlan<'_>],
+    config: &EngineConfig,
+    streams: &BTreeMap<SequenceId, Stream>,
+) {
     assert!(
         plans.len() <= 1,
         "contexts and generation are steps of their own"
     );
     let Some(plan) = plans.first() else { return };
     let num_tokens = plan.token_ids.len() + plan.num_padding_tokens.index();
-    if plan.sequences[0].phase == Phase::Context {
+    if !streams[&plan.sequences[0].id].generates {
         let are_whole = plan.sequences.iter().all(|planned| planned.samples);
         let num_padding = plan.num_padding_tokens.index();
         assert!(
@@ -813,7 +828,6 @@ fn check_plan(
     streams: &mut BTreeMap<SequenceId, Stream>,
 ) {
     let block = config.block_size.tokens().0;
-    assert_eq!(plan.token_ids.len(), plan.positions.len());
     let mut next_token = 0;
     let mut tables = BTreeMap::new();
     for (index, planned) in plan.sequences.iter().enumerate() {
@@ -834,7 +848,7 @@ fn check_plan(
         tables.insert(planned.block_table.start, planned.block_table.end);
 
         let drafts = plan.drafts(planned);
-        check_drafts(drafts, planned, stream, config);
+        check_drafts(drafts, stream, config);
         let known = match stream.ask.beam_search {
             None => [&stream.ask.prompt[..], &stream.tokens].concat(),
             // Which tokens they are is seen at the end.
@@ -850,34 +864,27 @@ fn check_plan(
         assert!(planned.tokens.start <= rows.start && rows.end <= planned.tokens.end);
         assert_eq!(plan.outputs(index), stream.ask.outputs);
         assert_eq!(chunk, &with_drafts[start as usize..planned.kv_len as usize]);
-        let range = planned.tokens.start as usize..planned.tokens.end as usize;
-        assert!(
-            plan.positions[range]
-                .iter()
-                .copied()
-                .eq(start..planned.kv_len)
-        );
         assert_eq!(
             planned.samples,
             planned.kv_len as usize == with_drafts.len()
         );
         assert_eq!(plan.sampling_input(index).tokens, known);
         let chunked = config.enable_chunked_context || config.scheme == BatchingScheme::V1;
-        match planned.phase {
-            Phase::Generation => {
+        match stream.generates {
+            true => {
                 let has_generated = known.len() > stream.ask.prompt.len();
                 assert_eq!(num_chunk_tokens, 1 + planned.num_drafts);
                 assert!(planned.samples && has_generated);
             }
-            Phase::Context if chunked => {
+            false if chunked => {
                 assert!(
                     planned.samples || planned.kv_len % block == 0,
                     "chunks end where blocks do"
                 );
             }
-            Phase::Context => assert!(planned.samples, "contexts are not cut"),
+            false => assert!(planned.samples, "contexts are not cut"),
         }
-        if config.reuse == BlockReuse::Off && planned.phase == Phase::Context {
+        if config.reuse == BlockReuse::Off && !stream.generates {
             assert_eq!(start % block, 0, "a chunk starts at a block bound");
         }
 
@@ -895,16 +902,11 @@ fn check_plan(
 }
 
 /// What must hold of the drafts of a sequence.
-fn check_drafts(
-    drafts: &[TokenId],
-    planned: &PlannedSequence,
-    stream: &Stream,
-    config: &EngineConfig,
-) {
+fn check_drafts(drafts: &[TokenId], stream: &Stream, config: &EngineConfig) {
     if drafts.is_empty() {
         return;
     }
-    assert_eq!(planned.phase, Phase::Generation);
+    assert!(stream.generates);
     let speculation = config.speculation.expect("nothing is drafted without it");
     let asked = stream.ask.drafts.max_draft_tokens.unwrap_or(u32::MAX);
     assert!(drafts.len() as u32 <= speculation.max_draft_tokens.min(asked));

@@ -34,8 +34,8 @@ pub struct ReuseTotals {
 }
 
 impl ReuseTotals {
-    /// Both together.
-    pub fn and(self, other: Self) -> Self {
+    /// The sum of both.
+    pub fn plus(self, other: Self) -> Self {
         Self {
             num_taken_blocks: self.num_taken_blocks + other.num_taken_blocks,
             num_reused_blocks: self.num_reused_blocks + other.num_reused_blocks,

@@ -235,7 +235,7 @@ impl Answer {
     /// The drafts of all rows, with those that are not returned.
     fn drafts(&self) -> DraftTotals {
         let drafts = self.rows.iter().map(Row::drafts);
-        drafts.fold(DraftTotals::default(), DraftTotals::and)
+        drafts.fold(DraftTotals::default(), DraftTotals::plus)
     }
 }
 

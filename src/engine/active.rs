@@ -1,0 +1,336 @@
+//! The active sequences: who runs, is paused or waits, and the KV blocks that they hold.
+//!
+//! ```text
+//! enqueue ---> queue ---> start: running, in order of rank ---> end
+//!                ^                   |
+//!                +------ pause ------+
+//! ```
+
+use std::collections::BTreeSet;
+
+use crate::base::{BlockSize, SeqSlot, SequenceId};
+use crate::engine::kv::{BlockTable, KvCacheManager, NextBlock};
+use crate::engine::queue::{Arrival, Queue, QueueCursor, QueueEntry};
+use crate::engine::sequence::{Rank, Sequence};
+use crate::engine::sequence_table::SequenceTable;
+use crate::engine::{EngineConfig, Event, NewRequest, Speculation};
+
+/// All sequences that have not ended, and the KV cache that they share.
+pub(super) struct ActiveSequences {
+    table: SequenceTable,
+    kv: KvCacheManager,
+    /// In order of rank.
+    running: Vec<SeqSlot>,
+    queue: Queue,
+    /// Cancelled while a step with them is out. They hold their rows and blocks until it lands.
+    cancelled: Vec<SeqSlot>,
+    num_admitted: u64,
+    block_size: BlockSize,
+}
+
+impl ActiveSequences {
+    /// No sequences.
+    pub(super) fn new(config: &EngineConfig) -> Self {
+        let max_rows = config.max_rows();
+        Self {
+            table: SequenceTable::new(max_rows),
+            kv: KvCacheManager::new(config.kv_cache()),
+            running: Vec::with_capacity(max_rows as usize),
+            queue: Queue::new(max_rows as usize),
+            cancelled: Vec::new(),
+            num_admitted: 0,
+            block_size: config.block_size,
+        }
+    }
+
+    /// Queues a request.
+    pub(super) fn enqueue(&mut self, request: NewRequest) {
+        self.queue.push(request);
+    }
+
+    /// Whether a sequence has not ended, and was not cancelled.
+    pub(super) fn contains(&self, id: SequenceId) -> bool {
+        self.is_admitted(id) || self.queue.waiting_ids().any(|waiting| waiting == id)
+    }
+
+    /// Whether a sequence runs or is paused.
+    pub(super) fn is_admitted(&self, id: SequenceId) -> bool {
+        self.table.find(id).is_some()
+    }
+
+    /// A sequence that runs or is paused.
+    pub(super) fn find(&self, id: SequenceId) -> Option<&Sequence> {
+        Some(&self.table[self.table.find(id)?])
+    }
+
+    /// The same, to be changed.
+    pub(super) fn find_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {
+        let slot = self.table.find(id)?;
+        Some(&mut self.table[slot])
+    }
+
+    /// The sequence in `slot`.
+    #[inline]
+    pub(super) fn sequence(&self, slot: SeqSlot) -> &Sequence {
+        &self.table[slot]
+    }
+
+    /// The sequence in `slot`, if there is one, and the KV cache that it takes its blocks from.
+    #[inline]
+    pub(super) fn get_mut(
+        &mut self,
+        slot: SeqSlot,
+    ) -> Option<(&mut Sequence, &mut KvCacheManager)> {
+        Some((self.table.get_mut(slot)?, &mut self.kv))
+    }
+
+    /// The same for a sequence that is there.
+    #[inline]
+    pub(super) fn sequence_mut(&mut self, slot: SeqSlot) -> (&mut Sequence, &mut KvCacheManager) {
+        (&mut self.table[slot], &mut self.kv)
+    }
+
+    /// Calls `visit` with each running sequence, in order of rank.
+    #[inline]
+    pub(super) fn for_each_running(
+        &mut self,
+        mut visit: impl FnMut(SeqSlot, &mut Sequence, &mut KvCacheManager),
+    ) {
+        for &slot in &self.running {
+            visit(slot, &mut self.table[slot], &mut self.kv);
+        }
+    }
+
+    /// The running sequences, in order of rank.
+    #[inline]
+    pub(super) fn running(
+        &self,
+    ) -> impl DoubleEndedIterator<Item = (SeqSlot, &Sequence)> + ExactSizeIterator + Clone {
+        self.running.iter().map(|&slot| (slot, &self.table[slot]))
+    }
+
+    /// The sequences that were cancelled while a step with them is out.
+    pub(super) fn cancelled(&self) -> impl Iterator<Item = &Sequence> {
+        self.cancelled.iter().map(|&slot| &self.table[slot])
+    }
+
+    /// The paused sequences, in order of rank.
+    pub(super) fn paused(&self) -> impl Iterator<Item = &Sequence> {
+        self.queue.paused().map(|(_, slot)| &self.table[slot])
+    }
+
+    /// The ids of the requests that have not started.
+    pub(super) fn waiting_ids(&self) -> impl Iterator<Item = SequenceId> {
+        self.queue.waiting_ids()
+    }
+
+    /// Sequences that have not ended.
+    pub(super) fn len(&self) -> usize {
+        self.running.len() + self.queue.num_paused() + self.queue.num_waiting()
+    }
+
+    /// Whether no sequence is active.
+    pub(super) fn is_empty(&self) -> bool {
+        self.running.is_empty() && self.queue.is_empty()
+    }
+
+    pub(super) fn num_running(&self) -> usize {
+        self.running.len()
+    }
+
+    pub(super) fn num_paused(&self) -> usize {
+        self.queue.num_paused()
+    }
+
+    /// Whether anything is paused or waits to start.
+    pub(super) fn any_queued(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// The next entry of the queue that could start and that `cursor` has not skipped.
+    pub(super) fn next_queued(&self, cursor: &QueueCursor) -> Option<QueueEntry> {
+        self.queue.next(cursor, self.table.has_free_row())
+    }
+
+    /// A request that has not started.
+    pub(super) fn waiting(&self, arrival: Arrival) -> &NewRequest {
+        self.queue.waiting(arrival)
+    }
+
+    /// The KV cache.
+    #[inline]
+    pub(super) fn kv(&self) -> &KvCacheManager {
+        &self.kv
+    }
+
+    /// The first full block that the sequence in `slot` has still to write, if others will find it then.
+    pub(super) fn next_block(&self, slot: SeqSlot) -> Option<NextBlock> {
+        let sequence = &self.table[slot];
+        let tokens = sequence.tokens().as_slice();
+        self.kv.next_block(sequence.blocks(), tokens)
+    }
+
+    /// Forgets the copies that the planned step has taken along, see [`KvCacheManager::copies`].
+    pub(super) fn clear_copies(&mut self) {
+        self.kv.clear_copies();
+    }
+
+    /// Admits or resumes an entry of the queue, with the blocks of its whole context. An admission is appended to
+    /// `events`.
+    pub(super) fn start(
+        &mut self,
+        entry: QueueEntry,
+        micro_batch: usize,
+        speculation: Option<&Speculation>,
+        events: &mut Vec<Event>,
+    ) -> SeqSlot {
+        let slot = match entry {
+            QueueEntry::Paused(slot) => {
+                self.queue.take_paused(slot);
+                slot
+            }
+            QueueEntry::Waiting(arrival) => {
+                let request = self.queue.take_waiting(arrival);
+                events.push(Event::Admitted(request.id));
+                self.admit(request, speculation)
+            }
+        };
+        let sequence = &mut self.table[slot];
+        sequence.start(micro_batch, &mut self.kv);
+        let rank = sequence.rank();
+        let place = self
+            .running
+            .partition_point(|&other| self.table[other].rank() < rank);
+        self.running.insert(place, slot);
+        slot
+    }
+
+    /// Gives `request` a row.
+    fn admit(&mut self, request: NewRequest, speculation: Option<&Speculation>) -> SeqSlot {
+        // The only place where memory is allocated for its later tokens and blocks.
+        let max_blocks = request.max_kv_len().blocks_ceil(self.block_size);
+        let blocks = BlockTable::with_capacity(max_blocks);
+        let rank = Rank {
+            priority: request.priority,
+            start: self.num_admitted,
+        };
+        self.num_admitted += 1;
+        self.table
+            .insert(Sequence::new(request, rank, blocks, speculation))
+    }
+
+    /// Takes the blocks of a running sequence, and queues it again.
+    pub(super) fn pause(&mut self, slot: SeqSlot, events: &mut Vec<Event>) {
+        self.running.retain(|&running| running != slot);
+        let sequence = &mut self.table[slot];
+        sequence.pause(&mut self.kv);
+        events.push(Event::Paused(sequence.id()));
+        self.queue.push_paused(sequence.rank(), slot);
+    }
+
+    /// Removes a sequence at once or, if a step with it is out, when [`end_cancelled`](Self::end_cancelled) sees it
+    /// come back. Returns whether it was there.
+    pub(super) fn cancel(&mut self, id: SequenceId) -> bool {
+        let Some(slot) = self.table.find(id) else {
+            return self.queue.drop_waiting(id);
+        };
+        self.running.retain(|&running| running != slot);
+        self.queue.take_paused(slot);
+        if self.table[slot].is_out() {
+            self.table.hide(slot);
+            self.cancelled.push(slot);
+        } else {
+            self.end(slot);
+        }
+        true
+    }
+
+    /// Whether any sequence was cancelled while a step with it is out.
+    #[inline]
+    pub(super) fn any_cancelled(&self) -> bool {
+        !self.cancelled.is_empty()
+    }
+
+    /// Removes a sequence that has come back from its step, if it was cancelled meanwhile. Returns whether it was.
+    pub(super) fn end_cancelled(&mut self, slot: SeqSlot) -> bool {
+        let Some(place) = self.cancelled.iter().position(|&it| it == slot) else {
+            return false;
+        };
+        self.cancelled.swap_remove(place);
+        self.end(slot);
+        true
+    }
+
+    /// Takes a sequence out of its row and gives its blocks back. If it was running,
+    /// [`sweep`](Self::sweep) must follow.
+    pub(super) fn end(&mut self, slot: SeqSlot) {
+        let mut sequence = self.table.remove(slot);
+        sequence.release(&mut self.kv);
+    }
+
+    /// Removes those that have ended from those that run.
+    pub(super) fn sweep(&mut self) {
+        self.running.retain(|&slot| self.table.is_taken(slot));
+    }
+
+    /// Ends all that run, after `visit` has seen each.
+    pub(super) fn end_all_running(&mut self, mut visit: impl FnMut(&mut Sequence)) {
+        let mut running = std::mem::take(&mut self.running);
+        for slot in running.drain(..) {
+            visit(&mut self.table[slot]);
+            self.end(slot);
+        }
+        self.running = running;
+    }
+
+    /// Panics if the sequences or the KV cache contradict themselves, see
+    /// [`Engine::check_integrity`](crate::engine::Engine::check_integrity). It allocates, and costs a look at
+    /// everything.
+    pub(super) fn check_integrity(&self) {
+        let tables = self
+            .table
+            .iter()
+            .flat_map(|(_, sequence)| sequence.tables());
+        self.kv.check_integrity(tables);
+
+        let paused = self.queue.paused().map(|(_, slot)| slot);
+        let admitted: Vec<_> = self.running.iter().copied().chain(paused).collect();
+        let slots: BTreeSet<_> = admitted.iter().copied().collect();
+        assert_eq!(slots.len(), admitted.len(), "a row runs or is paused, once");
+
+        let mut ids: BTreeSet<_> = self.queue.waiting_ids().collect();
+        for (slot, sequence) in self.table.iter() {
+            let id = sequence.id();
+            let is_cancelled = self.cancelled.contains(&slot);
+            assert_eq!(slots.contains(&slot), !is_cancelled, "{id:?}");
+            if is_cancelled {
+                assert!(sequence.is_out(), "{id:?} is in no step");
+                continue;
+            }
+            assert!(ids.insert(id), "{id:?} is in two places");
+            assert_eq!(self.table.find(id), Some(slot));
+        }
+        assert_eq!(ids.len(), self.len(), "ids are not used twice");
+
+        for (rank, slot) in self.queue.paused() {
+            let sequence = &self.table[slot];
+            let id = sequence.id();
+            assert_eq!(sequence.rank(), rank, "{id:?} is queued by its rank");
+            assert!(sequence.blocks().blocks().is_empty(), "{id:?} holds blocks");
+            assert_eq!(sequence.computed().0, 0, "{id:?} is paused");
+        }
+        for (_, sequence) in self.running() {
+            let needed = sequence.computed().blocks_ceil(self.block_size);
+            for table in sequence.tables() {
+                assert!(table.len() >= needed, "{:?} lacks blocks", sequence.id());
+            }
+        }
+        let running = self.running().map(|(_, sequence)| sequence.rank());
+        assert!(
+            running.is_sorted(),
+            "running sequences are in order of rank"
+        );
+        let paused = self.queue.paused().map(|(rank, _)| rank);
+        assert!(paused.is_sorted(), "paused sequences are in order of rank");
+    }
+}

@@ -1,0 +1,121 @@
+//! A beam: one text of a sequence, and the KV blocks that it holds. Without beam search a sequence has one.
+
+use crate::base::{Blocks, TokenId, Tokens};
+use crate::engine::ReuseOptions;
+use crate::engine::kv::{BlockTable, KvCacheManager};
+use crate::engine::sequence_tokens::SequenceTokens;
+
+/// The tokens of one text, and the blocks with their keys and values.
+#[derive(Default)]
+pub(super) struct Beam {
+    /// `None` while they are out with a step.
+    tokens: Option<Box<SequenceTokens>>,
+    blocks: BlockTable,
+}
+
+impl Beam {
+    /// A beam without anything in the cache. `blocks` is empty, with room for all it will ever need.
+    pub(super) fn new(tokens: SequenceTokens, blocks: BlockTable) -> Self {
+        Self {
+            tokens: Some(Box::new(tokens)),
+            blocks,
+        }
+    }
+
+    /// Whether its tokens are out with a step.
+    #[inline]
+    pub(super) fn is_out(&self) -> bool {
+        self.tokens.is_none()
+    }
+
+    /// Its tokens.
+    ///
+    /// # Panics
+    /// If they are out with a step. So do `tokens_mut` and `lend`.
+    #[inline]
+    pub(super) fn tokens(&self) -> &SequenceTokens {
+        self.tokens.as_ref().expect("no step has the tokens")
+    }
+
+    #[inline]
+    pub(super) fn tokens_mut(&mut self) -> &mut SequenceTokens {
+        self.tokens.as_mut().expect("no step has the tokens")
+    }
+
+    /// Its tokens, to go out with a step.
+    #[inline]
+    pub(super) fn lend(&mut self) -> Box<SequenceTokens> {
+        self.tokens.take().expect("in one step at a time")
+    }
+
+    /// Takes its tokens back from a step that failed for it.
+    pub(super) fn take_back(&mut self, tokens: Box<SequenceTokens>) {
+        self.tokens = Some(tokens);
+    }
+
+    /// Takes its tokens back from a step, after which the first `computed` of them are in the cache.
+    #[inline]
+    pub(super) fn land(
+        &mut self,
+        tokens: Box<SequenceTokens>,
+        computed: Tokens,
+        kv: &mut KvCacheManager,
+    ) {
+        let tokens = self.tokens.insert(tokens);
+        kv.commit(&mut self.blocks, tokens.as_slice(), computed);
+    }
+
+    /// Appends the token of the candidate that continues it.
+    pub(super) fn extend(&mut self, token: TokenId) {
+        self.tokens_mut().push_unchecked(token);
+    }
+
+    /// Its block table.
+    #[inline]
+    pub(super) fn blocks(&self) -> &BlockTable {
+        &self.blocks
+    }
+
+    /// Takes the blocks of its context; those that are found in the cache are shared. Returns how many of its
+    /// tokens are in them.
+    pub(super) fn reserve(&mut self, reuse: &ReuseOptions, kv: &mut KvCacheManager) -> Tokens {
+        let tokens = self.tokens.as_ref().expect("no step has the tokens");
+        let max_reusable = tokens.max_reusable();
+        kv.reserve(&mut self.blocks, tokens.as_slice(), reuse, max_reusable)
+    }
+
+    /// Takes the blocks that it lacks for `kv_len` positions.
+    #[inline]
+    pub(super) fn grow(&mut self, kv: &mut KvCacheManager, kv_len: Tokens) {
+        kv.grow(&mut self.blocks, kv_len);
+    }
+
+    /// The same, where it shares its blocks with other beams: the one that it writes next becomes its own.
+    pub(super) fn grow_own(&mut self, kv: &mut KvCacheManager, computed: Tokens, kv_len: Tokens) {
+        kv.own_next(&mut self.blocks, computed);
+        kv.grow(&mut self.blocks, kv_len);
+    }
+
+    /// What it computes from now on is not registered for reuse.
+    pub(super) fn stop_registering(&mut self, kv: &mut KvCacheManager) {
+        kv.stop_registering(&mut self.blocks);
+    }
+
+    /// Gives its blocks back.
+    pub(super) fn release(&mut self, kv: &mut KvCacheManager) {
+        kv.release(&mut self.blocks);
+    }
+
+    /// Another beam with the same tokens, which shares all blocks.
+    pub(super) fn fork(&self, kv: &mut KvCacheManager) -> Self {
+        let mut blocks = BlockTable::with_capacity(self.blocks.capacity());
+        kv.fork(&self.blocks, &mut blocks);
+        Self::new(self.tokens().fork(), blocks)
+    }
+
+    /// Places in its block table.
+    #[inline]
+    pub(super) fn num_blocks(&self) -> Blocks {
+        self.blocks.len()
+    }
+}
