@@ -1,40 +1,45 @@
 //! L6: the batch manager as one object: an engine that decides and a runner that computes.
 //!
 //! ```text
-//! stepper.rs      BatchManager: launch a step, land it
-//! pipeline.rs     a runner on a thread of its own, for two micro-batches
-//! statistics.rs   a record as the Batch Manager's JSON
-//! callbacks.rs    what an application does that is called back
-//! serve.rs        the loop that calls it
-//! thread.rs       the same on a thread of its own
-//! executor.rs     requests that are enqueued, and responses that are awaited
-//! tensors/        requests and responses as tensors by name
-//! options.rs      a batch manager from a text of options
-//! sizing/         engine configuration, runner and memory from a model's configuration
+//! batch_manager.rs   BatchManager: requests in, tokens out
+//! step_loop.rs       launching and landing steps, with a runner or in virtual time
+//! step_runner.rs     a runner that computes them
+//! runner_thread.rs   the runner on a thread of its own, for two micro-batches
+//! statistics.rs      a record as the Batch Manager's JSON
+//! callbacks.rs       what an application implements
+//! serve.rs           the loop that calls it
+//! thread.rs          the same on a thread of its own
+//! executor.rs        requests that are enqueued, and responses that are awaited
+//! tensors/           requests and responses as tensors by name
+//! options.rs         a batch manager from JSON options
+//! sizing/            engine configuration, runner and memory from a model's configuration
 //! ```
 //!
 //! It knows nothing of Triton: the backend's driver is one of its users, `examples/prompts.rs` another.
-//! Whoever has a loop of its own calls [`BatchManager::launch`] and [`BatchManager::land`] in it, as the
-//! driver does; whoever has not gives its callbacks to [`serve()`] or to a [`ManagerThread`], or asks an
-//! [`Executor`]. `crates/embed/` is a [`TensorLayer`] for applications in C.
+//! An application with a loop of its own calls [`BatchManager::launch`] and [`BatchManager::land`] in it, as the
+//! driver does. One without gives its callbacks to [`serve()`] or to a [`ManagerThread`], or uses an [`Executor`]. `crates/embed/` is a [`TensorLayer`] for applications in C.
 
+mod batch_manager;
 mod callbacks;
 mod executor;
 mod options;
-mod pipeline;
+mod panic_message;
+mod runner_thread;
 mod serve;
 pub mod sizing;
 mod statistics;
-mod stepper;
+mod step_loop;
+mod step_runner;
 mod tensors;
 mod thread;
 
+pub use batch_manager::BatchManager;
 pub use callbacks::{Callbacks, Response, Submission};
 pub use executor::{Executor, ExecutorOptions, OwnedResponse};
 pub use options::ManagerOptions;
 pub use serve::serve;
 pub use statistics::{statistics_json, timestamp};
-pub use stepper::{BatchManager, LandedStep};
+pub use step_loop::{ComputedStep, LandedStep, StepComputer, StepLoop};
 pub use tensors::{
     HostTensor, HostTensors, TensorCallbacks, TensorLayer, TensorModel, TensorRequest, TensorType,
 };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::base::{SequenceId, StepError};
 use crate::engine::StepStats;
-use crate::manager::pipeline::words_of;
+use crate::manager::panic_message::panic_message;
 use crate::manager::{BatchManager, Callbacks, Response, Submission, serve};
 
 /// How long a thread that has nothing to do waits before it asks for requests again.
@@ -44,7 +44,7 @@ impl ManagerThread {
             // A panic, of a callback for instance, is told to whoever joins.
             let served = || serve(&mut manager, max_num_requests, &mut polled);
             catch_unwind(AssertUnwindSafe(served))
-                .unwrap_or_else(|panic| Err(StepError(words_of(&*panic))))
+                .unwrap_or_else(|panic| Err(StepError(panic_message(&*panic))))
         };
         let thread = thread::Builder::new().name("inflight-manager".into());
         Ok(Self {
@@ -83,7 +83,7 @@ impl ManagerThread {
         };
         thread.thread().unpark();
         let ended = thread.join();
-        ended.unwrap_or_else(|panic| Err(StepError(words_of(&*panic))))
+        ended.unwrap_or_else(|panic| Err(StepError(panic_message(&*panic))))
     }
 }
 

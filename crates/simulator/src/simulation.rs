@@ -107,8 +107,8 @@ pub fn run(
             }
             continue;
         }
-        steps.launch(now);
-        let Some(landed) = steps.land(&mut events) else {
+        steps.launch(now)?;
+        let Some(landed) = steps.land(&mut events)? else {
             now += setup.cost.overhead(0);
             continue;
         };
@@ -244,9 +244,7 @@ impl<'a> Server<'a> {
 
     /// Logs a step and returns its number of sequences.
     fn log_step(&mut self, landed: &Landed) -> u32 {
-        let Some(stats) = &landed.stats else {
-            return 0;
-        };
+        let stats = &landed.stats;
         let num_scheduled = stats.num_scheduled as u32;
         self.outcome.steps.push(StepLog {
             began: landed.began,

@@ -1,0 +1,71 @@
+//! A runner as the computer of steps: on the caller's thread, or on a thread of its own.
+
+use std::time::Duration;
+
+use crate::base::StepError;
+use crate::engine::{Step, StepOutput};
+use crate::manager::runner_thread::{RunnerThread, compute};
+use crate::manager::step_loop::{ComputedStep, StepComputer};
+use crate::runner::Runner;
+
+/// Computes steps with a runner.
+pub(super) enum StepRunner {
+    /// In `launch`.
+    Caller {
+        runner: Box<Runner>,
+        computed: Option<ComputedStep<Duration>>,
+        spare: Option<StepOutput>,
+    },
+    /// On a thread, while the caller does something else.
+    Thread(RunnerThread),
+}
+
+impl StepRunner {
+    /// A runner for one or two micro-batches. With two it gets a thread of its own.
+    ///
+    /// # Errors
+    /// The system refuses the thread.
+    pub(super) fn new(runner: Runner, num_micro_batches: usize) -> std::io::Result<Self> {
+        Ok(match num_micro_batches {
+            1 => Self::Caller {
+                runner: Box::new(runner),
+                computed: None,
+                spare: None,
+            },
+            _ => Self::Thread(RunnerThread::start(runner)?),
+        })
+    }
+}
+
+impl StepComputer for StepRunner {
+    type Timing = Duration;
+
+    fn launch(&mut self, step: Step) -> Result<(), StepError> {
+        match self {
+            Self::Thread(thread) => thread.launch(step),
+            Self::Caller {
+                runner,
+                computed,
+                spare,
+            } => {
+                let output = spare.take().unwrap_or_default();
+                *computed = Some(compute(runner, step, output)?);
+                Ok(())
+            }
+        }
+    }
+
+    fn land(&mut self) -> Result<ComputedStep<Duration>, StepError> {
+        match self {
+            Self::Thread(thread) => thread.land(),
+            Self::Caller { computed, .. } => Ok(computed.take().expect("a step was launched")),
+        }
+    }
+
+    fn recycle(&mut self, output: StepOutput) {
+        match self {
+            Self::Thread(thread) => thread.recycle(output),
+            Self::Caller { spare, .. } => *spare = Some(output),
+        }
+    }
+}
