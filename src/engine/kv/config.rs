@@ -1,5 +1,6 @@
-//! What a KV cache is, and whom a request shares it with.
+//! The configuration of a KV cache, and what a request shares of it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::AttentionWindow;
@@ -8,7 +9,7 @@ use crate::base::{BlockSize, Blocks, Tokens};
 /// Whether and with whom a request shares blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReuseOptions {
-    /// `false`: it neither takes over blocks nor leaves any to others.
+    /// `false`: it neither reuses blocks nor leaves any for others.
     pub enabled: bool,
     /// It shares only with requests of the same salt.
     pub salt: Option<Arc<str>>,
@@ -23,17 +24,41 @@ impl Default for ReuseOptions {
     }
 }
 
-/// What a cache is, all known at load.
+/// The configuration of a KV cache.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct KvCacheConfig {
     pub(in crate::engine) num_blocks: Blocks,
     pub(in crate::engine) block_size: BlockSize,
     /// `None` if every position is seen to the end.
     pub(in crate::engine) window: Option<AttentionWindow>,
-    /// Tokens of one sequence in one step, at most; not zero.
+    /// The most tokens of one sequence in one step; not zero.
     pub(in crate::engine) max_chunk: Tokens,
     /// Whether full blocks are kept for others.
     pub(in crate::engine) enable_reuse: bool,
-    /// Whether the beginning of a block is copied where the whole block does not fit.
+    /// Whether the beginning of a block is copied where the whole block does not match.
     pub(in crate::engine) enable_partial_reuse: bool,
+}
+
+impl KvCacheConfig {
+    /// The most blocks that a sequence of `kv_len` positions holds at once.
+    pub(super) fn max_blocks(&self, kv_len: Tokens) -> Blocks {
+        let all = kv_len.blocks_ceil(self.block_size);
+        self.window.map_or(all, |window| {
+            all.min(window.max_blocks(self.max_chunk, self.block_size))
+        })
+    }
+
+    /// The blocks to take for `kv_len` positions when `num_places` are covered and `num_held` held.
+    pub(super) fn lacking(&self, num_places: Blocks, num_held: Blocks, kv_len: Tokens) -> Blocks {
+        let uncovered = kv_len
+            .blocks_ceil(self.block_size)
+            .saturating_sub(num_places);
+        uncovered.min(self.max_blocks(kv_len).saturating_sub(num_held))
+    }
+
+    /// The places in a table that no query at or after `computed` sees.
+    pub(super) fn hidden(&self, computed: Tokens) -> Range<usize> {
+        let window = self.window.as_ref();
+        window.map_or(0..0, |it| it.hidden(computed, self.block_size))
+    }
 }

@@ -1,8 +1,7 @@
-//! All blocks of the KV cache: how many hold each, and the list of those that nobody holds.
+//! All blocks of the KV cache: how many tables hold each, and the list of free ones.
 //!
-//! One list, linked through the blocks' metadata: taking, sharing and giving back are O(1) and never
-//! allocate. What is worth keeping stands behind what is not, so the front is always the right block
-//! to take.
+//! The list is linked through the blocks' metadata: taking, sharing and giving back are O(1) and never allocate. Cached
+//! blocks stand behind blank ones, so the front is always the right block to take.
 //!
 //! ```text
 //! front                                              back
@@ -10,23 +9,23 @@
 //!   ^ given back last   ^ given back first    ^ given back last
 //! ```
 //!
-//! Of the blank ones the last that was given back comes first: its memory is most likely warm.
+//! The blank block that was given back last comes first: its memory is most likely warm.
 
 use crate::base::{BlockId, Blocks};
 
-/// What is known of one block.
+/// The metadata of one block.
 #[derive(Clone, Copy)]
 struct PoolEntry {
-    /// Tables that it is in; it is in the list of free blocks if there are none.
+    /// The number of tables that hold it. It is in the free list if that is zero.
     num_holders: u32,
-    /// Whether its content is worth keeping while nobody holds it.
+    /// Whether its content can be found, and is worth keeping while the block is free.
     is_cached: bool,
-    /// Its neighbours in the list of free blocks.
+    /// Its neighbours in the free list.
     previous: Option<BlockId>,
     next: Option<BlockId>,
 }
 
-/// The blocks by id.
+/// All blocks, by id.
 pub(super) struct BlockPool {
     blocks: Vec<PoolEntry>,
     front: Option<BlockId>,
@@ -35,7 +34,7 @@ pub(super) struct BlockPool {
 }
 
 impl BlockPool {
-    /// `num_blocks` blank blocks, to be taken in the order of their ids.
+    /// `num_blocks` blank blocks, which are taken in order of id.
     pub(super) fn new(num_blocks: Blocks) -> Self {
         let link = |id: u32| (id < num_blocks.0).then_some(BlockId(id));
         let blank = |id: u32| PoolEntry {
@@ -56,17 +55,17 @@ impl BlockPool {
         Blocks(self.blocks.len() as u32)
     }
 
-    /// Blocks that nobody holds.
+    /// Free blocks.
     pub(super) fn num_free(&self) -> Blocks {
         self.num_free
     }
 
-    /// Tables that `id` is in.
+    /// The number of tables that hold `id`.
     pub(super) fn num_holders(&self, id: BlockId) -> u32 {
         self.blocks[id.index()].num_holders
     }
 
-    /// Takes the free block that is missed least. There must be one: the capacity pass has counted.
+    /// Takes the free block that will be missed least. There is one: the capacity pass has counted.
     pub(super) fn take(&mut self) -> BlockId {
         let id = self
             .front
@@ -75,7 +74,7 @@ impl BlockPool {
         id
     }
 
-    /// One more holds `id`, which may be free.
+    /// One more table holds `id`, which may be free.
     pub(super) fn hold(&mut self, id: BlockId) {
         if self.blocks[id.index()].num_holders == 0 {
             self.unlink(id);
@@ -83,7 +82,7 @@ impl BlockPool {
         self.blocks[id.index()].num_holders += 1;
     }
 
-    /// One less holds `id`.
+    /// One table fewer holds `id`.
     pub(super) fn give_back(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.index()];
         assert!(block.num_holders > 0, "{id:?} is free already");
@@ -93,7 +92,7 @@ impl BlockPool {
         }
     }
 
-    /// Says whether the content of `id` is worth keeping.
+    /// Sets whether the content of `id` is worth keeping.
     pub(super) fn set_cached(&mut self, id: BlockId, is_cached: bool) {
         let is_free = self.blocks[id.index()].num_holders == 0;
         if is_free {
@@ -105,7 +104,7 @@ impl BlockPool {
         }
     }
 
-    /// Puts a block that nobody holds into the list: blank to the front, cached to the back.
+    /// Puts a block into the free list: a blank one to the front, a cached one to the back.
     fn link(&mut self, id: BlockId) {
         let (previous, next) = match self.blocks[id.index()].is_cached {
             true => (self.back, None),
@@ -140,8 +139,8 @@ impl BlockPool {
         }
     }
 
-    /// Panics unless every block is either in the list, blank before cached, or `held` as often as it
-    /// says. `is_cached` says what has to be kept.
+    /// Panics unless every block is in the free list, blank before cached, or in `held` as often as it says.
+    /// `is_cached` says which content is worth keeping.
     pub(super) fn check_integrity(
         &self,
         held: impl Iterator<Item = BlockId>,

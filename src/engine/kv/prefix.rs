@@ -1,7 +1,7 @@
 //! The prefix index: which full block holds which tokens after which other tokens.
 //!
-//! A trie by content. A node is a block whose tokens are all computed; its parent is the content before
-//! it, or the root of a cache salt. Two prompts with a common beginning share a path.
+//! A trie by content. A node is a block whose tokens are all computed. Its parent is the content before it, or the
+//! root of a cache salt. Two prompts with a common beginning share a path.
 //!
 //! ```text
 //! block_size = 2                  root of salt A            root of salt B
@@ -10,64 +10,72 @@
 //!                                  |     |
 //!                                 2 [c d] 3 [c e]
 //!
-//! a b c e f  after root A: contents 1 and 3 are found, then f is new
-//! a b c f g  after root A: content 1 is found; of its children 2 and 3, both share c
+//! a b c e f  below root A: contents 1 and 3 are found, f is new
+//! a b c f g  below root A: content 1 is found; its children 2 and 3 both share c
 //! ```
 //!
-//! - A content has a number that is never used again, so nothing wrong is found below a block that was
-//!   taken and filled anew. Tokens are compared, never only their hashes.
-//! - What is registered can be found: a block that is forgotten takes all below it along. Each block
-//!   is forgotten once for each time it is registered, so that costs O(1) a block in the long run.
-//! - Everything is sized at load. A bucket has a largest length, so that no choice of tokens makes
-//!   looking up slow; what does not fit is not registered.
+//! - Each content has a number that is never used again, so nothing is found below a block that was taken and filled
+//!   anew. Tokens are compared, never only their hashes.
+//! - Every registered block can be found: forgetting a block forgets all below it. A block is forgotten once for each
+//!   time it is registered, so the amortised cost is O(1).
+//! - Everything is sized at load. Buckets have a maximum length, so that no choice of tokens makes a look-up slow. What
+//!   does not fit is not registered.
 
 use std::sync::Arc;
 
 use super::NextBlock;
 use super::roots::{RootId, Roots};
-use crate::base::{BlockId, BlockSize, Blocks, TokenId};
+use crate::base::{BlockId, BlockSize, Blocks, TokenId, Tokens};
 
-/// Blocks in one bucket, at most; tokens that were not chosen to collide never fill it.
+/// The most blocks in one bucket. Only tokens chosen to collide fill it.
 pub(super) const MAX_BUCKET: usize = 32;
 
-/// Children that are compared for a common beginning, at most: the ones registered last.
+/// The most children that are compared for a common beginning: those registered last.
 pub(super) const MAX_CHILDREN: usize = 64;
 
-/// Where a content is. It may be gone: then something else, or nothing, is there.
+/// A content and where it is. It may be gone: then another, or none, is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Content {
-    pub(super) place: NodeRef,
+    place: NodeRef,
     id: u64,
 }
 
-/// The place of a content.
+/// A node of the trie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NodeRef {
+enum NodeRef {
     Root(RootId),
     Block(BlockId),
 }
 
-/// What was found of a sequence's tokens.
+/// What the index has of a sequence's tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PrefixWalk {
-    /// Full blocks found, from the first.
+    /// The full blocks, from the first.
     pub(super) num_blocks: usize,
-    /// The content of the last of them, or the root.
+    /// The content of the last, or the root.
     pub(super) tail: Content,
-    /// A block below `tail` that begins with the tokens that follow, and how many of them; not zero.
+    /// A block below `tail` that begins with the next tokens, and how many they are; not zero.
     pub(super) partial: Option<(BlockId, u32)>,
 }
 
-/// What is known of one block. The links are valid while it is registered.
+impl PrefixWalk {
+    /// The tokens that were found.
+    pub(super) fn num_tokens(&self, block_size: BlockSize) -> Tokens {
+        let full = Blocks(self.num_blocks as u32).tokens(block_size);
+        full + Tokens(self.partial.map_or(0, |(_, num_positions)| num_positions))
+    }
+}
+
+/// The node of one block. The links are valid while it is registered.
 #[derive(Clone)]
 struct Node {
     /// The content's number; `None` if the block is not registered.
     content: Option<u64>,
-    /// Decides on the bucket.
+    /// Selects the bucket.
     key: u64,
     parent: NodeRef,
     next_in_bucket: Option<BlockId>,
-    /// Its children, from the one registered last.
+    /// The child registered last; its older siblings follow.
     first_child: Option<BlockId>,
     newer_sibling: Option<BlockId>,
     older_sibling: Option<BlockId>,
@@ -79,14 +87,14 @@ pub(super) struct PrefixIndex {
     nodes: Vec<Node>,
     /// The tokens of each registered block, `[num_blocks, block_size]`.
     tokens: Vec<TokenId>,
-    /// Registered blocks by their keys' lowest bits.
+    /// The first block of each bucket: registered blocks by the lowest bits of their keys.
     buckets: Vec<Option<BlockId>>,
     roots: Roots,
     num_contents: u64,
 }
 
 impl PrefixIndex {
-    /// An index of no block, with room for all `num_blocks`.
+    /// An empty index with room for all `num_blocks`.
     pub(super) fn new(num_blocks: Blocks, block_size: BlockSize) -> Self {
         let blank = Node {
             content: None,
@@ -109,27 +117,27 @@ impl PrefixIndex {
         }
     }
 
-    /// A sequence comes below the root of `salt`, which is there until it has left.
+    /// A sequence enters below the root of `salt`, which stays until it has left.
     pub(super) fn enter(&mut self, salt: &Option<Arc<str>>) -> RootId {
         let num_contents = &mut self.num_contents;
         self.roots.enter(salt, || next_number(num_contents))
     }
 
-    /// A sequence that has entered leaves.
+    /// A sequence leaves that has entered.
     pub(super) fn leave(&mut self, root: RootId) {
         self.roots.leave(root);
     }
 
-    /// The root of `salt`, if there is something below it.
+    /// The root of `salt`, if anything is below it.
     pub(super) fn find_root(&self, salt: &Option<Arc<str>>) -> Option<Content> {
         self.roots.find(salt).map(|root| self.root(root))
     }
 
-    /// The content before all contents of a root, which is there.
+    /// The content of a root.
     pub(super) fn root(&self, root: RootId) -> Content {
         Content {
             place: NodeRef::Root(root),
-            id: self.roots[root].content,
+            id: self.roots[root].content(),
         }
     }
 
@@ -184,9 +192,8 @@ impl PrefixIndex {
         })
     }
 
-    /// Registers `tokens`, which fill `block`, below `parent`. Returns where that content is: in `block`,
-    /// or where it was already. `None` if nobody could find it, because `parent` is gone or the
-    /// bucket is full.
+    /// Registers `tokens`, which fill `block`, below `parent`. Returns where the content is: in `block`, or where it was
+    /// before. `None` if nobody could find it, because `parent` is gone or the bucket is full.
     pub(super) fn register(
         &mut self,
         parent: Content,
@@ -227,12 +234,12 @@ impl PrefixIndex {
         })
     }
 
-    /// Whether `block` can be found.
+    /// Whether `block` is registered.
     pub(super) fn is_registered(&self, block: BlockId) -> bool {
         self.nodes[block.index()].content.is_some()
     }
 
-    /// What is registered of `block`.
+    /// The content of `block`, if it is registered.
     pub(super) fn content_of(&self, block: BlockId) -> Option<Content> {
         let id = self.nodes[block.index()].content?;
         let place = NodeRef::Block(block);
@@ -242,13 +249,13 @@ impl PrefixIndex {
     /// Whether `content` is still where it was.
     pub(super) fn is_there(&self, content: Content) -> bool {
         let id = match content.place {
-            NodeRef::Root(root) => self.roots.get(root).map(|root| root.content),
+            NodeRef::Root(root) => self.roots.get(root).map(|root| root.content()),
             NodeRef::Block(block) => self.nodes[block.index()].content,
         };
         id == Some(content.id)
     }
 
-    /// Forgets `block` and all below it, and says of each that it is `forgotten`, the block itself last.
+    /// Forgets `block` and all below it, and passes each to `forgotten`, the block itself last.
     pub(super) fn forget(&mut self, block: BlockId, mut forgotten: impl FnMut(BlockId)) {
         let mut at = block;
         while self.is_registered(block) {
@@ -266,12 +273,12 @@ impl PrefixIndex {
         }
     }
 
-    /// The name of the block that `tokens` would fill below `parent`.
+    /// The name of the content that `tokens` would have below `parent`.
     pub(super) fn next_block(&self, parent: Content, tokens: &[TokenId]) -> NextBlock {
         NextBlock::new(parent.id, tokens)
     }
 
-    /// Where `tokens` are below `parent`.
+    /// The content with `tokens` below `parent`.
     fn find(&self, parent: Content, tokens: &[TokenId]) -> Option<Content> {
         let key = self.next_block(parent, tokens).key();
         self.find_in_bucket(self.bucket(key), key, parent, tokens)
@@ -292,7 +299,7 @@ impl PrefixIndex {
         self.content_of(found)
     }
 
-    /// The child of `parent` that has the most of the first `max_tokens` of `tokens` in common.
+    /// The child of `parent` that shares the most of the first `max_tokens` of `tokens`.
     fn longest_beginning(
         &self,
         parent: Content,
@@ -302,7 +309,7 @@ impl PrefixIndex {
         if max_tokens == 0 {
             return None;
         }
-        // The whole block is there, but must not be taken over whole: no need to search for it.
+        // The whole block is there, but must not be reused whole: no need to search.
         if let Some(block_tokens) = tokens.get(..self.block_size)
             && let Some(NodeRef::Block(block)) = self.find(parent, block_tokens).map(|it| it.place)
         {
@@ -334,7 +341,7 @@ impl PrefixIndex {
 
     fn children(&self, place: NodeRef) -> impl Iterator<Item = BlockId> + '_ {
         let first = match place {
-            NodeRef::Root(root) => self.roots[root].first_child,
+            NodeRef::Root(root) => self.roots[root].first_child(),
             NodeRef::Block(block) => self.nodes[block.index()].first_child,
         };
         let next = |block: &BlockId| self.nodes[block.index()].older_sibling;
@@ -343,7 +350,7 @@ impl PrefixIndex {
 
     fn first_child(&mut self, place: NodeRef) -> &mut Option<BlockId> {
         match place {
-            NodeRef::Root(root) => &mut self.roots[root].first_child,
+            NodeRef::Root(root) => self.roots[root].first_child_mut(),
             NodeRef::Block(block) => &mut self.nodes[block.index()].first_child,
         }
     }
@@ -353,7 +360,7 @@ impl PrefixIndex {
         &self.tokens[start..start + self.block_size]
     }
 
-    /// Takes a block without children out of its bucket and from among its siblings.
+    /// Takes a block without children out of its bucket, and unlinks it from its siblings.
     fn unlink(&mut self, block: BlockId) {
         let Node {
             key,
@@ -381,7 +388,7 @@ impl PrefixIndex {
         self.nodes[block.index()].content = None;
     }
 
-    /// Panics if the index contradicts itself. `entered` are the roots of all sequences below one.
+    /// Panics if the index contradicts itself. `entered` are the roots of all sequences that have entered.
     pub(super) fn check_integrity(&self, entered: &[RootId]) {
         self.roots.check_integrity(entered);
         let num_registered = self.nodes.iter().filter(|it| it.content.is_some()).count();
@@ -394,7 +401,7 @@ impl PrefixIndex {
                 let node = &self.nodes[block.index()];
                 assert!(node.content.is_some(), "{block:?} is in a bucket");
                 let parent = match node.parent {
-                    NodeRef::Root(root) => self.roots.get(root).map(|root| root.content),
+                    NodeRef::Root(root) => self.roots.get(root).map(|root| root.content()),
                     NodeRef::Block(parent) => self.nodes[parent.index()].content,
                 };
                 let parent = Content {

@@ -1,27 +1,41 @@
-//! Where prefixes begin: one root for each cache salt, so that tenants with different salts share
-//! nothing.
+//! The roots of the prefix index: one for each cache salt, so that tenants with different salts share nothing.
 //!
-//! A root is there while a sequence or a cached block is below it. Salts are compared, never only
-//! their hashes.
+//! A root exists while a sequence or a cached block is below it. Salts are compared, never only their hashes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::base::BlockId;
 
-/// A root's index; used again after it is gone.
+/// The index of a root. It is used again once the root is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RootId(u32);
 
-/// One salt's root.
+/// The root of one salt.
 pub(super) struct Root {
-    /// Unique among all contents ever; see the prefix index.
-    pub(super) content: u64,
+    /// Its number, unique among all contents ever.
+    content: u64,
     salt: Option<Arc<str>>,
     /// Sequences that have entered and not left.
     num_sequences: u32,
     /// The block below it that was registered last.
-    pub(super) first_child: Option<BlockId>,
+    first_child: Option<BlockId>,
+}
+
+impl Root {
+    /// Its number among all contents.
+    pub(super) fn content(&self) -> u64 {
+        self.content
+    }
+
+    /// The block below it that was registered last.
+    pub(super) fn first_child(&self) -> Option<BlockId> {
+        self.first_child
+    }
+
+    pub(super) fn first_child_mut(&mut self) -> &mut Option<BlockId> {
+        &mut self.first_child
+    }
 }
 
 /// All roots.
@@ -46,7 +60,7 @@ impl Roots {
         self.by_salt.get(salt).copied()
     }
 
-    /// A sequence comes below the root of `salt`. If that is not there yet, it begins as `content`.
+    /// A sequence enters below the root of `salt`, which is created with the number `content` if it does not exist.
     pub(super) fn enter(
         &mut self,
         salt: &Option<Arc<str>>,
@@ -66,7 +80,7 @@ impl Roots {
                 }
                 None => {
                     self.roots.push(root);
-                    // Roots go while sequences generate, when nothing may be allocated.
+                    // Roots are removed while sequences generate, when nothing may be allocated.
                     self.free.reserve(self.roots.len());
                     RootId(self.roots.len() as u32 - 1)
                 }
@@ -84,7 +98,7 @@ impl Roots {
         self.remove_if_unused(id);
     }
 
-    /// Removes a root that nothing is below of.
+    /// Removes a root if nothing is below it.
     pub(super) fn remove_if_unused(&mut self, id: RootId) {
         let root = &mut self.roots[id.0 as usize];
         let is_unused = |root: &mut Root| root.num_sequences == 0 && root.first_child.is_none();
@@ -94,7 +108,7 @@ impl Roots {
         }
     }
 
-    /// The root at `id`, if it is there.
+    /// The root at `id`, if it exists.
     pub(super) fn get(&self, id: RootId) -> Option<&Root> {
         self.roots[id.0 as usize].as_ref()
     }

@@ -1,49 +1,47 @@
-//! The blocks of one sequence in the order of its positions, and how far they can be found by others.
+//! The blocks of one sequence in order of position, and how far others can find them.
 
 use super::prefix::{Content, PrefixIndex};
 use super::roots::RootId;
 use crate::base::{BlockId, Blocks, Tokens};
 
-/// A sequence's blocks: position `p` lies in block `p / block_size`, at offset `p % block_size`.
+/// The block table of a sequence: position `p` lies in block `p / block_size`, at offset `p % block_size`.
 ///
-/// It grows at its end. A place in it keeps its index when its block is given back because of the
-/// attention window: then [`BlockId::NONE`] is there.
+/// It grows at its end. A block that is given back because of the attention window leaves [`BlockId::NONE`] at its
+/// place.
 ///
-/// What every step asks is here, all else one pointer away: most steps change nothing in most tables.
+/// What every step reads is here, the rest behind a pointer: most steps change nothing in most tables.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct BlockTable {
-    /// See [`version`](Self::version).
-    pub(super) version: u64,
+    version: u64,
     len: Blocks,
-    /// Until so many positions are computed there is nothing to commit.
-    pub(super) next_commit: Tokens,
-    pub(super) places: Box<Places>,
+    next_commit: Tokens,
+    places: Box<Places>,
 }
 
-/// What is in a [`BlockTable`].
+/// The content of a [`BlockTable`].
 #[derive(Debug, Default)]
-pub(super) struct Places {
+struct Places {
     blocks: Vec<BlockId>,
     /// Places that are not `NONE`.
     num_held: Blocks,
-    /// Places before it that are not the window's sinks are `NONE`.
-    pub(super) hidden_to: usize,
-    /// `None` if the sequence leaves nothing for others.
-    pub(super) chain: Option<Chain>,
+    /// The places before it, except the window's sinks, are `NONE`.
+    hidden_to: usize,
+    /// `None` if others cannot reuse the sequence's blocks.
+    chain: Option<Chain>,
 }
 
-/// How far a sequence's blocks are in the prefix index.
+/// The path of a sequence's full blocks in the prefix index.
 #[derive(Debug)]
 pub(super) struct Chain {
-    pub(super) root: RootId,
-    /// Below which content its next block goes; `None` if nobody could find it there.
-    pub(super) tail: Option<Content>,
-    /// The blocks above that.
-    pub(super) num_committed: usize,
+    root: RootId,
+    /// The content below which its next block is registered; `None` if nobody could find it there.
+    tail: Option<Content>,
+    /// The number of blocks above that.
+    num_committed: usize,
 }
 
 impl BlockTable {
-    /// An empty table that can take `max_blocks` without allocating.
+    /// An empty table that takes `max_blocks` without allocating.
     pub(in crate::engine) fn with_capacity(max_blocks: Blocks) -> Self {
         let mut table = Self::default();
         table.places.blocks.reserve_exact(max_blocks.index());
@@ -55,18 +53,20 @@ impl BlockTable {
         Blocks(self.places.blocks.capacity() as u32)
     }
 
-    /// Changes whenever a place does, and is no other table's, so that who has a copy knows whether it is
-    /// still the same. 0 if it is empty.
+    /// A number that changes whenever a place does and that no other table has, so that a copy can be compared by
+    /// it. 0 if the table is empty.
+    #[inline]
     pub(in crate::engine) fn version(&self) -> u64 {
         self.version
     }
 
-    /// Places in it: blocks held, and blocks given back.
+    /// The number of places: blocks held, and blocks given back.
+    #[inline]
     pub(in crate::engine) fn len(&self) -> Blocks {
         self.len
     }
 
-    /// Blocks held.
+    /// The number of blocks held.
     pub(in crate::engine) fn num_held(&self) -> Blocks {
         self.places.num_held
     }
@@ -76,28 +76,46 @@ impl BlockTable {
         &self.places.blocks
     }
 
-    /// All places, and how far they are in the prefix index.
-    pub(super) fn blocks_and_chain(&mut self) -> (&[BlockId], Option<&mut Chain>) {
-        (&self.places.blocks, self.places.chain.as_mut())
-    }
-
-    /// Blocks held, the last first.
+    /// The blocks held, the last first.
     pub(super) fn held_from_the_end(&self) -> impl Iterator<Item = BlockId> + '_ {
         let places = self.blocks().iter().rev().copied();
         places.filter(|&block| block != BlockId::NONE)
     }
 
+    /// Sets its [`version`](Self::version), because a place has changed.
+    pub(super) fn set_version(&mut self, version: u64) {
+        self.version = version;
+    }
+
+    /// The number of computed positions below which there is nothing to commit.
+    #[inline]
+    pub(super) fn next_commit(&self) -> Tokens {
+        self.next_commit
+    }
+
+    pub(super) fn set_next_commit(&mut self, next_commit: Tokens) {
+        self.next_commit = next_commit;
+    }
+
+    /// The place up to which blocks were given back, except the window's sinks.
+    pub(super) fn hidden_to(&self) -> usize {
+        self.places.hidden_to
+    }
+
+    /// Appends a block.
     pub(super) fn push(&mut self, block: BlockId) {
         self.places.blocks.push(block);
         self.places.num_held += Blocks(1);
         self.len += Blocks(1);
     }
 
-    /// Puts `num_blocks` into it, which is empty: they come from the end.
+    /// Fills an empty table with `num_blocks` blocks, which come from the last to the first. They are the path of
+    /// `chain`.
     pub(super) fn fill_from_the_end(
         &mut self,
         num_blocks: usize,
         blocks: impl Iterator<Item = BlockId>,
+        chain: Chain,
     ) {
         self.places.blocks.resize(num_blocks, BlockId::NONE);
         let places = self.places.blocks.iter_mut().rev();
@@ -106,9 +124,10 @@ impl BlockTable {
         }
         self.len = Blocks(num_blocks as u32);
         self.places.num_held = self.len;
+        self.places.chain = Some(chain);
     }
 
-    /// Makes it, which is empty, the same as `other`.
+    /// Makes an empty table the same as `other`, without its chain.
     pub(super) fn copy_from(&mut self, other: &Self) {
         debug_assert!(self.len == Blocks::ZERO && self.places.chain.is_none());
         self.places.blocks.extend_from_slice(other.blocks());
@@ -117,18 +136,25 @@ impl BlockTable {
         self.len = other.len;
     }
 
-    /// Puts another block to `place`.
+    /// Puts another block in `place`. Returns the one that was there.
     pub(super) fn replace(&mut self, place: usize, block: BlockId) -> BlockId {
         std::mem::replace(&mut self.places.blocks[place], block)
     }
 
-    /// Takes the block at `place` out.
-    pub(super) fn hide(&mut self, place: usize) -> BlockId {
-        self.places.num_held -= Blocks(1);
-        self.replace(place, BlockId::NONE)
+    /// Removes the blocks at `places`, the last first, and passes each to `give_back`.
+    pub(super) fn hide(
+        &mut self,
+        places: std::ops::Range<usize>,
+        mut give_back: impl FnMut(BlockId),
+    ) {
+        self.places.hidden_to = places.end;
+        for place in places.rev() {
+            self.places.num_held -= Blocks(1);
+            give_back(self.replace(place, BlockId::NONE));
+        }
     }
 
-    /// Empties it; its memory stays.
+    /// Empties it and keeps its memory.
     pub(super) fn clear(&mut self) {
         self.places.blocks.clear();
         self.places.num_held = Blocks::ZERO;
@@ -136,12 +162,57 @@ impl BlockTable {
         self.places.chain = None;
         (self.version, self.len, self.next_commit) = (0, Blocks::ZERO, Tokens::ZERO);
     }
+
+    /// The path of its blocks in the prefix index; `None` if others cannot reuse them.
+    pub(super) fn chain(&self) -> Option<&Chain> {
+        self.places.chain.as_ref()
+    }
+
+    /// All places, and the path of the blocks.
+    pub(super) fn blocks_and_chain(&mut self) -> (&[BlockId], Option<&mut Chain>) {
+        (&self.places.blocks, self.places.chain.as_mut())
+    }
+
+    /// Takes the path out: what the sequence computes from now on is not registered.
+    pub(super) fn take_chain(&mut self) -> Option<Chain> {
+        self.places.chain.take()
+    }
 }
 
 impl Chain {
-    /// Goes back to the last of `blocks` that can still be found, because the tail is gone: it was in
-    /// another sequence's block, or below one, that was evicted. What this sequence holds after it
-    /// can be registered instead, unless something between is given back.
+    /// The path of `num_committed` blocks from `root` to `tail`.
+    pub(super) fn new(root: RootId, tail: Content, num_committed: usize) -> Self {
+        Self {
+            root,
+            tail: Some(tail),
+            num_committed,
+        }
+    }
+
+    /// Where it begins.
+    pub(super) fn root(&self) -> RootId {
+        self.root
+    }
+
+    /// The content below which the next block is registered; `None` if nobody could find it there.
+    pub(super) fn tail(&self) -> Option<Content> {
+        self.tail
+    }
+
+    /// The number of blocks in it.
+    pub(super) fn num_committed(&self) -> usize {
+        self.num_committed
+    }
+
+    /// Appends a block, whose content is at `tail`.
+    pub(super) fn advance(&mut self, tail: Option<Content>) {
+        self.tail = tail;
+        self.num_committed += 1;
+    }
+
+    /// Goes back to the last of `blocks` that can still be found, because the tail is gone: it was in another
+    /// sequence's block, or below one, that was evicted. The blocks of this sequence after it can be registered
+    /// instead, unless one between was given back.
     pub(super) fn retreat(&mut self, blocks: &[BlockId], prefix: &PrefixIndex) {
         let mut committed = blocks[..self.num_committed].iter();
         let last = committed.rposition(|&it| it == BlockId::NONE || prefix.is_registered(it));

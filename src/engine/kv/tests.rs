@@ -1,6 +1,7 @@
 use super::prefix::{MAX_BUCKET, MAX_CHILDREN};
 use super::*;
-use crate::base::BlockSize;
+use crate::base::{BlockId, BlockSize, Blocks, TokenId, Tokens};
+use crate::engine::BlockCopy;
 
 /// A cache that reuses all it can.
 fn cache(num_blocks: u32, block_size: u32) -> KvCacheManager {
@@ -49,14 +50,6 @@ fn leave_behind(cache: &mut KvCacheManager, tokens: &[TokenId], reuse: &ReuseOpt
 
 fn num_found(cache: &KvCacheManager, tokens: &[TokenId]) -> u32 {
     cache.find(tokens, &anybody(), ALL).num_tokens.0
-}
-
-/// Blocks that nobody holds, and that can be found.
-fn num_cached(cache: &KvCacheManager) -> usize {
-    let ids = (0..cache.config.num_blocks.0).map(BlockId);
-    let free = ids.filter(|&id| cache.pool.num_holders(id) == 0);
-    let prefix = cache.prefix.as_ref().expect("reuse is on");
-    free.filter(|&id| prefix.is_registered(id)).count()
 }
 
 fn tokens(range: std::ops::Range<u32>) -> Vec<TokenId> {
@@ -162,7 +155,7 @@ fn blocks_that_nobody_holds_are_counted_as_free_until_they_are_shared() {
     let mut cache = cache(8, 4);
     leave_behind(&mut cache, &tokens(0..10), &anybody());
     assert_eq!(cache.usage().num_used, Blocks(0));
-    assert_eq!(num_cached(&cache), 2);
+    assert_eq!(cache.num_cached(), 2);
     let found = cache.find(&tokens(0..9), &anybody(), ALL);
     assert_eq!(
         (found.num_shared, found.num_shared_free),
@@ -296,16 +289,16 @@ fn an_evicted_block_takes_along_what_is_below_it() {
         [BlockId::NONE; 2],
         "outside of the window"
     );
-    assert_eq!(num_cached(&cache), 2);
+    assert_eq!(cache.num_cached(), 2);
     assert_eq!(num_found(&cache, &tokens(0..7)), 6);
     // The last block but one goes, and with it the last one, which is still held.
     let mut other = BlockTable::default();
     cache.reserve(&mut other, &[9, 9, 9, 9], &anybody(), ALL);
     assert_eq!(num_found(&cache, &tokens(0..7)), 2);
     cache.check_integrity([&table, &other].into_iter());
-    assert_eq!(num_cached(&cache), 1);
+    assert_eq!(cache.num_cached(), 1);
     cache.release(&mut table);
-    assert_eq!(num_cached(&cache), 1, "nobody could find the other");
+    assert_eq!(cache.num_cached(), 1, "nobody could find the other");
 }
 
 #[test]
@@ -324,7 +317,7 @@ fn of_two_that_compute_the_same_the_second_is_found_when_the_first_is_evicted() 
         cache.commit(table, &prompt[..4], Tokens(4));
     }
     cache.release(first);
-    assert_eq!(num_cached(&cache), 2);
+    assert_eq!(cache.num_cached(), 2);
     // What the second adds goes below what the first has left.
     cache.grow(second, Tokens(6));
     cache.commit(second, &prompt, Tokens(6));
@@ -427,7 +420,7 @@ fn a_window_bounds_what_a_sequence_holds() {
             table.len()
                 >= Tokens(computed + 4)
                     .min(Tokens(40))
-                    .blocks_ceil(cache.config.block_size)
+                    .blocks_ceil(cache.usage().block_size)
         );
     }
     let held = table.blocks().iter().map(|&block| block != BlockId::NONE);

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
 use super::*;
-use crate::base::BlockSize;
+use crate::base::{BlockId, BlockSize, Blocks, TokenId, Tokens};
 
 /// Few, so that prompts begin alike.
 const NUM_LETTERS: u32 = 2;
@@ -306,12 +306,7 @@ impl World {
             return;
         }
         let computed = Tokens(sequence.computed as u32);
-        let before = sequence
-            .table
-            .places
-            .chain
-            .as_ref()
-            .map(|it| it.num_committed);
+        let before = sequence.table.chain().map(|it| it.num_committed());
         self.cache
             .commit(&mut sequence.table, &sequence.tokens, computed);
         let num_full = sequence.computed / self.block_size;
