@@ -1,9 +1,9 @@
 //! The softmax, and the draw from it.
 
 use crate::base::TokenId;
+use crate::sampling::candidate::{Candidate, Cut};
 use crate::sampling::exp::exp_nonpositive;
 use crate::sampling::peaks::{BLOCK, Peaks};
-use crate::sampling::truncation::{Candidate, Cut};
 
 /// Probabilities up to a factor: the most likely token weighs 1.
 #[derive(Clone, Copy)]

@@ -1,31 +1,10 @@
 //! How likely a token was: its log-probability and its rank, and the most likely tokens beside it.
 
 use crate::base::TokenId;
+use crate::sampling::candidate::Candidate;
 use crate::sampling::draw::{Masses, Softmax};
 use crate::sampling::peaks::{BLOCK, Peaks};
-use crate::sampling::truncation::Candidate;
-
-/// A token, and how likely it was.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TokenLogProb {
-    /// The token.
-    pub token: TokenId,
-    /// The natural logarithm of its probability: at most 0, `-inf` for a token that the model rules out,
-    /// and no number where the model gave logits that are none.
-    pub log_prob: f32,
-    /// 1 for the most likely token; of equal ones the lowest id comes first.
-    pub rank: u32,
-}
-
-/// A chosen token, and the most likely ones in its place.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenLogProbs {
-    /// The one that was chosen.
-    pub chosen: TokenLogProb,
-    /// As many of the most likely ones as were asked for, in the order of their ranks; fewer if the model
-    /// rules out the rest. The chosen one may be among them.
-    pub top: Vec<TokenLogProb>,
-}
+use crate::sampling::{TokenLogProb, TokenLogProbs};
 
 /// Works out log-probabilities of a row of logits *as the model gave them*: the logarithm of their
 /// softmax over the whole vocabulary, before the request's processors, temperature and cuts. (vLLM's

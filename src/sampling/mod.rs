@@ -11,15 +11,17 @@
 //! depend on them.
 
 mod beam_search;
+mod candidate;
 mod draw;
 mod error;
 mod exp;
+mod finish_reason;
 mod guide;
 mod history;
 mod log_probs;
-mod logits_processor;
 mod params;
 mod peaks;
+mod processor_batches;
 mod processors;
 mod random;
 #[cfg(test)]
@@ -27,6 +29,7 @@ mod reference;
 mod sampler;
 mod stop;
 mod stop_text;
+mod token_log_probs;
 mod top_p_decay;
 mod truncation;
 
@@ -34,14 +37,16 @@ pub use beam_search::{
     BeamCandidate, BeamSearch, Continuation, EarlyStopping, Hypotheses, Hypothesis, Selection,
 };
 pub use error::SampleError;
+pub use finish_reason::FinishReason;
 pub use guide::{Guide, GuideTokens};
-pub use log_probs::{LogProbs, TokenLogProb, TokenLogProbs};
-pub use logits_processor::{
-    BatchRow, LogitsProcessor, ProcessBatch, ProcessLogits, prepare_batches,
+pub use log_probs::LogProbs;
+pub use params::{
+    BatchRow, LogitsProcessor, Owner, ProcessBatch, ProcessLogits, SamplingInput, SamplingParams,
 };
-pub use params::{Owner, SamplingInput, SamplingParams};
+pub use processor_batches::prepare_batches;
 pub use processors::{forbid, forbid_all_but};
 pub use sampler::Sampler;
-pub use stop::{Endings, FinishReason, StopRule};
+pub use stop::{Endings, StopRule};
 pub use stop_text::{ReadText, StopText};
+pub use token_log_probs::{TokenLogProb, TokenLogProbs};
 pub use top_p_decay::TopPDecay;

@@ -1,9 +1,12 @@
-//! What a request asks of the sampler.
+//! The sampling options of a request, and what the sampler is given for each token. The logits processor is one of
+//! the options and is given the same, so it is defined here too.
 
+use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 
 use crate::base::{ClientId, SequenceId, TokenId};
-use crate::sampling::{BeamSearch, Guide, LogitsProcessor, StopText, TopPDecay};
+use crate::sampling::{BeamSearch, Guide, SampleError, StopText, TopPDecay};
 
 /// The sampling options of one request, checked: every value is in its range.
 ///
@@ -153,5 +156,69 @@ impl<'a> SamplingInput<'a> {
     /// The tokens generated so far.
     pub fn generated(&self) -> &'a [TokenId] {
         &self.tokens[self.num_prompt_tokens..]
+    }
+}
+
+/// Changes the logits that one request's next token is chosen from (the logits post-processor of
+/// TensorRT-LLM's Batch Manager). Each request brings its own, and one may serve several: whose logits they are,
+/// and of which client, stands in the input's [`Owner`](crate::sampling::Owner).
+///
+/// What it does depends on nothing but the logits and the input that it is given, so that a sequence may be
+/// paused, resumed and computed in any batch.
+pub trait ProcessLogits: Any + Send + Sync {
+    /// Changes `logits`, `[vocab_size]`, of the token that follows `input.tokens`.
+    ///
+    /// Called in the step, on any of the runner's threads: the others wait for it. A logit that is not a
+    /// number afterwards ends the request with an error, and so does leaving none above `-inf`.
+    ///
+    /// # Errors
+    /// It cannot; the request ends with it. [`SampleError::ProcessorFailed`] leaves the reason to
+    /// [`ProcessLogits::failure`].
+    fn process(&self, logits: &mut [f32], input: SamplingInput<'_>) -> Result<(), SampleError>;
+
+    /// What prepares it, if it works on all sequences of a step together with the others of its kind. Then
+    /// [`ProcessLogits::process`] only takes over what has been prepared.
+    fn batch(&self) -> Option<&dyn ProcessBatch> {
+        None
+    }
+
+    /// Why it has failed, for the request's client; `None` if it has not, or has nothing to say.
+    fn failure(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Works on the logits of several sequences at once. What it does to one of them depends on nothing of the
+/// others.
+pub trait ProcessBatch: Send + Sync {
+    /// Called once a step with all sequences whose [`ProcessLogits::batch`] is this, before any of them is
+    /// processed. What comes of it, it leaves with their processors.
+    fn prepare(&self, rows: &[BatchRow<'_>]);
+}
+
+/// A token that is to be chosen.
+#[derive(Clone, Copy)]
+pub struct BatchRow<'a> {
+    /// Its request's processor.
+    pub processor: &'a dyn ProcessLogits,
+    /// The model's, `[vocab_size]`, where [`ProcessLogits::process`] will get them.
+    pub logits: &'a [f32],
+    /// What came before it.
+    pub input: SamplingInput<'a>,
+}
+
+/// A shared [`ProcessLogits`]. Two are equal if they are the same one.
+#[derive(Clone)]
+pub struct LogitsProcessor(pub Arc<dyn ProcessLogits>);
+
+impl fmt::Debug for LogitsProcessor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LogitsProcessor")
+    }
+}
+
+impl PartialEq for LogitsProcessor {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }

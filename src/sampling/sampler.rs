@@ -1,13 +1,14 @@
 //! The sampler: logits and a request's options in, one token out.
 
 use crate::base::TokenId;
+use crate::sampling::candidate::{Candidate, Cut};
 use crate::sampling::draw::{Masses, Softmax};
 use crate::sampling::history::History;
 use crate::sampling::log_probs::find_best;
 use crate::sampling::peaks::Peaks;
 use crate::sampling::processors::process;
 use crate::sampling::random::uniform;
-use crate::sampling::truncation::{Candidate, Cut, Truncation};
+use crate::sampling::truncation::Truncation;
 use crate::sampling::{BeamCandidate, SampleError, SamplingInput};
 
 /// Chooses tokens. It keeps nothing from one call to the next but room to work in, sized once: a call

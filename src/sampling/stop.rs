@@ -2,36 +2,8 @@
 //! through `stop_text.rs`.
 
 use crate::base::{TokenId, Tokens};
-use crate::sampling::{SampleError, SamplingParams};
-
-/// Why a sequence ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FinishReason {
-    /// It produced one of its end ids.
-    EndId,
-    /// Its text contained a stop word, or it produced one of its stop ids.
-    StopWords,
-    /// It reached `max_tokens` or `max_seq_len`, or no token is left that would not repeat a run of
-    /// `no_repeat_ngram_size`.
-    Length,
-    /// Its own time limit passed.
-    TimedOut,
-    /// Its client, or Triton, gave it up.
-    Cancelled,
-    /// No next token could be chosen; the response carries the error.
-    Error(SampleError),
-}
-
-impl FinishReason {
-    /// How a sequence ends for which no token could be chosen: with an error, or, when only repeats are left,
-    /// with what it has.
-    pub fn of(error: SampleError) -> Self {
-        match error {
-            SampleError::OnlyRepeats => Self::Length,
-            error => Self::Error(error),
-        }
-    }
-}
+use crate::sampling::finish_reason::FinishReason;
+use crate::sampling::params::SamplingParams;
 
 /// The length, end-id and stop-id rule of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

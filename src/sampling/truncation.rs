@@ -8,56 +8,10 @@
 use std::cmp::Ordering;
 
 use crate::base::TokenId;
-use crate::sampling::SamplingParams;
+use crate::sampling::candidate::{Candidate, Cut};
 use crate::sampling::draw::{Masses, Softmax};
+use crate::sampling::params::SamplingParams;
 use crate::sampling::peaks::{BLOCK, Peaks};
-
-/// A token and its logit as one number whose order is likelihood: the larger logit first, the lower
-/// id on a tie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Candidate(u64);
-
-impl Candidate {
-    pub(super) fn new(logit: f32, id: TokenId) -> Self {
-        // Adding zero makes -0.0 equal to 0.0. Flipping all bits of negative numbers and the sign
-        // of the others makes their order that of integers.
-        let bits = (logit + 0.0).to_bits();
-        let flip = if bits >> 31 == 1 { u32::MAX } else { 1 << 31 };
-        Self(u64::from(bits ^ flip) << 32 | u64::from(!id))
-    }
-
-    pub(super) fn logit(self) -> f32 {
-        let order = (self.0 >> 32) as u32;
-        let flip = if order >> 31 == 1 { 1 << 31 } else { u32::MAX };
-        f32::from_bits(order ^ flip)
-    }
-
-    pub(super) fn id(self) -> TokenId {
-        !(self.0 as u32)
-    }
-
-    /// Whether a token is at least as likely as this one.
-    #[inline(always)]
-    pub(super) fn keeps(self, logit: f32, id: TokenId) -> bool {
-        logit > self.logit() || (logit == self.logit() && id <= self.id())
-    }
-}
-
-/// Which tokens are kept: those from one likelihood to another.
-#[derive(Clone, Copy)]
-pub(super) struct Cut {
-    /// The least likely one.
-    pub least: Candidate,
-    /// The logit of the most likely ones.
-    pub most: f32,
-}
-
-impl Cut {
-    #[inline(always)]
-    pub(super) fn keeps(self, logit: f32, id: TokenId) -> bool {
-        self.least.keeps(logit, id) && logit <= self.most
-    }
-}
 
 /// Finds cuts; owns the room for it.
 pub(super) struct Truncation {

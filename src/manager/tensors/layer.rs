@@ -3,37 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
+use super::model::{TensorModel, TensorRequest};
 use super::request::{Asked, read};
 use super::response::PendingResponse;
 use super::tensor::HostTensors;
-use crate::base::{ClientId, SequenceId, TokenId, Tokens};
+use crate::base::SequenceId;
 use crate::engine::StepStats;
 use crate::manager::{Callbacks, Response, Submission, statistics_json};
 use crate::sampling::FinishReason;
-
-/// A request as tensors by name.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TensorRequest {
-    /// Unique among the requests in flight.
-    pub id: SequenceId,
-    /// Who has sent it.
-    pub client_id: Option<ClientId>,
-    /// Whether each step's news are sent at once. If not, there is one response.
-    pub is_streaming: bool,
-    /// `input_ids` and `request_output_len`, and options.
-    pub tensors: HostTensors,
-}
-
-/// What tensors are read and written with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorModel {
-    /// Token ids are below it.
-    pub vocab_size: u32,
-    /// Prompt and output together.
-    pub max_seq_len: Tokens,
-    /// Tokens that end an output where the request does not say.
-    pub end_ids: Vec<TokenId>,
-}
 
 /// [`Callbacks`] of an application whose requests and responses are tensors.
 pub trait TensorCallbacks {

@@ -5,13 +5,16 @@
 //! tensor.rs      a tensor: type, shape, bytes
 //! request.rs     tensors -> NewRequest
 //! response.rs    Response -> tensors
+//! model.rs       TensorRequest, TensorModel
 //! layer.rs       TensorCallbacks as Callbacks
 //! ```
 
 mod layer;
+mod model;
 mod request;
 mod response;
 mod tensor;
 
-pub use layer::{TensorCallbacks, TensorLayer, TensorModel, TensorRequest};
+pub use layer::{TensorCallbacks, TensorLayer};
+pub use model::{TensorModel, TensorRequest};
 pub use tensor::{HostTensor, HostTensors, TensorType};

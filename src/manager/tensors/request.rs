@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::layer::{TensorModel, TensorRequest};
+use super::model::{TensorModel, TensorRequest};
 use super::tensor::HostTensor;
 use crate::base::{RequestError, TokenId, Tokens, nearest_name};
 use crate::engine::{NewRequest, OutputOptions};

@@ -9,7 +9,7 @@
 //! | `output_log_probs` | FP32 [1, beams, output] | on request, and of beams |
 //! | `cum_log_probs` | FP32 [1, beams] | on request, and of beams: their sum so far |
 
-use super::layer::TensorModel;
+use super::model::TensorModel;
 use super::tensor::{HostTensor, HostTensors};
 use crate::base::TokenId;
 use crate::engine::ExtraOutputs;
