@@ -414,7 +414,7 @@ impl KvCacheManager {
     }
 
     /// The place of position `computed` in `table`, if its block is partly filled and others hold it.
-    fn shared_next(&self, table: &BlockTable, computed: Tokens) -> Option<usize> {
+    pub(super) fn shared_next(&self, table: &BlockTable, computed: Tokens) -> Option<usize> {
         let block_size = self.config.block_size.tokens().0;
         let place = (computed.0 / block_size) as usize;
         let is_begun = !computed.0.is_multiple_of(block_size);

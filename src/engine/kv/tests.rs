@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use super::prefix::{MAX_BUCKET, MAX_CHILDREN};
 use super::*;
 use crate::base::{BlockId, BlockSize, Blocks, TokenId, Tokens};
