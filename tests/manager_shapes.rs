@@ -497,7 +497,7 @@ fn a_tensor_that_is_not_what_it_has_to_be_is_that_requests_error() {
     let cases = [
         (
             tensors(&[160], 1, &[]),
-            "tensor 'input_ids' has 160, which is no token: they are 0 to 159",
+            "tensor 'input_ids' has 160, which is not a token id: they are 0 to 159",
         ),
         (tensors(&[-1], 1, &[]), "'input_ids' has -1"),
         (tensors(&[], 1, &[]), "the prompt is empty"),
@@ -508,7 +508,7 @@ fn a_tensor_that_is_not_what_it_has_to_be_is_that_requests_error() {
         (tensors(&[1; 64], 1, &[]), "more than max_seq_len = 64"),
         (
             tensors(&[1], 0, &[]),
-            "'request_output_len' is 0, and has to be at least 1",
+            "'request_output_len' is 0, and must be at least 1",
         ),
         (
             tensors(&[1], 1, &[("temprature", number(1.0))]),
@@ -516,7 +516,7 @@ fn a_tensor_that_is_not_what_it_has_to_be_is_that_requests_error() {
         ),
         (
             tensors(&[1], 1, &[("temperature", int(&[1]))]),
-            "'temperature' is INT32, and has to be FP32",
+            "'temperature' is INT32, and must be FP32",
         ),
         (
             tensors(&[1], 1, &[("temperature", number(f32::NAN))]),
@@ -524,7 +524,7 @@ fn a_tensor_that_is_not_what_it_has_to_be_is_that_requests_error() {
         ),
         (
             tensors(&[1], 1, &[("end_id", int(&[1, 2]))]),
-            "'end_id' has 2 elements, and has to have 1",
+            "'end_id' has 2 elements, and must have 1",
         ),
         (
             tensors(&[1], 1, &[("beam_width", int(&[4]))]),
@@ -532,7 +532,7 @@ fn a_tensor_that_is_not_what_it_has_to_be_is_that_requests_error() {
         ),
         (
             tensors(&[1], 1, &[("embedding_bias", number(1.0))]),
-            "'embedding_bias' has 1 elements, and has to have one for each of 160 tokens",
+            "'embedding_bias' has 1 elements, and must have one for each of 160 tokens",
         ),
         (
             tensors(

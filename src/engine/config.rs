@@ -1,4 +1,4 @@
-//! The limits of a batch manager, all known at load.
+//! The configuration of the engine, all of it known at load.
 
 use crate::base::{BlockSize, Blocks, LoadError, RequestError, Tokens};
 pub use crate::config::{BatchingScheme, CapacityPolicy, ContextChunkPolicy};
@@ -6,44 +6,43 @@ use crate::engine::kv::KvCacheConfig;
 use crate::engine::{AttentionWindow, MAX_DRAFT_TOKENS, MAX_NGRAM, NewRequest, Speculation};
 use crate::engine::{capacity, lockstep};
 
-/// The limits of a batch manager.
+/// The configuration of the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// How requests become batches.
     pub scheme: BatchingScheme,
-    /// Requests in one step, at most.
+    /// The most requests in one step.
     pub max_num_requests: u32,
-    /// Requests that may be active at the same time: those that run, are paused, or wait to start.
+    /// The most requests that are active at a time: running, paused, or waiting to start.
     pub max_num_active: u32,
-    /// Beams of one request, at most; 1 is none but the text itself.
+    /// The most beams of one request; 1 is without beam search.
     pub max_beam_width: u32,
-    /// Prompt and output of one sequence together, at most.
+    /// The most tokens of prompt and output together.
     pub max_seq_len: Tokens,
-    /// Tokens in one step, at most: the token budget. In lockstep (V1), where contexts are padded, it bounds
-    /// no batch: the contexts of a batch take as many steps as it demands.
+    /// The token budget: the most tokens in one step. In lockstep (V1) it does not bound the batch: its contexts take as
+    /// many steps as they need.
     pub max_num_tokens: Tokens,
     /// Tokens per KV block.
     pub block_size: BlockSize,
-    /// Blocks of the KV pool.
+    /// Blocks in the KV pool.
     pub num_blocks: Blocks,
-    /// Who may run.
+    /// Who may run, given the KV blocks.
     pub policy: CapacityPolicy,
-    /// Whether a context may be spread over several steps. In lockstep (V1) it may in any case.
+    /// Whether a context may be spread over several steps. In lockstep (V1) it always may.
     pub enable_chunked_context: bool,
     /// Which contexts get the tokens that are left.
     pub chunk_policy: ContextChunkPolicy,
     /// Chunks end at multiples of this.
     pub chunk_unit: BlockSize,
-    /// Parts that the requests are split into, of which one is computed while the host works on
-    /// another: 1 or 2.
+    /// The number of micro-batches, 1 or 2. With 2 the host works on one while the other is computed.
     pub num_micro_batches: usize,
     /// What sequences share of the KV cache.
     pub reuse: BlockReuse,
-    /// The largest attention window of the model's layers; `None` if a layer sees everything.
+    /// The largest attention window of all layers; `None` if a layer sees every position.
     pub window: Option<AttentionWindow>,
     /// Whether the KV cache is paged; if not, a block holds a whole sequence.
     pub paged_kv: bool,
-    /// Whether later tokens of sequences are guessed, and how.
+    /// Speculation with draft tokens; `None` is off.
     pub speculation: Option<Speculation>,
     /// Whether [`Engine::request_stages`](crate::engine::Engine::request_stages) is kept.
     pub record_requests: bool,
@@ -52,17 +51,16 @@ pub struct EngineConfig {
 /// What sequences share of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockReuse {
-    /// Nothing.
+    /// No blocks.
     Off,
-    /// Whole blocks of equal beginnings.
+    /// Whole blocks with equal tokens from the beginning.
     WholeBlocks,
-    /// Whole blocks, and copies of the beginning of the one in which they begin to differ.
+    /// Whole blocks, and a copy of the common beginning of the block in which they differ.
     PartialBlocks,
 }
 
 impl Default for EngineConfig {
-    /// In-flight fused batching with every option as config.pbtxt has it where nothing is written,
-    /// for up to 8 requests of 512 tokens.
+    /// In-flight fused batching with the defaults of config.pbtxt, for up to 8 requests of 512 tokens.
     fn default() -> Self {
         let block_size = BlockSize::new(32).expect("not zero");
         Self {
@@ -89,16 +87,16 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
-    /// Refuses limits under which a request that [`Engine::add`] takes could be unable to run.
+    /// Refuses a configuration under which a request that [`Engine::add`] accepts could never run.
     ///
-    /// - A step can carry a token of every sequence, so that one that generates is never held up.
-    /// - A step can carry one block, or else all that one sequence may ever have to compute at once, so
-    ///   that a context moves on. That is a prompt, which `add` compares with the budget; and where
-    ///   sequences are paused, a prompt with all that was generated.
+    /// - A step has a token for every sequence, so that generation never stalls.
+    /// - A step has room for one block or, without chunking, for all that a sequence may have to compute at once, so that
+    ///   every context progresses. That is a prompt, which `add` compares with the budget; and where sequences are
+    ///   paused, a prompt with all generated tokens.
     /// - The pool holds one sequence of the largest length, so that the first to start can always end.
     ///
     /// # Errors
-    /// The limit that is too small, with what to write instead.
+    /// The value that is too small, with what to write instead.
     ///
     /// [`Engine::add`]: crate::engine::Engine::add
     pub fn check(&self) -> Result<(), LoadError> {
@@ -208,7 +206,7 @@ impl EngineConfig {
         Ok(())
     }
 
-    /// Refuses drafts that cannot be, or could be none.
+    /// Refuses speculation without drafts, or with too many.
     fn check_speculation(&self) -> Result<(), LoadError> {
         let Some(speculation) = self.speculation else {
             return Ok(());
@@ -236,8 +234,7 @@ impl EngineConfig {
         }
     }
 
-    /// Rows of logits in a step that tokens are chosen from, at most: one for each sequence, and one for each
-    /// of its drafts.
+    /// The most rows of logits that a step samples: one for each sequence, and one for each draft.
     pub fn max_sampled_rows(&self) -> Tokens {
         let with_drafts = 1 + self.speculation.map_or(0, |it| it.max_draft_tokens);
         let each = with_drafts.max(self.max_beam_width);
@@ -249,7 +246,7 @@ impl EngineConfig {
         self.max_seq_len.blocks_ceil(self.block_size)
     }
 
-    /// Sequences in one step, at most: each beam is one.
+    /// The most planned sequences in one step, where each beam is one.
     pub fn max_sequences(&self) -> u32 {
         let max_beams = self.max_num_requests.saturating_mul(self.max_beam_width);
         max_beams
@@ -257,7 +254,7 @@ impl EngineConfig {
             .max(self.max_num_requests)
     }
 
-    /// How to come by a pool of `num_blocks`, where there are fewer.
+    /// How to get a pool of `num_blocks`.
     fn room_for_one(&self, num_blocks: Blocks) -> String {
         let holds = self.num_blocks.tokens(self.block_size);
         let shorter = match holds >= Tokens(2) {
@@ -271,7 +268,7 @@ impl EngineConfig {
         )
     }
 
-    /// Blocks that the pool must have at least: what one sequence of the largest length holds at once.
+    /// The fewest blocks that the pool must have: as many as one sequence of the largest length holds at once.
     pub fn min_num_blocks(&self) -> Blocks {
         let largest = self.max_table_len();
         self.window.map_or(largest, |window| {
@@ -279,13 +276,13 @@ impl EngineConfig {
         })
     }
 
-    /// Sequences that run or are paused, at most: a limit above the number of blocks, of which each that
-    /// runs holds one, costs no memory.
+    /// The most sequences that run or are paused. Each that runs holds a block, so more than `num_blocks` would only cost
+    /// memory.
     pub(super) fn max_rows(&self) -> u32 {
         self.max_num_requests.min(self.num_blocks.0)
     }
 
-    /// What the KV cache has to know.
+    /// The configuration of the KV cache.
     pub(super) fn kv_cache(&self) -> KvCacheConfig {
         KvCacheConfig {
             num_blocks: self.num_blocks,
@@ -312,10 +309,10 @@ impl EngineConfig {
         lockstep::is_on(self.scheme)
     }
 
-    /// Refuses beams that there are not, or that could never have their blocks.
+    /// Refuses more beams than the model has, or than the KV cache could ever hold.
     ///
     /// # Errors
-    /// What there is too much of.
+    /// The number that is too large.
     pub(super) fn check_beams(&self, width: u32, num_blocks: Blocks) -> Result<(), RequestError> {
         if width > self.max_beam_width {
             return Err(RequestError::Invalid(format!(
@@ -334,10 +331,10 @@ impl EngineConfig {
         Ok(())
     }
 
-    /// How many tokens `request` may generate at most, before its own limit.
+    /// The most tokens that `request` may generate, by the configuration.
     ///
     /// # Errors
-    /// A request that could never run.
+    /// The request could never run.
     pub(super) fn room_for_output(&self, request: &NewRequest) -> Result<Tokens, RequestError> {
         let max_seq_len = self.max_seq_len;
         let num_prompt_tokens = request.prompt.len();

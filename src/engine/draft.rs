@@ -1,23 +1,20 @@
-//! Draft tokens: guesses at what a sequence will generate, made without a second model, and verified in
-//! the step that computes them.
+//! Draft tokens: guesses at the next tokens, made without a second model and verified in the step that computes them.
 //!
-//! A sequence that generates computes its last token and the drafts after it. Each row of logits then
-//! chooses a token exactly as it would have without drafts; the row after a draft counts only if the
-//! draft is what the row before it has chosen. So drafts change how many tokens a step brings, and
-//! nothing else.
+//! A sequence in generation phase computes its last token and the drafts after it. A token is sampled from each row of
+//! logits, exactly as without drafts. The row of a draft counts only if the draft is the token that was sampled from the
+//! row before it. So drafts change how many tokens a step generates, and nothing else.
 //!
 //! ```text
 //! computed     last token   draft 1    draft 2    draft 3
-//! chosen       = draft 1    = draft 2  other      -          three tokens: two drafts were right
+//! sampled      = draft 1    = draft 2  other      -          three tokens: two drafts are accepted
 //! ```
 //!
-//! Where they come from:
+//! They come from:
 //!
-//! - the request: what its client expects the output to begin with, as long as the output does;
-//! - prompt look-up (Saxena, "Prompt lookup decoding", 2023): the last tokens have occurred before, and
-//!   what followed them then may follow now. Of the longest such n-grams the latest counts. What is
-//!   copied may run into the copy, as in Ziv and Lempel's compression (1977), so that text that repeats
-//!   itself is foretold as far as is wanted:
+//! - the request: the output that its client expects, as long as the output follows it;
+//! - prompt look-up (Saxena, "Prompt lookup decoding", 2023): the last tokens have occurred before, and what followed
+//!   them then may follow now. Of the longest such n-grams the latest is used. The copy may run into itself, as in Ziv
+//!   and Lempel's compression (1977), so that repeating text is predicted to any length:
 //!
 //! ```text
 //! tokens   a b c d e x y a b c |  d e x y ..       n-gram a b c
@@ -29,54 +26,54 @@ use std::sync::Arc;
 use crate::base::{TokenId, Tokens};
 use crate::sampling::SamplingParams;
 
-/// Draft tokens of one sequence in one step that a configuration may ask for, at most.
+/// The most draft tokens of one sequence in one step that can be configured.
 pub const MAX_DRAFT_TOKENS: u32 = 64;
 
-/// Tokens of an n-gram, at most.
+/// The most tokens of an n-gram.
 pub const MAX_NGRAM: u32 = 32;
 
-/// Tokens before the end in which an n-gram is looked for: what a look-up costs, at most.
+/// How many tokens before the end are searched. It bounds the cost of a look-up.
 const MAX_LOOK_BACK: usize = 16384;
 
-/// Places where the last token has occurred that are looked at: the rest of what it costs.
+/// How many occurrences of the last token are compared. It bounds the rest of the cost.
 const MAX_CANDIDATES: usize = 256;
 
-/// Tokens that are compared at a time when one of them is looked for.
+/// How many tokens are compared at a time when one is searched for.
 const LANES: usize = 64;
 
 /// Whether and how sequences are drafted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speculation {
-    /// Draft tokens of one sequence in one step, at most: 1 to [`MAX_DRAFT_TOKENS`].
+    /// The most draft tokens of one sequence in one step: 1 to [`MAX_DRAFT_TOKENS`].
     pub max_draft_tokens: u32,
-    /// Whether what requests bring is all, or n-grams are looked up as well.
+    /// Prompt look-up; `None`: only the outputs that requests expect are drafted.
     pub prompt_lookup: Option<PromptLookup>,
 }
 
 /// Which n-grams are looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptLookup {
-    /// Tokens that must have occurred before, at least: 1 to `max`.
+    /// The fewest tokens that must have occurred before: 1 to `max`.
     pub min: u32,
-    /// Tokens that are compared, at most: up to [`MAX_NGRAM`].
+    /// The most tokens that are compared: up to [`MAX_NGRAM`].
     pub max: u32,
 }
 
-/// What a request says of its drafts.
+/// The drafts of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DraftOptions {
-    /// Drafts in one step, at most; `None`: as many as the configuration allows.
+    /// The most drafts in one step; `None`: as many as the configuration allows.
     pub max_draft_tokens: Option<u32>,
-    /// What its output is expected to begin with.
+    /// The expected beginning of its output.
     pub expected: Arc<[TokenId]>,
 }
 
-/// What drafts have come to.
+/// The totals of drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftTotals {
     /// Draft tokens that were computed.
     pub num_drafted: u64,
-    /// Those of them that became output.
+    /// Draft tokens that were accepted.
     pub num_accepted: u64,
 }
 
@@ -86,7 +83,7 @@ impl DraftTotals {
         self.num_accepted += num_accepted as u64;
     }
 
-    /// The share of accepted ones, 0 to 1; 0 where nothing was drafted.
+    /// The share of accepted drafts, 0 to 1; 0 if nothing was drafted.
     pub fn acceptance_rate(self) -> f64 {
         match self.num_drafted {
             0 => 0.0,
@@ -103,25 +100,24 @@ impl DraftTotals {
     }
 }
 
-/// What drafts one sequence.
+/// Drafts the tokens of one sequence.
 #[derive(Debug)]
 pub(super) struct Drafter {
     max_draft_tokens: usize,
     prompt_lookup: Option<PromptLookup>,
     expected: Arc<[TokenId]>,
-    /// How many of the generated tokens were compared with what was expected, and are the same. `None`:
-    /// one was another.
+    /// How many generated tokens have matched the expected ones; `None` once one has not.
     num_followed: Option<usize>,
     totals: DraftTotals,
-    /// What was told last of them.
+    /// The totals that were returned last.
     told: DraftTotals,
 }
 
 impl Drafter {
-    /// What drafts a sequence; `None` if nothing does.
+    /// The drafter of a sequence; `None` if it is never drafted.
     ///
-    /// A logits processor is the user's own: it is called for each token of the output, in order, and
-    /// for no other. So its requests have no drafts.
+    /// A user's logits processor is called for each token of the output, in order, and for no other. So sequences with one
+    /// have no drafts.
     pub(super) fn new(
         speculation: &Speculation,
         options: DraftOptions,
@@ -140,12 +136,12 @@ impl Drafter {
         })
     }
 
-    /// Counts what the drafts of a step have come to.
+    /// Counts the drafts of a step.
     pub(super) fn count(&mut self, num_drafted: usize, num_accepted: usize) {
         self.totals.add(num_drafted, num_accepted);
     }
 
-    /// What is new of that.
+    /// The totals, if they have changed since the last call.
     pub(super) fn new_totals(&mut self) -> Option<DraftTotals> {
         (self.totals != self.told).then(|| {
             self.told = self.totals;
@@ -153,8 +149,8 @@ impl Drafter {
         })
     }
 
-    /// Appends up to `max` drafts to `tokens`, which has room for them, and returns how many. What ends
-    /// the sequence is never drafted: a row of logits behind it would be for nothing.
+    /// Appends up to `max` drafts to `tokens`, which has room for them. Returns how many. A token that ends the sequence is
+    /// never drafted: the row of logits behind it would be wasted.
     pub(super) fn append(
         &mut self,
         tokens: &mut Vec<TokenId>,
@@ -183,7 +179,7 @@ impl Drafter {
         tokens.len() - len
     }
 
-    /// What is expected after `generated`.
+    /// The expected tokens after `generated`.
     fn still_expected(&mut self, generated: &[TokenId]) -> &[TokenId] {
         let Some(num_followed) = self.num_followed else {
             return &[];
@@ -200,8 +196,8 @@ impl Drafter {
 }
 
 impl PromptLookup {
-    /// Where in `tokens` what followed the n-gram that they end with begins: of those that are as long as
-    /// can be, the last. `None` if none of `min` tokens has occurred before, as far as is looked back.
+    /// The place in `tokens` behind the latest of the longest n-grams that occur before and at the end. `None` if none of at
+    /// least `min` tokens occurs within the range that is searched.
     fn find(self, tokens: &[TokenId]) -> Option<usize> {
         let (&last, before) = tokens.split_last()?;
         let (min, max) = (self.min as usize, self.max as usize);
@@ -214,7 +210,7 @@ impl PromptLookup {
                 break;
             };
             end = lowest + place;
-            // The token itself, and those before it that are the same, if there are as many.
+            // The token itself, and the equal ones before it.
             let len = 1 + same_at_end(&tokens[..end], before, max - 1);
             if len > longest {
                 longest = len;
@@ -234,7 +230,7 @@ fn last_position(tokens: &[TokenId], token: TokenId) -> Option<usize> {
     while end > 0 {
         let start = end.saturating_sub(LANES);
         let lanes = &tokens[start..end];
-        // Without a way out in between, so that many are compared at once.
+        // Without an early exit, so that the comparison is vectorised.
         if lanes.iter().fold(false, |any, &it| any | (it == token)) {
             let place = lanes.iter().rposition(|&it| it == token);
             return place.map(|place| start + place);
@@ -244,14 +240,14 @@ fn last_position(tokens: &[TokenId], token: TokenId) -> Option<usize> {
     None
 }
 
-/// How many tokens at the ends of `a` and `b` are the same, up to `max`.
+/// How many tokens at the ends of `a` and `b` are equal, up to `max`.
 fn same_at_end(a: &[TokenId], b: &[TokenId], max: usize) -> usize {
     let pairs = a.iter().rev().zip(b.iter().rev()).take(max);
     pairs.take_while(|(a, b)| a == b).count()
 }
 
-/// The drafts that a sequence of `len` tokens may have, of which `max_kv_len` are ever computed, when
-/// `left` tokens of the step and positions up to `covered` in blocks are there for them.
+/// How many drafts a sequence of `len` tokens may have, if at most `max_kv_len` tokens are ever computed, the step has
+/// `left` tokens, and there are blocks for positions up to `covered`.
 pub(super) fn room_for_drafts(
     len: Tokens,
     max_kv_len: Tokens,

@@ -1,8 +1,8 @@
-//! The block tables of a step. They stay in it from one step to the next, because most of them are the same then.
+//! The block tables of a step. They stay in it from step to step, because most of them do not change.
 //!
 //! ```text
 //! slot 0   [ 7 | 2 | 5 |   |   |   ]     a row is as long as the table of the longest sequence;
-//! slot 1   [ 7 | 2 | 1 | 4 |   |   ]     what is behind a table means nothing
+//! slot 1   [ 7 | 2 | 1 | 4 |   |   ]     the entries behind a table are undefined
 //! ...
 //! ```
 
@@ -12,18 +12,18 @@ use crate::base::{BlockId, SeqSlot};
 use crate::engine::EngineConfig;
 use crate::engine::kv::BlockTable;
 
-/// A row of blocks for each sequence, or for each beam that one may have.
+/// A row of blocks for each sequence or, with beam search, for each beam.
 pub(super) struct TableRows {
-    /// `[num_rows, row_len]`, of as many rows as were needed so far.
+    /// `[num_rows, row_len]`, with as many rows as were needed so far.
     blocks: Vec<BlockId>,
     row_len: usize,
-    /// The version of the table that is in a row.
+    /// The version of the table in each row.
     versions: Vec<u64>,
     max_beam_width: usize,
 }
 
 impl TableRows {
-    /// No rows yet.
+    /// No rows.
     pub(super) fn new(config: &EngineConfig) -> Self {
         Self {
             blocks: Vec::with_capacity(config.num_blocks.index()),
@@ -38,7 +38,8 @@ impl TableRows {
         &self.blocks
     }
 
-    /// Sees to it that the table of a beam of the sequence in `slot` is in its row, and says where.
+    /// Brings the row of a beam of the sequence in `slot` up to date with its table. Returns where the table lies in
+    /// [`blocks`](Self::blocks).
     #[inline]
     pub(super) fn put(&mut self, slot: SeqSlot, beam: u32, table: &BlockTable) -> Range<u32> {
         let row = slot.index() * self.max_beam_width + beam as usize;

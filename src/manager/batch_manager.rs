@@ -46,20 +46,19 @@ impl BatchManager {
         })
     }
 
-    /// Queues a request, see [`Engine::add`].
+    /// Queues a request, see [`Engine::add`](crate::engine::Engine::add).
     ///
     /// # Errors
-    /// A request that could never run, or one with a token outside the vocabulary. One with a logits processor where
-    /// there are none: in lockstep, and with a runner that has no logits. Without logits there is no
-    /// guided decoding, and there are no log-probabilities.
+    /// A request that could never run, or with a token outside the vocabulary. A request with a logits processor in
+    /// lockstep. A request for a logits processor, guided decoding, log-probabilities or logits if the runner has none.
     ///
     /// # Panics
-    /// As [`Engine::add`].
+    /// As for [`Engine::add`](crate::engine::Engine::add).
     pub fn add(&mut self, request: NewRequest) -> Result<(), RequestError> {
         let mut ids = request.prompt.iter().chain(request.drafts.expected.iter());
         if let Some(id) = ids.find(|id| **id >= self.vocab_size) {
             return Err(RequestError::Invalid(format!(
-                "token {id} of the prompt, or of what is expected to follow it, is outside the vocabulary, 0 to {}",
+                "token {id} of the prompt, or of the expected output, is outside the vocabulary, 0 to {}",
                 self.vocab_size - 1
             )));
         }
@@ -82,31 +81,32 @@ impl BatchManager {
         self.steps.engine_mut().add(request)
     }
 
-    /// Gives a request up, see [`Engine::cancel`].
+    /// Cancels a request, see [`Engine::cancel`](crate::engine::Engine::cancel).
     pub fn cancel(&mut self, id: SequenceId) -> bool {
         self.steps.engine_mut().cancel(id)
     }
 
-    /// Why a request has ended that is still there, see [`Engine::ended`].
+    /// Why an active request has ended, see [`Engine::ended`](crate::engine::Engine::ended).
     pub fn ended(&self, id: SequenceId) -> Option<FinishReason> {
         self.steps.engine().ended(id)
     }
 
-    /// Whether a request's beams are in a step on its way, see [`Engine::are_beams_out`]; not after
-    /// [`BatchManager::settle`].
+    /// Whether a request's beams are in a step on its way, see
+    /// [`Engine::are_beams_out`](crate::engine::Engine::are_beams_out); not after [`BatchManager::settle`].
     pub fn are_beams_out(&self, id: SequenceId) -> bool {
         self.steps.engine().are_beams_out(id)
     }
 
-    /// What a request's search would return if it ended now, see [`Engine::best_so_far`].
+    /// What a beam search would return if it ended now, see
+    /// [`Engine::best_so_far`](crate::engine::Engine::best_so_far).
     ///
     /// # Panics
-    /// As there.
+    /// If the beams are in a step on its way.
     pub fn best_so_far(&self, id: SequenceId) -> Box<[Hypothesis]> {
         self.steps.engine().best_so_far(id)
     }
 
-    /// Ends a request that has landed a token, see [`Engine::finish`].
+    /// Ends a request after one of its tokens, see [`Engine::finish`](crate::engine::Engine::finish).
     pub fn finish(
         &mut self,
         id: SequenceId,

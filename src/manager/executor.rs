@@ -1,5 +1,5 @@
-//! A batch manager in the shape of TensorRT-LLM's `Executor`, the successor of its callbacks: requests are enqueued,
-//! and their responses awaited, from any thread.
+//! A batch manager with the interface of TensorRT-LLM's `Executor`, the successor of its callbacks: any thread can
+//! enqueue requests and await their responses.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::manager::{
 };
 use crate::sampling::{FinishReason, Hypothesis};
 
-/// What an executor keeps for those who have not come for it.
+/// What an executor stores until it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecutorOptions {
-    /// Requests that wait besides those that the batch manager holds; one more is refused.
+    /// The most requests that wait besides those in the batch manager. One more is refused.
     pub max_queue_size: usize,
-    /// The latest statistics records that are kept; 0 keeps none.
+    /// The most statistics records that are stored, the latest ones; 0 stores none.
     pub max_num_statistics: usize,
 }
 
@@ -32,10 +32,10 @@ impl Default for ExecutorOptions {
     }
 }
 
-/// A [`Response`] that is kept.
+/// A [`Response`] that is stored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnedResponse {
-    /// Whose.
+    /// The request.
     pub id: SequenceId,
     /// As in [`Response`].
     pub tokens: Vec<TokenId>,
@@ -48,7 +48,7 @@ pub struct OwnedResponse {
 }
 
 impl OwnedResponse {
-    /// A final response with nothing but the end.
+    /// A final response without outputs.
     fn ending(id: SequenceId, end: Result<FinishReason, RequestError>) -> Self {
         Self {
             id,
@@ -60,9 +60,9 @@ impl OwnedResponse {
     }
 }
 
-/// A batch manager with a thread of its own, to which requests are given and which is asked for their responses.
+/// A batch manager on a thread of its own, to which requests are given and which is asked for their responses.
 ///
-/// Dropping it is [`Executor::shutdown`].
+/// Dropping it calls [`Executor::shutdown`].
 pub struct Executor {
     shared: Arc<ExecutorShared>,
     thread: Option<ManagerThread>,
@@ -91,10 +91,11 @@ impl Executor {
         })
     }
 
-    /// Gives a request to the executor, which names it: `request.id` is of no account.
+    /// Enqueues a request. Returns the id that it gets; `request.id` is ignored.
     ///
     /// # Errors
-    /// It is shut down, or `max_queue_size` requests wait. What the batch manager refuses comes as a response.
+    /// The executor is shut down, or `max_queue_size` requests wait. If the batch manager refuses the request, the error
+    /// is its response.
     pub fn enqueue(
         &self,
         request: NewRequest,
@@ -128,9 +129,9 @@ impl Executor {
         state.is_open && state.waiting.len() < self.shared.options.max_queue_size
     }
 
-    /// The responses that are there, of `id` or of all requests; waits for the first one, up to `timeout` or,
-    /// without one, as long as it takes. Those of a request come in order, the final one last; after it, its id
-    /// is unknown. Empty: the time has passed, or there is nobody whose responses could come.
+    /// Returns the stored responses of `id`, or of all requests. If there are none, it waits for the first, at most
+    /// `timeout`. Those of a request come in order, the final one last; afterwards its id is unknown. Empty if the time has
+    /// passed, or if no request is left whose responses could come.
     pub fn await_responses(
         &self,
         id: Option<SequenceId>,
@@ -159,7 +160,7 @@ impl Executor {
         }
     }
 
-    /// Responses that are there, of `id` or of all requests.
+    /// The number of stored responses, of `id` or of all requests.
     pub fn num_responses_ready(&self, id: Option<SequenceId>) -> usize {
         let state = self.shared.state.lock();
         match id {
@@ -168,7 +169,7 @@ impl Executor {
         }
     }
 
-    /// Ends a request, with what it has: its final response says so. Nothing, if it has ended.
+    /// Ends a request with the tokens that it has, in its final response. Does nothing if it has ended.
     pub fn cancel(&self, id: SequenceId) {
         let mut state = self.shared.state.lock();
         let waiting = state.waiting.iter().position(|it| it.request.id == id);
@@ -183,15 +184,14 @@ impl Executor {
         }
     }
 
-    /// The statistics records since the last time, as the Batch Manager's JSON; of more than
-    /// `max_num_statistics`, the latest.
+    /// Returns the statistics records since the last call, as the Batch Manager's JSON; at most the latest
+    /// `max_num_statistics`.
     pub fn take_statistics(&self) -> Vec<String> {
         let statistics = std::mem::take(&mut self.shared.state.lock().statistics);
         statistics.into()
     }
 
-    /// Takes no more requests, and waits until all that were enqueued have ended. Their responses are there
-    /// afterwards.
+    /// Accepts no more requests, and waits until all enqueued ones have ended. Their responses are still stored.
     ///
     /// # Errors
     /// A step failed as a whole: the requests have ended with that error.
@@ -204,7 +204,7 @@ impl Executor {
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        // The requests have ended with the error, if there was one.
+        // If there was an error, the requests have ended with it.
         let _ = self.shutdown();
     }
 }
@@ -212,9 +212,9 @@ impl Drop for Executor {
 struct ExecutorShared {
     options: ExecutorOptions,
     state: Mutex<ExecutorState>,
-    /// Something waits, or it is closed.
+    /// A request waits, or the executor is shut down.
     has_work: Condvar,
-    /// A response is there.
+    /// A response has been stored.
     has_news: Condvar,
 }
 
@@ -224,7 +224,7 @@ struct ExecutorState {
     num_enqueued: u64,
     waiting: VecDeque<Submission>,
     stops: Vec<SequenceId>,
-    /// Of each request that somebody may still ask for, what nobody has come for.
+    /// The stored responses of each request that may still be asked for.
     responses: BTreeMap<SequenceId, VecDeque<OwnedResponse>>,
     statistics: VecDeque<String>,
 }
@@ -250,7 +250,7 @@ impl ExecutorState {
     }
 }
 
-/// The executor's end of the callbacks.
+/// The callbacks of the batch manager's thread.
 struct ExecutorCallbacks(Arc<ExecutorShared>);
 
 impl Callbacks for ExecutorCallbacks {
@@ -278,7 +278,7 @@ impl Callbacks for ExecutorCallbacks {
     }
 
     fn reject_duplicate(&mut self, duplicate: Submission) {
-        // Every id is the executor's own, and given once.
+        // The executor gives each id once.
         debug_assert!(false, "{} was given twice", duplicate.request.id);
     }
 
@@ -301,7 +301,7 @@ impl Callbacks for ExecutorCallbacks {
 }
 
 impl Drop for ExecutorCallbacks {
-    /// The thread has ended. Nobody waits for ever, whatever it has ended by.
+    /// The thread has ended, perhaps by a panic. Nobody may wait for ever.
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.is_open = false;

@@ -1,4 +1,4 @@
-//! A batch manager from a text of options: those of a model's config.pbtxt that a batch manager has.
+//! A batch manager from JSON options: those of a model's config.pbtxt that apply to a batch manager.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -12,13 +12,13 @@ use crate::engine::{BlockReuse, EngineConfig};
 use crate::manager::{BatchManager, TensorModel};
 use crate::runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
 
-/// What a batch manager of a checkpoint is made with. Names, values and defaults are those of config.pbtxt, where
-/// they have no machine to be measured against: `max_num_requests` is 8, and the KV cache holds as many sequences of
-/// the largest length unless `max_tokens_in_paged_kv_cache` says less.
+/// The options of a batch manager. Names, values and defaults are those of config.pbtxt, except that nothing is sized by
+/// the machine: `max_num_requests` is 8 by default, and the KV cache holds as many sequences of the largest length unless
+/// `max_tokens_in_paged_kv_cache` is smaller.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManagerOptions {
-    /// The checkpoint's folder.
+    /// The folder of the checkpoint.
     pub gpt_model_path: PathBuf,
     /// `inflight_fused_batching`, `inflight_batching` or `V1`.
     #[serde(default)]
@@ -26,57 +26,57 @@ pub struct ManagerOptions {
     /// `guaranteed_no_evict`, `max_utilization` or `static_batch`.
     #[serde(default)]
     pub batch_scheduler_policy: Option<String>,
-    /// Requests in one step, at most.
+    /// The most requests in one step.
     #[serde(default)]
     pub max_num_requests: Option<u32>,
-    /// Requests that may be active at the same time; 8 times `max_num_requests` if it is not given.
+    /// The most requests that are active at a time; by default 8 times `max_num_requests`.
     #[serde(default)]
     pub max_num_active: Option<u32>,
-    /// Beams of one request, at most.
+    /// The most beams of one request.
     #[serde(default)]
     pub max_beam_width: Option<u32>,
-    /// Tokens in one step, at most.
+    /// The most tokens in one step.
     #[serde(default)]
     pub max_num_tokens: Option<u32>,
-    /// Prompt and output together, at most; what the model has positions for if it is not given.
+    /// The most tokens of prompt and output together; by default as many as the model has positions.
     #[serde(default)]
     pub max_seq_len: Option<u32>,
-    /// Positions of the whole KV cache.
+    /// Positions in the whole KV cache.
     #[serde(default)]
     pub max_tokens_in_paged_kv_cache: Option<u32>,
-    /// Positions of one block.
+    /// Positions in one block.
     #[serde(default)]
     pub tokens_per_block: Option<u32>,
-    /// Whether requests that begin alike share blocks.
+    /// Whether requests with a common beginning share blocks.
     #[serde(default)]
     pub enable_kv_cache_reuse: Option<bool>,
     /// Whether a prompt may be computed in chunks.
     #[serde(default)]
     pub enable_chunked_context: Option<bool>,
-    /// Whether two micro-batches take turns.
+    /// Whether two micro-batches take turns, so that the host works on one while the other is computed.
     #[serde(default)]
     pub enable_trt_overlap: Option<bool>,
-    /// Threads of a step.
+    /// The number of threads that compute a step.
     #[serde(default)]
     pub num_threads: Option<NonZeroUsize>,
 }
 
 impl ManagerOptions {
-    /// Reads a JSON object.
+    /// Parses a JSON object.
     ///
     /// # Errors
-    /// An unknown name, or a value that is not what it has to be.
+    /// An unknown name, or an invalid value.
     pub fn parse(json: &str) -> Result<Self, LoadError> {
         serde_json::from_str(json).map_err(|error| LoadError::Config {
-            problem: format!("the options are not what they have to be: {error}"),
+            problem: format!("the options are invalid: {error}"),
             remedy: "write a JSON object with gpt_model_path".to_owned(),
         })
     }
 
-    /// Loads the checkpoint: a batch manager, and what its tensors are read with.
+    /// Loads the checkpoint. Returns the batch manager, and what is needed to read and write tensors.
     ///
     /// # Errors
-    /// Options that contradict each other, or a checkpoint that cannot be loaded.
+    /// The options contradict each other, or the checkpoint cannot be loaded.
     pub fn load(&self) -> Result<(BatchManager, TensorModel), LoadError> {
         let checkpoint = ModelSource::open(&self.gpt_model_path)?;
         let max_positions = u32::try_from(checkpoint.spec().max_seq_len()).unwrap_or(u32::MAX);
@@ -186,7 +186,7 @@ impl ManagerOptions {
     }
 }
 
-/// What a name stands for; the first where there is none.
+/// The meaning of a value; the first if there is none.
 fn named<T: Copy>(key: &str, value: Option<&str>, known: &[(&str, T)]) -> Result<T, LoadError> {
     let value = value.unwrap_or(known[0].0);
     let found = known.iter().find(|(name, _)| *name == value);

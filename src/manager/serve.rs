@@ -1,4 +1,4 @@
-//! The batch manager's loop for an application that has none: it is called back.
+//! The loop of a batch manager that serves callbacks.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,9 @@ use crate::engine::{Event, ExtraOutputs};
 use crate::manager::{BatchManager, Callbacks, LandedStep, Response, Submission};
 use crate::sampling::{FinishReason, Hypothesis};
 
-/// Serves an application until it has no more requests and all have ended.
+/// Serves an application until it has no more requests, and all of them have ended.
 ///
-/// `max_num_requests` bounds how many are in flight at a time, waiting ones included; `None`: as many as the manager
-/// can hold.
+/// At most `max_num_requests` are in flight at a time, waiting ones included; `None`: as many as the manager can hold.
 ///
 /// # Errors
 /// A step failed as a whole. Every request in flight has had its final response.
@@ -22,15 +21,15 @@ pub fn serve(
     let mut in_flight = UnsentOutputs::new();
     let result = serve_all(manager, max_num_requests, &mut in_flight, callbacks);
     if let Err(error) = &result {
-        for (id, news) in in_flight {
+        for (id, unsent) in in_flight {
             let error = RequestError::Internal(error.to_string());
-            send(callbacks, id, &news, Some(Err(error)));
+            send(callbacks, id, &unsent, Some(Err(error)));
         }
     }
     result
 }
 
-/// What has not been sent of a request.
+/// The outputs of a request that have not been sent.
 #[derive(Default)]
 struct Unsent {
     is_streaming: bool,
@@ -40,7 +39,7 @@ struct Unsent {
 }
 
 impl Unsent {
-    /// Whether there is something to be sent before the end.
+    /// Whether there are outputs to be sent before the end.
     fn are_due(&self) -> bool {
         let is_empty =
             self.tokens.is_empty() && self.extra_outputs.is_empty() && self.hypotheses.is_empty();
@@ -54,7 +53,7 @@ impl Unsent {
     }
 }
 
-/// What has not been sent of the requests in flight.
+/// The outputs that have not been sent, of all requests in flight.
 type UnsentOutputs = BTreeMap<SequenceId, Unsent>;
 
 fn serve_all(
@@ -80,31 +79,31 @@ fn serve_all(
         for event in events.drain(..) {
             match event {
                 Event::ExtraOutputs(id, extra_outputs) => {
-                    if let Some(news) = in_flight.get_mut(&id) {
-                        news.extra_outputs.push(*extra_outputs);
+                    if let Some(unsent) = in_flight.get_mut(&id) {
+                        unsent.extra_outputs.push(*extra_outputs);
                     }
                 }
                 Event::Token(id, token) => {
-                    if let Some(news) = in_flight.get_mut(&id) {
-                        news.tokens.push(token);
+                    if let Some(unsent) = in_flight.get_mut(&id) {
+                        unsent.tokens.push(token);
                     }
                 }
                 Event::Hypotheses(id, hypotheses) => {
-                    if let Some(news) = in_flight.get_mut(&id) {
-                        news.hypotheses = hypotheses;
+                    if let Some(unsent) = in_flight.get_mut(&id) {
+                        unsent.hypotheses = hypotheses;
                     }
                 }
                 Event::Finished(id, reason) => {
-                    if let Some(news) = in_flight.remove(&id) {
-                        send(callbacks, id, &news, Some(Ok(reason)));
+                    if let Some(unsent) = in_flight.remove(&id) {
+                        send(callbacks, id, &unsent, Some(Ok(reason)));
                     }
                 }
                 Event::Admitted(_) | Event::Paused(_) => {}
             }
         }
-        for (&id, news) in in_flight.iter_mut().filter(|(_, news)| news.are_due()) {
-            send(callbacks, id, news, None);
-            news.clear();
+        for (&id, unsent) in in_flight.iter_mut().filter(|(_, unsent)| unsent.are_due()) {
+            send(callbacks, id, unsent, None);
+            unsent.clear();
         }
         stop(manager, in_flight, &mut events, callbacks)?;
         for stats in landed.iter().flat_map(LandedStep::records) {
@@ -114,7 +113,7 @@ fn serve_all(
     Ok(())
 }
 
-/// Ends the requests that are to be stopped, with what they have. Their blocks are free before they are told.
+/// Ends the requests to stop with the outputs that they have. Their blocks are free before the responses are sent.
 fn stop(
     manager: &mut BatchManager,
     in_flight: &mut UnsentOutputs,
@@ -133,13 +132,13 @@ fn stop(
         manager.cancel(*id);
     }
     manager.settle(events)?;
-    for (id, news) in stopped {
-        send(callbacks, id, &news, Some(Ok(FinishReason::Cancelled)));
+    for (id, unsent) in stopped {
+        send(callbacks, id, &unsent, Some(Ok(FinishReason::Cancelled)));
     }
     Ok(())
 }
 
-/// Takes requests in. One with an id that is in flight goes back, and the one in flight goes on.
+/// Adds requests. One with the id of a request in flight is rejected, and the one in flight continues.
 fn join(
     manager: &mut BatchManager,
     in_flight: &mut UnsentOutputs,
@@ -152,15 +151,15 @@ fn join(
             callbacks.reject_duplicate(submission);
             continue;
         }
-        let news = Unsent {
+        let unsent = Unsent {
             is_streaming: submission.is_streaming,
             ..Unsent::default()
         };
         match manager.add(submission.request) {
             Ok(()) => {
-                in_flight.insert(id, news);
+                in_flight.insert(id, unsent);
             }
-            Err(error) => send(callbacks, id, &news, Some(Err(error))),
+            Err(error) => send(callbacks, id, &unsent, Some(Err(error))),
         }
     }
 }
@@ -168,14 +167,14 @@ fn join(
 fn send(
     callbacks: &mut impl Callbacks,
     id: SequenceId,
-    news: &Unsent,
+    unsent: &Unsent,
     end: Option<Result<FinishReason, RequestError>>,
 ) {
     callbacks.send_response(Response {
         id,
-        tokens: &news.tokens,
-        extra_outputs: &news.extra_outputs,
-        hypotheses: &news.hypotheses,
+        tokens: &unsent.tokens,
+        extra_outputs: &unsent.extra_outputs,
+        hypotheses: &unsent.hypotheses,
         end,
     });
 }

@@ -1,4 +1,4 @@
-//! The statistics record as the Batch Manager returns it: a text of JSON, with the moment.
+//! The statistics record as JSON, as the Batch Manager returns it.
 
 use std::time::SystemTime;
 
@@ -6,7 +6,7 @@ use chrono::{DateTime, Local};
 
 use crate::engine::StepStats;
 
-/// A moment as the Batch Manager writes it: local time, `%m-%d-%Y %H:%M:%S`.
+/// A time as the Batch Manager writes it: local time, `%m-%d-%Y %H:%M:%S`.
 pub fn timestamp(at: SystemTime) -> String {
     let at = DateTime::<Local>::from(at);
     at.format("%m-%d-%Y %H:%M:%S").to_string()
@@ -16,6 +16,6 @@ pub fn timestamp(at: SystemTime) -> String {
 pub fn statistics_json(stats: &StepStats, at: SystemTime) -> String {
     let timestamp = timestamp(at);
     let record = stats.with_timestamp(&timestamp);
-    // Numbers and a string always have a JSON form.
+    // Numbers and a string can always be serialised.
     serde_json::to_string(&record).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! A batch manager with a thread of its own, as TensorRT-LLM's `GptManager` has one.
+//! A batch manager on a thread of its own, like TensorRT-LLM's `GptManager`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use crate::engine::StepStats;
 use crate::manager::panic_message::panic_message;
 use crate::manager::{BatchManager, Callbacks, Response, Submission, serve};
 
-/// How long a thread that has nothing to do waits before it asks for requests again.
+/// How long an idle thread waits before it asks for requests again.
 const IDLE_PAUSE: Duration = Duration::from_millis(1);
 
 /// A batch manager that serves an application from a thread of its own.
 ///
-/// Dropping it asks for no more requests, and waits until all that are active have ended.
+/// Dropping it asks for no more requests, and waits until all active ones have ended.
 pub struct ManagerThread {
     /// `None` only while it is dropped.
     thread: Option<JoinHandle<Result<(), StepError>>>,
@@ -24,9 +24,8 @@ pub struct ManagerThread {
 }
 
 impl ManagerThread {
-    /// Begins to serve `callbacks`, see [`serve()`]. While nothing is active and it gets no requests, it asks again
-    /// every millisecond, or when it is woken; `get_requests` may also block as long as [`ManagerThread`] is not
-    /// dropped.
+    /// Serves `callbacks`, see [`serve()`]. While it is idle and gets no requests, it asks again every millisecond, or when
+    /// it is woken. `get_requests` may also block, until the [`ManagerThread`] is dropped.
     ///
     /// # Errors
     /// The system refuses the thread.
@@ -41,7 +40,7 @@ impl ManagerThread {
             is_closing: Arc::clone(&is_closing),
         };
         let work = move || {
-            // A panic, of a callback for instance, is told to whoever joins.
+            // A panic, of a callback for instance, becomes the result of `join`.
             let served = || serve(&mut manager, max_num_requests, &mut polled);
             catch_unwind(AssertUnwindSafe(served))
                 .unwrap_or_else(|panic| Err(StepError(panic_message(&*panic))))
@@ -53,14 +52,14 @@ impl ManagerThread {
         })
     }
 
-    /// Has it ask for requests at once, if it has nothing to do.
+    /// Makes it ask for requests at once, if it is idle.
     pub fn wake(&self) {
         if let Some(thread) = &self.thread {
             thread.thread().unpark();
         }
     }
 
-    /// Asks for no more requests, and waits until all that are active have ended.
+    /// Asks for no more requests, and waits until all active ones have ended.
     ///
     /// # Errors
     /// A step failed as a whole, or a callback panicked.
@@ -90,12 +89,12 @@ impl ManagerThread {
 impl Drop for ManagerThread {
     fn drop(&mut self) {
         self.is_closing.store(true, Ordering::Release);
-        // Each request has had its final response with the error, if there was one.
+        // If there was an error, each request has had it in its final response.
         let _ = self.wait();
     }
 }
 
-/// An application's callbacks, until they are to be asked no more.
+/// The application's callbacks, until no more requests are wanted.
 struct Polled<C> {
     callbacks: C,
     is_closing: Arc<AtomicBool>,

@@ -1,19 +1,19 @@
-//! Beam search: which beams go on, which have ended, and when the search is over.
+//! Beam search: which beams survive, which end, and when the search is over.
 //!
-//! A search keeps the `width` most likely texts. In each step every beam names its most likely next
-//! tokens, and of all these continuations the best go on; those that end go to the hypotheses.
+//! A search keeps the `width` most likely texts. In each step every beam has candidates, its most likely next tokens.
+//! The best continuations of all beams become the new beams; those that end become hypotheses.
 //!
 //! ```text
 //! beam 0  -0.9 |--> a -1.1 |                                          sorted by score:
-//!              |--> b -2.0 |    continuations of all beams            0a -1.1   goes on
+//!              |--> b -2.0 |    continuations of all beams            0a -1.1   survives
 //! beam 1  -1.0 |--> END -1.2 |                                        1END -1.2  a hypothesis
-//!              |--> a -1.5 |                                          1a -1.5   goes on
+//!              |--> a -1.5 |                                          1a -1.5   survives
 //! ```
 //!
-//! It is the beam search of Hugging Face transformers (`generate` with `num_beams`, without sampling): of
-//! the continuations in order of their scores, the first `width` may become hypotheses, and the first
-//! `width` that do not end go on. Scores are sums of log-probabilities; hypotheses are compared by
-//! `score / num_tokens ^ length_penalty`. Of equal scores the lower beam comes first, then the lower token.
+//! This is the beam search of Hugging Face transformers (`generate` with `num_beams`, without sampling). Of the
+//! continuations in order of score, those among the first `width` may become hypotheses, and the first `width` that do
+//! not end survive. A score is a sum of log-probabilities. Hypotheses are ranked by the sum of log-probabilities divided
+//! by `num_tokens ^ length_penalty`. Ties go to the lower beam, then to the lower token.
 
 use std::sync::Arc;
 
@@ -23,21 +23,21 @@ use crate::sampling::{FinishReason, TokenLogProbs};
 /// The beam search options of one request, checked: every value is in its range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BeamSearch {
-    /// Texts that are kept; at least 2.
+    /// The number of beams; at least 2.
     pub width: u32,
-    /// Hypotheses that are returned, the best ones; 1 to `width`.
+    /// How many of the best hypotheses are returned; 1 to `width`.
     pub num_returned: u32,
-    /// Above 0 favours longer hypotheses, below 0 shorter ones; finite. `0` compares the sums themselves.
+    /// Above 0 favours longer hypotheses, below 0 shorter ones; finite. `0` ranks by the sums alone.
     pub length_penalty: f32,
-    /// When a search with `width` hypotheses is over.
+    /// When a search that has `width` hypotheses is over.
     pub early_stopping: EarlyStopping,
-    /// Subtracted from a continuation's score for each better one of the same beam, when continuations
-    /// are put in order; scores stay as they are. At least 0, finite. (Li and Jurafsky, "Mutual
+    /// Subtracted from a continuation's score, for each better one of the same beam, when continuations are ranked.
+    /// The scores themselves do not change. At least 0, finite. (Li and Jurafsky, "Mutual
     /// information and diverse decoding improve neural machine translation", 2016.)
     pub diversity_rate: f32,
 }
 
-/// When a search is over that has as many hypotheses as beams.
+/// When a search that has as many hypotheses as beams is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlyStopping {
     /// At once.
@@ -48,73 +48,73 @@ pub enum EarlyStopping {
     Never,
 }
 
-/// A token that could follow.
+/// A token that could continue a beam.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BeamCandidate {
     /// The token.
     pub token: TokenId,
-    /// The logarithm of its probability, as the request's options have changed it.
+    /// Its log-probability after the request's options have changed it.
     pub log_prob: f32,
 }
 
-/// A beam and a token that could follow it.
+/// A beam and a token that could continue it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Continuation {
-    /// Which beam.
+    /// The beam.
     pub beam: usize,
-    /// What follows it.
+    /// The token.
     pub candidate: BeamCandidate,
-    /// The candidate's place among those that the beam has named.
+    /// The candidate's place among those of its beam.
     pub place: usize,
-    /// The beam's score and the candidate's log-probability.
+    /// The sum of the beam's score and the candidate's log-probability.
     pub score: f64,
 }
 
-/// What becomes of the continuations of a step.
+/// The continuations that a step selects.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Selection {
     /// The new beams, the best first.
     pub alive: Vec<Continuation>,
-    /// Those that end, and why.
+    /// The continuations that end, and why.
     pub ended: Vec<(Continuation, FinishReason)>,
 }
 
-/// A text that a search has found.
+/// A text that a search has found, or one of its beams.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Hypothesis {
-    /// The generated tokens, with the one that ended it.
+    /// The generated tokens, including the one that ended it.
     pub tokens: Vec<TokenId>,
-    /// Of each token, as the request's options have changed it.
+    /// The log-probability of each token after the request's options have changed it.
     pub log_probs: Vec<f32>,
     /// Their sum.
     pub cum_log_prob: f32,
-    /// The model's logits that each token was chosen from, `[vocab_size]`, if they are wanted. Where hypotheses
-    /// begin alike, they are one and the same.
+    /// The model's logits from which each token was chosen, `[vocab_size]`, if they are wanted. Hypotheses with a
+    /// common beginning share them.
     pub generation_logits: Vec<Arc<Vec<f32>>>,
-    /// What the model says of each token, whatever the request's options made of it, if that is wanted.
+    /// The model's own log-probabilities at each token, if they are wanted.
     pub model_log_probs: Vec<Arc<TokenLogProbs>>,
-    /// Why it ended; `None`: it is a beam that goes on.
+    /// Why it ended; `None` for a beam that continues.
     pub finish_reason: Option<FinishReason>,
 }
 
-/// The best texts that have ended so far.
+/// The best hypotheses so far.
 #[derive(Debug)]
 pub struct Hypotheses {
     search: BeamSearch,
     max_new_tokens: u32,
-    /// With what they are compared by, the best first; at most `width`.
+    /// Each with the value by which it is ranked, the best first; at most `width`.
     best: Vec<(f64, Hypothesis)>,
 }
 
 impl BeamSearch {
-    /// How many candidates each beam has to name, if `num_end_ids` tokens end a text: even if all of those
-    /// are the most likely ones, `width` are left to go on with.
+    /// How many candidates each beam needs if `num_end_ids` tokens end a text: even if all of those are the most likely
+    /// ones, `width` candidates are left.
     pub fn num_candidates(&self, num_end_ids: usize) -> usize {
         self.width as usize + num_end_ids
     }
 
-    /// Selects among the continuations of beams with these `scores`, of which each has named its
-    /// `candidates`, the most likely first. `end` says whether a continuation ends its text.
+    /// Selects among the continuations of beams with these `scores` and `candidates`, the most likely first. `end` returns
+    /// why a continuation ends its text, if it does.
     pub fn select(
         &self,
         scores: &[f64],
@@ -142,7 +142,7 @@ impl BeamSearch {
                     })
             })
             .collect();
-        // Stable: they are in order of beam, and within a beam as it has named them.
+        // A stable sort keeps ties in order of beam, then of candidate.
         all.sort_by(|(a, _), (b, _)| b.total_cmp(a));
         let mut selection = Selection::default();
         for (place, (_, continuation)) in all.into_iter().enumerate() {
@@ -158,14 +158,14 @@ impl BeamSearch {
         selection
     }
 
-    /// What hypotheses are compared by.
+    /// The value by which hypotheses are ranked.
     fn normalised(&self, score: f64, num_tokens: u32) -> f64 {
         score / f64::from(num_tokens).powf(f64::from(self.length_penalty))
     }
 }
 
 impl Hypotheses {
-    /// None yet, of texts of at most `max_new_tokens`.
+    /// No hypotheses yet, of texts of at most `max_new_tokens`.
     pub fn new(search: BeamSearch, max_new_tokens: u32) -> Self {
         Self {
             search,
@@ -174,8 +174,7 @@ impl Hypotheses {
         }
     }
 
-    /// Takes in a text with this `score` and `num_tokens`, if it is among the best. Of equal ones the
-    /// first stays.
+    /// Adds a text with this `score` and `num_tokens`, if it is among the best. Of equal ones the first stays.
     pub fn offer(&mut self, score: f64, num_tokens: u32, text: Hypothesis) {
         let normalised = self.search.normalised(score, num_tokens);
         let place = self.best.partition_point(|&(other, _)| other >= normalised);
@@ -186,8 +185,8 @@ impl Hypotheses {
         }
     }
 
-    /// Whether the search is over, when the best of the beams, of `num_tokens` each, has this `score`;
-    /// `None`: there are no beams.
+    /// Whether the search is over, if the best beam has this `score` and all beams have `num_tokens`. `None`: there are no
+    /// beams.
     pub fn is_over(&self, score: Option<f64>, num_tokens: u32) -> bool {
         let Some(score) = score else {
             return true;
@@ -205,9 +204,9 @@ impl Hypotheses {
         self.search.normalised(score, num_tokens) <= worst
     }
 
-    /// The best ones of those that have ended and of the beams that go on, as many as are to be returned, the
-    /// best first: what there is if the search ends now. The beams have these `scores`, the best first, and
-    /// `num_tokens` each; `text` gives one. Of equal ones, what has ended comes first.
+    /// What the search would return if it ended now: the best of the hypotheses and of the beams, the best first. The
+    /// beams have these `scores`, the best first, and `num_tokens` each; `text` makes a hypothesis of one. Of equal ones,
+    /// those that have ended come first.
     pub fn best_so_far(
         &self,
         scores: &[f64],
@@ -227,7 +226,7 @@ impl Hypotheses {
         .collect()
     }
 
-    /// The best ones, as many as are to be returned, the best first.
+    /// Takes out the hypotheses to be returned, the best first.
     pub fn take_best(&mut self) -> Box<[Hypothesis]> {
         let best = self.best.drain(..).map(|(_, hypothesis)| hypothesis);
         best.take(self.search.num_returned as usize).collect()

@@ -1,11 +1,11 @@
-//! The softmax, and the draw from it.
+//! The softmax, and drawing a token from it.
 
 use crate::base::TokenId;
 use crate::sampling::candidate::{Candidate, Cut};
 use crate::sampling::exp::exp_nonpositive;
 use crate::sampling::peaks::{BLOCK, Peaks};
 
-/// Probabilities up to a factor: the most likely token weighs 1.
+/// Unnormalised probabilities, called weights: the most likely token weighs 1.
 #[derive(Clone, Copy)]
 pub(super) struct Softmax {
     /// The largest logit.
@@ -32,7 +32,7 @@ impl Softmax {
         weights
     }
 
-    /// The weight of tokens together.
+    /// The total weight of some tokens.
     pub(super) fn total_weight(self, candidates: &[Candidate]) -> f64 {
         candidates
             .chunks(BLOCK)
@@ -50,13 +50,13 @@ impl Softmax {
         (f64::from(self.max) + f64::from(self.temperature) * exponent) as f32
     }
 
-    /// What a token weighs `e` to the power of; at most 0.
+    /// The natural logarithm of a token's weight; at most 0.
     #[inline(always)]
     pub(super) fn exponent(self, logit: f32) -> f64 {
         (f64::from(logit) - f64::from(self.max)) / f64::from(self.temperature)
     }
 
-    /// The weight of all tokens, or of those down to `least`, and the mean of their exponents.
+    /// The total weight of all tokens, or of those down to `least`, and the mean of their exponents.
     pub(super) fn moments(
         self,
         logits: &[f32],
@@ -71,7 +71,7 @@ impl Softmax {
             let ids = (index * BLOCK) as TokenId..;
             let weights = self.weights(block.iter().copied());
             for ((&logit, weight), id) in block.iter().zip(weights).zip(ids) {
-                // A weight of zero may be that of a logit without a number.
+                // Zero times an infinite exponent would be NaN.
                 if weight > 0.0 && least.is_none_or(|least| least.keeps(logit, id)) {
                     total += f64::from(weight);
                     moment += f64::from(weight) * self.exponent(logit);
@@ -121,8 +121,8 @@ impl Masses {
         self.blocks.iter().sum()
     }
 
-    /// The token at `position`, in `[0, 1)`, of the tokens that `cut` keeps laid end to end in the
-    /// order of their ids, each as long as it is likely.
+    /// The token at `position`, in `[0, 1)`, if the tokens that `cut` keeps are laid end to end in order of id, each as
+    /// long as its probability.
     pub(super) fn draw(
         &mut self,
         logits: &[f32],
@@ -146,8 +146,8 @@ impl Masses {
                 ahead -= mass;
             }
         }
-        // Sums of the same numbers in another order differ in their last bits, so the walk may come
-        // to the end of the block with a little still ahead: then it is the block's last token.
+        // Sums of the same numbers in another order differ in their last bits, so the walk may reach the end of the
+        // block with a remainder: then it is the block's last token.
         let start = chosen * BLOCK;
         let end = logits.len().min(start + BLOCK);
         let mut token = start as TokenId;

@@ -5,8 +5,7 @@ use thiserror::Error;
 /// Why a sequence has no next token. Only this sequence fails; the others of its step do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum SampleError {
-    /// The model gave a logit that is NaN or positive infinity. Negative infinity is a number here:
-    /// a token that the model rules out.
+    /// The model returned a logit that is NaN or positive infinity. Negative infinity is allowed: it rules a token out.
     #[error("the model's logits are not finite numbers: its weights may be damaged")]
     NotFinite,
     /// Every token is ruled out, by the model or by the request.
@@ -15,8 +14,8 @@ pub enum SampleError {
          bad_words and min_tokens leave none; allow more"
     )]
     NoneAllowed,
-    /// Every token that is allowed otherwise would repeat a run of `no_repeat_ngram_size` tokens. The
-    /// sequence has not failed: it ends with what it has, see [`FinishReason::of`](crate::sampling::FinishReason::of).
+    /// Every other token that is allowed would repeat an n-gram of `no_repeat_ngram_size` tokens. The
+    /// sequence has not failed: it ends with the tokens that it has, see [`FinishReason::of`](crate::sampling::FinishReason::of).
     #[error("every token that is allowed would repeat a run of no_repeat_ngram_size tokens")]
     OnlyRepeats,
     /// The request's guide would need more work or memory for its next token than one request may have.
@@ -28,7 +27,7 @@ pub enum SampleError {
     /// The request's guide cannot be followed any further, for a reason of its own.
     #[error("the guide failed: its grammar cannot be followed any further")]
     GuideFailed,
-    /// The request's logits post-processor gave up, or broke its rules. The processor knows why.
+    /// The request's logits post-processor failed, or broke its rules. The processor has the reason.
     #[error("the logits post-processor failed")]
     ProcessorFailed,
 }

@@ -1,12 +1,12 @@
 //! The exponential of the softmax.
 //!
-//! Our own, because libm's differs between machines (glibc picks a fused variant at run time) and
-//! does not vectorise. This one is multiplications, additions and a table-free polynomial in a fixed
-//! order: the same bits everywhere, four to eight of them at a time.
+//! It is our own because libm's differs between machines (glibc selects a fused variant at run time) and does not
+//! vectorise. This one uses multiplications and additions in a fixed order, without tables: it gives the same bits
+//! everywhere, and the compiler vectorises it.
 
 use std::f32::consts::LOG2_E;
 
-/// Below this the result would be subnormal: less likely than 1 in 10^37, taken as never.
+/// Below this the result would be subnormal, a probability of less than 1 in 10^37: it is taken as zero.
 const SMALLEST: f32 = -87.0;
 
 /// Adding it moves a float's integer part, rounded to nearest, into its lowest bits.

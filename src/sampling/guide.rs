@@ -1,4 +1,4 @@
-//! Guided decoding's seam: what says which tokens may come next.
+//! The interface of guided decoding: which tokens may come next.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,24 +6,24 @@ use std::sync::Arc;
 use crate::base::TokenId;
 use crate::sampling::SampleError;
 
-/// Which tokens may follow an output: a grammar, a schema, a list of choices.
+/// Decides which tokens may follow an output: by a grammar, a schema or a list of choices.
 ///
-/// What it says depends on nothing but the tokens that it is asked about, so that a sequence may be
-/// paused, resumed and computed in any batch. A guide follows one sequence. It may be asked about others,
-/// but then starts from the beginning each time: [`GuideTokens::fresh`] gives each sequence its own.
+/// The answer depends only on the tokens that it is given, so that a sequence can be paused, resumed and computed in any
+/// batch. A guide follows one sequence. Given another's tokens it starts from the beginning, so each sequence gets its own
+/// by [`GuideTokens::fresh`].
 pub trait GuideTokens: Send + Sync {
-    /// A guide to the same outputs for another sequence, which has seen nothing yet.
+    /// A guide to the same outputs for another sequence.
     fn fresh(&self) -> Guide;
 
-    /// Works out what may follow `generated`, ahead of [`GuideTokens::restrict`], which does it otherwise.
-    /// Called while the model computes, on a thread of its own.
+    /// Computes what may follow `generated`, ahead of [`GuideTokens::restrict`], which otherwise does it. Called on a
+    /// thread of its own while the model computes.
     fn prepare(&self, generated: &[TokenId]);
 
     /// Forbids in `logits`, `[vocab_size]`, every token that may not follow `generated`. The request's
     /// end ids may follow exactly where the output may end.
     ///
     /// # Errors
-    /// It cannot be worked out; the request ends with it.
+    /// It cannot be computed; the request ends with the error.
     fn restrict(&self, logits: &mut [f32], generated: &[TokenId]) -> Result<(), SampleError>;
 }
 

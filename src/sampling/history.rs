@@ -3,8 +3,8 @@
 use crate::base::TokenId;
 use crate::sampling::SamplingInput;
 
-/// Occurrences by token, refilled for each call and emptied again by what was touched, so that a
-/// call costs the length of the sequence and never the size of the vocabulary.
+/// Counts by token. They are filled for each call, and only the touched ones are cleared, so that a call costs the length
+/// of the sequence and never the size of the vocabulary.
 pub(super) struct History {
     /// Zero everywhere between calls. `[vocab_size]`.
     entries: Vec<TokenCount>,
@@ -12,12 +12,12 @@ pub(super) struct History {
     touched: Vec<TokenId>,
 }
 
-/// One token's occurrences.
+/// The occurrences of one token.
 #[derive(Clone, Copy, Default)]
 pub(super) struct TokenCount {
-    /// Whether it is in prompt or output.
+    /// Whether it occurs in prompt or output.
     pub seen: bool,
-    /// How often it is in the output, and in the prompt where that counts.
+    /// How often it occurs in the output, and in the part of the prompt that counts.
     pub num_counted: u32,
 }
 
@@ -29,8 +29,8 @@ impl History {
         }
     }
 
-    /// Calls `visit` once with each distinct token of the output, of the prompt as far as it counts,
-    /// and of all of it where `with_prompt`. Tokens outside the vocabulary are passed over.
+    /// Calls `visit` once with each distinct token of the output and of the part of the prompt that counts, or of the whole
+    /// prompt if `with_prompt`. Tokens outside the vocabulary are skipped.
     pub(super) fn for_each(
         &mut self,
         input: SamplingInput<'_>,

@@ -1,4 +1,4 @@
-//! How likely a token was: its log-probability and its rank, and the most likely tokens beside it.
+//! Log-probabilities of the chosen token and of the most likely ones.
 
 use crate::base::TokenId;
 use crate::sampling::candidate::Candidate;
@@ -6,14 +6,13 @@ use crate::sampling::draw::{Masses, Softmax};
 use crate::sampling::peaks::{BLOCK, Peaks};
 use crate::sampling::{TokenLogProb, TokenLogProbs};
 
-/// Works out log-probabilities of a row of logits *as the model gave them*: the logarithm of their
-/// softmax over the whole vocabulary, before the request's processors, temperature and cuts. (vLLM's
-/// `raw_logprobs`, its default.) So they say what the model thinks, whatever a request makes of it, and
-/// are comparable between requests.
+/// Computes log-probabilities from the model's own logits: the logarithm of their softmax over the whole vocabulary,
+/// before the request's processors, temperature and truncation (vLLM's default, `raw_logprobs`). So they are comparable
+/// between requests.
 ///
 /// The sum is in one fixed order, in `f64` from block to block: the same bits everywhere.
 pub struct LogProbs {
-    /// The row, from before the sampler changed it. Its memory is taken when the first one is kept.
+    /// The row before the sampler changed it. Its memory is allocated when the first row is kept.
     row: Vec<f32>,
     peaks: Peaks,
     masses: Masses,
@@ -32,18 +31,18 @@ impl LogProbs {
         }
     }
 
-    /// Keeps a row, because the sampler changes what it is given.
+    /// Keeps a copy of a row, because the sampler changes it.
     pub fn keep(&mut self, logits: &[f32]) {
         self.row.clear();
         self.row.extend_from_slice(logits);
     }
 
-    /// Takes the row that was kept, as it is.
+    /// Takes the kept row.
     pub fn take(&mut self) -> Vec<f32> {
         std::mem::take(&mut self.row)
     }
 
-    /// What the row that was kept says of `token`, and of the `num_top` most likely ones.
+    /// The log-probabilities of `token` and of the `num_top` most likely tokens in the kept row.
     ///
     /// # Panics
     /// If no row was kept, or `token` is not in it.
@@ -66,7 +65,7 @@ impl LogProbs {
         tokens.map(|token| self.scaled(token, scale)).collect()
     }
 
-    /// Works out what is the same for all tokens, and finds the `num_top` most likely ones.
+    /// Computes what is the same for all tokens, and finds the `num_top` most likely ones.
     fn scale(&mut self, num_top: u32) -> Scale {
         let row = &self.row;
         // A request's own processor may have made numbers of what were none: then nothing is known.
@@ -126,14 +125,14 @@ impl Scale {
     }
 }
 
-/// The place of a token among all, from 1.
+/// The rank of a token, from 1.
 fn rank(row: &[f32], candidate: Candidate) -> u32 {
     let keeps = |(id, &logit): (TokenId, &f32)| u32::from(candidate.keeps(logit, id));
     (0..).zip(row).map(keeps).sum()
 }
 
-/// Finds the `num` most likely tokens that are possible at all. There are few of them, so that an
-/// ordered list of those so far, and a look at the peaks of blocks, do better than any selection.
+/// Finds the `num` most likely tokens that are possible at all. They are few, so an ordered list and the peaks of blocks
+/// are faster than a selection.
 pub(super) fn find_best(row: &[f32], peaks: &Peaks, num: usize, best: &mut Vec<Candidate>) {
     best.clear();
     if num == 0 {

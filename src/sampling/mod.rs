@@ -1,14 +1,13 @@
 //! L1: how the next token is chosen and when a sequence ends. Pure functions over logits and tokens.
 //!
 //! ```text
-//! logits -- processors (post-processor, guide, bias, what is forbidden, penalties) --> argmax     (greedy)
+//! logits -- processors (post-processor, guide, bias, forbidden tokens, penalties) --> argmax     (greedy)
 //!        \                                                                         \-> cut --> draw   (random)
-//!         \-- as they are --> log-probabilities of what was chosen
-//!         \-- their logarithms of probabilities -- processors --> candidates of a beam --> beam search
+//!         \-- unchanged --> log-probabilities of the chosen token
+//!         \-- log-softmax -- processors --> candidates of a beam --> beam search
 //! ```
 //!
-//! Nothing here knows of a batch, a step, a clock or another request, so a request's tokens cannot
-//! depend on them.
+//! Nothing here knows of a batch, a step, a clock or another request, so a request's tokens cannot depend on them.
 
 mod beam_search;
 mod candidate;

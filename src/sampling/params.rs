@@ -10,11 +10,10 @@ use crate::sampling::{BeamSearch, Guide, SampleError, StopText, TopPDecay};
 
 /// The sampling options of one request, checked: every value is in its range.
 ///
-/// The ranges are what a client may ask for. The sampler gives a token for any number at all, so
-/// that a slip in their check is never a panic.
+/// The ranges are what a client may ask for. The sampler handles any number, so that a gap in the checks is never a
+/// panic.
 ///
-/// What can be large is shared by all that are cloned of one: the sequences of a request differ in seed and
-/// processor alone.
+/// Large fields are shared between clones: the sequences of a request differ only in seed and processor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Divides the logits; 0 to 100. `0` is greedy: the most likely token, the lowest id on a tie.
@@ -24,15 +23,15 @@ pub struct SamplingParams {
     /// Keep the smallest set of most likely tokens whose probabilities sum to at least this; above
     /// 0, at most 1. `1` keeps all.
     pub top_p: f32,
-    /// How `top_p` falls as the output grows; `None` keeps it as it is.
+    /// How `top_p` falls as the output grows; `None`: it is constant.
     pub top_p_decay: Option<TopPDecay>,
     /// Keep the tokens at least this fraction as likely as the most likely one; 0 to 1. `0` keeps
     /// all.
     pub min_p: f32,
-    /// Keep the tokens whose information is nearest to the expected one, until their probabilities
-    /// sum to at least this; above 0, at most 1. `1` keeps all.
+    /// Keep the tokens whose information is nearest to the entropy, until their probabilities sum to at
+    /// least this; above 0, at most 1. `1` keeps all.
     pub typical_p: f32,
-    /// Seeds the request's own random numbers, which depend on nothing else in the batch.
+    /// Seeds the request's random numbers, which are independent of the batch.
     pub seed: u64,
     /// Divides positive and multiplies negative logits of tokens in prompt or output; above 0, at
     /// most 100. `1` is off.
@@ -41,37 +40,35 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Subtracted once for each time a token is in the output; -100 to 100. `0` is off.
     pub frequency_penalty: f32,
-    /// So many tokens at the beginning of the prompt are nothing to the presence and the frequency
-    /// penalty; those of the prompt after them count like the output. `u32::MAX`: none count.
+    /// The presence and frequency penalties ignore this many tokens at the beginning of the prompt; the rest of
+    /// the prompt counts like the output. `u32::MAX`: the whole prompt is ignored.
     pub prompt_ignore_length: u32,
-    /// No run of so many tokens may occur twice in prompt and output; at most 64. `0` is off.
+    /// No n-gram of this size may occur twice in prompt and output; at most 64. `0` is off.
     pub no_repeat_ngram_size: u32,
     /// The end ids and the stop ids cannot be chosen before this many tokens have been generated.
     pub min_tokens: u32,
     /// Tokens that end the sequence; empty when the request ignores them.
     pub end_ids: Vec<TokenId>,
-    /// Tokens that end the sequence like a stop word, whatever becomes of the end ids.
+    /// Tokens that end the sequence like a stop word, even if the request ignores end ids.
     pub stop_token_ids: Vec<TokenId>,
     /// The only tokens that may be chosen, sorted; `None` is all.
     pub allowed_token_ids: Option<Arc<[TokenId]>>,
-    /// Token sequences, none empty, that the output must not complete; their beginning may lie in
-    /// the prompt.
+    /// Token sequences, none empty, that the output must not complete. They may begin in the prompt.
     pub bad_words: Arc<[Vec<TokenId>]>,
-    /// Added to single tokens' logits, sorted by token; finite, or minus infinity, which forbids the token.
+    /// Added to the logits of single tokens, sorted by token; finite, or minus infinity to forbid the token.
     pub logit_bias: Arc<[(TokenId, f32)]>,
-    /// What says which tokens may come next.
+    /// Guided decoding: which tokens may come next.
     pub guide: Option<Guide>,
-    /// What changes the logits before all of the above.
+    /// The logits post-processor. It changes the logits before all of the above.
     pub logits_processor: Option<LogitsProcessor>,
-    /// Searches for the most likely texts, in the place of choosing token by token: then nothing is drawn,
-    /// and temperature, cuts and seed are of no account.
+    /// Beam search instead of sampling: temperature, top-k, top-p, min-p, typical-p and seed have no effect.
     pub beam_search: Option<BeamSearch>,
-    /// What reads the text of each beam, and says where it ends. Nobody else is read by it.
+    /// Detects stop words in the text of each beam. Used by beam search only.
     pub stop_text: Option<StopText>,
 }
 
 impl Default for SamplingParams {
-    /// Greedy, nothing penalised, nothing forbidden, no end id.
+    /// Greedy, without penalties, forbidden tokens and end ids.
     fn default() -> Self {
         Self {
             temperature: 0.0,
@@ -101,24 +98,23 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Whether the next token is the most likely one, with no random number drawn.
+    /// Whether the most likely token is chosen, without a random number.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
     }
 
-    /// How many beams it searches with; 1 without beam search.
+    /// The number of beams; 1 without beam search.
     pub fn beam_width(&self) -> u32 {
         self.beam_search.map_or(1, |search| search.width)
     }
 
-    /// How many tokens end a text by being chosen.
+    /// The number of token ids that end a text.
     fn num_end_ids(&self) -> usize {
         self.end_ids.len() + self.stop_token_ids.len()
     }
 
-    /// How many candidates each beam of `search` has to name for its next token. Any token may complete a
-    /// stop word; with twice as many as there are beams, as in TensorRT-LLM, enough are left to go on with in
-    /// all but odd cases, and in those fewer beams go on.
+    /// How many candidates each beam of `search` needs. Any token may complete a stop word. With twice as many candidates
+    /// as beams, as in TensorRT-LLM, enough are left in all but rare cases; in those, fewer beams survive.
     pub fn num_candidates(&self, search: &BeamSearch) -> usize {
         let num_by_text = match self.stop_text {
             None => 0,
@@ -128,7 +124,7 @@ impl SamplingParams {
     }
 }
 
-/// Everything that decides a sequence's next token besides its logits.
+/// What decides the next token of a sequence besides the logits.
 #[derive(Clone, Copy, Debug)]
 pub struct SamplingInput<'a> {
     /// The request's options.
@@ -137,18 +133,18 @@ pub struct SamplingInput<'a> {
     pub tokens: &'a [TokenId],
     /// How many of `tokens` are the prompt.
     pub num_prompt_tokens: usize,
-    /// Which of the request's beams it is; 0 unless it searches with several.
+    /// The beam; 0 without beam search.
     pub beam: u32,
-    /// Whose tokens they are.
+    /// The sequence and its client.
     pub owner: Owner,
 }
 
-/// A sequence, and who has sent its request.
+/// A sequence and its client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
     /// The sequence.
     pub sequence: SequenceId,
-    /// Its client, if the request says: not unique, any number of requests may have the same.
+    /// The client, if the request names one. Not unique: any number of requests may have the same.
     pub client: Option<ClientId>,
 }
 
@@ -159,51 +155,50 @@ impl<'a> SamplingInput<'a> {
     }
 }
 
-/// Changes the logits that one request's next token is chosen from (the logits post-processor of
-/// TensorRT-LLM's Batch Manager). Each request brings its own, and one may serve several: whose logits they are,
-/// and of which client, stands in the input's [`Owner`](crate::sampling::Owner).
+/// Changes the logits from which the next token of a sequence is chosen (the logits post-processor of TensorRT-LLM's
+/// Batch Manager). Each request brings its own, and several may share one: the input's [`Owner`] says whose logits they
+/// are.
 ///
-/// What it does depends on nothing but the logits and the input that it is given, so that a sequence may be
-/// paused, resumed and computed in any batch.
+/// The result depends only on the logits and the input, so that a sequence can be paused, resumed and computed in any
+/// batch.
 pub trait ProcessLogits: Any + Send + Sync {
     /// Changes `logits`, `[vocab_size]`, of the token that follows `input.tokens`.
     ///
-    /// Called in the step, on any of the runner's threads: the others wait for it. A logit that is not a
-    /// number afterwards ends the request with an error, and so does leaving none above `-inf`.
+    /// Called within the step, on any of the runner's threads, while the others wait. If a logit is NaN afterwards, or
+    /// none is above `-inf`, the request ends with an error.
     ///
     /// # Errors
-    /// It cannot; the request ends with it. [`SampleError::ProcessorFailed`] leaves the reason to
-    /// [`ProcessLogits::failure`].
+    /// The processor failed; the request ends with the error. [`ProcessLogits::failure`] has the reason for
+    /// [`SampleError::ProcessorFailed`].
     fn process(&self, logits: &mut [f32], input: SamplingInput<'_>) -> Result<(), SampleError>;
 
-    /// What prepares it, if it works on all sequences of a step together with the others of its kind. Then
-    /// [`ProcessLogits::process`] only takes over what has been prepared.
+    /// The batch processor that prepares the results, if all sequences of a step are processed at once. Then
+    /// [`ProcessLogits::process`] only copies what was prepared.
     fn batch(&self) -> Option<&dyn ProcessBatch> {
         None
     }
 
-    /// Why it has failed, for the request's client; `None` if it has not, or has nothing to say.
+    /// Why it has failed, for the client; `None` if it has not, or gives no reason.
     fn failure(&self) -> Option<String> {
         None
     }
 }
 
-/// Works on the logits of several sequences at once. What it does to one of them depends on nothing of the
-/// others.
+/// Processes the logits of several sequences at once. The result for one does not depend on the others.
 pub trait ProcessBatch: Send + Sync {
-    /// Called once a step with all sequences whose [`ProcessLogits::batch`] is this, before any of them is
-    /// processed. What comes of it, it leaves with their processors.
+    /// Called once a step with all sequences whose [`ProcessLogits::batch`] is this, before any of them is processed. It
+    /// leaves the results with their processors.
     fn prepare(&self, rows: &[BatchRow<'_>]);
 }
 
-/// A token that is to be chosen.
+/// A row of logits from which a token will be chosen.
 #[derive(Clone, Copy)]
 pub struct BatchRow<'a> {
-    /// Its request's processor.
+    /// The processor of its request.
     pub processor: &'a dyn ProcessLogits,
-    /// The model's, `[vocab_size]`, where [`ProcessLogits::process`] will get them.
+    /// The model's logits, `[vocab_size]`, at the address where [`ProcessLogits::process`] will get them.
     pub logits: &'a [f32],
-    /// What came before it.
+    /// The options and tokens of its sequence.
     pub input: SamplingInput<'a>,
 }
 

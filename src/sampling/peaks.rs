@@ -1,9 +1,9 @@
-//! The one pass that every request needs: the largest logit, where it is, and whether all are numbers.
+//! The one pass that every request needs: the largest logit, its token, and whether all logits are valid.
 
 use crate::base::TokenId;
 use crate::sampling::SampleError;
 
-/// Logits per block. Blocks let later passes skip what cannot matter.
+/// Logits per block. Later passes skip blocks by their peaks.
 pub(super) const BLOCK: usize = 64;
 
 const LANES: usize = 8;
@@ -23,7 +23,7 @@ impl Peaks {
         }
     }
 
-    /// Looks at each logit once.
+    /// Reads each logit once.
     pub(super) fn find(&mut self, logits: &[f32]) -> Result<(), SampleError> {
         self.max = f32::NEG_INFINITY;
         let mut all_numbers = true;

@@ -1,14 +1,13 @@
-//! What changes single logits before a token is chosen: bias, what is forbidden, penalties.
+//! The built-in logits processors: bias, forbidden tokens, penalties.
 //!
-//! None of them hides a logit that is not finite, and none can make one: a value that leaves the
-//! range of `f32` stays at its end.
+//! None of them hides a logit that is not finite, and none makes one: values saturate at the ends of the range of `f32`.
 
 use crate::base::TokenId;
 use crate::sampling::history::History;
 use crate::sampling::{SamplingInput, SamplingParams};
 
-/// Applies every processor that the request uses, in the order that `Sampler` documents. Whether the last of
-/// them, `no_repeat_ngram_size`, has forbidden a token that the others allow.
+/// Applies every processor that the request uses, in the order that `Sampler` documents. Returns whether the last one,
+/// `no_repeat_ngram_size`, has forbidden a token that the others allow.
 pub(super) fn process(logits: &mut [f32], input: SamplingInput<'_>, history: &mut History) -> bool {
     let params = input.params;
     add_bias(logits, &params.logit_bias);
@@ -35,7 +34,7 @@ fn add_bias(logits: &mut [f32], bias: &[(TokenId, f32)]) {
     }
 }
 
-/// Forbids the last token of each bad word whose other tokens are what the sequence ends with.
+/// Forbids the last token of each bad word whose other tokens end the sequence.
 fn forbid_bad_words(logits: &mut [f32], input: SamplingInput<'_>) {
     for word in input.params.bad_words.iter() {
         if let Some((&last, prefix)) = word.split_last()
@@ -46,8 +45,8 @@ fn forbid_bad_words(logits: &mut [f32], input: SamplingInput<'_>) {
     }
 }
 
-/// Forbids what has followed, anywhere before, the tokens that the sequence ends with. Whether any of it was
-/// allowed.
+/// Forbids each token that has followed, anywhere before, the n-gram that ends the sequence. Returns whether any of them
+/// was allowed.
 ///
 /// ```text
 /// size 3   prompt and output   ... a b c ... a b d ... a b |    c and d are forbidden
@@ -108,7 +107,7 @@ fn penalise(logits: &mut [f32], input: SamplingInput<'_>, history: &mut History)
     });
 }
 
-/// Rules `token` out, if it is in the vocabulary. NaN and `+inf` stay, for whoever looks for them.
+/// Rules `token` out, if it is in the vocabulary. NaN and `+inf` stay, so that they are detected.
 pub fn forbid(logits: &mut [f32], token: TokenId) {
     if let Some(logit) = logits.get_mut(token as usize)
         && *logit < f32::INFINITY

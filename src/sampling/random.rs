@@ -1,4 +1,4 @@
-//! Random numbers without a state: a pure function of the request's seed and a counter.
+//! Stateless random numbers: a pure function of the request's seed and a counter.
 //!
 //! Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
 //! 2011), the generator of cuRAND and PyTorch. The key is the seed, the counter is how many tokens

@@ -1,4 +1,4 @@
-//! The sampler: logits and a request's options in, one token out.
+//! The sampler: logits and options in, one token out.
 
 use crate::base::TokenId;
 use crate::sampling::candidate::{Candidate, Cut};
@@ -11,8 +11,8 @@ use crate::sampling::random::uniform;
 use crate::sampling::truncation::Truncation;
 use crate::sampling::{BeamCandidate, SampleError, SamplingInput};
 
-/// Chooses tokens. It keeps nothing from one call to the next but room to work in, sized once: a call
-/// allocates nothing, and any sampler of the same vocabulary gives the same token.
+/// Chooses tokens. It keeps nothing between calls but scratch memory, sized once: a call allocates nothing, and any
+/// sampler of the same vocabulary gives the same token.
 ///
 /// The order is that of the logits processors of Hugging Face transformers (`generate`), with the
 /// penalties of the OpenAI API where vLLM has them, after the repetition penalty:
@@ -35,7 +35,7 @@ use crate::sampling::{BeamCandidate, SampleError, SamplingInput};
 /// | `top_p`: of what is left | Holtzman et al., 2020 |
 /// | `top_p_decay`: `top_p` falls from token to token | Lee et al., 2022, as in TensorRT-LLM |
 /// | `min_p`: relative to the most likely | Nguyen et al., 2024 |
-/// | `typical_p`: of what is left, the nearest to the expected information | Meister et al., 2023 |
+/// | `typical_p`: of what is left, the nearest to the entropy | Meister et al., 2023 |
 /// | draw: the inverse of the cumulative distribution at a Philox number of seed and number of generated tokens | Salmon et al., 2011 |
 ///
 /// Forbidding commutes with the rest, since `-inf` stays `-inf`.
@@ -45,7 +45,7 @@ pub struct Sampler {
     peaks: Peaks,
     truncation: Truncation,
     masses: Masses,
-    /// The most likely tokens of a beam, the likeliest first.
+    /// The most likely tokens of a beam, the best first.
     best: Vec<Candidate>,
 }
 
@@ -64,13 +64,13 @@ impl Sampler {
 
     /// The next token of a sequence, given its `logits`, `[vocab_size]`, which it changes.
     ///
-    /// A pure function of its arguments: the same bits in give the same token out on every machine.
-    /// Costs one pass over the logits when greedy, a few otherwise, and with penalties one over the
-    /// output (with the repetition penalty or `no_repeat_ngram_size`: over prompt and output).
+    /// A pure function of its arguments: the same bits give the same token on every machine. It costs one pass over the
+    /// logits if greedy, a few otherwise, and with penalties one over the output (over prompt and output with the
+    /// repetition penalty or `no_repeat_ngram_size`).
     ///
     /// # Panics
     ///
-    /// When `logits` has another length than the vocabulary.
+    /// If the length of `logits` is not the size of the vocabulary.
     pub fn sample(
         &mut self,
         logits: &mut [f32],
@@ -96,12 +96,12 @@ impl Sampler {
     /// The `num` most likely next tokens of a beam, given its `logits`, which it changes; fewer if no more
     /// are allowed.
     ///
-    /// As in Hugging Face transformers, what the options change is the logarithm of the softmax, not the
-    /// logits themselves; it is worked out in one fixed order. Nothing is drawn or cut.
+    /// As in Hugging Face transformers, the options change the log-softmax, not the logits; it is computed in one fixed
+    /// order. Nothing is drawn or truncated.
     ///
     /// # Panics
     ///
-    /// When `logits` has another length than the vocabulary.
+    /// If the length of `logits` is not the size of the vocabulary.
     pub fn candidates(
         &mut self,
         logits: &mut [f32],
@@ -128,7 +128,7 @@ impl Sampler {
         Ok(named.collect())
     }
 
-    /// Applies the request's options, and looks at what they have left.
+    /// Applies the request's options, and finds the peaks of the result.
     fn process(&mut self, logits: &mut [f32], input: SamplingInput<'_>) -> Result<(), SampleError> {
         let params = input.params;
         if let Some(processor) = &params.logits_processor {

@@ -1,5 +1,5 @@
-//! When a sequence ends by its own tokens. Stop *words* are text, and live in `text/`; those of beams are seen
-//! through `stop_text.rs`.
+//! When a sequence ends by its tokens. Stop words are text and are detected in `text/`; those of beams through
+//! `stop_text.rs`.
 
 use crate::base::{TokenId, Tokens};
 use crate::sampling::finish_reason::FinishReason;

@@ -1,22 +1,20 @@
-//! Where the text of a beam ends by its own words.
+//! The interface by which stop words end beams.
 //!
-//! Stop words are text, and text is made of tokens elsewhere. Who generates one text for a request reads it
-//! outside of the engine, and says so when it has ended. Of beams the next step depends on which of them have
-//! ended, so that the search has them read itself.
+//! Stop words are text, and detokenising is done elsewhere: for a sequence without beams outside of the engine, which is
+//! told when the text has ended. The next step of a beam search depends on which beams have ended, so the search reads
+//! their texts itself.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::base::TokenId;
 
-/// One text, read token by token.
-///
-/// What it says depends on nothing but its tokens.
+/// Reads a text token by token. The result depends only on the tokens.
 pub trait ReadText: Send + Sync {
     /// Adds the next token. Returns whether the text ends with it.
     fn push(&mut self, token: TokenId) -> bool;
 
-    /// The same text so far, to go on in another way.
+    /// A copy that continues in another way.
     fn fork(&self) -> Box<dyn ReadText>;
 }
 
@@ -26,8 +24,7 @@ impl Clone for Box<dyn ReadText> {
     }
 }
 
-/// A text of which nothing is generated yet: each beam of a request begins with a fork of it. Two are equal if
-/// they are the same one.
+/// The reader of an empty text, which each beam of a request forks. Two are equal if they are the same one.
 #[derive(Clone)]
 pub struct StopText(pub Arc<dyn ReadText>);
 

@@ -1,10 +1,9 @@
-//! A nucleus that shrinks as the output grows.
+//! Top-p decay: a nucleus that shrinks as the output grows.
 
 use crate::base::TokenId;
 
-/// How `top_p` changes with each token (Lee et al., "Factuality enhanced language models", NeurIPS 2022):
-/// after a token it is `factor` times what it was, and at least `min`; after one of `reset_ids`, such as
-/// the end of a sentence, it is what it was at first.
+/// How `top_p` changes with each token (Lee et al., "Factuality enhanced language models", NeurIPS 2022). Each token
+/// multiplies it by `factor`, down to `min`; one of `reset_ids`, such as the end of a sentence, restores the first value.
 ///
 /// ```text
 /// top_p  |0.9 0.81 0.73|0.9 0.81 ...       factor 0.9
@@ -16,15 +15,14 @@ pub struct TopPDecay {
     pub factor: f32,
     /// 0 to 1.
     pub min: f32,
-    /// Tokens that undo the decay.
+    /// Tokens that restore the first value.
     pub reset_ids: Vec<TokenId>,
 }
 
 impl TopPDecay {
-    /// The share of the token that follows `generated`, where that of the first is `top_p`.
+    /// The value for the token that follows `generated`, if it is `top_p` for the first.
     ///
-    /// A function of the tokens alone: nothing is kept between steps, so a sequence that was paused
-    /// and computed again goes on as it would have.
+    /// A function of the tokens alone: nothing is kept between steps, so a pause changes nothing.
     pub(super) fn top_p(&self, top_p: f32, generated: &[TokenId]) -> f32 {
         let reset = |token: &TokenId| self.reset_ids.contains(token);
         let num_decays = generated

@@ -1,9 +1,8 @@
 //! Top-k, top-p, min-p and typical-p: which tokens may be drawn.
 //!
-//! Each of the first three keeps the most likely tokens down to some last one, so all three together
-//! are one least likely token that is kept. Finding it needs no sort: a running threshold for top-k,
-//! halving for top-p, a comparison for min-p. Typical-p, by halving too, may also leave out tokens at
-//! the other end, which are too likely.
+//! Each of the first three keeps the most likely tokens down to some last one, so all three together are one token: the
+//! least likely that is kept. Finding it needs no sort: top-k uses a running threshold, top-p bisection, min-p a
+//! comparison. Typical-p, by bisection too, may also remove tokens that are too likely.
 
 use std::cmp::Ordering;
 
@@ -13,9 +12,9 @@ use crate::sampling::draw::{Masses, Softmax};
 use crate::sampling::params::SamplingParams;
 use crate::sampling::peaks::{BLOCK, Peaks};
 
-/// Finds cuts; owns the room for it.
+/// Finds cuts, and owns the memory for it.
 pub(super) struct Truncation {
-    /// What may be above the cut. At most `vocab_size`.
+    /// Tokens that may be above the cut. At most `vocab_size`.
     candidates: Vec<Candidate>,
 }
 
@@ -26,12 +25,10 @@ impl Truncation {
         }
     }
 
-    /// The tokens that `params` keeps, with `top_p` in the place of its own; `None` keeps all. There
-    /// is at least one, whatever `params` says.
+    /// The tokens that `params` keeps, with `top_p` instead of its own; `None` keeps all. There is always at least one.
     ///
-    /// As in transformers, each filter sees what the one before it left: top-p is a share of the
-    /// probability of the top k. Min-p compares with the most likely token, which only typical-p, the
-    /// last, may remove.
+    /// As in transformers, each filter sees what the one before it left: top-p is a share of the probability of the top k.
+    /// Min-p compares with the most likely token, which only typical-p, the last, may remove.
     pub(super) fn cut(
         &mut self,
         logits: &[f32],
@@ -78,11 +75,11 @@ impl Truncation {
         })
     }
 
-    /// The tokens whose information is nearest to the entropy of what `least` keeps, until they have
-    /// the share `typical_p` of its probability; all that are as near as the last (Meister et al.,
-    /// "Locally typical sampling", TACL 2023).
+    /// The tokens whose information is nearest to the entropy of what `least` keeps, until they have the share `typical_p`
+    /// of its probability, and all that are as near as the last of them (Meister et al., "Locally typical sampling", TACL
+    /// 2023).
     ///
-    /// A token's information less the entropy is the mean exponent less its own:
+    /// A token's information minus the entropy is the mean exponent minus its own:
     ///
     /// ```text
     /// -ln p - H = (ln Z - x) - (ln Z - E[x]) = E[x] - x       x = (logit - max) / temperature
@@ -96,8 +93,8 @@ impl Truncation {
         least: Option<Candidate>,
     ) -> Option<Cut> {
         let (total, mean) = softmax.moments(logits, peaks, least);
-        // Whatever is as near as the most likely token, whose exponent is zero, or as the least
-        // likely of those that matter: together they have the share. And a little more, for rounding.
+        // The tokens as near as the most likely one, whose exponent is zero, or as the least likely that matters have the
+        // share together. A little more allows for rounding.
         let floor = negligible(typical_p, total, logits.len()).ln();
         let floor = softmax.logit_at(floor.min(2.0 * mean) - 0.01);
         self.keep_from(
@@ -132,8 +129,8 @@ impl Truncation {
 
     /// Leaves the `k` most likely tokens as candidates.
     ///
-    /// A token below the k-th best so far is out for good, so a sequence of random logits enters
-    /// about `k log(n / k)` candidates and most blocks are passed over by their peak alone.
+    /// A token below the k-th best so far is never considered again, so random logits give about `k log(n / k)` candidates,
+    /// and most blocks are skipped by their peak alone.
     fn keep_top_k(&mut self, logits: &[f32], peaks: &Peaks, k: usize) {
         let room = (2 * k).max(BLOCK).min(logits.len());
         let mut threshold = f32::NEG_INFINITY;
@@ -158,7 +155,7 @@ impl Truncation {
         }
     }
 
-    /// Keeps the `k` best candidates; gives the logit of the last of them.
+    /// Keeps the `k` best candidates. Returns the logit of the last.
     fn shrink(&mut self, k: usize) -> f32 {
         let (_, kth, _) = self
             .candidates
@@ -185,8 +182,8 @@ impl Truncation {
     }
 }
 
-/// A weight so small that of `num_tokens` tokens with `total` weight, those below it have together
-/// less than what `share` leaves out. A little smaller still, for what rounding may have done to `total`.
+/// A weight so small that, of `num_tokens` tokens with a weight of `total`, all those below it together weigh less than
+/// what `share` leaves out; a little smaller still, to allow for rounding in `total`.
 fn negligible(share: f32, total: f64, num_tokens: usize) -> f64 {
     0.99 * (1.0 - f64::from(share)) * total / num_tokens as f64
 }
@@ -199,7 +196,7 @@ fn negligible(share: f32, total: f64, num_tokens: usize) -> f64 {
 /// |-- in the nucleus --|-- earlier half --|-- other half --|-- not in it --|
 ///                      lo                 mid              hi
 /// ```
-/// Each turn decides one half, so it costs a few passes over the candidates, not a sort.
+/// Each iteration decides one half, so it costs a few passes over the candidates, not a sort.
 fn first_of_mass(
     candidates: &mut [Candidate],
     softmax: Softmax,

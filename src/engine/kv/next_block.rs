@@ -1,9 +1,9 @@
-//! The name of a block's content, which it has before anything is in the block.
+//! The name of a block's content, known before the block is written.
 
 use crate::base::TokenId;
 
-/// The content of a block before it is written: equal if and only if the same tokens come after the
-/// same content, but for a collision of 64-bit hashes.
+/// The content that a block will have. Two are equal if and only if the same tokens follow the same content, except for
+/// collisions of 64-bit hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(in crate::engine) struct NextBlock {
     parent: u64,
@@ -11,9 +11,9 @@ pub(in crate::engine) struct NextBlock {
 }
 
 impl NextBlock {
-    /// The block that `tokens` would fill below the content `parent`.
+    /// The content of a block that `tokens` fill below the content `parent`.
     pub(super) fn new(parent: u64, tokens: &[TokenId]) -> Self {
-        // Odd multiplications keep what is added, two tokens at a time; `mix` spreads it over all bits.
+        // Multiplications by an odd number lose nothing, two tokens at a time; `mix` spreads the sum over all bits.
         let add =
             |hash: u64, word: u64| (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let (pairs, last) = tokens.as_chunks();
@@ -27,7 +27,7 @@ impl NextBlock {
         }
     }
 
-    /// A hash of it, good in every bit.
+    /// A hash of which every bit can be used.
     pub(super) fn key(self) -> u64 {
         mix(self.parent.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.tokens_hash)
     }

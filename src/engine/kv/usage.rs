@@ -1,11 +1,11 @@
-//! How full the KV cache is, and what reuse has come to.
+//! How full the KV cache is, and the totals of block reuse.
 
 use crate::base::{BlockSize, Blocks};
 
 /// How full the KV cache is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvUsage {
-    /// Blocks of the pool.
+    /// Blocks in the pool.
     pub num_blocks: Blocks,
     /// Blocks that sequences hold.
     pub num_used: Blocks,
@@ -14,22 +14,22 @@ pub struct KvUsage {
 }
 
 impl KvUsage {
-    /// Blocks that nobody holds.
+    /// Free blocks.
     pub fn num_free(&self) -> Blocks {
         self.num_blocks - self.num_used
     }
 }
 
-/// What reuse has come to since the beginning.
+/// The totals of block reuse since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReuseTotals {
-    /// Blocks that were taken blank, or evicted for it.
+    /// Blocks that were taken from the free list to be written, blank or evicted.
     pub num_taken_blocks: u64,
-    /// Blocks of contexts that were found, whole or in part.
+    /// Context blocks that were found in the cache, whole or in part.
     pub num_reused_blocks: u64,
-    /// Blocks of contexts that were looked for and not found.
+    /// Context blocks that were not found.
     pub num_missed_blocks: u64,
-    /// Tokens that were found, and so not computed.
+    /// Tokens that were found, and need not be computed.
     pub num_reused_tokens: u64,
 }
 

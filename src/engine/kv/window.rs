@@ -1,4 +1,4 @@
-//! The attention window: which positions later queries see, and so which blocks can be given back.
+//! The attention window: which positions later queries see, and therefore which blocks can be given back.
 //!
 //! ```text
 //! block_size = 4, num_sinks = 2, size = 6; the next query is at position 17
@@ -15,13 +15,12 @@ use std::ops::Range;
 
 use crate::base::{BlockSize, Blocks, Tokens};
 
-/// What a query at position `q` sees: the positions below `num_sinks`, and those above `q - size` up to
-/// its own.
+/// A query at position `q` sees the positions below `num_sinks`, and those above `q - size` up to its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionWindow {
-    /// The largest window over the layers: a block outside of it is needed by none. Not zero.
+    /// The largest window of all layers, not zero. No layer needs a block outside of it.
     pub size: Tokens,
-    /// First positions that are always seen.
+    /// The number of first positions that are always seen.
     pub num_sinks: Tokens,
 }
 
@@ -36,13 +35,13 @@ impl AttentionWindow {
         start.index()..end.max(start).index()
     }
 
-    /// The first number of computed positions after `computed` at which more may be hidden.
+    /// The next number of computed positions, after `computed`, at which more may be hidden.
     pub(super) fn next_hidden(&self, computed: Tokens, block_size: BlockSize) -> Tokens {
         let first_seen = (computed + Tokens(1)).saturating_sub(self.size);
         first_seen.floor_to_block(block_size) + block_size.tokens() + self.size - Tokens(1)
     }
 
-    /// The most blocks that are seen by one chunk of at most `max_chunk` tokens, or hold it.
+    /// The most blocks that hold a chunk of at most `max_chunk` tokens and the positions that it sees.
     ///
     /// ```text
     ///             |--- size - 1 ---|-- chunk --|      at worst it begins with the last position

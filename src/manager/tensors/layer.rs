@@ -1,4 +1,4 @@
-//! Callbacks that know tensors, as callbacks that know requests.
+//! Callbacks with tensors, on top of the typed callbacks.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -21,8 +21,8 @@ pub trait TensorCallbacks {
         is_idle: bool,
     ) -> Option<Vec<TensorRequest>>;
 
-    /// Takes what is new of a request; the last time with `is_final`. An `error` that is not empty comes alone, and
-    /// is final.
+    /// Takes the new outputs of a request; the last time with `is_final`. If `error` is not empty, there are no tensors, and
+    /// the response is final.
     fn send_response(&mut self, id: SequenceId, tensors: &HostTensors, is_final: bool, error: &str);
 
     /// As [`Callbacks::reject_duplicate`].
@@ -39,7 +39,7 @@ pub trait TensorCallbacks {
     }
 }
 
-/// An application that knows tensors, served like any other.
+/// Serves an application whose requests and responses are tensors.
 pub struct TensorLayer<C> {
     callbacks: C,
     model: TensorModel,
@@ -56,7 +56,7 @@ impl<C: TensorCallbacks> TensorLayer<C> {
         }
     }
 
-    /// A request as the batch manager takes it; `None`, if it is refused.
+    /// The request for the batch manager; `None` if it is refused.
     fn take_in(&mut self, request: TensorRequest) -> Option<Submission> {
         if self.in_flight.contains_key(&request.id) {
             self.callbacks.reject_duplicate(request);
@@ -124,7 +124,7 @@ impl<C: TensorCallbacks> Callbacks for TensorLayer<C> {
     }
 
     fn reject_duplicate(&mut self, duplicate: Submission) {
-        // Duplicates have gone back before they were read.
+        // Duplicates were rejected before they were read.
         debug_assert!(false, "{} was let through twice", duplicate.request.id);
     }
 

@@ -1,5 +1,5 @@
-//! Requests and responses as tensors by name, as TensorRT-LLM's Batch Manager has them: a layer over the typed
-//! callbacks, for applications in other languages.
+//! Requests and responses as tensors by name, as in TensorRT-LLM's Batch Manager: a layer over the typed callbacks, for
+//! applications in other languages.
 //!
 //! ```text
 //! tensor.rs      a tensor: type, shape, bytes

@@ -1,4 +1,4 @@
-//! A request's tensors, by the names of TensorRT-LLM's `InferenceRequest`.
+//! Reading a request's tensors, by the names of TensorRT-LLM's `InferenceRequest`.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::engine::{NewRequest, OutputOptions};
 use crate::manager::Submission;
 use crate::sampling::{BeamSearch, EarlyStopping, SamplingParams};
 
-/// What is read of a request.
+/// A request while its tensors are read.
 struct Draft {
     prompt: Vec<TokenId>,
     max_new_tokens: Option<u32>,
@@ -22,7 +22,7 @@ struct Draft {
     sampling: SamplingParams,
 }
 
-/// Takes what a tensor says, or says what it has to be.
+/// Reads a tensor into a draft, or returns what is wrong with it.
 type Set = fn(&mut Draft, &HostTensor, &TensorModel) -> Result<(), String>;
 
 /// Every tensor that a request may have.
@@ -40,7 +40,7 @@ const INPUTS: &[(&str, Set)] = &[
         Ok(())
     }),
     ("end_id", |draft, tensor, model| {
-        // -1 is none.
+        // -1 stands for none.
         draft.sampling.end_ids = match tensor.element::<i32>()? {
             -1 => Vec::new(),
             id => vec![model.token(id)?],
@@ -108,14 +108,14 @@ const INPUTS: &[(&str, Set)] = &[
         let num_biases = tensor.num_elements()?;
         if num_biases != model.vocab_size as usize {
             return Err(format!(
-                "has {num_biases} elements, and has to have one for each of {} tokens",
+                "has {num_biases} elements, and must have one for each of {} tokens",
                 model.vocab_size
             ));
         }
         let biases = (0..).zip(tensor.elements::<f32>()?);
         let biases: Vec<_> = biases.filter(|(_, bias)| *bias != 0.0).collect();
         if let Some((token, bias)) = biases.iter().find(|(_, bias)| !bias.is_finite()) {
-            return Err(format!("is {bias} for token {token}, and has to be finite"));
+            return Err(format!("is {bias} for token {token}, and must be finite"));
         }
         draft.sampling.logit_bias = biases.into();
         Ok(())
@@ -134,7 +134,7 @@ const INPUTS: &[(&str, Set)] = &[
     }),
 ];
 
-/// What a response of a request has to know of it.
+/// What is needed later to write the responses.
 pub(super) struct Asked {
     pub(super) submission: Submission,
     pub(super) pad_id: i32,
@@ -144,7 +144,7 @@ pub(super) struct Asked {
 /// Reads a request.
 ///
 /// # Errors
-/// The tensor that is unknown, missing, or not what it has to be.
+/// A tensor is unknown, missing or invalid.
 pub(super) fn read(request: &TensorRequest, model: &TensorModel) -> Result<Asked, RequestError> {
     let invalid = |text: String| RequestError::Invalid(text);
     let mut draft = Draft {
@@ -185,7 +185,7 @@ pub(super) fn read(request: &TensorRequest, model: &TensorModel) -> Result<Asked
     let Some(max_new_tokens) = draft.max_new_tokens else {
         return Err(invalid("tensor 'request_output_len' is missing".to_owned()));
     };
-    // Where a request says nothing, it is greedy; with a cut it is drawn.
+    // Without these options a request is greedy; with top-k or top-p it is sampled.
     let is_cut = draft.sampling.top_k > 0 || draft.sampling.top_p < 1.0;
     if is_cut && !request.tensors.contains_key("temperature") {
         draft.sampling.temperature = 1.0;
@@ -222,7 +222,7 @@ impl TensorModel {
         let token = TokenId::try_from(id).ok();
         token.filter(|id| *id < self.vocab_size).ok_or_else(|| {
             format!(
-                "has {id}, which is no token: they are 0 to {}",
+                "has {id}, which is not a token id: they are 0 to {}",
                 self.vocab_size - 1
             )
         })
@@ -232,13 +232,13 @@ impl TensorModel {
 fn count(tensor: &HostTensor, min: u32) -> Result<u32, String> {
     let value: i32 = tensor.element()?;
     let count = u32::try_from(value).ok().filter(|count| *count >= min);
-    count.ok_or_else(|| format!("is {value}, and has to be at least {min}"))
+    count.ok_or_else(|| format!("is {value}, and must be at least {min}"))
 }
 
 fn number(tensor: &HostTensor, min: f32, max: f32) -> Result<f32, String> {
     let value: f32 = tensor.element()?;
     match (min..=max).contains(&value) {
         true => Ok(value),
-        false => Err(format!("is {value}, and has to be from {min} to {max}")),
+        false => Err(format!("is {value}, and must be {min} to {max}")),
     }
 }

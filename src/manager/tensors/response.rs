@@ -1,13 +1,13 @@
-//! A response's tensors, with the names and the shapes of TensorRT-LLM's Batch Manager.
+//! Writing a response's tensors, with the names and shapes of TensorRT-LLM's Batch Manager.
 //!
 //! | tensor | shape | what it is |
 //! |---|---|---|
-//! | `output_ids` | INT32 [1, beams, max_seq_len] | prompt and output, filled up with `pad_id`; of a stream [1, beams, new], what is new |
+//! | `output_ids` | INT32 [1, beams, max_seq_len] | prompt and output, padded with `pad_id`; if it streams, [1, beams, new] with the new tokens |
 //! | `sequence_length` | INT32 [1, beams] | tokens of prompt and output so far |
 //! | `context_logits` | FP32 [1, prompt, vocabulary] | or a dummy [1, 1, 1] |
 //! | `generation_logits` | FP32 [1, beams, output, vocabulary] | or a dummy [1, 1, 1, 1] |
-//! | `output_log_probs` | FP32 [1, beams, output] | on request, and of beams |
-//! | `cum_log_probs` | FP32 [1, beams] | on request, and of beams: their sum so far |
+//! | `output_log_probs` | FP32 [1, beams, output] | on request, and always with beams |
+//! | `cum_log_probs` | FP32 [1, beams] | on request, and always with beams: the sum so far |
 
 use super::model::TensorModel;
 use super::tensor::{HostTensor, HostTensors};
@@ -15,9 +15,9 @@ use crate::base::TokenId;
 use crate::engine::ExtraOutputs;
 use crate::manager::Response;
 
-/// What is known of a request in flight.
+/// What is needed to write the responses of a request in flight.
 pub(super) struct PendingResponse {
-    /// The prompt, where the answer repeats it: where it does not stream.
+    /// The prompt, if the response repeats it: if it does not stream.
     pub(super) prompt: Vec<TokenId>,
     pub(super) num_prompt_tokens: usize,
     pub(super) is_streaming: bool,
@@ -28,7 +28,7 @@ pub(super) struct PendingResponse {
     pub(super) cum_log_prob: f32,
 }
 
-/// A beam's part of a response.
+/// The part of one beam in a response.
 struct BeamRow<'a> {
     tokens: &'a [TokenId],
     log_probs: Vec<f32>,
@@ -38,7 +38,7 @@ struct BeamRow<'a> {
 }
 
 impl PendingResponse {
-    /// The tensors of a response. None, where there is nothing to say but that it has ended with an error.
+    /// The tensors of a response. None if it only says that the request has ended with an error.
     pub(super) fn tensors(&mut self, response: &Response<'_>, model: &TensorModel) -> HostTensors {
         let rows = match self.beam_width {
             1 => vec![self.row(response)],

@@ -1,8 +1,8 @@
-//! A tensor: what its elements are, its shape, and its bytes.
+//! A tensor: type, shape and bytes.
 
 use std::collections::BTreeMap;
 
-/// What the elements of a tensor are.
+/// The element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum TensorType {
@@ -17,10 +17,10 @@ pub enum TensorType {
 }
 
 impl TensorType {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; 4] = [Self::Bool, Self::Int32, Self::Uint64, Self::Fp32];
 
-    /// Bytes of an element.
+    /// The size of an element.
     pub const fn num_bytes(self) -> usize {
         match self {
             Self::Bool => 1,
@@ -29,7 +29,7 @@ impl TensorType {
         }
     }
 
-    /// The name in errors.
+    /// The name that errors use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bool => "BOOL",
@@ -43,18 +43,18 @@ impl TensorType {
 /// A tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostTensor {
-    /// What its elements are.
+    /// The element type.
     pub data_type: TensorType,
-    /// Its dimensions.
+    /// The dimensions.
     pub shape: Vec<i64>,
-    /// Its elements, row by row, in the machine's byte order.
+    /// The elements, row by row, in the machine's byte order.
     pub bytes: Vec<u8>,
 }
 
 /// Tensors by name.
 pub type HostTensors = BTreeMap<String, HostTensor>;
 
-/// A type of Rust that is a type of tensors.
+/// A Rust type that can be a tensor element.
 pub(super) trait Element: Copy {
     const DATA_TYPE: TensorType;
     fn from_bytes(bytes: &[u8]) -> Self;
@@ -96,7 +96,7 @@ impl Element for bool {
 }
 
 impl HostTensor {
-    /// A tensor of these elements, which are as many as `shape` says.
+    /// A tensor of these elements, as many as `shape` has.
     pub(super) fn of<T: Element>(shape: &[usize], elements: impl IntoIterator<Item = T>) -> Self {
         let num_elements: usize = shape.iter().product();
         let mut bytes = Vec::with_capacity(num_elements * T::DATA_TYPE.num_bytes());
@@ -110,10 +110,10 @@ impl HostTensor {
         }
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     ///
     /// # Errors
-    /// Its bytes are not what its type and shape say.
+    /// The bytes do not match type and shape.
     pub(super) fn num_elements(&self) -> Result<usize, String> {
         let mut sizes = self.shape.iter().map(|&size| usize::try_from(size).ok());
         let num_elements = sizes.try_fold(1usize, |product, size| product.checked_mul(size?));
@@ -131,14 +131,14 @@ impl HostTensor {
         }
     }
 
-    /// Its elements.
+    /// The elements.
     ///
     /// # Errors
-    /// They are of another type, or [`HostTensor::num_elements`].
+    /// They have another type, or as for [`HostTensor::num_elements`].
     pub(super) fn elements<T: Element>(&self) -> Result<impl Iterator<Item = T>, String> {
         if self.data_type != T::DATA_TYPE {
             return Err(format!(
-                "is {}, and has to be {}",
+                "is {}, and must be {}",
                 self.data_type.name(),
                 T::DATA_TYPE.name()
             ));
@@ -148,16 +148,16 @@ impl HostTensor {
         Ok(elements.map(T::from_bytes))
     }
 
-    /// Its one element.
+    /// The only element.
     ///
     /// # Errors
-    /// There are none or several, or [`HostTensor::elements`].
+    /// There is none or more than one, or as for [`HostTensor::elements`].
     pub(super) fn element<T: Element>(&self) -> Result<T, String> {
         let num_elements = self.num_elements()?;
         let mut elements = self.elements()?;
         match (elements.next(), num_elements) {
             (Some(element), 1) => Ok(element),
-            _ => Err(format!("has {num_elements} elements, and has to have 1")),
+            _ => Err(format!("has {num_elements} elements, and must have 1")),
         }
     }
 }
