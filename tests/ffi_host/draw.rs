@@ -1,4 +1,4 @@
-//! Random numbers that a seed foretells.
+//! Reproducible random numbers.
 
 /// Numbers from a seed (splitmix64; Steele, Lea, Flood, 2014).
 pub struct Draw(u64);

@@ -1,5 +1,5 @@
-//! The real backend, over the synthetic runner, in the fake server: whatever clients and Triton do, every
-//! stream is the one that its prompt foretells, every request is answered once and nothing is left.
+//! The real backend with the synthetic runner in the fake server: whatever clients and Triton do, every
+//! stream matches its prompt, every request is answered once, and nothing is leaked.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -15,7 +15,7 @@ use crate::{INVALID, UNAVAILABLE};
 const ALREADY_EXISTS: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_ALREADY_EXISTS.0;
 
 #[test]
-fn streams_and_whole_answers_are_what_their_prompts_foretell() {
+fn streams_and_whole_answers_match_their_prompts() {
     let mut server = Server::load(&[]);
     let asks = [
         Ask::of_lengths(3, 5, true),
@@ -44,7 +44,7 @@ fn streams_and_whole_answers_are_what_their_prompts_foretell() {
 }
 
 #[test]
-fn a_streams_responses_have_as_many_tokens_as_the_model_says() {
+fn a_streams_responses_have_the_models_number_of_tokens() {
     let mut server = Server::load(&[("stream_interval", "4")]);
     let cases: [(usize, &[usize]); 6] = [
         (1, &[1]),
@@ -67,7 +67,7 @@ fn a_streams_responses_have_as_many_tokens_as_the_model_says() {
 }
 
 #[test]
-fn a_parameter_that_is_no_finite_number_is_refused_by_name() {
+fn a_parameter_that_is_not_a_finite_number_is_rejected_by_name() {
     let mut server = Server::load(&[]);
     for (name, value, shown) in [
         (c"temperature", f64::NAN, "NaN"),
@@ -99,7 +99,7 @@ fn a_parameter_that_is_no_finite_number_is_refused_by_name() {
 }
 
 #[test]
-fn requests_without_a_sequence_are_ended_at_once_and_hurt_nobody() {
+fn requests_without_a_sequence_are_ended_at_once_without_effect_on_others() {
     let mut server = Server::load(&[]);
     let ask = Ask::of_lengths(4, 3, true);
     let request = server.ask(&ask);
@@ -123,7 +123,7 @@ fn requests_without_a_sequence_are_ended_at_once_and_hurt_nobody() {
 }
 
 #[test]
-fn a_refused_reschedule_ends_that_request_alone() {
+fn a_rejected_reschedule_ends_only_that_request() {
     let mut server = Server::load(&[]);
     let ask = Ask::of_lengths(4, 6, true);
     let (idle, other) = (server.ask(&ask), server.ask(&ask));
@@ -139,7 +139,7 @@ fn a_refused_reschedule_ends_that_request_alone() {
 }
 
 #[test]
-fn a_second_request_of_a_live_sequence_is_refused_and_the_first_goes_on() {
+fn a_second_request_of_a_live_sequence_is_rejected_and_the_first_continues() {
     let server = Server::load(&[]);
     let ask = Ask::of_lengths(4, 6, true);
     for correlation in [
@@ -153,10 +153,10 @@ fn a_second_request_of_a_live_sequence_is_refused_and_the_first_goes_on() {
         assert_eq!(error_code(&server.host.sent(second)), Some(ALREADY_EXISTS));
         assert!(
             server.host.is_cancelled(second),
-            "else its release ends the sequence"
+            "otherwise its release would end the sequence"
         );
         server.finish(&[first]);
-        // Its names are free again.
+        // Its ids can be used again.
         let third = server.ask_as(&ask, correlation());
         server.finish(&[third]);
         for request in [first, third] {
@@ -187,8 +187,8 @@ fn a_cancelled_request_is_left_to_triton() {
 }
 
 #[test]
-fn a_request_that_is_cancelled_in_a_step_is_left_to_triton_and_forgotten() {
-    // A pipe as the gate: it opens for who writes to it when the step reads it.
+fn a_request_that_is_cancelled_during_a_step_is_left_to_triton_and_removed() {
+    // A pipe as the gate: opening it for writing succeeds when the step opens it for reading.
     let pipe = std::env::temp_dir().join(format!("inflight-step-{}", std::process::id()));
     let made = Command::new("mkfifo").arg(&pipe).status();
     assert!(made.expect("mkfifo").success());
@@ -198,12 +198,12 @@ fn a_request_that_is_cancelled_in_a_step_is_left_to_triton_and_forgotten() {
     }
     server.unload();
     fs::remove_file(pipe).expect("the pipe is there");
-    // No request came after them, and their blocks are free all the same.
+    // No request came after them, but their blocks are free.
     assert_eq!(server.num_used_blocks(), 0.0);
 }
 
 #[test]
-fn a_request_that_triton_ends_between_two_steps_is_forgotten_though_no_step_follows() {
+fn a_request_that_triton_ends_between_two_steps_is_removed_although_no_step_follows() {
     for overlap in ["false", "true"] {
         let mut server = Server::load(&[("enable_trt_overlap", overlap)]);
         for num_sequences in [1, 3] {
@@ -215,10 +215,10 @@ fn a_request_that_triton_ends_between_two_steps_is_forgotten_though_no_step_foll
             for request in requests {
                 server.host.cancel(request);
             }
-            server.wait_until("they are forgotten", || server.host.num_factories() == 0);
+            server.wait_until("they are removed", || server.host.num_factories() == 0);
             server.wait_until("their blocks are free", || server.num_used_blocks() == 0.0);
             assert_eq!(server.gauge("nv_trt_llm_request_metrics", "active"), 0.0);
-            // One that was on its way to us all the same is Triton's to answer.
+            // Triton answers a request that was already on its way to the backend.
             assert_eq!(server.execute(&requests[..1]), Ok(()));
             assert_eq!(server.host.place(requests[0]), Where::InQueue);
             let sent = server.host.sent(requests[0]);
@@ -233,14 +233,14 @@ fn a_request_that_triton_ends_between_two_steps_is_forgotten_though_no_step_foll
 }
 
 #[test]
-fn a_request_that_waits_between_two_steps_while_others_are_forgotten_goes_on() {
+fn a_request_that_waits_between_two_steps_while_others_are_removed_continues() {
     let mut server = Server::load(&[]);
     let ask = Ask::of_lengths(4, 6, true);
     let requests = [server.ask(&ask), server.ask(&ask)];
     assert_eq!(server.execute(&requests), Ok(()));
     assert_eq!(server.host.num_factories(), 2);
     server.host.cancel(requests[1]);
-    server.wait_until("one is forgotten", || server.host.num_factories() == 1);
+    server.wait_until("one is removed", || server.host.num_factories() == 1);
     server.finish(&requests[..1]);
     server.unload();
     assert_eq!(output_ids(&server.host.sent(requests[0])), ask.expected());
@@ -256,7 +256,7 @@ fn warm_up(server: &mut Server, ask: &Ask) -> RawRequest {
 }
 
 #[test]
-fn the_requests_of_a_warm_up_are_served_in_one_call_and_are_no_requests_of_clients() {
+fn the_requests_of_a_warm_up_are_served_in_one_call_and_not_counted_as_clients() {
     for overlap in ["false", "true"] {
         let mut server = Server::load(&[("enable_trt_overlap", overlap)]);
         let asks =
@@ -273,7 +273,7 @@ fn the_requests_of_a_warm_up_are_served_in_one_call_and_are_no_requests_of_clien
         server.wait_until("nothing is active", || server.num_used_blocks() == 0.0);
         let num_steps = server.gauge("nv_trt_llm_general_metrics", "iteration_counter");
         assert!(num_steps >= 7.0, "{num_steps}");
-        // Triton does the same several times, and may send what cannot be served.
+        // Triton repeats a warm-up, and its requests may be invalid.
         let again = warm_up(&mut server, &asks[0]);
         let bad = warm_up(&mut server, &Ask::of_lengths(0, 1, false));
         assert_eq!(server.execute(&[again, bad]), Ok(()));
@@ -315,7 +315,7 @@ fn cancel_in_a_step(server: &mut Server, pipe: &Path, num_steps: u32, max_tokens
 }
 
 #[test]
-fn a_refused_request_that_was_cancelled_is_left_to_triton() {
+fn a_rejected_request_that_was_cancelled_is_left_to_triton() {
     let mut server = Server::load(&[]);
     let refused = server.ask(&Ask::of_lengths(0, 5, true));
     server.host.cancel(refused);
@@ -348,12 +348,12 @@ fn a_slot_that_a_cancelled_release_may_have_kept_is_freed_by_a_request_of_our_ow
                 assert_eq!(end.correlation, correlation());
                 assert_eq!(end.inputs, [("input_ids".to_owned(), vec![1, 1])]);
                 let end = end.request;
-                // Its release frees the slot.
+                // Releasing it frees the slot.
                 assert_eq!(server.execute(&[end]), Ok(()));
                 assert_eq!(server.host.place(end), Where::Released);
                 assert!(
                     !server.host.is_cancelled(end),
-                    "else its release ends nothing"
+                    "otherwise its release would not end the sequence"
                 );
                 let sent = server.host.sent(end);
                 assert!(sent.len() == 1 && sent[0].is_flag && sent[0].is_final);
@@ -377,14 +377,14 @@ fn a_request_that_frees_a_slot_does_not_end_a_sequence_that_a_client_has_started
     assert_eq!(server.execute(&[next, end]), Ok(()));
     assert!(
         server.host.is_cancelled(end),
-        "so that its release ends nothing"
+        "so that its release does not end the sequence"
     );
     server.finish(&[next]);
     server.unload();
     assert_eq!(output_ids(&server.host.sent(next)), ask.expected());
 }
 
-/// The threads of the backend in this process, of which each has a name.
+/// Number of the backend's threads in this process; each of them has a name.
 fn num_threads() -> usize {
     let threads = std::fs::read_dir("/proc/self/task").expect("Linux");
     let names =
@@ -393,7 +393,7 @@ fn num_threads() -> usize {
 }
 
 #[test]
-fn a_model_that_triton_never_ends_gives_back_what_it_holds() {
+fn a_model_that_triton_never_finalizes_releases_its_resources() {
     let mut server = Server::load(&[]);
     let ask = Ask::of_lengths(4, 6, false);
     let request = server.ask(&ask);
@@ -413,7 +413,7 @@ fn a_model_that_triton_never_ends_gives_back_what_it_holds() {
 }
 
 #[test]
-fn the_configuration_is_completed_as_triton_must_see_it() {
+fn the_configuration_is_completed_for_triton() {
     let server = Server::load(&[]);
     let config: serde_json::Value =
         serde_json::from_str(&server.host.config(server.model)).expect("JSON");

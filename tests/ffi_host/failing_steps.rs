@@ -1,11 +1,11 @@
-//! The real backend in the fake server, whose runner panics in a step: everybody is answered once, and what was
-//! generated before arrives first.
+//! The real backend in the fake server, with a runner that panics in a step: each request is answered once,
+//! after the tokens generated so far.
 
 use crate::fake_triton::Where;
 use crate::served::{Ask, Server, error_code, output_ids};
 use crate::{INTERNAL, RawRequest, UNAVAILABLE};
 
-/// Three requests at once: two streams, whose answers are lent to the responder while a step computes, and one
+/// Three concurrent requests: two streams, whose answers the responder holds while a step computes, and one
 /// that is answered at its end.
 fn asks() -> [Ask; 3] {
     [(4, true), (1, false), (40, true)].map(|(prompt, stream)| Ask::of_lengths(prompt, 20, stream))
@@ -25,7 +25,7 @@ fn assert_failed(server: &Server, ask: &Ask, request: RawRequest, num_tokens: us
 }
 
 #[test]
-fn a_panic_while_answers_are_lent_answers_every_request_once_after_its_news() {
+fn a_panic_while_the_responder_holds_answers_answers_every_request_once_after_its_tokens() {
     for num_steps in [0, 1, 3] {
         let mut server = Server::load(&[("synthetic_fail_after", &num_steps.to_string())]);
         let asks = asks();
@@ -45,14 +45,14 @@ fn a_panic_while_answers_are_lent_answers_every_request_once_after_its_news() {
 }
 
 #[test]
-fn an_instance_whose_step_has_panicked_takes_no_more() {
+fn an_instance_whose_step_panicked_accepts_no_more_requests() {
     let mut server = Server::load(&[("synthetic_fail_after", "2")]);
     let [first, second, third] = asks();
     let (in_batch, held) = (server.ask(&first), server.ask(&second));
     for _ in 0..2 {
         assert_eq!(server.execute(&[in_batch, held]), Ok(()));
     }
-    // Triton has one of them back when the step fails, and brings it again later.
+    // One of them is in Triton's hands when the step fails, and is passed to the backend again later.
     assert_eq!(server.execute(&[in_batch]), Ok(()));
     assert_failed(&server, &first, in_batch, 2);
     let (code, message) = server.ready().expect_err("not ready any more");
@@ -70,7 +70,7 @@ fn an_instance_whose_step_has_panicked_takes_no_more() {
 }
 
 #[test]
-fn the_gauges_of_an_instance_that_has_failed_say_that_nothing_is_there() {
+fn the_gauges_of_a_failed_instance_are_zero() {
     let mut server = Server::load(&[("synthetic_fail_after", "2")]);
     let [ask, ..] = asks();
     let request = server.ask(&ask);

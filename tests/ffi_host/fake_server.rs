@@ -1,4 +1,4 @@
-//! The fake server itself: a test that it cannot fail would prove nothing.
+//! The fake server itself: its checks must be able to fail a test.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -8,7 +8,7 @@ use crate::fake_triton::{Host, Spec};
 use crate::take;
 
 #[test]
-fn what_is_left_behind_fails_the_test() {
+fn leaked_objects_fail_the_test() {
     let forgetting: [fn(&Host); 3] = [
         |host| std::mem::forget(take(host.request(Spec::default()))),
         |host| {
@@ -31,7 +31,7 @@ fn what_is_left_behind_fails_the_test() {
 }
 
 #[test]
-fn what_the_real_server_would_not_survive_is_noted() {
+fn calls_that_would_crash_the_real_server_are_recorded() {
     let host = Host::start();
     let raw = host.request(Spec::default());
     let mut request = take(raw);
@@ -39,7 +39,7 @@ fn what_the_real_server_would_not_survive_is_noted() {
     request.release();
     factory.send_final().expect("sent");
     let all = sys::TRITONSERVER_RequestReleaseFlag::TRITONSERVER_REQUEST_RELEASE_ALL;
-    // SAFETY: the fake server follows no pointer; a second release is what this test is about.
+    // SAFETY: the fake server does not dereference pointers; this test is about the second release.
     unsafe { sys::TRITONBACKEND_RequestRelease(raw, all.0) };
     assert_eq!(
         host.take_violations().len(),
@@ -49,7 +49,7 @@ fn what_the_real_server_would_not_survive_is_noted() {
 }
 
 #[test]
-fn two_metrics_of_one_line_are_noted() {
+fn two_metrics_with_the_same_name_and_labels_are_recorded() {
     let host = Host::start();
     let make = || {
         let family = MetricFamily::gauges(c"used", c"Blocks used").expect("made");

@@ -1,4 +1,4 @@
-//! Handles of the backend, its models and their instances.
+//! Handles of the backend, its models and instances.
 
 use std::ptr::NonNull;
 
@@ -10,7 +10,7 @@ use crate::fake_triton::{Host, Spec};
 use crate::take;
 
 #[test]
-fn handles_tell_what_triton_knows() {
+fn handles_return_tritons_values() {
     let host = Host::start();
     let raw_model = host.model("m", "{\"name\":\"m\"}");
     let raw_instance = host.instance(raw_model);
@@ -46,7 +46,7 @@ fn handles_tell_what_triton_knows() {
 }
 
 #[test]
-fn statistics_are_reported_with_their_times_in_order() {
+fn statistics_are_reported_with_timestamps_in_order() {
     let host = Host::start();
     let raw_instance = host.instance(host.model("m", "{}"));
     // SAFETY: the instance is alive to the end of the test.

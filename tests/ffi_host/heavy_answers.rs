@@ -1,16 +1,16 @@
-//! Answers that take long to send: nobody else waits for them.
+//! Answers that take long to send do not delay others.
 
 use crate::fake_triton::{Parameter, Where};
 use crate::served::{Ask, Server, rows};
 
 #[test]
-fn neither_steps_nor_cheap_answers_wait_for_a_large_answer() {
+fn neither_steps_nor_small_answers_wait_for_a_large_answer() {
     let mut server = Server::load(&[
         ("max_seq_len", "131072"),
         ("max_tokens_in_paged_kv_cache", "262144"),
         ("max_num_tokens", "8192"),
     ]);
-    // Eight times the prompt and a token: megabytes.
+    // Eight times the prompt plus a token: megabytes.
     let large = Ask::of_lengths(100_000, 1, false).of_sequences(8);
     let mut spec = server.spec(&large);
     for (name, value) in &mut spec.parameters {
@@ -22,13 +22,14 @@ fn neither_steps_nor_cheap_answers_wait_for_a_large_answer() {
     server.host.hold_responses(Some(heavy));
     server.finish(&[heavy]);
 
-    // Its answer is on its way for as long as we like. More requests than may wait in a channel come and go.
+    // Its answer is blocked for as long as the test needs. More requests than fit into a channel are served
+    // meanwhile.
     let cheap = [
         Ask::of_lengths(3, 5, true),
         Ask::of_lengths(40, 2, false),
         Ask::of_lengths(1, 9, false).of_sequences(3),
     ];
-    // Nothing is asserted while it is held: a test that fails then would wait for it for ever.
+    // Nothing is asserted while it is blocked: a failing test would then wait for it forever.
     let mut answers = Vec::new();
     for _ in 0..20 {
         let requests = cheap.each_ref().map(|ask| server.ask(ask));
@@ -44,7 +45,7 @@ fn neither_steps_nor_cheap_answers_wait_for_a_large_answer() {
             answers.push((ask, server.host.sent(request)));
         }
     }
-    // The metrics follow the answers; its blocks are given back while it is held.
+    // The metrics are updated after the answers; its blocks are freed while it is blocked.
     while server.num_used_blocks() != 0.0 {
         std::thread::yield_now();
     }

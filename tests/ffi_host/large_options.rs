@@ -1,5 +1,4 @@
-//! Requests that bring more for an option than it can be: refused without a look at the rest, and nobody else
-//! notices.
+//! Options that are too large: rejected without parsing the rest, and without effect on other requests.
 
 use std::ffi::{CStr, CString};
 
@@ -9,7 +8,7 @@ use crate::fake_triton::{Input, Parameter};
 use crate::served::{Ask, Server, error_code, output_ids};
 use crate::{INVALID, RawRequest};
 
-/// A request with one parameter more.
+/// A request with an additional parameter.
 fn with_parameter(server: &mut Server, name: &CStr, text: String) -> RawRequest {
     let mut spec = server.spec(&Ask::of_lengths(4, 6, true));
     let text = CString::new(text).expect("no NUL");
@@ -18,7 +17,7 @@ fn with_parameter(server: &mut Server, name: &CStr, text: String) -> RawRequest 
     server.host.request(spec)
 }
 
-/// A request with one input more.
+/// A request with an additional input.
 fn with_tensor(server: &mut Server, name: &CStr, data: Vec<u8>) -> RawRequest {
     let mut spec = server.spec(&Ask::of_lengths(4, 6, true));
     spec.inputs.push(Input {
@@ -46,7 +45,7 @@ fn an_option_has_one_limit_as_a_parameter_and_as_a_tensor() {
         (c"stop_words", 128 << 10),
         (c"temperature", 4 << 10),
     ] {
-        // Deep inside it is no JSON: nobody looks.
+        // The inner part is not valid JSON, but it is never parsed.
         let text = "[".repeat(limit + 1);
         let neighbour = server.ask(&ask);
         let parameter = with_parameter(&mut server, name, text.clone());
@@ -74,14 +73,14 @@ fn an_option_has_one_limit_as_a_parameter_and_as_a_tensor() {
 }
 
 #[test]
-fn what_nobody_knows_is_refused_by_its_name_however_large() {
+fn an_unknown_option_is_rejected_by_name_whatever_its_size() {
     let mut server = Server::load(&[]);
     let request = with_parameter(&mut server, c"mesages", "a".repeat(2 << 20));
     server.finish(&[request]);
     let sent = server.host.sent(request);
     let (_, message) = sent[0].error.clone().expect("an error");
     assert!(message.contains("did you mean 'messages'"), "{message}");
-    // What is ignored is ignored, whatever its size.
+    // Ignored options are ignored whatever their size.
     let ignored = with_parameter(&mut server, c"draft_logits", "a".repeat(2 << 20));
     server.finish(&[ignored]);
     server.unload();
@@ -92,7 +91,7 @@ fn what_nobody_knows_is_refused_by_its_name_however_large() {
 }
 
 #[test]
-fn a_request_of_very_many_options_is_refused() {
+fn a_request_with_too_many_options_is_rejected() {
     let mut server = Server::load(&[]);
     let mut spec = server.spec(&Ask::of_lengths(4, 6, true));
     for _ in 0..300 {

@@ -1,4 +1,4 @@
-//! The entry points, with a backend that fails when told to.
+//! The entry points, with a backend that fails on request.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,12 +12,12 @@ use triton_inflight::triton::{
 use crate::fake_triton::{Host, Spec, Where};
 use crate::{Failure, INTERNAL, INVALID, UNAVAILABLE, error_codes, outcome};
 
-/// Where the backend goes wrong, and how.
+/// The place where the backend fails, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Error(&'static str),
     Panic(&'static str),
-    /// A panic whose payload is no text.
+    /// A panic whose payload is not a text.
     Odd(&'static str),
 }
 
@@ -45,10 +45,10 @@ fn fault_at(place: &'static str) -> Result<(), Error> {
 
 struct Scripted;
 
-/// Counts what is loaded, so that a forgotten drop shows.
+/// Counts loaded objects, so that a missing drop is noticed.
 struct Loaded<T> {
     handle: T,
-    /// What a responder thread would hold of the sequences in flight.
+    /// Factories as a responder thread would hold them for the sequences in flight.
     factories: Vec<ResponseFactory>,
 }
 
@@ -64,7 +64,7 @@ impl<T> Drop for Loaded<T> {
     fn drop(&mut self) {
         NUM_LOADED.fetch_sub(1, Ordering::Relaxed);
         for factory in &self.factories {
-            // Refused where the request has been answered.
+            // Fails if the request has been answered.
             let _ = factory
                 .new_response()
                 .and_then(|response| response.send(Completion::Partial));
@@ -101,7 +101,8 @@ impl Implementation for Scripted {
     fn execute(instance: &mut Self::Instance, requests: &mut Vec<Request>) -> Result<(), Error> {
         NUM_EXECUTED.fetch_add(1, Ordering::Relaxed);
         assert_eq!(instance.handle.name(), Ok("m_0_0"));
-        // One stays behind, one is in hand when it goes wrong, the others are done.
+        // One request is left in the batch, one is being processed at the time of the fault, the others are
+        // done.
         let in_hand = requests.pop();
         for request in requests.drain(1.min(requests.len())..) {
             request.dismiss();
@@ -146,7 +147,7 @@ impl Stage {
         stage
     }
 
-    /// As Triton does it, stopping at the first error.
+    /// Loads as Triton does, stopping at the first error.
     fn load(&self) -> Result<(), Failure> {
         // SAFETY: the handles are alive to the end of the test.
         unsafe {
@@ -157,7 +158,7 @@ impl Stage {
         }
     }
 
-    /// As Triton does it, also for what failed to load.
+    /// Unloads as Triton does, including what failed to load.
     fn unload(&self) -> [Result<(), Failure>; 2] {
         // SAFETY: as above, and both were given to their initialisation.
         unsafe {
@@ -172,7 +173,7 @@ impl Stage {
         let mut requests = requests.to_vec();
         let count = requests.len() as u32;
         let list = requests.as_mut_ptr();
-        // SAFETY: the instance is alive, and so are the requests, which are the backend's.
+        // SAFETY: the instance is alive, and the backend owns the requests.
         unsafe {
             outcome(lifecycle::instance_execute::<Scripted>(
                 self.instance,
@@ -194,7 +195,7 @@ impl Drop for Stage {
             assert_eq!(
                 NUM_LOADED.load(Ordering::Relaxed),
                 0,
-                "something was not dropped"
+                "an object was not dropped"
             );
         }
     }
@@ -208,7 +209,7 @@ fn a_backend_loads_executes_and_unloads() {
     assert_eq!(stage.execute(&requests), Ok(()));
     for (index, request) in requests.into_iter().enumerate() {
         assert_eq!(stage.host.place(request), Where::Released);
-        // The one that the backend left behind, and only that one, is answered with an error.
+        // Only the request that the backend left in the batch is answered with an error.
         let sent = stage.host.sent(request);
         assert_eq!(sent[0].error.is_some(), index == 0, "{index}: {sent:?}");
     }
@@ -218,7 +219,7 @@ fn a_backend_loads_executes_and_unloads() {
 }
 
 #[test]
-fn an_error_while_loading_is_tritons_and_leaves_nothing() {
+fn an_error_while_loading_is_returned_to_triton_and_leaks_nothing() {
     for place in ["initialize", "attributes", "load_model", "load_instance"] {
         let stage = Stage::empty();
         set_faults(&[Fault::Error(place)]);
@@ -229,7 +230,7 @@ fn an_error_while_loading_is_tritons_and_leaves_nothing() {
 }
 
 #[test]
-fn a_panic_while_loading_becomes_an_error_and_leaves_nothing() {
+fn a_panic_while_loading_becomes_an_error_and_leaks_nothing() {
     for (place, entry) in [
         ("initialize", "TRITONBACKEND_Initialize"),
         ("attributes", "TRITONBACKEND_GetBackendAttribute"),
@@ -257,7 +258,7 @@ fn a_panic_while_unloading_becomes_an_error() {
     assert_eq!(stage.unload(), [Ok(()), Ok(())]);
 }
 
-/// Requests of a batch in which the backend goes wrong, and of the batch after it.
+/// Checks the requests of a batch in which the backend fails, and of the next batch.
 fn check_that_the_instance_fails(fault: Fault, says: &str) {
     let stage = Stage::loaded();
     set_faults(&[fault]);
@@ -277,7 +278,7 @@ fn check_that_the_instance_fails(fault: Fault, says: &str) {
     assert!(message.contains(says), "{message}");
     assert_eq!(stage.ready(), Err((code, message.clone())));
 
-    // The fault is gone, but nobody knows what state it has left.
+    // The fault is gone, but the instance's state is unknown.
     set_faults(&[]);
     let later = stage.host.request(Spec::default());
     assert_eq!(stage.execute(&[later]), Ok(()));
@@ -302,7 +303,7 @@ fn an_error_from_execute_answers_every_request_and_fails_the_instance() {
 }
 
 #[test]
-fn a_second_panic_while_the_failed_instance_is_dropped_changes_nothing() {
+fn a_second_panic_while_the_failed_instance_is_dropped_has_no_effect() {
     let stage = Stage::loaded();
     set_faults(&[Fault::Panic("execute"), Fault::Panic("drop")]);
     let requests = [(); 2].map(|()| stage.host.request(Spec::default()));
@@ -315,21 +316,21 @@ fn a_second_panic_while_the_failed_instance_is_dropped_changes_nothing() {
 }
 
 #[test]
-fn a_failed_instance_sends_what_it_has_before_its_requests_get_their_errors() {
+fn a_failed_instance_sends_pending_responses_before_its_requests_get_errors() {
     let stage = Stage::loaded();
     set_faults(&[Fault::Panic("execute")]);
     let requests = [(); 2].map(|()| stage.host.request(Spec::default()));
     assert_eq!(stage.execute(&requests), Ok(()));
     let codes = error_codes(&stage.host, requests[0]);
     assert_eq!(codes, [None, Some(UNAVAILABLE)]);
-    // The one in hand was answered in the middle of the panic, and nothing follows that.
+    // The request being processed was answered during the panic, and gets nothing more.
     let codes = error_codes(&stage.host, requests[1]);
     assert_eq!(codes, [Some(INTERNAL)]);
     assert_eq!(stage.unload(), [Ok(()), Ok(())]);
 }
 
 #[test]
-fn requests_for_an_instance_that_is_not_loaded_stay_tritons() {
+fn requests_for_an_instance_that_is_not_loaded_still_belong_to_triton() {
     let stage = Stage::empty();
     let request = stage.host.request(Spec::default());
     assert_eq!(

@@ -1,5 +1,5 @@
-//! The owners of Triton's objects and the entry points, against a fake server in this process that finds
-//! every leak, every use after a delete and every response after the final one.
+//! The owners of Triton's objects and the entry points, tested with an in-process fake server that finds
+//! every leak, every use after delete and every response after the final one.
 
 #[path = "../support/fake_triton/mod.rs"]
 mod fake_triton;
@@ -34,14 +34,14 @@ const INTERNAL: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_INTERNAL.
 const INVALID: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_INVALID_ARG.0;
 const UNAVAILABLE: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_UNAVAILABLE.0;
 
-/// A request of the fake server, owned as Execute would own it.
+/// A request of the fake server, owned as in Execute.
 fn take(raw: RawRequest) -> Request {
     let raw = NonNull::new(raw).expect("not null");
-    // SAFETY: the fake server has given the request to the backend, and a test takes it once each time.
+    // SAFETY: the fake server has passed the request to the backend, and the test takes it once each time.
     unsafe { Request::from_raw(raw) }
 }
 
-/// The error code of each response that a request's client has been sent.
+/// The error code of each response sent to a request's client.
 fn error_codes(host: &Host, request: RawRequest) -> Vec<Option<u32>> {
     let sent = host.sent(request);
     sent.iter()

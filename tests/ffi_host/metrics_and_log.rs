@@ -41,7 +41,7 @@ fn metrics_carry_labels_and_values() {
 }
 
 #[test]
-fn a_family_outlives_its_metrics_in_whatever_order_they_are_dropped() {
+fn a_family_outlives_its_metrics_whatever_the_order_of_drops() {
     let _host = Host::start();
     let family = MetricFamily::gauges(c"used", c"Blocks used")
         .expect("made")
@@ -63,7 +63,7 @@ fn a_server_without_metrics_is_tolerated() {
 }
 
 #[test]
-fn log_records_reach_tritons_log_at_their_level() {
+fn log_records_are_written_to_tritons_log_at_their_level() {
     let host = Host::start();
     install_logger();
     install_logger();

@@ -1,5 +1,5 @@
-//! The real backend in the fake server, on a model whose tokenizer knows more tokens than the model: whatever options
-//! requests bring, each is answered once, and none harms another.
+//! The real backend in the fake server, with a tokenizer whose vocabulary is larger than the model's: with
+//! arbitrary options, each request is answered once, and none affects another.
 
 use std::path::PathBuf;
 use std::{env, fs};
@@ -13,11 +13,11 @@ use crate::draw::Draw;
 use crate::fake_triton::{Correlation, Input, Parameter, Sent, Spec, Where};
 use crate::served::{RawRequest, Server, error_code};
 
-/// The model's vocabulary; the tokenizer's has ten times as many.
+/// The model's vocabulary size; the tokenizer's is ten times as large.
 const VOCAB_SIZE: i64 = 160;
 const NUM_BATCHES: usize = 300;
 
-/// A checkpoint of two small layers with the tokenizer of another; gone after the test.
+/// A checkpoint with two small layers and another model's tokenizer; deleted after the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -89,12 +89,12 @@ fn text(value: &str) -> Parameter {
     Parameter::String(std::ffi::CString::new(value).expect("no NUL"))
 }
 
-/// A prompt whose tokens the model knows, for one that it must be able to serve.
+/// A prompt of tokens in the model's vocabulary, which the model must be able to serve.
 fn known_prompt() -> &'static str {
     "ZQ7"
 }
 
-/// Every name that the reference has, so that a new option is tried as soon as it is there.
+/// Every name in the reference, so that new options are covered automatically.
 fn names() -> Vec<String> {
     let names: Vec<_> = reference_table()
         .lines()
@@ -105,7 +105,7 @@ fn names() -> Vec<String> {
     names
 }
 
-/// A token id: one that both know, the last one, one that only the tokenizer knows, one that nobody knows.
+/// A token id: known to both, the last one, known only to the tokenizer, or unknown to both.
 fn id(draw: &mut Draw) -> i64 {
     match draw.below(6) {
         0..3 => draw.below(VOCAB_SIZE as usize) as i64,
@@ -171,7 +171,7 @@ fn value(draw: &mut Draw) -> Parameter {
     }
 }
 
-/// Options that only mean something together.
+/// Options that only make sense together.
 fn some_options(draw: &mut Draw, names: &[String]) -> Vec<(String, Parameter)> {
     let mut options = Vec::new();
     let mut give = |name: &str, value| options.push((name.to_owned(), value));
@@ -198,7 +198,7 @@ fn some_options(draw: &mut Draw, names: &[String]) -> Vec<(String, Parameter)> {
     for _ in 0..draw.below(4) {
         give(&names[draw.below(names.len())], value(draw));
     }
-    // Short, so that many are tried; one that says so itself says it twice.
+    // Short, so that many are tried; a request that also sets the limit itself gives it twice.
     if draw.one_in(2) {
         give("max_tokens", Parameter::Int(1 + draw.below(4) as i64));
     }
@@ -210,7 +210,7 @@ fn last_error(sent: &[Sent]) -> Option<(u32, String)> {
 }
 
 #[test]
-fn a_word_whose_tokens_only_the_tokenizer_knows_ends_its_request_and_no_other() {
+fn a_word_with_tokens_outside_the_models_vocabulary_fails_only_its_own_request() {
     let folder = Folder::new("odd-words");
     let server = folder.load();
     let other = request(&server, 1, known_prompt(), Vec::new());
@@ -245,7 +245,7 @@ fn a_word_whose_tokens_only_the_tokenizer_knows_ends_its_request_and_no_other() 
 }
 
 #[test]
-fn whatever_options_are_given_every_request_is_answered_once_and_none_harms_another() {
+fn with_arbitrary_options_every_request_is_answered_once_and_none_affects_another() {
     let folder = Folder::new("odd-options");
     let server = folder.load();
     let names = names();

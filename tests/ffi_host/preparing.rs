@@ -1,7 +1,9 @@
-//! The real backend in the fake server, on a model that takes text: what happens while a long prompt is being tokenised.
+//! The real backend in the fake server, with a model that takes text: behaviour while a long prompt is being
+//! tokenised.
 //!
-//! A prompt of a mebibyte takes a few hundred milliseconds, and an Execute call waits a few milliseconds for it at most:
-//! after one call it is still being prepared, which the tests check by what a request behind it has got.
+//! Tokenising a prompt of a mebibyte takes a few hundred milliseconds, and an Execute call waits a few
+//! milliseconds for it at most: after one call it is still being prepared, which the tests check by the state
+//! of a request behind it.
 
 use std::ffi::CString;
 use std::time::{Duration, Instant};
@@ -14,7 +16,7 @@ use crate::served::{RawRequest, Server, error_code, numbers};
 
 const ALREADY_EXISTS: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_ALREADY_EXISTS.0;
 
-/// A server whose model has the tokenizer of the demo model, and sequences as long as it likes.
+/// A server whose model has the demo model's tokenizer, and no practical limit of the sequence length.
 fn load(parameters: &[(&str, &str)]) -> Server {
     let root = env!("CARGO_MANIFEST_DIR");
     let tokenizer = format!("{root}/model_repository/stories/1");
@@ -76,7 +78,7 @@ fn stop_spec(sequence: u64, client_id: &str) -> Spec {
     }
 }
 
-/// Executes until none of these requests is left.
+/// Executes until all of these requests have ended.
 fn finish(server: &Server, requests: &[RawRequest]) {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -85,7 +87,7 @@ fn finish(server: &Server, requests: &[RawRequest]) {
         if left.is_empty() {
             return;
         }
-        assert!(Instant::now() < deadline, "a request never ends");
+        assert!(Instant::now() < deadline, "a request did not end");
         assert_eq!(server.execute(&left), Ok(()));
     }
 }
@@ -96,7 +98,7 @@ fn num_tokens(sent: &[Sent]) -> i32 {
 }
 
 #[test]
-fn a_stream_goes_on_while_a_long_prompt_is_tokenised() {
+fn a_stream_continues_while_a_long_prompt_is_tokenised() {
     let server = load(&[]);
     let stream = server.host.request(spec(1, "", &short(), 1000, true));
     let long = server.host.request(spec(2, "", &long(), 1, false));
@@ -115,7 +117,7 @@ fn a_stream_goes_on_while_a_long_prompt_is_tokenised() {
     server.unload();
 }
 
-/// Executes until this request is answered, and no other.
+/// Executes until this request is answered, with no other request.
 fn finish_one(server: &Server, request: RawRequest) {
     finish(server, &[request]);
     server.wait_for_final(request);
@@ -142,7 +144,7 @@ fn no_request_overtakes_one_that_arrived_before_it() {
 }
 
 #[test]
-fn a_request_that_is_cancelled_while_it_is_prepared_is_left_to_triton() {
+fn a_request_that_is_cancelled_during_preparation_is_left_to_triton() {
     let server = load(&[]);
     let cancelled = server.host.request(spec(1, "chat", &long(), 1, false));
     assert_eq!(server.execute(&[cancelled]), Ok(()));
@@ -151,7 +153,7 @@ fn a_request_that_is_cancelled_while_it_is_prepared_is_left_to_triton() {
     assert_eq!(server.execute(&[cancelled]), Ok(()));
     assert_eq!(server.host.place(cancelled), Where::InQueue);
     assert!(server.host.sent(cancelled).is_empty());
-    // Its names are free, and it holds up nobody.
+    // Its ids can be used again, and it delays no other request.
     let next = server.host.request(spec(1, "chat", &short(), 1, false));
     finish(&server, &[next]);
     server.unload();
@@ -173,7 +175,7 @@ fn a_model_unloads_while_a_prompt_is_tokenised() {
 }
 
 #[test]
-fn a_request_that_is_stopped_while_it_is_prepared_ends_without_a_token() {
+fn a_request_that_is_stopped_during_preparation_ends_without_a_token() {
     let server = load(&[]);
     let stopped = server.host.request(spec(1, "chat", &long(), 5, false));
     assert_eq!(server.execute(&[stopped]), Ok(()));
@@ -183,7 +185,7 @@ fn a_request_that_is_stopped_while_it_is_prepared_ends_without_a_token() {
     assert_eq!(
         server.host.place(stop),
         Where::Released,
-        "it waits for nobody"
+        "it does not wait for others"
     );
     finish(&server, &[stopped]);
     server.unload();
@@ -194,7 +196,7 @@ fn a_request_that_is_stopped_while_it_is_prepared_ends_without_a_token() {
 }
 
 #[test]
-fn the_names_of_a_request_that_is_being_prepared_are_taken() {
+fn the_ids_of_a_request_in_preparation_are_taken() {
     let server = load(&[]);
     let first = server.host.request(spec(1, "chat", &long(), 1, false));
     assert_eq!(server.execute(&[first]), Ok(()));
@@ -212,7 +214,7 @@ fn the_names_of_a_request_that_is_being_prepared_are_taken() {
 }
 
 #[test]
-fn a_long_prompt_that_cannot_be_served_is_refused_and_the_next_one_served() {
+fn a_long_prompt_that_cannot_be_served_is_rejected_and_the_next_one_is_served() {
     let server = load(&[("max_seq_len", "100000")]);
     let long = server.host.request(spec(1, "", &long(), 1, false));
     let next = server.host.request(spec(2, "", &short(), 1, false));
@@ -225,7 +227,7 @@ fn a_long_prompt_that_cannot_be_served_is_refused_and_the_next_one_served() {
 }
 
 #[test]
-fn a_time_limit_counts_while_a_prompt_is_tokenised() {
+fn a_time_limit_includes_the_tokenisation_of_the_prompt() {
     let server = load(&[]);
     let mut late = spec(1, "", &long(), 5, false);
     late.parameters

@@ -1,4 +1,4 @@
-//! The real backend in the fake server, with clients and a Triton that do what they like.
+//! The real backend in the fake server, with random clients and a random Triton.
 
 use triton_inflight::triton::sys;
 
@@ -9,8 +9,8 @@ use crate::{INVALID, RawRequest};
 
 const CANCELLED: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_CANCELLED.0;
 
-/// Clients that come, stream, wait and go away, Triton that hands over whole batches or parts of them,
-/// a cache too small for all: 200 steps, then everybody is served to the end.
+/// Clients that connect, stream, wait and disconnect, and Triton passing whole batches or parts of them, with
+/// a cache too small for all: 200 steps, after which all remaining requests are served to their ends.
 fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
     let mut draw = Draw::from_seed(seed);
     let mut server = Server::load(parameters);
@@ -29,8 +29,8 @@ fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
             server.host.cancel(live[draw.below(live.len())]);
         }
         server.host.refuse_reschedule(draw.one_in(40));
-        // Direct hands over all, oldest what it has; a request's first call is never put off here,
-        // because the fake server has it in the backend's hands already.
+        // Direct passes all requests, oldest a random part. A request's first call is never delayed here,
+        // because the fake server has already passed it to the backend.
         let all = draw.one_in(2);
         let batch: Vec<_> = live
             .iter()
@@ -42,7 +42,7 @@ fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
         if !batch.is_empty() {
             assert_eq!(server.execute(&batch), Ok(()), "seed {seed}");
         }
-        // Triton answers a cancelled request that it has back, and says nothing.
+        // Triton answers a cancelled request in its hands without notice.
         live.retain(|request| match server.host.place(*request) {
             Where::InQueue => !server.host.is_cancelled(*request),
             place => place != Where::Released,
@@ -63,15 +63,15 @@ fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
             num_whole += 1;
             assert!(rows.iter().all(|ids| *ids == expected), "seed {seed}");
         } else {
-            // Cancelled or refused on the way: what it got is a beginning of what it would have got.
+            // Cancelled or rejected on the way: its output is a prefix of the whole output.
             assert!(
                 rows.iter().all(|ids| expected.starts_with(ids)),
                 "seed {seed}: {rows:?} of {expected:?}"
             );
             match error_code(&sent) {
-                // Triton refused to take it back.
+                // Triton rejected the reschedule.
                 Some(INVALID) => {}
-                // It has it back, or would not take it.
+                // Triton has it, or rejected it.
                 None | Some(CANCELLED) => {
                     assert!(server.host.is_cancelled(request), "seed {seed}");
                 }
@@ -86,7 +86,7 @@ fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
 }
 
 #[test]
-fn random_clients_get_their_own_streams_and_leave_nothing() {
+fn random_clients_get_their_own_streams_and_nothing_leaks() {
     let small = [
         ("max_seq_len", "64"),
         ("tokens_per_block", "4"),

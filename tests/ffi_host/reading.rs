@@ -1,4 +1,4 @@
-//! What a request carries.
+//! The contents of a request.
 
 use std::borrow::Cow;
 use std::ffi::CString;
@@ -80,11 +80,11 @@ fn parameters(
 }
 
 #[test]
-fn no_more_is_read_of_a_text_than_the_reader_wants() {
+fn only_the_requested_part_of_a_text_is_read() {
     let host = Host::start();
     let text = |length| CString::new(vec![b'a'; length]).expect("no NUL");
     let request = take(host.request(Spec {
-        // The long one is no UTF-8 behind what is read of it.
+        // The long text is not valid UTF-8 after the part that is read.
         parameters: vec![
             (
                 c"stop".to_owned(),
@@ -158,7 +158,7 @@ fn with_input(host: &Host, input: Input) -> Request {
     }))
 }
 
-/// The elements of an input's copy.
+/// The elements of a copy of an input.
 fn elements(input: &triton_inflight::triton::Input<'_>) -> Result<Vec<i32>, Error> {
     input.to_owned()?.elements::<i32>()
 }
@@ -190,7 +190,7 @@ fn an_input_of_text_is_borrowed_from_its_only_buffer() {
 }
 
 #[test]
-fn an_input_that_contradicts_itself_is_refused() {
+fn an_inconsistent_input_is_rejected() {
     let host = Host::start();
     let mut on_gpu = input(DataType::Int32, &[1], &[&[0; 4]]);
     on_gpu.on_gpu = true;

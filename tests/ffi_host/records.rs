@@ -1,4 +1,5 @@
-//! The statistics file of the real backend in the fake server: every step is in it once, in order, and soon.
+//! The statistics file of the real backend in the fake server: it has every step once, in order, and without
+//! delay.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use serde_json::Value;
 
 use crate::served::{Ask, Server};
 
-/// A statistics file that is gone after the test.
+/// A statistics file that is deleted after the test.
 struct StatsFile(PathBuf);
 
 impl StatsFile {
@@ -47,7 +48,7 @@ impl StatsFile {
 
 impl Drop for StatsFile {
     fn drop(&mut self) {
-        // Where the test has failed before the load there is none.
+        // If the test failed before the load, there is no file.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -60,7 +61,7 @@ fn is_counted_from_one(records: &[Value]) -> bool {
 }
 
 #[test]
-fn quick_steps_are_all_written_down_in_order_whether_streamed_or_not() {
+fn quick_steps_are_all_recorded_in_order_with_and_without_streaming() {
     let file = StatsFile::of("quick");
     let mut server = file.load("0");
     let requests = [false, true].map(|stream| server.ask(&Ask::of_lengths(5, 700, stream)));
@@ -74,19 +75,19 @@ fn quick_steps_are_all_written_down_in_order_whether_streamed_or_not() {
     let moments = records.iter().map(|r| r["Timestamp"].as_str());
     assert!(
         moments.is_sorted(),
-        "the moment of the step, not of the writing"
+        "the time of the step, not of the writing"
     );
 }
 
 #[test]
-fn records_of_many_quick_steps_do_not_wait_for_the_end() {
+fn records_of_many_quick_steps_are_written_before_the_end() {
     let file = StatsFile::of("many");
     let mut server = file.load("0");
     let request = server.ask(&Ask::of_lengths(5, 1000, false));
     for _ in 0..600 {
         assert_eq!(server.execute(&[request]), Ok(()));
     }
-    // The responder is woken when 256 wait; those that come after it has read them may be fewer.
+    // The responder is woken when 256 records wait; there may be fewer that arrive after it has read them.
     assert!(file.has(600 - 255));
     server.finish(&[request]);
     server.unload();
@@ -106,7 +107,7 @@ fn a_slow_steps_record_does_not_wait_for_the_next_step() {
 }
 
 #[test]
-fn the_last_steps_records_follow_their_answers() {
+fn the_last_steps_records_are_written_after_their_answers() {
     let file = StatsFile::of("last");
     let mut server = file.load("0");
     let request = server.ask(&Ask::of_lengths(5, 4, false));

@@ -62,7 +62,7 @@ fn a_request_released_without_a_factory_is_still_answered() {
 }
 
 #[test]
-fn a_rescheduled_request_is_tritons_and_comes_again() {
+fn a_rescheduled_request_belongs_to_triton_and_returns() {
     let host = Host::start();
     let raw = host.request(Spec::default());
     let mut request = take(raw);
@@ -81,7 +81,7 @@ fn a_rescheduled_request_is_tritons_and_comes_again() {
 }
 
 #[test]
-fn a_refused_reschedule_gives_the_request_back_with_the_reason() {
+fn a_rejected_reschedule_returns_the_request_with_the_reason() {
     let host = Host::start();
     host.refuse_reschedule(true);
     let raw = host.request(Spec::default());
@@ -116,7 +116,7 @@ fn nothing_can_be_sent_after_the_final_response() {
 }
 
 #[test]
-fn a_request_that_comes_again_shares_the_final_response_of_its_first_time() {
+fn a_returning_request_shares_the_final_response_of_its_first_call() {
     let host = Host::start();
     let raw = host.request(Spec::default());
     let mut request = take(raw);
@@ -139,7 +139,7 @@ fn a_responder_thread_and_a_dropped_request_never_send_past_the_final_response()
         let mut request = take(raw);
         let factory = request.response_factory().expect("a factory");
         let responder = thread::spawn(move || {
-            // A limit, so that a factory that never refuses fails the test and does not fill the memory.
+            // A limit, so that a factory that never fails makes the test fail instead of filling the memory.
             (0..100_000)
                 .take_while(|_| {
                     let response = factory.new_response().expect("a response");
@@ -157,7 +157,7 @@ fn a_responder_thread_and_a_dropped_request_never_send_past_the_final_response()
 }
 
 #[test]
-fn a_cancellation_is_seen_while_triton_holds_the_request() {
+fn a_cancellation_is_noticed_while_triton_holds_the_request() {
     let host = Host::start();
     let raw = host.request(Spec::default());
     let mut request = take(raw);
@@ -175,7 +175,7 @@ fn a_request_beside_a_live_sequence_is_cancelled_before_its_release() {
     take(raw).fail_beside_sequence(Error::invalid("in flight"));
     assert!(
         host.is_cancelled(raw),
-        "else its release would end the sequence"
+        "otherwise its release would end the sequence"
     );
     assert_eq!(error_codes(&host, raw), [Some(INVALID)]);
     assert_eq!(host.place(raw), Where::Released);
@@ -197,7 +197,7 @@ fn a_request_keeps_its_identity_from_one_execute_to_the_next() {
 }
 
 #[test]
-fn a_released_request_whose_answer_is_forgotten_is_answered_with_an_error() {
+fn a_released_request_whose_factory_is_dropped_is_answered_with_an_error() {
     let host = Host::start();
     let raw = host.request(Spec::default());
     let mut request = take(raw);
@@ -207,7 +207,7 @@ fn a_released_request_whose_answer_is_forgotten_is_answered_with_an_error() {
     request.release();
     let clone = factory.clone();
     drop(factory);
-    assert_eq!(host.sent(raw).len(), 1, "somebody may still answer");
+    assert_eq!(host.sent(raw).len(), 1, "it can still be answered");
     drop(clone);
     let sent = host.sent(raw);
     assert!(sent[1].is_final && sent[1].after_release);
@@ -215,7 +215,7 @@ fn a_released_request_whose_answer_is_forgotten_is_answered_with_an_error() {
 }
 
 #[test]
-fn the_answer_of_a_request_that_is_not_released_can_be_forgotten() {
+fn the_factory_of_a_request_that_is_not_released_can_be_dropped() {
     let host = Host::start();
     let raw = host.request(Spec::default());
     let mut request = take(raw);

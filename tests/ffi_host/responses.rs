@@ -1,4 +1,4 @@
-//! Responses: what is written is what the client gets, and nothing is left behind.
+//! Responses: clients get what is written, and nothing leaks.
 
 use triton_inflight::triton::{Completion, DataType, ErrorCode};
 
@@ -6,7 +6,7 @@ use crate::fake_triton::{Host, Spec};
 use crate::take;
 
 #[test]
-fn a_response_carries_its_outputs() {
+fn a_response_contains_its_outputs() {
     let host = Host::start();
     let raw = host.request(Spec::default());
     let mut request = take(raw);
@@ -60,7 +60,7 @@ fn a_response_carries_its_outputs() {
 }
 
 #[test]
-fn an_output_whose_shape_lies_is_refused_before_triton_sees_it() {
+fn an_output_with_an_inconsistent_shape_is_rejected_before_triton_sees_it() {
     let host = Host::start();
     let mut request = take(host.request(Spec::default()));
     let factory = request.response_factory().expect("a factory");
@@ -78,7 +78,7 @@ fn an_output_whose_shape_lies_is_refused_before_triton_sees_it() {
 }
 
 #[test]
-fn an_output_without_system_memory_is_refused() {
+fn an_output_without_system_memory_is_rejected() {
     let host = Host::start();
     host.give_gpu_buffers();
     let raw = host.request(Spec::default());
@@ -96,7 +96,7 @@ fn an_output_without_system_memory_is_refused() {
 }
 
 #[test]
-fn a_response_that_is_dropped_is_deleted() {
+fn a_dropped_response_is_deleted() {
     let host = Host::start();
     let raw = host.request(Spec::default());
     let mut request = take(raw);

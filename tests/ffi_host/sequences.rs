@@ -1,10 +1,10 @@
-//! The real backend in the fake server: requests for several sequences, next to those for one.
+//! The real backend in the fake server: requests for several sequences, among requests for one.
 
 use crate::fake_triton::{Parameter, Sent, Where};
 use crate::served::{Ask, Server, error_code, rows};
 use crate::{INVALID, RawRequest};
 
-/// The texts of an output, one for each row.
+/// The texts of an output, one per row.
 fn texts(sent: &Sent, output: &str) -> Vec<String> {
     let found = sent.outputs.iter().find(|(name, ..)| name == output);
     let (.., shape, mut bytes) = found.expect("the output is there").clone();
@@ -19,7 +19,7 @@ fn texts(sent: &Sent, output: &str) -> Vec<String> {
     texts
 }
 
-/// Checks a whole answer: every row is what the prompt foretells, and all came in one response or more.
+/// Checks a whole answer: every row matches the prompt, in one response or several.
 fn assert_whole(server: &Server, ask: &Ask, request: RawRequest) {
     let sent = server.host.sent(request);
     let rows = rows(&sent, ask.num_sequences);
@@ -36,7 +36,7 @@ fn assert_whole(server: &Server, ask: &Ask, request: RawRequest) {
 
 #[test]
 fn the_sequences_of_a_request_are_rows_of_one_answer_in_every_scheme() {
-    // Fewer rows and blocks than there are branches: they wait for each other's end.
+    // Fewer rows and blocks than branches, which therefore wait for each other.
     let tight = [
         ("max_num_requests", "3"),
         ("max_seq_len", "64"),
@@ -131,7 +131,7 @@ fn all_sequences_end_with_their_request() {
 }
 
 #[test]
-fn more_sequences_than_the_model_has_slots_are_refused_and_so_are_equal_ones() {
+fn more_sequences_than_slots_and_identical_sequences_are_rejected() {
     let mut server = Server::load(&[]);
     let cases: &[(&[(&str, i64)], &str)] = &[
         (
@@ -172,14 +172,14 @@ fn more_sequences_than_the_model_has_slots_are_refused_and_so_are_equal_ones() {
         let (_, message) = sent[0].error.clone().expect("an error");
         assert!(
             message.contains(expected),
-            "'{message}' does not say '{expected}'"
+            "'{message}' does not contain '{expected}'"
         );
     }
     server.unload();
 }
 
 #[test]
-fn a_request_is_counted_once_and_each_of_its_sequences_for_itself() {
+fn a_request_is_counted_once_and_each_of_its_sequences_separately() {
     let mut server = Server::load(&[]);
     let request = server.ask(&Ask::of_lengths(4, 6, false).of_sequences(3));
     server.finish(&[request]);

@@ -1,5 +1,5 @@
-//! Checkpoints that are damaged, lie, or are not supported: each fails to load, says why, and costs
-//! neither a panic nor memory.
+//! Checkpoints that are damaged, inconsistent or unsupported: each fails to load with the reason, without a
+//! panic and without a large allocation.
 //!
 //! Each test damages a copy of a fixture.
 
@@ -51,7 +51,7 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
-fn an_adapter_is_not_served_as_if_it_were_not_there() {
+fn an_adapter_is_rejected_instead_of_ignored() {
     for name in ["llama2", "quantised/gguf-q8_0"] {
         let copy = Copy::of(name);
         let adapter = copy.path("adapter_config.json");
@@ -61,7 +61,7 @@ fn an_adapter_is_not_served_as_if_it_were_not_there() {
 }
 
 #[test]
-fn a_byte_order_mark_is_told_from_bad_json() {
+fn a_byte_order_mark_has_its_own_error() {
     for (name, file) in [
         ("llama2", "config.json"),
         ("sharded", "model.safetensors.index.json"),
@@ -89,7 +89,7 @@ fn files_without_an_index_are_read_together() {
 }
 
 #[test]
-fn a_file_that_is_cut_off_is_refused_wherever_it_ends() {
+fn a_truncated_file_is_rejected_wherever_it_ends() {
     let copy = Copy::of("llama2");
     let path = copy.path("model.safetensors");
     let whole = fs::read(&path).expect("the file");
@@ -108,7 +108,7 @@ fn a_file_that_is_cut_off_is_refused_wherever_it_ends() {
 }
 
 #[test]
-fn a_header_that_lies_costs_no_memory() {
+fn a_header_with_false_sizes_costs_no_memory() {
     let huge = u64::MAX / 2;
     let copy = Copy::of("llama2");
     let mut bytes = huge.to_le_bytes().to_vec();
@@ -120,13 +120,13 @@ fn a_header_that_lies_costs_no_memory() {
         format!(r#"{{"{EMBEDDING}":{{"dtype":"BF16","shape":{shape},"data_offsets":[0,{end}]}}}}"#)
     };
     for header in [
-        // Beyond the end of the file, with a shape to match.
+        // Beyond the end of the file, with a matching shape.
         tensor("[1000000000,1000000]", 2_000_000_000_000_000),
         // A product that overflows.
         tensor("[4294967296,4294967296,4294967296]", 64),
-        // A size that is not the shape's.
+        // A size that does not match the shape.
         tensor("[2,2]", 64),
-        // Not JSON, not an object, not UTF-8 by far.
+        // Not JSON, not an object, not UTF-8.
         "{".to_owned(),
         "[]".to_owned(),
         tensor("[-1]", 64),
@@ -146,7 +146,7 @@ fn a_missing_tensor_is_named_with_its_shape() {
     Copy::of("llama2")
         .tensor(DOWN, |_| None)
         .refused(&[DOWN, "is missing", "[32, 64]"]);
-    // Untied by its config, but without an output projection.
+    // Untied according to its config, but without an output projection.
     Copy::of("qwen2")
         .config(json!({"tie_word_embeddings": false}))
         .refused(&["lm_head.weight", "is missing"]);
@@ -157,7 +157,7 @@ fn a_missing_tensor_is_named_with_its_shape() {
 }
 
 #[test]
-fn a_wrong_shape_is_told_from_the_right_one() {
+fn a_wrong_shape_is_reported_with_the_right_one() {
     Copy::of("llama2")
         .tensor(DOWN, |view| {
             Some((view.dtype(), vec![64, 32], view.data().to_vec()))
@@ -212,7 +212,7 @@ fn a_weight_that_is_not_finite_is_found_in_every_kind_of_tensor() {
 }
 
 #[test]
-fn an_index_that_leads_elsewhere_is_refused() {
+fn an_index_that_refers_to_other_folders_is_rejected() {
     for file in ["../model.safetensors", "/etc/passwd", "a/b", "..", ""] {
         Copy::of("sharded")
             .json(
@@ -240,7 +240,7 @@ fn an_index_that_leads_elsewhere_is_refused() {
 }
 
 #[test]
-fn an_unknown_architecture_is_told_the_known_ones() {
+fn an_unknown_architecture_is_rejected_with_the_known_ones() {
     for unknown in [
         json!(["GPT2LMHeadModel"]),
         json!("LlamaForCausalLM"),
@@ -258,7 +258,7 @@ fn an_unknown_architecture_is_told_the_known_ones() {
 }
 
 #[test]
-fn absurd_numbers_are_refused_with_their_range() {
+fn numbers_out_of_range_are_rejected_with_the_range() {
     for (key, value) in [
         ("hidden_size", json!(0)),
         ("hidden_size", json!(u64::MAX)),
@@ -301,8 +301,8 @@ fn absurd_numbers_are_refused_with_their_range() {
 }
 
 #[test]
-fn sizes_that_a_config_makes_up_cost_no_memory() {
-    // Each within its range, terabytes together.
+fn false_sizes_in_a_config_cost_no_memory() {
+    // Each within its range, but terabytes in total.
     Copy::of("llama2")
         .config(json!({
             "hidden_size": 1 << 20, "intermediate_size": 1 << 20, "vocab_size": 1 << 24,
@@ -312,7 +312,7 @@ fn sizes_that_a_config_makes_up_cost_no_memory() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() {
+fn unsupported_features_are_rejected_by_name() {
     for (change, parts) in [
         (
             json!({"hidden_act": "gelu"}),
@@ -353,7 +353,7 @@ fn what_is_not_supported_is_refused_by_name() {
 }
 
 #[test]
-fn files_that_are_not_json_objects_are_refused() {
+fn files_that_are_not_json_objects_are_rejected() {
     for text in ["", "{", "[1, 2]", "\u{feff}{}", "null"] {
         for file in ["config.json", "generation_config.json"] {
             let copy = Copy::of("llama2");
@@ -367,7 +367,7 @@ fn files_that_are_not_json_objects_are_refused() {
 }
 
 #[test]
-fn a_sequence_longer_than_the_models_positions_is_refused() {
+fn a_max_seq_len_above_the_models_positions_is_rejected() {
     let setup = Setup {
         max_seq_len: 100,
         ..Setup::default()
@@ -382,7 +382,7 @@ fn a_sequence_longer_than_the_models_positions_is_refused() {
 }
 
 #[test]
-fn limits_that_no_machine_has_memory_for_are_refused() {
+fn limits_beyond_any_machines_memory_are_rejected() {
     let copy = Copy::of("llama2");
     for setup in [
         Setup {

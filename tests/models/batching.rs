@@ -1,4 +1,4 @@
-//! Batch invariance: a request's tokens and logits are the same bits, whatever else happens.
+//! Batch invariance: a request's tokens and logits are the same bits, whatever else is in the batch.
 //!
 //! The oracle of every test is the same request alone, on a runner with room for everything.
 
@@ -14,10 +14,10 @@ use triton_inflight::sampling::{
 
 use crate::support::{Happened, Request, Served, Setup, serve, serve_alone, simds};
 
-/// Grouped heads with scaled rope; biases; head norms.
+/// Grouped heads with scaled RoPE; biases; head norms.
 const MODELS: [&str; 3] = ["llama3", "qwen2", "qwen3"];
 
-/// Requests of many lengths, some greedy and some drawn, that arrive over a few steps.
+/// Requests of many lengths, some greedy and some sampled, that arrive over a few steps.
 fn requests() -> Vec<Request> {
     let prompt_lens = [1, 17, 40, 3, 64, 16, 33, 5, 15, 50];
     prompt_lens
@@ -42,7 +42,7 @@ fn requests() -> Vec<Request> {
                     ..SamplingParams::default()
                 },
             },
-            // Some want nothing, some a log-probability, some the most likely tokens as well.
+            // Some have no extra outputs, some log-probabilities, some also the most likely tokens.
             outputs: OutputOptions {
                 log_probs: [None, Some(0), Some(5), Some(20)][index % 4],
                 context_logits: index % 3 == 1,
@@ -57,14 +57,14 @@ fn requests() -> Vec<Request> {
         .collect()
 }
 
-/// Token ids without a pattern that two requests would share.
+/// Token ids without shared n-grams between two requests.
 fn prompt(seed: usize, len: usize) -> Vec<TokenId> {
     (0..len)
         .map(|i| 3 + ((seed * 7919 + i * 104_729 + i * i * 31) % 150) as TokenId)
         .collect()
 }
 
-/// The same, but each prompt begins as another one does.
+/// The same requests, with shared prompt prefixes.
 fn requests_that_share() -> Vec<Request> {
     let mut requests = requests();
     for (index, request) in requests.iter_mut().enumerate() {
@@ -77,12 +77,12 @@ fn requests_that_share() -> Vec<Request> {
     requests
 }
 
-/// Serves all requests together and checks each against itself alone.
+/// Serves all requests together and compares each with its run alone.
 fn serves_as_alone(name: &str, setup: &Setup) -> Happened {
     each_as_alone(name, setup, &requests())
 }
 
-/// Models that compute at the same time share the cores, and nothing else.
+/// Models that compute at the same time only share the cores.
 #[test]
 fn each_model_serves_as_alone_while_others_compute() {
     let num_threads = std::thread::available_parallelism().map_or(2, |n| n.get().max(2));
@@ -180,7 +180,7 @@ fn bits_of(token: &TokenLogProbs) -> Vec<(TokenId, u32, u32)> {
 }
 
 #[test]
-fn what_a_request_wants_to_know_changes_nothing_of_its_tokens() {
+fn extra_outputs_do_not_change_a_requests_tokens() {
     let setup = Setup::default();
     let mut runner = setup.load("qwen3");
     for request in requests() {
@@ -225,7 +225,7 @@ fn what_a_request_wants_to_know_changes_nothing_of_its_tokens() {
 }
 
 #[test]
-fn a_request_is_the_same_among_others() {
+fn a_request_is_the_same_in_a_batch() {
     for name in MODELS {
         let happened = serves_as_alone(name, &Setup::default());
         assert_eq!(happened.max_sequences, 8, "{happened:?}");
@@ -259,7 +259,7 @@ fn a_request_is_the_same_when_it_is_paused_and_resumed() {
                 name,
                 &Setup {
                     block_size: 8,
-                    // One sequence of the largest length and a little more.
+                    // One sequence of the maximum length and a little more.
                     num_blocks: 14,
                     policy: CapacityPolicy::MaxUtilization,
                     enable_chunked_context,
@@ -274,7 +274,7 @@ fn a_request_is_the_same_when_it_is_paused_and_resumed() {
 
 #[test]
 fn a_request_is_the_same_with_any_block_size() {
-    // Up to a contiguous cache: a block for each sequence, and much more than it needs.
+    // Up to a contiguous cache: one block per sequence, much larger than needed.
     for block_size in [1, 3, 16, 64, 96, 97, 8192] {
         let setup = Setup {
             block_size,
@@ -303,7 +303,7 @@ fn a_request_is_the_same_when_its_blocks_are_copied_elsewhere() {
 }
 
 #[test]
-fn a_request_is_the_same_when_what_its_windows_do_not_see_is_taken_away() {
+fn a_request_is_the_same_when_blocks_outside_its_windows_are_taken_away() {
     for (name, block_size, windows, num_sinks) in [
         ("llama3", 16, &[20][..], 0),
         ("llama3", 8, &[7, 33], 5),
@@ -327,7 +327,7 @@ fn a_request_is_the_same_when_what_its_windows_do_not_see_is_taken_away() {
 }
 
 #[test]
-fn a_request_is_the_same_in_int8_however_it_is_scheduled() {
+fn a_request_is_the_same_with_an_int8_cache_however_it_is_scheduled() {
     for (name, block_size) in [("llama3", 16), ("qwen2-windows", 5), ("qwen3", 96)] {
         let setup = Setup {
             block_size,
@@ -481,14 +481,14 @@ fn a_request_is_the_same_with_every_kind_of_cache() {
     );
 }
 
-/// The requests, each with what it gives alone as what its client expects, right up to some token, and with
-/// n-grams that it repeats; and what each gives alone.
+/// The requests, each with a draft from its own answer that is right up to some token, and with n-grams that
+/// repeat; and each one's answer alone.
 fn requests_with_drafts(name: &str, alone_setup: &Setup) -> (Vec<Request>, Vec<Served>) {
     let mut alone = alone_setup.load(name);
     let mut requests = requests_that_share();
     let mut expected = Vec::new();
     for (index, request) in requests.iter_mut().enumerate() {
-        // A prompt that says everything twice.
+        // A prompt that repeats itself.
         let twice = request.prompt[..request.prompt.len().min(24)].repeat(2);
         request.prompt = twice;
         request.sampling.no_repeat_ngram_size = [0, 0, 5][index % 3];
@@ -498,7 +498,7 @@ fn requests_with_drafts(name: &str, alone_setup: &Setup) -> (Vec<Request>, Vec<S
         if let Some(wrong) = tokens.get_mut(3 + index) {
             *wrong = (*wrong + 1) % 150;
         }
-        // Some expect nothing.
+        // Some have no draft.
         tokens.truncate([usize::MAX, 0, 5][index % 3]);
         request.drafts = DraftOptions {
             max_draft_tokens: [None, Some(2)][index / 2 % 2],
@@ -510,7 +510,7 @@ fn requests_with_drafts(name: &str, alone_setup: &Setup) -> (Vec<Request>, Vec<S
 }
 
 #[test]
-fn a_request_is_the_same_when_its_tokens_are_guessed() {
+fn a_request_is_the_same_with_speculation() {
     let speculation = Some(Speculation {
         max_draft_tokens: 5,
         prompt_lookup: Some(PromptLookup { min: 1, max: 3 }),
@@ -583,7 +583,7 @@ fn a_request_is_the_same_when_its_tokens_are_guessed() {
     }
 }
 
-/// Some search with 2 to 4 beams, and some of those end their texts early.
+/// Some use 2 to 4 beams, and some of those end early.
 fn requests_with_beams() -> Vec<Request> {
     let mut requests = requests_that_share();
     for (index, request) in requests.iter_mut().enumerate().filter(|(n, _)| n % 3 != 1) {
@@ -610,7 +610,7 @@ fn requests_with_beams() -> Vec<Request> {
 }
 
 #[test]
-fn beams_and_others_are_the_same_beside_each_other() {
+fn requests_with_and_without_beams_are_the_same_in_one_batch() {
     let roomy = Setup {
         max_beam_width: 4,
         num_blocks: 128,

@@ -9,7 +9,7 @@ use triton_inflight::sampling::{BeamSearch, EarlyStopping, SamplingParams};
 
 use crate::support::{Request, Setup, fixture, serve};
 
-/// A search of transformers, and what it has found.
+/// A beam search by transformers, and its results.
 #[derive(Deserialize)]
 struct Case {
     model: String,
@@ -85,7 +85,7 @@ fn setup() -> Setup {
 }
 
 #[test]
-fn the_logits_of_a_beam_are_those_of_its_tokens_given_as_a_prompt() {
+fn the_logits_of_a_beam_match_those_of_its_tokens_as_a_prompt() {
     let setup = setup();
     for case in cases().into_iter().step_by(5) {
         let mut runner = setup.load(&case.model);
@@ -116,7 +116,7 @@ fn the_logits_of_a_beam_are_those_of_its_tokens_given_as_a_prompt() {
                 assert!(bits(row) == bits(expected), "{}", case.model);
             }
         }
-        // To ask for them changes nothing.
+        // Requesting the logits has no effect on the results.
         let (silent, _) = serve(&mut runner, &setup, &[case.request()]);
         for (asking, silent) in asking[0].hypotheses.iter().zip(&silent[0].hypotheses) {
             assert_eq!(
@@ -129,7 +129,7 @@ fn the_logits_of_a_beam_are_those_of_its_tokens_given_as_a_prompt() {
 }
 
 #[test]
-fn beams_and_their_scores_are_those_of_transformers() {
+fn beams_and_their_scores_match_transformers() {
     let (cases, setup) = (cases(), setup());
     assert!(cases.len() > 20);
     for case in cases {
@@ -143,7 +143,7 @@ fn beams_and_their_scores_are_those_of_transformers() {
             let len = ours.tokens.len() as f32;
             let score = ours.cum_log_prob / len.powf(case.length_penalty());
             let error = (score - expected.score).abs();
-            // Sums in another order fall on the other side of a rounding boundary now and then.
+            // Sums in another order sometimes fall on the other side of a rounding boundary.
             let tolerance = case.bf16_cost.max(1e-3 * expected.score.abs());
             assert!(
                 error <= tolerance,

@@ -1,5 +1,5 @@
-//! Files that are written to while a model is loaded, or afterwards: a load fails that would read them, and names the
-//! file; what is loaded does not need them.
+//! Files that change while a model is loaded, or afterwards: a load that would read them fails and names the
+//! file; loaded models do not need them.
 
 use std::fs::{self, File, FileTimes};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use triton_inflight::runner::{CpuRunner, ModelSource, WeightPrecision};
 use crate::copy::Copy;
 use crate::support::{Request, Setup, serve_alone};
 
-/// One of each form that weights are stored in.
+/// One checkpoint for each storage format of weights.
 const FORMS: &[&str] = &[
     "llama2",
     "qwen2",
@@ -58,14 +58,14 @@ fn setups() -> [Setup; 2] {
     })
 }
 
-/// What an instance that is added to an open model says.
+/// Adds an instance of an open model.
 fn add_instance(checkpoint: &ModelSource, setup: &Setup) -> Result<CpuRunner, String> {
     let runner = CpuRunner::new(checkpoint, setup.runner_limits(), &CpuOptions::default());
     runner.map_err(|error| error.to_string())
 }
 
 #[test]
-fn a_file_that_is_cut_short_while_it_is_loaded_fails_that_load() {
+fn a_file_that_is_truncated_during_a_load_fails_that_load() {
     for name in FORMS {
         for setup in setups() {
             let copy = Copy::of(name);
@@ -94,12 +94,12 @@ fn a_file_that_is_cut_short_while_it_is_loaded_fails_that_load() {
 }
 
 #[test]
-fn a_file_that_is_written_to_after_it_was_opened_fails_the_next_load() {
+fn a_file_that_is_modified_after_it_was_opened_fails_the_next_load() {
     for name in FORMS {
         let copy = Copy::of(name);
         let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
         let file = weight_files(&copy).pop().expect("a file");
-        // Who is quick enough is not seen; whoever is not has another time.
+        // A change within the clock's resolution would not be noticed, so the file gets another time.
         let later = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
         let opened = File::options().write(true).open(&file).expect("the file");
         opened.set_times(later).expect("its owner");
@@ -112,7 +112,7 @@ fn a_file_that_is_written_to_after_it_was_opened_fails_the_next_load() {
 }
 
 #[test]
-fn a_checkpoint_that_is_replaced_is_read_to_its_end() {
+fn a_replaced_checkpoint_is_still_read_to_its_end() {
     let copy = Copy::of("llama2");
     let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
     let file = copy.path("model.safetensors");
@@ -123,7 +123,7 @@ fn a_checkpoint_that_is_replaced_is_read_to_its_end() {
 }
 
 #[test]
-fn what_is_loaded_does_not_need_its_files() {
+fn a_loaded_model_does_not_need_its_files() {
     let request = Request::greedy(&[3, 14, 15, 9, 26], 12);
     for name in FORMS {
         for setup in setups() {
@@ -140,7 +140,7 @@ fn what_is_loaded_does_not_need_its_files() {
 }
 
 #[test]
-fn a_file_may_shrink_at_any_moment_of_a_load() {
+fn a_file_may_shrink_at_any_time_during_a_load() {
     for name in ["llama2", "quantised/gptq", "quantised/gguf-q8_0"] {
         let copy = Copy::of(name);
         let file = weight_files(&copy).pop().expect("a file");

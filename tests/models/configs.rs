@@ -1,4 +1,4 @@
-//! What a checkpoint's JSON files say, in the words of several versions of transformers.
+//! The JSON files of checkpoints, as several versions of transformers write them.
 
 use std::fs;
 
@@ -89,7 +89,7 @@ fn rope_scaling_counts_beside_rope_parameters() {
 }
 
 #[test]
-fn a_position_embedding_that_divides_by_zero_or_differs_between_layers_is_refused() {
+fn a_rope_that_divides_by_zero_or_differs_between_layers_is_rejected() {
     let yarn = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0});
     let layers = json!({"full_attention": {"rope_type": "default", "rope_theta": 10000.0}});
     for (rope_parameters, words) in [
@@ -104,7 +104,7 @@ fn a_position_embedding_that_divides_by_zero_or_differs_between_layers_is_refuse
 }
 
 #[test]
-fn a_mistral_with_layer_types_has_the_window_in_some_layers() {
+fn a_mistral_with_layer_types_has_the_window_only_in_some_layers() {
     let windows = |changes: Value| {
         let copy = Copy::of("mistral-window").config(changes);
         let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
@@ -128,9 +128,10 @@ fn a_mistral_with_layer_types_has_the_window_in_some_layers() {
         .refused(&["layer_types", "'sliding_attention' or 'full_attention'"]);
 }
 
-/// As transformers 5.23 has it (`tie_weights`): two that differ are not tied, whatever config.json says.
+/// The same as transformers 5.23 (`tie_weights`): two different tensors are not tied, whatever config.json
+/// says.
 #[test]
-fn an_output_layer_that_differs_from_the_embedding_counts_with_a_warning() {
+fn an_output_layer_that_differs_from_the_embedding_is_used_with_a_warning() {
     log_lines::collect();
     const OUTPUT: &str = "lm_head.weight";
     let tied = json!({"tie_word_embeddings": true});
@@ -149,7 +150,7 @@ fn an_output_layer_that_differs_from_the_embedding_counts_with_a_warning() {
         "{line}"
     );
 
-    // A copy of the embedding, as older versions save it, is not kept twice.
+    // A copy of the embedding, as written by older versions, is not kept twice.
     let path = copy.path("model.safetensors");
     let bytes = fs::read(&path).expect("the file");
     let tensors = SafeTensors::deserialize(&bytes).expect("whole");
@@ -171,7 +172,7 @@ fn end_ids_are_a_number_or_a_list() {
 }
 
 #[test]
-fn a_spec_tells_what_a_backend_sizes_its_pool_with() {
+fn a_spec_has_the_sizes_for_the_kv_cache() {
     let checkpoint = ModelSource::open(&fixture("llama3")).expect("the fixture opens");
     let spec = checkpoint.spec();
     assert_eq!(spec.family, "LlamaForCausalLM");

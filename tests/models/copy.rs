@@ -1,4 +1,4 @@
-//! A copy of a fixture, to be damaged.
+//! A copy of a fixture that tests can damage.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use triton_inflight::runner::{CpuRunner, ModelSource};
 
 use crate::support::{Setup, fixture};
 
-/// A copy of a fixture that is removed with it.
+/// A copy of a fixture; deleted when dropped.
 pub struct Copy(PathBuf);
 
 impl Copy {
@@ -56,7 +56,7 @@ impl Copy {
         self
     }
 
-    /// Writes model.safetensors again, with one tensor changed or left out.
+    /// Rewrites model.safetensors with one tensor changed or removed.
     pub fn tensor(
         self,
         name: &str,
@@ -80,7 +80,7 @@ impl Copy {
         self
     }
 
-    /// Writes model.safetensors with this header and so many bytes after it.
+    /// Rewrites model.safetensors with this header followed by `num_data_bytes` bytes.
     pub fn header(self, header: &str, num_data_bytes: usize) -> Self {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header.as_bytes());
@@ -98,7 +98,7 @@ impl Copy {
         CpuRunner::new(&checkpoint, setup.runner_limits(), &CpuOptions::default())
     }
 
-    /// Fails to load, with an error that has all of these in its text.
+    /// Asserts that the load fails with an error that contains all of these parts.
     pub fn refused(&self, parts: &[&str]) {
         let error = match self.load() {
             Ok(_) => panic!("it loads; expected an error with {parts:?}"),

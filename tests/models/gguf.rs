@@ -39,7 +39,7 @@ fn biases(layer: &LayerSpec) -> (bool, bool) {
 }
 
 #[test]
-fn the_models_shape_comes_from_the_metadata() {
+fn the_models_shape_is_read_from_the_metadata() {
     let qwen = spec(&fixture(Q8_0));
     assert_eq!(qwen.family, "Qwen3ForCausalLM");
     let layer = &qwen.layers[0];
@@ -64,7 +64,7 @@ fn the_models_shape_comes_from_the_metadata() {
 }
 
 #[test]
-fn a_config_without_which_it_works_says_the_same() {
+fn a_config_with_the_same_values_can_be_omitted() {
     let copy = Copy::of(MIXED);
     let with_config = spec(copy.dir());
     fs::remove_file(copy.path("config.json")).expect("there");
@@ -76,7 +76,7 @@ fn a_config_without_which_it_works_says_the_same() {
 }
 
 #[test]
-fn a_config_beside_the_file_counts() {
+fn a_config_beside_the_file_takes_precedence() {
     let copy = Copy::of(MIXED).config(json!({
         "eos_token_id": 5, "rope_parameters": {"rope_type": "linear", "factor": 4.0},
         "quantization_config": {"quant_method": "of another folder"},
@@ -97,7 +97,7 @@ fn a_config_beside_the_file_counts() {
 }
 
 #[test]
-fn all_parts_of_one_model_have_to_be_there_and_nothing_else() {
+fn all_parts_of_one_model_must_exist_without_other_files() {
     let parts = |copy: &Copy| {
         let entries = fs::read_dir(copy.dir()).expect("the folder");
         let paths = entries.map(|entry| entry.expect("the folder").path());
@@ -129,7 +129,7 @@ fn all_parts_of_one_model_have_to_be_there_and_nothing_else() {
     let copy = Copy::of(Q8_0);
     fs::copy(copy.path(Q8_0_FILE), copy.path("other.gguf")).expect("a copy");
     copy.refused(&["other.gguf", Q8_0_FILE, "leave the one"]);
-    // Under a name that does not say which part it is.
+    // A name without a part number.
     let copy = Copy::of(SPLIT);
     for part in &parts(&copy)[1..] {
         fs::remove_file(part).expect("there");
@@ -139,19 +139,19 @@ fn all_parts_of_one_model_have_to_be_there_and_nothing_else() {
 }
 
 #[test]
-fn a_file_that_is_cut_off_is_refused_wherever_it_ends() {
+fn a_truncated_file_is_rejected_wherever_it_ends() {
     let copy = Copy::of(Q8_0);
     let path = copy.path(Q8_0_FILE);
     let whole = fs::read(&path).expect("the file");
     let lens = (0..64).chain((64..whole.len()).step_by(509));
-    // The last tensor is followed by what fills it up to 32 bytes, which nobody needs.
+    // The padding to 32 bytes after the last tensor is not needed.
     for len in lens.chain([whole.len() - 40]) {
         fs::write(&path, &whole[..len]).expect("written");
         copy.refused(&[Q8_0_FILE, "is cut short"]);
     }
 }
 
-/// A copy with bytes of its file changed: those at `offset` behind `text`.
+/// A copy with changed bytes at `offset` after `text` in its file.
 fn patched(name: &str, file: &str, text: &str, offset: usize, bytes: &[u8]) -> Copy {
     let copy = Copy::of(name);
     let mut contents = fs::read(copy.path(file)).expect("the file");
@@ -165,7 +165,7 @@ fn patched(name: &str, file: &str, text: &str, offset: usize, bytes: &[u8]) -> C
 }
 
 #[test]
-fn headers_that_lie_cost_no_memory() {
+fn headers_with_false_sizes_cost_no_memory() {
     let many = u64::MAX.to_le_bytes();
     let huge = (1_u64 << 40).to_le_bytes();
     for (text, offset, bytes, parts) in [
@@ -178,7 +178,7 @@ fn headers_that_lie_cost_no_memory() {
         ("GGUF", 0, &3_u32.to_be_bytes(), &["is big-endian"]),
         ("GGUF", 4, &many, &["damaged"]),
         ("GGUF", 12, &many, &["damaged"]),
-        // The length of the list of tokens, and that of a text.
+        // The length of the token list, and that of a text.
         ("tokenizer.ggml.tokens", 8, &many, &["damaged"]),
         (
             "tokenizer.ggml.model",
@@ -192,7 +192,7 @@ fn headers_that_lie_cost_no_memory() {
             &77_u32.to_le_bytes(),
             &["a value of type 77"],
         ),
-        // How many dimensions a tensor has, two of them, and where it lies.
+        // The number of a tensor's dimensions, two of them, and its position.
         (
             "token_embd.weight",
             0,
@@ -233,7 +233,7 @@ fn headers_that_lie_cost_no_memory() {
 }
 
 #[test]
-fn a_type_or_a_model_that_is_not_read_is_refused_by_name_with_a_way_out() {
+fn an_unsupported_type_or_model_is_rejected_by_name_with_a_way_out() {
     let iq4_xs = 23_u32.to_le_bytes();
     patched(Q4_K, Q4_K_FILE, "blk.0.ffn_up.weight", 20, &iq4_xs).refused(&[
         "blk.0.ffn_up.weight",
@@ -290,7 +290,7 @@ fn a_type_or_a_model_that_is_not_read_is_refused_by_name_with_a_way_out() {
         &32_u32.to_le_bytes(),
     )
     .refused(&["attn_q.weight", "has shape [256, 256]"]);
-    // A norm of codes.
+    // A quantised norm.
     patched(
         Q4_K,
         Q4_K_FILE,
@@ -302,7 +302,7 @@ fn a_type_or_a_model_that_is_not_read_is_refused_by_name_with_a_way_out() {
 }
 
 #[test]
-fn safetensors_count_where_both_are_there() {
+fn safetensors_take_precedence_over_gguf() {
     let copy = Copy::of("llama2");
     fs::copy(fixture(Q8_0).join(Q8_0_FILE), copy.path(Q8_0_FILE)).expect("a copy");
     assert_eq!(spec(copy.dir()), spec(&fixture("llama2")));

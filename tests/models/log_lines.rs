@@ -1,4 +1,4 @@
-//! What the library has logged.
+//! The library's log lines.
 
 use std::sync::{Mutex, Once};
 
@@ -21,7 +21,7 @@ impl Log for Collector {
     fn flush(&self) {}
 }
 
-/// Has lines collected from now on.
+/// Starts collecting lines.
 pub fn collect() {
     static START: Once = Once::new();
     START.call_once(|| {
@@ -30,7 +30,7 @@ pub fn collect() {
     });
 }
 
-/// Takes the lines with this in them, in their order.
+/// Takes the lines that contain `part`, in order.
 pub fn take(part: &str) -> Vec<(Level, String)> {
     let mut lines = LINES.lock().expect("no panic");
     lines

@@ -1,11 +1,10 @@
-//! Stands between engine and runner, and gives the runner other blocks than the engine thinks: in every
-//! step some of them move, by a copy, and those that no query sees are taken away. A runner that does
-//! as its plan says does not notice.
+//! Relocates KV blocks between engine and runner: in every step, some blocks are copied elsewhere, and blocks
+//! that no query attends to are taken away. A runner that follows its plan does not notice.
 
 use triton_inflight::base::BlockId;
 use triton_inflight::engine::{AttentionWindow, BlockCopy, PlannedSequence, StepPlan};
 
-/// Where each of the engine's blocks really is.
+/// The real location of each of the engine's blocks.
 pub struct Moves {
     places: Vec<Option<BlockId>>,
     free: Vec<BlockId>,
@@ -13,14 +12,14 @@ pub struct Moves {
     copies: Vec<BlockCopy>,
     block_tables: Vec<BlockId>,
     random: u32,
-    /// How many blocks have moved.
+    /// Number of moved blocks.
     pub num_moves: usize,
-    /// How many blocks that the engine counts on were taken away.
+    /// Number of blocks taken away although the engine still has them in a table.
     pub num_taken: usize,
 }
 
 impl Moves {
-    /// For an engine and a runner with so many blocks, and a model that sees no more than this.
+    /// For an engine and a runner with these numbers of blocks, and a model with this window.
     pub fn new(num_blocks: u32, num_runner_blocks: u32, window: Option<AttentionWindow>) -> Self {
         Self {
             places: vec![None; num_blocks as usize],
@@ -85,7 +84,7 @@ impl Moves {
         }
     }
 
-    /// Whether the query at `query`, or a later one, sees any of the block's positions.
+    /// Whether the query at `query`, or a later one, attends to any of the block's positions.
     fn is_seen(&self, query: u32, start: u32, block_size: u32) -> bool {
         self.window.is_none_or(|window| {
             let first_seen = (query + 1).saturating_sub(window.size.0);
@@ -114,7 +113,7 @@ impl Moves {
         self.num_moves += 1;
     }
 
-    /// True once in `n` times; always the same sequence (a linear congruential generator).
+    /// True for one in `n` calls on average; reproducible (a linear congruential generator).
     fn draws_one_of(&mut self, n: u32) -> bool {
         self.random = self
             .random

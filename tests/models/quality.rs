@@ -1,4 +1,4 @@
-//! What 8 and 4 bits cost in quality, on the model that the repository has trained.
+//! The quality lost by 8-bit and 4-bit weights and caches, on the demo model.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ const BEGINNINGS: [&str; 6] = [
     "<|user|>Tell me a story about a bear.<|assistant|>",
 ];
 const NUM_TOKENS: usize = 160;
-/// Of how many of these tokens the logits are compared.
+/// Every how many of these tokens the logits are compared.
 const STRIDE: usize = 8;
 
 fn bf16() -> Setup {
@@ -29,13 +29,13 @@ fn bf16() -> Setup {
     }
 }
 
-/// What may come of it.
+/// The bounds of a comparison.
 struct Bounds {
     mean_divergence: f64,
     largest_divergence: f64,
-    /// Share of the tokens that are the most likely ones with bf16 as well.
+    /// Minimum share of tokens that are also the most likely ones with bf16.
     agreement: f64,
-    /// Share of the tokens before greedy texts part.
+    /// Minimum share of tokens before greedy texts diverge.
     common: f64,
 }
 
@@ -45,7 +45,7 @@ fn run(setup: &Setup, requests: &[Request]) -> Vec<Served> {
 }
 
 #[test]
-fn an_int8_cache_changes_the_demo_models_answers_hardly() {
+fn an_int8_cache_hardly_changes_the_demo_models_answers() {
     let setup = Setup {
         kv_dtype: KvDtype::Int8,
         ..bf16()
@@ -60,7 +60,7 @@ fn an_int8_cache_changes_the_demo_models_answers_hardly() {
 }
 
 #[test]
-fn weights_of_8_bits_change_the_demo_models_answers_hardly() {
+fn int8_weights_hardly_change_the_demo_models_answers() {
     let bounds = Bounds {
         mean_divergence: 1e-3,
         largest_divergence: 5e-2,
@@ -78,7 +78,7 @@ fn weights_of_8_bits_change_the_demo_models_answers_hardly() {
 }
 
 #[test]
-fn weights_of_4_bits_change_the_demo_models_answers_somewhat() {
+fn int4_weights_change_the_demo_models_answers_somewhat() {
     let bounds = Bounds {
         mean_divergence: 1e-2,
         largest_divergence: 0.5,
@@ -102,7 +102,7 @@ fn rounded(bits: CodeBits, group_size: usize) -> Setup {
     }
 }
 
-/// Compares the logits along bf16's greedy texts, and prints what came out.
+/// Compares the logits along bf16's greedy texts, and prints the results.
 fn assert_near_bf16(what: &str, setup: &Setup, bounds: &Bounds) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
     let tokenizer = Tokenizer::load(&dir).expect("the tokenizer loads");
@@ -115,7 +115,7 @@ fn assert_near_bf16(what: &str, setup: &Setup, bounds: &Bounds) {
         .map(|prompt| Request::greedy(prompt, NUM_TOKENS as u32))
         .collect();
     let expected = run(&bf16(), &requests);
-    // The same texts, with what precedes each of some tokens as the prompt.
+    // The same texts; the prefix of every compared token becomes a prompt.
     let (mut prefixes, mut logits) = (Vec::new(), Vec::new());
     for (prompt, expected) in prompts.iter().zip(&expected) {
         for len in (0..NUM_TOKENS).step_by(STRIDE) {
@@ -143,10 +143,10 @@ fn assert_near_bf16(what: &str, setup: &Setup, bounds: &Bounds) {
     );
     assert!(mean < bounds.mean_divergence && largest < bounds.largest_divergence);
     assert!(agreement > bounds.agreement);
-    // It is something else indeed.
+    // The results differ, so the setup has an effect.
     assert!(mean > 0.0);
 
-    // And where each goes on from its own tokens.
+    // Greedy generation of both, each continuing from its own tokens.
     let own = run(setup, &requests);
     let num_equal: usize = own
         .iter()
@@ -157,6 +157,6 @@ fn assert_near_bf16(what: &str, setup: &Setup, bounds: &Bounds) {
         })
         .sum();
     let num_tokens = requests.len() * NUM_TOKENS;
-    println!("greedy texts part after {num_equal} of {num_tokens} tokens");
+    println!("greedy texts diverge after {num_equal} of {num_tokens} tokens");
     assert!(num_equal as f64 > bounds.common * num_tokens as f64);
 }

@@ -24,7 +24,7 @@ agree! {
 }
 
 #[test]
-fn weights_of_4_bits_take_less_memory_than_those_of_8_and_16() {
+fn weights_with_4_bits_take_less_memory_than_weights_with_8_and_16() {
     let bytes = |name: &str| {
         let checkpoint = ModelSource::open(&fixture(name)).expect("the fixture opens");
         let in_bf16 = checkpoint.spec().num_weight_bytes();
@@ -49,10 +49,10 @@ fn weights_of_4_bits_take_less_memory_than_those_of_8_and_16() {
 }
 
 #[test]
-fn what_a_checkpoint_has_quantised_itself_stays_as_it_is() {
+fn weights_quantised_in_the_checkpoint_are_not_rounded_again() {
     let checkpoint = ModelSource::open(&fixture("quantised/gptq")).expect("the fixture opens");
     let bytes = |precision| checkpoint.num_weight_bytes(precision).expect("all tensors");
-    // Only the output projection is of floats: 96 x 64 weights of 16 bits, which become 8 bits in groups of 32.
+    // Only the output projection is floating-point: 96 x 64 weights of 16 bits become 8 bits in groups of 32.
     let int4 = WeightPrecision::new(CodeBits::Four);
     assert_eq!(bytes(None) - bytes(Some(int4)), 96 * 64 - 96 * 64 / 32 * 2);
 }
@@ -70,7 +70,7 @@ fn with(name: &str, changes: Value) -> Copy {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name_with_a_way_out() {
+fn unsupported_quantisations_are_rejected_by_name_with_a_way_out() {
     let gptq = "quantised/gptq";
     let compressed = "quantised/compressed-w8a8";
     let group = |key: &str, value: Value| {
@@ -184,12 +184,12 @@ fn what_is_not_supported_is_refused_by_name_with_a_way_out() {
 }
 
 #[test]
-fn rules_that_only_leave_modules_out_are_what_the_tensors_say() {
+fn rules_that_only_exclude_modules_are_accepted() {
     let copy = with("quantised/gptq", json!({"dynamic": {"-:.*lm_head.*": {}}}));
     assert!(copy.load().is_ok());
 }
 
-/// A tensor of a copy, changed.
+/// A copy with a changed tensor.
 fn tensor(
     name: &str,
     tensor: &str,
@@ -199,7 +199,7 @@ fn tensor(
 }
 
 #[test]
-fn tensors_that_are_not_what_the_method_makes_of_the_shape_are_refused() {
+fn tensors_with_the_wrong_shape_or_type_for_the_method_are_rejected() {
     for (name, part, shape) in [
         ("gptq", "qweight", "[8, 64]"),
         ("gptq", "qzeros", "[2, 8]"),
@@ -227,7 +227,7 @@ fn tensors_that_are_not_what_the_method_makes_of_the_shape_are_refused() {
             tensor(&name, &part, |_| None).refused(&[Q_PROJ, "is missing"]);
         }
     }
-    // Floats in the place of codes, and the other way round.
+    // Floats instead of codes, and vice versa.
     for (name, part, reason) in [
         ("gptq", "qweight", "codes are packed in I32"),
         ("gptq", "g_idx", "groups are numbered in I32"),

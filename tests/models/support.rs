@@ -1,4 +1,4 @@
-//! Runs requests through the real engine and a real runner, and keeps what every step gave.
+//! Runs requests through the real engine and a real runner, and keeps every step's results.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 use crate::missing;
 use crate::moves::Moves;
 
-/// The instruction sets of this machine. The test is reported to skip the others.
+/// The instruction sets of this machine. Reports that the test skips the others.
 pub fn simds() -> impl Iterator<Item = Simd> {
     Simd::ALL
         .into_iter()
@@ -47,31 +47,31 @@ pub struct Setup {
     pub enable_chunked_context: bool,
     pub num_threads: usize,
     pub kv_dtype: KvDtype,
-    /// What weights are rounded to, if not to bf16.
+    /// Rounding of the weights; `None` for bf16.
     pub weights: Option<WeightPrecision>,
-    /// The layers' windows and the sinks, as the user limits them.
+    /// The user's limits of the layers' windows and sinks.
     pub windows: &'static [u32],
     pub num_sinks: u32,
-    /// Whether the engine gives back what these do not see.
+    /// Whether the engine frees blocks outside of the windows.
     pub gives_back: bool,
-    /// Whether a block is a whole sequence.
+    /// Whether each sequence has a single block.
     pub contiguous: bool,
-    /// Whether blocks are copied elsewhere all the time, and taken away when nothing sees them.
+    /// Whether blocks are constantly copied elsewhere, and taken away when no query attends to them.
     pub moves_blocks: bool,
-    /// Blocks of the runner, if not as many as the engine has.
+    /// Number of the runner's blocks, if different from the engine's.
     pub num_runner_blocks: Option<u32>,
-    /// Whether contexts and generations are computed one after the other.
+    /// Whether contexts and generation are computed in separate calls.
     pub separate_calls: bool,
-    /// What requests share.
+    /// Prefix reuse.
     pub reuse: BlockReuse,
-    /// Whether later tokens are guessed.
+    /// Speculation settings.
     pub speculation: Option<Speculation>,
-    /// The best that the machine has, if none is named.
+    /// Instruction set; `None` for the best one of the machine.
     pub simd: Option<Simd>,
 }
 
 impl Default for Setup {
-    /// Room for everything: no chunk, no pause.
+    /// Enough memory for all: no chunks, no pauses.
     fn default() -> Self {
         Self {
             max_num_requests: 8,
@@ -143,14 +143,14 @@ impl Setup {
         }
     }
 
-    /// What moves its blocks, if anything does.
+    /// Relocates blocks, if the setup asks for it.
     pub fn moves(&self) -> Option<Moves> {
         let num_runner_blocks = self.runner_limits().num_blocks.0;
         self.moves_blocks
             .then(|| Moves::new(self.num_blocks, num_runner_blocks, self.window()))
     }
 
-    /// What a sequence must keep.
+    /// The window of positions that a sequence must keep.
     fn window(&self) -> Option<AttentionWindow> {
         let limits = self.attention_limits();
         let largest = SyntheticRunner::largest_window(&limits, Tokens(self.max_seq_len));
@@ -181,15 +181,15 @@ impl Setup {
     }
 }
 
-/// A prompt, how many tokens to generate, and how.
+/// A prompt, a number of tokens to generate, and sampling parameters.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub prompt: Vec<TokenId>,
     pub max_new_tokens: u32,
     pub sampling: SamplingParams,
-    /// What it wants to know besides its tokens.
+    /// The extra outputs that it requests.
     pub outputs: OutputOptions,
-    /// What is guessed of it.
+    /// Its draft tokens.
     pub drafts: DraftOptions,
     /// The step before which it arrives.
     pub arrival: usize,
@@ -208,39 +208,39 @@ impl Request {
     }
 }
 
-/// What a request got.
+/// The results of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Served {
     pub tokens: Vec<TokenId>,
-    /// The logits that each token was chosen from.
+    /// The logits from which each token was chosen.
     pub logits: Vec<Vec<f32>>,
-    /// Of each token, if they were asked for.
+    /// Each token's log-probabilities, if requested.
     pub log_probs: Vec<TokenLogProbs>,
-    /// Of the prompt, and of what was chosen from, if they were asked for.
+    /// Logits of the prompt and of the chosen tokens, if requested.
     pub context_logits: Vec<f32>,
     pub generation_logits: Vec<f32>,
-    /// What it has found with beams.
+    /// Hypotheses of its beam search.
     pub hypotheses: Vec<Hypothesis>,
 }
 
-/// What a run did besides.
+/// Statistics of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Happened {
     pub num_steps: usize,
     pub num_pauses: usize,
-    /// Steps that computed some of a sequence's context but not its end.
+    /// Steps that computed a part of a sequence's context, but not its end.
     pub num_chunks: usize,
-    /// Most sequences in one step.
+    /// Maximum number of sequences in a step.
     pub max_sequences: usize,
-    /// Blocks that were copied elsewhere.
+    /// Number of blocks copied elsewhere.
     pub num_moves: usize,
-    /// Blocks that were taken away.
+    /// Number of blocks taken away.
     pub num_taken: usize,
-    /// Copies that the engine asked for.
+    /// Number of copies that the engine planned.
     pub num_copies: usize,
-    /// Entries of block tables that the engine had given back.
+    /// Number of block table entries that the engine had freed.
     pub num_holes: usize,
-    /// What was guessed of all requests.
+    /// Draft statistics of all requests.
     pub drafts: DraftTotals,
 }
 
@@ -269,7 +269,7 @@ pub fn serve<D: Device>(
         let step = engine.schedule();
         let planned = step.sequences();
         happened.max_sequences = happened.max_sequences.max(planned.len());
-        // Whose token each row of logits gives, and whether it is a draft's.
+        // The owner of each row of logits, and whether the row is a draft's.
         let sampling: Vec<_> = planned
             .iter()
             .filter(|sequence| sequence.samples)

@@ -1,4 +1,4 @@
-//! The synthetic runner through the real engine: every stream is what its hash says.
+//! The synthetic runner with the real engine: every stream matches its hash.
 
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use crate::support::Setup;
 
 const VOCAB_SIZE: u32 = 1000;
 
-/// Serves 40 requests of many lengths, and returns the tokens of each, the number of pauses, and how many
-/// guesses were right.
+/// Serves 40 requests of many lengths; returns the tokens of each, the number of pauses, and the number of
+/// accepted drafts.
 fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize, u64) {
     let options = SyntheticOptions {
         vocab_size: VOCAB_SIZE,
@@ -27,7 +27,7 @@ fn serve(setup: &Setup) -> (Vec<Vec<TokenId>>, usize, u64) {
     for index in 0..40 {
         let max_new_tokens = Tokens(1 + (index as u32 * 7) % 40);
         let mut request = NewRequest::new(SequenceId(index), prompt(index), max_new_tokens);
-        // Some foresee nothing, some a part of it, and some all.
+        // Drafts: some have none, some a part of the answer, and some all of it.
         let foreseen = expected(index);
         let num_foreseen = foreseen.len() * (index as usize % 4) / 3;
         let expected = foreseen[..num_foreseen].iter().copied();
@@ -69,7 +69,7 @@ fn prompt(index: u64) -> Vec<TokenId> {
         .collect()
 }
 
-/// What `next_token` says must follow the prompt.
+/// The tokens that `next_token` defines for the prompt.
 fn expected(index: u64) -> Vec<TokenId> {
     let mut tokens = prompt(index);
     let num_prompt_tokens = tokens.len();
@@ -80,7 +80,7 @@ fn expected(index: u64) -> Vec<TokenId> {
 }
 
 #[test]
-fn streams_are_what_the_hash_says_under_every_kind_of_scheduling() {
+fn streams_match_the_hash_under_every_kind_of_scheduling() {
     let roomy = Setup::default();
     let chunked = Setup {
         max_num_tokens: 16,
@@ -143,7 +143,7 @@ fn streams_are_what_the_hash_says_under_every_kind_of_scheduling() {
 }
 
 #[test]
-fn a_step_takes_as_long_as_its_tokens_say() {
+fn a_step_takes_the_time_configured_for_its_tokens() {
     let setup = Setup::default();
     let options = SyntheticOptions {
         vocab_size: VOCAB_SIZE,
@@ -161,14 +161,14 @@ fn a_step_takes_as_long_as_its_tokens_say() {
         for plan in step.plans() {
             runner.run(plan, &mut output).expect("the step runs");
         }
-        // No upper bound: the machine may be busy.
+        // There is no upper bound: the machine may be busy.
         assert!(started.elapsed() >= Duration::from_micros(duration_us));
         engine.apply(step, &mut output, &mut events);
     }
 }
 
 #[test]
-fn a_pool_without_memory_is_refused() {
+fn a_cache_larger_than_memory_is_rejected() {
     let options = SyntheticOptions {
         vocab_size: VOCAB_SIZE,
         step_base_us: 0.0,

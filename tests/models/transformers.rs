@@ -12,7 +12,7 @@ use triton_inflight::runner::ModelRunner;
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Served, Setup, fixture, serve, simds};
 
-/// What transformers computed for a fixture.
+/// The results of transformers for a fixture.
 #[derive(Deserialize)]
 struct Expected {
     prompts: Vec<Prompt>,
@@ -26,9 +26,9 @@ struct Prompt {
     bf16_cost: f32,
 }
 
-/// Compares tokens and logits. `logits` are transformers', with what we round rounded as well, so what
-/// remains is sums in another order that fall on the other side of a rounding boundary: a fraction of
-/// what the rounding costs.
+/// Compares tokens and logits. `logits` are transformers', rounded where we round. The remaining differences
+/// are sums in another order that fall on the other side of a rounding boundary: a fraction of the cost of
+/// rounding.
 fn agrees_with_transformers(name: &str) {
     agrees_within(name, 0.5);
 }
@@ -40,7 +40,7 @@ pub fn quantised_agrees_with_transformers(name: &str) {
     agrees_within(&format!("quantised/{name}"), 1.5);
 }
 
-/// Compares tokens and logits on every instruction set; logits may differ by a share of what rounding costs.
+/// Compares tokens and logits on every instruction set; logits may differ by a share of the cost of rounding.
 fn agrees_within(name: &str, share_of_cost: f32) {
     for simd in simds() {
         let setup = Setup {
@@ -95,7 +95,7 @@ fn agrees_on<D: Device>(
     for (served, expected) in served.iter().zip(&expected.prompts) {
         compare(what, served, expected, share_of_cost);
     }
-    // The same logits once more, now as those of a prompt's last tokens.
+    // The same logits again, as those of a prompt's last tokens.
     let contexts: Vec<_> = expected.prompts.iter().map(all_as_prompt).collect();
     let (of_contexts, _) = serve(&mut load(), setup, &contexts);
     for ((served, of_context), expected) in served.iter().zip(&of_contexts).zip(&expected.prompts) {
@@ -112,7 +112,7 @@ fn agrees_on<D: Device>(
     }
 }
 
-/// A request whose prompt is a prompt with all but the last of its greedy tokens, and that wants its logits.
+/// A request for the logits of a prompt and all of its greedy tokens but the last, given as one prompt.
 fn all_as_prompt(expected: &Prompt) -> Request {
     let (_, known) = expected.greedy.split_last().expect("tokens");
     Request {
@@ -167,7 +167,7 @@ fn compare(what: &str, served: &Served, expected: &Prompt, share_of_cost: f32) {
     }
 }
 
-/// The definition.
+/// By definition.
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
     logits
@@ -176,7 +176,7 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
         .collect()
 }
 
-/// Tests that call a function, each with the name of a fixture.
+/// Tests that call a function with the name of a fixture.
 macro_rules! agree {
     ($agrees:path; $($test:ident: $name:literal,)*) => {
         $(#[test]

@@ -1,4 +1,4 @@
-//! Rounded weights in a file, from one load to the next.
+//! The cache file of rounded weights.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -13,7 +13,7 @@ use crate::copy::Copy;
 use crate::log_lines;
 use crate::support::{Request, Served, Setup, fixture, serve_alone, simds};
 
-/// A file in a folder that is not there yet, and is removed with it.
+/// A file in a folder that does not exist yet; deleted when dropped.
 struct Cache(PathBuf);
 
 impl Cache {
@@ -32,28 +32,28 @@ impl Cache {
         &self.0
     }
 
-    /// The one line that a load logs about it.
+    /// The only line that a load logs about it.
     fn line(&self) -> (Level, String) {
         let mut lines = log_lines::take(&self.0.display().to_string());
         assert_eq!(lines.len(), 1, "{lines:?}");
         lines.remove(0)
     }
 
-    /// The next line says that weights were read.
+    /// Asserts that the next line reports that weights were read.
     #[track_caller]
     fn was_read(&self) {
         let (level, line) = self.line();
         assert!(level == Level::Info && line.starts_with("read "), "{line}");
     }
 
-    /// The next line says that weights were kept.
+    /// Asserts that the next line reports that weights were cached.
     #[track_caller]
     fn was_written(&self) {
         let (level, line) = self.line();
         assert!(level == Level::Info && line.starts_with("kept "), "{line}");
     }
 
-    /// The next lines say why the file was not read, and that weights were kept.
+    /// Asserts that the next lines report why the file was not read, and that weights were cached.
     #[track_caller]
     fn was_replaced(&self, level: Level, reason: &str) {
         let lines = log_lines::take(&self.0.display().to_string());
@@ -83,7 +83,7 @@ fn rounded(bits: CodeBits, simd: Option<Simd>) -> Setup {
     }
 }
 
-/// A text and its logits, of a model that is loaded with this file, or without one.
+/// The tokens and logits of a model loaded with or without this file.
 fn answer(dir: &Path, setup: &Setup, cache: Option<&Path>) -> Served {
     let mut checkpoint = ModelSource::open(dir).expect("the checkpoint opens");
     if let Some(path) = cache {
@@ -103,7 +103,7 @@ fn answer(dir: &Path, setup: &Setup, cache: Option<&Path>) -> Served {
 }
 
 #[test]
-fn weights_that_were_read_are_those_that_were_rounded() {
+fn cached_weights_are_the_same_as_rounded_weights() {
     for (name, bits) in [
         ("llama3", CodeBits::Four),
         ("qwen2", CodeBits::Eight),
@@ -117,7 +117,7 @@ fn weights_that_were_read_are_those_that_were_rounded() {
         let inode = fs::metadata(cache.path()).expect("the file").ino();
         assert_eq!(answer(&fixture(name), &setup, Some(cache.path())), expected);
         cache.was_read();
-        // All instruction sets have one file, which stays where it is.
+        // All instruction sets share one file, which is not rewritten.
         for simd in simds() {
             let setup = rounded(bits, Some(simd));
             let expected = answer(&fixture(name), &setup, None);
@@ -129,12 +129,12 @@ fn weights_that_were_read_are_those_that_were_rounded() {
 }
 
 #[test]
-fn what_the_file_holds_is_what_is_computed_with() {
+fn the_weights_in_the_file_are_used() {
     let cache = Cache::new("holds");
     let (setup, dir) = (rounded(CodeBits::Eight, None), fixture("llama3"));
     let expected = answer(&dir, &setup, Some(cache.path()));
     cache.was_written();
-    // The file of another model, which says that it is of this one.
+    // Another model's file, relabelled as this one's.
     let stored = Copy::of("llama3").tensor("model.layers.0.self_attn.o_proj.weight", |view| {
         let zeros = vec![0; view.data().len()];
         Some((view.dtype(), view.shape().to_vec(), zeros))
@@ -164,7 +164,7 @@ fn with_made_from(path: &Path, made_from: &str) {
 }
 
 #[test]
-fn a_changed_checkpoint_or_another_precision_makes_a_new_file() {
+fn a_changed_checkpoint_or_precision_replaces_the_file() {
     let cache = Cache::new("changed");
     let setup = rounded(CodeBits::Four, None);
     let mut copy = Copy::of("llama3");
@@ -182,7 +182,7 @@ fn a_changed_checkpoint_or_another_precision_makes_a_new_file() {
     let eight = answer(copy.dir(), &setup, Some(cache.path()));
     cache.was_replaced(Level::Info, "another precision");
     assert_eq!(eight, answer(copy.dir(), &setup, None));
-    // A file that tells how to read the weights counts as well.
+    // Files that determine how the weights are read count as well.
     copy = copy.config(serde_json::json!({"rms_norm_eps": 1e-3}));
     let eps = answer(copy.dir(), &setup, Some(cache.path()));
     cache.was_replaced(Level::Info, "another checkpoint");
@@ -190,7 +190,7 @@ fn a_changed_checkpoint_or_another_precision_makes_a_new_file() {
 }
 
 #[test]
-fn a_file_that_is_none_of_ours_or_damaged_is_replaced() {
+fn a_foreign_or_damaged_file_is_replaced() {
     let cache = Cache::new("damaged");
     let (setup, dir) = (rounded(CodeBits::Four, None), fixture("llama3"));
     let expected = answer(&dir, &setup, Some(cache.path()));
@@ -215,11 +215,11 @@ fn a_file_that_is_none_of_ours_or_damaged_is_replaced() {
 }
 
 #[test]
-fn a_place_that_cannot_be_written_to_costs_a_warning() {
+fn a_location_that_cannot_be_written_causes_a_warning() {
     let cache = Cache::new("unwritable");
     let (setup, dir) = (rounded(CodeBits::Four, None), fixture("llama3"));
     let expected = answer(&dir, &setup, None);
-    // A file where the folder should be; a file system that takes no files from anybody; a folder.
+    // A file in place of the folder; a file system without write access; a folder.
     let folder = cache.path().parent().expect("a folder");
     fs::create_dir_all(folder.parent().expect("a folder")).expect("made");
     fs::write(folder, "a file").expect("written");
@@ -249,7 +249,7 @@ fn a_place_that_cannot_be_written_to_costs_a_warning() {
 }
 
 #[test]
-fn only_the_servers_user_may_read_the_file_unless_others_are_to() {
+fn the_file_has_the_configured_permissions() {
     let setup = rounded(CodeBits::Eight, None);
     let mode = |path: &Path| fs::metadata(path).expect("it is there").mode() & 0o777;
     for (file, folder) in [(0o600, 0o700), (0o640, 0o750), (0o644, 0o755)] {
@@ -258,7 +258,7 @@ fn only_the_servers_user_may_read_the_file_unless_others_are_to() {
         let above = below.parent().expect("a folder");
         fs::create_dir_all(above).expect("a folder");
         fs::set_permissions(above, Permissions::from_mode(0o751)).expect("its owner");
-        // Whoever may read the checkpoint.
+        // Independent of the permissions of the checkpoint.
         let copy = Copy::of("llama3");
         let weights = copy.path("model.safetensors");
         fs::set_permissions(weights, Permissions::from_mode(0o644)).expect("its owner");
@@ -273,7 +273,7 @@ fn only_the_servers_user_may_read_the_file_unless_others_are_to() {
 }
 
 #[test]
-fn several_may_write_at_once() {
+fn several_processes_can_write_concurrently() {
     let cache = Cache::new("at-once");
     let (setup, dir) = (rounded(CodeBits::Eight, None), fixture("llama3"));
     let expected = answer(&dir, &setup, None);
@@ -294,11 +294,11 @@ fn several_may_write_at_once() {
 }
 
 #[test]
-fn only_what_is_rounded_is_kept() {
+fn only_rounded_weights_are_cached() {
     let cache = Cache::new("only");
     answer(&fixture("llama3"), &Setup::default(), Some(cache.path()));
     assert!(!cache.path().exists());
-    // What no kernel has the codes of is rounded whatever the precision is.
+    // A format without a kernel is rounded whatever the precision is.
     let dir = fixture("quantised/gguf-mixed");
     let expected = answer(&dir, &Setup::default(), None);
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Attention windows and sinks: of the model, of the user, and of both.
+//! Attention windows and sinks, from the model, from the user, and from both.
 
 use std::num::NonZeroU32;
 
