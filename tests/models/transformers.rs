@@ -59,13 +59,13 @@ fn agrees_within(name: &str, share_of_cost: f32) {
 }
 
 /// The same on the reference device, with the residual add in the projections and as a separate operation. It rounds in
-/// the same places but adds in f64, so numbers may fall on the other side of a rounding boundary more often.
+/// the same places as transformers were made to, and adds in f64, so hardly any number is rounded differently.
 fn reference_agrees_with_transformers(name: &str) {
     for has_whole_sums in [true, false] {
         let setup = Setup::default();
         let options = ReferenceOptions { has_whole_sums };
         let load = || setup.load_on::<Reference>(&fixture(name), &options);
-        agrees_on(&format!("{name}, {options:?}"), name, &setup, load, 1.5);
+        agrees_on(&format!("{name}, {options:?}"), name, &setup, load, 0.1);
     }
 }
 
