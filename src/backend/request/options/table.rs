@@ -1,4 +1,4 @@
-//! Every option: its names, its values, what it does, and where it goes.
+//! Every option: its names, its values, its effect, and the field that it sets.
 
 use std::fmt::Write as _;
 
@@ -13,9 +13,9 @@ use super::values::{
 use crate::base::ClientId;
 use crate::config::OutputKind;
 
-/// What lists of words may be.
+/// The values of lists of words.
 const WORDS: &str = "a text of at most 256 bytes, or a JSON list of at most 64 (put a text that begins with [ into a list)";
-/// What lists of words as token ids may be.
+/// The values of lists of words as token ids.
 const ID_WORDS: &str = "a JSON list of two lists: the ids of at most 64 words of at most 256 each, and where each word \
                         ends among them, padded with -1";
 
@@ -25,35 +25,22 @@ pub(super) struct RequestOption {
     pub name: &'static str,
     /// Other names that clients of other backends use.
     pub aliases: &'static [&'static str],
-    /// What its value may be, worded to follow "is not".
+    /// Its values, worded to follow "is not".
     pub expected: &'static str,
-    /// What holds where it is not given.
+    /// Its default.
     pub default: &'static str,
-    /// What it does, for the documentation.
+    /// Its effect, for the documentation.
     pub doc: &'static str,
-    /// Takes a value, if it is one.
+    /// Sets the field; `None` if the value is not accepted.
     pub set: fn(&mut RequestOptions, &Value) -> Option<()>,
 }
 
-/// Most likely tokens that are named in the place of each token: vLLM's default `max_logprobs`.
+/// The most alternatives listed for each token: vLLM's default `max_logprobs`.
 const MAX_LOGPROBS: u32 = 20;
 
-/// What `return_perf_metrics` gives.
-const PERF_METRICS: &[OutputKind] = &[
-    OutputKind::KvCacheAllocNewBlocks,
-    OutputKind::KvCacheReusedBlocks,
-    OutputKind::KvCacheAllocTotalBlocks,
-    OutputKind::ArrivalTimeNs,
-    OutputKind::FirstScheduledTimeNs,
-    OutputKind::FirstTokenTimeNs,
-    OutputKind::LastTokenTimeNs,
-    OutputKind::AcceptanceRate,
-    OutputKind::TotalAcceptedDraftTokens,
-    OutputKind::TotalDraftTokens,
-];
-/// Every place of the sequence is compared with its end, once a token.
+/// Bounded because every position of the sequence is compared with its end, once per token.
 const MAX_NGRAM_SIZE: u32 = 64;
-/// What TensorRT-LLM takes where nothing is said.
+/// TensorRT-LLM's default.
 pub(super) const DEFAULT_TOP_P_MIN: f32 = 1e-6;
 
 /// Every option, in the order of the documentation.
@@ -724,7 +711,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
               `kv_cache_alloc_total_blocks`, `arrival_time_ns`, `first_scheduled_time_ns`, `first_token_time_ns`, \
               `last_token_time_ns`, and, for draft tokens, `acceptance_rate`, `total_accepted_draft_tokens`, and \
               `total_draft_tokens` to the last response.",
-        set: |o, v| o.ask("return_perf_metrics", PERF_METRICS, v),
+        set: |o, v| o.ask("return_perf_metrics", OutputKind::PERF_METRICS, v),
     },
     RequestOption {
         name: "num_draft_tokens",

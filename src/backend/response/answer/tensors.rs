@@ -48,7 +48,7 @@ impl Answer {
         let num_new = rows.iter().map(|row| row.new_tokens().len()).max();
         let num_new = num_new.unwrap_or_default();
         for output in &self.format.outputs {
-            let name = c_name(*output);
+            let name = output.c_name();
             match output {
                 OutputKind::TextOutput => {
                     let text = |row: &mut Row| match echo {
@@ -360,38 +360,6 @@ fn reason_name(reason: Option<FinishReason>, compatibility: ClientCompatibility)
     }
 }
 
-fn c_name(output: OutputKind) -> &'static CStr {
-    match output {
-        OutputKind::TextOutput => c"text_output",
-        OutputKind::OutputIds => c"output_ids",
-        OutputKind::SequenceLength => c"sequence_length",
-        OutputKind::FinishReason => c"finish_reason",
-        OutputKind::NumInputTokens => c"num_input_tokens",
-        OutputKind::NumOutputTokens => c"num_output_tokens",
-        OutputKind::OutputLogProbs => c"output_log_probs",
-        OutputKind::CumLogProbs => c"cum_log_probs",
-        OutputKind::CumulativeLogprob => c"cumulative_logprob",
-        OutputKind::Logprobs => c"logprobs",
-        OutputKind::ContextLogits => c"context_logits",
-        OutputKind::GenerationLogits => c"generation_logits",
-        OutputKind::StopReason => c"stop_reason",
-        OutputKind::KvCacheAllocNewBlocks => c"kv_cache_alloc_new_blocks",
-        OutputKind::KvCacheReusedBlocks => c"kv_cache_reused_blocks",
-        OutputKind::KvCacheAllocTotalBlocks => c"kv_cache_alloc_total_blocks",
-        OutputKind::ArrivalTimeNs => c"arrival_time_ns",
-        OutputKind::FirstScheduledTimeNs => c"first_scheduled_time_ns",
-        OutputKind::FirstTokenTimeNs => c"first_token_time_ns",
-        OutputKind::LastTokenTimeNs => c"last_token_time_ns",
-        OutputKind::AcceptanceRate => c"acceptance_rate",
-        OutputKind::TotalAcceptedDraftTokens => c"total_accepted_draft_tokens",
-        OutputKind::TotalDraftTokens => c"total_draft_tokens",
-        OutputKind::OutputIdsJson => c"output_ids_json",
-        OutputKind::SequenceIndex => c"sequence_index",
-        OutputKind::BatchIndex => c"batch_index",
-        OutputKind::ContextPhaseParams => c"context_phase_params",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -414,12 +382,5 @@ mod tests {
         assert_eq!(ids_json(&[], &rows), "[[7,8],[]]");
         assert_eq!(ids_json(&[1], &rows), "[[1,7,8],[1]]");
         assert_eq!(ids_json(&[1], &rows[1..]), "[[1]]");
-    }
-
-    #[test]
-    fn every_outputs_c_name_is_its_name() {
-        for output in OutputKind::ALL {
-            assert_eq!(c_name(output).to_str(), Ok(output.name()));
-        }
     }
 }
