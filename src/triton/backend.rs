@@ -1,4 +1,4 @@
-//! What Triton and a backend agree on before models are loaded.
+//! The agreement between Triton and a backend before models are loaded.
 
 use std::ptr::NonNull;
 
@@ -11,11 +11,11 @@ const API_VERSION: (u32, u32) = (
     sys::TRITONBACKEND_API_VERSION_MINOR,
 );
 
-/// What Triton asks of a backend before it loads models.
+/// The attributes that Triton asks a backend for before it loads models.
 #[derive(Debug)]
 pub struct BackendAttributes(NonNull<sys::TRITONBACKEND_BackendAttribute>);
 
-/// An error if the server speaks another version of the API than this library, or an older one.
+/// An error if the server has another major version of the API than this library, or an older minor one.
 pub fn check_api_version() -> Result<(), Error> {
     let mut major = 0;
     // SAFETY: both out-parameters point to variables of their type.
@@ -38,7 +38,7 @@ pub fn check_api_version() -> Result<(), Error> {
 }
 
 impl BackendAttributes {
-    /// The attributes that an entry point was given.
+    /// Wraps the attributes that an entry point was given.
     ///
     /// # Safety
     /// The attributes are alive for as long as the value is used.
@@ -46,7 +46,7 @@ impl BackendAttributes {
         Self(raw)
     }
 
-    /// Asks for `count` instances on the CPU for models whose configuration says nothing of instances.
+    /// Asks for `count` instances on the CPU for models whose configuration does not set instances.
     pub fn prefer_cpu_instances(&self, count: u64) -> Result<(), Error> {
         // SAFETY: the attributes are alive; no device ids are given.
         unsafe {

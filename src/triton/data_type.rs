@@ -33,13 +33,13 @@ pub enum DataType {
     Fp32,
     /// IEEE double precision.
     Fp64,
-    /// Strings, each with its length before it: [`super::strings`].
+    /// Strings, each preceded by its length: [`super::strings`].
     Bytes,
     /// The upper half of an IEEE single.
     Bf16,
 }
 
-/// A Rust type that the elements of a tensor have.
+/// A Rust type of tensor elements.
 pub trait Element: Pod {
     /// Triton's name for it.
     const DATA_TYPE: DataType;

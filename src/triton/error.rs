@@ -1,7 +1,7 @@
-//! Triton's errors as a value: a code and a message, with no foreign object behind it.
+//! Triton's errors as values: a code and a message, without a foreign object behind them.
 //!
-//! Triton hands over errors as objects that the receiver must delete, null for success. [`check`] is the
-//! one funnel that turns such a pointer into a `Result` and deletes the object.
+//! Triton returns errors as objects that the receiver must delete, or null for success. [`check`] turns such a pointer
+//! into a `Result` and deletes the object.
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::{self, NonNull};
@@ -11,24 +11,24 @@ use thiserror::Error as ThisError;
 use super::sys;
 use crate::base::{LoadError, RequestError, StepError};
 
-/// What kind of failure it is: it decides the client's gRPC status and HTTP code.
+/// The kind of failure, which decides the client's gRPC status and HTTP code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
-    /// Also every code that a newer server may add.
+    /// Unknown; also every code that a newer server may add.
     Unknown,
-    /// Our fault or the server's.
+    /// A fault of the backend or the server.
     Internal,
     /// A thing that was named does not exist.
     NotFound,
     /// The client or the configuration must change something.
     InvalidArg,
-    /// Not now: stopping, overloaded, too late.
+    /// Not possible now: stopping, overloaded, or too late.
     Unavailable,
     /// The server or the backend cannot do it at all.
     Unsupported,
     /// A thing of this name exists already.
     AlreadyExists,
-    /// The client took the request back.
+    /// The client cancelled the request.
     Cancelled,
 }
 
@@ -41,7 +41,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of a kind with the text that the client or the server's log shows.
+    /// An error with the message that the client or the server's log shows.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -59,17 +59,17 @@ impl Error {
         Self::new(ErrorCode::InvalidArg, message)
     }
 
-    /// What kind of failure it is.
+    /// The kind of failure.
     pub fn code(&self) -> ErrorCode {
         self.code
     }
 
-    /// The text.
+    /// The message.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Triton's object for this error, which whoever receives it must delete.
+    /// Triton's object for this error, which the receiver must delete.
     pub(crate) fn into_raw(self) -> *mut sys::TRITONSERVER_Error {
         let message = to_c_string(self.message);
         // SAFETY: the message is a C string that outlives the call; Triton copies it.
@@ -146,7 +146,7 @@ impl ErrorCode {
 pub(super) struct RawError(NonNull<sys::TRITONSERVER_Error>);
 
 impl RawError {
-    /// The object of an error, to be lent to a function of Triton's. `None` if Triton makes none.
+    /// The object of an error, to be passed to a function of Triton's. `None` if Triton cannot create it.
     pub(super) fn new(error: Error) -> Option<Self> {
         NonNull::new(error.into_raw()).map(Self)
     }
@@ -163,7 +163,7 @@ impl Drop for RawError {
     }
 }
 
-/// The outcome of a call: null is success, anything else an error object that becomes a value here.
+/// The outcome of a call: null is success, anything else is an error object, which becomes a value.
 ///
 /// # Safety
 /// `raw` is null or an error object that the caller owns and does not use again.
@@ -220,7 +220,7 @@ pub(super) unsafe fn get_text<'a>(
     Ok(unsafe { CStr::from_ptr(text) })
 }
 
-/// The text as UTF-8, or an error that says what is not and shows where it begins to be none.
+/// The text as UTF-8, or an error that names it and shows where it stops being UTF-8.
 pub(super) fn to_utf8<'a>(text: &'a CStr, what: &str) -> Result<&'a str, Error> {
     utf8(text.to_bytes(), what)
 }

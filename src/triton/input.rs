@@ -10,7 +10,7 @@ use std::slice;
 use super::error::{check, to_utf8};
 use super::{DataType, Element, Error, Request, sys};
 
-/// An input tensor, borrowed from its request. Triton hands its data over in any number of buffers.
+/// An input tensor, borrowed from its request. Its data may lie in several buffers.
 #[derive(Debug)]
 pub struct Input<'request> {
     raw: NonNull<sys::TRITONBACKEND_Input>,
@@ -114,7 +114,7 @@ impl<'request> Input<'request> {
         self.num_bytes
     }
 
-    /// The data: borrowed where it lies in one buffer, gathered where it lies in several.
+    /// The data: borrowed from a single buffer, or gathered from several.
     ///
     /// An error if any of it lies in GPU memory (a client's CUDA shared memory).
     pub fn bytes(&self) -> Result<Cow<'request, [u8]>, Error> {
@@ -147,7 +147,7 @@ impl<'request> Input<'request> {
     /// A range of the elements, which lies within the tensor.
     ///
     /// # Panics
-    /// With others.
+    /// The range exceeds the tensor.
     pub fn elements_in<T: Element>(&self, places: Range<usize>) -> Result<Vec<T>, Error> {
         let num_elements = self.num_elements::<T>()?;
         assert!(places.end <= num_elements, "{places:?} of {num_elements}");
@@ -222,7 +222,7 @@ fn num_elements<T: Element>(
     })
 }
 
-/// The elements whose bytes these are, however they are aligned.
+/// The elements of these bytes, whatever their alignment.
 fn elements_of<T: Element>(bytes: &[u8]) -> Vec<T> {
     let mut elements = vec![T::zeroed(); bytes.len() / size_of::<T>()];
     bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);

@@ -1,4 +1,4 @@
-//! An instance of a model: what executes, and what statistics are reported for.
+//! An instance of a model, which executes and for which statistics are reported.
 
 use std::ptr::NonNull;
 
@@ -42,7 +42,7 @@ unsafe impl Send for Instance {}
 unsafe impl Sync for Instance {}
 
 impl Instance {
-    /// The handle that an entry point was given.
+    /// Wraps the handle that an entry point was given.
     ///
     /// # Safety
     /// The instance is alive, and the value is not used after ModelInstanceFinalize.
@@ -58,8 +58,8 @@ impl Instance {
         to_utf8(name, "the instance's name")
     }
 
-    /// Counts a request as done, into Triton's statistics and `nv_inference_*` metrics. Once per
-    /// request, before it is released.
+    /// Counts a finished request in Triton's statistics and `nv_inference_*` metrics. Once per request, before it is
+    /// released.
     pub fn report_request(
         &self,
         request: &Request,
@@ -95,8 +95,8 @@ impl Instance {
         }
     }
 
-    /// Tells Triton that the instance holds `bytes` of system memory, besides what the model holds; shown
-    /// among the model's statistics. Replaces what was told before.
+    /// Reports that the instance holds `bytes` of system memory in addition to the model's; shown in the model's
+    /// statistics. Replaces the previous report.
     pub fn report_system_memory(&self, bytes: usize) -> Result<(), Error> {
         let held = SystemMemory::new(bytes)?;
         let mut list = [held.as_ptr()];
@@ -122,7 +122,7 @@ impl Instance {
         Ok(unsafe { Model::from_raw(model) })
     }
 
-    /// What [`Instance::set_state`] stored.
+    /// The state that [`Instance::set_state`] stored.
     ///
     /// # Safety
     /// `T` is the type that was stored.
@@ -136,7 +136,7 @@ impl Instance {
         Ok(NonNull::new(state.cast()))
     }
 
-    /// Stores our part of the instance in Triton's; `None` takes nothing out but forgets it.
+    /// Stores our state in Triton's instance. `None` clears it without dropping it.
     pub(crate) fn set_state<T>(&self, state: Option<NonNull<T>>) -> Result<(), Error> {
         let state = state.map_or(std::ptr::null_mut(), NonNull::as_ptr);
         // SAFETY: the instance is alive; Triton only keeps the pointer.

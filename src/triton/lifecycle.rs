@@ -1,8 +1,8 @@
-//! What the exported entry points do: the same for every backend, so it is generic over one.
+//! The implementation of the exported entry points, generic over a backend.
 //!
-//! One idea: nothing leaves an entry point but null or an error object. A panic becomes an error; in
-//! Execute, where the requests are ours, it becomes an error response to each of them, and the instance
-//! has failed: its state is unknown, so it is dropped and never entered again.
+//! An entry point returns null or an error object, and nothing else leaves it. A panic becomes an error; in Execute, where
+//! the requests are ours, it becomes an error response to each of them, and the instance has failed: its state is
+//! unknown, so it is dropped and never entered again.
 //!
 //! ```text
 //! model_initialize     box a model into Triton's            model_finalize     drop it
@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use super::{BackendAttributes, Error, ErrorCode, Instance, Model, Request, sys};
 
-/// A backend: what its models and instances are.
+/// A backend: the types of its models and instances, and how they are loaded and executed.
 pub trait Implementation: 'static {
     /// A loaded model, shared by its instances.
     type Model: Send + Sync;
@@ -201,18 +201,18 @@ pub unsafe fn instance_ready<B: Implementation>(
     })
 }
 
-/// What Triton keeps for us in its instance.
+/// Our state in Triton's instance.
 struct InstanceState<B: Implementation> {
-    /// Locked by Execute alone, and Triton executes one batch at a time.
+    /// Only Execute locks it, and Triton executes one batch at a time.
     running: Mutex<Running<B>>,
-    /// Why the instance is not entered any more; apart from the lock, so that asking need not wait.
+    /// Why the instance is not entered any more; outside the lock, so that `ready` need not wait.
     failed: OnceLock<Error>,
 }
 
 struct Running<B: Implementation> {
     /// `None` once it has failed.
     instance: Option<B::Instance>,
-    /// The batch. Empty between batches, kept for its memory alone.
+    /// The batch. Empty between calls, and kept for its allocation.
     requests: Vec<Request>,
 }
 
@@ -227,7 +227,7 @@ impl<B: Implementation> InstanceState<B> {
         }
     }
 
-    /// Executes a batch and leaves no request of it behind.
+    /// Executes a batch and answers every request of it that the backend leaves.
     ///
     /// # Safety
     /// The requests are alive, and nobody else answers or releases them.
@@ -279,8 +279,7 @@ fn guarded<T>(name: &str, body: impl FnOnce() -> Result<T, Error>) -> Result<T, 
     catch(body).unwrap_or_else(|panic| Err(Error::internal(format!("{name}: {panic}"))))
 }
 
-/// Runs something; a panic becomes its message. What it may have left half done must not be used
-/// again, which the callers see to by dropping it.
+/// Runs `body`; a panic becomes its message. Callers drop whatever the panic may have left inconsistent.
 pub fn catch<T>(body: impl FnOnce() -> T) -> Result<T, String> {
     panic::catch_unwind(AssertUnwindSafe(body)).map_err(panic_message)
 }

@@ -1,4 +1,4 @@
-//! The `log` crate's records into Triton's log.
+//! Routes the `log` crate's records to Triton's log.
 //!
 //! `error!`, `warn!` and `info!` keep their names there; `debug!` is Triton's verbose log. Whether a
 //! level is on is asked per record, because Triton lets an operator change it while it runs.
@@ -10,7 +10,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use super::error::{check, to_c_string};
 use super::sys;
 
-/// Routes the `log` crate into Triton's log. Doing it again changes nothing.
+/// Routes the `log` crate to Triton's log. Further calls have no effect.
 pub fn install_logger() {
     // It fails where this library has been initialised before, and then the same logger is in place.
     let _ = log::set_logger(&TritonLog);
@@ -18,7 +18,7 @@ pub fn install_logger() {
     log::set_max_level(LevelFilter::Debug);
 }
 
-/// Whether Triton's verbose log is on, so that a caller can save the work of a record.
+/// Whether Triton's verbose log is on, so that callers can skip the work for a record.
 pub fn verbose_enabled() -> bool {
     is_enabled(Level::Debug)
 }

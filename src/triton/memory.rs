@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use super::error::{check, get_object};
 use super::{Error, sys};
 
-/// So many bytes of system memory, as Triton writes it.
+/// An amount of system memory in Triton's form.
 pub(super) struct SystemMemory(NonNull<sys::TRITONSERVER_BufferAttributes>);
 
 impl SystemMemory {

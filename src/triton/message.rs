@@ -1,4 +1,4 @@
-//! A JSON document in Triton's hands.
+//! A JSON document that Triton holds.
 
 use std::ffi::{CStr, c_char};
 use std::ptr::{self, NonNull};
@@ -11,7 +11,7 @@ use super::{Error, sys};
 pub(super) struct Message(NonNull<sys::TRITONSERVER_Message>);
 
 impl Message {
-    /// Takes over a message that Triton gave away.
+    /// Takes ownership of a message.
     ///
     /// # Safety
     /// `raw` is a message that nobody else deletes.

@@ -1,11 +1,10 @@
 //! Metrics of our own on the server's Prometheus page.
 //!
-//! A family is a name with a help text; a metric is one line of it, told from the others by its labels.
+//! A family is a name with a help text; a metric is one line of it, identified by its labels.
 //! A metric keeps its family alive, so Triton always sees metrics deleted first.
 //!
-//! What this room leaves to its caller: two metrics of the same name and labels are one line, in whatever
-//! families they were made, and deleting one frees the line under the other (server 2.51). Make one
-//! and share it.
+//! The caller must share metrics: two metrics with the same name and labels are one line, even in different families, and
+//! deleting one frees the line under the other (server 2.51).
 
 use std::ffi::CStr;
 use std::marker::PhantomData;
@@ -30,7 +29,7 @@ pub struct Counter(Metric);
 #[derive(Debug)]
 pub struct Gauge(Metric);
 
-/// How often a value fell into which bucket.
+/// Counts of values by bucket.
 #[derive(Debug)]
 pub struct Histogram(Metric);
 
@@ -134,8 +133,8 @@ impl<M> MetricFamily<M> {
     }
 }
 
-/// A metric that cannot be written must not fail a request, and saying so at every step would fill
-/// the log; the kinds above leave no way to fail anyway.
+/// A metric that cannot be written must not fail a request, and a warning at every step would fill the log. The types above
+/// rule out failures in any case.
 fn ignore(_: Result<(), Error>) {}
 
 #[derive(Debug)]

@@ -1,9 +1,8 @@
-//! L4: Triton's C API as Rust: generated bindings and, over them, safe owners of Triton's objects.
+//! L4: Triton's C API in Rust: generated bindings, and safe owners of Triton's objects.
 //!
-//! One idea: what must be answered, released, sent or deleted is owned by a value, and dropping the
-//! value does the safe thing. A [`Request`] that is dropped is answered with an error and released; a
-//! [`Response`] that is dropped is deleted; a second final response cannot reach Triton, because
-//! everybody who answers one request shares one [`ResponseFactory`].
+//! Everything that must be answered, released, sent or deleted is owned by a value, and dropping the value is safe. A
+//! [`Request`] that is dropped is answered with an error and released; a [`Response`] that is dropped is deleted; a
+//! second final response cannot reach Triton, because all who answer one request share one [`ResponseFactory`].
 //!
 //! ```text
 //! sys.rs       the C declarations, generated (`cargo xtask bindings`)

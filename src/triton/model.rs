@@ -21,7 +21,7 @@ unsafe impl Send for Model {}
 unsafe impl Sync for Model {}
 
 impl Model {
-    /// The handle that an entry point was given.
+    /// Wraps the handle that an entry point was given.
     ///
     /// # Safety
     /// The model is alive, and the value is not used after ModelFinalize.
@@ -100,7 +100,7 @@ impl Model {
         }
     }
 
-    /// What [`Model::set_state`] stored.
+    /// The state that [`Model::set_state`] stored.
     ///
     /// # Safety
     /// `T` is the type that was stored.
@@ -114,7 +114,7 @@ impl Model {
         Ok(NonNull::new(state.cast()))
     }
 
-    /// Stores our part of the model in Triton's; `None` takes nothing out but forgets it.
+    /// Stores our state in Triton's model. `None` clears it without dropping it.
     pub(crate) fn set_state<T>(&self, state: Option<NonNull<T>>) -> Result<(), Error> {
         let state = state.map_or(std::ptr::null_mut(), NonNull::as_ptr);
         // SAFETY: the model is alive; Triton only keeps the pointer.

@@ -1,12 +1,11 @@
-//! One inference request while it is in our hands.
+//! An inference request that the backend owns.
 //!
 //! ```text
 //!  Triton --Execute--> Request --reschedule--> Triton, which hands it to a later Execute
 //!                        | \---fail, drop----> answered with an error, released
 //!                        \-----release-------> released; its ResponseFactory sends the final response
 //! ```
-//! So a request is never lost: either Triton has it, or this value has it, or a factory has still to
-//! end it. A `Request` stays on the thread of its Execute: Triton touches a rescheduled request once
+//! So a request is never lost: Triton has it, or this value has it, or a factory still has to end it. A `Request` stays on the thread of its Execute: Triton touches a rescheduled request once
 //! more after it has put it into the queue (server 25.10 and later), which is only safe where the next
 //! Execute cannot have begun.
 
@@ -28,9 +27,9 @@ const MAX_NAME_BYTES: usize = 4096;
 /// A request that we own. Dropping it answers it with an error and releases it.
 #[derive(Debug)]
 pub struct Request {
-    /// Also what keeps the request from being sent to another thread.
+    /// Also makes the type `!Send`.
     raw: NonNull<sys::TRITONBACKEND_Request>,
-    /// Who answers it, once somebody does.
+    /// Sends its responses, once there is one.
     factory: Option<ResponseFactory>,
 }
 
@@ -40,7 +39,7 @@ pub enum CorrelationId<'request> {
     /// A number, the client's or one that Triton counted up. Zero: no sequence at all (a warm-up
     /// request, or a null request that fills a gap in a direct batch).
     Number(u64),
-    /// A text of the client's.
+    /// A string that the client chose.
     Text(&'request CStr),
 }
 
@@ -54,7 +53,7 @@ impl CorrelationId<'_> {
     }
 }
 
-/// Where in its sequence a request stands.
+/// The position of a request in its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestFlags(u32);
 
@@ -70,8 +69,7 @@ impl RequestFlags {
     }
 }
 
-/// The value of a request parameter. Triton has one kind more, raw bytes, but no frontend makes it and
-/// its length cannot be asked for.
+/// The value of a request parameter. Triton also has raw bytes, but no frontend sends them and their length is unknown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ParameterValue<'request> {
     /// True or false.
@@ -82,7 +80,7 @@ pub enum ParameterValue<'request> {
     Double(f64),
     /// A text.
     String(&'request str),
-    /// A text of more bytes than the caller wants to look at: nobody has.
+    /// A text with more bytes than the caller accepts, which has not been read.
     TooLong,
 }
 
@@ -99,7 +97,7 @@ impl fmt::Display for ParameterValue<'_> {
 }
 
 impl Request {
-    /// Takes over a request that Execute was given.
+    /// Takes ownership of a request that Execute was given.
     ///
     /// # Safety
     /// The request is alive, nobody else answers or releases it, and Execute will report success,
@@ -108,7 +106,7 @@ impl Request {
         Self { raw, factory: None }
     }
 
-    /// The client's name for the request, which it need not give.
+    /// The request id that the client gave, if any.
     pub fn client_id(&self) -> Result<Option<&str>, Error> {
         // SAFETY: the request is alive.
         let id = unsafe {
@@ -139,7 +137,7 @@ impl Request {
             .map(CorrelationId::Text)
     }
 
-    /// Where in its sequence the request stands.
+    /// The position of the request in its sequence.
     pub fn flags(&self) -> Result<RequestFlags, Error> {
         // SAFETY: the request is alive.
         unsafe { get(0, |out| sys::TRITONBACKEND_RequestFlags(self.as_ptr(), out)) }

@@ -1,4 +1,4 @@
-//! What becomes of each field that clients of TensorRT-LLM's and of vLLM's backend send.
+//! How each field that clients of TensorRT-LLM's and vLLM's backends send is handled.
 //!
 //! A field is a request parameter here: a key of a generate request's JSON body, an entry of `parameters`
 //! over gRPC. Most are options of ours under the same name. The others are in [`FOREIGN`]: what has no
@@ -12,26 +12,26 @@ use crate::backend::request::options;
 use crate::config::client_inputs::{self, ClientInput};
 use crate::config::{InputKind, OutputKind};
 
-/// A field of other backends' clients that is no option.
+/// A field of other backends' clients that is not an option here.
 pub(super) struct ForeignField {
     /// Its name.
     pub name: &'static str,
-    /// What becomes of it.
+    /// How it is handled.
     pub handling: Handling,
 }
 
-/// What becomes of a field that is no option.
+/// How a field that is not an option is handled.
 pub(super) enum Handling {
-    /// It has no effect, because of this.
+    /// It has no effect, for this reason.
     Ignored(&'static str),
-    /// It may only ask for what happens anyway.
+    /// It may only ask for the only behaviour that there is.
     Only {
         /// Whether it does.
         is_neutral: fn(&Value) -> bool,
-        /// The value that does, worded to follow "is not".
+        /// The value that is accepted, worded to follow "is not".
         expected: &'static str,
     },
-    /// It is refused, because of this, with what to write instead.
+    /// It is refused, for this reason, with the alternative.
     Refused(&'static str),
 }
 
@@ -54,7 +54,7 @@ const NO_ENCODER: Handling =
 const NO_DISAGGREGATION: Handling =
     Refused("context and generation are computed by one server; leave it out");
 
-/// Every field of the other backends' clients that is no option here.
+/// Every field of the other backends' clients that is not an option here.
 pub(super) const FOREIGN: &[ForeignField] = &[
     field("Streaming", Ignored("'streaming' says it")),
     field("use_draft_logits", EXACT_DRAFTS),
@@ -125,7 +125,7 @@ pub(super) fn foreign(name: &str) -> Option<&'static ForeignField> {
     FOREIGN.iter().find(|field| field.name == name)
 }
 
-/// Whether nobody looks at the value of a field: it is ignored or refused, whatever it is.
+/// Whether a field is ignored or refused whatever its value, so that the value is not read.
 pub(super) fn is_unread(name: &str) -> bool {
     let handling = foreign(name).map(|field| &field.handling);
     matches!(handling, Some(Handling::Ignored(_) | Handling::Refused(_)))
@@ -205,7 +205,7 @@ const VLLM_OUTPUTS: &[&str] = &[
     "num_output_tokens",
 ];
 
-/// The tables of `docs/src/clients.md`: the name of each section and what stands in it.
+/// The tables of `docs/src/clients.md`: the name and the content of each section.
 pub fn client_tables() -> Vec<(&'static str, String)> {
     vec![
         ("ensemble", input_table(client_inputs::ENSEMBLE)),
@@ -257,7 +257,7 @@ fn output_table(outputs: &[&str]) -> String {
     table
 }
 
-/// What becomes of a field, in words.
+/// How a field is handled, in words.
 fn handling_of(name: &str) -> String {
     let is_prompt = [InputKind::Text, InputKind::Ids].map(InputKind::name);
     if is_prompt.contains(&name) {

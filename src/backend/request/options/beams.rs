@@ -1,4 +1,4 @@
-//! Beam search as a request asks for it, by the names of both backends.
+//! The options of beam search, by the names of both backends.
 
 use super::RequestOptions;
 use crate::base::RequestError;
@@ -16,11 +16,10 @@ pub struct BeamOptions {
 }
 
 impl RequestOptions {
-    /// How the request searches; `None` if it does not, or with one beam, which is no search. A model has
-    /// at most `max_beam_width` beams.
+    /// The beam search of the request; `None` without one, or with one beam. A model has at most `max_beam_width` beams.
     ///
     /// # Errors
-    /// More beams than that; options that contradict each other, or that beams cannot keep.
+    /// More beams than that; options that contradict each other, or that do not work with beams.
     pub fn beam_search(&self, max_beam_width: u32) -> Result<Option<BeamSearch>, RequestError> {
         let beams = &self.beams;
         let name = match beams.use_beam_search {
@@ -87,7 +86,7 @@ impl RequestOptions {
         }))
     }
 
-    /// Refuses what would mean something else without beams, and nothing with them.
+    /// Refuses options that have no effect with beams.
     fn check_beside_beams(&self, name: &str) -> Result<(), RequestError> {
         let temperature = self.temperature.unwrap_or(0.0);
         let problem = if temperature != 0.0 && temperature != 1.0 {

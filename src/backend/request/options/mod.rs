@@ -1,4 +1,4 @@
-//! What a request may ask for: one option, one entry of `table.rs`, from which the table in `docs/src/request-options.md` is made.
+//! The options of a request. One option is one entry of `table.rs`, which `docs/src/request-options.md` is generated from.
 //!
 //! Options are request *parameters*, not tensors, because Triton's direct sequence batching wants
 //! the same inputs in every request. A parameter is a boolean, an integer, a number or a string, so
@@ -36,11 +36,11 @@ pub struct RequestOptions {
     num_generated: Option<u32>,
     pad_id: Option<i32>,
     beams: BeamOptions,
-    /// Whether there are responses on the way, or only one at the end.
+    /// Whether the answer is streamed.
     pub stream: bool,
-    /// Tokens of a response of a stream.
+    /// Tokens of each response of a stream.
     pub stream_interval: Option<u32>,
-    /// Whether a full answer leaves out the prompt.
+    /// Whether an answer that is not streamed leaves out the prompt.
     pub exclude_input_in_output: Option<bool>,
     /// Texts that end the output, and are not part of it.
     pub stop: Vec<String>,
@@ -52,30 +52,30 @@ pub struct RequestOptions {
     pub timeout_us: u64,
     /// A conversation, from which the model's chat template makes the prompt.
     pub messages: Option<Value>,
-    /// Who comes first: the smaller.
+    /// Smaller values are scheduled first.
     pub priority: i32,
-    /// Who has sent the request, for its logits post-processor.
+    /// The client, for the logits post-processor.
     pub client_id: Option<ClientId>,
-    /// What it shares of the KV cache.
+    /// Which KV blocks it shares.
     pub reuse: ReuseOptions,
-    /// What the output has to be.
+    /// The guide that the output follows.
     pub guide: GuideOptions,
-    /// What changes its logits.
+    /// The logits post-processor.
     pub post_processor: PostProcessorOptions,
     /// Output tensors that the request does not want.
     pub omitted: Vec<OutputKind>,
-    /// Options that ask for output tensors, and which; a model that has none of them refuses.
+    /// Options that ask for output tensors, with these tensors; a model that has none of them refuses the option.
     pub asked: Vec<(&'static str, &'static [OutputKind])>,
-    /// Output tensors that the request asks for by name, where others get them unasked.
+    /// Output tensors that the request asks for by name where they are not sent by default.
     wanted: Vec<OutputKind>,
     num_logprobs: Option<u32>,
-    /// So many of the ids that the request brings are the prompt, the rest padding.
+    /// The number of given ids that are the prompt; the rest is padding.
     pub input_length: Option<u32>,
-    /// So many tokens at the end of the prompt are kept.
+    /// The number of tokens to keep at the end of the prompt.
     pub truncate_prompt_tokens: Option<u32>,
-    /// Texts whose tokens are more or less likely, and what is added to their logits.
+    /// Texts whose tokens' logits are biased.
     pub embedding_bias_words: Vec<String>,
-    /// One for each of `embedding_bias_words`.
+    /// The bias of each of `embedding_bias_words`.
     pub embedding_bias_weights: Vec<f32>,
     /// Fields of other backends' clients that have no effect.
     pub ignored: Vec<&'static str>,
@@ -107,7 +107,7 @@ pub struct RequestOptions {
     draft_input_ids: Vec<TokenId>,
 }
 
-/// How many sequences a request gets.
+/// The number of a request's sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumSequences {
     /// Generated, at least one.
@@ -116,17 +116,16 @@ pub struct NumSequences {
     pub returned: u32,
 }
 
-/// How a request wants its tokens turned into text.
+/// How a request's tokens become text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextOptions {
-    /// Whether there is any text.
+    /// Whether there is text at all.
     pub detokenize: bool,
-    /// Whether special tokens are left out; `None`: as the model says.
+    /// Whether special tokens are left out; `None` for the model's setting.
     pub skip_special_tokens: Option<bool>,
-    /// Whether special tokens that follow one another keep a space between them that the tokenizer
-    /// puts there.
+    /// Whether the tokenizer's spaces between consecutive special tokens are kept.
     pub spaces_between_special_tokens: bool,
-    /// Whether what ended the text, a stop word or a token, is part of it.
+    /// Whether the stop word or the token that ended the text is part of it.
     pub include_stop: bool,
 }
 
@@ -172,7 +171,7 @@ impl RequestOptions {
         Ok(options)
     }
 
-    /// Tokens to generate, at most: the request's own figure or the model's.
+    /// The most tokens to generate: the request's own value or the model's default.
     ///
     /// # Errors
     /// Fewer than `min_tokens`.
@@ -191,7 +190,7 @@ impl RequestOptions {
     /// How many sequences are generated, at most `max`, the model's `max_batch_size`, and how many returned.
     ///
     /// # Errors
-    /// More than that; fewer generated than returned; of a stream, which sends what it has, more.
+    /// More than `max`; fewer generated than returned; more generated than returned in a stream, which sends them all.
     pub fn num_sequences(&self, max: u32) -> Result<NumSequences, RequestError> {
         let returned = self.num_returned.unwrap_or(1);
         let generated = self.num_generated.unwrap_or(returned);
@@ -226,8 +225,7 @@ impl RequestOptions {
         })
     }
 
-    /// What fills up the shorter ones of several sequences: as TensorRT-LLM has it, the end id where the
-    /// request says nothing.
+    /// The padding of the shorter of several sequences: by default the end id, as in TensorRT-LLM.
     pub fn pad_id(&self, end_ids: &[TokenId]) -> i32 {
         let end_id = end_ids.first().map_or(0, |id| *id as i32);
         self.pad_id.unwrap_or(end_id)
@@ -235,7 +233,7 @@ impl RequestOptions {
 
     /// The sampler's part of the options, for a model whose sequences end with `model_end_ids`.
     ///
-    /// A request that says nothing of sampling is answered greedily; one that gives any of
+    /// A request without sampling options is greedy; one that gives any of
     /// `temperature`, `top_k`, `top_p`, `min_p` or `typical_p` is sampled, at temperature 1 if it
     /// gives none.
     ///
@@ -311,7 +309,7 @@ impl RequestOptions {
         (is_asked || is_unasked) && !self.omits(output)
     }
 
-    /// Whether `logprobs` does not say how many log-probabilities there are to be, which is none to some clients.
+    /// Whether the request does not say how many log-probabilities it wants, which means none to some clients.
     pub fn has_null_logprobs(&self, compatibility: ClientCompatibility) -> bool {
         compatibility.requires_return_logprobs() && self.num_logprobs.is_none()
     }
@@ -348,7 +346,7 @@ impl RequestOptions {
         }
     }
 
-    /// What is guessed of an output of up to `max_new_tokens`, in which no draft stands for the last.
+    /// The drafts of an output of up to `max_new_tokens`, the last of which is never drafted.
     pub fn drafts(&self, max_new_tokens: usize) -> DraftOptions {
         let num_expected = self.draft_input_ids.len().min(max_new_tokens);
         DraftOptions {
@@ -357,7 +355,7 @@ impl RequestOptions {
         }
     }
 
-    /// Takes what clients expect of a request that does not say how its tokens are drawn.
+    /// Applies the sampling defaults that the model's clients expect.
     pub fn take_defaults_of(&mut self, compatibility: ClientCompatibility) {
         if compatibility.is_greedy_by_default() && self.top_p.is_none() {
             self.top_k.get_or_insert(1);
@@ -374,7 +372,7 @@ impl RequestOptions {
         }
     }
 
-    /// How `top_p` falls, if it does.
+    /// The decay of `top_p`, if it decays.
     fn top_p_decay(&self) -> Option<TopPDecay> {
         (self.top_p_decay.is_some() || self.top_p_min.is_some()).then(|| TopPDecay {
             factor: self.top_p_decay.unwrap_or(1.0),
@@ -383,7 +381,7 @@ impl RequestOptions {
         })
     }
 
-    /// Whether every token that the options name is in the vocabulary.
+    /// Checks that every token that the options name is in the vocabulary.
     fn check_ids(&self, vocab_size: u32) -> Result<(), RequestError> {
         let biased: Vec<_> = self.logit_bias.iter().map(|(id, _)| *id).collect();
         let none = Vec::new();
@@ -461,7 +459,7 @@ impl RequestOptions {
         Ok(())
     }
 
-    /// Takes the value of one field, which stands at `place`: behind its name in a message.
+    /// Sets one field. `place` follows its name in error messages.
     fn set(
         &mut self,
         name: &str,
@@ -503,7 +501,7 @@ impl RequestOptions {
         Ok(())
     }
 
-    /// A field that is no option of ours.
+    /// Handles a field that is not an option here.
     fn set_foreign(&mut self, name: &str, value: &Value) -> Result<(), RequestError> {
         let Some(field) = foreign(name) else {
             let known = OPTIONS
@@ -533,11 +531,11 @@ impl RequestOptions {
     }
 }
 
-/// An option that a request has given.
+/// An option that the request gives.
 struct Seen {
-    /// Our name of it.
+    /// The option's own name.
     option: &'static str,
-    /// How the request wrote it, and where.
+    /// The name that the request uses, and where it stands.
     spelling: String,
 }
 
@@ -546,7 +544,7 @@ pub(super) fn plain_name(name: &str) -> &str {
     name.strip_prefix("sampling_param_").unwrap_or(name)
 }
 
-/// The option that a client calls so.
+/// The option of this name or alias.
 fn option_named(name: &str) -> Option<&'static RequestOption> {
     let name = plain_name(name);
     OPTIONS
@@ -554,7 +552,7 @@ fn option_named(name: &str) -> Option<&'static RequestOption> {
         .find(|option| option.name == name || option.aliases.contains(&name))
 }
 
-/// What we call the option that a client calls so, if there is one.
+/// The own name of the option with this name or alias.
 pub(super) fn canonical_name(name: &str) -> Option<&'static str> {
     option_named(name).map(|option| option.name)
 }

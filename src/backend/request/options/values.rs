@@ -1,4 +1,4 @@
-//! What the values of options may be: each function reads one kind, and gives nothing for what is not it.
+//! Parsers of option values: each function reads one kind and returns `None` for anything else.
 
 use std::ops::RangeInclusive;
 
@@ -9,8 +9,7 @@ use crate::sampling::EarlyStopping;
 
 /// The largest count that an option takes.
 pub(super) const MAX_COUNT: u32 = i32::MAX as u32;
-/// Words of one list, bytes of one word, entries of `logit_bias`: a request must not make every
-/// step of all the others slow.
+/// Words in a list, bytes of a word, entries of `logit_bias`. These are bounded because they cost time in every step.
 pub(super) const MAX_WORDS: usize = 64;
 pub(super) const MAX_WORD_BYTES: usize = 256;
 pub(super) const MAX_BIASES: usize = 1024;
@@ -18,7 +17,7 @@ const MAX_BIAS: f64 = 1000.0;
 /// Token ids of one word.
 const MAX_WORD_IDS: usize = 256;
 pub(super) const MAX_END_IDS: usize = 16;
-/// Allowed ids are looked at together with the logits, once a token.
+/// Allowed ids are read with the logits, once per token.
 pub(super) const MAX_ALLOWED_IDS: usize = 65536;
 pub(super) const MAX_DRAFT_IDS: usize = 65536;
 
@@ -47,7 +46,7 @@ pub(in crate::backend) fn parsed(value: &Value) -> Option<Value> {
     }
 }
 
-/// What an option expects, and why `value` is no JSON where it is a text that looks like some.
+/// What an option expects, with the syntax error if `value` looks like JSON and is not.
 pub(super) fn expected_of(expected: &str, value: &Value) -> String {
     let looks_like_json = |text: &&str| text.trim_start().starts_with(['{', '[']);
     match value.as_str().filter(looks_like_json).map(json_of) {
@@ -56,10 +55,10 @@ pub(super) fn expected_of(expected: &str, value: &Value) -> String {
     }
 }
 
-/// The JSON that a text is.
+/// Parses JSON.
 ///
 /// # Errors
-/// Why it is none, in words about it.
+/// The syntax error.
 pub(in crate::backend) fn json_of(text: &str) -> Result<Value, String> {
     const MAX_DEPTH: u32 = 127;
     serde_json::from_str(text).map_err(|error| {
@@ -126,7 +125,7 @@ pub(super) fn share(value: &Value) -> Option<f32> {
     number(value, 0.0..=1.0).filter(|share| *share > 0.0)
 }
 
-/// A token id or a list of at most `max_len`.
+/// A token id, or a list of at most `max_len` of them.
 pub(super) fn ids(value: &Value, max_len: usize) -> Option<Vec<TokenId>> {
     let list = match parsed(value)? {
         Value::Array(list) => list,
@@ -138,7 +137,7 @@ pub(super) fn ids(value: &Value, max_len: usize) -> Option<Vec<TokenId>> {
     list.iter().map(|id| integer(id, 0..=MAX_COUNT)).collect()
 }
 
-/// Clients of TensorRT-LLM say with -1 that no token ends the output.
+/// End ids. Clients of TensorRT-LLM send -1 for none.
 pub(super) fn end_ids(value: &Value) -> Option<Vec<TokenId>> {
     match parsed(value)?.as_i64() {
         Some(-1) => Some(Vec::new()),
@@ -146,8 +145,8 @@ pub(super) fn end_ids(value: &Value) -> Option<Vec<TokenId>> {
     }
 }
 
-/// Words as ids, as TensorRT-LLM's `[2, n]` tensors have them: the ids of all words one after the other, and where
-/// each word ends among them, filled up with -1. Either as two lists or as one.
+/// Words as ids in the form of TensorRT-LLM's `[2, n]` tensors: the concatenated ids of all words, and the end of each word
+/// among them, padded with -1. Either as two lists or as one.
 pub(super) fn id_words(value: &Value) -> Option<Vec<Vec<TokenId>>> {
     let Value::Array(list) = parsed(value)? else {
         return None;
@@ -176,7 +175,7 @@ pub(super) fn id_words(value: &Value) -> Option<Vec<Vec<TokenId>>> {
     (words.len() <= MAX_WORDS).then_some(words)
 }
 
-/// Some token ids, sorted, each once.
+/// Token ids, sorted and without duplicates.
 pub(super) fn allowed_ids(value: &Value) -> Option<Vec<TokenId>> {
     let mut ids = ids(value, MAX_ALLOWED_IDS).filter(|ids| !ids.is_empty())?;
     ids.sort_unstable();
@@ -212,7 +211,7 @@ pub(super) fn biases(value: &Value) -> Option<Vec<(TokenId, f32)>> {
     (unique && biases.len() <= MAX_BIASES).then_some(biases)
 }
 
-/// A bias for each token of the vocabulary; minus infinity is that of a token that is never chosen.
+/// A bias for each token of the vocabulary; minus infinity excludes a token.
 pub(super) fn all_biases(value: &Value) -> Option<Vec<f32>> {
     let list = parsed(value)?;
     let bias = |bias: &Value| number(bias, f64::NEG_INFINITY..=MAX_BIAS);
@@ -225,7 +224,7 @@ pub(super) fn messages(value: &Value) -> Option<Value> {
     (!objects.is_empty() && objects.iter().all(Value::is_object)).then_some(list)
 }
 
-/// A client's text as it is shown in an error: it can be megabytes long.
+/// A client's text, shortened for an error message: it can be megabytes long.
 pub(super) fn shortened(text: &str) -> String {
     const MAX_CHARS: usize = 80;
     match text.char_indices().nth(MAX_CHARS) {
@@ -234,7 +233,7 @@ pub(super) fn shortened(text: &str) -> String {
     }
 }
 
-/// When a search is over: transformers' booleans and "never", TensorRT-LLM's integers.
+/// The stop criterion of a beam search: transformers' booleans and "never", or TensorRT-LLM's integers.
 pub(super) fn early_stopping(value: &Value) -> Option<EarlyStopping> {
     if value.as_str().is_some_and(|text| text.trim() == "never") {
         return Some(EarlyStopping::Never);
