@@ -7,7 +7,7 @@
 //! base/      L0     typed ids and units, the three kinds of error
 //! config/    L1     every config.pbtxt knob
 //! sampling/  L1     sampling parameters, logits processors, the sampler, stop rules: pure functions
-//! engine/    L2     the batch manager: pure decisions, no clock, no I/O, no thread, no device, no Triton
+//! engine/    L2     plans steps and applies their results: pure decisions, no clock, no I/O, no thread, no device, no Triton
 //! post_processors/  L2  logits post-processors that requests name
 //! device/    L3     the `Device` trait and what is common to devices; cpu/: kernels; the thread pool
 //! checkpoint/  L4   files and formats (safetensors, GGUF, quantised) -> tensors by name; config.json

@@ -6,7 +6,7 @@
 //! The engine never waits, reads a clock, draws a random number or calls the runner. The same calls in the same
 //! order give the same plans, on every machine and on every rank.
 
-use crate::base::{Blocks, RequestError, SequenceId, Tokens};
+use crate::base::{Blocks, RequestError, SeqSlot, SequenceId, Tokens};
 use crate::engine::active::ActiveSequences;
 use crate::engine::apply;
 use crate::engine::block_needs::BlockNeeds;
@@ -14,6 +14,7 @@ use crate::engine::lockstep::LockstepBatch;
 use crate::engine::micro_batches::MicroBatches;
 use crate::engine::recorder::Recorder;
 use crate::engine::scheduler::{Scheduler, Scope};
+use crate::engine::sequence::Sequence;
 use crate::engine::{
     DraftTotals, EngineConfig, Event, KvUsage, NewRequest, RequestStage, Step, StepOutput,
     StepStats,
@@ -326,10 +327,8 @@ impl Engine {
         if self.lockstep.is_none() || self.active.num_running() == 0 {
             return;
         }
-        let mut running = self.active.running().map(|(_, sequence)| sequence);
-        let any_unended = running.any(|sequence| sequence.ended().is_none());
-        drop(running);
-        if any_unended {
+        let is_unended = |(_, sequence): (SeqSlot, &Sequence)| sequence.ended().is_none();
+        if self.active.running().any(is_unended) {
             return;
         }
         self.active.end_all_running(|sequence| {

@@ -11,13 +11,18 @@ use crate::runner::Runner;
 /// Computes steps with a runner.
 pub(super) enum StepRunner {
     /// In `launch`.
-    Caller {
-        runner: Box<Runner>,
-        computed: Option<ComputedStep<Duration>>,
-        spare: Option<StepOutput>,
-    },
+    Caller(Box<CallerRunner>),
     /// On a thread, while the caller does something else.
     Thread(RunnerThread),
+}
+
+/// A runner that computes on the caller's thread.
+pub(super) struct CallerRunner {
+    runner: Runner,
+    /// The step that was launched and has not landed.
+    computed: Option<ComputedStep<Duration>>,
+    /// An output that came back, kept for its memory.
+    spare: Option<StepOutput>,
 }
 
 impl StepRunner {
@@ -27,11 +32,11 @@ impl StepRunner {
     /// The system refuses the thread.
     pub(super) fn new(runner: Runner, num_micro_batches: usize) -> std::io::Result<Self> {
         Ok(match num_micro_batches {
-            1 => Self::Caller {
-                runner: Box::new(runner),
+            1 => Self::Caller(Box::new(CallerRunner {
+                runner,
                 computed: None,
                 spare: None,
-            },
+            })),
             _ => Self::Thread(RunnerThread::start(runner)?),
         })
     }
@@ -43,13 +48,9 @@ impl StepComputer for StepRunner {
     fn launch(&mut self, step: Step) -> Result<(), StepError> {
         match self {
             Self::Thread(thread) => thread.launch(step),
-            Self::Caller {
-                runner,
-                computed,
-                spare,
-            } => {
-                let output = spare.take().unwrap_or_default();
-                *computed = Some(compute(runner, step, output)?);
+            Self::Caller(caller) => {
+                let output = caller.spare.take().unwrap_or_default();
+                caller.computed = Some(compute(&mut caller.runner, step, output)?);
                 Ok(())
             }
         }
@@ -58,14 +59,14 @@ impl StepComputer for StepRunner {
     fn land(&mut self) -> Result<ComputedStep<Duration>, StepError> {
         match self {
             Self::Thread(thread) => thread.land(),
-            Self::Caller { computed, .. } => Ok(computed.take().expect("a step was launched")),
+            Self::Caller(caller) => Ok(caller.computed.take().expect("a step was launched")),
         }
     }
 
     fn recycle(&mut self, output: StepOutput) {
         match self {
             Self::Thread(thread) => thread.recycle(output),
-            Self::Caller { spare, .. } => *spare = Some(output),
+            Self::Caller(caller) => caller.spare = Some(output),
         }
     }
 }
