@@ -57,7 +57,7 @@ impl<'a> BlockNeeds<'a> {
         let running = self.active.running().map(|(_, sequence)| sequence);
         let searching = running.filter(|it| it.has_beams() && it.ended().is_none());
         match self.config.window {
-            None => searching.map(|sequence| self.to_come(sequence)).sum(),
+            None => searching.map(|sequence| self.still_to_take(sequence)).sum(),
             Some(_) => {
                 let worst: Blocks = searching.clone().map(|sequence| self.worst(sequence)).sum();
                 let tables = searching.flat_map(Sequence::tables);
@@ -99,7 +99,7 @@ impl<'a> BlockNeeds<'a> {
         let left = match (reservation, self.config.window) {
             (Reservation::Now, _) => self.free(),
             (Reservation::ToTheEnd, None) => {
-                let promised: Blocks = running.map(|sequence| self.to_come(sequence)).sum();
+                let promised: Blocks = running.map(|sequence| self.still_to_take(sequence)).sum();
                 usage.num_free() - promised
             }
             (Reservation::ToTheEnd, Some(_)) => {
@@ -225,7 +225,7 @@ impl<'a> BlockNeeds<'a> {
     }
 
     /// The free blocks that a sequence will take until it ends at worst, where there is no window.
-    fn to_come(&self, sequence: &Sequence) -> Blocks {
+    fn still_to_take(&self, sequence: &Sequence) -> Blocks {
         match sequence.has_beams() {
             false => self.worst(sequence) - sequence.blocks().len(),
             true => {
