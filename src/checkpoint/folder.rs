@@ -122,7 +122,7 @@ fn check_folder(dir: &Path) -> Result<(), LoadError> {
     if !dir.is_dir() {
         return fail(
             dir,
-            "is no folder; put the checkpoint there (config.json, *.safetensors or a *.gguf, tokenizer.json), or write \
+            "is not a folder; put the checkpoint there (config.json, *.safetensors or a *.gguf, tokenizer.json), or write \
              its folder into the parameter gpt_model_path",
         );
     }

@@ -42,7 +42,7 @@ fn a_missing_file_is_named() {
     let nowhere = ModelSource::open(Path::new("/nowhere/at/all"));
     let error = nowhere.err().expect("refused").to_string();
     for words in [
-        "/nowhere/at/all: is no folder",
+        "/nowhere/at/all: is not a folder",
         "config.json",
         "gpt_model_path",
     ] {

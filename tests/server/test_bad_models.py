@@ -160,7 +160,7 @@ BAD_CONFIGS = {
     "a folder that is not there": (
         {"runner": "huggingface", "gpt_model_path": "/nowhere/at/all"},
         "",
-        ["/nowhere/at/all: is no folder", "config.json", "gpt_model_path"],
+        ["/nowhere/at/all: is not a folder", "config.json", "gpt_model_path"],
     ),
     "several at once": (
         {"gpu_weight_percent": "0.5", "tokens_per_block": 0},

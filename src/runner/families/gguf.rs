@@ -110,7 +110,7 @@ impl<'a> GgufConfig<'a> {
             if let Some(value) = self.get(unsupported)
                 && *value != MetadataValue::Unsigned(0)
             {
-                return Err(self.error(unsupported, "is not read from a GGUF file", REMEDY));
+                return Err(self.error(unsupported, "is not supported in a GGUF file", REMEDY));
             }
         }
         let num_heads = self.required("attention.head_count")?;
@@ -258,7 +258,7 @@ impl<'a> GgufConfig<'a> {
             if let Some(value) = self.number(&key)?
                 && value.as_f64() != Some(1.0)
             {
-                return Err(self.error(&key, "is not read", REMEDY));
+                return Err(self.error(&key, "is not supported", REMEDY));
             }
         }
         Ok(Json::Object(rope))

@@ -38,7 +38,7 @@ pub fn rope(config: &JsonFile, max_position_embeddings: usize) -> Result<Rope, L
     }
     let theta = theta.unwrap_or(DEFAULT_THETA);
     if matches!(scaling, RopeScaling::Yarn { .. }) && theta <= 1.0 {
-        let expected = "above 1, as yarn needs it: its ramp is found by dividing by the logarithm";
+        let expected = "above 1, which yarn requires: it divides by the logarithm";
         return Err(config.unexpected("rope_theta", theta, expected));
     }
     Ok(Rope { theta, scaling })
