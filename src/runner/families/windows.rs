@@ -62,8 +62,9 @@ fn windowed_layers(config: &JsonFile, num_layers: usize) -> Result<Vec<bool>, Lo
         .filter(|types| types.len() == num_layers)
         .and_then(|types| types.iter().map(is_windowed).collect())
         .ok_or_else(|| {
-            let expected =
-                format!("a list of {num_layers} entries, each 'sliding_attention' or 'full_attention'");
+            let expected = format!(
+                "a list of {num_layers} entries, each 'sliding_attention' or 'full_attention'"
+            );
             config.unexpected("layer_types", types, expected)
         })
 }
