@@ -104,7 +104,7 @@ fn a_request_with_beams_can_be_cancelled_at_any_time() {
 }
 
 #[test]
-fn what_beams_may_need_is_set_aside_and_others_are_paused_for_it() {
+fn blocks_that_beams_may_need_are_reserved_and_others_are_paused_for_them() {
     // To their ends three beams need 1 + 3 * 3 blocks, and the others 4 each.
     let config = EngineConfig {
         policy: CapacityPolicy::MaxUtilization,
@@ -130,7 +130,7 @@ fn what_beams_may_need_is_set_aside_and_others_are_paused_for_it() {
 }
 
 #[test]
-fn beams_start_only_beside_a_first_one_that_can_always_go_on() {
+fn beams_are_admitted_only_if_the_oldest_request_can_always_continue() {
     let config = EngineConfig {
         policy: CapacityPolicy::MaxUtilization,
         num_blocks: Blocks(16),
@@ -169,7 +169,7 @@ fn beams_leave_a_step_room_for_the_next_chunk_of_those_before_them() {
 }
 
 #[test]
-fn with_a_window_each_beam_gives_back_what_it_no_longer_sees() {
+fn with_a_window_each_beam_frees_the_blocks_outside_of_it() {
     let config = EngineConfig {
         max_num_tokens: Tokens(8),
         window: Some(AttentionWindow {
@@ -254,7 +254,7 @@ fn in_lockstep_contexts_are_padded_to_the_longest_in_however_many_steps() {
 }
 
 #[test]
-fn the_prompt_of_beams_is_found_again_and_nothing_else_of_them() {
+fn only_the_prompt_of_beams_is_reused() {
     let mut world = World::new(EngineConfig {
         reuse: BlockReuse::PartialBlocks,
         ..with_beams(3)
@@ -293,7 +293,7 @@ fn the_prompt_of_beams_is_found_again_and_nothing_else_of_them() {
 }
 
 #[test]
-fn the_logits_of_a_beam_are_those_of_its_history_and_shared_with_its_kin() {
+fn the_logits_of_a_beam_follow_its_history_and_are_shared_with_its_siblings() {
     for num_micro_batches in 1..=2 {
         let mut world = World::new(EngineConfig {
             num_micro_batches,
@@ -330,7 +330,7 @@ fn the_logits_of_a_beam_are_those_of_its_history_and_shared_with_its_kin() {
 }
 
 #[test]
-fn what_a_search_would_return_is_known_after_every_step() {
+fn the_current_hypotheses_are_available_after_every_step() {
     let ask = Ask {
         has_end_id: true,
         has_stop_text: true,
@@ -367,7 +367,7 @@ fn what_a_search_would_return_is_known_after_every_step() {
 }
 
 #[test]
-fn beams_that_are_out_with_a_step_are_known_to_be() {
+fn the_engine_knows_which_beams_are_in_a_launched_step() {
     let mut world = World::new(EngineConfig {
         num_micro_batches: 2,
         ..with_beams(2)
@@ -386,7 +386,7 @@ fn beams_that_are_out_with_a_step_are_known_to_be() {
 }
 
 #[test]
-fn a_request_that_wants_to_know_its_beams_is_told_of_them() {
+fn a_request_receives_its_current_beams_if_it_asks_for_them() {
     let mut world = World::new(with_beams(3));
     let told_every = |beams| Ask {
         outputs: OutputOptions {
@@ -403,7 +403,7 @@ fn a_request_that_wants_to_know_its_beams_is_told_of_them() {
 }
 
 #[test]
-fn a_beam_that_ends_by_its_text_is_a_hypothesis() {
+fn a_beam_that_ends_with_a_stop_word_is_a_hypothesis() {
     let ask = Ask {
         has_stop_text: true,
         ..search(5, 12, 4)
@@ -444,7 +444,7 @@ fn a_search_that_fails_ends_with_its_error_and_without_hypotheses() {
 }
 
 #[test]
-fn only_as_many_hypotheses_as_are_wanted_are_returned() {
+fn only_the_requested_number_of_hypotheses_is_returned() {
     let all = search(5, 9, 4);
     let mut world = World::new(with_beams(4));
     let best = Ask {
@@ -462,7 +462,7 @@ fn only_as_many_hypotheses_as_are_wanted_are_returned() {
 }
 
 #[test]
-fn beams_that_cannot_run_are_refused_with_the_way_out() {
+fn beams_that_cannot_run_are_rejected_with_the_way_out() {
     let mut world = World::new(EngineConfig {
         num_blocks: Blocks(20),
         ..with_beams(4)

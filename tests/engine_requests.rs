@@ -15,7 +15,7 @@ fn refusal(config: EngineConfig) -> String {
 }
 
 #[test]
-fn limits_that_cannot_be_served_are_refused_with_the_way_out() {
+fn limits_that_cannot_be_served_are_rejected_with_the_way_out() {
     let wide = wide_config;
     assert_eq!(
         refusal(EngineConfig {
@@ -99,7 +99,7 @@ fn limits_that_cannot_be_served_are_refused_with_the_way_out() {
 }
 
 #[test]
-fn requests_that_could_never_run_are_refused_with_the_way_out() {
+fn requests_that_could_never_run_are_rejected_with_the_way_out() {
     let refusal = |config: EngineConfig, num_prompt_tokens, max_new_tokens| {
         let mut world = World::new(config);
         let ask = Ask::of_lengths(num_prompt_tokens, max_new_tokens);
@@ -146,7 +146,7 @@ fn the_longest_prompt_gives_one_token() {
 }
 
 #[test]
-fn a_sequence_whose_logits_are_not_numbers_fails_alone() {
+fn a_sequence_with_nan_logits_fails_alone() {
     let mut world = World::new(wide_config());
     let fails = Ask {
         fails_after: Some(1),
@@ -201,7 +201,7 @@ fn a_request_can_be_cancelled_wherever_it_is() {
 }
 
 #[test]
-fn a_step_is_recorded_as_it_was_planned() {
+fn a_step_is_recorded_as_planned() {
     let config = EngineConfig {
         max_num_requests: 2,
         max_num_active: 3,
@@ -251,7 +251,7 @@ fn limits_beyond_what_the_pool_can_hold_take_no_memory() {
 }
 
 #[test]
-fn a_request_can_know_how_many_blocks_it_has_had() {
+fn a_request_can_report_its_number_of_blocks() {
     let of_blocks = Ask {
         outputs: OutputOptions {
             kv_blocks: true,
@@ -304,7 +304,7 @@ fn a_request_can_know_how_many_blocks_it_has_had() {
 }
 
 #[test]
-fn drafts_that_cannot_be_are_refused_with_the_way_out() {
+fn bad_speculation_settings_are_rejected_with_the_way_out() {
     let with = |max_draft_tokens, min, max| EngineConfig {
         speculation: Some(Speculation {
             max_draft_tokens,
@@ -368,7 +368,7 @@ fn foreseen(num_right: usize, ask: Ask) -> Ask {
 }
 
 #[test]
-fn what_drafts_come_to_is_told_to_the_request_and_in_the_records() {
+fn draft_statistics_are_in_the_events_and_in_the_records() {
     let config = EngineConfig {
         speculation: Some(Speculation {
             max_draft_tokens: 4,
@@ -407,7 +407,7 @@ fn what_drafts_come_to_is_told_to_the_request_and_in_the_records() {
 }
 
 #[test]
-fn what_a_step_brought_after_a_stop_word_is_not_counted() {
+fn tokens_after_a_stop_word_in_the_same_step_are_not_counted() {
     let config = EngineConfig {
         speculation: Some(Speculation {
             max_draft_tokens: 8,

@@ -1,4 +1,4 @@
-//! What each scheduling rule does, as time tables.
+//! The effects of each scheduling rule, as time tables.
 //!
 //! A row is a step, a column a request:
 //!
@@ -149,8 +149,8 @@ fn small_pool(policy: CapacityPolicy) -> EngineConfig {
 }
 
 #[test]
-fn guaranteed_no_evict_starts_what_can_run_to_its_end() {
-    // R3 would fit next to R1 all the time, but nobody overtakes R2.
+fn guaranteed_no_evict_admits_only_requests_that_can_run_to_their_end() {
+    // R3 would always fit next to R1, but no request overtakes R2.
     assert_table(
         time_table(small_pool(CapacityPolicy::GuaranteedNoEvict), &THREE, &[]),
         "
@@ -180,7 +180,7 @@ fn guaranteed_no_evict_starts_what_can_run_to_its_end() {
 }
 
 #[test]
-fn max_utilization_starts_what_fits_now_and_pauses_the_last_started() {
+fn max_utilization_admits_requests_that_fit_now_and_pauses_the_last_admitted() {
     // In step 8 R1 needs a fourth block. R2 gives all of its own back and, when R1 has ended, computes
     // its 13 tokens again.
     assert_table(
@@ -205,7 +205,7 @@ fn max_utilization_starts_what_fits_now_and_pauses_the_last_started() {
 }
 
 #[test]
-fn max_utilization_resumes_what_was_paused_before_anything_starts() {
+fn max_utilization_resumes_paused_requests_before_admitting_new_ones() {
     let config = EngineConfig {
         max_seq_len: Tokens(24),
         ..small_pool(CapacityPolicy::MaxUtilization)
@@ -238,7 +238,7 @@ fn max_utilization_resumes_what_was_paused_before_anything_starts() {
 }
 
 #[test]
-fn a_long_context_is_cut_into_chunks_next_to_those_that_generate() {
+fn a_long_context_is_chunked_beside_generating_requests() {
     let config = EngineConfig {
         max_num_requests: 4,
         max_num_tokens: Tokens(10),
@@ -264,7 +264,7 @@ fn a_long_context_is_cut_into_chunks_next_to_those_that_generate() {
 }
 
 #[test]
-fn without_chunking_nobody_overtakes_a_context_that_does_not_fit() {
+fn without_chunking_no_request_overtakes_a_context_that_does_not_fit() {
     let config = EngineConfig {
         max_num_tokens: Tokens(10),
         enable_chunked_context: false,
@@ -288,7 +288,7 @@ fn without_chunking_nobody_overtakes_a_context_that_does_not_fit() {
 }
 
 #[test]
-fn what_is_cancelled_makes_room_in_the_next_step() {
+fn a_cancelled_request_makes_room_in_the_next_step() {
     let config = EngineConfig {
         max_num_requests: 1,
         ..wide_config()
@@ -307,7 +307,7 @@ fn what_is_cancelled_makes_room_in_the_next_step() {
 }
 
 #[test]
-fn a_static_batch_is_joined_by_nobody_until_all_of_it_have_ended() {
+fn no_request_joins_a_static_batch_until_all_of_its_requests_have_ended() {
     let config = EngineConfig {
         max_num_requests: 2,
         policy: CapacityPolicy::StaticBatch,
@@ -424,7 +424,7 @@ fn a_context_waits_for_blocks_that_another_is_about_to_write() {
 }
 
 #[test]
-fn a_batch_that_nobody_can_join_starts_with_all_that_begin_alike() {
+fn a_batch_without_newcomers_starts_with_all_requests_that_share_a_prefix() {
     for (scheme, policy) in [
         (BatchingScheme::InflightFused, CapacityPolicy::StaticBatch),
         (BatchingScheme::V1, CapacityPolicy::GuaranteedNoEvict),
@@ -480,7 +480,7 @@ const DRAFTS: Option<Speculation> = Some(Speculation {
 });
 
 #[test]
-fn drafts_take_the_tokens_that_nobody_else_wants() {
+fn drafts_use_the_rest_of_the_token_budget() {
     let config = EngineConfig {
         max_num_tokens: Tokens(12),
         speculation: DRAFTS,

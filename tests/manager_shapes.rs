@@ -60,7 +60,7 @@ fn request(id: u64, max_new_tokens: u32) -> NewRequest {
     NewRequest::new(SequenceId(id), prompt(id), Tokens(max_new_tokens))
 }
 
-/// What request `id` gives alone.
+/// The tokens that request `id` gets alone.
 fn alone(id: u64, max_new_tokens: u32) -> Vec<TokenId> {
     let mut tokens = prompt(id);
     let num_prompt_tokens = tokens.len();
@@ -70,7 +70,7 @@ fn alone(id: u64, max_new_tokens: u32) -> Vec<TokenId> {
     tokens.split_off(num_prompt_tokens)
 }
 
-/// An application at the other end of two channels.
+/// An application connected by two channels.
 struct Channels {
     requests: Receiver<NewRequest>,
     responses: Sender<(SequenceId, Vec<TokenId>, bool)>,
@@ -91,12 +91,12 @@ impl Callbacks for Channels {
     }
 
     fn reject_duplicate(&mut self, duplicate: Submission) {
-        panic!("{} is given once", duplicate.request.id);
+        panic!("{} was added only once", duplicate.request.id);
     }
 }
 
 #[test]
-fn a_manager_with_a_thread_of_its_own_waits_in_its_destructor_for_all_that_are_active() {
+fn dropping_a_manager_thread_waits_for_all_active_requests() {
     let (send, requests) = channel();
     let (responses, receive) = channel();
     let thread = ManagerThread::spawn(
@@ -124,7 +124,7 @@ fn a_manager_with_a_thread_of_its_own_waits_in_its_destructor_for_all_that_are_a
 }
 
 #[test]
-fn a_callback_that_panics_ends_the_thread_with_its_words() {
+fn a_panic_in_a_callback_ends_the_thread_with_its_message() {
     struct Panics;
     impl Callbacks for Panics {
         fn get_requests(&mut self, _: usize, _: bool) -> Option<Vec<Submission>> {
@@ -179,7 +179,7 @@ fn an_executor_takes_requests_from_any_thread_and_keeps_their_responses() {
     assert_eq!(executor.take_statistics(), Vec::<String>::new());
 }
 
-/// Waits until the test lets it pass.
+/// Waits until the test opens the gate.
 struct Gate(Arc<Mutex<()>>);
 
 impl ProcessLogits for Gate {
@@ -190,7 +190,7 @@ impl ProcessLogits for Gate {
 }
 
 #[test]
-fn what_is_cancelled_ends_with_what_it_has_and_shutdown_waits_for_the_rest() {
+fn a_cancelled_request_returns_its_partial_answer_and_shutdown_waits_for_the_rest() {
     const NUM_TOKENS: u32 = 12;
     let mut alone = Executor::new(model(), ExecutorOptions::default()).expect("a thread");
     let expected: Vec<_> = (0..10)
@@ -246,7 +246,7 @@ fn what_is_cancelled_ends_with_what_it_has_and_shutdown_waits_for_the_rest() {
 }
 
 #[test]
-fn an_executor_holds_no_more_than_it_was_told_to() {
+fn an_executor_limits_its_active_requests() {
     let options = ExecutorOptions {
         max_queue_size: 0,
         max_num_statistics: 2,
@@ -314,7 +314,7 @@ fn tensor_request(id: u64, is_streaming: bool, tensors: HostTensors) -> TensorRe
     }
 }
 
-/// What an application with tensors is called with.
+/// Records the calls of an application with tensors.
 #[derive(Default)]
 struct TensorDiary {
     requests: Vec<TensorRequest>,
@@ -493,7 +493,7 @@ fn a_response_has_the_tensors_and_the_shapes_of_the_batch_manager() {
 }
 
 #[test]
-fn a_tensor_that_is_not_what_it_has_to_be_is_that_requests_error() {
+fn a_bad_tensor_is_an_error_of_its_own_request() {
     let cases = [
         (
             tensors(&[160], 1, &[]),
@@ -571,7 +571,7 @@ fn a_tensor_that_is_not_what_it_has_to_be_is_that_requests_error() {
 }
 
 #[test]
-fn options_that_make_no_batch_manager_say_what_is_wrong() {
+fn bad_options_are_rejected_with_the_reason() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
     let fixture = fixture.display();
     for (options, words) in [

@@ -1,4 +1,4 @@
-//! What the shared library gives to the server and takes from it.
+//! The symbols that the shared library exports and imports.
 //!
 //! The library is linked with BIND_NOW: one function that the server lacks fails the load of every model.
 
@@ -11,7 +11,7 @@ use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH};
 use object::read::elf::{Dyn, ElfFile64, ElfSymbol64};
 use object::{Endianness, Object, ObjectSymbol};
 
-/// The oldest server that is supported.
+/// The oldest supported server.
 const SERVER: &str = include_str!("symbols/server-2.51.0.txt");
 
 const ENTRY_POINTS: [&str; 9] = [
