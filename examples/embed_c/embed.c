@@ -82,7 +82,7 @@ static void send_response(void *context, uint64_t request_id, const inflight_ten
 
 static void reject_duplicate(void *context, uint64_t request_id) {
   (void)context;
-  fprintf(stderr, "request %llu is in flight already\n", (unsigned long long)request_id);
+  fprintf(stderr, "request %llu is already in flight\n", (unsigned long long)request_id);
 }
 
 static void return_stats(void *context, const char *json) {

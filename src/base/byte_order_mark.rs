@@ -1,14 +1,14 @@
-//! The byte order mark with which some editors begin a file, and which no JSON may begin with.
+//! The UTF-8 byte order mark that some editors write at the start of a file. JSON does not allow it.
 
-/// Says what to do where a file begins with one.
+/// Checks that `file` does not start with a byte order mark.
 ///
 /// # Errors
-/// It does; the reason.
+/// The file starts with one; the text says how to remove it.
 pub fn check_byte_order_mark(file: &[u8]) -> Result<(), String> {
     match file.starts_with(b"\xef\xbb\xbf") {
         false => Ok(()),
         true => Err(
-            "begins with a byte order mark, which no JSON does; save it as UTF-8 without one (sed -i '1s/^\\xef\\xbb\\xbf//' FILE)"
+            "starts with a byte order mark, which JSON does not allow; save it as UTF-8 without one (sed -i '1s/^\\xef\\xbb\\xbf//' FILE)"
                 .to_owned(),
         ),
     }

@@ -1,12 +1,12 @@
-//! The three kinds of error: one fails a load, one fails a request, one fails an instance.
+//! The three kinds of error. Each fails one thing: a load, a request, or a model instance.
 //!
-//! Each names the thing, its value and the way out, because the text is what a user reads.
+//! Users read these texts, so each names the thing, its value and the way out.
 
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why a model or an instance could not be loaded. The server lives on without it.
+/// Why a model or an instance failed to load. The server keeps running without it.
 #[derive(Debug, Error)]
 pub enum LoadError {
     /// A parameter of config.pbtxt with a value outside its range.
@@ -14,9 +14,9 @@ pub enum LoadError {
     Knob {
         /// The parameter's key.
         key: String,
-        /// What config.pbtxt says.
+        /// The value as written.
         value: String,
-        /// What may stand there: type and range.
+        /// The accepted type and range.
         expected: String,
     },
     /// A parameter of config.pbtxt that does not exist.
@@ -24,18 +24,18 @@ pub enum LoadError {
     UnknownKnob {
         /// The key as written.
         key: String,
-        /// The known key most like it.
+        /// The most similar known key.
         nearest: Option<String>,
     },
-    /// A parameter of config.pbtxt that another backend has.
-    #[error("parameter '{key}' is none of this backend's: {reason}")]
+    /// A parameter of another backend in config.pbtxt.
+    #[error("parameter '{key}' belongs to another backend: {reason}")]
     ForeignKnob {
         /// The key as written.
         key: String,
-        /// What to write instead, or why nothing.
+        /// What to write instead, or why nothing replaces it.
         reason: String,
     },
-    /// Another field of config.pbtxt, or several together, that cannot be served.
+    /// An unsupported field of config.pbtxt, or an unsupported combination of fields.
     #[error("config.pbtxt: {problem}; {remedy}")]
     Config {
         /// What is wrong, with the value.
@@ -43,7 +43,7 @@ pub enum LoadError {
         /// What to write instead.
         remedy: String,
     },
-    /// A file of the checkpoint that is missing or cannot be understood.
+    /// A missing or unreadable file of the checkpoint.
     #[error("{}: {reason}", .path.display())]
     File {
         /// The file.
@@ -51,10 +51,10 @@ pub enum LoadError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A tensor of the checkpoint that is missing or has the wrong shape, type or values.
+    /// A tensor of the checkpoint that is missing or has the wrong shape, data type or values.
     #[error("{}: tensor '{name}': {reason}", .path.display())]
     Tensor {
-        /// The file, or the folder where no file has it.
+        /// The file, or the folder if no file contains the tensor.
         path: PathBuf,
         /// The tensor's name.
         name: String,
@@ -64,12 +64,12 @@ pub enum LoadError {
     /// Several errors, each with its own way out.
     #[error("{}", list(.0))]
     Several(Vec<LoadError>),
-    /// The machine cannot give what the model needs: memory, threads.
+    /// The machine lacks a resource that the model needs, such as memory or threads.
     #[error("{0}")]
     Resource(String),
 }
 
-/// Why one request was refused or ended early. Only its client sees it.
+/// Why a request was rejected or ended early. Only its client sees the error.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RequestError {
     /// An option with a value of the wrong type or outside its range.
@@ -79,7 +79,7 @@ pub enum RequestError {
         name: String,
         /// The value as the client wrote it.
         value: String,
-        /// What may stand there.
+        /// The accepted values.
         expected: String,
     },
     /// An option that does not exist.
@@ -87,28 +87,31 @@ pub enum RequestError {
     UnknownOption {
         /// The name as the client wrote it.
         name: String,
-        /// The known option most like it.
+        /// The most similar known option.
         nearest: Option<String>,
     },
-    /// Anything else that the client must change: an input tensor, a combination of options.
+    /// Any other mistake of the client, such as a bad input tensor or combination of options.
     #[error("{0}")]
     Invalid(String),
-    /// The client's request id belongs to a request that has not had its final response.
-    #[error("request id '{0}' is in flight already; use it again after its final response")]
+    /// The client's request id belongs to a request that is still in flight.
+    #[error("request id '{0}' is already in flight; use it again after its final response")]
     InFlight(String),
-    /// Our fault, or the checkpoint's: logits that are not numbers, a failed step.
+    /// A fault of the backend or the checkpoint, such as non-finite logits or a failed step.
     #[error("{0}")]
     Internal(String),
 }
 
-/// Why a step failed: the instance's state is unknown afterwards, and every request in it fails.
+/// Why a step failed. The instance's state is unknown afterwards, so all of its requests fail.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("step failed: {0}")]
 pub struct StepError(pub String);
 
 impl LoadError {
-    /// Nothing, the one error, or all of them as one.
-    pub fn check(errors: Vec<Self>) -> Result<(), Self> {
+    /// Combines `errors` into one. Flattens nested [`LoadError::Several`].
+    ///
+    /// # Errors
+    /// Any of `errors`; `Ok` if the list is empty.
+    pub fn combine(errors: Vec<Self>) -> Result<(), Self> {
         let mut all = Vec::new();
         for error in errors {
             match error {

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// An entry of a model's vocabulary. A plain number, because tokens are data that is hashed,
-/// copied and multiplied through; everything that *addresses* something is a newtype.
+/// An entry of a model's vocabulary. A plain number, because tokens are bulk data: hashed, copied
+/// and computed with. Ids that *address* something are newtypes.
 pub type TokenId = u32;
 
 macro_rules! id {
@@ -14,7 +14,7 @@ macro_rules! id {
         pub struct $name(pub $inner);
 
         impl $name {
-            /// The id as an index into a slice.
+            /// The id as a slice index.
             #[inline]
             pub const fn index(self) -> usize {
                 self.0 as usize
@@ -37,30 +37,30 @@ macro_rules! id {
 
 id! {
     #[derive(Default)]
-    /// A request of Triton, numbered by us: never reused while the process lives. Not the client's request id.
+    /// A Triton request, numbered by the backend and never reused within the process. Not the client's request id.
     RequestId(u64)
 }
 id! {
     #[derive(Default)]
-    /// A sequence: one text that the engine generates, with all its beams. A request asks for one or several.
-    /// Unique among the sequences that an engine holds.
+    /// A sequence: one text that the engine generates, including all its beams. A request has one or more.
+    /// Unique among the sequences in an engine.
     SequenceId(u64)
 }
 id! {
     #[derive(Default)]
-    /// A client, named by itself: as many of its requests as it likes may have its id.
+    /// A client's id, chosen by the client. Any number of requests may share it.
     ClientId(u64)
 }
 id! {
-    /// A block of the KV pool: `block_size` positions of every layer's keys and values.
+    /// A block of the KV cache pool: keys and values of `block_size` positions in every layer.
     BlockId(u32)
 }
 id! {
-    /// The row of a sequence in the engine's table; reused after the sequence has finished.
+    /// The row of a sequence in the engine's table; reused after the sequence finishes.
     SeqSlot(u32)
 }
 
 impl BlockId {
-    /// No block: the place in a block table of one that was given back.
+    /// Marks an entry of a block table whose block was released.
     pub const NONE: Self = Self(u32::MAX);
 }

@@ -1,4 +1,4 @@
-//! L0: typed ids and units, and the three kinds of error. Imports nothing of this crate.
+//! L0: typed ids, units, and the three error types. Imports nothing else from this crate.
 
 mod byte_order_mark;
 mod error;

@@ -1,9 +1,10 @@
-//! "Did you mean": the nearest of a set of known names.
+//! "Did you mean": the known name nearest to a mistyped one.
 
-/// A name longer than any slip of one: a client's can be megabytes, and likeness costs their product.
+/// Maximum length of a name to compare, in bytes. Longer than any plausible typo: a client's name can have megabytes, and
+/// the comparison takes time in proportion to the product of both lengths.
 const MAX_LEN: usize = 64;
 
-/// The known name most like `name`, if any is near enough to be what was meant.
+/// The known name most similar to `name`. None if no name is similar enough to be a typo.
 pub fn nearest_name<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if name.len() > MAX_LEN {
         return None;
@@ -17,7 +18,7 @@ pub fn nearest_name<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) ->
                 candidate,
             )
         })
-        .filter(|(likeness, _)| *likeness >= 0.75)
+        .filter(|(similarity, _)| *similarity >= 0.75)
         .max_by(|(a, _), (b, _)| a.total_cmp(b))
         .map(|(_, candidate)| candidate)
 }

@@ -1,4 +1,4 @@
-//! Units of the KV cache: tokens, blocks, and the one conversion between them.
+//! Units of the KV cache: tokens and blocks, with the conversions between them.
 
 use std::fmt;
 use std::iter::Sum;
@@ -13,7 +13,7 @@ macro_rules! unit {
         pub struct $name(pub u32);
 
         impl $name {
-            /// None of them.
+            /// Zero.
             pub const ZERO: Self = Self(0);
 
             /// The count as an index or a length.
@@ -22,7 +22,7 @@ macro_rules! unit {
                 self.0 as usize
             }
 
-            /// `self - other`, or zero where `other` is larger.
+            /// `self - other`, or zero if `other` is larger.
             #[inline]
             pub const fn saturating_sub(self, other: Self) -> Self {
                 Self(self.0.saturating_sub(other.0))
@@ -80,7 +80,7 @@ macro_rules! unit {
 }
 
 unit! {
-    /// A number of tokens, or of positions: a position holds one token's keys and values.
+    /// A number of tokens or positions. A position holds the keys and values of one token.
     Tokens
 }
 unit! {
@@ -93,7 +93,7 @@ unit! {
 pub struct BlockSize(NonZeroU32);
 
 impl BlockSize {
-    /// A block of `tokens` positions; `None` for zero.
+    /// A block size of `tokens` positions. None if `tokens` is zero.
     pub const fn new(tokens: u32) -> Option<Self> {
         match NonZeroU32::new(tokens) {
             Some(tokens) => Some(Self(tokens)),
@@ -101,7 +101,7 @@ impl BlockSize {
         }
     }
 
-    /// Positions of one block.
+    /// Positions in one block.
     #[inline]
     pub const fn tokens(self) -> Tokens {
         Tokens(self.0.get())
@@ -109,13 +109,13 @@ impl BlockSize {
 }
 
 impl Tokens {
-    /// Blocks that hold this many tokens, the last one perhaps partly filled.
+    /// Blocks needed to hold this many tokens; the last may be partly filled.
     #[inline]
     pub const fn blocks_ceil(self, size: BlockSize) -> Blocks {
         Blocks(self.0.div_ceil(size.0.get()))
     }
 
-    /// The largest multiple of the block size that is not above this count.
+    /// This count rounded down to a multiple of the block size.
     #[inline]
     pub const fn floor_to_block(self, size: BlockSize) -> Tokens {
         Tokens(self.0 - self.0 % size.0.get())
@@ -123,7 +123,7 @@ impl Tokens {
 }
 
 impl Blocks {
-    /// Positions that these blocks hold, capped at `u32::MAX`.
+    /// Positions in these blocks, capped at `u32::MAX`.
     #[inline]
     pub const fn tokens(self, size: BlockSize) -> Tokens {
         Tokens(self.0.saturating_mul(size.0.get()))

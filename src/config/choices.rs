@@ -1,37 +1,37 @@
-//! Parameters whose values are names.
+//! The values of parameters that name one of several choices.
 
-/// What computes the tokens.
+/// What computes the tokens: `runner`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunnerKind {
     /// A Hugging Face checkpoint.
     HuggingFace,
-    /// No weights: the next token is a hash of all tokens so far, a step takes a set time.
+    /// No weights: the next token is a hash of all tokens so far, and a step takes a configured time.
     Synthetic,
 }
 
 impl RunnerKind {
-    /// Its values by name.
+    /// The values by name.
     pub(super) const NAMES: &[(&str, Self)] = &[
         ("huggingface", Self::HuggingFace),
         ("synthetic", Self::Synthetic),
     ];
 }
 
-/// How requests become batches: `gpt_model_type`.
+/// How requests are batched: `gpt_model_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BatchingScheme {
-    /// In lockstep: a batch is padded to its longest member, nobody joins it, and its answers leave
-    /// when all are done.
+    /// Lockstep: a batch is padded to its longest member, no request joins it, and its responses are sent
+    /// when all requests have finished.
     V1,
-    /// In flight: requests join and leave in every step, which is two model calls, one for contexts
+    /// In-flight: requests join and leave at every step. A step is two model calls, one for contexts
     /// and one for generation.
     Inflight,
-    /// In flight, with all of a step in one packed model call.
+    /// In-flight, with one packed model call per step.
     InflightFused,
 }
 
 impl BatchingScheme {
-    /// Its values by name.
+    /// The values by name.
     pub(super) const NAMES: &[(&str, Self)] = &[
         ("V1", Self::V1),
         ("inflight_batching", Self::Inflight),
@@ -39,34 +39,34 @@ impl BatchingScheme {
     ];
 }
 
-/// Which contexts get the tokens that are left: `context_chunking_policy`.
+/// How the remaining token budget is divided among contexts: `context_chunking_policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ContextChunkPolicy {
-    /// The first one all it needs, then the next.
+    /// The first context gets all it needs, then the next.
     FirstComeFirstServed,
-    /// A block each in turn.
+    /// Each context gets one block in turn.
     EqualProgress,
 }
 
 impl ContextChunkPolicy {
-    /// Its values by name.
+    /// The values by name.
     pub(super) const NAMES: &[(&str, Self)] = &[
         ("first_come_first_served", Self::FirstComeFirstServed),
         ("equal_progress", Self::EqualProgress),
     ];
 }
 
-/// What float weights are rounded to: `weight_only_precision`.
+/// Data type to which floating-point weights are quantised: `weight_only_precision`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightOnlyPrecision {
     /// 8 bits.
     Int8,
-    /// 4 bits, the output layer 8.
+    /// 4 bits; the output layer has 8.
     Int4,
 }
 
 impl WeightOnlyPrecision {
-    /// Its values by name.
+    /// The values by name.
     pub(super) const NAMES: &[(&str, Option<Self>)] = &[
         ("auto", None),
         ("int8", Some(Self::Int8)),
@@ -74,19 +74,19 @@ impl WeightOnlyPrecision {
     ];
 }
 
-/// Whose guesses at later tokens are verified: `speculation`.
+/// The source of draft tokens to verify: `speculation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SpeculationKind {
-    /// Nobody's.
+    /// No draft tokens.
     None,
-    /// Those that requests bring.
+    /// Draft tokens given by requests.
     DraftInputIds,
-    /// Those, and what followed the same n-grams before.
+    /// Draft tokens given by requests, or else the tokens that followed an earlier occurrence of the last n-gram.
     PromptLookup,
 }
 
 impl SpeculationKind {
-    /// Its values by name.
+    /// The values by name.
     pub(super) const NAMES: &[(&str, Self)] = &[
         ("none", Self::None),
         ("draft_input_ids", Self::DraftInputIds),
@@ -94,19 +94,19 @@ impl SpeculationKind {
     ];
 }
 
-/// Who may run, given the KV blocks there are: `batch_scheduler_policy`.
+/// Which sequences may run with the available KV blocks: `batch_scheduler_policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CapacityPolicy {
-    /// Admit whatever fits now; when blocks run out, pause the sequence that started last.
+    /// Admit every sequence that fits now; when blocks run out, pause the most recently started one.
     MaxUtilization,
-    /// Admit only what can run to its last token: nothing is ever paused.
+    /// Admit a sequence only if it can run to its last token. Never pauses.
     GuaranteedNoEvict,
-    /// As `GuaranteedNoEvict`, and admit only when nothing runs.
+    /// Like `GuaranteedNoEvict`, but admit only when nothing is running.
     StaticBatch,
 }
 
 impl CapacityPolicy {
-    /// Its values by name.
+    /// The values by name.
     pub(super) const NAMES: &[(&str, Self)] = &[
         ("guaranteed_no_evict", Self::GuaranteedNoEvict),
         ("max_utilization", Self::MaxUtilization),

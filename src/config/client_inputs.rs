@@ -1,16 +1,16 @@
-//! The input tensors of TensorRT-LLM's and of vLLM's Triton models, which their clients send.
+//! The input tensors that clients of TensorRT-LLM's and vLLM's Triton backends send.
 //!
-//! A model here may declare any of them next to its prompt. Each carries the option of its name, which a
-//! request may also give as a parameter.
+//! A model may declare any of them next to its prompt. Each carries the request option of the same name, which can
+//! also be given as a request parameter.
 
 /// An input tensor of another backend's model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientInput {
-    /// Its name.
+    /// Tensor name.
     pub name: &'static str,
-    /// Its type, as config.pbtxt spells it.
+    /// Data type, as spelled in config.pbtxt.
     pub data_type: &'static str,
-    /// Its dimensions, without that of the batch.
+    /// Shape without the batch dimension.
     pub dims: &'static [i64],
 }
 
@@ -46,8 +46,7 @@ const fn input(name: &'static str, data_type: &'static str, dims: &'static [i64]
     }
 }
 
-/// Of TensorRT-LLM's `ensemble` and `tensorrt_llm_bls` models, and of the requests that Triton's OpenAI
-/// frontend makes.
+/// Inputs of TensorRT-LLM's `ensemble` and `tensorrt_llm_bls` models and of requests from Triton's OpenAI frontend.
 pub const ENSEMBLE: &[ClientInput] = &[
     text("text_input"),
     int("max_tokens"),
@@ -95,7 +94,7 @@ pub const ENSEMBLE: &[ClientInput] = &[
     input("lora_config", "TYPE_INT32", &[-1, 3]),
 ];
 
-/// Of TensorRT-LLM's `tensorrt_llm` model, which takes and gives token ids.
+/// Inputs of TensorRT-LLM's `tensorrt_llm` model, whose prompts and outputs are token ids.
 pub const TENSORRT_LLM: &[ClientInput] = &[
     input("input_ids", "TYPE_INT32", ROW),
     int("input_lengths"),
@@ -163,7 +162,7 @@ pub const TENSORRT_LLM: &[ClientInput] = &[
     int("lookahead_verification_set_size"),
 ];
 
-/// Of the model over TensorRT-LLM's LLM API.
+/// Inputs of the model on top of TensorRT-LLM's LLM API.
 pub const LLM_API: &[ClientInput] = &[
     text("text_input"),
     bool("streaming"),
@@ -189,7 +188,7 @@ pub const LLM_API: &[ClientInput] = &[
     text("lora_ckpt_source"),
 ];
 
-/// Of vLLM's backend. Its models have no batch dimension.
+/// Inputs of vLLM's backend. Its models have no batch dimension.
 pub const VLLM: &[ClientInput] = &[
     text("text_input"),
     texts("image"),
@@ -204,10 +203,10 @@ pub const VLLM: &[ClientInput] = &[
     text("embedding_request"),
 ];
 
-/// Of no other backend's models: what the Batch Manager's requests have besides tensors.
+/// Fields of the Batch Manager's requests that are not tensors there. No other backend's models have them.
 pub const BATCH_MANAGER: &[ClientInput] = &[input("client_id", "TYPE_UINT64", ONE)];
 
-/// The input of this name, whichever model has it.
+/// The input with this name, of any of the models.
 pub fn client_input(name: &str) -> Option<&'static ClientInput> {
     [ENSEMBLE, TENSORRT_LLM, LLM_API, VLLM, BATCH_MANAGER]
         .into_iter()

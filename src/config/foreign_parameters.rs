@@ -1,48 +1,48 @@
-//! Parameters of the Batch Manager and of TensorRT-LLM's Triton backend that are none here: what to write instead, or
-//! why there is nothing to write.
+//! Parameters of the Batch Manager and of TensorRT-LLM's Triton backend that this backend lacks: what to write instead,
+//! or why they are ignored.
 
-/// What has become of a parameter.
+/// How this backend treats another backend's parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Foreign {
-    /// It is a parameter of another name.
+    /// This backend has it under another name.
     RenamedTo(&'static str),
-    /// What it sets is somewhere else, or is so without it.
+    /// It is set elsewhere or always in effect; the reason.
     NoEffect(&'static str),
-    /// What it is for is not there.
+    /// Its feature is not supported; the reason.
     Unsupported(&'static str),
 }
 
-/// What is known of a name, whatever its case.
+/// How the parameter `name` is treated, case-insensitive. None if the name is not known.
 pub(super) fn foreign(name: &str) -> Option<Foreign> {
     let known = |&(theirs, _): &&(&str, Foreign)| theirs.eq_ignore_ascii_case(name);
     NAMES.iter().find(known).map(|&(_, foreign)| foreign)
 }
 
-const LORA: Foreign = Foreign::Unsupported("LoRA adapters are not served yet");
+const LORA: Foreign = Foreign::Unsupported("LoRA adapters are not supported yet");
 const GPU: Foreign =
-    Foreign::Unsupported("GPUs are not served yet: this build computes on the CPU");
+    Foreign::Unsupported("GPUs are not supported yet: this build runs on the CPU only");
 const RANKS: Foreign =
-    Foreign::Unsupported("models over several devices or machines are not served yet");
-const ENCODER: Foreign = Foreign::Unsupported("encoders are not served, only decoders");
+    Foreign::Unsupported("models across several devices or machines are not supported yet");
+const ENCODER: Foreign = Foreign::Unsupported("encoders are not supported, only decoders");
 const SPECULATION: Foreign = Foreign::Unsupported(
-    "draft models and heads are not served; the parameter 'speculation' guesses without them",
+    "draft models and draft heads are not supported; the parameter 'speculation' works without them",
 );
 const HOST_CACHE: Foreign =
-    Foreign::NoEffect("keys and values are in host memory already, and have no second place");
-const WORKERS: Foreign = Foreign::NoEffect("the model runs inside the server's process");
+    Foreign::NoEffect("keys and values are already in host memory, and there is no second cache");
+const WORKERS: Foreign = Foreign::NoEffect("the model runs inside the server process");
 const STATISTICS: Foreign =
-    Foreign::NoEffect("every step and every request is counted, nothing is kept");
+    Foreign::NoEffect("every step and request is recorded, and no history is kept");
 const STATS_FILE: Foreign = Foreign::RenamedTo("stats_file");
 const ENGINE: Foreign = Foreign::NoEffect(
-    "a checkpoint is loaded as it is, there is no engine that is built for some lengths",
+    "checkpoints are loaded directly; there is no engine built for certain lengths",
 );
 const LOGITS: Foreign = Foreign::NoEffect(
-    "requests ask for logits with return_context_logits and return_generation_logits",
+    "requests enable logits with return_context_logits and return_generation_logits",
 );
 const GROUP: Foreign =
-    Foreign::NoEffect("its fields are parameters of their own: see docs/src/configuration.md");
+    Foreign::NoEffect("its fields are separate parameters: see docs/src/configuration.md");
 
-/// The Batch Manager's names first, as its document has them, then those of the Triton backend.
+/// The Batch Manager's parameters in the order of its documentation, then those of the Triton backend.
 pub(super) const NAMES: &[(&str, Foreign)] = &[
     ("trtEnginePath", Foreign::RenamedTo("gpt_model_path")),
     ("modelType", Foreign::RenamedTo("gpt_model_type")),
@@ -106,7 +106,7 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
     (
         "hostCacheSize",
         Foreign::Unsupported(
-            "LoRA adapters are not served yet, and keys and values are in host memory already",
+            "LoRA adapters are not supported yet, and keys and values are already in host memory",
         ),
     ),
     ("onboardBlocks", HOST_CACHE),
@@ -171,29 +171,29 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
     ("speculative_decoding_fast_logits", SPECULATION),
     (
         "guided_decoding_backend",
-        Foreign::NoEffect("guides are compiled by the library that is built in"),
+        Foreign::NoEffect("guides are compiled by the built-in library"),
     ),
     (
         "xgrammar_tokenizer_info_path",
-        Foreign::NoEffect("what guides know of the tokenizer is read from tokenizer.json"),
+        Foreign::NoEffect("guides read the tokenizer from tokenizer.json"),
     ),
     (
         "tokenizer_type",
-        Foreign::NoEffect("what a tokenizer is, its files say"),
+        Foreign::NoEffect("the type of the tokenizer is read from its files"),
     ),
     ("iter_stats_max_iterations", STATISTICS),
     ("request_stats_max_iterations", STATISTICS),
     (
         "cancellation_check_period_ms",
-        Foreign::NoEffect("cancellation is looked for in every step"),
+        Foreign::NoEffect("cancellation is checked at every step"),
     ),
     (
         "stats_check_period_ms",
-        Foreign::NoEffect("statistics are made in every step"),
+        Foreign::NoEffect("statistics are recorded at every step"),
     ),
     (
         "recv_poll_period_ms",
-        Foreign::NoEffect("requests arrive with the step, nothing is polled"),
+        Foreign::NoEffect("requests arrive with the step; nothing is polled"),
     ),
     ("executor_worker_path", WORKERS),
     ("normalize_log_probs", NORMALIZED),
@@ -203,8 +203,9 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
     ),
 ];
 
-const NORMALIZED: Foreign =
-    Foreign::NoEffect("log-probabilities are of the model's own logits, over the whole vocabulary");
+const NORMALIZED: Foreign = Foreign::NoEffect(
+    "log-probabilities are always computed from the model's own logits, over the whole vocabulary",
+);
 
 #[cfg(test)]
 mod tests {
@@ -226,7 +227,7 @@ mod tests {
         }
     }
 
-    /// The fields that the Batch Manager's documentation has (sections on its parameters).
+    /// The fields in the Batch Manager's documentation (sections on its parameters).
     #[test]
     fn knows_every_parameter_in_the_batch_managers_documentation() {
         for name in [

@@ -1,6 +1,6 @@
-//! Every parameter of config.pbtxt: one knob, one entry, from which the reference's table is made.
+//! Every parameter of config.pbtxt, one entry each. The reference table is generated from the entries.
 //!
-//! Names are those of TensorRT-LLM's Triton backend where the meaning is equal.
+//! A parameter has the same name as in TensorRT-LLM's Triton backend if its meaning is the same.
 
 use std::fmt::Write as _;
 
@@ -17,21 +17,20 @@ use crate::config::values::{
 
 /// One parameter of config.pbtxt.
 pub(super) struct Knob {
-    /// Its key.
     pub(super) key: &'static str,
-    /// The values it takes, worded to follow "is not".
+    /// The accepted values, worded to follow "is not".
     pub(super) expected: String,
-    /// What holds where it is not written.
+    /// The default, as shown in the reference.
     default: String,
-    /// What it does, for the reference.
+    /// Description for the reference, in Markdown.
     doc: &'static str,
     set: Box<Set>,
 }
 
-/// Sets a field from its text; `None` if the text is not what is expected.
+/// Sets a field from its text. Returns None if the text is not an accepted value.
 type Set = dyn Fn(&mut Settings, &str) -> Option<()>;
 
-/// Each beam names as many candidates in every step, and all of them are sorted.
+/// Bounds the work of a step: each beam has this many candidates, which are sorted together.
 const MAX_BEAM_WIDTH: u32 = 256;
 
 /// Every parameter, in the order of the reference.
@@ -42,348 +41,350 @@ pub(super) fn knobs() -> Vec<Knob> {
             optional(folder(), "the model's version folder"),
             |s| &mut s.gpt_model_path,
             "The checkpoint: a folder with `config.json` and `*.safetensors`, or with a GGUF file (see \
-             [Checkpoints](checkpoints.md)). A relative path starts at the model's folder in the repository.",
+             [Checkpoints](checkpoints.md)). A relative path is resolved against the model's folder in the \
+             repository.",
         ),
         knob(
             "tokenizer_dir",
             optional(folder(), "`gpt_model_path`"),
             |s| &mut s.tokenizer_dir,
-            "The folder with `tokenizer.json` and `tokenizer_config.json`. A model whose input is `input_ids` \
-             needs none.",
+            "The folder with `tokenizer.json` and `tokenizer_config.json`. Not needed by a model whose input is \
+             `input_ids`.",
         ),
         knob(
             "gpt_model_type",
             choice(BatchingScheme::NAMES),
             |s| &mut s.gpt_model_type,
-            "The batching scheme. `inflight_fused_batching`: requests join and leave in every step, and a step is \
-             one packed model call. `inflight_batching`: the same with two model calls, contexts first. `V1`: \
-             lockstep, as before in-flight batching. A batch is padded to its longest member, no request can join \
-             it, and all its answers leave when the last member ends; there is no streaming. A batch starts with \
-             all requests that wait, up to `max_num_requests`.",
+            "The batching scheme. `inflight_fused_batching`: requests join and leave at every step, and a step is \
+             one packed model call. `inflight_batching`: the same, but with two model calls per step, contexts \
+             first. `V1`: lockstep batching, as before in-flight batching: a batch is padded to its longest \
+             member, no request joins it, and all responses are sent when the last request finishes; no streaming. \
+             A batch starts with all waiting requests, up to `max_num_requests`.",
         ),
         knob(
             "batch_scheduler_policy",
             choice(CapacityPolicy::NAMES),
             |s| &mut s.batch_scheduler_policy,
-            "The capacity policy: which requests may run, given the KV blocks there are. `guaranteed_no_evict` \
-             starts only requests that can run to their last token. `max_utilization` starts whatever fits now and \
-             pauses the request that started last when blocks run out; it resumes by itself, and only its latency \
-             shows it. `static_batch` starts requests only when all running ones have ended (with \
-             `enable_trt_overlap`: all of their micro-batch).",
+            "Which requests may run with the available KV cache blocks. `guaranteed_no_evict` starts a request \
+             only if it can run to its last token. `max_utilization` starts every request that fits now and, when \
+             blocks run out, pauses the most recently started one; a paused request resumes automatically, and \
+             only its latency is affected. `static_batch` starts requests only after all running requests have \
+             finished (with `enable_trt_overlap`: all requests of their micro-batch).",
         ),
         knob(
             "enable_trt_overlap",
             flag(),
             |s| &mut s.enable_trt_overlap,
-            "Splits the requests into two micro-batches: one is computed while the host answers the other and \
-             takes in requests for it. Each request then takes part in every second step, and the weights are read \
-             twice as often. This pays off only if the host's share of a step is large.",
+            "Splits the requests into two micro-batches: one is computed while the host processes the output of \
+             the other. Each request then takes part in every second step, and the weights are read twice as \
+             often, so this pays off only if host work is a large part of a step.",
         ),
         knob(
             "speculation",
             choice(SpeculationKind::NAMES),
             |s| &mut s.speculation,
-            "Whether tokens are guessed and verified several at a time, without a second model. `draft_input_ids`: \
-             the request brings the guesses. `prompt_lookup`: for a request without guesses, the tokens that \
-             followed the last few tokens the last time they occurred, in its prompt or output. Every answer is \
-             identical, bit for bit, to that with `none`. See [Speculation](speculation.md).",
+            "Whether later tokens are guessed and verified within one step, without a second model. \
+             `draft_input_ids`: guesses are given by requests. `prompt_lookup`: for requests that give none, the \
+             tokens that followed an earlier occurrence of the last tokens in the prompt or output. Responses are \
+             bit-identical to those with `none`. See [Speculation](speculation.md).",
         ),
         knob(
             "max_draft_tokens",
             count(1..=64),
             |s| &mut s.max_draft_tokens,
-            "The most guesses per request and step. They count towards `max_num_tokens` and take only what nobody \
-             else wants. Each needs memory for a row of logits (4 bytes per token of the vocabulary) for each of \
-             `max_num_requests`.",
+            "Maximum number of draft tokens per request and step. They count towards `max_num_tokens`, but use \
+             only what other requests leave of it. Each draft token has a row of logits (4 bytes per token of the \
+             vocabulary) for each of `max_num_requests`.",
         ),
         knob(
             "prompt_lookup_min",
             count(1..=32),
             |s| &mut s.prompt_lookup_min,
-            "With `prompt_lookup`: the fewest last tokens that must have occurred before, in the same order, for a \
-             guess.",
+            "Minimum number of last tokens that must have occurred earlier in the same order for `prompt_lookup` \
+             to guess.",
         ),
         knob(
             "prompt_lookup_max",
             count(1..=32),
             |s| &mut s.prompt_lookup_max,
-            "With `prompt_lookup`: the most last tokens that are compared. Among the places with the longest match \
-             up to this length, the latest is used.",
+            "Maximum number of last tokens to compare. Of the places with the longest match up to this length, \
+             the last is used.",
         ),
         knob(
             "max_num_requests",
             optional(count(1..=MAX_COUNT), "`max_batch_size`"),
             |s| &mut s.max_num_requests,
-            "The most requests in one step; with `enable_trt_overlap`, in both micro-batches together. Triton's \
-             own `max_batch_size` is the number of requests that it hands to the backend; those above \
+            "Maximum number of requests in one step; with `enable_trt_overlap`, in both micro-batches together. \
+             Triton's own `max_batch_size` limits how many requests Triton passes to the backend; requests beyond \
              `max_num_requests` wait in the backend.",
         ),
         knob(
             "max_beam_width",
             count(1..=MAX_BEAM_WIDTH),
             |s| &mut s.max_beam_width,
-            "The most beams of one request: the limit of the option `beam_width`. A request with beams counts as \
-             one of `max_num_requests` and takes one token per beam from the budget of every step. It is never \
-             paused: blocks for all its beams are reserved when it starts.",
+            "Maximum number of beams per request: the upper limit of `beam_width`. A request with beams counts \
+             once towards `max_num_requests`, and uses one token per beam in every step. It is never paused: \
+             blocks for all of its beams are reserved when it starts.",
         ),
         knob(
             "max_num_tokens",
-            optional(count(1..=MAX_COUNT), "512 (TensorRT-LLM: 8192), or `max_num_requests` (times 1 + `max_draft_tokens` with `speculation`) + `tokens_per_block` if larger, or `max_seq_len` without chunked context"),
+            optional(count(1..=MAX_COUNT), "512 (TensorRT-LLM: 8192), or `max_num_requests` (with `speculation`, times 1 + `max_draft_tokens`) + `tokens_per_block` if larger; `max_seq_len` without chunked context"),
             |s| &mut s.max_num_tokens,
-            "The token budget: the most tokens in one step. A larger budget finishes prompts in fewer steps; a \
-             smaller one delays running requests less. TensorRT-LLM's default is meant for GPUs; a CPU reaches full \
-             speed at some hundred tokens. The budget does not bound padded batches (`V1`): their prompts are \
-             computed in as many steps as it demands.",
+            "The token budget: the maximum number of tokens in one step. A larger budget finishes prompts in \
+             fewer steps; a smaller one delays generating requests less. TensorRT-LLM's default is meant for GPUs; \
+             a CPU reaches its full speed at a few hundred tokens. It does not limit padded batches (`V1`), whose \
+             prompts are computed in as many steps as needed.",
         ),
         knob(
             "max_seq_len",
             optional(count(2..=MAX_COUNT), "the model's `max_position_embeddings`"),
             |s| &mut s.max_seq_len,
-            "The most tokens of one request, prompt and output together.",
+            "Maximum length of prompt and output of one request together, in tokens.",
         ),
         knob(
             "enable_chunked_context",
-            optional(flag(), "`true` (Batch Manager: `false`); `false` with `V1`"),
+            optional(flag(), "`true`, except with `V1` (Batch Manager: `false`)"),
             |s| &mut s.enable_chunked_context,
-            "Whether a prompt may be computed in chunks over several steps, next to requests in generation. \
-             Without it, a prompt longer than `max_num_tokens` is refused, or `max_num_tokens` must be as large as \
-             `max_seq_len`; therefore it is on by default here. `V1` has no chunks.",
+            "Whether a prompt may be computed in chunks over several steps, alongside generating requests. \
+             Without chunks, a prompt longer than `max_num_tokens` is rejected, and `max_num_tokens` must be as \
+             large as `max_seq_len` to accept all; so chunking is enabled by default. `V1` has no chunks.",
         ),
         knob(
             "context_chunking_policy",
             choice(ContextChunkPolicy::NAMES),
             |s| &mut s.context_chunking_policy,
-            "Which prompts get the tokens that are left in a step: the first prompt all it needs and then the \
-             next, or every prompt one block in turn.",
+            "How the remaining token budget is divided among prompts. `first_come_first_served`: the first prompt \
+             gets all it needs, then the next. `equal_progress`: each prompt gets one block in turn.",
         ),
         knob(
             "kv_cache_type",
             choice(&[("paged", true), ("contiguous", false)]),
             |s| &mut s.paged_kv_cache,
-            "`contiguous` gives each running request the memory of `max_seq_len` positions in one piece, for as \
-             many of `max_num_requests` as memory allows. Nothing can be shared then.",
+            "`contiguous` gives every running request one piece of memory for `max_seq_len` positions, for as \
+             many of `max_num_requests` as fit into memory. Blocks cannot be shared then.",
         ),
         knob(
             "kv_cache_dtype",
             choice(&[("auto", false), ("bf16", false), ("int8", true)]),
             |s| &mut s.int8_kv_cache,
-            "How keys and values are stored. `int8` takes about half the memory and changes the logits slightly \
-             (see [Results](../../benches/RESULTS.md#int8-keys-and-values-kv_cache_dtype)). A request still gets \
-             the same answer, bit for bit, alone and in any batch.",
+            "Data type of keys and values. `int8` takes about half the memory and changes the logits slightly \
+             (see [Results](../../benches/RESULTS.md#int8-keys-and-values-kv_cache_dtype)); responses remain bit-identical whether a request runs \
+             alone or in a batch.",
         ).with_note(": bf16"),
         knob(
             "weight_only_precision",
             choice(WeightOnlyPrecision::NAMES),
             |s| &mut s.weight_only_precision,
-            "Rounds the weights of a float checkpoint while it loads: a half or a quarter of the memory, and \
-             generation faster by as much where memory is the limit. Activations are rounded to 8 bits for the \
-             products. With `int4` the output layer has 8 bits; embedding and norms are not rounded. For the loss \
-             of quality see [Results](../../benches/RESULTS.md#int8-and-int4-weights-weight_only_precision). \
-             Weights that the checkpoint has quantized itself keep their form.",
-        ).with_note(": as in the checkpoint; bf16 for floats"),
+            "Quantises the weights of a floating-point checkpoint at load: half or a quarter of the memory, and \
+             correspondingly faster generation where memory bandwidth is the limit. Activations are rounded to 8 \
+             bits for the matrix products. With `int4` the output layer has 8 bits; embedding and norms are not \
+             quantised. [Results](../../benches/RESULTS.md#int8-and-int4-weights-weight_only_precision) has the loss of quality. Weights that are already \
+             quantised in the checkpoint are unchanged.",
+        ).with_note(": as in the checkpoint; floating-point weights as bf16"),
         knob(
             "weight_only_group_size",
             optional(group_size(), "128 for `int8`, 32 for `int4`"),
             |s| &mut s.weight_only_group_size,
-            "With `weight_only_precision`: how many consecutive inputs of an output share a 16-bit scale. Smaller \
-             groups are more accurate and take more memory.",
+            "With `weight_only_precision`: number of consecutive inputs of an output that share a 16-bit scale. \
+             Smaller groups are more accurate and take more memory.",
         ),
         knob(
             "weight_cache_dir",
-            optional(folder(), "none: weights are rounded at every load"),
+            optional(folder(), "none: weights are quantised at each load"),
             |s| &mut s.weight_cache_dir,
-            "Where rounded weights are kept, one file per model and version, so that the next load reads them \
-             instead of rounding again (see [Checkpoints](checkpoints.md#keeping-rounded-weights-between-loads)). \
-             The folder is created if it is missing; choose one outside the model repository. A relative path \
-             starts at the model's folder in the repository.",
+            "Folder for weights that were quantised at load, in one file per model and version, so that the next \
+             load reads them instead (see [Checkpoints](checkpoints.md#keeping-rounded-weights-between-loads)). It is created if missing; choose one \
+             outside the model repository. A relative path is resolved against the model's folder in the \
+             repository.",
         ),
         knob(
             "weight_cache_mode",
             choice(&[("600", 0o600), ("640", 0o640), ("644", 0o644)]),
             |s| &mut s.weight_cache_mode,
-            "Who may read the files in `weight_cache_dir`, whatever the mode of the checkpoint: the server's user, \
-             also its group, or everybody. Folders created for the files are opened to the same users; existing \
-             folders keep their mode.",
+            "Permissions of the files in `weight_cache_dir`, regardless of the checkpoint's: readable by the \
+             server's user only, by its group too, or by everyone. Folders created for the cache can be entered by \
+             the same users; existing folders are unchanged.",
         ),
         knob(
             "enable_kv_cache_reuse",
             optional(flag(), "`true` with a paged cache (Batch Manager: `false`)"),
             |s| &mut s.enable_kv_cache_reuse,
-            "Whether requests that begin with the same tokens share the blocks of that prefix, even after the \
-             earlier request has ended. The least recently used blocks are evicted first. A request can opt out \
-             with `kv_cache_reuse`, and shares blocks only with requests of the same `cache_salt`. It is on by \
-             default here because it costs next to nothing and answers are identical, bit for bit.",
+            "Whether requests that start with the same tokens share the KV cache blocks of those tokens, even \
+             after the earlier request has finished. The least recently used blocks are evicted first. A request \
+             can opt out with `kv_cache_reuse`, and shares blocks only with requests of the same `cache_salt`. \
+             Enabled by default, since it costs next to nothing and responses are bit-identical.",
         ),
         knob(
             "enable_partial_reuse",
             flag(),
             |s| &mut s.enable_partial_reuse,
-            "Whether the common part of a block is copied if two requests diverge inside it.",
+            "Whether the matching first positions of a block are copied when two requests diverge inside it.",
         ),
         knob(
             "max_attention_window_size",
             windows(),
             |s| &mut s.max_attention_window_size,
-            "How many positions each layer's attention looks back, including the token itself. A list is repeated \
-             over the layers. A model's own window applies where it is smaller. Blocks outside the window of every \
-             layer are freed.",
+            "How many positions each layer's attention looks back, including the current token. A list is \
+             repeated over the layers; a smaller window of the model takes precedence. Blocks outside the windows \
+             of all layers are released.",
         ),
         knob(
             "sink_token_length",
             count(0..=MAX_COUNT),
             |s| &mut s.sink_token_length,
-            "How many first positions stay visible to layers with a window (StreamingLLM). They keep their own \
-             positions.",
+            "Number of positions at the start that every layer with a window attends to in addition \
+             (StreamingLLM). They keep their original positions.",
         ),
         knob(
             "tokens_per_block",
             block_size(),
             |s| &mut s.tokens_per_block,
-            "Positions in one KV cache block.",
+            "Number of positions in one KV cache block.",
         ),
         knob(
             "max_tokens_in_paged_kv_cache",
             optional(count(1..=MAX_COUNT), "what `kv_cache_free_gpu_mem_fraction` allows"),
             |s| &mut s.max_tokens_in_paged_kv_cache,
-            "Positions in the whole KV cache, rounded down to blocks. If both limits are given, the smaller one \
-             applies.",
+            "Number of positions in the whole KV cache, rounded down to blocks. If both limits are set, the \
+             smaller one applies.",
         ),
         knob(
             "kv_cache_free_gpu_mem_fraction",
             fraction(),
             |s| &mut s.kv_cache_free_mem_fraction,
-            "The share of the memory that is free after loading the weights which the KV cache may take; on the \
-             CPU, of available host memory, less what the caches of other instances have yet to fill. Never more \
-             than `max_num_requests` sequences of `max_seq_len` could use. The Batch Manager's default is meant for \
-             GPU memory, which nothing else uses; host memory is shared with Triton, other models, and the system.",
+            "Fraction of the memory left after loading the weights that the KV cache may use; on the CPU, of the \
+             available host memory less what the caches of other instances have yet to fill. Limited to what \
+             `max_num_requests` sequences of `max_seq_len` tokens can use. The Batch Manager's default is meant \
+             for GPU memory, which nothing else uses; host memory is shared with Triton, other models and the \
+             system.",
         ).with_note(" (Batch Manager: 0.9)"),
         knob(
             "logits_memory_bytes",
             integer(0..=1 << 40),
             |s| &mut s.logits_memory_bytes,
-            "The most bytes of logits and log-probabilities that the answers of all requests in flight of an \
-             instance may hold. A request that could need more than is left is refused. Counted are, per sequence \
-             or beam: with `return_context_logits` and `return_generation_logits`, 4 bytes per token of the \
-             vocabulary for each token of the prompt and of `max_tokens`; with `logprobs`, some 150 bytes (more \
-             with long tokens) for each token of `max_tokens` and each alternative. `0` refuses all of them.",
+            "Memory for the logits and log-probabilities in the responses of all requests in flight of an \
+             instance, in bytes. A request that could exceed what is left is rejected. For each sequence or beam, \
+             `return_context_logits` and `return_generation_logits` need 4 bytes per token of the vocabulary for \
+             each token of the prompt or of `max_tokens`; `logprobs` needs about 150 bytes (more for long tokens) \
+             for each token of `max_tokens` and each token listed in its place. `0` rejects all such requests.",
         ),
         knob(
             "logits_post_processor_library",
             optional(file(), "none"),
             |s| &mut s.logits_post_processor_library,
-            "A shared library with logits post-processors of your own, which runs inside the server: see [Logits \
-             post-processors](logits-processors.md#your-own-post-processors). A relative path starts at the model's \
+            "A shared library with custom logits post-processors, which runs inside the server process: see \
+             [Logits post-processors](logits-processors.md#your-own-post-processors). A relative path is resolved against the model's \
              folder in the repository.",
         ),
         knob(
             "exclude_input_in_output",
             flag(),
             |s| &mut s.exclude_input_in_output,
-            "Whether a full answer leaves out the prompt, if the request does not say. Streams never repeat the \
-             prompt.",
+            "Whether the full response omits the prompt, unless the request sets it. Streamed responses never \
+             repeat the prompt.",
         ),
         knob(
             "stream_interval",
             count(1..=MAX_COUNT),
             |s| &mut s.stream_interval,
-            "Tokens per response of a stream, if the request does not say. A larger number means fewer responses, \
-             each of which costs server and client more than a step does.",
+            "Number of tokens in each response of a stream, unless the request sets it. A larger number means \
+             fewer responses for the server and its clients to process, each of which takes them longer than a step \
+             does.",
         ),
         knob(
             "client_compatibility",
             choice(ClientCompatibility::NAMES),
             |s| &mut s.client_compatibility,
-            "The backend whose clients the model should satisfy: inputs, shapes, `finish_reason`, outputs on \
-             request, token counts. [Clients of other \
-             backends](clients.md#a-model-that-answers-as-another-backend-does) lists what each setting changes.",
+            "The backend whose clients the model is compatible with: inputs, shapes, `finish_reason`, outputs \
+             sent only on request, token counts. [Clients of other backends](clients.md#a-model-that-answers-as-another-backend-does) lists the differences.",
         ),
         knob(
             "default_max_tokens",
             count(1..=MAX_COUNT),
             |s| &mut s.default_max_tokens,
-            "`max_tokens` of a request that does not say.",
+            "`max_tokens` of a request that does not set it.",
         ),
         knob(
             "add_special_tokens",
             flag(),
             |s| &mut s.add_special_tokens,
-            "Whether the tokenizer adds its special tokens (such as a beginning-of-text token) to a prompt. A \
-             prompt made by the chat template has its own.",
+            "Whether the tokenizer adds its special tokens (such as beginning-of-text) to a prompt. A prompt \
+             rendered by the chat template includes its own.",
         ),
         knob(
             "skip_special_tokens",
             flag(),
             |s| &mut s.skip_special_tokens,
-            "Whether special tokens are left out of the returned text.",
+            "Whether special tokens are omitted from the returned text.",
         ),
         knob(
             "num_threads",
-            optional(num_threads(), "what the process may use"),
+            optional(num_threads(), "the CPUs available to the process"),
             |s| &mut s.num_threads,
-            "CPU threads of a step, including the one on which Triton calls. The default respects the process's \
-             affinity and its container's CPU quota. If the instances and models of one server together have more \
-             threads than that, they compute in turns.",
+            "Number of CPU threads per step, including Triton's calling thread. The default respects the CPU \
+             affinity of the process and the CPU quota of its container. Instances and models of one server that \
+             have more threads than that in total take turns to compute.",
         ),
         knob(
             "cpu_instruction_set",
             instruction_set(),
             |s| &mut s.cpu_instruction_set,
-            "The CPU kernels. Each set gives the same text in every run; two sets may differ in the last bits of a \
-             logit.",
-        ).with_note(": the best that the processor has"),
+            "The CPU kernels. Each set gives the same text in every run; different sets may differ in the last \
+             bits of a logit.",
+        ).with_note(": the best set that the CPU supports"),
         knob(
             "stats_file",
             optional(file(), "none"),
             |s| &mut s.stats_file,
             "Appends the statistics record of every step to this file, one JSON object per line. A relative path \
-             starts at the server's working directory. Choose a file outside the model repository: with \
-             `--model-control-mode=poll`, Triton reloads a model when anything in its folder changes.",
+             is resolved against the server's working directory. Choose a file outside the model repository: with \
+             `--model-control-mode=poll`, Triton reloads a model whenever anything in its folder changes.",
         ),
         knob(
             "runner",
             choice(RunnerKind::NAMES),
             |s| &mut s.runner,
             "What computes the tokens. `synthetic` needs no checkpoint: the next token is a hash of all tokens so \
-             far, and a step takes `synthetic_step_us` plus `synthetic_token_us` per token. For load tests and \
-             capacity planning.",
+             far, and a step takes `synthetic_step_us` plus `synthetic_token_us` for each of its tokens. For load \
+             tests and capacity planning.",
         ),
         knob(
             "synthetic_vocab_size",
             integer(2..=1 << 24),
             |s| &mut s.synthetic_vocab_size,
-            "Vocabulary of the synthetic runner.",
+            "Vocabulary size of the synthetic runner.",
         ),
         knob(
             "synthetic_step_us",
             microseconds(),
             |s| &mut s.synthetic_step_us,
-            "Microseconds that every step of the synthetic runner takes.",
+            "Duration of each step of the synthetic runner, in microseconds.",
         ),
         knob(
             "synthetic_token_us",
             microseconds(),
             |s| &mut s.synthetic_token_us,
-            "Microseconds that each token of a step adds.",
+            "Duration that each token adds to a step of the synthetic runner, in microseconds.",
         ),
         knob(
             "synthetic_fail_after",
             optional(count(0..=MAX_COUNT), "never"),
             |s| &mut s.synthetic_fail_after,
-            "Steps after which the synthetic runner fails for good: shows what clients and monitoring make of a \
-             lost model instance.",
+            "Number of steps after which the synthetic runner fails permanently: for testing how clients and \
+             monitoring handle a failed model instance.",
         ),
         knob(
             "synthetic_gate",
             optional(file(), "none"),
             |s| &mut s.synthetic_gate,
-            "While this file holds a number, the synthetic runner runs that many steps in total and then waits: \
-             for tests that need a request to be still running. A relative path starts at the model's folder in the \
-             repository.",
+            "While this file contains a number, the synthetic runner stops after that many steps in total and \
+             waits: for tests that need a request to be still running. A relative path is resolved against the \
+             model's folder in the repository.",
         ),
     ]
 }
 
-/// The table of all parameters.
+/// The reference table of all parameters, in Markdown.
 pub fn reference_table() -> String {
     let mut table =
         String::from("| parameter | value | default | what it does |\n|---|---|---|---|\n");
@@ -402,19 +403,19 @@ pub fn reference_table() -> String {
 }
 
 impl Knob {
-    /// Sets it from its text; `None` where the text is not what is expected.
+    /// Sets the parameter from its text. Returns None if the text is not an accepted value.
     pub(super) fn set(&self, settings: &mut Settings, text: &str) -> Option<()> {
         (self.set)(settings, text)
     }
 
-    /// Adds to what the reference says of the default.
+    /// Appends a note to the default in the reference.
     fn with_note(mut self, note: &str) -> Self {
         self.default += note;
         self
     }
 }
 
-/// The knob of a field of the settings, whose default is that of the field.
+/// A knob that sets a field of [`Settings`]. Its default is the field's default.
 fn knob<T: 'static>(
     key: &'static str,
     kind: Kind<T>,
@@ -443,7 +444,7 @@ mod tests {
     use super::*;
     use crate::base::LoadError;
 
-    /// For every knob: values that it takes and values that it must refuse.
+    /// For every knob: accepted values, rejected values.
     const CASES: &[(&str, &[&str], &[&str])] = &[
         (
             "gpt_model_path",
@@ -591,14 +592,14 @@ mod tests {
                 continue;
             };
             let range = range.split(',').next().expect("the first part");
-            let (least, most) = range.split_once(" to ").expect("two numbers");
-            let [least, most] = [least, most].map(|n| n.parse::<i64>().expect("a number"));
+            let (min, max) = range.split_once(" to ").expect("two numbers");
+            let [min, max] = [min, max].map(|n| n.parse::<i64>().expect("a number"));
             num_ranges += 1;
             for (value, is_good) in [
-                (least - 1, false),
-                (least, true),
-                (most, true),
-                (most + 1, false),
+                (min - 1, false),
+                (min, true),
+                (max, true),
+                (max + 1, false),
                 (1_000_000_000_000_000, false),
             ] {
                 let parsed = Settings::parse([(key, value.to_string().as_str())]);

@@ -1,9 +1,8 @@
-//! L1: what a user writes in config.pbtxt, checked.
+//! L1: parses and checks config.pbtxt.
 //!
-//! [`ModelConfig`] is Triton's own part of it (inputs, outputs, scheduling), [`Settings`] are the
-//! backend's parameters. A value that does not parse, an unknown key, and a combination that makes
-//! no sense are errors at load that say what to write instead; nothing is ever guessed. What is served,
-//! but slower than it could be, is a warning.
+//! [`ModelConfig`] holds Triton's own fields (inputs, outputs, scheduling), [`Settings`] the backend's parameters.
+//! Malformed values, unknown keys and inconsistent combinations are load errors that say what to write instead;
+//! nothing is guessed. Valid settings that make serving slower produce warnings.
 
 mod choices;
 mod client_compatibility;

@@ -1,4 +1,4 @@
-//! Triton's own part of a config.pbtxt: what is missing is filled in, what cannot be served is refused.
+//! Triton's own fields of config.pbtxt: fills in missing fields and rejects unsupported ones.
 
 use serde_json::{Value, json};
 
@@ -13,10 +13,10 @@ use crate::config::pbtxt::{
 use crate::config::scheduling::{check_scheduling, default_scheduling, delays, num_candidates};
 use crate::config::settings::Settings;
 
-/// Sequences that a model without `max_batch_size` takes at once.
+/// `max_batch_size` of a model that does not set it.
 const DEFAULT_MAX_BATCH_SIZE: u32 = 64;
 
-/// How a request brings its prompt.
+/// The input tensor that holds a request's prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputKind {
     /// `text_input`, one string.
@@ -34,7 +34,7 @@ impl InputKind {
         }
     }
 
-    /// The input tensor's type, as config.pbtxt spells it.
+    /// The input tensor's data type, as spelled in config.pbtxt.
     const fn data_type(self) -> &'static str {
         match self {
             InputKind::Text => "TYPE_STRING",
@@ -42,7 +42,7 @@ impl InputKind {
         }
     }
 
-    /// The input tensor's length: one string, or any number of ids.
+    /// The input tensor's dimension: 1 for one string, -1 for any number of ids.
     const fn dim(self) -> i64 {
         match self {
             InputKind::Text => 1,
@@ -51,33 +51,33 @@ impl InputKind {
     }
 }
 
-/// A model's configuration as Triton has it, checked.
+/// A model's checked configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// Requests that Triton holds in slots.
+    /// Number of requests that Triton holds in slots.
     pub max_batch_size: u32,
-    /// Whether tensors have a batch dimension, which is 1 always.
+    /// Whether tensors have a batch dimension. Its size is always 1.
     pub has_batch_dim: bool,
     /// Whether a request may have several responses.
     pub decoupled: bool,
-    /// How requests bring their prompts.
+    /// The input tensor that holds the prompt.
     pub input: InputKind,
-    /// What an answer can consist of.
+    /// The declared output tensors.
     pub outputs: Vec<OutputKind>,
-    /// After this long without a step, Triton drops a sequence.
+    /// Triton drops a sequence after this long without a step.
     pub max_sequence_idle_us: u64,
     /// The backend's parameters.
     pub settings: Settings,
 }
 
 impl ModelConfig {
-    /// What Triton must add to `config` so that a minimal one works: `None` where nothing is missing.
+    /// `config` with its missing fields filled in. None if nothing is missing.
     ///
-    /// Only what a backend may set is filled in: `max_batch_size`, `input`, `output`,
+    /// Fills in only the fields that Triton lets a backend set: `max_batch_size`, `input`, `output`,
     /// `sequence_batching`, `model_transaction_policy`.
     pub fn complete(config: &Value, has_tokenizer: bool) -> Option<Value> {
         let mut completed = config.clone();
-        // A bad parameter is refused by `parse`.
+        // `parse` rejects bad parameters.
         let settings = Self::settings(config).unwrap_or_default();
         let compatibility = settings.client_compatibility;
         let fields = completed.as_object_mut()?;
@@ -127,11 +127,11 @@ impl ModelConfig {
         (completed != *config).then_some(completed)
     }
 
-    /// Reads and checks a whole configuration.
+    /// Parses and checks a complete configuration.
     ///
     /// # Errors
-    /// All that cannot be served, with what to write instead; `auto_complete` says whether to write nothing
-    /// would do.
+    /// All unsupported fields and values, with what to write instead. With `auto_complete`, leaving a field out is
+    /// suggested too.
     pub fn parse(config: &Value, auto_complete: AutoComplete) -> Result<Self, LoadError> {
         let mut errors = Vec::new();
         let settings = ok_or_record(Self::settings(config), &mut errors);
@@ -151,21 +151,21 @@ impl ModelConfig {
         let outputs = check_outputs(config, input, compatibility, auto_complete, &mut errors);
         let max_sequence_idle_us =
             ok_or_record(check_scheduling(config, auto_complete), &mut errors);
-        // Without batches a slot is a sequence that Triton takes turns with, of which `direct` has one.
+        // Without a batch dimension, a slot is a candidate sequence of `oldest`; `direct` has only one slot then.
         let max_batch_size = if has_batch_dim || !compatibility.allows_missing_batch_dim() {
             Some(written)
         } else {
             ok_or_record(num_candidates(config), &mut errors)
         };
         ok_or_record(check_instances(config), &mut errors);
-        LoadError::check(errors)?;
-        // None of them is missing without an error.
+        LoadError::combine(errors)?;
+        // Cannot fail: each missing value has recorded an error.
         let (Some(settings), Some(input), Some(max_sequence_idle_us), Some(max_batch_size)) =
             (settings, input, max_sequence_idle_us, max_batch_size)
         else {
             return Err(config_error(
-                "it cannot be read",
-                "write it as docs/src/quick-start.md does",
+                "it cannot be parsed",
+                "write it as in docs/src/quick-start.md",
             ));
         };
         Ok(Self {
@@ -182,24 +182,24 @@ impl ModelConfig {
         })
     }
 
-    /// Reads the parameters alone: they decide what [`ModelConfig::complete`] fills in.
+    /// Parses only the parameters, on which [`ModelConfig::complete`] depends.
     ///
     /// # Errors
-    /// An unknown key, a value outside its range.
+    /// Unknown keys and values outside their range.
     pub fn settings(config: &Value) -> Result<Settings, LoadError> {
         Settings::parse(parameters(config))
     }
 
-    /// What the configuration says and nobody heeds, one warning each.
+    /// Warnings about ignored parameters and settings that delay requests, one each.
     pub fn warnings(config: &Value) -> Vec<String> {
-        let skipped = ignored_parameters(parameters(config).map(|(key, _)| key));
-        let skipped = skipped
+        let ignored = ignored_parameters(parameters(config).map(|(key, _)| key));
+        let ignored = ignored
             .map(|(key, why)| format!("config.pbtxt: parameter '{key}' has no effect here: {why}"));
-        skipped.chain(delays(config)).collect()
+        ignored.chain(delays(config)).collect()
     }
 }
 
-/// The backend's parameters, as Triton has them.
+/// The backend's parameters: keys and string values.
 fn parameters(config: &Value) -> impl Iterator<Item = (&str, &str)> {
     let parameters = config.get("parameters").and_then(Value::as_object);
     parameters.into_iter().flatten().map(|(key, value)| {
@@ -208,7 +208,7 @@ fn parameters(config: &Value) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// The value; an error is kept in `errors`, to be reported with the others.
+/// The value of `result`. Records an error in `errors`, to be reported together with the others.
 fn ok_or_record<T>(result: Result<T, LoadError>, errors: &mut Vec<LoadError>) -> Option<T> {
     result.map_err(|error| errors.push(error)).ok()
 }
@@ -219,7 +219,7 @@ impl InputKind {
         inputs.iter().find_map(Self::of_one)
     }
 
-    /// The kind of prompt that an input is, if it is one.
+    /// The kind of the input. None if it is not a prompt.
     fn of_one(input: &Value) -> Option<Self> {
         Self::named(field(input, "name"))
     }
@@ -266,7 +266,7 @@ fn check_inputs(
         .and_then(Value::as_array)
         .map_or(&[][..], Vec::as_slice);
     let remedy = auto_complete.or_leave_out(
-        "every option of a request is a request parameter; write input [{ name: \"text_input\" \
+        "request options are request parameters, not inputs; write input [{ name: \"text_input\" \
          data_type: TYPE_STRING dims: [ 1 ] }] or input [{ name: \"input_ids\" data_type: TYPE_INT32 \
          dims: [ -1 ] allow_ragged_batch: true }]",
     );
@@ -280,7 +280,10 @@ fn check_inputs(
         );
     }
     let [input] = prompts[..] else {
-        let problem = format!("the model has {} inputs for a prompt", prompts.len());
+        let problem = format!(
+            "the model has {} inputs for a prompt, instead of 1",
+            prompts.len()
+        );
         errors.push(config_error(&problem, &remedy));
         return None;
     };
@@ -296,13 +299,13 @@ fn check_inputs(
     Some(kind)
 }
 
-/// An input that carries an option, as clients of other backends send it.
+/// Checks an input that carries a request option, as sent by clients of other backends.
 fn check_option_input(input: &Value, remedy: &str, must_be_ragged: bool) -> Result<(), LoadError> {
     let name = field(input, "name");
     let Some(known) = client_input(name) else {
         return Err(config_error(
-            &format!("the model has no input '{name}'"),
-            &format!("name those that docs/src/clients.md lists, or none: {remedy}"),
+            &format!("unknown input '{name}'"),
+            &format!("use only the inputs listed in docs/src/clients.md; {remedy}"),
         ));
     };
     let data_type = known.data_type;
@@ -310,14 +313,15 @@ fn check_option_input(input: &Value, remedy: &str, must_be_ragged: bool) -> Resu
     check_tensor(input, data_type, known.dims, &remedy, must_be_ragged)
 }
 
-/// Whether inputs must be ragged: with the direct strategy, one of another shape waits for all others to end.
+/// Whether inputs must be ragged. With the direct strategy, Triton holds a request with another input shape back until
+/// all others have ended.
 fn must_be_ragged(config: &Value) -> bool {
     let batches = unsigned(config.get("max_batch_size")).unwrap_or(0) > 0;
     batches && config.pointer("/sequence_batching/oldest").is_none()
 }
 
-/// Whether an input has a type and dimensions, and may be ragged where its length varies: Triton batches
-/// only inputs of one shape otherwise, and requests would wait for each other.
+/// Checks an input's data type and dimensions and, if its length varies, that it may be ragged. Otherwise Triton batches
+/// only inputs of equal shape, and requests wait for each other.
 fn check_tensor(
     input: &Value,
     data_type: &str,
@@ -337,10 +341,10 @@ fn check_tensor(
     if must_be_ragged && expected.contains(&-1) && !is_true(input, "allow_ragged_batch") {
         return Err(config_error(
             &format!(
-                "input '{name}' has no allow_ragged_batch: true, so that Triton would not put requests of different \
-                 lengths into one step"
+                "input '{name}' lacks allow_ragged_batch: true, without which Triton does not batch requests of different \
+                 lengths"
             ),
-            "write it",
+            "add it",
         ));
     }
     Ok(())
@@ -361,7 +365,7 @@ fn check_outputs(
         errors.push(config_error(
             "the model has no output",
             &auto_complete.or_leave_out(
-                "write output [{ name: \"output_ids\" data_type: TYPE_INT32 dims: [ -1, -1 ] }] and the like",
+                "write for example output [{ name: \"output_ids\" data_type: TYPE_INT32 dims: [ -1, -1 ] }]",
             ),
         ));
     }
@@ -381,12 +385,12 @@ fn check_output(
     let Some(kind) = OutputKind::from_name(name) else {
         let known: Vec<_> = OutputKind::ALL.iter().map(|kind| kind.name()).collect();
         return Err(config_error(
-            &format!("the model has no output '{name}'"),
-            &format!("name some of {}", known.join(", ")),
+            &format!("unknown output '{name}'"),
+            &format!("the known outputs are {}", known.join(", ")),
         ));
     };
-    // Who wrote 1 for what has a value of each sequence gets as many as a request asks for all the same:
-    // Triton does not compare.
+    // A config may declare [ 1 ] for an output with one value per sequence. Triton does not compare it with the
+    // response, which has one value for each requested sequence in any case.
     let fits = dims(output) == kind.dims() || kind.dims() == [-1] && dims(output) == [1];
     let data_type = kind.data_type(compatibility.has_unsigned_counts());
     if field(output, "data_type") != data_type || !fits {
@@ -401,8 +405,8 @@ fn check_output(
     }
     if kind == OutputKind::TextOutput && input == Some(InputKind::Ids) {
         return Err(config_error(
-            "the model takes input_ids and has the output 'text_output'",
-            "take it out of output, or take text_input",
+            "the model has input_ids as its input, but text_output among its outputs",
+            "remove text_output, or use text_input",
         ));
     }
     Ok(kind)
@@ -414,7 +418,7 @@ fn check_instances(config: &Value) -> Result<(), LoadError> {
         let kind = field(group, "kind");
         if kind == "KIND_GPU" {
             return Err(config_error(
-                "instance_group has kind: KIND_GPU, and this build computes on the CPU",
+                "instance_group has kind: KIND_GPU, but this build runs on the CPU only",
                 "write instance_group [{ kind: KIND_CPU }]",
             ));
         }
@@ -426,13 +430,13 @@ fn check_instances(config: &Value) -> Result<(), LoadError> {
 mod tests {
     use super::*;
 
-    /// What Triton makes of a config.pbtxt of four lines.
+    /// A minimal config.pbtxt as Triton passes it to the backend.
     fn minimal() -> Value {
         json!({ "name": "m", "backend": "inflight", "max_batch_size": 0, "input": [], "output": [] })
     }
 
     fn completed() -> Value {
-        ModelConfig::complete(&minimal(), true).expect("something is missing")
+        ModelConfig::complete(&minimal(), true).expect("fields are missing")
     }
 
     #[test]
@@ -445,13 +449,13 @@ mod tests {
         assert_eq!(
             ModelConfig::complete(&completed(), true),
             None,
-            "nothing is missing any more"
+            "nothing is missing"
         );
     }
 
     #[test]
     fn a_model_without_tokenizer_gets_input_ids_and_no_text_output() {
-        let config = ModelConfig::complete(&minimal(), false).expect("something is missing");
+        let config = ModelConfig::complete(&minimal(), false).expect("fields are missing");
         assert_eq!(
             ModelConfig::parse(&config, AutoComplete::Enabled)
                 .expect("complete")
@@ -473,7 +477,7 @@ mod tests {
         config["max_batch_size"] = json!(3);
         config["model_transaction_policy"] = json!({ "decoupled": false });
         config["input"] = json!([input_field(InputKind::Ids, true)]);
-        let config = ModelConfig::complete(&config, true).expect("something is missing");
+        let config = ModelConfig::complete(&config, true).expect("fields are missing");
         let parsed = ModelConfig::parse(&config, AutoComplete::Enabled).expect("complete");
         assert_eq!((parsed.max_batch_size, parsed.decoupled), (3, false));
         assert_eq!(parsed.input, InputKind::Ids);
@@ -489,7 +493,7 @@ mod tests {
         }
     }
 
-    /// A change to a good config, and what its refusal must say.
+    /// A change to a good config, and words that the error must contain.
     type Case = (fn(&mut Value), &'static [&'static str]);
 
     #[test]
@@ -541,7 +545,7 @@ mod tests {
                         json!({ "name": "bad_words", "data_type": "TYPE_STRING", "dims": [-1] });
                     c["input"] = json!([input_field(InputKind::Text, true), option])
                 },
-                &["'bad_words' has no allow_ragged_batch: true", "write it"],
+                &["'bad_words' lacks allow_ragged_batch: true", "add it"],
             ),
             (
                 |c| c["output"][0]["name"] = json!("txt"),
@@ -564,10 +568,10 @@ mod tests {
             let mut config = completed();
             change(&mut config);
             let error = ModelConfig::parse(&config, AutoComplete::Enabled)
-                .expect_err("must be refused")
+                .expect_err("must be rejected")
                 .to_string();
             for word in *words {
-                assert!(error.contains(word), "'{error}' does not say '{word}'");
+                assert!(error.contains(word), "'{error}' does not contain '{word}'");
             }
         }
     }
@@ -579,12 +583,12 @@ mod tests {
             config.as_object_mut().expect("an object").remove(field);
             let refusal = |auto_complete| {
                 let refused = ModelConfig::parse(&config, auto_complete);
-                refused.expect_err("must be refused").to_string()
+                refused.expect_err("must be rejected").to_string()
             };
-            let allowed = refusal(AutoComplete::Enabled);
-            assert!(allowed.contains("or nothing"), "{allowed}");
+            let enabled = refusal(AutoComplete::Enabled);
+            assert!(enabled.contains("or leave it out"), "{enabled}");
             let disabled = refusal(AutoComplete::Disabled);
-            assert!(!disabled.contains("or nothing"), "{disabled}");
+            assert!(!disabled.contains("or leave it out"), "{disabled}");
             assert!(disabled.contains("auto-complete is disabled"), "{disabled}");
         }
     }

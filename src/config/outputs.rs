@@ -1,18 +1,18 @@
-//! The output tensors that a model can have: one output is one row of the table below.
+//! The output tensors that a model can declare. Each output is one row of the table below.
 
 use std::ffi::CStr;
 
-/// Declares [`OutputKind`] and what is known of each kind.
+/// Declares [`OutputKind`] and the properties of each kind.
 macro_rules! outputs {
     ($($(#[$doc:meta])* $kind:ident: $name:literal, $data_type:literal, $dims:expr, $sent:ident, $logits:ident;)*) => {
-        /// The output tensors that a model can have.
+        /// An output tensor that a model can declare.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum OutputKind {
             $($(#[$doc])* $kind,)*
         }
 
         impl OutputKind {
-            /// All of them, in the order of a response.
+            /// All outputs, in the order of a response.
             pub const ALL: [OutputKind; [$(stringify!($kind)),*].len()] = [$(OutputKind::$kind),*];
 
             const fn output(self) -> Output {
@@ -30,26 +30,26 @@ macro_rules! outputs {
     };
 }
 
-/// What is known of an output.
+/// The properties of an output.
 struct Output {
     name: &'static CStr,
-    /// As config.pbtxt spells it.
+    /// As spelled in config.pbtxt.
     data_type: &'static str,
-    /// Without the batch dimension, as config.pbtxt has it.
+    /// As in config.pbtxt, without the batch dimension.
     dims: &'static [i64],
     sent: Sent,
     logits: Logits,
 }
 
-/// Which requests get an output that they do not name.
+/// When an output is sent to requests that do not name it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sent {
     ByDefault,
-    /// To requests that ask for it by an option.
+    /// To requests that enable it with an option.
     OnRequest,
-    /// To requests that ask for `return_perf_metrics`. These outputs follow one another.
+    /// To requests with `return_perf_metrics`. These outputs are adjacent in the table.
     WithPerfMetrics,
-    /// To none: it is declared for clients that expect it.
+    /// Never: the output is declared for clients that expect it.
     Never,
 }
 
@@ -58,8 +58,8 @@ enum Sent {
 enum Logits {
     NotNeeded,
     Needed,
-    /// Needed, and a request that names the output without asking for it gets a dummy, as from TensorRT-LLM's backend:
-    /// the logits themselves may be large.
+    /// Needed. A request that names the output without its `return_...` option gets a dummy, as from TensorRT-LLM's
+    /// backend: the logits themselves may be large.
     OrDummy,
 }
 
@@ -71,59 +71,59 @@ const EACH: &[i64] = &[-1];
 const TOKENS: &[i64] = &[-1, -1];
 
 outputs! {
-    /// The text, a delta when streaming.
+    /// The text; the new text if streaming.
     TextOutput: c"text_output", "TYPE_STRING", EACH, ByDefault, NotNeeded;
-    /// The tokens, new ones when streaming.
+    /// The tokens; the new tokens if streaming.
     OutputIds: c"output_ids", "TYPE_INT32", TOKENS, ByDefault, NotNeeded;
-    /// Prompt and output tokens so far.
+    /// Number of prompt and output tokens so far.
     SequenceLength: c"sequence_length", "TYPE_INT32", EACH, ByDefault, NotNeeded;
-    /// Why the sequence ended; empty while it runs.
+    /// Why the sequence finished; empty while it is running.
     FinishReason: c"finish_reason", "TYPE_STRING", EACH, ByDefault, NotNeeded;
-    /// Tokens of the prompt.
+    /// Number of tokens in the prompt.
     NumInputTokens: c"num_input_tokens", "TYPE_INT32", ONE, ByDefault, NotNeeded;
-    /// Tokens generated so far.
+    /// Number of tokens generated so far.
     NumOutputTokens: c"num_output_tokens", "TYPE_INT32", EACH, ByDefault, NotNeeded;
-    /// The log-probability of each chosen token; new ones when streaming.
+    /// Log-probability of each token; of the new tokens if streaming.
     OutputLogProbs: c"output_log_probs", "TYPE_FP32", TOKENS, OnRequest, Needed;
-    /// Their sum so far.
+    /// Sum of the log-probabilities so far.
     CumLogProbs: c"cum_log_probs", "TYPE_FP32", EACH, OnRequest, Needed;
-    /// The same under vLLM's name.
+    /// The same sum under vLLM's name.
     CumulativeLogprob: c"cumulative_logprob", "TYPE_FP32", EACH, OnRequest, Needed;
-    /// The most likely alternatives to each token, as JSON; new ones when streaming.
+    /// The most likely alternatives of each token, as JSON; of the new tokens if streaming.
     Logprobs: c"logprobs", "TYPE_STRING", EACH, OnRequest, Needed;
     /// The model's logits at each token of the prompt.
     ContextLogits: c"context_logits", "TYPE_FP32", TOKENS, OnRequest, OrDummy;
-    /// The logits that each output token was chosen from; new ones when streaming.
+    /// The logits from which each output token was chosen; of the new tokens if streaming.
     GenerationLogits: c"generation_logits", "TYPE_FP32", &[-1, -1, -1], OnRequest, OrDummy;
-    /// The stop word or the token that ended the sequence.
+    /// The stop word or token that ended the sequence.
     StopReason: c"stop_reason", "TYPE_STRING", EACH, OnRequest, NotNeeded;
-    /// KV blocks that the request allocated.
+    /// Number of KV cache blocks newly allocated for the sequence.
     KvCacheAllocNewBlocks: c"kv_cache_alloc_new_blocks", "TYPE_INT32", ONE, WithPerfMetrics, NotNeeded;
-    /// KV blocks that it reused.
+    /// Number of KV cache blocks that the sequence reused.
     KvCacheReusedBlocks: c"kv_cache_reused_blocks", "TYPE_INT32", ONE, WithPerfMetrics, NotNeeded;
-    /// Both together.
+    /// Number of new and reused KV cache blocks together.
     KvCacheAllocTotalBlocks: c"kv_cache_alloc_total_blocks", "TYPE_INT32", ONE, WithPerfMetrics, NotNeeded;
-    /// When the request was first seen.
+    /// When the request arrived.
     ArrivalTimeNs: c"arrival_time_ns", "TYPE_INT64", ONE, WithPerfMetrics, NotNeeded;
-    /// When it was first scheduled.
+    /// When the request first took part in a step.
     FirstScheduledTimeNs: c"first_scheduled_time_ns", "TYPE_INT64", ONE, WithPerfMetrics, NotNeeded;
-    /// When its first token was generated.
+    /// When the first token was generated.
     FirstTokenTimeNs: c"first_token_time_ns", "TYPE_INT64", ONE, WithPerfMetrics, NotNeeded;
-    /// When its last token was generated.
+    /// When the last token was generated.
     LastTokenTimeNs: c"last_token_time_ns", "TYPE_INT64", ONE, WithPerfMetrics, NotNeeded;
-    /// Accepted draft tokens as a share of all draft tokens.
+    /// Accepted draft tokens as a fraction of all computed draft tokens.
     AcceptanceRate: c"acceptance_rate", "TYPE_FP32", ONE, WithPerfMetrics, NotNeeded;
-    /// Draft tokens that were accepted.
+    /// Number of accepted draft tokens.
     TotalAcceptedDraftTokens: c"total_accepted_draft_tokens", "TYPE_INT32", ONE, WithPerfMetrics, NotNeeded;
-    /// Draft tokens that were computed.
+    /// Number of computed draft tokens.
     TotalDraftTokens: c"total_draft_tokens", "TYPE_INT32", ONE, WithPerfMetrics, NotNeeded;
-    /// The tokens of each sequence as JSON, a list of lists; new ones when streaming.
+    /// The tokens of each sequence as a JSON list of lists; the new tokens if streaming.
     OutputIdsJson: c"output_ids_json", "TYPE_STRING", ONE, OnRequest, NotNeeded;
-    /// The index of a row's sequence in its request.
+    /// Index of a row's sequence within its request.
     SequenceIndex: c"sequence_index", "TYPE_INT32", EACH, OnRequest, NotNeeded;
-    /// The index of a row's prompt in its request: never sent, since a request has one.
+    /// Index of the prompt within its request. Never sent, because a request has one prompt.
     BatchIndex: c"batch_index", "TYPE_INT32", ONE, Never, NotNeeded;
-    /// What a server that only computes contexts passes on: never sent.
+    /// Data from a context-only server for a generation-only server. Never sent.
     ContextPhaseParams: c"context_phase_params", "TYPE_UINT8", EACH, Never, NotNeeded;
 }
 
@@ -157,18 +157,17 @@ impl OutputKind {
         self.output().name
     }
 
-    /// The kind of that name.
+    /// The output with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Whether only requests that ask for it by an option get it; the others get every output
-    /// that they do not name.
+    /// Whether the output is sent only to requests that enable it with an option. Other outputs are sent by default.
     pub const fn is_on_request(self) -> bool {
         !matches!(self.output().sent, Sent::ByDefault)
     }
 
-    /// Whether it is declared for clients that expect it, and no response has it.
+    /// Whether the output may be declared, for clients that expect it, but is never sent.
     pub const fn is_never_sent(self) -> bool {
         matches!(self.output().sent, Sent::Never)
     }
@@ -177,17 +176,17 @@ impl OutputKind {
         matches!(self.output().sent, Sent::WithPerfMetrics)
     }
 
-    /// Whether it is made of logits.
+    /// Whether the output is computed from logits.
     pub const fn needs_logits(self) -> bool {
         !matches!(self.output().logits, Logits::NotNeeded)
     }
 
-    /// Whether a request that names it without asking for it gets a dummy.
+    /// Whether a request that names the output without its `return_...` option gets a dummy.
     pub const fn has_dummy(self) -> bool {
         matches!(self.output().logits, Logits::OrDummy)
     }
 
-    /// Its type, as config.pbtxt spells it. Numbers of tokens have the type that the model's clients expect.
+    /// The data type, as spelled in config.pbtxt. `has_unsigned_counts`: token counts are UINT32.
     pub(super) const fn data_type(self, has_unsigned_counts: bool) -> &'static str {
         match self {
             OutputKind::NumInputTokens | OutputKind::NumOutputTokens if has_unsigned_counts => {
@@ -197,7 +196,7 @@ impl OutputKind {
         }
     }
 
-    /// Its shape without the batch dimension, as config.pbtxt has it.
+    /// The shape in config.pbtxt, without the batch dimension.
     pub(super) const fn dims(self) -> &'static [i64] {
         self.output().dims
     }
@@ -208,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_perf_metrics_follow_one_another() {
+    fn perf_metrics_are_adjacent() {
         let all = OutputKind::ALL.into_iter();
         let metrics: Vec<_> = all.filter(|kind| kind.is_perf_metric()).collect();
         assert_eq!(OutputKind::PERF_METRICS, metrics);
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn each_output_is_found_by_its_name() {
+    fn finds_each_output_by_name() {
         for kind in OutputKind::ALL {
             assert_eq!(OutputKind::from_name(kind.name()), Some(kind));
         }

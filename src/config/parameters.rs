@@ -1,4 +1,4 @@
-//! The `parameters` block of a config.pbtxt, from its text to [`Settings`].
+//! Parses the `parameters` block of a config.pbtxt into [`Settings`].
 
 use crate::base::{LoadError, nearest_name};
 use crate::config::foreign_parameters::{Foreign, foreign};
@@ -6,11 +6,12 @@ use crate::config::knobs::{Knob, knobs};
 use crate::config::settings::Settings;
 
 impl Settings {
-    /// Reads the `parameters` of a config.pbtxt. Those of TensorRT-LLM's backend that mean nothing here are skipped, see
+    /// Parses the `parameters` of a config.pbtxt. Skips parameters of TensorRT-LLM's backend that have no effect here, see
     /// `ignored_parameters`.
     ///
     /// # Errors
-    /// All unknown keys, each with the nearest known one or with our name of it, and all values outside their range.
+    /// All unknown keys, each with the nearest known key or this backend's name for it, and all values outside their
+    /// range.
     pub fn parse<'a>(
         parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, LoadError> {
@@ -28,7 +29,7 @@ impl Settings {
                 None => errors.push(unknown(&knobs, key)),
             }
         }
-        LoadError::check(errors).map(|()| settings)
+        LoadError::combine(errors).map(|()| settings)
     }
 }
 
@@ -44,7 +45,7 @@ fn bad_value(knob: &Knob, value: &str) -> LoadError {
     }
 }
 
-/// The name among those that a knob takes which the Batch Manager writes so: `kMAX_UTILIZATION`, `InflightBatching`.
+/// The accepted name that the Batch Manager spells as `value`, for example `kMAX_UTILIZATION` or `InflightBatching`.
 fn intended_name<'k>(knob: &'k Knob, value: &str) -> Option<&'k str> {
     let plain = |name: &str| name.replace(['_', '-', ' '], "").to_ascii_lowercase();
     let value = plain(value.trim());
@@ -53,7 +54,7 @@ fn intended_name<'k>(knob: &'k Knob, value: &str) -> Option<&'k str> {
     names.find(|name| [value.as_str(), without_k].contains(&plain(name).as_str()))
 }
 
-/// The parameters that are skipped, each with the reason.
+/// The parameters of other backends among `keys` that are ignored, each with the reason.
 pub(super) fn ignored_parameters<'a>(
     keys: impl IntoIterator<Item = &'a str>,
 ) -> impl Iterator<Item = (&'a str, &'static str)> {
@@ -61,7 +62,7 @@ pub(super) fn ignored_parameters<'a>(
         .filter_map(|key| Some((key, why_ignored(key)?)))
 }
 
-/// Why a parameter of another backend can be skipped: without it every answer is the same.
+/// Why a parameter of another backend is ignored. None if it is not: only parameters that cannot change a response are.
 fn why_ignored(key: &str) -> Option<&'static str> {
     match foreign(key)? {
         Foreign::NoEffect(why) | Foreign::Unsupported(why) => Some(why),
@@ -88,10 +89,7 @@ mod tests {
 
     #[test]
     fn empty_parameters_give_the_defaults() {
-        assert_eq!(
-            Settings::parse([]).expect("nothing to refuse"),
-            Settings::default()
-        );
+        assert_eq!(Settings::parse([]).expect("no errors"), Settings::default());
     }
 
     #[test]
@@ -106,23 +104,23 @@ mod tests {
     #[test]
     fn ignores_parameters_of_other_backends_with_a_reason() {
         let parameters = [
-            ("gpu_weights_percent", "GPUs are not served yet"),
+            ("gpu_weights_percent", "GPUs are not supported yet"),
             (
                 "lora_cache_max_adapter_size",
-                "LoRA adapters are not served yet",
+                "LoRA adapters are not supported yet",
             ),
             ("FORCE_CPU_ONLY_INPUT_TENSORS", "host memory"),
         ];
         let keys = parameters.map(|(key, _)| key);
         let given = [(keys[0], "0.5"), (keys[1], "64"), (keys[2], "no")];
         assert_eq!(
-            Settings::parse(given).expect("nothing to refuse"),
+            Settings::parse(given).expect("no errors"),
             Settings::default()
         );
-        let skipped: Vec<_> =
+        let ignored: Vec<_> =
             ignored_parameters(keys.into_iter().chain(["max_num_tokens", "x"])).collect();
-        assert_eq!(skipped.len(), 3);
-        for ((key, why), (expected, words)) in skipped.iter().zip(parameters) {
+        assert_eq!(ignored.len(), 3);
+        for ((key, why), (expected, words)) in ignored.iter().zip(parameters) {
             assert!(*key == expected && why.contains(words), "{key}: {why}");
         }
     }
@@ -192,7 +190,7 @@ mod tests {
         for words in [
             "4 errors: (1) unknown parameter 'max_num_token'; did you mean",
             "(2) parameter 'max_seq_len': '1' is not",
-            "(3) parameter 'maxTokens' is none of this backend's: write",
+            "(3) parameter 'maxTokens' belongs to another backend: write",
             "(4) parameter 'num_threads': 'many' is not",
         ] {
             assert!(error.contains(words), "{error}");

@@ -1,23 +1,23 @@
-//! Fields of a config.pbtxt, as Triton hands it over: in JSON.
+//! Access to the fields of a config.pbtxt, which Triton passes as JSON.
 
 use serde_json::Value;
 
 use crate::base::LoadError;
 
-/// What becomes of a field that the user leaves out.
+/// Whether Triton lets the backend fill in fields that the user left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AutoComplete {
-    /// [`ModelConfig::complete`] has filled it in.
+    /// [`ModelConfig::complete`](crate::config::ModelConfig::complete) fills them in.
     Enabled,
-    /// The server was told to take configurations as they are.
+    /// The server takes configurations as they are (`--disable-auto-complete-config`).
     Disabled,
 }
 
 impl AutoComplete {
-    /// The advice to write something, or nothing at all where that would do.
+    /// `advice`, plus the advice to leave the field out if it would be filled in.
     pub(super) fn or_leave_out(self, advice: &str) -> String {
         match self {
-            AutoComplete::Enabled => format!("{advice}, or nothing: it is filled in then"),
+            AutoComplete::Enabled => format!("{advice}, or leave it out to have it filled in"),
             AutoComplete::Disabled => {
                 format!("{advice}; nothing is filled in, because auto-complete is disabled")
             }
@@ -25,7 +25,7 @@ impl AutoComplete {
     }
 }
 
-/// The first input that a request may leave out.
+/// The name of the first optional input.
 pub(super) fn optional_input(config: &Value) -> Option<&str> {
     let inputs = config.get("input").and_then(Value::as_array)?;
     let optional = inputs.iter().find(|input| is_true(input, "optional"));
@@ -48,7 +48,7 @@ pub(super) fn dims(tensor: &Value) -> Vec<i64> {
     dims.into_iter().flatten().filter_map(signed).collect()
 }
 
-/// Triton writes 64-bit numbers of some fields as strings.
+/// A number. Triton writes 64-bit numbers as strings in some fields.
 fn signed(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_str()?.parse().ok())
 }

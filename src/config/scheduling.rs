@@ -1,17 +1,18 @@
-//! `sequence_batching`: how Triton's scheduler hands requests over, checked for what it does to steps.
+//! `sequence_batching`: defaults, checks and warnings for the settings of Triton's sequence scheduler.
 
 use serde_json::{Value, json};
 
 use crate::base::LoadError;
 use crate::config::pbtxt::{AutoComplete, config_error, is_empty, optional_input, unsigned};
 
-/// Triton's idle limit counts the time that a step takes, and a sequence over it is lost without a
-/// word to its client. The default of one second is shorter than a long context's step.
+/// Triton's idle limit includes the duration of a step, and a sequence that exceeds it is dropped without a response to
+/// its client. Triton's default of one second is shorter than the step of a long context.
 const MIN_IDLE_US: u64 = 60_000_000;
 const DEFAULT_IDLE_US: u64 = 3600 * 1_000_000;
 
-/// The scheduling of a model whose user leaves the choice open. With `oldest`, so many sequences are taken in turns: what
-/// cannot be in one batch, because it has no batch dimension or brings other inputs, holds nobody up then.
+/// The default scheduling: `direct`, or `oldest` with the given number of candidate sequences. With `oldest`, requests
+/// that Triton cannot batch together, because they lack a batch dimension or have different inputs, do not delay each
+/// other.
 pub(super) fn default_scheduling(oldest: Option<u64>) -> Value {
     let (strategy, options) = match oldest {
         None => ("direct", json!({})),
@@ -27,27 +28,27 @@ pub(super) fn default_scheduling(oldest: Option<u64>) -> Value {
     })
 }
 
-/// Sequences that Triton takes in turns with `oldest`.
+/// Number of candidate sequences of `oldest`.
 ///
 /// # Errors
-/// There is no such number.
+/// The number is missing.
 pub(super) fn num_candidates(config: &Value) -> Result<u64, LoadError> {
     let path = "/sequence_batching/oldest/max_candidate_sequences";
     let slots = unsigned(config.pointer(path)).unwrap_or(0);
     match slots {
         0 => Err(config_error(
-            "max_batch_size is 0, for which Triton's direct strategy has one slot",
+            "max_batch_size is 0, which gives Triton's direct strategy a single slot",
             "write sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 3600000000 \
-             oldest { max_candidate_sequences: 64 } }, or nothing: it is filled in then",
+             oldest { max_candidate_sequences: 64 } }, or leave it out to have it filled in",
         )),
         slots => Ok(slots),
     }
 }
 
-/// What is served, but slower than the user may know, with the price.
+/// A warning about valid settings that slow down every token, including the delay.
 ///
-/// Triton collects a batch for every step anew, so what delays a batch delays every token. Measured on
-/// server 2.51: `direct` waits only if both its limits are set, `oldest` whenever there is a delay.
+/// Triton forms a new batch for every step, so a delay of the batch delays every token. Measured on
+/// server 2.51: `direct` waits only if both of its limits are set, `oldest` whenever a delay is set.
 pub fn delays(config: &Value) -> Option<String> {
     let limit = |path: &str| unsigned(config.pointer(path)).unwrap_or(0);
     let direct = limit("/sequence_batching/direct/max_queue_delay_microseconds");
@@ -59,8 +60,8 @@ pub fn delays(config: &Value) -> Option<String> {
     let is_oldest = config.pointer("/sequence_batching/oldest").is_some();
     if !is_oldest && let Some(name) = optional_input(config) {
         return Some(format!(
-            "config.pbtxt: input '{name}' is optional, and with the direct strategy Triton holds a request \
-             back until those that bring other inputs have ended; write sequence_batching {{ \
+            "config.pbtxt: input '{name}' is optional; with the direct strategy, Triton holds a request \
+             back until all requests with different inputs have ended; write sequence_batching {{ \
              iterative_sequence: true max_sequence_idle_microseconds: {DEFAULT_IDLE_US} oldest {{ \
              max_candidate_sequences: 64 }} }}"
         ));
@@ -69,14 +70,14 @@ pub fn delays(config: &Value) -> Option<String> {
         Some(format!(
             "config.pbtxt: sequence_batching {{ direct {{ minimum_slot_utilization: {utilization} \
              max_queue_delay_microseconds: {direct} }} }} delays every step, and so every token, by up \
-             to {direct} us while fewer slots are taken; leave both out, requests join a running batch \
+             to {direct} us while fewer slots are in use; leave both out: requests join a running batch \
              without them"
         ))
     } else if oldest > 0 {
         Some(format!(
             "config.pbtxt: sequence_batching {{ oldest {{ max_queue_delay_microseconds: {oldest} }} }} \
              delays every step, and so every token, by up to {oldest} us while fewer sequences are in \
-             flight than a batch is preferred to have; leave it out, requests join a running batch \
+             flight than the preferred batch size; leave it out: requests join a running batch \
              without it"
         ))
     } else {
@@ -84,7 +85,7 @@ pub fn delays(config: &Value) -> Option<String> {
     }
 }
 
-/// Checks the scheduling; the idle limit.
+/// Checks the scheduling. Returns the idle limit in microseconds.
 pub(super) fn check_scheduling(
     config: &Value,
     auto_complete: AutoComplete,
@@ -94,10 +95,10 @@ pub(super) fn check_scheduling(
          max_sequence_idle_microseconds: 3600000000 }",
     );
     if config.get("dynamic_batching").is_some() {
-        return Err(config_error("dynamic_batching is not served", remedy));
+        return Err(config_error("dynamic_batching is not supported", remedy));
     }
     let Some(batching) = config.get("sequence_batching") else {
-        return Err(config_error("there is no sequence_batching", remedy));
+        return Err(config_error("sequence_batching is missing", remedy));
     };
     if !batching
         .get("iterative_sequence")
@@ -105,14 +106,14 @@ pub(super) fn check_scheduling(
         .unwrap_or(false)
     {
         return Err(config_error(
-            "sequence_batching has no iterative_sequence: true",
+            "sequence_batching lacks iterative_sequence: true",
             remedy,
         ));
     }
     if !is_empty(batching.get("control_input")) || !is_empty(batching.get("state")) {
         return Err(config_error(
             "sequence_batching has control_input or state",
-            "leave both out: the backend keeps the sequences itself",
+            "leave both out: the backend keeps the state of sequences",
         ));
     }
     if batching
@@ -121,7 +122,7 @@ pub(super) fn check_scheduling(
         .unwrap_or(false)
     {
         return Err(config_error(
-            "sequence_batching { oldest { preserve_ordering: true } } holds streams back",
+            "sequence_batching { oldest { preserve_ordering: true } } delays streams",
             "leave preserve_ordering out",
         ));
     }
@@ -129,10 +130,10 @@ pub(super) fn check_scheduling(
     if idle < MIN_IDLE_US {
         return Err(config_error(
             &format!(
-                "max_sequence_idle_microseconds is {idle}: it counts the time of a step too, and a \
-                 sequence over it is lost"
+                "max_sequence_idle_microseconds is {idle}: it includes the duration of a step, and Triton \
+                 drops a sequence that exceeds it"
             ),
-            &format!("write at least {MIN_IDLE_US}, or better 3600000000"),
+            &format!("write {MIN_IDLE_US} or more, preferably {DEFAULT_IDLE_US}"),
         ));
     }
     Ok(idle)
@@ -142,9 +143,9 @@ pub(super) fn check_scheduling(
 mod tests {
     use super::*;
 
-    fn refusal(config: &Value) -> String {
-        let refused = check_scheduling(config, AutoComplete::Enabled);
-        refused.expect_err("must be refused").to_string()
+    fn error_of(config: &Value) -> String {
+        let checked = check_scheduling(config, AutoComplete::Enabled);
+        checked.expect_err("must be rejected").to_string()
     }
 
     fn with(field: &str, value: Value) -> Value {
@@ -156,7 +157,7 @@ mod tests {
     #[test]
     fn default_scheduling_is_accepted_without_warnings() {
         let config = json!({ "sequence_batching": default_scheduling(None) });
-        let idle = check_scheduling(&config, AutoComplete::Disabled).expect("served");
+        let idle = check_scheduling(&config, AutoComplete::Disabled).expect("accepted");
         assert_eq!((idle, delays(&config)), (DEFAULT_IDLE_US, None));
     }
 
@@ -169,11 +170,11 @@ mod tests {
             ),
             (
                 json!({}),
-                ["no sequence_batching", "iterative_sequence: true"],
+                ["sequence_batching is missing", "iterative_sequence: true"],
             ),
             (
                 with("iterative_sequence", json!(false)),
-                ["no iterative_sequence", "or nothing"],
+                ["lacks iterative_sequence", "or leave it out"],
             ),
             (
                 with("max_sequence_idle_microseconds", json!("1000000")),
@@ -188,9 +189,9 @@ mod tests {
                 ["preserve_ordering", "out"],
             ),
         ] {
-            let error = refusal(&config);
+            let error = error_of(&config);
             for word in words {
-                assert!(error.contains(word), "'{error}' does not say '{word}'");
+                assert!(error.contains(word), "'{error}' does not contain '{word}'");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The backend's parameters, as values.
+//! The values of the backend's parameters.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use crate::config::choices::{
 };
 use crate::config::client_compatibility::ClientCompatibility;
 
-/// Positions of a KV cache block where the user sets none.
+/// Default of `tokens_per_block`.
 const DEFAULT_BLOCK_SIZE: BlockSize = BlockSize::new(32).unwrap();
 
-/// The `parameters` of a config.pbtxt. `None`: not written, and derived from the model or machine.
+/// The `parameters` of a config.pbtxt. None: not set; derived from the model or the machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// `runner`
@@ -42,19 +42,19 @@ pub struct Settings {
     pub paged_kv_cache: bool,
     /// `kv_cache_dtype`: whether it is int8
     pub int8_kv_cache: bool,
-    /// `weight_only_precision`; `None`: as the checkpoint has them
+    /// `weight_only_precision`; None: as in the checkpoint
     pub weight_only_precision: Option<WeightOnlyPrecision>,
-    /// `weight_only_group_size`; `None`: the precision's usual one
+    /// `weight_only_group_size`; None: the default of the precision
     pub weight_only_group_size: Option<u32>,
     /// `weight_cache_dir`
     pub weight_cache_dir: Option<PathBuf>,
     /// `weight_cache_mode`
     pub weight_cache_mode: u32,
-    /// `enable_kv_cache_reuse`; `None`: where it is possible
+    /// `enable_kv_cache_reuse`; None: if possible
     pub enable_kv_cache_reuse: Option<bool>,
     /// `enable_partial_reuse`
     pub enable_partial_reuse: bool,
-    /// `max_attention_window_size`: for each layer, repeated; empty: the model's own
+    /// `max_attention_window_size`: one per layer, repeated; empty: the model's own windows
     pub max_attention_window_size: Vec<NonZeroU32>,
     /// `sink_token_length`
     pub sink_token_length: u32,
@@ -72,7 +72,7 @@ pub struct Settings {
     pub max_tokens_in_paged_kv_cache: Option<u32>,
     /// `kv_cache_free_gpu_mem_fraction`
     pub kv_cache_free_mem_fraction: f64,
-    /// `enable_chunked_context`; `None`: where it is possible
+    /// `enable_chunked_context`; None: if possible
     pub enable_chunked_context: Option<bool>,
     /// `logits_memory_bytes`
     pub logits_memory_bytes: u64,
@@ -161,7 +161,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The checkpoint's folder, for the model `version` in the repository folder `model_path`.
+    /// The checkpoint's folder, for `version` of the model in the repository folder `model_path`.
     pub fn checkpoint_path(&self, model_path: &Path, version: u64) -> PathBuf {
         match &self.gpt_model_path {
             Some(path) => model_path.join(path),
@@ -169,9 +169,9 @@ impl Settings {
         }
     }
 
-    /// The file that keeps the rounded weights of the model `name`, if there is to be one.
+    /// The cache file for the quantised weights of the model `name`. None without `weight_cache_dir`.
     ///
-    /// Its name does not end as that of a checkpoint's file: whoever reads a folder of checkpoints leaves it alone.
+    /// Its extension differs from those of checkpoint files, so that programs that scan a checkpoint folder skip it.
     pub fn weight_cache_path(
         &self,
         model_path: &Path,

@@ -1,4 +1,4 @@
-//! The kinds of values that parameters have: how each is read from config.pbtxt, described and shown.
+//! The kinds of parameter values: how each is parsed from config.pbtxt, described and displayed.
 
 use std::fmt::Display;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -8,18 +8,18 @@ use std::str::FromStr;
 
 use crate::base::BlockSize;
 
-/// The largest count of any parameter: what an INT32 tensor of a client can still say.
+/// Maximum of all counts: the largest value that a client's INT32 tensor can hold.
 pub(super) const MAX_COUNT: u32 = i32::MAX as u32;
 
-/// Reads a value; `None` if the text is not one.
+/// Parses a value. Returns None if the text is not an accepted value.
 pub(super) type Read<T> = dyn Fn(&str) -> Option<T>;
 
-/// A kind of value.
+/// A kind of parameter value.
 pub(super) struct Kind<T> {
-    /// The values it takes, worded to follow "is not".
+    /// The accepted values, worded to follow "is not".
     pub(super) expected: String,
     pub(super) read: Box<Read<T>>,
-    /// Writes a value as the reference shows it.
+    /// Formats a value for the reference.
     pub(super) show: Box<dyn Fn(&T) -> String>,
 }
 
@@ -36,7 +36,7 @@ impl<T: 'static> Kind<T> {
         }
     }
 
-    /// The same texts as another type.
+    /// The same accepted texts, as values of another type.
     fn convert<U: 'static>(
         self,
         to: impl Fn(T) -> Option<U> + 'static,
@@ -55,7 +55,7 @@ impl<T: 'static> Kind<T> {
     }
 }
 
-/// A value that may be left out; `default` says what holds then.
+/// An optional value. `default` describes the default in the reference.
 pub(super) fn optional<T: 'static>(kind: Kind<T>, default: &'static str) -> Kind<Option<T>> {
     let Kind {
         expected,
@@ -69,7 +69,7 @@ pub(super) fn optional<T: 'static>(kind: Kind<T>, default: &'static str) -> Kind
     )
 }
 
-/// One of several names, in any case; of two names for one value, the first is the usual one.
+/// One of several names, case-insensitive. If a value has two names, the first is displayed.
 pub(super) fn choice<T: Clone + PartialEq>(names: &'static [(&'static str, T)]) -> Kind<T> {
     let quoted: Vec<_> = names.iter().map(|(name, _)| format!("'{name}'")).collect();
     let expected = match &quoted[..] {
@@ -96,7 +96,7 @@ pub(super) fn flag() -> Kind<bool> {
     choice(&[("true", true), ("false", false)])
 }
 
-/// An integer of a range.
+/// An integer in a range.
 pub(super) fn integer<T>(range: RangeInclusive<T>) -> Kind<T>
 where
     T: FromStr + PartialOrd + Display + 'static,
@@ -108,17 +108,17 @@ where
     )
 }
 
-/// A count of a range.
+/// A count in a range.
 pub(super) fn count(range: RangeInclusive<u32>) -> Kind<u32> {
     integer(range)
 }
 
-/// Positions of a KV cache block.
+/// Number of positions in a KV cache block.
 pub(super) fn block_size() -> Kind<BlockSize> {
     count(1..=1024).convert(BlockSize::new, |size| size.tokens().0)
 }
 
-/// Threads of a pool.
+/// Number of threads in a pool.
 pub(super) fn num_threads() -> Kind<NonZeroUsize> {
     count(1..=1024).convert(
         |count| NonZeroUsize::new(count as usize),
@@ -126,7 +126,7 @@ pub(super) fn num_threads() -> Kind<NonZeroUsize> {
     )
 }
 
-/// Weights that share a scale.
+/// Number of weights that share a scale.
 pub(super) fn group_size() -> Kind<u32> {
     Kind {
         expected: "a multiple of 32, up to 1048576".to_owned(),
@@ -134,11 +134,11 @@ pub(super) fn group_size() -> Kind<u32> {
     }
 }
 
-/// One attention window, or one for each layer; brackets around them are as good as none.
+/// One attention window for all layers, or a list with one per layer. Surrounding brackets are optional.
 pub(super) fn windows() -> Kind<Vec<NonZeroU32>> {
     Kind::new(
         format!(
-            "an integer from 1 to {MAX_COUNT}, or a list of them for the layers, as '4096,1024'"
+            "an integer from 1 to {MAX_COUNT}, or a list with one per layer, such as '4096,1024'"
         ),
         |text| {
             let one = count(1..=MAX_COUNT);
@@ -156,16 +156,16 @@ pub(super) fn windows() -> Kind<Vec<NonZeroU32>> {
     )
 }
 
-/// A share of something.
+/// A fraction above 0.
 pub(super) fn fraction() -> Kind<f64> {
     Kind::new(
-        "a number above 0 and at most 1",
+        "a number above 0, up to 1",
         |text| number(text).filter(|fraction| *fraction > 0.0 && *fraction <= 1.0),
         f64::to_string,
     )
 }
 
-/// A duration, up to 10 seconds.
+/// A duration in microseconds, up to 10 seconds.
 pub(super) fn microseconds() -> Kind<f64> {
     Kind::new(
         "a number from 0 to 10000000",
@@ -188,7 +188,7 @@ pub(super) fn file() -> Kind<PathBuf> {
     path("a file")
 }
 
-/// A path; a placeholder that nobody has filled in is none.
+/// A path. Rejects unfilled `${...}` placeholders.
 fn path(expected: &str) -> Kind<PathBuf> {
     Kind::new(
         expected,
@@ -197,7 +197,7 @@ fn path(expected: &str) -> Kind<PathBuf> {
     )
 }
 
-/// The name of a set of CPU kernels; `None` is the best that the processor has.
+/// The name of a set of CPU kernels; None is the best set that the CPU supports.
 pub(super) fn instruction_set() -> Kind<Option<String>> {
     const NAMES: &[(&str, &str)] = &[
         ("auto", "auto"),

@@ -70,7 +70,7 @@ fn a_byte_order_mark_has_its_own_error() {
         let text = fs::read(copy.path(file)).expect("the file");
         let marked = [b"\xef\xbb\xbf", &text[..]].concat();
         fs::write(copy.path(file), marked).expect("written");
-        copy.refused(&[file, "begins with a byte order mark", "without one"]);
+        copy.refused(&[file, "starts with a byte order mark", "without one"]);
     }
 }
 

@@ -165,7 +165,7 @@ BAD_CONFIGS = {
     "several at once": (
         {"gpu_weight_percent": "0.5", "tokens_per_block": 0},
         'output [{ name: "txt" data_type: TYPE_STRING dims: [ -1 ] }]',
-        ["3 errors: (1)", "gpu_weight_percent", "tokens_per_block", "no output 'txt'"],
+        ["3 errors: (1)", "gpu_weight_percent", "tokens_per_block", "unknown output 'txt'"],
     ),
     "dynamic batching": ({}, "dynamic_batching {}", ["iterative_sequence: true"]),
     "sequences that do not iterate": ({}, "sequence_batching { direct {} }", ["iterative_sequence: true"]),

@@ -209,7 +209,7 @@ def test_a_stop_over_http_ends_the_request_of_the_same_id(server):
         responses = iter(stream)
         first = next(responses)
         # While the request runs, its id is taken.
-        with pytest.raises(Refused, match="'over http' is in flight already"):
+        with pytest.raises(Refused, match="'over http' is already in flight"):
             generate(server, "synthetic", [6], max_tokens=2, id="over http")
         stop = generate(server, "synthetic", [0], stop=True, id="over http")
         assert stop.finish_reason == "cancelled"
