@@ -1,9 +1,9 @@
-//! How a conversation becomes a prompt: the Jinja template that comes with a checkpoint.
+//! Renders a conversation into a prompt with the checkpoint's Jinja template.
 //!
-//! The one idea: the template sees what it sees in Hugging Face transformers (`apply_chat_template`),
-//! so the same messages give the same prompt. Rendering is the `minijinja` library's; here are the
-//! environment and its limits. The template comes with the weights and is trusted to keep its own
-//! variables small; what a client sends can make it neither run nor write without end.
+//! The template sees the same environment as in Hugging Face transformers (`apply_chat_template`), so the same
+//! messages give the same prompt. The `minijinja` library does the rendering; this file defines the environment and its
+//! limits. The template comes with the weights and is trusted to keep its own variables small; input from a client
+//! cannot make it run or write without end.
 
 use std::fmt::Write as _;
 use std::io;
@@ -17,11 +17,11 @@ use serde_json::{Map, Value};
 use crate::base::{LoadError, RequestError, check_byte_order_mark};
 use crate::text::python_json;
 
-/// Instructions of one rendering, about a second. A long conversation needs some ten thousands.
+/// Maximum number of template instructions per rendering: about one second. A long conversation needs tens of thousands.
 const MAX_INSTRUCTIONS: u64 = 10_000_000;
-/// Macros in macros, and the like; a template needs a handful, and each takes stack.
+/// Maximum depth of nested macro calls and the like. Templates need a handful of levels, and each uses stack.
 const MAX_RECURSION: usize = 100;
-/// Of a rendered prompt; millions of tokens.
+/// Maximum size of a rendered prompt: millions of tokens.
 const MAX_PROMPT_BYTES: usize = 64 << 20;
 /// The template's name in the environment.
 const NAME: &str = "chat_template";
@@ -32,12 +32,11 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Reads the template in `dir`: `chat_template.jinja`, or `chat_template` in
-    /// `tokenizer_config.json`, where it is a template or a list of named ones, of which the one
-    /// named `default` counts. None where there is none.
+    /// Loads the template from `dir`: `chat_template.jinja`, or else `chat_template` in `tokenizer_config.json`, which
+    /// is a template or a list of named templates including `default`. None if there is no template.
     ///
     /// # Errors
-    /// A file that cannot be read, or a template that cannot be compiled.
+    /// A file cannot be read, or the template does not compile.
     pub fn load(dir: &Path) -> Result<Option<Self>, LoadError> {
         let config_path = dir.join("tokenizer_config.json");
         let config = read_object(&config_path)?;
@@ -90,11 +89,11 @@ impl ChatTemplate {
         Ok(Self { environment })
     }
 
-    /// The prompt of `messages`, a list of objects with `role` and `content`, and of `tools`, a list
-    /// of JSON schemas. With `add_generation_prompt`, it ends where the assistant's answer begins.
+    /// Renders `messages`, a list of objects with `role` and `content`, and `tools`, a list of JSON schemas, into a
+    /// prompt. With `add_generation_prompt`, the prompt ends where the assistant's answer starts.
     ///
     /// # Errors
-    /// What the template says of these messages, or what it did not find in them.
+    /// The template rejects the messages, misses something in them, or exceeds a limit.
     pub fn render(
         &self,
         messages: &Value,
@@ -117,11 +116,11 @@ impl ChatTemplate {
             })
             .map_err(|error| invalid(&error))?;
         String::from_utf8(prompt.0)
-            .map_err(|_| RequestError::Internal("the chat template wrote no UTF-8".to_owned()))
+            .map_err(|_| RequestError::Internal("the chat template wrote invalid UTF-8".to_owned()))
     }
 }
 
-/// A prompt that does not grow without end.
+/// A prompt of bounded size.
 struct Prompt(Vec<u8>);
 
 impl io::Write for Prompt {
@@ -144,7 +143,7 @@ fn invalid(error: &Error) -> RequestError {
         (ErrorKind::WriteFailure, _) => {
             format!("the prompt has more than {MAX_PROMPT_BYTES} bytes; shorten the conversation")
         }
-        // The template's own words.
+        // A message from the template (`raise_exception`).
         (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
         _ => error.to_string(),
     };
@@ -160,14 +159,14 @@ fn strftime_now(format: &str) -> Result<String, Error> {
     write!(text, "{}", chrono::Local::now().format(format)).map_err(|_| {
         Error::new(
             ErrorKind::InvalidOperation,
-            format!("strftime_now: '{format}' is no time format"),
+            format!("strftime_now: '{format}' is not a time format"),
         )
     })?;
     Ok(text)
 }
 
-/// Replaces the tags `generation` and `endgeneration`, by which transformers finds the assistant's
-/// part in training, by ones without effect.
+/// Replaces the tags `generation` and `endgeneration`, with which transformers marks the assistant's part for training,
+/// by tags without effect.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -201,11 +200,13 @@ fn default_template(config: &Map<String, Value>) -> Result<Option<String>, Strin
             .find(|template| template["name"] == "default")
             .and_then(|template| template["template"].as_str())
             .map(str::to_owned)),
-        Some(_) => Err("chat_template is neither a text nor a list of {name, template}".to_owned()),
+        Some(_) => {
+            Err("chat_template is neither a string nor a list of {name, template}".to_owned())
+        }
     }
 }
 
-/// `bos_token`, `eos_token` and their like: each a text, or an object with the text as `content`.
+/// Special tokens such as `bos_token` and `eos_token`: each a string, or an object with the string as `content`.
 fn special_tokens(config: &Map<String, Value>) -> Vec<(String, String)> {
     let names = config.iter().filter(|(name, _)| name.ends_with("_token"));
     names
@@ -216,7 +217,7 @@ fn special_tokens(config: &Map<String, Value>) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The object in the JSON file at `path`; empty where there is no file.
+/// Reads the JSON object in the file at `path`. Empty if the file does not exist.
 fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
     let Some(text) = read(path)? else {
         return Ok(Map::new());
@@ -227,7 +228,7 @@ fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
     })
 }
 
-/// The text at `path`; none where there is no file.
+/// Reads the text file at `path`. None if the file does not exist.
 fn read(path: &Path) -> Result<Option<String>, LoadError> {
     let fail = |reason| LoadError::File {
         path: path.to_owned(),
@@ -379,7 +380,7 @@ mod tests {
         assert!(
             prompt()
                 .expect_err("no template")
-                .contains("neither a text")
+                .contains("neither a string")
         );
         write("tokenizer_config.json", "{");
         assert!(

@@ -1,9 +1,9 @@
-//! How much text one token can stand for, so that a text that cannot fit is refused unread.
+//! Bound on the text that one token can represent, so that an oversized text is rejected before it is tokenised.
 //!
-//! Where every byte of a text ends up in some token, that is the longest token of the vocabulary. It is
-//! not so where something is left out on the way, and then there is no such figure: a normaliser may
-//! drop or join characters, a pre-tokeniser may drop blanks, a model may make one unknown token of many
-//! characters. What is not known to keep everything is taken to leave something out.
+//! For a lossless tokenizer, which puts every byte of the text into some token, the bound is the longest token of
+//! the vocabulary. A lossy tokenizer has no such bound: a normaliser may drop or merge characters, a pre-tokeniser may
+//! drop white space, a model may map many characters to one unknown token. A component that is not known to be
+//! lossless counts as lossy.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -11,7 +11,7 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{Model, ModelWrapper, Tokenizer};
 
-/// Bytes of the longest text that is one token; `None` where a token may stand for any length.
+/// Length of the longest text that one token can represent, in bytes. None for lossy tokenizers.
 pub(super) fn max_bytes_per_token(tokenizer: &Tokenizer) -> Option<usize> {
     let normalizer = json(tokenizer.get_normalizer())?;
     let pre_tokenizer = json(tokenizer.get_pre_tokenizer())?;
@@ -19,9 +19,9 @@ pub(super) fn max_bytes_per_token(tokenizer: &Tokenizer) -> Option<usize> {
         return None;
     };
     let is_byte_level = mentions_byte_level(&normalizer) || mentions_byte_level(&pre_tokenizer);
-    if !normalizer_keeps_all(&normalizer)
-        || !pre_tokenizer_keeps_all(&pre_tokenizer)
-        || !model_keeps_all(model, is_byte_level)
+    if !normalizer_is_lossless(&normalizer)
+        || !pre_tokenizer_is_lossless(&pre_tokenizer)
+        || !model_is_lossless(model, is_byte_level)
     {
         return None;
     }
@@ -30,14 +30,14 @@ pub(super) fn max_bytes_per_token(tokenizer: &Tokenizer) -> Option<usize> {
         return None;
     }
     let vocabulary = model.get_vocab();
-    let written = vocabulary.keys().map(|content| match is_byte_level {
-        // Each character of the vocabulary is a byte of the text.
+    let lengths = vocabulary.keys().map(|content| match is_byte_level {
+        // Each character of a byte-level token encodes one byte of text.
         true => content.chars().count(),
         false => content.len(),
     });
-    written
+    lengths
         .chain(added.values().map(|token| token.content.len()))
-        // An unknown character.
+        // The longest UTF-8 character, for the unknown token.
         .chain([4])
         .max()
 }
@@ -50,7 +50,7 @@ fn mentions_byte_level(part: &Value) -> bool {
     part["type"] == "ByteLevel" || parts(part).any(mentions_byte_level)
 }
 
-/// The parts of a sequence; none of anything else.
+/// The parts of a sequence; empty for other components.
 fn parts(part: &Value) -> impl Iterator<Item = &Value> {
     [&part["normalizers"], &part["pretokenizers"]]
         .into_iter()
@@ -58,10 +58,10 @@ fn parts(part: &Value) -> impl Iterator<Item = &Value> {
         .flatten()
 }
 
-fn normalizer_keeps_all(normalizer: &Value) -> bool {
+fn normalizer_is_lossless(normalizer: &Value) -> bool {
     match normalizer["type"].as_str() {
         None => normalizer.is_null(),
-        Some("Sequence") => parts(normalizer).all(normalizer_keeps_all),
+        Some("Sequence") => parts(normalizer).all(normalizer_is_lossless),
         Some("Replace") => {
             let old = normalizer["pattern"]["String"].as_str();
             let new = normalizer["content"].as_str();
@@ -71,17 +71,17 @@ fn normalizer_keeps_all(normalizer: &Value) -> bool {
     }
 }
 
-fn pre_tokenizer_keeps_all(pre_tokenizer: &Value) -> bool {
+fn pre_tokenizer_is_lossless(pre_tokenizer: &Value) -> bool {
     match pre_tokenizer["type"].as_str() {
         None => pre_tokenizer.is_null(),
-        Some("Sequence") => parts(pre_tokenizer).all(pre_tokenizer_keeps_all),
+        Some("Sequence") => parts(pre_tokenizer).all(pre_tokenizer_is_lossless),
         Some("Split" | "Punctuation") => pre_tokenizer["behavior"] != "Removed",
         Some(kind) => ["ByteLevel", "Metaspace", "Digits"].contains(&kind),
     }
 }
 
-/// Whether no character is dropped, and no two become one unknown token.
-fn model_keeps_all(model: &BPE, is_byte_level: bool) -> bool {
+/// Whether the model drops no character and never merges several into one unknown token.
+fn model_is_lossless(model: &BPE, is_byte_level: bool) -> bool {
     let has = |content: &str| model.token_to_id(content).is_some();
     let is_bare = model.continuing_subword_prefix.is_none() && model.end_of_word_suffix.is_none();
     let has_all_bytes = is_byte_level
@@ -128,7 +128,7 @@ mod tests {
             "\0\u{feff}<unk>",
         ];
         for json in [toys::byte_level_json(), toys::metaspace_json()] {
-            let max_bytes = of(&json).expect("nothing is left out");
+            let max_bytes = of(&json).expect("lossless");
             let tokenizer: Tokenizer = json.to_string().parse().expect("well formed");
             for text in texts {
                 let encoding = tokenizer.encode_fast(text, false).expect("encoded");
@@ -137,36 +137,36 @@ mod tests {
         }
     }
 
-    /// A change to the byte-level tokenizer's file, and what its name is.
+    /// A description, and a change to the byte-level tokenizer's file.
     type Case = (&'static str, fn(&mut Value));
 
     #[test]
     fn lossy_tokenizers_have_no_bound() {
         let cases: &[Case] = &[
-            ("a normaliser that joins", |j| {
+            ("a normaliser that merges characters", |j| {
                 j["normalizer"] = json!({ "type": "NFC" })
             }),
-            ("one that drops", |j| {
+            ("a normaliser that drops characters", |j| {
                 j["normalizer"] = json!({ "type": "Sequence", "normalizers": [
                     { "type": "Strip", "strip_left": true, "strip_right": true }] });
             }),
-            ("one that shortens", |j| {
+            ("a normaliser that shortens", |j| {
                 j["normalizer"] =
                     json!({ "type": "Replace", "pattern": { "String": "  " }, "content": " " });
             }),
-            ("one that replaces what it finds", |j| {
+            ("a normaliser that replaces a pattern", |j| {
                 j["normalizer"] =
                     json!({ "type": "Replace", "pattern": { "Regex": " +" }, "content": "▁" });
             }),
-            ("a pre-tokeniser that drops", |j| {
+            ("a pre-tokeniser that drops characters", |j| {
                 j["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": [
                     { "type": "WhitespaceSplit" }, j["pre_tokenizer"]] });
             }),
-            ("one that cuts out", |j| {
+            ("a pre-tokeniser that removes separators", |j| {
                 j["pre_tokenizer"] = json!({ "type": "Split", "pattern": { "String": " " },
                     "behavior": "Removed", "invert": false });
             }),
-            ("an added token that takes blanks", |j| {
+            ("an added token that strips white space", |j| {
                 j["added_tokens"][0]["lstrip"] = true.into()
             }),
             ("a byte without a token", |j| {

@@ -1,37 +1,37 @@
-//! A sequence's tokens become text as they come, in whole characters.
+//! Decodes a sequence incrementally: each token adds the complete characters that it yields.
 //!
-//! The one idea: a token is either bytes, which are collected until they are characters, or text
-//! that depends on at most the token before, which is decoded with and without it and compared. So
-//! a token costs the same wherever it stands, and nothing but a begun character is ever held back.
+//! A token is either bytes, which are buffered until they form characters, or text that depends only on the token before
+//! it and is decoded by comparing the text with and without that token. So the cost per token does not depend on its
+//! position, and only incomplete characters are held back.
 
 use crate::base::TokenId;
 use crate::text::Tokenizer;
 use crate::text::tokenizer::{ByteTokens, Piece};
 
-/// Bytes of the longest character that is not complete.
+/// Maximum length of an incomplete UTF-8 character, in bytes.
 const MAX_HELD_BYTES: usize = 3;
 
-/// The text of one sequence, token by token.
+/// The incremental detokenizer of one sequence.
 ///
-/// The deltas together are the text that the sequence adds to its prompt: what decoding prompt and
-/// output as one gives, less what decoding the prompt gives. Two cases need a rule:
+/// The concatenated deltas are the text that the output adds to the prompt: the decoded prompt and output together, less
+/// the decoded prompt. Two cases need a rule:
 ///
-/// - A prompt that ends inside a character leaves that character to the output.
-/// - Bytes that are no character are U+FFFD. SentencePiece's decoder then also loses the characters
-///   right before and after them, as long as they are byte tokens too; here they stay.
+/// - If the prompt ends inside a character, that character belongs to the output.
+/// - Malformed bytes become U+FFFD. SentencePiece's decoder then also drops adjacent characters made of byte tokens; here
+///   they are kept.
 #[derive(Clone)]
 pub struct Detokenizer {
-    /// The last token that stands for something.
+    /// The last token that was not skipped.
     context: Option<TokenId>,
-    /// The bytes of a begun character.
+    /// Bytes of an incomplete character.
     held: Vec<u8>,
     skip_special_tokens: bool,
-    /// Where no space is wanted between special tokens: whether the last token was one.
+    /// Whether the last token was an added token. None: spaces between them are kept.
     after_special: Option<bool>,
 }
 
 impl Detokenizer {
-    /// The text that follows `prompt`.
+    /// A detokenizer for the output that follows `prompt`.
     pub fn new(tokenizer: &Tokenizer, prompt: &[TokenId], skip_special_tokens: bool) -> Self {
         let mut detokenizer = Self {
             context: None,
@@ -48,25 +48,24 @@ impl Detokenizer {
         detokenizer
     }
 
-    /// The same text, but special tokens that follow one another are written as they are, without the
-    /// space that WordPiece's decoder and the like put before each token (vLLM's
+    /// Omits the spaces that WordPiece's decoder and similar ones insert between adjacent special tokens (vLLM's
     /// `spaces_between_special_tokens`).
     pub fn without_spaces_between_special_tokens(mut self) -> Self {
         self.after_special = Some(false);
         self
     }
 
-    /// Adds `token`, and appends to `out` the characters that are whole by it.
+    /// Adds `token`, and appends to `out` the characters that it completes.
     pub fn push(&mut self, tokenizer: &Tokenizer, token: TokenId, out: &mut String) {
         let num_held = self.held.len();
         match tokenizer.piece(token, self.skip_special_tokens, &mut self.held) {
             Piece::Nothing => return,
-            // A space that begins a text is lost also when it is a byte.
+            // The decoder drops a leading space, even if it is a byte token.
             Piece::Bytes if self.context.is_none() && self.held[num_held..] == *b" " => {
                 self.held.truncate(num_held);
                 out.push_str(&tokenizer.decode(&[token], self.skip_special_tokens));
             }
-            Piece::Bytes => self.take_whole(tokenizer, out),
+            Piece::Bytes => self.drain_characters(tokenizer, out),
             Piece::Text => {
                 self.finish(tokenizer, out);
                 let added = self
@@ -82,7 +81,7 @@ impl Detokenizer {
         self.context = Some(token);
     }
 
-    /// Ends the text: a begun character comes out as U+FFFD.
+    /// Ends the text. An incomplete character becomes U+FFFD.
     pub fn finish(&mut self, tokenizer: &Tokenizer, out: &mut String) {
         if !self.held.is_empty() {
             replace(tokenizer, self.held.len(), out);
@@ -90,8 +89,8 @@ impl Detokenizer {
         }
     }
 
-    /// Moves whole characters from the bytes to `out`, and leaves a begun one.
-    fn take_whole(&mut self, tokenizer: &Tokenizer, out: &mut String) {
+    /// Moves complete characters from `held` to `out`, and keeps an incomplete one.
+    fn drain_characters(&mut self, tokenizer: &Tokenizer, out: &mut String) {
         let mut num_taken = 0;
         for chunk in self.held.utf8_chunks() {
             out.push_str(chunk.valid());
@@ -118,18 +117,18 @@ impl Detokenizer {
         let both = tokenizer.decode(&[context, token], skip);
         match both.strip_prefix(&before) {
             Some(text) => out.push_str(text),
-            // No decoder known to us changes what it has written; a strange one loses the context.
+            // No known decoder changes text that it has already produced. For one that does, decode without context.
             None => out.push_str(&tokenizer.decode(&[token], skip)),
         }
     }
 }
 
-/// The tokens of `prompt` that the text after it can depend on: the last that stands for something,
-/// and where those are bytes, as many as a begun character can have.
+/// The suffix of `prompt` on which the text after it can depend: the last token that is not skipped or, if that is bytes,
+/// the tokens of up to `MAX_HELD_BYTES` bytes.
 ///
 /// ```text
 /// prompt  | ... F0 9F 98 | special |
-/// tail          |------------------|   from the third last byte on
+/// tail          |------------------|   from the third-last byte
 /// ```
 fn prompt_tail<'a>(tokenizer: &Tokenizer, prompt: &'a [TokenId], skip: bool) -> &'a [TokenId] {
     let mut bytes = Vec::new();
@@ -143,8 +142,8 @@ fn prompt_tail<'a>(tokenizer: &Tokenizer, prompt: &'a [TokenId], skip: bool) -> 
     prompt
 }
 
-/// Writes what stands for bytes that are no character, as the library's decoders do: one U+FFFD for
-/// all in byte-level vocabularies, one for each in those with byte tokens.
+/// Appends the replacement of malformed bytes, like the library's decoders: one U+FFFD for all bytes in byte-level
+/// vocabularies, one for each byte in vocabularies with byte tokens.
 fn replace(tokenizer: &Tokenizer, num_bytes: usize, out: &mut String) {
     let count = match tokenizer.byte_tokens() {
         ByteTokens::Fallback => num_bytes,
@@ -159,7 +158,7 @@ mod tests {
     use crate::text::toys;
     use proptest::prelude::*;
 
-    /// The deltas of `output`, then what `finish` adds.
+    /// The deltas of `output`, and of `finish` as the last.
     fn deltas(
         tokenizer: &Tokenizer,
         prompt: &[TokenId],
@@ -223,7 +222,7 @@ mod tests {
         assert_eq!(deltas(&tokenizer, &the, &the, true), [" the", " the", ""]);
         let bos = ids(&tokenizer, &["<s>"]);
         assert_eq!(deltas(&tokenizer, &bos, &the, true), ["the", " the", ""]);
-        // A special token that nobody sees must not take a space with it.
+        // A skipped special token must not swallow a space.
         let ended = ids(&tokenizer, &["▁the", "</s>"]);
         assert_eq!(deltas(&tokenizer, &ended, &the, true), [" the", " the", ""]);
     }
@@ -252,7 +251,7 @@ mod tests {
         let prompt = ids(&bytes, &["▁the", "<0xC2>"]);
         let output = ids(&bytes, &["<0x80>"]);
         assert_eq!(deltas(&bytes, &prompt, &output, true), ["\u{80}", ""]);
-        // A replacement character that the prompt really has is whole.
+        // A replacement character in the prompt itself is complete.
         let prompt = ids(&tokenizer, &["ï¿½"]);
         assert_eq!(
             deltas(&tokenizer, &prompt, &ids(&tokenizer, &["the"]), true),
@@ -301,7 +300,7 @@ mod tests {
         );
     }
 
-    /// Whether byte tokens in a row are not whole characters.
+    /// Whether `tokens` contain a run of byte tokens that is not valid UTF-8.
     fn has_malformed_run(tokenizer: &Tokenizer, tokens: &[TokenId], skip: bool) -> bool {
         let mut run = Vec::new();
         let mut malformed = false;
@@ -314,7 +313,7 @@ mod tests {
         malformed || std::str::from_utf8(&run).is_err()
     }
 
-    /// The text of `prompt` without a character that it begins and does not end.
+    /// The text of `prompt` without an incomplete character at its end.
     fn whole_prompt(tokenizer: &Tokenizer, prompt: &[TokenId], skip: bool) -> String {
         let held = Detokenizer::new(tokenizer, prompt, skip).held;
         let mut text = tokenizer.decode(prompt, skip);
@@ -326,7 +325,7 @@ mod tests {
     }
 
     fn tokens(num_tokens: u32) -> impl Strategy<Value = Vec<TokenId>> {
-        // Every second is one of the last, which are the special and the longer ones; two are none.
+        // Half of them are among the last 18 ids, the special and longer tokens, and two ids beyond the vocabulary.
         let token = prop_oneof![0..num_tokens + 2, num_tokens - 18..num_tokens + 2];
         prop::collection::vec(token, 0..24)
     }
@@ -350,7 +349,7 @@ mod tests {
             prompt in tokens(273), output in prop::collection::vec(prop_oneof![
                 tokens(273),
                 prop::char::any().prop_map(|char| {
-                    // A byte token's id is its byte after the three special ones.
+                    // A byte token's id is its byte plus 3, for the three special tokens.
                     char.to_string().bytes().map(|byte| TokenId::from(byte) + 3).collect()
                 }),
             ], 0..6),
@@ -361,7 +360,7 @@ mod tests {
             let together = [&prompt[..], &output].concat();
             let all = tokenizer.decode(&together, skip);
             let text = deltas(&tokenizer, &prompt, &output, skip).concat();
-            // Where the prompt ends and the output begins makes no difference.
+            // The boundary between prompt and output makes no difference.
             let from_nothing = deltas(&tokenizer, &[], &together, skip).concat();
             let mut before = deltas(&tokenizer, &[], &prompt, skip);
             before.pop();

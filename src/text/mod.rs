@@ -1,12 +1,12 @@
-//! L4: text in, tokens; tokens, text out.
+//! L4: prompts to tokens, and output tokens to text.
 //!
 //! ```text
 //! messages --ChatTemplate--> text --Tokenizer--> prompt tokens
-//! output tokens --Detokenizer--> whole characters --StopWords--> text that may be sent
+//! output tokens --Detokenizer--> complete characters --StopWords--> text ready to send
 //! ```
 //!
 //! [`Tokenizer`] and [`ChatTemplate`] belong to a model and are shared; [`Detokenizer`] and
-//! [`StopWords`] belong to one sequence. Nothing here knows of requests, steps or Triton.
+//! [`StopWords`] belong to one sequence. This room does not know requests, steps or Triton.
 
 mod chat_template;
 mod coverage;

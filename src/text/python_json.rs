@@ -1,4 +1,4 @@
-//! JSON as Python's `json.dumps` writes it, for the filter `tojson` of chat templates.
+//! JSON formatted as by Python's `json.dumps`, for the `tojson` filter of chat templates.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
 /// The filter `tojson(indent=none, separators=none, sort_keys=false, ensure_ascii=false)` as
-/// Hugging Face transformers defines it; unlike Jinja's own, it escapes nothing for HTML.
+/// defined by Hugging Face transformers. Unlike Jinja's own filter, it does not escape for HTML.
 pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
     let problem = |text: String| Error::new(ErrorKind::InvalidOperation, format!("tojson: {text}"));
     let indent: Option<usize> = options.get("indent")?;
@@ -23,11 +23,15 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
         return Err(problem(format!("indent is more than {MAX_INDENT}")));
     }
     let (item, key) = match separators.as_deref() {
-        // Python's defaults: a line's end needs no space.
+        // Python's defaults: with line breaks, no space follows a comma.
         None if indent.is_some() => (",", ": "),
         None => (", ", ": "),
         Some([item, key]) => (item.as_str(), key.as_str()),
-        Some(_) => return Err(problem("separators are two texts".to_owned())),
+        Some(_) => {
+            return Err(problem(
+                "separators must be a list of two strings".to_owned(),
+            ));
+        }
     };
     let mut value = serde_json::to_value(value).map_err(|error| problem(error.to_string()))?;
     if sort_keys == Some(true) {
@@ -47,7 +51,7 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
     String::from_utf8(json).map_err(|error| problem(error.to_string()))
 }
 
-/// More than anybody reads; a level of nesting takes as many bytes a line.
+/// Maximum indentation per level. Bounds the output: each nesting level adds this many bytes to every line.
 const MAX_INDENT: usize = 64;
 
 struct Layout<'a> {
@@ -55,7 +59,7 @@ struct Layout<'a> {
     item: &'a str,
     key: &'a str,
     depth: usize,
-    /// Whether nothing has been written since a list or object began.
+    /// Whether the current list or object has no items yet.
     is_empty: bool,
 }
 
@@ -145,7 +149,7 @@ mod tests {
             .map_err(|error| error.to_string())
     }
 
-    // The expected texts are what Python's json.dumps(x, ensure_ascii=False, ...) gives.
+    // The expected texts are the output of Python's json.dumps(x, ensure_ascii=False, ...).
     #[test]
     fn json_is_formatted_as_in_python() {
         let cases = [

@@ -1,28 +1,28 @@
-//! Ends a text before its first stop word, wherever the text is cut into deltas.
+//! Ends a streamed text before its first stop word, even if the word spans several deltas.
 //!
-//! The one idea: every word is matched byte by byte with its own prefix table (Knuth, Morris, Pratt:
-//! Fast Pattern Matching in Strings, 1977), so what must be held back is simply the longest prefix
-//! of a word that the text ends with. A byte of text is never looked at twice.
+//! Each word is matched byte by byte with its own prefix table (Knuth, Morris, Pratt: Fast Pattern Matching in Strings,
+//! 1977), so the text to hold back is the longest prefix of a word that the text ends with. Each byte of text is
+//! examined only once.
 
 use std::sync::Arc;
 
-/// The stop words of one sequence, and how far its text matches each.
+/// The stop words of one sequence, and how much of each its text matches so far.
 ///
-/// The word that completes first ends the text; of those that complete with the same byte, the one
-/// that starts first. The text before it is the sequence's text.
+/// The word that ends first ends the text. Of words that end with the same byte, the one that starts first counts. The
+/// sequence's text is the text before the word.
 #[derive(Clone)]
 pub struct StopWords {
     words: Vec<Word>,
-    /// Whether the word is part of the text that it ends.
+    /// Whether the text includes the word that ends it.
     included: bool,
-    /// Text that may still turn out to be the beginning of a stop word.
+    /// Text held back because it may be the start of a stop word.
     held: String,
-    /// Which word has ended the text.
+    /// Index of the word that ended the text.
     stopped_by: Option<usize>,
 }
 
 impl StopWords {
-    /// Nothing seen yet. Empty words are left out, because they would end any text.
+    /// A matcher for a new text. Ignores empty words, which would end any text.
     pub fn new(words: Vec<String>) -> Self {
         let words = words.into_iter().filter(|word| !word.is_empty());
         Self {
@@ -33,20 +33,19 @@ impl StopWords {
         }
     }
 
-    /// The same words, which are part of the text that they end if `included`. Nothing is held back
-    /// then.
+    /// Sets whether the text includes the word that ends it. No text is held back then.
     pub fn included(mut self, included: bool) -> Self {
         self.included = included;
         self
     }
 
-    /// Whether no text can be a stop word.
+    /// Whether there are no stop words.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// Adds `delta`, and writes to `ready` what no stop word can begin in any more. Returns whether
-    /// a stop word is complete; from then on, text is ignored.
+    /// Adds `delta` and appends to `ready` the text that cannot be part of a stop word. Returns whether a stop word has
+    /// ended the text; later deltas are ignored.
     pub fn push(&mut self, delta: &str, ready: &mut String) -> bool {
         if self.stopped_by.is_some() {
             return true;
@@ -63,7 +62,7 @@ impl StopWords {
                 }
                 //   held      delta
                 // |--------|----------------|
-                //      |num_matched|        the rest is never seen
+                //      |num_matched|        the rest is dropped
                 self.held.push_str(delta);
                 ready.push_str(&self.held[..num_held + i + 1 - num_matched]);
                 self.held.clear();
@@ -76,7 +75,7 @@ impl StopWords {
         }
         let num_kept = self.words.iter().map(|word| word.num_matched).max();
         let end = num_held + delta.len() - num_kept.unwrap_or(0);
-        // Words are whole characters, so what begins like a word begins with a character.
+        // Words consist of complete characters, so a matched prefix starts at a character boundary.
         if end < num_held {
             ready.push_str(&self.held[..end]);
             self.held.drain(..end);
@@ -90,13 +89,13 @@ impl StopWords {
         false
     }
 
-    /// The word that has ended the text.
+    /// The word that ended the text.
     pub fn matched(&self) -> Option<&str> {
         let word = &self.words[self.stopped_by?];
         std::str::from_utf8(&word.bytes).ok()
     }
 
-    /// Ends the text: what was held back is no stop word.
+    /// Ends the text, and appends the text held back to `ready`.
     pub fn finish(&mut self, ready: &mut String) {
         ready.push_str(&self.held);
         self.held.clear();
@@ -108,7 +107,7 @@ struct Word {
     bytes: Arc<[u8]>,
     /// `borders[n]`: the longest proper prefix of the word that its first `n + 1` bytes end with.
     borders: Arc<[usize]>,
-    /// The text so far ends with so many first bytes of the word; less than all.
+    /// Length of the longest prefix of the word that the text ends with, in bytes. Less than the word's length.
     num_matched: usize,
 }
 
@@ -126,14 +125,14 @@ impl Word {
         }
     }
 
-    /// Adds a byte of text. Returns the word's length when it is complete.
+    /// Adds a byte of text. Returns the word's length if the byte completes the word.
     fn push(&mut self, byte: u8) -> Option<usize> {
         self.num_matched = extended(&self.bytes, &self.borders, self.num_matched, byte);
         (self.num_matched == self.bytes.len()).then_some(self.num_matched)
     }
 }
 
-/// The longest prefix of `word` that a text ends with, where that was `num_matched` before `byte`.
+/// Length of the longest prefix of `word` that the text ends with, given its length `num_matched` before `byte`.
 fn extended(word: &[u8], borders: &[usize], mut num_matched: usize, byte: u8) -> usize {
     loop {
         if word[num_matched] == byte {
@@ -155,7 +154,7 @@ mod tests {
         StopWords::new(words.iter().map(|word| (*word).to_owned()).collect())
     }
 
-    /// What `push` says of each delta, then what `finish` adds.
+    /// The ready text after each delta and after `finish`, and whether a word ended the text.
     fn deltas(mut stop: StopWords, texts: &[&str]) -> (Vec<String>, bool) {
         let mut stopped = false;
         let mut out = Vec::new();
@@ -228,7 +227,7 @@ mod tests {
         );
     }
 
-    /// The definition, over the whole text: the smallest end, then the smallest start.
+    /// The definition, over the complete text: the match with the smallest end, then the smallest start.
     fn first_stop(text: &str, words: &[String]) -> Option<usize> {
         let matches = words.iter().flat_map(|word| {
             let starts = text.char_indices().map(|(start, _)| start);
@@ -243,7 +242,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        // Few letters, so that words overlap, nest and nearly match; with one, two and four bytes.
+        // Few letters, of one, two and four bytes, so that words overlap, nest and nearly match.
         #[test]
         fn text_ends_before_the_first_stop_word_for_any_deltas(
             words in prop::collection::vec("[ab é😀]{1,5}", 0..5),
@@ -260,7 +259,7 @@ mod tests {
                 let seen = first_stop(&whole[..num_pushed], &words);
                 prop_assert_eq!(stopped, seen.is_some());
                 if !stopped {
-                    // All is sent but the longest tail that is the beginning of a word.
+                    // Only the longest suffix that is a prefix of a word is held back.
                     let held = &whole[ready.len()..num_pushed];
                     let longest = whole[..num_pushed].char_indices().find(|(at, _)| {
                         words.iter().any(|word| word.starts_with(&whole[*at..num_pushed]))

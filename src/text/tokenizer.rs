@@ -1,9 +1,8 @@
-//! A model's tokenizer: text to tokens, and what each token stands for.
+//! A model's tokenizer: encodes text, and classifies single tokens for decoding.
 //!
-//! Encoding is the `tokenizers` library's. For the way back, this file says which tokens are
-//! *bytes*, because bytes can be half a character, and which are *text in context*, because a
-//! token's text can depend on its predecessor (a leading space that the first token loses).
-//! It never decodes a sequence: that is the detokenizer's.
+//! The `tokenizers` library does the encoding. For decoding, this file distinguishes tokens that are *bytes*, which may
+//! be part of a character, from tokens that are *text*, which may depend on the token before (the first token
+//! loses a leading space). The detokenizer decodes sequences.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -13,49 +12,49 @@ use tokenizers::DecoderWrapper;
 use crate::base::{LoadError, RequestError, TokenId, check_byte_order_mark};
 use crate::text::coverage;
 
-/// A character in front of a word whose tokens inside a text are wanted. It never joins a word.
+/// A character placed before a word to find the word's tokens inside a text. Vocabularies do not merge it with words.
 const ANCHOR: &str = "\n";
 
-/// Bytes of text that a token may stand for where the vocabulary sets no limit: more than the longest
-/// tokens there are, runs of 128 blanks.
+/// Assumed maximum length of a token's text for lossy tokenizers, in bytes. Longer than the longest known tokens, which
+/// are runs of 128 spaces.
 const MAX_BYTES_PER_TOKEN: usize = 256;
 
-/// A tokenizer as `tokenizer.json` describes it; shared by threads.
+/// A tokenizer loaded from `tokenizer.json`; shared by threads.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     bytes: ByteTokens,
     max_bytes_per_token: usize,
 }
 
-/// What a token stands for.
+/// The kind of output that a token decodes to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// Nothing: unknown, or special where special tokens are skipped.
+    /// No output: an unknown token, or a skipped special token.
     Nothing,
-    /// The bytes were written; they may be half a character.
+    /// Bytes, which were appended to the buffer. They may be part of a character.
     Bytes,
     /// Text, which may depend on the token before.
     Text,
 }
 
-/// Which tokens are bytes.
+/// Which tokens of a vocabulary are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ByteTokens {
     /// None: WordPiece and the like.
     None,
-    /// All, one character a byte, as in GPT-2 (byte-level BPE: Llama 3, Qwen).
+    /// All tokens, with one character per byte, as in GPT-2 (byte-level BPE: Llama 3, Qwen).
     All,
-    /// Those written `<0x0A>`, for what the vocabulary lacks (SentencePiece: Llama 2).
+    /// Tokens such as `<0x0A>`, for characters that the vocabulary lacks (SentencePiece: Llama 2).
     Fallback,
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` in `dir`.
+    /// Loads `tokenizer.json` from `dir`.
     ///
-    /// Its truncation and padding are for training, and are not used: they would cut prompts.
+    /// Disables truncation and padding, which are meant for training: truncation would cut prompts.
     ///
     /// # Errors
-    /// The file, and what is wrong with it.
+    /// The file cannot be read or is invalid.
     pub fn load(dir: &Path) -> Result<Self, LoadError> {
         let path = dir.join("tokenizer.json");
         let parsed = std::fs::read(&path)
@@ -77,17 +76,16 @@ impl Tokenizer {
         })
     }
 
-    /// Bytes of text that one token stands for, at most. A tokenizer that leaves text out has no such
-    /// limit; what is said then is more than any text needs that means something.
+    /// Maximum length of the text that one token represents, in bytes. A lossy tokenizer has no such limit; the value
+    /// then exceeds the average of any meaningful text.
     pub fn max_bytes_per_token(&self) -> usize {
         self.max_bytes_per_token
     }
 
-    /// The tokens of `text`; with the tokens that begin and end every text where
-    /// `add_special_tokens` says so.
+    /// The tokens of `text`. With `add_special_tokens`, includes the tokenizer's start and end tokens.
     ///
     /// # Errors
-    /// A text that the tokenizer has no tokens for.
+    /// The tokenizer cannot encode the text.
     pub fn encode(
         &self,
         text: &str,
@@ -100,11 +98,10 @@ impl Tokenizer {
             })
     }
 
-    /// The tokens of `word` in the places where it can stand: at the beginning of a text, after
-    /// another character, and after a space. Each way once.
+    /// The distinct encodings of `word` at the start of a text, after another character, and after a space.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// See [`Tokenizer::encode`].
     pub fn encode_word_variants(&self, word: &str) -> Result<Vec<Vec<TokenId>>, RequestError> {
         let anchor = self.encode(ANCHOR, false)?;
         let mut variants = vec![self.encode(word, false)?];
@@ -112,7 +109,7 @@ impl Tokenizer {
             let anchored = self.encode(&format!("{ANCHOR}{text}"), false)?;
             variants.push(match anchored.strip_prefix(anchor.as_slice()) {
                 Some(tokens) => tokens.to_vec(),
-                // The anchor joined the word after all.
+                // The anchor was merged with the word.
                 None => self.encode(&text, false)?,
             });
         }
@@ -125,12 +122,12 @@ impl Tokenizer {
         Ok(unique)
     }
 
-    /// The text of a token by itself, also of a special one. What cannot be decoded is U+FFFD.
+    /// The text of a single token, including special tokens. Undecodable bytes become U+FFFD.
     pub fn token_text(&self, token: TokenId) -> String {
         self.decode(&[token], false)
     }
 
-    /// What `token` stands for. The bytes of one that is bytes are appended to `bytes`.
+    /// The kind of `token`. Appends a byte token's bytes to `bytes`.
     pub(super) fn piece(&self, token: TokenId, skip_special: bool, bytes: &mut Vec<u8>) -> Piece {
         let Some(content) = self.inner.id_to_token(token) else {
             return Piece::Nothing;
@@ -145,7 +142,7 @@ impl Tokenizer {
                 let start = bytes.len();
                 for char in content.chars() {
                     let Some(byte) = byte_of(char) else {
-                        // An added token may hold any character; it then stands for itself.
+                        // Added tokens may contain any character and are literal text then.
                         bytes.truncate(start);
                         bytes.extend_from_slice(content.as_bytes());
                         break;
@@ -164,13 +161,13 @@ impl Tokenizer {
         }
     }
 
-    /// What stands for `token` in a text, if it was added to the vocabulary that was trained.
+    /// The text of `token` if it is an added token, that is, not part of the trained vocabulary.
     pub(super) fn added_content(&self, token: TokenId) -> Option<&str> {
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
         added.get(&token).map(|token| token.content.as_str())
     }
 
-    /// The name of a token that is no text but a sign of its own, such as the end of a text.
+    /// The name of a special token, such as the end-of-text token. None for tokens that are text.
     pub(super) fn special_name(&self, token: TokenId) -> Option<String> {
         let name = self.inner.id_to_token(token)?;
         let added = self.inner.get_added_vocabulary();
@@ -186,14 +183,14 @@ impl Tokenizer {
         self.bytes
     }
 
-    /// The text of `tokens` as if there were no others. What cannot be decoded is U+FFFD.
+    /// The text of `tokens` on their own. Undecodable bytes become U+FFFD.
     pub(super) fn decode(&self, tokens: &[TokenId], skip_special: bool) -> String {
         guarded(|| self.inner.decode(tokens, skip_special))
             .unwrap_or_else(|_| char::REPLACEMENT_CHARACTER.into())
     }
 }
 
-/// Calls the library. A hostile tokenizer.json can make it panic, which must stay an error.
+/// Calls the library. A malicious tokenizer.json can make it panic, which becomes an error.
 fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(result) => result.map_err(|error| error.to_string()),
@@ -214,7 +211,7 @@ fn byte_tokens(decoder: Option<&DecoderWrapper>) -> Result<ByteTokens, String> {
         return match parts[..] {
             [_] => Ok(ByteTokens::All),
             _ => Err(
-                "decoder: ByteLevel together with others cannot be decoded token by token; \
+                "decoder: ByteLevel combined with other decoders cannot be decoded token by token; \
                       use ByteLevel alone"
                     .to_owned(),
             ),
@@ -241,9 +238,8 @@ fn flatten<'a>(decoder: &'a DecoderWrapper, parts: &mut Vec<&'a DecoderWrapper>)
     }
 }
 
-/// The byte that `char` stands for in a byte-level vocabulary, where the visible characters of
-/// Latin-1 are themselves and the other bytes, in order, are the characters from U+0100 on
-/// (`bytes_to_unicode` of GPT-2).
+/// The byte that `char` encodes in a byte-level vocabulary. Visible Latin-1 characters encode themselves; the characters
+/// from U+0100 encode the other bytes in order (`bytes_to_unicode` of GPT-2).
 ///
 /// ```text
 /// byte  00..=20  21..=7E  7F..=A0    A1..=AC  AD   AE..=FF
@@ -355,7 +351,7 @@ mod tests {
             std::fs::write(dir.join("tokenizer.json"), &file).expect("a file");
             assert!(problem().contains("tokenizer.json: "), "{file}");
         }
-        assert!(problem().contains("ByteLevel together with others"));
+        assert!(problem().contains("ByteLevel combined with other decoders"));
         std::fs::remove_dir_all(&dir).expect("removed");
     }
 

@@ -1,4 +1,4 @@
-//! Tokenizers of a few hundred tokens, of the two public families, for tests.
+//! Toy tokenizers of a few hundred tokens for tests: byte-level, SentencePiece and WordPiece.
 
 use serde_json::{Value, json};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -11,17 +11,17 @@ pub fn id(tokenizer: &Tokenizer, content: &str) -> TokenId {
     tokenizer.id_of(content).expect("in the vocabulary")
 }
 
-/// As GPT-2, Llama 3 and Qwen: every token is bytes.
+/// Like GPT-2, Llama 3 and Qwen: every token is bytes.
 pub fn byte_level() -> Tokenizer {
     Tokenizer::parse(byte_level_json().to_string().as_bytes()).expect("well formed")
 }
 
-/// As Llama 2: a space is `▁`, a first space is lost, unknown characters are byte tokens.
+/// Like Llama 2: a space is `▁`, a leading space is lost, unknown characters are byte tokens.
 pub fn metaspace() -> Tokenizer {
     Tokenizer::parse(metaspace_json().to_string().as_bytes()).expect("well formed")
 }
 
-/// As BERT: words are joined with spaces, `##` continues a word.
+/// Like BERT: words are joined with spaces, `##` continues a word.
 pub fn word_piece() -> Tokenizer {
     let words = [
         "[UNK]", "the", "##y", "##s", "they", ",", ".", "don", "'", "t",
@@ -37,11 +37,11 @@ pub fn word_piece() -> Tokenizer {
     Tokenizer::parse(json.to_string().as_bytes()).expect("well formed")
 }
 
-/// The file of [`byte_level`].
+/// The `tokenizer.json` of [`byte_level`].
 pub fn byte_level_json() -> Value {
     let mut alphabet: Vec<String> = ByteLevel::alphabet().iter().map(char::to_string).collect();
     alphabet.sort();
-    // "ðŁĺ" + "Ģ" is 😀 and "Ìģ" is a combining accent, cut and whole; "Ġ" is a space.
+    // "ðŁĺ" + "Ģ" is 😀 in two parts, "Ìģ" is a combining accent, "Ġ" is a space.
     let longer = [
         "th", "the", "Ġthe", "ĠĠ", "ðŁ", "ðŁĺ", "ĺĢ", "Ìģ", "eÌ", "Ġï", "¿½", "ï¿½", "Ģa",
     ];
@@ -66,7 +66,7 @@ pub fn byte_level_json() -> Value {
     })
 }
 
-/// The file of [`metaspace`].
+/// The `tokenizer.json` of [`metaspace`].
 pub fn metaspace_json() -> Value {
     let special = ["<unk>", "<s>", "</s>"];
     let bytes: Vec<String> = (0..=255u8).map(|byte| format!("<0x{byte:02X}>")).collect();

@@ -1,28 +1,28 @@
-//! What each token adds to a text, for whoever says which tokens may come next.
+//! The text of every token of the vocabulary, for guided decoding.
 
 use crate::base::{RequestError, TokenId};
 use crate::text::Tokenizer;
 use crate::text::tokenizer::{ByteTokens, Piece};
 
-/// A text whose last token is a plain one, after which other tokens are as they are inside a text.
+/// A text that ends with an ordinary token, so that the next token decodes as it does inside a text.
 const CONTEXT: &str = "a";
 
-/// What a token adds to the text before it.
+/// The text that a token adds to the text before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenText {
-    /// Nothing: there is no such token.
+    /// No text: the token does not exist.
     Nothing,
-    /// No text: a sign with this name.
+    /// A special token with this name.
     Special(String),
-    /// These bytes, which may begin or end inside a character.
+    /// Bytes, which may start or end inside a character.
     Bytes(Vec<u8>),
 }
 
 impl Tokenizer {
-    /// What the tokens below `vocab_size` add to a text, in the order of their ids.
+    /// The texts of the tokens below `vocab_size`, in the order of their ids.
     ///
     /// # Errors
-    /// A tokenizer whose tokens' texts depend on each other, as WordPiece's do.
+    /// The text of a token depends on its neighbours, as with WordPiece.
     pub fn token_texts(&self, vocab_size: u32) -> Result<Vec<TokenText>, RequestError> {
         if self.byte_tokens() == ByteTokens::None {
             return Err(RequestError::Invalid(
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(text("</s>"), TokenText::Special("</s>".to_owned()));
     }
 
-    /// The texts must be what a client reads: each is compared with what the detokenizer writes.
+    /// Guides must see the text that clients get, so each text is compared with the detokenizer's.
     #[test]
     fn token_texts_match_the_detokenizer() {
         for tokenizer in [toys::byte_level(), toys::metaspace()] {
