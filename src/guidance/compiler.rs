@@ -1,4 +1,4 @@
-//! A thread that compiles grammars, so that no step waits for one.
+//! Compiles grammars on a thread of its own, so that no step waits for them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,21 +18,21 @@ use crate::guidance::vocabulary;
 use crate::sampling::{Guide, SampleError};
 use crate::text::Tokenizer;
 
-/// How long a request waits for its grammar, the grammars before it included.
+/// Maximum time that a request waits for its grammar, including the grammars queued before it.
 const MAX_WAIT: Duration = Duration::from_secs(20);
 
-/// Grammars that are kept for the next request with the same.
-const MAX_KEPT: usize = 16;
+/// Maximum number of compiled grammars in the cache.
+const MAX_CACHED: usize = 16;
 
-/// Grammars that wait to be compiled.
+/// Maximum number of grammars that wait to be compiled.
 const MAX_QUEUED: usize = 256;
 
-/// The compiling thread's stack: a grammar of the largest size nests this deep at most. The system gives
-/// memory only to what is used of it.
+/// Stack size of the compiling thread: enough for the deepest nesting in a grammar of maximum size. The system only
+/// commits the memory that is used.
 const STACK_BYTES: usize = 256 << 20;
 
-/// What a grammar may cost to compile, and one token of its guide to work out: a few ten milliseconds each,
-/// and a few ten megabytes. None of them is a time, which would differ from run to run.
+/// Limits on the work to compile a grammar and to compute the mask of one token: some tens of milliseconds and
+/// megabytes each. The limits are counts of work and not times, so that they do not differ from run to run.
 fn limits(spec: &GuideSpec) -> ParserLimits {
     ParserLimits {
         initial_lexer_fuel: spec.max_lexer_fuel(),
@@ -46,7 +46,7 @@ fn limits(spec: &GuideSpec) -> ParserLimits {
     }
 }
 
-/// Compiles grammars for one model. Its thread starts with the first grammar and ends when it is dropped.
+/// The grammar compiler of one model. Its thread starts with the first grammar and ends when the compiler is dropped.
 pub struct Compiler {
     shared: Arc<Shared>,
     tokenizer: Arc<Tokenizer>,
@@ -54,7 +54,7 @@ pub struct Compiler {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A grammar on its way.
+/// A request's pending or finished compilation.
 pub struct Compilation {
     job: Arc<Job>,
     end_ids: Arc<[TokenId]>,
@@ -63,7 +63,7 @@ pub struct Compilation {
 
 type Outcome = Result<Arc<Compiled>, RequestError>;
 
-/// A grammar to be compiled, and what has come of it.
+/// A grammar to compile, and the result once it is done.
 struct Job {
     spec: GuideSpec,
     key: String,
@@ -73,9 +73,9 @@ struct Job {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// There is something to do, or nothing ever again.
+    /// Signals a new job, or the end of the compiler.
     work: Condvar,
-    /// Something has been done.
+    /// Signals a finished job.
     finished: Condvar,
 }
 
@@ -83,8 +83,8 @@ struct Shared {
 struct State {
     queue: VecDeque<Arc<Job>>,
     is_closed: bool,
-    /// What was used last comes last.
-    kept: Vec<(String, Arc<Compiled>)>,
+    /// Least recently used first.
+    cache: Vec<(String, Arc<Compiled>)>,
 }
 
 impl Compiler {
@@ -98,10 +98,10 @@ impl Compiler {
         }
     }
 
-    /// Begins to compile what `spec` says, for a request that ends with any of `end_ids`.
+    /// Starts to compile `spec` for a request that ends with any of `end_ids`.
     ///
     /// # Errors
-    /// It is too large, no token ends the request, or too many others wait.
+    /// `spec` is too large, `end_ids` is empty, or too many grammars are queued.
     pub fn compile(
         &self,
         spec: GuideSpec,
@@ -111,14 +111,14 @@ impl Compiler {
         spec.check()?;
         if end_ids.is_empty() {
             return Err(RequestError::Invalid(
-                "guided decoding ends with an end id, and this request has none; leave out 'ignore_eos', \
-                 or name one in 'end_id'"
+                "guided decoding needs an end id, and this request has none; leave out 'ignore_eos', \
+                 or set 'end_id'"
                     .to_owned(),
             ));
         }
         let key = spec.key();
         let mut state = self.shared.state.lock();
-        let outcome = state.kept(&key).map(Ok);
+        let outcome = state.cached(&key).map(Ok);
         let is_ready = outcome.is_some();
         let job = Arc::new(Job {
             spec,
@@ -128,7 +128,7 @@ impl Compiler {
         if !is_ready {
             if state.queue.len() >= MAX_QUEUED {
                 return Err(RequestError::Invalid(format!(
-                    "{MAX_QUEUED} other grammars wait to be compiled; try again later"
+                    "{MAX_QUEUED} other grammars are waiting to be compiled; try again later"
                 )));
             }
             self.start_thread()?;
@@ -142,7 +142,7 @@ impl Compiler {
         })
     }
 
-    /// Waits until `is_done`, which is asked whenever a grammar has been compiled; `max_wait` at most.
+    /// Waits until `is_done` returns true, or for `max_wait`. Checks it whenever a grammar has been compiled.
     pub fn wait(&self, is_done: impl Fn() -> bool, max_wait: Duration) {
         let mut state = self.shared.state.lock();
         let finished = &self.shared.finished;
@@ -158,7 +158,7 @@ impl Compiler {
                 self.vocab_size,
             );
             let no_thread =
-                |error| RequestError::Internal(format!("no thread to compile grammars: {error}"));
+                |error| RequestError::Internal(format!("cannot start the grammar thread: {error}"));
             *thread = Some(started.map_err(no_thread)?);
         }
         Ok(())
@@ -173,22 +173,22 @@ impl Drop for Compiler {
         self.shared.work.notify_all();
         drop(state);
         if let Some(thread) = self.thread.lock().take() {
-            // It catches its panics, so there is nothing to hear.
+            // The thread catches its panics, so joining cannot fail.
             let _ = thread.join();
         }
     }
 }
 
 impl Compilation {
-    /// Whether there is a guide, or an error.
+    /// Whether the compilation has finished, with a guide or an error.
     pub fn is_done(&self) -> bool {
         self.job.outcome.lock().is_some()
     }
 
-    /// The guide, once there is one.
+    /// The guide, once it is compiled.
     ///
     /// # Errors
-    /// What is wrong with the grammar, or that it took too long.
+    /// The grammar is invalid, or its compilation took too long.
     pub fn poll(&self, now: Instant) -> Option<Result<Guide, RequestError>> {
         let outcome = self.job.outcome.lock().clone();
         match outcome {
@@ -209,19 +209,19 @@ impl Compilation {
 }
 
 impl State {
-    fn kept(&mut self, key: &str) -> Option<Arc<Compiled>> {
-        let index = self.kept.iter().position(|(kept, _)| kept == key)?;
-        let entry = self.kept.remove(index);
+    fn cached(&mut self, key: &str) -> Option<Arc<Compiled>> {
+        let index = self.cache.iter().position(|(cached, _)| cached == key)?;
+        let entry = self.cache.remove(index);
         let compiled = Arc::clone(&entry.1);
-        self.kept.push(entry);
+        self.cache.push(entry);
         Some(compiled)
     }
 
-    fn keep(&mut self, key: &str, compiled: Arc<Compiled>) {
-        if self.kept.len() == MAX_KEPT {
-            self.kept.remove(0);
+    fn insert(&mut self, key: &str, compiled: Arc<Compiled>) {
+        if self.cache.len() == MAX_CACHED {
+            self.cache.remove(0);
         }
-        self.kept.push((key.to_owned(), compiled));
+        self.cache.push((key.to_owned(), compiled));
     }
 }
 
@@ -231,24 +231,24 @@ fn start(
     vocab_size: u32,
 ) -> io::Result<JoinHandle<()>> {
     let work = move || {
-        // The first grammar pays for what all of them need.
+        // Built once, before the first grammar.
         let mut factory = guarded(|| factory(&tokenizer, vocab_size));
         while let Some(job) = next(&shared) {
-            // Nobody waits for it any more.
+            // The request is gone.
             if Arc::strong_count(&job) == 1 {
                 continue;
             }
-            let kept = shared.state.lock().kept(&job.key);
-            let outcome = match (kept, &mut factory) {
+            let cached = shared.state.lock().cached(&job.key);
+            let outcome = match (cached, &mut factory) {
                 (Some(compiled), _) => Ok(compiled),
                 (None, Ok(factory)) => guarded(|| compile(factory, &job.spec, vocab_size)),
                 (None, Err(error)) => Err(error.clone()),
             };
             let mut state = shared.state.lock();
             if let Ok(compiled) = &outcome
-                && state.kept(&job.key).is_none()
+                && state.cached(&job.key).is_none()
             {
-                state.keep(&job.key, Arc::clone(compiled));
+                state.insert(&job.key, Arc::clone(compiled));
             }
             *job.outcome.lock() = Some(outcome);
             shared.finished.notify_all();
@@ -258,7 +258,7 @@ fn start(
     thread.stack_size(STACK_BYTES).spawn(work)
 }
 
-/// The next grammar; `None` when there will be none.
+/// Waits for the next job. None if the compiler was dropped.
 fn next(shared: &Shared) -> Option<Arc<Job>> {
     let mut state = shared.state.lock();
     loop {
@@ -273,8 +273,11 @@ fn next(shared: &Shared) -> Option<Arc<Job>> {
 }
 
 fn factory(tokenizer: &Tokenizer, vocab_size: u32) -> Result<ParserFactory, RequestError> {
-    let tokens = vocabulary::trie(tokenizer, vocab_size)
-        .map_err(|error| RequestError::Invalid(format!("this model cannot be guided: {error}")))?;
+    let tokens = vocabulary::trie(tokenizer, vocab_size).map_err(|error| {
+        RequestError::Invalid(format!(
+            "this model does not support guided decoding: {error}"
+        ))
+    })?;
     let factory = ParserFactory::new_simple(&tokens);
     let mut factory = factory.map_err(|error| RequestError::Internal(error.to_string()))?;
     factory.quiet();
@@ -291,7 +294,7 @@ fn compile(factory: &mut ParserFactory, spec: &GuideSpec, vocab_size: u32) -> Ou
     compiled.map(Arc::new).map_err(|error| {
         refused(match error {
             SampleError::NoneAllowed => {
-                "no text fits it, or none that this model's tokens can begin".to_owned()
+                "it matches no text, or none that starts with a token of this model".to_owned()
             }
             error => error.to_string(),
         })
@@ -300,13 +303,13 @@ fn compile(factory: &mut ParserFactory, spec: &GuideSpec, vocab_size: u32) -> Ou
 
 fn refused(problem: String) -> RequestError {
     const MAX_CHARS: usize = 400;
-    // The library's panics come as errors, each with where it was.
+    // The library reports panics as errors with a backtrace.
     let problem = problem.split("<backtrace>").next().unwrap_or_default();
     let problem: String = problem.trim().chars().take(MAX_CHARS).collect();
     RequestError::Invalid(format!("the guide cannot be used: {problem}"))
 }
 
-/// Keeps a panic of a library an error of the one grammar.
+/// Turns a panic in the library into an error of this grammar.
 fn guarded<T>(call: impl FnOnce() -> Result<T, RequestError>) -> Result<T, RequestError> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
         Err(RequestError::Internal(

@@ -1,4 +1,4 @@
-//! EBNF grammars, as llama.cpp (GBNF) and XGrammar write them, in Lark's syntax, which the parser reads.
+//! Converts EBNF grammars, as used by llama.cpp (GBNF) and XGrammar, to Lark's syntax, which the parser reads.
 //!
 //! ```text
 //! root  ::= "[" item ("," item)* "]"         start: r0
@@ -6,9 +6,9 @@
 //! digit ::= [0-9]                            T5: T1+                      T1: /[\x{30}-\x{39}]/
 //! ```
 //!
-//! What does not recurse is a *terminal*, one regular expression. Where a terminal could end in several
-//! places it takes the longest text, so of an ambiguous grammar a part may be out of reach; what is
-//! generated is always of the grammar. One that does not recurse at all is a single terminal, and exact.
+//! Parts without recursion become *terminals*: regular expressions. A terminal always matches the longest text, so parts of
+//! an ambiguous grammar may be unreachable; the output always conforms to the grammar. A grammar without any recursion
+//! is a single terminal and exact.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -16,27 +16,27 @@ use std::fmt::Write as _;
 use crate::guidance::grammar_error::GrammarError;
 use crate::guidance::regex::escaped;
 
-/// Parentheses in each other, at most: as many as the parser takes.
+/// Maximum nesting of parentheses: the parser's limit.
 const MAX_NESTING: usize = 25;
 
-/// Literals and character classes of one terminal, those of the terminals in it included, at most.
+/// Maximum number of literals and character classes in a terminal, including the terminals in it.
 const MAX_TERMINAL_SIZE: usize = 4_000;
 
-/// Parts of it that may be missing. A row of them costs the square of its length for every character.
+/// Maximum number of optional parts in a terminal. A sequence of them costs the square of its length for every character.
 const MAX_OPTIONAL_PARTS: usize = 400;
 
-/// The largest number in `{m,n}`.
+/// Maximum number in `{m,n}`.
 const MAX_REPEATS: u32 = 10_000;
 
-/// Whether a grammar is EBNF and not Lark's.
+/// Whether a grammar is EBNF instead of Lark.
 pub(super) fn is_ebnf(text: &str) -> bool {
     text.contains("::=")
 }
 
-/// The grammar in Lark's syntax.
+/// Converts an EBNF grammar to Lark's syntax.
 ///
 /// # Errors
-/// What is wrong with it, and in which line.
+/// A syntax error with its line, or a grammar that is too large.
 pub(super) fn to_lark(text: &str) -> Result<String, GrammarError> {
     let grammar = Parser::new(text)?.grammar()?;
     let writer = Writer::new(&grammar);
@@ -44,7 +44,7 @@ pub(super) fn to_lark(text: &str) -> Result<String, GrammarError> {
     writer.write()
 }
 
-/// Rules by number, in the order of the text.
+/// Rules by number, in order of first occurrence.
 struct Grammar {
     rules: Vec<Expr>,
     root: usize,
@@ -52,15 +52,15 @@ struct Grammar {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Expr {
-    /// One of these.
+    /// Alternatives.
     Any(Vec<Expr>),
-    /// All of these, in order.
+    /// A sequence.
     All(Vec<Expr>),
-    /// From so many to so many times; `None` is any number.
+    /// Minimum and maximum number of repetitions; None is unlimited.
     Repeat(Box<Expr>, u32, Option<u32>),
-    /// A regular expression of one character, or of a text.
+    /// The regular expression of a literal or a character class.
     Regex(String),
-    /// A rule.
+    /// The number of a rule.
     Rule(usize),
 }
 
@@ -73,7 +73,7 @@ enum Token {
     Repeat(u32, Option<u32>),
 }
 
-/// Splits a text into tokens, each with its line.
+/// Splits a grammar into tokens, each with its line number.
 struct Lexer<'a> {
     rest: std::iter::Peekable<std::str::Chars<'a>>,
     line: usize,
@@ -126,7 +126,7 @@ impl<'a> Lexer<'a> {
                     }
                     Token::Name(name)
                 }
-                other => return Err(self.error(&format!("{other:?} has no meaning here"))),
+                other => return Err(self.error(&format!("unexpected character {other:?}"))),
             }));
         }
     }
@@ -191,7 +191,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// What follows a backslash.
+    /// The character after a backslash.
     fn escape(&mut self) -> Result<char, GrammarError> {
         let char = self.next().ok_or_else(|| self.error("a lone backslash"))?;
         let num_digits = match char {
@@ -202,7 +202,7 @@ impl<'a> Lexer<'a> {
             'u' => 4,
             'U' => 8,
             char if char.is_alphanumeric() => {
-                return Err(self.error(&format!("'\\{char}' has no meaning")));
+                return Err(self.error(&format!("unknown escape '\\{char}'")));
             }
             char => return Ok(char),
         };
@@ -210,7 +210,7 @@ impl<'a> Lexer<'a> {
         let code = u32::from_str_radix(&digits, 16).ok();
         code.filter(|_| digits.len() == num_digits)
             .and_then(char::from_u32)
-            .ok_or_else(|| self.error(&format!("'\\{char}{digits}' is no character")))
+            .ok_or_else(|| self.error(&format!("'\\{char}{digits}' is not a character")))
     }
 
     /// `{3}`, `{3,}` or `{3,5}`.
@@ -252,7 +252,7 @@ fn in_class(char: char) -> String {
 struct Parser {
     tokens: Vec<(Token, usize)>,
     at: usize,
-    /// Rules by name, those too that are not defined yet.
+    /// Rule numbers by name, including rules that are not defined yet.
     numbers: HashMap<String, usize>,
     rules: Vec<Option<Expr>>,
     nesting: usize,
@@ -274,26 +274,26 @@ impl Parser {
             self.rule()?;
         }
         let Some(&root) = self.numbers.get("root") else {
-            return Err("grammar has no rule 'root'".to_owned());
+            return Err("the grammar has no rule 'root'".to_owned());
         };
         let mut rules = Vec::with_capacity(self.rules.len());
         for (number, rule) in self.rules.into_iter().enumerate() {
             let name = || self.numbers.iter().find(|(_, other)| **other == number);
             let undefined = || name().map(|(name, _)| name.as_str()).unwrap_or_default();
-            rules.push(rule.ok_or_else(|| format!("grammar has no rule '{}'", undefined()))?);
+            rules.push(rule.ok_or_else(|| format!("the grammar has no rule '{}'", undefined()))?);
         }
         Ok(Grammar { rules, root })
     }
 
     fn rule(&mut self) -> Result<(), GrammarError> {
         let (Some(Token::Name(name)), true) = (self.peek().cloned(), self.begins_rule()) else {
-            return Err(self.error("here a rule begins, as in 'name ::= ...'"));
+            return Err(self.error("expected a rule such as 'name ::= ...'"));
         };
         self.at += 2;
         let number = self.number(&name);
         let body = self.alternatives()?;
         if self.rules[number].replace(body).is_some() {
-            return Err(format!("grammar has two rules '{name}'"));
+            return Err(format!("the grammar defines the rule '{name}' twice"));
         }
         Ok(())
     }
@@ -325,7 +325,7 @@ impl Parser {
         })
     }
 
-    /// One part of a sequence; `None` where none begins.
+    /// One part of a sequence. None at the end of the sequence.
     fn part(&mut self) -> Result<Option<Expr>, GrammarError> {
         let part = match self.peek().cloned() {
             Some(Token::Regex(regex)) => Expr::Regex(regex),
@@ -334,7 +334,7 @@ impl Parser {
                 self.at += 1;
                 self.nesting += 1;
                 if self.nesting > MAX_NESTING {
-                    let text = format!("more than {MAX_NESTING} parentheses in each other");
+                    let text = format!("more than {MAX_NESTING} nested parentheses");
                     return Err(self.error(&text));
                 }
                 let inner = self.alternatives()?;
@@ -346,7 +346,7 @@ impl Parser {
             }
             Some(Token::Sign('|' | ')')) | None => return Ok(None),
             Some(Token::Sign(_) | Token::Repeat(..)) => {
-                return Err(self.error("there is nothing to repeat"));
+                return Err(self.error("nothing to repeat"));
             }
             Some(Token::Defines) => return Err(self.error("'::=' does not follow a name")),
         };
@@ -398,14 +398,14 @@ impl Parser {
     }
 }
 
-/// Writes a grammar in Lark's syntax: `r0` for rules that recurse, `T0` for those that do not, and further
-/// terminals for what does not recurse inside the former.
+/// Writes a grammar in Lark's syntax: `r0` for recursive rules, `T0` for the others, and further terminals for the
+/// non-recursive parts of recursive rules.
 struct Writer<'a> {
     grammar: &'a Grammar,
     is_terminal: Vec<bool>,
-    /// The terminals, each after those in it.
+    /// The rules that are terminals, each after the terminals in it.
     order: Vec<usize>,
-    /// Further terminals, each once.
+    /// Numbers of further terminals by content.
     numbers: HashMap<String, usize>,
     lark: String,
 }
@@ -450,7 +450,7 @@ impl<'a> Writer<'a> {
         does_not_recurse(expr, &self.is_terminal)
     }
 
-    /// What stands in a rule: rules, and the name of a terminal for each stretch between them.
+    /// The body of a rule: recursive rules, and the name of a terminal for each stretch between them.
     fn rule(&mut self, expr: &Expr) -> String {
         if self.does_not_recurse(expr) {
             return self.terminal_name(expr);
@@ -479,7 +479,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The name of the terminal that is `expr`.
+    /// The name of the terminal for `expr`. Writes the terminal if it is new.
     fn terminal_name(&mut self, expr: &Expr) -> String {
         if let Expr::Rule(rule) = expr {
             return self.name(*rule);
@@ -493,7 +493,7 @@ impl<'a> Writer<'a> {
         format!("T{number}")
     }
 
-    /// What stands in a terminal.
+    /// The body of a terminal.
     fn terminal(&self, expr: &Expr) -> String {
         let list = |parts: &[Expr], between| {
             let parts: Vec<_> = parts.iter().map(|part| self.terminal(part)).collect();
@@ -523,27 +523,27 @@ fn times(min: u32, max: Option<u32>) -> String {
     }
 }
 
-/// The rules that lead to no rule that leads to itself: those whose own rules all do, found layer by layer.
+/// The rules that do not reach a recursive rule, each after the rules that it uses (topological order).
 fn terminals(rules: &[Expr]) -> Vec<usize> {
-    let mut num_missing: Vec<usize> = Vec::with_capacity(rules.len());
+    let mut num_unresolved: Vec<usize> = Vec::with_capacity(rules.len());
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
     for (number, rule) in rules.iter().enumerate() {
         let mut used = Vec::new();
         rules_in(rule, &mut used);
-        num_missing.push(used.len());
+        num_unresolved.push(used.len());
         for rule in used {
             users[rule].push(number);
         }
     }
     let mut found: Vec<usize> = (0..rules.len())
-        .filter(|&rule| num_missing[rule] == 0)
+        .filter(|&rule| num_unresolved[rule] == 0)
         .collect();
     let mut next = 0;
     while let Some(&rule) = found.get(next) {
         next += 1;
         for &user in &users[rule] {
-            num_missing[user] -= 1;
-            if num_missing[user] == 0 {
+            num_unresolved[user] -= 1;
+            if num_unresolved[user] == 0 {
                 found.push(user);
             }
         }
@@ -551,13 +551,13 @@ fn terminals(rules: &[Expr]) -> Vec<usize> {
     found
 }
 
-/// Refuses terminals that are too large once the terminals in them are written out.
+/// Rejects terminals that are too large once the terminals in them are expanded.
 fn check_sizes(rules: &[Expr], order: &[usize]) -> Result<(), GrammarError> {
     let mut sizes = vec![Size::default(); rules.len()];
     for &rule in order {
         sizes[rule] = size(&rules[rule], &sizes);
     }
-    // What recurses counts nothing itself, and the terminals in it count where they are.
+    // A recursive rule counts as zero inside others; its own terminals are counted where they occur.
     let all = rules.iter().map(|rule| size(rule, &sizes));
     let (num_parts, num_optional) = all.fold((0, 0), |(parts, optional), size| {
         (size.num_parts.max(parts), size.num_optional.max(optional))
@@ -566,9 +566,8 @@ fn check_sizes(rules: &[Expr], order: &[usize]) -> Result<(), GrammarError> {
         return Ok(());
     }
     Err(format!(
-        "a rule of the grammar has {num_parts} literals and character classes, written out, and \
-         {num_optional} parts that may be missing; at most {MAX_TERMINAL_SIZE} and {MAX_OPTIONAL_PARTS} can \
-         be followed"
+        "a rule of the grammar, fully expanded, has {num_parts} literals and character classes and {num_optional} \
+         optional parts; the limits are {MAX_TERMINAL_SIZE} and {MAX_OPTIONAL_PARTS}"
     ))
 }
 
@@ -663,7 +662,7 @@ mod tests {
         for (grammar, words) in [
             ("a ::= \"x\"", "no rule 'root'"),
             ("root ::= a", "no rule 'a'"),
-            ("root ::= \"a\"\nroot ::= \"b\"", "two rules 'root'"),
+            ("root ::= \"a\"\nroot ::= \"b\"", "rule 'root' twice"),
             (
                 "root ::= \"a",
                 "line 1 of the grammar: a literal has no closing quote",
@@ -676,15 +675,15 @@ mod tests {
             ("root ::= [z-a]", "is empty"),
             ("root ::= * \"a\"", "nothing to repeat"),
             ("root ::= (\"a\"", "parenthesis is not closed"),
-            ("root ::= \"a\")", "here a rule begins"),
-            ("::= \"a\"", "here a rule begins"),
-            ("root ::= \"\\q\"", "'\\q' has no meaning"),
-            ("root ::= \"\\ud800\"", "is no character"),
+            ("root ::= \"a\")", "expected a rule"),
+            ("::= \"a\"", "expected a rule"),
+            ("root ::= \"\\q\"", "unknown escape '\\q'"),
+            ("root ::= \"\\ud800\"", "is not a character"),
             ("root ::= \"a\"{3,2}", "{3,2} is not"),
             ("root ::= \"a\"{100000}", "numbers up to 10000"),
-            ("root ::= \"a\" (= \"b\")", "has no meaning here"),
+            ("root ::= \"a\" (= \"b\")", "unexpected character '='"),
             ("root := \"a\" ::=", "not followed by ':='"),
-            (nested.as_str(), "more than 25 parentheses"),
+            (nested.as_str(), "more than 25 nested parentheses"),
         ] {
             let problem = to_lark(grammar).expect_err(grammar);
             assert!(problem.contains(words), "{grammar}: {problem}");

@@ -1,4 +1,4 @@
-//! What is wrong with a grammar.
+//! Errors in a grammar.
 
-/// Why a grammar cannot be used, in words that continue "the guide".
+/// Why a grammar cannot be used. Shown after "the guide cannot be used:".
 pub(super) type GrammarError = String;

@@ -1,4 +1,4 @@
-//! One sequence's guide: which tokens may follow what it has generated.
+//! One sequence's guide: the tokens that may follow its output so far.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -11,22 +11,24 @@ use parking_lot::Mutex;
 use crate::base::TokenId;
 use crate::sampling::{Guide, GuideTokens, SampleError};
 
-/// Tokens as bits, `[ceil((vocab_size + 1) / 32)]`; the last is the end of the output.
+/// One bit per token, `[ceil((vocab_size + 1) / 32)]`; the last bit is the end of the output.
 type Mask = Vec<u32>;
 
-/// A compiled grammar, from which every guide starts.
+/// A compiled grammar, shared by the guides that use it.
 pub(super) struct Compiled {
+    /// A parser that has consumed nothing.
     start: Mutex<TokenParser>,
-    /// What may come first.
+    /// The tokens allowed first.
     first: Mask,
+    /// The bit of the end of the output.
     end: usize,
 }
 
 impl Compiled {
-    /// A grammar whose tokens are below `vocab_size`. Nothing has been asked of `parser` yet.
+    /// A grammar for token ids below `vocab_size`. `parser` must be unused.
     ///
     /// # Errors
-    /// Nothing may come first, or it cannot be worked out.
+    /// No token is allowed first, or the first mask cannot be computed.
     pub(super) fn new(mut parser: TokenParser, vocab_size: u32) -> Result<Self, SampleError> {
         parser.start_without_prompt();
         let end = vocab_size as usize;
@@ -41,8 +43,7 @@ impl Compiled {
         })
     }
 
-    /// A parser at the beginning, which shares nothing with others: how much work it may still do depends
-    /// on its own request alone.
+    /// A new parser. A deep copy, because parsers have work limits: a shared one would let requests use up each other's.
     fn start(&self) -> TokenParser {
         self.start.lock().deep_clone()
     }
@@ -52,15 +53,15 @@ impl Compiled {
 pub struct GrammarGuide {
     compiled: Arc<Compiled>,
     end_ids: Arc<[TokenId]>,
-    /// None before the first question.
+    /// None before first use.
     state: Mutex<Option<State>>,
 }
 
-/// A parser and what it has seen.
+/// A parser and the tokens that it has consumed.
 struct State {
     parser: TokenParser,
     tokens: Vec<TokenId>,
-    /// What may follow, once it was worked out, the request's end ids for the end of the output.
+    /// The tokens allowed next, with the request's end ids in place of the end of the output. None if not computed yet.
     mask: Option<Result<Mask, SampleError>>,
 }
 
@@ -74,7 +75,7 @@ impl GrammarGuide {
         }
     }
 
-    /// The state of a parser that has seen exactly `generated`, with what may follow worked out.
+    /// Advances the parser to `generated`, restarting it if necessary, and computes the mask.
     fn follow<'a>(&self, kept: &'a mut Option<State>, generated: &[TokenId]) -> &'a State {
         let state = kept
             .take()
@@ -93,7 +94,7 @@ impl GrammarGuide {
         }
     }
 
-    /// Lets the request's end ids stand for the end of the output.
+    /// Allows the request's end ids if the output may end.
     fn with_end_ids(&self, mut mask: Mask) -> Mask {
         let may_end = is_set(&mask, self.compiled.end);
         for &id in self
@@ -115,11 +116,11 @@ impl GrammarGuide {
 }
 
 impl State {
-    /// Takes in what of `generated` it has not seen.
+    /// Consumes the tokens of `generated` that are new.
     fn follow(&mut self, generated: &[TokenId]) {
         for &token in &generated[self.tokens.len()..] {
             self.tokens.push(token);
-            // What failed once stays as it is.
+            // A failed parser stays failed.
             if !matches!(self.mask, Some(Err(_))) {
                 self.mask = consume(&mut self.parser, token).err().map(Err);
             }
@@ -135,10 +136,10 @@ impl GuideTokens for GrammarGuide {
 
     fn prepare(&self, generated: &[TokenId]) {
         let mut state = self.state.lock();
-        let is_late = |state: &State| {
+        let is_ahead = |state: &State| {
             state.tokens.len() > generated.len() && state.tokens.starts_with(generated)
         };
-        if !state.as_ref().is_some_and(is_late) {
+        if !state.as_ref().is_some_and(is_ahead) {
             self.follow(&mut state, generated);
         }
     }
@@ -156,8 +157,7 @@ impl GuideTokens for GrammarGuide {
     }
 }
 
-/// Forbids the tokens whose bits are not set. As with every processor, NaN and `+inf` stay, for whoever
-/// looks for them.
+/// Masks the tokens whose bits are not set. Like every processor, keeps NaN and `+inf`, so that the sampler detects them.
 fn forbid_others(logits: &mut [f32], mask: &[u32]) {
     for (logits, &word) in logits.chunks_mut(32).zip(mask) {
         if word == u32::MAX {
@@ -179,7 +179,7 @@ fn consume(parser: &mut TokenParser, token: TokenId) -> Result<(), SampleError> 
     result.map(|_| ()).map_err(|_| error_of(parser))
 }
 
-/// What may follow what `parser` has seen; the bit `end` says whether nothing may.
+/// The tokens that `parser` allows next. The bit `end` is set if the output may end.
 fn mask_of(parser: &mut TokenParser, end: usize) -> Result<Mask, SampleError> {
     let is_complete =
         |reason| matches!(reason, StopReason::NoExtension | StopReason::EndOfSentence);

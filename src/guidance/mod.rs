@@ -1,19 +1,19 @@
-//! L5: guided decoding: from a grammar to the tokens that may come next.
+//! L5: guided decoding: restricts the output to a grammar.
 //!
 //! ```text
-//! GuideSpec --Compiler--> GrammarGuide --restrict--> logits with what may not follow forbidden
-//! spec.rs        what a request asks for, and its limits
-//! ebnf.rs        EBNF grammars, rewritten for the parser
-//! regex.rs       texts as regular expressions
+//! GuideSpec --Compiler--> GrammarGuide --restrict--> logits with the disallowed tokens masked
+//! spec.rs        a request's guide, and its limits
+//! ebnf.rs        EBNF grammars, converted to Lark's syntax
+//! regex.rs       escapes text for regular expressions
 //! problem.rs     why a grammar cannot be used
-//! vocabulary.rs  the model's tokens, as bytes
-//! compiler.rs    a thread of its own, and what it has compiled last
-//! guide.rs       one sequence's guide: a parser, and the tokens that it has seen
+//! vocabulary.rs  the model's tokens as a trie of bytes
+//! compiler.rs    the compiling thread, and a cache of compiled grammars
+//! guide.rs       one sequence's guide: a parser, and the tokens that it has consumed
 //! ```
 //!
 //! The parser is the crate `llguidance` (Earley over a lexer of regular-expression derivatives). This
-//! room says what goes in, bounds it, and keeps every sequence's parser to itself: what a guide allows
-//! depends on its grammar and on the tokens so far, and on nothing else in the batch.
+//! room builds its input, bounds it, and gives every sequence a parser of its own: the tokens that a guide allows
+//! depend only on its grammar and the tokens so far, and not on the rest of the batch.
 
 mod compiler;
 mod ebnf;

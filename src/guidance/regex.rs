@@ -1,6 +1,6 @@
-//! Texts as regular expressions.
+//! Escaping for regular expressions.
 
-/// A character as a regular expression that matches it.
+/// A regular expression that matches `char` literally.
 pub(super) fn escaped(char: char) -> String {
     match char {
         'a'..='z' | 'A'..='Z' | '0'..='9' | ' ' => char.to_string(),

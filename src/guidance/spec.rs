@@ -1,4 +1,4 @@
-//! What a request's output has to be.
+//! The constraint that a guide puts on a request's output.
 
 use std::collections::HashMap;
 
@@ -10,43 +10,43 @@ use crate::guidance::ebnf;
 use crate::guidance::grammar_error::GrammarError;
 use crate::guidance::regex::escaped;
 
-/// Bytes of a schema or of all choices together, at most.
+/// Maximum size of a schema, or of all choices together.
 pub const MAX_SCHEMA_BYTES: usize = 64 << 10;
 
-/// Bytes of a grammar, at most.
+/// Maximum size of a grammar.
 pub const MAX_GRAMMAR_BYTES: usize = 16 << 10;
 
-/// Bytes of a regular expression, those in a schema included, at most. One that is a row of `a?b?c?...`
-/// costs the square of its length for every character.
+/// Maximum size of a regular expression, also within a schema. One of the form `a?b?c?...` costs the square of its length
+/// for every character.
 pub const MAX_REGEX_BYTES: usize = 2 << 10;
 
-/// White space between two parts of JSON: a space, or a line break with an indentation. (A model may go on
-/// with blanks for ever where any number is allowed, and for many tokens where there may be many.)
+/// White space between two parts of JSON: a space, or a line break with indentation. (If any amount were allowed, a model
+/// might generate white space forever.)
 const WHITE_SPACE: &str = r" |\r?\n[ \t]{0,20}";
 
-/// What the whole output of a request has to be.
+/// The form that a request's whole output must have.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GuideSpec {
     /// Any JSON object or array.
     Json,
     /// Any JSON object.
     JsonObject,
-    /// JSON that a JSON schema describes.
+    /// JSON that is valid under a JSON schema.
     JsonSchema(Value),
-    /// A text that a regular expression matches from beginning to end (syntax of Rust's crate `regex`).
+    /// Text that a regular expression matches as a whole (syntax of Rust's crate `regex`).
     Regex(String),
-    /// A text of a grammar: EBNF, with rules `name ::= ...` from `root` on (as llama.cpp and XGrammar
-    /// write it), or Lark's syntax, with rules `name: ...` from `start` on.
+    /// Text of a grammar: EBNF with rules `name ::= ...` and the start rule `root` (as in llama.cpp and XGrammar), or
+    /// Lark's syntax with rules `name: ...` and the start rule `start`.
     Grammar(String),
     /// One of these texts.
     Choice(Vec<String>),
 }
 
 impl GuideSpec {
-    /// Whether it is small enough to be looked at.
+    /// Checks that the guide is small enough to be compiled.
     ///
     /// # Errors
-    /// Its size, and the limit.
+    /// The guide is too large or empty.
     pub fn check(&self) -> Result<(), RequestError> {
         let (what, num_bytes, max) = match self {
             Self::Json | Self::JsonObject => return Ok(()),
@@ -69,12 +69,12 @@ impl GuideSpec {
             return Ok(());
         }
         Err(RequestError::Invalid(format!(
-            "the guide has {num_bytes} bytes; a {what} has 1 to {max}"
+            "the guide has {num_bytes} bytes; a {what} may have 1 to {max}"
         )))
     }
 
-    /// What its terminals may cost to build, in nodes of regular expressions. Only a Lark grammar can make
-    /// a long one of a short text that nobody has looked at.
+    /// Maximum cost of building the lexer's terminals, in nodes of regular expressions. Lower for Lark grammars: only they
+    /// can describe large terminals in a short text that has not been checked.
     pub(super) fn max_lexer_fuel(&self) -> u64 {
         match self {
             Self::Grammar(text) if !ebnf::is_ebnf(text) => 20_000,
@@ -82,7 +82,7 @@ impl GuideSpec {
         }
     }
 
-    /// The same for the same guide.
+    /// A cache key: equal for equal guides.
     pub(super) fn key(&self) -> String {
         match self {
             Self::Json => "json".to_owned(),
@@ -94,7 +94,7 @@ impl GuideSpec {
         }
     }
 
-    /// The grammar in the terms of `llguidance`.
+    /// The guide as a grammar of `llguidance`.
     pub(super) fn grammar(&self) -> Result<TopLevelGrammar, GrammarError> {
         let grammar = match self {
             Self::Json => of_schema(&json!({"type": ["object", "array"]})),
@@ -103,8 +103,7 @@ impl GuideSpec {
                 None => of_schema(schema),
                 Some(reference) => {
                     return Err(format!(
-                        "its '$ref' to '{reference}' leads back to itself, with nothing in between that the \
-                         output could begin with"
+                        "its '$ref' to '{reference}' leads back to itself without any output in between"
                     ));
                 }
             },
@@ -119,7 +118,7 @@ impl GuideSpec {
     }
 }
 
-/// A schema's grammar, with little white space, unless the schema has its own word on it.
+/// A schema's grammar. Limits white space unless the schema specifies it (`x-guidance`).
 fn of_schema(schema: &Value) -> GrammarWithLexer {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
@@ -137,7 +136,7 @@ fn of_schema(schema: &Value) -> GrammarWithLexer {
     GrammarWithLexer::from_json_schema(schema)
 }
 
-/// A reference of `schema` that leads back to itself by nothing but references, and `allOf`s of them.
+/// A reference in `schema` that leads back to itself through nothing but references and `allOf`s.
 fn circular_reference(schema: &Value) -> Option<&str> {
     let mut seen = HashMap::new();
     let mut values = vec![schema];
@@ -186,7 +185,7 @@ fn find_circle<'a>(
     None
 }
 
-/// Bytes of the longest regular expression in a schema, or of what could be one.
+/// Size of the longest regular expression in a schema, or of a value that may contain one.
 fn longest_regex(schema: &Value) -> usize {
     let of_member = |(name, value): (&String, &Value)| match (name.as_str(), value) {
         ("pattern", Value::String(regex)) => regex.len(),
@@ -204,7 +203,7 @@ fn longest_regex(schema: &Value) -> usize {
     }
 }
 
-/// What stands before the end of `regex` must not swallow it.
+/// Checks that `regex` does not end with a lone backslash, which would escape the end of the expression.
 fn complete(regex: &str) -> Result<&str, GrammarError> {
     let num_backslashes = regex.len() - regex.trim_end_matches('\\').len();
     match num_backslashes % 2 {
@@ -213,8 +212,7 @@ fn complete(regex: &str) -> Result<&str, GrammarError> {
     }
 }
 
-/// One regular expression for all the texts: with one there is no doubt which of two is meant where one
-/// begins like the other.
+/// A single regular expression for all texts. It avoids ambiguity between texts of which one is a prefix of another.
 fn choice(texts: &[String]) -> String {
     let literal = |text: &String| text.chars().map(escaped).collect::<String>();
     let texts: Vec<String> = texts.iter().map(literal).collect();

@@ -1,4 +1,4 @@
-//! The model's tokens in the terms of the parser: a trie of their bytes.
+//! The model's tokens in the form that the parser needs: a trie of their bytes.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use crate::base::RequestError;
 use crate::text::{TokenText, Tokenizer};
 
-/// The longest token that a guide lets through, in bytes. The trie holds no longer ones than 1024.
+/// Maximum length of a token that guides allow, in bytes. The trie's own limit is 1024.
 const MAX_TOKEN_BYTES: usize = 512;
 
-/// The largest vocabulary that the trie has ids for.
+/// Maximum vocabulary size: the trie has no more ids.
 const MAX_VOCAB_SIZE: u32 = (1 << 24) - 2;
 
-/// The name of the token that stands for the end of the output; no character of a grammar makes it.
+/// The name of the special token for the end of the output. No grammar can produce it.
 const END_NAME: &[u8] = b"end of output";
 
-/// A trie of the tokens below `vocab_size`, and one more, `vocab_size` itself, which stands for the end
-/// of the output: which of the model's tokens end it is each request's own choice.
+/// A trie of the tokens below `vocab_size`, plus the token `vocab_size` for the end of the output. The real end ids are
+/// chosen by each request.
 pub(super) fn trie(tokenizer: &Tokenizer, vocab_size: u32) -> Result<TokEnv, RequestError> {
     if vocab_size > MAX_VOCAB_SIZE {
         return Err(RequestError::Invalid(format!(
-            "this model's vocabulary of {vocab_size} tokens is above {MAX_VOCAB_SIZE}"
+            "its vocabulary of {vocab_size} tokens exceeds the maximum of {MAX_VOCAB_SIZE}"
         )));
     }
     let texts = tokenizer.token_texts(vocab_size)?;
@@ -32,12 +32,12 @@ pub(super) fn trie(tokenizer: &Tokenizer, vocab_size: u32) -> Result<TokEnv, Req
     Ok(Arc::new(ApproximateTokEnv::new(trie)))
 }
 
-/// A token's entry in the trie; an empty one is never let through.
+/// A token's entry in the trie. Tokens with an empty entry are never allowed.
 fn word(text: TokenText) -> Vec<u8> {
     match text {
         TokenText::Nothing => Vec::new(),
         TokenText::Special(name) => special(name.as_bytes()),
-        // No text has this byte, and the trie takes it for the beginning of a special token.
+        // No UTF-8 text contains this byte, with which the trie marks special tokens.
         TokenText::Bytes(bytes) if bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) => {
             Vec::new()
         }

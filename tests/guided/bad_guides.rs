@@ -41,10 +41,10 @@ fn a_bad_guide_is_rejected_with_the_reason() {
         ),
         (
             GuideSpec::JsonSchema(json!({"anyOf": [{"$ref": "#"}, {"$ref": "#/anyOf/0"}]})),
-            "no text fits it",
+            "matches no text",
         ),
-        (regex("[a&&b]c"), "no text fits it"),
-        (grammar("root ::= root"), "no text fits it"),
+        (regex("[a&&b]c"), "matches no text"),
+        (grammar("root ::= root"), "matches no text"),
         (
             GuideSpec::JsonSchema(json!({"type": "string", "pattern": "("})),
             "regex",
