@@ -1,4 +1,4 @@
-//! The post-processors that every model has.
+//! The built-in post-processors, which every model has.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -10,24 +10,23 @@ use crate::sampling::{
     LogitsProcessor, ProcessLogits, SampleError, SamplingInput, forbid, forbid_all_but,
 };
 
-/// A post-processor that every model has.
+/// A built-in post-processor.
 pub(super) struct BuiltIn {
-    /// Its name.
     pub name: &'static str,
-    /// What its arguments look like.
+    /// The format of its arguments, as an example.
     pub arguments: &'static str,
-    /// What it does, for the documentation.
+    /// Description for the documentation.
     pub doc: &'static str,
-    /// Makes one of a request's arguments, for a vocabulary of this size.
+    /// Creates a processor from a request's arguments and the vocabulary size.
     pub start: fn(&str, u32) -> Result<LogitsProcessor, String>,
 }
 
-/// All of them, in the order of the documentation.
+/// All built-in post-processors, in the order of the documentation.
 pub(super) const BUILT_IN: &[BuiltIn] = &[
     BuiltIn {
         name: "force_tokens",
         arguments: r#"{"tokens": [ID, ...], "start": 0}"#,
-        doc: "The output has these tokens, one after the other, from its token `start` on.",
+        doc: "Forces the output to contain these tokens consecutively, starting at output token `start`.",
         start: |arguments, vocab_size| {
             let ForceTokens { tokens, start } = parsed(arguments)?;
             check(&tokens, vocab_size)?;
@@ -37,7 +36,7 @@ pub(super) const BUILT_IN: &[BuiltIn] = &[
     BuiltIn {
         name: "ban_tokens",
         arguments: r#"{"tokens": [ID, ...]}"#,
-        doc: "None of these tokens can be chosen.",
+        doc: "Bans these tokens from the output.",
         start: |arguments, vocab_size| {
             let AllTokens { tokens } = parsed(arguments)?;
             let ban = Rule::Ban(tokens);
@@ -47,7 +46,7 @@ pub(super) const BUILT_IN: &[BuiltIn] = &[
     BuiltIn {
         name: "ban_first_tokens",
         arguments: r#"{"tokens": [ID, ...], "count": 1}"#,
-        doc: "None of these tokens can be one of the first `count` of the output.",
+        doc: "Bans these tokens from the first `count` tokens of the output.",
         start: |arguments, vocab_size| {
             let FirstTokens { tokens, count } = parsed(arguments)?;
             rule_for(Rule::Ban(tokens), count, vocab_size)
@@ -56,7 +55,7 @@ pub(super) const BUILT_IN: &[BuiltIn] = &[
     BuiltIn {
         name: "allow_first_tokens",
         arguments: r#"{"tokens": [ID, ...], "count": 1}"#,
-        doc: "The first `count` tokens of the output are of these; the others are free.",
+        doc: "Allows only these tokens as the first `count` tokens of the output; later tokens are unrestricted.",
         start: |arguments, vocab_size| {
             let FirstTokens { mut tokens, count } = parsed(arguments)?;
             tokens.sort_unstable();
@@ -66,7 +65,7 @@ pub(super) const BUILT_IN: &[BuiltIn] = &[
     },
 ];
 
-/// The documentation's table of them.
+/// The reference table of the built-in post-processors, in Markdown.
 pub fn reference_table() -> String {
     let mut table = String::from("| name | arguments | what it does |\n|---|---|---|\n");
     for BuiltIn {
@@ -100,11 +99,11 @@ fn one() -> u32 {
     1
 }
 
-/// Leaves one token to be chosen at each of some places of the output.
+/// Forces one token at each of several positions of the output.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ForceTokens {
-    /// The first of them is the token `start` of the output.
+    /// The forced tokens. The first is output token `start`.
     tokens: Vec<TokenId>,
     #[serde(default)]
     start: u32,
@@ -112,12 +111,12 @@ struct ForceTokens {
 
 impl ProcessLogits for ForceTokens {
     fn process(&self, logits: &mut [f32], input: SamplingInput<'_>) -> Result<(), SampleError> {
-        let place = input.generated().len().checked_sub(self.start as usize);
-        let Some(&token) = place.and_then(|place| self.tokens.get(place)) else {
+        let index = input.generated().len().checked_sub(self.start as usize);
+        let Some(&token) = index.and_then(|index| self.tokens.get(index)) else {
             return Ok(());
         };
         forbid_all_but(logits, &[token]);
-        // Forced is forced, whatever the model thinks of it.
+        // Force the token even if the model rules it out.
         if let Some(logit) = logits.get_mut(token as usize)
             && *logit == f32::NEG_INFINITY
         {
@@ -127,16 +126,16 @@ impl ProcessLogits for ForceTokens {
     }
 }
 
-/// What may be chosen as one of the first tokens of an output.
+/// Restricts the first `count` tokens of an output.
 struct FirstRule {
     rule: Rule,
     count: usize,
 }
 
 enum Rule {
-    /// All but these.
+    /// All tokens but these.
     Ban(Vec<TokenId>),
-    /// These, which are sorted.
+    /// Only these tokens. Sorted.
     Allow(Vec<TokenId>),
 }
 
@@ -156,7 +155,7 @@ fn rule_for(rule: Rule, count: u32, vocab_size: u32) -> Result<LogitsProcessor, 
     let (Rule::Ban(tokens) | Rule::Allow(tokens)) = &rule;
     check(tokens, vocab_size)?;
     if count == 0 {
-        return Err("'count' is 0, and would change nothing".to_owned());
+        return Err("'count' is 0, which would have no effect".to_owned());
     }
     let count = count as usize;
     Ok(shared(FirstRule { rule, count }))
@@ -190,8 +189,7 @@ mod tests {
 
     const OUT: f32 = f32::NEG_INFINITY;
 
-    /// The logits 0, 1, 2, 3 and the model's own `-inf`, processed after a prompt of two tokens and
-    /// `num_generated`.
+    /// Processes the logits 0, 1, 2, 3 and `-inf`, after a prompt of two tokens and `num_generated` output tokens.
     fn processed(name: &str, arguments: &str, num_generated: usize) -> Vec<f32> {
         let built_in = BUILT_IN.iter().find(|built_in| built_in.name == name);
         let start = built_in.expect("a name").start;

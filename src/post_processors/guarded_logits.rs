@@ -1,8 +1,8 @@
-//! A copy of one token's logits that shows whether something was written outside of it.
+//! A copy of one token's logits that detects writes outside of them.
 
-/// Values on either side: 256 bytes.
+/// Number of guard values on either side: 256 bytes.
 const NUM_GUARDS: usize = 64;
-/// What stands in them. No processor writes this number by accident.
+/// The guard value, which no processor writes by accident.
 const GUARD: f32 = f32::from_bits(0x5ca1_ab1e);
 /// The alignment of the logits, in bytes.
 const ALIGNMENT: usize = 64;
@@ -34,7 +34,7 @@ impl GuardedLogits {
         &self.memory[self.start..][..self.vocab_size]
     }
 
-    /// The memory in which the logits are, guards and all, and where in it they begin.
+    /// The memory that holds the logits, including the guards, and the index of the first logit.
     pub(super) fn memory_mut(&mut self) -> (&mut [f32], usize) {
         (&mut self.memory, self.start)
     }
@@ -43,7 +43,7 @@ impl GuardedLogits {
         self.memory[self.start..][..self.vocab_size].copy_from_slice(logits);
     }
 
-    /// Whether nothing was written outside of the logits, as far as one can see.
+    /// Whether all guards are unchanged.
     pub(super) fn is_intact(&self) -> bool {
         let (before, rest) = self.memory.split_at(self.start);
         let behind = &rest[self.vocab_size..];
@@ -65,15 +65,15 @@ mod tests {
                 guarded.copy_from(&logits);
                 guarded
             };
-            for place in 0..guarded().memory.len() {
+            for index in 0..guarded().memory.len() {
                 let mut guarded = guarded();
                 assert!(guarded.is_intact() && guarded.get() == logits);
                 assert_eq!(guarded.get().as_ptr().align_offset(ALIGNMENT), 0);
                 let end = guarded.start + vocab_size;
                 assert!(guarded.start >= NUM_GUARDS && guarded.memory.len() - end >= NUM_GUARDS);
-                guarded.memory_mut().0[place] = 0.0;
-                let is_inside = (guarded.start..end).contains(&place);
-                assert_eq!(guarded.is_intact(), is_inside, "{place}");
+                guarded.memory_mut().0[index] = 0.0;
+                let is_inside = (guarded.start..end).contains(&index);
+                assert_eq!(guarded.is_intact(), is_inside, "{index}");
             }
         }
     }

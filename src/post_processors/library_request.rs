@@ -1,4 +1,4 @@
-//! A request's post-processor that comes from a user's library.
+//! Runs the post-processors of a user's library for requests.
 
 use std::any::Any;
 use std::ffi::CString;
@@ -13,10 +13,10 @@ use crate::post_processors::library::{ForeignProcessor, Ids, Row, State};
 use crate::post_processors::processed_request::ProcessedRequest;
 use crate::sampling::{BatchRow, ProcessBatch, ProcessLogits, SampleError, SamplingInput};
 
-/// A processor of a library, and room for what it works on.
+/// A processor of a library, with a pool of buffers.
 pub(super) struct LibraryProcessor {
     processor: Arc<ForeignProcessor>,
-    /// Copies that nobody uses: as many as were ever used at the same time.
+    /// Unused buffers. The pool grows to the largest number in use at the same time.
     spare: Mutex<Vec<GuardedLogits>>,
 }
 
@@ -32,13 +32,14 @@ impl LibraryProcessor {
         self.processor.name()
     }
 
-    /// Begins to process a request.
+    /// Starts the processor for a request.
     pub(super) fn start(
         self: &Arc<Self>,
         arguments: &str,
         request: ProcessedRequest<'_>,
     ) -> Result<LibraryRequest, String> {
-        let c_text = |text: &str| CString::new(text).map_err(|_| "it has a zero byte".to_owned());
+        let c_text =
+            |text: &str| CString::new(text).map_err(|_| "it contains a zero byte".to_owned());
         let client_request_id = request.client_request_id.map(c_text).transpose()?;
         let ids = Ids {
             sequence: request.id,
@@ -52,7 +53,7 @@ impl LibraryProcessor {
             sequence_id: request.id,
             client_request_id,
             client_id: request.client_id,
-            kept: Mutex::new(RequestState {
+            inner: Mutex::new(RequestState {
                 state,
                 prepared: Vec::new(),
                 failure: None,
@@ -60,7 +61,7 @@ impl LibraryProcessor {
         })
     }
 
-    /// A copy of the logits, in memory that is used again.
+    /// A copy of the logits, in a pooled buffer if possible.
     fn copy_of(&self, logits: &[f32]) -> GuardedLogits {
         let spare = self.spare.lock().pop();
         let fitting = spare.filter(|copy| copy.get().len() == logits.len());
@@ -69,7 +70,7 @@ impl LibraryProcessor {
         copy
     }
 
-    /// Takes over what came of a call, if it kept the rules.
+    /// Checks the result of a call and copies its logits back if they are valid.
     fn accept(&self, processed: Processed, logits: &mut [f32]) -> Result<(), String> {
         let Processed { copy, result } = processed;
         if !copy.is_intact() {
@@ -83,7 +84,7 @@ impl LibraryProcessor {
         result
     }
 
-    /// Keeps a copy to be used again.
+    /// Returns a buffer to the pool, unless its guards were overwritten.
     fn recycle(&self, copy: GuardedLogits) {
         if copy.is_intact() {
             self.spare.lock().push(copy);
@@ -93,45 +94,47 @@ impl LibraryProcessor {
 
 impl ProcessBatch for LibraryProcessor {
     fn prepare(&self, rows: &[BatchRow<'_>]) {
-        let mut kept = Vec::<(&LibraryRequest, MutexGuard<'_, RequestState>)>::new();
-        // Whose each row is: a request may have several.
+        let mut requests = Vec::<(&LibraryRequest, MutexGuard<'_, RequestState>)>::new();
+        // The index in `requests` of each row's request. A request may have several rows.
         let mut owners = Vec::with_capacity(rows.len());
         let mut copies = Vec::with_capacity(rows.len());
         for row in rows {
             let Some(request) = (row.processor as &dyn Any).downcast_ref::<LibraryRequest>() else {
                 continue;
             };
-            let known = kept.iter().position(|(other, _)| ptr::eq(*other, request));
-            owners.push(known.unwrap_or(kept.len()));
+            let known = requests
+                .iter()
+                .position(|(other, _)| ptr::eq(*other, request));
+            owners.push(known.unwrap_or(requests.len()));
             if known.is_none() {
-                let mut locked = request.kept.lock();
-                // For tokens that came to nothing.
+                let mut locked = request.inner.lock();
+                // Left over from tokens that were not sampled.
                 let unused = locked.prepared.drain(..);
                 unused.for_each(|(_, unused)| self.recycle(unused.copy));
-                kept.push((request, locked));
+                requests.push((request, locked));
             }
             copies.push((row, self.copy_of(row.logits)));
         }
         let entries = owners.iter().zip(&mut copies).map(|(&owner, (row, copy))| {
-            let (request, kept) = &kept[owner];
-            request.row(&kept.state, copy, row.input)
+            let (request, inner) = &requests[owner];
+            request.row(&inner.state, copy, row.input)
         });
         let results = self
             .processor
             .process_batch(&mut entries.collect::<Vec<_>>());
         for ((owner, (row, copy)), result) in owners.into_iter().zip(copies).zip(results) {
-            let place = row.logits.as_ptr().addr();
+            let address = row.logits.as_ptr().addr();
             let processed = Processed { copy, result };
-            kept[owner].1.prepared.push((place, processed));
+            requests[owner].1.prepared.push((address, processed));
         }
     }
 }
 
-/// Whether what was made of `old` can be worked with. Where that could not be either, it is the model that is
-/// damaged, and that shows in the end.
+/// Checks that the processor did not turn a valid logit of `old` into NaN or `+inf`. If the old logit was already invalid,
+/// the model is at fault, and the sampler reports it.
 fn check_numbers(new: &[f32], old: &[f32]) -> Result<(), String> {
     let is_number = |logit: f32| logit < f32::INFINITY;
-    // Several at a time: a search for the first that is none could only look at one after the other.
+    // Checks whole chunks, which vectorises; a search for the first invalid logit would not.
     let are_numbers = |logits: &[f32]| logits.iter().fold(true, |all, &it| all & is_number(it));
     if new.chunks(1024).all(are_numbers) {
         return Ok(());
@@ -142,7 +145,7 @@ fn check_numbers(new: &[f32], old: &[f32]) -> Result<(), String> {
         .position(|(&new, &old)| !is_number(new) && is_number(old));
     damaged.map_or(Ok(()), |token| {
         Err(format!(
-            "it made the logit of token {token} {}; a logit is a finite number or -inf",
+            "it set the logit of token {token} to {}; a logit must be finite or -inf",
             new[token]
         ))
     })
@@ -154,19 +157,19 @@ pub(super) struct LibraryRequest {
     sequence_id: SequenceId,
     client_request_id: Option<CString>,
     client_id: Option<ClientId>,
-    /// Locked while the processor works: it has one thing at a time to do for a request.
-    kept: Mutex<RequestState>,
+    /// Locked while the processor runs: it handles one call at a time for a request.
+    inner: Mutex<RequestState>,
 }
 
 struct RequestState {
     state: State,
-    /// What was prepared in this step, each with the address of the logits that it was made of.
+    /// The results prepared in this step, each with the address of its source logits.
     prepared: Vec<(usize, Processed)>,
-    /// Why it has failed.
+    /// Why the processor failed.
     failure: Option<String>,
 }
 
-/// What the library made of a token's logits.
+/// The result of processing a token's logits.
 struct Processed {
     copy: GuardedLogits,
     result: Result<(), String>,
@@ -195,12 +198,12 @@ impl LibraryRequest {
 
     fn process_now(
         &self,
-        kept: &RequestState,
+        inner: &RequestState,
         logits: &[f32],
         input: SamplingInput<'_>,
     ) -> Processed {
         let mut copy = self.library.copy_of(logits);
-        let row = self.row(&kept.state, &mut copy, input);
+        let row = self.row(&inner.state, &mut copy, input);
         let result = self.library.processor.process(row);
         Processed { copy, result }
     }
@@ -208,17 +211,20 @@ impl LibraryRequest {
 
 impl ProcessLogits for LibraryRequest {
     fn process(&self, logits: &mut [f32], input: SamplingInput<'_>) -> Result<(), SampleError> {
-        let place = logits.as_ptr().addr();
-        let mut kept = self.kept.lock();
-        let prepared = kept.prepared.iter().position(|(other, _)| *other == place);
+        let address = logits.as_ptr().addr();
+        let mut inner = self.inner.lock();
+        let prepared = inner
+            .prepared
+            .iter()
+            .position(|(other, _)| *other == address);
         let processed = match prepared {
-            Some(prepared) => kept.prepared.swap_remove(prepared).1,
-            None => self.process_now(&kept, logits, input),
+            Some(prepared) => inner.prepared.swap_remove(prepared).1,
+            None => self.process_now(&inner, logits, input),
         };
         let taken = self.library.accept(processed, logits);
         taken.map_err(|reason| {
             let name = self.library.name();
-            kept.failure = Some(format!("logits post-processor '{name}': {reason}"));
+            inner.failure = Some(format!("logits post-processor '{name}': {reason}"));
             SampleError::ProcessorFailed
         })
     }
@@ -229,6 +235,6 @@ impl ProcessLogits for LibraryRequest {
     }
 
     fn failure(&self) -> Option<String> {
-        self.kept.lock().failure.clone()
+        self.inner.lock().failure.clone()
     }
 }

@@ -1,15 +1,15 @@
-//! L2: logits post-processors: what a request names to change the logits of its tokens.
+//! L2: logits post-processors, which change the logits of the requests that name them.
 //!
 //! ```text
-//! registry.rs           PostProcessors: every name that the requests of a model may give
+//! registry.rs           PostProcessors: all post-processors of a model, by name
 //! processed_request.rs  the request whose logits are processed
-//! built_in.rs           those that every model has
-//! library_request.rs    those of a user's shared library: their checks and their failures
-//! guarded.rs            a copy of the logits that shows a write beyond it
-//! library/              opens a library and calls it; unsafe. Its abi.rs is the C header as Rust types
+//! built_in.rs           the built-in post-processors
+//! library_request.rs    post-processors from a user's shared library: calls, checks and failures
+//! guarded_logits.rs     a copy of the logits that detects writes outside of them
+//! library/              loads a library and calls it; unsafe. abi.rs has the Rust types of the C header
 //! ```
 //!
-//! A request names one, with arguments of its own, and gets a [`crate::sampling::ProcessLogits`] for itself.
+//! A request names a post-processor and its arguments, and gets its own [`crate::sampling::ProcessLogits`].
 
 mod built_in;
 mod guarded_logits;

@@ -2,15 +2,15 @@
 
 use crate::base::{ClientId, SequenceId};
 
-/// Whose logits are to be processed.
+/// The request whose logits are processed.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessedRequest<'a> {
-    /// The sequence: a request for several has a processor for each.
+    /// The sequence. A request for several sequences has a processor for each.
     pub id: SequenceId,
-    /// What its client calls it, if it does.
+    /// The client's request id, if any.
     pub client_request_id: Option<&'a str>,
-    /// Who its client is, if the request says.
+    /// The client's id, if given.
     pub client_id: Option<ClientId>,
-    /// Logits of a token, one for each of the vocabulary.
+    /// Number of logits per token.
     pub vocab_size: u32,
 }

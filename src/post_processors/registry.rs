@@ -1,4 +1,4 @@
-//! Every post-processor that the requests of a model may name.
+//! All post-processors that requests of a model can name.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,31 +10,30 @@ use crate::post_processors::library_request::LibraryProcessor;
 use crate::post_processors::processed_request::ProcessedRequest;
 use crate::sampling::LogitsProcessor;
 
-/// The post-processors of a model, by name: the built-in ones, and those of a library.
+/// The post-processors of a model by name: the built-in ones and those of a library.
 #[derive(Default)]
 pub struct PostProcessors {
     from_library: Vec<Arc<LibraryProcessor>>,
 }
 
 impl PostProcessors {
-    /// The built-in post-processors and those of a user's shared library, which stays open until the last
-    /// request that names one of them has ended. What the library must be is said in
-    /// `include/inflight_logits_processor.h`; it runs in this process, with all that this process may do.
+    /// The built-in post-processors and those of a user's shared library. The library must follow
+    /// `include/inflight_logits_processor.h`. It runs in this process with all of its permissions, and stays open until
+    /// the last request that uses it has ended.
     ///
     /// # Errors
-    /// It cannot be opened, it is of another version, or two post-processors have the same name.
+    /// The library cannot be opened or has another version, or two post-processors have the same name.
     pub fn with_library(path: &Path) -> Result<Self, LoadError> {
-        let refused = |reason| LoadError::File {
+        let error = |reason| LoadError::File {
             path: path.to_owned(),
             reason: format!("logits_post_processor_library: {reason}"),
         };
         let mut processors = Self::default();
-        for processor in library::open(path).map_err(refused)? {
+        for processor in library::open(path).map_err(error)? {
             let name = processor.name();
             if processors.names().any(|other| other == name) {
-                return Err(refused(format!(
-                    "it has a processor '{name}', and there is one of this name already; call it \
-                     something else"
+                return Err(error(format!(
+                    "there is already a processor '{name}'; rename the library's processor"
                 )));
             }
             let processor = Arc::new(LibraryProcessor::new(processor));
@@ -43,11 +42,10 @@ impl PostProcessors {
         Ok(processors)
     }
 
-    /// The post-processor `name` with the request's own `arguments`: what kind of text they are is the
-    /// post-processor's to say.
+    /// Starts the post-processor `name` for a request. The post-processor defines the format of `arguments`.
     ///
     /// # Errors
-    /// There is none of this name, or it does not take these arguments.
+    /// The name is unknown, or the post-processor rejects the arguments.
     pub fn start(
         &self,
         name: &str,
@@ -59,13 +57,16 @@ impl PostProcessors {
             return made.map_err(|reason| RequestError::Option {
                 name: "logits_post_processor_args".to_owned(),
                 value: shortened(arguments),
-                expected: format!("what '{name}' takes, {}: {reason}", built_in.arguments),
+                expected: format!(
+                    "valid for '{name}', which takes {}: {reason}",
+                    built_in.arguments
+                ),
             });
         }
         if let Some(processor) = self.from_library.iter().find(|it| it.name() == name) {
             let started = processor.start(arguments, request).map_err(|reason| {
                 RequestError::Invalid(format!(
-                    "option 'logits_post_processor_args': '{name}' refuses them: {reason}"
+                    "option 'logits_post_processor_args': rejected by '{name}': {reason}"
                 ))
             });
             return started.map(|request| LogitsProcessor(Arc::new(request)));
@@ -83,7 +84,7 @@ impl PostProcessors {
         let way_out = match nearest_name(name, self.names()) {
             Some(nearest) => format!("did you mean '{nearest}'?"),
             None => format!(
-                "there are '{}'",
+                "the names are '{}'",
                 self.names().collect::<Vec<_>>().join("', '")
             ),
         };
@@ -94,7 +95,7 @@ impl PostProcessors {
     }
 }
 
-/// A client's text as it is shown in an error: it can be long.
+/// A client's text cut to a length suitable for an error.
 fn shortened(text: &str) -> String {
     const MAX_CHARS: usize = 80;
     match text.char_indices().nth(MAX_CHARS) {
@@ -126,7 +127,7 @@ mod tests {
         assert!(error.ends_with("no post-processor 'force_token'; did you mean 'force_tokens'?"));
         let error = error_of(&"x".repeat(200), "");
         assert!(
-            error.contains("xxx...'; there are 'force_tokens', "),
+            error.contains("xxx...'; the names are 'force_tokens', "),
             "{error}"
         );
     }
@@ -150,7 +151,7 @@ mod tests {
         ] {
             let error = error_of("force_tokens", arguments);
             let beginning = format!(
-                "option 'logits_post_processor_args': {arguments} is not what 'force_tokens' takes, {{\"tokens\":"
+                "option 'logits_post_processor_args': {arguments} is not valid for 'force_tokens', which takes {{\"tokens\":"
             );
             assert!(
                 error.starts_with(&beginning) && error.contains(words),

@@ -80,7 +80,7 @@ fn arguments_that_a_library_rejects_are_an_error_of_the_request() {
             &example(),
             "at_most",
             "7",
-            "'at_most' refuses them: '7' is not TOKEN COUNT",
+            "rejected by 'at_most': '7' is not TOKEN COUNT",
         ),
         (&example(), "at_most", "500 1", "token 500 is not below 128"),
         (&example(), "at_most", "1\0", "a zero byte"),
@@ -89,7 +89,7 @@ fn arguments_that_a_library_rejects_are_an_error_of_the_request() {
             &misbehaving(),
             "refuses",
             "",
-            "'refuses' refuses them: never",
+            "rejected by 'refuses': never",
         ),
         (&misbehaving(), "fail", "", "did you mean 'fails'?"),
     ] {
@@ -206,7 +206,11 @@ fn a_processor_that_breaks_the_rules_fails_its_own_request_and_is_named() {
     for (name, arguments, words) in [
         ("fails", "3", "enough after 3 tokens"),
         ("fails_batched", "0", "enough after 0 tokens"),
-        ("fails_silently", "", "it gives no reason for status -3"),
+        (
+            "fails_silently",
+            "",
+            "it returned status -3 without a reason",
+        ),
         ("shouts", "", "xxxx"),
         ("writes_before", "", "it wrote outside of the logits"),
         ("writes_behind", "", "it wrote outside of the logits"),
@@ -218,12 +222,12 @@ fn a_processor_that_breaks_the_rules_fails_its_own_request_and_is_named() {
         (
             "makes_nan",
             "",
-            "it made the logit of token 5 NaN; a logit is",
+            "it set the logit of token 5 to NaN; a logit must",
         ),
         (
             "makes_infinity",
             "",
-            "it made the logit of token 5 inf; a logit is",
+            "it set the logit of token 5 to inf; a logit must",
         ),
     ] {
         let error = alone(&processors, &Ask::new(1).named(name, arguments)).expect_err(words);
@@ -296,32 +300,32 @@ fn a_bad_library_is_rejected_with_the_reason() {
         (empty, "does not export inflight_get_logits_processors()"),
         (
             bad_table("VERSION"),
-            "made for version 1 of inflight_logits_processor.h, and this is version 2",
+            "built for version 1 of inflight_logits_processor.h, but this backend needs version 2",
         ),
-        (bad_table("NO_TABLE"), "gives no table"),
-        (bad_table("EMPTY"), "0 processors; 1 to 1024 are possible"),
+        (bad_table("NO_TABLE"), "does not return a valid table"),
+        (bad_table("EMPTY"), "0 processors; allowed are 1 to 1024"),
         (bad_table("MANY"), "4000000000 processors"),
-        (bad_table("NO_PROCESSORS"), "has no processors"),
+        (
+            bad_table("NO_PROCESSORS"),
+            "pointer to processors is invalid",
+        ),
         (bad_table("NO_NAME"), "processor 0: it has no name"),
         (
             bad_table("EMPTY_NAME"),
-            "processor 0: its name is not a text of 1 to 256 bytes",
+            "processor 0: its name is not 1 to 256 bytes",
         ),
-        (
-            bad_table("TWICE"),
-            "it has a processor 'one', and there is one of this name already",
-        ),
+        (bad_table("TWICE"), "there is already a processor 'one'"),
         (
             bad_table("BUILT_IN"),
-            "it has a processor 'ban_tokens', and there is",
+            "there is already a processor 'ban_tokens'",
         ),
         (
             bad_table("NEITHER"),
-            "'one' must have one of process and process_batch",
+            "'one' must set exactly one of process and process_batch",
         ),
         (
             bad_table("BOTH"),
-            "'one' must have one of process and process_batch",
+            "'one' must set exactly one of process and process_batch",
         ),
     ] {
         let error = PostProcessors::with_library(&library)

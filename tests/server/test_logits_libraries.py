@@ -81,19 +81,19 @@ def test_the_examples_do_what_they_document(libraries):
 @pytest.mark.parametrize(
     "model, name, arguments, words",
     [
-        ("c", "at_most", "many", "'at_most' refuses them: 'many' is not TOKEN COUNT"),
+        ("c", "at_most", "many", "rejected by 'at_most': 'many' is not TOKEN COUNT"),
         ("rust", "avoid_recent", "0", "'0' is not a number of tokens, 1 or above"),
         ("rust", "avoid_recent", "5000", "logits post-processor 'avoid_recent': there are only 1536 tokens"),
         ("c", "avoid_lost", "", "did you mean 'avoid_last'?"),
-        ("rogue", "refuses", "", "'refuses' refuses them: never"),
+        ("rogue", "refuses", "", "rejected by 'refuses': never"),
         ("rogue", "fails", "3", "logits post-processor 'fails': enough after 3 tokens"),
         ("rogue", "fails_batched", "3", "logits post-processor 'fails_batched': enough after 3 tokens"),
-        ("rogue", "fails_silently", "", "it gives no reason for status -3"),
+        ("rogue", "fails_silently", "", "it returned status -3 without a reason"),
         ("rogue", "shouts", "", "xxxx"),
         ("rogue", "writes_before", "", "'writes_before': it wrote outside of the logits"),
         ("rogue", "writes_behind", "", "'writes_behind': it wrote outside of the logits"),
         ("rogue", "writes_behind_batched", "", "it wrote outside of the logits"),
-        ("rogue", "makes_nan", "", "it made the logit of token 5 NaN"),
+        ("rogue", "makes_nan", "", "it set the logit of token 5 to NaN"),
         ("rogue", "rules_all_out", "", "no token is allowed: the logits post-processor"),
     ],
 )
@@ -274,7 +274,7 @@ def test_a_library_is_opened_and_closed_with_its_model(repository):
 
         compile_c(BAD_TABLE, folder / "new.so", "-DWRONG=VERSION")
         os.replace(folder / "new.so", library)
-        assert "made for version 1 of inflight_logits_processor.h" in server.load("model")
+        assert "built for version 1 of inflight_logits_processor.h" in server.load("model")
         library.write_text("This is no library.")
         assert "file too short" in server.load("model")
         library.unlink()

@@ -106,8 +106,8 @@ def test_concurrent_requests_get_what_they_get_alone(server):
     "given, words",
     [
         (named("force_token", {"tokens": [1]}), "did you mean 'force_tokens'?"),
-        (named("sing"), "there are 'force_tokens', 'ban_tokens'"),
-        (named("force_tokens"), "is not what 'force_tokens' takes"),
+        (named("sing"), "the names are 'force_tokens', 'ban_tokens'"),
+        (named("force_tokens"), "is not valid for 'force_tokens', which takes"),
         (named("force_tokens", "{"), "EOF"),
         (named("ban_tokens", {"tokens": [5], "count": 2}), "unknown field `count`"),
         (named("ban_tokens", {"tokens": [1536]}), "0 to 1535"),

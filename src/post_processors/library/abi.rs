@@ -1,11 +1,11 @@
-//! `include/inflight_logits_processor.h` as Rust types. What each field is stands there.
+//! Rust types of `include/inflight_logits_processor.h`, which documents the fields.
 
 use std::ffi::{CStr, c_char, c_void};
 
 pub(super) const ABI_VERSION: u32 = 2;
 pub(super) const ERROR_SIZE: usize = 512;
 pub(super) const MAX_PROCESSORS: u32 = 1024;
-/// The function that a library exports.
+/// Name of the function that a library exports.
 pub(super) const ENTRY_POINT: &CStr = c"inflight_get_logits_processors";
 
 #[repr(C)]
@@ -71,7 +71,7 @@ mod tests {
 
     use super::*;
 
-    /// Has the C compiler compare the header with the types of this file.
+    /// Lets the C compiler compare the header with the types of this file.
     #[test]
     fn types_match_the_c_header() {
         let mut source = String::from("#include \"inflight_logits_processor.h\"\n");

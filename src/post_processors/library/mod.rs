@@ -1,7 +1,7 @@
-//! A user's shared library: opened, looked through, called, closed. The only part of this room that is unsafe.
+//! A user's shared library: loads, checks, calls and closes it. The only unsafe part of this room.
 //!
-//! What is safe here is so as far as the library keeps the contract of `include/inflight_logits_processor.h`: who may
-//! write a config.pbtxt may run code in the server.
+//! Soundness depends on the library keeping the contract of `include/inflight_logits_processor.h`: whoever can write a
+//! config.pbtxt can run code in the server.
 
 mod abi;
 
@@ -20,15 +20,15 @@ struct Library {
     handle: NonNull<c_void>,
 }
 
-// SAFETY: the handle is only closed with, once, and that may be done on any thread.
+// SAFETY: the handle may be closed on any thread, and is closed only once.
 unsafe impl Send for Library {}
-// SAFETY: nothing can be done with a shared reference.
+// SAFETY: a shared reference only allows `dlsym`, which is thread-safe.
 unsafe impl Sync for Library {}
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // SAFETY: the handle is of `dlopen`, and closed here only. Whatever is called in the library holds
-        // an `Arc` of this.
+        // SAFETY: the handle comes from `dlopen` and is closed only here. All callers of the library hold an `Arc` of
+        // this.
         unsafe { libc::dlclose(self.handle.as_ptr()) };
     }
 }
@@ -36,13 +36,13 @@ impl Drop for Library {
 impl Library {
     fn open(path: &Path) -> Result<Self, String> {
         let path = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
-        // SAFETY: the path is a C string. What the library does when it is opened is its user's choice.
+        // SAFETY: the path is a C string. The user chose the library and so the code that it runs when loaded.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         let handle = NonNull::new(handle).ok_or_else(last_error)?;
         Ok(Self { handle })
     }
 
-    /// The table that the library gives.
+    /// The table of processors that the library returns.
     fn table(&self) -> Result<NonNull<abi::Table>, String> {
         let name = abi::ENTRY_POINT;
         // SAFETY: the handle is open and the name a C string.
@@ -52,57 +52,57 @@ impl Library {
             let error = last_error();
             return Err(format!("it does not export {name}(): {error}"));
         }
-        // SAFETY: the header says what the function of this name is.
+        // SAFETY: the header defines the type of the function with this name.
         let get_table: abi::GetTable = unsafe { std::mem::transmute(symbol) };
-        // SAFETY: as the header says, once for each load.
+        // SAFETY: the header allows one call per load.
         let table = unsafe { get_table() }.cast_mut();
         NonNull::new(table)
             .filter(|table| table.is_aligned())
-            .ok_or_else(|| format!("{name}() gives no table"))
+            .ok_or_else(|| format!("{name}() does not return a valid table"))
     }
 }
 
-/// What the last call of `dlopen` or `dlsym` on this thread complained about.
+/// The error of the last `dlopen` or `dlsym` call on this thread.
 fn last_error() -> String {
-    // SAFETY: always allowed; the text is this thread's until its next call.
+    // SAFETY: always allowed; the text is valid until this thread's next call.
     let error = unsafe { libc::dlerror() };
     if error.is_null() {
-        return "no reason is given".to_owned();
+        return "unknown error".to_owned();
     }
-    // SAFETY: it is not null, so it is a C string.
+    // SAFETY: a non-null result is a C string.
     let error = unsafe { CStr::from_ptr(error) };
     error.to_string_lossy().into_owned()
 }
 
-/// Opens a library, and gives its processors in the order of its table.
+/// Opens a library. Returns its processors in the order of its table.
 ///
 /// # Errors
-/// It cannot be opened, or its table is not what the header says.
+/// The library cannot be opened, or its table does not conform to the header.
 pub(super) fn open(path: &Path) -> Result<Vec<Arc<ForeignProcessor>>, String> {
     let library = Arc::new(Library::open(path)?);
     let table = library.table()?.as_ptr();
-    // SAFETY: every version of the table begins with its version.
+    // SAFETY: every version of the table starts with its version.
     let version = unsafe { (&raw const (*table).abi_version).read() };
     if version != abi::ABI_VERSION {
         return Err(format!(
-            "it was made for version {version} of inflight_logits_processor.h, and this is version {}; \
-             compile it anew",
+            "it was built for version {version} of inflight_logits_processor.h, but this backend needs version {}; \
+             rebuild it",
             abi::ABI_VERSION
         ));
     }
-    // SAFETY: a table of this version has all the fields, and stays as it is.
+    // SAFETY: a table of this version has all fields and does not change.
     let table = unsafe { &*table };
     let num_processors = table.num_processors;
     if !(1..=abi::MAX_PROCESSORS).contains(&num_processors) {
         return Err(format!(
-            "its table has {num_processors} processors; 1 to {} are possible",
+            "its table has {num_processors} processors; allowed are 1 to {}",
             abi::MAX_PROCESSORS
         ));
     }
     if table.processors.is_null() || !table.processors.is_aligned() {
-        return Err("its table has no processors".to_owned());
+        return Err("the table's pointer to processors is invalid".to_owned());
     }
-    // SAFETY: the header says that there are so many, and that they stay.
+    // SAFETY: by the header, the array has this length and stays valid.
     let processors = unsafe { slice::from_raw_parts(table.processors, num_processors as usize) };
     let processors = processors.iter().enumerate();
     processors
@@ -110,7 +110,7 @@ pub(super) fn open(path: &Path) -> Result<Vec<Arc<ForeignProcessor>>, String> {
             let name = name_of(processor).map_err(|error| format!("processor {n}: {error}"))?;
             if processor.process.is_some() == processor.process_batch.is_some() {
                 return Err(format!(
-                    "processor '{name}' must have one of process and process_batch"
+                    "processor '{name}' must set exactly one of process and process_batch"
                 ));
             }
             Ok(Arc::new(ForeignProcessor {
@@ -127,12 +127,12 @@ fn name_of(processor: &abi::Processor) -> Result<String, String> {
     if processor.name.is_null() {
         return Err("it has no name".to_owned());
     }
-    // SAFETY: the header says that it is a C string, and stays.
+    // SAFETY: by the header, the name is a C string and stays valid.
     let name = unsafe { CStr::from_ptr(processor.name) };
     match name.to_str() {
         Ok(name) if (1..=MAX_NAME_BYTES).contains(&name.len()) => Ok(name.to_owned()),
         _ => Err(format!(
-            "its name is not a text of 1 to {MAX_NAME_BYTES} bytes of UTF-8"
+            "its name is not 1 to {MAX_NAME_BYTES} bytes of UTF-8"
         )),
     }
 }
@@ -141,12 +141,12 @@ fn name_of(processor: &abi::Processor) -> Result<String, String> {
 pub(super) struct ForeignProcessor {
     name: String,
     raw: abi::Processor,
-    /// Open for as long as anything of it can be called.
+    /// Keeps the library open while the processor can be called.
     _library: Arc<Library>,
 }
 
-// SAFETY: the header demands that its functions may be called on any thread, several at the same time. Its
-// pointers are handed to them, and not looked at.
+// SAFETY: by the header, the functions can be called on any thread, also concurrently. The pointers are only passed to
+// them.
 unsafe impl Send for ForeignProcessor {}
 // SAFETY: as above.
 unsafe impl Sync for ForeignProcessor {}
@@ -156,12 +156,12 @@ impl ForeignProcessor {
         &self.name
     }
 
-    /// Whether it takes all requests of a step at once.
+    /// Whether the processor handles all requests of a step in one call.
     pub(super) fn is_batched(&self) -> bool {
         self.raw.process_batch.is_some()
     }
 
-    /// Makes the state of a request.
+    /// Creates the state of a request.
     pub(super) fn create(
         self: &Arc<Self>,
         ids: Ids<'_>,
@@ -179,7 +179,7 @@ impl ForeignProcessor {
                 vocab_size,
             };
             let mut error = ErrorText::default();
-            // SAFETY: all pointers are good for the call, and the library is open.
+            // SAFETY: all pointers are valid during the call, and the library is open.
             let status =
                 unsafe { create(self.raw.context, &request, &mut raw, error.as_mut_ptr()) };
             error.result(status)?;
@@ -190,8 +190,8 @@ impl ForeignProcessor {
         })
     }
 
-    /// Has the logits of one token processed: as a batch of one, if it takes batches. Nothing else may be done
-    /// with its state meanwhile.
+    /// Processes the logits of one token, as a batch of one if the processor is batched. The caller must have exclusive
+    /// access to the row's state.
     pub(super) fn process(&self, mut row: Row<'_>) -> Result<(), String> {
         let Some(process) = self.raw.process else {
             let results = self.process_batch(slice::from_mut(&mut row));
@@ -199,23 +199,23 @@ impl ForeignProcessor {
         };
         let mut error = ErrorText::default();
         let mut entry = row.entry(&mut error);
-        // SAFETY: the entry's pointers are good for the call, the logits are borrowed for nobody else, and
-        // the library is open.
+        // SAFETY: the entry's pointers are valid during the call, the logits are borrowed exclusively, and the library
+        // is open.
         let status = unsafe { process(self.raw.context, &mut entry) };
         error.result(status)
     }
 
-    /// Has the logits of several tokens processed, one result each. Nothing else may be done with their states
-    /// meanwhile.
+    /// Processes the logits of several tokens. Returns one result per row. The caller must have exclusive access to the
+    /// rows' states.
     ///
     /// # Panics
-    /// Unless it is batched.
+    /// The processor is not batched.
     pub(super) fn process_batch(&self, rows: &mut [Row<'_>]) -> Vec<Result<(), String>> {
-        let process = self.raw.process_batch.expect("it takes all at once");
+        let process = self.raw.process_batch.expect("the processor is batched");
         let mut errors = vec![ErrorText::default(); rows.len()];
         let rows = rows.iter_mut().zip(&mut errors);
         let mut entries: Vec<_> = rows.map(|(row, error)| row.entry(error)).collect();
-        // SAFETY: as in `process`, for each of the entries.
+        // SAFETY: as in `process`, for each entry.
         unsafe { process(self.raw.context, entries.as_mut_ptr(), entries.len()) };
         let statuses = entries.iter().map(|entry| entry.status);
         let results = statuses.zip(&errors);
@@ -225,13 +225,13 @@ impl ForeignProcessor {
     }
 }
 
-/// What a processor keeps of a request.
+/// A processor's state for one request.
 pub(super) struct State {
     processor: Arc<ForeignProcessor>,
     raw: *mut c_void,
 }
 
-// SAFETY: the header says that it moves between threads.
+// SAFETY: by the header, the state may move between threads.
 unsafe impl Send for State {}
 
 impl Drop for State {
@@ -239,22 +239,22 @@ impl Drop for State {
         let ForeignProcessor { raw, .. } = &*self.processor;
         // Without `create` there is nothing to destroy.
         if let (Some(_), Some(destroy)) = (raw.create, raw.destroy) {
-            // SAFETY: `create` has made it, and nothing uses it after this. The library is open.
+            // SAFETY: `create` made the state, and nothing uses it afterwards. The library is open.
             unsafe { destroy(raw.context, self.raw) };
         }
     }
 }
 
-/// Whose logits they are.
+/// The ids of the request whose logits are processed.
 #[derive(Clone, Copy)]
 pub(super) struct Ids<'a> {
     pub(super) sequence: SequenceId,
-    /// What its client calls it.
+    /// The client's request id.
     pub(super) client_request: Option<&'a CStr>,
     pub(super) client: Option<ClientId>,
 }
 
-/// A token that is to be chosen.
+/// A token to be chosen: its logits and its context.
 pub(super) struct Row<'a> {
     pub(super) ids: Ids<'a>,
     pub(super) beam: u32,
@@ -278,7 +278,7 @@ impl Row<'_> {
             num_tokens: self.tokens.len() as u32,
             vocab_size,
             tokens: self.tokens.as_ptr(),
-            // Of the whole memory, so that a write to a guard is no more than that.
+            // Derived from the whole allocation, so that a write to a guard stays within it.
             logits: memory.as_mut_ptr().wrapping_add(start),
             stream: ptr::null_mut(),
             state: self.state.raw,
@@ -288,7 +288,7 @@ impl Row<'_> {
     }
 }
 
-/// Where a processor writes why it cannot go on.
+/// The buffer into which a processor writes its error.
 #[derive(Clone)]
 struct ErrorText([c_char; abi::ERROR_SIZE]);
 
@@ -303,7 +303,7 @@ impl ErrorText {
         self.0.as_mut_ptr()
     }
 
-    /// What came of a call that gave `status`.
+    /// The result of a call that returned `status`.
     fn result(&self, status: i32) -> Result<(), String> {
         if status == 0 {
             return Ok(());
@@ -312,7 +312,7 @@ impl ErrorText {
         let end = bytes.iter().position(|&byte| byte == 0);
         let text = String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]);
         Err(match text.trim() {
-            "" => format!("it gives no reason for status {status}"),
+            "" => format!("it returned status {status} without a reason"),
             text => text.to_owned(),
         })
     }
