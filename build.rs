@@ -1,10 +1,9 @@
-//! Hides what dependencies would export from the shared library beside its entry points.
+//! Hides the C functions of dependencies, so that the shared library exports only its entry points.
 //!
-//! The C interface of the grammar parser comes along with the Rust one, and rustc exports every function of C from a
-//! `cdylib`, whoever it is of (rust-lang/rust issue 73958). A second version script hides those that
-//! `hidden_symbols.map` names. That is understood by LLD, rustc's own linker on x86-64 Linux, and refused by GNU ld: with
-//! another linker the library exports a few functions more, which nobody calls, since the server opens every backend
-//! in a name space of its own.
+//! The grammar parser has a C interface besides the Rust one, and rustc exports the C functions of all dependencies from
+//! a `cdylib` (rust-lang/rust issue 73958). A second version script hides the functions listed in `hidden_symbols.map`.
+//! LLD, rustc's bundled linker on x86-64 Linux, accepts a second version script; GNU ld does not. With another linker the
+//! library exports these functions too, which is harmless: the server loads every backend with its own symbol scope.
 
 use std::env;
 use std::path::PathBuf;
@@ -18,7 +17,7 @@ fn main() {
     }
 }
 
-/// Whether rustc has a linker of its own for this target, and nothing asks for another one.
+/// Whether rustc uses its bundled LLD for this target and no setting selects another linker.
 fn is_linked_by_lld() -> bool {
     const TARGET: &str = "x86_64-unknown-linux-gnu";
     let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();

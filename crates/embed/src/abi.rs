@@ -1,4 +1,4 @@
-//! The header's types, and what is read from them.
+//! The types of the C header, and their conversion from C.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::slice;
@@ -9,7 +9,7 @@ use triton_inflight::manager::{HostTensor, HostTensors, TensorRequest, TensorTyp
 pub(crate) const VERSION: u32 = 1;
 const ERROR_SIZE: usize = 512;
 const MAX_DIMS: u32 = 8;
-/// More than a request can have by name.
+/// Maximum number of tensors in a request: more than there are known names.
 const MAX_TENSORS: u64 = 256;
 
 /// `inflight_tensor`
@@ -56,10 +56,10 @@ pub struct Batch(pub(crate) Vec<TensorRequest>);
 #[derive(Default)]
 pub struct Stops(pub(crate) Vec<SequenceId>);
 
-/// Copies a request; `None` if it is not what the header says.
+/// Copies a request. Returns None if it violates the header.
 ///
 /// # Safety
-/// Its pointers are good, and of as many elements as it says.
+/// All pointers must be null, or valid for the number of elements that the request states.
 pub(crate) unsafe fn read_request(request: &Request) -> Option<TensorRequest> {
     let has_tensors = request.num_tensors > 0;
     if request.num_tensors > MAX_TENSORS || has_tensors && request.tensors.is_null() {
@@ -67,10 +67,10 @@ pub(crate) unsafe fn read_request(request: &Request) -> Option<TensorRequest> {
     }
     let mut tensors = HostTensors::new();
     if has_tensors {
-        // SAFETY: there are so many.
+        // SAFETY: not null, and valid for `num_tensors` by this function's contract.
         let all = unsafe { slice::from_raw_parts(request.tensors, request.num_tensors as usize) };
         for tensor in all {
-            // SAFETY: its pointers are good.
+            // SAFETY: its pointers are valid by this function's contract.
             let (name, tensor) = unsafe { read_tensor(tensor) }?;
             if tensors.insert(name, tensor).is_some() {
                 return None;
@@ -86,7 +86,7 @@ pub(crate) unsafe fn read_request(request: &Request) -> Option<TensorRequest> {
 }
 
 /// # Safety
-/// As [`read_request`].
+/// As for [`read_request`].
 unsafe fn read_tensor(tensor: &CTensor) -> Option<(String, HostTensor)> {
     let data_type = TensorType::ALL
         .into_iter()
@@ -98,16 +98,16 @@ unsafe fn read_tensor(tensor: &CTensor) -> Option<(String, HostTensor)> {
     if tensor.name.is_null() || tensor.num_dims > MAX_DIMS || is_invalid {
         return None;
     }
-    // SAFETY: it is a C string.
+    // SAFETY: not null, so a C string by this function's contract.
     let name = unsafe { CStr::from_ptr(tensor.name) }.to_str().ok()?;
     let shape = match tensor.num_dims {
         0 => Vec::new(),
-        // SAFETY: there are so many.
+        // SAFETY: not null, and valid for `num_dims` by this function's contract.
         num => unsafe { slice::from_raw_parts(tensor.shape, num as usize) }.to_vec(),
     };
     let bytes = match num_bytes {
         0 => Vec::new(),
-        // SAFETY: there are so many.
+        // SAFETY: not null, and valid for `num_bytes` by this function's contract.
         _ => unsafe { slice::from_raw_parts(tensor.data.cast::<u8>(), num_bytes) }.to_vec(),
     };
     let tensor = HostTensor {
@@ -118,10 +118,10 @@ unsafe fn read_tensor(tensor: &CTensor) -> Option<(String, HostTensor)> {
     Some((name.to_owned(), tensor))
 }
 
-/// Writes a text that is cut where there is no more room.
+/// Writes `text` to `error`, truncated to fit.
 ///
 /// # Safety
-/// `error` is null, or has room for `ERROR_SIZE` bytes.
+/// `error` must be null, or valid for writes of `ERROR_SIZE` bytes.
 pub(crate) unsafe fn write_error(text: &str, error: *mut c_char) {
     if error.is_null() {
         return;
@@ -130,7 +130,7 @@ pub(crate) unsafe fn write_error(text: &str, error: *mut c_char) {
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    // SAFETY: there is room for it and the zero behind it, and it is ours.
+    // SAFETY: the buffer has room for the text and its terminating zero.
     unsafe {
         error.copy_from_nonoverlapping(text.as_ptr().cast(), end);
         error.add(end).write(0);

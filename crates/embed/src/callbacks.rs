@@ -1,4 +1,4 @@
-//! An application's functions, called as the batch manager calls back.
+//! Forwards the batch manager's callbacks to the application's C functions.
 
 use std::ffi::{CString, c_void};
 
@@ -7,15 +7,15 @@ use triton_inflight::manager::{HostTensor, HostTensors, TensorCallbacks, TensorR
 
 use crate::abi::{Batch, CTensor, Callbacks, Stops};
 
-/// The functions, of which those that must be there are.
+/// The application's callbacks. The required ones are not null.
 pub(crate) struct CCallbacks(Callbacks);
 
-// SAFETY: the header says that they are called on the manager's thread.
+// SAFETY: by the header, callbacks are called on the manager's thread.
 unsafe impl Send for CCallbacks {}
 
 impl CCallbacks {
     /// # Safety
-    /// The functions are what the header says, and stay, with their context, as long as this does.
+    /// The functions must conform to the header and, like their context, outlive this value.
     pub(crate) unsafe fn new(callbacks: Callbacks) -> Result<Self, String> {
         for (name, is_set) in [
             ("get_requests", callbacks.get_requests.is_some()),
@@ -43,9 +43,9 @@ impl TensorCallbacks for CCallbacks {
         let get = self.0.get_requests?;
         let max = i32::try_from(max_num_requests).unwrap_or(i32::MAX);
         let mut batch = Batch::default();
-        // SAFETY: as the header says; the batch is good for the call.
-        let is_over = unsafe { get(self.context(), max, &mut batch) } != 0;
-        (!is_over || !batch.0.is_empty()).then_some(batch.0)
+        // SAFETY: the function conforms to the header; the batch is valid during the call.
+        let is_last = unsafe { get(self.context(), max, &mut batch) } != 0;
+        (!is_last || !batch.0.is_empty()).then_some(batch.0)
     }
 
     fn send_response(
@@ -70,7 +70,7 @@ impl TensorCallbacks for CCallbacks {
         };
         let tensors: Vec<_> = names.iter().zip(tensors.values()).map(tensor).collect();
         let error = c_text(error);
-        // SAFETY: as the header says; all pointers are good for the call.
+        // SAFETY: the function conforms to the header; all pointers are valid during the call.
         unsafe {
             send(
                 self.context(),
@@ -85,7 +85,7 @@ impl TensorCallbacks for CCallbacks {
 
     fn reject_duplicate(&mut self, duplicate: TensorRequest) {
         if let Some(reject) = self.0.reject_duplicate {
-            // SAFETY: as the header says.
+            // SAFETY: the function conforms to the header.
             unsafe { reject(self.context(), duplicate.id.0) };
         }
     }
@@ -93,7 +93,7 @@ impl TensorCallbacks for CCallbacks {
     fn poll_stop_signals(&mut self) -> Vec<SequenceId> {
         let mut stops = Stops::default();
         if let Some(poll) = self.0.poll_stop_signals {
-            // SAFETY: as the header says; the stops are good for the call.
+            // SAFETY: the function conforms to the header; `stops` is valid during the call.
             unsafe { poll(self.context(), &mut stops) };
         }
         stops.0
@@ -102,13 +102,13 @@ impl TensorCallbacks for CCallbacks {
     fn return_stats(&mut self, json: &str) {
         if let Some(return_stats) = self.0.return_stats {
             let json = c_text(json);
-            // SAFETY: as the header says; the text is good for the call.
+            // SAFETY: the function conforms to the header; the text is valid during the call.
             unsafe { return_stats(self.context(), json.as_ptr()) };
         }
     }
 }
 
-/// A text for C, without the zeros that it cannot have.
+/// A C string of `text` without its zero bytes.
 fn c_text(text: &str) -> CString {
     let bytes = text.bytes().filter(|byte| *byte != 0);
     CString::new(bytes.collect::<Vec<_>>()).unwrap_or_default()

@@ -1,8 +1,8 @@
-//! `include/inflight_batch_manager.h`: the batch manager with callbacks in C. What everything is stands there.
+//! The batch manager's C interface. `include/inflight_batch_manager.h` documents it.
 //!
 //! ```text
 //! abi.rs          the header's types
-//! callbacks.rs    an application's functions as `TensorCallbacks`
+//! callbacks.rs    the application's functions as `TensorCallbacks`
 //! lib.rs          the exported functions
 //! ```
 
@@ -17,13 +17,13 @@ use triton_inflight::manager::{ManagerOptions, ManagerThread, TensorLayer};
 use abi::{Batch, Stops};
 use callbacks::CCallbacks;
 
-/// A manager that serves an application.
+/// A batch manager of an application.
 pub struct Manager(ManagerThread);
 
-/// Makes a manager, see the header.
+/// Creates a manager; see the header.
 ///
 /// # Safety
-/// As the header says.
+/// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inflight_batch_manager_create(
     options: *const c_char,
@@ -34,18 +34,18 @@ pub unsafe extern "C" fn inflight_batch_manager_create(
         if options.is_null() || callbacks.is_null() {
             return Err("options and callbacks may not be NULL".to_owned());
         }
-        // SAFETY: it is a C string.
+        // SAFETY: not null, so a C string by the header.
         let options = unsafe { CStr::from_ptr(options) };
-        // SAFETY: all versions begin with their version.
+        // SAFETY: every version of the struct starts with its version.
         let version = unsafe { (&raw const (*callbacks).version).read() };
         if version != abi::VERSION {
             return Err(format!(
-                "the application was made for version {version} of inflight_batch_manager.h, and this is \
-                 version {}; compile it anew",
+                "the application was built for version {version} of inflight_batch_manager.h, but this library has \
+                 version {}; rebuild the application",
                 abi::VERSION
             ));
         }
-        // SAFETY: callbacks of this version have all the fields.
+        // SAFETY: callbacks of this version have all fields.
         let callbacks = unsafe { CCallbacks::new(*callbacks) }?;
         let options = options.to_str().map_err(|error| error.to_string())?;
         let options = ManagerOptions::parse(options).map_err(|error| error.to_string())?;
@@ -55,52 +55,52 @@ pub unsafe extern "C" fn inflight_batch_manager_create(
         let thread = thread.map_err(|error| error.to_string())?;
         Ok(Box::new(Manager(thread)))
     };
-    let created =
-        catch_unwind(AssertUnwindSafe(create)).unwrap_or_else(|_| Err("it panicked".to_owned()));
+    let created = catch_unwind(AssertUnwindSafe(create))
+        .unwrap_or_else(|_| Err("the batch manager panicked".to_owned()));
     match created {
         Ok(manager) => Box::into_raw(manager),
         Err(reason) => {
-            // SAFETY: it has room for as many bytes.
+            // SAFETY: by the header, `error` has room for the text.
             unsafe { abi::write_error(&reason, error) };
             std::ptr::null_mut()
         }
     }
 }
 
-/// Wakes a manager, see the header.
+/// Wakes a manager; see the header.
 ///
 /// # Safety
-/// `manager` is one that was created and not destroyed.
+/// `manager` must be null, or a live manager.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inflight_batch_manager_wake(manager: *mut Manager) {
-    // SAFETY: it is null, or alive.
+    // SAFETY: null, or a live manager.
     if let Some(manager) = unsafe { manager.as_ref() } {
         manager.0.wake();
     }
 }
 
-/// Waits for a manager whose application has no more requests, see the header.
+/// Waits until a manager has no more requests, and frees it; see the header.
 ///
 /// # Safety
-/// `manager` is null, or one that was created and neither joined nor destroyed.
+/// `manager` must be null, or a live manager.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inflight_batch_manager_join(manager: *mut Manager) -> i32 {
-    // SAFETY: as this function's.
+    // SAFETY: the same contract as this function's.
     unsafe { end(manager, ManagerThread::join) }
 }
 
-/// Ends a manager, see the header.
+/// Closes and frees a manager; see the header.
 ///
 /// # Safety
-/// `manager` is null, or one that was created and neither joined nor destroyed.
+/// `manager` must be null, or a live manager.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inflight_batch_manager_destroy(manager: *mut Manager) -> i32 {
-    // SAFETY: as this function's.
+    // SAFETY: the same contract as this function's.
     unsafe { end(manager, ManagerThread::close) }
 }
 
 /// # Safety
-/// `manager` is null, or one that was created and not ended.
+/// `manager` must be null, or a live manager.
 unsafe fn end(
     manager: *mut Manager,
     end: fn(ManagerThread) -> Result<(), triton_inflight::base::StepError>,
@@ -108,27 +108,27 @@ unsafe fn end(
     if manager.is_null() {
         return 0;
     }
-    // SAFETY: it was made by `Box::into_raw`, and nobody uses it after this.
+    // SAFETY: the pointer comes from `Box::into_raw`, and the caller gives up the manager.
     let manager = unsafe { Box::from_raw(manager) };
     let ended = catch_unwind(AssertUnwindSafe(|| end(manager.0)));
     i32::from(!matches!(ended, Ok(Ok(()))))
 }
 
-/// Adds a request, see the header.
+/// Adds a request; see the header.
 ///
 /// # Safety
-/// As the header says.
+/// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inflight_batch_add(
     batch: *mut Batch,
     request: *const abi::Request,
 ) -> i32 {
-    // SAFETY: each is null, or good for the call.
+    // SAFETY: each is null, or valid during the call.
     let (Some(batch), Some(request)) = (unsafe { batch.as_mut() }, unsafe { request.as_ref() })
     else {
         return 1;
     };
-    // SAFETY: its pointers are good for the call.
+    // SAFETY: its pointers are valid during the call.
     match catch_unwind(AssertUnwindSafe(|| unsafe { abi::read_request(request) })) {
         Ok(Some(request)) => {
             batch.0.push(request);
@@ -138,13 +138,13 @@ pub unsafe extern "C" fn inflight_batch_add(
     }
 }
 
-/// Adds a request that is to be stopped, see the header.
+/// Adds a request to stop; see the header.
 ///
 /// # Safety
-/// As the header says.
+/// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inflight_stops_add(stops: *mut Stops, request_id: u64) {
-    // SAFETY: it is null, or good for the call.
+    // SAFETY: null, or valid during the call.
     if let Some(stops) = unsafe { stops.as_mut() } {
         stops.0.push(triton_inflight::base::SequenceId(request_id));
     }

@@ -1,4 +1,4 @@
-//! An application in C over the batch manager: compiled, linked with the archive, and run.
+//! Compiles a C application of the batch manager, links it with the static library, and runs it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ fn fixture() -> PathBuf {
     root().join("tests/fixtures/qwen3")
 }
 
-/// The archive that cargo has made with this test; of several, the latest.
+/// The static library that cargo built with this test: the latest, if there are several.
 fn archive() -> PathBuf {
     let test = std::env::current_exe().expect("the test has a path");
     let folder = test.parent().expect("a file lies in a folder");
@@ -45,9 +45,9 @@ fn archive() -> PathBuf {
     latest.expect("cargo makes the archive").path()
 }
 
-/// A program of one source in C, or in C++.
+/// Builds a program from one C or C++ source.
 fn program(compiler: &str, source: &Path, options: &[&str]) -> PathBuf {
-    // Tests make the same one at the same time.
+    // Named after the test, because tests build the same program concurrently.
     let test = std::thread::current();
     let test = test.name().unwrap_or_default().to_owned();
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
@@ -71,7 +71,7 @@ fn ids(text: &str) -> Vec<TokenId> {
     words.filter_map(|word| word.parse().ok()).collect()
 }
 
-/// What each prompt is followed by, from the manager itself.
+/// The tokens that the manager itself generates for each prompt.
 fn expected() -> Vec<Vec<TokenId>> {
     let options = format!(r#"{{"gpt_model_path": "{}"}}"#, fixture().display());
     let options = ManagerOptions::parse(&options).expect("good options");
@@ -91,7 +91,7 @@ fn expected() -> Vec<Vec<TokenId>> {
             }
         }
     }
-    // An end id would end the application's request.
+    // An end id would end the application's request early.
     let has_end = |answer: &Vec<TokenId>| answer.iter().any(|id| model.end_ids.contains(id));
     assert!(!answers.iter().any(has_end), "{answers:?}");
     answers
