@@ -221,7 +221,7 @@ impl Beams {
         let num_tokens = num_before + Tokens(1);
         let end = |it: &Continuation| {
             let token = it.candidate.token;
-            let by_token = first.tokens().finish_reason(token, num_tokens);
+            let by_token = self.tokens(first.tokens(), it.beam).finish_reason(token);
             by_token.or_else(|| {
                 let by_text = self.paths[it.beam].ends_with(token);
                 by_text.then_some(FinishReason::StopWords)

@@ -37,7 +37,7 @@ impl NewRequest {
             id,
             client_id: None,
             prompt: prompt.into(),
-            stop: StopRule { max_new_tokens },
+            stop: StopRule::at_length(max_new_tokens),
             sampling: Arc::default(),
             priority: 0,
             reuse: ReuseOptions::default(),

@@ -41,8 +41,8 @@ impl SequenceTokens {
         Self {
             tokens,
             num_prompt_tokens,
-            endings: Endings::of(&request.sampling),
-            stop: request.stop,
+            endings: Endings::of(&request.sampling, &request.stop),
+            stop: request.stop.clone(),
             num_drafts: 0,
             sampling: Arc::clone(&request.sampling),
             outputs: request.outputs,
@@ -85,12 +85,13 @@ impl SequenceTokens {
     /// Appends a token. Returns why the sequence ends with it, if it does.
     #[inline]
     pub(super) fn push(&mut self, token: TokenId) -> Option<FinishReason> {
+        let is_last = self.num_generated() + Tokens(1) >= self.stop.max_new_tokens;
+        let reason = match is_last || self.endings.may_have(token) {
+            true => self.finish_reason(token),
+            false => None,
+        };
         self.tokens.push(token);
-        let num_generated = self.num_generated();
-        if num_generated < self.stop.max_new_tokens && !self.endings.may_have(token) {
-            return None;
-        }
-        self.finish_reason(token, num_generated)
+        reason
     }
 
     /// Appends a token that does not end the sequence.
@@ -98,13 +99,9 @@ impl SequenceTokens {
         self.tokens.push(token);
     }
 
-    /// Why the sequence would end with `token` as its `num_generated`-th token, if it would.
-    pub(super) fn finish_reason(
-        &self,
-        token: TokenId,
-        num_generated: Tokens,
-    ) -> Option<FinishReason> {
-        self.stop.after(&self.sampling, token, num_generated)
+    /// Why the sequence would end with `token` as its next token, if it would.
+    pub(super) fn finish_reason(&self, token: TokenId) -> Option<FinishReason> {
+        self.stop.after(&self.sampling, self.generated(), token)
     }
 
     /// The number of drafts behind the tokens.
@@ -164,6 +161,7 @@ impl SequenceTokens {
         Self {
             tokens,
             sampling: Arc::clone(&self.sampling),
+            stop: self.stop.clone(),
             ..*self
         }
     }

@@ -110,9 +110,7 @@ impl Ask {
             client_id: None,
             id,
             prompt: self.prompt.as_slice().into(),
-            stop: StopRule {
-                max_new_tokens: Tokens(self.max_new_tokens),
-            },
+            stop: StopRule::at_length(Tokens(self.max_new_tokens)),
             sampling: Arc::new(SamplingParams {
                 end_ids: if self.has_end_id {
                     vec![END_ID]
@@ -171,9 +169,7 @@ pub fn search_alone(ask: &Ask, search: BeamSearch, max_seq_len: Tokens) -> Searc
     let max_new_tokens = ask
         .max_new_tokens
         .min(max_seq_len.0 - ask.prompt.len() as u32);
-    let stop = StopRule {
-        max_new_tokens: Tokens(max_new_tokens),
-    };
+    let stop = StopRule::at_length(Tokens(max_new_tokens));
     let entry = |text: &[TokenId]| {
         let all = ask.prompt.iter().chain(text);
         all.fold(FIRST_ENTRY, |entry, &token| chain(entry, token))
@@ -212,7 +208,7 @@ pub fn search_alone(ask: &Ask, search: BeamSearch, max_seq_len: Tokens) -> Searc
             let last = beams[it.beam].1.last();
             let is_seven = last.is_some_and(|last| (last + token).is_multiple_of(7));
             let by_text = (ask.has_stop_text && is_seven).then_some(FinishReason::StopWords);
-            stop.after(&params, token, Tokens(len as u32)).or(by_text)
+            stop.after(&params, &beams[it.beam].1, token).or(by_text)
         };
         let selection = search.select(&scores, &named, end);
         let child = |it: &Continuation| {

@@ -21,7 +21,6 @@ use crate::backend::request::options::{NumSequences, RequestOptions};
 use crate::backend::request::prompt::Prompt;
 use crate::backend::response::answer::{AnswerFormat, AnswerPlan, Echo, Row};
 use crate::backend::response::answer_memory::{AnswerMemory, Needs};
-use crate::backend::response::stop_ids::StopIds;
 use crate::backend::response::text_stream::{BeamText, TextRules, TextStream};
 use crate::base::{ClientId, RequestError, SequenceId, TokenId, Tokens};
 use crate::config::{ModelConfig, OutputKind};
@@ -126,14 +125,10 @@ impl Admission {
                 returned: 1,
             },
         };
-        let stop_ids = StopIds::new(&options.stop_ids);
         let has_stop_words = !options.stop.is_empty();
         if sampling.beam_search.is_some() {
             let text = self.text_stream(has_stop_words, &options, &sampling, &prompt);
-            if text.is_some() || !stop_ids.is_empty() {
-                let text = BeamText::new(text, stop_ids.clone());
-                sampling.stop_text = Some(StopText(Arc::new(text)));
-            }
+            sampling.stop_text = text.map(|text| StopText(Arc::new(BeamText::new(text))));
         }
         let compilation = self.compilation(&options, &mut sampling)?;
         let post_processor = options.post_processor.named()?;
@@ -157,7 +152,7 @@ impl Admission {
             let is_read = wants_text || has_stop_words;
             let text = self.text_stream(is_read, &options, &sampling, &prompt);
             match num_found {
-                None => Row::new(num_new_tokens, text).ending_with(stop_ids.clone()),
+                None => Row::new(num_new_tokens, text),
                 Some(_) => Row::found(text),
             }
         };
@@ -207,6 +202,7 @@ impl Admission {
                 prompt: prompt.ids.into(),
                 stop: StopRule {
                     max_new_tokens: Tokens(max_new_tokens),
+                    stop_words: options.stop_ids.into(),
                 },
                 sampling: Arc::new(sampling),
                 priority: options.priority,

@@ -5,5 +5,4 @@ pub mod answer_memory;
 mod heavy_responder;
 pub mod log_probs;
 pub mod responder;
-pub mod stop_ids;
 pub mod text_stream;

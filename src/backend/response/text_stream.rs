@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::backend::response::stop_ids::StopIds;
 use crate::base::TokenId;
 use crate::sampling::ReadText;
 use crate::text::{Detokenizer, StopWords, Tokenizer};
@@ -93,45 +92,24 @@ impl TextStream {
 }
 
 /// The text of a beam, which ends with its first stop word.
-pub struct BeamText {
-    /// Its text, where stop words are texts.
-    text: Option<TextStream>,
-    /// The stop words that are token ids.
-    stop_ids: StopIds,
-    /// Its last tokens, as many as the longest of those has.
-    tail: Vec<TokenId>,
-}
+pub struct BeamText(TextStream);
 
 impl BeamText {
-    /// A beam without tokens yet.
-    pub fn new(text: Option<TextStream>, stop_ids: StopIds) -> Self {
-        Self {
-            text,
-            stop_ids,
-            tail: Vec::new(),
-        }
+    /// The text of a beam without tokens yet.
+    pub fn new(text: TextStream) -> Self {
+        Self(text)
     }
 }
 
 impl ReadText for BeamText {
     fn push(&mut self, token: TokenId) -> bool {
-        let ends_text = self.text.as_mut().is_some_and(|text| {
-            // Nobody sees it before the search is over, and then it is made of the tokens.
-            text.ready.clear();
-            text.push(token)
-        });
-        self.tail.push(token);
-        let num_old = self.tail.len().saturating_sub(self.stop_ids.max_len());
-        self.tail.drain(..num_old);
-        self.stop_ids.end(&self.tail) || ends_text
+        // No response carries this text: that of a hypothesis is made of its tokens.
+        self.0.ready.clear();
+        self.0.push(token)
     }
 
     fn fork(&self) -> Box<dyn ReadText> {
-        Box::new(Self {
-            text: self.text.clone(),
-            stop_ids: self.stop_ids.clone(),
-            tail: self.tail.clone(),
-        })
+        Box::new(Self(self.0.clone()))
     }
 }
 
@@ -239,7 +217,7 @@ mod tests {
             ..rules()
         };
         let text = TextStream::new(tokenizer.clone(), &[], rules);
-        let text = BeamText::new(Some(text), StopIds::default());
+        let text = BeamText::new(text);
         let mut first: Box<dyn ReadText> = Box::new(text);
         assert!(!first.push(id("a")) && !first.push(id("the")));
         let mut second = first.fork();
@@ -275,27 +253,5 @@ mod tests {
         let (texts, stopped) = sent(&["a", "the", "ðŁĺ"], &["the\u{fffd}"]);
         assert_eq!(texts.concat(), "a");
         assert_eq!(stopped, None, "no token has completed it");
-    }
-
-    #[test]
-    fn the_token_that_completes_a_word_is_found_wherever_the_word_begins() {
-        let stop_ids = StopIds::new(&[vec![1, 2, 1, 3], vec![9]]);
-        let mut beam: Box<dyn ReadText> = Box::new(BeamText::new(None, stop_ids));
-        let found = |beam: &mut Box<dyn ReadText>, tokens: &[TokenId]| {
-            tokens.iter().position(|token| beam.push(*token))
-        };
-        // The word begins within a beginning of itself.
-        assert_eq!(found(&mut beam.clone(), &[1, 2, 1, 2, 1, 3, 4]), Some(5));
-        assert_eq!(found(&mut beam.clone(), &[1, 2, 3, 9]), Some(3));
-        // A fork goes on from where it was.
-        assert_eq!(found(&mut beam, &[5, 1, 2]), None);
-        assert_eq!(found(&mut beam.clone(), &[1, 3]), Some(1));
-        assert_eq!(found(&mut beam, &[3, 1]), None);
-    }
-
-    #[test]
-    fn without_words_nothing_is_found() {
-        let none = StopIds::new(&[]);
-        assert!(none.is_empty() && !BeamText::new(None, none).push(0));
     }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::backend::response::stop_ids::StopIds;
 use crate::backend::response::text_stream::TextStream;
 use crate::base::{RequestError, TokenId};
 use crate::engine::{DraftTotals, ExtraOutputs, KvBlocks};
@@ -16,8 +15,6 @@ pub struct Row {
     text: Option<TextStream>,
     /// The text before its first token, for rows that hypotheses replace.
     blank_text: Option<TextStream>,
-    /// What ends it besides its text, where it is not found with beams.
-    stop_ids: StopIds,
     /// Of each token that no response has carried, if requested.
     log_probs: Vec<TokenLogProbs>,
     cum_log_prob: f64,
@@ -45,7 +42,6 @@ impl Row {
             tokens: Vec::with_capacity(max_new_tokens),
             text,
             blank_text: None,
-            stop_ids: StopIds::default(),
             log_probs: Vec::new(),
             cum_log_prob: 0.0,
             generation_logits: Vec::new(),
@@ -62,11 +58,6 @@ impl Row {
         }
     }
 
-    /// The same, ended by any of some words as well.
-    pub fn ending_with(self, stop_ids: StopIds) -> Self {
-        Self { stop_ids, ..self }
-    }
-
     /// A row that shows a hypothesis of a beam search, which changes as the search goes on.
     pub fn found(text: Option<TextStream>) -> Self {
         Self {
@@ -80,15 +71,14 @@ impl Row {
         self.processor = Some(processor);
     }
 
-    /// Adds a token. Returns whether the sequence now ends with a stop word; the text of sequences without
-    /// stop words is left to the responder.
+    /// Adds a token. Returns whether its text now ends with a stop word; the text of sequences without stop words is left
+    /// to the responder.
     pub fn push(&mut self, token: TokenId, now: Instant) -> bool {
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
         self.tokens.push(token);
-        let ends = self.stop_ids.end(&self.tokens);
         let has_stop_words = self.text.as_ref().is_some_and(TextStream::has_stop_words);
-        (has_stop_words && self.decode()) || ends
+        has_stop_words && self.decode()
     }
 
     /// Adds the extra outputs of the next token.
@@ -253,7 +243,7 @@ impl Row {
             Some(FinishReason::EndId) => last(),
             Some(FinishReason::StopWords) => {
                 let word = self.text.as_ref().and_then(TextStream::stop_word);
-                // Without one, it was a stop id.
+                // Otherwise it was token ids that stopped it.
                 word.map(str::to_owned).or_else(last)
             }
             _ => None,
