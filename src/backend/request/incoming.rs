@@ -150,7 +150,7 @@ impl Arrival {
     /// # Errors
     /// An option that the backend does not have, or whose value it refuses.
     pub(super) fn options(&mut self) -> Result<RequestOptions, Error> {
-        self.options.parsed().map(|options| std::mem::take(options))
+        self.options.parsed().map(std::mem::take)
     }
 }
 
