@@ -161,7 +161,7 @@ def test_a_request_id_in_flight_is_rejected_and_usable_again_afterwards(server):
             async for response in first:
                 tokens += response.ids or []
                 if stopped is None:
-                    with pytest.raises(Refused, match="'mine' is in flight"):
+                    with pytest.raises(Refused, match="'mine' is already in flight"):
                         await clients.stream(client, "endless", [2], request_id="mine", max_tokens=5)
                     stop = clients.stream(client, "endless", [1], request_id="mine", stream=False, **{"stop": True})
                     stopped = asyncio.create_task(stop)

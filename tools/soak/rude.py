@@ -224,7 +224,7 @@ async def is_twins(world, rng):
     async def one():
         responses = []
         async for _, response, error, _ in GrpcStream(world.grpc, model, [content], ids=[id]).responses():
-            if error and "is in flight" in error.text:
+            if error and "in flight" in error.text:
                 world.tally.count("request ids that were in flight")
                 return None
             if error:
