@@ -83,7 +83,7 @@ def test_the_examples_do_what_they_document(libraries):
     [
         ("c", "at_most", "many", "rejected by 'at_most': 'many' is not TOKEN COUNT"),
         ("rust", "avoid_recent", "0", "'0' is not a number of tokens, 1 or above"),
-        ("rust", "avoid_recent", "5000", "logits post-processor 'avoid_recent': there are only 1536 tokens"),
+        ("rust", "avoid_recent", "5000", "logits post-processor 'avoid_recent': the vocabulary has only 1536 tokens"),
         ("c", "avoid_lost", "", "did you mean 'avoid_last'?"),
         ("rogue", "refuses", "", "rejected by 'refuses': never"),
         ("rogue", "fails", "3", "logits post-processor 'fails': enough after 3 tokens"),

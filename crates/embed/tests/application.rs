@@ -151,7 +151,7 @@ fn errors_reach_the_application() {
 
     let wrong = run(&program, &fixture(), &["5 6", "5 100000"]);
     let text = String::from_utf8_lossy(&wrong.stdout).into_owned();
-    let error = "1: error: tensor 'input_ids' has 100000, which is no token";
+    let error = "1: error: tensor 'input_ids' has 100000, which is not a token id";
     assert!(wrong.status.success() && text.contains(error), "{text}");
     assert!(text.contains("0: 5 6 ") && text.contains("final"), "{text}");
 }
