@@ -1,6 +1,6 @@
 //! What a model computes, as data.
 //!
-//! The files of [`families`](super::families) write it; the decoder, the loader of weights and every formula for
+//! The files of `families/` write it; the decoder, the loader of weights and every formula for
 //! bytes read it. Nothing else depends on the family.
 
 use std::num::NonZeroU32;
