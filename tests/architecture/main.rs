@@ -33,10 +33,11 @@ const LEVELS: &[(&str, u32)] = &[
     ("entry", 8),
 ];
 
-/// Where `unsafe` may stand: Triton's C API, kernels, the exported functions, a user's library, the C functions of the
-/// batch manager, what measures the machine, and the process group of a server.
+/// Where `unsafe` may stand: Triton's C API, kernels and their launches, the exported functions, a user's library, the C
+/// functions of the batch manager, what measures the machine, and the process group of a server.
 const UNSAFE: &[&str] = &[
     "crates/embed/src/",
+    "crates/kernels-on-cpu/src/",
     "crates/roofline/src/",
     "src/triton/",
     "src/device/",

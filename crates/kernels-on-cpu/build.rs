@@ -1,0 +1,98 @@
+//! Compiles the kernels and the machine that runs them on the CPU with g++.
+//!
+//! `INFLIGHT_KERNEL_SANITIZER=address` or `thread` builds them, and what links them, with that sanitizer.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn main() {
+    let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
+    let kernels = package.join("../../kernels");
+    let machine = package.join("cpp");
+    let tests = package.join("tests/kernels");
+    for folder in [&kernels, &machine, &tests] {
+        println!("cargo::rerun-if-changed={}", folder.display());
+    }
+    println!("cargo::rerun-if-env-changed=INFLIGHT_KERNEL_SANITIZER");
+    println!(
+        "cargo::rustc-check-cfg=cfg(kernel_sanitizer, values(none(), \"address\", \"thread\"))"
+    );
+
+    let sanitizer = env::var("INFLIGHT_KERNEL_SANITIZER").unwrap_or_default();
+    let sanitizer_flags: &[&str] = match sanitizer.as_str() {
+        "" => &[],
+        "address" => &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+        "thread" => &["-fsanitize=thread"],
+        other => {
+            panic!("INFLIGHT_KERNEL_SANITIZER is '{other}'; it must be 'address' or 'thread'")
+        }
+    };
+    if !sanitizer.is_empty() {
+        println!("cargo::rustc-cfg=kernel_sanitizer");
+        println!("cargo::rustc-cfg=kernel_sanitizer=\"{sanitizer}\"");
+    }
+    let mut build = cc::Build::new();
+    build
+        .cpp(true)
+        .std("c++20")
+        .opt_level(1)
+        .debug(true)
+        .warnings(true)
+        .extra_warnings(true)
+        .warnings_into_errors(true)
+        // Kernels read floats as vectors, which C++ forbids and CUDA allows.
+        .flag("-fno-strict-aliasing")
+        .flag("-Wno-unknown-pragmas")
+        .include(&kernels)
+        .include(&machine)
+        .cargo_metadata(false);
+    for flag in sanitizer_flags {
+        build.flag(flag);
+        println!("cargo::rustc-link-arg-tests={flag}");
+    }
+    if sanitizer == "thread" {
+        build.define("CUDA_CPU_THREADS", None);
+    }
+    let mut kernel_build = build.clone();
+    kernel_build.flags(["-x", "c++"]);
+    compile(
+        &mut kernel_build,
+        &files(&[&kernels, &tests], "cu"),
+        "cuda_kernels",
+    );
+    // The machine itself is not watched: it orders threads in ways that a sanitizer does not know.
+    if sanitizer == "thread" {
+        build.flag("-fno-sanitize=thread");
+    }
+    compile(&mut build, &files(&[&machine], "cpp"), "cuda_cpu");
+
+    let out = env::var("OUT_DIR").expect("set by cargo");
+    println!("cargo::rustc-link-search=native={out}");
+    // Kernels register themselves: nothing else refers to them.
+    println!("cargo::rustc-link-lib=static:+whole-archive=cuda_kernels");
+    println!("cargo::rustc-link-lib=static=cuda_cpu");
+    println!("cargo::rustc-link-lib=stdc++");
+}
+
+fn compile(build: &mut cc::Build, files: &[PathBuf], library: &str) {
+    if let Err(error) = build.files(files).try_compile(library) {
+        panic!(
+            "the CUDA kernels are tested on the CPU, for which g++ 11 or newer is needed (Debian: apt-get install \
+             g++), or a compiler that CXX names: {error}"
+        );
+    }
+}
+
+/// The files of folders with this extension, sorted.
+fn files(folders: &[&Path], extension: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for folder in folders {
+        let entries = fs::read_dir(folder)
+            .unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
+        let paths = entries.map(|entry| entry.expect("an entry of a folder").path());
+        files.extend(paths.filter(|path| path.extension().is_some_and(|found| found == extension)));
+    }
+    files.sort();
+    files
+}

@@ -1,0 +1,120 @@
+// A block of CUDA threads, as the intrinsics of a kernel see it. fibers.cpp and threads.cpp run it.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <functional>
+#include <stdexcept>
+#include <type_traits>
+#include <vector>
+
+#include "random.h"
+#include "shared_memory.h"
+
+namespace cuda_cpu {
+
+// Where a thread calls an intrinsic.
+struct Place {
+    const char* file;
+    int line;
+};
+
+struct Dims {
+    unsigned x = 1, y = 1, z = 1;
+
+    size_t count() const { return static_cast<size_t>(x) * y * z; }
+};
+
+// What a launch is made of.
+struct Launch {
+    Dims grid, block;
+    size_t shared_bytes = 0;
+    // Decides the order of blocks and threads, and when asynchronous copies happen.
+    uint64_t seed = 0;
+};
+
+// What a kernel or a launch does wrong.
+struct LaunchError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Calls `body` once for each thread of the grid.
+void run(const Launch& launch, const std::function<void()>& body);
+
+// A copy of 16 bytes to shared memory that has not happened yet; from nowhere: zeros.
+struct AsyncCopy {
+    void* to;
+    const void* from;
+};
+
+struct Thread {
+    Dims index;
+    unsigned lane, warp;
+    Random random{0};
+    // Exchanges with other lanes that it took part in.
+    unsigned num_exchanges = 0;
+    // Copies that are in no group yet, and groups that are not complete.
+    std::vector<AsyncCopy> copies;
+    std::vector<std::vector<AsyncCopy>> groups;
+};
+
+// What the lanes of a warp tell each other. Two sets of slots take turns: when a lane writes to a set again, all lanes
+// have passed the exchange after the one that they read this set in.
+constexpr size_t MAX_EXCHANGED_WORDS = 4;
+struct Warp {
+    uint64_t slots[2][32][MAX_EXCHANGED_WORDS];
+};
+
+struct Block {
+    Dims grid, dims, index;
+    std::vector<Warp> warps;
+    SharedMemory shared;
+};
+
+extern thread_local constinit Thread* running_thread;
+extern thread_local constinit Block* running_block;
+
+inline Thread& current_thread() { return *running_thread; }
+inline Block& current_block() { return *running_block; }
+
+inline void* shared_array(const void* place, size_t num_bytes) {
+    return current_block().shared.array(place, num_bytes);
+}
+inline void* dynamic_shared() { return current_block().shared.dynamic(); }
+
+// Barriers. An exchange between lanes waits for all of them, but orders no accesses to memory.
+void wait_for_block(Place place);
+void wait_for_warp(Place place);
+void wait_for_exchange(Place place);
+
+// Ends the launch with an error.
+[[noreturn]] void fail(Place place, const char* what);
+
+inline void check_lanes(uint32_t lanes, Place place) {
+    if (lanes != 0xffffffffu) fail(place, "an exchange between a part of the lanes of a warp");
+}
+
+// Shows `value` to all lanes of the warp, and returns `read(of_lane)`, where of_lane(i) is the value of lane i.
+template <class T, class Read>
+auto exchange(const T& value, Place place, Read read) {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(uint64_t) * MAX_EXCHANGED_WORDS);
+    constexpr size_t num_words = (sizeof(T) + sizeof(uint64_t) - 1) / sizeof(uint64_t);
+    Thread& self = current_thread();
+    auto& slots = current_block().warps[self.warp].slots[self.num_exchanges++ % 2];
+    uint64_t words[num_words] = {};
+    memcpy(words, &value, sizeof value);
+    // Relaxed atomics tie nothing together in the eyes of the thread sanitizer, and are no races either.
+    for (size_t i = 0; i < num_words; ++i) __atomic_store_n(&slots[self.lane][i], words[i], __ATOMIC_RELAXED);
+    wait_for_exchange(place);
+    return read([&](unsigned lane) {
+        uint64_t words[num_words];
+        for (size_t i = 0; i < num_words; ++i) words[i] = __atomic_load_n(&slots[lane][i], __ATOMIC_RELAXED);
+        T other;
+        memcpy(&other, words, sizeof other);
+        return other;
+    });
+}
+
+}  // namespace cuda_cpu
