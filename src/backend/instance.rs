@@ -12,6 +12,7 @@ use crate::backend::model::Model;
 use crate::backend::observe::observer::Observer;
 use crate::backend::request::admission::{Admission, Warned};
 use crate::backend::request::preparer::Preparer;
+use crate::backend::request::prompt::PromptEncoder;
 use crate::backend::response::answer_memory::AnswerMemory;
 use crate::backend::response::log_probs;
 use crate::backend::response::responder::Responder;
@@ -81,17 +82,20 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
     let admission = Arc::new(Admission {
         name: name.clone(),
         config: model.config.clone(),
-        text: model.text.clone(),
+        encoder: PromptEncoder {
+            text: model.text.clone(),
+            vocab_size,
+            max_seq_len,
+            add_special_tokens: settings.add_special_tokens,
+        },
         post_processors: model.post_processors.clone(),
         guides: model.guides.clone(),
-        vocab_size,
         has_logits,
         answer_memory: AnswerMemory::new(
             settings.logits_memory_bytes,
             vocab_size,
             log_probs::max_entry_bytes(tokenizer, vocab_size),
         ),
-        max_seq_len,
         end_ids: model
             .checkpoint
             .as_ref()

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::backend::model_load::ModelLoad;
 use crate::backend::observe::metrics::{MetricsShare, SharedMetrics};
-use crate::backend::request::admission::TextParts;
+use crate::backend::request::prompt::TextParts;
 use crate::base::LoadError;
 use crate::config::{AutoComplete, BatchingScheme, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;

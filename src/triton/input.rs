@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use super::error::{check, to_utf8};
-use super::{DataType, Element, Error, Request, sys};
+use super::{DataType, Element, Error, sys};
 
 /// An input tensor, borrowed from its request. Its data may lie in several buffers.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct Input<'request> {
     shape: &'request [i64],
     num_bytes: usize,
     num_buffers: u32,
-    request: PhantomData<&'request Request>,
+    request: PhantomData<&'request sys::TRITONBACKEND_Request>,
 }
 
 /// A copy of an input tensor.

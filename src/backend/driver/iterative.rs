@@ -281,7 +281,7 @@ impl Driver {
         correlation_id: CorrelationKey,
         now: Instant,
     ) -> Result<InFlight, Error> {
-        let incoming = alone(|| Incoming::read(&self.admission, request, now))?;
+        let incoming = alone(|| self.admission.read(request, now))?;
         let mut in_flight = InFlight {
             correlation_id,
             client_request_id: String::new(),

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! incoming.rs      what the request brings, copied on the execute thread
-//! admission.rs     options, prompt, sampling, and the plan of the answer, on any thread
 //! prompt.rs        its prompt as tokens
+//! admission.rs     options, prompt, sampling, and the plan of the answer, on any thread
 //! model_checks.rs  options that the model cannot serve
 //! ```
 
@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::backend::request::branches::Branches;
-use crate::backend::request::clients::{Handling, foreign};
-use crate::backend::request::incoming::{Arrival, RequestedOutputs};
+use crate::backend::request::foreign_fields::{Handling, foreign};
+use crate::backend::request::incoming::{Arrival, Incoming, RequestReader, RequestedOutputs};
 use crate::backend::request::options::{NumSequences, RequestOptions};
-use crate::backend::request::prompt::Prompt;
+use crate::backend::request::prompt::{Prompt, PromptEncoder};
 use crate::backend::response::answer::{AnswerFormat, AnswerPlan, Echo, Row};
 use crate::backend::response::answer_memory::{AnswerMemory, Needs};
 use crate::backend::response::text_stream::{BeamText, TextRules, TextStream};
@@ -28,8 +28,7 @@ use crate::engine::NewRequest;
 use crate::guidance::{Compilation, Compiler};
 use crate::post_processors::{PostProcessors, ProcessedRequest};
 use crate::sampling::{LogitsProcessor, SamplingParams, StopRule, StopText};
-use crate::text::{ChatTemplate, Tokenizer};
-use crate::triton::Error;
+use crate::triton::{Error, Request};
 
 /// What a model's requests are prepared with. Shared by the threads that do so.
 pub struct Admission {
@@ -37,33 +36,20 @@ pub struct Admission {
     pub name: String,
     /// The model's configuration.
     pub config: Arc<ModelConfig>,
-    /// The tokenizer and the chat template; `None` for a model that takes and returns token ids only.
-    pub text: Option<TextParts>,
+    /// Turns prompts into tokens.
+    pub encoder: PromptEncoder,
     /// The logits post-processors that requests may name.
     pub post_processors: Arc<PostProcessors>,
     /// Compiles guides; `None` for a model that cannot be guided.
     pub guides: Option<Arc<Compiler>>,
-    /// Token ids are below it.
-    pub vocab_size: u32,
     /// Whether tokens are chosen from logits.
     pub has_logits: bool,
     /// The memory for logits and log-probabilities in answers.
     pub answer_memory: AnswerMemory,
-    /// Prompt and output together, at most.
-    pub max_seq_len: Tokens,
     /// Tokens that end the output unless the request names others.
     pub end_ids: Vec<TokenId>,
     /// Warnings that have been logged, and are logged once.
     pub warned: Warned,
-}
-
-/// What turns text into tokens and back.
-#[derive(Clone)]
-pub struct TextParts {
-    /// The tokenizer.
-    pub tokenizer: Arc<Tokenizer>,
-    /// The template that makes a prompt of a conversation, if the checkpoint has one.
-    pub template: Option<Arc<ChatTemplate>>,
 }
 
 /// A request that is ready for the engine, once its sequences have ids.
@@ -96,6 +82,18 @@ pub struct PostProcessorCall {
 pub struct Warned(Mutex<BTreeSet<&'static str>>);
 
 impl Admission {
+    /// Reads a request. It takes only as long as copying it does.
+    ///
+    /// # Errors
+    /// A parameter or an input is too large, or cannot be read.
+    pub fn read(&self, request: &Request, now: Instant) -> Result<Incoming, Error> {
+        let reader = RequestReader {
+            config: &self.config,
+            encoder: &self.encoder,
+        };
+        reader.read(request, now)
+    }
+
     /// Parses a request's options and tokenises its prompt. It takes as long as the prompt is.
     ///
     /// # Errors
@@ -106,16 +104,16 @@ impl Admission {
         self.check(&options)?;
         self.warn_of_ignored(&options);
 
-        let prompt = self.prompt(&arrival.prompt?, &options)?;
+        let prompt = self.encoder.encode(&arrival.prompt?, &options)?;
         let num_prompt_tokens = prompt.ids.len();
         let max_new_tokens = options.max_tokens_or(self.config.settings.default_max_tokens)?;
-        let bad_words = self.bad_words(&options)?;
-        let mut sampling = options.sampling(&self.end_ids, bad_words, self.vocab_size)?;
+        let bad_words = self.encoder.bad_words(&options)?;
+        let mut sampling = options.sampling(&self.end_ids, bad_words, self.encoder.vocab_size)?;
         if !options.embedding_bias_words.is_empty() {
-            let tokens = self.tokens_of_each(&options.embedding_bias_words)?;
+            let tokens = self.encoder.tokens_of_each(&options.embedding_bias_words)?;
             options.add_word_biases(&mut sampling, &tokens)?;
         }
-        options.add_embedding_bias(&mut sampling, self.vocab_size)?;
+        options.add_embedding_bias(&mut sampling, self.encoder.vocab_size)?;
         sampling.beam_search = options.beam_search(self.config.settings.max_beam_width)?;
         let num_sequences = match sampling.beam_search {
             None => self.num_sequences(&options, &sampling)?,
@@ -138,7 +136,11 @@ impl Admission {
             client_id: options.client_id,
         });
 
-        let room = self.max_seq_len.index().saturating_sub(num_prompt_tokens);
+        let room = self
+            .encoder
+            .max_seq_len
+            .index()
+            .saturating_sub(num_prompt_tokens);
         let num_new_tokens = room.min(max_new_tokens as usize);
         let mut format = self.answer_format(&options, &arrival.outputs)?;
         format.num_prompt_tokens = num_prompt_tokens;
@@ -256,7 +258,7 @@ impl Admission {
                 id,
                 client_request_id: Some(client_request_id).filter(|id| !id.is_empty()),
                 client_id: call.client_id,
-                vocab_size: self.vocab_size,
+                vocab_size: self.encoder.vocab_size,
             };
             self.post_processors
                 .start(&call.name, &call.arguments, processed)
@@ -275,7 +277,7 @@ impl Admission {
         let outputs = self.wanted_outputs(requested, options)?;
         let stream_interval = options.stream_interval.unwrap_or(settings.stream_interval);
         let has_logprobs = outputs.contains(&OutputKind::Logprobs);
-        let tokenizer = self.text.as_ref().filter(|_| has_logprobs);
+        let tokenizer = self.encoder.text.as_ref().filter(|_| has_logprobs);
         Ok(AnswerFormat {
             stream: options.stream,
             stream_interval: stream_interval as usize,
@@ -290,7 +292,7 @@ impl Admission {
                 && self.config.decoupled
                 && options.says_num_sequences(),
             has_null_logprobs: options.has_null_logprobs(compatibility),
-            vocab_size: self.vocab_size as usize,
+            vocab_size: self.encoder.vocab_size as usize,
         })
     }
 
@@ -331,7 +333,7 @@ impl Admission {
         sampling: &SamplingParams,
         prompt: &Prompt,
     ) -> Option<TextStream> {
-        let parts = self.text.as_ref().filter(|_| is_read)?;
+        let parts = self.encoder.text.as_ref().filter(|_| is_read)?;
         let last = sampling.end_ids.iter().chain(&sampling.stop_token_ids);
         let rules = TextRules {
             skip_special_tokens: options

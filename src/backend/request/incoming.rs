@@ -8,17 +8,26 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::backend::request::admission::Admission;
-use crate::backend::request::clients::{foreign, is_unread};
+use crate::backend::request::foreign_fields::{foreign, is_unread};
 use crate::backend::request::option_sizes::OptionSizes;
 use crate::backend::request::option_tensors::option_of;
 use crate::backend::request::options::{self, RequestOptions};
+use crate::backend::request::prompt::{ArrivedIds, ArrivedPrompt, PromptEncoder};
 use crate::base::RequestError;
-use crate::config::{InputKind, OutputKind};
+use crate::config::{InputKind, ModelConfig, OutputKind};
 use crate::triton::{Error, Input, OwnedInput, ParameterValue, Request, strings};
 
 /// The parameter in which Triton's /generate hands on the request id.
 const REQUEST_ID: &str = "id";
+
+/// Reads the requests of a model.
+#[derive(Clone, Copy)]
+pub struct RequestReader<'model> {
+    /// The model's configuration.
+    pub config: &'model ModelConfig,
+    /// What the prompts are to be encoded with.
+    pub encoder: &'model PromptEncoder,
+}
 
 /// What a new request asks for.
 pub enum Incoming {
@@ -60,26 +69,6 @@ pub struct RequestedOutputs {
     pub are_named: bool,
 }
 
-/// The prompt's input tensor.
-pub(super) enum ArrivedPrompt {
-    /// The bytes of a `text_input`.
-    Text(Vec<u8>),
-    /// A `text_input` of this many bytes, which are too many and have not been copied.
-    LongText(usize),
-    /// Some of a request's `input_ids`.
-    Ids(ArrivedIds),
-}
-
-/// The part of `input_ids` that was copied.
-pub(super) struct ArrivedIds {
-    /// How many ids the request brings.
-    pub num_given: usize,
-    /// The index of the first id that was copied.
-    pub start: usize,
-    /// The ids that were copied.
-    pub ids: Vec<i32>,
-}
-
 enum ArrivedOptions {
     /// By name, in the order of their precedence.
     Given(Vec<(String, GivenOption)>),
@@ -91,17 +80,17 @@ enum GivenOption {
     Tensor(OwnedInput),
 }
 
-impl Incoming {
+impl RequestReader<'_> {
     /// Reads a request.
     ///
     /// # Errors
     /// A parameter or an input is too large, or cannot be read.
-    pub fn read(admission: &Admission, request: &Request, now: Instant) -> Result<Self, Error> {
+    pub fn read(self, request: &Request, now: Instant) -> Result<Incoming, Error> {
         let client_request_id = request.client_id()?.unwrap_or_default().to_owned();
-        if asks_to_stop(admission, request)? {
-            return Ok(Self::Stop(StopRequest {
+        if self.asks_to_stop(request)? {
+            return Ok(Incoming::Stop(StopRequest {
                 client_request_id,
-                outputs: RequestedOutputs::read(admission, request)?,
+                outputs: self.requested_outputs(request)?,
             }));
         }
         if request.flags()?.is_end() {
@@ -110,24 +99,129 @@ impl Incoming {
                  leave sequence_end out",
             ));
         }
-        let (given, option_bytes) = given_options(admission, request, &client_request_id)?;
+        let (given, option_bytes) = self.given_options(request, &client_request_id)?;
         let mut options = ArrivedOptions::Given(given);
-        let prompt = match prompt_input(admission.config.input, request) {
+        let prompt = match prompt_input(self.config.input, request) {
             Err(error) => Err(error),
-            Ok(input) => match admission.config.input {
-                InputKind::Text => copy_text(admission, &input),
-                InputKind::Ids => copy_ids(admission, &input, &mut options)?,
+            Ok(input) => match self.config.input {
+                InputKind::Text => self.copy_text(&input),
+                InputKind::Ids => self.copy_ids(&input, &mut options)?,
             },
         };
-        Ok(Self::Generate(Box::new(Arrival {
+        Ok(Incoming::Generate(Box::new(Arrival {
             client_request_id,
             time: now,
-            outputs: RequestedOutputs::read(admission, request)?,
+            outputs: self.requested_outputs(request)?,
             timeout_us: request.timeout_us()?,
             prompt,
             options,
             option_bytes,
         })))
+    }
+
+    fn requested_outputs(self, request: &Request) -> Result<RequestedOutputs, Error> {
+        let names = request.requested_outputs()?;
+        Ok(RequestedOutputs {
+            are_named: names.len() < self.config.outputs.len(),
+            kinds: names
+                .iter()
+                .filter_map(|name| OutputKind::from_name(name))
+                .collect(),
+        })
+    }
+
+    /// Whether a request does not ask for tokens but stops the one in flight with its request id.
+    fn asks_to_stop(self, request: &Request) -> Result<bool, Error> {
+        let mut sizes = OptionSizes::new(self.encoder.vocab_size);
+        // No string stops anything, so none is read.
+        for parameter in request.parameters(|_| 0)? {
+            sizes.add(0)?;
+            if parameter? == ("stop", ParameterValue::Bool(true)) {
+                return Ok(true);
+            }
+        }
+        for input in request.inputs()? {
+            if input.name() == "stop" {
+                let input = copy_option(&input, &mut sizes)?;
+                if option_of(&input)? == Value::Bool(true) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Everything that the request asks for, its parameters and its inputs besides the prompt, with their bytes.
+    fn given_options(
+        self,
+        request: &Request,
+        client_request_id: &str,
+    ) -> Result<(Vec<(String, GivenOption)>, usize), Error> {
+        let mut sizes = OptionSizes::new(self.encoder.vocab_size);
+        let max_bytes = OptionSizes::new(self.encoder.vocab_size);
+        let mut given = Vec::new();
+        for parameter in request.parameters(|name| max_bytes.max_bytes(name))? {
+            let (name, value) = parameter?;
+            if name == REQUEST_ID {
+                check_request_id(value, client_request_id)?;
+                continue;
+            }
+            let value = parameter_option(name, value, &mut sizes)?;
+            given.push((name.to_owned(), GivenOption::Parameter(value)));
+        }
+        for input in request.inputs()? {
+            if input.name() == self.config.input.name() {
+                continue;
+            }
+            let option = match is_unread(input.name()) {
+                // Adapters and embeddings are large, and refused by their names.
+                true => GivenOption::Parameter(Value::Bool(true)),
+                false => GivenOption::Tensor(copy_option(&input, &mut sizes)?),
+            };
+            given.push((input.name().to_owned(), option));
+        }
+        Ok((given, sizes.num_bytes()))
+    }
+
+    fn copy_text(self, input: &Input<'_>) -> Result<ArrivedPrompt, Error> {
+        let num_bytes = input.num_bytes();
+        let max_bytes = self
+            .encoder
+            .max_prompt_bytes()
+            .saturating_add(strings::LENGTH_BYTES);
+        if num_bytes > max_bytes {
+            return Ok(ArrivedPrompt::LongText(num_bytes));
+        }
+        let bytes = input.bytes()?;
+        Ok(ArrivedPrompt::Text(bytes.into_owned()))
+    }
+
+    /// Copies the ids of a prompt. A request may bring any number of them and name those that count: of a list that is
+    /// longer than any prompt, only these are copied, and the options that name them are parsed at once.
+    ///
+    /// # Errors
+    /// Those of the options.
+    fn copy_ids(
+        self,
+        input: &Input<'_>,
+        options: &mut ArrivedOptions,
+    ) -> Result<Result<ArrivedPrompt, Error>, Error> {
+        let num_given = match input.num_elements::<i32>() {
+            Ok(num_given) => num_given,
+            Err(error) => return Ok(Err(error)),
+        };
+        let range = match num_given <= self.encoder.max_seq_len.index() {
+            true => Ok(0..num_given),
+            false => self.encoder.id_range(num_given, options.parsed()?),
+        };
+        let copy = |range: Range<usize>| {
+            Ok(ArrivedPrompt::Ids(ArrivedIds {
+                num_given,
+                start: range.start,
+                ids: input.elements_in(range)?,
+            }))
+        };
+        Ok(range.and_then(copy))
     }
 }
 
@@ -154,29 +248,6 @@ impl Arrival {
     }
 }
 
-impl RequestedOutputs {
-    fn read(admission: &Admission, request: &Request) -> Result<Self, Error> {
-        let names = request.requested_outputs()?;
-        Ok(Self {
-            are_named: names.len() < admission.config.outputs.len(),
-            kinds: names
-                .iter()
-                .filter_map(|name| OutputKind::from_name(name))
-                .collect(),
-        })
-    }
-}
-
-impl ArrivedPrompt {
-    fn num_bytes(&self) -> usize {
-        match self {
-            Self::Text(bytes) => bytes.len(),
-            Self::LongText(_) => 0,
-            Self::Ids(copied) => size_of_val(&copied.ids[..]),
-        }
-    }
-}
-
 impl ArrivedOptions {
     /// Parses what is not parsed yet.
     fn parsed(&mut self) -> Result<&mut RequestOptions, Error> {
@@ -199,59 +270,6 @@ impl ArrivedOptions {
     }
 }
 
-/// Whether a request does not ask for tokens but stops the one in flight with its request id.
-fn asks_to_stop(admission: &Admission, request: &Request) -> Result<bool, Error> {
-    let mut sizes = OptionSizes::new(admission.vocab_size);
-    // No string stops anything, so none is read.
-    for parameter in request.parameters(|_| 0)? {
-        sizes.add(0)?;
-        if parameter? == ("stop", ParameterValue::Bool(true)) {
-            return Ok(true);
-        }
-    }
-    for input in request.inputs()? {
-        if input.name() == "stop" {
-            let input = copy_option(&input, &mut sizes)?;
-            if option_of(&input)? == Value::Bool(true) {
-                return Ok(true);
-            }
-        }
-    }
-    Ok(false)
-}
-
-/// Everything that the request asks for, its parameters and its inputs besides the prompt, with their bytes.
-fn given_options(
-    admission: &Admission,
-    request: &Request,
-    client_request_id: &str,
-) -> Result<(Vec<(String, GivenOption)>, usize), Error> {
-    let mut sizes = OptionSizes::new(admission.vocab_size);
-    let max_bytes = OptionSizes::new(admission.vocab_size);
-    let mut given = Vec::new();
-    for parameter in request.parameters(|name| max_bytes.max_bytes(name))? {
-        let (name, value) = parameter?;
-        if name == REQUEST_ID {
-            check_request_id(value, client_request_id)?;
-            continue;
-        }
-        let value = parameter_option(name, value, &mut sizes)?;
-        given.push((name.to_owned(), GivenOption::Parameter(value)));
-    }
-    for input in request.inputs()? {
-        if input.name() == admission.config.input.name() {
-            continue;
-        }
-        let option = match is_unread(input.name()) {
-            // Adapters and embeddings are large, and refused by their names.
-            true => GivenOption::Parameter(Value::Bool(true)),
-            false => GivenOption::Tensor(copy_option(&input, &mut sizes)?),
-        };
-        given.push((input.name().to_owned(), option));
-    }
-    Ok((given, sizes.num_bytes()))
-}
-
 /// Copies an option's tensor, unless it is too large.
 fn copy_option(input: &Input<'_>, sizes: &mut OptionSizes) -> Result<OwnedInput, Error> {
     let num_bytes = input.num_bytes();
@@ -267,46 +285,6 @@ fn prompt_input(kind: InputKind, request: &Request) -> Result<Input<'_>, Error> 
     inputs
         .find(|input| input.name() == kind.name())
         .ok_or_else(|| Error::invalid(format!("input '{}' is missing", kind.name())))
-}
-
-fn copy_text(admission: &Admission, input: &Input<'_>) -> Result<ArrivedPrompt, Error> {
-    let num_bytes = input.num_bytes();
-    let max_bytes = admission
-        .max_prompt_bytes()
-        .saturating_add(strings::LENGTH_BYTES);
-    if num_bytes > max_bytes {
-        return Ok(ArrivedPrompt::LongText(num_bytes));
-    }
-    let bytes = input.bytes()?;
-    Ok(ArrivedPrompt::Text(bytes.into_owned()))
-}
-
-/// Copies the ids of a prompt. A request may bring any number of them and name those that count: of a list that is
-/// longer than any prompt, only these are copied, and the options that name them are parsed at once.
-///
-/// # Errors
-/// Those of the options.
-fn copy_ids(
-    admission: &Admission,
-    input: &Input<'_>,
-    options: &mut ArrivedOptions,
-) -> Result<Result<ArrivedPrompt, Error>, Error> {
-    let num_given = match input.num_elements::<i32>() {
-        Ok(num_given) => num_given,
-        Err(error) => return Ok(Err(error)),
-    };
-    let range = match num_given <= admission.max_seq_len.index() {
-        true => Ok(0..num_given),
-        false => admission.id_range(num_given, options.parsed()?),
-    };
-    let copy = |range: Range<usize>| {
-        Ok(ArrivedPrompt::Ids(ArrivedIds {
-            num_given,
-            start: range.start,
-            ids: input.elements_in(range)?,
-        }))
-    };
-    Ok(range.and_then(copy))
 }
 
 /// Whether the parameter that Triton's /generate hands on is the request id that it has made of it.

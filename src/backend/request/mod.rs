@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod branches;
 mod clients;
+mod foreign_fields;
 mod guide_options;
 pub mod incoming;
 mod model_checks;
@@ -11,7 +12,7 @@ mod option_tensors;
 mod options;
 mod post_processor_options;
 pub mod preparer;
-mod prompt;
+pub mod prompt;
 
 pub use clients::client_tables;
 pub use options::reference_table;

@@ -74,7 +74,7 @@ impl Admission {
         if options.messages.is_some() && self.config.input == InputKind::Ids {
             return invalid("option 'messages': this model takes input_ids, not text");
         }
-        if self.text.is_none() {
+        if self.encoder.text.is_none() {
             let needs_text = [
                 ("stop", !options.stop.is_empty()),
                 ("bad_words", !options.bad_words.is_empty()),

@@ -1,14 +1,55 @@
 //! From a request's prompt, a text, a conversation or token ids, to the tokens that the model sees.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::backend::request::admission::{Admission, TextParts};
-use crate::backend::request::incoming::{ArrivedIds, ArrivedPrompt};
 use crate::backend::request::options::RequestOptions;
-use crate::base::{RequestError, TokenId};
+use crate::base::{RequestError, TokenId, Tokens};
+use crate::text::{ChatTemplate, Tokenizer};
 use crate::triton::{Error, strings};
+
+/// The prompt's input tensor.
+pub(super) enum ArrivedPrompt {
+    /// The bytes of a `text_input`.
+    Text(Vec<u8>),
+    /// A `text_input` of this many bytes, which are too many and have not been copied.
+    LongText(usize),
+    /// Some of a request's `input_ids`.
+    Ids(ArrivedIds),
+}
+
+/// The part of `input_ids` that was copied.
+pub(super) struct ArrivedIds {
+    /// How many ids the request brings.
+    pub num_given: usize,
+    /// The index of the first id that was copied.
+    pub start: usize,
+    /// The ids that were copied.
+    pub ids: Vec<i32>,
+}
+
+/// Turns prompts, and words in options, into the model's tokens.
+pub struct PromptEncoder {
+    /// The tokenizer and the chat template; `None` for a model that takes and returns token ids only.
+    pub text: Option<TextParts>,
+    /// Token ids are below it.
+    pub vocab_size: u32,
+    /// Prompt and output together, at most.
+    pub max_seq_len: Tokens,
+    /// Whether a prompt that no template has rendered gets the tokenizer's special tokens.
+    pub add_special_tokens: bool,
+}
+
+/// What turns text into tokens and back.
+#[derive(Clone)]
+pub struct TextParts {
+    /// The tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The template that makes a prompt of a conversation, if the checkpoint has one.
+    pub template: Option<Arc<ChatTemplate>>,
+}
 
 /// A prompt, with its text where it was a text.
 pub(super) struct Prompt {
@@ -16,7 +57,18 @@ pub(super) struct Prompt {
     pub ids: Vec<TokenId>,
 }
 
-impl Admission {
+impl ArrivedPrompt {
+    /// Bytes that were copied.
+    pub fn num_bytes(&self) -> usize {
+        match self {
+            Self::Text(bytes) => bytes.len(),
+            Self::LongText(_) => 0,
+            Self::Ids(copied) => size_of_val(&copied.ids[..]),
+        }
+    }
+}
+
+impl PromptEncoder {
     /// Bytes of the longest text that can fit into the model's longest sequence. A longer one is refused before it is
     /// tokenised.
     pub(super) fn max_prompt_bytes(&self) -> usize {
@@ -26,7 +78,7 @@ impl Admission {
     }
 
     /// The tokens of a prompt.
-    pub(super) fn prompt(
+    pub(super) fn encode(
         &self,
         arrived: &ArrivedPrompt,
         options: &RequestOptions,
@@ -133,7 +185,7 @@ impl Admission {
             ))
         })?;
         let (text, add_special_tokens) = match &options.messages {
-            None => (text.to_owned(), self.config.settings.add_special_tokens),
+            None => (text.to_owned(), self.add_special_tokens),
             Some(_) if !text.is_empty() => return Err(both_given()),
             // The template writes the special tokens itself.
             Some(messages) => (render(parts, messages)?, false),

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::backend::request::clients::{Handling, foreign};
+use crate::backend::request::foreign_fields::{Handling, foreign, plain_name};
 use crate::backend::request::guide_options::GuideOptions;
 use crate::backend::request::post_processor_options::PostProcessorOptions;
 use crate::base::{ClientId, RequestError, TokenId, nearest_name};
@@ -537,11 +537,6 @@ struct Seen {
     option: &'static str,
     /// The name that the request uses, and where it stands.
     spelling: String,
-}
-
-/// The name without what TensorRT-LLM's LLM API model puts before it.
-pub(super) fn plain_name(name: &str) -> &str {
-    name.strip_prefix("sampling_param_").unwrap_or(name)
 }
 
 /// The option of this name or alias.

@@ -1,0 +1,128 @@
+//! Fields of other backends' clients that are not options here: ignored with one warning where they have no effect,
+//! and refused where they would change the answer.
+
+use serde_json::Value;
+
+/// A field of other backends' clients that is not an option here.
+pub(super) struct ForeignField {
+    /// Its name.
+    pub name: &'static str,
+    /// How it is handled.
+    pub handling: Handling,
+}
+
+/// How a field that is not an option is handled.
+pub(super) enum Handling {
+    /// It has no effect, for this reason.
+    Ignored(&'static str),
+    /// It may only ask for the only behaviour that there is.
+    Only {
+        /// Whether it does.
+        is_neutral: fn(&Value) -> bool,
+        /// The value that is accepted, worded to follow "is not".
+        expected: &'static str,
+    },
+    /// It is refused, for this reason, with the alternative.
+    Refused(&'static str),
+}
+
+use Handling::{Ignored, Only, Refused};
+
+const ONLY_SPEED: Handling = Ignored("it only changes how fast the same text is generated");
+const EXACT_DRAFTS: Handling = Ignored(
+    "a draft token is accepted if it is what would have been generated without it, and never else",
+);
+const KEPT_BY_USE: Handling =
+    Ignored("the KV blocks that were not used for longest are given up first");
+const NO_ADAPTERS: Handling =
+    Refused("no LoRA adapters are served; serve the merged checkpoint as a model of its own");
+const NO_PROMPT_TABLE: Handling =
+    Refused("prompts are text or token ids; no embeddings are taken in their place");
+const NO_PICTURES: Handling =
+    Refused("prompts are text or token ids; no pictures or videos are taken");
+const NO_ENCODER: Handling =
+    Refused("the models are decoders; write the whole prompt to the input");
+const NO_DISAGGREGATION: Handling =
+    Refused("context and generation are computed by one server; leave it out");
+
+/// Every field of the other backends' clients that is not an option here.
+pub(super) const FOREIGN: &[ForeignField] = &[
+    field("Streaming", Ignored("'streaming' says it")),
+    field("use_draft_logits", EXACT_DRAFTS),
+    field("draft_logits", EXACT_DRAFTS),
+    field("draft_acceptance_threshold", EXACT_DRAFTS),
+    field("lookahead_window_size", ONLY_SPEED),
+    field("lookahead_ngram_size", ONLY_SPEED),
+    field("lookahead_verification_set_size", ONLY_SPEED),
+    field("retention_token_range_starts", KEPT_BY_USE),
+    field("retention_token_range_ends", KEPT_BY_USE),
+    field("retention_token_range_priorities", KEPT_BY_USE),
+    field("retention_token_range_durations_ms", KEPT_BY_USE),
+    field("retention_decode_priority", KEPT_BY_USE),
+    field("retention_decode_duration_ms", KEPT_BY_USE),
+    field(
+        "request_type",
+        Only {
+            is_neutral: |value| *value == "context_and_generation",
+            expected: "context_and_generation: both are computed by one server",
+        },
+    ),
+    field("context_phase_params", NO_DISAGGREGATION),
+    field("prompt_embedding_table", NO_PROMPT_TABLE),
+    field("prompt_table_extra_ids", NO_PROMPT_TABLE),
+    field("prompt_table_extra_id", NO_PROMPT_TABLE),
+    field("prompt_vocab_size", NO_PROMPT_TABLE),
+    field("lora_task_id", NO_ADAPTERS),
+    field("lora_weights", NO_ADAPTERS),
+    field("lora_config", NO_ADAPTERS),
+    field("lora_id", NO_ADAPTERS),
+    field("lora_name", NO_ADAPTERS),
+    field("lora_path", NO_ADAPTERS),
+    field("lora_ckpt_source", NO_ADAPTERS),
+    field("image", NO_PICTURES),
+    field("image_input", NO_PICTURES),
+    field("image_bytes_input", NO_PICTURES),
+    field("image_url_input", NO_PICTURES),
+    field("image_url", NO_PICTURES),
+    field("video_bytes_input", NO_PICTURES),
+    field("mrope_rotary_cos_sin", NO_PICTURES),
+    field("mrope_position_deltas", NO_PICTURES),
+    field("encoder_input_features", NO_ENCODER),
+    field("encoder_output_lengths", NO_ENCODER),
+    field("decoder_text_input", NO_ENCODER),
+    field("decoder_input_ids", NO_ENCODER),
+    field("decoder_input_lengths", NO_ENCODER),
+    field("cross_attention_mask", NO_ENCODER),
+    field("skip_cross_attn_blocks", NO_ENCODER),
+    field(
+        "prompt_logprobs",
+        Ignored(
+            "vLLM's backend has no output for the prompt's log-probabilities; return_context_logits gives its logits",
+        ),
+    ),
+    field(
+        "embedding_request",
+        Refused("the models generate text; no embeddings are computed"),
+    ),
+];
+
+const fn field(name: &'static str, handling: Handling) -> ForeignField {
+    ForeignField { name, handling }
+}
+
+/// The foreign field of this name.
+pub(super) fn foreign(name: &str) -> Option<&'static ForeignField> {
+    let name = plain_name(name);
+    FOREIGN.iter().find(|field| field.name == name)
+}
+
+/// Whether a field is ignored or refused whatever its value, so that the value is not read.
+pub(super) fn is_unread(name: &str) -> bool {
+    let handling = foreign(name).map(|field| &field.handling);
+    matches!(handling, Some(Handling::Ignored(_) | Handling::Refused(_)))
+}
+
+/// The name without the prefix of TensorRT-LLM's LLM API model.
+pub(super) fn plain_name(name: &str) -> &str {
+    name.strip_prefix("sampling_param_").unwrap_or(name)
+}
