@@ -5,7 +5,9 @@ mod support;
 use half::bf16;
 use inflight_kernels_on_cpu::{Arg, Dims};
 
-use support::{Random, bits, unwritten};
+use support::{
+    BF16_ROUNDING, F32_ROUNDING, Random, assert_close, bits, to_f64, unwritten, unwritten_bf16,
+};
 
 const NUM_CASES: usize = 30;
 
@@ -37,6 +39,136 @@ fn embed_widens_rows_of_the_table() {
     }
 }
 
+#[test]
+fn a_row_is_normalised_by_its_root_mean_square() {
+    let random = &mut Random::new();
+    for _ in 0..NUM_CASES {
+        let (num_rows, width) = (random.between(1, 4), width(random));
+        let x = rows_of_any_size(random, num_rows, width);
+        let weight = random.floats(width, 2.0);
+        let (eps, dims) = (1e-5, Dims::new(num_rows, 1, random.block(6)));
+        // One row more than there are: nothing may be written there.
+        let mut out = unwritten_bf16((num_rows + 1) * width);
+        rms_norm(random, dims, &mut out, &x, &weight, eps);
+        let expected = normalised(&to_f64(&x), &weight, eps);
+        assert_bf16(&out[..x.len()], &expected);
+        assert!(out[x.len()..].iter().all(|x| x.is_nan()));
+        // A row alone has the same bits.
+        let row = random.between(0, num_rows - 1) * width;
+        let mut alone = unwritten_bf16(width);
+        let dims = Dims::new(1, 1, dims.block[0] as usize);
+        rms_norm(random, dims, &mut alone, &x[row..][..width], &weight, eps);
+        assert_eq!(alone, out[row..][..width]);
+    }
+}
+
+#[test]
+fn a_residual_is_added_before_the_norm() {
+    let random = &mut Random::new();
+    for _ in 0..NUM_CASES {
+        let (num_rows, width) = (random.between(1, 4), width(random));
+        let x = rows_of_any_size(random, num_rows, width);
+        let before = rows_of_any_size(random, num_rows, width);
+        let weight = random.floats(width, 2.0);
+        let (eps, block) = (1e-6, random.block(6));
+        let mut hidden = before.clone();
+        let mut out = unwritten_bf16(x.len());
+        let mut args = [
+            Arg::from(&mut out[..]),
+            Arg::from(&mut hidden[..]),
+            Arg::from(&x[..]),
+            Arg::from(&weight[..]),
+            eps.into(),
+            (width as i32).into(),
+        ];
+        // SAFETY: all rows have this width, and there are as many as blocks.
+        unsafe { random.launch("add_rms_norm", Dims::new(num_rows, 1, block), &mut args) };
+        let sums: Vec<f32> = x.iter().zip(&before).map(|(x, y)| x + y).collect();
+        assert_eq!(hidden, sums);
+        assert_bf16(&out, &normalised(&to_f64(&sums), &weight, eps));
+        // The norm without an addition gives the same bits.
+        let mut again = unwritten_bf16(x.len());
+        let dims = Dims::new(num_rows, 1, block);
+        rms_norm(random, dims, &mut again, &sums, &weight, eps);
+        assert_eq!(out, again);
+    }
+}
+
+#[test]
+fn a_bias_is_added_to_each_row() {
+    let random = &mut Random::new();
+    for _ in 0..NUM_CASES {
+        let (num_rows, width) = (random.between(1, 5), width(random));
+        let x = random.floats(num_rows * width, 2.0);
+        let bias = random.floats(width, 2.0);
+        let mut out = x.clone();
+        let mut args = [
+            Arg::from(&mut out[..]),
+            Arg::from(&bias[..]),
+            (width as i32).into(),
+        ];
+        let dims = Dims::new(num_rows, random.between(1, 3), random.block(4));
+        // SAFETY: `out` has as many rows of this width as there are blocks.
+        unsafe { random.launch("add_bias", dims, &mut args) };
+        let expected: Vec<f32> = x
+            .chunks(width)
+            .flat_map(|row| row.iter().zip(&bias).map(|(x, bias)| x + bias))
+            .collect();
+        assert_eq!(out, expected);
+    }
+}
+
+#[test]
+fn gates_multiply_what_they_let_through() {
+    let random = &mut Random::new();
+    for _ in 0..NUM_CASES {
+        let (num_rows, width) = (random.between(1, 4), width(random));
+        let gate_up = rows_of_any_size(random, num_rows, 2 * width);
+        let bias = random.coin().then(|| random.floats(2 * width, 2.0));
+        let mut out = unwritten_bf16(num_rows * width);
+        let mut args = [
+            Arg::from(&mut out[..]),
+            Arg::from(&gate_up[..]),
+            Arg::from(bias.as_deref()),
+            (width as i32).into(),
+        ];
+        let dims = Dims::new(num_rows, random.between(1, 3), random.block(4));
+        // SAFETY: the bias and each row of `gate_up` have two halves of this width.
+        unsafe { random.launch("silu_mul", dims, &mut args) };
+        let bias = |at: usize| bias.as_ref().map_or(0.0, |bias| bias[at]);
+        let expected: Vec<f64> = gate_up
+            .chunks(2 * width)
+            .flat_map(|row| {
+                (0..width).map(move |i| {
+                    // The sums with the bias are rounded to f32.
+                    let gate = f64::from(row[i] + bias(i));
+                    let up = f64::from(row[width + i] + bias(width + i));
+                    gate / (1.0 + (-gate).exp()) * up
+                })
+            })
+            .collect();
+        assert_bf16(&out, &expected);
+    }
+}
+
+#[test]
+fn gates_of_any_size_give_finite_results() {
+    let random = &mut Random::new();
+    let gates = [-1e38, -1e30, -200.0, -90.0, 0.0, 90.0, 200.0, 1e30];
+    let gate_up: Vec<f32> = gates.into_iter().chain([1.0; 8]).collect();
+    let mut out = unwritten_bf16(8);
+    let mut args = [
+        Arg::from(&mut out[..]),
+        Arg::from(&gate_up[..]),
+        Arg::NULL,
+        8_i32.into(),
+    ];
+    // SAFETY: one row of 8 gates and 8 others.
+    unsafe { random.launch("silu_mul", Dims::new(1, 1, 32), &mut args) };
+    let expected = [0.0, 0.0, 0.0, 0.0, 0.0, 90.0, 200.0, 1e30];
+    assert_close(&out, &expected, BF16_ROUNDING, 1e-30);
+}
+
 fn embed(
     random: &mut Random,
     dims: Dims,
@@ -53,4 +185,52 @@ fn embed(
     ] as [Arg<'_>; 4];
     // SAFETY: the shapes are those of the kernel, and the tokens are rows of the table.
     unsafe { random.launch("embed", dims, &mut args) };
+}
+
+fn rms_norm(
+    random: &mut Random,
+    dims: Dims,
+    out: &mut [bf16],
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+) {
+    let mut args = [
+        out.into(),
+        x.into(),
+        weight.into(),
+        eps.into(),
+        (weight.len() as i32).into(),
+    ] as [Arg<'_>; 5];
+    // SAFETY: `x` and `out` have as many rows of the weight's width as there are blocks.
+    unsafe { random.launch("rms_norm", dims, &mut args) };
+}
+
+/// The norm of rows of the weight's width.
+fn normalised(x: &[f64], weight: &[f32], eps: f32) -> Vec<f64> {
+    let rows = x.chunks(weight.len());
+    rows.flat_map(|row| {
+        let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
+        let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+        let scaled = row.iter().zip(weight);
+        scaled.map(move |(x, weight)| x * scale * f64::from(*weight))
+    })
+    .collect()
+}
+
+/// Rows whose elements have one size each, from tiny to large.
+fn rows_of_any_size(random: &mut Random, num_rows: usize, width: usize) -> Vec<f32> {
+    let sizes: Vec<f32> = (0..num_rows)
+        .map(|_| random.one_of(&[1e-3, 1.0, 50.0]))
+        .collect();
+    sizes
+        .into_iter()
+        .flat_map(|size| random.floats(width, size))
+        .collect()
+}
+
+/// Checks elements that are rounded to bf16 once.
+#[track_caller]
+fn assert_bf16(actual: &[bf16], expected: &[f64]) {
+    assert_close(actual, expected, BF16_ROUNDING + 2.0 * F32_ROUNDING, 1e-30);
 }

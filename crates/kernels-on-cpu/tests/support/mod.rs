@@ -93,7 +93,7 @@ pub fn unwritten_bf16(len: usize) -> Vec<bf16> {
 }
 
 /// Half a unit in the last place of bf16, relative.
-pub const BF16_ROUNDING: f64 = 1.0 / 256.0 / 2.0;
+pub const BF16_ROUNDING: f64 = 1.0 / 256.0;
 
 /// The largest relative error of the f32 arithmetic of a short formula.
 pub const F32_ROUNDING: f64 = 1e-6;

@@ -1,0 +1,183 @@
+//! Kernels that move bytes.
+
+mod support;
+
+use bytemuck::{Pod, Zeroable};
+use inflight_kernels_on_cpu::{Arg, Dims};
+use memmap2::MmapMut;
+
+use support::{Random, bits, unwritten};
+
+#[test]
+fn rows_are_gathered_in_the_order_of_their_indices() {
+    let random = &mut Random::new();
+    for _ in 0..30 {
+        let kernel = random.one_of(&["gather_rows", "gather_rows_4"]);
+        let units = random.between(1, 80);
+        let width = if kernel == "gather_rows" {
+            4 * units
+        } else {
+            units
+        };
+        let (num_rows, num_kept) = (random.between(1, 9), random.between(1, 9));
+        let rows = random.floats(num_rows * width, 1.0);
+        let indices = random.indices(num_kept, num_rows);
+        let mut out = unwritten((num_kept + 1) * width);
+        let mut args = [
+            Arg::from(&mut out[..]),
+            Arg::from(&rows[..]),
+            Arg::from(&indices[..]),
+            (units as i32).into(),
+        ];
+        let dims = Dims::new(num_kept, random.between(1, 3), random.block(3));
+        // SAFETY: the indices are those of rows of this width, and `out` has a row for each.
+        unsafe { random.launch(kernel, dims, &mut args) };
+        let mut expected: Vec<f32> = indices
+            .iter()
+            .flat_map(|index| rows[*index as usize * width..][..width].iter().copied())
+            .collect();
+        expected.resize(out.len(), f32::NAN);
+        assert_eq!(bits(&out), bits(&expected));
+    }
+}
+
+#[test]
+fn rows_beyond_4_gib_are_gathered() {
+    let random = &mut Random::new();
+    let width = 1 << 12;
+    // 5 GiB, of which only the touched pages exist.
+    let mut rows = sparse(5 << 30);
+    let last = rows.len() / (4 * width) - 1;
+    let row = random.floats(width, 1.0);
+    rows[last * 4 * width..][..4 * width].copy_from_slice(bytemuck::cast_slice(&row));
+    let indices = [last as u32];
+    let mut out = unwritten(width);
+    let mut args = [
+        Arg::from(&mut out[..]),
+        Arg::from(&rows[..]),
+        Arg::from(&indices[..]),
+        (width as i32 / 4).into(),
+    ];
+    // SAFETY: the index is that of the last row.
+    unsafe { random.launch("gather_rows", Dims::new(1, 1, 256), &mut args) };
+    assert_eq!(out, row);
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Region {
+    base: u64,
+    position_bytes: u64,
+    head_bytes: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct BlockCopy {
+    source: u32,
+    target: u32,
+    num_positions: u32,
+}
+
+#[test]
+fn positions_are_copied_in_all_arrays_of_the_cache() {
+    let random = &mut Random::new();
+    for _ in 0..20 {
+        let (num_heads, block_size) = (random.between(1, 4), random.between(1, 20));
+        let (num_blocks, num_regions) = (random.between(2, 8), random.between(1, 4));
+        // Scales, int8 and bf16 vectors, of odd lengths too.
+        let position_bytes: Vec<usize> = (0..num_regions)
+            .map(|_| random.one_of(&[4, 64, 128, 256, 40, 12, 17]))
+            .collect();
+        let before: Vec<Vec<u8>> = position_bytes
+            .iter()
+            .map(|bytes| {
+                let len = num_blocks * num_heads * block_size * bytes;
+                random.indices(len, 256).iter().map(|x| *x as u8).collect()
+            })
+            .collect();
+        let mut after = before.clone();
+        let regions: Vec<Region> = after
+            .iter_mut()
+            .zip(&position_bytes)
+            .map(|(bytes, position_bytes)| Region {
+                base: bytes.as_mut_ptr() as u64,
+                position_bytes: *position_bytes as u64,
+                head_bytes: (position_bytes * block_size) as u64,
+            })
+            .collect();
+        // Different blocks, so that no target is another copy's source or target.
+        let blocks = random.different(num_blocks / 2 * 2, num_blocks);
+        let copies: Vec<BlockCopy> = blocks
+            .chunks(2)
+            .map(|pair| BlockCopy {
+                source: pair[0],
+                target: pair[1],
+                num_positions: random.between(0, block_size) as u32,
+            })
+            .collect();
+        let mut args = [
+            Arg::from(&regions[..]),
+            Arg::from(&copies[..]),
+            (num_heads as i32).into(),
+        ];
+        let dims = Dims::new(num_regions * num_heads, copies.len(), random.block(3));
+        // SAFETY: the regions are the vectors above, and the copies inside them.
+        unsafe { random.launch("copy_positions", dims, &mut args) };
+        for ((before, after), position_bytes) in before.iter().zip(&after).zip(&position_bytes) {
+            let mut expected = before.clone();
+            for copy in &copies {
+                for head in 0..num_heads {
+                    let head_bytes = block_size * position_bytes;
+                    let at = |block: u32| (block as usize * num_heads + head) * head_bytes;
+                    let len = copy.num_positions as usize * position_bytes;
+                    let copied = &before[at(copy.source)..][..len];
+                    expected[at(copy.target)..][..len].copy_from_slice(copied);
+                }
+            }
+            assert!(
+                *after == expected,
+                "{num_heads} heads of {block_size} positions"
+            );
+        }
+    }
+}
+
+#[test]
+fn positions_beyond_4_gib_are_copied() {
+    let random = &mut Random::new();
+    let (num_heads, head_bytes) = (8, 64 * 256);
+    let mut cache = sparse(6 << 30);
+    let last = cache.len() / (num_heads * head_bytes) - 1;
+    let at = (last * num_heads + 7) * head_bytes;
+    cache[at..][..head_bytes].fill(7);
+    let regions = [Region {
+        base: cache.as_mut_ptr() as u64,
+        position_bytes: 256,
+        head_bytes: head_bytes as u64,
+    }];
+    let target = last - 3;
+    let copies = [BlockCopy {
+        source: last as u32,
+        target: target as u32,
+        num_positions: 40,
+    }];
+    let mut args = [
+        Arg::from(&regions[..]),
+        Arg::from(&copies[..]),
+        (num_heads as i32).into(),
+    ];
+    // SAFETY: both blocks are inside the cache.
+    unsafe { random.launch("copy_positions", Dims::new(num_heads, 1, 64), &mut args) };
+    let copied = &cache[(target * num_heads + 7) * head_bytes..][..head_bytes];
+    assert!(
+        copied[..40 * 256].iter().all(|x| *x == 7) && copied[40 * 256..].iter().all(|x| *x == 0)
+    );
+}
+
+/// Memory that is zero, and takes no room until it is touched.
+fn sparse(num_bytes: usize) -> MmapMut {
+    let mut options = memmap2::MmapOptions::new();
+    let options = options.len(num_bytes).no_reserve_swap();
+    options.map_anon().expect("address space")
+}
