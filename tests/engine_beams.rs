@@ -1,5 +1,5 @@
-//! What beams share, take and leave to others. That each request finds what it finds alone is checked at
-//! its end, and every step, by `engine_support`.
+//! Which blocks beams share, allocate and free. `engine_support` checks every step, and at the end of each request that
+//! its results are the same as when it runs alone.
 
 mod engine_support;
 
@@ -21,7 +21,7 @@ fn with_beams(max_beam_width: u32) -> EngineConfig {
     }
 }
 
-/// Searches with `width` beams that do not stop before their length.
+/// Searches with `width` beams that do not stop before their maximum length.
 fn search(num_prompt_tokens: u32, max_new_tokens: u32, width: u32) -> Ask {
     let mut ask = Ask::of_lengths(num_prompt_tokens, max_new_tokens).with_beams(width);
     if let Some(search) = &mut ask.beam_search {
@@ -41,7 +41,7 @@ fn beams_compute_their_context_once_and_copy_only_the_block_they_write() {
     let context = world.step();
     assert_eq!((context.len(), context[0].tokens.len()), (1, 5));
     assert_eq!((num_used(&world), world.num_copies), (2, 0));
-    // One full block is everybody's; the second is copied for all but one.
+    // All beams share the one full block; the second is copied for all but one.
     let generation = world.step();
     let beams: Vec<_> = generation.iter().map(|planned| planned.beam).collect();
     assert_eq!(beams, [0, 1, 2]);
@@ -105,7 +105,7 @@ fn a_request_with_beams_can_be_cancelled_at_any_time() {
 
 #[test]
 fn blocks_that_beams_may_need_are_reserved_and_others_are_paused_for_them() {
-    // To their ends three beams need 1 + 3 * 3 blocks, and the others 4 each.
+    // In total three beams need 1 + 3 * 3 blocks, and the others 4 each.
     let config = EngineConfig {
         policy: CapacityPolicy::MaxUtilization,
         max_seq_len: Tokens(16),
@@ -137,7 +137,7 @@ fn beams_are_admitted_only_if_the_oldest_request_can_always_continue() {
         ..with_beams(3)
     };
     let mut world = World::new(config);
-    // 15 blocks to its end, and the beams need 1 + 3.
+    // It needs 15 blocks in total, and the beams 1 + 3.
     let long = world.add(Ask::of_lengths(5, 55)).expect("fits");
     let beams = world.add(search(5, 3, 3)).expect("fits");
     while !world.streams[&long].ended {
@@ -159,7 +159,7 @@ fn beams_leave_a_step_room_for_the_next_chunk_of_those_before_them() {
     let beams = world.add(search(1, 20, 6)).expect("fits");
     while !world.streams[&long].ended {
         world.step();
-        // 6 of 8 tokens would leave less than a block.
+        // 6 of 8 tokens would leave less than one block.
         assert!(!world.streams[&beams].admitted);
     }
     world.run_to_end();
@@ -219,7 +219,7 @@ fn in_lockstep_beams_wait_for_the_rest_of_their_batch() {
         let generating = planned.iter().filter(|it| world.streams[&it.id].generates);
         assert_eq!(generating.count(), num_generating);
     }
-    // The two rows of the one that has ended were computed for nothing.
+    // The two rows of the request that has ended were computed in vain.
     assert_eq!(world.num_padding_tokens, 2);
     assert_eq!(world.engine.ended(beams), None);
     assert!(world.streams[&beams].ended && world.streams[&other].ended);
@@ -270,7 +270,7 @@ fn only_the_prompt_of_beams_is_reused() {
     };
     let first = world.add(ask.clone()).expect("fits");
     world.run_to_end();
-    // 10 positions, then at least 3 times what comes after the two full blocks of the prompt.
+    // 10 positions, then at least 3 times those after the two full blocks of the prompt.
     let KvBlocks {
         num_new,
         num_reused,
@@ -310,7 +310,7 @@ fn the_logits_of_a_beam_follow_its_history_and_are_shared_with_its_siblings() {
         };
         let id = world.add(ask).expect("fits");
         world.add(search(5, 9, 2)).expect("fits");
-        // That they are the right ones is checked at its end.
+        // `engine_support` checks their contents at the end of the request.
         world.run_to_end();
         let found = &world.streams[&id].hypotheses;
         assert_eq!(found.len(), 4);
@@ -357,7 +357,7 @@ fn the_current_hypotheses_are_available_after_every_step() {
             assert_eq!(world.engine.best_so_far(id)[..], expected[..]);
         }
         world.step();
-        // In lockstep it waits for the other.
+        // In lockstep it waits for the other request.
         let waits = scheme == BatchingScheme::V1;
         let found = if waits { &alone.found[..] } else { &[] };
         assert_eq!(world.engine.best_so_far(id)[..], *found);
@@ -396,7 +396,7 @@ fn a_request_receives_its_current_beams_if_it_asks_for_them() {
         ..search(5, 9, 3)
     };
     let ids = [1, 4, 100].map(|interval| world.add(told_every(interval)).expect("fits"));
-    // What they are told is checked at their ends.
+    // `engine_support` checks the reported hypotheses at the end of each request.
     world.run_to_end();
     let num_told = ids.map(|id| world.streams[&id].told.len());
     assert_eq!(num_told, [8, 2, 1]);

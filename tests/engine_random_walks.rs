@@ -1,8 +1,7 @@
-//! Random walks through add, cancel and step, over tiny pools and budgets, where collisions are common.
+//! Random walks through add, cancel and step, with tiny pools and budgets, where conflicts are common.
 //!
-//! Each step is checked by `engine_support`; here is what is walked through. A failure prints the
-//! shortest walk that shows it, and its seed goes to a file next to this one, to be
-//! committed.
+//! `engine_support` checks each step; this file generates the walks. A failure prints the shortest walk that
+//! reproduces it, and its seed is added to a file next to this one, which is to be committed.
 
 mod engine_support;
 
@@ -23,13 +22,13 @@ use triton_inflight::sampling::{BeamSearch, EarlyStopping};
 enum Move {
     Add(Ask),
     Step,
-    /// Cancels the `n`-th request modulo how many there were, ended or not.
+    /// Cancels the request with index `n` modulo the number of requests so far, even one that has ended.
     Cancel(usize),
-    /// As `Cancel`, between the plan and its results.
+    /// The same, between a plan and its results.
     StepAndCancel(usize),
 }
 
-/// Limits that are never wide: pools of a few blocks more than the longest sequence needs.
+/// Configurations with little room: pools have a few blocks more than the longest sequence needs.
 fn configs() -> impl Strategy<Value = EngineConfig> {
     let sizes = (1u32..=8, 2u32..=48, 0u32..=12, 1u32..=8, 0u32..=24);
     let scheme = prop_oneof![
@@ -119,7 +118,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
     })
 }
 
-/// Requests of which some are too long for most of the configurations.
+/// Requests, some of them too long for most configurations.
 fn asks() -> impl Strategy<Value = Ask> {
     let fails_after = proptest::option::weighted(0.05, 0usize..4);
     // Many begin in the same way.
@@ -175,8 +174,7 @@ fn asks() -> impl Strategy<Value = Ask> {
         })
 }
 
-/// What a client expects of an answer: so many tokens of it that are right, and some more that most often
-/// are not.
+/// Expected outputs: a number of correct tokens, followed by some that are mostly wrong.
 #[derive(Clone, Debug)]
 struct Guesses {
     max_draft_tokens: Option<u32>,
@@ -199,7 +197,7 @@ fn guesses() -> impl Strategy<Value = Guesses> {
 impl Guesses {
     fn of(self, ask: &Ask) -> DraftOptions {
         let mut expected = match ask.prompt.len() {
-            // It is refused.
+            // The request is refused.
             0 => Vec::new(),
             len => {
                 let long = Tokens(len as u32 + 50);
@@ -243,7 +241,7 @@ fn walks() -> impl Strategy<Value = Vec<Move>> {
     vec(one, 1..400)
 }
 
-/// Walks, and then serves what is left. Returns all that was planned and all that happened.
+/// Walks, and then runs the remaining requests to their end. Returns all plans and all events.
 fn walk(config: EngineConfig, moves: &[Move]) -> (Vec<Vec<PlannedSequence>>, Vec<Event>, World) {
     let (mut plans, mut events) = (Vec::new(), Vec::new());
     let mut world = World::new(config);
@@ -288,8 +286,8 @@ fn fits_alone(config: &EngineConfig, ask: &Ask) -> bool {
         && (ask.beam_search.is_none() || beams_fit_alone(config, ask))
 }
 
-/// Whether the pool holds all beams when they share nothing but the full blocks of their prompt; and with
-/// a window, each as if it were alone.
+/// Whether the pool can hold all beams if they share only the full blocks of their prompt; with a window, each as if it
+/// were alone.
 fn beams_fit_alone(config: &EngineConfig, ask: &Ask) -> bool {
     let (block, width) = (config.block_size.tokens().0, ask.width());
     let prompt = ask.prompt.len() as u32;
@@ -297,7 +295,7 @@ fn beams_fit_alone(config: &EngineConfig, ask: &Ask) -> bool {
     let one = longest.div_ceil(block);
     let num_blocks = match config.window {
         None => prompt / block + width * (one - prompt / block),
-        // The most that a sequence that long holds at once.
+        // The most blocks that a sequence of this length holds at once.
         Some(_) => {
             let alone = EngineConfig {
                 max_seq_len: Tokens(longest),

@@ -1,4 +1,4 @@
-//! What the engine refuses, at load and for each request, and how requests end.
+//! Configurations and requests that the engine refuses, and how requests end.
 
 mod engine_support;
 
@@ -173,7 +173,7 @@ fn a_sequence_with_nan_logits_fails_alone() {
 
 #[test]
 fn a_request_can_be_cancelled_wherever_it_is() {
-    // The pool holds R1 and R2 until both need a third block; then R2 is paused, and R3 waits.
+    // The pool is large enough for R1 and R2 until both need a third block; then R2 is paused, and R3 waits.
     let config = EngineConfig {
         max_num_requests: 2,
         max_seq_len: Tokens(16),
@@ -224,7 +224,7 @@ fn a_step_is_recorded_as_planned() {
         (1, 1, 0)
     );
     assert_eq!(stats.num_context_tokens, Tokens(9));
-    // Two blocks of R1 and three of R2, although both have ended with this step.
+    // Two blocks of R1 and three of R2, although both have ended in this step.
     assert_eq!(
         (stats.kv.num_used, stats.kv.num_blocks),
         (Blocks(5), Blocks(128))
@@ -263,7 +263,7 @@ fn a_request_can_report_its_number_of_blocks() {
         num_new: Blocks(num_new),
         num_reused: Blocks(num_reused),
     };
-    // As above, R2 is paused when both need a third block, and takes all four of its own later.
+    // As above, R2 is paused when both need a third block, and later allocates all four of its blocks again.
     let tight = EngineConfig {
         max_num_requests: 2,
         max_seq_len: Tokens(16),
@@ -281,7 +281,7 @@ fn a_request_can_report_its_number_of_blocks() {
         reuse: BlockReuse::PartialBlocks,
         ..wide_config()
     });
-    // Of 7 tokens 6 can be found: a whole block, and the beginning of the next.
+    // 6 of the 7 tokens can be reused: a whole block, and the beginning of the next.
     for expected in [blocks(4, 0), blocks(2, 2)] {
         let id = world.add(of_blocks.clone()).expect("fits");
         world.run_to_end();
@@ -349,7 +349,7 @@ fn bad_speculation_settings_are_rejected_with_the_way_out() {
     }
 }
 
-/// A request whose first `num_right` tokens are foreseen, and none after them.
+/// A request with drafts whose first `num_right` tokens are correct, and none after them.
 fn foreseen(num_right: usize, ask: Ask) -> Ask {
     let mut ask = Ask {
         outputs: OutputOptions {
@@ -398,7 +398,7 @@ fn draft_statistics_are_in_the_events_and_in_the_records() {
         num_drafted,
         num_accepted,
     };
-    // Four guesses, of which the third is wrong; four and two that are right; two that are.
+    // `wrong` has four drafts, of which the third is wrong; `right` four and two, `silent` two, all correct.
     assert_eq!(world.streams[&wrong].drafts, totals(4, 2));
     assert_eq!(world.streams[&right].drafts, totals(6, 6));
     assert_eq!(world.streams[&silent].drafts, totals(0, 0));

@@ -1,12 +1,12 @@
-//! The effects of each scheduling rule, as time tables.
+//! The effect of each scheduling rule, as a time table.
 //!
-//! A row is a step, a column a request:
+//! Each row is a step, each column a request:
 //!
 //! ```text
-//! c5      5 context tokens            w   waits for its start
-//! c4+     4, and more to come         p   paused
-//! g       one generation token        .   not there yet, or ended
-//! g3/2    and 3 drafts, 2 were right  -   runs, but gets no tokens in this step
+//! c5      5 context tokens            w   waiting to be admitted
+//! c4+     4, with more to come        p   paused
+//! g       one generation token        .   not added yet, or ended
+//! g3/2    and 3 drafts, 2 accepted    -   running, but without tokens in this step
 //! ```
 
 mod engine_support;
@@ -19,13 +19,13 @@ use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig, Speculation,
 };
 
-/// When a request arrives, and how long it is.
+/// Arrival time, lengths and priority of a request.
 struct Arrival {
     before_step: u64,
     num_prompt_tokens: u32,
     max_new_tokens: u32,
     priority: i32,
-    /// So many tokens are expected as they will be, and then others.
+    /// Number of correct draft tokens; wrong ones follow. 0 for no drafts.
     num_foreseen: usize,
 }
 
@@ -39,7 +39,7 @@ const fn at(before_step: u64, num_prompt_tokens: u32, max_new_tokens: u32) -> Ar
     }
 }
 
-/// The same, of another priority.
+/// The same with another priority.
 const fn of_priority(priority: i32, arrival: Arrival) -> Arrival {
     Arrival {
         priority,
@@ -47,7 +47,7 @@ const fn of_priority(priority: i32, arrival: Arrival) -> Arrival {
     }
 }
 
-/// The same, with so many tokens expected as they will be, and then others.
+/// The same with draft tokens, of which the first `num_foreseen` are correct.
 const fn foreseen(num_foreseen: usize, arrival: Arrival) -> Arrival {
     Arrival {
         num_foreseen,
@@ -55,7 +55,7 @@ const fn foreseen(num_foreseen: usize, arrival: Arrival) -> Arrival {
     }
 }
 
-/// Of the tokens of `ask`, `num_right` and others after them.
+/// The first `num_right` tokens of the answer to `ask`, followed by wrong ones.
 fn expected(ask: &Ask, num_right: usize) -> Vec<TokenId> {
     let (mut tokens, _) = ask.answer_alone(Tokens(u32::MAX));
     for wrong in tokens.iter_mut().skip(num_right) {
@@ -64,7 +64,7 @@ fn expected(ask: &Ask, num_right: usize) -> Vec<TokenId> {
     tokens
 }
 
-/// Serves `arrivals` to their end; R`n` is cancelled before step `s` for `(n, s)` in `cancelled`.
+/// Runs `arrivals` to their end. For each `(n, s)` in `cancelled`, R`n` is cancelled before step `s`.
 fn time_table(config: EngineConfig, arrivals: &[Arrival], cancelled: &[(u64, u64)]) -> String {
     let mut world = World::new(config);
     let mut table = String::from("step tokens blocks");
@@ -136,7 +136,7 @@ fn assert_table(actual: String, expected: &str) {
     assert_eq!(lines(&actual), lines(expected), "what happened:\n{actual}");
 }
 
-/// Two that need 4 blocks each to their end, and a third; the pool has 6.
+/// Two requests that need 4 blocks each in total, and a third; the pool has 6.
 const THREE: [Arrival; 3] = [at(1, 6, 10), at(1, 6, 10), at(1, 2, 3)];
 
 fn small_pool(policy: CapacityPolicy) -> EngineConfig {
@@ -181,8 +181,8 @@ fn guaranteed_no_evict_admits_only_requests_that_can_run_to_their_end() {
 
 #[test]
 fn max_utilization_admits_requests_that_fit_now_and_pauses_the_last_admitted() {
-    // In step 8 R1 needs a fourth block. R2 gives all of its own back and, when R1 has ended, computes
-    // its 13 tokens again.
+    // In step 8, R1 needs a fourth block. R2 frees all of its blocks and, when R1 has ended, computes its 13 tokens
+    // again.
     assert_table(
         time_table(small_pool(CapacityPolicy::MaxUtilization), &THREE, &[]),
         "
@@ -211,8 +211,8 @@ fn max_utilization_resumes_paused_requests_before_admitting_new_ones() {
         ..small_pool(CapacityPolicy::MaxUtilization)
     };
     let arrivals = [at(1, 7, 8), at(1, 7, 8), at(1, 7, 8), at(6, 1, 2)];
-    // From step 7 on there is a block for R4, but it would be taken from those that were paused. R2
-    // started before R3 and is resumed before it.
+    // From step 7 on a block is free for R4, but paused requests come first. R2 was admitted before R3 and is
+    // resumed before it.
     assert_table(
         time_table(config, &arrivals, &[]),
         "
@@ -245,7 +245,7 @@ fn a_long_context_is_chunked_beside_generating_requests() {
         ..wide_config()
     };
     let arrivals = [at(1, 3, 8), at(2, 21, 3), at(2, 1, 2)];
-    // Of the 9 tokens next to R1, R2 gets two blocks. The one left would do for R3, which does not
+    // Of the 9 tokens beside R1, R2 gets two blocks. The remaining one would suffice for R3, but it does not
     // overtake.
     assert_table(
         time_table(config, &arrivals, &[]),
@@ -271,7 +271,7 @@ fn without_chunking_no_request_overtakes_a_context_that_does_not_fit() {
         ..wide_config()
     };
     let arrivals = [at(1, 3, 4), at(2, 10, 2), at(2, 2, 2)];
-    // R2 needs a step of its own, and R3 waits with it.
+    // R2 needs a step to itself, and R3 waits with it.
     assert_table(
         time_table(config, &arrivals, &[]),
         "
@@ -314,7 +314,7 @@ fn no_request_joins_a_static_batch_until_all_of_its_requests_have_ended() {
         ..wide_config()
     };
     let arrivals = [at(1, 4, 2), at(1, 4, 4), at(1, 4, 2), at(2, 4, 1)];
-    // R1 leaves after step 2, and its place stays empty until R2 has ended too.
+    // R1 ends after step 2, and its place stays empty until R2 has ended too.
     assert_table(
         time_table(config, &arrivals, &[]),
         "
@@ -380,7 +380,7 @@ fn the_smaller_priority_number_starts_first_and_is_paused_last() {
         of_priority(1, at(2, 2, 2)),
         at(3, 1, 2),
     ];
-    // R2 and R4 come later than R1 and go before it: when blocks run out, R1 is paused.
+    // R2 and R4 arrive after R1 but take precedence: when blocks run out, R1 is paused.
     assert_table(
         time_table(small_pool(CapacityPolicy::MaxUtilization), &arrivals, &[]),
         "
@@ -410,7 +410,7 @@ fn a_context_waits_for_blocks_that_another_is_about_to_write() {
         reuse: BlockReuse::WholeBlocks,
         ..wide_config()
     };
-    // All begin with the same tokens. R3, which has no whole block, need not wait.
+    // All begin with the same tokens. R3, which has no whole block, does not have to wait.
     let arrivals = [at(1, 14, 2), at(1, 14, 2), at(1, 3, 2)];
     assert_table(
         time_table(config, &arrivals, &[]),
@@ -436,7 +436,7 @@ fn a_batch_without_newcomers_starts_with_all_requests_that_share_a_prefix() {
             ..wide_config()
         };
         let arrivals = [at(1, 14, 3), at(1, 14, 3), at(2, 14, 2)];
-        // R3 finds the whole blocks of those before it.
+        // R3 reuses the whole blocks of the requests before it.
         assert_table(
             time_table(config, &arrivals, &[]),
             "
@@ -458,7 +458,7 @@ fn two_micro_batches_take_turns() {
         ..wide_config()
     };
     let arrivals = [at(1, 4, 3), at(1, 5, 3), at(1, 6, 3)];
-    // The tokens of a step are known when the next one but one is planned.
+    // The tokens of a step are known when the second step after it is planned.
     assert_table(
         time_table(config, &arrivals, &[]),
         "
@@ -486,7 +486,7 @@ fn drafts_use_the_rest_of_the_token_budget() {
         speculation: DRAFTS,
         ..wide_config()
     };
-    // R1 is foreseen to its end, R2 up to its fifth token. The context of R3 comes before their drafts.
+    // The drafts of R1 are correct to its end, those of R2 up to its fifth token. The context of R3 comes before them.
     let arrivals = [
         foreseen(20, at(1, 3, 14)),
         foreseen(5, at(1, 3, 12)),
@@ -522,8 +522,8 @@ fn drafts_take_no_block_that_another_may_need() {
         foreseen(20, at(1, 6, 8)),
         at(3, 9, 2),
     ];
-    // In step 2 three blocks are free, of which R1 and R2 may need one each: R1 takes the third. In step 3
-    // one is left, and R3 waits for more: R1 gets no room for drafts, R2 has some.
+    // In step 2 three blocks are free, of which R1 and R2 may need one each: R1 takes the third. In step 3 one is
+    // left, and R3 waits for more: R1 gets no room for drafts, while R2 has some.
     assert_table(
         time_table(config, &arrivals, &[]),
         "

@@ -1,11 +1,11 @@
-//! The walk-through of the founding documents, step by step, checked by its statistics. `xtask` draws the
-//! same two runs for the documentation.
+//! The walk-through of the documentation, checked step by step by its statistics. `xtask` draws the same two runs for
+//! the documentation.
 
 mod walk_through;
 
 use serde_json::Value;
 
-/// The columns of a table: the statistics' field names, abbreviated above.
+/// The columns of a table: field names of the statistics, with their abbreviations.
 const FIELDS: [&str; 8] = [
     "Active Request Count",
     "Scheduled Requests",
@@ -17,8 +17,8 @@ const FIELDS: [&str; 8] = [
     "Used KV cache blocks",
 ];
 
-/// A row per record: the step, the fields, and the stage of each request: `c5` computes 5 tokens of its
-/// context, `g` generates, `w` waits, `.` has ended.
+/// One row per record: the step, the fields, and the stage of each request: `c5` computes 5 tokens of its context,
+/// `g` generates, `w` waits, `.` has ended.
 fn table(statistics_file: &str) -> String {
     let records = statistics_file.lines();
     let row = |line: &str| {
@@ -59,9 +59,9 @@ fn assert_table(statistics_file: &str, expected: &str) {
 
 #[test]
 fn without_chunked_context() {
-    // Iteration 1: two tokens are left, too few for R3.
+    // Iteration 1: two tokens of the budget are left, too few for R3.
     // Iteration 2: R1 and R2 generate, R3 and R4 join; R5 would be a fifth request.
-    // Iteration 3: R1's second token was its stop token, and R5 has its place.
+    // Iteration 3: R1's second token was its stop token, and R5 takes its place.
     assert_table(
         &walk_through::statistics_file(false),
         "
@@ -79,7 +79,7 @@ fn without_chunked_context() {
 
 #[test]
 fn with_chunked_context() {
-    // The two tokens that are left in iteration 1 are a block: R3 starts with them, and one remains.
+    // The two tokens left in iteration 1 are one block: R3 starts with them, and one token of its context remains.
     assert_table(
         &walk_through::statistics_file(true),
         "

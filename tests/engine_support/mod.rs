@@ -1,11 +1,11 @@
-//! A world around the engine for its tests: a runner whose tokens can be foretold, and the checks that
-//! every plan and every event must pass.
+//! A world around the engine for its tests: a runner with predictable tokens, and checks of every plan and every
+//! event.
 //!
-//! The runner's "keys and values" are one hash a position, chained over all tokens before it, stored in
-//! a pool that is addressed by (block, offset) alone. Every position that a token's attention would see
-//! is looked up there and must hold the hash of this sequence's own tokens. So a stream is right only if
-//! every token of it was computed, or shared with one that begins in the same way, in blocks that nobody
-//! else wrote to, whatever was chunked, paused, reused, given back or cancelled on the way.
+//! The runner's "keys and values" are one hash per position, chained over all previous tokens, in a pool that is
+//! addressed only by (block, offset). Every position that a token would attend to is looked up there and must hold
+//! the hash of this sequence's own tokens. So a stream is correct only if each of its tokens was computed, or
+//! shared with a sequence that begins in the same way, in blocks that no other sequence wrote to, whatever was
+//! chunked, paused, reused, freed or cancelled in between.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -24,34 +24,34 @@ use triton_inflight::sampling::{
     ReadText, SampleError, SamplingParams, StopRule, StopText,
 };
 
-/// Tokens are below this, the last one ends a sequence that listens to it.
+/// Token ids are below this. The last one is the end id.
 pub const VOCAB_SIZE: TokenId = 16;
 pub const END_ID: TokenId = VOCAB_SIZE - 1;
 
-/// A request of a test.
+/// A test request.
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub prompt: Vec<TokenId>,
     pub max_new_tokens: u32,
-    /// Whether `END_ID` ends it.
+    /// Whether `END_ID` ends its output.
     pub has_end_id: bool,
-    /// Its logits after so many tokens are not numbers.
+    /// The number of tokens after which its logits are NaN.
     pub fails_after: Option<usize>,
-    /// The smaller, the sooner.
+    /// Smaller numbers go first.
     pub priority: i32,
-    /// What it shares.
+    /// Which blocks it may share.
     pub reuse: ReuseOptions,
-    /// What it wants to know.
+    /// The extra outputs that it requests.
     pub outputs: OutputOptions,
-    /// What is guessed of it.
+    /// Its draft tokens.
     pub drafts: DraftOptions,
-    /// How it searches, if it does.
+    /// Its beam search, if any.
     pub beam_search: Option<BeamSearch>,
-    /// Whether the text of a beam ends with two tokens that add up to a multiple of 7.
+    /// Whether two consecutive tokens whose sum is a multiple of 7 are a stop word of its beams.
     pub has_stop_text: bool,
 }
 
-/// Reads such a text.
+/// Finds that stop word.
 #[derive(Clone, Default)]
 struct StopsAtSevens {
     last: Option<TokenId>,
@@ -69,7 +69,7 @@ impl ReadText for StopsAtSevens {
 }
 
 impl Ask {
-    /// `num_prompt_tokens` in, `max_new_tokens` out, whatever the tokens are.
+    /// A request with `num_prompt_tokens` arbitrary tokens, which generates `max_new_tokens`.
     pub fn of_lengths(num_prompt_tokens: u32, max_new_tokens: u32) -> Self {
         Self {
             prompt: (0..num_prompt_tokens)
@@ -87,7 +87,7 @@ impl Ask {
         }
     }
 
-    /// The same with `width` beams, all of which it wants.
+    /// The same with `width` beams, all of which are returned.
     pub fn with_beams(self, width: u32) -> Self {
         Self {
             beam_search: Some(BeamSearch {
@@ -130,7 +130,7 @@ impl Ask {
         }
     }
 
-    /// What it gives alone: computed from the tokens, without an engine.
+    /// Its output when it runs alone, computed from the tokens without an engine.
     pub fn answer_alone(&self, max_seq_len: Tokens) -> (Vec<TokenId>, FinishReason) {
         let mut entry = self
             .prompt
@@ -155,11 +155,11 @@ impl Ask {
     }
 }
 
-/// What a search gives alone.
+/// The results of a beam search that runs alone.
 pub struct Searched {
-    /// After each token but the last, the best so far.
+    /// The best hypotheses after each token but the last.
     pub so_far: Vec<Vec<Hypothesis>>,
-    /// In the end; nothing if it fails.
+    /// The final hypotheses; empty if the search fails.
     pub found: Vec<Hypothesis>,
     pub finish_reason: FinishReason,
 }
@@ -275,7 +275,7 @@ pub fn search_alone(ask: &Ask, search: BeamSearch, max_seq_len: Tokens) -> Searc
 
 const FIRST_ENTRY: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The entry of a position whose predecessor has `entry`. (The finaliser of splitmix64.)
+/// The entry of the position after the one with `entry` (the finaliser of splitmix64).
 fn chain(entry: u64, token: TokenId) -> u64 {
     let mut hash = entry ^ u64::from(token + 1).wrapping_mul(0xd129_0d3d_8e2f_4b5f);
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -287,12 +287,12 @@ fn next_token(entry: u64) -> TokenId {
     (entry >> 32) as TokenId % VOCAB_SIZE
 }
 
-/// The logits of a beam that has `entry`.
+/// The logits of a beam with this entry.
 fn logits(entry: u64) -> Vec<f32> {
     vec![(entry >> 40) as f32]
 }
 
-/// What a beam names that has `entry`: sometimes few, and now and then nothing, for one reason or another.
+/// The candidates of a beam with this entry: sometimes few, and sometimes an error instead.
 fn candidates(entry: u64, num: usize) -> Result<Vec<BeamCandidate>, SampleError> {
     let num = match entry % 64 {
         0 => return Err(SampleError::NoneAllowed),
@@ -308,17 +308,17 @@ fn candidates(entry: u64, num: usize) -> Result<Vec<BeamCandidate>, SampleError>
     Ok(named.collect())
 }
 
-/// What is known of a request.
+/// A request and what the engine has reported about it.
 pub struct Stream {
     pub ask: Ask,
     pub tokens: Vec<TokenId>,
-    /// Positions whose context logits have come, and those whose token has been chosen.
+    /// Positions of the context logits received so far, and of the generation logits.
     pub extra_outputs: [Vec<f32>; 2],
-    /// What it has found with beams.
+    /// The final hypotheses of its beam search.
     pub hypotheses: Vec<Hypothesis>,
-    /// What it was told of its beams, in the end what it has found.
+    /// The hypotheses of each event; the last are the final ones.
     pub told: Vec<Vec<Hypothesis>>,
-    /// What it was told last of its blocks, and of its drafts.
+    /// The latest reported blocks and drafts.
     pub kv_blocks: KvBlocks,
     pub drafts: DraftTotals,
     pub slot: Option<SeqSlot>,
@@ -330,7 +330,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Every row that was wanted has come once and in order, and no other.
+    /// Checks that every requested row has arrived once and in order, and no other.
     fn check_gathered(&self) {
         let num_prompt_tokens = self.ask.prompt.len();
         let outputs = self.ask.outputs;
@@ -352,17 +352,18 @@ impl Stream {
     }
 }
 
-/// An engine, its runner, and all that was asked of it.
+/// An engine, its runner, and all requests added to it.
 pub struct World {
     pub config: EngineConfig,
     pub engine: Engine,
     pub streams: BTreeMap<SequenceId, Stream>,
     /// Entry of each position of each block: `[num_blocks * block_size]`.
     cache: Vec<u64>,
-    /// Steps that are out, the oldest first, as a runner on another thread would have them.
+    /// Steps in flight, oldest first, as with a runner on another thread.
     out: VecDeque<(Step, StepOutput)>,
-    /// Of the step that was planned last.
+    /// Padding tokens of the last planned step.
     pub num_padding_tokens: u32,
+    /// Block copies of the last planned step.
     pub num_copies: usize,
     pub events: Vec<Event>,
     next_id: u64,
@@ -375,7 +376,7 @@ impl World {
         config.check().expect("a test's limits can be served");
         Self {
             engine: Engine::new(EngineConfig {
-                // The stages say who is in which phase.
+                // The stages tell which phase each request is in.
                 record_requests: true,
                 ..config.clone()
             }),
@@ -416,13 +417,13 @@ impl World {
         Ok(id)
     }
 
-    /// Cancels a request, ended or not.
+    /// Cancels a request, even one that has ended.
     pub fn cancel(&mut self, id: SequenceId) {
         let stream = self.streams.get_mut(&id).expect("asked before");
         let was_there = self.engine.cancel(id);
         assert!(!self.engine.cancel(id), "{id:?} is gone");
         if !was_there && self.config.scheme == BatchingScheme::V1 {
-            // It has ended with its batch, and the event is still to come.
+            // It has ended with its batch, and its event has not been reported yet.
             return;
         }
         assert_eq!(was_there, !stream.ended, "{id:?} is there until it ends");
@@ -435,13 +436,13 @@ impl World {
         streams.filter(|(_, stream)| !stream.ended)
     }
 
-    /// One step: plan, run, apply, with everything checked. Returns the plan's sequences.
+    /// Plans, runs and applies one step, and checks everything. Returns the sequences of the plan.
     pub fn step(&mut self) -> Vec<PlannedSequence> {
         self.step_and_cancel(None)
     }
 
-    /// One step in which `cancelled` is given up after the runner has run. With two micro-batches, the
-    /// step that comes back is the one before.
+    /// One step in which `cancelled` is cancelled after the runner has run. With two micro-batches, the results
+    /// applied are those of the previous step.
     pub fn step_and_cancel(&mut self, cancelled: Option<SequenceId>) -> Vec<PlannedSequence> {
         self.num_steps += 1;
         let step = self.engine.schedule();
@@ -483,21 +484,21 @@ impl World {
         planned
     }
 
-    /// Steps until nothing is active, and panics when that takes longer than serving the requests one
-    /// after the other: each step brings the first one forward by a token.
+    /// Steps until nothing is active. Panics if that takes longer than running the requests one after the other: each
+    /// step advances the first one by a token.
     pub fn run_to_end(&mut self) {
         let lengths = self.active().map(|(_, stream)| {
             stream.ask.prompt.len() as u64 + u64::from(stream.ask.max_new_tokens)
         });
         let mut steps_left: u64 = lengths.sum();
-        // A step of one micro-batch brings only that one forward, and one step comes back late.
+        // A step advances only one micro-batch, and the results of one step are late.
         steps_left = steps_left * self.config.num_micro_batches as u64 + 2;
         while !self.engine.is_idle() {
             assert!(steps_left > 0, "requests do not end");
             steps_left -= 1;
             self.step();
         }
-        // What was cancelled meanwhile is forgotten when its step is back.
+        // Requests cancelled meanwhile are forgotten when the results of their step arrive.
         self.step();
         assert_eq!(
             self.engine.kv_usage().num_used,
@@ -523,7 +524,7 @@ impl World {
                     stream.admitted = true;
                 }
                 Event::Paused(_) => {
-                    // With two micro-batches the news may be older than the plan that resumed it.
+                    // With two micro-batches the event may be older than the plan that resumed the sequence.
                     let ran = !stream.paused || self.config.num_micro_batches > 1;
                     assert!(stream.admitted && ran, "{id:?} did not run");
                     let may_pause = self.config.policy == CapacityPolicy::MaxUtilization;
@@ -562,7 +563,7 @@ impl World {
                 Event::Finished(_, reason) if let Some(search) = stream.ask.beam_search => {
                     let alone = search_alone(&stream.ask, search, self.config.max_seq_len);
                     if !matches!(reason, FinishReason::Error(_)) {
-                        // A search that could only repeat its prompt has found nothing.
+                        // A search without an allowed continuation of its prompt ends without hypotheses.
                         stream.hypotheses = stream.told.pop().unwrap_or_default();
                     }
                     let answer = (&stream.hypotheses, reason);
@@ -599,7 +600,7 @@ impl World {
     }
 }
 
-/// Computes a plan the way a model would: through the block tables, and nothing else.
+/// Computes a plan as a model would, with access only through the block tables.
 fn run(
     plan: &StepPlan<'_>,
     config: &EngineConfig,
@@ -639,7 +640,7 @@ fn run(
             }
             cache[place(position)] = entries[position];
         }
-        // A row of logits is one number here: its position.
+        // A row of logits is a single number here: its position.
         let first = planned.tokens.start as usize;
         let mut extra_outputs = ExtraOutputs {
             context_logits: plan
@@ -673,7 +674,7 @@ fn run(
                 Sampled::Token(next_token(cache[place(last)]))
             };
             output.sampled.push((planned.slot, sampled));
-            // Those of a beam are in what it names.
+            // The logits of a beam come with its candidates.
             if plan.outputs(index).generation_logits && plan.num_candidates(index).is_none() {
                 extra_outputs.generation_logits.push((last + 1) as f32);
                 output
@@ -697,7 +698,7 @@ fn sees(config: &EngineConfig, position: usize, seen: usize) -> bool {
     })
 }
 
-/// What must hold of every step.
+/// Checks what must hold for every step.
 fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<SequenceId, Stream>) {
     let plans: Vec<_> = step.plans().collect();
     let num_calls = match config.scheme {
@@ -770,7 +771,7 @@ fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<Sequenc
     }
 }
 
-/// In lockstep a call is a rectangle, and contexts start together.
+/// In lockstep a model call is a rectangle, and contexts start together.
 fn check_lockstep(
     plans: &[StepPlan<'_>],
     config: &EngineConfig,
@@ -795,7 +796,7 @@ fn check_lockstep(
     }
 }
 
-/// A block that is written to is in one table only.
+/// Checks that a block that is written to is in only one table.
 fn check_writes(plans: &[StepPlan<'_>]) {
     let mut num_tables = BTreeMap::new();
     for plan in plans {
@@ -817,7 +818,7 @@ fn check_writes(plans: &[StepPlan<'_>]) {
     }
 }
 
-/// What must hold of every model call.
+/// Checks what must hold for every model call.
 fn check_plan(
     plan: &StepPlan<'_>,
     config: &EngineConfig,
@@ -847,7 +848,7 @@ fn check_plan(
         check_drafts(drafts, stream, config);
         let known = match stream.ask.beam_search {
             None => [&stream.ask.prompt[..], &stream.tokens].concat(),
-            // Which tokens they are is seen at the end.
+            // Their tokens are checked at the end of the search.
             Some(_) => plan.sampling_input(index).tokens.to_vec(),
         };
         assert!(known.starts_with(&stream.ask.prompt));
@@ -897,7 +898,7 @@ fn check_plan(
     assert!(bounds.is_sorted(), "tables do not overlap");
 }
 
-/// What must hold of the drafts of a sequence.
+/// Checks what must hold for the drafts of a sequence.
 fn check_drafts(drafts: &[TokenId], stream: &Stream, config: &EngineConfig) {
     if drafts.is_empty() {
         return;
@@ -906,14 +907,14 @@ fn check_drafts(drafts: &[TokenId], stream: &Stream, config: &EngineConfig) {
     let speculation = config.speculation.expect("nothing is drafted without it");
     let asked = stream.ask.drafts.max_draft_tokens.unwrap_or(u32::MAX);
     assert!(drafts.len() as u32 <= speculation.max_draft_tokens.min(asked));
-    // Nothing that it could not become is computed.
+    // Drafts do not exceed what the sequence can still generate.
     let max_new_tokens = stream.ask.max_new_tokens as usize;
     let room = config.max_seq_len.index() - stream.ask.prompt.len();
     assert!(stream.tokens.len() + drafts.len() < max_new_tokens.min(room));
     assert!(!stream.ask.has_end_id || !drafts.contains(&END_ID));
 }
 
-/// Limits with room for everything, and nothing shared; tests narrow what they are about.
+/// A configuration with room for everything, and no shared blocks. Tests narrow what they test.
 pub fn wide_config() -> EngineConfig {
     let block_size = BlockSize::new(4).expect("not zero");
     EngineConfig {
