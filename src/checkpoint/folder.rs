@@ -130,7 +130,7 @@ fn check_folder(dir: &Path) -> Result<(), LoadError> {
     match adapter.exists() {
         true => fail(
             &adapter,
-            "belongs to an adapter, and adapters are not served yet; merge it into its model (merge_and_unload of \
+            "belongs to an adapter, and adapters are not supported yet; merge it into its model (merge_and_unload of \
              peft), and serve the folder that this writes",
         ),
         false => Ok(()),

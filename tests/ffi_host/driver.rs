@@ -393,7 +393,7 @@ fn num_threads() -> usize {
 }
 
 #[test]
-fn a_model_that_triton_never_finalizes_releases_its_resources() {
+fn a_model_that_triton_never_finalises_releases_its_resources() {
     let mut server = Server::load(&[]);
     let ask = Ask::of_lengths(4, 6, false);
     let request = server.ask(&ask);

@@ -226,7 +226,7 @@ def test_a_request_out_of_time_returns_the_partial_sequences(server):
     [
         ({"n": 65}, "'n': 65 is not at most max_batch_size, which is 64 in the model's config.pbtxt"),
         ({"best_of": 100}, "'best_of': 100 is not at most max_batch_size"),
-        ({"n": 0}, "'n': 0 is not an integer of at least 1"),
+        ({"n": 0}, "'n': 0 is not an integer of 1 or more"),
         ({"n": "many"}, "'n'"),
         ({"n": 2.5}, "'n'"),
         ({"n": 3, "num_return_sequences": 4}, "given twice"),

@@ -48,7 +48,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "max_tokens",
         aliases: &["request_output_len"],
-        expected: "an integer of at least 1",
+        expected: "an integer of 1 or more",
         default: "the model's `default_max_tokens`",
         doc: "The most tokens to generate. Never more than fit into `max_seq_len` after the prompt.",
         set: |o, v| set(&mut o.max_tokens, integer(v, 1..=MAX_COUNT).map(Some)),
@@ -56,7 +56,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "min_tokens",
         aliases: &["min_length"],
-        expected: "an integer of at least 0",
+        expected: "an integer of 0 or more",
         default: "0",
         doc: "End ids and `stop_token_ids` cannot be chosen before this many tokens.",
         set: |o, v| set(&mut o.min_tokens, integer(v, 0..=MAX_COUNT)),
@@ -64,7 +64,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "n",
         aliases: &["num_return_sequences"],
-        expected: "an integer of at least 1",
+        expected: "an integer of 1 or more",
         default: "1",
         doc: "Sequences to return, at most `max_batch_size`. Each is what the request would get alone with a seed \
               of its own: the first with `seed`, the second with `seed` + 1, and so on. They share the blocks of \
@@ -74,7 +74,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "best_of",
         aliases: &[],
-        expected: "an integer of at least 1",
+        expected: "an integer of 1 or more",
         default: "`n`",
         doc: "Sequences to generate, at most `max_batch_size`. If there are more than `n`, the `n` with the \
               highest `cum_log_probs` are returned, best first; not while streaming.",
@@ -83,7 +83,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "beam_width",
         aliases: &[],
-        expected: "an integer of at least 1",
+        expected: "an integer of 1 or more",
         default: "1: no search",
         doc: "Beam search with this many beams, at most the model's `max_beam_width`, as in Hugging Face \
               transformers. Returns the best `n` hypotheses, by default all, best first. `cum_log_probs` is the sum \
@@ -150,7 +150,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "top_k",
         aliases: &["runtime_top_k"],
-        expected: "an integer of at least 0, or -1",
+        expected: "an integer of -1 or more",
         default: "0: all",
         doc: "Keeps the `top_k` most likely tokens; 0 or -1 keeps all.",
         set: |o, v| {
@@ -173,7 +173,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "top_p_decay",
         aliases: &["runtime_top_p_decay"],
-        expected: "a number above 0 and at most 1",
+        expected: "a number above 0, up to 1",
         default: "1: off",
         doc: "After each token, `top_p` is multiplied by this.",
         set: |o, v| set(&mut o.top_p_decay, share(v).map(Some)),
@@ -205,7 +205,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "typical_p",
         aliases: &[],
-        expected: "a number above 0 and at most 1",
+        expected: "a number above 0, up to 1",
         default: "1: all",
         doc: "Locally typical sampling: keeps the tokens whose information is closest to the expected information, \
               until their probabilities reach this sum. Applied after the options above.",
@@ -222,7 +222,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "repetition_penalty",
         aliases: &[],
-        expected: "a number above 0 and at most 100",
+        expected: "a number above 0, up to 100",
         default: "1: off",
         doc: "Makes tokens of prompt and output less likely (above 1) or more likely (below 1).",
         set: |o, v| {
@@ -249,7 +249,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "prompt_ignore_length",
         aliases: &[],
-        expected: "an integer of at least 0",
+        expected: "an integer of 0 or more",
         default: "the whole prompt, as OpenAI and vLLM define the penalties",
         doc: "How many tokens at the beginning of the prompt `presence_penalty` and `frequency_penalty` ignore; \
               later prompt tokens count like the output. 0 is how TensorRT-LLM defines the penalties.",
@@ -280,7 +280,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "embedding_bias",
         aliases: &[],
-        expected: "a number of at most 1000, or minus infinity, for each token of the vocabulary",
+        expected: "a number up to 1000, or minus infinity, for each token of the vocabulary",
         default: "none",
         doc: "Added to the logits like `logit_bias`: a list of numbers, one per token. Minus infinity (in JSON \
               `\"-inf\"`) forbids the token.",
@@ -510,7 +510,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "stream_interval",
         aliases: &[],
-        expected: "an integer of at least 1",
+        expected: "an integer of 1 or more",
         default: "the model's `stream_interval`",
         doc: "Tokens per response of a stream. The first response has the first token, at once, and the last has \
               whatever is left. With several sequences, at least one of them has this many new tokens. A response \
@@ -563,7 +563,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "truncate_prompt_tokens",
         aliases: &[],
-        expected: "an integer of at least 1",
+        expected: "an integer of 1 or more",
         default: "the whole prompt",
         doc: "Keeps this many tokens at the end of the prompt.",
         set: |o, v| {
@@ -576,7 +576,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "input_lengths",
         aliases: &[],
-        expected: "an integer of at least 1",
+        expected: "an integer of 1 or more",
         default: "the length of `input_ids`",
         doc: "How many of `input_ids` are the prompt; the rest is padding.",
         set: |o, v| set(&mut o.input_length, integer(v, 1..=MAX_COUNT).map(Some)),
@@ -584,7 +584,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "timeout",
         aliases: &[],
-        expected: "an integer of at least 0, in microseconds",
+        expected: "an integer of 0 or more, in microseconds",
         default: "0: none",
         doc: "Ends the request, with what it has, this long after it reached the backend. (Over gRPC and in HTTP's \
               `/infer` this is Triton's own `timeout`, which also applies while the request waits for a slot.)",
@@ -716,7 +716,7 @@ pub(super) const OPTIONS: &[RequestOption] = &[
     RequestOption {
         name: "num_draft_tokens",
         aliases: &[],
-        expected: "an integer of at least 0",
+        expected: "an integer of 0 or more",
         default: "the model's `max_draft_tokens`",
         doc: "The most draft tokens per step for this request, if the model has `speculation`; never more than its \
               `max_draft_tokens`. `0` means none. The answer is the same with any number.",
