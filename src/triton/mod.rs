@@ -1,7 +1,7 @@
 //! L4: Triton's C API in Rust: generated bindings, and safe owners of Triton's objects.
 //!
 //! Everything that must be answered, released, sent or deleted is owned by a value, and dropping the value is safe. A
-//! [`Request`] that is dropped is answered with an error and released; a [`Response`] that is dropped is deleted; a
+//! [`Request`] that is dropped is answered with an error and released; an [`UnsentResponse`] that is dropped is deleted; a
 //! second final response cannot reach Triton, because all who answer one request share one [`ResponseFactory`].
 //!
 //! ```text
@@ -13,7 +13,7 @@
 //! instance.rs  Instance: statistics, memory     } from Initialize to Finalize
 //! request.rs   Request: flags, ids, parameters, release and reschedule
 //! input.rs     Input: an input tensor, gathered from all its buffers
-//! response.rs  ResponseFactory and Response
+//! response.rs  ResponseFactory and UnsentResponse
 //! data_type.rs DataType, and Element: the Rust types that tensors hold
 //! strings.rs   the encoding of BYTES tensors
 //! metrics.rs   MetricFamily and its Counter, Gauge, Histogram
@@ -50,5 +50,5 @@ pub use logger::{install_logger, verbose_enabled};
 pub use metrics::{Counter, Gauge, Histogram, MetricFamily};
 pub use model::Model;
 pub use request::{CorrelationId, ParameterValue, Request, RequestFlags};
-pub use response::{Completion, Response, ResponseFactory};
+pub use response::{Completion, ResponseFactory, UnsentResponse};
 pub use served_model::ServedModel;

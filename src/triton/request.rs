@@ -5,9 +5,9 @@
 //!                        | \---fail, drop----> answered with an error, released
 //!                        \-----release-------> released; its ResponseFactory sends the final response
 //! ```
-//! So a request is never lost: Triton has it, or this value has it, or a factory still has to end it. A `Request` stays on the thread of its Execute: Triton touches a rescheduled request once
-//! more after it has put it into the queue (server 25.10 and later), which is only safe where the next
-//! Execute cannot have begun.
+//! So a request is never lost: Triton owns it, or this value does, or a factory still has to end it. A `Request` stays
+//! on the thread of its Execute: Triton accesses a rescheduled request once more after it has queued it (server 25.10
+//! and later), which is only safe while the next Execute cannot have begun.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
@@ -15,36 +15,36 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use super::error::{check, get, get_object, get_text, to_utf8, utf8};
-use super::response::gave_up;
+use super::response::abandoned;
 use super::{Error, ErrorCode, Input, ResponseFactory, sys};
 
-/// The request id of a request that only ends a sequence.
+/// The request id of requests that only end a sequence.
 pub(super) const END_OF_SEQUENCE: &CStr = c"inflight: the end of a sequence";
 
-/// Bytes of a request id, and of a parameter's name.
+/// The longest request id or parameter name, in bytes.
 const MAX_NAME_BYTES: usize = 4096;
 
-/// A request that we own. Dropping it answers it with an error and releases it.
+/// A request that the backend owns. Dropping it answers it with an error and releases it.
 #[derive(Debug)]
 pub struct Request {
     /// Also makes the type `!Send`.
     raw: NonNull<sys::TRITONBACKEND_Request>,
-    /// Sends its responses, once there is one.
+    /// Sends its responses; made when it is first needed.
     factory: Option<ResponseFactory>,
 }
 
-/// Which sequence a request belongs to.
+/// The sequence of Triton's batcher that a request belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CorrelationId<'request> {
-    /// A number, the client's or one that Triton counted up. Zero: no sequence at all (a warm-up
-    /// request, or a null request that fills a gap in a direct batch).
+    /// A number, chosen by the client or counted up by Triton. Zero for no sequence: a warm-up request, or a null
+    /// request that fills a gap in a direct batch.
     Number(u64),
-    /// A string that the client chose.
+    /// A string, chosen by the client.
     Text(&'request CStr),
 }
 
 impl CorrelationId<'_> {
-    /// Whether the request belongs to no sequence, and so can never be rescheduled.
+    /// Whether the request belongs to no sequence. Such a request cannot be rescheduled.
     pub fn is_none(&self) -> bool {
         match self {
             Self::Number(number) => *number == 0,
@@ -58,18 +58,19 @@ impl CorrelationId<'_> {
 pub struct RequestFlags(u32);
 
 impl RequestFlags {
-    /// The first of its sequence. Of an iterative sequence: not rescheduled yet.
+    /// Whether it is the first request of its sequence; in an iterative sequence, not rescheduled yet.
     pub fn is_start(self) -> bool {
         self.0 & sys::TRITONSERVER_RequestFlag::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START.0 != 0
     }
 
-    /// The last of its sequence. Triton never sets it on an iterative sequence; a client can.
+    /// Whether it is the last of its sequence. Triton never sets this on an iterative sequence, but a client can.
     pub fn is_end(self) -> bool {
         self.0 & sys::TRITONSERVER_RequestFlag::TRITONSERVER_REQUEST_FLAG_SEQUENCE_END.0 != 0
     }
 }
 
-/// The value of a request parameter. Triton also has raw bytes, but no frontend sends them and their length is unknown.
+/// The value of a request parameter. Triton also has raw bytes, but no frontend sends them, and their length is
+/// unknown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ParameterValue<'request> {
     /// True or false.
@@ -78,9 +79,9 @@ pub enum ParameterValue<'request> {
     Int(i64),
     /// A floating-point number.
     Double(f64),
-    /// A text.
+    /// A string.
     String(&'request str),
-    /// A text with more bytes than the caller accepts, which has not been read.
+    /// A string with more bytes than the caller accepts, which has not been read.
     TooLong,
 }
 
@@ -97,16 +98,16 @@ impl fmt::Display for ParameterValue<'_> {
 }
 
 impl Request {
-    /// Takes ownership of a request that Execute was given.
+    /// Takes ownership of a request that was passed to Execute.
     ///
     /// # Safety
-    /// The request is alive, nobody else answers or releases it, and Execute will report success,
-    /// because with an error Triton would answer and release it a second time.
+    /// The request is alive, nobody else answers or releases it, and Execute returns success: after an error Triton
+    /// would answer and release it a second time.
     pub unsafe fn from_raw(raw: NonNull<sys::TRITONBACKEND_Request>) -> Self {
         Self { raw, factory: None }
     }
 
-    /// The request id that the client gave, if any.
+    /// The request id, if the client has set one.
     pub fn client_id(&self) -> Result<Option<&str>, Error> {
         // SAFETY: the request is alive.
         let id = unsafe {
@@ -121,8 +122,8 @@ impl Request {
 
     /// Which sequence the request belongs to.
     pub fn correlation_id(&self) -> Result<CorrelationId<'_>, Error> {
-        // Triton has one getter per kind, and the wrong one is an error that costs an allocation.
-        // Texts are rare: only clients choose them.
+        // Triton has one getter per kind, and calling the wrong one allocates an error. Strings are rare: only
+        // clients choose them.
         // SAFETY: the request is alive.
         let number = unsafe {
             get(0, |out| {
@@ -144,8 +145,8 @@ impl Request {
             .map(RequestFlags)
     }
 
-    /// The time limit that Triton knows of, in microseconds; zero is none. A limit in the body of an
-    /// HTTP generate request is not known to Triton but stands among the parameters.
+    /// The time limit that Triton knows, in microseconds; zero for none. A limit in the body of an HTTP generate
+    /// request is unknown to Triton; it is one of the parameters.
     pub fn timeout_us(&self) -> Result<u64, Error> {
         // SAFETY: the request is alive.
         unsafe {
@@ -155,11 +156,11 @@ impl Request {
         }
     }
 
-    /// Whether the client has taken the request back. Then [`Request::reschedule`] it, unanswered:
-    /// Triton answers it itself and frees its slot at once, where a release would leave the slot
-    /// occupied until the sequence idles out.
+    /// Whether the client has cancelled the request. If so, call [`Request::reschedule`] without answering it: Triton
+    /// then answers it itself and frees its slot at once. A release would leave the slot occupied until the sequence
+    /// idles out.
     pub fn is_cancelled(&self) -> bool {
-        // SAFETY: the request is alive. It can only fail for a request that was never sent.
+        // SAFETY: the request is alive. The call only fails for a request that was never sent.
         unsafe {
             get(false, |out| {
                 sys::TRITONBACKEND_RequestIsCancelled(self.as_ptr(), out)
@@ -168,8 +169,8 @@ impl Request {
         .unwrap_or(false)
     }
 
-    /// The request's parameters, in no order; a name may stand there more than once. Of a text no more is
-    /// looked at than `max_bytes` says for its name.
+    /// The parameters of the request, unordered; a name may occur more than once. A string longer than `max_bytes` of
+    /// its name is [`ParameterValue::TooLong`], and not read further.
     pub fn parameters(
         &self,
         max_bytes: impl Fn(&str) -> usize,
@@ -205,7 +206,7 @@ impl Request {
             .collect()
     }
 
-    /// Names of the outputs that the client wants; Triton lists all of the model's if it named none.
+    /// Names of the outputs that the client requests. If it names none, Triton lists all outputs of the model.
     pub fn requested_outputs(&self) -> Result<Vec<&str>, Error> {
         // SAFETY: the request is alive.
         let count = unsafe {
@@ -224,15 +225,15 @@ impl Request {
             .collect()
     }
 
-    /// Whether the request is one that [`super::ServedModel::end_sequence`] has sent, to be dismissed. A client that
-    /// sends the same gets an empty answer.
+    /// Whether the request was sent by [`super::ServedModel::end_sequence`], and is to be dismissed. A client that sends
+    /// the same id gets an empty answer.
     pub fn only_ends_its_sequence(&self) -> bool {
         let id = self.client_id().ok().flatten();
         id.is_some() && END_OF_SEQUENCE.to_str().ok() == id
     }
 
-    /// Whether the request wants no outputs, which only a null request does: of any other that names none, Triton
-    /// lists all.
+    /// Whether the request has no outputs. This is true only of null requests: for others that name none, Triton lists
+    /// all.
     pub fn wants_nothing(&self) -> bool {
         // SAFETY: the request is alive.
         let count = unsafe {
@@ -243,7 +244,7 @@ impl Request {
         count == Ok(0)
     }
 
-    /// The factory that answers the request: made at the first call, the same one at every later one.
+    /// The factory that answers the request. Created by the first call; later calls return the same one.
     pub fn response_factory(&mut self) -> Result<ResponseFactory, Error> {
         if let Some(factory) = &self.factory {
             return Ok(factory.clone());
@@ -253,14 +254,14 @@ impl Request {
         Ok(self.factory.insert(factory).clone())
     }
 
-    /// Says which factory answers the request, one made when the same request was here before. Do it
-    /// before anything that may fail: from then on the request cannot get two final responses.
+    /// Sets the factory that answers the request: the one created in an earlier Execute of the same request. Call this
+    /// before anything that may fail; from then on the request cannot get two final responses.
     pub fn answered_by(&mut self, factory: &ResponseFactory) {
         self.factory = Some(factory.clone());
     }
 
-    /// Gives the request back to Triton, which hands it to a later Execute, or, if it was cancelled,
-    /// answers it. Where Triton refuses (the sequence has idled out) the request stays ours.
+    /// Gives the request back to Triton, which passes it to a later Execute, or answers it if it was cancelled. If
+    /// Triton refuses because the sequence has idled out, the request is returned with the error.
     pub fn reschedule(self) -> Result<(), (Request, Error)> {
         use sys::TRITONSERVER_RequestReleaseFlag as Flag;
         match self.release_with(Flag::TRITONSERVER_REQUEST_RELEASE_RESCHEDULE) {
@@ -272,11 +273,11 @@ impl Request {
         }
     }
 
-    /// Gives the request back to Triton for good and frees its slot. Its factory still has to send the
-    /// final response, an error if it is dropped before; without a factory the request is answered with an error.
+    /// Gives the request back to Triton for good and frees its slot. Its factory still has to send the final response;
+    /// if it is dropped before, it sends an error. Without a factory the request is answered with an error.
     ///
-    /// Release before sending the final response: a client that goes away at the final one would set
-    /// the cancel flag before the release, and the slot of a cancelled request is not freed by it.
+    /// Release before sending the final response: a client that disconnects at the final response could otherwise
+    /// set the cancel flag before the release, which then would not free the slot.
     pub fn release(self) {
         if self.factory.is_some() {
             self.release_all();
@@ -284,23 +285,23 @@ impl Request {
         }
     }
 
-    /// Answers the request with an error, unless it has its final response, and releases it.
+    /// Answers the request with an error, unless its final response has been sent, and releases it.
     pub fn fail(mut self, error: Error) {
         self.end(Some(error));
         self.forget();
     }
 
-    /// Ends the request without a response and releases it: for null requests.
+    /// Ends the request without a response and releases it. For null requests.
     pub fn dismiss(mut self) {
         self.end(None);
         self.forget();
     }
 
-    /// Answers the request with an error and releases it, where another request of the same sequence
-    /// is in flight and must stay so: a plain release would end the sequence for both.
+    /// Answers the request with an error and releases it, without ending its sequence: another request of the same
+    /// sequence is in flight.
     ///
-    /// Triton ends the sequence of a released request unless it was cancelled, so it is cancelled. The
-    /// two C types name the same object of Triton's (`InferenceRequest`, in its `infer_request.h`).
+    /// Triton ends the sequence of a released request unless the request was cancelled, so this cancels it first.
+    /// The two C types name the same object of Triton (`InferenceRequest`, in its `infer_request.h`).
     pub fn fail_beside_sequence(self, error: Error) {
         let request = self.as_ptr().cast::<sys::TRITONSERVER_InferenceRequest>();
         // SAFETY: the request is alive and ours, and an InferenceRequest.
@@ -310,7 +311,7 @@ impl Request {
         self.fail(error);
     }
 
-    /// Which of Triton's objects the request is: the same in every Execute that it is handed to.
+    /// Identifies the request: the address of Triton's object, the same in every Execute that it is passed to.
     pub fn identity(&self) -> usize {
         self.raw.as_ptr().addr()
     }
@@ -379,7 +380,7 @@ impl Request {
         Ok((name, value))
     }
 
-    /// Ends the request, with an error or with nothing, and releases it. `self` is spent after it.
+    /// Ends the request, with an error or without a response, and releases it. `self` must not be used afterwards.
     fn end(&mut self, error: Option<Error>) {
         let factory = self.response_factory();
         self.release_all();
@@ -404,20 +405,23 @@ impl Request {
         }
     }
 
-    /// On success the request is Triton's, and `self` must not be used again.
+    /// On success Triton owns the request, and `self` must not be used again.
     fn release_with(&self, flag: sys::TRITONSERVER_RequestReleaseFlag) -> Result<(), Error> {
-        // SAFETY: the request is alive and ours; every caller spends `self` on success.
+        // SAFETY: the request is alive and ours; no caller uses `self` again after success.
         unsafe { check(sys::TRITONBACKEND_RequestRelease(self.as_ptr(), flag.0)) }
     }
 
-    /// Drops what `self` owns besides the request, which is Triton's again.
+    /// Drops what `self` owns besides the request, which Triton owns again.
     fn forget(mut self) {
         self.factory = None;
         std::mem::forget(self);
     }
 }
 
-/// A short text, or an error that says what is too long or not UTF-8.
+/// Reads a short string.
+///
+/// # Errors
+/// It is too long or not UTF-8; the error calls it `what`.
 ///
 /// # Safety
 /// `text` is null or a C string that lives, unchanged, for `'request`.
@@ -425,7 +429,7 @@ unsafe fn name<'request>(text: *const c_char, what: &str) -> Result<&'request st
     if text.is_null() {
         return Ok("");
     }
-    // SAFETY: not null, so a C string that lives as long as the caller says.
+    // SAFETY: not null, so a C string that lives for `'request`.
     match unsafe { text_of_at_most(text, MAX_NAME_BYTES) } {
         Some(text) => utf8(text, what),
         None => Err(Error::invalid(format!(
@@ -434,8 +438,8 @@ unsafe fn name<'request>(text: *const c_char, what: &str) -> Result<&'request st
     }
 }
 
-/// The bytes of a text, if they are at most `max_bytes`; it may be hundreds of megabytes long, and only so many
-/// are looked at.
+/// The bytes of a string, if it has at most `max_bytes`. No more than that is read: it may have hundreds of
+/// megabytes.
 ///
 /// # Safety
 /// `text` is a C string that lives, unchanged, for `'request`.
@@ -443,14 +447,14 @@ unsafe fn text_of_at_most<'request>(
     text: *const c_char,
     max_bytes: usize,
 ) -> Option<&'request [u8]> {
-    // SAFETY: a C string; no byte behind its end is read.
+    // SAFETY: a C string; no byte after its end is read.
     let len = unsafe { libc::strnlen(text, max_bytes.saturating_add(1)) };
-    // SAFETY: `len` bytes stand there, for as long as the caller says.
+    // SAFETY: the string has `len` bytes and lives for `'request`.
     (len <= max_bytes).then(|| unsafe { slice::from_raw_parts(text.cast(), len) })
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        self.end(Some(gave_up()));
+        self.end(Some(abandoned()));
     }
 }

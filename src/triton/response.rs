@@ -1,9 +1,9 @@
-//! Responses: the factory that makes them, and one response at a time.
+//! Responses, and the factory that makes them.
 //!
-//! A factory outlives its request: it is what answers after the request has been released, and what
-//! still tells of a cancellation while Triton holds the request. Whoever answers one request shares one
-//! factory, and the factory lets exactly one final response through: a frontend frees its state at the
-//! final one, so that a later send would write into freed memory.
+//! A factory outlives its request: it sends responses after the request has been released, and reports cancellation
+//! while Triton holds the request. All code that answers a request shares its factory, which lets exactly one final
+//! response through: a frontend frees its state with the final response, and a later one would write into freed
+//! memory.
 
 use std::ffi::CStr;
 use std::ptr::{self, NonNull};
@@ -16,34 +16,34 @@ use parking_lot::Mutex;
 use super::error::{RawError, check, get, get_object};
 use super::{DataType, Element, Error, ErrorCode, strings, sys};
 
-/// Makes the responses of one request, on any thread; clones share the request's one final response.
+/// Makes the responses of one request, on any thread. Clones share the final response: only one of them can send it.
 #[derive(Clone, Debug)]
 pub struct ResponseFactory(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     raw: NonNull<sys::TRITONBACKEND_ResponseFactory>,
-    /// Whether the final response has been sent. Held while sending, so that nothing can overtake.
+    /// Whether the final response has been sent. Locked while sending, so that responses stay in order.
     finished: Mutex<bool>,
-    /// Whether the request has been released for good: then nobody but the factory can answer it.
+    /// Whether the request has been released for good. From then on only the factory can answer it.
     released: AtomicBool,
 }
 
-/// One response, to be filled and sent; deleted if it is dropped unsent.
+/// A response to fill with outputs and send. Deleted if it is dropped.
 ///
-/// Fill and send one response of a request before making the next: frontends that take their outputs in
-/// shared memory write all of a request's responses to the same place.
+/// Send one response of a request before making the next: frontends that take outputs in shared memory write all
+/// responses of a request to the same place.
 #[derive(Debug)]
-pub struct Response {
+pub struct UnsentResponse {
     raw: RawResponse,
     factory: ResponseFactory,
 }
 
-/// A response object that we must delete or send.
+/// A response object, which we must send or delete.
 #[derive(Debug)]
 struct RawResponse(NonNull<sys::TRITONBACKEND_Response>);
 
-/// Whether a response is the request's last.
+/// Whether a response is the last one of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
     /// More will follow.
@@ -52,12 +52,12 @@ pub enum Completion {
     Final,
 }
 
-// SAFETY: Triton's factory is reference counted with atomics, its cancel flag is atomic, and making a
-// response only reads it. Sends of one request are serialised by `finished`.
+// SAFETY: Triton counts references to the factory atomically, its cancel flag is atomic, and making a response
+// only reads it. `finished` serialises the sends of one request.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
-// SAFETY: a response belongs to no thread; Triton allows sending from any.
+// SAFETY: responses are not bound to a thread; Triton allows sending from any.
 unsafe impl Send for RawResponse {}
 
 impl ResponseFactory {
@@ -77,10 +77,10 @@ impl ResponseFactory {
         })))
     }
 
-    /// Whether the client has taken the request back. Costs one atomic read.
+    /// Whether the client has cancelled the request. Costs one atomic read.
     pub fn is_cancelled(&self) -> bool {
-        // SAFETY: the factory is alive. It has no way to fail; if a newer server finds one, a request
-        // that cannot be asked is not cancelled.
+        // SAFETY: the factory is alive. The call cannot fail in known servers; if it does, the request counts as
+        // not cancelled.
         unsafe {
             get(false, |out| {
                 sys::TRITONBACKEND_ResponseFactoryIsCancelled(self.0.raw.as_ptr(), out)
@@ -89,8 +89,8 @@ impl ResponseFactory {
         .unwrap_or(false)
     }
 
-    /// Says that the request has been released for good. If the last clone of the factory is dropped before it has
-    /// sent the final response, that is an error.
+    /// Notes that the request has been released for good. If the last clone of the factory is then dropped without
+    /// a final response, the request ends with an error.
     pub(super) fn request_released(&self) {
         self.0.released.store(true, Ordering::Relaxed);
     }
@@ -101,18 +101,21 @@ impl ResponseFactory {
     }
 
     /// A response without outputs.
-    pub fn new_response(&self) -> Result<Response, Error> {
+    pub fn new_response(&self) -> Result<UnsentResponse, Error> {
         // SAFETY: the factory is alive; the response is ours.
         let raw = unsafe {
             get_object(|out| sys::TRITONBACKEND_ResponseNewFromFactory(out, self.0.raw.as_ptr()))
         }?;
-        Ok(Response {
+        Ok(UnsentResponse {
             raw: RawResponse(raw),
             factory: self.clone(),
         })
     }
 
-    /// Ends the request with no further response. An error if it has ended already.
+    /// Ends the request without a further response.
+    ///
+    /// # Errors
+    /// The request has already ended.
     pub fn send_final(&self) -> Result<(), Error> {
         self.send_with(Completion::Final, |flags| {
             // SAFETY: the factory is alive.
@@ -125,11 +128,14 @@ impl ResponseFactory {
         })
     }
 
-    /// Ends the request with an error. An error here if it has ended already.
+    /// Ends the request with an error.
+    ///
+    /// # Errors
+    /// The request has already ended.
     pub fn send_error(&self, error: Error) -> Result<(), Error> {
         match self.new_response() {
             Ok(response) => response.send_error(error),
-            // The client must not wait for ever, even where it cannot be told why.
+            // Without a response to carry the error, at least end the request: the client must not wait forever.
             Err(_) => self.send_final(),
         }
     }
@@ -143,7 +149,7 @@ impl ResponseFactory {
         let mut finished = self.0.finished.lock();
         if *finished {
             return Err(Error::internal(
-                "the final response of this request has been sent already",
+                "the final response of this request has already been sent",
             ));
         }
         let flags = match completion {
@@ -158,20 +164,20 @@ impl ResponseFactory {
 }
 
 impl Inner {
-    /// Ends a released request that nobody has ended: its client must not wait for ever.
-    fn send_last_words(&mut self) {
+    /// Ends a released request that has no final response, so that its client does not wait forever.
+    fn send_abandoned(&mut self) {
         if *self.finished.get_mut() || !*self.released.get_mut() {
             return;
         }
         use sys::TRITONSERVER_ResponseCompleteFlag as Flag;
         let flags = Flag::TRITONSERVER_RESPONSE_COMPLETE_FINAL.0;
-        let error = RawError::new(gave_up());
+        let error = RawError::new(abandoned());
         // SAFETY: the factory is alive; the response is ours.
         let response = unsafe {
             get_object(|out| sys::TRITONBACKEND_ResponseNewFromFactory(out, self.raw.as_ptr()))
         };
         let sent = match response {
-            // SAFETY: the response is alive and given away; the error is only lent, and outlives the call.
+            // SAFETY: the response is alive and handed over; the error is only borrowed, and outlives the call.
             Ok(response) => unsafe {
                 let error = error.as_ref().map_or(ptr::null_mut(), RawError::as_ptr);
                 check(sys::TRITONBACKEND_ResponseSend(
@@ -194,22 +200,22 @@ impl Inner {
     }
 }
 
-/// What a client hears whose request was forgotten.
-pub(super) fn gave_up() -> Error {
-    Error::internal("the backend gave the request up without an answer")
+/// The error for a request that was dropped without an answer.
+pub(super) fn abandoned() -> Error {
+    Error::internal("the backend dropped the request without an answer")
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.send_last_words();
+        self.send_abandoned();
         // SAFETY: the factory is ours and not used again. A failed delete leaves nothing to do.
         let _ = unsafe { check(sys::TRITONBACKEND_ResponseFactoryDelete(self.raw.as_ptr())) };
     }
 }
 
-impl Response {
-    /// Adds an output of numbers. `shape` has the batch dimension first if the model batches, and its
-    /// product is the number of elements.
+impl UnsentResponse {
+    /// Adds an output of numbers. `shape` begins with the batch dimension if the model supports batching; its product
+    /// is the number of elements.
     pub fn output<T: Element>(
         &mut self,
         name: &CStr,
@@ -219,7 +225,7 @@ impl Response {
         self.output_pieces(name, shape, &[elements])
     }
 
-    /// Adds an output of numbers that lie in several places, which are put together in the response.
+    /// Adds an output of numbers that are stored in several pieces, concatenated in the response.
     pub fn output_pieces<T: Element>(
         &mut self,
         name: &CStr,
@@ -234,8 +240,8 @@ impl Response {
         };
         for piece in pieces {
             let bytes: &[u8] = bytemuck::cast_slice(piece.as_ref());
-            // SAFETY: the buffer holds the bytes of all pieces, and `place` is behind those of the ones
-            // before, at most at its end; the frontend's memory is not ours.
+            // SAFETY: the buffer holds the bytes of all pieces, and `place` is behind the previous pieces; the
+            // source does not overlap the frontend's memory.
             unsafe {
                 place.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len());
                 place = place.add(bytes.len());
@@ -244,7 +250,7 @@ impl Response {
         Ok(())
     }
 
-    /// Adds an output of strings: one element each.
+    /// Adds an output of strings, one per element.
     pub fn output_strings<S: AsRef<[u8]>>(
         &mut self,
         name: &CStr,
@@ -257,8 +263,8 @@ impl Response {
         })
     }
 
-    /// Adds an output of strings of these lengths, which `write` writes into their places, one after the other:
-    /// so that a large one never lies in two places.
+    /// Adds an output of strings with the lengths `lens`. `write` writes each string directly into the response, so
+    /// that a large one is never in memory twice.
     pub fn output_written(
         &mut self,
         name: &CStr,
@@ -269,7 +275,7 @@ impl Response {
         check_count(name, shape, lens.len())?;
         let byte_size = strings::encoded_len_of(lens.clone())?;
         if let Some(buffer) = self.allocate(name, DataType::Bytes, shape, byte_size)? {
-            // SAFETY: the buffer holds `byte_size` bytes, which only this response writes.
+            // SAFETY: the buffer has `byte_size` bytes, which only this response writes to.
             unsafe { buffer.write_bytes(0, byte_size) };
             // SAFETY: as above, and initialised.
             let buffer = unsafe { slice::from_raw_parts_mut(buffer.as_ptr(), byte_size) };
@@ -280,12 +286,18 @@ impl Response {
         Ok(())
     }
 
-    /// Sends the response. After the request's final one nothing is sent, and that is an error.
+    /// Sends the response.
+    ///
+    /// # Errors
+    /// The final response of the request has already been sent, or Triton's error.
     pub fn send(self, completion: Completion) -> Result<(), Error> {
         self.hand_over(completion, None)
     }
 
-    /// Sends the response as an error, which is the request's last.
+    /// Sends the response as an error, which is final.
+    ///
+    /// # Errors
+    /// As [`UnsentResponse::send`].
     pub fn send_error(self, error: Error) -> Result<(), Error> {
         self.hand_over(Completion::Final, RawError::new(error))
     }
@@ -295,15 +307,15 @@ impl Response {
         factory.send_with(completion, move |flags| {
             let error = error.as_ref().map_or(ptr::null_mut(), RawError::as_ptr);
             let response = raw.0.as_ptr();
-            // The response is Triton's from here on, whatever comes of sending it.
+            // Triton owns the response from here on, even if sending fails.
             std::mem::forget(raw);
-            // SAFETY: the response is alive and given away; the error is only lent, and lives to the
-            // end of this closure.
+            // SAFETY: the response is alive and handed over; the error is only borrowed, and lives until the end of
+            // this closure.
             unsafe { check(sys::TRITONBACKEND_ResponseSend(response, flags, error)) }
         })
     }
 
-    /// Adds an output and returns its buffer of `byte_size` bytes, uninitialised; `None` for no bytes.
+    /// Adds an output. Returns its uninitialised buffer of `byte_size` bytes; `None` if that is 0.
     fn allocate(
         &mut self,
         name: &CStr,
@@ -312,7 +324,7 @@ impl Response {
         byte_size: usize,
     ) -> Result<Option<NonNull<u8>>, Error> {
         use sys::TRITONSERVER_MemoryType as Memory;
-        // SAFETY: the response is alive; name and shape outlive the call, which copies them.
+        // SAFETY: the response is alive; Triton copies name and shape.
         let output = unsafe {
             get_object(|out| {
                 sys::TRITONBACKEND_ResponseOutput(
@@ -325,7 +337,7 @@ impl Response {
                 )
             })
         }?;
-        // In: what we prefer. Out: what the frontend gave.
+        // In: the preferred memory. Out: the memory that the frontend chose.
         let mut memory = Memory::TRITONSERVER_MEMORY_CPU;
         let mut device = 0;
         // SAFETY: the output lives as long as the response.
@@ -364,7 +376,7 @@ impl Drop for RawResponse {
     }
 }
 
-/// A shape that does not fit its elements would make a client read past them.
+/// Refuses a shape that does not match the number of elements: a client would read past them.
 fn check_count(name: &CStr, shape: &[i64], num_elements: usize) -> Result<(), Error> {
     let product = shape
         .iter()

@@ -1,4 +1,4 @@
-//! A model as the server sees it from outside: whether it is ready, and requests to it that no client sent.
+//! A model seen through the server: whether it is ready, and requests that the backend itself sends to it.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::{self, NonNull};
@@ -8,7 +8,7 @@ use super::error::{check, get, get_object};
 use super::request::END_OF_SEQUENCE;
 use super::{CorrelationId, DataType, Error, ErrorCode, sys};
 
-/// The server, and the model's name in it. For a model's own instances, while they live.
+/// The server and a model in it. Used by the instances of that model, as long as they live.
 #[derive(Clone, Debug)]
 pub struct ServedModel {
     server: NonNull<sys::TRITONSERVER_Server>,
@@ -16,13 +16,13 @@ pub struct ServedModel {
     version: i64,
 }
 
-// SAFETY: the server lives as long as any model; what is asked of it here it allows on every thread.
+// SAFETY: the server outlives its models, and allows the calls of this file on every thread.
 unsafe impl Send for ServedModel {}
 // SAFETY: as above.
 unsafe impl Sync for ServedModel {}
 
 impl ServedModel {
-    /// The model `version` of `name`.
+    /// Version `version` of the model `name`.
     pub(super) fn new(server: NonNull<sys::TRITONSERVER_Server>, name: &str, version: u64) -> Self {
         Self {
             server,
@@ -31,11 +31,11 @@ impl ServedModel {
         }
     }
 
-    /// Whether clients can send requests to the model: not while it is unloaded. A model that was loaded over another
-    /// of its name stands for both.
+    /// Whether clients can send requests to the model; false while it is unloaded. If a model has replaced another of
+    /// the same name, both are ready.
     ///
     /// # Errors
-    /// The server ends.
+    /// The server is shutting down.
     pub fn is_ready(&self) -> Result<bool, Error> {
         // SAFETY: server and name are alive.
         unsafe {
@@ -50,14 +50,14 @@ impl ServedModel {
         }
     }
 
-    /// Has a sequence end that may have ended: sends a request that starts it anew, in its old slot if it has one. It
-    /// comes to Execute, where [`super::Request::only_ends_its_sequence`] tells it from others, and its release ends
-    /// the sequence. (One with the END flag would free the slot, too, but not with the `oldest` strategy: Triton 2.51
-    /// then waits for ever for that request to be done.) `input` is the one that every request has, in a `shape` of one
+    /// Ends a sequence that may still hold a slot: sends a request that starts the sequence again, in its old slot if
+    /// it has one. Execute recognises the request by [`super::Request::only_ends_its_sequence`], and releasing it ends
+    /// the sequence. (A request with the END flag would also free the slot, but not with the `oldest` strategy: Triton
+    /// 2.51 then waits forever for that request.) `input` names the input that every request has; `shape` has one
     /// element.
     ///
     /// # Errors
-    /// Triton's: the model is unloaded.
+    /// Triton's error if the model is unloaded.
     pub fn end_sequence(
         &self,
         sequence: CorrelationId<'_>,
@@ -66,7 +66,9 @@ impl ServedModel {
         shape: &[i64],
     ) -> Result<(), Error> {
         let request = OwnRequest::new(self)?;
-        request.prepare(sequence, input, data_type, shape)?;
+        request.start_sequence(sequence)?;
+        request.add_input(input, data_type, shape)?;
+        request.set_callbacks()?;
         // SAFETY: server and request are alive; there is no trace.
         unsafe {
             check(sys::TRITONSERVER_ServerInferAsync(
@@ -75,13 +77,13 @@ impl ServedModel {
                 ptr::null_mut(),
             ))
         }?;
-        // It is Triton's now, which gives it to `released` in the end.
+        // Triton owns the request now, and passes it to `released` in the end.
         std::mem::forget(request);
         Ok(())
     }
 }
 
-/// A request that has not been sent; deleted if it is dropped.
+/// A request that has not been sent. Deleted if it is dropped.
 struct OwnRequest(NonNull<sys::TRITONSERVER_InferenceRequest>);
 
 impl OwnRequest {
@@ -100,21 +102,11 @@ impl OwnRequest {
         Ok(Self(raw))
     }
 
-    fn prepare(
-        &self,
-        sequence: CorrelationId<'_>,
-        input: &CStr,
-        data_type: DataType,
-        shape: &[i64],
-    ) -> Result<(), Error> {
-        /// A token id, or the length of an empty text. Triton reads it as long as the request lives.
-        static ZERO: [u8; 4] = [0; 4];
+    fn start_sequence(&self, sequence: CorrelationId<'_>) -> Result<(), Error> {
         const START: u32 =
             sys::TRITONSERVER_RequestFlag::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START.0;
         let request = self.0.as_ptr();
-        let allocator = allocator()?;
-        let memory = sys::TRITONSERVER_MemoryType::TRITONSERVER_MEMORY_CPU;
-        // SAFETY: the request is alive. Triton copies id, names and shape; data, allocator and callbacks are static.
+        // SAFETY: the request is alive. Triton copies both ids.
         unsafe {
             check(sys::TRITONSERVER_InferenceRequestSetId(
                 request,
@@ -128,22 +120,39 @@ impl OwnRequest {
                 CorrelationId::Text(text) => {
                     sys::TRITONSERVER_InferenceRequestSetCorrelationIdString(request, text.as_ptr())
                 }
-            })?;
+            })
+        }
+    }
+
+    fn add_input(&self, name: &CStr, data_type: DataType, shape: &[i64]) -> Result<(), Error> {
+        /// A token id, or the length of an empty text.
+        static ZERO: [u8; 4] = [0; 4];
+        let request = self.0.as_ptr();
+        // SAFETY: the request is alive. Triton copies name and shape; the data is static.
+        unsafe {
             check(sys::TRITONSERVER_InferenceRequestAddInput(
                 request,
-                input.as_ptr(),
+                name.as_ptr(),
                 data_type.to_sys(),
                 shape.as_ptr(),
                 shape.len() as u64,
             ))?;
             check(sys::TRITONSERVER_InferenceRequestAppendInputData(
                 request,
-                input.as_ptr(),
+                name.as_ptr(),
                 ZERO.as_ptr().cast(),
                 ZERO.len(),
-                memory,
+                sys::TRITONSERVER_MemoryType::TRITONSERVER_MEMORY_CPU,
                 0,
-            ))?;
+            ))
+        }
+    }
+
+    fn set_callbacks(&self) -> Result<(), Error> {
+        let request = self.0.as_ptr();
+        let allocator = allocator()?;
+        // SAFETY: the request is alive; allocator and callbacks are static.
+        unsafe {
             check(sys::TRITONSERVER_InferenceRequestSetReleaseCallback(
                 request,
                 Some(released),
@@ -167,7 +176,7 @@ impl Drop for OwnRequest {
     }
 }
 
-/// Takes a request back from Triton, for good.
+/// Deletes a request that Triton has released.
 unsafe extern "C" fn released(
     request: *mut sys::TRITONSERVER_InferenceRequest,
     flags: u32,
@@ -179,7 +188,7 @@ unsafe extern "C" fn released(
     }
 }
 
-/// Takes a response, which says nothing that anybody waits for.
+/// Deletes a response, which nobody waits for.
 unsafe extern "C" fn answered(
     response: *mut sys::TRITONSERVER_InferenceResponse,
     _: u32,
@@ -191,7 +200,7 @@ unsafe extern "C" fn answered(
     }
 }
 
-/// The allocator of responses that have no outputs, made once and never deleted.
+/// The allocator for responses without outputs, created once and never deleted.
 fn allocator() -> Result<*mut sys::TRITONSERVER_ResponseAllocator, Error> {
     struct Allocator(NonNull<sys::TRITONSERVER_ResponseAllocator>);
     // SAFETY: Triton only reads it.

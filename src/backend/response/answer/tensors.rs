@@ -22,7 +22,7 @@ use crate::base::TokenId;
 use crate::config::{ClientCompatibility, OutputKind};
 use crate::engine::{DraftTotals, KvBlocks};
 use crate::sampling::FinishReason;
-use crate::triton::{Completion, Element, Error, Response, now_ns};
+use crate::triton::{Completion, Element, Error, UnsentResponse, now_ns};
 
 impl Answer {
     /// A response with the new tokens of some rows, after the prompt if the answer repeats it.
@@ -31,7 +31,7 @@ impl Answer {
         completion: Completion,
         range: Range<usize>,
         echo: Option<&Echo>,
-    ) -> Result<Response, Error> {
+    ) -> Result<UnsentResponse, Error> {
         let mut response = self.factory.new_response()?;
         let compatibility = self.format.compatibility;
         // Where the shape of a tensor begins.
@@ -241,7 +241,7 @@ impl Answer {
 
 /// Adds a number for each row, with the shape `[1, rows][from..]`. One row, the common case, allocates nothing.
 fn numbers<T: Element>(
-    response: &mut Response,
+    response: &mut UnsentResponse,
     name: &CStr,
     from: usize,
     rows: &[Row],
@@ -258,7 +258,7 @@ fn numbers<T: Element>(
 
 /// Adds a text for each row, as [`numbers`] does.
 fn strings<S: AsRef<[u8]>>(
-    response: &mut Response,
+    response: &mut UnsentResponse,
     name: &CStr,
     from: usize,
     rows: &mut [Row],
@@ -310,7 +310,7 @@ impl SteadyClock {
 
 /// Adds logits, or a dummy of one zero if there are none, as TensorRT-LLM's backend does.
 fn output_logits(
-    response: &mut Response,
+    response: &mut UnsentResponse,
     name: &CStr,
     shape: &[i64],
     pieces: &[impl AsRef<[f32]>],
