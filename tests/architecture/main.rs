@@ -1,4 +1,4 @@
-//! The rooms of the house: who may import whom, and where `unsafe` may stand (see `src/lib.rs`).
+//! The rules for rooms: which may import which, and where `unsafe` is allowed (see `docs/src/architecture.md`).
 //!
 //! Sources are read as tokens, tests and macros included: comments and strings are no code, and a path may be
 //! written over as many lines as it likes.
