@@ -37,6 +37,11 @@ impl BatchingScheme {
         ("inflight_batching", Self::Inflight),
         ("inflight_fused_batching", Self::InflightFused),
     ];
+
+    /// Whether requests are batched in lockstep.
+    pub fn is_lockstep(self) -> bool {
+        self == Self::V1
+    }
 }
 
 /// How the remaining token budget is divided among contexts: `context_chunking_policy`.

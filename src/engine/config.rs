@@ -306,7 +306,7 @@ impl EngineConfig {
 
     /// Whether batches run in lockstep (V1), which has no logits post-processors.
     pub fn is_lockstep(&self) -> bool {
-        lockstep::is_on(self.scheme)
+        self.scheme.is_lockstep()
     }
 
     /// Refuses more beams than the model has, or than the KV cache could ever hold.

@@ -23,11 +23,6 @@ use crate::base::{LoadError, Tokens};
 use crate::config::{BatchingScheme, CapacityPolicy, ContextChunkPolicy};
 use crate::engine::capacity;
 
-/// Whether batches run in lockstep.
-pub(super) fn is_on(scheme: BatchingScheme) -> bool {
-    scheme == BatchingScheme::V1
-}
-
 /// Refuses options that lockstep cannot be combined with.
 ///
 /// # Errors
@@ -44,7 +39,7 @@ pub(super) fn check(
             remedy: remedy.to_owned(),
         })
     };
-    if !is_on(scheme) {
+    if !scheme.is_lockstep() {
         Ok(())
     } else if capacity::pauses(policy) {
         refuse(
@@ -69,7 +64,7 @@ pub(super) fn check(
 
 /// Whether a context may be spread over several steps.
 pub(super) fn is_context_chunked(scheme: BatchingScheme, enable_chunked_context: bool) -> bool {
-    enable_chunked_context || is_on(scheme)
+    enable_chunked_context || scheme.is_lockstep()
 }
 
 /// Which contexts get the tokens that are left.
@@ -77,7 +72,7 @@ pub(super) fn chunk_policy(
     scheme: BatchingScheme,
     configured: ContextChunkPolicy,
 ) -> ContextChunkPolicy {
-    match is_on(scheme) {
+    match scheme.is_lockstep() {
         true => ContextChunkPolicy::FirstComeFirstServed,
         false => configured,
     }
@@ -99,7 +94,7 @@ pub struct LockstepTotals {
 impl LockstepTotals {
     /// Zeros in lockstep, and `None` otherwise.
     pub(super) fn zero(scheme: BatchingScheme) -> Option<Self> {
-        is_on(scheme).then(Self::default)
+        scheme.is_lockstep().then(Self::default)
     }
 
     pub(super) fn plus(self, other: Self) -> Self {
@@ -124,7 +119,7 @@ pub(super) struct LockstepBatch {
 impl LockstepBatch {
     /// No batch yet in lockstep, and `None` otherwise.
     pub(super) fn new(scheme: BatchingScheme) -> Option<Self> {
-        is_on(scheme).then(Self::default)
+        scheme.is_lockstep().then(Self::default)
     }
 
     /// Whether sequences may join, when `num_running` are running.

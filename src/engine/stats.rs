@@ -280,7 +280,7 @@ mod tests {
             num_context: 2,
             num_generation: 3,
             num_context_tokens: Tokens(150),
-            lockstep: (config.scheme == BatchingScheme::V1).then_some(LockstepTotals {
+            lockstep: config.scheme.is_lockstep().then_some(LockstepTotals {
                 num_requests: 6,
                 num_context_tokens: 170,
                 num_generated_tokens: 40,

@@ -3,14 +3,14 @@
 use crate::backend::request::admission::Admission;
 use crate::backend::request::options::{NumSequences, RequestOptions};
 use crate::base::RequestError;
-use crate::config::{BatchingScheme, InputKind};
+use crate::config::InputKind;
 use crate::sampling::SamplingParams;
 
 impl Admission {
     /// Refuses options that the model cannot serve.
     pub(super) fn check(&self, options: &RequestOptions) -> Result<(), RequestError> {
         let invalid = |text: &str| Err(RequestError::Invalid(text.to_owned()));
-        if options.stream && self.config.settings.gpt_model_type == BatchingScheme::V1 {
+        if options.stream && self.config.settings.gpt_model_type.is_lockstep() {
             return invalid(
                 "option 'stream': with gpt_model_type V1 an answer leaves when its whole batch is done; \
                  inflight_fused_batching streams",
@@ -52,7 +52,7 @@ impl Admission {
             }
         }
         if options.post_processor.is_given() {
-            if self.config.settings.gpt_model_type == BatchingScheme::V1 {
+            if self.config.settings.gpt_model_type.is_lockstep() {
                 return invalid(
                     "option 'logits_post_processor_name': with gpt_model_type V1 there are no logits \
                      post-processors; inflight_fused_batching has them",
