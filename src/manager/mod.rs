@@ -38,7 +38,7 @@ pub use callbacks::{Callbacks, Response, Submission};
 pub use executor::{Executor, ExecutorOptions, OwnedResponse};
 pub use options::ManagerOptions;
 pub use serve::serve;
-pub use statistics::{statistics_json, timestamp};
+pub use statistics::{StepTimes, statistics_json, timestamp};
 pub use step_loop::{ComputedStep, LandedStep, StepComputer, StepLoop};
 pub use tensors::{
     HostTensor, HostTensors, TensorCallbacks, TensorLayer, TensorModel, TensorRequest, TensorType,

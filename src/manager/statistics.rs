@@ -3,8 +3,26 @@
 use std::time::SystemTime;
 
 use chrono::{DateTime, Local};
+use serde::Serialize;
 
-use crate::engine::StepStats;
+use crate::engine::{RequestStage, StepStats};
+
+/// What a line of a statistics file has besides the Batch Manager's fields.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct StepTimes<'a> {
+    /// When the step began, since the start of the instance.
+    #[serde(rename = "Step Start (us)")]
+    pub start_us: f64,
+    /// How long it took.
+    #[serde(rename = "Step Duration (us)")]
+    pub step_us: f64,
+    /// How long the model took.
+    #[serde(rename = "Model Duration (us)")]
+    pub model_us: f64,
+    /// What it did for each request.
+    #[serde(rename = "Requests")]
+    pub requests: &'a [RequestStage],
+}
 
 /// A time as the Batch Manager writes it: local time, `%m-%d-%Y %H:%M:%S`.
 pub fn timestamp(at: SystemTime) -> String {

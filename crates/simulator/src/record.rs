@@ -4,7 +4,7 @@ use std::io::Write;
 
 use chrono::DateTime;
 use serde::Serialize;
-use triton_inflight::engine::RequestStage;
+use triton_inflight::manager::StepTimes;
 
 use crate::Result;
 use crate::step_loop::Landed;
@@ -13,14 +13,8 @@ use crate::step_loop::Landed;
 struct Record<'a, S: Serialize> {
     #[serde(flatten)]
     stats: S,
-    #[serde(rename = "Step Start (us)")]
-    start_us: f64,
-    #[serde(rename = "Step Duration (us)")]
-    step_us: f64,
-    #[serde(rename = "Model Duration (us)")]
-    model_us: f64,
-    #[serde(rename = "Requests")]
-    requests: &'a [RequestStage],
+    #[serde(flatten)]
+    times: StepTimes<'a>,
 }
 
 /// Appends a step to a statistics file. Simulated time starts at 1970-01-01.
@@ -37,10 +31,12 @@ pub fn write_record(file: &mut dyn Write, landed: &Landed) -> Result<()> {
     let model_us = (landed.ended - *began).as_us();
     let record = Record {
         stats: stats.with_timestamp(&timestamp),
-        start_us: began.as_us(),
-        step_us: model_us,
-        model_us,
-        requests: &landed.stages,
+        times: StepTimes {
+            start_us: began.as_us(),
+            step_us: model_us,
+            model_us,
+            requests: &landed.stages,
+        },
     };
     serde_json::to_writer(&mut *file, &record)?;
     file.write_all(b"\n")?;

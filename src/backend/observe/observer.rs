@@ -13,7 +13,7 @@ use crate::backend::response::answer::Answer;
 use crate::base::LoadError;
 use crate::engine::{KvUsage, RequestStage, StepStats};
 use crate::manager::sizing::{InstanceMemory, MemoryUsage};
-use crate::manager::{LandedStep, timestamp};
+use crate::manager::{LandedStep, StepTimes, timestamp};
 use crate::triton;
 
 /// A step, as it is recorded.
@@ -71,14 +71,8 @@ struct JsonRecord<'a, S: Serialize> {
     /// The Batch Manager's time for moving blocks between machines, which is always 0 here.
     #[serde(rename = "KV cache transfer time")]
     kv_transfer_time: f64,
-    #[serde(rename = "Step Start (us)")]
-    start_us: f64,
-    #[serde(rename = "Step Duration (us)")]
-    step_us: f64,
-    #[serde(rename = "Model Duration (us)")]
-    model_us: f64,
-    #[serde(rename = "Requests")]
-    requests: &'a [RequestStage],
+    #[serde(flatten)]
+    times: StepTimes<'a>,
 }
 
 /// Records the steps and requests of one instance.
@@ -213,10 +207,12 @@ fn write_json(
         stats: stats.with_timestamp(&timestamp),
         memory,
         kv_transfer_time: 0.0,
-        start_us: micros(start),
-        step_us: micros(span.end - start),
-        model_us: micros(span.model),
-        requests: &span.requests,
+        times: StepTimes {
+            start_us: micros(start),
+            step_us: micros(span.end - start),
+            model_us: micros(span.model),
+            requests: &span.requests,
+        },
     };
     serde_json::to_writer(line, &json)
 }
