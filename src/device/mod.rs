@@ -37,7 +37,9 @@ pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{EmbeddingTable, Linear, Norm, Output, PackedWeights, RopeParams, StepInputs};
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape};
 pub use pool::{Pool, Turn, yield_to_others};
-pub use quantised::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, can_be_packed_together};
+pub use quantised::{
+    CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, can_be_packed_together,
+};
 pub use rope::RopeTable;
 
 /// A machine that a decoder runs on, and its operations, each as large as machines fuse them.

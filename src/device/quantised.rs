@@ -43,6 +43,17 @@ impl QuantFormat {
     }
 }
 
+/// Format and size of a quantised matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantisedShape {
+    /// How its rows are quantised.
+    pub format: QuantFormat,
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements per row.
+    pub columns: usize,
+}
+
 /// One row, decoded from its storage format: `weight = scale * code + offset` in each group.
 #[derive(Clone, Debug, Default)]
 pub struct QuantisedRow {
@@ -86,14 +97,23 @@ impl QuantisedRow {
 
 /// A quantised matrix that is read row by row; each row is one output.
 pub trait QuantisedRows: Sync {
+    /// Format and size.
+    fn shape(&self) -> QuantisedShape;
+
     /// The format of its rows.
-    fn format(&self) -> QuantFormat;
+    fn format(&self) -> QuantFormat {
+        self.shape().format
+    }
 
     /// Number of rows.
-    fn rows(&self) -> usize;
+    fn rows(&self) -> usize {
+        self.shape().rows
+    }
 
     /// Elements per row.
-    fn columns(&self) -> usize;
+    fn columns(&self) -> usize {
+        self.shape().columns
+    }
 
     /// The input that each column belongs to, a permutation (GPTQ's act order). `None` if column `i` is
     /// input `i`.

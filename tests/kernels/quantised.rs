@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use triton_inflight::device::cpu::{Cpu, PackedMatrix, Rounded, Simd};
 use triton_inflight::device::{
-    CodeBits, NotFinite, Output, QuantFormat, QuantisedRow, QuantisedRows, Stacking,
-    can_be_packed_together,
+    CodeBits, NotFinite, Output, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape,
+    Stacking, can_be_packed_together,
 };
 
 use super::support::{Rng, bits, cpu, simds};
@@ -83,16 +83,12 @@ impl Matrix {
 }
 
 impl QuantisedRows for Matrix {
-    fn format(&self) -> QuantFormat {
-        self.format
-    }
-
-    fn rows(&self) -> usize {
-        self.rows.len()
-    }
-
-    fn columns(&self) -> usize {
-        self.columns
+    fn shape(&self) -> QuantisedShape {
+        QuantisedShape {
+            format: self.format,
+            rows: self.rows.len(),
+            columns: self.columns,
+        }
     }
 
     fn input_order(&self) -> Option<&[u32]> {

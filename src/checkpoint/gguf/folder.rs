@@ -12,7 +12,7 @@ use crate::checkpoint::file_stamp::FileStamp;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
 use crate::checkpoint::tensor::{RowOrder, Tensor, TensorLocation};
 use crate::checkpoint::weight_file::FileRange;
-use crate::device::{Dtype, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::device::{Dtype, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
 
 const EXTENSION: &str = "gguf";
 
@@ -243,16 +243,12 @@ impl StoredQuantisedRows for BlockRows<'_> {
 }
 
 impl QuantisedRows for BlockRows<'_> {
-    fn format(&self) -> QuantFormat {
-        self.format
-    }
-
-    fn rows(&self) -> usize {
-        self.tensor.shape[0]
-    }
-
-    fn columns(&self) -> usize {
-        self.tensor.columns()
+    fn shape(&self) -> QuantisedShape {
+        QuantisedShape {
+            format: self.format,
+            rows: self.tensor.shape[0],
+            columns: self.tensor.columns(),
+        }
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {

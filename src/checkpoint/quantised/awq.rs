@@ -13,7 +13,7 @@ use super::words::{Words, code_at, codes_per_word};
 use crate::base::LoadError;
 use crate::checkpoint::json_file::JsonFile;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
-use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
 
 const BITS: CodeBits = CodeBits::Four;
 /// The lane of each of 8 outputs in its word.
@@ -65,13 +65,15 @@ impl Awq {
         }
         let groups = Groups::find(module, BITS, self.group_size)?;
         let rows = AwqRows {
-            format: QuantFormat {
-                bits: BITS,
-                group_size: groups.size,
-                has_offsets: true,
+            shape: QuantisedShape {
+                format: QuantFormat {
+                    bits: BITS,
+                    group_size: groups.size,
+                    has_offsets: true,
+                },
+                rows: outputs,
+                columns: inputs,
             },
-            outputs,
-            inputs,
             codes: Words::new(qweight, [inputs, outputs / per_word])?,
             groups,
         };
@@ -80,9 +82,7 @@ impl Awq {
 }
 
 struct AwqRows<'a> {
-    format: QuantFormat,
-    outputs: usize,
-    inputs: usize,
+    shape: QuantisedShape,
     codes: Words<'a>,
     groups: Groups<'a>,
 }
@@ -95,21 +95,13 @@ impl StoredQuantisedRows for AwqRows<'_> {
 }
 
 impl QuantisedRows for AwqRows<'_> {
-    fn format(&self) -> QuantFormat {
-        self.format
-    }
-
-    fn rows(&self) -> usize {
-        self.outputs
-    }
-
-    fn columns(&self) -> usize {
-        self.inputs
+    fn shape(&self) -> QuantisedShape {
+        self.shape
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
         let (column, lane) = (index / LANES.len(), LANES[index % LANES.len()]);
-        row.resize(self.format, self.inputs);
+        row.resize(self.shape.format, self.shape.columns);
         for (input, code) in row.codes.iter_mut().enumerate() {
             let unsigned = code_at(self.codes.at(input, column), lane, BITS);
             *code = (unsigned as i32 - BITS.bias()) as i8;

@@ -18,7 +18,7 @@ use crate::checkpoint::json_file::JsonFile;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
 use crate::checkpoint::safetensors::StoredTensor;
 use crate::checkpoint::weight_file::LazyBytes;
-use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
 
 const FORMATS: [&str; 2] = ["int-quantized", "pack-quantized"];
 
@@ -110,16 +110,18 @@ impl CompressedTensors {
         };
         let (num_scales, group_size) = groups(scales, outputs, inputs)?;
         let rows = CompressedRows {
-            format: QuantFormat {
-                bits: match codes {
-                    Codes::Bytes(_) => CodeBits::Eight,
-                    Codes::Packed(_, bits) => bits,
+            shape: QuantisedShape {
+                format: QuantFormat {
+                    bits: match codes {
+                        Codes::Bytes(_) => CodeBits::Eight,
+                        Codes::Packed(_, bits) => bits,
+                    },
+                    group_size,
+                    has_offsets: false,
                 },
-                group_size,
-                has_offsets: false,
+                rows: outputs,
+                columns: inputs,
             },
-            outputs,
-            inputs,
             codes,
             scales: Floats::new(scales)?,
             num_scales,
@@ -193,9 +195,7 @@ enum Codes<'a> {
 }
 
 struct CompressedRows<'a> {
-    format: QuantFormat,
-    outputs: usize,
-    inputs: usize,
+    shape: QuantisedShape,
     codes: Codes<'a>,
     scales: Floats<'a>,
     num_scales: usize,
@@ -212,23 +212,15 @@ impl StoredQuantisedRows for CompressedRows<'_> {
 }
 
 impl QuantisedRows for CompressedRows<'_> {
-    fn format(&self) -> QuantFormat {
-        self.format
-    }
-
-    fn rows(&self) -> usize {
-        self.outputs
-    }
-
-    fn columns(&self) -> usize {
-        self.inputs
+    fn shape(&self) -> QuantisedShape {
+        self.shape
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        row.resize(self.format, self.inputs);
+        row.resize(self.shape.format, self.shape.columns);
         match &self.codes {
             Codes::Bytes(bytes) => {
-                let bytes = &bytes[index * self.inputs..][..self.inputs];
+                let bytes = &bytes[index * self.shape.columns..][..self.shape.columns];
                 row.codes.copy_from_slice(bytemuck::cast_slice(bytes));
             }
             Codes::Packed(words, bits) => {

@@ -14,7 +14,7 @@ use super::words::{Words, act_order, code_at, codes_per_word, max_code};
 use crate::base::LoadError;
 use crate::checkpoint::json_file::JsonFile;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
-use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
 
 /// GPTQ as `quantization_config` describes it.
 #[derive(Debug)]
@@ -90,13 +90,15 @@ impl Gptq {
         let stored_middle = self.bits.bias() as u32 - self.zero_step;
         let has_offsets = !groups.all_zeros_are(stored_middle)?;
         let rows = GptqRows {
-            format: QuantFormat {
-                bits: self.bits,
-                group_size: groups.size,
-                has_offsets,
+            shape: QuantisedShape {
+                format: QuantFormat {
+                    bits: self.bits,
+                    group_size: groups.size,
+                    has_offsets,
+                },
+                rows: outputs,
+                columns: inputs,
             },
-            outputs,
-            inputs,
             codes: Words::new(qweight, [inputs / per_word, outputs])?,
             groups,
             zero_step: self.zero_step,
@@ -107,9 +109,7 @@ impl Gptq {
 }
 
 struct GptqRows<'a> {
-    format: QuantFormat,
-    outputs: usize,
-    inputs: usize,
+    shape: QuantisedShape,
     codes: Words<'a>,
     groups: Groups<'a>,
     zero_step: u32,
@@ -124,16 +124,8 @@ impl StoredQuantisedRows for GptqRows<'_> {
 }
 
 impl QuantisedRows for GptqRows<'_> {
-    fn format(&self) -> QuantFormat {
-        self.format
-    }
-
-    fn rows(&self) -> usize {
-        self.outputs
-    }
-
-    fn columns(&self) -> usize {
-        self.inputs
+    fn shape(&self) -> QuantisedShape {
+        self.shape
     }
 
     fn input_order(&self) -> Option<&[u32]> {
@@ -141,9 +133,9 @@ impl QuantisedRows for GptqRows<'_> {
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        let bits = self.format.bits;
+        let bits = self.shape.format.bits;
         let (per_word, middle) = (codes_per_word(bits), bits.bias());
-        row.resize(self.format, self.inputs);
+        row.resize(self.shape.format, self.shape.columns);
         let signed = |word, lane| (code_at(word, lane, bits) as i32 - middle) as i8;
         match &self.order {
             None => {

@@ -4,7 +4,7 @@ use super::super::Simd;
 use super::super::math::ROUNDER;
 use super::super::simd::for_each_simd;
 use super::panels::stored_number;
-use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
+use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
 
 /// A matrix that is rounded to codes row by row: weights of a float checkpoint, or of a quantised one whose format no
 /// kernel supports. Groups have no offsets.
@@ -15,9 +15,7 @@ use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows};
 /// (benches/RESULTS.md). All instruction sets give the same bits.
 pub struct Rounded<'a> {
     simd: Simd,
-    rows: usize,
-    columns: usize,
-    format: QuantFormat,
+    shape: QuantisedShape,
     read: &'a ReadRow<'a>,
 }
 
@@ -46,32 +44,26 @@ impl<'a> Rounded<'a> {
         };
         Self {
             simd,
-            rows,
-            columns,
-            format,
+            shape: QuantisedShape {
+                format,
+                rows,
+                columns,
+            },
             read,
         }
     }
 }
 
 impl QuantisedRows for Rounded<'_> {
-    fn format(&self) -> QuantFormat {
-        self.format
-    }
-
-    fn rows(&self) -> usize {
-        self.rows
-    }
-
-    fn columns(&self) -> usize {
-        self.columns
+    fn shape(&self) -> QuantisedShape {
+        self.shape
     }
 
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
-        let mut values = vec![0.0; self.columns];
+        let mut values = vec![0.0; self.shape.columns];
         (self.read)(index, &mut values);
-        row.resize(self.format, self.columns);
-        let format = self.format;
+        let format = self.shape.format;
+        row.resize(format, values.len());
         let (values, codes, scales) = (&values[..], &mut row.codes[..], &mut row.scales[..]);
         for_each_simd!(self.simd, round_row, (
             format: QuantFormat,
