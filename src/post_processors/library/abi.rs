@@ -36,21 +36,21 @@ pub(super) struct Entry {
     pub status: i32,
 }
 
-pub(super) type Create =
+pub(super) type CreateFn =
     unsafe extern "C" fn(*mut c_void, *const Request, *mut *mut c_void, *mut c_char) -> i32;
-pub(super) type Destroy = unsafe extern "C" fn(*mut c_void, *mut c_void);
-pub(super) type Process = unsafe extern "C" fn(*mut c_void, *mut Entry) -> i32;
-pub(super) type ProcessBatch = unsafe extern "C" fn(*mut c_void, *mut Entry, usize);
+pub(super) type DestroyFn = unsafe extern "C" fn(*mut c_void, *mut c_void);
+pub(super) type ProcessFn = unsafe extern "C" fn(*mut c_void, *mut Entry) -> i32;
+pub(super) type ProcessBatchFn = unsafe extern "C" fn(*mut c_void, *mut Entry, usize);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Processor {
     pub name: *const c_char,
     pub context: *mut c_void,
-    pub create: Option<Create>,
-    pub destroy: Option<Destroy>,
-    pub process: Option<Process>,
-    pub process_batch: Option<ProcessBatch>,
+    pub create: Option<CreateFn>,
+    pub destroy: Option<DestroyFn>,
+    pub process: Option<ProcessFn>,
+    pub process_batch: Option<ProcessBatchFn>,
 }
 
 #[repr(C)]
