@@ -9,7 +9,7 @@
 use std::num::NonZeroUsize;
 
 use half::bf16;
-use inflight_roofline::{Clock, Limits, seconds_of};
+use inflight_roofline::{Clock, MachineLimits, seconds_of};
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cpu::{Cpu, CpuOptions, KvCache, Simd};
 use triton_inflight::device::{
@@ -30,7 +30,7 @@ fn main() {
     };
     let mut cpu = Cpu::new(&options).expect("a processor");
     println!("{}, {} threads", cpu.simd(), cpu.num_threads());
-    let limits = Limits::measure(cpu.num_threads(), cpu.simd());
+    let limits = MachineLimits::measure(cpu.num_threads(), cpu.simd());
     println!(
         "limits: {:.0} GFLOP/s, {:.1} GB/s read",
         limits.bf16_flops / 1e9,
@@ -70,7 +70,7 @@ fn env(name: &str) -> Option<String> {
 
 /// The machine's limits, to compare figures with.
 struct Bench {
-    limits: Limits,
+    limits: MachineLimits,
     clock: Clock,
 }
 

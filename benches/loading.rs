@@ -54,21 +54,21 @@ fn main() {
         let (load, weight_bytes, peak_bytes) = std::thread::scope(|scope| {
             let watch = scope.spawn(|| watch(&stop));
             let start = Instant::now();
-            let mut checkpoint = ModelSource::open(&dir).expect("the model opens");
+            let mut source = ModelSource::open(&dir).expect("the model opens");
             if let Some(path) = &cache {
-                checkpoint = checkpoint.with_weight_cache(path.clone(), 0o600);
+                source = source.with_weight_cache(path.clone(), 0o600);
             }
             let limits = RunnerLimits {
                 weights: precision,
                 ..RunnerLimits::of(&config)
             };
-            let runner = CpuRunner::new(&checkpoint, limits, &CpuOptions::default());
+            let runner = CpuRunner::new(&source, limits, &CpuOptions::default());
             let runner = runner.expect("the model loads");
             let load = start.elapsed().as_secs_f64();
             stop.store(true, Ordering::Relaxed);
             let peak_bytes = watch.join().expect("watched");
             drop(runner);
-            let weight_bytes = checkpoint.num_weight_bytes(precision).expect("all tensors");
+            let weight_bytes = source.num_weight_bytes(precision).expect("all tensors");
             (load, weight_bytes, peak_bytes)
         });
         println!(

@@ -36,13 +36,13 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let folder = arguments.rfind(|it| !it.starts_with("--"));
     let folder = folder.map_or_else(demo_folder, PathBuf::from);
-    let checkpoint = ModelSource::open(&folder).expect("the model opens");
-    let again = story_that_begins_again(&checkpoint, &folder);
+    let source = ModelSource::open(&folder).expect("the model opens");
+    let again = story_that_begins_again(&source, &folder);
     println!("| requests | what | off | on | guesses that were right |");
     println!("|---|---|---|---|---|");
     for num_requests in [1, 8, 32] {
         let bench = Bench {
-            checkpoint: &checkpoint,
+            source: &source,
             num_requests,
         };
         bench.print(
@@ -68,14 +68,14 @@ fn main() {
 }
 
 /// A beginning, the model's continuation, and the beginning again.
-fn story_that_begins_again(checkpoint: &ModelSource, folder: &Path) -> Vec<TokenId> {
+fn story_that_begins_again(source: &ModelSource, folder: &Path) -> Vec<TokenId> {
     let encode = |text, is_first| match Tokenizer::load(folder) {
         Ok(tokenizer) => tokenizer.encode(text, is_first).expect("tokens"),
         // A model without a tokenizer has no meaningful texts: any tokens do.
         Err(_) => (5..20).collect(),
     };
     let bench = Bench {
-        checkpoint,
+        source,
         num_requests: 1,
     };
     let beginning = encode(BEGINNING, true);
@@ -90,7 +90,7 @@ fn story_that_begins_again(checkpoint: &ModelSource, folder: &Path) -> Vec<Token
 }
 
 struct Bench<'a> {
-    checkpoint: &'a ModelSource,
+    source: &'a ModelSource,
     num_requests: u32,
 }
 
@@ -138,7 +138,7 @@ impl Bench<'_> {
         expected: &[Vec<TokenId>],
     ) -> Run {
         let config = self.config(speculation, prompt.len());
-        let mut runner = runner(self.checkpoint, &config);
+        let mut runner = runner(self.source, &config);
         let runs = (0..NUM_RUNS).map(|_| {
             let mut engine = Engine::new(config.clone());
             for id in 0..self.num_requests {

@@ -32,19 +32,19 @@ fn main() -> Result<(), Box<dyn Error>> {
         "-" => io::read_to_string(io::stdin())?,
         path => fs::read_to_string(path)?,
     };
-    let checkpoint = ModelSource::open(Path::new(folder))?;
+    let source = ModelSource::open(Path::new(folder))?;
     let tokenizer = Tokenizer::load(Path::new(folder))?;
-    let mut manager = batch_manager(&checkpoint)?;
-    let mut application = Application::new(&checkpoint, &tokenizer, prompts.lines())?;
+    let mut manager = batch_manager(&source)?;
+    let mut application = Application::new(&source, &tokenizer, prompts.lines())?;
     serve(&mut manager, None, &mut application)?;
     eprintln!("{} steps", application.num_steps);
     Ok(())
 }
 
 /// A batch manager with up to 8 requests in flight.
-fn batch_manager(checkpoint: &ModelSource) -> Result<BatchManager, Box<dyn Error>> {
+fn batch_manager(source: &ModelSource) -> Result<BatchManager, Box<dyn Error>> {
     let block_size = BlockSize::new(32).ok_or("the block size is zero")?;
-    let max_seq_len = Tokens(checkpoint.spec().max_seq_len() as u32);
+    let max_seq_len = Tokens(source.spec().max_seq_len() as u32);
     let max_num_requests = 8;
     let config = EngineConfig {
         max_num_requests,
@@ -55,7 +55,7 @@ fn batch_manager(checkpoint: &ModelSource) -> Result<BatchManager, Box<dyn Error
         ..EngineConfig::default()
     };
     let limits = RunnerLimits::of(&config);
-    let runner = CpuRunner::new(checkpoint, limits, &CpuOptions::default())?;
+    let runner = CpuRunner::new(source, limits, &CpuOptions::default())?;
     Ok(BatchManager::new(config, Runner::Cpu(Box::new(runner)))?)
 }
 
@@ -75,12 +75,12 @@ struct Answer<'a> {
 
 impl<'a> Application<'a> {
     fn new(
-        checkpoint: &ModelSource,
+        source: &ModelSource,
         tokenizer: &'a Tokenizer,
         prompts: impl Iterator<Item = &'a str>,
     ) -> Result<Self, Box<dyn Error>> {
         let sampling = Arc::new(SamplingParams {
-            end_ids: checkpoint.end_ids().to_vec(),
+            end_ids: source.end_ids().to_vec(),
             ..SamplingParams::default()
         });
         let mut application = Self {

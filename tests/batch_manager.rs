@@ -564,13 +564,12 @@ fn outputs_that_need_logits_are_rejected_without_logits() {
 /// A batch manager with the fixture `qwen3`.
 fn model(config: EngineConfig) -> BatchManager {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
-    let checkpoint = ModelSource::open(&dir).expect("the fixture opens");
+    let source = ModelSource::open(&dir).expect("the fixture opens");
     let options = CpuOptions {
         num_threads: NonZeroUsize::new(2),
         ..CpuOptions::default()
     };
-    let runner =
-        CpuRunner::new(&checkpoint, RunnerLimits::of(&config), &options).expect("it loads");
+    let runner = CpuRunner::new(&source, RunnerLimits::of(&config), &options).expect("it loads");
     BatchManager::new(config, Runner::Cpu(Box::new(runner))).expect("a thread")
 }
 

@@ -356,13 +356,13 @@ fn model() -> BatchManager {
         ..config()
     };
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
-    let checkpoint = ModelSource::open(&dir).expect("the fixture opens");
+    let source = ModelSource::open(&dir).expect("the fixture opens");
     let options = CpuOptions {
         num_threads: NonZeroUsize::new(2),
         ..CpuOptions::default()
     };
     let limits = RunnerLimits::of(&config);
-    let runner = CpuRunner::new(&checkpoint, limits, &options).expect("it loads");
+    let runner = CpuRunner::new(&source, limits, &options).expect("it loads");
     BatchManager::new(config, Runner::Cpu(Box::new(runner))).expect("a thread")
 }
 

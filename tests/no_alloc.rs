@@ -157,8 +157,8 @@ fn allocations_of_the_runner(kv_dtype: KvDtype, speculation: Option<Speculation>
         ..CpuOptions::default()
     };
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3");
-    let checkpoint = ModelSource::open(&dir).expect("the fixture opens");
-    let mut runner = CpuRunner::new(&checkpoint, limits, &options).expect("the fixture loads");
+    let source = ModelSource::open(&dir).expect("the fixture opens");
+    let mut runner = CpuRunner::new(&source, limits, &options).expect("the fixture loads");
     let mut engine = Engine::new(config);
     for id in 0..NUM_REQUESTS {
         let sampling = SamplingParams {

@@ -19,13 +19,13 @@ pub fn demo_folder() -> PathBuf {
 
 /// The demo model, loaded for an engine with this configuration.
 pub fn demo_model(config: &EngineConfig) -> CpuRunner {
-    let checkpoint = ModelSource::open(&demo_folder()).expect("the demo model opens");
-    runner(&checkpoint, config)
+    let source = ModelSource::open(&demo_folder()).expect("the demo model opens");
+    runner(&source, config)
 }
 
-pub fn runner(checkpoint: &ModelSource, config: &EngineConfig) -> CpuRunner {
+pub fn runner(source: &ModelSource, config: &EngineConfig) -> CpuRunner {
     let limits = RunnerLimits::of(config);
-    CpuRunner::new(checkpoint, limits, &CpuOptions::default()).expect("the model loads")
+    CpuRunner::new(source, limits, &CpuOptions::default()).expect("the model loads")
 }
 
 /// Runs one step; returns the time of engine and runner.

@@ -36,7 +36,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
         config: engine_config,
         runner,
         memory,
-    } = load_runner(&model.config, model.checkpoint.as_ref(), &model.folder)?;
+    } = load_runner(&model.config, model.source.as_ref(), &model.folder)?;
     if let Err(error) = handle.report_system_memory(memory.usage().host_bytes as usize) {
         log::debug!("{name}: its memory could not be reported: {error}");
     }
@@ -97,7 +97,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
             log_probs::max_entry_bytes(tokenizer, vocab_size),
         ),
         end_ids: model
-            .checkpoint
+            .source
             .as_ref()
             .map(|c| c.end_ids().to_vec())
             .unwrap_or_default(),

@@ -9,9 +9,9 @@ use crate::backend::model_load::ModelLoad;
 use crate::backend::observe::metrics::{MetricsShare, SharedMetrics};
 use crate::backend::request::prompt::TextParts;
 use crate::base::LoadError;
-use crate::config::{AutoComplete, BatchingScheme, InputKind, ModelConfig, RunnerKind, Settings};
+use crate::config::{AutoComplete, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;
-use crate::manager::sizing::{ConfiguredModel, open_checkpoint};
+use crate::manager::sizing::{ConfiguredModel, open_model_source};
 use crate::post_processors::PostProcessors;
 use crate::runner::ModelSource;
 use crate::text::{ChatTemplate, Tokenizer};
@@ -26,7 +26,7 @@ pub struct Model {
     /// Its configuration.
     pub config: Arc<ModelConfig>,
     /// Its weights; none for the synthetic runner.
-    pub checkpoint: Option<ModelSource>,
+    pub source: Option<ModelSource>,
     /// Its tokenizer; `None` if it takes and returns token ids only.
     pub text: Option<TextParts>,
     /// The logits post-processors that its requests may name.
@@ -74,22 +74,19 @@ impl Model {
             log::warn!("{name}: {warning}");
         }
         let mut config = ModelConfig::parse(&config, auto_complete)?;
-        let checkpoint = open_checkpoint(&mut config, &folder, version)?;
+        let source = open_model_source(&mut config, &folder, version)?;
         let weight_cache = config.settings.weight_cache_path(&folder, &name, version);
         let mode = config.settings.weight_cache_mode;
-        let checkpoint = match weight_cache {
-            Some(path) => checkpoint.map(|checkpoint| checkpoint.with_weight_cache(path, mode)),
-            None => checkpoint,
+        let source = match weight_cache {
+            Some(path) => source.map(|source| source.with_weight_cache(path, mode)),
+            None => source,
         };
         let text = text_parts(&config, tokenizer_dir.as_deref(), &folder, version)?;
         let post_processors = post_processors(&config.settings, &folder)?;
-        let guides = checkpoint
-            .as_ref()
-            .zip(text.as_ref())
-            .map(|(checkpoint, text)| {
-                let vocab_size = checkpoint.spec().vocab_size as u32;
-                Arc::new(Compiler::new(text.tokenizer.clone(), vocab_size))
-            });
+        let guides = source.as_ref().zip(text.as_ref()).map(|(source, text)| {
+            let vocab_size = source.spec().vocab_size as u32;
+            Arc::new(Compiler::new(text.tokenizer.clone(), vocab_size))
+        });
         Ok(Self {
             guides,
             post_processors: Arc::new(post_processors),
@@ -98,7 +95,7 @@ impl Model {
             served: handle.served()?,
             folder,
             config: Arc::new(config),
-            checkpoint,
+            source,
             text,
         })
     }
@@ -107,7 +104,7 @@ impl Model {
     pub fn configured(&self) -> ConfiguredModel<'_> {
         ConfiguredModel {
             settings: &self.config.settings,
-            checkpoint: self.checkpoint.as_ref(),
+            source: self.source.as_ref(),
         }
     }
 }
@@ -150,7 +147,7 @@ fn post_processors(settings: &Settings, folder: &Path) -> Result<PostProcessors,
             remedy: format!("leave it out, or {remedy}"),
         })
     };
-    if settings.gpt_model_type == BatchingScheme::V1 {
+    if settings.gpt_model_type.is_lockstep() {
         return useless(
             "with gpt_model_type V1 there are no logits post-processors",
             "take inflight_fused_batching",
@@ -181,7 +178,7 @@ fn text_parts(
                 "the input is text_input, and there is no {}",
                 place.display()
             ),
-            remedy: "put a tokenizer.json there (that of the model which the checkpoint was made from: a GGUF \
+            remedy: "put a tokenizer.json there (that of the model that the checkpoint was made from: a GGUF \
                      file's own vocabulary is not read), name its folder in tokenizer_dir, or take \
                      input [{ name: \"input_ids\" data_type: TYPE_INT32 dims: [ -1 ] \
                      allow_ragged_batch: true }]"

@@ -78,20 +78,20 @@ impl ManagerOptions {
     /// # Errors
     /// The options contradict each other, or the checkpoint cannot be loaded.
     pub fn load(&self) -> Result<(BatchManager, TensorModel), LoadError> {
-        let checkpoint = ModelSource::open(&self.gpt_model_path)?;
-        let max_positions = u32::try_from(checkpoint.spec().max_seq_len()).unwrap_or(u32::MAX);
+        let source = ModelSource::open(&self.gpt_model_path)?;
+        let max_positions = u32::try_from(source.spec().max_seq_len()).unwrap_or(u32::MAX);
         let config = self.engine_config(max_positions)?;
         config.check()?;
         let options = CpuOptions {
             num_threads: self.num_threads,
             ..CpuOptions::default()
         };
-        let runner = CpuRunner::new(&checkpoint, RunnerLimits::of(&config), &options)?;
+        let runner = CpuRunner::new(&source, RunnerLimits::of(&config), &options)?;
         let runner = Runner::Cpu(Box::new(runner));
         let model = TensorModel {
             vocab_size: runner.vocab_size(),
             max_seq_len: config.max_seq_len,
-            end_ids: checkpoint.end_ids().to_vec(),
+            end_ids: source.end_ids().to_vec(),
         };
         let manager = BatchManager::new(config, runner).map_err(|error| LoadError::Config {
             problem: format!("the runner's thread cannot be started: {error}"),

@@ -26,8 +26,8 @@ pub struct RunnerLimits {
     pub kv_dtype: KvDtype,
     /// The precision that the weights of a float checkpoint are rounded to; `None` for bf16.
     pub weights: Option<WeightPrecision>,
-    /// Limits of attention beyond those of the model.
-    pub attention: AttentionLimits,
+    /// Attention windows beyond those of the model.
+    pub attention: AttentionWindows,
 }
 
 impl RunnerLimits {
@@ -42,7 +42,7 @@ impl RunnerLimits {
             num_blocks: config.num_blocks,
             kv_dtype: KvDtype::Bf16,
             weights: None,
-            attention: AttentionLimits::default(),
+            attention: AttentionWindows::default(),
         }
     }
 }
@@ -53,7 +53,7 @@ impl RunnerLimits {
 /// positions below `num_sinks` (StreamingLLM; Xiao et al., arXiv:2309.17453). Positions are not renumbered: rotary
 /// angles are those of the full sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AttentionLimits {
+pub struct AttentionWindows {
     /// The windows of the layers, `max_attention_window_size`. A list that is shorter than the number of layers is
     /// repeated, as in TensorRT-LLM. Empty: no limit. If the model has a smaller window, that one applies.
     pub windows: Vec<NonZeroU32>,
@@ -61,7 +61,7 @@ pub struct AttentionLimits {
     pub num_sinks: Tokens,
 }
 
-impl AttentionLimits {
+impl AttentionWindows {
     /// The configured window of a layer.
     pub fn window(&self, layer: usize) -> Option<NonZeroU32> {
         self.windows.get(layer % self.windows.len().max(1)).copied()

@@ -52,7 +52,7 @@ use crate::base::StepError;
 use crate::device::cpu::Cpu;
 use crate::engine::{StepOutput, StepPlan};
 
-pub use limits::{AttentionLimits, RunnerLimits};
+pub use limits::{AttentionWindows, RunnerLimits};
 pub use model_runner::ModelRunner;
 pub use model_source::ModelSource;
 pub use precision::WeightPrecision;

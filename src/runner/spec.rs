@@ -5,7 +5,7 @@
 
 use std::num::NonZeroU32;
 
-use super::limits::AttentionLimits;
+use super::limits::AttentionWindows;
 use super::rope::Rope;
 use crate::base::Tokens;
 use crate::device::Stacking;
@@ -223,19 +223,23 @@ impl ModelSpec {
         self.layers.iter().map(|layer| layer.attention.window)
     }
 
-    /// The window of each layer under the limits of a deployment: the smaller of both.
+    /// The window of each layer: the smaller of the model's and the configured one.
     pub fn windows_within(
         &self,
-        limits: &AttentionLimits,
+        attention: &AttentionWindows,
     ) -> impl Iterator<Item = Option<NonZeroU32>> {
         let own = self.windows().enumerate();
-        own.map(|(layer, own)| [own, limits.window(layer)].into_iter().flatten().min())
+        own.map(|(layer, own)| [own, attention.window(layer)].into_iter().flatten().min())
     }
 
     /// The largest window of all layers: no layer needs earlier positions, except for the sinks. `None` if a layer
     /// sees all of `max_seq_len` positions.
-    pub fn largest_window(&self, limits: &AttentionLimits, max_seq_len: Tokens) -> Option<Tokens> {
-        limits.largest(self.windows_within(limits), max_seq_len)
+    pub fn largest_window(
+        &self,
+        attention: &AttentionWindows,
+        max_seq_len: Tokens,
+    ) -> Option<Tokens> {
+        attention.largest(self.windows_within(attention), max_seq_len)
     }
 }
 

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use bytemuck::allocation::try_zeroed_vec;
 
 use super::gate::Gate;
-use super::limits::{AttentionLimits, RunnerLimits};
+use super::limits::{AttentionWindows, RunnerLimits};
 use crate::base::{BlockId, LoadError, StepError, TokenId, Tokens};
 use crate::engine::{BeamCandidates, PlannedSequence, Sampled, StepOutput, StepPlan};
 use crate::sampling::BeamCandidate;
@@ -116,13 +116,13 @@ impl SyntheticRunner {
         self
     }
 
-    /// The largest attention window under these limits, as [`ModelSpec::largest_window`].
+    /// The largest of the configured attention windows, as [`ModelSpec::largest_window`].
     ///
     /// [`ModelSpec::largest_window`]: super::ModelSpec::largest_window
-    pub fn largest_window(limits: &AttentionLimits, max_seq_len: Tokens) -> Option<Tokens> {
-        let num_layers = limits.windows.len().max(1);
-        limits.largest(
-            (0..num_layers).map(|layer| limits.window(layer)),
+    pub fn largest_window(attention: &AttentionWindows, max_seq_len: Tokens) -> Option<Tokens> {
+        let num_layers = attention.windows.len().max(1);
+        attention.largest(
+            (0..num_layers).map(|layer| attention.window(layer)),
             max_seq_len,
         )
     }

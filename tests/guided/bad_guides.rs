@@ -162,7 +162,7 @@ fn a_hostile_guide_compiles_or_fails_soon() {
         // Computing the allowed tokens must be quick too, or fail.
         let mut generated = Vec::new();
         for _ in 0..20 {
-            let mut logits = vec![0.0; MODEL.checkpoint.spec().vocab_size];
+            let mut logits = vec![0.0; MODEL.source.spec().vocab_size];
             let started = Instant::now();
             let restricted = guide.0.restrict(&mut logits, &generated);
             let took = started.elapsed();

@@ -147,7 +147,7 @@ fn blank_tokens() -> impl Iterator<Item = u32> {
         let text = MODEL.text(&[], &[*token]);
         !text.is_empty() && text.trim().is_empty()
     };
-    (0..MODEL.checkpoint.spec().vocab_size as u32).filter(is_blank)
+    (0..MODEL.source.spec().vocab_size as u32).filter(is_blank)
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn one(change: impl FnOnce(&mut SamplingParams)) -> (String, FinishReason) {
 
 #[test]
 fn a_guide_combines_with_other_options_or_the_request_fails_with_the_reason() {
-    let end_id = MODEL.checkpoint.end_ids()[0];
+    let end_id = MODEL.source.end_ids()[0];
     let greedy = one(|sampling| sampling.temperature = 0.0);
     assert_eq!(greedy.1, FinishReason::EndId);
     let top = one(|sampling| (sampling.top_k, sampling.top_p) = (1, 0.1));
@@ -297,7 +297,7 @@ fn a_guide_combines_with_other_options_or_the_request_fails_with_the_reason() {
     let none = FinishReason::Error(SampleError::NoneAllowed);
     let held = one(|sampling| sampling.min_tokens = 10);
     assert_eq!(held.1, none);
-    let letters = (0..MODEL.checkpoint.spec().vocab_size as u32).map(|token| vec![token]);
+    let letters = (0..MODEL.source.spec().vocab_size as u32).map(|token| vec![token]);
     let forbidden = one(|sampling| sampling.bad_words = letters.collect());
     assert_eq!(forbidden, (String::new(), none));
 }

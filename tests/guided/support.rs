@@ -17,19 +17,19 @@ use triton_inflight::text::{Detokenizer, Tokenizer};
 
 /// The demo model, and a compiler of guides for it.
 pub struct Model {
-    pub checkpoint: ModelSource,
+    pub source: ModelSource,
     pub tokenizer: Arc<Tokenizer>,
     pub compiler: Compiler,
 }
 
 pub static MODEL: LazyLock<Model> = LazyLock::new(|| {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("model_repository/stories/1");
-    let checkpoint = ModelSource::open(&dir).expect("the demo model opens");
+    let source = ModelSource::open(&dir).expect("the demo model opens");
     let tokenizer = Arc::new(Tokenizer::load(&dir).expect("its tokenizer loads"));
-    let vocab_size = checkpoint.spec().vocab_size as u32;
+    let vocab_size = source.spec().vocab_size as u32;
     Model {
         compiler: Compiler::new(Arc::clone(&tokenizer), vocab_size),
-        checkpoint,
+        source,
         tokenizer,
     }
 });
@@ -37,7 +37,7 @@ pub static MODEL: LazyLock<Model> = LazyLock::new(|| {
 impl Model {
     /// The guide that `spec` describes.
     pub fn guide(&self, spec: GuideSpec) -> Result<Guide, RequestError> {
-        let end_ids = self.checkpoint.end_ids().to_vec();
+        let end_ids = self.source.end_ids().to_vec();
         let compilation = self.compiler.compile(spec, end_ids, Instant::now())?;
         self.compiler
             .wait(|| compilation.is_done(), Duration::from_secs(60));
@@ -60,7 +60,7 @@ impl Model {
             num_threads: NonZeroUsize::new(num_threads),
             ..CpuOptions::default()
         };
-        let runner = CpuRunner::new(&self.checkpoint, limits, &options).expect("it loads");
+        let runner = CpuRunner::new(&self.source, limits, &options).expect("it loads");
         BatchManager::new(config, Runner::Cpu(Box::new(runner))).expect("a thread")
     }
 }
@@ -96,7 +96,7 @@ impl Request {
             sampling: SamplingParams {
                 temperature: 1.0,
                 seed,
-                end_ids: MODEL.checkpoint.end_ids().to_vec(),
+                end_ids: MODEL.source.end_ids().to_vec(),
                 guide: Some(guide),
                 ..SamplingParams::default()
             },

@@ -59,8 +59,8 @@ fn setups() -> [Setup; 2] {
 }
 
 /// Adds an instance of an open model.
-fn add_instance(checkpoint: &ModelSource, setup: &Setup) -> Result<CpuRunner, String> {
-    let runner = CpuRunner::new(checkpoint, setup.runner_limits(), &CpuOptions::default());
+fn add_instance(source: &ModelSource, setup: &Setup) -> Result<CpuRunner, String> {
+    let runner = CpuRunner::new(source, setup.runner_limits(), &CpuOptions::default());
     runner.map_err(|error| error.to_string())
 }
 
@@ -73,10 +73,10 @@ fn a_file_that_is_truncated_during_a_load_fails_that_load() {
                 let whole = fs::read(&file).expect("the file");
                 for num_bytes in [0, whole.len() / 2, whole.len() - 1] {
                     fs::write(&file, &whole).expect("written");
-                    let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
-                    assert!(add_instance(&checkpoint, &setup).is_ok(), "{name}");
+                    let source = ModelSource::open(copy.dir()).expect("it opens");
+                    assert!(add_instance(&source, &setup).is_ok(), "{name}");
                     cut(&file, num_bytes as u64);
-                    let Err(error) = add_instance(&checkpoint, &setup) else {
+                    let Err(error) = add_instance(&source, &setup) else {
                         panic!("{name}: {num_bytes} of {} bytes", whole.len());
                     };
                     assert!(error.contains(&file.display().to_string()), "{error}");
@@ -97,13 +97,13 @@ fn a_file_that_is_truncated_during_a_load_fails_that_load() {
 fn a_file_that_is_modified_after_it_was_opened_fails_the_next_load() {
     for name in FORMS {
         let copy = Copy::of(name);
-        let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
+        let source = ModelSource::open(copy.dir()).expect("it opens");
         let file = weight_files(&copy).pop().expect("a file");
         // A change within the clock's resolution would not be noticed, so the file gets another time.
         let later = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
         let opened = File::options().write(true).open(&file).expect("the file");
         opened.set_times(later).expect("its owner");
-        let Err(error) = add_instance(&checkpoint, &Setup::default()) else {
+        let Err(error) = add_instance(&source, &Setup::default()) else {
             panic!("{name} loads");
         };
         assert!(error.contains("has been written to"), "{error}");
@@ -114,12 +114,12 @@ fn a_file_that_is_modified_after_it_was_opened_fails_the_next_load() {
 #[test]
 fn a_replaced_checkpoint_is_still_read_to_its_end() {
     let copy = Copy::of("llama2");
-    let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
+    let source = ModelSource::open(copy.dir()).expect("it opens");
     let file = copy.path("model.safetensors");
     let other = copy.path("other");
     fs::write(&other, b"something else").expect("written");
     fs::rename(other, file).expect("renamed");
-    assert!(add_instance(&checkpoint, &Setup::default()).is_ok());
+    assert!(add_instance(&source, &Setup::default()).is_ok());
 }
 
 #[test]
@@ -128,8 +128,8 @@ fn a_loaded_model_does_not_need_its_files() {
     for name in FORMS {
         for setup in setups() {
             let copy = Copy::of(name);
-            let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
-            let mut runner = add_instance(&checkpoint, &setup).expect("it loads");
+            let source = ModelSource::open(copy.dir()).expect("it opens");
+            let mut runner = add_instance(&source, &setup).expect("it loads");
             let expected = serve_alone(&mut runner, &setup, &request);
             for file in weight_files(&copy) {
                 cut(&file, 0);

@@ -94,8 +94,8 @@ impl Copy {
     }
 
     pub fn load_with(&self, setup: &Setup) -> Result<CpuRunner, LoadError> {
-        let checkpoint = ModelSource::open(&self.0)?;
-        CpuRunner::new(&checkpoint, setup.runner_limits(), &CpuOptions::default())
+        let source = ModelSource::open(&self.0)?;
+        CpuRunner::new(&source, setup.runner_limits(), &CpuOptions::default())
     }
 
     /// Asserts that the load fails with an error that contains all of these parts.

@@ -12,7 +12,7 @@ use triton_inflight::engine::{
     EngineConfig, Event, NewRequest, OutputOptions, Sampled, Speculation, StepOutput,
 };
 use triton_inflight::runner::{
-    AttentionLimits, CpuRunner, ModelRunner, ModelSource, RunnerLimits, SyntheticRunner,
+    AttentionWindows, CpuRunner, ModelRunner, ModelSource, RunnerLimits, SyntheticRunner,
     WeightPrecision,
 };
 use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
@@ -133,9 +133,9 @@ impl Setup {
         }
     }
 
-    pub fn attention_limits(&self) -> AttentionLimits {
+    pub fn attention_limits(&self) -> AttentionWindows {
         let windows = self.windows.iter();
-        AttentionLimits {
+        AttentionWindows {
             windows: windows
                 .filter_map(|&window| NonZeroU32::new(window))
                 .collect(),

@@ -85,16 +85,15 @@ fn rounded(bits: CodeBits, simd: Option<Simd>) -> Setup {
 
 /// The tokens and logits of a model loaded with or without this file.
 fn answer(dir: &Path, setup: &Setup, cache: Option<&Path>) -> Served {
-    let mut checkpoint = ModelSource::open(dir).expect("the checkpoint opens");
+    let mut source = ModelSource::open(dir).expect("the checkpoint opens");
     if let Some(path) = cache {
-        checkpoint = checkpoint.with_weight_cache(path.to_owned(), 0o600);
+        source = source.with_weight_cache(path.to_owned(), 0o600);
     }
     let options = CpuOptions {
         simd: setup.simd,
         ..CpuOptions::default()
     };
-    let mut runner =
-        CpuRunner::new(&checkpoint, setup.runner_limits(), &options).expect("it loads");
+    let mut runner = CpuRunner::new(&source, setup.runner_limits(), &options).expect("it loads");
     serve_alone(
         &mut runner,
         setup,
@@ -262,10 +261,10 @@ fn the_file_has_the_configured_permissions() {
         let copy = Copy::of("llama3");
         let weights = copy.path("model.safetensors");
         fs::set_permissions(weights, Permissions::from_mode(0o644)).expect("its owner");
-        let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
-        let checkpoint = checkpoint.with_weight_cache(cache.path().to_owned(), file);
+        let source = ModelSource::open(copy.dir()).expect("it opens");
+        let source = source.with_weight_cache(cache.path().to_owned(), file);
         let options = CpuOptions::default();
-        CpuRunner::new(&checkpoint, setup.runner_limits(), &options).expect("it loads");
+        CpuRunner::new(&source, setup.runner_limits(), &options).expect("it loads");
         cache.was_written();
         assert_eq!([mode(cache.path()), mode(below)], [file, folder]);
         assert_eq!(mode(above), 0o751, "it was there");

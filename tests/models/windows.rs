@@ -6,7 +6,7 @@ use serde_json::json;
 use triton_inflight::base::{BlockId, SequenceId, Tokens};
 use triton_inflight::engine::{Engine, NewRequest, StepOutput};
 use triton_inflight::runner::{
-    AttentionLimits, ModelSource, ModelSpec, SyntheticOptions, SyntheticRunner,
+    AttentionWindows, ModelSource, ModelSpec, SyntheticOptions, SyntheticRunner,
 };
 
 use crate::copy::Copy;
@@ -21,8 +21,8 @@ fn spec(name: &str) -> ModelSpec {
     checkpoint.spec().clone()
 }
 
-fn limits(windows: &[u32], num_sinks: u32) -> AttentionLimits {
-    AttentionLimits {
+fn limits(windows: &[u32], num_sinks: u32) -> AttentionWindows {
+    AttentionWindows {
         windows: windows.iter().filter_map(|&w| NonZeroU32::new(w)).collect(),
         num_sinks: Tokens(num_sinks),
     }
@@ -70,7 +70,7 @@ fn a_config_without_layer_types_counts_the_layers_without_a_window() {
 #[test]
 fn a_spec_tells_what_no_layer_needs() {
     let max_seq_len = Tokens(96);
-    let largest = |name: &str, limits: AttentionLimits| {
+    let largest = |name: &str, limits: AttentionWindows| {
         spec(name)
             .largest_window(&limits, max_seq_len)
             .map(|window| window.0)

@@ -56,11 +56,11 @@ enum Case {
 /// # Errors
 /// If the model cannot be loaded, or a step fails.
 pub fn run(options: &Options) -> Result<String> {
-    let checkpoint = options.model.open()?;
-    let cases = cases(options, checkpoint.spec().max_seq_len());
+    let source = options.model.open()?;
+    let cases = cases(options, source.spec().max_seq_len());
     let loads: Vec<_> = cases.iter().map(Case::load).collect();
-    let mut model = options.model.load(&checkpoint, &loads, ())?;
-    drop(checkpoint);
+    let mut model = options.model.load(&source, &loads, ())?;
+    drop(source);
     let machine = Machine::measure(&model)?;
     let outcomes = measure(&mut model, &cases, options.rounds)?;
     let machine = machine.and(&Machine::measure(&model)?);

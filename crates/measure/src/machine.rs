@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use inflight_roofline::Limits;
+use inflight_roofline::MachineLimits;
 use serde_json::{Value, json};
 use triton_inflight::device::cpu::Simd;
 
@@ -24,9 +24,9 @@ pub struct Machine {
     simd: Simd,
     num_measurements: usize,
     /// The highest figure of all measurements each, since other processes can only lower a figure.
-    pub limits: Limits,
+    pub limits: MachineLimits,
     /// The lowest figure of all measurements each.
-    lowest: Limits,
+    lowest: MachineLimits,
 }
 
 impl Machine {
@@ -43,7 +43,7 @@ impl Machine {
             limits,
             lowest: limits,
         };
-        let all = Limits::measure_times(NUM_MEASUREMENTS, num_threads, simd);
+        let all = MachineLimits::measure_times(NUM_MEASUREMENTS, num_threads, simd);
         let all = all.into_iter().map(one).reduce(|a, b| a.and(&b));
         Ok(all.expect("more than one"))
     }
@@ -79,7 +79,7 @@ impl Machine {
 
     /// The limits as a row.
     pub fn row(&self) -> Value {
-        let figures = |limits: &Limits| {
+        let figures = |limits: &MachineLimits| {
             json!({
                 "read_gb_per_s": round(limits.read_bytes_per_s / 1e9),
                 "f32_gflop_per_s": round(limits.f32_flops / 1e9),
@@ -102,8 +102,8 @@ impl Machine {
 }
 
 /// Combines two limits figure by figure.
-fn each(a: &Limits, b: &Limits, of: fn(f64, f64) -> f64) -> Limits {
-    Limits {
+fn each(a: &MachineLimits, b: &MachineLimits, of: fn(f64, f64) -> f64) -> MachineLimits {
+    MachineLimits {
         read_bytes_per_s: of(a.read_bytes_per_s, b.read_bytes_per_s),
         f32_flops: of(a.f32_flops, b.f32_flops),
         bf16_flops: of(a.bf16_flops, b.bf16_flops),
@@ -137,14 +137,14 @@ impl fmt::Display for Machine {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: MachineLimits = MachineLimits {
         read_bytes_per_s: 1e9,
         f32_flops: 4e9,
         bf16_flops: 5e9,
         int8_ops: 6e9,
     };
 
-    fn machine(limits: Limits) -> Machine {
+    fn machine(limits: MachineLimits) -> Machine {
         Machine {
             num_threads: 2,
             simd: Simd::Portable,
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_highest_figures_are_the_limits_and_the_lowest_are_printed_beside_them() {
-        let both = machine(LIMITS).and(&machine(Limits {
+        let both = machine(LIMITS).and(&machine(MachineLimits {
             read_bytes_per_s: 2e9,
             int8_ops: 5e9,
             ..LIMITS
@@ -181,15 +181,15 @@ mod tests {
 
     #[test]
     fn warns_when_measurements_differ_by_more_than_a_tenth() {
-        let beside = |other: Limits| machine(LIMITS).and(&machine(other));
-        let read = beside(Limits {
+        let beside = |other: MachineLimits| machine(LIMITS).and(&machine(other));
+        let read = beside(MachineLimits {
             read_bytes_per_s: 0.8e9,
             ..LIMITS
         });
         assert!((read.spread(Precision::Bf16) - 0.2).abs() < 1e-9);
         let warning = read.warning(Precision::Int4).expect("it differs");
         assert!(warning.contains("differ by 20 %"), "{warning}");
-        let computed = beside(Limits {
+        let computed = beside(MachineLimits {
             bf16_flops: 4e9,
             int8_ops: 5.9e9,
             ..LIMITS
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_machine_is_measured_several_times() {
-        let all = Limits::measure_times(2, 1, Simd::Portable);
+        let all = MachineLimits::measure_times(2, 1, Simd::Portable);
         assert_eq!(all.len(), 2);
         assert!(
             all.iter().all(|limits| limits.read_bytes_per_s > 1e8),

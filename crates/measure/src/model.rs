@@ -67,7 +67,7 @@ impl Options {
     /// If the checkpoint is bad, or the machine lacks the instructions or the memory.
     pub fn load<P: Probe>(
         &self,
-        checkpoint: &ModelSource,
+        source: &ModelSource,
         loads: &[Load],
         probe: P,
     ) -> Result<Model<P>> {
@@ -81,12 +81,12 @@ impl Options {
             weights: self.precision.rounding(),
             ..RunnerLimits::of(&config)
         };
-        let spec = checkpoint.spec();
+        let spec = source.spec();
         let block_bytes =
             <CpuRunner>::kv_bytes_per_block(spec, config.block_size, self.kv_cache_dtype);
         let positions = config.block_size.tokens().index();
         Ok(Model {
-            runner: CpuRunner::with_probe(checkpoint, limits, &options, probe)?,
+            runner: CpuRunner::with_probe(source, limits, &options, probe)?,
             cost: ModelCost::of(spec, self.precision, block_bytes as f64 / positions as f64),
             config,
             options,

@@ -62,7 +62,7 @@ type Seen = (f64, [Lap; Operation::ALL.len()]);
 /// # Errors
 /// If the model cannot be loaded, or a step fails.
 pub fn run(options: &Options) -> Result<String> {
-    let checkpoint = options.model.open()?;
+    let source = options.model.open()?;
     let generations = options.concurrency.iter().map(|&concurrency| Load {
         concurrency,
         input: INPUT,
@@ -77,10 +77,8 @@ pub fn run(options: &Options) -> Result<String> {
     };
     let mut loads = generations.clone();
     loads.push(context);
-    let model = &mut options
-        .model
-        .load(&checkpoint, &loads, Stopwatch::start())?;
-    drop(checkpoint);
+    let model = &mut options.model.load(&source, &loads, Stopwatch::start())?;
+    drop(source);
     let machine = Machine::measure(model)?;
     // Warm-up: touches all memory once.
     steps(&context, 1, &mut model.runner, &model.config)?;

@@ -64,8 +64,8 @@ fn named_folder(text: &str) -> std::result::Result<(String, PathBuf), String> {
 /// # Errors
 /// If a model cannot be loaded, a step fails, or the text is too short.
 pub fn run(options: &Options) -> Result<String> {
-    let checkpoint = ModelSource::open(&options.model)?;
-    let spec = checkpoint.spec();
+    let source = ModelSource::open(&options.model)?;
+    let spec = source.spec();
     let tokenizer = Tokenizer::load(&options.model)?;
     let piece_len = spec
         .max_seq_len()
@@ -79,23 +79,23 @@ pub fn run(options: &Options) -> Result<String> {
     )?;
     // bf16 weights take two bytes each.
     let num_weights = spec.num_weight_bytes() as f64 / 2.0;
-    let bits = |checkpoint: &ModelSource, weights| -> Result<f64> {
-        Ok(checkpoint.num_weight_bytes(weights)? as f64 * 8.0 / num_weights)
+    let bits = |source: &ModelSource, weights| -> Result<f64> {
+        Ok(source.num_weight_bytes(weights)? as f64 * 8.0 / num_weights)
     };
-    let load = |checkpoint: &ModelSource, weights| {
-        Reader::load(checkpoint, weights, pieces.len(), options.threads)
+    let load = |source: &ModelSource, weights| {
+        Reader::load(source, weights, pieces.len(), options.threads)
     };
 
-    let reference = Reference::read(&mut load(&checkpoint, None)?, pieces.clone())?;
-    let mut rows = vec![reference.row("bf16", bits(&checkpoint, None)?)];
+    let reference = Reference::read(&mut load(&source, None)?, pieces.clone())?;
+    let mut rows = vec![reference.row("bf16", bits(&source, None)?)];
     for precision in ROUNDINGS {
         let WeightPrecision {
             bits: code,
             group_size,
         } = precision;
         let name = format!("int{}, groups of {group_size}", code.count());
-        let measured = reference.compare(&mut load(&checkpoint, Some(precision))?)?;
-        rows.push(measured.row(&name, bits(&checkpoint, Some(precision))?));
+        let measured = reference.compare(&mut load(&source, Some(precision))?)?;
+        rows.push(measured.row(&name, bits(&source, Some(precision))?));
     }
     for (name, dir) in &options.beside {
         let other = ModelSource::open(dir)?;

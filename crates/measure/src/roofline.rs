@@ -7,7 +7,7 @@
 use std::fmt;
 
 use clap::ValueEnum;
-use inflight_roofline::Limits;
+use inflight_roofline::MachineLimits;
 use serde::Serialize;
 use triton_inflight::device::CodeBits;
 use triton_inflight::runner::{ModelSpec, WeightPrecision};
@@ -45,7 +45,7 @@ impl Precision {
     }
 
     /// Peak operations per second with such weights.
-    pub fn peak(self, limits: &Limits) -> f64 {
+    pub fn peak(self, limits: &MachineLimits) -> f64 {
         match self {
             Self::Bf16 => limits.bf16_flops,
             Self::Int8 | Self::Int4 => limits.int8_ops,
@@ -97,7 +97,7 @@ impl ModelCost {
 
     /// Upper bound of output tokens per second while all sequences of a load generate, with their context
     /// half-way through the output.
-    pub fn generation_tokens_per_s(&self, load: &Load, limits: &Limits) -> f64 {
+    pub fn generation_tokens_per_s(&self, load: &Load, limits: &MachineLimits) -> f64 {
         let context = f64::from(load.input) + f64::from(load.output) / 2.0;
         let concurrency = f64::from(load.concurrency);
         let seen = self.seen(|window| context.min(window));
@@ -109,7 +109,7 @@ impl ModelCost {
     }
 
     /// Upper bound of prompt tokens per second for one prompt, whose last row alone needs logits.
-    pub fn prompt_tokens_per_s(&self, num_tokens: u32, limits: &Limits) -> f64 {
+    pub fn prompt_tokens_per_s(&self, num_tokens: u32, limits: &MachineLimits) -> f64 {
         let tokens = f64::from(num_tokens);
         let seen = self.seen(|window| {
             let growing = tokens.min(window);
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     /// Two cores with AVX-512 bf16 and VNNI.
-    const LIMITS: Limits = Limits {
+    const LIMITS: MachineLimits = MachineLimits {
         read_bytes_per_s: 53e9,
         f32_flops: 545e9,
         bf16_flops: 1008e9,

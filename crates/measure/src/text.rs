@@ -89,7 +89,7 @@ impl Reader {
     /// # Errors
     /// If the checkpoint is bad, or the machine lacks the instructions or the memory.
     pub fn load(
-        checkpoint: &ModelSource,
+        source: &ModelSource,
         weights: Option<WeightPrecision>,
         piece_len: usize,
         num_threads: Option<NonZeroUsize>,
@@ -117,7 +117,7 @@ impl Reader {
             simd: None,
         };
         Ok(Self {
-            runner: CpuRunner::new(checkpoint, limits, &options)?,
+            runner: CpuRunner::new(source, limits, &options)?,
             config,
         })
     }

@@ -34,7 +34,7 @@ const fn kernel(run: fn(), registers: usize, products: usize) -> Kernel {
 /// The f32 multiply-add kernel.
 pub(crate) fn f32_products(simd: Simd) -> Kernel {
     match simd {
-        // SAFETY: `Limits::measure` checks that the CPU has these instructions.
+        // SAFETY: `MachineLimits::measure` checks that the CPU has these instructions.
         #[cfg(target_arch = "x86_64")]
         Simd::Avx512Bf16 => kernel(|| unsafe { x86::f32_avx512() }, 24, 16),
         // SAFETY: as above.

@@ -14,7 +14,7 @@ pub use timing::{Clock, seconds_of};
 
 /// The limits of a machine, for a number of threads and an instruction set.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
+pub struct MachineLimits {
     /// Memory read bandwidth, in bytes/s.
     pub read_bytes_per_s: f64,
     /// f32 multiplications and additions per second.
@@ -26,7 +26,7 @@ pub struct Limits {
     pub int8_ops: f64,
 }
 
-impl Limits {
+impl MachineLimits {
     /// Measures once; takes about two seconds.
     ///
     /// # Panics
@@ -38,7 +38,7 @@ impl Limits {
     /// Measures `num` times in sequence.
     ///
     /// # Panics
-    /// As [`Limits::measure`].
+    /// As [`MachineLimits::measure`].
     pub fn measure_times(num: usize, num_threads: usize, simd: Simd) -> Vec<Self> {
         assert!(simd.is_supported(), "this machine has no {simd}");
         let memory = memory::Memory::new();
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn the_slower_of_reading_and_computing_is_the_bound() {
-        let limits = Limits {
+        let limits = MachineLimits {
             read_bytes_per_s: 10.0,
             f32_flops: 100.0,
             bf16_flops: 200.0,
@@ -88,7 +88,7 @@ mod tests {
         let of: Vec<_> = Simd::ALL
             .into_iter()
             .filter(|simd| simd.is_supported())
-            .map(|simd| Limits::measure(1, simd))
+            .map(|simd| MachineLimits::measure(1, simd))
             .collect();
         for limits in &of {
             for figure in [

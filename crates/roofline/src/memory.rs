@@ -49,7 +49,7 @@ fn read(simd: Simd, data: &[u64]) -> u64 {
         fold(data)
     }
     match simd {
-        // SAFETY: `Limits::measure` checks that the CPU has these instructions.
+        // SAFETY: `MachineLimits::measure` checks that the CPU has these instructions.
         #[cfg(target_arch = "x86_64")]
         Simd::Avx512Bf16 => unsafe { fold_avx512(data) },
         // SAFETY: as above.

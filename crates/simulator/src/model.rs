@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 use triton_inflight::config::{AutoComplete, ModelConfig, RunnerKind};
 use triton_inflight::engine::EngineConfig;
-use triton_inflight::manager::sizing::{ConfiguredModel, engine_config, open_checkpoint};
+use triton_inflight::manager::sizing::{ConfiguredModel, engine_config, open_model_source};
 
 use crate::cost::CostModel;
 use crate::{Result, pbtxt};
@@ -52,10 +52,10 @@ impl Model {
             );
         }
         let mut config = ModelConfig::parse(&config, AutoComplete::Enabled)?;
-        let checkpoint = open_checkpoint(&mut config, folder, VERSION)?;
+        let source = open_model_source(&mut config, folder, VERSION)?;
         let model = ConfiguredModel {
             settings: &config.settings,
-            checkpoint: checkpoint.as_ref(),
+            source: source.as_ref(),
         };
         let weight_bytes = model.num_weight_bytes()?;
         let left = available_bytes.map(|bytes| bytes.saturating_sub(weight_bytes));

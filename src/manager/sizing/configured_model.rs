@@ -7,7 +7,7 @@ use super::engine_config::ModelDimensions;
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::config::{ModelConfig, RunnerKind, Settings, WeightOnlyPrecision};
 use crate::device::{CodeBits, KvDtype};
-use crate::runner::{AttentionLimits, CpuRunner, ModelSource, SyntheticRunner, WeightPrecision};
+use crate::runner::{AttentionWindows, CpuRunner, ModelSource, SyntheticRunner, WeightPrecision};
 
 /// The longest sequence of the synthetic runner, which has no limit of its own.
 const SYNTHETIC_MAX_POSITIONS: u32 = 1 << 20;
@@ -22,7 +22,7 @@ pub struct ConfiguredModel<'a> {
     /// The parameters of its config.pbtxt.
     pub settings: &'a Settings,
     /// The checkpoint; `None` for the synthetic runner.
-    pub checkpoint: Option<&'a ModelSource>,
+    pub source: Option<&'a ModelSource>,
 }
 
 /// Opens the checkpoint that `config` names for version `version` of the model in `folder`. For the synthetic
@@ -30,7 +30,7 @@ pub struct ConfiguredModel<'a> {
 ///
 /// # Errors
 /// The checkpoint is missing or malformed.
-pub fn open_checkpoint(
+pub fn open_model_source(
     config: &mut ModelConfig,
     folder: &Path,
     version: u64,
@@ -75,27 +75,26 @@ impl ConfiguredModel<'_> {
     /// # Errors
     /// A tensor of the checkpoint is missing, or its shape or data type is wrong.
     pub fn num_weight_bytes(&self) -> Result<u64, LoadError> {
-        self.checkpoint.map_or(Ok(0), |checkpoint| {
-            checkpoint.num_weight_bytes(self.weights())
-        })
+        self.source
+            .map_or(Ok(0), |source| source.num_weight_bytes(self.weights()))
     }
 
     /// Whether any layer's attention window is shorter than `max_seq_len`.
     pub fn has_windows(&self, max_seq_len: Tokens) -> bool {
-        let limits = self.attention();
+        let attention = self.attention();
         let is_less = |window: NonZeroU32| window.get() < max_seq_len.0;
-        match self.checkpoint {
-            Some(checkpoint) => {
-                let mut windows = checkpoint.spec().windows_within(&limits).flatten();
+        match self.source {
+            Some(source) => {
+                let mut windows = source.spec().windows_within(&attention).flatten();
                 windows.any(is_less)
             }
-            None => limits.windows.iter().copied().any(is_less),
+            None => attention.windows.iter().copied().any(is_less),
         }
     }
 
     /// The attention windows and sinks that the configuration sets.
-    pub fn attention(&self) -> AttentionLimits {
-        AttentionLimits {
+    pub fn attention(&self) -> AttentionWindows {
+        AttentionWindows {
             windows: self.settings.max_attention_window_size.clone(),
             num_sinks: Tokens(self.settings.sink_token_length),
         }
@@ -104,16 +103,16 @@ impl ConfiguredModel<'_> {
 
 impl ModelDimensions for ConfiguredModel<'_> {
     fn max_positions(&self) -> u32 {
-        match self.checkpoint {
-            Some(checkpoint) => u32::try_from(checkpoint.spec().max_seq_len()).unwrap_or(u32::MAX),
+        match self.source {
+            Some(source) => u32::try_from(source.spec().max_seq_len()).unwrap_or(u32::MAX),
             None => SYNTHETIC_MAX_POSITIONS,
         }
     }
 
     fn kv_bytes_per_block(&self, block_size: BlockSize) -> u64 {
-        match self.checkpoint {
-            Some(checkpoint) => {
-                let spec = checkpoint.spec();
+        match self.source {
+            Some(source) => {
+                let spec = source.spec();
                 CpuRunner::kv_bytes_per_block(spec, block_size, self.kv_dtype()) as u64
             }
             None => SYNTHETIC_KV_BYTES * u64::from(block_size.tokens().0),
@@ -121,10 +120,10 @@ impl ModelDimensions for ConfiguredModel<'_> {
     }
 
     fn window(&self, max_seq_len: Tokens) -> Option<Tokens> {
-        let limits = self.attention();
-        match self.checkpoint {
-            Some(checkpoint) => checkpoint.spec().largest_window(&limits, max_seq_len),
-            None => SyntheticRunner::largest_window(&limits, max_seq_len),
+        let attention = self.attention();
+        match self.source {
+            Some(source) => source.spec().largest_window(&attention, max_seq_len),
+            None => SyntheticRunner::largest_window(&attention, max_seq_len),
         }
     }
 }

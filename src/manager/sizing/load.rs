@@ -30,14 +30,11 @@ pub struct LoadedRunner {
 /// Settings that contradict each other, a checkpoint that cannot be loaded, or memory that does not suffice.
 pub fn load_runner(
     config: &ModelConfig,
-    checkpoint: Option<&ModelSource>,
+    source: Option<&ModelSource>,
     folder: &Path,
 ) -> Result<LoadedRunner, LoadError> {
     let settings = &config.settings;
-    let model = ConfiguredModel {
-        settings,
-        checkpoint,
-    };
+    let model = ConfiguredModel { settings, source };
     let weight_bytes = model.num_weight_bytes()?;
     let (engine, reservation) = host_memory::reserve(|available_bytes| {
         // The KV cache shares what the weights leave.
@@ -52,9 +49,9 @@ pub fn load_runner(
         attention: model.attention(),
         ..RunnerLimits::of(&engine)
     };
-    let runner = match checkpoint {
-        Some(checkpoint) => {
-            let runner = CpuRunner::new(checkpoint, limits, &cpu_options(settings)?)?;
+    let runner = match source {
+        Some(source) => {
+            let runner = CpuRunner::new(source, limits, &cpu_options(settings)?)?;
             Runner::Cpu(Box::new(runner))
         }
         None => Runner::Synthetic(synthetic(settings, &limits, folder)?),

@@ -12,7 +12,7 @@ mod engine_config;
 mod host_memory;
 mod load;
 
-pub use configured_model::{ConfiguredModel, open_checkpoint};
+pub use configured_model::{ConfiguredModel, open_model_source};
 pub use engine_config::{ModelDimensions, engine_config};
 pub use host_memory::{InstanceMemory, MemoryUsage};
 pub use load::{LoadedRunner, load_runner};
