@@ -1,7 +1,7 @@
 //! The cost of beams: a step of one request with `W` beams, compared with a step of `W` requests.
 //!
-//! `cargo bench --bench beams`. Runs the demo model: its vocabulary (1536) is small, so that the work per
-//! beam besides the model's own weighs more than with any other model. No step ends an output.
+//! `cargo bench --bench beams`. Runs the demo model: its vocabulary (1536) is small, so the work per beam
+//! outside of the model weighs more than with any other model. No step ends an output.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! How a file is told from one that replaces it.
+//! Tells whether a file has been replaced.
 
 use std::fmt;
 use std::fs::{self, Metadata};

@@ -10,7 +10,7 @@
 //! quantised/       GPTQ, AWQ and compressed-tensors inside of safetensors
 //! gguf/            *.gguf
 //! weight_file.rs   a file that may be replaced while it is read
-//! file_stamp.rs    how a file is told from one that replaces it
+//! file_stamp.rs    tells whether a file has been replaced
 //! ```
 //!
 //! This room knows files and formats. What the tensors mean, and what the kernels make of them, is the runner's

@@ -1,7 +1,7 @@
-//! How the results of a step are taken in.
+//! Applies the results of a step.
 //!
-//! Nearly every sequence gets one token a step and wants nothing else: it takes the short path. The long path is
-//! for beams, drafts, extra outputs and sequences that were cancelled meanwhile.
+//! Nearly every sequence gets one token per step and nothing else, and takes the short path. The long path is for
+//! beams, drafts, extra outputs, and sequences that were cancelled meanwhile.
 
 use std::iter::Peekable;
 use std::slice;
@@ -79,8 +79,8 @@ struct Landing<'a> {
 }
 
 impl Landing<'_> {
-    /// Takes back a sequence that is not plain, one that may have been cancelled, or a beam. Returns why the
-    /// sequence has ended, if it has.
+    /// Applies the result of a sequence that is not plain, of one that may have been cancelled, or of a beam. Returns
+    /// why the sequence has ended, if it has.
     // Kept out of the loop over all sequences.
     #[inline(never)]
     fn take_back(

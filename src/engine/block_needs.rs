@@ -87,11 +87,11 @@ impl<'a> BlockNeeds<'a> {
             .sum()
     }
 
-    /// The blocks for the sequences that start, next to all that run.
+    /// The blocks available to sequences that are admitted, beside all running ones.
     ///
-    /// Without a window a sequence keeps its blocks until it ends, so it will take what it has not taken yet. With
-    /// one it gives blocks back that others may still hold, and takes free ones instead: then each counts as if it
-    /// shared nothing.
+    /// Without a window a sequence keeps its blocks until it ends, so it only needs those not allocated yet. With a
+    /// window it frees blocks that others may still hold, and allocates free ones instead, so each sequence counts as
+    /// if it shared nothing.
     pub(super) fn budget(&self) -> BlockBudget {
         let reservation = capacity::reservation(self.config.policy);
         let usage = self.active.kv().usage();

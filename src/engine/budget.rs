@@ -1,7 +1,7 @@
 //! The second pass: how many tokens each sequence gets in a step, given `max_num_tokens`.
 //!
-//! Generation comes first, a token for each sequence or beam, so that no stream stalls. Then come contexts in order
-//! and, with what is left, drafts. A context that does not fit is cut where a block ends, by the chunk policy:
+//! Generation comes first, one token per sequence or beam, so that no stream stalls. Then come contexts, in order, and
+//! finally drafts. A context that does not fit is cut where a block ends, by the chunk policy:
 //!
 //! ```text
 //! max_num_tokens = 12, blocks of 4, one sequence generating, contexts of 5 and 9
@@ -9,7 +9,7 @@
 //! first come first served  |g| context 1 | 1st chunk of 2|     |   finishes earlier contexts first
 //!                          |g|c c c c c|  c c c c        - - |
 //! equal progress           |g| chunk of 1| chunk of 2    |     |   a block each in turn, until no
-//!                          |g|c c c c|    c c c c        - - - |   block fits any more
+//!                          |g|c c c c|    c c c c        - - - |   block fits
 //! ```
 
 use crate::base::{BlockSize, SeqSlot, Tokens};

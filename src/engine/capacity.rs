@@ -1,8 +1,8 @@
-//! The first pass: who may run, given the KV blocks there are.
+//! The first pass: which sequences may run, given the available KV blocks.
 //!
-//! This file is the only place where the capacity policies differ. Sequences are paused from the end of those
-//! that run, and started from the head of the queue. The first that does not fit ends the pass, or a long
-//! request would wait for ever behind short ones.
+//! This file is the only place where the capacity policies differ. Sequences are paused from the end of the
+//! running ones, and admitted from the head of the queue. The first that does not fit ends the pass; otherwise short
+//! requests could overtake a long one forever.
 //!
 //! ```text
 //! running, in order of rank     | S1  S2  S3  S4 |  S5  S6 |      two must pause

@@ -375,7 +375,7 @@ mod tests {
         let place = end - MAX_LOOK_BACK - 1;
         tokens[place - 1..place + 1].copy_from_slice(&[1, 2]);
         assert_eq!(LOOKUP.find(&tokens), Some(place + 1));
-        // Nor further than so many places of the last token.
+        // Nor beyond this many occurrences of the last token.
         for num_between in [MAX_CANDIDATES - 1, MAX_CANDIDATES] {
             let between = [3, 2].repeat(num_between);
             let tokens = [&[1, 2][..], &between, &[1, 2]].concat();

@@ -339,7 +339,7 @@ impl Engine {
         self.end_iteration_if_over();
     }
 
-    /// In lockstep, records what the batch has come to, if nothing of it is left.
+    /// In lockstep, records the totals of the batch if it has ended.
     fn end_iteration_if_over(&mut self) {
         if let Some(lockstep) = &mut self.lockstep
             && self.active.num_running() == 0

@@ -1,4 +1,4 @@
-//! Extra outputs: what a request wants besides its tokens, and what one step brings of it.
+//! Extra outputs: what a request can ask for in addition to tokens, and the extra outputs of one step.
 //!
 //! ```text
 //! tokens              |-------- prompt --------|-- generated --|
@@ -16,7 +16,7 @@ use crate::base::{Blocks, Tokens};
 use crate::engine::DraftTotals;
 use crate::sampling::TokenLogProbs;
 
-/// The extra outputs that a request wants. Each costs time and memory, so the default is none.
+/// The extra outputs that a request asks for. Each costs time and memory, so the default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputOptions {
     /// The log-probability of each chosen token, and of this many of the most likely ones; `None`: no
@@ -39,20 +39,20 @@ pub struct OutputOptions {
 /// The extra outputs of one sequence in one step; with drafts, of one of its new tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExtraOutputs {
-    /// The log-probabilities at its new token, if there is one and they are wanted.
+    /// The log-probabilities at its new token, if there is one and they are requested.
     pub log_probs: Option<TokenLogProbs>,
     /// `[num_rows, vocab_size]`, the rows that follow those of earlier steps. Empty if there are none.
     pub context_logits: Vec<f32>,
-    /// `[vocab_size]`, or empty if they are not wanted.
+    /// `[vocab_size]`, or empty if they are not requested.
     pub generation_logits: Vec<f32>,
-    /// The blocks up to this step, if they are wanted and the count has changed.
+    /// The blocks up to this step, if they are requested and the count has changed.
     pub kv_blocks: Option<KvBlocks>,
-    /// The drafts up to this step, if they are wanted and the count has changed.
+    /// The drafts up to this step, if they are requested and the count has changed.
     pub drafts: Option<DraftTotals>,
 }
 
-/// The KV cache blocks that a request has used since it started. A block that it takes again after a pause
-/// counts again.
+/// The KV cache blocks that a request has used since it started. A block that is allocated again after a
+/// pause counts again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvBlocks {
     /// Blocks whose content it computed itself.

@@ -137,7 +137,7 @@ impl LockstepBatch {
         self.totals.num_requests > 0
     }
 
-    /// Whether nothing of the batch has been computed.
+    /// Whether the batch has not been computed at all yet.
     pub(super) fn is_new(&self) -> bool {
         self.totals.num_context_tokens == 0
     }
@@ -154,8 +154,8 @@ impl LockstepBatch {
         self.num_tokens += num_tokens;
     }
 
-    /// Padding that brings all contexts to the length of the longest. It comes with the last of them: the step
-    /// completes `num_completed` contexts, and there are `num_in_context`.
+    /// Padding of all contexts to the length of the longest. It is counted in the step that completes the last of them:
+    /// the step completes `num_completed` of `num_in_context` contexts.
     pub(super) fn padding(&self, num_completed: usize, num_in_context: usize) -> Tokens {
         if num_completed == 0 || num_completed < num_in_context {
             return Tokens::ZERO;
@@ -180,7 +180,7 @@ impl LockstepBatch {
         }
     }
 
-    /// Ends the batch, if one runs, and returns what it has come to.
+    /// Ends the batch, if one is running, and returns its totals.
     pub(super) fn end(&mut self) -> Option<LockstepTotals> {
         let ended = std::mem::take(self);
         ended.is_running().then_some(ended.totals)

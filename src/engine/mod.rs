@@ -3,20 +3,20 @@
 //! ```text
 //! engine.rs           Engine: add, cancel, schedule, apply
 //! scheduler.rs        the two passes that plan a step
-//! capacity.rs         the first pass: who may run, given the KV blocks; all that a policy decides
+//! capacity.rs         the first pass: which sequences may run, given the KV blocks; all that a policy decides
 //! block_needs.rs      how many blocks sequences need, and how many are left for others
 //! budget.rs           the second pass: how many tokens each gets, given max_num_tokens
 //! lockstep.rs         all that differs in lockstep (V1)
-//! apply.rs            how results are taken in
-//! active.rs           the active sequences: who runs, is paused or waits
+//! apply.rs            applies the results of a step
+//! active.rs           the active sequences: running, paused or waiting
 //! queue.rs            the queue, in order
 //! sequence_table.rs   the table of admitted sequences
 //! sequence.rs         a sequence: its tokens and its progress
 //! sequence_tokens.rs  its tokens, which travel with a step
 //! beam.rs beams.rs    its text, or several of them under beam search
 //! draft.rs            drafts of later tokens, verified in the step that computes them
-//! kv/                 blocks, block tables, and what sequences share of them
-//! micro_batches.rs    whose step is next
+//! kv/                 blocks, block tables, and sharing of blocks
+//! micro_batches.rs    which micro-batch is next
 //! step.rs             a planned step, as packed arrays
 //! table_rows.rs       its block tables
 //! recorder.rs         what is counted, and the record of a step

@@ -26,11 +26,11 @@ impl Sampled {
 /// The candidates for the next token of a beam.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BeamCandidates {
-    /// The most likely tokens, the best first: as many as the plan says, or all that are allowed.
+    /// The most likely tokens, the best first: as many as the plan asks for, or all that are allowed.
     pub candidates: Vec<BeamCandidate>,
-    /// The model's logits, `[vocab_size]`, if they are wanted; else empty.
+    /// The model's logits, `[vocab_size]`, if they are requested; else empty.
     pub generation_logits: Vec<f32>,
-    /// The model's log-probabilities at each candidate, if they are wanted; else empty.
+    /// The model's log-probabilities at each candidate, if they are requested; else empty.
     pub log_probs: Vec<TokenLogProbs>,
 }
 
@@ -70,9 +70,9 @@ pub enum Event {
     ExtraOutputs(SequenceId, Box<ExtraOutputs>),
     /// It has a new token. With drafts there may be several in a step.
     Token(SequenceId, TokenId),
-    /// It gave its blocks back. It resumes by itself.
+    /// It has freed its blocks, and will be resumed by the engine.
     Paused(SequenceId),
-    /// The best hypotheses of a beam search, the best first, as many as were asked for. They come just before
+    /// The best hypotheses of a beam search, best first, as many as requested. They come just before
     /// `Finished`, unless the search failed or found nothing; and during the search if
     /// [`OutputOptions::beams`](crate::engine::OutputOptions::beams) asks for them. A beam search has no `Token`.
     Hypotheses(SequenceId, Box<[Hypothesis]>),

@@ -73,13 +73,13 @@ pub struct StepPlan<'a> {
     /// The sequences, in the order of their tokens.
     pub sequences: &'a [PlannedSequence],
     /// All block tables. They stay at their places from step to step, and the entries between them are undefined.
-    /// [`BlockId::NONE`] stands for a block that was given back because it is outside of every layer's attention
+    /// [`BlockId::NONE`] stands for a block that was freed because it is outside of every layer's attention
     /// window: it is never read.
     pub block_tables: &'a [BlockId],
     /// Positions per block.
     pub block_size: BlockSize,
-    /// Padding tokens that a model call in lockstep (V1) computes besides: it is a rectangle, as wide as its
-    /// longest member. They are not in `token_ids`; cost models count them.
+    /// Padding tokens that a model call in lockstep (V1) computes in addition: it is a rectangle, as wide as its
+    /// longest sequence. They are not in `token_ids`; cost models count them.
     pub num_padding_tokens: Tokens,
     /// The tokens of each sequence.
     pub(super) sequence_tokens: &'a [Box<SequenceTokens>],
@@ -96,7 +96,7 @@ impl<'a> StepPlan<'a> {
         &self.token_ids[sequence.tokens.start as usize..sequence.tokens.end as usize]
     }
 
-    /// The extra outputs that the sequence at `index` wants.
+    /// The extra outputs requested for the sequence at `index`.
     pub fn outputs(&self, index: usize) -> OutputOptions {
         self.sequence_tokens[index].outputs()
     }
@@ -118,7 +118,7 @@ impl<'a> StepPlan<'a> {
         Some(params.num_candidates(search))
     }
 
-    /// What decides the next token of the sequence at `index` besides the logits: its options and its tokens.
+    /// What, apart from the logits, determines the next token of the sequence at `index`: its options and its tokens.
     pub fn sampling_input(&self, index: usize) -> SamplingInput<'a> {
         self.sampling_input_after(index, 0)
     }

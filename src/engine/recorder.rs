@@ -58,7 +58,7 @@ impl Recorder {
         self.ended.num_output_tokens += u64::from(num_output_tokens.0);
     }
 
-    /// Records that a lockstep batch has ended, and what it has come to.
+    /// Records that a lockstep batch has ended, with its totals.
     pub(super) fn end_iteration(&mut self, totals: LockstepTotals) {
         let record = self.stats.clone().map(|stats| StepStats {
             lockstep: Some(totals),

@@ -24,7 +24,7 @@ pub struct NewRequest {
     pub priority: i32,
     /// What it shares with other sequences.
     pub reuse: ReuseOptions,
-    /// The extra outputs that it wants.
+    /// The requested extra outputs.
     pub outputs: OutputOptions,
     /// Its drafts, where the engine speculates.
     pub drafts: DraftOptions,

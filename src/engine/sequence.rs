@@ -48,7 +48,7 @@ pub(super) struct Sequence {
     micro_batch: u8,
     /// Why it has ended; set only while it waits for the rest of its lockstep batch.
     ended: Option<FinishReason>,
-    /// Whether each step brings it one token and nothing else: no beams, no drafts, no extra outputs.
+    /// Whether each step yields one token and nothing else: no beams, no drafts, no extra outputs.
     is_plain: bool,
     details: Box<Details>,
 }
@@ -147,7 +147,7 @@ impl Sequence {
         &self.details.reuse
     }
 
-    /// Whether each step brings it one token and nothing else: no beams, no drafts, no extra outputs.
+    /// Whether each step yields one token and nothing else: no beams, no drafts, no extra outputs.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         self.is_plain
@@ -425,7 +425,7 @@ impl Sequence {
         is_due.then(|| Event::Hypotheses(self.id, self.best_so_far()))
     }
 
-    /// Whether it wants extra outputs.
+    /// Whether extra outputs are requested.
     pub(super) fn has_extra_outputs(&self) -> bool {
         self.details.has_extra_outputs
     }

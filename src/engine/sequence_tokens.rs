@@ -166,7 +166,7 @@ impl SequenceTokens {
         }
     }
 
-    /// What decides the next token besides the logits, if the first `num_accepted` drafts are accepted.
+    /// What, apart from the logits, determines the next token, if the first `num_accepted` drafts are accepted.
     pub(super) fn sampling_input(&self, num_accepted: usize) -> SamplingInput<'_> {
         SamplingInput {
             params: &self.sampling,

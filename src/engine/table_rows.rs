@@ -38,7 +38,7 @@ impl TableRows {
         &self.blocks
     }
 
-    /// Brings the row of a beam of the sequence in `slot` up to date with its table. Returns where the table lies in
+    /// Updates the row of a beam of the sequence in `slot` from its table. Returns the range of the table in
     /// [`blocks`](Self::blocks).
     #[inline]
     pub(super) fn put(&mut self, slot: SeqSlot, beam: u32, table: &BlockTable) -> Range<u32> {

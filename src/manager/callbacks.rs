@@ -2,7 +2,7 @@
 //! `batch_manager/callbacks.h`.
 //!
 //! ```text
-//! start of a step    get_requests                     as many as can join
+//! start of a step    get_requests                     new requests
 //! end of a step      send_response                    for each request with new outputs
 //!                    poll_stop_signals                requests to stop
 //!                    return_stats                     unless nothing was active
@@ -34,18 +34,18 @@ impl From<NewRequest> for Submission {
 
 /// The callbacks that an application implements.
 pub trait Callbacks {
-    /// Returns the requests that join now, at most `max_num_requests`: as many as the manager has room for. Called at the
-    /// start of every step. May block if `is_idle`, because nothing is active. An id must not be that of a request in
-    /// flight; it can be used again after the final response.
+    /// Returns new requests, at most `max_num_requests`, which is what the manager has room for. Called at the start of
+    /// every step. May block if `is_idle`, since nothing is active then. The id of a request in flight must not be
+    /// used again before its final response.
     ///
     /// `None` ends the loop once all active requests have ended.
     fn get_requests(&mut self, max_num_requests: usize, is_idle: bool) -> Option<Vec<Submission>>;
 
-    /// Takes the new outputs of a request. With its final response the manager has forgotten it.
+    /// Takes new outputs of a request. After the final response, the manager does not know the request any more.
     fn send_response(&mut self, response: Response<'_>);
 
-    /// Takes back a request with the id of one in flight. The one in flight continues, and every response with the id is
-    /// its own.
+    /// Takes back a request whose id is in use. The request in flight continues, and all responses with the id belong to
+    /// it.
     fn reject_duplicate(&mut self, duplicate: Submission);
 
     /// Returns the requests to stop. Each that is still in flight gets a final response.

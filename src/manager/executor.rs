@@ -301,7 +301,7 @@ impl Callbacks for ExecutorCallbacks {
 }
 
 impl Drop for ExecutorCallbacks {
-    /// The thread has ended, perhaps by a panic. Nobody may wait for ever.
+    /// The thread has ended, perhaps by a panic. Callers must not wait forever.
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.is_open = false;

@@ -17,7 +17,8 @@
 //!
 //! It knows nothing of Triton: the backend's driver is one of its users, `examples/prompts.rs` another.
 //! An application with a loop of its own calls [`BatchManager::launch`] and [`BatchManager::land`] in it, as the
-//! driver does. One without gives its callbacks to [`serve()`] or to a [`ManagerThread`], or uses an [`Executor`]. `crates/embed/` is a [`TensorLayer`] for applications in C.
+//! driver does. One without passes its callbacks to [`serve()`] or to a [`ManagerThread`], or uses an [`Executor`].
+//! `crates/embed/` is a [`TensorLayer`] for applications in C.
 
 mod batch_manager;
 mod callbacks;

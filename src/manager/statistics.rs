@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::engine::{RequestStage, StepStats};
 
-/// What a line of a statistics file has besides the Batch Manager's fields.
+/// The fields of a line of a statistics file that the Batch Manager does not have.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct StepTimes<'a> {
     /// When the step began, since the start of the instance.

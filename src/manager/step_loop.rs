@@ -17,7 +17,7 @@ use crate::engine::{Engine, EngineConfig, Event, RequestStage, Step, StepOutput,
 
 /// Computes steps one after the other, in the order in which they were launched.
 pub trait StepComputer {
-    /// What it reports of a step besides its results.
+    /// What it reports about a step in addition to the results.
     type Timing: Default;
 
     /// Starts to compute a step, or computes it.
@@ -79,7 +79,7 @@ pub struct StepLoop<C: StepComputer> {
     max_launched: usize,
     /// Whether a step was launched since the last call of `land`.
     has_launched: bool,
-    /// A step in which nothing is computed. It only brings events.
+    /// A step in which nothing is computed, which only has events.
     empty: Option<Step>,
     /// The record of a lockstep batch that has ended since the last step.
     ended_before: Option<StepStats>,

@@ -22,8 +22,7 @@
 //! ```
 //!
 //! A runner computes what a [`StepPlan`] says and samples the next tokens. It never sees queues,
-//! policies or a request's fate, and it keeps nothing of a sequence but the keys and values in its
-//! blocks.
+//! policies or how requests end, and all it keeps of a sequence are the keys and values in its blocks.
 
 mod decoder;
 mod families;

@@ -74,7 +74,7 @@ pub struct Work {
     pub num_operations: u64,
 }
 
-/// Is told about the operations of a step.
+/// Observes the operations of a step.
 pub trait Probe {
     /// An operation has ended. It began when the one before it ended. Most operations occur once per layer.
     fn ended(&mut self, operation: Operation, work: impl FnOnce() -> Work);

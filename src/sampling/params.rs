@@ -124,7 +124,7 @@ impl SamplingParams {
     }
 }
 
-/// What decides the next token of a sequence besides the logits.
+/// What, apart from the logits, determines the next token of a sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct SamplingInput<'a> {
     /// The request's options.
@@ -156,8 +156,8 @@ impl<'a> SamplingInput<'a> {
 }
 
 /// Changes the logits from which the next token of a sequence is chosen (the logits post-processor of TensorRT-LLM's
-/// Batch Manager). Each request brings its own, and several may share one: the input's [`Owner`] says whose logits they
-/// are.
+/// Batch Manager). Each request has its own, or several share one: the input's [`Owner`] tells which request the
+/// logits belong to.
 ///
 /// The result depends only on the logits and the input, so that a sequence can be paused, resumed and computed in any
 /// batch.

@@ -48,8 +48,8 @@ impl StopRule {
     }
 }
 
-/// The tokens that end a request, told from most others without a look at their lists: a set of 64
-/// classes, each token in the class of its lowest six bits.
+/// A filter for the tokens that end a request, so that their lists are rarely searched: a set of 64 classes, each
+/// token in the class of its lowest six bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endings {
     classes: u64,

@@ -1,7 +1,7 @@
 //! The interface by which stop words end beams.
 //!
-//! Stop words are text, and detokenising is done elsewhere: for a sequence without beams outside of the engine, which is
-//! told when the text has ended. The next step of a beam search depends on which beams have ended, so the search reads
+//! Stop words are text, and sequences without beams are detokenised outside of the engine, which is then notified when the
+//! text has ended. The next step of a beam search depends on which beams have ended, so the search reads
 //! their texts itself.
 
 use std::fmt;

@@ -96,7 +96,7 @@ impl DataType {
     }
 
     fn row(self) -> &'static (DataType, Raw, &'static str) {
-        // The table stands in the order of the enum; the test below holds it to that.
+        // The table is in the order of the enum, which a test below checks.
         &TABLE[self as usize]
     }
 }

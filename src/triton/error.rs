@@ -18,7 +18,7 @@ pub enum ErrorCode {
     Unknown,
     /// A fault of the backend or the server.
     Internal,
-    /// A thing that was named does not exist.
+    /// Something that was named does not exist.
     NotFound,
     /// The client or the configuration must change something.
     InvalidArg,
@@ -26,7 +26,7 @@ pub enum ErrorCode {
     Unavailable,
     /// The server or the backend cannot do it at all.
     Unsupported,
-    /// A thing of this name exists already.
+    /// Something with this name exists already.
     AlreadyExists,
     /// The client cancelled the request.
     Cancelled,
@@ -142,7 +142,7 @@ impl ErrorCode {
     }
 }
 
-/// An error object of Triton's that we must delete.
+/// An error object of Triton, which we must delete.
 pub(super) struct RawError(NonNull<sys::TRITONSERVER_Error>);
 
 impl RawError {
@@ -181,7 +181,7 @@ pub(super) unsafe fn check(raw: *mut sys::TRITONSERVER_Error) -> Result<(), Erro
 /// Calls one of Triton's getters, which fill an out-parameter, and returns what it filled in.
 ///
 /// # Safety
-/// `getter` returns null or an error object that it gives away.
+/// `getter` returns null or an error object that the caller owns.
 pub(super) unsafe fn get<T>(
     initial: T,
     getter: impl FnOnce(*mut T) -> *mut sys::TRITONSERVER_Error,

@@ -100,7 +100,7 @@ impl Instance {
     pub fn report_system_memory(&self, bytes: usize) -> Result<(), Error> {
         let held = SystemMemory::new(bytes)?;
         let mut list = [held.as_ptr()];
-        // SAFETY: instance and list are alive; Triton reads the list and keeps nothing of it.
+        // SAFETY: instance and list are alive; Triton reads the list during the call.
         unsafe {
             check(sys::TRITONBACKEND_ModelInstanceReportMemoryUsage(
                 self.as_ptr(),

@@ -1,13 +1,13 @@
 //! The implementation of the exported entry points, generic over a backend.
 //!
-//! An entry point returns null or an error object, and nothing else leaves it. A panic becomes an error; in Execute, where
+//! An entry point returns null or an error object, and never unwinds. A panic becomes an error; in Execute, where
 //! the requests are ours, it becomes an error response to each of them, and the instance has failed: its state is
 //! unknown, so it is dropped and never entered again.
 //!
 //! ```text
 //! model_initialize     box a model into Triton's            model_finalize     drop it
 //! instance_initialize  box an instance into Triton's        instance_finalize  drop it
-//! instance_execute     wrap the requests, run, answer what is left behind
+//! instance_execute     wrap the requests, run, answer the requests that are left
 //! instance_ready       whether the instance has not failed
 //! ```
 
@@ -31,7 +31,7 @@ pub trait Implementation: 'static {
     /// Prepares the process, once.
     fn initialize() -> Result<(), Error>;
 
-    /// Tells Triton how models are to be loaded.
+    /// Tells Triton how to load models.
     fn attributes(attributes: BackendAttributes) -> Result<(), Error>;
 
     /// Loads a model.
@@ -40,8 +40,8 @@ pub trait Implementation: 'static {
     /// Loads an instance of a model.
     fn load_instance(model: &Self::Model, instance: Instance) -> Result<Self::Instance, Error>;
 
-    /// Executes requests. Those left in `requests` are answered with an error. An error here means
-    /// that the instance has failed, as a panic does: it is dropped.
+    /// Executes requests. Those left in `requests` are answered with an error. After an error or a panic here the
+    /// instance has failed, and is dropped.
     fn execute(instance: &mut Self::Instance, requests: &mut Vec<Request>) -> Result<(), Error>;
 }
 
@@ -94,7 +94,7 @@ pub unsafe fn model_finalize<B: Implementation>(
         // SAFETY: ModelInitialize stored a boxed B::Model or nothing.
         let state = unsafe { handle.state::<B::Model>() }?;
         handle.set_state::<B::Model>(None)?;
-        // SAFETY: it came out of a box, and nobody else finds it any more.
+        // SAFETY: it came out of a box, and the pointer to it has been cleared.
         drop(state.map(|state| unsafe { Box::from_raw(state.as_ptr()) }));
         Ok(())
     })
@@ -141,7 +141,7 @@ pub unsafe fn instance_finalize<B: Implementation>(
         // SAFETY: ModelInstanceInitialize stored a boxed InstanceState<B> or nothing.
         let state = unsafe { handle.state::<InstanceState<B>>() }?;
         handle.set_state::<InstanceState<B>>(None)?;
-        // SAFETY: it came out of a box, and nobody else finds it any more.
+        // SAFETY: it came out of a box, and the pointer to it has been cleared.
         drop(state.map(|state| unsafe { Box::from_raw(state.as_ptr()) }));
         Ok(())
     })
@@ -150,8 +150,8 @@ pub unsafe fn instance_finalize<B: Implementation>(
 /// `TRITONBACKEND_ModelInstanceExecute`.
 ///
 /// # Safety
-/// `instance` is null or alive, and was given to [`instance_initialize`] of the same `B`. At
-/// `requests` stand `count` requests, which are ours if null is returned.
+/// `instance` is null or alive, and was given to [`instance_initialize`] of the same `B`. `requests`
+/// points to `count` requests, which are ours if null is returned.
 pub unsafe fn instance_execute<B: Implementation>(
     instance: *mut sys::TRITONBACKEND_ModelInstance,
     requests: *mut *mut sys::TRITONBACKEND_Request,
@@ -168,9 +168,9 @@ pub unsafe fn instance_execute<B: Implementation>(
         Ok(state) => state,
         Err(error) => return error.into_raw(),
     };
-    // ---- From here on the requests are ours: Triton is told of success, whatever happens, and every
-    // error becomes a response.
-    // SAFETY: `count` requests stand there.
+    // ---- From here on the requests are ours: Triton gets success, whatever happens, and every error becomes a
+    // response.
+    // SAFETY: `requests` points to `count` requests.
     let requests = unsafe { slice::from_raw_parts(requests, count as usize) };
     // SAFETY: the state stays until ModelInstanceFinalize and is only ever shared.
     let state = unsafe { state.as_ref() };
@@ -201,11 +201,11 @@ pub unsafe fn instance_ready<B: Implementation>(
     })
 }
 
-/// Our state in Triton's instance.
+/// The state that Triton's instance holds.
 struct InstanceState<B: Implementation> {
     /// Only Execute locks it, and Triton executes one batch at a time.
     running: Mutex<Running<B>>,
-    /// Why the instance is not entered any more; outside the lock, so that `ready` need not wait.
+    /// Why the instance has failed; outside the lock, so that `ready` need not wait.
     failed: OnceLock<Error>,
 }
 
@@ -227,7 +227,7 @@ impl<B: Implementation> InstanceState<B> {
         }
     }
 
-    /// Executes a batch and answers every request of it that the backend leaves.
+    /// Executes a batch, and answers all requests that the backend has left in it.
     ///
     /// # Safety
     /// The requests are alive, and nobody else answers or releases them.
@@ -251,7 +251,7 @@ impl<B: Implementation> InstanceState<B> {
                     format!("the model instance has failed, load the model again: {failure}"),
                 );
                 self.failed.get_or_init(|| failure);
-                // First the instance, so that what it still sends goes out before the errors do.
+                // The instance is dropped first, so that what it still sends goes out before the errors.
                 if let Err(panic) = catch(|| drop(instance.take())) {
                     log::error!("the failed instance could not be dropped: {panic}");
                 }
@@ -292,7 +292,7 @@ fn panic_message(payload: Box<dyn Any + Send>) -> String {
     match payload.downcast::<&str>() {
         Ok(text) => format!("panic: {text}"),
         Err(payload) => {
-            // It may panic when it is dropped, and that would get past the guard.
+            // The payload may panic when it is dropped, outside of the guard.
             std::mem::forget(payload);
             "panic without a message".to_owned()
         }

@@ -2,14 +2,14 @@
 //!
 //! Everything that must be answered, released, sent or deleted is owned by a value, and dropping the value is safe. A
 //! [`Request`] that is dropped is answered with an error and released; an [`UnsentResponse`] that is dropped is deleted; a
-//! second final response cannot reach Triton, because all who answer one request share one [`ResponseFactory`].
+//! second final response cannot reach Triton, because all code that answers a request shares its [`ResponseFactory`].
 //!
 //! ```text
 //! sys.rs       the C declarations, generated (`cargo xtask bindings`)
 //! error.rs     Error: Triton's code and message
 //! backend.rs   the API's version, BackendAttributes
-//! model.rs     Model: config, auto-complete     } handles that Triton owns; ours
-//! served_model.rs  ServedModel: whether it is ready, requests of our own
+//! model.rs     Model: config, auto-complete     } handles of Triton's objects, valid
+//! served_model.rs  ServedModel: whether it is ready, requests by the backend
 //! instance.rs  Instance: statistics, memory     } from Initialize to Finalize
 //! request.rs   Request: flags, ids, parameters, release and reschedule
 //! input.rs     Input: an input tensor, gathered from all its buffers

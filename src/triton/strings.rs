@@ -51,7 +51,7 @@ pub fn places(lens: impl IntoIterator<Item = usize>, buffer: &mut [u8]) -> Vec<&
     places
 }
 
-/// The strings of a tensor, as slices of its bytes. Trusts no length that stands in the data.
+/// The strings of a tensor, as slices of its bytes. Does not trust lengths in the data.
 pub fn decode(data: &[u8]) -> Result<Vec<&[u8]>, Error> {
     let mut strings = Vec::new();
     let mut rest = data;

@@ -46,8 +46,8 @@ const UNSAFE: &[&str] = &[
     "src/post_processors/library/",
 ];
 
-/// What the engine's decisions must not depend on: the clock, threads, files and the order of a hash map; and whom it
-/// must not speak to.
+/// What the engine must not use, so that its decisions do not depend on it: the clock, threads, files, processes, the
+/// network, and the order of a hash map.
 const IMPURE: &[&str] = &[
     "std::env",
     "std::fs",

@@ -107,7 +107,7 @@ impl InFlight {
         None
     }
 
-    /// Why it ends now with what it has, if it does. A request that is being prepared ends when that is done.
+    /// Why it ends early, with its output so far, if it does. A request that is being prepared ends when it is prepared.
     pub fn early_end(&self, now: Instant) -> Option<FinishReason> {
         match self.stage {
             Stage::Compiling(_) | Stage::Generating => self.due_end(now),
@@ -115,7 +115,7 @@ impl InFlight {
         }
     }
 
-    /// Why it is to end with what it has, if it is: its client has stopped it, or its time limit has passed.
+    /// Why it has to end early, if it has to: its client has stopped it, or its time limit has passed.
     pub fn due_end(&self, now: Instant) -> Option<FinishReason> {
         if self.is_stopped {
             return Some(FinishReason::Cancelled);

@@ -1,17 +1,17 @@
 //! The iterative driver: one Execute call is one step of the batch manager.
 //!
 //! ```text
-//! take in      new requests are read or refused, cancelled ones leave, known ones are here again
-//! join         what has been prepared goes to the engine, in order of arrival; so does what has its guide
-//! lend         what the last step generated goes to the responder
+//! take in      new requests are read or refused, cancelled ones leave, known ones return
+//! join         requests that are prepared, and have their guide, go to the engine in order of arrival
+//! lend         the output of the previous step goes to the responder
 //! step         plan, run, apply
 //! give back    requests that have ended are released and answered, the others rescheduled
 //! ```
 //!
-//! Triton never says that a sequence has ended on its side. So each step checks the requests that are missing from its
-//! batch, and between steps a thread does: one that its client cancelled is forgotten. With the `direct` strategy every
-//! request is in every batch; with `oldest` a batch may lack some, which are computed all the same and answered when
-//! they are here again.
+//! Triton never reports that it has ended a sequence. So each step checks the requests that are missing from its batch,
+//! and a thread does so between steps: those cancelled by their clients are forgotten. With the `direct` strategy every
+//! request is in every batch; with `oldest` some may be missing from a batch. These are computed all the same, and
+//! answered when they return.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -727,7 +727,7 @@ impl Driver {
         self.record(clock)
     }
 
-    /// Releases a request that has ended. Returns its answer, which is to be sent.
+    /// Releases a request that has ended. Returns its answer, to be sent.
     fn release(
         &mut self,
         id: RequestId,

@@ -1,16 +1,16 @@
 //! A driver and the thread that watches its requests between steps.
 //!
 //! ```text
-//! Triton      | Execute |          | Execute |   no request to hand over
+//! Triton      | Execute |          | Execute |   no request
 //! watch                                          100 ms     100 ms     100 ms
 //! ```
 //!
-//! Triton does not report a request that it ends between two steps. A step finds those that are missing from its
-//! batch; while no step comes, this thread does. It takes the driver only while no Execute call holds it.
+//! Triton does not report that it ends a request between two steps. A step finds the requests that are missing from its
+//! batch; while there are no steps, this thread does. It locks the driver only while no Execute call holds it.
 //!
-//! Nor does Triton finalise every model that was told to unload: a request that server 2.51 leaks (it can leak one
-//! whose gRPC stream is cancelled) keeps the model for ever. So the thread also checks whether the model still serves,
-//! and frees what the instance holds when it has not for a while.
+//! Nor does Triton finalise every model that is unloaded: a request that server 2.51 leaks (which can happen if its gRPC
+//! stream is cancelled) keeps the model forever. So the thread also checks whether the model is still served, and
+//! frees the resources of the instance if it has not been for a while.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -26,14 +26,14 @@ use crate::base::{LoadError, StepError};
 use crate::triton::lifecycle::catch;
 use crate::triton::{Request, ServedModel};
 
-/// The longest that a request which Triton has ended stays unnoticed.
+/// The longest time until a request that Triton has ended is noticed.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// How often the server is asked whether the model still serves.
 const SERVING_PERIOD: Duration = Duration::from_secs(1);
 
-/// An instance whose model was told to unload releases its resources after this long without requests. Triton finalises a
-/// model that it has not leaked earlier than that.
+/// An instance whose model is unloaded frees its resources after this time without requests. Triton finalises a model
+/// that has not leaked earlier.
 const UNLOAD_GRACE: Duration = Duration::from_secs(5);
 
 /// What the watching thread needs of its model.
@@ -50,7 +50,7 @@ pub struct WatchContext {
 pub struct WatchedDriver {
     driver: Arc<SharedDriver>,
     load: ModelLoad,
-    /// Whether `load` has been told that clients are served.
+    /// Whether `load` knows that clients are served.
     serves: bool,
     /// Dropping it ends the thread.
     until: Option<SyncSender<()>>,
@@ -169,11 +169,11 @@ impl Ending {
         }
     }
 
-    /// Whether the model has not served for [`UNLOAD_GRACE`]. Asks the server now and then.
+    /// Whether the model has not been served for [`UNLOAD_GRACE`]. Asks the server from time to time.
     fn is_over(&mut self, context: &WatchContext, now: Instant) -> bool {
         if self.has_served && now.saturating_duration_since(self.asked) >= SERVING_PERIOD {
             self.asked = now;
-            // A server that ends says nothing of its models, and ends them all.
+            // A server that shuts down returns an error, and unloads all models anyway.
             let serves = context.served.is_ready().unwrap_or(true) && !context.load.is_replaced();
             self.over_since = match serves {
                 true => None,

@@ -85,13 +85,13 @@ impl OptionSizes {
         Ok(())
     }
 
-    /// Bytes of the options that were counted.
+    /// Total bytes of the counted options.
     pub fn num_bytes(&self) -> usize {
         self.num_bytes
     }
 
-    /// The error of an option that is too large. The size is told in words: of a text that is too long nobody
-    /// knows the length.
+    /// The error for an option that is too large. `size` is a text, because the length of a string that is too long is
+    /// not known.
     pub fn refusal(&self, name: &str, size: &str) -> Error {
         Error::invalid(format!(
             "option '{name}' has {size} bytes, and may have at most {}; shorten it",

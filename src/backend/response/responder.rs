@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! execute k     |take in|lend|------- run -------|take back|apply|give back|
-//! responder          send the news of step k-1 ──►|    send finals of step k
+//! responder          send output of step k-1 ────►|    send finals of step k
 //! heavy responder                                         send the large ones
 //! ```
 //!

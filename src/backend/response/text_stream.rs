@@ -186,7 +186,7 @@ mod tests {
             ..rules()
         };
         assert_eq!(sent_by(&["a", "Ġthe"], silent.clone()).0.concat(), "a");
-        // Half a character before it is still shown for what it is.
+        // An incomplete character before it is still written, as a replacement character.
         let half = sent_by(&["ðŁĺ", "Ġthe"], silent.clone());
         assert_eq!(half.0, ["", "", "\u{fffd}"]);
         let included = TextRules {

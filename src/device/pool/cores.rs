@@ -60,8 +60,8 @@ impl Cores {
         cores
     }
 
-    /// Makes sure that there are enough teams for another pool of `num_threads`: as many as pools of that size
-    /// can compute at a time.
+    /// Makes sure that there are enough teams for another pool of `num_threads`: as many as there can be pools of that
+    /// size computing at the same time.
     ///
     /// # Errors
     ///

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::AttentionWindow;
 use crate::base::{BlockSize, Blocks, Tokens};
 
-/// Whether and with whom a request shares blocks.
+/// Whether a request shares blocks, and with which others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReuseOptions {
     /// `false`: it neither reuses blocks nor leaves any for others.
@@ -29,7 +29,7 @@ impl Default for ReuseOptions {
 pub(in crate::engine) struct KvCacheConfig {
     pub(in crate::engine) num_blocks: Blocks,
     pub(in crate::engine) block_size: BlockSize,
-    /// `None` if every position is seen to the end.
+    /// `None` if attention sees all positions.
     pub(in crate::engine) window: Option<AttentionWindow>,
     /// The most tokens of one sequence in one step; not zero.
     pub(in crate::engine) max_chunk: Tokens,

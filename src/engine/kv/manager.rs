@@ -185,8 +185,8 @@ impl KvCacheManager {
         }
     }
 
-    /// Makes the block that the next position `computed` lies in the sequence's own: if others hold it, its beginning
-    /// goes to a new one when `copies` are made. So the last that writes a shared block keeps it.
+    /// Makes sure that only this sequence holds the block of the next position, `computed`: if others hold it, its
+    /// beginning is copied to a new block by `copies`. So the last sequence that writes to a shared block keeps it.
     pub(in crate::engine) fn own_next(&mut self, table: &mut BlockTable, computed: Tokens) {
         let Some(place) = self.shared_next(table, computed) else {
             return;
@@ -308,7 +308,7 @@ impl KvCacheManager {
         self.mark_changed(table);
     }
 
-    /// Registers the blocks that `computed` fills, and gives back those that are out of the window.
+    /// Registers the blocks that `computed` fills, and frees those that are out of the window.
     // As `extend`.
     #[cold]
     fn commit_blocks(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
@@ -389,7 +389,7 @@ impl KvCacheManager {
         }
     }
 
-    /// Gives back the blocks that no query at or after `computed` sees.
+    /// Frees the blocks that no query at or after `computed` sees.
     fn slide(&mut self, table: &mut BlockTable, computed: Tokens) {
         let hidden = self.config.hidden(computed);
         if hidden.is_empty() {

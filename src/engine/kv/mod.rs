@@ -7,7 +7,7 @@
 //! block_size = 4; S1 has computed 10 positions, S2 began with the same 8 tokens
 //!
 //! position    0  1  2  3 | 4  5  6  7 | 8  9  -  -
-//! table S1   [ Block 7   , Block 2    , Block 5 ]       position p lies in table[p / 4], at p % 4
+//! table S1   [ Block 7   , Block 2    , Block 5 ]       position p is in table[p / 4], at p % 4
 //! table S2   [ Block 7   , Block 2    , Block 1 ]
 //!
 //! prefix index      root --- 7 --- 2 --- 0              full blocks, by their tokens and those before

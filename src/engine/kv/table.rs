@@ -4,7 +4,7 @@ use super::prefix::{Content, PrefixIndex};
 use super::roots::RootId;
 use crate::base::{BlockId, Blocks, Tokens};
 
-/// The block table of a sequence: position `p` lies in block `p / block_size`, at offset `p % block_size`.
+/// The block table of a sequence: position `p` is in block `p / block_size`, at offset `p % block_size`.
 ///
 /// It grows at its end. A block that is given back because of the attention window leaves [`BlockId::NONE`] at its
 /// place.

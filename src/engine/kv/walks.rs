@@ -1,7 +1,6 @@
-//! Random walks through all verbs over tiny pools, beside a shadow that keeps what every position of
-//! every block holds: a hash of the sequence's tokens up to it, and of whom it shares with. So a
-//! block that is given away too early, shared with the wrong sequence, copied in the wrong order or
-//! found under a wrong name shows as a wrong hash.
+//! Random walks through all operations with tiny pools, compared with a model that records the content of every position
+//! of every block: a hash of the sequence's tokens up to it and of its sharing options. So a block that is freed
+//! too early, shared with the wrong sequence, copied in the wrong order or found under a wrong key shows as a wrong hash.
 
 use std::sync::Arc;
 

@@ -67,7 +67,8 @@ pub(super) fn gguf_architecture(gguf: &GgufFolder) -> Result<GgufArchitecture, L
     Ok(architecture)
 }
 
-/// Describes the model of GGUF files without a config.json, and returns the config that their metadata stand for.
+/// Describes the model of GGUF files without a config.json. Also returns the equivalent config, made from their
+/// metadata.
 ///
 /// # Errors
 /// The architecture, or a value, is not supported.

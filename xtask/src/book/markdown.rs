@@ -10,7 +10,7 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 pub struct Link {
     /// What it points to, as written.
     pub target: String,
-    /// Where the target stands in the text; `None` if it stands elsewhere, in a reference definition.
+    /// The position of the target in the text; `None` if it is in a reference definition elsewhere.
     pub range: Option<Range<usize>>,
     /// Where the link begins in the text.
     pub start: usize,

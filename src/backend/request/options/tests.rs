@@ -315,7 +315,7 @@ fn every_option_refuses_what_it_cannot_be_and_says_what_it_can() {
             .iter()
             .find(|o| o.name == *name)
             .expect("a known name");
-        // What looks like JSON and is none is told so as well.
+        // For text that looks like JSON and is not, the error says so as well.
         assert!(expected.starts_with(option.expected), "{expected}");
         assert!(error.to_string().len() < 350, "{error}");
     }

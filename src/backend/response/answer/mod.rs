@@ -56,7 +56,7 @@ pub struct AnswerFormat {
     /// Tokens of a stream's responses, of one of its rows at least; the first has one, and the last what is
     /// left.
     pub stream_interval: usize,
-    /// The outputs that the client wants.
+    /// The requested outputs.
     pub outputs: Vec<OutputKind>,
     /// Tokens of the prompt.
     pub num_prompt_tokens: usize,
@@ -71,9 +71,9 @@ pub struct AnswerFormat {
     pub compatibility: ClientCompatibility,
     /// Whether its tensors have a batch dimension.
     pub has_batch_dim: bool,
-    /// Whether each of its sequences comes in responses of its own.
+    /// Whether each of its sequences has separate responses.
     pub is_split: bool,
-    /// Whether `logprobs` is null, since the request has not said how many it wants.
+    /// Whether `logprobs` is null, because the request does not say how many.
     pub has_null_logprobs: bool,
     /// Logits of one row.
     pub vocab_size: usize,
@@ -87,7 +87,7 @@ pub struct Answer {
     pub format: AnswerFormat,
     /// The times of its request.
     pub times: Times,
-    /// Whether it belongs to a warm-up: its times say nothing of what clients see.
+    /// Whether it belongs to a warm-up, whose times do not concern clients.
     pub is_warm_up: bool,
     num_returned: usize,
     echo: Option<Echo>,
