@@ -17,7 +17,7 @@ pub unsafe extern "C" fn TRITONBACKEND_Initialize(
     lifecycle::initialize::<Inflight>()
 }
 
-/// Ends the backend. Its models are gone by now, and with them all that it has: nothing is left to do.
+/// Ends the backend. Nothing is left to do: all that it holds belonged to its models.
 ///
 /// # Safety
 /// As above.

@@ -61,7 +61,7 @@ pub struct AttentionParams {
     pub shape: HeadShape,
     /// The factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// Positions that a query sees, counting back from and including its own. `None`: all of them.
+    /// The number of positions that a query sees, up to and including its own. `None` for all.
     pub window: Option<NonZeroU32>,
     /// Positions at the start of the sequence that every later query sees in addition.
     pub num_sinks: u32,

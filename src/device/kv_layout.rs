@@ -46,7 +46,7 @@ impl FromStr for KvDtype {
     }
 }
 
-/// What one block holds. How a device arranges it in memory is its own affair.
+/// What one block holds. A device may arrange it in memory as it likes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// Key/value heads.

@@ -59,7 +59,7 @@ pub use rope::RopeTable;
 /// Operations may run later than they are called, in order. Only [`Device::context_logits`],
 /// [`Device::end_step`] and [`Device::host_logits`] may wait for them: so a device can upload a step at once in
 /// [`Device::begin_step`], record its operations the first time that it sees a shape and replay them after
-/// that, and fetch results when somebody reads them.
+/// that, and fetch results when they are read.
 ///
 /// A matrix product reads inputs and weights and adds up in f32; [`Device::Inputs`] and [`Device::Sums`] are the
 /// rows before and after it. What is computed for a sequence does not depend on the rest of the step.

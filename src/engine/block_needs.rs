@@ -253,7 +253,7 @@ impl<'a> BlockNeeds<'a> {
     }
 }
 
-/// Who may start next to sequences with beams, or with beams next to others.
+/// Which requests are admitted beside sequences with beams, or with beams beside others.
 pub(super) struct BesideBeams {
     /// Tokens of a step that no running sequence will need to generate.
     free_tokens: u32,

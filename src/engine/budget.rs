@@ -26,7 +26,7 @@ pub(super) struct TokenBudget {
 
 /// How contexts share the tokens.
 enum ChunkRule {
-    /// Each gets all that is left. The first that does not fit whole is the last.
+    /// Each gets all remaining tokens. The first that does not fit as a whole is the last.
     FirstComeFirstServed,
     /// Each gets one unit first, and its share of the rest in [`TokenBudget::distribute`].
     EqualProgress,

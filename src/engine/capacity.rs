@@ -14,8 +14,8 @@
 //! | policy | may start | is paused |
 //! |---|---|---|
 //! | `MaxUtilization` | what fits now, if nothing had to be paused | the last, until the others fit |
-//! | `GuaranteedNoEvict` | what fits to its last token, next to all that run | nobody |
-//! | `StaticBatch` | the same, once all that ran have ended | nobody |
+//! | `GuaranteedNoEvict` | what fits to its last token, beside all running ones | none |
+//! | `StaticBatch` | the same, once all running ones have ended | none |
 //!
 //! Under any policy a sequence with beams starts when all the blocks that it may ever need are there. They are
 //! set aside for it (`block_needs.rs`), and it is never paused.
@@ -68,7 +68,7 @@ pub(super) fn reservation(policy: CapacityPolicy) -> Reservation {
 /// Whether a sequence may start in a step, when `any_runs` already, or `any_paused` in this step.
 pub(super) fn may_start(policy: CapacityPolicy, any_runs: bool, any_paused: bool) -> bool {
     match policy {
-        // A sequence that was just paused needs what it gave back and more, and nobody overtakes it.
+        // A sequence that was just paused needs more blocks than it freed, and no other may overtake it.
         CapacityPolicy::MaxUtilization => !any_paused,
         CapacityPolicy::GuaranteedNoEvict => true,
         CapacityPolicy::StaticBatch => !any_runs,

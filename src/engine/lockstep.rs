@@ -1,8 +1,8 @@
-//! Lockstep (V1): a batch starts together, and nobody joins or leaves it until all have ended.
+//! Lockstep (V1): a batch starts together, and no sequence joins or leaves it until all have ended.
 //!
 //! Everything that differs from in-flight batching is decided in this file; the rest of the engine asks it.
 //! The contexts of a batch are padded to the longest. They take as many steps as `max_num_tokens` demands: it
-//! bounds what the runner works on at a time, not who is in the batch. Nobody generates before all contexts are
+//! bounds what the runner works on at a time, not who is in the batch. Generation starts when all contexts are
 //! computed.
 //!
 //! ```text
@@ -78,7 +78,7 @@ pub(super) fn chunk_policy(
     }
 }
 
-/// What a batch, or several, has come to: an iteration of V1.
+/// Totals of one or several batches; a batch is an iteration of V1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockstepTotals {
     /// Requests of the batch.
@@ -142,7 +142,7 @@ impl LockstepBatch {
         self.totals.num_context_tokens == 0
     }
 
-    /// What the batch has come to so far.
+    /// Totals of the batch so far.
     pub(super) fn totals(&self) -> LockstepTotals {
         self.totals
     }

@@ -16,7 +16,7 @@ pub enum Sampled {
 }
 
 impl Sampled {
-    /// Whether a sequence failed. Its keys and values may be NaN, so nobody else may use them.
+    /// Whether a sequence failed. Its keys and values may be NaN, so no other sequence may use them.
     #[inline]
     pub(super) fn is_failure(result: Option<Self>) -> bool {
         matches!(result, Some(Self::Failed(_)))

@@ -16,7 +16,7 @@ pub(super) struct Recorder {
     /// The record of the last step; `None` if nothing was active.
     stats: Option<StepStats>,
     stages: Vec<RequestStage>,
-    /// Records of lockstep iterations that have ended and that nobody has taken.
+    /// Records of lockstep iterations that have ended and have not been taken yet.
     iterations: Vec<StepStats>,
 }
 

@@ -60,7 +60,7 @@ impl OwnedResponse {
     }
 }
 
-/// A batch manager on a thread of its own, to which requests are given and which is asked for their responses.
+/// A batch manager on a separate thread. Requests are enqueued, and their responses awaited.
 ///
 /// Dropping it calls [`Executor::shutdown`].
 pub struct Executor {
@@ -131,7 +131,7 @@ impl Executor {
 
     /// Returns the stored responses of `id`, or of all requests. If there are none, it waits for the first, at most
     /// `timeout`. Those of a request come in order, the final one last; afterwards its id is unknown. Empty if the time has
-    /// passed, or if no request is left whose responses could come.
+    /// passed, or if no request is left that could have responses.
     pub fn await_responses(
         &self,
         id: Option<SequenceId>,

@@ -90,7 +90,7 @@ impl Model {
     /// fields it leaves as they were.
     pub fn set_config(&self, json: &str) -> Result<(), Error> {
         let message = Message::from_json(json)?;
-        // SAFETY: model and message are alive; the message is only lent.
+        // SAFETY: model and message are alive; the message is only borrowed.
         unsafe {
             check(sys::TRITONBACKEND_ModelSetConfig(
                 self.as_ptr(),

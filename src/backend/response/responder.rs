@@ -191,7 +191,7 @@ impl Responder {
 }
 
 impl Drop for Responder {
-    /// Everything handed over is sent and written before the instance goes.
+    /// Sends and writes everything before the instance is dropped.
     fn drop(&mut self) {
         self.work = None;
         self.heavy = None;

@@ -11,7 +11,7 @@ use crate::base::{Blocks, TokenId, Tokens};
 pub(in crate::engine) struct PrefixMatch {
     /// Tokens that need not be computed.
     pub(in crate::engine) num_tokens: Tokens,
-    /// Blocks that would be shared. Those outside of the window would be given back at once and do not count.
+    /// Blocks that would be shared. Those outside of the window would be freed at once and do not count.
     pub(in crate::engine) num_shared: Blocks,
     /// The shared blocks that are free now.
     pub(in crate::engine) num_shared_free: Blocks,
@@ -67,7 +67,7 @@ impl<'a> Lookup<'a> {
             true => self.prefix.find_root(&reuse.salt),
             false => None,
         };
-        // Without a root nobody writes anything that could be waited for.
+        // Without a root, no sequence writes blocks that are worth waiting for.
         let Some(root) = root else {
             return PrefixMatch::nothing(self.config.max_blocks(known));
         };

@@ -141,10 +141,10 @@ impl KvCacheManager {
     }
 
     /// Records that the first `computed` of `tokens` are computed: full blocks can be found from now on, and those that
-    /// no later query sees are given back.
+    /// no later query sees are freed.
     ///
     /// ```text
-    /// table   | given back | registered | registered | filled in part | empty |
+    /// table   | freed      | registered | registered | filled in part | empty |
     ///                      ^ first seen                         ^ computed
     /// ```
     #[inline]
@@ -210,7 +210,7 @@ impl KvCacheManager {
         }
     }
 
-    /// The blocks that `tables` hold and nobody else does, without those at their first `num_skipped` places.
+    /// The blocks that only `tables` hold, without those at their first `num_skipped` places.
     pub(in crate::engine) fn num_own<'a>(
         &self,
         tables: impl Iterator<Item = &'a BlockTable>,

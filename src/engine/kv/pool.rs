@@ -6,10 +6,10 @@
 //! ```text
 //! front                                              back
 //!   blank <-> blank <-> cached <-> cached <-> cached
-//!   ^ given back last   ^ given back first    ^ given back last
+//!   ^ freed last        ^ freed first         ^ freed last
 //! ```
 //!
-//! The blank block that was given back last comes first: its memory is most likely warm.
+//! The blank block that was freed last comes first: its memory is most likely warm.
 
 use crate::base::{BlockId, Blocks};
 

@@ -193,7 +193,7 @@ impl PrefixIndex {
     }
 
     /// Registers `tokens`, which fill `block`, below `parent`. Returns where the content is: in `block`, or where it was
-    /// before. `None` if nobody could find it, because `parent` is gone or the bucket is full.
+    /// before. `None` if no lookup could find it, because `parent` is gone or the bucket is full.
     pub(super) fn register(
         &mut self,
         parent: Content,

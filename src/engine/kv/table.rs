@@ -6,7 +6,7 @@ use crate::base::{BlockId, Blocks, Tokens};
 
 /// The block table of a sequence: position `p` is in block `p / block_size`, at offset `p % block_size`.
 ///
-/// It grows at its end. A block that is given back because of the attention window leaves [`BlockId::NONE`] at its
+/// It grows at its end. A block that is freed because of the attention window leaves [`BlockId::NONE`] at its
 /// place.
 ///
 /// What every step reads is here, the rest behind a pointer: most steps change nothing in most tables.
@@ -34,7 +34,7 @@ struct Places {
 #[derive(Debug)]
 pub(super) struct Chain {
     root: RootId,
-    /// The content below which its next block is registered; `None` if nobody could find it there.
+    /// The content below which its next block is registered; `None` if no lookup could find it there.
     tail: Option<Content>,
     /// The number of blocks above that.
     num_committed: usize,
@@ -60,7 +60,7 @@ impl BlockTable {
         self.version
     }
 
-    /// The number of places: blocks held, and blocks given back.
+    /// The number of places: blocks held, and blocks freed.
     #[inline]
     pub(in crate::engine) fn len(&self) -> Blocks {
         self.len
@@ -97,7 +97,7 @@ impl BlockTable {
         self.next_commit = next_commit;
     }
 
-    /// The place up to which blocks were given back, except the window's sinks.
+    /// The place up to which blocks were freed, except the window's sinks.
     pub(super) fn hidden_to(&self) -> usize {
         self.places.hidden_to
     }
@@ -194,7 +194,7 @@ impl Chain {
         self.root
     }
 
-    /// The content below which the next block is registered; `None` if nobody could find it there.
+    /// The content below which the next block is registered; `None` if no lookup could find it there.
     pub(super) fn tail(&self) -> Option<Content> {
         self.tail
     }
@@ -212,7 +212,7 @@ impl Chain {
 
     /// Goes back to the last of `blocks` that can still be found, because the tail is gone: it was in another
     /// sequence's block, or below one, that was evicted. The blocks of this sequence after it can be registered
-    /// instead, unless one between was given back.
+    /// instead, unless one between was freed.
     pub(super) fn retreat(&mut self, blocks: &[BlockId], prefix: &PrefixIndex) {
         let mut committed = blocks[..self.num_committed].iter();
         let last = committed.rposition(|&it| it == BlockId::NONE || prefix.is_registered(it));

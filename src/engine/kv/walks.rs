@@ -251,7 +251,7 @@ impl World {
         }
     }
 
-    /// Wipes what those that run have still to compute, which nobody else may hold.
+    /// Wipes the positions that running sequences have not computed yet, which no other sequence may hold.
     fn blank_what_is_not_computed(&mut self) {
         for sequence in self.sequences.iter().filter(|it| it.is_running) {
             let places = sequence.table.blocks().iter().enumerate();

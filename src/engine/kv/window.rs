@@ -1,4 +1,4 @@
-//! The attention window: which positions later queries see, and therefore which blocks can be given back.
+//! The attention window: which positions later queries see, and therefore which blocks can be freed.
 //!
 //! ```text
 //! block_size = 4, num_sinks = 2, size = 6; the next query is at position 17
