@@ -1,7 +1,7 @@
 //! All blocks of the KV cache: how many tables hold each, and the list of free ones.
 //!
-//! The list is linked through the blocks' metadata: taking, sharing and giving back are O(1) and never allocate. Cached
-//! blocks stand behind blank ones, so the front is always the right block to take.
+//! The list is linked through the blocks' metadata: allocating, sharing and freeing are O(1) and use no other memory.
+//! Cached blocks are behind blank ones, so the front is always the right block to allocate.
 //!
 //! ```text
 //! front                                              back
