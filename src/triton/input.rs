@@ -10,7 +10,7 @@ use std::slice;
 use super::error::{check, to_utf8};
 use super::{DataType, Element, Error, sys};
 
-/// An input tensor, borrowed from its request. Its data may lie in several buffers.
+/// An input tensor, borrowed from its request. Its data may be in several buffers.
 #[derive(Debug)]
 pub struct Input<'request> {
     raw: NonNull<sys::TRITONBACKEND_Input>,
@@ -83,7 +83,7 @@ impl<'request> Input<'request> {
         let shape = if num_dims == 0 {
             &[][..]
         } else {
-            // SAFETY: `num_dims` sizes stand there for as long as the request lives.
+            // SAFETY: it points to `num_dims` sizes, which live as long as the request.
             unsafe { slice::from_raw_parts(shape, num_dims as usize) }
         };
         let data_type = DataType::from_sys(data_type)
@@ -116,7 +116,8 @@ impl<'request> Input<'request> {
 
     /// The data: borrowed from a single buffer, or gathered from several.
     ///
-    /// An error if any of it lies in GPU memory (a client's CUDA shared memory).
+    /// # Errors
+    /// A part of it is in GPU memory (CUDA shared memory of a client).
     pub fn bytes(&self) -> Result<Cow<'request, [u8]>, Error> {
         if self.num_buffers == 1 {
             return self.buffer(0).map(Cow::Borrowed);
@@ -128,8 +129,10 @@ impl<'request> Input<'request> {
         Ok(Cow::Owned(bytes))
     }
 
-    /// How many elements of `T` there are. An error if the tensor holds another type, or if its bytes do not fit its
-    /// shape.
+    /// The number of elements of type `T`.
+    ///
+    /// # Errors
+    /// The tensor has another type, or its bytes do not match its shape.
     pub fn num_elements<T: Element>(&self) -> Result<usize, Error> {
         num_elements::<T>(self.name, self.data_type, self.shape, self.num_bytes)
     }
@@ -144,7 +147,7 @@ impl<'request> Input<'request> {
         })
     }
 
-    /// A range of the elements, which lies within the tensor.
+    /// A range of the elements.
     ///
     /// # Panics
     /// The range exceeds the tensor.
@@ -160,7 +163,7 @@ impl<'request> Input<'request> {
         use sys::TRITONSERVER_MemoryType as Memory;
         let mut data: *const c_void = ptr::null();
         let mut byte_size = 0;
-        // In: what we prefer. Out: where the data really is.
+        // In: the preferred memory. Out: the memory that the data is in.
         let mut memory = Memory::TRITONSERVER_MEMORY_CPU;
         let mut device = 0;
         // SAFETY: the input is alive and every out-parameter points to a variable of its type.
@@ -192,13 +195,15 @@ impl<'request> Input<'request> {
                 self.name
             )));
         }
-        // SAFETY: `byte_size` bytes stand in host memory at `data` and do not change while the
-        // request is ours.
+        // SAFETY: `data` points to `byte_size` bytes in host memory, which do not change while the request is ours.
         Ok(unsafe { slice::from_raw_parts(data.cast::<u8>(), byte_size as usize) })
     }
 }
 
-/// How many elements of `T` a tensor has. An error if it holds another type, or if its bytes do not fit its shape.
+/// The number of elements of type `T` in a tensor.
+///
+/// # Errors
+/// The tensor has another type, or its bytes do not match its shape.
 fn num_elements<T: Element>(
     name: &str,
     data_type: DataType,
@@ -222,7 +227,7 @@ fn num_elements<T: Element>(
     })
 }
 
-/// The elements of these bytes, whatever their alignment.
+/// The elements in these bytes, with any alignment.
 fn elements_of<T: Element>(bytes: &[u8]) -> Vec<T> {
     let mut elements = vec![T::zeroed(); bytes.len() / size_of::<T>()];
     bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);

@@ -173,10 +173,10 @@ REFUSED = [
     ("n", 2, "the 2 sequences of a greedy request are all the same; give a temperature"),
     ("best_of", 2, "leave 'best_of' out"),
     ("n", 65, "at most max_batch_size, which is 64"),
-    ("lora_task_id", 1, "serve the merged checkpoint"),
-    ("lora_name", "alpaca", "serve the merged checkpoint"),
+    ("lora_task_id", 1, "merge the adapter"),
+    ("lora_name", "alpaca", "merge the adapter"),
     ("prompt_embedding_table", "x", "text or token ids"),
-    ("image", "x", "no pictures"),
+    ("image", "x", "images and videos"),
     ("request_type", "context_only", "context_and_generation"),
     ("embedding_bias_words", "fox", "one number for each text"),
 ]

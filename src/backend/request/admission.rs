@@ -1,8 +1,8 @@
-//! From an arrival to a request that the engine takes: options and prompt, parsed and checked.
+//! Turns an arrival into a request for the engine: parses and checks options and prompt.
 //!
 //! ```text
-//! incoming.rs      what the request brings, copied on the execute thread
-//! prompt.rs        its prompt as tokens
+//! incoming.rs      copies the request, on the execute thread
+//! prompt.rs        the prompt as tokens
 //! admission.rs     options, prompt, sampling, and the plan of the answer, on any thread
 //! model_checks.rs  options that the model cannot serve
 //! ```
@@ -30,7 +30,7 @@ use crate::post_processors::{PostProcessors, ProcessedRequest};
 use crate::sampling::{LogitsProcessor, SamplingParams, StopRule, StopText};
 use crate::triton::{Error, Request};
 
-/// What a model's requests are prepared with. Shared by the threads that do so.
+/// What is needed to prepare the requests of a model. Shared between threads.
 pub struct Admission {
     /// The instance's name, for the log.
     pub name: String,
@@ -48,15 +48,15 @@ pub struct Admission {
     pub answer_memory: AnswerMemory,
     /// Tokens that end the output unless the request names others.
     pub end_ids: Vec<TokenId>,
-    /// Warnings that have been logged, and are logged once.
+    /// Warnings that have been logged; each is logged once.
     pub warned: Warned,
 }
 
-/// A request that is ready for the engine, once its sequences have ids.
+/// A request that is ready for the engine, except for the ids of its sequences.
 pub struct Prepared {
-    /// The request for the first of its sequences, with an id that is still to be given.
+    /// The request of the first sequence, whose id is not assigned yet.
     pub request: NewRequest,
-    /// How many sequences are generated, at least one.
+    /// Number of sequences to generate, at least one.
     pub num_sequences: u32,
     /// The logits post-processor that it names.
     pub post_processor: Option<PostProcessorCall>,
@@ -77,12 +77,12 @@ pub struct PostProcessorCall {
     client_id: Option<ClientId>,
 }
 
-/// The fields without effect that a warning was logged for.
+/// Fields without effect for which a warning was logged.
 #[derive(Default)]
 pub struct Warned(Mutex<BTreeSet<&'static str>>);
 
 impl Admission {
-    /// Reads a request. It takes only as long as copying it does.
+    /// Reads a request. Takes no longer than copying it.
     ///
     /// # Errors
     /// A parameter or an input is too large, or cannot be read.
@@ -94,7 +94,7 @@ impl Admission {
         reader.read(request, now)
     }
 
-    /// Parses a request's options and tokenises its prompt. It takes as long as the prompt is.
+    /// Parses a request's options and tokenises its prompt. Takes time in proportion to the prompt.
     ///
     /// # Errors
     /// What the client must change.
@@ -229,7 +229,7 @@ impl Admission {
         })
     }
 
-    /// The plan of the answer to a request that only stops another: as of one that has generated nothing.
+    /// The plan of the answer to a request that only stops another one: the same as if nothing was generated.
     ///
     /// # Errors
     /// It names an output that the model does not have.
@@ -266,7 +266,7 @@ impl Admission {
         sequences.ids().map(start).collect()
     }
 
-    /// The form of an answer, as the request asks for it and the model's clients expect it.
+    /// The format of an answer, by the request and by the model's `client_compatibility`.
     fn answer_format(
         &self,
         options: &RequestOptions,
@@ -296,8 +296,8 @@ impl Admission {
         })
     }
 
-    /// The outputs of the answer: those that the request names, or else those that it gets by default or asks for by
-    /// an option. A request that names logits without asking for them gets a dummy.
+    /// The outputs of the answer: those that the request names, otherwise the default ones and those that its options
+    /// ask for. Logits that are named without the option for them are a dummy.
     ///
     /// # Errors
     /// It names log-probabilities, and the model has none.
@@ -325,7 +325,7 @@ impl Admission {
         }
     }
 
-    /// The detokenisation of a sequence, if its text is read and the model has a tokenizer.
+    /// The detokeniser of a sequence, if its text is needed and the model has a tokenizer.
     fn text_stream(
         &self,
         is_read: bool,
@@ -349,7 +349,7 @@ impl Admission {
         Some(TextStream::new(tokenizer, &prompt.ids, rules))
     }
 
-    /// Logs, the first time that a client sends it, each field that has no effect.
+    /// Logs each field without effect when a client sends it for the first time.
     fn warn_of_ignored(&self, options: &RequestOptions) {
         for name in &options.ignored {
             if let Some(Handling::Ignored(reason)) = foreign(name).map(|field| &field.handling)
@@ -363,7 +363,7 @@ impl Admission {
         }
     }
 
-    /// Begins to compile the request's guide, if it has one; one that is cached is there at once.
+    /// Starts to compile the request's guide, if it has one. A cached guide is ready at once.
     fn compilation(
         &self,
         options: &RequestOptions,

@@ -1,7 +1,7 @@
 //! How each field that clients of TensorRT-LLM's and vLLM's backends send is handled.
 //!
 //! A field is a request parameter here: a key of a generate request's JSON body, an entry of `parameters`
-//! over gRPC. Most are options of ours under the same name. The others are in `foreign_fields.rs`.
+//! over gRPC. Most are options here, with the same name. The others are in `foreign_fields.rs`.
 
 use std::fmt::Write as _;
 
@@ -126,10 +126,10 @@ fn output_table(outputs: &[&str]) -> String {
     for name in outputs {
         let handling = match OutputKind::from_name(name) {
             Some(kind) if kind.is_never_sent() => {
-                "may be declared, and is never given: a request has one prompt, and one server"
+                "may be declared, but is never sent: a request has one prompt and one server"
             }
             Some(_) => "the same",
-            None => "not given",
+            None => "not sent",
         };
         let _ = writeln!(table, "| `{name}` | {handling} |");
     }
@@ -149,7 +149,7 @@ fn handling_of(name: &str) -> String {
         Some(Handling::Ignored(reason)) => format!("ignored, with a warning: {reason}"),
         Some(Handling::Only { expected, .. }) => format!("only {expected}"),
         Some(Handling::Refused(reason)) => format!("refused: {reason}"),
-        None => "unknown, and refused".to_owned(),
+        None => "unknown; refused".to_owned(),
     }
 }
 
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_field_is_no_option_and_stands_once_in_the_list_and_in_a_table() {
+    fn a_foreign_field_is_not_an_option_and_is_listed_once() {
         let fields = all_fields();
         for (i, field) in FOREIGN.iter().enumerate() {
             let name = field.name;

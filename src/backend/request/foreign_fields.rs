@@ -15,9 +15,9 @@ pub(super) struct ForeignField {
 pub(super) enum Handling {
     /// It has no effect, for this reason.
     Ignored(&'static str),
-    /// It may only ask for the only behaviour that there is.
+    /// It may only request the one supported behaviour.
     Only {
-        /// Whether it does.
+        /// Whether the value requests it.
         is_neutral: fn(&Value) -> bool,
         /// The value that is accepted, worded to follow "is not".
         expected: &'static str,
@@ -28,26 +28,26 @@ pub(super) enum Handling {
 
 use Handling::{Ignored, Only, Refused};
 
-const ONLY_SPEED: Handling = Ignored("it only changes how fast the same text is generated");
+const ONLY_SPEED: Handling = Ignored("it only affects speed, not the text");
 const EXACT_DRAFTS: Handling = Ignored(
-    "a draft token is accepted if it is what would have been generated without it, and never else",
+    "a draft token is accepted only if it equals the token that would be generated without it",
 );
-const KEPT_BY_USE: Handling =
-    Ignored("the KV blocks that were not used for longest are given up first");
-const NO_ADAPTERS: Handling =
-    Refused("no LoRA adapters are served; serve the merged checkpoint as a model of its own");
+const KEPT_BY_USE: Handling = Ignored("the least recently used KV blocks are evicted first");
+const NO_ADAPTERS: Handling = Refused(
+    "LoRA adapters are not supported yet; merge the adapter into its checkpoint, and serve that as a separate model",
+);
 const NO_PROMPT_TABLE: Handling =
-    Refused("prompts are text or token ids; no embeddings are taken in their place");
+    Refused("prompt embeddings are not supported; prompts are text or token ids");
 const NO_PICTURES: Handling =
-    Refused("prompts are text or token ids; no pictures or videos are taken");
+    Refused("images and videos are not supported; prompts are text or token ids");
 const NO_ENCODER: Handling =
-    Refused("the models are decoders; write the whole prompt to the input");
+    Refused("encoder-decoder models are not supported; put the whole prompt into the input");
 const NO_DISAGGREGATION: Handling =
-    Refused("context and generation are computed by one server; leave it out");
+    Refused("context and generation run on the same server; leave it out");
 
 /// Every field of the other backends' clients that is not an option here.
 pub(super) const FOREIGN: &[ForeignField] = &[
-    field("Streaming", Ignored("'streaming' says it")),
+    field("Streaming", Ignored("'streaming' has the same meaning")),
     field("use_draft_logits", EXACT_DRAFTS),
     field("draft_logits", EXACT_DRAFTS),
     field("draft_acceptance_threshold", EXACT_DRAFTS),
@@ -64,7 +64,7 @@ pub(super) const FOREIGN: &[ForeignField] = &[
         "request_type",
         Only {
             is_neutral: |value| *value == "context_and_generation",
-            expected: "context_and_generation: both are computed by one server",
+            expected: "context_and_generation: both run on the same server",
         },
     ),
     field("context_phase_params", NO_DISAGGREGATION),
@@ -97,12 +97,12 @@ pub(super) const FOREIGN: &[ForeignField] = &[
     field(
         "prompt_logprobs",
         Ignored(
-            "vLLM's backend has no output for the prompt's log-probabilities; return_context_logits gives its logits",
+            "vLLM's backend has no output for log-probabilities of the prompt; return_context_logits returns its logits",
         ),
     ),
     field(
         "embedding_request",
-        Refused("the models generate text; no embeddings are computed"),
+        Refused("embeddings are not supported; models generate text"),
     ),
 ];
 
@@ -116,7 +116,7 @@ pub(super) fn foreign(name: &str) -> Option<&'static ForeignField> {
     FOREIGN.iter().find(|field| field.name == name)
 }
 
-/// Whether a field is ignored or refused whatever its value, so that the value is not read.
+/// Whether a field is ignored or refused with any value, so that the value is not read.
 pub(super) fn is_unread(name: &str) -> bool {
     let handling = foreign(name).map(|field| &field.handling);
     matches!(handling, Some(Handling::Ignored(_) | Handling::Refused(_)))

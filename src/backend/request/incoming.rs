@@ -1,7 +1,7 @@
 //! A request as it arrives: read from Triton once, on the execute thread.
 //!
-//! What takes time, parsing the options and tokenising the prompt, can wait. So an [`Arrival`] owns copies of all that
-//! it needs, each checked for its size before it is copied, and may be sent to another thread.
+//! Parsing options and tokenising prompts takes time, and is done elsewhere. So an [`Arrival`] owns copies of all that
+//! is needed, each checked for its size before it is copied, and can be sent to another thread.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::base::RequestError;
 use crate::config::{InputKind, ModelConfig, OutputKind};
 use crate::triton::{Error, Input, OwnedInput, ParameterValue, Request, strings};
 
-/// The parameter in which Triton's /generate hands on the request id.
+/// The parameter in which Triton's /generate passes the request id.
 const REQUEST_ID: &str = "id";
 
 /// Reads the requests of a model.
@@ -25,7 +25,7 @@ const REQUEST_ID: &str = "id";
 pub struct RequestReader<'model> {
     /// The model's configuration.
     pub config: &'model ModelConfig,
-    /// What the prompts are to be encoded with.
+    /// Encodes prompts.
     pub encoder: &'model PromptEncoder,
 }
 
@@ -39,21 +39,21 @@ pub enum Incoming {
 
 /// A request that stops another one.
 pub struct StopRequest {
-    /// The request id that the client gave; empty if it gave none.
+    /// The client's request id; empty if there is none.
     pub client_request_id: String,
-    /// The outputs of its own response.
+    /// The outputs of the response to this request.
     pub outputs: RequestedOutputs,
 }
 
 /// A request to generate text, not yet parsed.
 pub struct Arrival {
-    /// The request id that the client gave; empty if it gave none.
+    /// The client's request id; empty if there is none.
     pub client_request_id: String,
     /// When it was first seen.
     pub time: Instant,
-    /// The output tensors that it names.
+    /// The output tensors that it requests.
     pub outputs: RequestedOutputs,
-    /// The time limit that Triton knows of; 0 for none.
+    /// The time limit that Triton knows; 0 for none.
     pub timeout_us: u64,
     pub(super) prompt: Result<ArrivedPrompt, Error>,
     options: ArrivedOptions,
@@ -130,10 +130,10 @@ impl RequestReader<'_> {
         })
     }
 
-    /// Whether a request does not ask for tokens but stops the one in flight with its request id.
+    /// Whether a request stops the one in flight with its request id, instead of asking for tokens.
     fn asks_to_stop(self, request: &Request) -> Result<bool, Error> {
         let mut sizes = OptionSizes::new(self.encoder.vocab_size);
-        // No string stops anything, so none is read.
+        // A string never stops a request, so strings are not read.
         for parameter in request.parameters(|_| 0)? {
             sizes.add(0)?;
             if parameter? == ("stop", ParameterValue::Bool(true)) {
@@ -151,7 +151,7 @@ impl RequestReader<'_> {
         Ok(false)
     }
 
-    /// Everything that the request asks for, its parameters and its inputs besides the prompt, with their bytes.
+    /// All options of the request, from its parameters and its inputs except the prompt, and their size in bytes.
     fn given_options(
         self,
         request: &Request,
@@ -174,7 +174,7 @@ impl RequestReader<'_> {
                 continue;
             }
             let option = match is_unread(input.name()) {
-                // Adapters and embeddings are large, and refused by their names.
+                // Adapters and embeddings are large, and refused by name.
                 true => GivenOption::Parameter(Value::Bool(true)),
                 false => GivenOption::Tensor(copy_option(&input, &mut sizes)?),
             };
@@ -196,11 +196,11 @@ impl RequestReader<'_> {
         Ok(ArrivedPrompt::Text(bytes.into_owned()))
     }
 
-    /// Copies the ids of a prompt. A request may bring any number of them and name those that count: of a list that is
-    /// longer than any prompt, only these are copied, and the options that name them are parsed at once.
+    /// Copies the token ids of a prompt. Options can select a part of `input_ids`: if the list is longer than any prompt,
+    /// these options are parsed at once, and only that part is copied.
     ///
     /// # Errors
-    /// Those of the options.
+    /// Errors in these options.
     fn copy_ids(
         self,
         input: &Input<'_>,
@@ -226,12 +226,12 @@ impl RequestReader<'_> {
 }
 
 impl Arrival {
-    /// Bytes of its options and of its prompt.
+    /// The size of its options and its prompt, in bytes.
     pub fn num_bytes(&self) -> usize {
         self.option_bytes + self.prompt.as_ref().map_or(0, ArrivedPrompt::num_bytes)
     }
 
-    /// Bytes that are to be parsed or tokenised. Token ids are only checked.
+    /// The number of bytes to parse or tokenise. Token ids are only checked.
     pub fn num_bytes_to_read(&self) -> usize {
         match &self.prompt {
             Ok(ArrivedPrompt::Text(text)) => self.option_bytes + text.len(),
@@ -239,17 +239,17 @@ impl Arrival {
         }
     }
 
-    /// The options, parsed.
+    /// The parsed options.
     ///
     /// # Errors
-    /// An option that the backend does not have, or whose value it refuses.
+    /// An option is unknown, or its value is refused.
     pub(super) fn options(&mut self) -> Result<RequestOptions, Error> {
         self.options.parsed().map(std::mem::take)
     }
 }
 
 impl ArrivedOptions {
-    /// Parses what is not parsed yet.
+    /// Parses the options that have not been parsed yet.
     fn parsed(&mut self) -> Result<&mut RequestOptions, Error> {
         if let Self::Given(given) = self {
             let mut values = Vec::with_capacity(given.len());
@@ -287,7 +287,7 @@ fn prompt_input(kind: InputKind, request: &Request) -> Result<Input<'_>, Error> 
         .ok_or_else(|| Error::invalid(format!("input '{}' is missing", kind.name())))
 }
 
-/// Whether the parameter that Triton's /generate hands on is the request id that it has made of it.
+/// Whether the parameter of Triton's /generate is the same as the request id that Triton has made from it.
 fn check_request_id(
     value: ParameterValue<'_>,
     client_request_id: &str,
@@ -316,7 +316,7 @@ fn parameter_option(
         return Ok(Value::Bool(true));
     }
     Ok(match value {
-        // JSON has no NaN and no infinity: they would become null, which stands for an option that is not given.
+        // JSON has no NaN and no infinity: they would become null, which means that an option is not given.
         ParameterValue::Double(value) if !value.is_finite() => {
             return Err(Error::invalid(format!(
                 "option '{name}': {value} is not a finite number; give one, or leave the option out"
@@ -326,7 +326,7 @@ fn parameter_option(
         ParameterValue::Int(value) => value.into(),
         ParameterValue::Double(value) => value.into(),
         ParameterValue::String(value) => value.into(),
-        // An unknown option is refused by its name.
+        // An unknown option is refused by name.
         ParameterValue::TooLong
             if options::canonical_name(name).is_none() && foreign(name).is_none() =>
         {

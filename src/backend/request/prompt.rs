@@ -1,4 +1,4 @@
-//! From a request's prompt, a text, a conversation or token ids, to the tokens that the model sees.
+//! Turns the prompt of a request (text, a conversation, or token ids) into the tokens that the model sees.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::triton::{Error, strings};
 pub(super) enum ArrivedPrompt {
     /// The bytes of a `text_input`.
     Text(Vec<u8>),
-    /// A `text_input` of this many bytes, which are too many and have not been copied.
+    /// A `text_input` that is too long, and has not been copied: its size in bytes.
     LongText(usize),
-    /// Some of a request's `input_ids`.
+    /// A part of a request's `input_ids`.
     Ids(ArrivedIds),
 }
 
 /// The part of `input_ids` that was copied.
 pub(super) struct ArrivedIds {
-    /// How many ids the request brings.
+    /// Number of ids in the request.
     pub num_given: usize,
-    /// The index of the first id that was copied.
+    /// Index of the first id that was copied.
     pub start: usize,
     /// The ids that were copied.
     pub ids: Vec<i32>,
@@ -34,31 +34,31 @@ pub(super) struct ArrivedIds {
 pub struct PromptEncoder {
     /// The tokenizer and the chat template; `None` for a model that takes and returns token ids only.
     pub text: Option<TextParts>,
-    /// Token ids are below it.
+    /// Token ids are below this.
     pub vocab_size: u32,
-    /// Prompt and output together, at most.
+    /// The longest prompt and output together.
     pub max_seq_len: Tokens,
-    /// Whether a prompt that no template has rendered gets the tokenizer's special tokens.
+    /// Whether prompts that are not rendered by a template get the tokenizer's special tokens.
     pub add_special_tokens: bool,
 }
 
-/// What turns text into tokens and back.
+/// Converts between text and tokens.
 #[derive(Clone)]
 pub struct TextParts {
     /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// The template that makes a prompt of a conversation, if the checkpoint has one.
+    /// The template that renders conversations, if the checkpoint has one.
     pub template: Option<Arc<ChatTemplate>>,
 }
 
-/// A prompt, with its text where it was a text.
+/// The tokens of a prompt, and its text if it has one.
 pub(super) struct Prompt {
     pub text: String,
     pub ids: Vec<TokenId>,
 }
 
 impl ArrivedPrompt {
-    /// Bytes that were copied.
+    /// The number of bytes that were copied.
     pub fn num_bytes(&self) -> usize {
         match self {
             Self::Text(bytes) => bytes.len(),
@@ -69,8 +69,8 @@ impl ArrivedPrompt {
 }
 
 impl PromptEncoder {
-    /// Bytes of the longest text that can fit into the model's longest sequence. A longer one is refused before it is
-    /// tokenised.
+    /// The size in bytes of the longest text that can fit into the model's longest sequence. Longer texts are refused
+    /// before they are tokenised.
     pub(super) fn max_prompt_bytes(&self) -> usize {
         self.max_seq_len
             .index()
@@ -203,7 +203,7 @@ impl PromptEncoder {
         Ok(Prompt { text, ids })
     }
 
-    /// The tokens of each text by itself.
+    /// The tokens of each text separately.
     pub(super) fn tokens_of_each(
         &self,
         texts: &[String],
@@ -257,7 +257,7 @@ impl PromptEncoder {
     }
 }
 
-/// How many ids at the start of a prompt are cut off.
+/// Number of ids that are cut off at the start of a prompt.
 fn num_cut(num_ids: usize, options: &RequestOptions) -> usize {
     let num_kept = options.truncate_prompt_tokens;
     num_kept.map_or(0, |num_kept| num_ids.saturating_sub(num_kept as usize))

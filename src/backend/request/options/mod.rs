@@ -1,8 +1,8 @@
 //! The options of a request. One option is one entry of `table.rs`, which `docs/src/request-options.md` is generated from.
 //!
-//! Options are request *parameters*, not tensors, because Triton's direct sequence batching wants
+//! Options are request *parameters*, not tensors, because Triton's direct sequence batching requires
 //! the same inputs in every request. A parameter is a boolean, an integer, a number or a string, so
-//! a list travels as a JSON string. Names are those of TensorRT-LLM's ensemble and of vLLM's backend.
+//! a list is sent as a JSON string. Names are those of TensorRT-LLM's ensemble and of vLLM's backend.
 
 mod beams;
 mod table;
@@ -38,7 +38,7 @@ pub struct RequestOptions {
     beams: BeamOptions,
     /// Whether the answer is streamed.
     pub stream: bool,
-    /// Tokens of each response of a stream.
+    /// Tokens per response of a stream.
     pub stream_interval: Option<u32>,
     /// Whether an answer that is not streamed leaves out the prompt.
     pub exclude_input_in_output: Option<bool>,
@@ -62,14 +62,14 @@ pub struct RequestOptions {
     pub guide: GuideOptions,
     /// The logits post-processor.
     pub post_processor: PostProcessorOptions,
-    /// Output tensors that the request does not want.
+    /// Output tensors that the request excludes.
     pub omitted: Vec<OutputKind>,
     /// Options that ask for output tensors, with these tensors; a model that has none of them refuses the option.
     pub asked: Vec<(&'static str, &'static [OutputKind])>,
     /// Output tensors that the request asks for by name where they are not sent by default.
     wanted: Vec<OutputKind>,
     num_logprobs: Option<u32>,
-    /// The number of given ids that are the prompt; the rest is padding.
+    /// The number of `input_ids` that are the prompt; the rest is padding.
     pub input_length: Option<u32>,
     /// The number of tokens to keep at the end of the prompt.
     pub truncate_prompt_tokens: Option<u32>,
@@ -107,19 +107,19 @@ pub struct RequestOptions {
     draft_input_ids: Vec<TokenId>,
 }
 
-/// The number of a request's sequences.
+/// The numbers of a request's sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumSequences {
-    /// Generated, at least one.
+    /// Number of generated sequences, at least one.
     pub generated: u32,
-    /// Returned: if not all, the most likely ones.
+    /// Number of returned sequences; if not all, the most likely ones.
     pub returned: u32,
 }
 
-/// How a request's tokens become text.
+/// How a request's tokens are turned into text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextOptions {
-    /// Whether there is text at all.
+    /// Whether there is any text.
     pub detokenize: bool,
     /// Whether special tokens are left out; `None` for the model's setting.
     pub skip_special_tokens: Option<bool>,
@@ -145,7 +145,7 @@ impl RequestOptions {
     ///
     /// # Errors
     /// An unknown name, with the nearest known one; a value outside its range; an option given twice
-    /// with two values; a field of another backend's clients that cannot be served.
+    /// with two values; a field of another backend's clients that is refused.
     pub fn parse<'a>(
         parameters: impl IntoIterator<Item = (&'a str, Value)>,
     ) -> Result<Self, RequestError> {
@@ -231,7 +231,7 @@ impl RequestOptions {
         self.pad_id.unwrap_or(end_id)
     }
 
-    /// The sampler's part of the options, for a model whose sequences end with `model_end_ids`.
+    /// The sampling options, for a model whose sequences end with `model_end_ids`.
     ///
     /// A request without sampling options is greedy; one that gives any of
     /// `temperature`, `top_k`, `top_p`, `min_p` or `typical_p` is sampled, at temperature 1 if it
@@ -283,12 +283,12 @@ impl RequestOptions {
         })
     }
 
-    /// Whether the request does not want an output tensor, even if it names it.
+    /// Whether the request excludes an output tensor, even if it names it.
     pub fn omits(&self, output: OutputKind) -> bool {
         self.omitted.contains(&output)
     }
 
-    /// Whether the request wants an output tensor that it does not name.
+    /// Whether the request asks for an output tensor without naming it.
     pub fn wants(&self, output: OutputKind, compatibility: ClientCompatibility) -> bool {
         let says_only_how_many =
             |option: &str| option == "logprobs" && compatibility.requires_return_logprobs();
@@ -309,17 +309,18 @@ impl RequestOptions {
         (is_asked || is_unasked) && !self.omits(output)
     }
 
-    /// Whether the request does not say how many log-probabilities it wants, which means none to some clients.
+    /// Whether the request does not say how many log-probabilities to return, which some clients take as none.
     pub fn has_null_logprobs(&self, compatibility: ClientCompatibility) -> bool {
         compatibility.requires_return_logprobs() && self.num_logprobs.is_none()
     }
 
-    /// Whether the request says how many sequences it wants, which may be one.
+    /// Whether the request gives the number of its sequences, even if it is one.
     pub fn says_num_sequences(&self) -> bool {
         self.num_returned.is_some()
     }
 
-    /// What the engine has to return for these outputs. Logits that are not asked for get a dummy.
+    /// The extra outputs that the engine has to return for these outputs. Logits without the option for them are a
+    /// dummy.
     pub fn engine_outputs(&self, outputs: &[OutputKind]) -> OutputOptions {
         let wants = |output: OutputKind| {
             let is_asked = || self.wants(output, ClientCompatibility::None);
@@ -468,14 +469,14 @@ impl RequestOptions {
         seen: &mut Vec<Seen>,
     ) -> Result<(), RequestError> {
         if value.is_null() {
-            // A client that writes all that it knows writes null for what it does not want.
+            // Clients that send all their fields send null for unused ones.
             return Ok(());
         }
         let Some(option) = option_named(name) else {
             return self.set_foreign(name, value);
         };
         if option.name == "stop" && *value == Value::Bool(false) {
-            // Clients of other backends say with every request that it stops no other.
+            // Clients of other backends send `stop: false` with every request.
             return Ok(());
         }
         let earlier = seen.iter().find(|seen| seen.option == option.name);
@@ -533,9 +534,9 @@ impl RequestOptions {
 
 /// An option that the request gives.
 struct Seen {
-    /// The option's own name.
+    /// The name of the option.
     option: &'static str,
-    /// The name that the request uses, and where it stands.
+    /// The name that the request uses, and its place in the request.
     spelling: String,
 }
 
@@ -547,7 +548,7 @@ fn option_named(name: &str) -> Option<&'static RequestOption> {
         .find(|option| option.name == name || option.aliases.contains(&name))
 }
 
-/// The own name of the option with this name or alias.
+/// The main name of the option with this name or alias.
 pub(super) fn canonical_name(name: &str) -> Option<&'static str> {
     option_named(name).map(|option| option.name)
 }
