@@ -1,0 +1,110 @@
+//! Builds `libcuda.so.1` and `libcublasLt.so.12` from `cpp/`, the project's kernels and the machine that runs them.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+fn main() {
+    let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
+    let sources = package.join("cpp");
+    let kernels = package.join("../../kernels");
+    let machine = package.join("../kernels-on-cpu/cpp");
+    let tests = package.join("tests/kernels");
+    for folder in [&sources, &kernels, &machine, &tests] {
+        println!("cargo::rerun-if-changed={}", folder.display());
+    }
+
+    let mut build = cc::Build::new();
+    build
+        .cpp(true)
+        .std("c++20")
+        .pic(true)
+        .debug(true)
+        .warnings(true)
+        .extra_warnings(true)
+        .warnings_into_errors(true)
+        // Programs must find only the functions of the API.
+        .flag("-fvisibility=hidden")
+        // Kernels read floats as vectors, which C++ forbids and CUDA allows.
+        .flag("-fno-strict-aliasing")
+        .flag("-Wno-unknown-pragmas")
+        .include(&machine)
+        .include(&kernels)
+        .cargo_metadata(false);
+    // The models of the tests run on these two.
+    let mut fast = build.clone();
+    fast.opt_level(3);
+    let mut kernel_build = fast.clone();
+    kernel_build.flags(["-x", "c++"]);
+
+    let mut driver = objects(
+        build.opt_level(1),
+        &files(&[&sources.join("driver")], "cpp"),
+    );
+    driver.extend(objects(&fast, &files(&[&machine], "cpp")));
+    driver.extend(objects(&kernel_build, &files(&[&kernels, &tests], "cu")));
+    let libraries = out.join("libraries");
+    fs::create_dir_all(&libraries).expect("OUT_DIR can be written");
+    link(&build, &driver, &libraries.join("libcuda.so.1"), &[]);
+
+    let blas = objects(&fast, &files(&[&sources.join("cublaslt")], "cpp"));
+    let driver = libraries.join("libcuda.so.1");
+    link(
+        &build,
+        &blas,
+        &libraries.join("libcublasLt.so.12"),
+        &[&driver],
+    );
+    // CUDA 13 has the same functions under another name.
+    let alias = libraries.join("libcublasLt.so.13");
+    if fs::symlink_metadata(&alias).is_err() {
+        symlink("libcublasLt.so.12", &alias).expect("OUT_DIR can be written");
+    }
+    println!(
+        "cargo::rustc-env=INFLIGHT_STAND_IN_LIBRARIES={}",
+        libraries.display()
+    );
+}
+
+fn objects(build: &cc::Build, files: &[PathBuf]) -> Vec<PathBuf> {
+    let compiled = build.clone().files(files).try_compile_intermediates();
+    compiled.unwrap_or_else(|error| {
+        panic!(
+            "the stand-in for the CUDA driver needs g++ 11 or newer (Debian: apt-get install g++), or a compiler that \
+             CXX names: {error}"
+        )
+    })
+}
+
+fn link(build: &cc::Build, objects: &[PathBuf], library: &Path, needed: &[&Path]) {
+    let name = library.file_name().expect("a file").to_string_lossy();
+    let output = build
+        .get_compiler()
+        .to_command()
+        .args(["-shared", "-Wl,-z,defs", "-Wl,-rpath,$ORIGIN"])
+        .arg(format!("-Wl,-soname,{name}"))
+        .arg("-o")
+        .arg(library)
+        .args(objects)
+        .args(needed)
+        .arg("-pthread")
+        .output()
+        .expect("the compiler that has just run");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "cannot link {name}: {errors}");
+}
+
+/// The files of folders with this extension, sorted.
+fn files(folders: &[&Path], extension: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for folder in folders {
+        let entries = fs::read_dir(folder)
+            .unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
+        let paths = entries.map(|entry| entry.expect("an entry of a folder").path());
+        files.extend(paths.filter(|path| path.extension().is_some_and(|found| found == extension)));
+    }
+    files.sort();
+    files
+}

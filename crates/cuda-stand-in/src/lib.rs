@@ -1,0 +1,132 @@
+//! Runs programs on a stand-in for a GPU: libraries with the names and functions of the CUDA driver and of cuBLASLt, which
+//! compute on the CPU. Kernels are the project's own, compiled by g++ (`crates/kernels-on-cpu`).
+//!
+//! It finds what a real GPU hides, or shows only now and then:
+//!
+//! | mistake | what happens |
+//! |---|---|
+//! | a missing wait or event | work runs late and in a random order, so that results are wrong |
+//! | device memory that nobody has written | it is full of NaN (`0xffa5` in every two bytes) |
+//! | the host follows a device pointer | SIGSEGV, and a line on standard error that names the allocation |
+//! | use after free, by a copy or a kernel | the process ends with a line that names both |
+//! | copies beyond an allocation, a second free | `CUDA_ERROR_INVALID_VALUE`, and a line that says why |
+//! | a kernel beyond an allocation | SIGSEGV, or the end of the process when the memory is freed |
+//! | what is forbidden while a stream is captured | the driver's errors |
+//!
+//! A program takes the stand-in for the real libraries if it finds them in `LD_LIBRARY_PATH`: [`StandIn::apply`]. A test
+//! that uses CUDA itself runs in a process of its own: [`StandIn::run`].
+//!
+//! # Options
+//!
+//! Environment variables that begin with `CUDA_STAND_IN_`; all are numbers. A name or a value that is not understood
+//! ends the process. `cuStandInSet` of `libcuda.so.1` sets them later, and `cuStandInCount` counts what faults count.
+//!
+//! | name | meaning | default |
+//! |---|---|---|
+//! | `DEVICES` | number of devices; 0: `cuInit` returns `CUDA_ERROR_NO_DEVICE` | 1 |
+//! | `MEMORY_BYTES` | memory of each device | 2 GiB |
+//! | `COMPUTE_CAPABILITY` | such as 90 for 9.0 | 90 |
+//! | `DRIVER_VERSION` | what `cuDriverGetVersion` says | 12040 |
+//! | `SEED` | of the order in which streams, graphs, blocks and threads run | 0 |
+//! | `REPORT_LEAKS` | 1: lists what was not freed when a context ends and at exit | 0 |
+//! | `INIT_ERROR` | what `cuInit` returns, such as 803 for a driver that does not fit | none |
+//! | `MODULE_ERROR` | what loading a module returns, such as 222 or 209 for a driver that is too old | none |
+//! | `FAIL_ALLOCATION` | the n-th allocation of device memory fails: `CUDA_ERROR_OUT_OF_MEMORY` | never |
+//! | `FAIL_HOST_ALLOCATION` | the n-th allocation of pinned memory fails: `CUDA_ERROR_OUT_OF_MEMORY` | never |
+//! | `FAIL_LAUNCH` | the n-th launch of a kernel or graph fails: `CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES` | never |
+//! | `LOSE_DEVICE` | the device on which the n-th operation runs is lost: all later calls fail | never |
+//! | `LOST_ERROR` | how they fail | 700 |
+//!
+//! # Where it is stricter than a GPU
+//!
+//! Memory must not be freed while work that uses it waits, although `cuMemFree` of a real driver waits for that work.
+//! Copies of pageable memory cannot be captured. cuBLASLt checks the alignment that an algorithm was found for.
+//!
+//! # What it does not have
+//!
+//! Contexts besides the primary ones, managed memory, cooperative launches, launch attributes, child graphs, and
+//! allocations in graphs: calls return an error, or have no symbol. `cuGetProcAddress` is missing on purpose: without it
+//! NVIDIA's runtime library, which Triton links, finds no GPU, and Triton itself stays on the CPU. Pointers that a kernel
+//! reads from device memory are not translated, so that following one is a fault.
+
+use std::env;
+use std::ffi::OsString;
+use std::process::{Command, Output};
+
+/// The folder of `libcuda.so.1`, `libcublasLt.so.12` and `libcublasLt.so.13`.
+pub const LIBRARY_DIR: &str = env!("INFLIGHT_STAND_IN_LIBRARIES");
+
+/// Says which test a process runs, if it runs on the stand-in.
+const CHILD: &str = "INFLIGHT_STAND_IN_TEST";
+
+/// A stand-in and its options.
+#[derive(Clone, Debug, Default)]
+pub struct StandIn {
+    variables: Vec<(String, String)>,
+}
+
+impl StandIn {
+    /// One device and no errors on purpose.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets an option, by its name without the prefix.
+    pub fn set(mut self, option: &str, value: u64) -> Self {
+        let name = format!("CUDA_STAND_IN_{option}");
+        self.variables.push((name, value.to_string()));
+        self
+    }
+
+    /// Lets a program that is about to start find the stand-in.
+    pub fn apply<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        let mut path = OsString::from(LIBRARY_DIR);
+        if let Some(rest) = env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
+            path.push(":");
+            path.push(rest);
+        }
+        let variables = self.variables.iter().map(|(name, value)| (name, value));
+        command.env("LD_LIBRARY_PATH", path).envs(variables)
+    }
+
+    /// Runs the body of a test on the stand-in, in a process of its own, and fails if it fails. `test` is the path of
+    /// the test function in its binary.
+    ///
+    /// ```no_run
+    /// # fn sums_are_right() {
+    /// use inflight_cuda_stand_in::StandIn;
+    ///
+    /// StandIn::new().set("DEVICES", 2).run("sums_are_right", || {
+    ///     // The calls of CUDA.
+    /// });
+    /// # }
+    /// ```
+    pub fn run(&self, test: &str, body: impl FnOnce()) {
+        if let Some(output) = self.output(test, body) {
+            let text = text_of(&output);
+            assert!(output.status.success(), "on the stand-in:\n{text}");
+        }
+    }
+
+    /// The same, for tests of what ends the process: returns how it ended. In the process that runs the body, returns
+    /// nothing when it has run.
+    pub fn output(&self, test: &str, body: impl FnOnce()) -> Option<Output> {
+        if env::var_os(CHILD).is_some_and(|running| running == test) {
+            body();
+            return None;
+        }
+        let program = env::current_exe().expect("a test has a path");
+        let mut command = Command::new(program);
+        command.args([test, "--exact", "--include-ignored", "--nocapture"]);
+        let output = self.apply(&mut command).env(CHILD, test).output();
+        let output = output.expect("a test can be started");
+        let text = text_of(&output);
+        assert!(text.contains("running 1 test"), "no test {test}:\n{text}");
+        Some(output)
+    }
+}
+
+fn text_of(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    format!("{out}{err}")
+}
