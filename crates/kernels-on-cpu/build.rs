@@ -1,6 +1,6 @@
 //! Compiles the kernels and the machine that runs them on the CPU with g++.
 //!
-//! `INFLIGHT_KERNEL_SANITIZER=address` or `thread` builds them, and what links them, with that sanitizer.
+//! `INFLIGHT_KERNEL_SANITIZER`, which is `address`, `undefined` or `thread`, builds them with that sanitizer of g++.
 
 use std::env;
 use std::fs;
@@ -16,17 +16,19 @@ fn main() {
     }
     println!("cargo::rerun-if-env-changed=INFLIGHT_KERNEL_SANITIZER");
     println!(
-        "cargo::rustc-check-cfg=cfg(kernel_sanitizer, values(none(), \"address\", \"thread\"))"
+        "cargo::rustc-check-cfg=cfg(kernel_sanitizer, values(none(), \"address\", \"undefined\", \"thread\"))"
     );
 
     let sanitizer = env::var("INFLIGHT_KERNEL_SANITIZER").unwrap_or_default();
-    let sanitizer_flags: &[&str] = match sanitizer.as_str() {
+    // The sanitizer's library, and the object that starts it before any other library.
+    let runtime: &[&str] = match sanitizer.as_str() {
         "" => &[],
-        "address" => &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-        "thread" => &["-fsanitize=thread"],
-        other => {
-            panic!("INFLIGHT_KERNEL_SANITIZER is '{other}'; it must be 'address' or 'thread'")
-        }
+        "address" => &["libasan.a", "libasan_preinit.o"],
+        "undefined" => &["libubsan.a"],
+        "thread" => &["libtsan.a", "libtsan_preinit.o"],
+        other => panic!(
+            "INFLIGHT_KERNEL_SANITIZER is '{other}'; it must be 'address', 'undefined' or 'thread'"
+        ),
     };
     if !sanitizer.is_empty() {
         println!("cargo::rustc-cfg=kernel_sanitizer");
@@ -47,9 +49,15 @@ fn main() {
         .include(&kernels)
         .include(&machine)
         .cargo_metadata(false);
-    for flag in sanitizer_flags {
-        build.flag(flag);
-        println!("cargo::rustc-link-arg-tests={flag}");
+    if !sanitizer.is_empty() {
+        build.flag(format!("-fsanitize={sanitizer}"));
+        build.flag("-fno-sanitize-recover=all");
+    }
+    // rustc links without the compiler's default libraries, so the sanitizer's is named here: all of it, because it takes
+    // the place of functions of the C library.
+    for file in runtime {
+        let file = library(&build, file);
+        println!("cargo::rustc-link-arg-tests=-Wl,--whole-archive,{file},--no-whole-archive");
     }
     if sanitizer == "thread" {
         build.define("CUDA_CPU_THREADS", None);
@@ -73,6 +81,16 @@ fn main() {
     println!("cargo::rustc-link-lib=static:+whole-archive=cuda_kernels");
     println!("cargo::rustc-link-lib=static=cuda_cpu");
     println!("cargo::rustc-link-lib=stdc++");
+}
+
+/// The path of one of the compiler's own libraries.
+fn library(build: &cc::Build, name: &str) -> String {
+    let mut compiler = build.get_compiler().to_command();
+    let output = compiler.arg(format!("-print-file-name={name}")).output();
+    let output = output.unwrap_or_else(|error| panic!("cannot run g++: {error}"));
+    let path = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    assert!(Path::new(&path).is_absolute(), "g++ has no {name}");
+    path
 }
 
 fn compile(build: &mut cc::Build, files: &[PathBuf], library: &str) {

@@ -8,11 +8,13 @@
 //! tests/kernels/     small right and wrong kernels, which show that the machine finds what is wrong
 //! ```
 //!
-//! Two sanitizers run the same tests, each as a build of its own:
+//! The sanitizers of g++ run the same tests, each as a build of its own:
 //!
 //! ```sh
-//! INFLIGHT_KERNEL_SANITIZER=address cargo test -p inflight-kernels-on-cpu --tests    # accesses out of bounds
-//! INFLIGHT_KERNEL_SANITIZER=thread cargo test -p inflight-kernels-on-cpu --tests     # races
+//! export INFLIGHT_KERNEL_SANITIZER=address     # accesses out of bounds
+//! export INFLIGHT_KERNEL_SANITIZER=undefined   # misaligned accesses, overflows
+//! export INFLIGHT_KERNEL_SANITIZER=thread      # races; every CUDA thread is a thread of its own
+//! cargo test -p inflight-kernels-on-cpu
 //! ```
 
 mod arg;

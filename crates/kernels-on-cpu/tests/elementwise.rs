@@ -6,7 +6,8 @@ use half::bf16;
 use inflight_kernels_on_cpu::{Arg, Dims};
 
 use support::{
-    BF16_ROUNDING, F32_ROUNDING, Random, assert_close, bits, to_f64, unwritten, unwritten_bf16,
+    BF16_ROUNDING, F32_ROUNDING, Random, assert_close, bits, cases, to_f64, unwritten,
+    unwritten_bf16,
 };
 
 const NUM_CASES: usize = 30;
@@ -23,7 +24,7 @@ fn width(random: &mut Random) -> usize {
 #[test]
 fn embed_widens_rows_of_the_table() {
     let random = &mut Random::new();
-    for _ in 0..NUM_CASES {
+    for _ in cases(NUM_CASES) {
         let (num_rows, width) = (random.between(1, 5), width(random));
         let vocab_size = random.between(1, 20);
         let table = random.bf16s(vocab_size * width, 2.0);
@@ -42,7 +43,7 @@ fn embed_widens_rows_of_the_table() {
 #[test]
 fn a_row_is_normalised_by_its_root_mean_square() {
     let random = &mut Random::new();
-    for _ in 0..NUM_CASES {
+    for _ in cases(NUM_CASES) {
         let (num_rows, width) = (random.between(1, 4), width(random));
         let x = rows_of_any_size(random, num_rows, width);
         let weight = random.floats(width, 2.0);
@@ -65,7 +66,7 @@ fn a_row_is_normalised_by_its_root_mean_square() {
 #[test]
 fn a_residual_is_added_before_the_norm() {
     let random = &mut Random::new();
-    for _ in 0..NUM_CASES {
+    for _ in cases(NUM_CASES) {
         let (num_rows, width) = (random.between(1, 4), width(random));
         let x = rows_of_any_size(random, num_rows, width);
         let before = rows_of_any_size(random, num_rows, width);
@@ -97,7 +98,7 @@ fn a_residual_is_added_before_the_norm() {
 #[test]
 fn a_bias_is_added_to_each_row() {
     let random = &mut Random::new();
-    for _ in 0..NUM_CASES {
+    for _ in cases(NUM_CASES) {
         let (num_rows, width) = (random.between(1, 5), width(random));
         let x = random.floats(num_rows * width, 2.0);
         let bias = random.floats(width, 2.0);
@@ -121,7 +122,7 @@ fn a_bias_is_added_to_each_row() {
 #[test]
 fn gates_multiply_what_they_let_through() {
     let random = &mut Random::new();
-    for _ in 0..NUM_CASES {
+    for _ in cases(NUM_CASES) {
         let (num_rows, width) = (random.between(1, 4), width(random));
         let gate_up = rows_of_any_size(random, num_rows, 2 * width);
         let bias = random.coin().then(|| random.floats(2 * width, 2.0));

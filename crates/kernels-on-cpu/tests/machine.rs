@@ -5,7 +5,7 @@ mod support;
 use half::bf16;
 use inflight_kernels_on_cpu::{Arg, Dims, LaunchError, kernel_names, launch};
 
-use support::{Random, bits, unwritten};
+use support::{Random, bits, cases, unwritten};
 
 /// Schedules to try where one of them shows a mistake by chance.
 const NUM_SCHEDULES: usize = 40;
@@ -25,9 +25,9 @@ fn a_barrier_is_needed_and_enough() {
             .flat_map(|block| block.iter().rev().copied());
         bits(&out) == bits(&reversed.collect::<Vec<_>>())
     };
-    assert!((0..NUM_SCHEDULES).all(|_| is_right(random, "test_reverse")));
+    assert!(cases(NUM_SCHEDULES).all(|_| is_right(random, "test_reverse")));
     if cfg!(not(kernel_sanitizer)) {
-        assert!(!(0..NUM_SCHEDULES).all(|_| is_right(random, "test_reverse_without_barrier")));
+        assert!(!cases(NUM_SCHEDULES).all(|_| is_right(random, "test_reverse_without_barrier")));
     }
 }
 
@@ -50,9 +50,9 @@ fn memory_may_be_written_again_only_after_a_barrier() {
             .zip(x.chunks(block).map(sum))
             .all(|(out, sum)| (f64::from(*out) - sum).abs() < 1e-4)
     };
-    assert!((0..NUM_SCHEDULES).all(|_| is_right(random, "test_sum_rows")));
+    assert!(cases(NUM_SCHEDULES).all(|_| is_right(random, "test_sum_rows")));
     if cfg!(not(kernel_sanitizer)) {
-        assert!(!(0..NUM_SCHEDULES).all(|_| is_right(random, "test_sum_rows_without_barrier")));
+        assert!(!cases(NUM_SCHEDULES).all(|_| is_right(random, "test_sum_rows_without_barrier")));
     }
 }
 
@@ -92,7 +92,7 @@ fn tensor_cores_multiply_tiles_that_were_copied_in_the_background() {
             "test_multiply_without_barrier",
         ] {
             assert!(
-                !(0..NUM_SCHEDULES).all(|_| multiply(random, wrong)),
+                !cases(NUM_SCHEDULES).all(|_| multiply(random, wrong)),
                 "{wrong}"
             );
         }

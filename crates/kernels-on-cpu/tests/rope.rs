@@ -8,7 +8,7 @@ use half::bf16;
 use inflight_kernels_on_cpu::{Arg, Dims};
 
 use support::{
-    BF16_ROUNDING, F32_ROUNDING, Random, assert_close, to_f64, unwritten, unwritten_bf16,
+    BF16_ROUNDING, F32_ROUNDING, Random, assert_close, cases, to_f64, unwritten, unwritten_bf16,
 };
 
 const NOWHERE: u32 = u32::MAX;
@@ -235,7 +235,7 @@ const SIZE: f64 = 3.0;
 #[test]
 fn heads_are_normalised_rotated_and_stored_in_bf16() {
     let random = &mut Random::new();
-    for _ in 0..30 {
+    for _ in cases(30) {
         let case = Case::new(random);
         let Bf16Outputs { q, mut cache } = case.run_bf16(random);
         let relative = BF16_ROUNDING + F32_ROUNDING;
@@ -263,7 +263,7 @@ fn heads_are_normalised_rotated_and_stored_in_bf16() {
 #[test]
 fn heads_are_stored_as_codes_of_8_bits() {
     let random = &mut Random::new();
-    for _ in 0..30 {
+    for _ in cases(30) {
         let case = Case::new(random);
         let Int8Outputs {
             q,
@@ -306,7 +306,7 @@ fn heads_are_stored_as_codes_of_8_bits() {
 #[test]
 fn a_row_alone_has_the_same_bits() {
     let random = &mut Random::new();
-    for _ in 0..10 {
+    for _ in cases(10) {
         let case = Case::new(random);
         let all = case.run_bf16(random);
         let int8 = case.run_int8(random);

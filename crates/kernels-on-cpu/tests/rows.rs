@@ -6,12 +6,12 @@ use bytemuck::{Pod, Zeroable};
 use inflight_kernels_on_cpu::{Arg, Dims};
 use memmap2::MmapMut;
 
-use support::{Random, bits, unwritten};
+use support::{Random, bits, cases, unwritten};
 
 #[test]
 fn rows_are_gathered_in_the_order_of_their_indices() {
     let random = &mut Random::new();
-    for _ in 0..30 {
+    for _ in cases(30) {
         let kernel = random.one_of(&["gather_rows", "gather_rows_4"]);
         let units = random.between(1, 80);
         let width = if kernel == "gather_rows" {
@@ -82,7 +82,7 @@ struct BlockCopy {
 #[test]
 fn positions_are_copied_in_all_arrays_of_the_cache() {
     let random = &mut Random::new();
-    for _ in 0..20 {
+    for _ in cases(20) {
         let (num_heads, block_size) = (random.between(1, 4), random.between(1, 20));
         let (num_blocks, num_regions) = (random.between(2, 8), random.between(1, 4));
         // Scales, int8 and bf16 vectors, of odd lengths too.

@@ -61,6 +61,16 @@ fn accesses_out_of_bounds_are_reported() {
     }
 }
 
+#[cfg(kernel_sanitizer = "undefined")]
+#[test]
+fn misaligned_accesses_are_reported() {
+    let (is_fine, report) = run("test_reverse");
+    assert!(is_fine, "{report}");
+    let (is_fine, report) = run("test_misaligned");
+    let is_found = report.contains("misaligned address") && report.contains("barriers.cu");
+    assert!(!is_fine && is_found, "{report}");
+}
+
 /// Whether a process that runs a kernel ends well, and what it prints.
 fn run(kernel: &str) -> (bool, String) {
     let mut process = Command::new(env::current_exe().expect("the path of this test"));
@@ -92,7 +102,8 @@ fn one_kernel() {
             "test_blocks_collide"
             | "test_shared_overrun"
             | "test_dynamic_overrun"
-            | "test_global_overrun" => vec![Arg::from(&mut out[..])],
+            | "test_global_overrun"
+            | "test_misaligned" => vec![Arg::from(&mut out[..])],
             name if name.starts_with("test_sum_rows") => {
                 vec![Arg::from(&mut out[..]), Arg::from(&x[..]), 4_i32.into()]
             }

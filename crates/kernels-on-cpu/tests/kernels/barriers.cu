@@ -121,6 +121,10 @@ EXPORT_KERNEL(test_dynamic_overrun)
 KERNEL(test_global_overrun, 1024)(float* out) { out[64 * 64 + threadIdx.x] = 1.0f; }
 EXPORT_KERNEL(test_global_overrun)
 
+// 8 bytes at an address that is not a multiple of 8.
+KERNEL(test_misaligned, 1024)(float* out) { reinterpret_cast<uint2*>(out + 1)->x = 0; }
+EXPORT_KERNEL(test_misaligned)
+
 // Reads shared memory that nobody wrote.
 KERNEL(test_unwritten, 1024)(float* out) {
     SHARED_ARRAY(float, tile, 1024);

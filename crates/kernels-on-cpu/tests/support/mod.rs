@@ -81,6 +81,16 @@ impl Random {
     }
 }
 
+/// Numbers the cases of a test. Threads take some ten times as long as fibers.
+pub fn cases(num_cases: usize) -> std::ops::Range<usize> {
+    let is_slow = cfg!(kernel_sanitizer = "thread");
+    0..if is_slow {
+        num_cases.div_ceil(8)
+    } else {
+        num_cases
+    }
+}
+
 /// Elements that a kernel must not leave.
 pub const UNWRITTEN: f32 = f32::NAN;
 
