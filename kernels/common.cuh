@@ -46,6 +46,13 @@ __device__ __forceinline__ u32 to_bf16_pair(float low, float high) {
     return pair;
 }
 
+// a * b + c of both halves, rounded once.
+__device__ __forceinline__ u32 fma_bf16_pairs(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 #else
 #include "cuda_cpu.h"
 
@@ -77,6 +84,14 @@ __device__ __forceinline__ float to_float(bf16 x) {
 __device__ __forceinline__ float low_float(u32 pair) { return __uint_as_float(pair << 16); }
 
 __device__ __forceinline__ float high_float(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+#ifndef __CUDACC__
+inline u32 fma_bf16_pairs(u32 a, u32 b, u32 c) {
+    // Products of bf16 are exact in f64.
+    const auto fma = [](float a, float b, float c) { return static_cast<float>(static_cast<double>(a) * b + c); };
+    return to_bf16_pair(fma(low_float(a), low_float(b), low_float(c)), fma(high_float(a), high_float(b), high_float(c)));
+}
+#endif
 
 // -------------------------------------------------------------------------------- accesses of 16 bytes
 

@@ -19,8 +19,8 @@
 //   | 0 .. 7 | 8 .. 15 | ... | half .. half + 7 | ...        head_dim = 128: groups of 8 lanes, 4 heads in a warp
 //   | lane 0 | lane 1  | ... | lane 0           | ...
 //
-// Moves per element 4 bytes of qkv and 2 (int8: 1) of output; angles come from the L2 cache. No shared memory; at most 80
-// registers, so that an SM holds 768 threads.
+// Moves per element 4 bytes of qkv and 2 (int8: 1) of output; angles come from the L2 cache. No shared memory; at most 96
+// registers, so that an SM holds 640 threads.
 #include "common.cuh"
 
 namespace {

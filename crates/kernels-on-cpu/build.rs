@@ -96,8 +96,8 @@ fn library(build: &cc::Build, name: &str) -> String {
 fn compile(build: &mut cc::Build, files: &[PathBuf], library: &str) {
     if let Err(error) = build.files(files).try_compile(library) {
         panic!(
-            "the CUDA kernels are tested on the CPU, for which g++ 11 or newer is needed (Debian: apt-get install \
-             g++), or a compiler that CXX names: {error}"
+            "cannot compile the CUDA kernels for tests on the CPU, which takes g++ 11 or newer (Debian: apt-get install \
+             g++) or a compiler that CXX names: {error}"
         );
     }
 }
