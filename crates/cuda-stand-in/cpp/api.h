@@ -55,6 +55,7 @@ using CUgraphNode = struct CUgraphNodeHandle*;
 using CUgraphExec = struct CUgraphExecHandle*;
 using CUmodule = struct CUmoduleHandle*;
 using CUfunction = struct CUfunctionHandle*;
+using CUmemoryPool = struct CUmemoryPoolHandle*;
 
 // The two default streams have fixed handles beside the null one.
 inline constexpr uintptr_t CU_STREAM_LEGACY = 1;

@@ -120,9 +120,8 @@ API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 
 API CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
   static uint64_t num_captures = 0;
-  return in_context([&](Lock&, Context& context) {
-    const auto stream = find_stream(context, handle);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  return in_stream(handle, [&](Lock&, Stream& found) {
+    const auto stream = end_of(found).stream;
     if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
     if (stream->is_legacy) {
       return refuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the legacy default stream cannot be captured");
@@ -144,15 +143,13 @@ API CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) 
 
 API CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
   *graph = nullptr;
-  return in_context([&](Lock&, Context& context) {
-    const auto stream = find_stream(context, handle);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    const auto capture = stream->capture;
+  return in_stream(handle, [&](Lock&, Stream& stream) {
+    const auto capture = stream.capture;
     if (capture == nullptr) return CUDA_ERROR_ILLEGAL_STATE;
     if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != std::this_thread::get_id()) {
       return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     }
-    if (capture->origin != stream) {
+    if (capture->origin.get() != &stream) {
       invalidate(*capture);
       return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     }
@@ -170,13 +167,13 @@ API CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
 }
 
 API CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
-  return in_context([&](Lock&, Context& context) {
-    const auto stream = find_stream(context, handle);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    if (const CUresult error = refuse_implicit(*stream, "cuStreamIsCapturing"); error != CUDA_SUCCESS) return error;
-    *status = stream->capture == nullptr            ? CU_STREAM_CAPTURE_STATUS_NONE
-              : stream->capture->is_invalidated     ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
-                                                    : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  return in_stream(handle, [&](Lock&, Stream& stream) {
+    if (const CUresult error = refuse_implicit(stream, "cuStreamIsCapturing"); error != CUDA_SUCCESS) return error;
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (stream.capture != nullptr) {
+      const bool is_invalidated = stream.capture->is_invalidated;
+      *status = is_invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    }
     return CUDA_SUCCESS;
   });
 }

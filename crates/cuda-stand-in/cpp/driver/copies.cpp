@@ -86,15 +86,6 @@ CUresult fill(Lock& lock, Stream& stream, const char* function, CUdeviceptr targ
                                 }});
 }
 
-// Runs body(lock, stream) on a stream of the thread's context.
-template <class Body>
-CUresult in_stream(CUstream handle, Body body) {
-  return in_context([&](Lock& lock, Context& context) {
-    const auto stream = find_stream(context, handle);
-    return stream == nullptr ? CUDA_ERROR_INVALID_HANDLE : body(lock, *stream);
-  });
-}
-
 // Runs body on the legacy default stream, for calls that return when the work is done.
 template <class Body>
 CUresult and_wait(const char* function, Body body) {

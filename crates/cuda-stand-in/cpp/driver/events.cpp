@@ -24,28 +24,27 @@ API CUresult cuEventDestroy_v2(CUevent handle) {
 }
 
 API CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
-  return in_context([&](Lock& lock, Context& context) {
+  return in_stream(stream_handle, [&](Lock& lock, Stream& stream) {
     const auto event = driver().events.find(handle);
-    const auto stream = find_stream(context, stream_handle);
-    if (event == nullptr || stream == nullptr || event->context.get() != &context) {
-      return refuse(CUDA_ERROR_INVALID_HANDLE, "cuEventRecord: no such event or stream in this context");
+    if (event == nullptr || event->context != stream.context) {
+      return refuse(CUDA_ERROR_INVALID_HANDLE, "cuEventRecord: no such event in the stream's context");
     }
-    if (stream->capture != nullptr) {
-      if (stream->capture->is_invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-      event->capture = stream->capture;
-      event->frontier = stream->frontier;
+    if (stream.capture != nullptr) {
+      if (stream.capture->is_invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+      event->capture = stream.capture;
+      event->frontier = stream.frontier;
       event->last = {};
       return CUDA_SUCCESS;
     }
-    if (const CUresult error = refuse_implicit(*stream, "cuEventRecord"); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = refuse_implicit(stream, "cuEventRecord"); error != CUDA_SUCCESS) return error;
     event->capture = nullptr;
     event->time = std::make_shared<Event::Clock::time_point>();
-    append(lock, *stream, {"an event", [time = event->time] {
+    append(lock, stream, {"an event", [time = event->time] {
                              *time = Event::Clock::now();
                              return true;
                            },
                            {}});
-    event->last = end_of(*stream);
+    event->last = end_of(stream);
     return CUDA_SUCCESS;
   });
 }
@@ -54,21 +53,18 @@ API CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned) {
 
 // Waits for the last record before this call; later records change nothing.
 API CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned) {
-  return in_context([&](Lock& lock, Context& context) {
+  return in_stream(stream_handle, [&](Lock& lock, Stream& stream) {
     const auto event = driver().events.find(handle);
-    const auto stream = find_stream(context, stream_handle);
-    if (event == nullptr || stream == nullptr) {
-      return refuse(CUDA_ERROR_INVALID_HANDLE, "cuStreamWaitEvent: no such event or stream");
-    }
-    if (event->capture != nullptr) return join(*stream, event->capture, event->frontier);
+    if (event == nullptr) return refuse(CUDA_ERROR_INVALID_HANDLE, "cuStreamWaitEvent: no such event");
+    if (event->capture != nullptr) return join(stream, event->capture, event->frontier);
     if (event->last.stream == nullptr) return CUDA_SUCCESS;
-    if (stream->capture != nullptr) {
-      invalidate(*stream->capture);
+    if (stream.capture != nullptr) {
+      invalidate(*stream.capture);
       return refuse(CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
                     "cuStreamWaitEvent: a captured stream waits for an event that was recorded outside of the capture");
     }
-    if (const CUresult error = refuse_implicit(*stream, "cuStreamWaitEvent"); error != CUDA_SUCCESS) return error;
-    append(lock, *stream, {"a wait", [] { return true; }, {event->last}});
+    if (const CUresult error = refuse_implicit(stream, "cuStreamWaitEvent"); error != CUDA_SUCCESS) return error;
+    append(lock, stream, {"a wait", [] { return true; }, {event->last}});
     return CUDA_SUCCESS;
   });
 }

@@ -73,28 +73,24 @@ API CUresult cuGraphInstantiate_v2(CUgraphExec* handle, CUgraph graph, CUgraphNo
 }
 
 API CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
-  return in_context([&](Lock& lock, Context& context) {
+  return in_stream(stream_handle, [&](Lock& lock, Stream& stream) {
     const auto exec = driver().graph_execs.find(handle);
-    const auto stream = find_stream(context, stream_handle);
-    if (exec == nullptr || stream == nullptr) {
-      return refuse(CUDA_ERROR_INVALID_VALUE, "cuGraphLaunch: no such graph or stream");
-    }
-    if (stream->capture != nullptr) return refuse_capturing(*stream, "cuGraphLaunch");
-    if (const CUresult error = refuse_implicit(*stream, "cuGraphLaunch"); error != CUDA_SUCCESS) return error;
+    if (exec == nullptr) return refuse(CUDA_ERROR_INVALID_VALUE, "cuGraphLaunch: no such graph");
+    if (stream.capture != nullptr) return refuse_capturing(stream, "cuGraphLaunch");
+    if (const CUresult error = refuse_implicit(stream, "cuGraphLaunch"); error != CUDA_SUCCESS) return error;
     if (driver().options.fail_launch.strikes()) {
       return refuse(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "the launch of a graph fails on purpose");
     }
     auto run = std::make_shared<Run>(exec->context, exec->nodes, driver().random());
-    append(lock, *stream, {"a graph", [run] { return run->step(); }, {exec->last_launch}});
-    exec->last_launch = end_of(*stream);
+    append(lock, stream, {"a graph", [run] { return run->step(); }, {exec->last_launch}});
+    exec->last_launch = end_of(stream);
     return CUDA_SUCCESS;
   });
 }
 
 API CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
-  return in_context([&](Lock&, Context& context) {
-    const bool is_known = driver().graph_execs.find(handle) != nullptr && find_stream(context, stream_handle) != nullptr;
-    return is_known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return in_stream(stream_handle, [&](Lock&, Stream&) {
+    return driver().graph_execs.find(handle) == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
   });
 }
 

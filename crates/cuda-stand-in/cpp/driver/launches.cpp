@@ -78,13 +78,13 @@ CUresult check_sizes(const Function& function, const CUlaunchConfig& config) {
 }
 
 CUresult launch(const CUlaunchConfig& config, CUfunction handle, void** values, void** extra) {
-  return in_context([&](Lock& lock, Context& context) {
+  return in_stream(config.stream, [&](Lock& lock, Stream& stream) {
     const auto function = driver().functions.find(handle);
-    if (function == nullptr || function->context.get() != &context) {
-      return refuse(CUDA_ERROR_INVALID_HANDLE, "a launch of a function that is null, unloaded, or of another context");
+    if (function == nullptr || function->context != stream.context) {
+      return refuse(CUDA_ERROR_INVALID_HANDLE,
+                    "a launch of a function that is null, unloaded, or of another context than the stream");
     }
-    const auto stream = find_stream(context, config.stream);
-    if (stream == nullptr) return refuse(CUDA_ERROR_INVALID_HANDLE, "%s: no such stream", function->name.c_str());
+    Context& context = *stream.context;
     if (extra != nullptr || config.num_attributes != 0) return CUDA_ERROR_NOT_SUPPORTED;
     if (values == nullptr && !function->kernel->arg_bytes.empty()) return CUDA_ERROR_INVALID_VALUE;
     if (const CUresult error = check_sizes(*function, config); error != CUDA_SUCCESS) return error;
@@ -97,7 +97,7 @@ CUresult launch(const CUlaunchConfig& config, CUfunction handle, void** values, 
     shape.shared_bytes = config.shared_bytes;
     shape.seed = driver().random();
     const auto arguments = std::make_shared<const Arguments>(*function, values);
-    return enqueue(lock, *stream, {Work::Kind::kKernel, function->name, [&context, function, shape, arguments] {
+    return enqueue(lock, stream, {Work::Kind::kKernel, function->name, [&context, function, shape, arguments] {
                                      run_kernel(context, *function, shape, *arguments);
                                    }});
   });

@@ -175,14 +175,13 @@ API CUresult cuMemFree_v2(CUdeviceptr address) {
 
 // The address is known at once, but only what runs after the allocation in stream order may use it.
 API CUresult cuMemAllocAsync(CUdeviceptr* address, size_t size, CUstream handle) {
-  return in_context([&](Lock& lock, Context& context) {
-    const auto stream = find_stream(context, handle);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    if (stream->capture != nullptr) return refuse_capturing(*stream, "cuMemAllocAsync");
+  return in_stream(handle, [&](Lock& lock, Stream& stream) {
+    if (stream.capture != nullptr) return refuse_capturing(stream, "cuMemAllocAsync");
+    Context& context = *stream.context;
     if (const CUresult error = allocate(lock, context, size, false, address); error != CUDA_SUCCESS) return error;
     const CUdeviceptr begin = *address;
     Device& device = context.device;
-    return enqueue(lock, *stream, {Work::Kind::kMemory, "an allocation", [begin, &device] {
+    return enqueue(lock, stream, {Work::Kind::kMemory, "an allocation", [begin, &device] {
                                      Lock inner(driver().mutex);
                                      Allocation* allocation = device.memory.find_live(begin);
                                      if (allocation != nullptr) allocation->is_ready = true;
@@ -191,16 +190,14 @@ API CUresult cuMemAllocAsync(CUdeviceptr* address, size_t size, CUstream handle)
 }
 
 API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
-  return in_context([&](Lock& lock, Context& context) {
-    const auto stream = find_stream(context, handle);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    if (stream->capture != nullptr) return refuse_capturing(*stream, "cuMemFreeAsync");
+  return in_stream(handle, [&](Lock& lock, Stream& stream) {
+    if (stream.capture != nullptr) return refuse_capturing(stream, "cuMemFreeAsync");
     Device* device = device_of(address);
     if (device == nullptr || device->memory.find_live(address) == nullptr) {
       return refuse(CUDA_ERROR_INVALID_VALUE, "cuMemFreeAsync: %#llx is not the beginning of a live allocation",
                     address);
     }
-    return enqueue(lock, *stream, {Work::Kind::kMemory, "freeing memory", [address] {
+    return enqueue(lock, stream, {Work::Kind::kMemory, "freeing memory", [address] {
                                      Lock inner(driver().mutex);
                                      if (release("cuMemFreeAsync", address) != CUDA_SUCCESS) die("memory freed twice");
                                    }});
@@ -259,4 +256,22 @@ API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* device_address, void* add
     *device_address = reinterpret_cast<CUdeviceptr>(address);
     return CUDA_SUCCESS;
   });
+}
+
+// Allocations in stream order come from one pool a device, which gives back at once what is freed: it has nothing to tune.
+API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice ordinal) {
+  return with_device(ordinal, [&](Lock&, Device&) {
+    *pool = reinterpret_cast<CUmemoryPool>(static_cast<uintptr_t>(ordinal) + 1);
+    return CUDA_SUCCESS;
+  });
+}
+
+API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int, void*) {
+  return with_device(static_cast<CUdevice>(reinterpret_cast<uintptr_t>(pool)) - 1,
+                     [](Lock&, Device&) { return CUDA_SUCCESS; });
+}
+
+API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t) {
+  return with_device(static_cast<CUdevice>(reinterpret_cast<uintptr_t>(pool)) - 1,
+                     [](Lock&, Device&) { return CUDA_SUCCESS; });
 }

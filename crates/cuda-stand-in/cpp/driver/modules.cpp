@@ -120,6 +120,28 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* num_block
   });
 }
 
+// The largest block that the kernel permits; a block's dynamic shared memory may depend on its size.
+API CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int* num_blocks, int* block_threads, CUfunction handle,
+                                                       size_t (*dynamic_bytes_of)(int), size_t dynamic_bytes,
+                                                       int max_block_threads, unsigned) {
+  return in_context([&](Lock&, Context&) {
+    const auto function = driver().functions.find(handle);
+    if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const int bound = function->kernel->max_threads == 0 ? 1024 : static_cast<int>(function->kernel->max_threads);
+    *block_threads = max_block_threads > 0 ? std::min(max_block_threads, bound) : bound;
+    if (dynamic_bytes_of != nullptr) dynamic_bytes = dynamic_bytes_of(*block_threads);
+    *num_blocks = 132 * blocks_of_multiprocessor(*block_threads, dynamic_bytes);
+    return CUDA_SUCCESS;
+  });
+}
+
+API CUresult cuOccupancyMaxPotentialBlockSize(int* num_blocks, int* block_threads, CUfunction handle,
+                                              size_t (*dynamic_bytes_of)(int), size_t dynamic_bytes,
+                                              int max_block_threads) {
+  return cuOccupancyMaxPotentialBlockSizeWithFlags(num_blocks, block_threads, handle, dynamic_bytes_of, dynamic_bytes,
+                                                   max_block_threads, 0);
+}
+
 API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* num_blocks, CUfunction handle, int block_threads,
                                                          size_t dynamic_bytes) {
   return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(num_blocks, handle, block_threads, dynamic_bytes, 0);

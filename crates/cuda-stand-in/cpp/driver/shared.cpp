@@ -10,14 +10,12 @@ __attribute__((visibility("default"))) CUresult cuStandInEnqueue(CUstream handle
                                                                  void (*run)(void*, void* const*), void (*drop)(void*),
                                                                  void* state) {
   const std::shared_ptr<void> owned(state, drop);
-  return in_context([&](Lock& lock, Context& context) {
-    const auto stream = find_stream(context, handle);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  return in_stream(handle, [&](Lock& lock, Stream& stream) {
     const std::vector<CuStandInOperand> all(operands, operands + num_operands);
     for (const CuStandInOperand& operand : all) {
       if (const CUresult error = check_range(name, operand.address, operand.num_bytes); error != CUDA_SUCCESS) return error;
     }
-    return enqueue(lock, *stream, {Work::Kind::kKernel, name, [all, run, owned] {
+    return enqueue(lock, stream, {Work::Kind::kKernel, name, [all, run, owned] {
                                      std::vector<void*> addresses;
                                      for (const CuStandInOperand& operand : all) {
                                        addresses.push_back(resolve(operand.address, operand.num_bytes));

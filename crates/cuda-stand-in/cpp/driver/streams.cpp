@@ -115,8 +115,7 @@ std::shared_ptr<Stream> find_stream(Context& context, CUstream handle) {
     }
     return stream;
   }
-  const auto stream = driver().streams.find(handle);
-  return stream != nullptr && stream->context.get() == &context ? stream : nullptr;
+  return driver().streams.find(handle);
 }
 
 CUresult enqueue(Lock& lock, Stream& stream, Work work) {
@@ -214,72 +213,61 @@ API CUresult cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int pr
 
 // What is in the stream still runs.
 API CUresult cuStreamDestroy_v2(CUstream handle) {
-  return in_context([&](Lock&, Context& context) {
+  return in_context([&](Lock&, Context&) {
     const auto stream = driver().streams.find(handle);
     if (stream == nullptr) return refuse(CUDA_ERROR_INVALID_HANDLE, "cuStreamDestroy_v2: no such stream");
     if (stream->capture != nullptr) invalidate(*stream->capture);
     driver().streams.remove(handle);
     stream->is_destroyed = true;
-    if (stream->queue.empty()) std::erase(context.streams, stream);
+    if (stream->queue.empty()) std::erase(stream->context->streams, stream);
     return CUDA_SUCCESS;
   });
 }
 
 API CUresult cuStreamSynchronize(CUstream handle) {
-  return in_context([&](Lock& lock, Context& context) {
-    const auto stream = find_stream(context, handle);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    if (stream->capture != nullptr) return refuse_capturing(*stream, "cuStreamSynchronize");
+  return in_stream(handle, [](Lock& lock, Stream& stream) {
+    if (stream.capture != nullptr) return refuse_capturing(stream, "cuStreamSynchronize");
     if (const CUresult error = refuse_in_capture("cuStreamSynchronize"); error != CUDA_SUCCESS) return error;
-    run_until(lock, {stream, stream->num_enqueued});
+    run_until(lock, end_of(stream));
     return CUDA_SUCCESS;
   });
 }
 
 API CUresult cuStreamQuery(CUstream handle) {
-  return in_context([&](Lock& lock, Context& context) {
-    const auto stream = find_stream(context, handle);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    if (stream->capture != nullptr) return refuse_capturing(*stream, "cuStreamQuery");
+  return in_stream(handle, [](Lock& lock, Stream& stream) {
+    if (stream.capture != nullptr) return refuse_capturing(stream, "cuStreamQuery");
     if (const CUresult error = refuse_in_capture("cuStreamQuery"); error != CUDA_SUCCESS) return error;
-    const Point end{stream, stream->num_enqueued};
+    const Point end = end_of(stream);
     run_some(lock);
     return end.is_reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   });
 }
 
 API CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
-  return in_context([&](Lock&, Context& context) {
-    const auto stream = find_stream(context, handle);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    *flags = stream->flags;
+  return in_stream(handle, [&](Lock&, Stream& stream) {
+    *flags = stream.flags;
     return CUDA_SUCCESS;
   });
 }
 
 API CUresult cuStreamGetPriority(CUstream handle, int* priority) {
-  return in_context([&](Lock&, Context& context) {
-    const auto stream = find_stream(context, handle);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    *priority = stream->priority;
+  return in_stream(handle, [&](Lock&, Stream& stream) {
+    *priority = stream.priority;
     return CUDA_SUCCESS;
   });
 }
 
 API CUresult cuStreamGetCtx(CUstream handle, CUcontext* context_handle) {
-  return in_context([&](Lock&, Context& context) {
-    if (find_stream(context, handle) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    *context_handle = context.handle;
+  return in_stream(handle, [&](Lock&, Stream& stream) {
+    *context_handle = stream.context->handle;
     return CUDA_SUCCESS;
   });
 }
 
 API CUresult cuLaunchHostFunc(CUstream handle, void (*function)(void*), void* data) {
-  return in_context([&](Lock& lock, Context& context) {
-    const auto stream = find_stream(context, handle);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  return in_stream(handle, [&](Lock& lock, Stream& stream) {
     if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return enqueue(lock, *stream, {Work::Kind::kCallback, "a host function", [function, data] {
+    return enqueue(lock, stream, {Work::Kind::kCallback, "a host function", [function, data] {
                                      this_thread().is_in_callback = true;
                                      function(data);
                                      this_thread().is_in_callback = false;

@@ -54,8 +54,22 @@ struct Stream {
   std::vector<size_t> frontier;
 };
 
-// Null if there is no such stream in the context.
+// The default streams are those of the context; others may be of any. Null if there is no such stream.
+// https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Stream and Event Behavior" of multi-device systems
 std::shared_ptr<Stream> find_stream(Context& context, CUstream handle);
+
+// Runs body(lock, stream), unless the stream's device is lost.
+template <class Body>
+CUresult in_stream(CUstream handle, Body body) {
+  return in_context([&](Lock& lock, Context& current) {
+    const std::shared_ptr<Stream> stream = find_stream(current, handle);
+    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const Context& context = *stream->context;
+    if (context.lost != CUDA_SUCCESS) return context.lost;
+    const CUresult result = body(lock, *stream);
+    return context.lost != CUDA_SUCCESS ? context.lost : result;
+  });
+}
 
 // The streams that a context begins with.
 void add_default_streams(const std::shared_ptr<Context>& context);
