@@ -10,6 +10,7 @@
 //! | the host follows a device pointer | SIGSEGV, and a line on standard error that names the allocation |
 //! | use after free, by a copy or a kernel | the process ends with a line that names both |
 //! | copies beyond an allocation, a second free | `CUDA_ERROR_INVALID_VALUE`, and a line that says why |
+//! | a kernel gets a pointer to memory that is not pinned | the process ends with a line that says which |
 //! | a kernel beyond an allocation | SIGSEGV, or the end of the process when the memory is freed |
 //! | what is forbidden while a stream is captured | the driver's errors |
 //!

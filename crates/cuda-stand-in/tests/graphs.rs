@@ -325,6 +325,11 @@ fn captures_that_do_not_hang_together_are_refused() {
             error(refused),
             CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         );
+        // A stream that is destroyed.
+        let lost = context.new_stream().unwrap();
+        begin(&lost);
+        drop(lost);
+        stream.synchronize().unwrap();
         // Another thread ends it.
         begin(&stream);
         let ended = std::thread::scope(|scope| scope.spawn(|| end(&stream)).join().unwrap());

@@ -9,6 +9,12 @@ use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, LaunchConfig, PushKerne
 use inflight_cuda_stand_in::StandIn;
 use support::{POISON, context, ended_by, error, kernel, scale_add};
 
+const ONE_WARP: LaunchConfig = LaunchConfig {
+    grid_dim: (1, 1, 1),
+    block_dim: (32, 1, 1),
+    shared_mem_bytes: 0,
+};
+
 #[test]
 fn memory_is_full_of_nan_until_it_is_written() {
     StandIn::new().run("memory_is_full_of_nan_until_it_is_written", || {
@@ -244,6 +250,36 @@ fn a_kernel_on_freed_memory_ends_the_process() {
 }
 
 #[test]
+fn a_kernel_gets_no_pageable_memory_but_pinned() {
+    let output = StandIn::new().output("a_kernel_gets_no_pageable_memory_but_pinned", || {
+        let context = context();
+        let stream = context.new_stream().unwrap();
+        let kernel = kernel(&context, "stand_in_write_at");
+        let launch = |address: u64| {
+            let mut launch = stream.launch_builder(&kernel);
+            launch.arg(&address).arg(&3i64);
+            // SAFETY: the first address has room, and the second is not safe.
+            unsafe { launch.launch(ONE_WARP) }.unwrap();
+            stream.synchronize().unwrap();
+        };
+        // SAFETY: it is read after it is written.
+        let mut pinned = unsafe { context.alloc_pinned::<f32>(4) }.unwrap();
+        launch(pinned.as_mut_ptr().unwrap() as u64);
+        assert_eq!(pinned.as_slice().unwrap()[3], 1.0);
+        let pageable = [0.0f32; 4];
+        launch(pageable.as_ptr() as u64);
+    });
+    if let Some(output) = output {
+        let said = ended_by(libc::SIGABRT, &output);
+        assert!(said.contains("stand_in_write_at: argument 0, 0x"), "{said}");
+        assert!(
+            said.contains("is neither device memory nor pinned"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn memory_is_there_only_after_its_allocation_in_stream_order() {
     let name = "memory_is_there_only_after_its_allocation_in_stream_order";
     let output = StandIn::new().output(name, || {
@@ -272,13 +308,8 @@ fn write_at(index: i64) {
     let mut out = stream.alloc_zeros::<f32>(25).unwrap();
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut out).arg(&index);
-    let config = LaunchConfig {
-        grid_dim: (1, 1, 1),
-        block_dim: (32, 1, 1),
-        shared_mem_bytes: 0,
-    };
     // SAFETY: it is not safe.
-    unsafe { launch.launch(config) }.unwrap();
+    unsafe { launch.launch(ONE_WARP) }.unwrap();
     stream.synchronize().unwrap();
     drop(out);
     stream.synchronize().unwrap();

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,8 @@ struct Kernel {
     unsigned max_threads;
     // Bytes of each argument.
     std::vector<size_t> arg_bytes;
+    // Whether it is a pointer.
+    std::vector<bool> is_arg_pointer;
     // Runs it with arguments that it is given by address, as cuLaunchKernel is.
     std::function<void(const Launch&, void* const*)> run;
 };
@@ -34,7 +37,7 @@ bool add_kernel(const char* name, void (*kernel)(Args...), unsigned max_threads)
             run(launch, [&] { std::apply(kernel, values); });
         }(std::index_sequence_for<Args...>{});
     };
-    return kernels().insert({name, Kernel{max_threads, {sizeof(Args)...}, run_it}}).second;
+    return kernels().insert({name, Kernel{max_threads, {sizeof(Args)...}, {std::is_pointer_v<Args>...}, run_it}}).second;
 }
 
 // Checks a launch as the driver does, and runs it. Throws LaunchError.

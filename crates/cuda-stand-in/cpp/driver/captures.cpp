@@ -38,6 +38,17 @@ bool is_joined(const Capture& capture) {
 
 void invalidate(Capture& capture) { capture.is_invalidated = true; }
 
+void leave_capture(Stream& stream) {
+  const auto capture = stream.capture;
+  invalidate(*capture);
+  if (capture->origin.get() == &stream) {
+    finish_capture(capture);
+    return;
+  }
+  std::erase_if(capture->members, [&](const auto& member) { return member.get() == &stream; });
+  stream.capture = nullptr;
+}
+
 CUresult capture(Stream& stream, Work work) {
   Capture& capture = *stream.capture;
   if (capture.is_invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;

@@ -27,6 +27,9 @@ CUresult join(Stream& stream, const std::shared_ptr<Capture>& capture, const std
 // The graph of the capture is lost, as after every call that the capture forbids.
 void invalidate(Capture& capture);
 
+// A captured stream is destroyed.
+void leave_capture(Stream& stream);
+
 // For calls that might wait for the device or change it as a whole: CUDA_SUCCESS, unless this thread or, in the mode
 // GLOBAL, another one is capturing.
 // https://docs.nvidia.com/cuda/cuda-driver-api, cuThreadExchangeStreamCaptureMode

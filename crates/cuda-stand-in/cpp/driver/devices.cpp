@@ -67,7 +67,7 @@ void create_context(Device& device) {
 void end_context(Lock& lock, Device& device) {
   const auto context = device.primary;
   for (const auto& stream : context->streams) {
-    if (stream->capture != nullptr) invalidate(*stream->capture);
+    if (stream->capture != nullptr) leave_capture(*stream);
   }
   finish(lock, *context);
   if (driver().options.report_leaks != 0) report_leaks();

@@ -21,6 +21,7 @@ class Arguments {
       arguments_.push_back(std::move(words));
       num_bytes_.push_back(num_bytes);
     }
+    is_pointer_ = function.kernel->is_arg_pointer;
   }
 
   // With inner addresses in place of those of device memory: every whole word of an argument that is an address of a
@@ -29,6 +30,7 @@ class Arguments {
     Lock lock(driver().mutex);
     auto arguments = arguments_;
     for (size_t i = 0; i < arguments.size(); ++i) {
+      if (is_pointer_[i]) check_pointer(arguments[i][0], kernel.c_str(), i);
       for (size_t word = 0; word < num_bytes_[i] / 8; ++word) {
         arguments[i][word] = resolve_argument(context, arguments[i][word], kernel.c_str(), i);
       }
@@ -39,6 +41,7 @@ class Arguments {
  private:
   std::vector<std::vector<uint64_t>> arguments_;  // in words, so that they are aligned
   std::vector<size_t> num_bytes_;
+  std::vector<bool> is_pointer_;
 };
 
 void run_kernel(const Context& context, const Function& function, const cuda_cpu::Launch& launch,

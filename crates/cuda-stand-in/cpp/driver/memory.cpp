@@ -89,6 +89,12 @@ uintptr_t resolve_argument(const Context& context, uintptr_t address, const char
   return device->memory.inner(address);
 }
 
+void check_pointer(uintptr_t address, const char* kernel, size_t argument) {
+  if (address == 0 || device_of(address) != nullptr || is_pinned(address, 0)) return;
+  die("%s: argument %zu, %#zx, is neither device memory nor pinned: %s", kernel, argument, address,
+      driver().host_memory->describe(address).c_str());
+}
+
 namespace {
 
 CUresult allocate(Lock& lock, Context& context, size_t size, bool is_ready, CUdeviceptr* address) {

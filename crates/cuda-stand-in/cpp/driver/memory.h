@@ -21,6 +21,9 @@ void* resolve(uintptr_t address, size_t num_bytes);
 // of an allocation, where arrays without elements are.
 uintptr_t resolve_argument(const Context& context, uintptr_t address, const char* kernel, size_t argument);
 
+// Ends the process if a pointer among the arguments of a kernel is one that no device can follow.
+void check_pointer(uintptr_t address, const char* kernel, size_t argument);
+
 // Frees everything on a device whose context ends.
 void free_all(Device& device);
 

@@ -216,7 +216,7 @@ API CUresult cuStreamDestroy_v2(CUstream handle) {
   return in_context([&](Lock&, Context&) {
     const auto stream = driver().streams.find(handle);
     if (stream == nullptr) return refuse(CUDA_ERROR_INVALID_HANDLE, "cuStreamDestroy_v2: no such stream");
-    if (stream->capture != nullptr) invalidate(*stream->capture);
+    if (stream->capture != nullptr) leave_capture(*stream);
     driver().streams.remove(handle);
     stream->is_destroyed = true;
     if (stream->queue.empty()) std::erase(stream->context->streams, stream);
