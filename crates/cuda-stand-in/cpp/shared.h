@@ -4,13 +4,13 @@
 
 // A range of memory that work reads or writes.
 struct CuStandInOperand {
-  CUdeviceptr address;
-  size_t num_bytes;
+    CUdeviceptr address;
+    size_t num_bytes;
 };
 
 // Appends work to a stream. When it runs, it gets its state and the addresses at which it finds its operands; then drop
-// is called, or when the graph that captured it ends. CUDA_ERROR_INVALID_VALUE if an operand is not all allocated device
-// memory; drop is called then too.
+// is called, or when the graph that captured it ends. CUDA_ERROR_INVALID_VALUE if an operand is not all allocated
+// device memory; drop is called then too.
 extern "C" CUresult cuStandInEnqueue(CUstream stream, const char* name, const CuStandInOperand* operands,
                                      size_t num_operands, void (*run)(void* state, void* const* addresses),
                                      void (*drop)(void* state), void* state);

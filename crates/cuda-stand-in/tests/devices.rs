@@ -37,8 +37,8 @@ fn a_device_is_described() {
                 "{attribute:?}"
             );
         }
-        // SAFETY: the number has room.
         let mut version = 0;
+        // SAFETY: the number has room.
         unsafe { sys::cuDriverGetVersion(&mut version) }
             .result()
             .unwrap();

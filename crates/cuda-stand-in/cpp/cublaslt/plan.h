@@ -7,24 +7,25 @@
 namespace stand_in::lt {
 
 struct Plan {
-  Operation operation;
-  Layout a, b, c, d;
-  size_t m, n, k;  // D is m x n, op(A) m x k, op(B) k x n
+    Operation operation;
+    Layout a, b, c, d;
+    size_t m, n, k;  // D is m x n, op(A) m x k, op(B) k x n
 };
 
 // An algorithm splits the sum over k into parts, sums each, and adds the parts. So algorithms round differently, like
 // those of the real library.
 struct Algorithm {
-  uint64_t magic;
-  uint64_t num_splits;
-  uint64_t min_alignment_bytes[4];  // of A, B, C, D
-  uint64_t unused[2];
+    uint64_t magic;
+    uint64_t num_splits;
+    uint64_t min_alignment_bytes[4];  // of A, B, C, D
+    uint64_t unused[2];
 };
 static_assert(sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 
-inline constexpr uint64_t kMagic = 0x74657362746f6e;
+inline constexpr uint64_t MAGIC = 0x74657362746f6e;
 
-// CUBLAS_STATUS_INVALID_VALUE for what is never right, CUBLAS_STATUS_NOT_SUPPORTED for what this library cannot compute.
+// CUBLAS_STATUS_INVALID_VALUE for what is never right, CUBLAS_STATUS_NOT_SUPPORTED for what this library cannot
+// compute.
 cublasStatus_t make_plan(cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                          cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, Plan* plan);
 

@@ -20,64 +20,67 @@
 namespace stand_in {
 
 struct Allocation {
-  uintptr_t begin = 0;  // outer address
-  size_t size = 0;      // in bytes, as asked for
-  uintptr_t first_page = 0;
-  size_t num_page_bytes = 0;
-  uint64_t number = 0;  // of the allocations of this arena, from 1
-  bool is_freed = false;
-  bool is_ready = true;  // false: allocated in stream order, and the stream has not come to it
+    uintptr_t begin = 0;  // outer address
+    size_t size = 0;      // in bytes, as asked for
+    uintptr_t first_page = 0;
+    size_t num_page_bytes = 0;
+    uint64_t number = 0;  // of the allocations of this arena, from 1
+    bool is_freed = false;
+    bool is_ready = true;  // false: allocated in stream order, and the stream has not come to it
 
-  std::string name() const;
+    std::string name() const;
 };
 
 class Arena {
- public:
-  enum class Kind { kDevice, kHost };
+public:
+    enum class Kind { Device, Host };
 
-  static constexpr size_t kAlignment = 256;
+    using Allocations = std::map<uintptr_t, Allocation>;  // by first_page
 
-  // Reserves num_bytes of addresses, which cost no memory.
-  Arena(Kind kind, const char* name, size_t num_bytes);
-  Arena(const Arena&) = delete;
+    static constexpr size_t ALIGNMENT = 256;
 
-  // Null if the addresses are used up.
-  Allocation* allocate(size_t size);
+    // Reserves num_bytes of addresses, which cost no memory.
+    Arena(Kind kind, const char* name, size_t num_bytes);
+    Arena(const Arena&) = delete;
 
-  // False if begin is not the beginning of a live allocation. Ends the process if its surroundings were written to.
-  bool free(uintptr_t begin);
+    // Null if the addresses are used up.
+    Allocation* allocate(size_t size);
 
-  // Also of freed allocations, as long as they are remembered; null if there is none.
-  const Allocation* find(uintptr_t address) const;
-  Allocation* find_live(uintptr_t begin);
+    // False if begin is not the beginning of a live allocation. Ends the process if its surroundings were written to.
+    bool free(uintptr_t begin);
 
-  bool contains(uintptr_t address) const { return address >= outer_ && address - outer_ < num_bytes_; }
-  bool contains_inner(uintptr_t address) const { return address >= inner_ && address - inner_ < num_bytes_; }
-  uintptr_t inner(uintptr_t address) const { return address - outer_ + inner_; }
-  uintptr_t outer(uintptr_t address) const { return address - inner_ + outer_; }
+    // Also of freed allocations, as long as they are remembered; null if there is none.
+    const Allocation* find(uintptr_t address) const;
+    Allocation* find_live(uintptr_t begin);
 
-  // What is at an outer address, for messages.
-  std::string describe(uintptr_t address) const;
+    bool contains(uintptr_t address) const { return address >= outer_ && address - outer_ < num_bytes_; }
+    bool contains_inner(uintptr_t address) const { return address >= inner_ && address - inner_ < num_bytes_; }
+    uintptr_t inner(uintptr_t address) const { return address - outer_ + inner_; }
+    uintptr_t outer(uintptr_t address) const { return address - inner_ + outer_; }
 
-  const std::map<uintptr_t, Allocation>& allocations() const { return allocations_; }
-  const char* name() const { return name_; }
+    // What is at an outer address, for messages.
+    std::string describe(uintptr_t address) const;
 
- private:
-  uintptr_t place(size_t num_page_bytes);
-  void forget(uintptr_t first_page);
-  void check_slack(const Allocation& allocation) const;
+    const Allocations& allocations() const { return allocations_; }
+    const char* name() const { return name_; }
 
-  const char* name_;
-  size_t num_bytes_;
-  uintptr_t outer_;
-  uintptr_t inner_;
-  uintptr_t next_;  // addresses are used in turn, so that freed ones stay recognisable for long
-  uint64_t num_allocations_ = 0;
-  std::map<uintptr_t, Allocation> allocations_;  // by first_page
-  std::deque<uintptr_t> freed_;                  // first pages, the oldest first
+private:
+    uintptr_t place(size_t num_page_bytes);
+    Allocations::const_iterator first_around(uintptr_t address) const;
+    void forget(uintptr_t first_page);
+    void check_slack(const Allocation& allocation) const;
+
+    const char* name_;
+    size_t num_bytes_;
+    uintptr_t outer_;
+    uintptr_t inner_;
+    uintptr_t next_;  // addresses are used in turn, so that freed ones stay recognisable for long
+    uint64_t num_allocations_ = 0;
+    Allocations allocations_;
+    std::deque<uintptr_t> freed_;  // first pages, the oldest first
 };
 
 // NaN in bf16, f16 and f32, and, as an index, far outside of everything.
-inline constexpr uint16_t kPoison = 0xffa5;
+inline constexpr uint16_t POISON = 0xffa5;
 
 }  // namespace stand_in

@@ -8,14 +8,14 @@
 namespace stand_in {
 
 struct Capture {
-  std::shared_ptr<Graph> graph;
-  std::shared_ptr<Stream> origin;                // the stream that began it
-  std::vector<std::shared_ptr<Stream>> members;  // streams that are captured, the origin included
-  CUstreamCaptureMode mode;
-  std::thread::id thread;
-  uint64_t number;
-  bool is_invalidated = false;
-  bool is_finished = false;
+    std::shared_ptr<Graph> graph;
+    std::shared_ptr<Stream> origin;                // the stream that began it
+    std::vector<std::shared_ptr<Stream>> members;  // streams that are captured, the origin included
+    CUstreamCaptureMode mode;
+    std::thread::id thread;
+    uint64_t number;
+    bool is_invalidated = false;
+    bool is_finished = false;
 };
 
 // Adds work to the graph of a captured stream.

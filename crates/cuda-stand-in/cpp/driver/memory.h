@@ -27,8 +27,8 @@ void check_pointer(uintptr_t address, const char* kernel, size_t argument);
 // Frees everything on a device whose context ends.
 void free_all(Device& device);
 
-// Lists what nobody has freed.
-void report_leaks();
+// Lists and counts what nobody has freed.
+void report_leaks(const Arena& arena);
 
 // Names faults at addresses of device memory.
 void install_fault_handler();

@@ -7,41 +7,41 @@ namespace stand_in {
 
 // Counts events of a kind, and strikes at one of them.
 class Fault {
- public:
-  // Counts one more event; true if it is the one that must fail.
-  bool strikes() { return ++num_events_ == strike_at_; }
+public:
+    // Counts one more event; true if it is the one that must fail.
+    bool strikes() { return ++num_events_ == strike_at_; }
 
-  // Lets the n-th event from now on fail; 0: none.
-  void arm(uint64_t n) { strike_at_ = n == 0 ? 0 : num_events_ + n; }
+    // Lets the n-th event from now on fail; 0: none.
+    void arm(uint64_t n) { strike_at_ = n == 0 ? 0 : num_events_ + n; }
 
-  uint64_t num_events() const { return num_events_; }
+    uint64_t num_events() const { return num_events_; }
 
- private:
-  uint64_t num_events_ = 0;
-  uint64_t strike_at_ = 0;
+private:
+    uint64_t num_events_ = 0;
+    uint64_t strike_at_ = 0;
 };
 
 struct Options {
-  uint64_t num_devices = 1;
-  uint64_t memory_bytes = uint64_t{2} << 30;  // of each device
-  uint64_t compute_capability = 90;           // ten times the major number, plus the minor one
-  uint64_t driver_version = 12040;
-  uint64_t init_error = CUDA_SUCCESS;         // what cuInit returns
-  uint64_t module_error = CUDA_SUCCESS;       // what cuModuleLoadData returns: 222 and 209 mean a driver that is too old
-  uint64_t lost_error = CUDA_ERROR_ILLEGAL_ADDRESS;  // what every call returns once the device is lost
-  uint64_t seed = 0;                          // of the order in which streams run
-  uint64_t report_leaks = 0;                  // 1: lists what was not freed, at exit
+    uint64_t num_devices = 1;
+    uint64_t memory_bytes = uint64_t{2} << 30;  // of each device
+    uint64_t compute_capability = 90;           // ten times the major number, plus the minor one
+    uint64_t driver_version = 12040;
+    uint64_t init_error = CUDA_SUCCESS;    // what cuInit returns
+    uint64_t module_error = CUDA_SUCCESS;  // what cuModuleLoadData returns: 222 and 209 mean a driver that is too old
+    uint64_t lost_error = CUDA_ERROR_ILLEGAL_ADDRESS;  // what every call returns once the device is lost
+    uint64_t seed = 0;                                 // of the order in which streams run
+    uint64_t report_leaks = 0;                         // 1: lists what was not freed, at exit
 
-  Fault fail_allocation;       // the n-th allocation of device memory: CUDA_ERROR_OUT_OF_MEMORY
-  Fault fail_host_allocation;  // the n-th allocation of pinned host memory: CUDA_ERROR_OUT_OF_MEMORY
-  Fault fail_launch;           // the n-th launch of a kernel or graph: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
-  Fault lose_device;           // the device on which the n-th operation runs is lost with lost_error
+    Fault fail_allocation;       // the n-th allocation of device memory: CUDA_ERROR_OUT_OF_MEMORY
+    Fault fail_host_allocation;  // the n-th allocation of pinned host memory: CUDA_ERROR_OUT_OF_MEMORY
+    Fault fail_launch;           // the n-th launch of a kernel or graph: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    Fault lose_device;           // the device on which the n-th operation runs is lost with lost_error
 
-  // From the environment; ends the process at a name or value that it does not understand.
-  void read_environment();
+    // From the environment; ends the process at a name or value that it does not understand.
+    void read_environment();
 
-  // False if there is no such option.
-  bool set(const char* name, uint64_t value);
+    // False if there is no such option.
+    bool set(const char* name, uint64_t value);
 };
 
 }  // namespace stand_in

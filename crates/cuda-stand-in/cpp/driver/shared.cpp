@@ -9,18 +9,19 @@ __attribute__((visibility("default"))) CUresult cuStandInEnqueue(CUstream handle
                                                                  const CuStandInOperand* operands, size_t num_operands,
                                                                  void (*run)(void*, void* const*), void (*drop)(void*),
                                                                  void* state) {
-  const std::shared_ptr<void> owned(state, drop);
-  return in_stream(handle, [&](Lock& lock, Stream& stream) {
-    const std::vector<CuStandInOperand> all(operands, operands + num_operands);
-    for (const CuStandInOperand& operand : all) {
-      if (const CUresult error = check_range(name, operand.address, operand.num_bytes); error != CUDA_SUCCESS) return error;
-    }
-    return enqueue(lock, stream, {Work::Kind::kKernel, name, [all, run, owned] {
-                                     std::vector<void*> addresses;
-                                     for (const CuStandInOperand& operand : all) {
-                                       addresses.push_back(resolve(operand.address, operand.num_bytes));
-                                     }
-                                     run(owned.get(), addresses.data());
-                                   }});
-  });
+    const std::shared_ptr<void> owned(state, drop);
+    return in_stream(handle, [&](Lock& lock, Stream& stream) {
+        const std::vector<CuStandInOperand> all(operands, operands + num_operands);
+        for (const CuStandInOperand& operand : all) {
+            if (const CUresult error = check_range(name, operand.address, operand.num_bytes); error != CUDA_SUCCESS)
+                return error;
+        }
+        return enqueue(lock, stream, {Work::Kind::Kernel, name, [all, run, owned] {
+                                          std::vector<void*> addresses;
+                                          for (const CuStandInOperand& operand : all) {
+                                              addresses.push_back(resolve(operand.address, operand.num_bytes));
+                                          }
+                                          run(owned.get(), addresses.data());
+                                      }});
+    });
 }

@@ -13,45 +13,45 @@ struct KernelCall;
 
 // One thing that a device does. It may run several times, if it is in a graph.
 struct Work {
-  enum class Kind { kKernel, kCopy, kSet, kMemory, kCallback, kEmpty };
+    enum class Kind { Kernel, Copy, Set, Memory, Callback, Empty };
 
-  Kind kind;
-  std::string name;           // for messages
-  std::function<void()> run;  // without the driver's mutex
+    Kind kind;
+    std::string name;           // for messages
+    std::function<void()> run;  // without the driver's mutex
 };
 
 // The end of the work that a stream had at some time.
 struct Point {
-  std::shared_ptr<Stream> stream;
-  uint64_t position = 0;
+    std::shared_ptr<Stream> stream;
+    uint64_t position = 0;
 
-  bool is_reached() const;
+    bool is_reached() const;
 };
 
 // What stands in the queue of a stream: work, or a graph of it.
 struct Operation {
-  std::string name;
-  std::function<bool()> step;  // runs a part, without the driver's mutex; true if it was the last one
-  std::vector<Point> after;    // in other streams
+    std::string name;
+    std::function<bool()> step;  // runs a part, without the driver's mutex; true if it was the last one
+    std::vector<Point> after;    // in other streams
 };
 
 struct Stream {
-  std::shared_ptr<Context> context;
-  CUstream handle = nullptr;
-  bool is_legacy = false;
-  bool waits_for_legacy = true;  // false: CU_STREAM_NON_BLOCKING
-  unsigned flags = 0;
-  int priority = 0;
+    std::shared_ptr<Context> context;
+    CUstream handle = nullptr;
+    bool is_legacy = false;
+    bool waits_for_legacy = true;  // false: CU_STREAM_NON_BLOCKING
+    unsigned flags = 0;
+    int priority = 0;
 
-  std::deque<Operation> queue;
-  uint64_t num_enqueued = 0;
-  uint64_t num_done = 0;
-  bool is_running = false;  // its first operation, on some thread
-  bool is_destroyed = false;
+    std::deque<Operation> queue;
+    uint64_t num_enqueued = 0;
+    uint64_t num_done = 0;
+    bool is_running = false;  // its first operation, on some thread
+    bool is_destroyed = false;
 
-  // While the stream is captured: where, and the nodes that whatever comes next depends on.
-  std::shared_ptr<Capture> capture;
-  std::vector<size_t> frontier;
+    // While the stream is captured: where, and the nodes that whatever comes next depends on.
+    std::shared_ptr<Capture> capture;
+    std::vector<size_t> frontier;
 };
 
 // The default streams are those of the context; others may be of any. Null if there is no such stream.
@@ -61,14 +61,14 @@ std::shared_ptr<Stream> find_stream(Context& context, CUstream handle);
 // Runs body(lock, stream), unless the stream's device is lost.
 template <class Body>
 CUresult in_stream(CUstream handle, Body body) {
-  return in_context([&](Lock& lock, Context& current) {
-    const std::shared_ptr<Stream> stream = find_stream(current, handle);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    const Context& context = *stream->context;
-    if (context.lost != CUDA_SUCCESS) return context.lost;
-    const CUresult result = body(lock, *stream);
-    return context.lost != CUDA_SUCCESS ? context.lost : result;
-  });
+    return in_context([&](Lock& lock, Context& current) {
+        const std::shared_ptr<Stream> stream = find_stream(current, handle);
+        if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+        const Context& context = *stream->context;
+        if (context.lost != CUDA_SUCCESS) return context.lost;
+        const CUresult result = body(lock, *stream);
+        return context.lost != CUDA_SUCCESS ? context.lost : result;
+    });
 }
 
 // The streams that a context begins with.
