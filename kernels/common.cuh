@@ -53,6 +53,13 @@ __device__ __forceinline__ u32 fma_bf16_pairs(u32 a, u32 b, u32 c) {
     return d;
 }
 
+// 2^x, to 2 units in the last place; exactly 1 at 0, and 0 at -inf. Subnormal numbers are zero.
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 #else
 #include "cuda_cpu.h"
 
@@ -65,6 +72,8 @@ inline bf16 to_bf16(float x) {
 inline u32 to_bf16_pair(float low, float high) {
     return to_bf16(low).bits | static_cast<u32>(to_bf16(high).bits) << 16;
 }
+
+inline float exp2_approx(float x) { return exp2f(x); }
 #endif
 
 constexpr int WARP_SIZE = 32;
@@ -92,6 +101,16 @@ inline u32 fma_bf16_pairs(u32 a, u32 b, u32 c) {
     return to_bf16_pair(fma(low_float(a), low_float(b), low_float(c)), fma(high_float(a), high_float(b), high_float(c)));
 }
 #endif
+
+// Four signed bytes as bf16, which represents them exactly.
+__device__ __forceinline__ uint2 widen_codes(u32 codes) {
+    // 128 + the lower seven bits, less 128, or 256 if the sign bit is set. 0x43 is the upper byte of 128.
+    constexpr u32 UPPER = 0x43434343u, MINUS_ONE = 0xbf80bf80u;
+    const u32 low = codes & 0x7f7f7f7fu, sign = codes & 0x80808080u;
+    return make_uint2(
+        fma_bf16_pairs(__byte_perm(sign, UPPER, 0x4140), MINUS_ONE, __byte_perm(low, UPPER, 0x4140)),
+        fma_bf16_pairs(__byte_perm(sign, UPPER, 0x4342), MINUS_ONE, __byte_perm(low, UPPER, 0x4342)));
+}
 
 // -------------------------------------------------------------------------------- accesses of 16 bytes
 

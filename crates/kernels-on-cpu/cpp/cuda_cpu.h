@@ -118,6 +118,15 @@ inline int __float2int_rn(float x) {
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<uint32_t>(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+// Four of the eight bytes of x and y. (CUDA's sign selectors are not here.)
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selectors) {
+    const uint64_t bytes = static_cast<uint64_t>(y) << 32 | x;
+    uint32_t chosen = 0;
+    for (unsigned i = 0; i < 4; ++i) {
+        chosen |= static_cast<uint32_t>(bytes >> 8 * (selectors >> 4 * i & 7) & 0xff) << 8 * i;
+    }
+    return chosen;
+}
 inline uint32_t __umulhi(uint32_t x, uint32_t y) {
     return static_cast<uint32_t>(static_cast<uint64_t>(x) * y >> 32);
 }

@@ -5,40 +5,48 @@ use std::marker::PhantomData;
 
 use bytemuck::Pod;
 
-/// An argument: a number, or a pointer to a slice, which stays borrowed.
+/// An argument: a number, a struct, or a pointer to a slice, which stays borrowed.
 pub struct Arg<'a> {
-    /// Its bytes; the first ones of a number with fewer.
-    bytes: [u8; 8],
+    /// Its bytes, the first `num_bytes` of these.
+    words: [u64; MAX_WORDS],
     num_bytes: usize,
     borrowed: PhantomData<&'a mut ()>,
 }
 
+/// The size of the largest argument.
+const MAX_WORDS: usize = 16;
+
 impl Arg<'_> {
     /// A pointer to nothing.
     pub const NULL: Self = Self {
-        bytes: [0; 8],
+        words: [0; MAX_WORDS],
         num_bytes: 8,
         borrowed: PhantomData,
     };
 
     /// A pointer to memory that the caller keeps alive.
     pub fn pointer<T>(pointer: *const T) -> Self {
-        Self::number(pointer as usize)
+        Self::value(pointer as usize)
     }
 
-    fn number(number: impl Pod) -> Self {
-        let source = bytemuck::bytes_of(&number);
-        let mut bytes = [0; 8];
-        bytes[..source.len()].copy_from_slice(source);
+    /// A number or a struct, whose pointers are to memory that the caller keeps alive.
+    ///
+    /// # Panics
+    ///
+    /// If it has more than 128 bytes.
+    pub fn value(value: impl Pod) -> Self {
+        let source = bytemuck::bytes_of(&value);
+        let mut words = [0; MAX_WORDS];
+        bytemuck::cast_slice_mut(&mut words)[..source.len()].copy_from_slice(source);
         Self {
-            bytes,
+            words,
             num_bytes: source.len(),
             borrowed: PhantomData,
         }
     }
 
     pub(crate) fn address(&mut self) -> *mut c_void {
-        self.bytes.as_mut_ptr().cast()
+        self.words.as_mut_ptr().cast()
     }
 
     pub(crate) fn num_bytes(&self) -> usize {
@@ -69,7 +77,7 @@ macro_rules! numbers {
     ($($number:ty),*) => {$(
         impl From<$number> for Arg<'_> {
             fn from(number: $number) -> Self {
-                Self::number(number)
+                Self::value(number)
             }
         }
     )*};

@@ -1,0 +1,292 @@
+//! A step's arrays, and the launches of the kernels.
+
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+use half::bf16;
+use inflight_kernels_on_cpu::{Arg, Dims};
+
+use crate::sequences::{Sequence, Shape, Vectors};
+use crate::support::{Random, unwritten, unwritten_bf16};
+
+/// Rows of a sequence that a step computes; the cache holds no later ones.
+pub struct Span<'a> {
+    pub sequence: &'a Sequence,
+    pub rows: Range<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    Context,
+    ContextOfOneWarp,
+    Generation,
+}
+
+/// `AttentionTile` in kernels/paged_attention.cuh.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Default)]
+struct Tile {
+    first_row: u32,
+    num_rows: u32,
+    first_query: u32,
+    position: u32,
+    block_table: u32,
+    split: u32,
+    first_partial: u32,
+    unused: u32,
+}
+
+/// `AttentionCall`. Pointers are numbers here.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Call {
+    out: usize,
+    partials: usize,
+    q: usize,
+    keys: usize,
+    values: usize,
+    key_scales: usize,
+    value_scales: usize,
+    block_tables: usize,
+    tiles: usize,
+    counts: usize,
+    exponent_scale: f32,
+    num_kv_heads: i32,
+    group: i32,
+    head_dim: i32,
+    block_size: i32,
+    window: i32,
+    num_sinks: i32,
+    padding: i32,
+}
+
+// SAFETY: all fields are numbers, of which zero is one, and there are no bytes between them.
+unsafe impl Zeroable for Call {}
+// SAFETY: as above.
+unsafe impl Pod for Call {}
+
+const NOWHERE: u32 = u32::MAX;
+const SPLIT_LEN: usize = 256;
+const WARP_QUERIES: usize = 16;
+
+/// Keys or values of all blocks, at a multiple of 16 bytes.
+struct Pool {
+    words: Vec<u128>,
+    scales: Vec<f32>,
+}
+
+impl Pool {
+    /// Nothing that is finite: NaN, or codes with NaN as scales.
+    fn new(shape: &Shape, num_blocks: usize) -> Self {
+        let num_vectors = num_blocks * shape.num_kv_heads * shape.block_size;
+        let num_bytes = num_vectors * shape.head_dim * if shape.is_int8 { 1 } else { 2 };
+        Self {
+            words: vec![u128::MAX; num_bytes.div_ceil(16)],
+            scales: if shape.is_int8 {
+                unwritten(num_vectors)
+            } else {
+                Vec::new()
+            },
+        }
+    }
+
+    fn store(&mut self, shape: &Shape, vector: usize, from: &Vectors, from_vector: usize) {
+        let head_dim = shape.head_dim;
+        let elements = &from.elements[from_vector * head_dim..][..head_dim];
+        if shape.is_int8 {
+            self.scales[vector] = from.scales[from_vector];
+            let codes: &mut [i8] = bytemuck::cast_slice_mut(&mut self.words);
+            for (code, element) in codes[vector * head_dim..].iter_mut().zip(elements) {
+                *code = *element as i8;
+            }
+        } else {
+            let bits: &mut [i16] = bytemuck::cast_slice_mut(&mut self.words);
+            bits[vector * head_dim..][..head_dim].copy_from_slice(elements);
+        }
+    }
+
+    fn scales_address(&self) -> usize {
+        if self.scales.is_empty() {
+            0
+        } else {
+            self.scales.as_ptr() as usize
+        }
+    }
+}
+
+/// Runs a kernel for the rows of spans, and returns the rows of each.
+pub fn attend(
+    random: &mut Random,
+    shape: &Shape,
+    spans: &[Span<'_>],
+    kernel: Kernel,
+) -> Vec<Vec<bf16>> {
+    let tables: Vec<Vec<Option<()>>> = spans.iter().map(|span| blocks_of(shape, span)).collect();
+    let num_stored = tables.iter().flatten().flatten().count();
+    let num_blocks = num_stored + random.between(1, 3);
+    let mut block_ids = random.different(num_stored, num_blocks).into_iter();
+    let mut keys = Pool::new(shape, num_blocks);
+    let mut values = Pool::new(shape, num_blocks);
+    let num_other_entries = random.between(0, 3);
+    let mut block_tables = random.indices(num_other_entries, num_blocks);
+    let (mut q, mut starts) = (Vec::new(), Vec::new());
+    for (span, table) in spans.iter().zip(&tables) {
+        starts.push((q.len() / shape.q_len(), block_tables.len()));
+        q.extend_from_slice(
+            &span.sequence.q[span.rows.start * shape.q_len()..span.rows.end * shape.q_len()],
+        );
+        for (index, block) in table.iter().enumerate() {
+            let Some(()) = block else {
+                block_tables.push(NOWHERE);
+                continue;
+            };
+            let block = block_ids.next().expect("as many as are stored");
+            block_tables.push(block);
+            for head in 0..shape.num_kv_heads {
+                for offset in 0..shape
+                    .block_size
+                    .min(span.rows.end - index * shape.block_size)
+                {
+                    let vector =
+                        (block as usize * shape.num_kv_heads + head) * shape.block_size + offset;
+                    let from = head * span.sequence.len + index * shape.block_size + offset;
+                    keys.store(shape, vector, &span.sequence.keys, from);
+                    values.store(shape, vector, &span.sequence.values, from);
+                }
+            }
+        }
+    }
+
+    let block_queries = if kernel == Kernel::Context {
+        4 * WARP_QUERIES
+    } else {
+        WARP_QUERIES
+    };
+    let (mut tiles, mut rest, mut num_partials) = (Vec::new(), Vec::new(), 0);
+    for (span, (first_row, block_table)) in spans.iter().zip(&starts) {
+        let num_queries = span.rows.len() * shape.group;
+        for first_query in (0..num_queries).step_by(block_queries) {
+            let last_query = (first_query + block_queries).min(num_queries) - 1;
+            let num_splits = (span.rows.start + last_query / shape.group) / SPLIT_LEN + 1;
+            let tile = Tile {
+                first_row: *first_row as u32,
+                num_rows: span.rows.len() as u32,
+                first_query: first_query as u32,
+                position: span.rows.start as u32,
+                block_table: *block_table as u32,
+                split: 0,
+                first_partial: num_partials as u32,
+                unused: 0,
+            };
+            tiles.push(tile);
+            if kernel == Kernel::Generation {
+                rest.extend((1..num_splits).map(|split| Tile {
+                    split: split as u32,
+                    ..tile
+                }));
+                if num_splits > 1 {
+                    num_partials += num_splits * (last_query + 1 - first_query);
+                }
+            }
+            // Entries that do nothing, as there are in a captured launch.
+            if random.between(0, 4) == 0 {
+                tiles.push(Tile::default());
+            }
+        }
+    }
+    let num_first_splits = tiles.len();
+    tiles.append(&mut rest);
+    let counts = [tiles.len() as u32, num_first_splits as u32];
+
+    let mut out = unwritten_bf16(q.len());
+    let mut partials =
+        unwritten(num_partials * shape.num_kv_heads * ((shape.head_dim + 9) / 8 * 8));
+    let call = Call {
+        out: out.as_mut_ptr() as usize,
+        partials: partials.as_mut_ptr() as usize,
+        q: q.as_ptr() as usize,
+        keys: keys.words.as_ptr() as usize,
+        values: values.words.as_ptr() as usize,
+        key_scales: keys.scales_address(),
+        value_scales: values.scales_address(),
+        block_tables: block_tables.as_ptr() as usize,
+        tiles: tiles.as_ptr() as usize,
+        counts: counts.as_ptr() as usize,
+        exponent_scale: shape.scale * std::f32::consts::LOG2_E,
+        num_kv_heads: shape.num_kv_heads as i32,
+        group: shape.group as i32,
+        head_dim: shape.head_dim as i32,
+        block_size: shape.block_size as i32,
+        window: shape.window as i32,
+        num_sinks: shape.num_sinks as i32,
+        padding: 0,
+    };
+    let padded_dim = [64, 96, 128, 256]
+        .into_iter()
+        .find(|dim| *dim >= shape.head_dim)
+        .expect("up to 256");
+    let dtype = if shape.is_int8 { "int8" } else { "bf16" };
+    let has_totals = spans.iter().any(|span| span.rows.end > SPLIT_LEN);
+    let (name, num_warps) = match kernel {
+        Kernel::Context => (format!("context_{dtype}_d{padded_dim}"), 4),
+        Kernel::ContextOfOneWarp => (format!("context_{dtype}_d{padded_dim}_w1"), 1),
+        Kernel::Generation => (format!("generation_{dtype}_d{padded_dim}"), 1),
+    };
+    let mut shared_bytes = 256 * padded_dim;
+    if shape.is_int8 {
+        shared_bytes += 512;
+    }
+    if padded_dim > 128 {
+        shared_bytes += num_warps * 8192;
+    }
+    if kernel != Kernel::Generation && has_totals {
+        shared_bytes += num_warps * (64 * padded_dim + 512);
+    }
+    let grid_x = match kernel {
+        Kernel::Generation => random.between(1, tiles.len() + 1),
+        _ => random.between(tiles.len(), tiles.len() + 2),
+    };
+    let dims = Dims {
+        grid: [grid_x as u32, shape.num_kv_heads as u32, 1],
+        block: [32 * num_warps as u32, 1, 1],
+        shared_bytes,
+    };
+    // SAFETY: all is as kernels/paged_attention*.cu{,h} say.
+    unsafe {
+        random.launch(
+            &format!("paged_attention_{name}"),
+            dims,
+            &mut [Arg::value(call)],
+        )
+    };
+    if kernel == Kernel::Generation {
+        let dims = Dims {
+            grid: [
+                random.between(1, num_first_splits + 1) as u32,
+                shape.num_kv_heads as u32,
+                random.between(1, WARP_QUERIES) as u32,
+            ],
+            block: [128, 1, 1],
+            shared_bytes: 0,
+        };
+        // SAFETY: as above.
+        unsafe { random.launch("paged_attention_merge", dims, &mut [Arg::value(call)]) };
+    }
+    let row = |row: usize| row * shape.q_len();
+    let rows_of = |(span, (first_row, _)): (&Span<'_>, &(usize, usize))| {
+        out[row(*first_row)..row(first_row + span.rows.len())].to_vec()
+    };
+    spans.iter().zip(&starts).map(rows_of).collect()
+}
+
+/// Which blocks of a span's table are stored: those that one of its rows sees, and some others.
+fn blocks_of(shape: &Shape, span: &Span<'_>) -> Vec<Option<()>> {
+    let block_size = shape.block_size;
+    let is_seen = |index: usize| {
+        let end = ((index + 1) * block_size).min(span.rows.end);
+        shape.any_sees(&span.rows, index * block_size..end)
+    };
+    (0..span.rows.end.div_ceil(block_size))
+        .map(|index| is_seen(index).then_some(()))
+        .collect()
+}

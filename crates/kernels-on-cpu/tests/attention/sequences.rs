@@ -1,0 +1,178 @@
+//! Sequences with random queries, keys and values, and their attention in f64.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use crate::support::Random;
+
+/// The heads of a layer, what they see, and how the cache stores them.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub num_kv_heads: usize,
+    /// Query heads of a key/value head.
+    pub group: usize,
+    pub head_dim: usize,
+    pub block_size: usize,
+    /// 0: none.
+    pub window: usize,
+    pub num_sinks: usize,
+    pub scale: f32,
+    pub is_int8: bool,
+}
+
+impl Shape {
+    pub fn random(random: &mut Random) -> Self {
+        let head_dim = match random.between(0, 5) {
+            0 => 2 * random.between(1, 128),
+            1 => random.one_of(&[80, 96, 256]),
+            2 => 128,
+            _ => random.one_of(&[16, 64]),
+        };
+        Self {
+            num_kv_heads: random.between(1, 3),
+            group: random.one_of(&[1, 2, 3, 4, 7, 8, 20]),
+            head_dim,
+            block_size: match random.between(0, 2) {
+                0 => random.between(1, 40),
+                _ => random.one_of(&[16, 32, 64, 128]),
+            },
+            window: match random.between(0, 2) {
+                0 => random.between(1, 400),
+                1 => random.one_of(&[1, 64, 128, 256]),
+                _ => 0,
+            },
+            num_sinks: if random.coin() {
+                0
+            } else {
+                random.between(1, 80)
+            },
+            // Some distributions are flat, others have peaks.
+            scale: random.one_of(&[0.5, 2.0, 8.0]) / (head_dim as f32).sqrt(),
+            is_int8: random.coin(),
+        }
+    }
+
+    pub fn num_q_heads(&self) -> usize {
+        self.num_kv_heads * self.group
+    }
+
+    pub fn q_len(&self) -> usize {
+        self.num_q_heads() * self.head_dim
+    }
+
+    pub fn sees(&self, query: usize, position: usize) -> bool {
+        position <= query
+            && (self.window == 0 || position + self.window > query || position < self.num_sinks)
+    }
+
+    /// Whether a row of `rows` sees one of `positions`.
+    pub fn any_sees(&self, rows: &Range<usize>, mut positions: Range<usize>) -> bool {
+        positions.any(|position| rows.clone().any(|row| self.sees(row, position)))
+    }
+}
+
+/// Keys or values of a sequence, `[num_kv_heads][len][head_dim]`.
+pub struct Vectors {
+    /// Bits of bf16, or codes.
+    pub elements: Vec<i16>,
+    /// Of int8, `[num_kv_heads][len]`; else ones.
+    pub scales: Vec<f32>,
+    is_int8: bool,
+}
+
+impl Vectors {
+    fn random(random: &mut Random, shape: &Shape, len: usize) -> Self {
+        let num_vectors = shape.num_kv_heads * len;
+        let num_elements = num_vectors * shape.head_dim;
+        let (elements, scales) = if shape.is_int8 {
+            let codes = random.indices(num_elements, 255);
+            (
+                codes.iter().map(|code| *code as i16 - 127).collect(),
+                (0..num_vectors)
+                    .map(|_| random.float(0.005) + 0.006)
+                    .collect(),
+            )
+        } else {
+            let x = random.bf16s(num_elements, 1.0);
+            (
+                x.iter().map(|x| x.to_bits() as i16).collect(),
+                vec![1.0; num_vectors],
+            )
+        };
+        Self {
+            elements,
+            scales,
+            is_int8: shape.is_int8,
+        }
+    }
+
+    fn element(&self, vector: usize, head_dim: usize, dim: usize) -> f64 {
+        let element = self.elements[vector * head_dim + dim];
+        if self.is_int8 {
+            f64::from(element) * f64::from(self.scales[vector])
+        } else {
+            bf16::from_bits(element as u16).to_f64()
+        }
+    }
+}
+
+pub struct Sequence {
+    pub len: usize,
+    /// `[len][q_len]`
+    pub q: Vec<bf16>,
+    pub keys: Vectors,
+    pub values: Vectors,
+}
+
+/// An element of the attention.
+pub struct Expected {
+    pub out: f64,
+    /// The weighted sum of the magnitudes of the values.
+    pub magnitude: f64,
+}
+
+impl Sequence {
+    pub fn random(random: &mut Random, shape: &Shape, len: usize) -> Self {
+        Self {
+            len,
+            q: random.bf16s(len * shape.q_len(), 1.0),
+            keys: Vectors::random(random, shape, len),
+            values: Vectors::random(random, shape, len),
+        }
+    }
+
+    /// The attention of a head at a position.
+    pub fn attention(&self, shape: &Shape, position: usize, head: usize) -> Vec<Expected> {
+        let head_dim = shape.head_dim;
+        let q = &self.q[position * shape.q_len() + head * head_dim..][..head_dim];
+        let first_vector = head / shape.group * self.len;
+        let seen: Vec<usize> = (0..=position)
+            .filter(|seen| shape.sees(position, *seen))
+            .collect();
+        let score = |seen: &usize| {
+            let products = q
+                .iter()
+                .enumerate()
+                .map(|(dim, q)| q.to_f64() * self.keys.element(first_vector + seen, head_dim, dim));
+            products.sum::<f64>() * f64::from(shape.scale)
+        };
+        let scores: Vec<f64> = seen.iter().map(score).collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        let of_dim = |dim| {
+            let mut expected = Expected {
+                out: 0.0,
+                magnitude: 0.0,
+            };
+            for (seen, weight) in seen.iter().zip(&weights) {
+                let term = weight / sum * self.values.element(first_vector + seen, head_dim, dim);
+                expected.out += term;
+                expected.magnitude += term.abs();
+            }
+            expected
+        };
+        (0..head_dim).map(of_dim).collect()
+    }
+}

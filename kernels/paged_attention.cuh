@@ -1,0 +1,687 @@
+// What the kernels of paged attention share: which positions are seen, how tiles of the cache are walked, and how the
+// results of splits are merged.
+//
+// All of them compute a query (one head of one row) by the same operations in the same order, so that its result is the
+// same bit for bit in a chunk of the context, in a generation step, among draft tokens, and beside any other rows:
+//
+//   positions of the sequence   0      64     128    192    256                  512         query
+//                               | tile | tile | tile | tile | tile | tile | tile | ... | tile |
+//                               |--------- split 0 ---------|------ split 1 -----|- split 2 --|
+//
+//   tile     scores = q K^T by m16n8k16 over the head's elements in order; max = max(max, scores);
+//            p = exp2((scores - max) * scale * log2(e)); sum and out are rescaled; sum += p; out += bf16(p) V
+//            (online softmax; Milakov and Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135)
+//   split    starts with max = -inf, sum = 0, out = 0
+//   row      splits are merged in ascending order: M' = max(M, max), Out = Out * exp2(M - M') + out * exp2(max - M')
+//            (Dao et al., Flash-Decoding, 2023)
+//
+// Tiles and splits start at fixed positions. A warp computes 16 queries, and a query's numbers lie in the same four lanes
+// and registers whichever row of the warp it is. Positions that a query does not see have the score -inf: they change
+// neither its max nor its sum, and add zeros to out. So tiles and splits of which a query sees nothing may be walked or
+// skipped: M - M' and max - max' are 0 there, and the factors exactly 1; only the sign of a zero may differ, which the
+// output does not keep. Positions that no query of a tile sees are not read: their blocks may be gone, and their memory may
+// hold NaN. (A value that is not finite spoils the queries that see it, and those up to 63 positions before it that are
+// computed in the same tile.)
+//
+// Queries are packed by key/value head: query i of a sequence's rows is head i % group of row i / group, where `group`
+// query heads share a key/value head; so all queries that need a tile of the cache share its one copy in shared memory:
+//
+//   group 4        row 0             row 1             row 2             row 3
+//   queries        0   1   2   3     4   5   6   7     8   9   10  11    12  13  14  15
+//
+// An int8 cache holds codes that bf16 represents exactly. A tile of codes is widened in shared memory; the scales of keys
+// are multiplied with the scores, those of values with p before it is rounded to bf16.
+#pragma once
+#include "tensor_cores.cuh"
+
+// Positions of a tile and of a split, counted from position 0.
+constexpr int TILE_LEN = 64;
+constexpr int SPLIT_LEN = 256;
+// Queries that a warp computes.
+constexpr int WARP_QUERIES = 16;
+
+// Some queries of one sequence, in device memory. The rows of the sequence are consecutive rows of the step, at
+// consecutive positions.
+struct alignas(16) AttentionTile {
+    // The sequence's first row, and how many it has in this step. 0: an entry that does nothing.
+    u32 first_row, num_rows;
+    // The first packed query of this tile: a multiple of the queries that a block of the kernel computes.
+    u32 first_query;
+    // The position of `first_row`.
+    u32 position;
+    // Where the sequence's blocks begin in `block_tables`.
+    u32 block_table;
+    // Generation: the split that this entry computes, and where the partial results of the tile begin, in queries.
+    u32 split, first_partial;
+    u32 unused;
+};
+
+// The argument of all kernels of paged attention.
+struct AttentionCall {
+    // [num_rows][num_q_heads][head_dim]
+    bf16* out;
+    // Scratch memory of generation, see paged_attention_generation.cu.
+    float* partials;
+    // [num_rows][num_q_heads][head_dim], rotated.
+    const bf16* q;
+    // The cache of the layer, [num_blocks][num_kv_heads][block_size][head_dim], bf16 or int8: fewer than 2^32 - 1 vectors.
+    const void* keys;
+    const void* values;
+    // int8: [num_blocks][num_kv_heads][block_size]; bf16: null.
+    const float* key_scales;
+    const float* value_scales;
+    // Blocks in order of position. NOWHERE stands for a block that no query sees.
+    const u32* block_tables;
+    const AttentionTile* tiles;
+    // counts[0]: entries of `tiles`. counts[1], generation: those of split 0, which come first.
+    const u32* counts;
+    // The factor of the scores, > 0, times log2(e).
+    float exponent_scale;
+    int num_kv_heads;
+    // Query heads of a key/value head.
+    int group;
+    // Even.
+    int head_dim;
+    int block_size;
+    // The query at position p sees the positions above p - window up to p, and those below num_sinks; 0: all up to p.
+    int window, num_sinks;
+};
+
+// ------------------------------------------------------------------------------------------- what is seen
+
+// The positions that the queries at positions `first` to `last` see.
+struct Sight {
+    int first, last;
+    // 0: none. Then there is nothing for sinks to add.
+    int window, num_sinks;
+
+    __device__ __forceinline__ int window_begin() const { return window > 0 ? max(first - window + 1, 0) : 0; }
+
+    // Whether a query sees a position of from..to.
+    __device__ __forceinline__ bool any_sees(int from, int to) const {
+        return from <= last && (to > window_begin() || from < num_sinks);
+    }
+
+    // Whether all queries see all positions of from..to. (No, if some are sinks and others in the window.)
+    __device__ __forceinline__ bool all_see(int from, int to) const {
+        return to - 1 <= first && (window == 0 || from > last - window || to <= num_sinks);
+    }
+
+    // The first tile from `tile` on that a query may see.
+    __device__ __forceinline__ int next_tile(int tile) const {
+        const int from = tile * TILE_LEN, begin = window_begin();
+        return from >= num_sinks && from + TILE_LEN <= begin ? begin / TILE_LEN : tile;
+    }
+};
+
+// Whether the query at a position, -1 if there is none, sees another position.
+__device__ __forceinline__ bool query_sees(const AttentionCall& call, int query, int position) {
+    return position <= query && (call.window == 0 || position > query - call.window || position < call.num_sinks);
+}
+
+// Whether a query of the warp sees a position of a tile, and whether all queries see all. Each lane knows two of them.
+__device__ __forceinline__ bool warp_sees(const AttentionCall& call, const int (&positions)[2], int tile) {
+    bool is_seen = false;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const Sight sight{positions[i], positions[i], call.window, call.num_sinks};
+        is_seen |= sight.any_sees(tile * TILE_LEN, (tile + 1) * TILE_LEN);
+    }
+    return __any_sync(ALL_LANES, is_seen);
+}
+
+__device__ __forceinline__ bool warp_sees_all(const AttentionCall& call, const int (&positions)[2], int tile) {
+    bool is_seen = true;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const Sight sight{positions[i], positions[i], call.window, call.num_sinks};
+        is_seen &= positions[i] < 0 || sight.all_see(tile * TILE_LEN, (tile + 1) * TILE_LEN);
+    }
+    return __all_sync(ALL_LANES, is_seen);
+}
+
+// A tile of up to `max_queries` queries, as its entry describes it. Registers are few: the entry is read again where it is
+// needed.
+struct QueryTile {
+    const AttentionCall& call;
+    u32 index;
+    int num_queries;
+
+    __device__ __forceinline__ QueryTile(const AttentionCall& call, u32 index, int max_queries)
+        : call(call), index(index) {
+        const long long num_left = static_cast<long long>(entry().num_rows) * call.group - entry().first_query;
+        num_queries = static_cast<int>(max(0ll, min(num_left, static_cast<long long>(max_queries))));
+    }
+
+    __device__ __forceinline__ const AttentionTile& entry() const { return call.tiles[index]; }
+
+    __device__ __forceinline__ int position(int query) const {
+        return static_cast<int>(entry().position + (entry().first_query + query) / call.group);
+    }
+
+    // Where a query lies in q and out.
+    __device__ __forceinline__ size_t offset(int kv_head, int query) const {
+        const u32 packed = entry().first_query + query;
+        const size_t row = static_cast<size_t>(entry().first_row) + packed / call.group;
+        return ((row * call.num_kv_heads + kv_head) * call.group + packed % call.group) * call.head_dim;
+    }
+
+    // What the queries see. There is at least one.
+    __device__ __forceinline__ Sight sight() const {
+        return {position(0), position(num_queries - 1), call.window, call.num_sinks};
+    }
+
+    __device__ __forceinline__ int num_splits() const { return position(num_queries - 1) / SPLIT_LEN + 1; }
+
+    // The partial result of a query, and the distance to that of the next split, in floats.
+    __device__ __forceinline__ float* partial(int kv_head, int split, int query) const {
+        const size_t index = static_cast<size_t>(entry().first_partial + query) * call.num_kv_heads + kv_head;
+        return call.partials + index * partial_len() + split * split_stride();
+    }
+
+    __device__ __forceinline__ size_t split_stride() const {
+        return static_cast<size_t>(num_queries) * call.num_kv_heads * partial_len();
+    }
+
+    __device__ __forceinline__ int partial_len() const { return (call.head_dim + 9) / 8 * 8; }
+};
+
+// --------------------------------------------------------------------------------------------- the merge
+
+// The factors of two results that are merged, and the larger maximum. -inf: a result of no position.
+struct MergeFactors {
+    float max, total, added;
+
+    __device__ __forceinline__ MergeFactors(float total_max, float added_max, float exponent_scale) {
+        max = fmaxf(total_max, added_max);
+        const float base = max == -infinity() ? 0.0f : max;
+        total = exp2_approx((total_max - base) * exponent_scale);
+        added = exp2_approx((added_max - base) * exponent_scale);
+    }
+
+    __device__ __forceinline__ float merge(float total_value, float added_value) const {
+        return fmaf(total_value, total, added_value * added);
+    }
+};
+
+// The factor of a finished sum; 0 if nothing was seen.
+__device__ __forceinline__ float reciprocal_of_sum(float sum) { return sum == 0.0f ? 0.0f : __frcp_rn(sum); }
+
+// Adding 0 makes -0 to 0.
+__device__ __forceinline__ float finished(float out, float reciprocal) { return fmaf(out, reciprocal, 0.0f); }
+
+// ------------------------------------------------------------------------------- tiles in shared memory
+
+// A tile of bf16 in shared memory, [TILE_LEN][D], in chunks of 8 elements. The chunks of a row are permuted, by an exclusive or
+// with bits of the row's number, so that ldmatrix reads eight rows without bank conflicts.
+template <int D>
+struct Chunks {
+    static_assert(D % 32 == 0);
+    static constexpr int PER_ROW = D / 8;
+    // The bits of a chunk's number that are permuted: as many as there are in all rows.
+    static constexpr int PERMUTED = PER_ROW % 8 == 0 ? 7 : 3;
+
+    // The place of a chunk.
+    static __device__ __forceinline__ int place(int row, int chunk) {
+        return row * PER_ROW + (chunk ^ ((PERMUTED == 7 ? row : row / 2) & PERMUTED));
+    }
+
+    // The place of a chunk `num_rows` rows and `num_chunks` chunks after one at `place`, where `num_rows` is a multiple
+    // of 8, `num_chunks` is even, and the chunk at `place` is the first or the second of its row.
+    static __device__ __forceinline__ int after(int place, int num_rows, int num_chunks) {
+        return (place ^ (num_chunks & PERMUTED)) + num_rows * PER_ROW + (num_chunks & ~PERMUTED);
+    }
+};
+
+// What a block has of shared memory, in bytes.
+template <int D, int NUM_WARPS, bool IS_INT8>
+struct SharedLayout {
+    static constexpr int TILE_BYTES = TILE_LEN * D * 2;
+    // bf16:    | keys | values |
+    // int8:    | widened keys or values | codes of keys | codes of values | scales of both |
+    static constexpr int KEY_BYTES = IS_INT8 ? TILE_BYTES / 2 : TILE_BYTES;
+    static constexpr int KEYS = IS_INT8 ? TILE_BYTES : 0;
+    static constexpr int VALUES = KEYS + KEY_BYTES;
+    static constexpr int SCALES = VALUES + KEY_BYTES;
+    // Queries that have no room in registers.
+    static constexpr bool KEEPS_QUERIES = D > 128;
+    static constexpr int QUERIES = SCALES + (IS_INT8 ? TILE_LEN * 8 : 0);
+    // The running totals of the splits, if there are any.
+    static constexpr int TOTALS = QUERIES + (KEEPS_QUERIES ? NUM_WARPS * WARP_QUERIES * D * 2 : 0);
+};
+
+// A barrier of the threads that share tiles.
+template <int NUM_WARPS>
+__device__ __forceinline__ void team_barrier() {
+    if constexpr (NUM_WARPS == 1) {
+        __syncwarp();
+    } else {
+        __syncthreads();
+    }
+}
+
+// The positions of a tile, as the lanes of each warp find them: lane l looks after positions l and l + 32.
+struct TileSource {
+    // Indices into [num_blocks][num_kv_heads][block_size]; NOWHERE: not read.
+    u32 vectors[2];
+};
+
+__device__ __forceinline__ void find_vectors(TileSource& source, const AttentionCall& call, u32 block_table, int kv_head,
+                                             const Sight& sight, int tile) {
+    const int lane = threadIdx.x % WARP_SIZE;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int position = tile * TILE_LEN + half * WARP_SIZE + lane;
+        source.vectors[half] = NOWHERE;
+        if (sight.any_sees(position, position + 1)) {
+            const u32 index = static_cast<u32>(position) / static_cast<u32>(call.block_size);
+            const u32 block = call.block_tables[block_table + index];
+            if (block != NOWHERE) {
+                const u32 first = (block * call.num_kv_heads + kv_head) * call.block_size;
+                source.vectors[half] = first + (position - index * call.block_size);
+            }
+        }
+    }
+}
+
+// The scales of the lane's positions.
+struct TileScales {
+    float keys[2], values[2];
+
+    __device__ __forceinline__ void load(const AttentionCall& call, const TileSource& source) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const u32 vector = source.vectors[half];
+            keys[half] = vector != NOWHERE ? call.key_scales[vector] : 0.0f;
+            values[half] = vector != NOWHERE ? call.value_scales[vector] : 0.0f;
+        }
+    }
+
+    // Writes those of all keys, then those of all values.
+    __device__ __forceinline__ void store(float* scales) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int place = half * WARP_SIZE + threadIdx.x % WARP_SIZE;
+            scales[place] = keys[half];
+            scales[TILE_LEN + place] = values[half];
+        }
+    }
+};
+
+// The vector of a row of the tile. All lanes of a warp ask at once, for rows of the same half.
+__device__ __forceinline__ u32 vector_of_row(const TileSource& source, int row, bool is_second_half) {
+    return __shfl_sync(ALL_LANES, is_second_half ? source.vectors[1] : source.vectors[0], row % WARP_SIZE);
+}
+
+// How far the loops of copies are unrolled: large heads leave few registers for addresses.
+template <int D, int NUM_WARPS>
+constexpr int COPY_UNROLL = D <= 128 ? 8 : 4;
+
+// Begins to copy a tile of keys or values to shared memory: [TILE_LEN][D], elements from head_dim on and rows without a
+// vector are zeros. int8 codes lie in order, bf16 as Chunks says.
+template <int D, int NUM_WARPS, bool IS_INT8>
+__device__ __forceinline__ void copy_tile(unsigned char* to, const void* from, const TileSource& source, int head_dim) {
+    constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE, ELEMENT = IS_INT8 ? 1 : 2;
+    const int vector_bytes = head_dim * ELEMENT;
+    const unsigned char* const cache = static_cast<const unsigned char*>(from);
+    const int warp_begin = NUM_WARPS == 1 ? 0 : threadIdx.x / WARP_SIZE * WARP_SIZE;
+    const int lane = threadIdx.x % WARP_SIZE;
+    if (vector_bytes % 16 == 0) {
+        constexpr int CHUNKS = D * ELEMENT / 16;
+#pragma unroll(COPY_UNROLL<D, NUM_WARPS>)
+        for (int begin = 0; begin < TILE_LEN * CHUNKS; begin += NUM_THREADS) {
+            const int index = begin + warp_begin + lane, row = index / CHUNKS, chunk = index % CHUNKS;
+            const u32 vector = vector_of_row(source, row, begin + warp_begin >= WARP_SIZE * CHUNKS);
+            const bool is_read = vector != NOWHERE && chunk * 16 < vector_bytes;
+            const int place = IS_INT8 ? index : Chunks<D>::place(row, chunk);
+            cp_async_16_or_zeros(to + place * 16,
+                                 is_read ? cache + static_cast<size_t>(vector) * vector_bytes + chunk * 16 : cache,
+                                 is_read);
+        }
+    } else {
+        // Vectors that do not begin at multiples of 16 bytes are copied in pairs of elements, and at once: the barrier
+        // after the wait for asynchronous copies orders these as well.
+        constexpr int PAIRS = D / 2;
+#pragma unroll 1
+        for (int begin = 0; begin < TILE_LEN * PAIRS; begin += NUM_THREADS) {
+            const int index = begin + warp_begin + lane, row = index / PAIRS, pair = index % PAIRS;
+            const u32 vector = vector_of_row(source, row, begin + warp_begin >= WARP_SIZE * PAIRS);
+            const bool is_read = vector != NOWHERE && 2 * pair < head_dim;
+            const size_t offset = static_cast<size_t>(vector) * vector_bytes + 2 * pair * ELEMENT;
+            if constexpr (IS_INT8) {
+                reinterpret_cast<u16*>(to)[index] = is_read ? *reinterpret_cast<const u16*>(cache + offset) : u16(0);
+            } else {
+                reinterpret_cast<u32*>(to)[Chunks<D>::place(row, pair / 4) * 4 + pair % 4] =
+                    is_read ? *reinterpret_cast<const u32*>(cache + offset) : 0;
+            }
+        }
+    }
+}
+
+// A tile of codes as a tile of bf16.
+template <int D, int NUM_WARPS>
+__device__ __forceinline__ void widen_tile(unsigned char* to, const unsigned char* codes) {
+    constexpr int CHUNKS = D / 16;
+#pragma unroll(COPY_UNROLL<D, NUM_WARPS>)
+    for (int begin = 0; begin < TILE_LEN * CHUNKS; begin += NUM_WARPS * WARP_SIZE) {
+        const int index = begin + threadIdx.x, row = index / CHUNKS, chunk = index % CHUNKS;
+        const uint4 words = reinterpret_cast<const uint4*>(codes)[index];
+        const uint2 x = widen_codes(words.x), y = widen_codes(words.y), z = widen_codes(words.z), w = widen_codes(words.w);
+        reinterpret_cast<uint4*>(to)[Chunks<D>::place(row, 2 * chunk)] = make_uint4(x.x, x.y, y.x, y.y);
+        reinterpret_cast<uint4*>(to)[Chunks<D>::place(row, 2 * chunk + 1)] = make_uint4(z.x, z.y, w.x, w.y);
+    }
+}
+
+// ---------------------------------------------------------------------------------- the queries of a warp
+
+// The 16 queries of a warp as operands of mma_bf16: lane l holds elements of the queries l / 4 and l / 4 + 8.
+template <int D, int NUM_WARPS, bool IS_IN_REGISTERS_>
+struct Queries {
+    static constexpr bool IS_IN_REGISTERS = IS_IN_REGISTERS_;
+    static constexpr int NUM_STEPS = D / 16;
+    u32 words[IS_IN_REGISTERS ? NUM_STEPS : 1][4];
+    // Else [NUM_STEPS][threads of the block] in shared memory.
+    unsigned char* room;
+
+    // Queries that are null are zeros.
+    __device__ __forceinline__ Queries(const bf16* const (&q)[2], int head_dim, unsigned char* room) : room(room) {
+#pragma unroll
+        for (int step = 0; step < NUM_STEPS; ++step) {
+            u32 a[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int dim = step * 16 + i / 2 * 8 + threadIdx.x % 4 * 2;
+                const bf16* const query = q[i % 2];
+                a[i] = query != nullptr && dim < head_dim ? *reinterpret_cast<const u32*>(query + dim) : 0;
+            }
+            if constexpr (IS_IN_REGISTERS) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) words[step][i] = a[i];
+            } else {
+                stored(step) = make_uint4(a[0], a[1], a[2], a[3]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ uint4& stored(int step) const {
+        return reinterpret_cast<uint4*>(room)[step * NUM_WARPS * WARP_SIZE + threadIdx.x];
+    }
+
+    __device__ __forceinline__ void get(int step, u32 (&a)[4]) const {
+        if constexpr (IS_IN_REGISTERS) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[i] = words[step][i];
+        } else {
+            const uint4 x = stored(step);
+            a[0] = x.x, a[1] = x.y, a[2] = x.z, a[3] = x.w;
+        }
+    }
+};
+
+// The running result of a split. Lane l has of the queries l / 4 and l / 4 + 8 (index 0 and 1): the max, the sum of its own
+// columns, and the elements 8n + 2(l % 4) and the next one, in out[n][0..2] and out[n][2..4].
+template <int D>
+struct Partial {
+    float max[2], sum[2];
+    float out[D / 8][4];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            max[i] = -infinity();
+            sum[i] = 0.0f;
+        }
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) out[n][i] = 0.0f;
+        }
+    }
+
+    // Adds up the sums of the four lanes of a query.
+    __device__ __forceinline__ void finish_sums() {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) sum[i] = group_sum(sum[i], 4);
+    }
+};
+
+// The scores of a tile of keys: lane l has of the queries l / 4 and l / 4 + 8 the positions 8n + 2(l % 4) and the next one.
+constexpr int NUM_SCORES = TILE_LEN / 8;
+
+template <int D, class Q>
+__device__ __forceinline__ void multiply_keys(float (&scores)[NUM_SCORES][4], const Q& queries, const unsigned char* keys) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    const int place = Chunks<D>::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int n = 0; n < NUM_SCORES; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[n][i] = 0.0f;
+    }
+#pragma unroll(Q::IS_IN_REGISTERS ? D / 16 : 4)
+    for (int step = 0; step < D / 16; ++step) {
+        u32 a[4];
+        queries.get(step, a);
+#pragma unroll
+        for (int n = 0; n < NUM_SCORES; n += 2) {
+            // Matrices 0 and 1: the elements of positions 8n..8n+8; 2 and 3: those of the next eight.
+            u32 b[4];
+            ldmatrix_x4(b, keys + 16 * Chunks<D>::after(place, 8 * n, 2 * step));
+            mma_bf16(scores[n], a, {b[0], b[1]});
+            mma_bf16(scores[n + 1], a, {b[2], b[3]});
+        }
+    }
+}
+
+// Adds the scores to the max and the sum of each query, and makes them weights of values.
+// `scales` are those of an int8 cache, of the tile's keys and of its values.
+template <int D, bool IS_INT8>
+__device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D>& partial,
+                                        float (&scores)[NUM_SCORES][4], const float* scales, int tile,
+                                        const int (&positions)[2], const AttentionCall& call) {
+    const float exponent_scale = call.exponent_scale;
+    const int column = threadIdx.x % 4 * 2;
+    if constexpr (IS_INT8) {
+#pragma unroll
+        for (int n = 0; n < NUM_SCORES; ++n) {
+            const float2 pair = *reinterpret_cast<const float2*>(scales + 8 * n + column);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) scores[n][i] *= i % 2 == 0 ? pair.x : pair.y;
+        }
+    }
+    const int from = tile * TILE_LEN;
+    if (!warp_sees_all(call, positions, tile)) {
+#pragma unroll
+        for (int n = 0; n < NUM_SCORES; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (!query_sees(call, positions[i / 2], from + 8 * n + column + i % 2)) scores[n][i] = -infinity();
+            }
+        }
+    }
+    float rescale[2], offset[2], sums[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+        float new_max = -infinity();
+#pragma unroll
+        for (int n = 0; n < NUM_SCORES; ++n) {
+            new_max = fmaxf(new_max, fmaxf(scores[n][2 * row], scores[n][2 * row + 1]));
+        }
+        new_max = fmaxf(partial.max[row], group_max(new_max, 4));
+        const float base = new_max == -infinity() ? 0.0f : new_max;
+        rescale[row] = exp2_approx((partial.max[row] - base) * exponent_scale);
+        offset[row] = -(base * exponent_scale);
+        partial.max[row] = new_max;
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n) {
+            partial.out[n][2 * row] *= rescale[row];
+            partial.out[n][2 * row + 1] *= rescale[row];
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < NUM_SCORES; ++n) {
+        float2 value_scales = make_float2(1.0f, 1.0f);
+        if constexpr (IS_INT8) {
+            value_scales = *reinterpret_cast<const float2*>(scales + TILE_LEN + 8 * n + column);
+        }
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            float p[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                p[i] = exp2_approx(fmaf(scores[n][2 * row + i], exponent_scale, offset[row]));
+                sums[row] += p[i];
+            }
+            // Multiplication by one changes no bit.
+            weights[n][row] = to_bf16_pair(p[0] * value_scales.x, p[1] * value_scales.y);
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; ++row) partial.sum[row] = fmaf(partial.sum[row], rescale[row], sums[row]);
+}
+
+template <int D>
+__device__ __forceinline__ void multiply_values(Partial<D>& partial, const u32 (&weights)[NUM_SCORES][2],
+                                                const unsigned char* values) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    const int place = Chunks<D>::place(lane % 16, lane / 16);
+#pragma unroll
+    for (int step = 0; step < TILE_LEN / 16; ++step) {
+        const u32 a[4] = {weights[2 * step][0], weights[2 * step][1], weights[2 * step + 1][0], weights[2 * step + 1][1]};
+#pragma unroll
+        for (int n = 0; n < D / 8; n += 2) {
+            // Matrices 0 and 1: the next 16 positions for elements 8n..8n+8; 2 and 3: for the next eight.
+            u32 b[4];
+            ldmatrix_x4_transposed(b, values + 16 * Chunks<D>::after(place, 16 * step, n));
+            mma_bf16(partial.out[n], a, {b[0], b[1]});
+            mma_bf16(partial.out[n + 1], a, {b[2], b[3]});
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------- the walk
+
+// The queries of a warp, and what it knows of them.
+template <int D, int NUM_WARPS, bool IS_INT8>
+struct Walker {
+    using Layout = SharedLayout<D, NUM_WARPS, IS_INT8>;
+    static constexpr int BLOCK_QUERIES = NUM_WARPS * WARP_QUERIES;
+
+    const AttentionCall& call;
+    const QueryTile& tile_of_queries;
+    const int kv_head;
+    unsigned char* const shared;
+    // The positions of the lane's two queries. Those beyond the last one are at -1, and see nothing.
+    int positions[2];
+    // What the queries of the block see.
+    Sight sight;
+    Partial<D> partial;
+
+    __device__ __forceinline__ Walker(const AttentionCall& call, const QueryTile& tile_of_queries, int kv_head,
+                                      unsigned char* shared)
+        : call(call), tile_of_queries(tile_of_queries), kv_head(kv_head), shared(shared) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            positions[i] = query(i) < tile_of_queries.num_queries ? tile_of_queries.position(query(i)) : -1;
+        }
+        sight = tile_of_queries.sight();
+        partial.clear();
+    }
+
+    // Query `i` of the lane.
+    static __device__ __forceinline__ int query(int i) {
+        const int warp = NUM_WARPS == 1 ? 0 : threadIdx.x / WARP_SIZE;
+        return warp * WARP_QUERIES + threadIdx.x % WARP_SIZE / 4 + 8 * i;
+    }
+
+    // Adds the tiles from..to to `partial`, and calls at_split_end() between two tiles of different splits; the sums of
+    // `partial` are finished then and at the end. All threads of the block call it.
+    template <class AtSplitEnd>
+    __device__ __forceinline__ void walk(int from, int to, AtSplitEnd at_split_end) {
+        to = min(to, sight.last / TILE_LEN + 1);
+        int next = sight.next_tile(from);
+        if (next >= to) return;
+
+        unsigned char* const keys = shared + Layout::KEYS;
+        unsigned char* const values = shared + Layout::VALUES;
+        float* const scales = reinterpret_cast<float*>(shared + Layout::SCALES);
+        const bf16* q[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            q[i] = positions[i] < 0 ? nullptr : call.q + tile_of_queries.offset(kv_head, query(i));
+        }
+        const Queries<D, NUM_WARPS, !Layout::KEEPS_QUERIES> queries_of_warp(q, call.head_dim, shared + Layout::QUERIES);
+
+        // The tile that is computed, and the one that is copied meanwhile.
+        int tile = -1;
+        TileSource source;
+        while (true) {
+            // The entries of the block table arrive while the keys are waited for.
+            if (next < to) find_vectors(source, call, tile_of_queries.entry().block_table, kv_head, sight, next);
+            const bool is_seen = tile >= 0 && warp_sees(call, positions, tile);
+            float scores[NUM_SCORES][4];
+            if (tile >= 0) {
+                // All groups but the latest, the values, have arrived.
+                cp_async_wait<1>();
+                team_barrier<NUM_WARPS>();
+                if constexpr (IS_INT8) {
+                    widen_tile<D, NUM_WARPS>(shared, keys);
+                    team_barrier<NUM_WARPS>();
+                }
+                if (is_seen) multiply_keys<D>(scores, queries_of_warp, shared);
+                if constexpr (!IS_INT8) team_barrier<NUM_WARPS>();
+            }
+            if (next < to) copy_tile<D, NUM_WARPS, IS_INT8>(keys, call.keys, source, call.head_dim);
+            cp_async_commit();
+            u32 weights[NUM_SCORES][2];
+            if (is_seen) {
+                softmax<D, IS_INT8>(weights, partial, scores, scales, tile, positions, call);
+            }
+            const bool copies_scales = IS_INT8 && next < to && threadIdx.x < WARP_SIZE;
+            TileScales next_scales;
+            if (copies_scales) {
+                    next_scales.load(call, source);
+            }
+            if (tile >= 0) {
+                // All groups but the latest, the next keys, have arrived.
+                cp_async_wait<1>();
+                team_barrier<NUM_WARPS>();
+                if constexpr (IS_INT8) {
+                    widen_tile<D, NUM_WARPS>(shared, values);
+                    team_barrier<NUM_WARPS>();
+                }
+                if (is_seen) multiply_values<D>(partial, weights, IS_INT8 ? shared : values);
+            }
+            if (copies_scales) next_scales.store(scales);
+            if (tile >= 0) team_barrier<NUM_WARPS>();
+            if (next >= to) break;
+            copy_tile<D, NUM_WARPS, IS_INT8>(values, call.values, source, call.head_dim);
+            cp_async_commit();
+            if (tile >= 0 && next * TILE_LEN / SPLIT_LEN != tile * TILE_LEN / SPLIT_LEN) {
+                partial.finish_sums();
+                at_split_end();
+                partial.clear();
+            }
+            tile = next;
+            next = sight.next_tile(tile + 1);
+        }
+        partial.finish_sums();
+    }
+
+    // Writes the finished results of this lane.
+    __device__ __forceinline__ void write_out() const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (positions[i] < 0) continue;
+            bf16* const out = call.out + tile_of_queries.offset(kv_head, query(i));
+            const float reciprocal = reciprocal_of_sum(partial.sum[i]);
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n) {
+                const int dim = 8 * n + threadIdx.x % 4 * 2;
+                if (dim < call.head_dim) {
+                    *reinterpret_cast<u32*>(out + dim) = to_bf16_pair(finished(partial.out[n][2 * i], reciprocal),
+                                                                      finished(partial.out[n][2 * i + 1], reciprocal));
+                }
+            }
+        }
+    }
+};

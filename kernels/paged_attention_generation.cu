@@ -1,0 +1,77 @@
+// Paged attention for rows that are few in their sequence: generation, and draft tokens.
+//
+//   paged_attention_generation_{bf16,int8}_{d64,d96,d128,d256}(AttentionCall call)
+//
+// A warp is a block, and computes up to 16 queries of one sequence and key/value head (see paged_attention.cuh) over one
+// split of 256 positions. A sequence's rows take ceil(num_rows * group / 16) tiles of queries, each with as many entries in
+// `tiles` as it has splits:
+//
+//   entries    | split 0 of every tile of queries            | the other splits, in any order          |
+//              0                                     counts[1]                                counts[0]
+//   splits of a tile: last position / 256 + 1, where the last position is position + (its last query) / group
+//
+// Launch: block 32; grid (any number >= 1, num_kv_heads): blocks take the entries x, x + gridDim.x, ... So a captured
+// launch serves any number of entries; best are as many blocks as fit the GPU at once, or as there are entries.
+// Dynamic shared memory: 256 * D bytes; int8: + 512; d256: + 8192. D, the suffix, is at least head_dim.
+//
+// A tile of one split writes to `out`. The others write partial results, and paged_attention_merge has to follow:
+//   partials   [sum of num_queries * num_splits over the tiles of queries with several splits][num_kv_heads]
+//              [out: head_dim, max, sum, ...: (head_dim + 9) / 8 * 8 floats]
+//   entry.first_partial = the sum over the tiles before it; split s begins at first_partial + s * num_queries
+//
+// Reads each key and value once per tile of queries: 4 * head_dim bytes a position and key/value head (int8: 2 * head_dim
+// + 8), and writes 4 * (head_dim + 8) bytes a query and split.
+#include "paged_attention.cuh"
+
+template <int D, bool IS_INT8>
+__device__ __forceinline__ void generate(const AttentionCall& call) {
+    DYNAMIC_SHARED(unsigned char, shared);
+    const int kv_head = blockIdx.y;
+    for (u32 index = blockIdx.x; index < call.counts[0]; index += gridDim.x) {
+        const QueryTile queries(call, index, WARP_QUERIES);
+        if (queries.num_queries == 0) continue;
+        const int split = queries.entry().split;
+        Walker<D, 1, IS_INT8> walker(call, queries, kv_head, shared);
+        if (!walker.sight.any_sees(split * SPLIT_LEN, (split + 1) * SPLIT_LEN)) continue;
+        constexpr int TILES = SPLIT_LEN / TILE_LEN;
+        walker.walk(split * TILES, (split + 1) * TILES, [] {});
+        if (queries.num_splits() == 1) {
+            walker.write_out();
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (walker.positions[i] < 0) continue;
+            float* const partial = queries.partial(kv_head, split, walker.query(i));
+            const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n) {
+                const int dim = 8 * n + column;
+                if (dim < call.head_dim) {
+                    *reinterpret_cast<float2*>(partial + dim) =
+                        make_float2(walker.partial.out[n][2 * i], walker.partial.out[n][2 * i + 1]);
+                }
+            }
+            if (column == 0) {
+                *reinterpret_cast<float2*>(partial + call.head_dim) =
+                    make_float2(walker.partial.max[i], walker.partial.sum[i]);
+            }
+        }
+    }
+}
+
+// `min_blocks` a multiprocessor, which bounds the registers.
+#define GENERATION(name, D, IS_INT8, min_blocks)                                    \
+    KERNEL(paged_attention_generation_##name, 32, min_blocks)(AttentionCall call) { \
+        generate<D, IS_INT8>(call);                                                 \
+    }                                                                               \
+    EXPORT_KERNEL(paged_attention_generation_##name)
+
+GENERATION(bf16_d64, 64, false, 8)
+GENERATION(bf16_d96, 96, false, 8)
+GENERATION(bf16_d128, 128, false, 6)
+GENERATION(bf16_d256, 256, false, 3)
+GENERATION(int8_d64, 64, true, 8)
+GENERATION(int8_d96, 96, true, 8)
+GENERATION(int8_d128, 128, true, 6)
+GENERATION(int8_d256, 256, true, 3)
