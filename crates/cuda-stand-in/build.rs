@@ -79,12 +79,15 @@ fn objects(build: &cc::Build, files: &[PathBuf]) -> Vec<PathBuf> {
 }
 
 fn link(build: &cc::Build, objects: &[PathBuf], library: &Path, needed: &[&Path]) {
+    let exports = Path::new("cpp/api.map");
     let name = library.file_name().expect("a file").to_string_lossy();
     let output = build
         .get_compiler()
         .to_command()
         .args(["-shared", "-Wl,-z,defs", "-Wl,-rpath,$ORIGIN"])
         .arg(format!("-Wl,-soname,{name}"))
+        // Not the instances of templates of the standard library, either.
+        .arg(format!("-Wl,--version-script={}", exports.display()))
         .arg("-o")
         .arg(library)
         .args(objects)

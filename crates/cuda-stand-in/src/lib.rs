@@ -15,7 +15,8 @@
 //! | what is forbidden while a stream is captured | the driver's errors |
 //!
 //! A program takes the stand-in for the real libraries if it finds them in `LD_LIBRARY_PATH`: [`StandIn::apply`]. A test
-//! that uses CUDA itself runs in a process of its own: [`StandIn::run`].
+//! that uses CUDA itself runs in a process of its own: [`StandIn::run`]. By hand, `cargo run -p inflight-cuda-stand-in --
+//! PROGRAM ARGUMENT...` runs a program on it, and without a program prints the folder of the libraries.
 //!
 //! # Options
 //!
@@ -29,6 +30,7 @@
 //! | `COMPUTE_CAPABILITY` | such as 90 for 9.0 | 90 |
 //! | `DRIVER_VERSION` | what `cuDriverGetVersion` says | 12040 |
 //! | `SEED` | of the order in which streams, graphs, blocks and threads run | 0 |
+//! | `RUN_AFTER_MS` | work that nobody waits for runs all the same, a part every so many milliseconds | never |
 //! | `REPORT_LEAKS` | 1: lists what was not freed when a context ends and at exit | 0 |
 //! | `INIT_ERROR` | what `cuInit` returns, such as 803 for a driver that does not fit | none |
 //! | `MODULE_ERROR` | what loading a module returns, such as 222 or 209 for a driver that is too old | none |
@@ -41,7 +43,8 @@
 //! # Where it is stricter than a GPU
 //!
 //! Memory must not be freed while work that uses it waits, although `cuMemFree` of a real driver waits for that work.
-//! Copies of pageable memory cannot be captured. cuBLASLt checks the alignment that an algorithm was found for.
+//! Nothing runs unless somebody waits or asks, so that a host that watches pinned memory, or is told by a host function,
+//! needs `RUN_AFTER_MS`. Copies of pageable memory cannot be captured. cuBLASLt checks the alignment that an algorithm was found for.
 //!
 //! # What it does not have
 //!

@@ -251,6 +251,24 @@ fn threads_use_streams_of_their_own_at_once() {
 }
 
 #[test]
+fn work_runs_of_its_own_accord_if_that_is_asked_for() {
+    let options = StandIn::new().set("RUN_AFTER_MS", 1);
+    options.run("work_runs_of_its_own_accord_if_that_is_asked_for", || {
+        let context = context();
+        let stream = context.new_stream().unwrap();
+        // SAFETY: it is written at once.
+        let mut pinned = unsafe { context.alloc_pinned::<u32>(1) }.unwrap();
+        let host = pinned.as_mut_ptr().unwrap();
+        let source = stream.clone_htod(&[7u32]).unwrap();
+        stream.memcpy_dtoh(&source, &mut pinned).unwrap();
+        // SAFETY: whole words are read and written.
+        while unsafe { host.read_volatile() } != 7 {
+            std::thread::yield_now();
+        }
+    });
+}
+
+#[test]
 fn a_callback_runs_in_order_and_may_not_use_the_driver() {
     StandIn::new().run(
         "a_callback_runs_in_order_and_may_not_use_the_driver",

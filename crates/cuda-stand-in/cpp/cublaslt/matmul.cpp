@@ -59,17 +59,17 @@ void Matmul::sum_parts(const Operands& operands) const {
     for (size_t batch = 0; batch < static_cast<size_t>(plan.d.batch_count); ++batch) {
         const void* a = offset(operands.a, plan.a.type, batch * static_cast<size_t>(plan.a.batch_stride));
         const void* b = offset(operands.b, plan.b.type, batch * static_cast<size_t>(plan.b.batch_stride));
+        const bool is_b_plain = plan.operation.op_b == CUBLAS_OP_N;
         for (size_t col = 0; col < plan.n; ++col) {
-            for (size_t i = 0; i < plan.k; ++i) {
-                const size_t at = plan.operation.op_b == CUBLAS_OP_N ? plan.b.at(i, col) : plan.b.at(col, i);
-                columns[col * plan.k + i] = load(plan.b.type, b, at);
-            }
+            const size_t first = is_b_plain ? plan.b.at(0, col) : plan.b.at(col, 0);
+            const size_t step = is_b_plain ? plan.b.at(1, 0) : plan.b.at(0, 1);
+            load_all(plan.b.type, b, first, step, plan.k, &columns[col * plan.k]);
         }
+        const bool is_a_plain = plan.operation.op_a == CUBLAS_OP_N;
         for (size_t m = 0; m < plan.m; ++m) {
-            for (size_t i = 0; i < plan.k; ++i) {
-                const size_t at = plan.operation.op_a == CUBLAS_OP_N ? plan.a.at(m, i) : plan.a.at(i, m);
-                row[i] = load(plan.a.type, a, at);
-            }
+            const size_t first = is_a_plain ? plan.a.at(m, 0) : plan.a.at(0, m);
+            const size_t step = is_a_plain ? plan.a.at(0, 1) : plan.a.at(1, 0);
+            load_all(plan.a.type, a, first, step, plan.k, row.data());
             for (size_t split = 0; split < algorithm.num_splits; ++split) {
                 const size_t begin = std::min(split * part_len, plan.k), end = std::min(begin + part_len, plan.k);
                 for (size_t col = 0; col < plan.n; ++col) {

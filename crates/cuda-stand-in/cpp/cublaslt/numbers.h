@@ -84,6 +84,21 @@ inline float load(cudaDataType_t type, const void* elements, size_t at) {
     return NAN;
 }
 
+// Elements first, first + step, ...
+inline void load_all(cudaDataType_t type, const void* elements, size_t first, size_t step, size_t len, float* out) {
+    switch (type) {
+        case CUDA_R_32F:
+            for (size_t i = 0; i < len; ++i) out[i] = static_cast<const float*>(elements)[first + i * step];
+            break;
+        case CUDA_R_16BF:
+            for (size_t i = 0; i < len; ++i)
+                out[i] = from_bf16(static_cast<const uint16_t*>(elements)[first + i * step]);
+            break;
+        default:
+            for (size_t i = 0; i < len; ++i) out[i] = load(type, elements, first + i * step);
+    }
+}
+
 inline void store(cudaDataType_t type, void* elements, size_t at, float value) {
     switch (type) {
         case CUDA_R_32F: static_cast<float*>(elements)[at] = value; break;

@@ -148,6 +148,7 @@ API CUresult cuInit(unsigned flags) {
     }
     the.host_memory = std::make_unique<Arena>(Arena::Kind::Host, "pinned host memory", HOST_ADDRESS_BYTES);
     install_fault_handler();
+    if (the.options.run_after_ms != 0) start_background(the.options.run_after_ms);
     the.is_initialized = true;
     return CUDA_SUCCESS;
 }

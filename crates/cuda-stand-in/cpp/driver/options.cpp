@@ -29,6 +29,7 @@ constexpr Number NUMBERS[] = {
     {"MODULE_ERROR", &Options::module_error},
     {"LOST_ERROR", &Options::lost_error},
     {"SEED", &Options::seed},
+    {"RUN_AFTER_MS", &Options::run_after_ms},
     {"REPORT_LEAKS", &Options::report_leaks},
 };
 

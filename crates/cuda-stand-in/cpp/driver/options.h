@@ -30,6 +30,7 @@ struct Options {
     uint64_t module_error = CUDA_SUCCESS;  // what cuModuleLoadData returns: 222 and 209 mean a driver that is too old
     uint64_t lost_error = CUDA_ERROR_ILLEGAL_ADDRESS;  // what every call returns once the device is lost
     uint64_t seed = 0;                                 // of the order in which streams run
+    uint64_t run_after_ms = 0;                         // work that nobody waits for runs after this time; 0: never
     uint64_t report_leaks = 0;                         // 1: lists what was not freed, at exit
 
     Fault fail_allocation;       // the n-th allocation of device memory: CUDA_ERROR_OUT_OF_MEMORY

@@ -1,6 +1,8 @@
 #include "streams.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "captures.h"
 #include "reports.h"
@@ -180,6 +182,16 @@ void run_until(Lock& lock, const Point& target) {
 }
 
 void run_some(Lock& lock) { step_one_of(lock, streams_that_can_run()); }
+
+void start_background(uint64_t pause_ms) {
+    std::thread([pause_ms] {
+        for (;;) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
+            Lock lock(driver().mutex);
+            run_some(lock);
+        }
+    }).detach();
+}
 
 void finish(Lock& lock, Context& context) {
     const auto streams = context.streams;

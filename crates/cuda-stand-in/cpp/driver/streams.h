@@ -91,6 +91,9 @@ void run_until(Lock& lock, const Point& target);
 // Runs a little, for programs that ask again and again whether something is done.
 void run_some(Lock& lock);
 
+// Starts a thread that runs work of its own accord, a part every so often.
+void start_background(uint64_t pause_ms);
+
 // Runs all work of a context.
 void finish(Lock& lock, Context& context);
 
