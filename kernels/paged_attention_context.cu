@@ -1,7 +1,7 @@
 // Paged attention for rows that are many in their sequence: chunks of the context.
 //
 //   paged_attention_context_{bf16,int8}_{d64,d96,d128,d256}(AttentionCall call)
-//   paged_attention_context_{bf16,int8}_d256_w1 for GPUs with less than 160 KiB of shared memory
+//   paged_attention_context_{bf16,int8}_d256_w1 for GPUs with less than 163 KiB of shared memory a block
 //
 // A block of 4 warps computes 64 queries of one sequence and key/value head (see paged_attention.cuh), a warp 16 of them,
 // over all tiles that one of them sees. A block of the _w1 variants is one warp, and computes 16 queries. A sequence's rows
@@ -11,6 +11,31 @@
 // Launch: block 128 (_w1: 32); grid (counts[0] or more, num_kv_heads).
 // Dynamic shared memory: keys and values 256 * D bytes (int8: + 512), d256 queries 32768 (_w1: 8192), running totals
 // 256 * D + 2048 (_w1: 64 * D + 512). The totals may be left out if no query of the launch has a position above 255.
+//
+// Operations: 4 * head_dim a query and position that is seen, and up to 127 positions more a query: the rest of its last
+// tile, and what only other queries of the block see. Four warps read a tile of keys and values from shared memory with
+// ldmatrix, 1024 * D bytes, and write it once, 256 * D, for 16384 * D operations: 12.8 a byte. With 128 bytes a clock that
+// bounds a multiprocessor to 1638 operations a clock: an H200 to 380 TFLOP/s (132, 1.755 GHz), an A100 to 250 (108, 1.41
+// GHz), of which 60 to 70 % are to be expected. Queries of two tiles of 16 a warp would halve the reads; but their sums and
+// totals need twice the registers and shared memory. Memory: each block reads the keys and values that its queries see,
+// mostly from the L2 cache: 64 operations a byte.
+// Totals are read and written once a split: 2 * 256 * D bytes beside the 5120 * D of its four tiles.
+//
+//                         registers                 blocks of 4 warps a multiprocessor
+//                         sm_80 sm_86 sm_89 sm_90   sm_80 sm_86 sm_89 sm_90
+//   bf16_d64                168   168   168   168       3     2     2     3
+//   int8_d64                168   168   168   168       3     2     2     3
+//   bf16_d96                222   230   230   228       2     1     1     2
+//   int8_d96                214   224   224   222       2     1     1     2
+//   bf16_d128               250   254   254   253       2     1     1     2
+//   int8_d128               246   254   254   254       2     1     1     2
+//   bf16_d256               254   254   254   251       1     -     -     1
+//   int8_d256               255   255   255   252       1     -     -     1
+//   bf16_d256_w1            254   254   254   251       1     1     1     2   (of one warp)
+//   int8_d256_w1            253   255   255   251       1     1     1     2
+//
+// (NVRTC 12.4. Up to 16 bytes are spilled by int8_d256 and the _w1 variants before sm_90, none by the others.) Not measured
+// yet.
 #include "paged_attention.cuh"
 
 // The merged splits of a block's queries, in shared memory: each thread's own.

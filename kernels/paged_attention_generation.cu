@@ -14,13 +14,35 @@
 // launch serves any number of entries; best are as many blocks as fit the GPU at once, or as there are entries.
 // Dynamic shared memory: 256 * D bytes; int8: + 512; d256: + 8192. D, the suffix, is at least head_dim.
 //
+// Any rows may be computed here, for their results are those of paged_attention_context. It is the faster one if a
+// sequence has few queries, or if there are too few blocks of 64 queries for the GPU.
+//
 // A tile of one split writes to `out`. The others write partial results, and paged_attention_merge has to follow:
 //   partials   [sum of num_queries * num_splits over the tiles of queries with several splits][num_kv_heads]
 //              [out: head_dim, max, sum, ...: (head_dim + 9) / 8 * 8 floats]
 //   entry.first_partial = the sum over the tiles before it; split s begins at first_partial + s * num_queries
 //
-// Reads each key and value once per tile of queries: 4 * head_dim bytes a position and key/value head (int8: 2 * head_dim
-// + 8), and writes 4 * (head_dim + 8) bytes a query and split.
+// Memory: reads each key and value once per tile of queries, 4 * head_dim bytes a position and key/value head (int8: 2 *
+// head_dim + 8), and writes and reads 4 * (head_dim + 8) bytes a query and split. With 128 elements and a group of 4 that
+// is 131072 + 4352 bytes a split in bf16. A block has one of two tiles in flight while it computes the other one: 16 KiB of
+// 128 elements in bf16. Six blocks a multiprocessor have 96 KiB in flight; 4.3 TB/s at a latency of 0.8 us need 26 KiB.
+// Operations: D instructions mma.m16n8k16 and D / 2 ldmatrix.x4 a tile. An H200 reads a tile of 128 elements in bf16 in
+// 1.0 us a multiprocessor, which has the tensor cores busy for about a tenth of that.
+//
+//                         registers                 blocks = warps a multiprocessor
+//                         sm_80 sm_86 sm_89 sm_90   sm_80 sm_86 sm_89 sm_90
+//   bf16_d64                172   177   177   176       8     5     5     8
+//   int8_d64                191   196   196   193       8     5     5     8
+//   bf16_d96                200   205   205   204       6     4     4     8
+//   int8_d96                204   214   214   197       6     3     3     8
+//   bf16_d128               239   240   240   224       4     3     3     6
+//   int8_d128               237   245   245   224       4     2     2     6
+//   bf16_d256               254   255   255   252       2     1     1     3
+//   int8_d256               255   255   255   253       2     1     1     3
+//
+// (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Not measured yet.
+// To be tried on a GPU: keys and values with the cache hint evict_first, so that partial results stay in the L2 cache; more
+// positions a split, for fewer partial results.
 #include "paged_attention.cuh"
 
 template <int D, bool IS_INT8>
