@@ -21,7 +21,9 @@ fn main() {
         .cpp(true)
         .std("c++20")
         .pic(true)
-        .debug(true)
+        // Lines for stack traces; more would double the time that the kernels take.
+        .debug(false)
+        .flag("-g1")
         .warnings(true)
         .extra_warnings(true)
         .warnings_into_errors(true)
@@ -35,7 +37,7 @@ fn main() {
         .cargo_metadata(false);
     // The models of the tests run on these two.
     let mut fast = build.clone();
-    fast.opt_level(3);
+    fast.opt_level(2);
     let mut kernel_build = fast.clone();
     // Warnings about kernels are for crates/kernels-on-cpu; the optimiser sees dangers that are none.
     kernel_build
@@ -54,7 +56,10 @@ fn main() {
     fs::create_dir_all(&libraries).expect("OUT_DIR can be written");
     link(&build, &driver, &libraries.join("libcuda.so.1"), &[]);
 
-    let blas = objects(&fast, &files(&[&sources.join("cublaslt")], "cpp"));
+    let blas = objects(
+        build.clone().opt_level(3),
+        &files(&[&sources.join("cublaslt")], "cpp"),
+    );
     let driver = libraries.join("libcuda.so.1");
     link(
         &build,
