@@ -95,6 +95,8 @@ fn link(build: &cc::Build, objects: &[PathBuf], library: &Path, needed: &[&Path]
         .get_compiler()
         .to_command()
         .args(["-shared", "-Wl,-z,defs", "-Wl,-rpath,$ORIGIN"])
+        // Whoever closes it must not take the handler of faults away: NVIDIA's runtime library opens and closes it.
+        .arg("-Wl,-z,nodelete")
         .arg(format!("-Wl,-soname,{name}"))
         // Not the instances of templates of the standard library, either.
         .arg(format!("-Wl,--version-script={}", exports.display()))
