@@ -173,13 +173,13 @@ fn without_generation_tags(source: &str) -> String {
     while let Some(start) = rest.find("{%") {
         let (before, tag) = rest.split_at(start);
         out.push_str(before);
-        let Some(end) = tag.find("%}") else {
+        // The `%` of `{%}` does not end the tag that it begins.
+        let Some((inside, after)) = tag["{%".len()..].split_once("%}") else {
             rest = tag;
             break;
         };
-        let (tag, after) = tag.split_at(end + 2);
-        let name =
-            tag[2..end].trim_matches(|char: char| char.is_whitespace() || "-+".contains(char));
+        let tag = &tag[..tag.len() - after.len()];
+        let name = inside.trim_matches(|char: char| char.is_whitespace() || "-+".contains(char));
         match name {
             "generation" => out.push_str(&tag.replacen(name, "if true", 1)),
             "endgeneration" => out.push_str(&tag.replacen(name, "endif", 1)),
@@ -297,6 +297,16 @@ mod tests {
         );
         let error = rendered("{{ messages[0].name.first }}").expect_err("undefined");
         assert!(error.contains("undefined"), "{error}");
+    }
+
+    #[test]
+    fn rejects_a_tag_that_ends_where_it_begins() {
+        for source in ["{%}", "{% if true %}{%}{% endif %}", "{%%}"] {
+            assert!(
+                ChatTemplate::compile(source, Vec::new()).is_err(),
+                "{source}"
+            );
+        }
     }
 
     #[test]
