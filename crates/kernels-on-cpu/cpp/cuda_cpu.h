@@ -108,6 +108,12 @@ inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fdiv_rn(float x, float y) { return x / y; }
+inline double __dadd_rn(double x, double y) { return x + y; }
+inline double __dmul_rn(double x, double y) { return x * y; }
 // Saturates, and makes 0 of NaN, as the instruction does.
 inline int __float2int_rn(float x) {
     const float rounded = nearbyintf(x);
@@ -129,6 +135,13 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selectors) {
 }
 inline uint32_t __umulhi(uint32_t x, uint32_t y) {
     return static_cast<uint32_t>(static_cast<uint64_t>(x) * y >> 32);
+}
+
+// On integers only: sums of floats would depend on the order.
+template <class T>
+inline T atomicAdd(T* address, T x) {
+    static_assert(std::is_integral_v<T>);
+    return __atomic_fetch_add(address, x, __ATOMIC_RELAXED);
 }
 
 // ---------------------------------------------------------------------------------------- barriers and shuffles

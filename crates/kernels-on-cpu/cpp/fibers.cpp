@@ -66,7 +66,16 @@ public:
     }
     Stack(Stack&& other) : memory(std::exchange(other.memory, nullptr)) {}
     ~Stack() {
-        if (memory != nullptr) munmap(memory, PAGE_BYTES + STACK_BYTES);
+        if (memory == nullptr) return;
+        clear();
+        munmap(memory, PAGE_BYTES + STACK_BYTES);
+    }
+
+    // Lets the address sanitizer forget frames that never ended.
+    void clear() {
+#ifdef __SANITIZE_ADDRESS__
+        ASAN_UNPOISON_MEMORY_REGION(bottom(), STACK_BYTES);
+#endif
     }
 
     char* bottom() const { return memory + PAGE_BYTES; }
@@ -186,10 +195,7 @@ void Machine::run_block(Dims index, const std::function<void()>& block_body) {
         thread.num_exchanges = 0;
         thread.copies.clear();
         thread.groups.clear();
-#ifdef __SANITIZE_ADDRESS__
-        // What frames that never ended have left.
-        ASAN_UNPOISON_MEMORY_REGION(fiber.stack.bottom(), STACK_BYTES);
-#endif
+        fiber.stack.clear();
         // The registers that the first switch pops, the function that it returns to, and that function's return address,
         // to which it never returns.
         void** const top = reinterpret_cast<void**>(fiber.stack.top());
