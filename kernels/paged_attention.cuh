@@ -614,9 +614,15 @@ struct Walker {
         // The tile that is computed, and the one that is copied meanwhile.
         int tile = -1;
         TileSource source;
+        // Large heads may leave no registers for what it finds, so that it is called again.
+        constexpr bool KEEPS_VECTORS = !(IS_INT8 && D > 128);
+        const auto find_next = [&] {
+            const u32 block_table = tile_of_queries.entry().block_table;
+            find_vectors(source, call, block_table, kv_head, sight, next);
+        };
         while (true) {
             // The entries of the block table arrive while the keys are waited for.
-            if (next < to) find_vectors(source, call, tile_of_queries.entry().block_table, kv_head, sight, next);
+            if (next < to && KEEPS_VECTORS) find_next();
             const bool is_seen = tile >= 0 && warp_sees(call, positions, tile);
             float scores[NUM_SCORES][4];
             if (tile >= 0) {
@@ -630,7 +636,10 @@ struct Walker {
                 if (is_seen) multiply_keys<D>(scores, queries_of_warp, shared);
                 if constexpr (!IS_INT8) team_barrier<NUM_WARPS>();
             }
-            if (next < to) copy_tile<D, NUM_WARPS, IS_INT8>(keys, call.keys, source, call.head_dim);
+            if (next < to) {
+                if (!KEEPS_VECTORS) find_next();
+                copy_tile<D, NUM_WARPS, IS_INT8>(keys, call.keys, source, call.head_dim);
+            }
             cp_async_commit();
             u32 weights[NUM_SCORES][2];
             if (is_seen) {
@@ -654,6 +663,7 @@ struct Walker {
             if (copies_scales) next_scales.store(scales);
             if (tile >= 0) team_barrier<NUM_WARPS>();
             if (next >= to) break;
+            if (!KEEPS_VECTORS) find_next();
             copy_tile<D, NUM_WARPS, IS_INT8>(values, call.values, source, call.head_dim);
             cp_async_commit();
             if (tile >= 0 && next * TILE_LEN / SPLIT_LEN != tile * TILE_LEN / SPLIT_LEN) {

@@ -23,19 +23,18 @@
 //
 //                         registers                 blocks of 4 warps a multiprocessor
 //                         sm_80 sm_86 sm_89 sm_90   sm_80 sm_86 sm_89 sm_90
-//   bf16_d64                168   168   168   168       3     2     2     3
-//   int8_d64                168   168   168   168       3     2     2     3
-//   bf16_d96                222   230   230   228       2     1     1     2
-//   int8_d96                214   224   224   222       2     1     1     2
-//   bf16_d128               250   254   254   253       2     1     1     2
-//   int8_d128               246   254   254   254       2     1     1     2
-//   bf16_d256               254   254   254   251       1     -     -     1
-//   int8_d256               255   255   255   252       1     -     -     1
-//   bf16_d256_w1            254   254   254   251       1     1     1     2   (of one warp)
-//   int8_d256_w1            253   255   255   251       1     1     1     2
+//   bf16_d64               168   165   165   168       3     2     2     3
+//   int8_d64               168   168   168   167       3     2     2     3
+//   bf16_d96               221   230   230   223       2     1     1     2
+//   int8_d96               213   218   218   217       2     1     1     2
+//   bf16_d128              250   254   254   254       2     1     1     2
+//   int8_d128              242   250   250   248       2     1     1     2
+//   bf16_d256              255   254   254   254       1     -     -     1
+//   int8_d256              254   254   254   255       1     -     -     1
+//   bf16_d256_w1           255   254   254   255       1     1     1     2   (of one warp)
+//   int8_d256_w1           254   254   254   255       1     1     1     2
 //
-// (NVRTC 12.4. Up to 16 bytes are spilled by int8_d256 and the _w1 variants before sm_90, none by the others.) Not measured
-// yet.
+// (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Not measured yet.
 #include "paged_attention.cuh"
 
 // The merged splits of a block's queries, in shared memory: each thread's own.
@@ -113,9 +112,9 @@ __device__ __forceinline__ void attend_context(const AttentionCall& call) {
     walker.write_out();
 }
 
-// `min_blocks` a multiprocessor is what the shared memory of an H200 has room for.
+// `min_blocks` a multiprocessor, which bounds the registers. A __grid_constant__ is read where it is needed, and takes none.
 #define CONTEXT(name, D, IS_INT8, NUM_WARPS, min_blocks)                                     \
-    KERNEL(paged_attention_context_##name, 32 * NUM_WARPS, min_blocks)(AttentionCall call) { \
+    KERNEL(paged_attention_context_##name, 32 * NUM_WARPS, min_blocks)(const __grid_constant__ AttentionCall call) { \
         attend_context<D, IS_INT8, NUM_WARPS>(call);                                         \
     }                                                                                        \
     EXPORT_KERNEL(paged_attention_context_##name)
