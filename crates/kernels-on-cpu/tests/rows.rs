@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use inflight_kernels_on_cpu::{Arg, Dims};
 use memmap2::MmapMut;
 
-use support::{Random, bits, cases, unwritten};
+use support::{Random, bits, cases, unwritten, unwritten_bf16};
 
 #[test]
 fn rows_are_gathered_in_the_order_of_their_indices() {
@@ -38,6 +38,31 @@ fn rows_are_gathered_in_the_order_of_their_indices() {
             .collect();
         expected.resize(out.len(), f32::NAN);
         assert_eq!(bits(&out), bits(&expected));
+    }
+}
+
+#[test]
+fn columns_are_gathered_in_the_order_of_a_permutation() {
+    let random = &mut Random::new();
+    for _ in cases(20) {
+        let (num_rows, width) = (random.between(1, 5), random.between(1, 300));
+        let x = random.bf16s(num_rows * width, 1.0);
+        let columns = random.different(width, width);
+        let mut out = unwritten_bf16(num_rows * width);
+        let mut args = [
+            Arg::from(&mut out[..]),
+            Arg::from(&x[..]),
+            Arg::from(&columns[..]),
+            (width as i32).into(),
+        ];
+        let dims = Dims::new(num_rows, random.between(1, 3), random.block(3));
+        // SAFETY: both are [num_rows, width], and the columns are below it.
+        unsafe { random.launch("gather_columns", dims, &mut args) };
+        let rows = x.chunks(width);
+        let expected: Vec<_> = rows
+            .flat_map(|row| columns.iter().map(|column| row[*column as usize]))
+            .collect();
+        assert_eq!(out, expected);
     }
 }
 
