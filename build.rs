@@ -1,20 +1,96 @@
-//! Hides the C functions of dependencies, so that the shared library exports only its entry points.
+//! Hides the C functions of dependencies, so that the shared library exports only its entry points, and embeds the
+//! compiled CUDA kernels.
 //!
 //! The grammar parser has a C interface besides the Rust one, and rustc exports the C functions of all dependencies from
 //! a `cdylib` (rust-lang/rust issue 73958). A second version script hides the functions listed in `hidden_symbols.map`.
 //! LLD, rustc's bundled linker on x86-64 Linux, accepts a second version script; GNU ld does not. With another linker the
 //! library exports these functions too, which is harmless: the server loads every backend with its own symbol scope.
+//!
+//! `cargo xtask kernels` compiles the kernels into `target/kernels`, one image for each kind of GPU, beside a copy of their
+//! sources. If they are missing or of other sources, the library is built without kernels, and serves on CPU only.
+//! `INFLIGHT_KERNELS` names another folder.
 
 use std::env;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=hidden_symbols.map");
+    embed_kernels();
     if is_linked_by_lld() {
         let folder = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
         println!("cargo::rustc-cdylib-link-arg=-Wl,--version-script={folder}/hidden_symbols.map");
     }
+}
+
+/// Writes `kernel_images.rs`: a table of the compiled files, see `device/cuda/kernels.rs`.
+fn embed_kernels() {
+    println!("cargo::rerun-if-env-changed=INFLIGHT_KERNELS");
+    let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let folder = match env::var_os("INFLIGHT_KERNELS") {
+        Some(folder) => PathBuf::from(folder),
+        None => package.join("target/kernels"),
+    };
+    let sources = package.join("kernels");
+    for path in [&sources, &folder.join("sources.txt")] {
+        println!("cargo::rerun-if-changed={}", path.display());
+    }
+    let mut table = String::from("static IMAGES: &[Image] = &[\n");
+    match fs::read(folder.join("sources.txt")) {
+        Ok(compiled) if compiled == all_sources(&sources) => {
+            for path in sorted_files(&folder) {
+                if let Some((name, capability, is_ptx)) = image_kind(&path) {
+                    let image =
+                        format!("name: {name:?}, capability: {capability}, is_ptx: {is_ptx}");
+                    table += &format!("Image {{ {image}, bytes: include_bytes!({path:?}) }},\n");
+                }
+            }
+        }
+        Ok(_) => println!(
+            "cargo::warning=kernels/ has changed since `cargo xtask kernels`: the library is built without CUDA kernels"
+        ),
+        Err(_) => {}
+    }
+    table += "];\n";
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    fs::write(out.join("kernel_images.rs"), table).expect("OUT_DIR can be written");
+}
+
+/// The source's name, the compute capability and the kind of an image: `embed.sm_80.cubin` or `embed.compute_90.ptx`.
+fn image_kind(path: &Path) -> Option<(String, u32, bool)> {
+    let file = path.file_name()?.to_str()?;
+    let mut parts = file.split('.');
+    let (name, architecture, kind) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_ptx = kind == "ptx";
+    let prefix = if is_ptx { "compute_" } else { "sm_" };
+    let capability = architecture.strip_prefix(prefix)?.parse().ok()?;
+    Some((name.to_owned(), capability, is_ptx))
+}
+
+/// The names and the contents of all sources, as `cargo xtask kernels` writes them to `sources.txt`.
+fn all_sources(folder: &Path) -> Vec<u8> {
+    let mut all = Vec::new();
+    for path in sorted_files(folder) {
+        let Some(name) = path.file_name() else {
+            continue;
+        };
+        all.extend_from_slice(name.as_encoded_bytes());
+        all.push(b'\n');
+        all.extend(fs::read(&path).unwrap_or_default());
+    }
+    all
+}
+
+/// The files of a folder that are not hidden, by name.
+fn sorted_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.is_file())
+        .collect();
+    files.sort();
+    files
 }
 
 /// Whether rustc uses its bundled LLD for this target and no setting selects another linker.

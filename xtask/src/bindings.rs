@@ -52,6 +52,8 @@ const FUNCTIONS: &[&str] = &[
     "TRITONBACKEND_ModelConfig",
     "TRITONBACKEND_ModelInstanceModel",
     "TRITONBACKEND_ModelInstanceName",
+    "TRITONBACKEND_ModelInstanceKind",
+    "TRITONBACKEND_ModelInstanceDeviceId",
     "TRITONBACKEND_ModelInstanceReportBatchStatistics",
     "TRITONBACKEND_ModelInstanceReportMemoryUsage",
     "TRITONBACKEND_ModelInstanceReportStatistics",

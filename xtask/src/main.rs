@@ -4,6 +4,7 @@ mod bench;
 #[cfg(feature = "bindings")]
 mod bindings;
 mod book;
+mod kernels;
 mod library;
 mod make_model;
 mod process;
@@ -47,6 +48,8 @@ enum Command {
     /// The preprocessor that docs/book.toml makes mdBook run
     #[command(hide = true)]
     PreprocessBook { arguments: Vec<String> },
+    /// Compile the CUDA kernels, so that the next build embeds them; downloads NVIDIA's compiler
+    Kernels,
     /// Write a checkpoint with random weights, for measurements
     MakeModel(make_model::Options),
     /// Regenerate src/triton/sys.rs from Triton's headers; needs libclang
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Command::Timeline(options) => timeline::run(&options),
         Command::Book => book::run(),
         Command::PreprocessBook { arguments } => book::preprocess(&arguments),
+        Command::Kernels => kernels::run(),
         Command::MakeModel(options) => make_model::run(&options.shape, &options.dir),
         Command::Bindings => bindings(),
     };

@@ -93,6 +93,23 @@ pub fn tritonserver() -> Result<PathBuf> {
     Ok(folder.join("pytriton/tritonserver/bin/tritonserver"))
 }
 
+/// NVIDIA's run-time compiler for CUDA; returns the folder of its package.
+pub fn nvrtc() -> Result<PathBuf> {
+    let python = python()?;
+    let _lock = lock()?;
+    let folder = target("nvrtc");
+    let requirements = root().join("xtask/nvrtc.txt");
+    make(&folder, &fs::read_to_string(&requirements)?, || {
+        eprintln!("installing NVRTC in {}", folder.display());
+        run(pip(&python)
+            .args(["install", "--no-deps", "--require-hashes", "--target"])
+            .arg(&folder)
+            .arg("--requirement")
+            .arg(&requirements))
+    })?;
+    Ok(folder)
+}
+
 /// A headless Chromium; returns the folder for tools/harness/browser.py.
 pub fn browser() -> Result<PathBuf> {
     let python = python()?;

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 
 use crate::process::{cargo, command, run as run_command};
-use crate::{Result, book, library, setup, workspace};
+use crate::{Result, book, kernels, library, setup, workspace};
 
-/// One check. They run in this order, quick ones first.
+/// One check. They run in this order: the kernels, which later builds embed, then quick ones first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Step {
+    /// The CUDA kernels compile, without spills and within their registers; what is built afterwards has them
+    Kernels,
     /// Formatting of the sources
     Fmt,
     /// Clippy without warnings
@@ -83,6 +85,7 @@ pub fn run(options: &Options) -> Result<()> {
 
 fn run_step(step: Step, pytest: &[String]) -> Result<()> {
     match step {
+        Step::Kernels => kernels::run(),
         Step::Fmt => run_command(cargo().args(["fmt", "--all", "--check"])),
         Step::Clippy => run_command(cargo().args([
             "clippy",

@@ -91,7 +91,7 @@ fn rows_beyond_4_gib_are_gathered() {
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Region {
-    base: u64,
+    offset: u64,
     position_bytes: u64,
     head_bytes: u64,
 }
@@ -122,11 +122,14 @@ fn positions_are_copied_in_all_arrays_of_the_cache() {
             })
             .collect();
         let mut after = before.clone();
+        // The vectors lie anywhere, and their offsets count from the first of them.
+        let first = after.iter().map(|bytes| bytes.as_ptr() as u64).min();
+        let first = first.expect("at least one region");
         let regions: Vec<Region> = after
             .iter_mut()
             .zip(&position_bytes)
             .map(|(bytes, position_bytes)| Region {
-                base: bytes.as_mut_ptr() as u64,
+                offset: bytes.as_mut_ptr() as u64 - first,
                 position_bytes: *position_bytes as u64,
                 head_bytes: (position_bytes * block_size) as u64,
             })
@@ -142,6 +145,7 @@ fn positions_are_copied_in_all_arrays_of_the_cache() {
             })
             .collect();
         let mut args = [
+            Arg::value(first),
             Arg::from(&regions[..]),
             Arg::from(&copies[..]),
             (num_heads as i32).into(),
@@ -177,7 +181,7 @@ fn positions_beyond_4_gib_are_copied() {
     let at = (last * num_heads + 7) * head_bytes;
     cache[at..][..head_bytes].fill(7);
     let regions = [Region {
-        base: cache.as_mut_ptr() as u64,
+        offset: 0,
         position_bytes: 256,
         head_bytes: head_bytes as u64,
     }];
@@ -188,6 +192,7 @@ fn positions_beyond_4_gib_are_copied() {
         num_positions: 40,
     }];
     let mut args = [
+        Arg::value(cache.as_mut_ptr() as u64),
         Arg::from(&regions[..]),
         Arg::from(&copies[..]),
         (num_heads as i32).into(),

@@ -56,6 +56,7 @@ impl Model {
         let model = ConfiguredModel {
             settings: &config.settings,
             source: source.as_ref(),
+            gpu: None,
         };
         let weight_bytes = model.num_weight_bytes()?;
         let left = available_bytes.map(|bytes| bytes.saturating_sub(weight_bytes));

@@ -96,7 +96,10 @@ std::vector<Algorithm> find_algorithms(const Plan& plan, const Preference& prefe
         const bool is_new = std::none_of(found.begin(), found.end(),
                                          [&](const Algorithm& other) { return other.num_splits == num_splits; });
         const bool has_room = workspace_bytes(plan, algorithm) <= preference.max_workspace_bytes;
-        if (is_new && has_room && num_splits <= plan.k && found.size() < max_algorithms) found.push_back(algorithm);
+        // Parts of a sum have to be reduced in one of the ways that the caller permits; no bit permits none.
+        const bool is_permitted = num_splits == 1 || preference.reduction_scheme_mask != 0;
+        const bool fits = has_room && num_splits <= plan.k && is_permitted;
+        if (is_new && fits && found.size() < max_algorithms) found.push_back(algorithm);
     }
     return found;
 }
