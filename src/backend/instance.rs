@@ -32,11 +32,14 @@ const MAX_PREPARING_BYTES: usize = 256 << 20;
 pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, Error> {
     let name = handle.name()?.to_owned();
     let settings = &model.config.settings;
+    let gpu = handle
+        .gpu()?
+        .or_else(|| settings.gpu_device_ids.map(|gpu| gpu as usize));
     let LoadedRunner {
         config: engine_config,
         runner,
         memory,
-    } = load_runner(&model.config, model.source.as_ref(), &model.folder)?;
+    } = load_runner(&model.config, model.source.as_ref(), &model.folder, gpu)?;
     if let Err(error) = handle.report_system_memory(memory.usage().host_bytes as usize) {
         log::debug!("{name}: its memory could not be reported: {error}");
     }

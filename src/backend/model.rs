@@ -105,6 +105,7 @@ impl Model {
         ConfiguredModel {
             settings: &self.config.settings,
             source: self.source.as_ref(),
+            gpu: None,
         }
     }
 }

@@ -149,7 +149,6 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
     ("lora_cache_gpu_memory_fraction", LORA),
     ("lora_cache_host_memory_bytes", LORA),
     ("lora_prefetch_dir", LORA),
-    ("gpu_device_ids", GPU),
     ("gpu_weights_percent", GPU),
     ("cuda_graph_mode", GPU),
     ("cuda_graph_cache_size", GPU),

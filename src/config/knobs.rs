@@ -30,6 +30,9 @@ pub(super) struct Knob {
 /// Sets a field from its text. Returns None if the text is not an accepted value.
 type Set = dyn Fn(&mut Settings, &str) -> Option<()>;
 
+/// More GPUs than any machine has.
+const MAX_GPU: u32 = 1023;
+
 /// Bounds the work of a step: each beam has this many candidates, which are sorted together.
 const MAX_BEAM_WIDTH: u32 = 256;
 
@@ -318,6 +321,21 @@ pub(super) fn knobs() -> Vec<Knob> {
             "Whether special tokens are omitted from the returned text.",
         ),
         knob(
+            "gpu_device_ids",
+            optional(count(0..=MAX_GPU), "none"),
+            |s| &mut s.gpu_device_ids,
+            "The GPU of instances with `kind: KIND_CPU` or `KIND_MODEL`, as the driver counts them: for servers that \
+             were built without GPU support, and refuse `KIND_GPU`. Instances with `kind: KIND_GPU` run on the GPU \
+             that Triton gives them.",
+        ),
+        knob(
+            "deterministic",
+            flag(),
+            |s| &mut s.deterministic,
+            "On a GPU, whether matrix products of a row never depend on how many rows a step has. Without it, the last \
+             bits of a logit may differ with the load of the server. On a CPU they never do.",
+        ),
+        knob(
             "num_threads",
             optional(num_threads(), "the CPUs available to the process"),
             |s| &mut s.num_threads,
@@ -538,6 +556,8 @@ mod tests {
         ("default_max_tokens", &["1"], &["0"]),
         ("add_special_tokens", &["false"], &["no"]),
         ("skip_special_tokens", &["false"], &["no"]),
+        ("gpu_device_ids", &["0", "7"], &["-1", "0,1", "1024"]),
+        ("deterministic", &["true"], &["2"]),
         ("num_threads", &["1", "1024"], &["0", "1025"]),
         (
             "cpu_instruction_set",

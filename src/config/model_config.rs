@@ -157,7 +157,6 @@ impl ModelConfig {
         } else {
             ok_or_record(num_candidates(config), &mut errors)
         };
-        ok_or_record(check_instances(config), &mut errors);
         LoadError::combine(errors)?;
         // Cannot fail: each missing value has recorded an error.
         let (Some(settings), Some(input), Some(max_sequence_idle_us), Some(max_batch_size)) =
@@ -412,20 +411,6 @@ fn check_output(
     Ok(kind)
 }
 
-fn check_instances(config: &Value) -> Result<(), LoadError> {
-    let groups = config.get("instance_group").and_then(Value::as_array);
-    for group in groups.into_iter().flatten() {
-        let kind = field(group, "kind");
-        if kind == "KIND_GPU" {
-            return Err(config_error(
-                "instance_group has kind: KIND_GPU, but this build runs on the CPU only",
-                "write instance_group [{ kind: KIND_CPU }]",
-            ));
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -554,10 +539,6 @@ mod tests {
             (
                 |c| c["output"][1]["dims"] = json!([3]),
                 &["output_ids", "dims: [ -1, -1 ]"],
-            ),
-            (
-                |c| c["instance_group"] = json!([{ "kind": "KIND_GPU" }]),
-                &["KIND_GPU", "kind: KIND_CPU"],
             ),
             (
                 |c| c["parameters"] = json!({ "x": { "string_value": "1" } }),

@@ -90,6 +90,10 @@ pub struct Settings {
     pub skip_special_tokens: bool,
     /// `default_max_tokens`
     pub default_max_tokens: u32,
+    /// `gpu_device_ids`
+    pub gpu_device_ids: Option<u32>,
+    /// `deterministic`
+    pub deterministic: bool,
     /// `num_threads`
     pub num_threads: Option<NonZeroUsize>,
     /// `cpu_instruction_set`; `None` is `auto`
@@ -148,6 +152,8 @@ impl Default for Settings {
             add_special_tokens: true,
             skip_special_tokens: true,
             default_max_tokens: 16,
+            gpu_device_ids: None,
+            deterministic: false,
             num_threads: None,
             cpu_instruction_set: None,
             stats_file: None,

@@ -84,6 +84,11 @@ impl<'a> KvBatch<'a> {
         self.num_tokens
     }
 
+    /// Positions per block.
+    pub fn block_size(&self) -> BlockSize {
+        self.block_size
+    }
+
     /// The spans, in the order of their tokens.
     pub fn spans(&self) -> &'a [KvSpan] {
         self.spans

@@ -6,7 +6,7 @@
 //! kv_layout.rs kv_batch.rs    the blocks of a KV cache, and which of them a step uses
 //! operands.rs packed.rs       what operations are given; packed weights as bytes
 //! pool/ disjoint_slice.rs     the host's threads
-//! cpu/                        the operations on CPU
+//! cpu/ cuda/                  the operations on CPU, and on NVIDIA GPUs
 //! ```
 //!
 //! A [`Device`] is a machine with the operations of a decoder. An operation knows rows, sizes and block tables;
@@ -14,6 +14,7 @@
 
 mod attention;
 pub mod cpu;
+pub mod cuda;
 mod disjoint_slice;
 mod kv_batch;
 mod kv_layout;
@@ -28,13 +29,16 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::base::{BlockId, LoadError};
+use crate::base::{BlockId, LoadError, StepError};
 
 pub use attention::{AttentionParams, HeadShape, QkNorm};
 pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
-pub use operands::{EmbeddingTable, Linear, Norm, Output, PackedWeights, RopeParams, StepInputs};
+pub use operands::{
+    EmbeddingTable, Linear, Norm, Output, PackedWeights, RopeParams, StepCapacity, StepInputs,
+    StepWidths,
+};
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape};
 pub use pool::{Pool, Turn, yield_to_others};
 pub use quantised::{
@@ -46,7 +50,7 @@ pub use rope::RopeTable;
 ///
 /// ```text
 /// load    pack..., upload...                     weights go to the device
-///         alloc_sums, alloc_inputs, ...          memory for the largest step
+///         alloc_sums, ..., reserve               memory for the largest step
 /// step    copy_positions                         forks of sequences
 ///         begin_step                             everything that the step needs from the host
 ///           embed, rms_norm                      or their fused forms, in an order that depends only on
@@ -179,13 +183,19 @@ pub trait Device: Sized {
     /// Bytes that one block takes in all layers, padding included.
     fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize;
 
-    /// Copies the first `num_positions` positions of a block to another one, in all layers.
+    /// Bytes of device memory that steps of this capacity take: all that is reserved for them, but the KV cache. At
+    /// least as many as that, for the KV cache gets the rest.
+    fn num_step_bytes(capacity: &StepCapacity, widths: &StepWidths, max_logits_rows: usize) -> u64;
+
+    /// Reserves what steps of this capacity need besides.
+    fn reserve(&mut self, cache: &Self::KvCache, capacity: &StepCapacity) -> Result<(), LoadError>;
+
+    /// Copies the first positions of blocks to other ones, in all layers: `(source, target, num_positions)`, one after
+    /// the other.
     fn copy_positions(
         &mut self,
         cache: &mut Self::KvCache,
-        source: BlockId,
-        target: BlockId,
-        num_positions: usize,
+        copies: impl Iterator<Item = (BlockId, BlockId, usize)>,
     );
 
     /// Begins a step. On a machine that several models share, it waits for its turn.
@@ -300,6 +310,15 @@ pub trait Device: Sized {
     /// Ends a step.
     fn end_step(&mut self, step: Self::Step<'_>);
 
-    /// The first rows of logits in memory of the host, once they are there.
-    fn host_logits<'l>(&mut self, logits: &'l mut Self::Logits, num_rows: usize) -> &'l mut [f32];
+    /// The first rows of logits in memory of the host, once they are there. After a change by the caller, a second
+    /// call in the same step gives the changed ones.
+    ///
+    /// # Errors
+    ///
+    /// If an operation of this step or of an earlier one has failed.
+    fn host_logits<'l>(
+        &mut self,
+        logits: &'l mut Self::Logits,
+        num_rows: usize,
+    ) -> Result<&'l mut [f32], StepError>;
 }

@@ -20,6 +20,34 @@ pub struct StepInputs<'a> {
     pub sampled_rows: &'a [u32],
 }
 
+/// The largest step that a device has to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepCapacity {
+    /// Tokens of all sequences.
+    pub max_num_tokens: usize,
+    /// Sequences.
+    pub max_num_sequences: usize,
+    /// Positions of a sequence.
+    pub max_seq_len: usize,
+    /// Blocks in the table of a sequence.
+    pub max_blocks_per_sequence: usize,
+    /// Query heads of a layer.
+    pub num_q_heads: usize,
+}
+
+/// The widths of a model's activations, in elements per row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepWidths {
+    /// All rows of sums.
+    pub sums: usize,
+    /// All rows of inputs.
+    pub inputs: usize,
+    /// The widest rows of inputs.
+    pub widest_inputs: usize,
+    /// Rows of logits.
+    pub logits: usize,
+}
+
 /// What a matrix product does with its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {

@@ -50,6 +50,11 @@ impl RopeTable {
         self.rows.len().checked_div(2 * self.half_dim).unwrap_or(0)
     }
 
+    /// The rows of all positions, `[num_positions][2 * half_dim]`.
+    pub fn values(&self) -> &[f32] {
+        &self.rows
+    }
+
     /// The cosines of a position, then its sines: `[2 * half_dim]`.
     pub fn row(&self, position: usize) -> &[f32] {
         &self.rows[position * 2 * self.half_dim..][..2 * self.half_dim]

@@ -289,7 +289,7 @@ fn upload_angles<D: Device>(
 }
 
 /// The heads of a model's attention.
-fn head_shape(spec: &ModelSpec) -> HeadShape {
+pub(super) fn head_shape(spec: &ModelSpec) -> HeadShape {
     HeadShape {
         num_q_heads: spec.num_heads,
         num_kv_heads: spec.num_kv_heads,

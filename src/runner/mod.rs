@@ -49,6 +49,7 @@ mod weights;
 
 use crate::base::StepError;
 use crate::device::cpu::Cpu;
+use crate::device::cuda::Cuda;
 use crate::engine::{StepOutput, StepPlan};
 
 pub use limits::{AttentionWindows, RunnerLimits};
@@ -63,10 +64,15 @@ pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
 /// A model on CPU.
 pub type CpuRunner<P = ()> = ModelRunner<Cpu, P>;
 
+/// A model on a GPU.
+pub type CudaRunner<P = ()> = ModelRunner<Cuda, P>;
+
 /// What computes the steps of an instance.
 pub enum Runner {
     /// A real model on CPU.
     Cpu(Box<CpuRunner>),
+    /// A real model on a GPU.
+    Cuda(Box<CudaRunner>),
     /// No model: hashes, after a given time.
     Synthetic(SyntheticRunner),
 }
@@ -79,6 +85,7 @@ impl Runner {
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         match self {
             Self::Cpu(runner) => runner.run(plan, output),
+            Self::Cuda(runner) => runner.run(plan, output),
             Self::Synthetic(runner) => runner.run(plan, output),
         }
     }
@@ -86,7 +93,7 @@ impl Runner {
     /// Whether tokens are chosen from logits.
     pub fn has_logits(&self) -> bool {
         match self {
-            Self::Cpu(_) => true,
+            Self::Cpu(_) | Self::Cuda(_) => true,
             Self::Synthetic(_) => false,
         }
     }
@@ -95,6 +102,7 @@ impl Runner {
     pub fn vocab_size(&self) -> u32 {
         match self {
             Self::Cpu(runner) => runner.vocab_size() as u32,
+            Self::Cuda(runner) => runner.vocab_size() as u32,
             Self::Synthetic(runner) => runner.vocab_size(),
         }
     }

@@ -1,6 +1,6 @@
 //! The runner of a real model: plan -> forward pass -> logits -> sampled tokens.
 
-use super::decoder::{Decoder, kv_layout};
+use super::decoder::{Decoder, head_shape, kv_layout};
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::probe::{Operation, Probe, Work};
@@ -8,7 +8,7 @@ use super::spec::ModelSpec;
 use super::step_layout::StepLayout;
 use super::step_sampling::StepSampling;
 use crate::base::{BlockSize, LoadError, StepError};
-use crate::device::{Device, KvDtype};
+use crate::device::{Device, KvDtype, StepCapacity, StepWidths};
 use crate::engine::{StepOutput, StepPlan};
 
 /// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is the profiling probe.
@@ -42,6 +42,21 @@ impl<D: Device> ModelRunner<D> {
         Self::with_probe(source, limits, options, ())
     }
 
+    /// Bytes that the activations of the largest step take, with what operations need besides.
+    pub fn num_step_bytes(spec: &ModelSpec, limits: &RunnerLimits) -> u64 {
+        let heads = head_shape(spec);
+        let widths = StepWidths {
+            // The residual stream and its summand, and the queries, keys and values.
+            sums: 2 * spec.hidden_size + heads.qkv_len(),
+            // Its norm, the rotated queries, what attention makes of them, and the inner activations.
+            inputs: spec.hidden_size + 2 * heads.q_len() + spec.max_intermediate_size(),
+            widest_inputs: spec.max_intermediate_size().max(heads.q_len()),
+            logits: spec.vocab_size,
+        };
+        let max_sampled_rows = limits.max_sampled_rows.index();
+        D::num_step_bytes(&step_capacity(spec, limits), &widths, max_sampled_rows)
+    }
+
     /// Bytes of one block of the KV cache, padding and scales included.
     pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
         D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), spec.num_layers())
@@ -64,9 +79,11 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let mut device = D::open(options)?;
         let decoder = Decoder::new(source, &limits, &mut device)?;
         let num_threads = device.host_threads().num_threads();
+        let cache = kv_cache(&mut device, spec, &limits)?;
+        device.reserve(&cache, &step_capacity(spec, &limits))?;
         Ok(Self {
             decoder,
-            cache: kv_cache(&mut device, spec, &limits)?,
+            cache,
             vocab_size: spec.vocab_size,
             logits: device.alloc_logits(limits.max_sampled_rows.index(), spec.vocab_size)?,
             layout: StepLayout::new(&limits),
@@ -91,25 +108,23 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// allocates nothing.
     ///
     /// # Errors
-    /// If a token id is not in the vocabulary: the request was not checked.
+    /// If a token id is not in the vocabulary, for the request was not checked, or if the device fails.
     ///
     /// # Panics
     /// If the plan exceeds the limits that the runner was made for, or names blocks outside of the pool.
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         self.check_plan(&plan)?;
         self.layout.set(&plan);
-        for copy in plan.copies {
-            let num_positions = copy.num_positions as usize;
-            self.device
-                .copy_positions(&mut self.cache, copy.source, copy.target, num_positions);
-        }
+        let copies = plan.copies.iter();
+        let copies = copies.map(|copy| (copy.source, copy.target, copy.num_positions as usize));
+        self.device.copy_positions(&mut self.cache, copies);
         if plan.token_ids.is_empty() {
             return Ok(());
         }
         self.sampling.begin(&plan, &self.layout);
         self.forward(&plan);
         let num_rows = self.layout.num_sampled_rows();
-        let logits = self.device.host_logits(&mut self.logits, num_rows);
+        let logits = self.device.host_logits(&mut self.logits, num_rows)?;
         let threads = self.device.host_threads();
         self.sampling
             .sample(threads, &plan, &self.layout, logits, output);
@@ -125,7 +140,9 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// penalties and biases are applied; temperature is not.
     pub fn logits(&mut self) -> &[f32] {
         let num_rows = self.layout.num_sampled_rows();
-        self.device.host_logits(&mut self.logits, num_rows)
+        let logits = self.device.host_logits(&mut self.logits, num_rows);
+        // They are on the host since the run, which would have failed.
+        logits.map_or(&[], |logits| logits)
     }
 
     fn check_plan(&self, plan: &StepPlan<'_>) -> Result<(), StepError> {
@@ -183,6 +200,16 @@ fn kv_cache<D: Device>(
             limits.block_size.tokens()
         ))
     })
+}
+
+fn step_capacity(spec: &ModelSpec, limits: &RunnerLimits) -> StepCapacity {
+    StepCapacity {
+        max_num_tokens: limits.max_num_tokens.index(),
+        max_num_sequences: limits.max_num_requests as usize,
+        max_seq_len: limits.max_seq_len.index(),
+        max_blocks_per_sequence: limits.max_seq_len.blocks_ceil(limits.block_size).index(),
+        num_q_heads: spec.num_heads,
+    }
 }
 
 /// Refuses limits that the model cannot keep.

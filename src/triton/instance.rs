@@ -58,6 +58,27 @@ impl Instance {
         to_utf8(name, "the instance's name")
     }
 
+    /// The GPU that Triton gives the instance; `None` for one that is not of `KIND_GPU`.
+    pub fn gpu(&self) -> Result<Option<usize>, Error> {
+        use sys::TRITONSERVER_InstanceGroupKind as Kind;
+        // SAFETY: the instance is alive.
+        let kind = unsafe {
+            get(Kind::TRITONSERVER_INSTANCEGROUPKIND_AUTO, |out| {
+                sys::TRITONBACKEND_ModelInstanceKind(self.as_ptr(), out)
+            })
+        }?;
+        if kind != Kind::TRITONSERVER_INSTANCEGROUPKIND_GPU {
+            return Ok(None);
+        }
+        // SAFETY: the instance is alive.
+        let device = unsafe {
+            get(0, |out| {
+                sys::TRITONBACKEND_ModelInstanceDeviceId(self.as_ptr(), out)
+            })
+        }?;
+        Ok(usize::try_from(device).ok())
+    }
+
     /// Counts a finished request in Triton's statistics and `nv_inference_*` metrics. Once per request, before it is
     /// released.
     pub fn report_request(

@@ -623,6 +623,14 @@ unsafe extern "C" {
         instance: *mut TRITONBACKEND_ModelInstance,
         name: *mut *const ::core::ffi::c_char,
     ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONBACKEND_ModelInstanceKind(
+        instance: *mut TRITONBACKEND_ModelInstance,
+        kind: *mut TRITONSERVER_InstanceGroupKind,
+    ) -> *mut TRITONSERVER_Error;
+    pub fn TRITONBACKEND_ModelInstanceDeviceId(
+        instance: *mut TRITONBACKEND_ModelInstance,
+        device_id: *mut i32,
+    ) -> *mut TRITONSERVER_Error;
     pub fn TRITONBACKEND_ModelInstanceModel(
         instance: *mut TRITONBACKEND_ModelInstance,
         model: *mut *mut TRITONBACKEND_Model,

@@ -1,13 +1,13 @@
-//! One decoder on two devices: the CPU, and the reference device.
+//! One decoder on two devices: the CPU, and another one.
 
-use triton_inflight::device::KvDtype;
+use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{BlockReuse, DraftOptions, OutputOptions, PromptLookup, Speculation};
 
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Served, Setup, fixture, serve};
 
 /// Prompts that share beginnings, so that blocks are copied, and repeat themselves, so that there are drafts.
-fn requests() -> Vec<Request> {
+pub fn requests() -> Vec<Request> {
     let common: Vec<_> = (0..21).map(|i| (i * 37 + 11) % 90 + 3).collect();
     (0..6)
         .map(|index| {
@@ -26,7 +26,7 @@ fn requests() -> Vec<Request> {
         .collect()
 }
 
-fn setups() -> Vec<(&'static str, Setup)> {
+pub fn setups() -> Vec<(&'static str, Setup)> {
     let tight = Setup {
         max_num_requests: 4,
         max_num_tokens: 24,
@@ -63,25 +63,30 @@ fn setups() -> Vec<(&'static str, Setup)> {
 
 #[test]
 fn the_cpu_and_the_reference_device_agree() {
-    let requests = requests();
+    let options = ReferenceOptions {
+        has_whole_sums: true,
+    };
     for name in ["llama3", "qwen3"] {
-        for (what, setup) in setups() {
-            let (ours, happened) = serve(&mut setup.load(name), &setup, &requests);
-            let options = ReferenceOptions {
-                has_whole_sums: true,
-            };
-            let mut reference = setup.load_on::<Reference>(&fixture(name), &options);
-            let (theirs, _) = serve(&mut reference, &setup, &requests);
-            if what == "copies and drafts" {
-                assert!(happened.num_copies > 0 && happened.drafts.num_accepted > 0);
-            }
-            let what = format!("{name}, {what}");
-            let pairs = ours.iter().zip(&theirs);
-            let num_same: usize = pairs.map(|(a, b)| num_same(&what, a, b)).sum();
-            let num_tokens: usize = ours.iter().map(|served| served.tokens.len()).sum();
-            println!("{what}: {num_same} of {num_tokens} tokens are the same");
-            assert!(2 * num_same >= num_tokens, "{what}: only {num_same} tokens");
+        assert_devices_agree::<Reference>(name, &options);
+    }
+}
+
+/// Serves the same requests on the CPU and on another device, and compares tokens and logits.
+pub fn assert_devices_agree<D: Device>(name: &str, options: &D::Options) {
+    let requests = requests();
+    for (what, setup) in setups() {
+        let (ours, happened) = serve(&mut setup.load(name), &setup, &requests);
+        let mut other = setup.load_on::<D>(&fixture(name), options);
+        let (theirs, _) = serve(&mut other, &setup, &requests);
+        if what == "copies and drafts" {
+            assert!(happened.num_copies > 0 && happened.drafts.num_accepted > 0);
         }
+        let what = format!("{name}, {what}");
+        let pairs = ours.iter().zip(&theirs);
+        let num_same: usize = pairs.map(|(a, b)| num_same(&what, a, b)).sum();
+        let num_tokens: usize = ours.iter().map(|served| served.tokens.len()).sum();
+        println!("{what}: {num_same} of {num_tokens} tokens are the same");
+        assert!(2 * num_same >= num_tokens, "{what}: only {num_same} tokens");
     }
 }
 

@@ -6,6 +6,7 @@ mod beams;
 mod changing_files;
 mod configs;
 mod copy;
+mod cuda;
 mod devices;
 mod gguf;
 mod log_lines;

@@ -8,12 +8,12 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use triton_inflight::base::{BlockId, LoadError};
+use triton_inflight::base::{BlockId, LoadError, StepError};
 use triton_inflight::device::{
     AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, HeadShape, KvBatch, KvDtype,
     KvLayout, Linear, Norm, NotFinite, Output, PackedBytes, PackedReader, PackedShape,
     PackedWeights, Pool, QkNorm, QuantisedRow, QuantisedRows, RopeParams, RopeTable, Stacking,
-    StepInputs,
+    StepCapacity, StepInputs, StepWidths,
 };
 
 /// A device of plain loops.
@@ -305,25 +305,21 @@ impl Device for Reference {
         2 * size_of::<f32>() * positions * layout.num_kv_heads * layout.head_dim
     }
 
+    fn num_step_bytes(_: &StepCapacity, _: &StepWidths, _: usize) -> u64 {
+        0
+    }
+
+    fn reserve(&mut self, _: &Cache, _: &StepCapacity) -> Result<(), LoadError> {
+        Ok(())
+    }
+
     fn copy_positions(
         &mut self,
         cache: &mut Cache,
-        source: BlockId,
-        target: BlockId,
-        num_positions: usize,
+        copies: impl Iterator<Item = (BlockId, BlockId, usize)>,
     ) {
-        let block_len = cache.layout.block_size.tokens().index();
-        let head_len = cache.layout.num_kv_heads * cache.layout.head_dim;
-        let num_layers = cache.keys.len() / (cache.num_blocks * block_len * head_len);
-        for layer in 0..num_layers {
-            for position in 0..num_positions {
-                for head in 0..cache.layout.num_kv_heads {
-                    let from = cache.place(layer, source, position, head);
-                    let to = cache.place(layer, target, position, head);
-                    cache.keys.copy_within(from.clone(), to.start);
-                    cache.values.copy_within(from, to.start);
-                }
-            }
+        for (source, target, num_positions) in copies {
+            copy(cache, source, target, num_positions);
         }
     }
 
@@ -552,8 +548,29 @@ impl Device for Reference {
 
     fn end_step(&mut self, _: Step<'_>) {}
 
-    fn host_logits<'l>(&mut self, logits: &'l mut Rows, num_rows: usize) -> &'l mut [f32] {
-        &mut logits.values[..num_rows * logits.width]
+    fn host_logits<'l>(
+        &mut self,
+        logits: &'l mut Rows,
+        num_rows: usize,
+    ) -> Result<&'l mut [f32], StepError> {
+        Ok(&mut logits.values[..num_rows * logits.width])
+    }
+}
+
+/// Copies the first positions of a block to another one.
+fn copy(cache: &mut Cache, source: BlockId, target: BlockId, num_positions: usize) {
+    let block_len = cache.layout.block_size.tokens().index();
+    let head_len = cache.layout.num_kv_heads * cache.layout.head_dim;
+    let num_layers = cache.keys.len() / (cache.num_blocks * block_len * head_len);
+    for layer in 0..num_layers {
+        for position in 0..num_positions {
+            for head in 0..cache.layout.num_kv_heads {
+                let from = cache.place(layer, source, position, head);
+                let to = cache.place(layer, target, position, head);
+                cache.keys.copy_within(from.clone(), to.start);
+                cache.values.copy_within(from, to.start);
+            }
+        }
     }
 }
 

@@ -9,11 +9,12 @@ use super::packed_matrix::PackedMatrix;
 use super::quantised::PANELS_VERSION;
 use super::rows::Rows;
 use super::{Cpu, CpuOptions};
-use crate::base::{BlockId, LoadError, TokenId};
+use crate::base::{BlockId, LoadError, StepError, TokenId};
 use crate::device::{
     AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, KvBatch, KvLayout, Linear, Norm,
     NotFinite, Output, PackedBytes, PackedReader, PackedShape, PackedWeights, Pool, QkNorm,
-    QuantisedRows, RawMatrix, RopeParams, RopeTable, Stacking, StepInputs, Turn,
+    QuantisedRows, RawMatrix, RopeParams, RopeTable, Stacking, StepCapacity, StepInputs,
+    StepWidths, Turn,
 };
 
 /// The rows of a token embedding.
@@ -148,14 +149,24 @@ impl Device for Cpu {
         KvCache::bytes_per_block(layout, num_layers)
     }
 
+    fn num_step_bytes(capacity: &StepCapacity, widths: &StepWidths, max_logits_rows: usize) -> u64 {
+        let rows = capacity.max_num_tokens * (4 * widths.sums + 2 * widths.inputs);
+        (rows + 4 * max_logits_rows * widths.logits) as u64
+    }
+
+    fn reserve(&mut self, _: &KvCache, _: &StepCapacity) -> Result<(), LoadError> {
+        // Its scratch memory grows with the first steps.
+        Ok(())
+    }
+
     fn copy_positions(
         &mut self,
         cache: &mut KvCache,
-        source: BlockId,
-        target: BlockId,
-        num_positions: usize,
+        copies: impl Iterator<Item = (BlockId, BlockId, usize)>,
     ) {
-        cache.copy_positions(source, target, num_positions);
+        for (source, target, num_positions) in copies {
+            cache.copy_positions(source, target, num_positions);
+        }
     }
 
     fn begin_step<'a>(&mut self, cache: &KvCache, inputs: StepInputs<'a>) -> CpuStep<'a> {
@@ -339,7 +350,11 @@ impl Device for Cpu {
         drop(step);
     }
 
-    fn host_logits<'l>(&mut self, logits: &'l mut Rows<f32>, num_rows: usize) -> &'l mut [f32] {
-        logits.first_mut(num_rows)
+    fn host_logits<'l>(
+        &mut self,
+        logits: &'l mut Rows<f32>,
+        num_rows: usize,
+    ) -> Result<&'l mut [f32], StepError> {
+        Ok(logits.first_mut(num_rows))
     }
 }

@@ -7,7 +7,9 @@ use super::engine_config::ModelDimensions;
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::config::{ModelConfig, RunnerKind, Settings, WeightOnlyPrecision};
 use crate::device::{CodeBits, KvDtype};
-use crate::runner::{AttentionWindows, CpuRunner, ModelSource, SyntheticRunner, WeightPrecision};
+use crate::runner::{
+    AttentionWindows, CpuRunner, CudaRunner, ModelSource, SyntheticRunner, WeightPrecision,
+};
 
 /// The longest sequence of the synthetic runner, which has no limit of its own.
 const SYNTHETIC_MAX_POSITIONS: u32 = 1 << 20;
@@ -16,6 +18,12 @@ const SYNTHETIC_MAX_SEQ_LEN: u32 = 4096;
 /// Bytes of one position in the synthetic runner's cache: a hash of all tokens up to it.
 const SYNTHETIC_KV_BYTES: u64 = 8;
 
+/// A CPU is at full throughput from this many tokens a step; a larger default would only make generating requests
+/// wait longer for the prompts of others.
+const CPU_MAX_NUM_TOKENS: u32 = 512;
+/// The default of the Batch Manager for GPUs.
+const GPU_MAX_NUM_TOKENS: u32 = 8192;
+
 /// A model's settings and its checkpoint.
 #[derive(Clone, Copy)]
 pub struct ConfiguredModel<'a> {
@@ -23,6 +31,8 @@ pub struct ConfiguredModel<'a> {
     pub settings: &'a Settings,
     /// The checkpoint; `None` for the synthetic runner.
     pub source: Option<&'a ModelSource>,
+    /// The GPU that it runs on; `None` for the CPU.
+    pub gpu: Option<usize>,
 }
 
 /// Opens the checkpoint that `config` names for version `version` of the model in `folder`. For the synthetic
@@ -112,10 +122,21 @@ impl ModelDimensions for ConfiguredModel<'_> {
     fn kv_bytes_per_block(&self, block_size: BlockSize) -> u64 {
         match self.source {
             Some(source) => {
-                let spec = source.spec();
-                CpuRunner::kv_bytes_per_block(spec, block_size, self.kv_dtype()) as u64
+                let (spec, dtype) = (source.spec(), self.kv_dtype());
+                let num_bytes = match self.gpu {
+                    None => CpuRunner::kv_bytes_per_block(spec, block_size, dtype),
+                    Some(_) => CudaRunner::kv_bytes_per_block(spec, block_size, dtype),
+                };
+                num_bytes as u64
             }
             None => SYNTHETIC_KV_BYTES * u64::from(block_size.tokens().0),
+        }
+    }
+
+    fn default_max_num_tokens(&self) -> u32 {
+        match self.gpu {
+            None => CPU_MAX_NUM_TOKENS,
+            Some(_) => GPU_MAX_NUM_TOKENS,
         }
     }
 

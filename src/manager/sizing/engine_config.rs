@@ -4,10 +4,6 @@ use crate::base::{BlockSize, Blocks, LoadError, Tokens};
 use crate::config::{BatchingScheme, ModelConfig, Settings, SpeculationKind};
 use crate::engine::{AttentionWindow, BlockReuse, EngineConfig, PromptLookup, Speculation};
 
-/// A CPU is at full throughput from this many tokens a step; a larger default would only make generating requests
-/// wait longer for the prompts of others.
-const DEFAULT_MAX_NUM_TOKENS: u32 = 512;
-
 /// The model's figures that the engine is sized by.
 pub trait ModelDimensions {
     /// The longest sequence that the model can attend over.
@@ -15,6 +11,9 @@ pub trait ModelDimensions {
 
     /// Bytes of one KV block over all layers, with padding.
     fn kv_bytes_per_block(&self, block_size: BlockSize) -> u64;
+
+    /// The default of `max_num_tokens`, unless a full batch needs more.
+    fn default_max_num_tokens(&self) -> u32;
 
     /// The largest attention window of any layer; `None` if a layer attends over whole sequences.
     fn window(&self, max_seq_len: Tokens) -> Option<Tokens>;
@@ -45,7 +44,8 @@ pub fn engine_config(
             .saturating_mul(each)
             .max(settings.max_beam_width)
             .saturating_add(settings.tokens_per_block.tokens().0);
-        DEFAULT_MAX_NUM_TOKENS.max(full_batch).max(whole_context)
+        let default = model.default_max_num_tokens();
+        default.max(full_batch).max(whole_context)
     });
     let paged_kv = settings.paged_kv_cache;
     // In a contiguous cache, one block holds a whole sequence.
@@ -191,6 +191,10 @@ mod tests {
 
         fn kv_bytes_per_block(&self, block_size: BlockSize) -> u64 {
             100 * u64::from(block_size.tokens().0)
+        }
+
+        fn default_max_num_tokens(&self) -> u32 {
+            512
         }
 
         fn window(&self, _max_seq_len: Tokens) -> Option<Tokens> {

@@ -82,7 +82,9 @@ impl Drop for Reservation {
 
 /// The memory of an instance: its weights, and a KV cache that is written as it is used.
 pub struct InstanceMemory {
-    reservation: Reservation,
+    /// `None` on a GPU, whose memory is taken at load.
+    reservation: Option<Reservation>,
+    gpu_bytes: u64,
     weight_bytes: u64,
     bytes_per_block: u64,
 }
@@ -92,16 +94,28 @@ impl InstanceMemory {
     pub fn new(mut reservation: Reservation, weight_bytes: u64, bytes_per_block: u64) -> Self {
         reservation.mark_written(weight_bytes);
         Self {
-            reservation,
+            reservation: Some(reservation),
+            gpu_bytes: 0,
             weight_bytes,
             bytes_per_block,
+        }
+    }
+
+    /// The memory of an instance on a GPU.
+    pub fn on_gpu(gpu_bytes: u64) -> Self {
+        Self {
+            reservation: None,
+            gpu_bytes,
+            weight_bytes: 0,
+            bytes_per_block: 0,
         }
     }
 
     /// Weights and KV cache together.
     pub fn usage(&self) -> MemoryUsage {
         MemoryUsage {
-            host_bytes: self.reservation.bytes,
+            host_bytes: self.reservation.as_ref().map_or(0, |it| it.bytes),
+            gpu_bytes: self.gpu_bytes,
             ..MemoryUsage::default()
         }
     }
@@ -109,7 +123,9 @@ impl InstanceMemory {
     /// Records that `blocks` of the KV cache are in use, and so have been written.
     pub fn mark_used(&mut self, blocks: Blocks) {
         let kv_bytes = u64::from(blocks.0) * self.bytes_per_block;
-        self.reservation.mark_written(self.weight_bytes + kv_bytes);
+        if let Some(reservation) = &mut self.reservation {
+            reservation.mark_written(self.weight_bytes + kv_bytes);
+        }
     }
 }
 

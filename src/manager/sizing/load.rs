@@ -2,15 +2,18 @@
 
 use std::path::Path;
 
+use parking_lot::Mutex;
+
 use super::configured_model::ConfiguredModel;
 use super::engine_config::{ModelDimensions, engine_config};
 use super::host_memory::{self, InstanceMemory};
 use crate::base::LoadError;
 use crate::config::{ModelConfig, Settings};
 use crate::device::cpu::{CpuOptions, Simd};
+use crate::device::cuda::{CudaOptions, gpu_memory};
 use crate::engine::EngineConfig;
 use crate::runner::{
-    CpuRunner, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
+    CpuRunner, CudaRunner, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
 };
 
 /// A runner, the engine configuration that it was sized for, and the memory that both may use.
@@ -23,33 +26,46 @@ pub struct LoadedRunner {
     pub memory: InstanceMemory,
 }
 
-/// Sizes the KV cache by the memory that is free, and loads the weights. Without a checkpoint the runner is the
-/// synthetic one; files that the configuration names are relative to `folder`, the model's folder.
+/// Sizes the KV cache by the memory that is free, and loads the weights, on a GPU or on the CPU. Without a checkpoint the
+/// runner is the synthetic one, which runs on the CPU; files that the configuration names are relative to `folder`, the
+/// model's folder.
 ///
 /// # Errors
-/// Settings that contradict each other, a checkpoint that cannot be loaded, or memory that does not suffice.
+/// Settings that contradict each other, a checkpoint that cannot be loaded, a GPU that is not there, or memory that does
+/// not suffice.
 pub fn load_runner(
     config: &ModelConfig,
     source: Option<&ModelSource>,
     folder: &Path,
+    gpu: Option<usize>,
+) -> Result<LoadedRunner, LoadError> {
+    let model = ConfiguredModel {
+        settings: &config.settings,
+        source,
+        gpu,
+    };
+    match (source, gpu) {
+        (Some(source), Some(gpu)) => load_on_gpu(config, &model, source, gpu),
+        _ => load_on_cpu(config, &model, folder),
+    }
+}
+
+fn load_on_cpu(
+    config: &ModelConfig,
+    model: &ConfiguredModel<'_>,
+    folder: &Path,
 ) -> Result<LoadedRunner, LoadError> {
     let settings = &config.settings;
-    let model = ConfiguredModel { settings, source };
     let weight_bytes = model.num_weight_bytes()?;
     let (engine, reservation) = host_memory::reserve(|available_bytes| {
         // The KV cache shares what the weights leave.
         let left = available_bytes.map(|bytes| bytes.saturating_sub(weight_bytes));
-        let engine = engine_config(config, &model, left)?;
-        let kv_bytes = u64::from(engine.num_blocks.0) * model.kv_bytes_per_block(engine.block_size);
+        let engine = engine_config(config, model, left)?;
+        let kv_bytes = kv_bytes(model, &engine);
         Ok::<_, LoadError>((engine, weight_bytes + kv_bytes))
     })?;
-    let limits = RunnerLimits {
-        kv_dtype: model.kv_dtype(),
-        weights: model.weights(),
-        attention: model.attention(),
-        ..RunnerLimits::of(&engine)
-    };
-    let runner = match source {
+    let limits = limits(model, &engine);
+    let runner = match model.source {
         Some(source) => {
             let runner = CpuRunner::new(source, limits, &cpu_options(settings)?)?;
             Runner::Cpu(Box::new(runner))
@@ -62,6 +78,49 @@ pub fn load_runner(
         runner,
         memory: InstanceMemory::new(reservation, weight_bytes, bytes_per_block),
     })
+}
+
+/// One instance after the other: what is free must not change between the question and the allocation.
+fn load_on_gpu(
+    config: &ModelConfig,
+    model: &ConfiguredModel<'_>,
+    source: &ModelSource,
+    gpu: usize,
+) -> Result<LoadedRunner, LoadError> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock();
+    let free_bytes = gpu_memory(gpu)?.free;
+    let weight_bytes = model.num_weight_bytes()?;
+    let left = free_bytes.saturating_sub(weight_bytes);
+    // The activations of a step come first, and how many there are is known from the configuration without them.
+    let largest = limits(model, &engine_config(config, model, Some(left))?);
+    let left = left.saturating_sub(CudaRunner::num_step_bytes(source.spec(), &largest));
+    let engine = engine_config(config, model, Some(left))?;
+    let options = CudaOptions {
+        gpu,
+        num_threads: config.settings.num_threads,
+        deterministic: config.settings.deterministic,
+    };
+    let runner = CudaRunner::new(source, limits(model, &engine), &options)?;
+    let kv_bytes = kv_bytes(model, &engine);
+    Ok(LoadedRunner {
+        runner: Runner::Cuda(Box::new(runner)),
+        memory: InstanceMemory::on_gpu(weight_bytes + kv_bytes),
+        config: engine,
+    })
+}
+
+fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
+    u64::from(engine.num_blocks.0) * model.kv_bytes_per_block(engine.block_size)
+}
+
+fn limits(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> RunnerLimits {
+    RunnerLimits {
+        kv_dtype: model.kv_dtype(),
+        weights: model.weights(),
+        attention: model.attention(),
+        ..RunnerLimits::of(engine)
+    }
 }
 
 fn synthetic(

@@ -111,6 +111,22 @@ export! {
         OK
     }
 
+    fn TRITONBACKEND_ModelInstanceKind(
+        _instance: *mut TRITONBACKEND_ModelInstance,
+        kind: *mut TRITONSERVER_InstanceGroupKind,
+    ) -> *mut TRITONSERVER_Error {
+        kind.write(TRITONSERVER_InstanceGroupKind::TRITONSERVER_INSTANCEGROUPKIND_CPU);
+        OK
+    }
+
+    fn TRITONBACKEND_ModelInstanceDeviceId(
+        _instance: *mut TRITONBACKEND_ModelInstance,
+        device_id: *mut i32,
+    ) -> *mut TRITONSERVER_Error {
+        device_id.write(0);
+        OK
+    }
+
     fn TRITONBACKEND_ModelInstanceModel(
         instance: *mut TRITONBACKEND_ModelInstance,
         model: *mut *mut TRITONBACKEND_Model,

@@ -1,0 +1,581 @@
+//! A GPU as a [`Device`].
+
+use std::ops::Range;
+
+use cudarc::driver::{LaunchConfig, PushKernelArg};
+use half::bf16;
+
+use super::attention::{self, AttentionScratch};
+use super::gemm;
+use super::kernels::{launch, row_grid, shared_row_grid};
+use super::kv_cache::KvCache;
+use super::matrix::Matrix;
+use super::memory::{self, DeviceMemory, UploadBuffer};
+use super::rows::{Logits, Rows};
+use super::step::{CudaStep, StepBuffer};
+use super::{Cuda, CudaOptions};
+use crate::base::{BlockId, LoadError, StepError};
+use crate::device::{
+    AttentionParams, Device, EmbeddingTable, FloatRows, KvBatch, KvDtype, KvLayout, Linear, Norm,
+    NotFinite, Output, PackedBytes, PackedReader, PackedShape, PackedWeights, Pool, QuantisedRows,
+    RopeParams, RopeTable, Stacking, StepCapacity, StepInputs, StepWidths,
+};
+
+/// Elements that a thread of most kernels computes at a time.
+const VECTOR: usize = 8;
+/// Threads of a block that computes a whole row.
+const WIDE_ROW_THREADS: u32 = 1024;
+/// The same for rows of which a thread keeps all its elements in registers with fewer threads.
+const ROW_THREADS: u32 = 256;
+const MAX_ROW_THREADS_WIDTH: usize = 4096;
+/// Copies of blocks that are uploaded at a time.
+const MAX_COPIES: usize = 1024;
+/// `u32` words of a copy: source, target, number of positions.
+const COPY_WORDS: usize = 3;
+/// Memory that is not counted one by one.
+const OTHER_BYTES: u64 = 256 << 20;
+/// Rows of context logits that are computed at a time.
+const CONTEXT_LOGITS_ROWS: usize = 64;
+
+/// The rows of a token embedding.
+pub struct Embedding {
+    memory: DeviceMemory,
+    hidden_size: usize,
+}
+
+/// A norm's weights, or a bias.
+pub struct Vector {
+    memory: DeviceMemory,
+}
+
+/// Rotary angles.
+pub struct Angles {
+    memory: DeviceMemory,
+}
+
+impl Device for Cuda {
+    type Options = CudaOptions;
+    type Matrix = Matrix;
+    type Vector = Vector;
+    type Embedding = Embedding;
+    type Angles = Angles;
+    type Sums = Rows<f32>;
+    type Inputs = Rows<bf16>;
+    type Logits = Logits;
+    type KvCache = KvCache;
+    type Step<'a> = CudaStep;
+
+    fn open(options: &CudaOptions) -> Result<Self, LoadError> {
+        Self::new(options)
+    }
+
+    fn description(&self) -> String {
+        let context = self.stream.context();
+        let name = context.name().unwrap_or_else(|_| "a GPU".to_owned());
+        format!("GPU {}: {name}", self.gpu)
+    }
+
+    fn host_threads(&mut self) -> &mut Pool {
+        &mut self.pool
+    }
+
+    fn pack<M: FloatRows>(
+        &mut self,
+        parts: &[M],
+        _: Stacking,
+    ) -> Result<Result<Matrix, NotFinite>, LoadError> {
+        // The activation reads gate and up from both halves of a row.
+        Matrix::upload(&self.stream, &mut self.pool, parts)
+    }
+
+    fn pack_quantised(
+        &mut self,
+        _: &[&dyn QuantisedRows],
+        _: Stacking,
+    ) -> Result<Result<Matrix, NotFinite>, LoadError> {
+        Err(LoadError::Resource(
+            "quantised weights are not served on GPUs yet: leave weight_only_precision out, use a floating-point \
+             checkpoint, or serve the model with KIND_CPU"
+                .to_owned(),
+        ))
+    }
+
+    fn packed_layout() -> String {
+        "rows 1".to_owned()
+    }
+
+    fn packed_bytes(_: &Matrix) -> Option<PackedBytes<'_>> {
+        None
+    }
+
+    fn read_packed(
+        &mut self,
+        _: PackedShape<'_>,
+        _: PackedReader<'_>,
+        _: PackedReader<'_>,
+    ) -> Result<Option<Matrix>, LoadError> {
+        Ok(None)
+    }
+
+    fn upload_vector(&mut self, values: Vec<f32>) -> Result<Vector, LoadError> {
+        let memory = DeviceMemory::upload(&self.stream, &values)?;
+        Ok(Vector { memory })
+    }
+
+    fn upload_embedding(
+        &mut self,
+        rows: Vec<bf16>,
+        hidden_size: usize,
+    ) -> Result<Embedding, LoadError> {
+        Ok(Embedding {
+            memory: DeviceMemory::upload(&self.stream, &rows)?,
+            hidden_size,
+        })
+    }
+
+    fn upload_angles(&mut self, table: RopeTable) -> Result<Angles, LoadError> {
+        let memory = DeviceMemory::upload(&self.stream, table.values())?;
+        Ok(Angles { memory })
+    }
+
+    fn alloc_sums(&mut self, max_rows: usize, width: usize) -> Result<Rows<f32>, LoadError> {
+        let rows = Rows::new(&self.stream, max_rows, width)?;
+        self.need_scratch(rows.num_bytes())?;
+        Ok(rows)
+    }
+
+    fn alloc_inputs(&mut self, max_rows: usize, width: usize) -> Result<Rows<bf16>, LoadError> {
+        let rows = Rows::new(&self.stream, max_rows, width)?;
+        // A gated projection computes two f32 for each of them.
+        self.need_scratch(4 * rows.num_bytes())?;
+        Ok(rows)
+    }
+
+    fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<Logits, LoadError> {
+        // For context logits and the states that they are computed from, which are narrower.
+        self.need_scratch(6 * CONTEXT_LOGITS_ROWS * width + 256)?;
+        Logits::new(&self.stream, max_rows, width)
+    }
+
+    fn alloc_kv_cache(
+        &mut self,
+        layout: KvLayout,
+        num_layers: usize,
+        num_blocks: usize,
+    ) -> Result<KvCache, LoadError> {
+        KvCache::new(&self.stream, layout, num_layers, num_blocks)
+    }
+
+    fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
+        KvCache::bytes_per_block(layout, num_layers)
+    }
+
+    fn num_step_bytes(capacity: &StepCapacity, widths: &StepWidths, max_logits_rows: usize) -> u64 {
+        let max_rows = capacity.max_num_tokens + gemm::MAX_ROUNDING;
+        let rows = max_rows * (4 * widths.sums + 2 * widths.inputs);
+        let gated = 8 * max_rows * widths.widest_inputs;
+        let context_logits = 6 * CONTEXT_LOGITS_ROWS * widths.logits;
+        let logits = 4 * (max_logits_rows + gemm::MAX_ROUNDING) * widths.logits;
+        (rows + gated.max(context_logits) + logits) as u64
+            + (gemm::WORKSPACE_BYTES + attention::MAX_PARTIAL_BYTES) as u64
+            // Kernels, descriptors, the upload of a step, and what the driver rounds up.
+            + OTHER_BYTES
+    }
+
+    fn reserve(&mut self, cache: &KvCache, capacity: &StepCapacity) -> Result<(), LoadError> {
+        let attention = AttentionScratch::new(&self.stream, &self.kernels, cache, capacity)?;
+        let lists = attention.lists(cache, capacity);
+        self.step = Some(StepBuffer::new(&self.stream, capacity, lists)?);
+        self.attention = Some(attention);
+        self.copies = Some(UploadBuffer::new(&self.stream, COPY_WORDS * MAX_COPIES)?);
+        Ok(())
+    }
+
+    fn copy_positions(
+        &mut self,
+        cache: &mut KvCache,
+        copies: impl Iterator<Item = (BlockId, BlockId, usize)>,
+    ) {
+        let mut copies = copies.peekable();
+        while copies.peek().is_some() && self.failure.is_none() {
+            self.copy_some(cache, copies.by_ref().take(MAX_COPIES));
+        }
+    }
+
+    fn begin_step<'a>(&mut self, cache: &KvCache, inputs: StepInputs<'a>) -> CudaStep {
+        let block_size = cache.layout.block_size;
+        let batch = KvBatch::new(
+            inputs.spans,
+            inputs.block_tables,
+            block_size,
+            cache.num_blocks,
+        );
+        let Some(mut buffer) = self.step.take() else {
+            unreachable!("reserve comes before steps");
+        };
+        let step = match self.failure {
+            None => buffer.upload(&self.stream, &batch, &inputs).map(Some),
+            Some(_) => Ok(None),
+        };
+        self.step = Some(buffer);
+        self.record("uploading a step", step)
+            .flatten()
+            .unwrap_or_default()
+    }
+
+    fn embed(&mut self, step: &CudaStep, table: EmbeddingTable<'_, Self>, out: &mut Rows<f32>) {
+        let (table, hidden_size) = match table {
+            EmbeddingTable::Own(embedding) => (&embedding.memory, embedding.hidden_size),
+            EmbeddingTable::Tied(matrix) => (&matrix.memory, matrix.k()),
+        };
+        let config = shared_row_grid(step.num_rows, hidden_size.div_ceil(VECTOR));
+        launch!(
+            self,
+            self.kernels.embed,
+            "embed",
+            config,
+            out.address(),
+            table.address(),
+            step.token_ids,
+            hidden_size as i32
+        );
+    }
+
+    fn rms_norm(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<f32>,
+        norm: Norm<'_, Vector>,
+        out: &mut Rows<bf16>,
+    ) {
+        let width = x.width();
+        launch!(
+            self,
+            self.kernels.rms_norm,
+            "rms_norm",
+            row_grid(num_rows, row_threads(width)),
+            out.address(),
+            x.address(),
+            norm.weight.memory.address(),
+            norm.eps,
+            width as i32
+        );
+    }
+
+    fn add_rms_norm(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<f32>,
+        hidden: &mut Rows<f32>,
+        norm: Norm<'_, Vector>,
+        out: &mut Rows<bf16>,
+    ) {
+        let width = x.width();
+        launch!(
+            self,
+            self.kernels.add_rms_norm,
+            "add_rms_norm",
+            row_grid(num_rows, row_threads(width)),
+            out.address(),
+            hidden.address(),
+            x.address(),
+            norm.weight.memory.address(),
+            norm.eps,
+            width as i32
+        );
+    }
+
+    fn project(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        output: Output,
+        out: &mut Rows<f32>,
+    ) {
+        self.multiply(num_rows, x.address(), &linear.matrix, output, out.address());
+        if let Some(bias) = &linear.bias {
+            let n = linear.matrix.n();
+            launch!(
+                self,
+                self.kernels.add_bias,
+                "add_bias",
+                shared_row_grid(num_rows, n.div_ceil(VECTOR)),
+                out.address(),
+                bias.memory.address(),
+                n as i32
+            );
+        }
+    }
+
+    fn project_gated(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        out: &mut Rows<bf16>,
+    ) {
+        let scratch = self.scratch.address();
+        self.multiply(
+            num_rows,
+            x.address(),
+            &linear.matrix,
+            Output::Store,
+            scratch,
+        );
+        let width = linear.matrix.n() / 2;
+        let bias = linear.bias.as_ref().map_or(0, |bias| bias.memory.address());
+        launch!(
+            self,
+            self.kernels.silu_mul,
+            "silu_mul",
+            shared_row_grid(num_rows, width.div_ceil(VECTOR)),
+            out.address(),
+            scratch,
+            bias,
+            width as i32
+        );
+    }
+
+    fn rope_and_store(
+        &mut self,
+        step: &CudaStep,
+        params: RopeParams<'_, Self>,
+        qkv: &Rows<f32>,
+        cache: &mut KvCache,
+        layer: usize,
+        q: &mut Rows<bf16>,
+    ) {
+        let heads = params.heads;
+        let arrays = cache.layer(layer);
+        let (q_norm, k_norm, eps) = params.qk_norm.map_or((0, 0, 0.0), |norm| {
+            (norm.q.memory.address(), norm.k.memory.address(), norm.eps)
+        });
+        let kernel = match cache.layout.dtype {
+            KvDtype::Bf16 => &self.kernels.rope_and_store_bf16,
+            KvDtype::Int8 => &self.kernels.rope_and_store_int8,
+        }
+        .clone();
+        let config = shared_row_grid(step.num_rows, qkv.width().div_ceil(2 * VECTOR));
+        launch!(
+            self,
+            kernel,
+            "rope_and_store",
+            config,
+            q.address(),
+            arrays.keys,
+            arrays.values,
+            arrays.key_scales,
+            arrays.value_scales,
+            qkv.address(),
+            params.angles.memory.address(),
+            q_norm,
+            k_norm,
+            eps,
+            step.positions,
+            step.slots,
+            heads.num_q_heads as i32,
+            heads.num_kv_heads as i32,
+            heads.head_dim as i32,
+            cache.layout.block_size.tokens().0 as i32
+        );
+    }
+
+    fn paged_attention(
+        &mut self,
+        step: &CudaStep,
+        params: &AttentionParams,
+        q: &Rows<bf16>,
+        cache: &KvCache,
+        layer: usize,
+        out: &mut Rows<bf16>,
+    ) {
+        self.attend(step, params, q.address(), cache, layer, out.address());
+    }
+
+    fn has_whole_sums(&self) -> bool {
+        true
+    }
+
+    fn all_reduce(&mut self, _: usize, _: &mut Rows<f32>) {
+        // The only rank has the sum.
+    }
+
+    fn keep_rows(&mut self, step: &CudaStep, hidden: &mut Rows<f32>, attended: &mut Rows<bf16>) {
+        if !step.keeps_all {
+            self.gather(step.num_kept, step.kept_rows, hidden);
+            self.gather(step.num_kept, step.kept_rows, attended);
+        }
+    }
+
+    fn keep_sampled_rows(&mut self, step: &CudaStep, states: &mut Rows<bf16>) {
+        if !step.samples_all {
+            self.gather(step.num_sampled, step.sampled_rows, states);
+        }
+    }
+
+    fn logits(&mut self, num_rows: usize, states: &Rows<bf16>, lm_head: &Matrix, out: &mut Logits) {
+        self.multiply(
+            num_rows,
+            states.address(),
+            lm_head,
+            Output::Store,
+            out.rows.address(),
+        );
+        out.is_fetched = false;
+    }
+
+    fn context_logits(
+        &mut self,
+        states: &Rows<bf16>,
+        rows: Range<usize>,
+        lm_head: &Matrix,
+        out: &mut [f32],
+    ) {
+        let vocab_size = lm_head.n();
+        let chunks = out.chunks_mut(CONTEXT_LOGITS_ROWS * vocab_size);
+        for (start, chunk) in rows.step_by(CONTEXT_LOGITS_ROWS).zip(chunks) {
+            let num_rows = chunk.len() / vocab_size;
+            // Products need aligned inputs, and a row may begin anywhere.
+            let x = self.scratch.address()
+                + (4 * CONTEXT_LOGITS_ROWS * vocab_size).next_multiple_of(256) as u64;
+            self.copy(x, states.row_address(start), num_rows * states.row_bytes());
+            let logits = self.scratch.address();
+            self.multiply(num_rows, x, lm_head, Output::Store, logits);
+            if self.failure.is_none() {
+                let read = self
+                    .scratch
+                    .read(&self.stream, bytemuck::cast_slice_mut(chunk));
+                self.record("reading context logits", read);
+            }
+        }
+    }
+
+    fn end_step(&mut self, _: CudaStep) {}
+
+    fn host_logits<'l>(
+        &mut self,
+        logits: &'l mut Logits,
+        num_rows: usize,
+    ) -> Result<&'l mut [f32], StepError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let len = num_rows * logits.rows.width();
+        logits.fetch(&self.stream, len).map_err(|error| {
+            let failure = self.failed("computing a step", &error);
+            self.failure = Some(failure.clone());
+            failure
+        })
+    }
+}
+
+impl Cuda {
+    /// Makes the scratch memory as large as this. Only while the model is loaded.
+    fn need_scratch(&mut self, num_bytes: usize) -> Result<(), LoadError> {
+        if self.scratch.num_bytes() < num_bytes {
+            self.scratch = DeviceMemory::new(&self.stream, 0)?;
+            self.scratch = DeviceMemory::new(&self.stream, num_bytes)?;
+        }
+        Ok(())
+    }
+
+    fn multiply(&mut self, num_rows: usize, x: u64, matrix: &Matrix, output: Output, out: u64) {
+        if self.failure.is_none() && num_rows > 0 {
+            let result = self
+                .gemm
+                .multiply(&self.stream, num_rows, x, matrix, output, out);
+            self.record("a matrix product", result);
+        }
+    }
+
+    /// Moves the rows with these indices to the front.
+    fn gather<T>(&mut self, num_rows: usize, indices: u64, rows: &mut Rows<T>) {
+        if num_rows == 0 {
+            return;
+        }
+        let row_bytes = rows.row_bytes();
+        let (kernel, unit) = match row_bytes.is_multiple_of(16) {
+            true => (self.kernels.gather_rows.clone(), 16),
+            false => (self.kernels.gather_rows_4.clone(), 4),
+        };
+        assert!(row_bytes.is_multiple_of(unit), "rows of {row_bytes} bytes");
+        let units = row_bytes / unit;
+        let scratch = self.scratch.address();
+        launch!(
+            self,
+            kernel,
+            "gather_rows",
+            shared_row_grid(num_rows, units),
+            scratch,
+            rows.address(),
+            indices,
+            units as i32
+        );
+        self.copy(rows.address(), scratch, num_rows * row_bytes);
+    }
+
+    /// Copies bytes of one buffer to another one.
+    fn copy(&mut self, target: u64, source: u64, num_bytes: usize) {
+        if self.failure.is_none() {
+            let copied = memory::copy(&self.stream, target, source, num_bytes);
+            self.record("moving rows", copied);
+        }
+    }
+
+    /// Copies positions of at most [`MAX_COPIES`] blocks, one after the other: a later copy may overwrite what an
+    /// earlier one has read.
+    fn copy_some(
+        &mut self,
+        cache: &KvCache,
+        copies: impl Iterator<Item = (BlockId, BlockId, usize)>,
+    ) {
+        let Some(mut buffer) = self.copies.take() else {
+            unreachable!("reserve comes before steps");
+        };
+        let mut num_copies = 0;
+        let filled = buffer.staging().map(|words| {
+            for ((source, target, num_positions), words) in
+                copies.zip(words.chunks_exact_mut(COPY_WORDS))
+            {
+                cache.check_copy(source, target, num_positions);
+                words.copy_from_slice(&[
+                    source.index() as u32,
+                    target.index() as u32,
+                    num_positions as u32,
+                ]);
+                num_copies += 1;
+            }
+        });
+        let uploaded = filled.and_then(|()| buffer.upload(&self.stream, COPY_WORDS * num_copies));
+        self.record("uploading copies", uploaded);
+        let (regions, num_regions) = cache.device_regions();
+        let num_heads = cache.layout.num_kv_heads;
+        for copy in 0..num_copies {
+            let config = LaunchConfig {
+                grid_dim: ((num_regions * num_heads) as u32, 1, 1),
+                block_dim: (ROW_THREADS, 1, 1),
+                shared_mem_bytes: 0,
+            };
+            launch!(
+                self,
+                self.kernels.copy_positions,
+                "copy_positions",
+                config,
+                cache.address(),
+                regions,
+                buffer.address(COPY_WORDS * copy),
+                num_heads as i32
+            );
+        }
+        self.copies = Some(buffer);
+    }
+}
+
+/// Threads for a norm over rows of this width: the same for all rows of a width, since it decides the order of sums.
+fn row_threads(width: usize) -> u32 {
+    match width <= MAX_ROW_THREADS_WIDTH {
+        true => ROW_THREADS,
+        false => WIDE_ROW_THREADS,
+    }
+}

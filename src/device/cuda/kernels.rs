@@ -1,0 +1,194 @@
+//! Our kernels: the images that the build has embedded, and their functions on one GPU.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUfunction_attribute;
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, LaunchConfig};
+use cudarc::nvrtc::Ptx;
+
+use super::gpu::load_error;
+use crate::base::LoadError;
+
+// `IMAGES`, written by build.rs. Empty if no kernels were compiled.
+include!(concat!(env!("OUT_DIR"), "/kernel_images.rs"));
+
+/// A file of `kernels/`, compiled for one kind of GPU.
+struct Image {
+    /// The file's name without its suffix.
+    name: &'static str,
+    /// The compute capability, 90 for 9.0.
+    capability: u32,
+    /// Whether the driver compiles it.
+    is_ptx: bool,
+    bytes: &'static [u8],
+}
+
+/// Threads of a block of the kernels whose blocks share the elements of a row.
+const ROW_THREADS: u32 = 256;
+
+/// Whether the build has embedded kernels.
+pub fn has_kernels() -> bool {
+    !IMAGES.is_empty()
+}
+
+/// The functions of `kernels/*.cu`, except those of attention.
+pub(super) struct Kernels {
+    context: Arc<CudaContext>,
+    capability: u32,
+    pub embed: CudaFunction,
+    pub rms_norm: CudaFunction,
+    pub add_rms_norm: CudaFunction,
+    pub add_bias: CudaFunction,
+    pub silu_mul: CudaFunction,
+    pub rope_and_store_bf16: CudaFunction,
+    pub rope_and_store_int8: CudaFunction,
+    pub gather_rows: CudaFunction,
+    pub gather_rows_4: CudaFunction,
+    pub copy_positions: CudaFunction,
+}
+
+impl Kernels {
+    /// Loads the image for a GPU.
+    ///
+    /// # Errors
+    ///
+    /// The library was built without kernels, or none of them runs on this GPU.
+    pub fn load(context: &Arc<CudaContext>) -> Result<Self, LoadError> {
+        let (major, minor) = context
+            .compute_capability()
+            .map_err(|error| load_error("asking for the compute capability", &error))?;
+        let capability = 10 * major.unsigned_abs() + minor.unsigned_abs();
+        let rms_norm = load_module(context, capability, "rms_norm")?;
+        let rope_and_store = load_module(context, capability, "rope_and_store")?;
+        let gather_rows = load_module(context, capability, "gather_rows")?;
+        let only = |name| load_function(&load_module(context, capability, name)?, name);
+        Ok(Self {
+            embed: only("embed")?,
+            rms_norm: load_function(&rms_norm, "rms_norm")?,
+            add_rms_norm: load_function(&rms_norm, "add_rms_norm")?,
+            add_bias: only("add_bias")?,
+            silu_mul: only("silu_mul")?,
+            rope_and_store_bf16: load_function(&rope_and_store, "rope_and_store_bf16")?,
+            rope_and_store_int8: load_function(&rope_and_store, "rope_and_store_int8")?,
+            gather_rows: load_function(&gather_rows, "gather_rows")?,
+            gather_rows_4: load_function(&gather_rows, "gather_rows_4")?,
+            copy_positions: only("copy_positions")?,
+            capability,
+            context: Arc::clone(context),
+        })
+    }
+
+    /// A function of the file `file`, with room for `shared_bytes` of dynamic shared memory.
+    ///
+    /// # Errors
+    ///
+    /// The GPU has less shared memory.
+    pub fn function(
+        &self,
+        file: &str,
+        name: &str,
+        shared_bytes: u32,
+    ) -> Result<CudaFunction, LoadError> {
+        let function = load_function(&load_module(&self.context, self.capability, file)?, name)?;
+        let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        function
+            .set_attribute(most, shared_bytes as i32)
+            .map_err(|error| {
+                load_error(
+                    &format!("{name}: {shared_bytes} bytes of shared memory"),
+                    &error,
+                )
+            })?;
+        Ok(function)
+    }
+}
+
+/// One block for each row.
+pub(super) fn row_grid(num_rows: usize, threads: u32) -> LaunchConfig {
+    LaunchConfig {
+        grid_dim: (num_rows as u32, 1, 1),
+        block_dim: (threads, 1, 1),
+        shared_mem_bytes: 0,
+    }
+}
+
+/// Blocks that share the rows' `num_units` units: one for each 256 of them, and fewer where there are many rows.
+///
+/// ```text
+/// row 0   | block (0, 0): units 0 to 255 | block (0, 1): 256 to 511 | ...
+/// row 1   | block (1, 0)                 | block (1, 1)             | ...
+/// ```
+pub(super) fn shared_row_grid(num_rows: usize, num_units: usize) -> LaunchConfig {
+    /// Enough blocks for any GPU.
+    const MANY_BLOCKS: usize = 4096;
+    let most = (MANY_BLOCKS / num_rows.max(1)).max(1);
+    let blocks = num_units.div_ceil(ROW_THREADS as usize).clamp(1, most);
+    LaunchConfig {
+        grid_dim: (num_rows as u32, blocks as u32, 1),
+        block_dim: (ROW_THREADS, 1, 1),
+        shared_mem_bytes: 0,
+    }
+}
+
+fn load_module(
+    context: &Arc<CudaContext>,
+    capability: u32,
+    name: &str,
+) -> Result<Arc<CudaModule>, LoadError> {
+    let image = image_for(name, capability)?;
+    context
+        .load_module(Ptx::from_binary(image.to_vec()))
+        .map_err(|error| load_error(&format!("loading {name}.cu"), &error))
+}
+
+fn load_function(module: &Arc<CudaModule>, name: &str) -> Result<CudaFunction, LoadError> {
+    module
+        .load_function(name)
+        .map_err(|error| load_error(&format!("the kernel {name}"), &error))
+}
+
+/// The image of a file for a compute capability: a binary for the same major version and at most this minor one, or
+/// else PTX for an older capability.
+fn image_for(name: &str, capability: u32) -> Result<&'static [u8], LoadError> {
+    if !has_kernels() {
+        return Err(LoadError::Resource(
+            "this library was built without CUDA kernels: build it after `cargo xtask kernels`, or serve the model with \
+             KIND_CPU"
+                .to_owned(),
+        ));
+    }
+    let fits = |image: &&Image| {
+        let is_same = image.is_ptx || image.capability / 10 == capability / 10;
+        image.name == name && image.capability <= capability && is_same
+    };
+    let best = IMAGES
+        .iter()
+        .filter(fits)
+        .max_by_key(|image| (!image.is_ptx, image.capability));
+    match best {
+        Some(image) => Ok(image.bytes),
+        None => Err(LoadError::Resource(format!(
+            "the GPU has compute capability {}.{}, and the kernels need 8.0: use a newer GPU, or serve the model with \
+             KIND_CPU",
+            capability / 10,
+            capability % 10
+        ))),
+    }
+}
+
+/// Launches a kernel on the device's stream, unless an operation has failed before.
+///
+/// The caller writes the arguments as the head of the kernel's file lists them.
+macro_rules! launch {
+    ($cuda:expr, $kernel:expr, $name:literal, $config:expr, $($argument:expr),+ $(,)?) => {
+        if $cuda.failure.is_none() {
+            let config = $config;
+            // SAFETY: the arguments are those of the kernel, and address buffers of the sizes that it accesses.
+            let launched = unsafe {
+                $cuda.stream.launch_builder(&$kernel)$(.arg(&$argument))+.launch(config)
+            };
+            $cuda.record($name, launched);
+        }
+    };
+}
+pub(super) use launch;

@@ -1,0 +1,187 @@
+//! The keys and values of all sequences: a pool of blocks in device memory.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use super::memory::DeviceMemory;
+use crate::base::{BlockId, LoadError};
+use crate::device::{KvDtype, KvLayout};
+
+/// The arrays of a layer begin at multiples of it.
+const ALIGNMENT: usize = 256;
+
+/// The pool: `num_blocks` blocks in each of `num_layers` layers.
+///
+/// ```text
+/// layer 0   keys [num_blocks][num_kv_heads][block_size][head_dim], values the same,
+///           scales of keys [num_blocks][num_kv_heads][block_size] f32, of values the same      int8 only
+/// layer 1   ...
+/// ```
+pub struct KvCache {
+    pub(super) layout: KvLayout,
+    pub(super) num_blocks: usize,
+    memory: DeviceMemory,
+    /// [`KvRegion`]s of all layers, for the kernel that copies positions.
+    regions: DeviceMemory,
+    num_regions: usize,
+}
+
+/// The addresses of a layer's arrays. The scales' are 0 for bf16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KvLayer {
+    pub keys: u64,
+    pub values: u64,
+    pub key_scales: u64,
+    pub value_scales: u64,
+}
+
+/// `KvRegion` of copy_positions.cu.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct KvRegion {
+    offset: u64,
+    position_bytes: u64,
+    head_bytes: u64,
+}
+
+impl KvCache {
+    /// Reserves the pool.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough memory.
+    ///
+    /// # Panics
+    ///
+    /// `head_dim` is odd or zero.
+    pub(super) fn new(
+        stream: &Arc<CudaStream>,
+        layout: KvLayout,
+        num_layers: usize,
+        num_blocks: usize,
+    ) -> Result<Self, LoadError> {
+        let head_dim = layout.head_dim;
+        assert!(
+            head_dim > 0 && head_dim.is_multiple_of(2),
+            "head_dim {head_dim} is even"
+        );
+        let num_bytes = layer_bytes(&layout, num_blocks).saturating_mul(num_layers);
+        let mut cache = Self {
+            layout,
+            num_blocks,
+            memory: DeviceMemory::new(stream, num_bytes)?,
+            regions: DeviceMemory::new(stream, 0)?,
+            num_regions: 0,
+        };
+        let regions: Vec<KvRegion> = (0..num_layers)
+            .flat_map(|layer| cache.regions(layer))
+            .collect();
+        cache.num_regions = regions.len();
+        cache.regions = DeviceMemory::upload(stream, &regions)?;
+        Ok(cache)
+    }
+
+    /// Bytes of one block in all layers.
+    pub(super) fn bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
+        let vectors = layout.num_kv_heads * layout.block_size.tokens().index();
+        2 * num_layers * vectors * (vector_bytes(layout) + scale_bytes(layout))
+    }
+
+    /// The arrays of a layer.
+    pub(super) fn layer(&self, layer: usize) -> KvLayer {
+        let [vectors, scales] = array_bytes(&self.layout, self.num_blocks);
+        let keys =
+            self.memory.address() + (layer * layer_bytes(&self.layout, self.num_blocks)) as u64;
+        let values = keys + vectors as u64;
+        let key_scales = values + vectors as u64;
+        match scales {
+            0 => KvLayer {
+                keys,
+                values,
+                key_scales: 0,
+                value_scales: 0,
+            },
+            _ => KvLayer {
+                keys,
+                values,
+                key_scales,
+                value_scales: key_scales + scales as u64,
+            },
+        }
+    }
+
+    /// The address of the pool.
+    pub(super) fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// The address and the number of its regions on the device.
+    pub(super) fn device_regions(&self) -> (u64, usize) {
+        (self.regions.address(), self.num_regions)
+    }
+
+    /// Refuses copies that would leave the pool.
+    ///
+    /// # Panics
+    ///
+    /// A block is not in this pool, both are the same, or a block has fewer positions.
+    pub(super) fn check_copy(&self, source: BlockId, target: BlockId, num_positions: usize) {
+        for block in [source, target] {
+            assert!(
+                block.index() < self.num_blocks,
+                "{block:?} of {}",
+                self.num_blocks
+            );
+        }
+        assert!(source != target, "{source:?} onto itself");
+        assert!(num_positions <= self.layout.block_size.tokens().index());
+    }
+
+    fn regions(&self, layer: usize) -> Vec<KvRegion> {
+        let layer = self.layer(layer);
+        let block_size = self.layout.block_size.tokens().index() as u64;
+        let first = self.memory.address();
+        let region = |address: u64, position_bytes: usize| KvRegion {
+            offset: address - first,
+            position_bytes: position_bytes as u64,
+            head_bytes: block_size * position_bytes as u64,
+        };
+        let vectors = vector_bytes(&self.layout);
+        let scales = scale_bytes(&self.layout);
+        let mut regions = vec![region(layer.keys, vectors), region(layer.values, vectors)];
+        if scales > 0 {
+            regions.push(region(layer.key_scales, scales));
+            regions.push(region(layer.value_scales, scales));
+        }
+        regions
+    }
+}
+
+/// Bytes of a key or a value of one head.
+fn vector_bytes(layout: &KvLayout) -> usize {
+    match layout.dtype {
+        KvDtype::Bf16 => 2 * layout.head_dim,
+        KvDtype::Int8 => layout.head_dim,
+    }
+}
+
+/// Bytes of its scale.
+fn scale_bytes(layout: &KvLayout) -> usize {
+    match layout.dtype {
+        KvDtype::Bf16 => 0,
+        KvDtype::Int8 => 4,
+    }
+}
+
+/// Bytes of a layer's keys, or values, and of their scales, padding included.
+fn array_bytes(layout: &KvLayout, num_blocks: usize) -> [usize; 2] {
+    let vectors = num_blocks * layout.num_kv_heads * layout.block_size.tokens().index();
+    [vector_bytes(layout), scale_bytes(layout)]
+        .map(|bytes| vectors.saturating_mul(bytes).next_multiple_of(ALIGNMENT))
+}
+
+fn layer_bytes(layout: &KvLayout, num_blocks: usize) -> usize {
+    let [vectors, scales] = array_bytes(layout, num_blocks);
+    2 * (vectors + scales)
+}

@@ -1,0 +1,112 @@
+//! Weights on a GPU.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cudarc::driver::CudaStream;
+use half::{bf16, f16};
+
+use super::memory::DeviceMemory;
+use crate::base::LoadError;
+use crate::device::matrix::convert_elements;
+use crate::device::{Dtype, FloatRows, NotFinite, PackedWeights, Pool};
+
+/// Bytes that are read and converted at a time, by all threads.
+const PIECE_BYTES: usize = 32 << 20;
+
+/// Weights `[n, k]` in bf16, row by row. Several matrices of the same width are concatenated.
+pub struct Matrix {
+    pub(super) memory: DeviceMemory,
+    n: usize,
+    k: usize,
+}
+
+impl PackedWeights for Matrix {
+    fn n(&self) -> usize {
+        self.n
+    }
+
+    fn k(&self) -> usize {
+        self.k
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.memory.num_bytes()
+    }
+
+    fn has_rows(&self) -> bool {
+        true
+    }
+}
+
+impl Matrix {
+    /// Uploads matrices of equal width, one after the other. The inner error is the first row that is not finite in
+    /// bf16.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough memory, or the driver refuses.
+    ///
+    /// # Panics
+    ///
+    /// There is no part, or their widths differ.
+    pub(super) fn upload<M: FloatRows>(
+        stream: &Arc<CudaStream>,
+        pool: &mut Pool,
+        parts: &[M],
+    ) -> Result<Result<Self, NotFinite>, LoadError> {
+        let k = parts.first().expect("at least one part").columns();
+        assert!(
+            parts.iter().all(|part| part.columns() == k),
+            "parts of the same width"
+        );
+        let n = parts.iter().map(FloatRows::rows).sum::<usize>();
+        let num_bytes = n.saturating_mul(k).saturating_mul(2);
+        let mut matrix = Self {
+            memory: DeviceMemory::new(stream, num_bytes)?,
+            n,
+            k,
+        };
+        let rows_per_piece = (PIECE_BYTES / (2 * k).max(1)).max(1);
+        let mut states = vec![Vec::new(); pool.num_threads()];
+        let mut piece = vec![0_u16; rows_per_piece.min(n) * k];
+        let mut offset = 0;
+        for (index, part) in parts.iter().enumerate() {
+            for start in (0..part.rows()).step_by(rows_per_piece) {
+                let num_rows = rows_per_piece.min(part.rows() - start);
+                let rows = &mut piece[..num_rows * k];
+                let bad_row = AtomicUsize::new(usize::MAX);
+                pool.for_each_row(&mut states, rows, k, |bytes, row, out| {
+                    read_bf16(part, start + row, bytes, out);
+                    if out.iter().any(|bits| bits & 0x7f80 == 0x7f80) {
+                        bad_row.fetch_min(start + row, Ordering::Relaxed);
+                    }
+                });
+                let row = bad_row.into_inner();
+                if row != usize::MAX {
+                    return Ok(Err(NotFinite { part: index, row }));
+                }
+                let bytes = bytemuck::cast_slice(rows);
+                matrix.memory.write(stream, offset, bytes)?;
+                offset += bytes.len();
+            }
+        }
+        Ok(Ok(matrix))
+    }
+}
+
+/// Reads a row, and converts it to the bits of bf16. `bytes` is scratch memory.
+fn read_bf16(part: &impl FloatRows, row: usize, bytes: &mut Vec<u8>, out: &mut [u16]) {
+    let dtype = part.dtype();
+    bytes.resize(part.columns() * dtype.size(), 0);
+    part.read_rows(row..row + 1, bytes);
+    match dtype {
+        Dtype::Bf16 => convert_elements(bytes, out, u16::from_le_bytes),
+        Dtype::F16 => convert_elements(bytes, out, |bytes| {
+            bf16::from_f32(f16::from_le_bytes(bytes).to_f32()).to_bits()
+        }),
+        Dtype::F32 => convert_elements(bytes, out, |bytes| {
+            bf16::from_f32(f32::from_le_bytes(bytes)).to_bits()
+        }),
+    }
+}

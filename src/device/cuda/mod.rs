@@ -1,0 +1,132 @@
+//! The operations of a decoder on NVIDIA GPUs.
+//!
+//! ```text
+//! gpu.rs          opening a GPU through the driver, which may not be there
+//! kernels.rs      our kernels: the compiled images, and their launches
+//! gemm.rs         matrix products by cuBLASLt, with a cache of plans
+//! memory.rs       device memory, and pinned memory that steps are uploaded from
+//! rows.rs matrix.rs kv_cache.rs   what operations read and write
+//! step.rs         one upload of everything that a step needs from the host
+//! attention_tiles.rs  which kernel computes which queries
+//! attention.rs    its launches
+//! device.rs       the operations
+//! ```
+//!
+//! The driver and cuBLASLt are opened at run time, so the library loads on machines without them. Kernels are in
+//! `kernels/*.cu`; the build embeds them where a compiler is set up (`cargo xtask kernels`).
+//!
+//! Work goes to one stream, in order. The host waits for it in [`Device::host_logits`](super::Device::host_logits)
+//! and [`Device::context_logits`](super::Device::context_logits). After the first error nothing is launched any
+//! more, and the step fails there.
+//!
+//! Attention, norms and rotations of a row do not depend on the rest of the step. A matrix product may: cuBLASLt
+//! splits its sums differently for other numbers of rows, unless [`CudaOptions::deterministic`] forbids splits.
+
+mod attention;
+mod attention_tiles;
+mod device;
+mod gemm;
+mod gpu;
+mod kernels;
+mod kv_cache;
+mod matrix;
+mod memory;
+mod rows;
+mod step;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DriverError};
+
+use crate::base::{LoadError, StepError};
+use crate::device::Pool;
+use crate::device::cuda::attention::AttentionScratch;
+use crate::device::cuda::gemm::Gemm;
+use crate::device::cuda::kernels::Kernels;
+use crate::device::cuda::memory::{DeviceMemory, UploadBuffer};
+use crate::device::cuda::step::StepBuffer;
+
+pub use gpu::{GpuMemory, gpu_memory, num_gpus};
+pub use kernels::has_kernels;
+
+/// Which GPU to use, and the host's part of the work.
+#[derive(Clone, Debug, Default)]
+pub struct CudaOptions {
+    /// The GPU, as the driver counts them.
+    pub gpu: usize,
+    /// Host threads that sample and convert weights. By default as many as the process may use.
+    pub num_threads: Option<NonZeroUsize>,
+    /// Whether matrix products of a row do not depend on the number of rows either.
+    pub deterministic: bool,
+}
+
+/// A GPU, its kernels, and the scratch memory of operations.
+pub struct Cuda {
+    gpu: usize,
+    stream: Arc<CudaStream>,
+    kernels: Kernels,
+    gemm: Gemm,
+    pool: Pool,
+    /// For rows that are moved, and for products that a kernel reads afterwards.
+    scratch: DeviceMemory,
+    /// The first error. Nothing is launched after it.
+    failure: Option<StepError>,
+    /// What a step uploads; there after [`Device::reserve`](super::Device::reserve).
+    step: Option<StepBuffer>,
+    attention: Option<AttentionScratch>,
+    /// What copies of blocks are uploaded through.
+    copies: Option<UploadBuffer>,
+}
+
+impl Cuda {
+    /// Opens a GPU.
+    ///
+    /// # Errors
+    ///
+    /// There is no driver, no cuBLASLt, no such GPU, or no kernels for it; or no memory or thread.
+    pub fn new(options: &CudaOptions) -> Result<Self, LoadError> {
+        let context = gpu::open(options.gpu)?;
+        let failed = |error: DriverError| gpu::load_error("opening the GPU", &error);
+        let stream = context.new_stream().map_err(failed)?;
+        let num_threads = options
+            .num_threads
+            .or_else(|| std::thread::available_parallelism().ok())
+            .map_or(1, NonZeroUsize::get);
+        let pool = Pool::new(num_threads).map_err(|error| {
+            LoadError::Resource(format!("cannot start {num_threads} threads: {error}"))
+        })?;
+        Ok(Self {
+            gpu: options.gpu,
+            kernels: Kernels::load(&context)?,
+            gemm: Gemm::new(&stream, options.deterministic)?,
+            pool,
+            scratch: DeviceMemory::new(&stream, 0)?,
+            failure: None,
+            step: None,
+            attention: None,
+            copies: None,
+            stream,
+        })
+    }
+
+    /// Keeps the first error of an operation, for the end of the step.
+    fn record<T, E: std::fmt::Display>(
+        &mut self,
+        operation: &str,
+        result: Result<T, E>,
+    ) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let failure = self.failed(operation, &error);
+                self.failure.get_or_insert(failure);
+                None
+            }
+        }
+    }
+
+    fn failed(&self, operation: &str, error: &dyn std::fmt::Display) -> StepError {
+        StepError(format!("GPU {}: {operation}: {error}", self.gpu))
+    }
+}

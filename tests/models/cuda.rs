@@ -1,0 +1,65 @@
+//! The decoder on the stand-in for a GPU, compared with the CPU and with itself.
+
+use inflight_cuda_stand_in::StandIn;
+use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
+
+use crate::devices::{assert_devices_agree, requests, setups};
+use crate::missing::present_or_reported;
+use crate::support::{Served, Setup, fixture, serve};
+
+/// Runs the body of a test on the stand-in, in a process of its own.
+fn on_stand_in(stand_in: StandIn, test: &str, body: impl FnOnce()) {
+    if present_or_reported(&"CUDA kernels (`cargo xtask kernels`)", has_kernels()) {
+        stand_in.run(&format!("cuda::{test}"), body);
+    }
+}
+
+#[test]
+fn the_cpu_and_a_gpu_agree() {
+    on_stand_in(StandIn::new(), "the_cpu_and_a_gpu_agree", || {
+        for name in ["llama3", "qwen2", "qwen3"] {
+            assert_devices_agree::<Cuda>(name, &CudaOptions::default());
+        }
+    });
+}
+
+#[test]
+fn a_request_alone_gives_the_same_bits_on_a_gpu() {
+    let test = "a_request_alone_gives_the_same_bits_on_a_gpu";
+    on_stand_in(StandIn::new().set("SEED", 7), test, || {
+        let options = CudaOptions {
+            deterministic: true,
+            ..CudaOptions::default()
+        };
+        let load = |setup: &Setup| setup.load_on::<Cuda>(&fixture("llama3"), &options);
+        for (what, setup) in setups() {
+            let (together, _) = serve(&mut load(&setup), &setup, &requests());
+            let alone = Setup {
+                max_num_requests: 1,
+                enable_chunked_context: false,
+                max_num_tokens: 256,
+                speculation: None,
+                ..setup.clone()
+            };
+            for (request, together) in requests().into_iter().zip(together) {
+                let (alone, _) = serve(&mut load(&alone), &alone, &[request]);
+                assert_same_bits(what, &alone[0], &together);
+            }
+        }
+    });
+}
+
+/// Like `assert_eq!`, without printing thousands of logits.
+fn assert_same_bits(what: &str, alone: &Served, together: &Served) {
+    assert_eq!(alone.tokens, together.tokens, "{what}");
+    let differs = |a: &[f32], b: &[f32]| a.iter().zip(b).position(|(a, b)| a != b);
+    for (index, (a, b)) in alone.logits.iter().zip(&together.logits).enumerate() {
+        assert_eq!(differs(a, b), None, "{what}: logits of token {index}");
+    }
+    let [a, b] = [alone, together].map(|served| &served.context_logits[..]);
+    assert_eq!(
+        (a.len(), differs(a, b)),
+        (b.len(), None),
+        "{what}: context logits"
+    );
+}
