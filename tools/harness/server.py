@@ -40,7 +40,7 @@ class ServerDied(Exception):
 class Server:
     """A running tritonserver. As a context manager it must exit cleanly, or the block fails."""
 
-    def __init__(self, repository, *arguments, backends=None, cwd=None):
+    def __init__(self, repository, *arguments, backends=None, cwd=None, environment=None):
         self.repository = pathlib.Path(repository)
         # Without model control, the server does not load or unload models on request.
         self.polls = "--model-control-mode=poll" in arguments
@@ -61,7 +61,13 @@ class Server:
         ]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, preexec_fn=die_with_parent
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=cwd,
+                env={**os.environ, **(environment or {})},
+                preexec_fn=die_with_parent,
             )
         self._wait_ready()
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -36,6 +37,12 @@ pub fn measure() -> Result<PathBuf> {
 /// `cargo test --workspace` replaces it with another build.
 pub fn xtask() -> Result<PathBuf> {
     program("xtask", "dev")
+}
+
+/// Builds the stand-in for a GPU; returns the folder of its libraries.
+pub fn cuda_stand_in() -> Result<PathBuf> {
+    let folder = output(&mut Command::new(program("inflight-cuda-stand-in", "dev")?))?;
+    Ok(PathBuf::from(folder.trim_end()))
 }
 
 fn program(package: &str, profile: &str) -> Result<PathBuf> {

@@ -151,6 +151,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
     let aiperf = setup::aiperf()?;
     let server = setup::tritonserver()?;
     let backends = library::backend_directory()?;
+    let stand_in = library::cuda_stand_in()?;
     run_command(
         command(python)
             .current_dir(workspace::root().join("tests/server"))
@@ -159,6 +160,7 @@ fn server_tests(pytest: &[String]) -> Result<()> {
             .env("XTASK", library::xtask()?)
             .env("CHROMIUM", setup::browser()?)
             .env("AIPERF_PYTHON", aiperf)
+            .env("CUDA_STAND_IN", stand_in)
             .env("TRITONSERVER", server)
             .env("TRITON_BACKENDS", backends),
     )

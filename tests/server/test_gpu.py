@@ -1,0 +1,102 @@
+"""A model on a GPU, which is the stand-in for one: the same answers as on the CPU, and clear errors without one."""
+
+import asyncio
+import os
+import pathlib
+
+import pytest
+
+from harness import clients
+from harness.repository import STORIES, TIGHT, add_model
+from harness.server import Server
+
+ON_GPU = {"gpu_device_ids": 0, "deterministic": "true"}
+PROMPTS = ["Once upon a time", "The fox", "A little girl named", "One day, the dog"]
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory):
+    """The environment of a server whose backend finds the stand-in.
+
+    Triton's own CUDA runtime looks for `libcuda.so.1` and needs more of it than the stand-in has, so that Triton would
+    refuse every model. The backend looks for `libcuda.so` too.
+    """
+    libraries = pathlib.Path(os.environ["CUDA_STAND_IN"])
+    folder = tmp_path_factory.mktemp("stand_in")
+    (folder / "libcuda.so").symlink_to(libraries / "libcuda.so.1")
+    (folder / "libcublasLt.so.12").symlink_to(libraries / "libcublasLt.so.12")
+    return {"LD_LIBRARY_PATH": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, stand_in):
+    repository = tmp_path_factory.mktemp("gpu") / "repository"
+    add_model(repository, "cpu", checkpoint=STORIES)
+    add_model(repository, "gpu", ON_GPU, checkpoint=STORIES)
+    add_model(repository, "gpu_tight", {**TIGHT, **ON_GPU}, checkpoint=STORIES)
+    with Server(repository, environment=stand_in) as server:
+        yield server
+
+
+def texts(server, model, **options):
+    """The texts for all prompts, asked for at once."""
+
+    async def main():
+        async with clients.grpc(server) as client:
+            answers = [clients.stream(client, model, prompt, max_tokens=24, **options) for prompt in PROMPTS]
+            return [answer.text for answer in await asyncio.gather(*answers)]
+
+    return clients.run(main())
+
+
+def test_a_model_on_a_gpu_answers_as_on_the_cpu(server):
+    pairs = list(zip(texts(server, "gpu"), texts(server, "cpu"), strict=True))
+    # Rounding differs, and may decide where two words are equally likely; tests/models compares the logits.
+    assert sum(ours == theirs for ours, theirs in pairs) >= len(pairs) // 2, pairs
+    assert all(ours.split()[:3] == theirs.split()[:3] for ours, theirs in pairs), pairs
+
+
+def test_a_request_alone_has_the_same_answer_on_a_gpu(server):
+    async def alone(prompt):
+        async with clients.grpc(server) as client:
+            return (await clients.stream(client, "gpu", prompt, max_tokens=24)).text
+
+    assert texts(server, "gpu") == [clients.run(alone(prompt)) for prompt in PROMPTS]
+
+
+def test_paused_requests_have_the_same_answers_on_a_gpu(server):
+    assert texts(server, "gpu_tight") == texts(server, "gpu")
+
+
+def test_several_sequences_of_a_request_are_the_same_on_a_gpu(server):
+    assert texts(server, "gpu", n=3, temperature=1.0, seed=5) == texts(server, "gpu_tight", n=3, temperature=1.0, seed=5)
+
+
+def test_seeded_samples_are_the_same_on_a_gpu(server):
+    options = {"temperature": 0.8, "top_p": 0.9, "seed": 11}
+    assert texts(server, "gpu", **options) == texts(server, "gpu_tight", **options)
+
+
+def refusal(repository, environment, gpu=0):
+    """The error when a model asks for a GPU in vain; another model is served all the same."""
+    add_model(repository, "cpu", checkpoint=STORIES)
+    add_model(repository, "gpu", {**ON_GPU, "gpu_device_ids": gpu}, checkpoint=STORIES)
+    with Server(repository, "--model-control-mode=explicit", environment=environment) as server:
+        error = server.load("gpu")
+        assert server.load("cpu") is None
+        assert texts(server, "cpu")
+        return error
+
+
+def test_without_a_driver_a_model_for_a_gpu_is_refused(repository):
+    assert "there is no CUDA driver (libcuda.so.1)" in refusal(repository, {})
+
+
+def test_without_a_gpu_a_model_for_one_is_refused(repository, stand_in):
+    error = refusal(repository, {**stand_in, "CUDA_STAND_IN_DEVICES": "0"})
+    assert "CUDA_ERROR_NO_DEVICE" in error
+
+
+def test_a_gpu_beyond_those_of_the_machine_is_refused(repository, stand_in):
+    error = refusal(repository, stand_in, gpu=1)
+    assert "there is no GPU 1: the driver shows 1" in error
