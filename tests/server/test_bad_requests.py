@@ -21,18 +21,18 @@ def bystander(server):
 
 
 OPTIONS = [
-    ("max_tokens", 0, "at least 1"),
-    ("max_tokens", -5, "at least 1"),
+    ("max_tokens", 0, "1 or more"),
+    ("max_tokens", -5, "1 or more"),
     ("max_tokens", 2**40, "integer"),
     ("max_tokens", "many", "integer"),
     ("max_tokens", 1.5, "integer"),
     ("max_tokens", True, "integer"),
-    ("min_tokens", -1, "at least 0"),
+    ("min_tokens", -1, "0 or more"),
     ("temperature", -0.1, "from 0"),
     ("temperature", "hot", "number"),
     ("temperature", "nan", "number"),
     ("temperature", 1e30, "number"),
-    ("top_k", -2, "at least 0"),
+    ("top_k", -2, "or more"),
     ("top_p", -0.01, "from 0 to 1"),
     ("top_p", 1.01, "from 0 to 1"),
     ("min_p", 2, "from 0 to 1"),
@@ -53,7 +53,7 @@ OPTIONS = [
     ("messages", "{}", "JSON list"),
     ("messages", '[{"role": "tooth fairy", "content": "hello"}]', "tooth fairy"),
     ("sampling_parameters", "{", "JSON object"),
-    ("timeout", -1, "at least 0"),
+    ("timeout", -1, "0 or more"),
 ]
 
 

@@ -256,7 +256,7 @@ def test_a_bad_value_in_a_tensor_is_rejected_like_a_parameter(tensor_server):
         ({"temperature": float("nan")}, "'temperature'"),
         ({"top_p": 1.5}, "from 0 to 1"),
         ({"beam_width": 4}, "at most max_beam_width, which is 1"),
-        ({"max_tokens": 0}, "at least 1"),
+        ({"max_tokens": 0}, "1 or more"),
     ]:
         with pytest.raises(Refused, match=words):
             alone(tensor_server, "stories", PROMPT, **options)
