@@ -11,7 +11,7 @@ use crate::config::choices::{
 use crate::config::client_compatibility::ClientCompatibility;
 use crate::config::settings::Settings;
 use crate::config::values::{
-    Kind, MAX_COUNT, block_size, choice, count, file, flag, folder, fraction, group_size,
+    Kind, MAX_COUNT, block_size, choice, count, file, flag, folder, fraction, gpu, group_size,
     instruction_set, integer, microseconds, num_threads, optional, windows,
 };
 
@@ -29,9 +29,6 @@ pub(super) struct Knob {
 
 /// Sets a field from its text. Returns None if the text is not an accepted value.
 type Set = dyn Fn(&mut Settings, &str) -> Option<()>;
-
-/// More GPUs than any machine has.
-const MAX_GPU: u32 = 1023;
 
 /// Bounds the work of a step: each beam has this many candidates, which are sorted together.
 const MAX_BEAM_WIDTH: u32 = 256;
@@ -322,7 +319,7 @@ pub(super) fn knobs() -> Vec<Knob> {
         ),
         knob(
             "gpu_device_ids",
-            optional(count(0..=MAX_GPU), "none"),
+            gpu(),
             |s| &mut s.gpu_device_ids,
             "The GPU of instances with `kind: KIND_CPU` or `KIND_MODEL`, as the driver counts them: for servers that \
              were built without GPU support, and refuse `KIND_GPU`. Instances with `kind: KIND_GPU` run on the GPU \
@@ -556,7 +553,7 @@ mod tests {
         ("default_max_tokens", &["1"], &["0"]),
         ("add_special_tokens", &["false"], &["no"]),
         ("skip_special_tokens", &["false"], &["no"]),
-        ("gpu_device_ids", &["0", "7"], &["-1", "0,1", "1024"]),
+        ("gpu_device_ids", &["0", "7", ""], &["-1", "0,1", "1024"]),
         ("deterministic", &["true"], &["2"]),
         ("num_threads", &["1", "1024"], &["0", "1025"]),
         (

@@ -11,6 +11,9 @@ use crate::base::BlockSize;
 /// Maximum of all counts: the largest value that a client's INT32 tensor can hold.
 pub(super) const MAX_COUNT: u32 = i32::MAX as u32;
 
+/// More GPUs than any machine has.
+const MAX_GPU: u32 = 1023;
+
 /// Parses a value. Returns None if the text is not an accepted value.
 pub(super) type Read<T> = dyn Fn(&str) -> Option<T>;
 
@@ -123,6 +126,26 @@ pub(super) fn num_threads() -> Kind<NonZeroUsize> {
     count(1..=1024).convert(
         |count| NonZeroUsize::new(count as usize),
         |threads| threads.get() as u32,
+    )
+}
+
+/// The index of a GPU; an empty text, as in a template whose placeholder is filled with nothing, is none.
+pub(super) fn gpu() -> Kind<Option<u32>> {
+    let Kind {
+        expected,
+        read,
+        show,
+    } = optional(count(0..=MAX_GPU), "none");
+    Kind::new(
+        format!("{expected}, or empty"),
+        move |text| {
+            if text.is_empty() {
+                Some(None)
+            } else {
+                read(text)
+            }
+        },
+        show,
     )
 }
 
