@@ -15,6 +15,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use inflight_kernel_sources::{files, snapshot};
+
 fn main() {
     println!("cargo::rerun-if-changed=hidden_symbols.map");
     embed_kernels();
@@ -38,8 +40,8 @@ fn embed_kernels() {
     }
     let mut table = String::from("static IMAGES: &[Image] = &[\n");
     match fs::read(folder.join("sources.txt")) {
-        Ok(compiled) if compiled == all_sources(&sources) => {
-            for path in sorted_files(&folder) {
+        Ok(compiled) if snapshot(&sources).is_ok_and(|sources| sources == compiled) => {
+            for path in files(&folder).expect("it has a readable file") {
                 if let Some((name, capability, is_ptx)) = image_kind(&path) {
                     let image =
                         format!("name: {name:?}, capability: {capability}, is_ptx: {is_ptx}");
@@ -66,31 +68,6 @@ fn image_kind(path: &Path) -> Option<(String, u32, bool)> {
     let prefix = if is_ptx { "compute_" } else { "sm_" };
     let capability = architecture.strip_prefix(prefix)?.parse().ok()?;
     Some((name.to_owned(), capability, is_ptx))
-}
-
-/// The names and the contents of all sources, as `cargo xtask kernels` writes them to `sources.txt`.
-fn all_sources(folder: &Path) -> Vec<u8> {
-    let mut all = Vec::new();
-    for path in sorted_files(folder) {
-        let Some(name) = path.file_name() else {
-            continue;
-        };
-        all.extend_from_slice(name.as_encoded_bytes());
-        all.push(b'\n');
-        all.extend(fs::read(&path).unwrap_or_default());
-    }
-    all
-}
-
-/// The files of a folder that are not hidden, by name.
-fn sorted_files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut files: Vec<_> = entries
-        .map(|entry| entry.path())
-        .filter(|path| path.is_file())
-        .collect();
-    files.sort();
-    files
 }
 
 /// Whether rustc uses its bundled LLD for this target and no setting selects another linker.

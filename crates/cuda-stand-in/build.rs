@@ -5,6 +5,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use inflight_kernel_sources::files_with_extension;
+
 fn main() {
     let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
@@ -48,17 +50,20 @@ fn main() {
 
     let mut driver = objects(
         build.opt_level(1),
-        &files(&[&sources.join("driver")], "cpp"),
+        &sources_in(&[&sources.join("driver")], "cpp"),
     );
-    driver.extend(objects(&fast, &files(&[&machine], "cpp")));
-    driver.extend(objects(&kernel_build, &files(&[&kernels, &tests], "cu")));
+    driver.extend(objects(&fast, &sources_in(&[&machine], "cpp")));
+    driver.extend(objects(
+        &kernel_build,
+        &sources_in(&[&kernels, &tests], "cu"),
+    ));
     let libraries = out.join("libraries");
     fs::create_dir_all(&libraries).expect("OUT_DIR can be written");
     link(&build, &driver, &libraries.join("libcuda.so.1"), &[]);
 
     let blas = objects(
         build.clone().opt_level(3),
-        &files(&[&sources.join("cublaslt")], "cpp"),
+        &sources_in(&[&sources.join("cublaslt")], "cpp"),
     );
     let driver = libraries.join("libcuda.so.1");
     link(
@@ -111,15 +116,6 @@ fn link(build: &cc::Build, objects: &[PathBuf], library: &Path, needed: &[&Path]
     assert!(output.status.success(), "cannot link {name}: {errors}");
 }
 
-/// The files of folders with this extension, sorted.
-fn files(folders: &[&Path], extension: &str) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for folder in folders {
-        let entries = fs::read_dir(folder)
-            .unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
-        let paths = entries.map(|entry| entry.expect("an entry of a folder").path());
-        files.extend(paths.filter(|path| path.extension().is_some_and(|found| found == extension)));
-    }
-    files.sort();
-    files
+fn sources_in(folders: &[&Path], extension: &str) -> Vec<PathBuf> {
+    files_with_extension(folders, extension).unwrap_or_else(|error| panic!("{error}"))
 }

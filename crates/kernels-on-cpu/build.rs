@@ -3,8 +3,9 @@
 //! `INFLIGHT_KERNEL_SANITIZER`, which is `address`, `undefined` or `thread`, builds them with that sanitizer of g++.
 
 use std::env;
-use std::fs;
 use std::path::{Path, PathBuf};
+
+use inflight_kernel_sources::files_with_extension;
 
 fn main() {
     let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
@@ -66,14 +67,14 @@ fn main() {
     kernel_build.flags(["-x", "c++"]);
     compile(
         &mut kernel_build,
-        &files(&[&kernels, &tests], "cu"),
+        &sources_in(&[&kernels, &tests], "cu"),
         "cuda_kernels",
     );
     // The machine itself is not watched: it orders threads in ways that a sanitizer does not know.
     if sanitizer == "thread" {
         build.flag("-fno-sanitize=thread");
     }
-    compile(&mut build, &files(&[&machine], "cpp"), "cuda_cpu");
+    compile(&mut build, &sources_in(&[&machine], "cpp"), "cuda_cpu");
 
     let out = env::var("OUT_DIR").expect("set by cargo");
     println!("cargo::rustc-link-search=native={out}");
@@ -102,15 +103,6 @@ fn compile(build: &mut cc::Build, files: &[PathBuf], library: &str) {
     }
 }
 
-/// The files of folders with this extension, sorted.
-fn files(folders: &[&Path], extension: &str) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for folder in folders {
-        let entries = fs::read_dir(folder)
-            .unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
-        let paths = entries.map(|entry| entry.expect("an entry of a folder").path());
-        files.extend(paths.filter(|path| path.extension().is_some_and(|found| found == extension)));
-    }
-    files.sort();
-    files
+fn sources_in(folders: &[&Path], extension: &str) -> Vec<PathBuf> {
+    files_with_extension(folders, extension).unwrap_or_else(|error| panic!("{error}"))
 }

@@ -1,7 +1,6 @@
 //! `cargo xtask kernels`: compiles `kernels/*.cu` for GPUs, so that the next build embeds them.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use crate::process::{command, run as run_command};
 use crate::{Result, setup, workspace};
@@ -12,7 +11,7 @@ pub fn run() -> Result<()> {
     let folder = workspace::target("kernels");
     // build.rs compares it with the sources.
     let stamp = folder.join("sources.txt");
-    let all = all_sources(&sources)?;
+    let all = inflight_kernel_sources::snapshot(&sources)?;
     if fs::read(&stamp).is_ok_and(|compiled| compiled == all) {
         return Ok(());
     }
@@ -27,19 +26,4 @@ pub fn run() -> Result<()> {
     )?;
     fs::write(stamp, all)?;
     Ok(())
-}
-
-/// The names and the contents of all sources.
-fn all_sources(folder: &Path) -> Result<Vec<u8>> {
-    let entries = fs::read_dir(folder)?.collect::<std::io::Result<Vec<_>>>()?;
-    let mut files: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
-    files.retain(|path| path.is_file());
-    files.sort();
-    let mut all = Vec::new();
-    for path in files {
-        all.extend_from_slice(path.file_name().unwrap_or_default().as_encoded_bytes());
-        all.push(b'\n');
-        all.extend(fs::read(&path)?);
-    }
-    Ok(all)
 }

