@@ -21,4 +21,6 @@ mod request;
 mod response;
 
 pub use implementation::Inflight;
+#[cfg(fuzzing)]
+pub use request::RequestOptions;
 pub use request::{client_tables, reference_table};

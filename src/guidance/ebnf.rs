@@ -37,7 +37,7 @@ pub(super) fn is_ebnf(text: &str) -> bool {
 ///
 /// # Errors
 /// A syntax error with its line, or a grammar that is too large.
-pub(super) fn to_lark(text: &str) -> Result<String, GrammarError> {
+pub fn to_lark(text: &str) -> Result<String, GrammarError> {
     let grammar = Parser::new(text)?.grammar()?;
     let writer = Writer::new(&grammar);
     check_sizes(&grammar.rules, &writer.order)?;

@@ -24,5 +24,7 @@ mod spec;
 mod vocabulary;
 
 pub use compiler::{Compilation, Compiler};
+#[cfg(fuzzing)]
+pub use ebnf::to_lark as ebnf_to_lark;
 pub use guide::GrammarGuide;
 pub use spec::{GuideSpec, MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, MAX_SCHEMA_BYTES};

@@ -4,6 +4,7 @@ mod bench;
 #[cfg(feature = "bindings")]
 mod bindings;
 mod book;
+mod fuzz;
 mod kernels;
 mod library;
 mod make_model;
@@ -41,6 +42,8 @@ enum Command {
     Profile(bench::Program),
     /// Run a real tritonserver under load from good and bad clients for a long time, and check its invariants
     Soak(soak::Options),
+    /// Fuzz the parsers of files and requests
+    Fuzz(fuzz::Options),
     /// Draw a timeline of every request in every step of a run
     Timeline(timeline::Options),
     /// Build the documentation as a site below target/book/, and check its links
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Command::Bench(bench) => bench::run(&bench),
         Command::Profile(program) => bench::measure("profile", &program),
         Command::Soak(options) => soak::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
         Command::Timeline(options) => timeline::run(&options),
         Command::Book => book::run(),
         Command::PreprocessBook { arguments } => book::preprocess(&arguments),

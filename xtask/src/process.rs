@@ -80,7 +80,8 @@ fn start<T>(command: &mut Command, how: impl FnOnce(&mut Command) -> io::Result<
     how(command).map_err(|error| format!("cannot start `{}`: {error}", line(command)).into())
 }
 
-fn check(command: &Command, status: ExitStatus) -> Result<()> {
+/// An error if the command did not succeed.
+pub fn check(command: &Command, status: ExitStatus) -> Result<()> {
     if status.success() {
         return Ok(());
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 
 use crate::process::{cargo, command, run as run_command};
-use crate::{Result, book, kernels, library, setup, workspace};
+use crate::{Result, book, fuzz, kernels, library, setup, workspace};
 
 /// One check. They run in this order: the kernels, which later builds embed, then quick ones first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -28,6 +28,8 @@ enum Step {
     Book,
     /// Unit, integration and documentation tests
     Unit,
+    /// The parsers of files and requests, for a few seconds on inputs that libFuzzer derives from the committed ones
+    Fuzz,
     /// The pages drawn by commands, in a real browser
     Pages,
     /// The backend in a real tritonserver, with real clients
@@ -86,7 +88,11 @@ pub fn run(options: &Options) -> Result<()> {
 fn run_step(step: Step, pytest: &[String]) -> Result<()> {
     match step {
         Step::Kernels => kernels::run(),
-        Step::Fmt => run_command(cargo().args(["fmt", "--all", "--check"])),
+        Step::Fmt => {
+            run_command(cargo().args(["fmt", "--all", "--check"]))?;
+            let fuzz = "--manifest-path=tests/fuzz/Cargo.toml";
+            run_command(cargo().args(["fmt", fuzz, "--check"]))
+        }
         Step::Clippy => run_command(cargo().args([
             "clippy",
             "--workspace",
@@ -123,6 +129,7 @@ fn run_step(step: Step, pytest: &[String]) -> Result<()> {
                 .env("TRITONSERVER", setup::tritonserver()?)
                 .env("INFLIGHT_SKIPPED_TESTS", skipped_tests_file()),
         ),
+        Step::Fuzz => fuzz::run(&fuzz::Options::short()),
         Step::Pages => page_tests(pytest),
         Step::Server => server_tests(pytest),
     }

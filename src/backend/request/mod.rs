@@ -15,4 +15,6 @@ pub mod preparer;
 pub mod prompt;
 
 pub use clients::client_tables;
+#[cfg(fuzzing)]
+pub use options::RequestOptions;
 pub use options::reference_table;
