@@ -36,8 +36,8 @@ pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
-    EmbeddingTable, Linear, Norm, Output, PackedWeights, RopeParams, StepCapacity, StepInputs,
-    StepWidths,
+    EmbeddingTable, Linear, Norm, Output, PackedWeights, QuantisedWidths, RopeParams, StepCapacity,
+    StepInputs, StepWidths,
 };
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape};
 pub use pool::{Pool, Turn, yield_to_others};
@@ -128,8 +128,9 @@ pub trait Device: Sized {
         stacking: Stacking,
     ) -> Result<Result<Self::Matrix, NotFinite>, LoadError>;
 
-    /// The layout of [`Device::packed_bytes`], with its version: what files of packed weights depend on.
-    fn packed_layout() -> String;
+    /// The layout of [`Device::packed_bytes`], with its version: what files of packed weights depend on. `None` if there
+    /// are no such files for this device.
+    fn packed_layout() -> Option<String>;
 
     /// The bytes of a packed quantised matrix; `None` if this one cannot be kept in a file.
     fn packed_bytes(matrix: &Self::Matrix) -> Option<PackedBytes<'_>>;

@@ -46,6 +46,30 @@ pub struct StepWidths {
     pub widest_inputs: usize,
     /// Rows of logits.
     pub logits: usize,
+    /// Products with quantised weights.
+    pub quantised: QuantisedWidths,
+}
+
+/// The largest products with quantised weights of a model. All are 0 if it has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QuantisedWidths {
+    /// The most outputs of a matrix.
+    pub outputs: usize,
+    /// The most inputs of a matrix.
+    pub inputs: usize,
+    /// The most inputs of a matrix with an [input order](super::QuantisedRows::input_order).
+    pub reordered_inputs: usize,
+}
+
+impl QuantisedWidths {
+    /// Includes a matrix `[n, k]`.
+    pub fn add(&mut self, n: usize, k: usize, is_reordered: bool) {
+        self.outputs = self.outputs.max(n);
+        self.inputs = self.inputs.max(k);
+        if is_reordered {
+            self.reordered_inputs = self.reordered_inputs.max(k);
+        }
+    }
 }
 
 /// What a matrix product does with its result.

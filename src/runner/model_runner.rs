@@ -43,7 +43,11 @@ impl<D: Device> ModelRunner<D> {
     }
 
     /// Bytes that the activations of the largest step take, with what operations need besides.
-    pub fn num_step_bytes(spec: &ModelSpec, limits: &RunnerLimits) -> u64 {
+    ///
+    /// # Errors
+    /// A tensor is missing, or has the wrong shape or type.
+    pub fn num_step_bytes(source: &ModelSource, limits: &RunnerLimits) -> Result<u64, LoadError> {
+        let spec = source.spec();
         let heads = head_shape(spec);
         let widths = StepWidths {
             // The residual stream and its summand, and the queries, keys and values.
@@ -52,9 +56,11 @@ impl<D: Device> ModelRunner<D> {
             inputs: spec.hidden_size + 2 * heads.q_len() + spec.max_intermediate_size(),
             widest_inputs: spec.max_intermediate_size().max(heads.q_len()),
             logits: spec.vocab_size,
+            quantised: source.quantised_widths(limits.weights)?,
         };
         let max_sampled_rows = limits.max_sampled_rows.index();
-        D::num_step_bytes(&step_capacity(spec, limits), &widths, max_sampled_rows)
+        let capacity = step_capacity(spec, limits);
+        Ok(D::num_step_bytes(&capacity, &widths, max_sampled_rows))
     }
 
     /// Bytes of one block of the KV cache, padding and scales included.

@@ -12,7 +12,7 @@ use super::weight_cache::WeightCache;
 use super::weight_sources::WeightSources;
 use crate::base::{LoadError, TokenId};
 use crate::checkpoint::{Checkpoint, JsonFile};
-use crate::device::Device;
+use crate::device::{Device, QuantisedWidths};
 
 /// A model before its weights are read: its description, its end tokens, and the checkpoint that holds its weights.
 ///
@@ -82,6 +82,18 @@ impl ModelSource {
         Ok(sources.num_bytes(precision))
     }
 
+    /// The products with quantised weights, if float weights are rounded to `precision`.
+    ///
+    /// # Errors
+    /// As [`ModelSource::num_weight_bytes`].
+    pub(super) fn quantised_widths(
+        &self,
+        precision: Option<WeightPrecision>,
+    ) -> Result<QuantisedWidths, LoadError> {
+        let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
+        Ok(sources.quantised_widths(precision))
+    }
+
     /// The weights by name.
     pub(super) fn tensors(&self) -> Result<ModelTensors<'_>, LoadError> {
         let gguf = self.checkpoint.gguf().map(families::gguf_architecture);
@@ -96,7 +108,7 @@ impl ModelSource {
     ) -> Option<WeightCache> {
         let WeightCacheFile { path, mode } = self.weight_cache.as_ref()?;
         let stamps = self.checkpoint.stamps();
-        Some(WeightCache::open::<D>(path, *mode, precision, stamps))
+        WeightCache::open::<D>(path, *mode, precision, stamps)
     }
 }
 

@@ -6,7 +6,8 @@ use crate::base::LoadError;
 use crate::checkpoint::{Matrix, ReadRow, Tensor};
 use crate::device::cpu::{Rounded, Simd};
 use crate::device::{
-    CodeBits, Device, NotFinite, PackedShape, QuantisedRows, Stacking, can_be_packed_together,
+    CodeBits, Device, NotFinite, PackedShape, QuantisedRows, QuantisedWidths, Stacking,
+    can_be_packed_together,
 };
 
 /// What quantised weights become that the kernels cannot compute with as they are.
@@ -208,6 +209,17 @@ impl<'p> PackedForm<'p> {
         precision: Option<WeightPrecision>,
     ) -> Self {
         Self::of(parts, precision.map(WeightPrecision::of_output_layer))
+    }
+
+    /// Includes these matrices in `widths`, if they are quantised in this form.
+    pub(super) fn add_to(&self, widths: &mut QuantisedWidths, parts: &[Matrix<'_>]) {
+        let is_reordered = match self {
+            Self::Float(_) => return,
+            Self::Rounded(_) | Self::Requantised => false,
+            Self::Quantised(codes) => codes[0].input_order().is_some(),
+        };
+        let num_rows = parts.iter().map(Matrix::rows).sum();
+        widths.add(num_rows, parts[0].columns(), is_reordered);
     }
 
     /// Bytes of these matrices in this form, without the padding to whole panels.

@@ -48,22 +48,24 @@ pub(super) struct WeightCache {
 }
 
 impl WeightCache {
-    /// The cache in the file `path`, for a checkpoint with these files whose weights are rounded to `precision`.
+    /// The cache in the file `path`, for a checkpoint with these files whose weights are rounded to `precision`. `None`
+    /// if the device keeps no packed weights.
     pub(super) fn open<'a, D: Device>(
         path: &Path,
         mode: u32,
         precision: Option<WeightPrecision>,
         checkpoint: impl Iterator<Item = &'a FileStamp>,
-    ) -> Self {
-        let mut made_from = format!(
-            "inflight {}, {}, {precision:?}",
-            env!("CARGO_PKG_VERSION"),
-            D::packed_layout()
-        );
+    ) -> Option<Self> {
+        let Some(layout) = D::packed_layout() else {
+            log::info!("weight_cache_dir is not used: weights are kept for CPUs only");
+            return None;
+        };
+        let version = env!("CARGO_PKG_VERSION");
+        let mut made_from = format!("inflight {version}, {layout}, {precision:?}");
         for stamp in checkpoint {
             made_from = format!("{made_from}\n{stamp}");
         }
-        Self::made_from(path, made_from, mode)
+        Some(Self::made_from(path, made_from, mode))
     }
 
     fn made_from(path: &Path, made_from: String, mode: u32) -> Self {

@@ -8,7 +8,7 @@ use super::precision::WeightPrecision;
 use super::spec::{FeedForward, LayerSpec, ModelSpec, Module, Norms, Projection};
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, Tensor};
-use crate::device::Stacking;
+use crate::device::{QuantisedWidths, Stacking};
 
 /// The weights of a model, not yet read.
 pub(super) struct WeightSources<'a> {
@@ -85,6 +85,19 @@ impl<'a> WeightSources<'a> {
             PackedForm::of(matrices, precision).num_bytes(matrices)
         });
         embedding_bytes + output_form.num_bytes(output_matrix) + projection_bytes.sum::<u64>()
+    }
+
+    /// The widths of the matrices that are quantised once they are packed.
+    pub(super) fn quantised_widths(&self, precision: Option<WeightPrecision>) -> QuantisedWidths {
+        let mut widths = QuantisedWidths::default();
+        let projections = self.layers.iter().flat_map(LayerSource::projections);
+        for projection in projections {
+            let matrices = &projection.matrices;
+            PackedForm::of(matrices, precision).add_to(&mut widths, matrices);
+        }
+        let output_matrix = std::slice::from_ref(self.output_matrix());
+        PackedForm::of_output_layer(output_matrix, precision).add_to(&mut widths, output_matrix);
+        widths
     }
 }
 

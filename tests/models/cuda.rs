@@ -7,16 +7,16 @@ use crate::devices::{assert_devices_agree, requests, setups};
 use crate::missing::present_or_reported;
 use crate::support::{Served, Setup, fixture, serve};
 
-/// Runs the body of a test on the stand-in, in a process of its own.
-fn on_stand_in(stand_in: StandIn, test: &str, body: impl FnOnce()) {
+/// Runs the body of a test on the stand-in, in a process of its own. `test` is its path.
+pub fn on_stand_in(stand_in: StandIn, test: &str, body: impl FnOnce()) {
     if present_or_reported(&"CUDA kernels (`cargo xtask kernels`)", has_kernels()) {
-        stand_in.run(&format!("cuda::{test}"), body);
+        stand_in.run(test, body);
     }
 }
 
 #[test]
 fn the_cpu_and_a_gpu_agree() {
-    on_stand_in(StandIn::new(), "the_cpu_and_a_gpu_agree", || {
+    on_stand_in(StandIn::new(), "cuda::the_cpu_and_a_gpu_agree", || {
         for name in ["llama3", "qwen2", "qwen3"] {
             assert_devices_agree::<Cuda>(name, &CudaOptions::default());
         }
@@ -25,7 +25,7 @@ fn the_cpu_and_a_gpu_agree() {
 
 #[test]
 fn a_request_alone_gives_the_same_bits_on_a_gpu() {
-    let test = "a_request_alone_gives_the_same_bits_on_a_gpu";
+    let test = "cuda::a_request_alone_gives_the_same_bits_on_a_gpu";
     on_stand_in(StandIn::new().set("SEED", 7), test, || {
         let options = CudaOptions {
             deterministic: true,
@@ -50,7 +50,7 @@ fn a_request_alone_gives_the_same_bits_on_a_gpu() {
 }
 
 /// Like `assert_eq!`, without printing thousands of logits.
-fn assert_same_bits(what: &str, alone: &Served, together: &Served) {
+pub fn assert_same_bits(what: &str, alone: &Served, together: &Served) {
     assert_eq!(alone.tokens, together.tokens, "{what}");
     let differs = |a: &[f32], b: &[f32]| a.iter().zip(b).position(|(a, b)| a != b);
     for (index, (a, b)) in alone.logits.iter().zip(&together.logits).enumerate() {

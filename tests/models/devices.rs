@@ -81,24 +81,28 @@ pub fn assert_devices_agree<D: Device>(name: &str, options: &D::Options) {
         if what == "copies and drafts" {
             assert!(happened.num_copies > 0 && happened.drafts.num_accepted > 0);
         }
-        let what = format!("{name}, {what}");
-        let pairs = ours.iter().zip(&theirs);
-        let num_same: usize = pairs.map(|(a, b)| num_same(&what, a, b)).sum();
-        let num_tokens: usize = ours.iter().map(|served| served.tokens.len()).sum();
-        println!("{what}: {num_same} of {num_tokens} tokens are the same");
-        assert!(2 * num_same >= num_tokens, "{what}: only {num_same} tokens");
+        assert_near(&format!("{name}, {what}"), &ours, &theirs, 0.1);
     }
+}
+
+/// Compares what two devices have served: logits differ by less than `tolerance`, and tokens are the same but for near
+/// ties.
+pub fn assert_near(what: &str, ours: &[Served], theirs: &[Served], tolerance: f32) {
+    let pairs = ours.iter().zip(theirs);
+    let num_same: usize = pairs.map(|(a, b)| num_same(what, a, b, tolerance)).sum();
+    let num_tokens: usize = ours.iter().map(|served| served.tokens.len()).sum();
+    println!("{what}: {num_same} of {num_tokens} tokens are the same");
+    assert!(2 * num_same >= num_tokens, "{what}: only {num_same} tokens");
 }
 
 /// How many tokens are the same before the first near tie, which rounding may decide either way. Up to there, logits
 /// are near each other.
-fn num_same(what: &str, ours: &Served, theirs: &Served) -> usize {
-    const TOLERANCE: f32 = 0.1;
+fn num_same(what: &str, ours: &Served, theirs: &Served, tolerance: f32) -> usize {
     let assert_near = |ours: &[f32], theirs: &[f32]| {
         assert_eq!(ours.len(), theirs.len(), "{what}");
         let errors = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
         let error = errors.fold(0.0, f32::max);
-        assert!(error < TOLERANCE, "{what}: logits differ by {error}");
+        assert!(error < tolerance, "{what}: logits differ by {error}");
     };
     assert_near(&ours.context_logits, &theirs.context_logits);
     for index in 0..ours.tokens.len() {
@@ -107,7 +111,7 @@ fn num_same(what: &str, ours: &Served, theirs: &Served) -> usize {
         let [token, other] = [ours.tokens[index], theirs.tokens[index]];
         if token != other {
             let lead = logits[token as usize] - logits[other as usize];
-            assert!(lead < TOLERANCE, "{what}: {token} leads {other} by {lead}");
+            assert!(lead < tolerance, "{what}: {token} leads {other} by {lead}");
             return index;
         }
     }

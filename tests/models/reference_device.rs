@@ -238,8 +238,8 @@ impl Device for Reference {
         }))
     }
 
-    fn packed_layout() -> String {
-        "none".to_owned()
+    fn packed_layout() -> Option<String> {
+        None
     }
 
     fn packed_bytes(_: &Weights) -> Option<PackedBytes<'_>> {

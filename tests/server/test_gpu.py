@@ -34,6 +34,10 @@ def server(tmp_path_factory, stand_in):
     add_model(repository, "cpu", checkpoint=STORIES)
     add_model(repository, "gpu", ON_GPU, checkpoint=STORIES)
     add_model(repository, "gpu_tight", {**TIGHT, **ON_GPU}, checkpoint=STORIES)
+    int4 = {"weight_only_precision": "int4"}
+    add_model(repository, "cpu_int4", int4, checkpoint=STORIES)
+    add_model(repository, "gpu_int4", {**int4, **ON_GPU}, checkpoint=STORIES)
+    add_model(repository, "gpu_int4_tight", {**int4, **TIGHT, **ON_GPU}, checkpoint=STORIES)
     with Server(repository, environment=stand_in) as server:
         yield server
 
@@ -49,8 +53,9 @@ def texts(server, model, **options):
     return clients.run(main())
 
 
-def test_a_model_on_a_gpu_answers_as_on_the_cpu(server):
-    pairs = list(zip(texts(server, "gpu"), texts(server, "cpu"), strict=True))
+@pytest.mark.parametrize("precision", ["", "_int4"])
+def test_a_model_on_a_gpu_answers_as_on_the_cpu(server, precision):
+    pairs = list(zip(texts(server, f"gpu{precision}"), texts(server, f"cpu{precision}"), strict=True))
     # Rounding differs, and may decide where two words are equally likely; tests/models compares the logits.
     assert sum(ours == theirs for ours, theirs in pairs) >= len(pairs) // 2, pairs
     assert all(ours.split()[:3] == theirs.split()[:3] for ours, theirs in pairs), pairs
@@ -64,8 +69,9 @@ def test_a_request_alone_has_the_same_answer_on_a_gpu(server):
     assert texts(server, "gpu") == [clients.run(alone(prompt)) for prompt in PROMPTS]
 
 
-def test_paused_requests_have_the_same_answers_on_a_gpu(server):
-    assert texts(server, "gpu_tight") == texts(server, "gpu")
+@pytest.mark.parametrize("precision", ["", "_int4"])
+def test_paused_requests_have_the_same_answers_on_a_gpu(server, precision):
+    assert texts(server, f"gpu{precision}_tight") == texts(server, f"gpu{precision}")
 
 
 def test_several_sequences_of_a_request_are_the_same_on_a_gpu(server):

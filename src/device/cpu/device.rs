@@ -91,8 +91,8 @@ impl Device for Cpu {
         self.pack_quantised(parts, stacking)
     }
 
-    fn packed_layout() -> String {
-        format!("panels {PANELS_VERSION}")
+    fn packed_layout() -> Option<String> {
+        Some(format!("panels {PANELS_VERSION}"))
     }
 
     fn packed_bytes(matrix: &PackedMatrix) -> Option<PackedBytes<'_>> {

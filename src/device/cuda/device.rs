@@ -6,11 +6,12 @@ use cudarc::driver::{LaunchConfig, PushKernelArg};
 use half::bf16;
 
 use super::attention::{self, AttentionScratch};
-use super::gemm;
+use super::gemm::{self, Operands};
 use super::kernels::{launch, row_grid, shared_row_grid};
 use super::kv_cache::KvCache;
-use super::matrix::Matrix;
+use super::matrix::{Matrix, Weights};
 use super::memory::{self, DeviceMemory, UploadBuffer};
+use super::quantised_gemm::{self, QuantisedProduct, QuantisedProducts};
 use super::rows::{Logits, Rows};
 use super::step::{CudaStep, StepBuffer};
 use super::{Cuda, CudaOptions};
@@ -90,18 +91,23 @@ impl Device for Cuda {
 
     fn pack_quantised(
         &mut self,
-        _: &[&dyn QuantisedRows],
+        parts: &[&dyn QuantisedRows],
         _: Stacking,
     ) -> Result<Result<Matrix, NotFinite>, LoadError> {
-        Err(LoadError::Resource(
-            "quantised weights are not served on GPUs yet: leave weight_only_precision out, use a floating-point \
-             checkpoint, or serve the model with KIND_CPU"
-                .to_owned(),
-        ))
+        let products = match &mut self.quantised {
+            Some(products) => products,
+            none => none.insert(QuantisedProducts::new(&self.stream, &self.kernels)?),
+        };
+        let packed = Matrix::upload_quantised(&self.stream, &mut self.pool, parts)?;
+        if let Ok(matrix) = &packed {
+            let is_reordered = parts[0].input_order().is_some();
+            products.add(matrix.n(), matrix.k(), is_reordered);
+        }
+        Ok(packed)
     }
 
-    fn packed_layout() -> String {
-        "rows 1".to_owned()
+    fn packed_layout() -> Option<String> {
+        None
     }
 
     fn packed_bytes(_: &Matrix) -> Option<PackedBytes<'_>> {
@@ -177,6 +183,7 @@ impl Device for Cuda {
         let context_logits = 6 * CONTEXT_LOGITS_ROWS * widths.logits;
         let logits = 4 * (max_logits_rows + gemm::MAX_ROUNDING) * widths.logits;
         (rows + gated.max(context_logits) + logits) as u64
+            + quantised_gemm::num_scratch_bytes(&widths.quantised, capacity.max_num_tokens) as u64
             + (gemm::WORKSPACE_BYTES + attention::MAX_PARTIAL_BYTES) as u64
             // Kernels, descriptors, the upload of a step, and what the driver rounds up.
             + OTHER_BYTES
@@ -188,7 +195,10 @@ impl Device for Cuda {
         self.step = Some(StepBuffer::new(&self.stream, capacity, lists)?);
         self.attention = Some(attention);
         self.copies = Some(UploadBuffer::new(&self.stream, COPY_WORDS * MAX_COPIES)?);
-        Ok(())
+        match &mut self.quantised {
+            Some(products) => products.reserve(&self.stream, capacity.max_num_tokens),
+            None => Ok(()),
+        }
     }
 
     fn copy_positions(
@@ -225,8 +235,8 @@ impl Device for Cuda {
 
     fn embed(&mut self, step: &CudaStep, table: EmbeddingTable<'_, Self>, out: &mut Rows<f32>) {
         let (table, hidden_size) = match table {
-            EmbeddingTable::Own(embedding) => (&embedding.memory, embedding.hidden_size),
-            EmbeddingTable::Tied(matrix) => (&matrix.memory, matrix.k()),
+            EmbeddingTable::Own(embedding) => (embedding.memory.address(), embedding.hidden_size),
+            EmbeddingTable::Tied(matrix) => (matrix.rows_address(), matrix.k()),
         };
         let config = shared_row_grid(step.num_rows, hidden_size.div_ceil(VECTOR));
         launch!(
@@ -235,7 +245,7 @@ impl Device for Cuda {
             "embed",
             config,
             out.address(),
-            table.address(),
+            table,
             step.token_ids,
             hidden_size as i32
         );
@@ -481,10 +491,38 @@ impl Cuda {
     }
 
     fn multiply(&mut self, num_rows: usize, x: u64, matrix: &Matrix, output: Output, out: u64) {
-        if self.failure.is_none() && num_rows > 0 {
-            let result = self
-                .gemm
-                .multiply(&self.stream, num_rows, x, matrix, output, out);
+        if num_rows == 0 {
+            return;
+        }
+        let (n, k) = (matrix.n(), matrix.k());
+        match &matrix.weights {
+            Weights::Bf16(memory) => self.multiply_floats(
+                num_rows,
+                Operands {
+                    x,
+                    weights: memory.address(),
+                    n,
+                    k,
+                    output,
+                    out,
+                    out_width: n,
+                },
+            ),
+            Weights::Quantised(weights) => self.multiply_quantised(QuantisedProduct {
+                num_rows,
+                x,
+                weights,
+                n,
+                k,
+                output,
+                out,
+            }),
+        }
+    }
+
+    pub(super) fn multiply_floats(&mut self, num_rows: usize, operands: Operands) {
+        if self.failure.is_none() {
+            let result = self.gemm.multiply(&self.stream, num_rows, operands);
             self.record("a matrix product", result);
         }
     }

@@ -8,10 +8,9 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use cudarc::driver::CudaStream;
 
-use super::matrix::Matrix;
 use super::memory::DeviceMemory;
 use crate::base::LoadError;
-use crate::device::{Output, PackedWeights};
+use crate::device::Output;
 
 /// Bytes of the workspace; cuBLASLt's documentation recommends 32 MiB for Hopper.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
@@ -28,12 +27,29 @@ pub(super) struct Gemm {
 // SAFETY: a handle may be used by any thread; plans are only used with it, by one thread at a time.
 unsafe impl Send for Gemm {}
 
+/// What a product reads and writes.
+#[derive(Clone, Copy)]
+pub(super) struct Operands {
+    /// The address of `[num_rows, k]` in bf16.
+    pub x: u64,
+    /// The address of `[n, k]` in bf16.
+    pub weights: u64,
+    pub n: usize,
+    pub k: usize,
+    pub output: Output,
+    /// The address of `[num_rows, n]` in f32.
+    pub out: u64,
+    /// Elements from a row of the output to the next one.
+    pub out_width: usize,
+}
+
 /// The shape of a product `[m, k] x [n, k]^T`, `m` rounded up.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
     m: usize,
     n: usize,
     k: usize,
+    out_width: usize,
 }
 
 /// The descriptors of a shape, and the algorithm that cuBLASLt has chosen for it.
@@ -43,7 +59,7 @@ struct Shape {
 /// ```text
 /// weights     [n][k] row by row   = k x n, transposed to n x k     A
 /// inputs      [m][k]              = k x m                          B
-/// outputs     [m][n]              = n x m                          C and D
+/// outputs     [m][n] of [m][width] = n x m                         C and D
 /// ```
 struct Plan {
     product: sys::cublasLtMatmulDesc_t,
@@ -85,8 +101,12 @@ impl Gemm {
         })
     }
 
-    /// `out = x * W^T`, or that added to `out`. `x` is the address of `[num_rows, k]` in bf16, `out` of
-    /// `[num_rows, n]` in f32; both have room for [`rounded_rows`].
+    /// Whether the sums of a row do not depend on the number of rows.
+    pub fn is_deterministic(&self) -> bool {
+        self.is_deterministic
+    }
+
+    /// `out = x * W^T`, or that added to `out`. `x` and `out` have room for [`rounded_rows`].
     ///
     /// # Errors
     ///
@@ -95,15 +115,22 @@ impl Gemm {
         &mut self,
         stream: &CudaStream,
         num_rows: usize,
-        x: u64,
-        matrix: &Matrix,
-        output: Output,
-        out: u64,
+        operands: Operands,
     ) -> Result<(), CublasError> {
+        let Operands {
+            x,
+            weights,
+            n,
+            k,
+            output,
+            out,
+            out_width,
+        } = operands;
         let shape = Shape {
             m: rounded_rows(num_rows),
-            n: matrix.n(),
-            k: matrix.k(),
+            n,
+            k,
+            out_width,
         };
         if !self.plans.contains_key(&shape) {
             let plan = Plan::new(self.handle, shape, self.is_deterministic)?;
@@ -123,7 +150,7 @@ impl Gemm {
                 plan.product,
                 (&raw const one).cast(),
                 (&raw const beta).cast(),
-                matrix.memory.address() as *const c_void,
+                weights as *const c_void,
                 plan.weights,
                 x as *const c_void,
                 plan.inputs,
@@ -156,7 +183,7 @@ impl Plan {
         shape: Shape,
         is_deterministic: bool,
     ) -> Result<Self, CublasError> {
-        let Shape { m, n, k } = shape;
+        let Shape { m, n, k, out_width } = shape;
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let f32_type = sys::cudaDataType_t::CUDA_R_32F;
         let bf16_type = sys::cudaDataType_t::CUDA_R_16BF;
@@ -164,7 +191,7 @@ impl Plan {
         let product = result::create_matmul_desc(compute, f32_type)?;
         let weights = result::create_matrix_layout(bf16_type, k as u64, n as u64, k as i64)?;
         let inputs = result::create_matrix_layout(bf16_type, k as u64, m as u64, k as i64)?;
-        let outputs = result::create_matrix_layout(f32_type, n as u64, m as u64, n as i64)?;
+        let outputs = result::create_matrix_layout(f32_type, n as u64, m as u64, out_width as i64)?;
         // CUBLAS_OP_T of cublas_api.h; cuBLASLt's own header refers to it as a number of 32 bits.
         let transposed = 1_i32;
         let workspace_bytes = WORKSPACE_BYTES;

@@ -7,18 +7,26 @@ use cudarc::driver::CudaStream;
 use half::{bf16, f16};
 
 use super::memory::DeviceMemory;
+use super::quantised::QuantisedWeights;
 use crate::base::LoadError;
 use crate::device::matrix::convert_elements;
-use crate::device::{Dtype, FloatRows, NotFinite, PackedWeights, Pool};
+use crate::device::{Dtype, FloatRows, NotFinite, PackedWeights, Pool, QuantisedRows};
 
 /// Bytes that are read and converted at a time, by all threads.
 const PIECE_BYTES: usize = 32 << 20;
 
-/// Weights `[n, k]` in bf16, row by row. Several matrices of the same width are concatenated.
+/// Weights `[n, k]`. Several matrices of the same width are concatenated.
 pub struct Matrix {
-    pub(super) memory: DeviceMemory,
+    pub(super) weights: Weights,
     n: usize,
     k: usize,
+}
+
+/// The weights of a [`Matrix`].
+pub(super) enum Weights {
+    /// bf16, row by row.
+    Bf16(DeviceMemory),
+    Quantised(Box<QuantisedWeights>),
 }
 
 impl PackedWeights for Matrix {
@@ -31,11 +39,14 @@ impl PackedWeights for Matrix {
     }
 
     fn num_bytes(&self) -> usize {
-        self.memory.num_bytes()
+        match &self.weights {
+            Weights::Bf16(memory) => memory.num_bytes(),
+            Weights::Quantised(weights) => weights.num_bytes(),
+        }
     }
 
     fn has_rows(&self) -> bool {
-        true
+        matches!(self.weights, Weights::Bf16(_))
     }
 }
 
@@ -62,11 +73,7 @@ impl Matrix {
         );
         let n = parts.iter().map(FloatRows::rows).sum::<usize>();
         let num_bytes = n.saturating_mul(k).saturating_mul(2);
-        let mut matrix = Self {
-            memory: DeviceMemory::new(stream, num_bytes)?,
-            n,
-            k,
-        };
+        let mut memory = DeviceMemory::new(stream, num_bytes)?;
         let rows_per_piece = (PIECE_BYTES / (2 * k).max(1)).max(1);
         let mut states = vec![Vec::new(); pool.num_threads()];
         let mut piece = vec![0_u16; rows_per_piece.min(n) * k];
@@ -87,11 +94,47 @@ impl Matrix {
                     return Ok(Err(NotFinite { part: index, row }));
                 }
                 let bytes = bytemuck::cast_slice(rows);
-                matrix.memory.write(stream, offset, bytes)?;
+                memory.write(stream, offset, bytes)?;
                 offset += bytes.len();
             }
         }
-        Ok(Ok(matrix))
+        Ok(Ok(Self {
+            weights: Weights::Bf16(memory),
+            n,
+            k,
+        }))
+    }
+
+    /// Uploads quantised matrices, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// As [`QuantisedWeights::upload`].
+    pub(super) fn upload_quantised(
+        stream: &Arc<CudaStream>,
+        pool: &mut Pool,
+        parts: &[&dyn QuantisedRows],
+    ) -> Result<Result<Self, NotFinite>, LoadError> {
+        let n = parts.iter().map(|part| part.rows()).sum();
+        let k = parts.first().map_or(0, |part| part.columns());
+        let weights = QuantisedWeights::upload(stream, pool, parts)?;
+        Ok(weights.map(|weights| Self {
+            weights: Weights::Quantised(Box::new(weights)),
+            n,
+            k,
+        }))
+    }
+
+    /// The address of its rows.
+    ///
+    /// # Panics
+    ///
+    /// If it [has no rows](PackedWeights::has_rows).
+    pub(super) fn rows_address(&self) -> u64 {
+        match &self.weights {
+            Weights::Bf16(memory) => memory.address(),
+            Weights::Quantised(_) => panic!("rows of a quantised matrix"),
+        }
     }
 }
 

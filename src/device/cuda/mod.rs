@@ -5,6 +5,7 @@
 //! kernels.rs      our kernels: the compiled images, and their launches
 //! gemm.rs         matrix products by cuBLASLt, with a cache of plans
 //! memory.rs       device memory, and pinned memory that steps are uploaded from
+//! quantised.rs quantised_gemm.rs   weights of 4 and 8 bits, and products with them
 //! rows.rs matrix.rs kv_cache.rs   what operations read and write
 //! step.rs         one upload of everything that a step needs from the host
 //! attention_tiles.rs  which kernel computes which queries
@@ -20,7 +21,8 @@
 //! more, and the step fails there.
 //!
 //! Attention, norms and rotations of a row do not depend on the rest of the step. A matrix product may: cuBLASLt
-//! splits its sums differently for other numbers of rows, unless [`CudaOptions::deterministic`] forbids splits.
+//! splits its sums differently for other numbers of rows, unless [`CudaOptions::deterministic`] forbids splits; and products
+//! with quantised weights are computed in another way for many rows, unless it forbids that.
 
 mod attention;
 mod attention_tiles;
@@ -31,6 +33,8 @@ mod kernels;
 mod kv_cache;
 mod matrix;
 mod memory;
+mod quantised;
+mod quantised_gemm;
 mod rows;
 mod step;
 
@@ -45,6 +49,7 @@ use crate::device::cuda::attention::AttentionScratch;
 use crate::device::cuda::gemm::Gemm;
 use crate::device::cuda::kernels::Kernels;
 use crate::device::cuda::memory::{DeviceMemory, UploadBuffer};
+use crate::device::cuda::quantised_gemm::QuantisedProducts;
 use crate::device::cuda::step::StepBuffer;
 
 pub use gpu::{GpuMemory, gpu_memory, num_gpus};
@@ -70,6 +75,8 @@ pub struct Cuda {
     pool: Pool,
     /// For rows that are moved, and for products that a kernel reads afterwards.
     scratch: DeviceMemory,
+    /// There if a matrix is quantised.
+    quantised: Option<QuantisedProducts>,
     /// The first error. Nothing is launched after it.
     failure: Option<StepError>,
     /// What a step uploads; there after [`Device::reserve`](super::Device::reserve).
@@ -102,6 +109,7 @@ impl Cuda {
             gemm: Gemm::new(&stream, options.deterministic)?,
             pool,
             scratch: DeviceMemory::new(&stream, 0)?,
+            quantised: None,
             failure: None,
             step: None,
             attention: None,

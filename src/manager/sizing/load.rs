@@ -94,7 +94,7 @@ fn load_on_gpu(
     let left = free_bytes.saturating_sub(weight_bytes);
     // The activations of a step come first, and how many there are is known from the configuration without them.
     let largest = limits(model, &engine_config(config, model, Some(left))?);
-    let left = left.saturating_sub(CudaRunner::num_step_bytes(source.spec(), &largest));
+    let left = left.saturating_sub(CudaRunner::num_step_bytes(source, &largest)?);
     let engine = engine_config(config, model, Some(left))?;
     let options = CudaOptions {
         gpu,

@@ -1,0 +1,374 @@
+//! Quantised weights on a GPU.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cudarc::driver::CudaStream;
+use half::f16;
+
+use super::memory::DeviceMemory;
+use crate::base::LoadError;
+use crate::device::disjoint_slice::DisjointSlice;
+use crate::device::{
+    CodeBits, NotFinite, Pool, QuantFormat, QuantisedRow, QuantisedRows, can_be_packed_together,
+};
+
+/// Bytes of codes that are packed at a time, by all threads.
+const PIECE_BYTES: usize = 32 << 20;
+/// Rows of a tile.
+pub(super) const TILE_ROWS: usize = 16;
+/// 32-bit words of a tile.
+const TILE_WORDS: usize = 128;
+/// The unit of stored scales and offsets.
+const UNIT: f32 = 1.0 / 4096.0;
+
+/// Codes, scales and offsets as `kernels/quantised.cuh` describes them.
+pub(super) struct QuantisedWeights {
+    pub(super) format: QuantFormat,
+    codes: DeviceMemory,
+    scales: DeviceMemory,
+    /// Empty if the format has none.
+    offsets: DeviceMemory,
+    /// The input of each column, if it is not the one with the same index.
+    input_order: Option<DeviceMemory>,
+}
+
+/// Where the weights of some rows are.
+pub(super) struct QuantisedAddresses {
+    pub(super) codes: u64,
+    pub(super) scales: u64,
+    /// 0 if there are no offsets.
+    pub(super) offsets: u64,
+}
+
+/// Columns of a tile.
+pub(super) const fn tile_columns(bits: CodeBits) -> usize {
+    match bits {
+        CodeBits::Four => 64,
+        CodeBits::Eight => 32,
+    }
+}
+
+/// The lengths of what 16 rows have.
+#[derive(Clone, Copy)]
+struct RowTile {
+    format: QuantFormat,
+    /// Words of codes.
+    num_words: usize,
+    /// Scales, and offsets if there are any.
+    num_scales: usize,
+}
+
+impl RowTile {
+    fn new(format: QuantFormat, k: usize) -> Self {
+        Self {
+            format,
+            num_words: k.div_ceil(tile_columns(format.bits)) * TILE_WORDS,
+            num_scales: format.num_groups(k) * TILE_ROWS,
+        }
+    }
+
+    fn num_offsets(&self) -> usize {
+        match self.format.has_offsets {
+            true => self.num_scales,
+            false => 0,
+        }
+    }
+}
+
+impl QuantisedWeights {
+    /// Uploads matrices that can be packed together, one after the other. The inner error is the first row with a scale
+    /// or an offset that is not finite, or above 16.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough memory, or the driver refuses.
+    ///
+    /// # Panics
+    ///
+    /// There is no part, they cannot be packed together, a group is neither a multiple of 32 columns nor a whole row, or
+    /// an input order has invalid inputs.
+    pub(super) fn upload(
+        stream: &Arc<CudaStream>,
+        pool: &mut Pool,
+        parts: &[&dyn QuantisedRows],
+    ) -> Result<Result<Self, NotFinite>, LoadError> {
+        let first = *parts.first().expect("at least one part");
+        assert!(can_be_packed_together(parts), "parts of one kind");
+        let (k, format) = (first.columns(), first.format());
+        let group_size = format.group_size;
+        assert!(
+            group_size > 0 && (group_size.is_multiple_of(32) || group_size >= k),
+            "groups of {group_size}: a multiple of 32, or whole rows of {k}"
+        );
+        let input_order = match first.input_order() {
+            Some(order) => {
+                assert!(order.len() == k && order.iter().all(|&input| (input as usize) < k));
+                Some(DeviceMemory::upload(stream, order)?)
+            }
+            None => None,
+        };
+        let num_rows = parts.iter().map(|part| part.rows()).sum::<usize>();
+        let num_tiles = num_rows.div_ceil(TILE_ROWS);
+        let tile = RowTile::new(format, k);
+        let reserve = |num_bytes: usize| {
+            let num_bytes = num_tiles.saturating_mul(num_bytes);
+            DeviceMemory::new(stream, num_bytes)
+        };
+        let mut weights = Self {
+            format,
+            codes: reserve(4 * tile.num_words)?,
+            scales: reserve(2 * tile.num_scales)?,
+            offsets: reserve(2 * tile.num_offsets())?,
+            input_order,
+        };
+        let tiles_per_piece =
+            (PIECE_BYTES / (4 * tile.num_words).max(1)).clamp(1, num_tiles.max(1));
+        let mut piece = Piece::new(tile, tiles_per_piece);
+        let mut states = vec![QuantisedRow::default(); pool.num_threads()];
+        for start in (0..num_tiles).step_by(tiles_per_piece) {
+            let tiles = start..num_tiles.min(start + tiles_per_piece);
+            if let Some(row) = piece.pack(pool, &mut states, parts, tiles.clone()) {
+                let (part, row) = locate(parts, row);
+                return Ok(Err(NotFinite { part, row }));
+            }
+            let len = tiles.len();
+            for (memory, bytes, tile_bytes) in [
+                (
+                    &mut weights.codes,
+                    bytemuck::cast_slice(&piece.codes),
+                    4 * tile.num_words,
+                ),
+                (
+                    &mut weights.scales,
+                    bytemuck::cast_slice(&piece.scales),
+                    2 * tile.num_scales,
+                ),
+                (
+                    &mut weights.offsets,
+                    bytemuck::cast_slice(&piece.offsets),
+                    2 * tile.num_offsets(),
+                ),
+            ] {
+                let bytes: &[u8] = bytes;
+                memory.write(stream, start * tile_bytes, &bytes[..len * tile_bytes])?;
+            }
+        }
+        Ok(Ok(weights))
+    }
+
+    /// Bytes of all of it.
+    pub(super) fn num_bytes(&self) -> usize {
+        let order = self.input_order.as_ref();
+        let order = order.map_or(0, DeviceMemory::num_bytes);
+        self.codes.num_bytes() + self.scales.num_bytes() + self.offsets.num_bytes() + order
+    }
+
+    /// The weights from `row` on, a multiple of 16, of rows of `k` weights.
+    pub(super) fn addresses(&self, row: usize, k: usize) -> QuantisedAddresses {
+        let tile = RowTile::new(self.format, k);
+        let index = row / TILE_ROWS;
+        let scales = (2 * tile.num_scales * index) as u64;
+        QuantisedAddresses {
+            codes: self.codes.address() + (4 * tile.num_words * index) as u64,
+            scales: self.scales.address() + scales,
+            offsets: match self.format.has_offsets {
+                true => self.offsets.address() + scales,
+                false => 0,
+            },
+        }
+    }
+
+    /// The address of the input of each column, if it is not the one with the same index.
+    pub(super) fn input_order(&self) -> Option<u64> {
+        self.input_order.as_ref().map(DeviceMemory::address)
+    }
+}
+
+/// Some row tiles on the host.
+struct Piece {
+    tile: RowTile,
+    codes: Vec<u32>,
+    scales: Vec<u16>,
+    offsets: Vec<u16>,
+}
+
+impl Piece {
+    fn new(tile: RowTile, num_tiles: usize) -> Self {
+        Self {
+            tile,
+            codes: vec![0; num_tiles * tile.num_words],
+            scales: vec![0; num_tiles * tile.num_scales],
+            offsets: vec![0; num_tiles * tile.num_offsets()],
+        }
+    }
+
+    /// Packs the rows of some tiles. Returns the first row, of the concatenated parts, whose scales or offsets cannot be
+    /// stored.
+    fn pack(
+        &mut self,
+        pool: &mut Pool,
+        states: &mut [QuantisedRow],
+        parts: &[&dyn QuantisedRows],
+        tiles: Range<usize>,
+    ) -> Option<usize> {
+        let tile = self.tile;
+        let num_rows = parts.iter().map(|part| part.rows()).sum::<usize>();
+        let bad_row = AtomicUsize::new(usize::MAX);
+        let codes = DisjointSlice::new(&mut self.codes);
+        let scales = DisjointSlice::new(&mut self.scales);
+        let offsets = DisjointSlice::new(&mut self.offsets);
+        pool.for_each(states, tiles.len(), |row, index| {
+            // SAFETY: each tile belongs to one task.
+            let (codes, scales, offsets) = unsafe {
+                (
+                    codes.slice(index * tile.num_words, tile.num_words),
+                    scales.slice(index * tile.num_scales, tile.num_scales),
+                    offsets.slice(index * tile.num_offsets(), tile.num_offsets()),
+                )
+            };
+            codes.fill(match tile.format.bits {
+                CodeBits::Four => 0x8888_8888,
+                CodeBits::Eight => 0,
+            });
+            scales.fill(0);
+            offsets.fill(0);
+            let first = (tiles.start + index) * TILE_ROWS;
+            for at in first..num_rows.min(first + TILE_ROWS) {
+                let (part, row_in_part) = locate(parts, at);
+                parts[part].read_row(row_in_part, row);
+                let lane = at - first;
+                write_codes(tile.format.bits, &row.codes, lane, codes);
+                let is_finite = write_numbers(&row.scales, lane, scales)
+                    & write_numbers(&row.offsets, lane, offsets);
+                if !is_finite {
+                    bad_row.fetch_min(at, Ordering::Relaxed);
+                }
+            }
+        });
+        Some(bad_row.into_inner()).filter(|&row| row != usize::MAX)
+    }
+}
+
+/// The part that a row of the concatenated parts belongs to, and its index in that part.
+fn locate(parts: &[&dyn QuantisedRows], mut row: usize) -> (usize, usize) {
+    for (part, rows) in parts.iter().enumerate() {
+        if row < rows.rows() {
+            return (part, row);
+        }
+        row -= rows.rows();
+    }
+    unreachable!("a row of the parts")
+}
+
+/// Writes the codes of row `row` of a tile row, whose words have the code 0 in its places.
+fn write_codes(bits: CodeBits, codes: &[i8], row: usize, words: &mut [u32]) {
+    let (group, is_second) = (row % 8, row / 8);
+    for (half, codes) in codes.chunks(32).enumerate() {
+        let (tile, half_of_tile) = match bits {
+            CodeBits::Four => (half / 2, half % 2),
+            CodeBits::Eight => (half, 0),
+        };
+        for (quad, codes) in codes.chunks(4).enumerate() {
+            let (thread, step) = (quad / 2, quad % 2);
+            let lane = tile * TILE_WORDS + 4 * (4 * group + thread);
+            for (index, &code) in codes.iter().enumerate() {
+                let (pair, element) = (index / 2, index % 2);
+                let code = u32::from(code.cast_unsigned());
+                match bits {
+                    // Adding 8 flips the sign bit.
+                    CodeBits::Four => {
+                        let shift = 4 * (is_second + 2 * pair) + 16 * element;
+                        words[lane + 2 * half_of_tile + step] ^= (code & 0xf) << shift;
+                    }
+                    CodeBits::Eight => {
+                        let shift = 8 * (is_second + 2 * element);
+                        words[lane + 2 * step + pair] |= code << shift;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes the scales or the offsets of a row, and returns whether all of them are finite.
+fn write_numbers(values: &[f32], row: usize, out: &mut [u16]) -> bool {
+    let mut is_finite = true;
+    for (value, out) in values.iter().zip(out.chunks_exact_mut(TILE_ROWS)) {
+        let stored = f16::from_f32(value / UNIT);
+        is_finite &= stored.is_finite();
+        out[row] = stored.to_bits();
+    }
+    is_finite
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The codes of a tile row by the drawing in quantised.cuh: lane by lane, word by word.
+    fn unpack(bits: CodeBits, words: &[u32], k: usize) -> Vec<Vec<i8>> {
+        let mut rows = vec![vec![0; k]; TILE_ROWS];
+        for (index, &word) in words.iter().enumerate() {
+            let (tile, lane, word_of_lane) = (index / 128, index % 128 / 4, index % 4);
+            let (g, t) = (lane / 4, lane % 4);
+            let mut put = |row: usize, column: usize, code: i8| {
+                if column < k {
+                    rows[row][column] = code;
+                }
+            };
+            match bits {
+                CodeBits::Four => {
+                    let c = 64 * tile + 32 * (word_of_lane / 2) + 8 * t + 4 * (word_of_lane % 2);
+                    let places = [(g, 0), (g + 8, 0), (g, 2), (g + 8, 2)];
+                    let places = places
+                        .into_iter()
+                        .chain([(g, 1), (g + 8, 1), (g, 3), (g + 8, 3)]);
+                    for (nibble, (row, column)) in places.enumerate() {
+                        put(row, c + column, (word >> (4 * nibble) & 0xf) as i8 - 8);
+                    }
+                }
+                CodeBits::Eight => {
+                    let c = 32 * tile + 8 * t + 4 * (word_of_lane / 2) + 2 * (word_of_lane % 2);
+                    let places = [(g, 0), (g + 8, 0), (g, 1), (g + 8, 1)];
+                    for ((row, column), byte) in places.into_iter().zip(word.to_le_bytes()) {
+                        put(row, c + column, byte.cast_signed());
+                    }
+                }
+            }
+        }
+        rows
+    }
+
+    #[test]
+    fn codes_lie_where_the_kernels_read_them() {
+        for (bits, k) in [
+            (CodeBits::Four, 64),
+            (CodeBits::Four, 150),
+            (CodeBits::Eight, 77),
+        ] {
+            let max = bits.bias();
+            let code = |row: usize, column: usize| {
+                ((row * 31 + column * 17 + row * column) as i32 % (2 * max) - max) as i8
+            };
+            let format = QuantFormat {
+                bits,
+                group_size: 32,
+                has_offsets: false,
+            };
+            let fill = match bits {
+                CodeBits::Four => 0x8888_8888,
+                CodeBits::Eight => 0,
+            };
+            let mut words = vec![fill; RowTile::new(format, k).num_words];
+            let rows: Vec<Vec<i8>> = (0..TILE_ROWS)
+                .map(|row| (0..k).map(|column| code(row, column)).collect())
+                .collect();
+            for (row, codes) in rows.iter().enumerate() {
+                write_codes(bits, codes, row, &mut words);
+            }
+            assert_eq!(unpack(bits, &words, k), rows, "{bits:?}, {k} columns");
+        }
+    }
+}
