@@ -10,7 +10,7 @@ from harness import clients
 from harness.clients import GenerateStream, GrpcStream, generate_stream
 from harness.repository import add_synthetic
 from harness.server import Server, assert_blocks_come_back, num_pending, until
-from harness.synthetic import ENDLESS, continuation
+from harness.synthetic import ENDLESS, ENDLESS_SEQ_LEN, continuation
 
 
 def num_cancelled(server, model):
@@ -135,16 +135,20 @@ def test_a_request_cancelled_in_the_backlog_never_starts(server):
 
 
 # Cancels every request of a client at the moment of its release: after the backend has checked for
-# cancellation.
+# cancellation, and before Triton does (AFTER is 0), or after Triton has ended its sequence (AFTER is 1).
 CANCEL_IN_RELEASE = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
 void *TRITONBACKEND_RequestCorrelationId(void *request, uint64_t *id);
 void *TRITONBACKEND_RequestId(void *request, const char **id);
 void *TRITONSERVER_InferenceRequestCancel(void *request);
+
+/* Whether the thread has just released the request of a client. */
+static _Thread_local bool has_released;
 
 void *TRITONBACKEND_RequestRelease(void *request, uint32_t flags) {
   enum { RELEASE_ALL = 1 };
@@ -153,37 +157,61 @@ void *TRITONBACKEND_RequestRelease(void *request, uint32_t flags) {
   const char *id = "";
   TRITONBACKEND_RequestCorrelationId(request, &sequence);
   TRITONBACKEND_RequestId(request, &id);
-  if (flags == RELEASE_ALL && sequence != 0 && strncmp(id, "inflight:", 9) != 0)
-    TRITONSERVER_InferenceRequestCancel(request);
+  if (flags == RELEASE_ALL && sequence != 0 && strncmp(id, "inflight:", 9) != 0) {
+    if (AFTER)
+      has_released = true;
+    else
+      TRITONSERVER_InferenceRequestCancel(request);
+  }
   return release(request, flags);
+}
+
+void *TRITONBACKEND_ResponseFactoryIsCancelled(void *factory, bool *is_cancelled) {
+  void *(*ask)(void *, bool *) = dlsym(RTLD_NEXT, "TRITONBACKEND_ResponseFactoryIsCancelled");
+  void *error = ask(factory, is_cancelled);
+  if (has_released)
+    *is_cancelled = true;
+  has_released = false;
+  return error;
 }
 """
 
 OLDEST = """
 sequence_batching {
-  iterative_sequence: true max_sequence_idle_microseconds: 86400000000 oldest { max_candidate_sequences: 1 }
+  iterative_sequence: true max_sequence_idle_microseconds: 86400000000 oldest { max_candidate_sequences: 2 }
 }
 """
 
 
+@pytest.mark.parametrize("after", [0, 1], ids=["before", "after"])
 @pytest.mark.parametrize("strategy", ["", OLDEST], ids=["direct", "oldest"])
 def test_a_cancellation_at_the_moment_of_release_does_not_leak_the_slot(
-    repository, tmp_path, monkeypatch, strategy
+    repository, tmp_path, monkeypatch, strategy, after
 ):
     source, library = tmp_path / "cancel_in_release.c", tmp_path / "cancel_in_release.so"
     source.write_text(CANCEL_IN_RELEASE)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    add_synthetic(repository, "one_slot", fields=f"max_batch_size: 1 {strategy}")
+    subprocess.run(["cc", "-shared", "-fPIC", f"-DAFTER={after}", "-o", library, source, "-ldl"], check=True)
+    add_synthetic(repository, "two_slots", {"max_seq_len": ENDLESS_SEQ_LEN}, fields=f"max_batch_size: 2 {strategy}")
     monkeypatch.setenv("LD_PRELOAD", str(library))
     with Server(repository) as server:
         monkeypatch.delenv("LD_PRELOAD")
         start = time.monotonic()
         for n in range(10):
-            assert generate_stream(server, "one_slot", [n], max_tokens=5).ids == continuation([n], 5)
-            with pytest.raises(clients.Refused):
-                generate_stream(server, "one_slot", [n], max_tokens=5, top_p=7)
+            assert generate_stream(server, "two_slots", [n], max_tokens=5).ids == continuation([n], 5)
+            with pytest.raises(clients.Refused, match="top_p"):
+                generate_stream(server, "two_slots", [n], max_tokens=5, top_p=7)
         # A slot that is not freed stays taken for a day.
         assert time.monotonic() - start < 60
+
+        async def both():
+            """Two requests at the same time need both slots."""
+            async with clients.grpc(server) as client:
+                async with clients.in_flight(client, "two_slots", [1]), clients.in_flight(client, "two_slots", [2]):
+                    pass
+
+        clients.run(asyncio.wait_for(both(), clients.TIMEOUT_S))
+        # Triton says so if a sequence that it does not know is ended.
+        assert "must specify the START flag" not in server.log()
 
 
 @pytest.fixture(autouse=True)

@@ -76,6 +76,8 @@ pub struct Driver {
     loan: Vec<Lent>,
     num_requests_seen: u64,
     num_sequences_seen: u64,
+    /// Sequences that have ended, whose slots may not be free.
+    ended_in_doubt: Vec<CorrelationKey>,
     /// The first request of this Execute call, if one has arrived in it.
     first_newcomer: RequestId,
     /// Whether a client's request has been here.
@@ -117,6 +119,7 @@ impl Driver {
             loan: Vec::new(),
             num_requests_seen: 0,
             num_sequences_seen: 0,
+            ended_in_doubt: Vec::new(),
             first_newcomer: RequestId::default(),
             has_served: false,
             has_waited: false,
@@ -145,6 +148,7 @@ impl Driver {
             for request in requests.by_ref() {
                 self.take_in(request, &mut batch, clock.start);
             }
+            self.free_slots();
             if batch.len() < self.in_flight.len() {
                 self.forget_the_lost(clock.start);
             }
@@ -162,13 +166,18 @@ impl Driver {
             .inspect_err(|error| self.fail_all(&mut batch, requests, error))
     }
 
-    /// Forgets the requests that Triton has ended, if no step has come for `max_silence`: a step does that itself.
+    /// Forgets the requests that Triton has ended, and frees slots, if no step has come for `max_silence`: a step does that
+    /// itself.
     ///
     /// # Errors
     /// A step that was still running failed. The instance must take no more requests.
     pub fn look_after(&mut self, now: Instant, max_silence: Duration) -> Result<(), StepError> {
         let silence = now.saturating_duration_since(self.last_step);
-        if self.in_flight.is_empty() || silence < max_silence {
+        if silence < max_silence {
+            return Ok(());
+        }
+        self.free_slots();
+        if self.in_flight.is_empty() {
             return Ok(());
         }
         self.forget_the_lost(now);
@@ -744,7 +753,7 @@ impl Driver {
         }
         request.release();
         let answer = gone.answer?;
-        self.free_slot(&gone.correlation_id, &gone.factory);
+        self.doubt_slot(gone.correlation_id, &gone.factory);
         Some(*answer)
     }
 
@@ -844,28 +853,40 @@ impl Driver {
         let factory = request.response_factory();
         self.fail(request, error);
         if let (Some(key), Ok(factory)) = (key, factory) {
-            self.free_slot(&key, &factory);
+            self.doubt_slot(key, &factory);
         }
     }
 
-    /// Frees the slot of a request that has been released, if the release may not have: Triton does not free the slot of a
-    /// request that was cancelled before its release, and it may have been cancelled since the last check.
-    fn free_slot(&self, key: &CorrelationKey, factory: &ResponseFactory) {
-        if !factory.is_cancelled() {
-            return;
+    /// Notes that the slot of a released request may not be free: Triton does not free the slot of a request that was
+    /// cancelled before its release, and it may have been cancelled since the last check.
+    fn doubt_slot(&mut self, key: CorrelationKey, factory: &ResponseFactory) {
+        if factory.is_cancelled() {
+            self.ended_in_doubt.push(key);
         }
-        let input = self.admission.config.input;
-        let batches = self.admission.config.max_batch_size > 0;
-        let freed = key.tell(|sequence| {
-            let (name, data_type) = match input {
-                InputKind::Text => (c"text_input", DataType::Bytes),
-                InputKind::Ids => (c"input_ids", DataType::Int32),
-            };
-            let shape: &[i64] = if batches { &[1, 1] } else { &[1] };
-            self.served.end_sequence(sequence, name, data_type, shape)
-        });
-        if let Some(Err(error)) = freed {
-            log::debug!("the sequence of a cancelled request could not be ended: {error}");
+    }
+
+    /// Frees the slots of sequences that have ended in an earlier call, if Triton has not: only now it is done with those
+    /// that it has ended itself. Before that, a second end of the same sequence would take away the slot of the first,
+    /// and lose its own.
+    fn free_slots(&mut self) {
+        let (name, data_type) = match self.admission.config.input {
+            InputKind::Text => (c"text_input", DataType::Bytes),
+            InputKind::Ids => (c"input_ids", DataType::Int32),
+        };
+        let shape: &[i64] = match self.admission.config.max_batch_size > 0 {
+            true => &[1, 1],
+            false => &[1],
+        };
+        for key in self.ended_in_doubt.drain(..) {
+            if self.in_flight.find(&key).is_some() {
+                // A client has taken the sequence's id again, and with it the slot.
+                continue;
+            }
+            let freed =
+                key.tell(|sequence| self.served.end_sequence(sequence, name, data_type, shape));
+            if let Some(Err(error)) = freed {
+                log::debug!("the sequence of a cancelled request could not be ended: {error}");
+            }
         }
     }
 
