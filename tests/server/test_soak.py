@@ -105,6 +105,28 @@ def test_a_death_is_tritons_only_after_cancelled_calls_and_without_our_functions
     assert "all was well" not in watch.death(trace, 1)[1]
 
 
+def test_every_error_line_of_the_log_needs_a_cause():
+    def unstarted(model):
+        return (
+            'E1122 20:08:30.5 1 sequence_utils.cc:54] "Invalid argument: inference request for sequence 7 to model '
+            f"'{model}' must specify the START flag on the first request of the sequence\""
+        )
+
+    lines = [
+        'E1122 18:11:00.1 1 server.cc:243] "CudaDriverHelper has not been initialized."',
+        'I1122 18:11:00.2 1 instance.rs:41] "all is well"',
+        unstarted("a"),
+        unstarted("b"),
+        unstarted("a"),
+        'E1122 20:09:00.1 1 model.cc:9] "something else"',
+        "thread 'inflight-runner' panicked at src/lib.rs",
+        "W1122 20:09:01.1 1 sequence_batch_scheduler.cc:763] \"sequence 7 for model 'a' has a conflict\"",
+    ]
+    known, unknown = watch.errors("\n".join(lines), {"a": 1, "b": 2})
+    assert known == {"requests whose time was over in Triton's backlog": 2, "no CUDA driver": 1}
+    assert unknown == lines[4:]
+
+
 def test_every_documented_option_is_among_what_is_asked():
     asked = contents.names_of(contents.pool(1, 3000)) | contents.BY_CLIENTS
     documented = {name for names in contents.documented_options() for name in names}

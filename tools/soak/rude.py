@@ -160,6 +160,7 @@ async def is_impatient(world, rng):
         async for _, response, error, _ in GrpcStream(world.grpc, model, [content], timeout=timeout_us).responses():
             if error and "timeout of the corresponding sequence has been expired" in error.text:
                 world.tally.count("requests whose time was over in Triton's backlog")
+                world.expired[model] += 1
                 return []
             if error:
                 raise error

@@ -7,6 +7,7 @@ followed by an idle period, in which the server is checked.
 
 import argparse
 import asyncio
+import collections
 import concurrent.futures
 import json
 import pathlib
@@ -51,6 +52,8 @@ class World:
         self.contents = []
         self.guest_version = 0
         self.next_cancellation = 0.0
+        # By model: requests whose time was over in Triton's backlog, since the server started.
+        self.expired = collections.Counter()
         # Set when no new requests may be sent.
         self.closing = threading.Event()
         self.server = self.grpc = self.channel = None
@@ -125,6 +128,7 @@ def look_at(world, series):
         is_tritons, evidence = watch.death(world.server.log(), num_cancelled)
         note = world.tally.tritons if is_tritons else world.tally.finding
         note("the server died", f"exit status {world.server.process.returncode}\n{evidence}")
+        look_at_log(world)
         return False
     for gauge in watch.wait_for_idle(world.server):
         world.tally.finding("a gauge is not zero when nothing runs", gauge)
@@ -160,16 +164,12 @@ def end_of(world):
 
 
 def look_at_log(world):
-    """Lines of the log that show an internal error."""
-    log = world.server.log().splitlines()
-    # When a request's time expires in Triton's backlog, Triton ends its sequence without having started it.
-    num_known = world.tally.counts["requests whose time was over in Triton's backlog"]
-    for line in log:
-        if "must specify the START flag" in line and num_known:
-            num_known -= 1
-            world.tally.tritons("a line of the log", line[:500])
-        elif any(words in line for words in ("panicked", "must specify the START flag", "has a conflict")):
-            world.tally.finding("a line of the log", line[:500])
+    """Error lines of the log: each has a known cause, or is a finding."""
+    known, unknown = watch.errors(world.server.log(), world.expired)
+    for cause, num_lines in known.items():
+        world.tally.count(f"lines of the log: {cause}", num_lines)
+    for line in unknown:
+        world.tally.finding("a line of the log", line[:500])
 
 
 def run(options, folder):
@@ -189,6 +189,7 @@ def run(options, folder):
     while time.monotonic() - start < options.minutes * 60 and not is_over.is_set():
         if world.server is None:
             world.server = Server(world.repository, *SERVER)
+            world.expired.clear()
             lives.append([])
         if rounds % ROUNDS_OF_AN_EPOCH == 0:
             world.oracle.forget()

@@ -1,6 +1,7 @@
 """Observes the server from outside: gauges that must be zero when it is idle; memory, threads and open files,
 which must not grow; and the cause of its death."""
 
+import collections
 import os
 import re
 import statistics
@@ -68,6 +69,27 @@ def growth(series):
         if after > before + slack:
             found.append(f"{name} grew from {before:.0f} to {after:.0f} (medians of the second and the last third)")
     return found
+
+
+def errors(log, expired):
+    """The error lines of a server's log: their number by known cause, and the lines without one.
+
+    If the time of a request is over in Triton's backlog, Triton ends its sequence, which it has forgotten already, and
+    logs that. `expired` has the number of such requests by model.
+    """
+    known = collections.Counter()
+    unknown = []
+    left = collections.Counter(expired)
+    for line in log.splitlines():
+        unstarted = re.search(r"to model '([^']*)' must specify the START flag", line)
+        if unstarted and left[unstarted[1]] > 0:
+            left[unstarted[1]] -= 1
+            known["requests whose time was over in Triton's backlog"] += 1
+        elif "CudaDriverHelper has not been initialized" in line:
+            known["no CUDA driver"] += 1
+        elif re.match(r"E\d{4} ", line) or any(words in line for words in ("panicked", "has a conflict")):
+            unknown.append(line)
+    return known, unknown
 
 
 def death(log, num_cancelled_calls):
