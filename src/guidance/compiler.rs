@@ -12,6 +12,7 @@ use llguidance::api::ParserLimits;
 use parking_lot::{Condvar, Mutex};
 
 use crate::base::{RequestError, TokenId};
+use crate::device::yield_to_others;
 use crate::guidance::guide::{Compiled, GrammarGuide};
 use crate::guidance::spec::GuideSpec;
 use crate::guidance::vocabulary;
@@ -231,6 +232,8 @@ fn start(
     vocab_size: u32,
 ) -> io::Result<JoinHandle<()>> {
     let work = move || {
+        // The threads that compute steps come first.
+        yield_to_others();
         // Built once, before the first grammar.
         let mut factory = guarded(|| factory(&tokenizer, vocab_size));
         while let Some(job) = next(&shared) {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::base::LoadError;
+use crate::device::yield_to_others;
 use crate::triton::lifecycle::catch;
 use crate::triton::{Error, ErrorCode};
 
@@ -158,6 +159,8 @@ impl<O> Preparation<O> {
 
 /// Prepares what is submitted until the queue is closed.
 fn run<I, O>(shared: &Shared<I, O>, prepare: impl Fn(I) -> O) {
+    // The threads that compute steps come first.
+    yield_to_others();
     while let Some(job) = next(shared) {
         let num_bytes = job.num_bytes;
         let is_abandoned = Arc::strong_count(&job.outcome) == 1;
