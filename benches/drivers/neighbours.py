@@ -54,6 +54,27 @@ def conversation(num_bytes):
     return json.dumps([message] * (num_bytes // len(json.dumps([message]))))
 
 
+def schema(num_properties):
+    """A JSON schema of objects with many properties, each a choice of many words."""
+    words = {"enum": [f"word {n} of many" for n in range(40)]}
+    properties = {f"property {n}": {"type": "array", "items": words} for n in range(num_properties)}
+    return json.dumps({"type": "object", "properties": properties, "additionalProperties": False})
+
+
+def words(num_words, num_bytes):
+    """Different words, as JSON."""
+    return json.dumps([f"{n} fox and a hen ".ljust(num_bytes, "x")[:num_bytes] for n in range(num_words)])
+
+
+def id_words(num_words, num_ids):
+    """Different words of token ids, as JSON: the ids, and where each word ends."""
+    ids = [7 + (n * num_ids + i) % 1500 for n in range(num_words) for i in range(num_ids)]
+    ends = [num_ids * (n + 1) for n in range(num_words)]
+    return json.dumps([ids, ends + [-1] * (len(ids) - len(ends))])
+
+
+VOCAB_SIZE = 1536
+EIGHT = {"n": 8, "temperature": 1.0, "max_tokens": 200, "ignore_eos": True}
 LOG_PROBS = {"n": 8, "temperature": 1.0, "max_tokens": 600, "logprobs": 20, "ignore_eos": True}
 HOSTILE = [
     Hostile("log-probabilities of 8 sequences, in one answer", LOG_PROBS),
@@ -75,6 +96,26 @@ HOSTILE = [
     Hostile("24 MiB of prompt", {}, prompt="once " * (24 * MEBIBYTE // 5), refusal="max_seq_len"),
     Hostile("the longest text that may be a prompt", {}, prompt="a fox. " * (13 * 1023 // 7), refusal="max_seq_len"),
     Hostile("65,536 allowed token ids as text", {"allowed_token_ids": json.dumps([7] * 65536), "max_tokens": 50}),
+    Hostile("a schema of 60 KiB, 8 sequences", {**EIGHT, "ignore_eos": False, "guided_json": schema(60)}),
+    Hostile("64 stop words and 64 bad words of 256 bytes, 8 sequences",
+            {**EIGHT, "stop": words(64, 256), "bad_words": words(64, 256)}),
+    Hostile("64 stop words and 64 bad words of 256 ids, 8 sequences",
+            {**EIGHT, "stop_words_list": id_words(64, 256), "bad_words_list": id_words(64, 256)}),
+    Hostile("a bias for every token, 8 sequences", {**EIGHT, "embedding_bias": json.dumps([0.25] * VOCAB_SIZE)}),
+    Hostile("every way to choose among all tokens, 8 sequences",
+            {**EIGHT, "typical_p": 0.99, "top_p": 0.99, "top_p_decay": 0.99, "min_p": 1e-6, "repetition_penalty": 1.1,
+             "presence_penalty": 0.1, "frequency_penalty": 0.1, "no_repeat_ngram_size": 8}),
+    Hostile("65,536 draft tokens as text", {"draft_input_ids": json.dumps([7] * 65536), "max_tokens": 50}),
+    Hostile("64 KiB for a post-processor",
+            {"logits_post_processor_name": "ban_tokens", "max_tokens": 100,
+             "logits_post_processor_args": json.dumps({"tokens": [7 + n % 1500 for n in range(12_000)]})}),
+    Hostile("8 beams with log-probabilities, in one answer",
+            {"beam_width": 8, "max_tokens": 300, "ignore_eos": True, "early_stopping": "never", "logprobs": 20}),
+    Hostile("logits of a long prompt and of 8 sequences",
+            {**EIGHT, "return_context_logits": True, "return_generation_logits": True}, prompt="a fox. " * 200),
+    # What client and server need for a request of a mebibyte that the backend refuses by its name.
+    Hostile("1 MiB that is not read, beside 8 streams", {"no_such_option": "a fox. " * (MEBIBYTE // 7)}, model=LONG_MODEL,
+            num_neighbours=8, refusal="no_such_option"),
     Hostile("1 MiB of prompt, beside 8 streams", {"max_tokens": 1}, prompt="a fox. " * (MEBIBYTE // 7),
             model=LONG_MODEL, num_neighbours=8),
     Hostile("a conversation of 128 KiB, beside 8 streams",
