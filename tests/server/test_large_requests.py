@@ -74,6 +74,21 @@ def test_log_probabilities_that_could_not_fit_are_rejected_before_they_run(repos
                 generate(small, "small", PROMPT, **{**few, **options})
 
 
+def test_log_probabilities_take_a_few_times_their_text(repository):
+    """A tree of JSON would take ten times as much memory as the text that is made of it."""
+    add_model(repository, "stories", checkpoint=STORIES)
+    options = {"n": 8, "temperature": 1.0, "max_tokens": 900, "ignore_eos": True}
+    with Server(repository) as server:
+        # The blocks of the cache are written for the first time.
+        generate(server, "stories", PROMPT, **options)
+        peak = Peak(server)
+        (response,) = generate(server, "stories", PROMPT, logprobs=20, **options).responses
+        num_bytes = sum(map(len, response.tensors["logprobs"]))
+        assert num_bytes > 8 * 900 * 21 * 40
+        # The entries of all tokens, the text, and Triton's own copies of it on the way to the client.
+        assert peak.grown() < 9 * num_bytes, (peak.grown(), num_bytes)
+
+
 def test_a_large_streamed_response_does_not_delay_other_requests(server):
     options = {"n": 4, "temperature": 1.0, "max_tokens": 60, "logprobs": 20, "ignore_eos": True}
 
