@@ -138,11 +138,16 @@ def test_cmake_builds_and_installs_a_backend_directory_that_serves(tmp_path, rep
         done = subprocess.run([cmake, *arguments], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    run("-S", "cmake", "-B", build, f"-DCARGO_TARGET_DIR={ROOT / 'target'}")
+    run("-S", "cmake", "-B", build, f"-DCARGO_TARGET_DIR={ROOT / 'target'}", "-DINFLIGHT_EMBED=ON")
     run("--build", build)
     run("--install", build, "--prefix", prefix)
     installed = {str(p.relative_to(prefix)) for p in prefix.rglob("*") if p.is_file()}
-    assert installed == {"backends/inflight/libtriton_inflight.so", "include/inflight_logits_processor.h"}
+    assert installed == {
+        "backends/inflight/libtriton_inflight.so",
+        "include/inflight_batch_manager.h",
+        "include/inflight_logits_processor.h",
+        "lib/libinflight_embed.a",
+    }
     add_synthetic(repository, "synthetic")
     with Server(repository, backends=prefix / "backends") as server:
         assert generate(server, "synthetic", [7], max_tokens=3).ids[-3:] == continuation([7], 3)
