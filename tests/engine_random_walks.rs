@@ -30,7 +30,9 @@ enum Move {
 
 /// Configurations with little room: pools have a few blocks more than the longest sequence needs.
 fn configs() -> impl Strategy<Value = EngineConfig> {
-    let sizes = (1u32..=8, 2u32..=48, 0u32..=12, 1u32..=8, 0u32..=24);
+    let host_blocks = prop_oneof![1 => Just(0), 2 => 1u32..=16];
+    let blocks = (0u32..=12, host_blocks);
+    let sizes = (1u32..=8, 2u32..=48, blocks, 1u32..=8, 0u32..=24);
     let scheme = prop_oneof![
         1 => Just(BatchingScheme::V1),
         2 => Just(BatchingScheme::Inflight),
@@ -73,7 +75,8 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
     );
     let beams = prop_oneof![1 => Just(1u32), 2 => 2u32..5];
     (sizes, options, beams).prop_map(|(sizes, options, max_beam_width)| {
-        let (block_size, max_seq_len, more_blocks, max_num_requests, more_tokens) = sizes;
+        let (block_size, max_seq_len, blocks, max_num_requests, more_tokens) = sizes;
+        let (more_blocks, num_host_blocks) = blocks;
         let (scheme, policy, chunks, reuse, window, num_micro_batches, speculation) = options;
         let lockstep = scheme == BatchingScheme::V1;
         let policy = match policy {
@@ -114,6 +117,9 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
             ..EngineConfig::default()
         };
         config.num_blocks = config.min_num_blocks() + Blocks(more_blocks);
+        if config.reuse != BlockReuse::Off {
+            config.num_host_blocks = Blocks(num_host_blocks);
+        }
         config
     })
 }
@@ -351,4 +357,34 @@ fn a_pool_that_is_far_too_small_pauses_often_and_still_serves_everybody() {
     }
     world.run_to_end();
     assert!(world.num_pauses > 64, "only {} pauses", world.num_pauses);
+}
+
+#[test]
+fn a_conversation_that_returns_is_found_in_host_memory() {
+    let num_reused_tokens = |num_host_blocks: u32| {
+        let config = EngineConfig {
+            num_blocks: Blocks(16),
+            num_host_blocks: Blocks(num_host_blocks),
+            reuse: BlockReuse::WholeBlocks,
+            ..engine_support::wide_config()
+        };
+        let mut world = World::new(config);
+        let mut num_reused_tokens = 0;
+        for _ in 0..2 {
+            for user in 0..8 {
+                let mut ask = Ask::of_lengths(40, 4);
+                ask.prompt[0] = user;
+                world.add(ask).expect("fits");
+                while !world.engine.is_idle() {
+                    world.step();
+                    let stats = world.engine.stats().expect("a request is active");
+                    num_reused_tokens = stats.reuse.num_reused_tokens;
+                }
+            }
+        }
+        num_reused_tokens
+    };
+    // Each of the second round finds the nine full blocks before the last token of its prompt.
+    assert_eq!(num_reused_tokens(0), 0);
+    assert_eq!(num_reused_tokens(128), 8 * 36);
 }

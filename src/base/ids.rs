@@ -56,6 +56,10 @@ id! {
     BlockId(u32)
 }
 id! {
+    /// A block in host memory: a copy of a KV cache block that the device gave up.
+    HostBlockId(u32)
+}
+id! {
     /// The row of a sequence in the engine's table; reused after the sequence finishes.
     SeqSlot(u32)
 }

@@ -8,6 +8,6 @@ mod units;
 
 pub use byte_order_mark::check_byte_order_mark;
 pub use error::{LoadError, RequestError, StepError};
-pub use ids::{BlockId, ClientId, RequestId, SeqSlot, SequenceId, TokenId};
+pub use ids::{BlockId, ClientId, HostBlockId, RequestId, SeqSlot, SequenceId, TokenId};
 pub use names::nearest_name;
 pub use units::{BlockSize, Blocks, Tokens};

@@ -27,8 +27,9 @@ const ENCODER: Foreign = Foreign::Unsupported("encoders are not supported, only 
 const SPECULATION: Foreign = Foreign::Unsupported(
     "draft models and draft heads are not supported; the parameter 'speculation' works without them",
 );
-const HOST_CACHE: Foreign =
-    Foreign::NoEffect("keys and values are already in host memory, and there is no second cache");
+const HOST_CACHE: Foreign = Foreign::RenamedTo("kv_cache_host_memory_bytes");
+const ONBOARD: Foreign =
+    Foreign::NoEffect("blocks in host memory always come back to the cache before they are read");
 const WORKERS: Foreign = Foreign::NoEffect("the model runs inside the server process");
 const STATISTICS: Foreign =
     Foreign::NoEffect("every step and request is recorded, and no history is kept");
@@ -103,13 +104,9 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
         Foreign::RenamedTo("enable_partial_reuse"),
     ),
     ("tokensPerBlock", Foreign::RenamedTo("tokens_per_block")),
-    (
-        "hostCacheSize",
-        Foreign::Unsupported(
-            "LoRA adapters are not supported yet, and keys and values are already in host memory",
-        ),
-    ),
-    ("onboardBlocks", HOST_CACHE),
+    ("hostCacheSize", HOST_CACHE),
+    ("host_cache_size", HOST_CACHE),
+    ("onboardBlocks", ONBOARD),
     ("enableTrtOverlap", Foreign::RenamedTo("enable_trt_overlap")),
     (
         "enableChunkedContext",
@@ -159,8 +156,7 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
     ("encoder_model_path", ENCODER),
     ("encoder_engine_dir", ENCODER),
     ("cross_kv_cache_fraction", ENCODER),
-    ("kv_cache_host_memory_bytes", HOST_CACHE),
-    ("kv_cache_onboard_blocks", HOST_CACHE),
+    ("kv_cache_onboard_blocks", ONBOARD),
     ("decoding_mode", SPECULATION),
     ("medusa_choices", SPECULATION),
     ("eagle_choices", SPECULATION),

@@ -259,6 +259,14 @@ pub(super) fn knobs() -> Vec<Knob> {
              system.",
         ).with_note(" (Batch Manager: 0.9)"),
         knob(
+            "kv_cache_host_memory_bytes",
+            integer(0..=1 << 45),
+            |s| &mut s.kv_cache_host_memory_bytes,
+            "Host memory, in bytes, for KV cache blocks that the cache gives up: they move there instead of being \
+             forgotten, and come back when a request starts with their tokens (see [KV cache](kv-cache.md)). Pinned \
+             memory where the model runs on a GPU. Needs `enable_kv_cache_reuse`.",
+        ),
+        knob(
             "logits_memory_bytes",
             integer(0..=1 << 40),
             |s| &mut s.logits_memory_bytes,
@@ -532,6 +540,11 @@ mod tests {
             "kv_cache_free_gpu_mem_fraction",
             &["0.9", "1"],
             &["0", "1.1", "nan", "inf"],
+        ),
+        (
+            "kv_cache_host_memory_bytes",
+            &["0", "35184372088832"],
+            &["-1", "1e9", "35184372088833"],
         ),
         (
             "logits_memory_bytes",

@@ -72,6 +72,8 @@ pub struct Settings {
     pub max_tokens_in_paged_kv_cache: Option<u32>,
     /// `kv_cache_free_gpu_mem_fraction`
     pub kv_cache_free_mem_fraction: f64,
+    /// `kv_cache_host_memory_bytes`
+    pub kv_cache_host_memory_bytes: u64,
     /// `enable_chunked_context`; None: if possible
     pub enable_chunked_context: Option<bool>,
     /// `logits_memory_bytes`
@@ -143,6 +145,7 @@ impl Default for Settings {
             tokens_per_block: DEFAULT_BLOCK_SIZE,
             max_tokens_in_paged_kv_cache: None,
             kv_cache_free_mem_fraction: 0.5,
+            kv_cache_host_memory_bytes: 0,
             enable_chunked_context: None,
             logits_memory_bytes: 1 << 30,
             logits_post_processor_library: None,

@@ -29,7 +29,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::base::{BlockId, LoadError, StepError};
+use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 
 pub use attention::{AttentionParams, HeadShape, QkNorm};
 pub use kv_batch::{KvBatch, KvSpan};
@@ -51,7 +51,7 @@ pub use rope::RopeTable;
 /// ```text
 /// load    pack..., upload...                     weights go to the device
 ///         alloc_sums, ..., reserve               memory for the largest step
-/// step    copy_positions                         forks of sequences
+/// step    copy_positions, offload, onboard       forks of sequences, and blocks to and from host memory
 ///         begin_step                             everything that the step needs from the host
 ///           embed, rms_norm                      or their fused forms, in an order that depends only on
 ///           project, rope_and_store, ...         the shape of the step
@@ -90,6 +90,8 @@ pub trait Device: Sized {
     type Logits;
     /// The keys and values of all sequences.
     type KvCache;
+    /// Copies of blocks of the cache in memory of the host.
+    type HostBlocks;
     /// A step between [`Device::begin_step`] and [`Device::end_step`].
     type Step<'a>;
 
@@ -181,7 +183,14 @@ pub trait Device: Sized {
         num_blocks: usize,
     ) -> Result<Self::KvCache, LoadError>;
 
-    /// Bytes that one block takes in all layers, padding included.
+    /// Reserves memory of the host for copies of `num_blocks` blocks of the cache.
+    fn alloc_host_blocks(
+        &mut self,
+        cache: &Self::KvCache,
+        num_blocks: usize,
+    ) -> Result<Self::HostBlocks, LoadError>;
+
+    /// Bytes that one block takes in all layers, padding included; in memory of the host at most as many.
     fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize;
 
     /// Bytes of device memory that steps of this capacity take: all that is reserved for them, but the KV cache. At
@@ -197,6 +206,24 @@ pub trait Device: Sized {
         &mut self,
         cache: &mut Self::KvCache,
         copies: impl Iterator<Item = (BlockId, BlockId, usize)>,
+    );
+
+    /// Copies a block of the cache to memory of the host, in all layers.
+    fn offload(
+        &mut self,
+        cache: &Self::KvCache,
+        source: BlockId,
+        host: &mut Self::HostBlocks,
+        target: HostBlockId,
+    );
+
+    /// Copies a block from memory of the host to the cache, in all layers.
+    fn onboard(
+        &mut self,
+        host: &Self::HostBlocks,
+        source: HostBlockId,
+        cache: &mut Self::KvCache,
+        target: BlockId,
     );
 
     /// Begins a step. On a machine that several models share, it waits for its turn.

@@ -170,9 +170,9 @@ impl ActiveSequences {
         self.kv.next_block(sequence.blocks(), tokens)
     }
 
-    /// Forgets the copies that the planned step has taken along, see [`KvCacheManager::copies`].
-    pub(super) fn clear_copies(&mut self) {
-        self.kv.clear_copies();
+    /// Forgets the moves that the planned step has taken along, see [`KvCacheManager::moves`].
+    pub(super) fn clear_moves(&mut self) {
+        self.kv.clear_moves();
     }
 
     /// Admits or resumes an entry of the queue, with the blocks of its whole context. An admission is appended to

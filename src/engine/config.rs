@@ -26,6 +26,8 @@ pub struct EngineConfig {
     pub block_size: BlockSize,
     /// Blocks in the KV pool.
     pub num_blocks: Blocks,
+    /// Blocks in host memory, for content that the pool gives up. They are of no use without [`EngineConfig::reuse`].
+    pub num_host_blocks: Blocks,
     /// Who may run, given the KV blocks.
     pub policy: CapacityPolicy,
     /// Whether a context may be spread over several steps. In lockstep (V1) it always may.
@@ -72,6 +74,7 @@ impl Default for EngineConfig {
             max_num_tokens: Tokens(512),
             block_size,
             num_blocks: Blocks(128),
+            num_host_blocks: Blocks::ZERO,
             policy: CapacityPolicy::GuaranteedNoEvict,
             enable_chunked_context: true,
             chunk_policy: ContextChunkPolicy::FirstComeFirstServed,
@@ -203,6 +206,21 @@ impl EngineConfig {
                 self.room_for_one(at_once),
             );
         }
+        let num_host_blocks = self.num_host_blocks;
+        if num_host_blocks > Blocks::ZERO && self.reuse == BlockReuse::Off {
+            return refuse(
+                "the KV cache has blocks in host memory, and nothing is reused".into(),
+                "set kv_cache_host_memory_bytes to 0, or enable_kv_cache_reuse to true with a paged cache".into(),
+            );
+        }
+        if u64::from(num_blocks.0) + u64::from(num_host_blocks.0) >= u64::from(u32::MAX) {
+            return refuse(
+                format!(
+                    "the KV cache has {num_blocks} blocks, and {num_host_blocks} in host memory: 2^32 or more"
+                ),
+                "lower kv_cache_host_memory_bytes, or raise tokens_per_block".into(),
+            );
+        }
         Ok(())
     }
 
@@ -286,6 +304,7 @@ impl EngineConfig {
     pub(super) fn kv_cache(&self) -> KvCacheConfig {
         KvCacheConfig {
             num_blocks: self.num_blocks,
+            num_host_blocks: self.num_host_blocks,
             block_size: self.block_size,
             window: self.window,
             max_chunk: self.max_num_tokens,

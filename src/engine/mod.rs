@@ -78,7 +78,7 @@ pub use extra_outputs::{ExtraOutputs, KvBlocks, OutputOptions};
 pub use kv::{AttentionWindow, KvUsage, ReuseOptions, ReuseTotals};
 pub use lockstep::LockstepTotals;
 pub use output::{BeamCandidates, Event, Sampled, StepOutput};
-pub use plan::{BlockCopy, PlannedSequence, StepPlan};
+pub use plan::{BlockCopy, BlockMove, PlannedSequence, StepPlan};
 pub use request::NewRequest;
 pub use stats::{RequestStage, Stage, StepStats, Totals};
 pub use step::Step;

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::base::{BlockId, BlockSize, SeqSlot, SequenceId, TokenId, Tokens};
+use crate::base::{BlockId, BlockSize, HostBlockId, SeqSlot, SequenceId, TokenId, Tokens};
 use crate::engine::OutputOptions;
 use crate::engine::sequence_tokens::SequenceTokens;
 use crate::sampling::SamplingInput;
@@ -60,14 +60,35 @@ pub struct BlockCopy {
     pub num_positions: u32,
 }
 
+/// Keys and values to be moved before a step is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockMove {
+    /// The beginning of a block, from block to block.
+    Copy(BlockCopy),
+    /// A whole block, to host memory, because another content takes its place.
+    Offload {
+        /// The block to copy from.
+        source: BlockId,
+        /// The host block to copy to.
+        target: HostBlockId,
+    },
+    /// A whole block, from host memory, because a sequence begins with its tokens.
+    Onboard {
+        /// The host block to copy from.
+        source: HostBlockId,
+        /// The block to copy to.
+        target: BlockId,
+    },
+}
+
 /// One model call of a step: the tokens to compute, and where their keys and values go.
 ///
 /// Sequences in context phase come before those in generation phase. Tokens are packed, without padding.
 #[derive(Clone, Copy)]
 pub struct StepPlan<'a> {
-    /// Copies to be made one after the other before anything is computed: a later one may overwrite what an
-    /// earlier one has read.
-    pub copies: &'a [BlockCopy],
+    /// Moves to be made one after the other before anything is computed: a later one may overwrite what an earlier one
+    /// has read, and read what it has written.
+    pub moves: &'a [BlockMove],
     /// The packed tokens, `[num_tokens]`.
     pub token_ids: &'a [TokenId],
     /// The sequences, in the order of their tokens.

@@ -239,8 +239,11 @@ impl Scheduler {
 
     /// Packs what was decided: contexts first, then those that generate.
     fn pack(&self, scope: &mut Scope<'_>, step: &mut Step) {
-        step.push_copies(scope.active.kv().copies());
-        scope.active.clear_copies();
+        // A step that computes nothing is not run: the next one makes its moves.
+        if !(self.contexts.is_empty() && self.generating.is_empty()) {
+            step.push_moves(scope.active.kv().moves());
+            scope.active.clear_moves();
+        }
         for &(slot, chunk) in &self.contexts {
             step.push_context(slot, scope.active.sequence_mut(slot).0, chunk.len());
         }

@@ -149,6 +149,8 @@ impl StepStats {
             ..self.idle(KvUsage {
                 num_blocks: Blocks::ZERO,
                 num_used: Blocks::ZERO,
+                num_host_blocks: Blocks::ZERO,
+                num_host_used: Blocks::ZERO,
                 ..self.kv
             })
         }
@@ -182,6 +184,8 @@ impl StepStats {
             kv: KvUsage {
                 num_blocks: a.kv.num_blocks + b.kv.num_blocks,
                 num_used: a.kv.num_used + b.kv.num_used,
+                num_host_blocks: a.kv.num_host_blocks + b.kv.num_host_blocks,
+                num_host_used: a.kv.num_host_used + b.kv.num_host_used,
                 block_size: a.kv.block_size,
             },
         })
@@ -221,6 +225,18 @@ impl Serialize for TimestampedStats<'_> {
                 "Tokens per KV cache block",
                 u64::from(kv.block_size.tokens().0),
             )?;
+            if kv.num_host_blocks > Blocks::ZERO {
+                put("Max host KV cache blocks", u64::from(kv.num_host_blocks.0))?;
+                put("Used host KV cache blocks", u64::from(kv.num_host_used.0))?;
+                put(
+                    "Offloaded KV cache blocks",
+                    stats.reuse.num_offloaded_blocks,
+                )?;
+                put(
+                    "Onboarded KV cache blocks",
+                    stats.reuse.num_onboarded_blocks,
+                )?;
+            }
         }
         match stats.lockstep {
             Some(batch) => {
@@ -268,6 +284,8 @@ mod tests {
         KvUsage {
             num_blocks: Blocks(32),
             num_used: Blocks(num_used),
+            num_host_blocks: Blocks::ZERO,
+            num_host_used: Blocks::ZERO,
             block_size: BlockSize::new(64).expect("not zero"),
         }
     }
@@ -337,6 +355,34 @@ mod tests {
                 r#""Fraction used KV cache blocks":0.25}"#,
             )
         );
+    }
+
+    #[test]
+    fn a_record_has_host_blocks_where_there_are_any() {
+        let config = EngineConfig::default();
+        let stats = stats(&config);
+        assert!(!json(&stats).contains("host KV"));
+        let with_host_blocks = StepStats {
+            kv: KvUsage {
+                num_host_blocks: Blocks(5),
+                num_host_used: Blocks(4),
+                ..stats.kv
+            },
+            reuse: ReuseTotals {
+                num_offloaded_blocks: 3,
+                num_onboarded_blocks: 2,
+                ..stats.reuse
+            },
+            ..stats
+        };
+        let fields = concat!(
+            r#""Max host KV cache blocks":5,"#,
+            r#""Used host KV cache blocks":4,"#,
+            r#""Offloaded KV cache blocks":3,"#,
+            r#""Onboarded KV cache blocks":2,"#,
+        );
+        let json = json(&with_host_blocks);
+        assert!(json.contains(fields), "{json}");
     }
 
     #[test]

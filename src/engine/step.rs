@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::base::{BlockSize, Blocks, SeqSlot, TokenId, Tokens};
 use crate::engine::EngineConfig;
-use crate::engine::plan::{BlockCopy, PlannedSequence, StepPlan};
+use crate::engine::plan::{BlockMove, PlannedSequence, StepPlan};
 use crate::engine::sequence::Sequence;
 use crate::engine::sequence_tokens::SequenceTokens;
 use crate::engine::table_rows::TableRows;
@@ -21,7 +21,7 @@ use crate::engine::table_rows::TableRows;
 /// ```
 #[must_use = "the engine waits for its steps"]
 pub struct Step {
-    copies: Vec<BlockCopy>,
+    moves: Vec<BlockMove>,
     token_ids: Vec<TokenId>,
     sequences: Vec<PlannedSequence>,
     tables: TableRows,
@@ -59,7 +59,7 @@ impl Step {
         let max_rows = config.max_rows() as usize;
         let max_generation = config.max_sampled_rows().index();
         Self {
-            copies: Vec::new(),
+            moves: Vec::new(),
             token_ids: Vec::with_capacity(max_generation),
             sequences: Vec::with_capacity(max_rows),
             tables: TableRows::new(config),
@@ -75,9 +75,9 @@ impl Step {
     /// The model calls, to be made one after the other. Empty if there is nothing to compute.
     pub fn plans(&self) -> impl ExactSizeIterator<Item = StepPlan<'_>> {
         self.calls.iter().map(|call| StepPlan {
-            // All copies come before the first call.
-            copies: if call.sequences.start == 0 {
-                &self.copies
+            // All moves come before the first call.
+            moves: if call.sequences.start == 0 {
+                &self.moves
             } else {
                 &[]
             },
@@ -120,16 +120,16 @@ impl Step {
         debug_assert!(self.sequence_tokens.is_empty(), "the engine has them back");
         self.micro_batch = micro_batch;
         self.num_other_beams = 0;
-        self.copies.clear();
+        self.moves.clear();
         self.token_ids.clear();
         self.sequences.clear();
         self.calls.clear();
         self.open_call = Bounds::default();
     }
 
-    /// Appends copies to be made before anything is computed.
-    pub(super) fn push_copies(&mut self, copies: &[BlockCopy]) {
-        self.copies.extend_from_slice(copies);
+    /// Appends moves to be made before anything is computed.
+    pub(super) fn push_moves(&mut self, moves: &[BlockMove]) {
+        self.moves.extend_from_slice(moves);
     }
 
     /// Appends the next `len` tokens of the context in `slot`, and takes its tokens along.

@@ -22,6 +22,8 @@ pub struct RunnerLimits {
     pub block_size: BlockSize,
     /// Blocks of the KV cache.
     pub num_blocks: Blocks,
+    /// Blocks in host memory, for content that the KV cache gives up.
+    pub num_host_blocks: Blocks,
     /// The element type of the KV cache.
     pub kv_dtype: KvDtype,
     /// The precision that the weights of a float checkpoint are rounded to; `None` for bf16.
@@ -40,6 +42,7 @@ impl RunnerLimits {
             max_seq_len: config.max_seq_len,
             block_size: config.block_size,
             num_blocks: config.num_blocks,
+            num_host_blocks: config.num_host_blocks,
             kv_dtype: KvDtype::Bf16,
             weights: None,
             attention: AttentionWindows::default(),

@@ -9,7 +9,7 @@ use super::step_layout::StepLayout;
 use super::step_sampling::StepSampling;
 use crate::base::{BlockSize, LoadError, StepError};
 use crate::device::{Device, KvDtype, StepCapacity, StepWidths};
-use crate::engine::{StepOutput, StepPlan};
+use crate::engine::{BlockCopy, BlockMove, StepOutput, StepPlan};
 
 /// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is the profiling probe.
 ///
@@ -20,6 +20,7 @@ pub struct ModelRunner<D: Device, P = ()> {
     device: D,
     decoder: Decoder<D>,
     cache: D::KvCache,
+    host_blocks: D::HostBlocks,
     limits: RunnerLimits,
     vocab_size: usize,
     /// `[max_sampled_rows, vocab_size]`.
@@ -86,10 +87,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let decoder = Decoder::new(source, &limits, &mut device)?;
         let num_threads = device.host_threads().num_threads();
         let cache = kv_cache(&mut device, spec, &limits)?;
+        let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
         device.reserve(&cache, &step_capacity(spec, &limits))?;
         Ok(Self {
             decoder,
             cache,
+            host_blocks,
             vocab_size: spec.vocab_size,
             logits: device.alloc_logits(limits.max_sampled_rows.index(), spec.vocab_size)?,
             layout: StepLayout::new(&limits),
@@ -121,9 +124,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         self.check_plan(&plan)?;
         self.layout.set(&plan);
-        let copies = plan.copies.iter();
-        let copies = copies.map(|copy| (copy.source, copy.target, copy.num_positions as usize));
-        self.device.copy_positions(&mut self.cache, copies);
+        self.make(plan.moves);
         if plan.token_ids.is_empty() {
             return Ok(());
         }
@@ -149,6 +150,31 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let logits = self.device.host_logits(&mut self.logits, num_rows);
         // They are on the host since the run, which would have failed.
         logits.map_or(&[], |logits| logits)
+    }
+
+    /// Makes moves of blocks, one after the other. Copies that follow one another go to the device together.
+    fn make(&mut self, moves: &[BlockMove]) {
+        let Self {
+            device,
+            cache,
+            host_blocks,
+            ..
+        } = self;
+        for alike in moves.chunk_by(|a, b| copy_of(a).is_some() && copy_of(b).is_some()) {
+            match alike[0] {
+                BlockMove::Copy(_) => {
+                    let copies = alike.iter().filter_map(copy_of);
+                    let copies = copies.map(|it| (it.source, it.target, it.num_positions as usize));
+                    device.copy_positions(cache, copies);
+                }
+                BlockMove::Offload { source, target } => {
+                    device.offload(cache, source, host_blocks, target);
+                }
+                BlockMove::Onboard { source, target } => {
+                    device.onboard(host_blocks, source, cache, target);
+                }
+            }
+        }
     }
 
     fn check_plan(&self, plan: &StepPlan<'_>) -> Result<(), StepError> {
@@ -188,6 +214,13 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         }
         decoder.logits(device, layout.num_sampled_rows(), &mut self.logits, probe);
         device.end_step(step);
+    }
+}
+
+fn copy_of(one: &BlockMove) -> Option<&BlockCopy> {
+    match one {
+        BlockMove::Copy(copy) => Some(copy),
+        BlockMove::Offload { .. } | BlockMove::Onboard { .. } => None,
     }
 }
 

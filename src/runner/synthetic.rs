@@ -26,8 +26,8 @@ use bytemuck::allocation::try_zeroed_vec;
 
 use super::gate::Gate;
 use super::limits::{AttentionWindows, RunnerLimits};
-use crate::base::{BlockId, LoadError, StepError, TokenId, Tokens};
-use crate::engine::{BeamCandidates, PlannedSequence, Sampled, StepOutput, StepPlan};
+use crate::base::{BlockId, Blocks, LoadError, StepError, TokenId, Tokens};
+use crate::engine::{BeamCandidates, BlockMove, PlannedSequence, Sampled, StepOutput, StepPlan};
 use crate::sampling::BeamCandidate;
 
 /// How much longer than requested a thread may sleep: the end of a wait is spent spinning.
@@ -65,6 +65,8 @@ pub struct SyntheticRunner {
     options: SyntheticOptions,
     /// The chain, an entry for each position of each block, `[num_blocks, block_size]`.
     entries: Vec<u64>,
+    /// The same in host memory, `[num_host_blocks, block_size]`.
+    host_entries: Vec<u64>,
     block_size: u32,
     /// The last positions that a sequence must keep; `None` for all. It keeps the sinks as well.
     window: Option<Tokens>,
@@ -85,16 +87,18 @@ impl SyntheticRunner {
     pub fn new(options: SyntheticOptions, limits: &RunnerLimits) -> Result<Self, LoadError> {
         assert!(options.vocab_size > 0, "a vocabulary to choose from");
         let block_size = limits.block_size.tokens().index();
-        let entries = try_zeroed_vec(limits.num_blocks.index() * block_size).map_err(|()| {
-            LoadError::Resource(format!(
-                "no memory for {} synthetic KV blocks; lower the number of blocks",
-                limits.num_blocks
-            ))
-        })?;
+        let entries = |num_blocks: Blocks| {
+            try_zeroed_vec(num_blocks.index() * block_size).map_err(|()| {
+                LoadError::Resource(format!(
+                    "no memory for {num_blocks} synthetic KV blocks; lower the number of blocks"
+                ))
+            })
+        };
         let attention = &limits.attention;
         Ok(Self {
             options,
-            entries,
+            entries: entries(limits.num_blocks)?,
+            host_entries: entries(limits.num_host_blocks)?,
             block_size: block_size as u32,
             window: Self::largest_window(attention, limits.max_seq_len),
             num_sinks: attention.num_sinks,
@@ -149,10 +153,8 @@ impl SyntheticRunner {
                 .checked_sub(1)
                 .expect("the synthetic runner was told to fail now");
         }
-        for copy in plan.copies {
-            let (from, to) = (self.entry(copy.source, 0), self.entry(copy.target, 0));
-            let len = copy.num_positions as usize;
-            self.entries.copy_within(from..from + len, to);
+        for one in plan.moves {
+            self.make(one);
         }
         for (index, sequence) in plan.sequences.iter().enumerate() {
             let table = plan.block_table(sequence);
@@ -194,6 +196,27 @@ impl SyntheticRunner {
         let per_token_us = self.options.step_per_token_us * num_tokens as f64;
         wait_until(started, self.options.step_base_us + per_token_us);
         Ok(())
+    }
+
+    fn make(&mut self, one: &BlockMove) {
+        let len = self.block_size as usize;
+        let start_of = |index: usize| index * len;
+        match *one {
+            BlockMove::Copy(copy) => {
+                let from = start_of(copy.source.index());
+                let copied = from..from + copy.num_positions as usize;
+                self.entries
+                    .copy_within(copied, start_of(copy.target.index()));
+            }
+            BlockMove::Offload { source, target } => {
+                let source = &self.entries[start_of(source.index())..][..len];
+                self.host_entries[start_of(target.index())..][..len].copy_from_slice(source);
+            }
+            BlockMove::Onboard { source, target } => {
+                let source = &self.host_entries[start_of(source.index())..][..len];
+                self.entries[start_of(target.index())..][..len].copy_from_slice(source);
+            }
+        }
     }
 
     /// Finds a block that is missing although the query at `first` sees it. Later queries see no earlier positions.

@@ -15,9 +15,9 @@ use triton_inflight::base::{
     BlockId, BlockSize, Blocks, RequestError, SeqSlot, SequenceId, TokenId, Tokens,
 };
 use triton_inflight::engine::{
-    BatchingScheme, BeamCandidates, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine,
-    EngineConfig, Event, ExtraOutputs, KvBlocks, NewRequest, OutputOptions, PlannedSequence,
-    ReuseOptions, Sampled, Stage, Step, StepOutput, StepPlan,
+    BatchingScheme, BeamCandidates, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
+    DraftTotals, Engine, EngineConfig, Event, ExtraOutputs, KvBlocks, NewRequest, OutputOptions,
+    PlannedSequence, ReuseOptions, Sampled, Stage, Step, StepOutput, StepPlan,
 };
 use triton_inflight::sampling::{
     BeamCandidate, BeamSearch, Continuation, EarlyStopping, FinishReason, Hypotheses, Hypothesis,
@@ -359,6 +359,8 @@ pub struct World {
     pub streams: BTreeMap<SequenceId, Stream>,
     /// Entry of each position of each block: `[num_blocks * block_size]`.
     cache: Vec<u64>,
+    /// The same in host memory.
+    host_cache: Vec<u64>,
     /// Steps in flight, oldest first, as with a runner on another thread.
     out: VecDeque<(Step, StepOutput)>,
     /// Padding tokens of the last planned step.
@@ -382,6 +384,7 @@ impl World {
             }),
             streams: BTreeMap::new(),
             cache: vec![0; config.num_blocks.tokens(config.block_size).index()],
+            host_cache: vec![0; config.num_host_blocks.tokens(config.block_size).index()],
             out: VecDeque::new(),
             num_padding_tokens: 0,
             num_copies: 0,
@@ -458,10 +461,14 @@ impl World {
                 &self.config,
                 &self.streams,
                 &mut self.cache,
+                &mut self.host_cache,
                 &mut output,
             );
         }
-        self.num_copies = step.plans().map(|plan| plan.copies.len()).sum();
+        let moves = step.plans().flat_map(|plan| plan.moves);
+        self.num_copies = moves
+            .filter(|one| matches!(one, BlockMove::Copy(_)))
+            .count();
         self.num_padding_tokens = step.plans().map(|plan| plan.num_padding_tokens.0).sum();
         let planned = step.sequences().to_vec();
         self.out.push_back((step, output));
@@ -606,14 +613,24 @@ fn run(
     config: &EngineConfig,
     streams: &BTreeMap<SequenceId, Stream>,
     cache: &mut [u64],
+    host_cache: &mut [u64],
     output: &mut StepOutput,
 ) {
     let block_size = plan.block_size.tokens().index();
-    for copy in plan.copies {
-        assert!(copy.num_positions > 0 && (copy.num_positions as usize) < block_size + 1);
-        let source = copy.source.index() * block_size;
-        let target = copy.target.index() * block_size;
-        cache.copy_within(source..source + copy.num_positions as usize, target);
+    let positions = |index: usize| index * block_size..(index + 1) * block_size;
+    for one in plan.moves {
+        match *one {
+            BlockMove::Copy(copy) => {
+                assert!(copy.num_positions > 0 && (copy.num_positions as usize) < block_size + 1);
+                let source = copy.source.index() * block_size;
+                let target = copy.target.index() * block_size;
+                cache.copy_within(source..source + copy.num_positions as usize, target);
+            }
+            BlockMove::Offload { source, target } => host_cache[positions(target.index())]
+                .copy_from_slice(&cache[positions(source.index())]),
+            BlockMove::Onboard { source, target } => cache[positions(target.index())]
+                .copy_from_slice(&host_cache[positions(source.index())]),
+        }
     }
     for (index, planned) in plan.sequences.iter().enumerate() {
         let blocks = plan.block_table(planned);

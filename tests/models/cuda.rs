@@ -3,9 +3,11 @@
 use inflight_cuda_stand_in::StandIn;
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
 
-use crate::devices::{assert_devices_agree, requests, setups};
+use crate::devices::{
+    assert_devices_agree, assert_host_blocks_change_nothing, assert_same_bits, requests, setups,
+};
 use crate::missing::present_or_reported;
-use crate::support::{Served, Setup, fixture, serve};
+use crate::support::{Setup, fixture, serve};
 
 /// Runs the body of a test on the stand-in, in a process of its own. `test` is its path.
 pub fn on_stand_in(stand_in: StandIn, test: &str, body: impl FnOnce()) {
@@ -49,17 +51,14 @@ fn a_request_alone_gives_the_same_bits_on_a_gpu() {
     });
 }
 
-/// Like `assert_eq!`, without printing thousands of logits.
-pub fn assert_same_bits(what: &str, alone: &Served, together: &Served) {
-    assert_eq!(alone.tokens, together.tokens, "{what}");
-    let differs = |a: &[f32], b: &[f32]| a.iter().zip(b).position(|(a, b)| a != b);
-    for (index, (a, b)) in alone.logits.iter().zip(&together.logits).enumerate() {
-        assert_eq!(differs(a, b), None, "{what}: logits of token {index}");
-    }
-    let [a, b] = [alone, together].map(|served| &served.context_logits[..]);
-    assert_eq!(
-        (a.len(), differs(a, b)),
-        (b.len(), None),
-        "{what}: context logits"
-    );
+#[test]
+fn what_comes_back_from_pinned_memory_gives_the_same_bits() {
+    let test = "cuda::what_comes_back_from_pinned_memory_gives_the_same_bits";
+    on_stand_in(StandIn::new().set("SEED", 11), test, || {
+        let options = CudaOptions {
+            deterministic: true,
+            ..CudaOptions::default()
+        };
+        assert_host_blocks_change_nothing::<Cuda>("llama3", &options);
+    });
 }

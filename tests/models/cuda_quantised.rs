@@ -10,7 +10,8 @@ use triton_inflight::runner::{CudaRunner, ModelRunner, ModelSource, WeightPrecis
 use inflight_cuda_stand_in::StandIn;
 
 use crate::copy::Copy;
-use crate::cuda::{assert_same_bits, on_stand_in};
+use crate::cuda::on_stand_in;
+use crate::devices::assert_same_bits;
 use crate::devices::{assert_near, requests, setups};
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Setup, fixture, serve};

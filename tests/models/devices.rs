@@ -1,5 +1,6 @@
 //! One decoder on two devices: the CPU, and another one.
 
+use triton_inflight::device::cpu::{Cpu, CpuOptions};
 use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{BlockReuse, DraftOptions, OutputOptions, PromptLookup, Speculation};
 
@@ -116,4 +117,68 @@ fn num_same(what: &str, ours: &Served, theirs: &Served, tolerance: f32) -> usize
         }
     }
     ours.tokens.len()
+}
+
+#[test]
+fn what_comes_back_from_host_memory_gives_the_same_bits() {
+    for name in ["llama3", "qwen2"] {
+        assert_host_blocks_change_nothing::<Cpu>(name, &CpuOptions::default());
+    }
+    let options = ReferenceOptions {
+        has_whole_sums: true,
+    };
+    assert_host_blocks_change_nothing::<Reference>("llama3", &options);
+}
+
+/// Serves conversations that return when others have taken their blocks, once with and once without host memory, and
+/// compares every bit.
+pub fn assert_host_blocks_change_nothing<D: Device>(name: &str, options: &D::Options) {
+    let mut requests = Vec::new();
+    for round in 0..2 {
+        for user in 0..6 {
+            let prompt: Vec<_> = (0..45).map(|i| (i * 7 + user * 11) % 90 + 3).collect();
+            requests.push(Request {
+                arrival: (6 * round + user as usize) * 20,
+                ..Request::greedy(&prompt, 6)
+            });
+        }
+    }
+    for kv_dtype in [KvDtype::Bf16, KvDtype::Int8] {
+        let without = Setup {
+            block_size: 8,
+            num_blocks: 14,
+            reuse: BlockReuse::PartialBlocks,
+            kv_dtype,
+            ..Setup::default()
+        };
+        let with = Setup {
+            num_host_blocks: 64,
+            ..without.clone()
+        };
+        let [without, with] = [without, with].map(|setup| {
+            let mut runner = setup.load_on::<D>(&fixture(name), options);
+            serve(&mut runner, &setup, &requests)
+        });
+        assert_eq!(without.1.num_onboarded, 0);
+        assert!(with.1.num_offloaded > 20, "{:?}", with.1);
+        assert!(with.1.num_onboarded > 20, "{:?}", with.1);
+        for (without, with) in without.0.iter().zip(&with.0) {
+            assert_same_bits(&format!("{name}, {kv_dtype}"), without, with);
+        }
+    }
+}
+
+/// Like `assert_eq!`, without printing thousands of logits.
+pub fn assert_same_bits(what: &str, alone: &Served, together: &Served) {
+    assert_eq!(alone.tokens, together.tokens, "{what}");
+    let differs = |a: &[f32], b: &[f32]| a.iter().zip(b).position(|(a, b)| a != b);
+    for (index, (a, b)) in alone.logits.iter().zip(&together.logits).enumerate() {
+        assert_eq!(differs(a, b), None, "{what}: logits of token {index}");
+    }
+    let [a, b] = [alone, together].map(|served| &served.context_logits[..]);
+    assert_eq!(
+        (a.len(), differs(a, b)),
+        (b.len(), None),
+        "{what}: context logits"
+    );
 }

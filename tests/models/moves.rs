@@ -2,14 +2,14 @@
 //! that no query attends to are taken away. A runner that follows its plan does not notice.
 
 use triton_inflight::base::BlockId;
-use triton_inflight::engine::{AttentionWindow, BlockCopy, PlannedSequence, StepPlan};
+use triton_inflight::engine::{AttentionWindow, BlockCopy, BlockMove, PlannedSequence, StepPlan};
 
 /// The real location of each of the engine's blocks.
 pub struct Moves {
     places: Vec<Option<BlockId>>,
     free: Vec<BlockId>,
     window: Option<AttentionWindow>,
-    copies: Vec<BlockCopy>,
+    moves: Vec<BlockMove>,
     block_tables: Vec<BlockId>,
     random: u32,
     /// Number of moved blocks.
@@ -25,7 +25,7 @@ impl Moves {
             places: vec![None; num_blocks as usize],
             free: (0..num_runner_blocks).map(BlockId).collect(),
             window,
-            copies: Vec::new(),
+            moves: Vec::new(),
             block_tables: Vec::new(),
             random: 1,
             num_moves: 0,
@@ -36,7 +36,7 @@ impl Moves {
     /// The plan with a third of its blocks moved.
     pub fn apply<'a>(&'a mut self, mut plan: StepPlan<'a>) -> StepPlan<'a> {
         let block_size = plan.block_size.tokens().0;
-        self.copies.clear();
+        self.moves.clear();
         self.block_tables.clear();
         self.block_tables
             .resize(plan.block_tables.len(), BlockId::NONE);
@@ -56,18 +56,28 @@ impl Moves {
                 }
             }
         }
-        for copy in plan.copies {
-            let (source, target) = (self.place(copy.source), self.place(copy.target));
-            self.copies.push(BlockCopy {
-                source,
-                target,
-                ..*copy
-            });
+        for one in plan.moves {
+            let moved = match *one {
+                BlockMove::Copy(copy) => BlockMove::Copy(BlockCopy {
+                    source: self.place(copy.source),
+                    target: self.place(copy.target),
+                    ..copy
+                }),
+                BlockMove::Offload { source, target } => BlockMove::Offload {
+                    source: self.place(source),
+                    target,
+                },
+                BlockMove::Onboard { source, target } => BlockMove::Onboard {
+                    source,
+                    target: self.place(target),
+                },
+            };
+            self.moves.push(moved);
         }
         for sequence in plan.sequences {
             self.write_table(&plan, sequence);
         }
-        plan.copies = &self.copies;
+        plan.moves = &self.moves;
         plan.block_tables = &self.block_tables;
         plan
     }
@@ -105,11 +115,11 @@ impl Moves {
         };
         let target = std::mem::replace(free, source);
         self.places[block.index()] = Some(target);
-        self.copies.push(BlockCopy {
+        self.moves.push(BlockMove::Copy(BlockCopy {
             source,
             target,
             num_positions,
-        });
+        }));
         self.num_moves += 1;
     }
 

@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use triton_inflight::base::{BlockId, LoadError, StepError};
+use triton_inflight::base::{BlockId, HostBlockId, LoadError, StepError};
 use triton_inflight::device::{
     AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, HeadShape, KvBatch, KvDtype,
     KvLayout, Linear, Norm, NotFinite, Output, PackedBytes, PackedReader, PackedShape,
@@ -162,6 +162,7 @@ impl Device for Reference {
     type Inputs = Rows;
     type Logits = Rows;
     type KvCache = Cache;
+    type HostBlocks = Cache;
     type Step<'a> = Step<'a>;
 
     fn open(options: &ReferenceOptions) -> Result<Self, LoadError> {
@@ -300,6 +301,16 @@ impl Device for Reference {
         })
     }
 
+    fn alloc_host_blocks(&mut self, cache: &Cache, num_blocks: usize) -> Result<Cache, LoadError> {
+        let len = cache.keys.len() / cache.num_blocks * num_blocks;
+        Ok(Cache {
+            layout: cache.layout,
+            num_blocks,
+            keys: vec![f32::NAN; len],
+            values: vec![f32::NAN; len],
+        })
+    }
+
     fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
         let positions = num_layers * layout.block_size.tokens().index();
         2 * size_of::<f32>() * positions * layout.num_kv_heads * layout.head_dim
@@ -321,6 +332,14 @@ impl Device for Reference {
         for (source, target, num_positions) in copies {
             copy(cache, source, target, num_positions);
         }
+    }
+
+    fn offload(&mut self, cache: &Cache, source: BlockId, host: &mut Cache, target: HostBlockId) {
+        copy_block(cache, source.index(), host, target.index());
+    }
+
+    fn onboard(&mut self, host: &Cache, source: HostBlockId, cache: &mut Cache, target: BlockId) {
+        copy_block(host, source.index(), cache, target.index());
     }
 
     fn begin_step<'a>(&mut self, cache: &Cache, inputs: StepInputs<'a>) -> Step<'a> {
@@ -571,6 +590,19 @@ fn copy(cache: &mut Cache, source: BlockId, target: BlockId, num_positions: usiz
                 cache.values.copy_within(from, to.start);
             }
         }
+    }
+}
+
+fn copy_block(from: &Cache, source: usize, to: &mut Cache, target: usize) {
+    let block_len =
+        from.layout.block_size.tokens().index() * from.layout.num_kv_heads * from.layout.head_dim;
+    let num_layers = from.keys.len() / (from.num_blocks * block_len);
+    for layer in 0..num_layers {
+        let source = (layer * from.num_blocks + source) * block_len;
+        let target = (layer * to.num_blocks + target) * block_len;
+        let (source, target) = (source..source + block_len, target..target + block_len);
+        to.keys[target.clone()].copy_from_slice(&from.keys[source.clone()]);
+        to.values[target].copy_from_slice(&from.values[source]);
     }
 }
 

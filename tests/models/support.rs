@@ -8,8 +8,9 @@ use triton_inflight::base::{BlockId, BlockSize, Blocks, SequenceId, TokenId, Tok
 use triton_inflight::device::cpu::{CpuOptions, Simd};
 use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{
-    AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, DraftOptions, DraftTotals, Engine,
-    EngineConfig, Event, NewRequest, OutputOptions, Sampled, Speculation, StepOutput,
+    AttentionWindow, BatchingScheme, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
+    DraftTotals, Engine, EngineConfig, Event, NewRequest, OutputOptions, Sampled, Speculation,
+    StepOutput,
 };
 use triton_inflight::runner::{
     AttentionWindows, CpuRunner, ModelRunner, ModelSource, RunnerLimits, SyntheticRunner,
@@ -43,6 +44,8 @@ pub struct Setup {
     pub max_num_tokens: u32,
     pub block_size: u32,
     pub num_blocks: u32,
+    /// Blocks in host memory.
+    pub num_host_blocks: u32,
     pub policy: CapacityPolicy,
     pub enable_chunked_context: bool,
     pub num_threads: usize,
@@ -80,6 +83,7 @@ impl Default for Setup {
             max_num_tokens: 1024,
             block_size: 16,
             num_blocks: 64,
+            num_host_blocks: 0,
             policy: CapacityPolicy::GuaranteedNoEvict,
             enable_chunked_context: false,
             num_threads: 1,
@@ -108,6 +112,7 @@ impl Setup {
             max_num_tokens: Tokens(self.max_num_tokens),
             block_size: BlockSize::new(self.block_size).expect("not zero"),
             num_blocks: Blocks(self.num_blocks),
+            num_host_blocks: Blocks(self.num_host_blocks),
             policy: self.policy,
             enable_chunked_context: self.enable_chunked_context,
             chunk_unit: BlockSize::new(self.block_size.min(16)).expect("not zero"),
@@ -238,6 +243,9 @@ pub struct Happened {
     pub num_taken: usize,
     /// Number of copies that the engine planned.
     pub num_copies: usize,
+    /// Blocks that went to host memory, and that came back.
+    pub num_offloaded: usize,
+    pub num_onboarded: usize,
     /// Number of block table entries that the engine had freed.
     pub num_holes: usize,
     /// Draft statistics of all requests.
@@ -287,7 +295,13 @@ pub fn serve<D: Device>(
                 .map(|planned| plan.block_table(planned));
             let holes = tables.flatten().filter(|&&block| block == BlockId::NONE);
             happened.num_holes += holes.count();
-            happened.num_copies += plan.copies.len();
+            for one in plan.moves {
+                match one {
+                    BlockMove::Copy(_) => happened.num_copies += 1,
+                    BlockMove::Offload { .. } => happened.num_offloaded += 1,
+                    BlockMove::Onboard { .. } => happened.num_onboarded += 1,
+                }
+            }
         }
         let vocab_size = runner.vocab_size();
         let mut logits = Vec::new();

@@ -22,6 +22,10 @@ def server(tmp_path_factory):
     add_synthetic(repository, "reuse", reuse)
     add_synthetic(repository, "whole_blocks", {**reuse, "enable_partial_reuse": "false"})
     add_synthetic(repository, "no_reuse", {**reuse, "enable_kv_cache_reuse": "false"})
+    # The pool holds one conversation, and host memory four: the synthetic runner keeps 8 bytes of a position.
+    small = {**reuse, "max_seq_len": 22 * BLOCK, "max_tokens_in_paged_kv_cache": 22 * BLOCK}
+    add_synthetic(repository, "pool_only", small)
+    add_synthetic(repository, "host_memory", {**small, "kv_cache_host_memory_bytes": 4 * 22 * BLOCK * 8})
     for policy in ["max_utilization", "guaranteed_no_evict"]:
         # Up to 64 requests of 40 tokens on average at a time; the cache has room for a third of them.
         pressure = {
@@ -76,6 +80,20 @@ def test_an_earlier_prompt_is_not_computed_again(server):
     assert reused_by(server, "whole_blocks", [1, *PREFIX]) == 0
     assert reused_by(server, "whole_blocks", [1, *PREFIX[:100], 7]) == 6
     assert blocks(server, "reuse", "used") == 0, "cached blocks count as free"
+
+
+def test_a_conversation_that_returns_is_found_in_host_memory(server):
+    for model, expected in [("pool_only", 0), ("host_memory", 20)]:
+        conversations = [[10 + n, *PREFIX] for n in range(3)]
+        for prompt in conversations:
+            assert reused_by(server, model, prompt) == 0
+        for prompt in conversations:
+            # As its user goes on.
+            assert reused_by(server, model, [*prompt, 8, 9]) == expected, model
+        assert blocks(server, model, "onboarded") >= 2 * expected
+        assert blocks(server, model, "offloaded") >= blocks(server, model, "onboarded")
+        assert blocks(server, model, "host_max") == (4 * 22 if expected else 0)
+        assert (blocks(server, model, "host_used") > 0) == (expected > 0)
 
 
 def test_nothing_is_reused_if_reuse_is_disabled(server):

@@ -63,6 +63,10 @@ const GAUGES: &[GaugeFamily] = &[
             ("free", |s| f64::from(s.kv.num_free().0)),
             ("used", |s| f64::from(s.kv.num_used.0)),
             ("reused", |s| s.reuse.num_reused_blocks as f64),
+            ("host_max", |s| f64::from(s.kv.num_host_blocks.0)),
+            ("host_used", |s| f64::from(s.kv.num_host_used.0)),
+            ("offloaded", |s| s.reuse.num_offloaded_blocks as f64),
+            ("onboarded", |s| s.reuse.num_onboarded_blocks as f64),
             ("tokens_per", |s| f64::from(s.kv.block_size.tokens().0)),
             ("fraction", |s| {
                 f64::from(s.kv.num_used.0) / f64::from(s.kv.num_blocks.0.max(1))

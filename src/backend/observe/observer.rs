@@ -122,7 +122,8 @@ impl Observer {
             let landed = &record.landed;
             landed.ended.as_ref().unwrap_or(&landed.stats)
         });
-        if let Some(used) = steps.clone().map(|stats| stats.kv.num_used).max() {
+        let used = |stats: &StepStats| stats.kv.num_used + stats.kv.num_host_used;
+        if let Some(used) = steps.clone().map(used).max() {
             self.memory.mark_used(used);
         }
         if let (Some(metrics), Some(last)) = (&self.metrics, steps.next_back()) {

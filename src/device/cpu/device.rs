@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::kv_cache::KvCache;
+use super::kv_cache::{HostBlocks, KvCache};
 use super::packed_matrix::PackedMatrix;
 use super::quantised::PANELS_VERSION;
 use super::rows::Rows;
 use super::{Cpu, CpuOptions};
-use crate::base::{BlockId, LoadError, StepError, TokenId};
+use crate::base::{BlockId, HostBlockId, LoadError, StepError, TokenId};
 use crate::device::{
     AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, KvBatch, KvLayout, Linear, Norm,
     NotFinite, Output, PackedBytes, PackedReader, PackedShape, PackedWeights, Pool, QkNorm,
@@ -61,6 +61,7 @@ impl Device for Cpu {
     type Inputs = Rows<bf16>;
     type Logits = Rows<f32>;
     type KvCache = KvCache;
+    type HostBlocks = HostBlocks;
     type Step<'a> = CpuStep<'a>;
 
     fn open(options: &CpuOptions) -> Result<Self, LoadError> {
@@ -145,6 +146,14 @@ impl Device for Cpu {
         KvCache::new(layout, num_layers, num_blocks)
     }
 
+    fn alloc_host_blocks(
+        &mut self,
+        cache: &KvCache,
+        num_blocks: usize,
+    ) -> Result<HostBlocks, LoadError> {
+        HostBlocks::new(cache, num_blocks)
+    }
+
     fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
         KvCache::bytes_per_block(layout, num_layers)
     }
@@ -167,6 +176,26 @@ impl Device for Cpu {
         for (source, target, num_positions) in copies {
             cache.copy_positions(source, target, num_positions);
         }
+    }
+
+    fn offload(
+        &mut self,
+        cache: &KvCache,
+        source: BlockId,
+        host: &mut HostBlocks,
+        target: HostBlockId,
+    ) {
+        host.offload(cache, source, target);
+    }
+
+    fn onboard(
+        &mut self,
+        host: &HostBlocks,
+        source: HostBlockId,
+        cache: &mut KvCache,
+        target: BlockId,
+    ) {
+        host.onboard(source, cache, target);
     }
 
     fn begin_step<'a>(&mut self, cache: &KvCache, inputs: StepInputs<'a>) -> CpuStep<'a> {

@@ -7,6 +7,7 @@ use half::bf16;
 
 use super::attention::{self, AttentionScratch};
 use super::gemm::{self, Operands};
+use super::host_blocks::HostBlocks;
 use super::kernels::{launch, row_grid, shared_row_grid};
 use super::kv_cache::KvCache;
 use super::matrix::{Matrix, Weights};
@@ -15,7 +16,7 @@ use super::quantised_gemm::{self, QuantisedProduct, QuantisedProducts};
 use super::rows::{Logits, Rows};
 use super::step::{CudaStep, StepBuffer};
 use super::{Cuda, CudaOptions};
-use crate::base::{BlockId, LoadError, StepError};
+use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::device::{
     AttentionParams, Device, EmbeddingTable, FloatRows, KvBatch, KvDtype, KvLayout, Linear, Norm,
     NotFinite, Output, PackedBytes, PackedReader, PackedShape, PackedWeights, Pool, QuantisedRows,
@@ -64,6 +65,7 @@ impl Device for Cuda {
     type Inputs = Rows<bf16>;
     type Logits = Logits;
     type KvCache = KvCache;
+    type HostBlocks = HostBlocks;
     type Step<'a> = CudaStep;
 
     fn open(options: &CudaOptions) -> Result<Self, LoadError> {
@@ -172,6 +174,14 @@ impl Device for Cuda {
         KvCache::new(&self.stream, layout, num_layers, num_blocks)
     }
 
+    fn alloc_host_blocks(
+        &mut self,
+        cache: &KvCache,
+        num_blocks: usize,
+    ) -> Result<HostBlocks, LoadError> {
+        HostBlocks::new(&self.stream, cache, num_blocks)
+    }
+
     fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
         KvCache::bytes_per_block(layout, num_layers)
     }
@@ -209,6 +219,32 @@ impl Device for Cuda {
         let mut copies = copies.peekable();
         while copies.peek().is_some() && self.failure.is_none() {
             self.copy_some(cache, copies.by_ref().take(MAX_COPIES));
+        }
+    }
+
+    fn offload(
+        &mut self,
+        cache: &KvCache,
+        source: BlockId,
+        host: &mut HostBlocks,
+        target: HostBlockId,
+    ) {
+        if self.failure.is_none() {
+            let copied = host.offload(cache, source, target);
+            self.record("copying a KV block to the host", copied);
+        }
+    }
+
+    fn onboard(
+        &mut self,
+        host: &HostBlocks,
+        source: HostBlockId,
+        cache: &mut KvCache,
+        target: BlockId,
+    ) {
+        if self.failure.is_none() {
+            let copied = host.onboard(source, cache, target);
+            self.record("copying a KV block from the host", copied);
         }
     }
 

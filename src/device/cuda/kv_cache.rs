@@ -21,6 +21,7 @@ const ALIGNMENT: usize = 256;
 pub struct KvCache {
     pub(super) layout: KvLayout,
     pub(super) num_blocks: usize,
+    num_layers: usize,
     memory: DeviceMemory,
     /// [`KvRegion`]s of all layers, for the kernel that copies positions.
     regions: DeviceMemory,
@@ -34,6 +35,20 @@ pub(super) struct KvLayer {
     pub values: u64,
     pub key_scales: u64,
     pub value_scales: u64,
+}
+
+/// What a block has in one array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KvBlockSpan {
+    pub address: u64,
+    num_bytes: usize,
+}
+
+impl KvBlockSpan {
+    /// Its size in bytes.
+    pub fn len(&self) -> usize {
+        self.num_bytes
+    }
 }
 
 /// `KvRegion` of copy_positions.cu.
@@ -70,6 +85,7 @@ impl KvCache {
         let mut cache = Self {
             layout,
             num_blocks,
+            num_layers,
             memory: DeviceMemory::new(stream, num_bytes)?,
             regions: DeviceMemory::new(stream, 0)?,
             num_regions: 0,
@@ -136,6 +152,29 @@ impl KvCache {
         }
         assert!(source != target, "{source:?} onto itself");
         assert!(num_positions <= self.layout.block_size.tokens().index());
+    }
+
+    /// What `block` has in each array of each layer.
+    ///
+    /// # Panics
+    ///
+    /// It is not in this pool.
+    pub(super) fn spans(&self, block: BlockId) -> impl Iterator<Item = KvBlockSpan> + '_ {
+        assert!(
+            block.index() < self.num_blocks,
+            "{block:?} of {}",
+            self.num_blocks
+        );
+        let first = self.memory.address();
+        let vectors = self.layout.num_kv_heads;
+        let layers = (0..self.num_layers).flat_map(|layer| self.regions(layer));
+        layers.map(move |region| {
+            let num_bytes = vectors * region.head_bytes as usize;
+            KvBlockSpan {
+                address: first + region.offset + (block.index() * num_bytes) as u64,
+                num_bytes,
+            }
+        })
     }
 
     fn regions(&self, layer: usize) -> Vec<KvRegion> {

@@ -7,6 +7,7 @@
 //! memory.rs       device memory, and pinned memory that steps are uploaded from
 //! quantised.rs quantised_gemm.rs   weights of 4 and 8 bits, and products with them
 //! rows.rs matrix.rs kv_cache.rs   what operations read and write
+//! host_blocks.rs  blocks of the KV cache in pinned memory of the host
 //! step.rs         one upload of everything that a step needs from the host
 //! attention_tiles.rs  which kernel computes which queries
 //! attention.rs    its launches
@@ -29,6 +30,7 @@ mod attention_tiles;
 mod device;
 mod gemm;
 mod gpu;
+mod host_blocks;
 mod kernels;
 mod kv_cache;
 mod matrix;

@@ -28,6 +28,8 @@ impl Default for ReuseOptions {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct KvCacheConfig {
     pub(in crate::engine) num_blocks: Blocks,
+    /// Blocks in host memory, for content that the device gives up; none without reuse.
+    pub(in crate::engine) num_host_blocks: Blocks,
     pub(in crate::engine) block_size: BlockSize,
     /// `None` if attention sees all positions.
     pub(in crate::engine) window: Option<AttentionWindow>,

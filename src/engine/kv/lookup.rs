@@ -1,8 +1,8 @@
 //! Looking a prompt up: what `reserve` would find, and what is worth waiting for.
 
-use super::pool::BlockPool;
 use super::prefix::{Content, PrefixIndex, PrefixWalk};
 use super::table::Chain;
+use super::tiers::Tiers;
 use super::{KvCacheConfig, NextBlock, ReuseOptions};
 use crate::base::{Blocks, TokenId, Tokens};
 
@@ -11,11 +11,12 @@ use crate::base::{Blocks, TokenId, Tokens};
 pub(in crate::engine) struct PrefixMatch {
     /// Tokens that need not be computed.
     pub(in crate::engine) num_tokens: Tokens,
-    /// Blocks that would be shared. Those outside of the window would be freed at once and do not count.
+    /// Blocks of the device that would be shared. Those outside of the window would be freed at once and do not count.
     pub(in crate::engine) num_shared: Blocks,
     /// The shared blocks that are free now.
     pub(in crate::engine) num_shared_free: Blocks,
-    /// How many fewer free blocks there would be: `num_shared_free`, and the new ones.
+    /// How many fewer free blocks there would be: `num_shared_free`, and the new ones, with those for content in host
+    /// memory.
     pub(in crate::engine) lacking: Blocks,
     /// The first full block that the context would have to write, if it would be reused once another sequence has
     /// written it.
@@ -38,19 +39,19 @@ impl PrefixMatch {
 /// Looks prompts up, and changes nothing.
 pub(super) struct Lookup<'a> {
     config: &'a KvCacheConfig,
-    pool: &'a BlockPool,
+    tiers: &'a Tiers,
     prefix: &'a PrefixIndex,
 }
 
 impl<'a> Lookup<'a> {
     pub(super) fn new(
         config: &'a KvCacheConfig,
-        pool: &'a BlockPool,
+        tiers: &'a Tiers,
         prefix: &'a PrefixIndex,
     ) -> Self {
         Self {
             config,
-            pool,
+            tiers,
             prefix,
         }
     }
@@ -79,9 +80,14 @@ impl<'a> Lookup<'a> {
             .zip(self.prefix.path_up(walk.tail));
         let mut num_shared = Blocks::ZERO;
         let mut num_shared_free = Blocks::ZERO;
+        let mut num_onboarded = Blocks::ZERO;
         for (_, block) in path.filter(|(place, _)| !hidden.contains(place)) {
+            if self.tiers.is_on_host(block) {
+                num_onboarded += Blocks(1);
+                continue;
+            }
             num_shared += Blocks(1);
-            num_shared_free += Blocks(u32::from(self.pool.num_holders(block) == 0));
+            num_shared_free += Blocks(u32::from(self.tiers.device().num_holders(block) == 0));
         }
         let max_reusable = max_found(tokens, max_reusable);
         let next = self.sparable_block(tokens, walk.num_blocks, num_tokens, max_reusable);
@@ -90,7 +96,11 @@ impl<'a> Lookup<'a> {
             num_tokens,
             num_shared,
             num_shared_free,
-            lacking: self.config.lacking(num_places, num_shared, known) + num_shared_free,
+            lacking: self
+                .config
+                .lacking(num_places, num_shared + num_onboarded, known)
+                + num_onboarded
+                + num_shared_free,
             next: next.map(|next| self.prefix.next_block(walk.tail, next)),
         }
     }

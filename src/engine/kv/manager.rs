@@ -9,23 +9,19 @@
 use std::sync::Arc;
 
 use super::lookup::{Lookup, PrefixMatch};
-use super::pool::BlockPool;
 use super::prefix::{PrefixIndex, PrefixWalk};
 use super::table::Chain;
+use super::tiers::Tiers;
 use super::{BlockTable, KvCacheConfig, KvUsage, NextBlock, ReuseOptions, ReuseTotals};
 use crate::base::{BlockId, Blocks, TokenId, Tokens};
-use crate::engine::BlockCopy;
+use crate::engine::{BlockCopy, BlockMove};
 
 /// Manages the blocks of the KV cache: who holds them, and which content can be reused.
 pub(in crate::engine) struct KvCacheManager {
     config: KvCacheConfig,
-    pool: BlockPool,
-    /// `None` without reuse.
-    prefix: Option<PrefixIndex>,
-    copies: Vec<BlockCopy>,
+    tiers: Tiers,
     /// Changes of all tables, to number their versions.
     num_changes: u64,
-    totals: ReuseTotals,
 }
 
 impl KvCacheManager {
@@ -38,31 +34,37 @@ impl KvCacheManager {
                 .is_none_or(|window| window.size > Tokens::ZERO),
             "a query sees its own position"
         );
-        let prefix = config
-            .enable_reuse
-            .then(|| PrefixIndex::new(config.num_blocks, config.block_size));
+        assert!(
+            config.enable_reuse || config.num_host_blocks == Blocks::ZERO,
+            "host blocks are for reuse"
+        );
         Self {
             config,
-            pool: BlockPool::new(config.num_blocks),
-            prefix,
-            copies: Vec::new(),
+            tiers: Tiers::new(
+                config.num_blocks,
+                config.num_host_blocks,
+                config.block_size,
+                config.enable_reuse,
+            ),
             num_changes: 0,
-            totals: ReuseTotals::default(),
         }
     }
 
     /// How full it is.
     pub(in crate::engine) fn usage(&self) -> KvUsage {
+        let (device, host) = (self.tiers.device(), self.tiers.host());
         KvUsage {
-            num_blocks: self.pool.num_blocks(),
-            num_used: self.pool.num_blocks() - self.pool.num_free(),
+            num_blocks: device.num_blocks(),
+            num_used: device.num_blocks() - device.num_free(),
+            num_host_blocks: host.num_blocks(),
+            num_host_used: host.num_cached(),
             block_size: self.config.block_size,
         }
     }
 
     /// The totals of reuse since the beginning.
     pub(in crate::engine) fn totals(&self) -> ReuseTotals {
-        self.totals
+        self.tiers.totals
     }
 
     /// The most blocks that a sequence of `kv_len` positions holds at once.
@@ -82,7 +84,7 @@ impl KvCacheManager {
         reuse: &ReuseOptions,
         max_reusable: Tokens,
     ) -> PrefixMatch {
-        match &self.prefix {
+        match self.tiers.prefix() {
             Some(prefix) => self.lookup(prefix).find(tokens, reuse, max_reusable),
             None => PrefixMatch::nothing(self.max_blocks(Tokens(tokens.len() as u32))),
         }
@@ -94,12 +96,12 @@ impl KvCacheManager {
         table: &BlockTable,
         tokens: &[TokenId],
     ) -> Option<NextBlock> {
-        let prefix = self.prefix.as_ref()?;
+        let prefix = self.tiers.prefix()?;
         self.lookup(prefix).next_block(table.chain()?, tokens)
     }
 
     /// Takes the first blocks of a sequence, for its whole context or as much as it may hold at once. Returns how many
-    /// of `tokens` are in them already, once `copies` are made.
+    /// of `tokens` are in them already, once `moves` are made.
     ///
     /// ```text
     /// tokens   |      found      | copied | to be computed |
@@ -123,6 +125,7 @@ impl KvCacheManager {
         let block_size = self.config.block_size;
         let num_found = walk.map_or(Tokens::ZERO, |walk| walk.num_tokens(block_size));
         self.slide(table, num_found);
+        self.onboard(table);
         if let Some((source, num_positions)) = walk.and_then(|walk| walk.partial) {
             let target = self.take_with_content_of(source, num_positions, self.probe(table, known));
             table.push(target);
@@ -163,7 +166,7 @@ impl KvCacheManager {
     pub(in crate::engine) fn release(&mut self, table: &mut BlockTable) {
         // From the end, so that the ends of prefixes are evicted before their beginnings.
         for block in table.held_from_the_end() {
-            self.pool.give_back(block);
+            self.tiers.give_back(block);
         }
         self.stop_registering(table);
         table.clear();
@@ -181,21 +184,21 @@ impl KvCacheManager {
         to.copy_from(from);
         self.mark_changed(to);
         for block in from.held_from_the_end() {
-            self.pool.hold(block);
+            self.tiers.hold(block);
         }
     }
 
     /// Makes sure that only this sequence holds the block of the next position, `computed`: if others hold it, its
-    /// beginning is copied to a new block by `copies`. So the last sequence that writes to a shared block keeps it.
+    /// beginning is copied to a new block by `moves`. So the last sequence that writes to a shared block keeps it.
     pub(in crate::engine) fn own_next(&mut self, table: &mut BlockTable, computed: Tokens) {
         let Some(place) = self.shared_next(table, computed) else {
             return;
         };
-        let target = self.take();
+        let target = self.tiers.take();
         let source = table.replace(place, target);
         self.mark_changed(table);
-        self.pool.give_back(source);
-        self.copies.push(BlockCopy {
+        self.tiers.give_back(source);
+        self.tiers.push_copy(BlockCopy {
             source,
             target,
             num_positions: computed.0 % self.config.block_size.tokens().0,
@@ -205,7 +208,7 @@ impl KvCacheManager {
     /// What the sequence of `table` computes from now on is not registered.
     pub(in crate::engine) fn stop_registering(&mut self, table: &mut BlockTable) {
         if let Some(chain) = table.take_chain() {
-            let prefix = self.prefix.as_mut();
+            let prefix = self.tiers.prefix_mut();
             prefix.expect("a chain is in an index").leave(chain.root());
         }
     }
@@ -219,19 +222,20 @@ impl KvCacheManager {
         let places = tables.flat_map(|table| table.blocks().iter().skip(num_skipped.index()));
         let mut held: Vec<_> = places.filter(|&&id| id != BlockId::NONE).collect();
         held.sort_unstable();
-        let is_own = |same: &&[&BlockId]| self.pool.num_holders(*same[0]) as usize == same.len();
+        let is_own =
+            |same: &&[&BlockId]| self.tiers.device().num_holders(*same[0]) as usize == same.len();
         let num_own = held.chunk_by(|a, b| a == b).filter(is_own).count();
         Blocks(num_own as u32)
     }
 
-    /// What has to be copied before the next step is computed, in this order.
-    pub(in crate::engine) fn copies(&self) -> &[BlockCopy] {
-        &self.copies
+    /// What has to be moved before the next step is computed, in this order.
+    pub(in crate::engine) fn moves(&self) -> &[BlockMove] {
+        self.tiers.moves()
     }
 
-    /// Forgets the copies: the planned step has them.
-    pub(in crate::engine) fn clear_copies(&mut self) {
-        self.copies.clear();
+    /// Forgets the moves: the planned step has them.
+    pub(in crate::engine) fn clear_moves(&mut self) {
+        self.tiers.clear_moves();
     }
 
     /// Panics unless every block is free or held by as many of `tables` as it says, and the index agrees.
@@ -240,37 +244,31 @@ impl KvCacheManager {
         tables: impl Iterator<Item = &'a BlockTable>,
     ) {
         let tables: Vec<_> = tables.collect();
-        let held = tables.iter().flat_map(|table| table.held_from_the_end());
-        self.pool.check_integrity(held, |block| {
-            let prefix = self.prefix.as_ref();
-            prefix.is_some_and(|prefix| prefix.is_registered(block))
-        });
         for table in &tables {
             let num_held = table.held_from_the_end().count();
             assert_eq!(table.num_held().index(), num_held, "held in {table:?}");
         }
         let chains = tables.iter().filter_map(|table| table.chain());
         let roots: Vec<_> = chains.map(|chain| chain.root()).collect();
-        match &self.prefix {
-            Some(prefix) => prefix.check_integrity(&roots),
-            None => assert!(roots.is_empty(), "a chain without an index"),
-        }
+        let held = tables.iter().flat_map(|table| table.held_from_the_end());
+        self.tiers.check_integrity(held, &roots);
     }
 
     /// The number of free blocks whose content can be found.
     #[cfg(test)]
     pub(super) fn num_cached(&self) -> usize {
         let ids = (0..self.config.num_blocks.0).map(BlockId);
-        let free = ids.filter(|&id| self.pool.num_holders(id) == 0);
-        let prefix = self.prefix.as_ref().expect("reuse is on");
-        free.filter(|&id| prefix.is_registered(id)).count()
+        let free = ids.filter(|&id| self.tiers.device().num_holders(id) == 0);
+        free.filter(|&id| self.tiers.is_registered(id)).count()
     }
 
     fn lookup<'a>(&'a self, prefix: &'a PrefixIndex) -> Lookup<'a> {
-        Lookup::new(&self.config, &self.pool, prefix)
+        Lookup::new(&self.config, &self.tiers, prefix)
     }
 
-    /// Shares the blocks that are found for `tokens`. `None` without reuse.
+    /// Shares the blocks that are found for `tokens`, and holds the one that is found in part. `None` without reuse.
+    ///
+    /// Until [`onboard`](Self::onboard) has been called, `table` has blocks that are in host memory.
     fn share_found(
         &mut self,
         table: &mut BlockTable,
@@ -278,24 +276,44 @@ impl KvCacheManager {
         salt: &Option<Arc<str>>,
         max_reusable: Tokens,
     ) -> Option<PrefixWalk> {
-        let root = self.prefix.as_mut()?.enter(salt);
-        let prefix = self.prefix.as_ref()?;
+        let root = self.tiers.prefix_mut()?.enter(salt);
+        let prefix = self.tiers.prefix()?;
         let walk = self
             .lookup(prefix)
             .walk(prefix.root(root), tokens, max_reusable);
-        let found = prefix.path_up(walk.tail);
-        table.fill_from_the_end(
-            walk.num_blocks,
-            found.inspect(|&block| self.pool.hold(block)),
-            Chain::new(root, walk.tail, walk.num_blocks),
-        );
+        table.fill_from_the_end(walk.num_blocks, prefix.path_up(walk.tail));
+        table.set_chain(Chain::new(root, walk.tail, walk.num_blocks));
+        let partial = walk.partial.map(|(source, _)| source);
+        for block in table.held_from_the_end().chain(partial) {
+            self.tiers.hold(block);
+        }
 
         let num_blocks = Tokens(tokens.len() as u32).blocks_ceil(self.config.block_size);
         let num_reused = walk.num_blocks as u64 + u64::from(walk.partial.is_some());
-        self.totals.num_reused_blocks += num_reused;
-        self.totals.num_missed_blocks += u64::from(num_blocks.0) - num_reused;
-        self.totals.num_reused_tokens += u64::from(walk.num_tokens(self.config.block_size).0);
+        self.tiers.totals.num_reused_blocks += num_reused;
+        self.tiers.totals.num_missed_blocks += u64::from(num_blocks.0) - num_reused;
+        self.tiers.totals.num_reused_tokens += u64::from(walk.num_tokens(self.config.block_size).0);
         Some(walk)
+    }
+
+    /// Takes the content of the blocks of `table` that are in host memory to blocks of the device. Sequences hold only
+    /// these.
+    fn onboard(&mut self, table: &mut BlockTable) {
+        for place in 0..table.blocks().len() {
+            let host = table.blocks()[place];
+            if host == BlockId::NONE || !self.tiers.is_on_host(host) {
+                continue;
+            }
+            let block = self.tiers.onboard(host);
+            table.replace(place, block);
+            let (blocks, chain) = table.blocks_and_chain();
+            let (Some(chain), Some(prefix)) = (chain, self.tiers.prefix()) else {
+                unreachable!("what is found has a chain in an index");
+            };
+            if place + 1 == blocks.len() && prefix.is_registered(block) {
+                chain.set_tail(prefix.content_of(block));
+            }
+        }
     }
 
     /// Takes the blocks that `table` lacks for `kv_len` positions.
@@ -303,7 +321,7 @@ impl KvCacheManager {
     #[cold]
     fn extend(&mut self, table: &mut BlockTable, kv_len: Tokens) {
         for _ in 0..self.probe(table, kv_len).0 {
-            table.push(self.take());
+            table.push(self.tiers.take());
         }
         self.mark_changed(table);
     }
@@ -324,57 +342,45 @@ impl KvCacheManager {
         table.set_version(self.num_changes);
     }
 
-    /// Takes a block that will begin with `num_positions` of `source`, when `num_needed` blocks are about to be taken in
-    /// all.
+    /// Takes a block that will begin with `num_positions` of `source`, which is held, when `num_needed` blocks are about
+    /// to be taken in all.
     fn take_with_content_of(
         &mut self,
         source: BlockId,
         num_positions: u32,
         num_needed: Blocks,
     ) -> BlockId {
-        self.pool.hold(source);
-        if self.pool.num_free() < num_needed {
+        if self.tiers.device().num_free() < num_needed {
             // `source` was free, and all that are free are needed: it becomes the sequence's own.
-            self.forget(source);
-            self.totals.num_taken_blocks += 1;
+            self.tiers.evict(source);
+            self.tiers.totals.num_taken_blocks += 1;
             return source;
         }
-        let target = self.take();
-        self.copies.push(BlockCopy {
-            source,
-            target,
-            num_positions,
-        });
-        // If it came from the free list, it goes back to its end: it was of use just now.
-        self.pool.give_back(source);
-        target
-    }
-
-    /// Takes a free block. If it is a cached one, it is evicted.
-    fn take(&mut self) -> BlockId {
-        let block = self.pool.take();
-        self.forget(block);
-        self.totals.num_taken_blocks += 1;
-        block
-    }
-
-    /// Removes the content of `block`, and all below it, from the index.
-    fn forget(&mut self, block: BlockId) {
-        if let Some(prefix) = &mut self.prefix {
-            prefix.forget(block, |forgotten| self.pool.set_cached(forgotten, false));
+        let target = self.tiers.take();
+        match self.tiers.is_on_host(source) {
+            true => self.tiers.push_onboard(source, target),
+            false => self.tiers.push_copy(BlockCopy {
+                source,
+                target,
+                num_positions,
+            }),
         }
+        // If it came from the free list, it goes back to its end: it was of use just now.
+        self.tiers.give_back(source);
+        target
     }
 
     /// Registers the blocks that `computed` fills.
     fn register_full_blocks(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
         let block_size = self.config.block_size.tokens().index();
         let (blocks, chain) = table.blocks_and_chain();
-        let (Some(prefix), Some(chain)) = (&mut self.prefix, chain) else {
-            return;
-        };
+        let Some(chain) = chain else { return };
         while let Some(tail) = chain.tail()
             && (chain.num_committed() + 1) * block_size <= computed.len()
         {
+            let Some(prefix) = self.tiers.prefix() else {
+                return;
+            };
             if !prefix.is_there(tail) {
                 chain.retreat(blocks, prefix);
                 continue;
@@ -382,10 +388,7 @@ impl KvCacheManager {
             let place = chain.num_committed();
             let block = blocks[place];
             let tokens = &computed[place * block_size..][..block_size];
-            chain.advance(prefix.register(tail, tokens, block));
-            if prefix.is_registered(block) {
-                self.pool.set_cached(block, true);
-            }
+            chain.advance(self.tiers.register(tail, tokens, block));
         }
     }
 
@@ -396,7 +399,7 @@ impl KvCacheManager {
             return;
         }
         let first = hidden.start.max(table.hidden_to());
-        table.hide(first..hidden.end, |block| self.pool.give_back(block));
+        table.hide(first..hidden.end, |block| self.tiers.give_back(block));
         self.mark_changed(table);
     }
 
@@ -418,7 +421,7 @@ impl KvCacheManager {
         let block_size = self.config.block_size.tokens().0;
         let place = (computed.0 / block_size) as usize;
         let is_begun = !computed.0.is_multiple_of(block_size);
-        let is_shared = || self.pool.num_holders(table.blocks()[place]) > 1;
+        let is_shared = || self.tiers.device().num_holders(table.blocks()[place]) > 1;
         (is_begun && is_shared()).then_some(place)
     }
 }

@@ -22,13 +22,14 @@
 //! blank ------------------> held -----------------------> registered ----------------------> cached
 //!   ^                        | release                      ^   | reserve: one more holder     |  |
 //!   |                        v                              +---+<----- reserve: found --------+  |
-//!   +------------------------+<----------------- taken for something else: evicted ---------------+
+//!   +------------------------+<-------- taken for something else: evicted (see tiers.rs) ---------+
 //! ```
 //!
 //! ```text
 //! manager.rs      KvCacheManager: reserve, grow, commit, release, fork
 //! lookup.rs       what of a prompt is in the cache
-//! pool.rs         the blocks: who holds each, and the free list
+//! tiers.rs        the blocks of the device and those in host memory, and what moves between them
+//! pool.rs         the blocks of one of them: who holds each, and the free list
 //! prefix.rs       the prefix index: which block holds which tokens after which others
 //! roots.rs        its roots, one for each cache salt
 //! next_block.rs   the name of a block's content before it is written
@@ -45,9 +46,12 @@ mod pool;
 mod prefix;
 mod roots;
 mod table;
+mod tiers;
 mod usage;
 mod window;
 
+#[cfg(test)]
+mod host_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -31,6 +31,7 @@ pub(super) struct BlockPool {
     front: Option<BlockId>,
     back: Option<BlockId>,
     num_free: Blocks,
+    num_cached: Blocks,
 }
 
 impl BlockPool {
@@ -48,6 +49,7 @@ impl BlockPool {
             front: link(0),
             back: num_blocks.0.checked_sub(1).map(BlockId),
             num_free: num_blocks,
+            num_cached: Blocks::ZERO,
         }
     }
 
@@ -58,6 +60,11 @@ impl BlockPool {
     /// Free blocks.
     pub(super) fn num_free(&self) -> Blocks {
         self.num_free
+    }
+
+    /// Blocks whose content can be found, free or not.
+    pub(super) fn num_cached(&self) -> Blocks {
+        self.num_cached
     }
 
     /// The number of tables that hold `id`.
@@ -98,7 +105,9 @@ impl BlockPool {
         if is_free {
             self.unlink(id);
         }
-        self.blocks[id.index()].is_cached = is_cached;
+        let was_cached = std::mem::replace(&mut self.blocks[id.index()].is_cached, is_cached);
+        self.num_cached += Blocks(u32::from(is_cached));
+        self.num_cached -= Blocks(u32::from(was_cached));
         if is_free {
             self.link(id);
         }
@@ -170,6 +179,8 @@ impl BlockPool {
         assert_eq!(self.back, previous, "the end of the free list");
         let num_listed = is_listed.iter().filter(|&&is_listed| is_listed).count();
         assert_eq!(self.num_free.index(), num_listed, "free blocks");
+        let num_cached = self.blocks.iter().filter(|block| block.is_cached).count();
+        assert_eq!(self.num_cached.index(), num_cached, "cached blocks");
         for (index, block) in self.blocks.iter().enumerate() {
             let id = BlockId(index as u32);
             assert_eq!(block.num_holders, num_holders[index], "holders of {id:?}");

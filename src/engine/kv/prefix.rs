@@ -40,6 +40,16 @@ pub(super) struct Content {
     id: u64,
 }
 
+impl Content {
+    /// The block that it is in, or was; `None` for a root.
+    pub(super) fn block(self) -> Option<BlockId> {
+        match self.place {
+            NodeRef::Root(_) => None,
+            NodeRef::Block(block) => Some(block),
+        }
+    }
+}
+
 /// A node of the trie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NodeRef {
@@ -255,6 +265,33 @@ impl PrefixIndex {
         id == Some(content.id)
     }
 
+    /// Moves the content of `from`, with all below it, to `to`, which is not registered. It keeps its number.
+    // As many writes as it has children. Each is a block that a sequence has filled, and a move copies a block as well.
+    pub(super) fn relocate(&mut self, from: BlockId, to: BlockId) {
+        assert!(!self.is_registered(to), "{to:?} has another content");
+        let node = self.nodes[from.index()].clone();
+        assert!(node.content.is_some(), "{from:?} has no content");
+        *self.link_in_bucket(from) = Some(to);
+        match node.newer_sibling {
+            Some(newer) => self.nodes[newer.index()].older_sibling = Some(to),
+            None => *self.first_child(node.parent) = Some(to),
+        }
+        if let Some(older) = node.older_sibling {
+            self.nodes[older.index()].newer_sibling = Some(to);
+        }
+        let mut child = node.first_child;
+        while let Some(at) = child {
+            self.nodes[at.index()].parent = NodeRef::Block(to);
+            child = self.nodes[at.index()].older_sibling;
+        }
+        self.nodes[from.index()].content = None;
+        self.nodes[to.index()] = node;
+        let start = from.index() * self.block_size;
+        let tokens = start..start + self.block_size;
+        self.tokens
+            .copy_within(tokens, to.index() * self.block_size);
+    }
+
     /// Forgets `block` and all below it, and passes each to `forgotten`, the block itself last.
     pub(super) fn forget(&mut self, block: BlockId, mut forgotten: impl FnMut(BlockId)) {
         let mut at = block;
@@ -363,21 +400,13 @@ impl PrefixIndex {
     /// Takes a block without children out of its bucket, and unlinks it from its siblings.
     fn unlink(&mut self, block: BlockId) {
         let Node {
-            key,
             parent,
             next_in_bucket,
             newer_sibling,
             older_sibling,
             ..
         } = self.nodes[block.index()];
-        let bucket = self.bucket(key);
-        let is_before =
-            |&before: &BlockId| self.nodes[before.index()].next_in_bucket == Some(block);
-        let before = self.bucket_blocks(bucket).find(is_before);
-        match before {
-            Some(before) => self.nodes[before.index()].next_in_bucket = next_in_bucket,
-            None => self.buckets[bucket] = next_in_bucket,
-        }
+        *self.link_in_bucket(block) = next_in_bucket;
         match newer_sibling {
             Some(newer) => self.nodes[newer.index()].older_sibling = older_sibling,
             None => *self.first_child(parent) = older_sibling,
@@ -386,6 +415,18 @@ impl PrefixIndex {
             self.nodes[older.index()].newer_sibling = newer_sibling;
         }
         self.nodes[block.index()].content = None;
+    }
+
+    /// What points to `block` in its bucket.
+    fn link_in_bucket(&mut self, block: BlockId) -> &mut Option<BlockId> {
+        let bucket = self.bucket(self.nodes[block.index()].key);
+        let is_before =
+            |&before: &BlockId| self.nodes[before.index()].next_in_bucket == Some(block);
+        let before = self.bucket_blocks(bucket).find(is_before);
+        match before {
+            Some(before) => &mut self.nodes[before.index()].next_in_bucket,
+            None => &mut self.buckets[bucket],
+        }
     }
 
     /// Panics if the index contradicts itself. `entered` are the roots of all sequences that have entered.

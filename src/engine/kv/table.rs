@@ -109,13 +109,11 @@ impl BlockTable {
         self.len += Blocks(1);
     }
 
-    /// Fills an empty table with `num_blocks` blocks, which come from the last to the first. They are the path of
-    /// `chain`.
+    /// Fills an empty table with `num_blocks` blocks, which come from the last to the first.
     pub(super) fn fill_from_the_end(
         &mut self,
         num_blocks: usize,
         blocks: impl Iterator<Item = BlockId>,
-        chain: Chain,
     ) {
         self.places.blocks.resize(num_blocks, BlockId::NONE);
         let places = self.places.blocks.iter_mut().rev();
@@ -124,7 +122,6 @@ impl BlockTable {
         }
         self.len = Blocks(num_blocks as u32);
         self.places.num_held = self.len;
-        self.places.chain = Some(chain);
     }
 
     /// Makes an empty table the same as `other`, without its chain.
@@ -173,6 +170,11 @@ impl BlockTable {
         (&self.places.blocks, self.places.chain.as_mut())
     }
 
+    /// Sets the path of its blocks.
+    pub(super) fn set_chain(&mut self, chain: Chain) {
+        self.places.chain = Some(chain);
+    }
+
     /// Takes the path out: what the sequence computes from now on is not registered.
     pub(super) fn take_chain(&mut self) -> Option<Chain> {
         self.places.chain.take()
@@ -197,6 +199,11 @@ impl Chain {
     /// The content below which the next block is registered; `None` if no lookup could find it there.
     pub(super) fn tail(&self) -> Option<Content> {
         self.tail
+    }
+
+    /// Sets it, because the content of the last block has moved.
+    pub(super) fn set_tail(&mut self, tail: Option<Content>) {
+        self.tail = tail;
     }
 
     /// The number of blocks in it.

@@ -3,16 +3,17 @@ use std::sync::Arc;
 use super::prefix::{MAX_BUCKET, MAX_CHILDREN};
 use super::*;
 use crate::base::{BlockId, BlockSize, Blocks, TokenId, Tokens};
-use crate::engine::BlockCopy;
+use crate::engine::{BlockCopy, BlockMove};
 
 /// A cache that reuses all it can.
 fn cache(num_blocks: u32, block_size: u32) -> KvCacheManager {
     KvCacheManager::new(config(num_blocks, block_size))
 }
 
-fn config(num_blocks: u32, block_size: u32) -> KvCacheConfig {
+pub(super) fn config(num_blocks: u32, block_size: u32) -> KvCacheConfig {
     KvCacheConfig {
         num_blocks: Blocks(num_blocks),
+        num_host_blocks: Blocks(0),
         block_size: BlockSize::new(block_size).expect("not zero"),
         window: None,
         max_chunk: Tokens(16),
@@ -22,13 +23,13 @@ fn config(num_blocks: u32, block_size: u32) -> KvCacheConfig {
 }
 
 /// As many tokens as there are may be taken over.
-const ALL: Tokens = Tokens(u32::MAX);
+pub(super) const ALL: Tokens = Tokens(u32::MAX);
 
-fn anybody() -> ReuseOptions {
+pub(super) fn anybody() -> ReuseOptions {
     ReuseOptions::default()
 }
 
-fn only_with(salt: &str) -> ReuseOptions {
+pub(super) fn only_with(salt: &str) -> ReuseOptions {
     ReuseOptions {
         salt: Some(Arc::from(salt)),
         ..anybody()
@@ -36,7 +37,11 @@ fn only_with(salt: &str) -> ReuseOptions {
 }
 
 /// A sequence of `tokens`, all of them computed.
-fn computed(cache: &mut KvCacheManager, tokens: &[TokenId], reuse: &ReuseOptions) -> BlockTable {
+pub(super) fn computed(
+    cache: &mut KvCacheManager,
+    tokens: &[TokenId],
+    reuse: &ReuseOptions,
+) -> BlockTable {
     let mut table = BlockTable::default();
     cache.reserve(&mut table, tokens, reuse, ALL);
     cache.commit(&mut table, tokens, Tokens(tokens.len() as u32));
@@ -44,17 +49,17 @@ fn computed(cache: &mut KvCacheManager, tokens: &[TokenId], reuse: &ReuseOptions
 }
 
 /// A sequence of `tokens` has come and gone.
-fn leave_behind(cache: &mut KvCacheManager, tokens: &[TokenId], reuse: &ReuseOptions) {
+pub(super) fn leave_behind(cache: &mut KvCacheManager, tokens: &[TokenId], reuse: &ReuseOptions) {
     let mut table = computed(cache, tokens, reuse);
     cache.release(&mut table);
-    cache.clear_copies();
+    cache.clear_moves();
 }
 
-fn num_found(cache: &KvCacheManager, tokens: &[TokenId]) -> u32 {
+pub(super) fn num_found(cache: &KvCacheManager, tokens: &[TokenId]) -> u32 {
     cache.find(tokens, &anybody(), ALL).num_tokens.0
 }
 
-fn tokens(range: std::ops::Range<u32>) -> Vec<TokenId> {
+pub(super) fn tokens(range: std::ops::Range<u32>) -> Vec<TokenId> {
     range.collect()
 }
 
@@ -147,6 +152,7 @@ fn what_is_found_is_shared_and_the_rest_is_new() {
             num_reused_blocks: 2,
             num_missed_blocks: 4,
             num_reused_tokens: 8,
+            ..ReuseTotals::default()
         }
     );
     cache.check_integrity([&first, &second].into_iter());
@@ -204,8 +210,8 @@ fn the_longest_common_beginning_is_copied() {
         leave_behind(&mut cache, &other, &anybody());
     }
     let table = computed(&mut cache, &[0, 1, 2, 3, 4], &anybody());
-    let [copy] = cache.copies() else {
-        panic!("one copy: {:?}", cache.copies());
+    let [BlockMove::Copy(copy)] = cache.moves() else {
+        panic!("one copy: {:?}", cache.moves());
     };
     assert_eq!(copy.num_positions, 3);
     assert_eq!(copy.target, table.blocks()[0]);
@@ -243,11 +249,11 @@ fn a_block_to_copy_from_is_taken_over_when_no_other_is_left() {
             Tokens(3)
         );
         if num_blocks == 2 {
-            assert_eq!(cache.copies(), []);
+            assert_eq!(cache.moves(), []);
             assert_eq!(table.blocks()[0], BlockId(0), "which has the tokens");
             assert_eq!(num_found(&cache, &[0, 1, 2, 3, 4]), 0);
         } else {
-            assert_eq!(cache.copies().len(), 1);
+            assert_eq!(cache.moves().len(), 1);
             assert!(!table.blocks().contains(&BlockId(0)));
             assert_eq!(num_found(&cache, &[0, 1, 2, 3, 4]), 4);
         }
@@ -393,7 +399,7 @@ fn no_more_is_taken_over_than_may_be() {
             let reused = cache.reserve(&mut table, &tokens(0..7), &anybody(), max_reused);
             assert_eq!(reused, Tokens(expected));
             cache.release(&mut table);
-            cache.clear_copies();
+            cache.clear_moves();
         }
     }
 }
@@ -506,12 +512,14 @@ fn sequences_that_fork_share_all_but_the_block_they_write() {
         cache.grow(table, Tokens(7));
         assert_eq!(cache.usage().num_used, num_used + Blocks(lacking));
     }
-    let copy = |target| BlockCopy {
-        source: BlockId(1),
-        target: BlockId(target),
-        num_positions: 2,
+    let copy = |target| {
+        BlockMove::Copy(BlockCopy {
+            source: BlockId(1),
+            target: BlockId(target),
+            num_positions: 2,
+        })
     };
-    assert_eq!(cache.copies(), [copy(2), copy(3)]);
+    assert_eq!(cache.moves(), [copy(2), copy(3)]);
     let blocks = [&first, &second, &third].map(|table| table.blocks().to_vec());
     assert_eq!(blocks, [[0, 2], [0, 3], [0, 1]].map(|ids| ids.map(BlockId)));
     let tables = || [&first, &second, &third].into_iter();
@@ -533,7 +541,7 @@ fn at_a_block_bound_a_fork_has_nothing_to_copy() {
     cache.fork(&first, &mut second);
     cache.own_next(&mut second, Tokens(4));
     cache.grow(&mut second, Tokens(5));
-    assert_eq!(cache.copies(), []);
+    assert_eq!(cache.moves(), []);
     assert_eq!(second.blocks(), [BlockId(0), BlockId(1)]);
 }
 

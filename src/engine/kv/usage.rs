@@ -9,6 +9,10 @@ pub struct KvUsage {
     pub num_blocks: Blocks,
     /// Blocks that sequences hold.
     pub num_used: Blocks,
+    /// Blocks in host memory.
+    pub num_host_blocks: Blocks,
+    /// Those that have a content.
+    pub num_host_used: Blocks,
     /// Positions per block.
     pub block_size: BlockSize,
 }
@@ -31,6 +35,10 @@ pub struct ReuseTotals {
     pub num_missed_blocks: u64,
     /// Tokens that were found, and need not be computed.
     pub num_reused_tokens: u64,
+    /// Blocks that went to host memory instead of being forgotten.
+    pub num_offloaded_blocks: u64,
+    /// Blocks that came back from there.
+    pub num_onboarded_blocks: u64,
 }
 
 impl ReuseTotals {
@@ -41,6 +49,8 @@ impl ReuseTotals {
             num_reused_blocks: self.num_reused_blocks + other.num_reused_blocks,
             num_missed_blocks: self.num_missed_blocks + other.num_missed_blocks,
             num_reused_tokens: self.num_reused_tokens + other.num_reused_tokens,
+            num_offloaded_blocks: self.num_offloaded_blocks + other.num_offloaded_blocks,
+            num_onboarded_blocks: self.num_onboarded_blocks + other.num_onboarded_blocks,
         }
     }
 }

@@ -10,6 +10,7 @@ use proptest::test_runner::FileFailurePersistence;
 
 use super::*;
 use crate::base::{BlockId, BlockSize, Blocks, TokenId, Tokens};
+use crate::engine::BlockMove;
 
 /// Few, so that prompts begin alike.
 const NUM_LETTERS: u32 = 2;
@@ -73,6 +74,8 @@ struct World {
     block_size: usize,
     /// What each position holds, `[num_blocks][block_size]`.
     memory: Vec<Vec<u64>>,
+    /// The same in host memory.
+    host_memory: Vec<Vec<u64>>,
     sequences: Vec<WalkSequence>,
     num_added: u64,
     num_reused_tokens: u64,
@@ -87,6 +90,7 @@ impl World {
             max_len,
             block_size,
             memory: vec![vec![NOTHING; block_size]; config.num_blocks.index()],
+            host_memory: vec![vec![NOTHING; block_size]; config.num_host_blocks.index()],
             sequences: Vec::new(),
             num_added: 0,
             num_reused_tokens: 0,
@@ -173,14 +177,24 @@ impl World {
     }
 
     fn step(&mut self, mut choice: u64) {
-        self.cache.clear_copies();
+        self.cache.clear_moves();
         self.grow_running();
         self.start_waiting();
-        for copy in self.cache.copies() {
-            let num_positions = copy.num_positions as usize;
-            assert!((1..self.block_size).contains(&num_positions), "{copy:?}");
-            let copied = self.memory[copy.source.index()][..num_positions].to_vec();
-            self.memory[copy.target.index()][..num_positions].copy_from_slice(&copied);
+        for one in self.cache.moves() {
+            match *one {
+                BlockMove::Copy(copy) => {
+                    let num_positions = copy.num_positions as usize;
+                    assert!((1..self.block_size).contains(&num_positions), "{copy:?}");
+                    let copied = self.memory[copy.source.index()][..num_positions].to_vec();
+                    self.memory[copy.target.index()][..num_positions].copy_from_slice(&copied);
+                }
+                BlockMove::Offload { source, target } => {
+                    self.host_memory[target.index()] = self.memory[source.index()].clone();
+                }
+                BlockMove::Onboard { source, target } => {
+                    self.memory[target.index()] = self.host_memory[source.index()].clone();
+                }
+            }
         }
         self.blank_what_is_not_computed();
         for nth in 0..self.sequences.len() {
@@ -333,11 +347,16 @@ fn configs() -> impl Strategy<Value = (KvCacheConfig, usize)> {
     });
     let window = proptest::option::of(window);
     let flags = (proptest::bool::weighted(0.9), any::<bool>());
-    (1u32..=4, 1usize..24, 0u32..10, 1u32..9, window, flags).prop_map(
-        |(block_size, max_len, more_blocks, max_chunk, window, flags)| {
+    let num_host_blocks = prop_oneof![1 => Just(0), 2 => 1u32..12];
+    let blocks = (0u32..10, num_host_blocks);
+    (1u32..=4, 1usize..24, blocks, 1u32..9, window, flags).prop_map(
+        |(block_size, max_len, blocks, max_chunk, window, flags)| {
+            let (more_blocks, num_host_blocks) = blocks;
             let (enable_reuse, enable_partial_reuse) = flags;
+            let num_host_blocks = if enable_reuse { num_host_blocks } else { 0 };
             let mut config = KvCacheConfig {
                 num_blocks: Blocks(1),
+                num_host_blocks: Blocks(num_host_blocks),
                 block_size: BlockSize::new(block_size).expect("not zero"),
                 window,
                 max_chunk: Tokens(max_chunk),

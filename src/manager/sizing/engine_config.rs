@@ -75,6 +75,7 @@ pub fn engine_config(
             max_seq_len,
             available_bytes,
         ),
+        num_host_blocks: num_host_blocks(settings, model.kv_bytes_per_block(block_size))?,
         policy: settings.batch_scheduler_policy,
         enable_chunked_context: settings.enable_chunked_context.unwrap_or(true),
         chunk_policy: settings.context_chunking_policy,
@@ -176,6 +177,20 @@ fn num_blocks(
     Blocks(u32::try_from(blocks).unwrap_or(u32::MAX))
 }
 
+fn num_host_blocks(settings: &Settings, bytes_per_block: u64) -> Result<Blocks, LoadError> {
+    let num_bytes = settings.kv_cache_host_memory_bytes;
+    let num_blocks = num_bytes / bytes_per_block.max(1);
+    if num_bytes > 0 && num_blocks == 0 {
+        return Err(LoadError::Config {
+            problem: format!(
+                "kv_cache_host_memory_bytes is {num_bytes}, less than the {bytes_per_block} bytes of one block"
+            ),
+            remedy: "raise it, or set it to 0".to_owned(),
+        });
+    }
+    Ok(Blocks(u32::try_from(num_blocks).unwrap_or(u32::MAX)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,6 +257,14 @@ mod tests {
             sized(&tokens, Some(2 * 64 * 32 * 100)).num_blocks,
             Blocks(34)
         );
+    }
+
+    #[test]
+    fn host_memory_is_cut_into_blocks_of_its_own() {
+        let engine = sized(&[("kv_cache_host_memory_bytes", "10000")], None);
+        assert_eq!(engine.num_host_blocks, Blocks(3), "of 3200 bytes");
+        assert_eq!(engine.num_blocks, Blocks(8 * 32));
+        assert_eq!(sized(&[], None).num_host_blocks, Blocks(0));
     }
 
     #[test]
@@ -336,6 +359,19 @@ mod tests {
                 &[("gpt_model_type", "V1"), ("enable_chunked_context", "true")],
                 None,
                 ["V1", "leave enable_chunked_context out"],
+            ),
+            (
+                &[("kv_cache_host_memory_bytes", "3199")],
+                None,
+                ["is 3199", "3200 bytes of one block"],
+            ),
+            (
+                &[
+                    ("kv_cache_host_memory_bytes", "3200"),
+                    ("enable_kv_cache_reuse", "false"),
+                ],
+                None,
+                ["host memory", "enable_kv_cache_reuse to true"],
             ),
             (
                 &[("gpt_model_type", "V1"), ("enable_trt_overlap", "true")],

@@ -85,6 +85,7 @@ pub struct InstanceMemory {
     /// `None` on a GPU, whose memory is taken at load.
     reservation: Option<Reservation>,
     gpu_bytes: u64,
+    pinned_bytes: u64,
     weight_bytes: u64,
     bytes_per_block: u64,
 }
@@ -96,16 +97,18 @@ impl InstanceMemory {
         Self {
             reservation: Some(reservation),
             gpu_bytes: 0,
+            pinned_bytes: 0,
             weight_bytes,
             bytes_per_block,
         }
     }
 
-    /// The memory of an instance on a GPU.
-    pub fn on_gpu(gpu_bytes: u64) -> Self {
+    /// The memory of an instance on a GPU, with the pinned memory for what its KV cache gives up.
+    pub fn on_gpu(gpu_bytes: u64, pinned_bytes: u64) -> Self {
         Self {
             reservation: None,
             gpu_bytes,
+            pinned_bytes,
             weight_bytes: 0,
             bytes_per_block: 0,
         }
@@ -116,11 +119,11 @@ impl InstanceMemory {
         MemoryUsage {
             host_bytes: self.reservation.as_ref().map_or(0, |it| it.bytes),
             gpu_bytes: self.gpu_bytes,
-            ..MemoryUsage::default()
+            pinned_bytes: self.pinned_bytes,
         }
     }
 
-    /// Records that `blocks` of the KV cache are in use, and so have been written.
+    /// Records that `blocks` of the KV cache and of its host blocks are in use, and so have been written.
     pub fn mark_used(&mut self, blocks: Blocks) {
         let kv_bytes = u64::from(blocks.0) * self.bytes_per_block;
         if let Some(reservation) = &mut self.reservation {
@@ -138,7 +141,7 @@ pub struct MemoryUsage {
     /// Weights and KV cache in GPU memory.
     #[serde(rename = "Runtime GPU Memory Usage")]
     pub gpu_bytes: u64,
-    /// Pinned host memory, for transfers to GPUs.
+    /// Pinned host memory for KV cache blocks.
     #[serde(rename = "Runtime Pinned Memory Usage")]
     pub pinned_bytes: u64,
 }

@@ -58,11 +58,13 @@ fn load_on_cpu(
     let settings = &config.settings;
     let weight_bytes = model.num_weight_bytes()?;
     let (engine, reservation) = host_memory::reserve(|available_bytes| {
-        // The KV cache shares what the weights leave.
-        let left = available_bytes.map(|bytes| bytes.saturating_sub(weight_bytes));
+        // The KV cache shares what the weights and the host blocks leave.
+        let taken = weight_bytes + settings.kv_cache_host_memory_bytes;
+        check_host_memory(settings, available_bytes)?;
+        let left = available_bytes.map(|bytes| bytes.saturating_sub(taken));
         let engine = engine_config(config, model, left)?;
-        let kv_bytes = kv_bytes(model, &engine);
-        Ok::<_, LoadError>((engine, weight_bytes + kv_bytes))
+        let num_bytes = weight_bytes + kv_bytes(model, &engine) + host_bytes(model, &engine);
+        Ok::<_, LoadError>((engine, num_bytes))
     })?;
     let limits = limits(model, &engine);
     let runner = match model.source {
@@ -101,13 +103,38 @@ fn load_on_gpu(
         num_threads: config.settings.num_threads,
         deterministic: config.settings.deterministic,
     };
+    let pinned_bytes = host_bytes(model, &engine);
+    let ((), reservation) = host_memory::reserve(|available_bytes| {
+        check_host_memory(&config.settings, available_bytes)?;
+        Ok::<_, LoadError>(((), pinned_bytes))
+    })?;
     let runner = CudaRunner::new(source, limits(model, &engine), &options)?;
-    let kv_bytes = kv_bytes(model, &engine);
+    // The system counts pinned memory as used from the beginning.
+    drop(reservation);
+    let gpu_bytes = weight_bytes + kv_bytes(model, &engine);
     Ok(LoadedRunner {
         runner: Runner::Cuda(Box::new(runner)),
-        memory: InstanceMemory::on_gpu(weight_bytes + kv_bytes),
+        memory: InstanceMemory::on_gpu(gpu_bytes, pinned_bytes),
         config: engine,
     })
+}
+
+/// Refuses more host memory for KV cache blocks than there is: the machine would kill a process later.
+fn check_host_memory(settings: &Settings, available_bytes: Option<u64>) -> Result<(), LoadError> {
+    let num_bytes = settings.kv_cache_host_memory_bytes;
+    match available_bytes {
+        Some(available) if num_bytes > available => Err(LoadError::Config {
+            problem: format!(
+                "kv_cache_host_memory_bytes is {num_bytes}, and {available} bytes of host memory are available"
+            ),
+            remedy: "lower it".to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn host_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
+    u64::from(engine.num_host_blocks.0) * model.kv_bytes_per_block(engine.block_size)
 }
 
 fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {

@@ -1,13 +1,17 @@
 //! The keys and values of all sequences: a pool of blocks.
 
+mod host_blocks;
 mod int8;
 mod layer;
 mod layout;
+
+use std::ops::Range;
 
 use super::memory::Buffer;
 use crate::base::{BlockId, LoadError};
 use crate::device::{KvBatch, KvLayout, KvSpan};
 
+pub use host_blocks::HostBlocks;
 pub(super) use int8::widen;
 pub(super) use layer::{Encoded, KvGroup, KvLayer, KvLayerMut};
 
@@ -123,6 +127,18 @@ impl KvCache {
                 words.copy_within(from..from + num_groups * part.group_len, to);
             }
         }
+    }
+
+    /// The words of a block in a layer.
+    fn words_of(&self, block: BlockId, layer: usize) -> Range<usize> {
+        assert!(
+            block.index() < self.num_blocks,
+            "{block:?} of {}",
+            self.num_blocks
+        );
+        let block_len = self.layout.block_len();
+        let start = (layer * self.num_blocks + block.index()) * block_len;
+        start..start + block_len
     }
 
     /// One layer of the pool for reading.

@@ -1,0 +1,260 @@
+//! The blocks of the device and those in host memory: which content is where.
+//!
+//! Content that is evicted from the device goes to a host block if one can be had, and keeps its place in the prefix
+//! index. A context that finds it there takes it back to a block of the device.
+//!
+//! ```text
+//! ids       0 .. num_blocks                              blocks of the device, in block tables
+//!           num_blocks .. num_blocks + num_host_blocks   host blocks: only in the prefix index
+//!
+//!                 commit                           take, no host block left
+//! device    held ------> registered, then cached --------------------------+
+//!                           |            ^                                 |
+//!              take: offload|            | onboard: found;                 v
+//!                           |            | commit: computed again      forgotten, with all below it
+//!                           v            |                                 ^
+//! host                   cached ---------+                                 |
+//!                           |          offload of another                  |
+//!                           +----------------------------------------------+
+//! ```
+//!
+//! Moves are decided in an order and made in this order, so a block may be read by one move and overwritten by the next.
+
+use super::ReuseTotals;
+use super::pool::BlockPool;
+use super::prefix::{Content, PrefixIndex};
+use super::roots::RootId;
+use crate::base::{BlockId, BlockSize, Blocks, HostBlockId, TokenId};
+use crate::engine::{BlockCopy, BlockMove};
+
+/// All blocks, the prefix index over their contents, and the moves that the next step makes.
+pub(super) struct Tiers {
+    device: BlockPool,
+    /// Host blocks, counted from 0. One is held only while a context is reserved.
+    host: BlockPool,
+    /// `None` without reuse.
+    prefix: Option<PrefixIndex>,
+    moves: Vec<BlockMove>,
+    pub(super) totals: ReuseTotals,
+}
+
+impl Tiers {
+    /// Blank blocks, and an index over them unless reuse is off.
+    pub(super) fn new(
+        num_blocks: Blocks,
+        num_host_blocks: Blocks,
+        block_size: BlockSize,
+        enable_reuse: bool,
+    ) -> Self {
+        let num_all = num_blocks + num_host_blocks;
+        Self {
+            device: BlockPool::new(num_blocks),
+            host: BlockPool::new(num_host_blocks),
+            prefix: enable_reuse.then(|| PrefixIndex::new(num_all, block_size)),
+            moves: Vec::new(),
+            totals: ReuseTotals::default(),
+        }
+    }
+
+    /// The blocks of the device.
+    pub(super) fn device(&self) -> &BlockPool {
+        &self.device
+    }
+
+    /// The blocks in host memory.
+    pub(super) fn host(&self) -> &BlockPool {
+        &self.host
+    }
+
+    /// The index; `None` without reuse.
+    pub(super) fn prefix(&self) -> Option<&PrefixIndex> {
+        self.prefix.as_ref()
+    }
+
+    /// The same, for sequences to enter and leave.
+    pub(super) fn prefix_mut(&mut self) -> Option<&mut PrefixIndex> {
+        self.prefix.as_mut()
+    }
+
+    /// Whether `id` is in host memory.
+    pub(super) fn is_on_host(&self, id: BlockId) -> bool {
+        id.index() >= self.device.num_blocks().index()
+    }
+
+    /// What has to be moved before the next step is computed, in this order.
+    pub(super) fn moves(&self) -> &[BlockMove] {
+        &self.moves
+    }
+
+    /// Forgets the moves: the planned step has them.
+    pub(super) fn clear_moves(&mut self) {
+        self.moves.clear();
+    }
+
+    /// Plans the copy of a beginning from one block of the device to another.
+    pub(super) fn push_copy(&mut self, copy: BlockCopy) {
+        self.moves.push(BlockMove::Copy(copy));
+    }
+
+    /// One more table holds `id`, or a context that is being reserved.
+    pub(super) fn hold(&mut self, id: BlockId) {
+        let (pool, local) = pool_of(&mut self.device, &mut self.host, id);
+        pool.hold(local);
+    }
+
+    /// One fewer holds it.
+    pub(super) fn give_back(&mut self, id: BlockId) {
+        let (pool, local) = pool_of(&mut self.device, &mut self.host, id);
+        pool.give_back(local);
+    }
+
+    /// Takes a free block of the device, whose content is evicted.
+    pub(super) fn take(&mut self) -> BlockId {
+        let block = self.device.take();
+        self.evict(block);
+        self.totals.num_taken_blocks += 1;
+        block
+    }
+
+    /// Removes the content of a block of the device, which its holder is about to overwrite: to host memory, or for good.
+    pub(super) fn evict(&mut self, block: BlockId) {
+        if !self.is_registered(block) {
+            return;
+        }
+        let Some(host) = self.take_host() else {
+            self.forget(block);
+            return;
+        };
+        // The host block may have held a content above this one.
+        if self.is_registered(block) {
+            self.relocate(block, host);
+            let (source, target) = (block, self.host_id(host));
+            self.moves.push(BlockMove::Offload { source, target });
+            self.totals.num_offloaded_blocks += 1;
+        }
+        self.give_back(host);
+    }
+
+    /// Takes the content of a host block, which the caller holds and gives up, to a block of the device.
+    pub(super) fn onboard(&mut self, host: BlockId) -> BlockId {
+        let target = self.take();
+        self.push_onboard(host, target);
+        // A block above it, outside of the window, may have been forgotten to take the target.
+        if self.is_registered(host) {
+            self.relocate(host, target);
+        }
+        self.give_back(host);
+        target
+    }
+
+    /// Plans to copy a host block to a block of the device, to which its content does not move.
+    pub(super) fn push_onboard(&mut self, host: BlockId, target: BlockId) {
+        let source = self.host_id(host);
+        self.moves.push(BlockMove::Onboard { source, target });
+        self.totals.num_onboarded_blocks += 1;
+    }
+
+    /// Registers `tokens`, which fill `block` of the device, below `parent`, see [`PrefixIndex::register`]. If the content
+    /// is in host memory, it moves to `block`, which has it as well.
+    pub(super) fn register(
+        &mut self,
+        parent: Content,
+        tokens: &[TokenId],
+        block: BlockId,
+    ) -> Option<Content> {
+        let prefix = self.prefix.as_mut()?;
+        let content = prefix.register(parent, tokens, block)?;
+        match content.block() {
+            Some(host) if self.is_on_host(host) => {
+                self.relocate(host, block);
+                self.prefix.as_ref()?.content_of(block)
+            }
+            _ => {
+                if content.block() == Some(block) {
+                    self.device.set_cached(block, true);
+                }
+                Some(content)
+            }
+        }
+    }
+
+    /// Panics unless every block of the device is free or held by as many as `held` says, no host block is held, and the
+    /// index agrees. `entered` are the roots of all sequences that have entered.
+    pub(super) fn check_integrity(&self, held: impl Iterator<Item = BlockId>, entered: &[RootId]) {
+        let is_cached = |block| self.is_registered(block);
+        self.device.check_integrity(held, is_cached);
+        let is_cached = |block| self.is_registered(self.on_host(block));
+        self.host.check_integrity(std::iter::empty(), is_cached);
+        match &self.prefix {
+            Some(prefix) => prefix.check_integrity(entered),
+            None => assert!(entered.is_empty(), "a chain without an index"),
+        }
+    }
+
+    /// Whether the content of `block` can be found.
+    pub(super) fn is_registered(&self, block: BlockId) -> bool {
+        let prefix = self.prefix.as_ref();
+        prefix.is_some_and(|prefix| prefix.is_registered(block))
+    }
+
+    /// Takes a host block without content, if any is not held.
+    fn take_host(&mut self) -> Option<BlockId> {
+        if self.host.num_free() == Blocks::ZERO {
+            return None;
+        }
+        let local = self.host.take();
+        let block = self.on_host(local);
+        self.forget(block);
+        Some(block)
+    }
+
+    /// Moves a content in the index to a block that has, or is about to have, its keys and values.
+    fn relocate(&mut self, from: BlockId, to: BlockId) {
+        let prefix = self.prefix.as_mut().expect("a content is in an index");
+        prefix.relocate(from, to);
+        self.set_cached(from, false);
+        self.set_cached(to, true);
+    }
+
+    /// Removes the content of `block`, and all below it, from the index.
+    fn forget(&mut self, block: BlockId) {
+        let Self {
+            device,
+            host,
+            prefix,
+            ..
+        } = self;
+        if let Some(prefix) = prefix {
+            prefix.forget(block, |forgotten| {
+                let (pool, local) = pool_of(device, host, forgotten);
+                pool.set_cached(local, false);
+            });
+        }
+    }
+
+    fn set_cached(&mut self, id: BlockId, is_cached: bool) {
+        let (pool, local) = pool_of(&mut self.device, &mut self.host, id);
+        pool.set_cached(local, is_cached);
+    }
+
+    /// The id, among all blocks, of a block of the host pool.
+    fn on_host(&self, local: BlockId) -> BlockId {
+        BlockId(self.device.num_blocks().0 + local.0)
+    }
+
+    fn host_id(&self, id: BlockId) -> HostBlockId {
+        HostBlockId(id.0 - self.device.num_blocks().0)
+    }
+}
+
+/// The pool of a block, and its id there.
+fn pool_of<'p>(
+    device: &'p mut BlockPool,
+    host: &'p mut BlockPool,
+    id: BlockId,
+) -> (&'p mut BlockPool, BlockId) {
+    match id.0.checked_sub(device.num_blocks().0) {
+        Some(local) => (host, BlockId(local)),
+        None => (device, id),
+    }
+}
