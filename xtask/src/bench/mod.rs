@@ -22,6 +22,8 @@ pub enum Bench {
     Schemes(Schemes),
     /// Effect of the most expensive requests on the steps of other requests, on the demo model
     Neighbours(Neighbours),
+    /// Time to first token of conversations that return, with and without KV cache blocks in host memory
+    Returning(Returning),
     /// Accuracy of inflight-sim's predictions, on the synthetic runner
     Simulator(Simulator),
     /// Prompt and generation throughput in process, relative to the limits of the machine
@@ -112,6 +114,25 @@ pub struct Neighbours {
 }
 
 #[derive(Args)]
+pub struct Returning {
+    /// The checkpoint's folder [default: the demo model]
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Users who take turns
+    #[arg(long, value_name = "N", default_value_t = 6)]
+    users: u32,
+    /// Tokens of a conversation when its user returns
+    #[arg(long, value_name = "TOKENS", default_value_t = 768)]
+    tokens: u32,
+    /// Rounds of new conversations
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: u32,
+    /// Print one JSON object per row on standard output instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
 pub struct Simulator {
     /// Seed of the random load
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -152,6 +173,23 @@ pub fn run(bench: &Bench) -> Result<()> {
             let rounds = format!("--rounds={}", neighbours.rounds);
             let script = &mut script("neighbours.py")?;
             run_to_stdout(script.arg(rounds).args(only).args(json(neighbours.json)))
+        }
+        Bench::Returning(returning) => {
+            let model = returning.model.as_ref().map(std::path::absolute);
+            let model = model.transpose()?;
+            let arguments = [
+                format!("--users={}", returning.users),
+                format!("--tokens={}", returning.tokens),
+                format!("--rounds={}", returning.rounds),
+            ];
+            let model = model.map(|model| format!("--model={}", model.display()));
+            let script = &mut script("returning.py")?;
+            run_to_stdout(
+                script
+                    .args(arguments)
+                    .args(model)
+                    .args(json(returning.json)),
+            )
         }
         Bench::Simulator(simulator) => run_to_stdout(
             script("simulator.py")?
