@@ -22,7 +22,8 @@ use triton_inflight::manager::{
     BatchManager, Callbacks, LandedStep, Response, Submission, serve, statistics_json,
 };
 use triton_inflight::runner::{
-    CpuRunner, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
+    CpuRunner, KvFile, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
+    next_token,
 };
 use triton_inflight::sampling::{
     FinishReason, LogitsProcessor, Owner, ProcessLogits, SampleError, SamplingInput,
@@ -771,5 +772,58 @@ fn the_example_answers_a_file_of_prompts() {
             answers.contains(prompt),
             "no answer to '{prompt}': {answers}"
         );
+    }
+}
+
+#[test]
+fn what_a_manager_has_cached_is_kept_in_its_file() {
+    for num_micro_batches in [1, 2] {
+        let name = format!(
+            "inflight-kept-{}-{num_micro_batches}.kv",
+            std::process::id()
+        );
+        let path = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_file(&path);
+        let load = || {
+            let config = EngineConfig {
+                num_micro_batches,
+                num_host_blocks: Blocks(32),
+                ..config()
+            };
+            let options = SyntheticOptions {
+                vocab_size: VOCAB_SIZE,
+                step_base_us: 0.0,
+                step_per_token_us: 0.0,
+            };
+            let runner = SyntheticRunner::new(options, &RunnerLimits::of(&config)).expect("memory");
+            let file = KvFile::new(path.clone(), "a model".to_owned());
+            let mut manager =
+                BatchManager::with_kv_file(config, Runner::Synthetic(runner), Some(file))
+                    .expect("a thread");
+            let request = NewRequest::new(SequenceId(1), (0..40).collect(), Tokens(3));
+            manager.add(request).expect("fits");
+            manager
+        };
+        let mut num_reused_tokens = Vec::new();
+        for _ in 0..2 {
+            let mut manager = load();
+            let mut last = 0;
+            while !manager.is_idle() {
+                manager.launch().expect("a step");
+                if let Some(landed) = manager.land(&mut Vec::new()).expect("a step") {
+                    last = landed.stats.reuse.num_reused_tokens;
+                }
+            }
+            num_reused_tokens.push(last);
+        }
+        assert_eq!(num_reused_tokens, [0, 39], "all but the last token");
+
+        let kept = std::fs::read(&path).expect("it is there");
+        let mut manager = load();
+        manager.launch().expect("a step");
+        drop(manager);
+        let left = std::fs::read(&path).expect("it is there");
+        assert_eq!(left, kept, "a request was running");
+        std::fs::remove_file(&path).expect("it is there");
     }
 }

@@ -39,6 +39,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
         config: engine_config,
         runner,
         memory,
+        kv_file,
     } = load_runner(&model.config, model.source.as_ref(), &model.folder, gpu)?;
     if let Err(error) = handle.report_system_memory(memory.usage().host_bytes as usize) {
         log::debug!("{name}: its memory could not be reported: {error}");
@@ -72,7 +73,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
     }
     let max_seq_len = engine_config.max_seq_len;
     let (vocab_size, has_logits) = (runner.vocab_size(), runner.has_logits());
-    let manager = BatchManager::new(engine_config.clone(), runner)
+    let manager = BatchManager::with_kv_file(engine_config.clone(), runner, kv_file)
         .map_err(|error| LoadError::Resource(format!("no thread for the runner: {error}")))?;
     let stats = StepStats::before_the_first(&engine_config, manager.kv_usage());
     let observer = Observer::new(

@@ -267,6 +267,17 @@ pub(super) fn knobs() -> Vec<Knob> {
              memory where the model runs on a GPU. Needs `enable_kv_cache_reuse`.",
         ),
         knob(
+            "kv_cache_file",
+            optional(file(), "none"),
+            |s| &mut s.kv_cache_file,
+            "A file in which the KV cache is kept when the model is unloaded, up to `kv_cache_host_memory_bytes`, so \
+             that conversations find their prefix after a restart. Readable by the server's user only; it holds the \
+             tokens of requests. A file that was made from another checkpoint, or that is damaged, is replaced. \
+             With several instances, the last one that is unloaded writes it. A relative path is resolved against \
+             the model's folder in the repository; with `--model-control-mode=poll`, choose a file outside of the \
+             repository.",
+        ),
+        knob(
             "logits_memory_bytes",
             integer(0..=1 << 40),
             |s| &mut s.logits_memory_bytes,
@@ -545,6 +556,11 @@ mod tests {
             "kv_cache_host_memory_bytes",
             &["0", "35184372088832"],
             &["-1", "1e9", "35184372088833"],
+        ),
+        (
+            "kv_cache_file",
+            &["/var/cache/stories.kv", "stories.kv"],
+            &["", "${file}"],
         ),
         (
             "logits_memory_bytes",

@@ -74,6 +74,8 @@ pub struct Settings {
     pub kv_cache_free_mem_fraction: f64,
     /// `kv_cache_host_memory_bytes`
     pub kv_cache_host_memory_bytes: u64,
+    /// `kv_cache_file`
+    pub kv_cache_file: Option<PathBuf>,
     /// `enable_chunked_context`; None: if possible
     pub enable_chunked_context: Option<bool>,
     /// `logits_memory_bytes`
@@ -146,6 +148,7 @@ impl Default for Settings {
             max_tokens_in_paged_kv_cache: None,
             kv_cache_free_mem_fraction: 0.5,
             kv_cache_host_memory_bytes: 0,
+            kv_cache_file: None,
             enable_chunked_context: None,
             logits_memory_bytes: 1 << 30,
             logits_post_processor_library: None,

@@ -226,6 +226,17 @@ pub trait Device: Sized {
         target: BlockId,
     );
 
+    /// The bytes of a block in memory of the host, once all copies to and from there have been made.
+    ///
+    /// # Errors
+    ///
+    /// If an operation has failed.
+    fn host_block<'h>(
+        &mut self,
+        host: &'h mut Self::HostBlocks,
+        block: HostBlockId,
+    ) -> Result<&'h mut [u8], StepError>;
+
     /// Begins a step. On a machine that several models share, it waits for its turn.
     fn begin_step<'a>(&mut self, cache: &Self::KvCache, inputs: StepInputs<'a>) -> Self::Step<'a>;
 

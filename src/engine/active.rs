@@ -163,6 +163,11 @@ impl ActiveSequences {
         &self.kv
     }
 
+    /// The same, to be changed.
+    pub(super) fn kv_mut(&mut self) -> &mut KvCacheManager {
+        &mut self.kv
+    }
+
     /// The first full block that the sequence in `slot` has still to write, if others will find it then.
     pub(super) fn next_block(&self, slot: SeqSlot) -> Option<NextBlock> {
         let sequence = &self.table[slot];

@@ -6,7 +6,7 @@
 //! The engine never waits, reads a clock, draws a random number or calls the runner. The same calls in the same
 //! order give the same plans, on every machine and on every rank.
 
-use crate::base::{Blocks, RequestError, SeqSlot, SequenceId, Tokens};
+use crate::base::{Blocks, HostBlockId, RequestError, SeqSlot, SequenceId, Tokens};
 use crate::engine::active::ActiveSequences;
 use crate::engine::apply;
 use crate::engine::block_needs::BlockNeeds;
@@ -16,8 +16,8 @@ use crate::engine::recorder::Recorder;
 use crate::engine::scheduler::{Scheduler, Scope};
 use crate::engine::sequence::Sequence;
 use crate::engine::{
-    DraftTotals, EngineConfig, Event, KvUsage, NewRequest, RequestStage, Step, StepOutput,
-    StepStats,
+    BlockMove, DraftTotals, EngineConfig, Event, KeptBlock, KvUsage, NewRequest, RequestStage,
+    Step, StepOutput, StepStats,
 };
 use crate::sampling::{FinishReason, Hypothesis};
 
@@ -231,6 +231,31 @@ impl Engine {
         self.spare_steps.push(step);
         self.end_batch_if_over();
         events.append(&mut self.events);
+    }
+
+    /// Moves what is cached to host memory, as far as there is room, to be kept beyond this engine. Returns the moves to
+    /// make, and what is there afterwards, each content after the one before it.
+    ///
+    /// # Panics
+    /// If a sequence has blocks.
+    pub fn keep(&mut self) -> (Vec<BlockMove>, Vec<KeptBlock>) {
+        assert_eq!(
+            self.kv_usage().num_used,
+            Blocks::ZERO,
+            "sequences have blocks"
+        );
+        let kv = self.active.kv_mut();
+        let kept = kv.keep();
+        let moves = kv.moves().to_vec();
+        kv.clear_moves();
+        (moves, kept)
+    }
+
+    /// Takes contents that another engine has kept into blank host blocks, as far as there is room; each comes after the
+    /// one before it, and fills a block. Returns for each that has found a place where it was, and where it is now. Their
+    /// keys and values must be there before the next step.
+    pub fn restore(&mut self, kept: &[KeptBlock]) -> Vec<(HostBlockId, HostBlockId)> {
+        self.active.kv_mut().restore(kept)
     }
 
     /// The configuration.

@@ -1,10 +1,10 @@
 //! An engine and its runner as one object.
 
-use crate::base::{RequestError, SequenceId, StepError, Tokens};
-use crate::engine::{DraftTotals, EngineConfig, Event, KvUsage, NewRequest};
+use crate::base::{Blocks, RequestError, SequenceId, StepError, Tokens};
+use crate::engine::{DraftTotals, Engine, EngineConfig, Event, KvUsage, NewRequest};
 use crate::manager::step_loop::{LandedStep, StepLoop};
 use crate::manager::step_runner::StepRunner;
-use crate::runner::Runner;
+use crate::runner::{KvFile, Runner};
 use crate::sampling::{FinishReason, Hypothesis};
 
 /// A batch manager: requests in, tokens out, a step at a time.
@@ -24,6 +24,7 @@ pub struct BatchManager {
     has_logits: bool,
     /// Whether requests may bring logits processors.
     allows_processors: bool,
+    kv_file: Option<KvFile>,
 }
 
 impl BatchManager {
@@ -35,11 +36,35 @@ impl BatchManager {
     /// # Panics
     /// If [`EngineConfig::check`] refuses the configuration.
     pub fn new(config: EngineConfig, runner: Runner) -> std::io::Result<Self> {
+        Self::with_kv_file(config, runner, None)
+    }
+
+    /// A batch manager that begins with the KV cache blocks of a file, and replaces it when it is dropped.
+    ///
+    /// # Errors
+    /// The system refuses the runner's thread. Problems with the file are logged.
+    ///
+    /// # Panics
+    /// As for [`BatchManager::new`].
+    pub fn with_kv_file(
+        config: EngineConfig,
+        mut runner: Runner,
+        kv_file: Option<KvFile>,
+    ) -> std::io::Result<Self> {
         let (vocab_size, has_logits) = (runner.vocab_size(), runner.has_logits());
         let allows_processors = has_logits && !config.is_lockstep();
+        let mut engine = Engine::new(config.clone());
+        if let Some(file) = &kv_file
+            && let Err(error) = file.restore(&mut engine, &mut runner)
+        {
+            let path = file.path().display();
+            log::warn!("{path}: {error}: the KV cache begins empty");
+            engine = Engine::new(config.clone());
+        }
         let computer = StepRunner::new(runner, config.num_micro_batches)?;
         Ok(Self {
-            steps: StepLoop::new(config, computer),
+            kv_file,
+            steps: StepLoop::with_engine(engine, computer),
             vocab_size,
             has_logits,
             allows_processors,
@@ -165,5 +190,26 @@ impl BatchManager {
     /// As for `launch`.
     pub fn settle(&mut self, events: &mut Vec<Event>) -> Result<(), StepError> {
         self.steps.settle(events)
+    }
+}
+
+impl Drop for BatchManager {
+    /// Keeps the KV cache blocks, if there is a file for them and nothing has failed.
+    fn drop(&mut self) {
+        let Some(file) = self.kv_file.take() else {
+            return;
+        };
+        let path = file.path().display();
+        let (engine, computer) = self.steps.parts_mut();
+        let is_at_rest = engine.is_idle() && engine.kv_usage().num_used == Blocks::ZERO;
+        let Some(runner) = computer.stop().filter(|_| is_at_rest) else {
+            log::warn!(
+                "{path}: no KV cache blocks are kept, because a step is on its way or has failed"
+            );
+            return;
+        };
+        if let Err(error) = file.keep(engine, runner) {
+            log::warn!("{path}: KV cache blocks cannot be kept: {error}");
+        }
     }
 }

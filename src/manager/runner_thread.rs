@@ -19,7 +19,8 @@ pub(super) struct RunnerThread {
     /// `None` only while it is dropped.
     steps: Option<SyncSender<(Step, StepOutput)>>,
     results: Receiver<Result<ComputedStep<Duration>, StepError>>,
-    thread: Option<JoinHandle<()>>,
+    /// It returns its runner, unless that has failed.
+    thread: Option<JoinHandle<Option<Runner>>>,
     /// Outputs that came back, kept for their memory.
     spare: Vec<StepOutput>,
 }
@@ -40,9 +41,10 @@ impl RunnerThread {
                 // After a failure the runner's state is unknown: it computes no more.
                 let has_failed = result.is_err();
                 if computed.send(result).is_err() || has_failed {
-                    return;
+                    return None;
                 }
             }
+            Some(runner)
         };
         let thread = thread::Builder::new().name("inflight-runner".into());
         Ok(Self {
@@ -68,6 +70,14 @@ impl RunnerThread {
         self.results.recv().unwrap_or_else(|_| Err(has_ended()))
     }
 
+    /// Ends the thread, and returns its runner, unless that has failed.
+    pub(super) fn stop(&mut self) -> Option<Runner> {
+        self.steps = None;
+        while self.results.recv().is_ok() {}
+        // It catches its panics, so there is no error.
+        self.thread.take()?.join().ok()?
+    }
+
     /// Keeps an output for its memory.
     pub(super) fn recycle(&mut self, output: StepOutput) {
         self.spare.push(output);
@@ -76,12 +86,7 @@ impl RunnerThread {
 
 impl Drop for RunnerThread {
     fn drop(&mut self) {
-        self.steps = None;
-        while self.results.recv().is_ok() {}
-        if let Some(thread) = self.thread.take() {
-            // It catches its panics, so there is no error.
-            let _ = thread.join();
-        }
+        self.stop();
     }
 }
 

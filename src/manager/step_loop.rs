@@ -91,9 +91,14 @@ impl<C: StepComputer> StepLoop<C> {
     /// # Panics
     /// If [`EngineConfig::check`] refuses the configuration.
     pub fn new(config: EngineConfig, computer: C) -> Self {
-        let max_launched = config.num_micro_batches;
+        Self::with_engine(Engine::new(config), computer)
+    }
+
+    /// The same with an engine that has planned no step.
+    pub fn with_engine(engine: Engine, computer: C) -> Self {
+        let max_launched = engine.config().num_micro_batches;
         Self {
-            engine: Engine::new(config),
+            engine,
             computer,
             launched: VecDeque::with_capacity(max_launched),
             max_launched,
@@ -111,6 +116,11 @@ impl<C: StepComputer> StepLoop<C> {
     /// The engine, to add, cancel and finish requests. Only the loop may schedule and apply.
     pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
+    }
+
+    /// The engine and the computer.
+    pub fn parts_mut(&mut self) -> (&mut Engine, &mut C) {
+        (&mut self.engine, &mut self.computer)
     }
 
     /// The computer.

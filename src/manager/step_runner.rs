@@ -19,6 +19,8 @@ pub(super) enum StepRunner {
 /// A runner that computes on the caller's thread.
 pub(super) struct CallerRunner {
     runner: Runner,
+    /// Its state is unknown.
+    has_failed: bool,
     /// The step that was launched and has not landed.
     computed: Option<ComputedStep<Duration>>,
     /// An output that came back, kept for its memory.
@@ -34,11 +36,29 @@ impl StepRunner {
         Ok(match num_micro_batches {
             1 => Self::Caller(Box::new(CallerRunner {
                 runner,
+                has_failed: false,
                 computed: None,
                 spare: None,
             })),
             _ => Self::Thread(RunnerThread::start(runner)?),
         })
+    }
+
+    /// The runner, when all steps have landed; `None` if it has failed. No further step is computed.
+    pub(super) fn stop(&mut self) -> Option<&mut Runner> {
+        if let Self::Thread(thread) = self {
+            let runner = thread.stop()?;
+            *self = Self::Caller(Box::new(CallerRunner {
+                runner,
+                has_failed: false,
+                computed: None,
+                spare: None,
+            }));
+        }
+        match self {
+            Self::Caller(caller) if !caller.has_failed => Some(&mut caller.runner),
+            Self::Caller(_) | Self::Thread(_) => None,
+        }
     }
 }
 
@@ -50,7 +70,10 @@ impl StepComputer for StepRunner {
             Self::Thread(thread) => thread.launch(step),
             Self::Caller(caller) => {
                 let output = caller.spare.take().unwrap_or_default();
+                // It may end in a panic.
+                caller.has_failed = true;
                 caller.computed = Some(compute(&mut caller.runner, step, output)?);
+                caller.has_failed = false;
                 Ok(())
             }
         }

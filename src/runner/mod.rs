@@ -15,6 +15,7 @@
 //! model_runner.rs ModelRunner: plan -> forward pass -> logits -> sampled tokens
 //! step_layout.rs  a plan in the terms of a device: spans, and the rows that matter
 //! step_sampling.rs sampling_worker.rs    from logits to the results of a step
+//! kv_file.rs      a file of KV cache blocks, for the next load
 //! probe.rs        the profiling probe
 //! guide_thread.rs masks of guides, computed during the forward pass
 //! synthetic.rs    SyntheticRunner: no weights, a checkable hash
@@ -28,6 +29,7 @@ mod decoder;
 mod families;
 mod gate;
 mod guide_thread;
+mod kv_file;
 mod limits;
 mod model_runner;
 mod model_source;
@@ -47,11 +49,12 @@ mod weight_cache;
 mod weight_sources;
 mod weights;
 
-use crate::base::StepError;
+use crate::base::{HostBlockId, StepError};
 use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
-use crate::engine::{StepOutput, StepPlan};
+use crate::engine::{BlockMove, StepOutput, StepPlan};
 
+pub use kv_file::KvFile;
 pub use limits::{AttentionWindows, RunnerLimits};
 pub use model_runner::ModelRunner;
 pub use model_source::ModelSource;
@@ -87,6 +90,39 @@ impl Runner {
             Self::Cpu(runner) => runner.run(plan, output),
             Self::Cuda(runner) => runner.run(plan, output),
             Self::Synthetic(runner) => runner.run(plan, output),
+        }
+    }
+
+    /// Makes moves of blocks outside of a step, one after the other.
+    pub fn move_blocks(&mut self, moves: &[BlockMove]) {
+        match self {
+            Self::Cpu(runner) => runner.move_blocks(moves),
+            Self::Cuda(runner) => runner.move_blocks(moves),
+            Self::Synthetic(runner) => runner.move_blocks(moves),
+        }
+    }
+
+    /// The bytes of a block in host memory.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError> {
+        match self {
+            Self::Cpu(runner) => runner.host_block(block),
+            Self::Cuda(runner) => runner.host_block(block),
+            Self::Synthetic(runner) => Ok(runner.host_block(block)),
+        }
+    }
+
+    /// What it computes with.
+    pub fn description(&self) -> String {
+        match self {
+            Self::Cpu(runner) => runner.description(),
+            Self::Cuda(runner) => runner.description(),
+            Self::Synthetic(_) => "hashes".to_owned(),
         }
     }
 

@@ -7,7 +7,7 @@ use super::probe::{Operation, Probe, Work};
 use super::spec::ModelSpec;
 use super::step_layout::StepLayout;
 use super::step_sampling::StepSampling;
-use crate::base::{BlockSize, LoadError, StepError};
+use crate::base::{BlockSize, HostBlockId, LoadError, StepError};
 use crate::device::{Device, KvDtype, StepCapacity, StepWidths};
 use crate::engine::{BlockCopy, BlockMove, StepOutput, StepPlan};
 
@@ -124,7 +124,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         self.check_plan(&plan)?;
         self.layout.set(&plan);
-        self.make(plan.moves);
+        self.move_blocks(plan.moves);
         if plan.token_ids.is_empty() {
             return Ok(());
         }
@@ -152,8 +152,24 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         logits.map_or(&[], |logits| logits)
     }
 
+    /// What it computes with.
+    pub fn description(&self) -> String {
+        self.device.description()
+    }
+
+    /// The bytes of a block in host memory.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError> {
+        self.device.host_block(&mut self.host_blocks, block)
+    }
+
     /// Makes moves of blocks, one after the other. Copies that follow one another go to the device together.
-    fn make(&mut self, moves: &[BlockMove]) {
+    pub fn move_blocks(&mut self, moves: &[BlockMove]) {
         let Self {
             device,
             cache,

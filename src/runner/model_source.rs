@@ -94,6 +94,12 @@ impl ModelSource {
         Ok(sources.quantised_widths(precision))
     }
 
+    /// The files that it was opened from: name, size and time of change of each.
+    pub fn stamps(&self) -> String {
+        let stamps = self.checkpoint.stamps().map(ToString::to_string);
+        stamps.collect::<Vec<_>>().join("\n")
+    }
+
     /// The weights by name.
     pub(super) fn tensors(&self) -> Result<ModelTensors<'_>, LoadError> {
         let gguf = self.checkpoint.gguf().map(families::gguf_architecture);

@@ -26,7 +26,7 @@ use bytemuck::allocation::try_zeroed_vec;
 
 use super::gate::Gate;
 use super::limits::{AttentionWindows, RunnerLimits};
-use crate::base::{BlockId, Blocks, LoadError, StepError, TokenId, Tokens};
+use crate::base::{BlockId, Blocks, HostBlockId, LoadError, StepError, TokenId, Tokens};
 use crate::engine::{BeamCandidates, BlockMove, PlannedSequence, Sampled, StepOutput, StepPlan};
 use crate::sampling::BeamCandidate;
 
@@ -153,9 +153,7 @@ impl SyntheticRunner {
                 .checked_sub(1)
                 .expect("the synthetic runner was told to fail now");
         }
-        for one in plan.moves {
-            self.make(one);
-        }
+        self.move_blocks(plan.moves);
         for (index, sequence) in plan.sequences.iter().enumerate() {
             let table = plan.block_table(sequence);
             let chunk = plan.chunk(sequence);
@@ -198,7 +196,23 @@ impl SyntheticRunner {
         Ok(())
     }
 
-    fn make(&mut self, one: &BlockMove) {
+    /// The bytes of a block in host memory.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn host_block(&mut self, block: HostBlockId) -> &mut [u8] {
+        let len = self.block_size as usize;
+        bytemuck::cast_slice_mut(&mut self.host_entries[block.index() * len..][..len])
+    }
+
+    /// Makes moves of blocks, one after the other.
+    pub fn move_blocks(&mut self, moves: &[BlockMove]) {
+        for one in moves {
+            self.move_block(one);
+        }
+    }
+
+    fn move_block(&mut self, one: &BlockMove) {
         let len = self.block_size as usize;
         let start_of = |index: usize| index * len;
         match *one {

@@ -11,8 +11,7 @@ use inflight_cuda_stand_in::StandIn;
 
 use crate::copy::Copy;
 use crate::cuda::on_stand_in;
-use crate::devices::assert_same_bits;
-use crate::devices::{assert_near, requests, setups};
+use crate::devices::{assert_near, assert_same_bits, requests, setups};
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Setup, fixture, serve};
 

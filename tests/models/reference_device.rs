@@ -342,6 +342,14 @@ impl Device for Reference {
         copy_block(host, source.index(), cache, target.index());
     }
 
+    fn host_block<'h>(
+        &mut self,
+        _: &'h mut Cache,
+        _: HostBlockId,
+    ) -> Result<&'h mut [u8], StepError> {
+        unimplemented!("it is kept in no file")
+    }
+
     fn begin_step<'a>(&mut self, cache: &Cache, inputs: StepInputs<'a>) -> Step<'a> {
         let (block_size, num_blocks) = (cache.layout.block_size, cache.num_blocks);
         Step {

@@ -154,3 +154,26 @@ def test_thousands_of_requests_are_all_served_with_a_third_of_the_memory_they_ne
 
     clients.run(main())
     assert blocks(server, policy, "used") == 0
+
+
+def test_a_restarted_server_finds_what_was_cached(tmp_path):
+    file = tmp_path / "conversations.kv"
+    kept = {
+        "tokens_per_block": BLOCK,
+        "kv_cache_host_memory_bytes": 64 * BLOCK * 8,
+        "kv_cache_file": file,
+    }
+    repository = tmp_path / "repository"
+    add_synthetic(repository, "kept", kept)
+    with Server(repository, "--metrics-interval-ms=50") as server:
+        assert reused_by(server, "kept", [7, *PREFIX]) == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    with Server(repository, "--metrics-interval-ms=50") as server:
+        assert reused_by(server, "kept", [7, *PREFIX, 1]) == 20
+        assert blocks(server, "kept", "onboarded") == 20
+    damaged = bytearray(file.read_bytes())
+    damaged[-9] ^= 1
+    file.write_bytes(damaged)
+    with Server(repository, "--metrics-interval-ms=50") as server:
+        assert reused_by(server, "kept", [7, *PREFIX, 1]) == 0
+        assert "the KV cache begins empty" in server.log()

@@ -198,6 +198,14 @@ impl Device for Cpu {
         host.onboard(source, cache, target);
     }
 
+    fn host_block<'h>(
+        &mut self,
+        host: &'h mut HostBlocks,
+        block: HostBlockId,
+    ) -> Result<&'h mut [u8], StepError> {
+        Ok(host.bytes_mut(block))
+    }
+
     fn begin_step<'a>(&mut self, cache: &KvCache, inputs: StepInputs<'a>) -> CpuStep<'a> {
         CpuStep {
             _turn: self.turn(),

@@ -248,6 +248,18 @@ impl Device for Cuda {
         }
     }
 
+    fn host_block<'h>(
+        &mut self,
+        host: &'h mut HostBlocks,
+        block: HostBlockId,
+    ) -> Result<&'h mut [u8], StepError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let bytes = host.bytes_mut(block);
+        bytes.map_err(|error| self.failed("waiting for KV blocks", &error))
+    }
+
     fn begin_step<'a>(&mut self, cache: &KvCache, inputs: StepInputs<'a>) -> CudaStep {
         let block_size = cache.layout.block_size;
         let batch = KvBatch::new(

@@ -117,6 +117,24 @@ impl HostBlocks {
         Ok(())
     }
 
+    /// The bytes of a block, once the stream's work is done.
+    ///
+    /// # Errors
+    ///
+    /// The driver reports an error.
+    ///
+    /// # Panics
+    ///
+    /// There is no such block.
+    pub(super) fn bytes_mut(&mut self, block: HostBlockId) -> Result<&mut [u8], DriverError> {
+        self.stream.synchronize()?;
+        let start = self.offset(block);
+        let address = self.at(start..start + self.bytes_per_block);
+        // SAFETY: the range is inside the allocation, which is borrowed as a whole, and no copy is on its way. It may not
+        // have been written: the system gives zeroed pages.
+        Ok(unsafe { std::slice::from_raw_parts_mut(address, self.bytes_per_block) })
+    }
+
     fn offset(&self, block: HostBlockId) -> usize {
         block.index() * self.bytes_per_block
     }

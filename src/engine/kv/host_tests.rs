@@ -173,3 +173,43 @@ fn copies_within_the_device_keep_their_place_between_moves() {
     assert_eq!(num_found(&cache, &tokens(0..9)), 8);
     cache.check_integrity([&first, &second].into_iter());
 }
+
+#[test]
+fn what_is_kept_is_found_by_the_next_cache() {
+    let mut first = cache(4, 8, 2);
+    leave_behind(&mut first, &tokens(0..8), &only_with("a"));
+    leave_behind(&mut first, &tokens(20..26), &anybody());
+    let kept = first.keep();
+    assert_eq!(kept.len(), 7, "of the device, and what was on the host");
+    first.check_integrity(std::iter::empty());
+
+    for (num_host_blocks, expected) in [(8, [8, 6]), (7, [8, 6]), (1, [2, 0])] {
+        let mut next = cache(4, num_host_blocks, 2);
+        let places = next.restore(&kept);
+        next.check_integrity(std::iter::empty());
+        assert_eq!(places.len(), kept.len().min(num_host_blocks as usize));
+        let find = |tokens: &[_], reuse: &_| next.find(tokens, reuse, ALL).num_tokens.0;
+        let found = [
+            find(&tokens(0..9), &only_with("a")),
+            find(&tokens(20..27), &anybody()),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!(find(&tokens(0..9), &anybody()), 0, "another salt");
+    }
+}
+
+#[test]
+fn what_lacks_its_beginning_is_not_restored() {
+    let mut first = cache(4, 8, 2);
+    leave_behind(&mut first, &tokens(0..8), &anybody());
+    let mut kept = first.keep();
+    kept.remove(1);
+    let mut next = cache(4, 8, 2);
+    assert_eq!(next.restore(&kept).len(), 1);
+    assert_eq!(num_found(&next, &tokens(0..9)), 2);
+    // The same content twice, as in no file of ours.
+    let twice = [kept[0].clone(), kept[0].clone()];
+    let mut next = cache(4, 8, 2);
+    assert_eq!(next.restore(&twice).len(), 1);
+    next.check_integrity(std::iter::empty());
+}

@@ -12,8 +12,8 @@ use super::lookup::{Lookup, PrefixMatch};
 use super::prefix::{PrefixIndex, PrefixWalk};
 use super::table::Chain;
 use super::tiers::Tiers;
-use super::{BlockTable, KvCacheConfig, KvUsage, NextBlock, ReuseOptions, ReuseTotals};
-use crate::base::{BlockId, Blocks, TokenId, Tokens};
+use super::{BlockTable, KeptBlock, KvCacheConfig, KvUsage, NextBlock, ReuseOptions, ReuseTotals};
+use crate::base::{BlockId, Blocks, HostBlockId, TokenId, Tokens};
 use crate::engine::{BlockCopy, BlockMove};
 
 /// Manages the blocks of the KV cache: who holds them, and which content can be reused.
@@ -236,6 +236,21 @@ impl KvCacheManager {
     /// Forgets the moves: the planned step has them.
     pub(in crate::engine) fn clear_moves(&mut self) {
         self.tiers.clear_moves();
+    }
+
+    /// Moves what is cached to host memory, as far as there is room, while no sequence has blocks. Returns what is there
+    /// once `moves` are made.
+    pub(in crate::engine) fn keep(&mut self) -> Vec<KeptBlock> {
+        self.tiers.offload_all();
+        self.tiers.kept()
+    }
+
+    /// Takes contents into blank host blocks. Returns for each that has found a place where it was, and where it is now.
+    pub(in crate::engine) fn restore(
+        &mut self,
+        kept: &[KeptBlock],
+    ) -> Vec<(HostBlockId, HostBlockId)> {
+        self.tiers.restore(kept)
     }
 
     /// Panics unless every block is free or held by as many of `tables` as it says, and the index agrees.

@@ -35,10 +35,11 @@
 //! next_block.rs   the name of a block's content before it is written
 //! table.rs        a sequence's block table
 //! window.rs       the attention window
-//! config.rs usage.rs    what goes in and out
+//! config.rs kept.rs usage.rs    what goes in and out
 //! ```
 
 mod config;
+mod kept;
 mod lookup;
 mod manager;
 mod next_block;
@@ -59,6 +60,7 @@ mod walks;
 
 pub(super) use config::KvCacheConfig;
 pub use config::ReuseOptions;
+pub use kept::{KeptBlock, KeptParent};
 pub(super) use manager::KvCacheManager;
 pub(super) use next_block::NextBlock;
 pub(super) use table::BlockTable;

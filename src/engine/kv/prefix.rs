@@ -244,6 +244,23 @@ impl PrefixIndex {
         })
     }
 
+    /// All registered blocks, each after the one above it.
+    pub(super) fn registered(&self) -> Vec<BlockId> {
+        let nodes = (0..).map(BlockId).zip(&self.nodes);
+        let registered = nodes.filter_map(|(block, node)| Some((node.content?, block)));
+        let mut by_number: Vec<_> = registered.collect();
+        by_number.sort_unstable();
+        by_number.into_iter().map(|(_, block)| block).collect()
+    }
+
+    /// The block above `block`, or the salt of the root that is.
+    pub(super) fn above(&self, block: BlockId) -> Result<BlockId, Option<Arc<str>>> {
+        match self.nodes[block.index()].parent {
+            NodeRef::Block(parent) => Ok(parent),
+            NodeRef::Root(root) => Err(self.roots[root].salt().clone()),
+        }
+    }
+
     /// Whether `block` is registered.
     pub(super) fn is_registered(&self, block: BlockId) -> bool {
         self.nodes[block.index()].content.is_some()
@@ -392,7 +409,8 @@ impl PrefixIndex {
         }
     }
 
-    fn tokens_of(&self, block: BlockId) -> &[TokenId] {
+    /// The tokens of a registered block.
+    pub(super) fn tokens_of(&self, block: BlockId) -> &[TokenId] {
         let start = block.index() * self.block_size;
         &self.tokens[start..start + self.block_size]
     }

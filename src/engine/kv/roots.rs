@@ -28,6 +28,11 @@ impl Root {
         self.content
     }
 
+    /// Its salt.
+    pub(super) fn salt(&self) -> &Option<Arc<str>> {
+        &self.salt
+    }
+
     /// The block below it that was registered last.
     pub(super) fn first_child(&self) -> Option<BlockId> {
         self.first_child

@@ -20,10 +20,12 @@
 //!
 //! Moves are decided in an order and made in this order, so a block may be read by one move and overwritten by the next.
 
-use super::ReuseTotals;
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::pool::BlockPool;
 use super::prefix::{Content, PrefixIndex};
 use super::roots::RootId;
+use super::{KeptBlock, KeptParent, ReuseTotals};
 use crate::base::{BlockId, BlockSize, Blocks, HostBlockId, TokenId};
 use crate::engine::{BlockCopy, BlockMove};
 
@@ -176,6 +178,92 @@ impl Tiers {
                 Some(content)
             }
         }
+    }
+
+    /// Moves all contents of the device, of which no block is held, to host memory, as far as there is room.
+    pub(super) fn offload_all(&mut self) {
+        let num_free = self.device.num_free().0;
+        let taken: Vec<_> = (0..num_free).map(|_| self.take()).collect();
+        for block in taken.into_iter().rev() {
+            self.give_back(block);
+        }
+    }
+
+    /// The contents in host memory that have all before them there, each after the one before it.
+    pub(super) fn kept(&self) -> Vec<KeptBlock> {
+        let Some(prefix) = &self.prefix else {
+            return Vec::new();
+        };
+        let mut are_kept = BTreeSet::new();
+        let mut kept = Vec::new();
+        let registered = prefix.registered().into_iter();
+        for block in registered.filter(|&block| self.is_on_host(block)) {
+            let parent = match prefix.above(block) {
+                Err(salt) => KeptParent::Salt(salt),
+                Ok(parent) if are_kept.contains(&parent) => KeptParent::Block(self.host_id(parent)),
+                Ok(_) => continue,
+            };
+            are_kept.insert(block);
+            kept.push(KeptBlock {
+                block: self.host_id(block),
+                parent,
+                tokens: prefix.tokens_of(block).into(),
+            });
+        }
+        kept
+    }
+
+    /// Takes contents, each after the one before it, into blank host blocks, as far as there is room. Returns for each
+    /// that has found a place where it was, and where it is now.
+    pub(super) fn restore(&mut self, kept: &[KeptBlock]) -> Vec<(HostBlockId, HostBlockId)> {
+        let mut places = BTreeMap::new();
+        let mut held = Vec::new();
+        let mut entered = Vec::new();
+        for KeptBlock {
+            block,
+            parent,
+            tokens,
+        } in kept
+        {
+            let Some(prefix) = &mut self.prefix else {
+                break;
+            };
+            let parent = match parent {
+                KeptParent::Salt(salt) => {
+                    let root = prefix.enter(salt);
+                    entered.push(root);
+                    Some(prefix.root(root))
+                }
+                KeptParent::Block(parent) => {
+                    let place = places.get(parent).copied();
+                    place.and_then(|place| prefix.content_of(place))
+                }
+            };
+            let Some(parent) = parent else { continue };
+            let Some(place) = self.take_host() else {
+                break;
+            };
+            held.push(place);
+            let prefix = self.prefix.as_mut();
+            let content = prefix.and_then(|prefix| prefix.register(parent, tokens, place));
+            if content.and_then(Content::block) == Some(place) {
+                self.set_cached(place, true);
+                places.insert(*block, place);
+            }
+        }
+        // From the end, so that the ends of prefixes are evicted before their beginnings.
+        for place in held.into_iter().rev() {
+            self.give_back(place);
+        }
+        for root in entered {
+            if let Some(prefix) = &mut self.prefix {
+                prefix.leave(root);
+            }
+        }
+        let moved = places.into_iter();
+        moved
+            .map(|(before, now)| (before, self.host_id(now)))
+            .collect()
     }
 
     /// Panics unless every block of the device is free or held by as many as `held` says, no host block is held, and the

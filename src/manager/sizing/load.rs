@@ -13,7 +13,8 @@ use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, gpu_memory};
 use crate::engine::EngineConfig;
 use crate::runner::{
-    CpuRunner, CudaRunner, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner,
+    CpuRunner, CudaRunner, KvFile, ModelSource, Runner, RunnerLimits, SyntheticOptions,
+    SyntheticRunner,
 };
 
 /// A runner, the engine configuration that it was sized for, and the memory that both may use.
@@ -24,6 +25,8 @@ pub struct LoadedRunner {
     pub runner: Runner,
     /// The memory reserved for weights and KV cache.
     pub memory: InstanceMemory,
+    /// Where KV cache blocks are kept between loads.
+    pub kv_file: Option<KvFile>,
 }
 
 /// Sizes the KV cache by the memory that is free, and loads the weights, on a GPU or on the CPU. Without a checkpoint the
@@ -44,10 +47,45 @@ pub fn load_runner(
         source,
         gpu,
     };
-    match (source, gpu) {
+    check_kv_file(&config.settings)?;
+    let loaded = match (source, gpu) {
         (Some(source), Some(gpu)) => load_on_gpu(config, &model, source, gpu),
         _ => load_on_cpu(config, &model, folder),
+    }?;
+    Ok(LoadedRunner {
+        kv_file: kv_file(&model, &loaded, folder),
+        ..loaded
+    })
+}
+
+/// Refuses a file without the memory that it is read into.
+fn check_kv_file(settings: &Settings) -> Result<(), LoadError> {
+    match (&settings.kv_cache_file, settings.kv_cache_host_memory_bytes) {
+        (Some(path), 0) => Err(LoadError::Config {
+            problem: format!(
+                "kv_cache_file is {}, and kv_cache_host_memory_bytes is 0",
+                path.display()
+            ),
+            remedy: "set kv_cache_host_memory_bytes to the largest size of the file".to_owned(),
+        }),
+        _ => Ok(()),
     }
+}
+
+/// The file that the configuration names, with all that keys and values depend on.
+fn kv_file(model: &ConfiguredModel<'_>, loaded: &LoadedRunner, folder: &Path) -> Option<KvFile> {
+    let path = folder.join(model.settings.kv_cache_file.as_ref()?);
+    let made_from = format!(
+        "inflight {}, {}, {:?}, {:?}, {:?}, deterministic {}\n{}",
+        env!("CARGO_PKG_VERSION"),
+        loaded.runner.description(),
+        model.kv_dtype(),
+        model.weights(),
+        model.attention(),
+        model.settings.deterministic,
+        model.source.map_or_else(String::new, ModelSource::stamps),
+    );
+    Some(KvFile::new(path, made_from))
 }
 
 fn load_on_cpu(
@@ -79,6 +117,7 @@ fn load_on_cpu(
         config: engine,
         runner,
         memory: InstanceMemory::new(reservation, weight_bytes, bytes_per_block),
+        kv_file: None,
     })
 }
 
@@ -115,6 +154,7 @@ fn load_on_gpu(
     Ok(LoadedRunner {
         runner: Runner::Cuda(Box::new(runner)),
         memory: InstanceMemory::on_gpu(gpu_bytes, pinned_bytes),
+        kv_file: None,
         config: engine,
     })
 }

@@ -20,7 +20,7 @@ impl HostBlocks {
     /// If the system refuses the address space.
     pub(in super::super) fn new(cache: &KvCache, num_blocks: usize) -> Result<Self, LoadError> {
         let block_len = cache.num_layers * cache.layout.block_len();
-        let len = block_len.checked_mul(num_blocks).unwrap_or(usize::MAX);
+        let len = block_len.saturating_mul(num_blocks);
         Ok(Self {
             block_len,
             buffer: Buffer::zeroed(len)?,
@@ -62,6 +62,16 @@ impl HostBlocks {
             let target = cache.words_of(target, layer);
             cache.buffer.as_mut_slice()[target].copy_from_slice(words);
         }
+    }
+
+    /// The bytes of a block.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such block.
+    pub(in super::super) fn bytes_mut(&mut self, block: HostBlockId) -> &mut [u8] {
+        let words = self.words_of(block);
+        bytemuck::cast_slice_mut(&mut self.buffer.as_mut_slice()[words])
     }
 
     fn words_of(&self, block: HostBlockId) -> std::ops::Range<usize> {
