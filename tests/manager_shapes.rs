@@ -14,8 +14,8 @@ use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{EngineConfig, NewRequest};
 use triton_inflight::manager::{
     BatchManager, Callbacks, Executor, ExecutorOptions, HostTensor, HostTensors, ManagerOptions,
-    ManagerThread, Response, Submission, TensorCallbacks, TensorLayer, TensorModel, TensorRequest,
-    TensorType, serve,
+    ManagerThread, Response, Submission, TensorCallbacks, TensorExecutor, TensorLayer, TensorModel,
+    TensorRequest, TensorType, serve,
 };
 use triton_inflight::runner::{
     CpuRunner, ModelSource, Runner, RunnerLimits, SyntheticOptions, SyntheticRunner, next_token,
@@ -192,7 +192,7 @@ impl ProcessLogits for Gate {
 #[test]
 fn a_cancelled_request_returns_its_partial_answer_and_shutdown_waits_for_the_rest() {
     const NUM_TOKENS: u32 = 12;
-    let mut alone = Executor::new(model(), ExecutorOptions::default()).expect("a thread");
+    let alone = Executor::new(model(), ExecutorOptions::default()).expect("a thread");
     let expected: Vec<_> = (0..10)
         .map(|n| {
             let id = alone
@@ -203,7 +203,7 @@ fn a_cancelled_request_returns_its_partial_answer_and_shutdown_waits_for_the_res
         .collect();
     alone.shutdown().expect("steps succeed");
 
-    let mut executor = Executor::new(model(), ExecutorOptions::default()).expect("a thread");
+    let executor = Executor::new(model(), ExecutorOptions::default()).expect("a thread");
     let gate = Arc::new(Mutex::new(()));
     let closed = gate.lock();
     let sampling = SamplingParams {
@@ -262,7 +262,7 @@ fn an_executor_limits_its_active_requests() {
         max_queue_size: 1,
         ..options
     };
-    let mut executor = Executor::new(manager(), options).expect("a thread");
+    let executor = Executor::new(manager(), options).expect("a thread");
     executor
         .enqueue(request(1, 9), false)
         .expect("there is room");
@@ -372,12 +372,7 @@ fn served(requests: Vec<TensorRequest>) -> TensorDiary {
         requests,
         ..TensorDiary::default()
     };
-    let tensors = TensorModel {
-        vocab_size: 160,
-        max_seq_len: Tokens(64),
-        end_ids: vec![],
-    };
-    let mut layer = TensorLayer::new(&mut diary, tensors);
+    let mut layer = TensorLayer::new(&mut diary, tensor_model());
     serve(&mut model(), None, &mut layer).expect("steps succeed");
     diary
 }
@@ -492,6 +487,189 @@ fn a_response_has_the_tensors_and_the_shapes_of_the_batch_manager() {
     );
 }
 
+/// A word of token ids as `stop_words_list` and `bad_words_list` have it.
+fn id_word(ids: &[i32]) -> HostTensor {
+    let mut ends = vec![-1; ids.len()];
+    ends[0] = ids.len() as i32;
+    HostTensor {
+        shape: vec![1, 2, ids.len() as i64],
+        ..int(&[ids, &ends].concat())
+    }
+}
+
+/// The generated tokens of a whole response to the prompt 5 6 7.
+fn generated(diary: &TensorDiary, id: u64) -> Vec<i32> {
+    let [(tensors, true, error)] = &diary.responses[&id][..] else {
+        panic!("one response, the final one");
+    };
+    assert_eq!(error, "");
+    let length = ints(&tensors["sequence_length"])[0] as usize;
+    ints(&tensors["output_ids"])[3..length].to_vec()
+}
+
+#[test]
+fn an_output_ends_with_a_stop_word_and_never_has_a_bad_word() {
+    let request =
+        |id, more: &[(&str, HostTensor)]| tensor_request(id, false, tensors(&[5, 6, 7], 12, more));
+    let free = generated(&served(vec![request(0, &[])]), 0);
+    assert_eq!(free.len(), 12);
+    let word = &free[4..6];
+    let end = free.windows(2).position(|pair| pair == word);
+    let end = end.expect("it is there") + 2;
+    let beams = ("beam_width", int(&[2]));
+    let diary = served(vec![
+        request(1, &[("stop_words_list", id_word(word))]),
+        request(2, &[("bad_words_list", id_word(word))]),
+        request(3, &[("bad_words_list", id_word(&free[..1]))]),
+        request(4, &[("bad_words_list", id_word(&free[..1])), beams]),
+    ]);
+    assert_eq!(generated(&diary, 1), free[..end]);
+    let without = generated(&diary, 2);
+    assert_eq!(without[..end - 1], free[..end - 1]);
+    assert!(without.windows(2).all(|pair| pair != word), "{without:?}");
+    for id in [3, 4] {
+        let without = generated(&diary, id);
+        assert!(!without.contains(&free[0]), "{without:?}");
+    }
+}
+
+#[test]
+fn a_stream_of_beams_has_the_current_ones_in_every_response() {
+    let beams = [
+        ("beam_width", int(&[3])),
+        ("num_return_sequences", int(&[2])),
+    ];
+    let request =
+        |id, is_streaming| tensor_request(id, is_streaming, tensors(&[5, 6, 7], 4, &beams));
+    let diary = served(vec![request(1, true), request(2, false)]);
+    let stream = &diary.responses[&1];
+    let shapes: Vec<_> = stream
+        .iter()
+        .map(|(tensors, ..)| &tensors["output_ids"].shape[..])
+        .collect();
+    assert_eq!(shapes, [[1, 2, 1], [1, 2, 2], [1, 2, 3], [1, 2, 4]]);
+    let last = &stream[3].0;
+    let whole = &diary.responses[&2][0].0;
+    assert_eq!(whole["output_ids"].shape, [1, 2, 64]);
+    let rows = ints(&whole["output_ids"]);
+    let rows: Vec<_> = rows
+        .chunks(64)
+        .flat_map(|row| &row[3..7])
+        .copied()
+        .collect();
+    assert_eq!(ints(&last["output_ids"]), rows);
+    assert_eq!(last["cum_log_probs"], whole["cum_log_probs"]);
+}
+
+#[test]
+fn the_figures_of_a_request_come_with_its_final_response() {
+    let figures = [("return_perf_metrics", flag(true))];
+    let diary = served(vec![tensor_request(
+        1,
+        true,
+        tensors(&[5, 6, 7], 4, &figures),
+    )]);
+    let (last, others) = diary.responses[&1].split_last().expect("responses");
+    assert!(
+        others
+            .iter()
+            .all(|(it, ..)| !it.contains_key("acceptance_rate"))
+    );
+    // Seven tokens, all but the last in the cache, are two blocks of four.
+    for (name, count) in [
+        ("kv_cache_alloc_new_blocks", 2),
+        ("kv_cache_reused_blocks", 0),
+        ("kv_cache_alloc_total_blocks", 2),
+        ("total_draft_tokens", 0),
+        ("total_accepted_draft_tokens", 0),
+    ] {
+        assert_eq!((name, ints(&last.0[name])), (name, vec![count]));
+        assert_eq!(last.0[name].shape, [1]);
+    }
+    assert_eq!(floats(&last.0["acceptance_rate"]), [0.0]);
+}
+
+/// The model of [`model`].
+fn tensor_model() -> TensorModel {
+    TensorModel {
+        vocab_size: 160,
+        max_seq_len: Tokens(64),
+        end_ids: vec![],
+    }
+}
+
+#[test]
+fn an_executor_with_tensors_has_the_responses_of_the_callbacks() {
+    let request = |id| {
+        let more = [("return_log_probs", flag(true))];
+        tensor_request(id, id % 2 == 0, tensors(&[5, 6, 7 + id as i32], 6, &more))
+    };
+    let diary = served((0..6).map(request).collect());
+    let executor = TensorExecutor::new(model(), tensor_model(), ExecutorOptions::default());
+    let executor = executor.expect("a thread");
+    std::thread::scope(|scope| {
+        let ids = (0..6).map(|id| executor.enqueue(&request(id)).expect("good tensors"));
+        let ids: Vec<_> = ids.collect();
+        for (n, id) in (0..).zip(ids) {
+            let (executor, expected) = (&executor, &diary.responses[&n]);
+            // Two threads share the responses of one request: each is returned once, and counts the tokens before it.
+            let [mut one, other] = [(); 2]
+                .map(|()| {
+                    scope.spawn(move || {
+                        let mut all = Vec::new();
+                        loop {
+                            let responses = executor.await_responses(Some(id), PATIENCE);
+                            if responses.is_empty() {
+                                return all;
+                            }
+                            all.extend(responses);
+                        }
+                    })
+                })
+                .map(|thread| thread.join().expect("no panic"));
+            one.extend(other);
+            let length = |it: &HostTensors| ints(&it["sequence_length"])[0];
+            one.sort_by_key(|response| length(&response.tensors));
+            let responses: Vec<_> = one
+                .into_iter()
+                .map(|it| (it.tensors, it.is_final, it.error))
+                .collect();
+            assert_eq!(&responses, expected);
+        }
+    });
+    // A request that the engine refuses has the error as its response; a bad tensor is refused at once.
+    let long = tensor_request(0, false, tensors(&[1; 64], 1, &[]));
+    let id = executor.enqueue(&long).expect("good tensors");
+    let responses = executor.await_responses(None, PATIENCE);
+    let [refused] = &responses[..] else {
+        panic!("one response");
+    };
+    assert!(refused.id == id && refused.is_final && refused.tensors.is_empty());
+    assert!(
+        refused.error.contains("more than max_seq_len = 64"),
+        "{}",
+        refused.error
+    );
+    let unknown = tensor_request(0, false, tensors(&[1], 1, &[("lora_task_id", int(&[1]))]));
+    let error = executor
+        .enqueue(&unknown)
+        .expect_err("an adapter")
+        .to_string();
+    assert!(error.contains("'lora_task_id' is not supported"), "{error}");
+    // A cancelled request ends too, with the prompt if nothing else.
+    let id = executor.enqueue(&request(2)).expect("good tensors");
+    executor.cancel(id);
+    executor.shutdown().expect("steps succeed");
+    let responses = executor.await_responses(Some(id), PATIENCE);
+    assert!(
+        responses
+            .last()
+            .is_some_and(|it| it.is_final && it.error.is_empty())
+    );
+    assert!(!executor.can_enqueue() && executor.num_responses_ready(None) == 0);
+    assert!(executor.take_statistics().len() >= 6);
+}
+
 #[test]
 fn a_bad_tensor_is_an_error_of_its_own_request() {
     let cases = [
@@ -591,6 +769,24 @@ fn bad_options_are_rejected_with_the_reason() {
         (
             format!(r#"{{"gpt_model_path": "{fixture}", "max_num_tokens": 1}}"#),
             "max_num_tokens is 1",
+        ),
+        (
+            format!(r#"{{"gpt_model_path": "{fixture}", "num_threads": 1025}}"#),
+            "num_threads is 1025; let it be at most 1024",
+        ),
+        (
+            format!(r#"{{"gpt_model_path": "{fixture}", "max_num_active": 0}}"#),
+            "max_num_active is 0; let it be at least max_num_requests, which is 8",
+        ),
+        (
+            format!(r#"{{"gpt_model_path": "{fixture}", "speculation": "draft"}}"#),
+            "speculation is 'draft'",
+        ),
+        (
+            format!(
+                r#"{{"gpt_model_path": "{fixture}", "speculation": "prompt_lookup", "max_draft_tokens": 4294967295}}"#
+            ),
+            "max_draft_tokens is 4294967295",
         ),
         (
             format!(r#"{{"gpt_model_path": "{fixture}", "tokens_per_block": 0}}"#),

@@ -27,3 +27,4 @@ pub use model_config::{InputKind, ModelConfig};
 pub use outputs::OutputKind;
 pub use pbtxt::AutoComplete;
 pub use settings::Settings;
+pub use values::MAX_THREADS;

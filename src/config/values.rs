@@ -121,9 +121,12 @@ pub(super) fn block_size() -> Kind<BlockSize> {
     count(1..=1024).convert(BlockSize::new, |size| size.tokens().0)
 }
 
+/// The most threads of a pool.
+pub const MAX_THREADS: u32 = 1024;
+
 /// Number of threads in a pool.
 pub(super) fn num_threads() -> Kind<NonZeroUsize> {
-    count(1..=1024).convert(
+    count(1..=MAX_THREADS).convert(
         |count| NonZeroUsize::new(count as usize),
         |threads| threads.get() as u32,
     )

@@ -132,6 +132,13 @@ impl EngineConfig {
                 "let it be at least 1".into(),
             );
         }
+        if self.max_num_active == 0 {
+            // Requests would wait forever.
+            return refuse(
+                "max_num_active is 0".into(),
+                format!("let it be at least max_num_requests, which is {max_num_requests}"),
+            );
+        }
         if max_seq_len < Tokens(2) {
             return refuse(
                 format!("max_seq_len is {max_seq_len}"),

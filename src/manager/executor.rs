@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::base::{RequestError, SequenceId, StepError, TokenId};
 use crate::engine::{ExtraOutputs, NewRequest, StepStats};
@@ -48,6 +48,17 @@ pub struct OwnedResponse {
 }
 
 impl OwnedResponse {
+    /// The response, borrowed.
+    pub fn as_response(&self) -> Response<'_> {
+        Response {
+            id: self.id,
+            tokens: &self.tokens,
+            extra_outputs: &self.extra_outputs,
+            hypotheses: &self.hypotheses,
+            end: self.end.clone(),
+        }
+    }
+
     /// A final response without outputs.
     fn ending(id: SequenceId, end: Result<FinishReason, RequestError>) -> Self {
         Self {
@@ -65,7 +76,8 @@ impl OwnedResponse {
 /// Dropping it calls [`Executor::shutdown`].
 pub struct Executor {
     shared: Arc<ExecutorShared>,
-    thread: Option<ManagerThread>,
+    /// `None` after the shutdown.
+    thread: Mutex<Option<ManagerThread>>,
 }
 
 impl Executor {
@@ -87,7 +99,7 @@ impl Executor {
         let thread = ManagerThread::spawn(manager, None, worker)?;
         Ok(Self {
             shared,
-            thread: Some(thread),
+            thread: Mutex::new(Some(thread)),
         })
     }
 
@@ -137,36 +149,24 @@ impl Executor {
         id: Option<SequenceId>,
         timeout: Option<Duration>,
     ) -> Vec<OwnedResponse> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = self.shared.state.lock();
-        loop {
-            let responses = state.take_responses(id);
-            let is_awaited = match id {
-                Some(id) => state.responses.contains_key(&id),
-                None => !state.responses.is_empty(),
-            };
-            if !responses.is_empty() || !is_awaited {
-                return responses;
-            }
-            match deadline {
-                None => self.shared.has_news.wait(&mut state),
-                Some(deadline) => {
-                    let waited = self.shared.has_news.wait_until(&mut state, deadline);
-                    if waited.timed_out() {
-                        return state.take_responses(id);
-                    }
-                }
-            }
-        }
+        self.shared.wait(&mut state, id, deadline_in(timeout));
+        state.take_responses(id)
+    }
+
+    /// Waits like [`Executor::await_responses`], and leaves the responses stored. Returns whether there are any.
+    pub(in crate::manager) fn wait_for_responses(
+        &self,
+        id: Option<SequenceId>,
+        deadline: Option<Instant>,
+    ) -> bool {
+        let mut state = self.shared.state.lock();
+        self.shared.wait(&mut state, id, deadline)
     }
 
     /// The number of stored responses, of `id` or of all requests.
     pub fn num_responses_ready(&self, id: Option<SequenceId>) -> usize {
-        let state = self.shared.state.lock();
-        match id {
-            Some(id) => state.responses.get(&id).map_or(0, VecDeque::len),
-            None => state.responses.values().map(VecDeque::len).sum(),
-        }
+        self.shared.state.lock().num_responses(id)
     }
 
     /// Ends a request with the tokens that it has, in its final response. Does nothing if it has ended.
@@ -194,11 +194,13 @@ impl Executor {
     /// Accepts no more requests, and waits until all enqueued ones have ended. Their responses are still stored.
     ///
     /// # Errors
-    /// A step failed as a whole: the requests have ended with that error.
-    pub fn shutdown(&mut self) -> Result<(), StepError> {
+    /// A step failed as a whole: the requests have ended with that error. Only the first call returns it.
+    pub fn shutdown(&self) -> Result<(), StepError> {
         self.shared.state.lock().is_open = false;
         self.shared.has_work.notify_all();
-        self.thread.take().map_or(Ok(()), ManagerThread::join)
+        // Locked until the thread has ended, so that every caller waits for it.
+        let mut thread = self.thread.lock();
+        thread.take().map_or(Ok(()), ManagerThread::join)
     }
 }
 
@@ -229,7 +231,50 @@ struct ExecutorState {
     statistics: VecDeque<String>,
 }
 
+impl ExecutorShared {
+    /// Waits until there are responses of `id`, or until none can come any more, or until `deadline`. Returns whether there
+    /// are any.
+    fn wait(
+        &self,
+        state: &mut MutexGuard<'_, ExecutorState>,
+        id: Option<SequenceId>,
+        deadline: Option<Instant>,
+    ) -> bool {
+        while state.num_responses(id) == 0 && state.is_awaited(id) {
+            match deadline {
+                None => self.has_news.wait(state),
+                Some(deadline) => {
+                    if self.has_news.wait_until(state, deadline).timed_out() {
+                        break;
+                    }
+                }
+            }
+        }
+        state.num_responses(id) > 0
+    }
+}
+
+/// The moment at which a wait that starts now ends; `None` if it has no end.
+pub(in crate::manager) fn deadline_in(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
 impl ExecutorState {
+    fn num_responses(&self, id: Option<SequenceId>) -> usize {
+        match id {
+            Some(id) => self.responses.get(&id).map_or(0, VecDeque::len),
+            None => self.responses.values().map(VecDeque::len).sum(),
+        }
+    }
+
+    /// Whether responses of `id` can still come.
+    fn is_awaited(&self, id: Option<SequenceId>) -> bool {
+        match id {
+            Some(id) => self.responses.contains_key(&id),
+            None => !self.responses.is_empty(),
+        }
+    }
+
     fn keep(&mut self, response: OwnedResponse) {
         let responses = self.responses.entry(response.id).or_default();
         responses.push_back(response);

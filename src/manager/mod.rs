@@ -18,7 +18,7 @@
 //! It knows nothing of Triton: the backend's driver is one of its users, `examples/prompts.rs` another.
 //! An application with a loop of its own calls [`BatchManager::launch`] and [`BatchManager::land`] in it, as the
 //! driver does. One without passes its callbacks to [`serve()`] or to a [`ManagerThread`], or uses an [`Executor`].
-//! `crates/embed/` is a [`TensorLayer`] for applications in C.
+//! `crates/embed/` is a [`TensorLayer`] and a [`TensorExecutor`] for applications in C.
 
 mod batch_manager;
 mod callbacks;
@@ -42,6 +42,7 @@ pub use serve::serve;
 pub use statistics::{StepTimes, statistics_json, timestamp};
 pub use step_loop::{ComputedStep, LandedStep, StepComputer, StepLoop};
 pub use tensors::{
-    HostTensor, HostTensors, TensorCallbacks, TensorLayer, TensorModel, TensorRequest, TensorType,
+    HostTensor, HostTensors, TensorCallbacks, TensorExecutor, TensorLayer, TensorModel,
+    TensorRequest, TensorResponse, TensorType,
 };
 pub use thread::ManagerThread;

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::base::{BlockSize, Blocks, LoadError, Tokens};
-use crate::config::{BatchingScheme, CapacityPolicy};
+use crate::config::{BatchingScheme, CapacityPolicy, MAX_THREADS, Settings, SpeculationKind};
 use crate::device::cpu::CpuOptions;
 use crate::engine::{BlockReuse, EngineConfig};
+use crate::manager::sizing::speculation;
 use crate::manager::{BatchManager, TensorModel};
 use crate::runner::{CpuRunner, ModelSource, Runner, RunnerLimits};
 
@@ -56,6 +57,12 @@ pub struct ManagerOptions {
     /// Whether two micro-batches take turns, so that the host works on one while the other is computed.
     #[serde(default)]
     pub enable_trt_overlap: Option<bool>,
+    /// `none`, `draft_input_ids` or `prompt_lookup`.
+    #[serde(default)]
+    pub speculation: Option<String>,
+    /// The most draft tokens of one request in one step.
+    #[serde(default)]
+    pub max_draft_tokens: Option<u32>,
     /// The number of threads that compute a step.
     #[serde(default)]
     pub num_threads: Option<NonZeroUsize>,
@@ -78,6 +85,15 @@ impl ManagerOptions {
     /// # Errors
     /// The options contradict each other, or the checkpoint cannot be loaded.
     pub fn load(&self) -> Result<(BatchManager, TensorModel), LoadError> {
+        if let Some(num_threads) = self
+            .num_threads
+            .filter(|num| num.get() > MAX_THREADS as usize)
+        {
+            return Err(LoadError::Config {
+                problem: format!("num_threads is {num_threads}"),
+                remedy: format!("let it be at most {MAX_THREADS}"),
+            });
+        }
         let source = ModelSource::open(&self.gpt_model_path)?;
         let max_positions = u32::try_from(source.spec().max_seq_len()).unwrap_or(u32::MAX);
         let config = self.engine_config(max_positions)?;
@@ -120,6 +136,21 @@ impl ManagerOptions {
                 ("static_batch", CapacityPolicy::StaticBatch),
             ],
         )?;
+        let kind = named(
+            "speculation",
+            self.speculation.as_deref(),
+            &[
+                ("none", SpeculationKind::None),
+                ("draft_input_ids", SpeculationKind::DraftInputIds),
+                ("prompt_lookup", SpeculationKind::PromptLookup),
+            ],
+        )?;
+        let settings = Settings::default();
+        let speculation = speculation(&Settings {
+            speculation: kind,
+            max_draft_tokens: self.max_draft_tokens.unwrap_or(settings.max_draft_tokens),
+            ..settings
+        });
         let max_num_requests = self.max_num_requests.unwrap_or(default.max_num_requests);
         let max_seq_len = self.max_seq_len.unwrap_or(max_positions);
         if max_seq_len > max_positions {
@@ -150,7 +181,10 @@ impl ManagerOptions {
                 Some(false) => max_seq_len,
                 _ => 0,
             };
-            let full_batch = max_num_requests.saturating_add(tokens_per_block);
+            let each = 1u32.saturating_add(speculation.map_or(0, |it| it.max_draft_tokens));
+            let full_batch = max_num_requests
+                .saturating_mul(each)
+                .saturating_add(tokens_per_block);
             default
                 .max_num_tokens
                 .0
@@ -177,6 +211,7 @@ impl ManagerOptions {
             } else {
                 1
             },
+            speculation,
             reuse: match self.enable_kv_cache_reuse {
                 Some(false) => BlockReuse::Off,
                 _ => BlockReuse::PartialBlocks,

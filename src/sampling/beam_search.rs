@@ -48,6 +48,17 @@ pub enum EarlyStopping {
     Never,
 }
 
+impl EarlyStopping {
+    /// TensorRT-LLM's integers: 0, 1, and all others.
+    pub const fn of_integer(value: i64) -> Self {
+        match value {
+            0 => Self::Likely,
+            1 => Self::Always,
+            _ => Self::Never,
+        }
+    }
+}
+
 /// A token that could continue a beam.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BeamCandidate {

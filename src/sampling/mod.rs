@@ -17,6 +17,7 @@ mod exp;
 mod finish_reason;
 mod guide;
 mod history;
+mod id_words;
 mod log_probs;
 mod params;
 mod peaks;
@@ -38,6 +39,7 @@ pub use beam_search::{
 pub use error::SampleError;
 pub use finish_reason::FinishReason;
 pub use guide::{Guide, GuideTokens};
+pub use id_words::words_of_ids;
 pub use log_probs::LogProbs;
 pub use params::{
     BatchRow, LogitsProcessor, Owner, ProcessBatch, ProcessLogits, SamplingInput, SamplingParams,

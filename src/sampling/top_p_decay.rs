@@ -20,6 +20,9 @@ pub struct TopPDecay {
 }
 
 impl TopPDecay {
+    /// The minimum unless the request gives one; TensorRT-LLM's.
+    pub const DEFAULT_MIN: f32 = 1e-6;
+
     /// The value for the token that follows `generated`, if it is `top_p` for the first.
     ///
     /// A function of the tokens alone: nothing is kept between steps, so a pause changes nothing.

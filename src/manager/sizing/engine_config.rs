@@ -112,7 +112,7 @@ fn chunks_contexts(settings: &Settings) -> Result<bool, LoadError> {
 }
 
 /// Whether and how tokens are drafted.
-fn speculation(settings: &Settings) -> Option<Speculation> {
+pub(in crate::manager) fn speculation(settings: &Settings) -> Option<Speculation> {
     let lookup = PromptLookup {
         min: settings.prompt_lookup_min,
         max: settings.prompt_lookup_max,

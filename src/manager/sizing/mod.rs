@@ -13,6 +13,7 @@ mod host_memory;
 mod load;
 
 pub use configured_model::{ConfiguredModel, open_model_source};
+pub(in crate::manager) use engine_config::speculation;
 pub use engine_config::{ModelDimensions, engine_config};
 pub use host_memory::{InstanceMemory, MemoryUsage};
 pub use load::{LoadedRunner, load_runner};

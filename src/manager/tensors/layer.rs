@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use super::model::{TensorModel, TensorRequest};
-use super::request::{Asked, read};
-use super::response::PendingResponse;
+use super::request::read;
+use super::response::{PendingResponse, write};
 use super::tensor::HostTensors;
 use crate::base::SequenceId;
 use crate::engine::StepStats;
 use crate::manager::{Callbacks, Response, Submission, statistics_json};
-use crate::sampling::FinishReason;
 
 /// [`Callbacks`] of an application whose requests and responses are tensors.
 pub trait TensorCallbacks {
@@ -57,16 +56,12 @@ impl<C: TensorCallbacks> TensorLayer<C> {
     }
 
     /// The request for the batch manager; `None` if it is refused.
-    fn take_in(&mut self, request: TensorRequest) -> Option<Submission> {
+    fn accept(&mut self, request: TensorRequest) -> Option<Submission> {
         if self.in_flight.contains_key(&request.id) {
             self.callbacks.reject_duplicate(request);
             return None;
         }
-        let Asked {
-            submission,
-            pad_id,
-            beam_width,
-        } = match read(&request, &self.model) {
+        let asked = match read(&request, &self.model) {
             Ok(asked) => asked,
             Err(error) => {
                 let error = error.to_string();
@@ -76,46 +71,24 @@ impl<C: TensorCallbacks> TensorLayer<C> {
                 return None;
             }
         };
-        let prompt = &submission.request.prompt;
-        let in_flight = PendingResponse {
-            num_prompt_tokens: prompt.len(),
-            prompt: if request.is_streaming {
-                Vec::new()
-            } else {
-                prompt.to_vec()
-            },
-            is_streaming: request.is_streaming,
-            pad_id,
-            beam_width,
-            wants_log_probs: submission.request.outputs.log_probs.is_some(),
-            num_generated: 0,
-            cum_log_prob: 0.0,
-        };
+        let in_flight = PendingResponse::new(&asked);
         self.in_flight.insert(request.id, in_flight);
-        Some(submission)
+        Some(asked.submission)
     }
 }
 
 impl<C: TensorCallbacks> Callbacks for TensorLayer<C> {
     fn get_requests(&mut self, max_num_requests: usize, is_idle: bool) -> Option<Vec<Submission>> {
         let requests = self.callbacks.get_requests(max_num_requests, is_idle)?;
-        let taken = requests
+        let accepted = requests
             .into_iter()
-            .filter_map(|request| self.take_in(request));
-        Some(taken.collect())
+            .filter_map(|request| self.accept(request));
+        Some(accepted.collect())
     }
 
     fn send_response(&mut self, response: Response<'_>) {
         let id = response.id;
-        let error = match &response.end {
-            Some(Err(error)) => error.to_string(),
-            Some(Ok(FinishReason::Error(error))) => error.to_string(),
-            _ => String::new(),
-        };
-        let tensors = match self.in_flight.get_mut(&id) {
-            Some(in_flight) if error.is_empty() => in_flight.tensors(&response, &self.model),
-            _ => HostTensors::new(),
-        };
+        let (tensors, error) = write(&response, self.in_flight.get_mut(&id), &self.model);
         let is_final = response.is_final();
         if is_final {
             self.in_flight.remove(&id);

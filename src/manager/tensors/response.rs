@@ -8,24 +8,49 @@
 //! | `generation_logits` | FP32 [1, beams, output, vocabulary] | or a dummy [1, 1, 1, 1] |
 //! | `output_log_probs` | FP32 [1, beams, output] | on request, and always with beams |
 //! | `cum_log_probs` | FP32 [1, beams] | on request, and always with beams: the sum so far |
+//! | `kv_cache_alloc_new_blocks`, `kv_cache_reused_blocks`, `kv_cache_alloc_total_blocks` | INT32 [1] | with `return_perf_metrics`, at the end: KV cache blocks, and their sum |
+//! | `total_draft_tokens`, `total_accepted_draft_tokens` | INT32 [1] | the same: draft tokens |
+//! | `acceptance_rate` | FP32 [1] | the same: the share of accepted draft tokens |
 
 use super::model::TensorModel;
+use super::request::Asked;
 use super::tensor::{HostTensor, HostTensors};
 use crate::base::TokenId;
-use crate::engine::ExtraOutputs;
-use crate::manager::Response;
+use crate::engine::{DraftTotals, ExtraOutputs, KvBlocks};
+use crate::manager::{Response, Submission};
+use crate::sampling::FinishReason;
 
 /// What is needed to write the responses of a request in flight.
 pub(super) struct PendingResponse {
     /// The prompt, if the response repeats it: if it does not stream.
-    pub(super) prompt: Vec<TokenId>,
-    pub(super) num_prompt_tokens: usize,
-    pub(super) is_streaming: bool,
-    pub(super) pad_id: i32,
-    pub(super) beam_width: usize,
-    pub(super) wants_log_probs: bool,
-    pub(super) num_generated: usize,
-    pub(super) cum_log_prob: f32,
+    prompt: Vec<TokenId>,
+    num_prompt_tokens: usize,
+    is_streaming: bool,
+    pad_id: i32,
+    beam_width: usize,
+    wants_log_probs: bool,
+    num_generated: usize,
+    cum_log_prob: f32,
+    /// The blocks and drafts so far, if they are requested.
+    metrics: Option<(KvBlocks, DraftTotals)>,
+}
+
+/// The tensors of a response, and its error. A response with an error has no tensors.
+pub(super) fn write(
+    response: &Response<'_>,
+    pending: Option<&mut PendingResponse>,
+    model: &TensorModel,
+) -> (HostTensors, String) {
+    let error = match &response.end {
+        Some(Err(error)) => error.to_string(),
+        Some(Ok(FinishReason::Error(error))) => error.to_string(),
+        _ => String::new(),
+    };
+    let tensors = match pending {
+        Some(pending) if error.is_empty() => pending.tensors(response, model),
+        _ => HostTensors::new(),
+    };
+    (tensors, error)
 }
 
 /// The part of one beam in a response.
@@ -38,8 +63,30 @@ struct BeamRow<'a> {
 }
 
 impl PendingResponse {
-    /// The tensors of a response. None if it only says that the request has ended with an error.
-    pub(super) fn tensors(&mut self, response: &Response<'_>, model: &TensorModel) -> HostTensors {
+    /// Nothing sent yet.
+    pub(super) fn new(asked: &Asked) -> Self {
+        let Submission {
+            request,
+            is_streaming,
+        } = &asked.submission;
+        Self {
+            prompt: match is_streaming {
+                true => Vec::new(),
+                false => request.prompt.to_vec(),
+            },
+            num_prompt_tokens: request.prompt.len(),
+            is_streaming: *is_streaming,
+            pad_id: asked.pad_id,
+            beam_width: asked.beam_width,
+            wants_log_probs: request.outputs.log_probs.is_some(),
+            num_generated: 0,
+            cum_log_prob: 0.0,
+            metrics: request.outputs.kv_blocks.then(Default::default),
+        }
+    }
+
+    /// The tensors of a response without an error.
+    fn tensors(&mut self, response: &Response<'_>, model: &TensorModel) -> HostTensors {
         let rows = match self.beam_width {
             1 => vec![self.row(response)],
             _ => self.beams(response),
@@ -88,6 +135,15 @@ impl PendingResponse {
                 HostTensor::of(&[1, num_rows], sums),
             );
         }
+        if let Some((blocks, drafts)) = &mut self.metrics {
+            for extra_outputs in response.extra_outputs {
+                *blocks = extra_outputs.kv_blocks.unwrap_or(*blocks);
+                *drafts = extra_outputs.drafts.unwrap_or(*drafts);
+            }
+            if response.is_final() {
+                tensors.extend(metrics(*blocks, *drafts));
+            }
+        }
         tensors
     }
 
@@ -119,6 +175,23 @@ impl PendingResponse {
             })
             .collect()
     }
+}
+
+/// The outputs of `return_perf_metrics`.
+fn metrics(blocks: KvBlocks, drafts: DraftTotals) -> HostTensors {
+    let total = blocks.num_new + blocks.num_reused;
+    let counts = [
+        ("kv_cache_alloc_new_blocks", blocks.num_new.0 as i32),
+        ("kv_cache_reused_blocks", blocks.num_reused.0 as i32),
+        ("kv_cache_alloc_total_blocks", total.0 as i32),
+        ("total_draft_tokens", drafts.num_drafted as i32),
+        ("total_accepted_draft_tokens", drafts.num_accepted as i32),
+    ];
+    let counts = counts.map(|(name, count)| (name.to_owned(), HostTensor::of(&[1], [count])));
+    let mut tensors = HostTensors::from(counts);
+    let rate = HostTensor::of(&[1], [drafts.acceptance_rate() as f32]);
+    tensors.insert("acceptance_rate".to_owned(), rate);
+    tensors
 }
 
 fn context_logits(extra_outputs: &[ExtraOutputs], vocab_size: usize) -> HostTensor {

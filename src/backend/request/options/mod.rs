@@ -21,7 +21,7 @@ use crate::config::{ClientCompatibility, OutputKind};
 use crate::engine::{DraftOptions, OutputOptions, ReuseOptions};
 use crate::sampling::{SamplingParams, TopPDecay};
 use beams::BeamOptions;
-use table::{DEFAULT_TOP_P_MIN, OPTIONS, RequestOption};
+use table::{OPTIONS, RequestOption};
 use values::{MAX_BIASES, expected_of, nested, shortened};
 
 pub(super) use values::{json_of, parsed};
@@ -377,7 +377,7 @@ impl RequestOptions {
     fn top_p_decay(&self) -> Option<TopPDecay> {
         (self.top_p_decay.is_some() || self.top_p_min.is_some()).then(|| TopPDecay {
             factor: self.top_p_decay.unwrap_or(1.0),
-            min: self.top_p_min.unwrap_or(DEFAULT_TOP_P_MIN),
+            min: self.top_p_min.unwrap_or(TopPDecay::DEFAULT_MIN),
             reset_ids: self.top_p_reset_ids.clone(),
         })
     }

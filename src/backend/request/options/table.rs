@@ -40,8 +40,6 @@ const MAX_LOGPROBS: u32 = 20;
 
 /// Bounded because every position of the sequence is compared with its end, once per token.
 const MAX_NGRAM_SIZE: u32 = 64;
-/// TensorRT-LLM's default.
-pub(super) const DEFAULT_TOP_P_MIN: f32 = 1e-6;
 
 /// Every option, in the order of the documentation.
 pub(super) const OPTIONS: &[RequestOption] = &[

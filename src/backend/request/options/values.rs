@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use serde_json::Value;
 
 use crate::base::{RequestError, TokenId};
-use crate::sampling::EarlyStopping;
+use crate::sampling::{EarlyStopping, words_of_ids};
 
 /// The largest count that an option takes.
 pub(super) const MAX_COUNT: u32 = i32::MAX as u32;
@@ -14,8 +14,6 @@ pub(super) const MAX_WORDS: usize = 64;
 pub(super) const MAX_WORD_BYTES: usize = 256;
 pub(super) const MAX_BIASES: usize = 1024;
 const MAX_BIAS: f64 = 1000.0;
-/// Token ids of one word.
-const MAX_WORD_IDS: usize = 256;
 pub(super) const MAX_END_IDS: usize = 16;
 /// Allowed ids are read with the logits, once per token.
 pub(super) const MAX_ALLOWED_IDS: usize = 65536;
@@ -155,24 +153,8 @@ pub(super) fn id_words(value: &Value) -> Option<Vec<Vec<TokenId>>> {
         [Value::Array(ids), Value::Array(ends)] => (&ids[..], &ends[..]),
         list => list.split_at(list.len() / 2),
     };
-    if ids.len() != ends.len() {
-        return None;
-    }
     let numbers = |list: &[Value]| list.iter().map(signed).collect::<Option<Vec<_>>>();
-    let (ids, ends) = (numbers(ids)?, numbers(ends)?);
-    let mut words = Vec::new();
-    let mut start = 0;
-    for &end in ends.iter().take_while(|end| **end != -1) {
-        let word = ids.get(start..usize::try_from(end).ok()?)?;
-        start += word.len();
-        if word.len() > MAX_WORD_IDS {
-            return None;
-        }
-        let word: Result<Vec<_>, _> = word.iter().map(|id| TokenId::try_from(*id)).collect();
-        words.push(word.ok()?);
-    }
-    words.retain(|word| !word.is_empty());
-    (words.len() <= MAX_WORDS).then_some(words)
+    words_of_ids(&numbers(ids)?, &numbers(ends)?)
 }
 
 /// Token ids, sorted and without duplicates.
@@ -238,13 +220,6 @@ pub(super) fn early_stopping(value: &Value) -> Option<EarlyStopping> {
     if value.as_str().is_some_and(|text| text.trim() == "never") {
         return Some(EarlyStopping::Never);
     }
-    match value.as_i64() {
-        Some(0) => Some(EarlyStopping::Likely),
-        Some(1) => Some(EarlyStopping::Always),
-        Some(_) => Some(EarlyStopping::Never),
-        None => flag(value).map(|at_once| match at_once {
-            true => EarlyStopping::Always,
-            false => EarlyStopping::Likely,
-        }),
-    }
+    let integer = value.as_i64().or_else(|| flag(value).map(i64::from));
+    integer.map(EarlyStopping::of_integer)
 }
