@@ -1,11 +1,12 @@
 //! Forwards the batch manager's callbacks to the application's C functions.
 
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 
 use triton_inflight::base::SequenceId;
-use triton_inflight::manager::{HostTensor, HostTensors, TensorCallbacks, TensorRequest};
+use triton_inflight::manager::{HostTensors, TensorCallbacks, TensorRequest};
 
-use crate::abi::{Batch, CTensor, Callbacks, Stops};
+use crate::abi::{Batch, Callbacks, Stops};
+use crate::responses::{BorrowedTensors, c_text};
 
 /// The application's callbacks. The required ones are not null.
 pub(crate) struct CCallbacks(Callbacks);
@@ -58,17 +59,7 @@ impl TensorCallbacks for CCallbacks {
         let Some(send) = self.0.send_response else {
             return;
         };
-        let names = tensors.keys().map(|name| c_text(name));
-        let names: Vec<_> = names.collect();
-        let tensor = |(name, tensor): (&CString, &HostTensor)| CTensor {
-            name: name.as_ptr(),
-            data_type: tensor.data_type as u32,
-            num_dims: tensor.shape.len() as u32,
-            shape: tensor.shape.as_ptr(),
-            data: tensor.bytes.as_ptr().cast(),
-            num_bytes: tensor.bytes.len() as u64,
-        };
-        let tensors: Vec<_> = names.iter().zip(tensors.values()).map(tensor).collect();
+        let tensors = BorrowedTensors::of(tensors);
         let error = c_text(error);
         // SAFETY: the function conforms to the header; all pointers are valid during the call.
         unsafe {
@@ -76,7 +67,7 @@ impl TensorCallbacks for CCallbacks {
                 self.context(),
                 id.0,
                 tensors.as_ptr(),
-                tensors.len() as u64,
+                tensors.len(),
                 is_final.into(),
                 error.as_ptr(),
             );
@@ -106,10 +97,4 @@ impl TensorCallbacks for CCallbacks {
             unsafe { return_stats(self.context(), json.as_ptr()) };
         }
     }
-}
-
-/// A C string of `text` without its zero bytes.
-fn c_text(text: &str) -> CString {
-    let bytes = text.bytes().filter(|byte| *byte != 0);
-    CString::new(bytes.collect::<Vec<_>>()).unwrap_or_default()
 }

@@ -3,16 +3,22 @@
 //! ```text
 //! abi.rs          the header's types
 //! callbacks.rs    the application's functions as `TensorCallbacks`
-//! lib.rs          the exported functions
+//! responses.rs    responses that the application owns
+//! executor.rs     the exported functions of the executor
+//! lib.rs          those of the manager with callbacks
 //! ```
 
 mod abi;
 mod callbacks;
+mod executor;
+mod responses;
 
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use triton_inflight::manager::{ManagerOptions, ManagerThread, TensorLayer};
+use triton_inflight::manager::{
+    BatchManager, ManagerOptions, ManagerThread, TensorLayer, TensorModel,
+};
 
 use abi::{Batch, Stops};
 use callbacks::CCallbacks;
@@ -31,36 +37,48 @@ pub unsafe extern "C" fn inflight_batch_manager_create(
     error: *mut c_char,
 ) -> *mut Manager {
     let create = || -> Result<Box<Manager>, String> {
-        if options.is_null() || callbacks.is_null() {
-            return Err("options and callbacks may not be NULL".to_owned());
+        if callbacks.is_null() {
+            return Err("callbacks may not be NULL".to_owned());
         }
-        // SAFETY: not null, so a C string by the header.
-        let options = unsafe { CStr::from_ptr(options) };
         // SAFETY: every version of the struct starts with its version.
         let version = unsafe { (&raw const (*callbacks).version).read() };
-        if version != abi::VERSION {
-            return Err(format!(
-                "the application was built for version {version} of inflight_batch_manager.h, but this library has \
-                 version {}; rebuild the application",
-                abi::VERSION
-            ));
-        }
+        abi::check_version(version)?;
         // SAFETY: callbacks of this version have all fields.
         let callbacks = unsafe { CCallbacks::new(*callbacks) }?;
-        let options = options.to_str().map_err(|error| error.to_string())?;
-        let options = ManagerOptions::parse(options).map_err(|error| error.to_string())?;
-        let (manager, model) = options.load().map_err(|error| error.to_string())?;
+        // SAFETY: null, or a C string by the header.
+        let (manager, model) = unsafe { load(options) }?;
         let layer = TensorLayer::new(callbacks, model);
         let thread = ManagerThread::spawn(manager, None, layer);
         let thread = thread.map_err(|error| error.to_string())?;
         Ok(Box::new(Manager(thread)))
     };
-    let created = catch_unwind(AssertUnwindSafe(create))
-        .unwrap_or_else(|_| Err("the batch manager panicked".to_owned()));
-    match created {
-        Ok(manager) => Box::into_raw(manager),
+    // SAFETY: by the header, `error` has room for the text.
+    unsafe { created(catch_unwind(AssertUnwindSafe(create)), error) }
+}
+
+/// Loads the checkpoint of the JSON `options`.
+///
+/// # Safety
+/// `options` must be null, or a C string.
+unsafe fn load(options: *const c_char) -> Result<(BatchManager, TensorModel), String> {
+    // SAFETY: the same contract as this function's.
+    let options = unsafe { abi::read_text(options, "the options") }?;
+    let loaded = ManagerOptions::parse(options).and_then(|options| options.load());
+    loaded.map_err(|error| error.to_string())
+}
+
+/// The object for the application; null, with the reason in `error`, if there is none.
+///
+/// # Safety
+/// `error` must be null, or valid for writes of the header's `INFLIGHT_BATCH_MANAGER_ERROR_SIZE` bytes.
+unsafe fn created<T>(
+    created: std::thread::Result<Result<Box<T>, String>>,
+    error: *mut c_char,
+) -> *mut T {
+    match created.unwrap_or_else(|_| Err("the batch manager panicked".to_owned())) {
+        Ok(object) => Box::into_raw(object),
         Err(reason) => {
-            // SAFETY: by the header, `error` has room for the text.
+            // SAFETY: the same contract as this function's.
             unsafe { abi::write_error(&reason, error) };
             std::ptr::null_mut()
         }
@@ -130,7 +148,7 @@ pub unsafe extern "C" fn inflight_batch_add(
     };
     // SAFETY: its pointers are valid during the call.
     match catch_unwind(AssertUnwindSafe(|| unsafe { abi::read_request(request) })) {
-        Ok(Some(request)) => {
+        Ok(Ok(request)) => {
             batch.0.push(request);
             0
         }

@@ -97,14 +97,15 @@ fn expected() -> Vec<Vec<TokenId>> {
     answers
 }
 
-#[test]
-fn a_c_application_gets_the_managers_tokens() {
-    let program = program(
-        "cc",
-        &root().join("examples/embed_c/embed.c"),
-        &["-std=c11"],
-    );
-    let output = run(&program, &fixture(), &PROMPTS);
+/// Builds one of the examples.
+fn example(name: &str) -> PathBuf {
+    let source = root().join("examples/embed_c").join(name);
+    program("cc", &source, &["-std=c11"])
+}
+
+/// Checks that an application prints the manager's tokens for every prompt, as its requests ask.
+fn check_answers(program: &Path) {
+    let output = run(program, &fixture(), &PROMPTS);
     let text = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success(), "{text}");
     for (id, (prompt, answer)) in PROMPTS.iter().zip(expected()).enumerate() {
@@ -136,12 +137,18 @@ fn a_c_application_gets_the_managers_tokens() {
 }
 
 #[test]
+fn a_c_application_gets_the_managers_tokens() {
+    check_answers(&example("embed.c"));
+}
+
+#[test]
+fn an_executor_in_c_has_the_same_tokens() {
+    check_answers(&example("executor.c"));
+}
+
+#[test]
 fn errors_reach_the_application() {
-    let program = program(
-        "cc",
-        &root().join("examples/embed_c/embed.c"),
-        &["-std=c11"],
-    );
+    let program = example("embed.c");
     let missing = run(&program, Path::new("/no/such/checkpoint"), &PROMPTS);
     let words = String::from_utf8_lossy(&missing.stderr).into_owned();
     assert!(
@@ -154,6 +161,32 @@ fn errors_reach_the_application() {
     let error = "1: error: tensor 'input_ids' has 100000, which is not a token id";
     assert!(wrong.status.success() && text.contains(error), "{text}");
     assert!(text.contains("0: 5 6 ") && text.contains("final"), "{text}");
+}
+
+#[test]
+fn errors_of_an_executor_are_returned_where_the_request_is_enqueued() {
+    let program = example("executor.c");
+    let wrong = run(&program, &fixture(), &["5 6", "5 100000"]);
+    let [answers, errors] =
+        [wrong.stdout, wrong.stderr].map(|text| String::from_utf8(text).expect("text"));
+    let error = "prompt 1: tensor 'input_ids' has 100000, which is not a token id";
+    assert!(wrong.status.success() && errors.contains(error), "{errors}");
+    assert!(
+        answers.contains("0: 5 6 ") && answers.contains("final"),
+        "{answers}"
+    );
+}
+
+#[test]
+fn whatever_violates_the_header_is_refused() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/misuse.c");
+    let program = program("cc", &source, &["-std=c11"]);
+    let output = Command::new(program)
+        .arg(fixture())
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text == "0 failures\n", "{text}");
 }
 
 fn run(program: &Path, checkpoint: &Path, prompts: &[&str]) -> Output {
@@ -169,7 +202,9 @@ fn run(program: &Path, checkpoint: &Path, prompts: &[&str]) -> Output {
 fn the_header_compiles_as_cpp() {
     let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("header.cpp");
     let code = "#include \"inflight_batch_manager.h\"\n\
-                int main() { return inflight_batch_manager_destroy(nullptr); }\n";
+                int main() {\n\
+                  return inflight_batch_manager_destroy(nullptr) + inflight_executor_destroy(nullptr);\n\
+                }\n";
     fs::write(&source, code).expect("a file");
     let program = program("c++", &source, &["-std=c++17"]);
     let status = Command::new(program).status().expect("it runs");
