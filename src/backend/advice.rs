@@ -44,7 +44,7 @@ pub fn advice(setting: &Setting<'_>) -> Vec<String> {
     if engine.num_micro_batches > 1 && engine.max_num_requests < 2 {
         advice.push(format!(
             "enable_trt_overlap is true and max_num_requests is {}: a request takes part in every second step, and \
-             nobody in the others; set enable_trt_overlap to false",
+             none in the others; set enable_trt_overlap to false",
             engine.max_num_requests
         ));
     }

@@ -142,7 +142,7 @@ fn start_preparer(name: &str, admission: &Arc<Admission>) -> Result<RequestPrepa
 fn place(file: &Path) -> Result<PathBuf, LoadError> {
     let fail = |error| LoadError::File {
         path: file.to_owned(),
-        reason: format!("its folder is not there: {error}"),
+        reason: format!("its folder does not exist: {error}"),
     };
     let file = path::absolute(file).map_err(fail)?;
     match (file.parent(), file.file_name()) {

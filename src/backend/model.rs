@@ -61,7 +61,7 @@ impl Model {
             Some(completed) if auto_complete == AutoComplete::Enabled => {
                 if let (None | Some(0), Some(slots @ 1..)) = (slots(&given), slots(&completed)) {
                     log::warn!(
-                        "{name}: config.pbtxt has no max_batch_size: {slots} is taken; write max_batch_size to say how \
+                        "{name}: config.pbtxt has no max_batch_size, so it is {slots}; write max_batch_size to say how \
                          many requests may be in flight"
                     );
                 }
@@ -112,7 +112,7 @@ impl Model {
 
 impl Drop for Model {
     fn drop(&mut self) {
-        self.metrics.give_back();
+        self.metrics.release();
     }
 }
 

@@ -188,7 +188,7 @@ unsafe extern "C" fn released(
     }
 }
 
-/// Deletes a response, which nobody waits for.
+/// Deletes a response that no client waits for.
 unsafe extern "C" fn answered(
     response: *mut sys::TRITONSERVER_InferenceResponse,
     _: u32,
@@ -212,7 +212,7 @@ fn allocator() -> Result<*mut sys::TRITONSERVER_ResponseAllocator, Error> {
         // SAFETY: the functions live as long as this library.
         let raw = unsafe {
             get_object(|out| {
-                sys::TRITONSERVER_ResponseAllocatorNew(out, Some(refuse), Some(give_back), None)
+                sys::TRITONSERVER_ResponseAllocatorNew(out, Some(refuse), Some(release), None)
             })
         };
         raw.map(Allocator)
@@ -235,10 +235,10 @@ unsafe extern "C" fn refuse(
     _: *mut sys::TRITONSERVER_MemoryType,
     _: *mut i64,
 ) -> *mut sys::TRITONSERVER_Error {
-    Error::new(ErrorCode::Unsupported, "nobody reads this response").into_raw()
+    Error::new(ErrorCode::Unsupported, "no client reads this response").into_raw()
 }
 
-unsafe extern "C" fn give_back(
+unsafe extern "C" fn release(
     _: *mut sys::TRITONSERVER_ResponseAllocator,
     _: *mut c_void,
     _: *mut c_void,

@@ -75,7 +75,7 @@ def test_beams_of_every_width_are_the_same_among_others_and_in_a_full_cache(serv
 
 
 def candidates(tokens, num, vocab_size=32000):
-    """The candidates of a beam of the synthetic runner, from the lines of its documentation
+    """The candidates of a beam of the synthetic runner, as its documentation defines them
     (src/runner/synthetic.rs)."""
     entry = 0
     for token in tokens:
@@ -315,7 +315,7 @@ def test_a_stopped_search_returns_its_current_beams(server, model):
     "options, words",
     [
         ({"beam_width": 9}, "at most max_beam_width, which is 8"),
-        ({"temperature": 0.3}, "nothing is drawn"),
+        ({"temperature": 0.3}, "beams are not sampled"),
         ({"guided_regex": "a+"}, "cannot be guided"),
         ({"n": 5}, "at most the number of beams"),
         ({"early_stopping": "often"}, "never"),

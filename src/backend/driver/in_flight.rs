@@ -27,7 +27,7 @@ pub struct InFlight {
     pub factory: ResponseFactory,
     /// Where in its life it is.
     pub stage: Stage,
-    /// Its answer: `None` until the request is prepared, and while the responder has it on loan.
+    /// Its answer: `None` until the request is prepared, and while the responder has it.
     pub answer: Option<Box<Answer>>,
     /// The sequences that the engine has been given for it; none before that.
     pub sequences: Branches,
@@ -207,7 +207,7 @@ impl InFlightTable {
         self.requests.get_mut(id)
     }
 
-    /// The answer that `sequence` adds to, unless it is on loan, and its row there. `None` if the row has ended: tokens
+    /// The answer that `sequence` adds to, unless the responder has it, and its row there. `None` if the row has ended: tokens
     /// that a step computes after a stop word are dropped.
     pub fn row_mut(&mut self, sequence: SequenceId) -> Option<(&mut Answer, usize)> {
         let in_flight = self.owner_mut(sequence)?;

@@ -1,16 +1,16 @@
 //! The iterative driver: one Execute call is one step of the batch manager.
 //!
 //! ```text
-//! take in      new requests are read or refused, cancelled ones leave, known ones return
-//! join         requests that are prepared, and have their guide, go to the engine in order of arrival
-//! lend         the output of the previous step goes to the responder
-//! step         plan, run, apply
-//! give back    requests that have ended are released and answered, the others rescheduled
+//! accept     new requests are read or refused, cancelled ones leave, known ones return
+//! join       requests that are prepared, and have their guide, go to the engine in order of arrival
+//! respond    the output of the previous step goes to the responder
+//! step       plan, run, apply
+//! finish     requests that have ended are released and answered, the others rescheduled
 //! ```
 //!
 //! Triton never reports that it has ended a sequence. So each step checks the requests that are missing from its batch,
 //! and a thread does so between steps: those cancelled by their clients are forgotten. With the `direct` strategy every
-//! request is in every batch; with `oldest` some may be missing from a batch. These are computed all the same, and
+//! request is in every batch; with `oldest` some may be missing from a batch. These are computed too, and
 //! answered when they return.
 
 use std::collections::VecDeque;
@@ -25,7 +25,7 @@ use crate::backend::request::branches::{Branches, NewBranches};
 use crate::backend::request::incoming::{Arrival, Incoming, StopRequest};
 use crate::backend::request::preparer::{Preparation, Preparer};
 use crate::backend::response::answer::Answer;
-use crate::backend::response::responder::{Lent, Responder};
+use crate::backend::response::responder::{Responder, StreamAnswer};
 use crate::base::{RequestError, RequestId, SequenceId, StepError, Tokens};
 use crate::config::InputKind;
 use crate::engine::Event;
@@ -72,15 +72,15 @@ pub struct Driver {
     /// Requests that wait for their guides. Some may have been forgotten, or have ended.
     compiling: Vec<RequestId>,
     events: Vec<Event>,
-    /// Comes back from the responder with every loan, so that lending allocates nothing.
-    loan: Vec<Lent>,
+    /// The answers that go to the responder. It returns the list with them, so that a step allocates nothing.
+    streams: Vec<StreamAnswer>,
     num_requests_seen: u64,
     num_sequences_seen: u64,
     /// Sequences that have ended, whose slots may not be free.
     ended_in_doubt: Vec<CorrelationKey>,
     /// The first request of this Execute call, if one has arrived in it.
     first_newcomer: RequestId,
-    /// Whether a client's request has been here.
+    /// Whether a client's request has arrived.
     has_served: bool,
     /// Whether this Execute call has let a frontend finish with its cancellations.
     has_waited: bool,
@@ -116,7 +116,7 @@ impl Driver {
             preparing: VecDeque::new(),
             compiling: Vec::new(),
             events: Vec::new(),
-            loan: Vec::new(),
+            streams: Vec::new(),
             num_requests_seen: 0,
             num_sequences_seen: 0,
             ended_in_doubt: Vec::new(),
@@ -143,10 +143,10 @@ impl Driver {
         self.has_waited = false;
         self.first_newcomer = RequestId(self.num_requests_seen);
         let mut batch = Batch::with_capacity(requests.len());
-        // A panic must not drop the batch here: that would answer requests whose answers are lent.
+        // A panic must not drop the batch here: that would answer requests whose answers the responder has.
         let result = catch(|| {
             for request in requests.by_ref() {
-                self.take_in(request, &mut batch, clock.start);
+                self.accept(request, &mut batch, clock.start);
             }
             self.free_slots();
             if batch.len() < self.in_flight.len() {
@@ -184,7 +184,7 @@ impl Driver {
         self.show_idle()
     }
 
-    /// Whether a client's request has been here.
+    /// Whether a client's request has arrived.
     pub fn has_served(&self) -> bool {
         self.has_served
     }
@@ -199,12 +199,12 @@ impl Driver {
         self.end_early(clock.start)?;
         self.join_prepared(batch);
         self.join_compiled(batch);
-        self.lend(batch)?;
+        self.respond(batch)?;
         self.step(clock)?;
-        self.give_back(batch, clock)
+        self.finish(batch, clock)
     }
 
-    fn take_in(&mut self, request: Request, batch: &mut Batch, now: Instant) {
+    fn accept(&mut self, request: Request, batch: &mut Batch, now: Instant) {
         let (correlation_id, flags) = match (request.correlation_id(), request.flags()) {
             (Ok(id), Ok(flags)) => (id, flags),
             (Err(error), _) | (_, Err(error)) => return self.refuse(request, error),
@@ -228,7 +228,7 @@ impl Driver {
         }
         self.has_served = true;
         match (known, flags.is_start()) {
-            (Some(id), false) => self.take_back(id, request, batch),
+            (Some(id), false) => self.accept_again(id, request, batch),
             (Some(id), true) if !self.is_lost(id, now) => self.refuse_beside(request),
             (Some(id), true) => {
                 self.forget(id);
@@ -242,8 +242,8 @@ impl Driver {
         }
     }
 
-    /// A request that was rescheduled is here again.
-    fn take_back(&mut self, id: RequestId, mut request: Request, batch: &mut Batch) {
+    /// Accepts a request that was rescheduled.
+    fn accept_again(&mut self, id: RequestId, mut request: Request, batch: &mut Batch) {
         let Some(in_flight) = self.in_flight.get_mut(id) else {
             return;
         };
@@ -331,8 +331,7 @@ impl Driver {
         let plan = alone(|| self.admission.stop_answer(&stop.outputs))?;
         if stop.client_request_id.is_empty() {
             return Err(Error::invalid(
-                "option 'stop': the request to be stopped is the one with the same request id, and \
-                 this request has none",
+                "option 'stop' stops the request with the same request id, and this request has none",
             ));
         }
         let stopped = self.in_flight.find_client(&stop.client_request_id);
@@ -413,7 +412,7 @@ impl Driver {
         if are_beams_out {
             // The step that is still running has their latest hypotheses.
             self.manager.settle(&mut self.events)?;
-            self.hear_events(now);
+            self.read_events(now);
         }
         for (_, in_flight) in self.in_flight.iter_mut() {
             let Some(reason) = in_flight.early_end(now) else {
@@ -581,38 +580,38 @@ impl Driver {
         }
     }
 
-    /// Lends to the responder the streams of this batch that have enough for a response.
-    fn lend(&mut self, batch: &Batch) -> Result<(), StepError> {
+    /// Passes the streams of this batch that have enough for a response to the responder.
+    fn respond(&mut self, batch: &Batch) -> Result<(), StepError> {
         for &(id, _) in batch {
             let Some(in_flight) = self.in_flight.get_mut(id) else {
                 continue;
             };
-            // What is new of an ended one goes with its final response.
+            // The last tokens of an ended one are in its final response.
             let is_due = |answer: &&mut Box<Answer>| answer.format.stream && answer.is_due();
             if !in_flight.is_over() && in_flight.answer.as_mut().filter(is_due).is_some() {
-                self.loan
+                self.streams
                     .extend(in_flight.answer.take().map(|answer| (id, answer)));
             }
         }
-        if self.loan.is_empty() {
+        if self.streams.is_empty() {
             return Ok(());
         }
-        self.responder.lend(std::mem::take(&mut self.loan))
+        self.responder.send(std::mem::take(&mut self.streams))
     }
 
     /// Plan, run, apply.
     fn step(&mut self, clock: &mut StepClock) -> Result<(), StepError> {
         clock.model_started();
         let launched = self.manager.launch();
-        self.take_loan_back()?;
+        self.collect_streams()?;
         launched?;
         let landed = self.manager.land(&mut self.events)?;
         self.settle()?;
         clock.model_ended(landed);
-        self.hear_events(clock.start);
+        self.read_events(clock.start);
         if self.must_settle {
             self.settle()?;
-            self.hear_events(clock.start);
+            self.read_events(clock.start);
         }
         Ok(())
     }
@@ -625,11 +624,11 @@ impl Driver {
         Ok(())
     }
 
-    fn take_loan_back(&mut self) -> Result<(), StepError> {
-        let Some(mut loan) = self.responder.take_back()? else {
+    fn collect_streams(&mut self) -> Result<(), StepError> {
+        let Some(mut streams) = self.responder.collect()? else {
             return Ok(());
         };
-        for (id, answer) in loan.drain(..) {
+        for (id, answer) in streams.drain(..) {
             let Some(in_flight) = self.in_flight.get_mut(id) else {
                 continue;
             };
@@ -642,11 +641,11 @@ impl Driver {
                 in_flight.end(FinishReason::Cancelled);
             }
         }
-        self.loan = loan;
+        self.streams = streams;
         Ok(())
     }
 
-    fn hear_events(&mut self, step_start: Instant) {
+    fn read_events(&mut self, step_start: Instant) {
         let now = Instant::now();
         for event in self.events.drain(..) {
             match event {
@@ -690,7 +689,7 @@ impl Driver {
     }
 
     /// Releases the ended requests of this batch, and reschedules the others.
-    fn give_back(&mut self, batch: &mut Batch, clock: &mut StepClock) -> Result<(), StepError> {
+    fn finish(&mut self, batch: &mut Batch, clock: &mut StepClock) -> Result<(), StepError> {
         let timestamps = clock.finish();
         let mut finals = Vec::new();
         let mut warming = Batch::new();
@@ -792,7 +791,7 @@ impl Driver {
         error: &StepError,
     ) {
         // The responder must be done with them first.
-        if let Err(gone) = self.take_loan_back() {
+        if let Err(gone) = self.collect_streams() {
             log::error!("{gone}");
         }
         let taken = batch.drain(..).map(|(_, request)| request);
@@ -890,7 +889,7 @@ impl Driver {
         }
     }
 
-    /// Ends, with an error, a request whose correlation id belongs to one in flight, which goes on.
+    /// Ends, with an error, a request whose correlation id belongs to one in flight, which continues.
     fn refuse_beside(&self, request: Request) {
         self.report(&request, false, &instant_timestamps());
         request.fail_beside_sequence(in_flight_already());

@@ -36,7 +36,7 @@ const SERVING_PERIOD: Duration = Duration::from_secs(1);
 /// that has not leaked earlier.
 const UNLOAD_GRACE: Duration = Duration::from_secs(5);
 
-/// What the watching thread needs of its model.
+/// The model, for its watching thread.
 pub struct WatchContext {
     /// The model in its server.
     pub served: ServedModel,
@@ -136,7 +136,7 @@ fn watch(shared: &SharedDriver, context: &WatchContext, end: &Receiver<()>) {
                 error
             }
             Ok(()) if is_over && driver.is_idle_for(UNLOAD_GRACE, now) => {
-                let error = "the model was told to unload, and has given back what it held";
+                let error = "the model was told to unload, and has freed its resources";
                 log::info!("{error}; Triton still keeps it");
                 StepError(error.to_owned())
             }
@@ -146,7 +146,7 @@ fn watch(shared: &SharedDriver, context: &WatchContext, end: &Receiver<()>) {
             log::error!("the instance could not be dropped: {panic}");
         }
         if is_over {
-            context.metrics.give_back();
+            context.metrics.release();
         }
     }
 }

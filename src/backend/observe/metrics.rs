@@ -104,7 +104,7 @@ const GAUGES: &[GaugeFamily] = &[
     ),
     (
         c"nv_trt_llm_general_metrics",
-        c"When the last step was, in microseconds since 1970, and how many there were",
+        c"Time of the last step in microseconds since 1970, and the number of steps",
         "general_type",
         &[
             ("timestamp", |_| {
@@ -179,7 +179,7 @@ impl MetricsShare {
     }
 
     /// Releases the metrics: they are deleted when no instance reports to them any more.
-    pub fn give_back(&self) {
+    pub fn release(&self) {
         *self.0.lock() = None;
         SharedMetrics::sweep();
     }
@@ -303,11 +303,11 @@ impl Metrics {
         let (Some(draft_tokens), Some(accepted_tokens)) = (
             counter(
                 c"nv_inflight_spec_decode_num_draft_tokens",
-                c"Tokens that were guessed and computed",
+                c"Draft tokens that were computed",
             )?,
             counter(
                 c"nv_inflight_spec_decode_num_accepted_tokens",
-                c"Guessed tokens that became output",
+                c"Draft tokens that were accepted",
             )?,
         ) else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! What a step did, as Prometheus metrics and as statistics records.
+//! Steps as Prometheus metrics and as statistics records.
 
 pub mod metrics;
 pub mod observer;

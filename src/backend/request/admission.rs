@@ -30,7 +30,7 @@ use crate::post_processors::{PostProcessors, ProcessedRequest};
 use crate::sampling::{LogitsProcessor, SamplingParams, StopRule, StopText};
 use crate::triton::{Error, Request};
 
-/// What is needed to prepare the requests of a model. Shared between threads.
+/// The parts of a model that prepare its requests. Shared between threads.
 pub struct Admission {
     /// The instance's name, for the log.
     pub name: String,
@@ -168,7 +168,7 @@ impl Admission {
             outputs.log_probs.get_or_insert(0);
         }
         if format.searches && !has_logprobs {
-            // A hypothesis carries those that it is ranked by.
+            // Hypotheses carry the log-probabilities that they are ranked by.
             outputs.log_probs = None;
         }
         if format.searches && format.stream {
@@ -356,7 +356,7 @@ impl Admission {
                 && self.warned.0.lock().insert(name)
             {
                 log::warn!(
-                    "{}: '{name}' of a request is ignored: {reason} (this is said once)",
+                    "{}: '{name}' of a request is ignored: {reason} (logged once)",
                     self.name
                 );
             }

@@ -21,7 +21,7 @@ pub struct Branches {
 }
 
 impl Branches {
-    /// `num` branches, of which the first is `first`.
+    /// `num` branches with consecutive ids, starting with `first`.
     pub fn new(first: SequenceId, num: u32) -> Self {
         Self { first, num }
     }

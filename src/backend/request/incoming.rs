@@ -29,7 +29,7 @@ pub struct RequestReader<'model> {
     pub encoder: &'model PromptEncoder,
 }
 
-/// What a new request asks for.
+/// The purpose of a new request.
 pub enum Incoming {
     /// To generate text.
     Generate(Box<Arrival>),

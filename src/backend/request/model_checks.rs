@@ -12,13 +12,13 @@ impl Admission {
         let invalid = |text: &str| Err(RequestError::Invalid(text.to_owned()));
         if options.stream && self.config.settings.gpt_model_type.is_lockstep() {
             return invalid(
-                "option 'stream': with gpt_model_type V1 an answer leaves when its whole batch is done; \
-                 inflight_fused_batching streams",
+                "option 'stream': with gpt_model_type V1 answers are sent when the whole batch has ended; use \
+                 inflight_fused_batching to stream",
             );
         }
         if options.stream && !self.config.decoupled {
             return invalid(
-                "option 'stream': this model answers once; it streams with \
+                "option 'stream': this model sends one response per request; to stream, write \
                  model_transaction_policy { decoupled: true } in its config.pbtxt",
             );
         }
@@ -40,7 +40,7 @@ impl Admission {
                 let outputs: Vec<_> = outputs.iter().map(|output| output.name()).collect();
                 return Err(RequestError::Invalid(format!(
                     "option '{name}': this model has no output '{}'; name it in the model's \
-                     config.pbtxt, or no output at all, and it has every one",
+                     config.pbtxt, or name no outputs there to have them all",
                     outputs.join("' or '")
                 )));
             }

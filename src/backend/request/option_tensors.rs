@@ -21,7 +21,7 @@ pub fn option_of(input: &OwnedInput) -> Result<Value, Error> {
         DataType::Bytes => texts(input)?,
         other => {
             return Err(Error::invalid(format!(
-                "input '{}' holds {other}, which no option is",
+                "input '{}' has type {other}, which no option has",
                 input.name()
             )));
         }

@@ -79,7 +79,7 @@ impl AnswerMemory {
         if bytes > max_bytes {
             return Err(RequestError::Invalid(format!(
                 "{needs}, and logits_memory_bytes is {max_bytes}; lower max_tokens, shorten the prompt, or \
-                 have logits_memory_bytes raised"
+                 ask for a larger logits_memory_bytes"
             ))
             .into());
         }

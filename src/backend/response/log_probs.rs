@@ -102,7 +102,7 @@ mod tests {
         }
     }
 
-    /// What is written, as a tree of it is.
+    /// The JSON that is written. A tree of it must be written the same.
     fn json(tokens: &[TokenLogProbs], tokenizer: Option<&Tokenizer>) -> String {
         let mut written = Vec::new();
         write(&mut written, tokens, tokenizer).expect("room for all");

@@ -1,9 +1,9 @@
 //! The responder: a thread that turns tokens into text and sends it while the next step computes.
 //!
 //! ```text
-//! execute k     |take in|lend|------- run -------|take back|apply|give back|
-//! responder          send output of step k-1 ────►|    send finals of step k
-//! heavy responder                                         send the large ones
+//! execute k     |accept|respond|------ run ------|collect|apply|finish|
+//! responder            send output of step k-1 ──►|      send finals of step k
+//! heavy responder                                        send the large ones
 //! ```
 //!
 //! A step waits until the responses of the previous one are sent, so each must be small: a stream's response leaves as
@@ -38,11 +38,11 @@ const RECORD_DELAY: Duration = Duration::from_millis(100);
 /// The responder is woken when the journal has this many records.
 const MAX_RECORDS: usize = 256;
 
-/// An answer lent to the responder.
-pub type Lent = (RequestId, Box<Answer>);
+/// A stream's answer with new tokens, which the responder has while it sends them.
+pub type StreamAnswer = (RequestId, Box<Answer>);
 
 enum Work {
-    News(Vec<Lent>),
+    Streams(Vec<StreamAnswer>),
     Finals(Vec<Answer>),
     /// A request was released with an error; keep its model loaded for a while.
     Refused(ResponseFactory),
@@ -60,10 +60,10 @@ pub struct Responder {
     journal: Arc<Journal>,
     /// When the responder was last woken, and so read the journal.
     woken: Instant,
-    returned: Receiver<Vec<Lent>>,
+    returned: Receiver<Vec<StreamAnswer>>,
     heavy: Option<HeavyResponder>,
     threads: Vec<JoinHandle<()>>,
-    lent: bool,
+    is_sending: bool,
 }
 
 impl Responder {
@@ -73,7 +73,7 @@ impl Responder {
     /// The system cannot start a thread.
     pub fn start(name: &str, mut observer: Observer) -> Result<Self, LoadError> {
         let (work, inbox) = sync_channel::<Work>(MAX_WAITING);
-        let (outbox, returned) = sync_channel::<Vec<Lent>>(1);
+        let (outbox, returned) = sync_channel::<Vec<StreamAnswer>>(1);
         let journal = Arc::new(Journal::default());
         let mut reader = JournalReader::new(journal.clone());
         let (heavy, heavy_thread) = HeavyResponder::start(name)?;
@@ -82,24 +82,25 @@ impl Responder {
             let mut anchor = ModelAnchor::default();
             while let Some(work) = anchor.receive(&inbox) {
                 match work {
-                    Work::News(mut lent) => {
-                        // A frontend that is ending a cancelled stream had better not be disturbed:
-                        // the gRPC one of server 2.51 can release its state twice then, and crash.
-                        let listening = |(_, answer): &&mut Lent| !answer.factory.is_cancelled();
-                        for (_, answer) in lent.iter_mut().filter(listening) {
+                    Work::Streams(mut streams) => {
+                        // No response goes to a frontend that is ending a cancelled stream: the gRPC one of
+                        // server 2.51 could then release its state twice, and crash.
+                        let listening =
+                            |(_, answer): &&mut StreamAnswer| !answer.factory.is_cancelled();
+                        for (_, answer) in streams.iter_mut().filter(listening) {
                             let sent = catch(|| answer.send_news());
                             if let Err(error) = sent.unwrap_or_else(panicked) {
                                 answer.fail(error);
                             }
                         }
-                        if outbox.send(lent).is_err() {
+                        if outbox.send(streams).is_err() {
                             return;
                         }
                     }
                     Work::Finals(finals) => {
                         for answer in finals {
                             writing(|| observer.request_ended(&answer));
-                            // The next step's news, and who comes behind, do not wait for a large one.
+                            // Streams of the next step, and later finals, do not wait for a large one.
                             match answer.is_heavy() {
                                 true => heavy_end.take(HeavyWork::Send(Box::new(answer))),
                                 false => anchor.hold(answer.send_last()),
@@ -128,20 +129,20 @@ impl Responder {
             returned,
             heavy: Some(heavy),
             threads: vec![thread, heavy_thread],
-            lent: false,
+            is_sending: false,
         })
     }
 
-    /// Lends answers whose new tokens are to be sent; [`Responder::take_back`] must follow.
-    pub fn lend(&mut self, answers: Vec<Lent>) -> Result<(), StepError> {
-        self.send(Work::News(answers))?;
-        self.lent = true;
+    /// Sends the new tokens of answers; [`Responder::collect`] must follow.
+    pub fn send(&mut self, answers: Vec<StreamAnswer>) -> Result<(), StepError> {
+        self.queue(Work::Streams(answers))?;
+        self.is_sending = true;
         Ok(())
     }
 
-    /// Waits until the lent answers are back, with their responses sent. `None` if none are lent.
-    pub fn take_back(&mut self) -> Result<Option<Vec<Lent>>, StepError> {
-        if !std::mem::take(&mut self.lent) {
+    /// Waits until the responses of [`Responder::send`] are sent, and returns the answers. `None` if none were sent.
+    pub fn collect(&mut self) -> Result<Option<Vec<StreamAnswer>>, StepError> {
+        if !std::mem::take(&mut self.is_sending) {
             return Ok(None);
         }
         self.returned.recv().map(Some).map_err(|_| gone())
@@ -149,7 +150,7 @@ impl Responder {
 
     /// Sends final responses of requests that are released.
     pub fn finish(&mut self, finals: Vec<Answer>) -> Result<(), StepError> {
-        self.send(Work::Finals(finals))
+        self.queue(Work::Finals(finals))
     }
 
     /// Drops the answer of a request that was cancelled, off the execute thread.
@@ -161,7 +162,7 @@ impl Responder {
 
     /// Keeps the model loaded for a while after a request was released without an answer.
     pub fn refused(&mut self, factory: ResponseFactory) -> Result<(), StepError> {
-        self.send(Work::Refused(factory))
+        self.queue(Work::Refused(factory))
     }
 
     /// Queues a step's record to be written.
@@ -172,17 +173,17 @@ impl Responder {
             journal.len()
         };
         if num_records >= MAX_RECORDS || self.woken.elapsed() >= RECORD_DELAY {
-            self.send(Work::Records)?;
+            self.queue(Work::Records)?;
         }
         Ok(())
     }
 
     /// Shows that nothing is active.
     pub fn idle(&mut self, kv: KvUsage) -> Result<(), StepError> {
-        self.send(Work::Idle(kv))
+        self.queue(Work::Idle(kv))
     }
 
-    fn send(&mut self, work: Work) -> Result<(), StepError> {
+    fn queue(&mut self, work: Work) -> Result<(), StepError> {
         let channel = self.work.as_ref().ok_or_else(gone)?;
         channel.send(work).map_err(|_| gone())?;
         self.woken = Instant::now();

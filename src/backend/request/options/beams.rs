@@ -66,7 +66,7 @@ impl RequestOptions {
                 format!("the number of beams, which is {width}; leave it out"),
             );
         }
-        // What vLLM returns where nothing is said, and what TensorRT-LLM does.
+        // The defaults of vLLM and of TensorRT-LLM.
         let default = if name == "beam_width" { width } else { 1 };
         let num_returned = self.num_returned.unwrap_or(default);
         if num_returned > width {
@@ -90,7 +90,7 @@ impl RequestOptions {
     fn check_beside_beams(&self, name: &str) -> Result<(), RequestError> {
         let temperature = self.temperature.unwrap_or(0.0);
         let problem = if temperature != 0.0 && temperature != 1.0 {
-            "nothing is drawn from beams; leave out 'temperature', or let it be 1"
+            "beams are not sampled; leave out 'temperature', or set it to 1"
         } else if self.guide != Default::default() {
             "beams cannot be guided; leave out one of the two"
         } else {

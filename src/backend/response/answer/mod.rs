@@ -1,13 +1,13 @@
 //! The answer to one request while it is generated: tokens in, responses out.
 //!
 //! ```text
-//! answer      rows, one for each sequence       what a response says of each of them
-//!             outputs, times, echo              what it says of the request
+//! answer      rows, one for each sequence       the outputs of each sequence
+//!             outputs, times, echo              those of the whole request
 //! row.rs      one sequence: tokens, text, log-probabilities, why it ended
 //! tensors.rs  a response: the rows, filled up to one length
 //! ```
 //!
-//! The thread that holds the answer may send. The driver lends it to the responder only while the backend owns the
+//! The thread that holds the answer may send. The driver passes it to the responder only while the backend owns the
 //! request: Triton may end a rescheduled request at any moment if it is cancelled, and a later response would use memory
 //! that the frontend has freed.
 
@@ -35,7 +35,7 @@ const MAX_LIGHT_COST: usize = 600;
 /// The limit for the texts of a beam search, which are sent whole or not at all: eight of 600 tokens.
 const MAX_SEARCH_COST: usize = 4 * MAX_LIGHT_COST;
 
-/// What the answer to a request will be, before there is anything in it.
+/// The form of an answer, before it has any content.
 pub struct AnswerPlan {
     /// Its form.
     pub format: AnswerFormat,
@@ -67,7 +67,7 @@ pub struct AnswerFormat {
     pub searches: bool,
     /// The padding of the ids of shorter rows.
     pub pad_id: i32,
-    /// Whose clients read it.
+    /// The backend whose clients read it.
     pub compatibility: ClientCompatibility,
     /// Whether its tensors have a batch dimension.
     pub has_batch_dim: bool,
@@ -247,7 +247,7 @@ impl Answer {
         self.failure = Some(error);
     }
 
-    /// Sends the new tokens of a stream, which goes on.
+    /// Sends the new tokens of a stream that continues.
     ///
     /// # Errors
     /// Triton cannot create or send the response.
@@ -263,7 +263,7 @@ impl Answer {
         Ok(())
     }
 
-    /// Sends the final response: what is new of a stream, or the whole answer. All rows have ended. If that fails, the
+    /// Sends the final response: the new tokens of a stream, or the whole answer. All rows have ended. If that fails, the
     /// client gets an error. Returns its factory.
     pub fn send_last(self) -> ResponseFactory {
         let factory = self.factory.clone();

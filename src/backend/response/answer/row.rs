@@ -58,7 +58,7 @@ impl Row {
         }
     }
 
-    /// A row that shows a hypothesis of a beam search, which changes as the search goes on.
+    /// A row that shows a hypothesis of a beam search, which changes while the search continues.
     pub fn found(text: Option<TextStream>) -> Self {
         Self {
             blank_text: text.clone(),
@@ -98,7 +98,7 @@ impl Row {
         }
     }
 
-    /// Shows this hypothesis from now on, of which no response has carried anything.
+    /// Replaces the contents by this hypothesis. No response has contained any of it.
     pub fn take_found(&mut self, mut hypothesis: Hypothesis, now: Instant) {
         if !hypothesis.tokens.is_empty() {
             self.first_token.get_or_insert(now);

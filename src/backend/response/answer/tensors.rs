@@ -1,4 +1,4 @@
-//! A response: what is new of an answer, as output tensors.
+//! A response: the new part of an answer, as output tensors.
 //!
 //! ```text
 //! of the request     num_input_tokens, context_logits, blocks, drafts, moments   [1, ..]
@@ -326,7 +326,7 @@ fn prompt_of(echo: Option<&Echo>) -> &[TokenId] {
     echo.map_or(&[], |echo| &echo.ids)
 }
 
-/// `[[1,2],[3]]`: what is new of each row, behind the prompt.
+/// `[[1,2],[3]]`: the new ids of each row, behind the prompt.
 fn ids_json(prompt: &[TokenId], rows: &[Row]) -> String {
     let mut json = String::from("[");
     for (i, row) in rows.iter().enumerate() {
@@ -342,7 +342,7 @@ fn ids_json(prompt: &[TokenId], rows: &[Row]) -> String {
     json
 }
 
-/// The reason as a client reads it; that of a sequence that goes on is none.
+/// The reason as a client reads it; a running sequence has none.
 fn reason_name(reason: Option<FinishReason>, compatibility: ClientCompatibility) -> &'static str {
     let is_short = compatibility.uses_short_finish_reasons();
     match reason {
