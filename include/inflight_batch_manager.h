@@ -123,7 +123,7 @@ typedef struct inflight_callbacks {
   /* Adds at most `max_num_requests` requests to the batch; negative means no limit. Called at the start of every step, and
    * every millisecond while nothing is active. Returns nonzero if there will be no more requests. */
   int32_t (*get_requests)(void *context, int32_t max_num_requests, inflight_batch *batch);
-  /* Receives what is new for a request. With the final response, the manager has freed everything it held for it. `error`
+  /* Receives the new outputs of a request. With the final response, the manager has freed everything it held for it. `error`
    * is empty unless the request has failed. */
   void (*send_response)(void *context, uint64_t request_id, const inflight_tensor *tensors, uint64_t num_tensors,
                         int32_t is_final, const char *error);

@@ -6,7 +6,7 @@ mod engine_support;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use engine_support::{Ask, World, search_alone, wide_config};
+use engine_support::{TestRequest, World, search_alone, wide_config};
 use triton_inflight::base::{Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
     AttentionWindow, BatchingScheme, BlockReuse, CapacityPolicy, EngineConfig, Event, KvBlocks,
@@ -22,12 +22,12 @@ fn with_beams(max_beam_width: u32) -> EngineConfig {
 }
 
 /// Searches with `width` beams that do not stop before their maximum length.
-fn search(num_prompt_tokens: u32, max_new_tokens: u32, width: u32) -> Ask {
-    let mut ask = Ask::of_lengths(num_prompt_tokens, max_new_tokens).with_beams(width);
-    if let Some(search) = &mut ask.beam_search {
+fn search(num_prompt_tokens: u32, max_new_tokens: u32, width: u32) -> TestRequest {
+    let mut request = TestRequest::of_lengths(num_prompt_tokens, max_new_tokens).with_beams(width);
+    if let Some(search) = &mut request.beam_search {
         search.early_stopping = EarlyStopping::Never;
     }
-    ask
+    request
 }
 
 fn num_used(world: &World) -> u32 {
@@ -65,11 +65,11 @@ fn beams_compute_their_context_once_and_copy_only_the_block_they_write() {
 fn a_step_holds_any_mix_of_widths() {
     let mut world = World::new(with_beams(4));
     for width in [1, 4, 2, 1, 3] {
-        let ask = match width {
-            1 => Ask::of_lengths(5, 12),
+        let request = match width {
+            1 => TestRequest::of_lengths(5, 12),
             _ => search(5, 12, width),
         };
-        world.add(ask).expect("fits");
+        world.add(request).expect("fits");
     }
     world.step();
     assert_eq!(world.step().len(), 1 + 4 + 2 + 1 + 3);
@@ -89,7 +89,7 @@ fn a_request_with_beams_can_be_cancelled_at_any_time() {
                     ..with_beams(3)
                 });
                 let id = world.add(search(18, 9, 3)).expect("fits");
-                world.add(Ask::of_lengths(18, 9)).expect("fits");
+                world.add(TestRequest::of_lengths(18, 9)).expect("fits");
                 (0..before_step).for_each(|_| drop(world.step()));
                 match while_out {
                     true => drop(world.step_and_cancel(Some(id))),
@@ -113,10 +113,10 @@ fn blocks_that_beams_may_need_are_reserved_and_others_are_paused_for_them() {
         ..with_beams(3)
     };
     let mut world = World::new(config);
-    let first = world.add(Ask::of_lengths(5, 11)).expect("fits");
+    let first = world.add(TestRequest::of_lengths(5, 11)).expect("fits");
     world.add(search(5, 11, 3)).expect("fits");
     for _ in 0..3 {
-        world.add(Ask::of_lengths(5, 11)).expect("fits");
+        world.add(TestRequest::of_lengths(5, 11)).expect("fits");
     }
     world.step();
     assert_eq!(
@@ -138,7 +138,7 @@ fn beams_are_admitted_only_if_the_oldest_request_can_always_continue() {
     };
     let mut world = World::new(config);
     // It needs 15 blocks in total, and the beams 1 + 3.
-    let long = world.add(Ask::of_lengths(5, 55)).expect("fits");
+    let long = world.add(TestRequest::of_lengths(5, 55)).expect("fits");
     let beams = world.add(search(5, 3, 3)).expect("fits");
     while !world.streams[&long].ended {
         world.step();
@@ -155,7 +155,7 @@ fn beams_leave_a_step_room_for_the_next_chunk_of_those_before_them() {
         ..with_beams(6)
     };
     let mut world = World::new(config.clone());
-    let long = world.add(Ask::of_lengths(40, 2)).expect("fits");
+    let long = world.add(TestRequest::of_lengths(40, 2)).expect("fits");
     let beams = world.add(search(1, 20, 6)).expect("fits");
     while !world.streams[&long].ended {
         world.step();
@@ -191,7 +191,7 @@ fn with_a_window_each_beam_frees_the_blocks_outside_of_it() {
             });
             for _ in 0..2 {
                 world.add(search(20, 44, 4)).expect("fits");
-                world.add(Ask::of_lengths(20, 44)).expect("fits");
+                world.add(TestRequest::of_lengths(20, 44)).expect("fits");
             }
             let mut most = 0;
             while !world.engine.is_idle() {
@@ -212,14 +212,14 @@ fn in_lockstep_beams_wait_for_the_rest_of_their_batch() {
         ..with_beams(2)
     });
     let beams = world.add(search(3, 2, 2)).expect("fits");
-    let other = world.add(Ask::of_lengths(3, 5)).expect("fits");
+    let other = world.add(TestRequest::of_lengths(3, 5)).expect("fits");
     for num_generating in [0, 3, 1, 1, 1] {
         assert!(world.streams[&beams].hypotheses.is_empty());
         let planned = world.step();
         let generating = planned.iter().filter(|it| world.streams[&it.id].generates);
         assert_eq!(generating.count(), num_generating);
     }
-    // The two rows of the request that has ended were computed in vain.
+    // The two rows of the ended request were computed but not used.
     assert_eq!(world.num_padding_tokens, 2);
     assert_eq!(world.engine.ended(beams), None);
     assert!(world.streams[&beams].ended && world.streams[&other].ended);
@@ -238,7 +238,7 @@ fn in_lockstep_contexts_are_padded_to_the_longest_in_however_many_steps() {
         });
         for num_prompt_tokens in [4, 7, 9] {
             world
-                .add(Ask::of_lengths(num_prompt_tokens, 2))
+                .add(TestRequest::of_lengths(num_prompt_tokens, 2))
                 .expect("fits");
         }
         for _ in 0..num_steps {
@@ -260,7 +260,7 @@ fn only_the_prompt_of_beams_is_reused() {
         ..with_beams(3)
     });
     let prompt: Vec<_> = (0..10).collect();
-    let ask = Ask {
+    let request = TestRequest {
         prompt: prompt.clone(),
         outputs: OutputOptions {
             kv_blocks: true,
@@ -268,7 +268,7 @@ fn only_the_prompt_of_beams_is_reused() {
         },
         ..search(1, 12, 3)
     };
-    let first = world.add(ask.clone()).expect("fits");
+    let first = world.add(request.clone()).expect("fits");
     world.run_to_end();
     // 10 positions, then at least 3 times those after the two full blocks of the prompt.
     let KvBlocks {
@@ -280,13 +280,13 @@ fn only_the_prompt_of_beams_is_reused() {
         "{num_new}"
     );
     let found = world.streams[&first].hypotheses[0].tokens.clone();
-    let longer = Ask {
+    let longer = TestRequest {
         prompt: [&prompt[..], &found[..]].concat(),
         beam_search: None,
-        ..ask.clone()
+        ..request.clone()
     };
-    for (ask, num_reused) in [(ask, 2), (longer, 2)] {
-        let id = world.add(ask).expect("fits");
+    for (request, num_reused) in [(request, 2), (longer, 2)] {
+        let id = world.add(request).expect("fits");
         world.run_to_end();
         assert_eq!(world.streams[&id].kv_blocks.num_reused, Blocks(num_reused));
     }
@@ -299,7 +299,7 @@ fn the_logits_of_a_beam_follow_its_history_and_are_shared_with_its_siblings() {
             num_micro_batches,
             ..with_beams(4)
         });
-        let ask = Ask {
+        let request = TestRequest {
             outputs: OutputOptions {
                 context_logits: true,
                 generation_logits: true,
@@ -308,7 +308,7 @@ fn the_logits_of_a_beam_follow_its_history_and_are_shared_with_its_siblings() {
             has_end_id: true,
             ..search(5, 9, 4)
         };
-        let id = world.add(ask).expect("fits");
+        let id = world.add(request).expect("fits");
         world.add(search(5, 9, 2)).expect("fits");
         // `engine_support` checks their contents at the end of the request.
         world.run_to_end();
@@ -331,7 +331,7 @@ fn the_logits_of_a_beam_follow_its_history_and_are_shared_with_its_siblings() {
 
 #[test]
 fn the_current_hypotheses_are_available_after_every_step() {
-    let ask = Ask {
+    let request = TestRequest {
         has_end_id: true,
         has_stop_text: true,
         ..search(5, 9, 4)
@@ -341,10 +341,10 @@ fn the_current_hypotheses_are_available_after_every_step() {
             scheme,
             ..with_beams(4)
         });
-        let id = world.add(ask.clone()).expect("fits");
-        let long = world.add(Ask::of_lengths(5, 12)).expect("fits");
-        let how = ask.beam_search.expect("it searches");
-        let alone = search_alone(&ask, how, world.config.max_seq_len);
+        let id = world.add(request.clone()).expect("fits");
+        let long = world.add(TestRequest::of_lengths(5, 12)).expect("fits");
+        let how = request.beam_search.expect("it searches");
+        let alone = search_alone(&request, how, world.config.max_seq_len);
         let ended = |texts: &Vec<_>| {
             texts
                 .iter()
@@ -372,8 +372,8 @@ fn the_engine_knows_which_beams_are_in_a_launched_step() {
         num_micro_batches: 2,
         ..with_beams(2)
     });
-    let (beams, other) = (search(5, 9, 2), Ask::of_lengths(5, 9));
-    let [beams, other] = [beams, other].map(|ask| world.add(ask).expect("fits"));
+    let (beams, other) = (search(5, 9, 2), TestRequest::of_lengths(5, 9));
+    let [beams, other] = [beams, other].map(|request| world.add(request).expect("fits"));
     let mut were_out = [false; 2];
     for _ in 0..4 {
         world.step();
@@ -388,7 +388,7 @@ fn the_engine_knows_which_beams_are_in_a_launched_step() {
 #[test]
 fn a_request_receives_its_current_beams_if_it_asks_for_them() {
     let mut world = World::new(with_beams(3));
-    let told_every = |beams| Ask {
+    let told_every = |beams| TestRequest {
         outputs: OutputOptions {
             beams: NonZeroU32::new(beams),
             ..OutputOptions::default()
@@ -404,12 +404,12 @@ fn a_request_receives_its_current_beams_if_it_asks_for_them() {
 
 #[test]
 fn a_beam_that_ends_with_a_stop_word_is_a_hypothesis() {
-    let ask = Ask {
+    let request = TestRequest {
         has_stop_text: true,
         ..search(5, 12, 4)
     };
     let mut world = World::new(with_beams(4));
-    let id = world.add(ask).expect("fits");
+    let id = world.add(request).expect("fits");
     world.run_to_end();
     let found = &world.streams[&id].hypotheses;
     let mut num_ended = 0;
@@ -430,7 +430,7 @@ fn a_beam_that_ends_with_a_stop_word_is_a_hypothesis() {
 fn a_search_that_fails_ends_with_its_error_and_without_hypotheses() {
     let mut world = World::new(with_beams(3));
     let id = world
-        .add(Ask {
+        .add(TestRequest {
             fails_after: Some(2),
             ..search(5, 9, 3)
         })
@@ -447,14 +447,14 @@ fn a_search_that_fails_ends_with_its_error_and_without_hypotheses() {
 fn only_the_requested_number_of_hypotheses_is_returned() {
     let all = search(5, 9, 4);
     let mut world = World::new(with_beams(4));
-    let best = Ask {
+    let best = TestRequest {
         beam_search: all.beam_search.map(|mut search| {
             search.num_returned = 2;
             search
         }),
         ..all.clone()
     };
-    let [all, best] = [all, best].map(|ask| world.add(ask).expect("fits"));
+    let [all, best] = [all, best].map(|request| world.add(request).expect("fits"));
     world.run_to_end();
     let found = |id: SequenceId| &world.streams[&id].hypotheses;
     assert_eq!(found(all).len(), 4);

@@ -7,7 +7,7 @@ mod engine_support;
 
 use std::num::NonZeroU32;
 
-use engine_support::{Ask, VOCAB_SIZE, World};
+use engine_support::{TestRequest, VOCAB_SIZE, World};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -20,7 +20,7 @@ use triton_inflight::sampling::{BeamSearch, EarlyStopping};
 
 #[derive(Clone, Debug)]
 enum Move {
-    Add(Ask),
+    Add(TestRequest),
     Step,
     /// Cancels the request with index `n` modulo the number of requests so far, even one that has ended.
     Cancel(usize),
@@ -125,7 +125,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
 }
 
 /// Requests, some of them too long for most configurations.
-fn asks() -> impl Strategy<Value = Ask> {
+fn test_requests() -> impl Strategy<Value = TestRequest> {
     let fails_after = proptest::option::weighted(0.05, 0usize..4);
     // Many begin in the same way.
     let prompt = prop_oneof![
@@ -163,7 +163,7 @@ fn asks() -> impl Strategy<Value = Ask> {
     )
         .prop_map(|(tokens, priority, reuse, outputs, guesses, search)| {
             let (prompt, max_new_tokens, has_end_id, fails_after) = tokens;
-            let mut ask = Ask {
+            let mut request = TestRequest {
                 prompt,
                 max_new_tokens,
                 has_end_id,
@@ -175,8 +175,8 @@ fn asks() -> impl Strategy<Value = Ask> {
                 beam_search: search.0,
                 has_stop_text: search.1,
             };
-            ask.drafts = guesses.of(&ask);
-            ask
+            request.drafts = guesses.of(&request);
+            request
         })
 }
 
@@ -201,13 +201,13 @@ fn guesses() -> impl Strategy<Value = Guesses> {
 }
 
 impl Guesses {
-    fn of(self, ask: &Ask) -> DraftOptions {
-        let mut expected = match ask.prompt.len() {
+    fn of(self, request: &TestRequest) -> DraftOptions {
+        let mut expected = match request.prompt.len() {
             // The request is refused.
             0 => Vec::new(),
             len => {
                 let long = Tokens(len as u32 + 50);
-                ask.answer_alone(long).0
+                request.answer_alone(long).0
             }
         };
         expected.truncate(self.num_right);
@@ -239,7 +239,7 @@ fn beams() -> impl Strategy<Value = Option<BeamSearch>> {
 
 fn walks() -> impl Strategy<Value = Vec<Move>> {
     let one = prop_oneof![
-        12 => asks().prop_map(Move::Add),
+        12 => test_requests().prop_map(Move::Add),
         24 => Just(Move::Step),
         1 => any::<usize>().prop_map(Move::Cancel),
         1 => any::<usize>().prop_map(Move::StepAndCancel),
@@ -253,13 +253,13 @@ fn walk(config: EngineConfig, moves: &[Move]) -> (Vec<Vec<PlannedSequence>>, Vec
     let mut world = World::new(config);
     for next in moves {
         let pick = |n: usize, world: &World| {
-            let num_asked = world.streams.len();
-            (num_asked > 0).then(|| SequenceId((n % num_asked) as u64 + 1))
+            let num_added = world.streams.len();
+            (num_added > 0).then(|| SequenceId((n % num_added) as u64 + 1))
         };
         match next {
-            Move::Add(ask) => {
-                let fits = world.add(ask.clone()).is_ok();
-                assert_eq!(fits, fits_alone(&world.config, ask), "{ask:?}");
+            Move::Add(request) => {
+                let fits = world.add(request.clone()).is_ok();
+                assert_eq!(fits, fits_alone(&world.config, request), "{request:?}");
             }
             Move::Cancel(n) => {
                 if let Some(id) = pick(*n, &world) {
@@ -281,23 +281,23 @@ fn walk(config: EngineConfig, moves: &[Move]) -> (Vec<Vec<PlannedSequence>>, Vec
     (plans, events, world)
 }
 
-fn fits_alone(config: &EngineConfig, ask: &Ask) -> bool {
+fn fits_alone(config: &EngineConfig, request: &TestRequest) -> bool {
     let in_one_step = config.max_num_tokens.index();
-    !ask.prompt.is_empty()
-        && ask.max_new_tokens > 0
-        && ask.prompt.len() < config.max_seq_len.index()
+    !request.prompt.is_empty()
+        && request.max_new_tokens > 0
+        && request.prompt.len() < config.max_seq_len.index()
         && (config.enable_chunked_context
             || config.scheme == BatchingScheme::V1
-            || ask.prompt.len() <= in_one_step)
-        && (ask.beam_search.is_none() || beams_fit_alone(config, ask))
+            || request.prompt.len() <= in_one_step)
+        && (request.beam_search.is_none() || beams_fit_alone(config, request))
 }
 
 /// Whether the pool can hold all beams if they share only the full blocks of their prompt; with a window, each as if it
 /// were alone.
-fn beams_fit_alone(config: &EngineConfig, ask: &Ask) -> bool {
-    let (block, width) = (config.block_size.tokens().0, ask.width());
-    let prompt = ask.prompt.len() as u32;
-    let longest = config.max_seq_len.0.min(prompt + ask.max_new_tokens) - 1;
+fn beams_fit_alone(config: &EngineConfig, request: &TestRequest) -> bool {
+    let (block, width) = (config.block_size.tokens().0, request.width());
+    let prompt = request.prompt.len() as u32;
+    let longest = config.max_seq_len.0.min(prompt + request.max_new_tokens) - 1;
     let one = longest.div_ceil(block);
     let num_blocks = match config.window {
         None => prompt / block + width * (one - prompt / block),
@@ -353,7 +353,9 @@ fn a_pool_that_is_far_too_small_pauses_often_and_still_serves_everybody() {
     };
     let mut world = World::new(config);
     for n in 0..64 {
-        world.add(Ask::of_lengths(1 + n % 20, 30)).expect("fits");
+        world
+            .add(TestRequest::of_lengths(1 + n % 20, 30))
+            .expect("fits");
     }
     world.run_to_end();
     assert!(world.num_pauses > 64, "only {} pauses", world.num_pauses);

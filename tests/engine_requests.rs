@@ -2,7 +2,7 @@
 
 mod engine_support;
 
-use engine_support::{Ask, World, wide_config};
+use engine_support::{TestRequest, World, wide_config};
 use triton_inflight::base::{BlockSize, Blocks, SequenceId, Tokens};
 use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, DraftTotals, EngineConfig, Event, KvBlocks,
@@ -22,14 +22,14 @@ fn limits_that_cannot_be_served_are_rejected_with_the_way_out() {
             max_num_requests: 0,
             ..wide()
         }),
-        "config.pbtxt: max_num_requests is 0; let it be at least 1"
+        "config.pbtxt: max_num_requests is 0; set it to at least 1"
     );
     assert_eq!(
         refusal(EngineConfig {
             max_seq_len: Tokens(1),
             ..wide()
         }),
-        "config.pbtxt: max_seq_len is 1; let it be at least 2: a token of prompt and one of output"
+        "config.pbtxt: max_seq_len is 1; set it to at least 2: a token of prompt and one of output"
     );
     assert_eq!(
         refusal(EngineConfig {
@@ -94,7 +94,7 @@ fn limits_that_cannot_be_served_are_rejected_with_the_way_out() {
             num_micro_batches,
             ..wide()
         };
-        assert!(refusal(config).contains("let it be 1, or 2"));
+        assert!(refusal(config).contains("set it to 1, or to 2"));
     }
 }
 
@@ -102,8 +102,8 @@ fn limits_that_cannot_be_served_are_rejected_with_the_way_out() {
 fn requests_that_could_never_run_are_rejected_with_the_way_out() {
     let refusal = |config: EngineConfig, num_prompt_tokens, max_new_tokens| {
         let mut world = World::new(config);
-        let ask = Ask::of_lengths(num_prompt_tokens, max_new_tokens);
-        let error = world.add(ask).expect_err("could never run").to_string();
+        let request = TestRequest::of_lengths(num_prompt_tokens, max_new_tokens);
+        let error = world.add(request).expect_err("could never run").to_string();
         assert!(world.engine.is_idle(), "nothing of it is left");
         error
     };
@@ -136,7 +136,9 @@ fn requests_that_could_never_run_are_rejected_with_the_way_out() {
 #[test]
 fn the_longest_prompt_gives_one_token() {
     let mut world = World::new(wide_config());
-    let id = world.add(Ask::of_lengths(63, u32::MAX)).expect("fits");
+    let id = world
+        .add(TestRequest::of_lengths(63, u32::MAX))
+        .expect("fits");
     world.step();
     assert_eq!(
         world.events.last(),
@@ -148,12 +150,12 @@ fn the_longest_prompt_gives_one_token() {
 #[test]
 fn a_sequence_with_nan_logits_fails_alone() {
     let mut world = World::new(wide_config());
-    let fails = Ask {
+    let fails = TestRequest {
         fails_after: Some(1),
-        ..Ask::of_lengths(3, 4)
+        ..TestRequest::of_lengths(3, 4)
     };
     let failing = world.add(fails).expect("fits");
-    let other = world.add(Ask::of_lengths(3, 2)).expect("fits");
+    let other = world.add(TestRequest::of_lengths(3, 2)).expect("fits");
     world.step();
     world.step();
     let finishes: Vec<_> = world
@@ -183,7 +185,7 @@ fn a_request_can_be_cancelled_wherever_it_is() {
     };
     let mut world = World::new(config);
     let [running, paused, waiting] =
-        [(); 3].map(|()| world.add(Ask::of_lengths(7, 9)).expect("fits"));
+        [(); 3].map(|()| world.add(TestRequest::of_lengths(7, 9)).expect("fits"));
     world.step();
     world.step();
     world.step();
@@ -196,7 +198,10 @@ fn a_request_can_be_cancelled_wherever_it_is() {
         assert_eq!(world.engine.kv_usage().num_used, Blocks(num_used));
         assert!(!world.engine.is_active(id));
     }
-    assert!(!world.engine.cancel(SequenceId(999)), "nobody has this id");
+    assert!(
+        !world.engine.cancel(SequenceId(999)),
+        "no request has this id"
+    );
     assert!(world.step().is_empty());
 }
 
@@ -208,10 +213,10 @@ fn a_step_is_recorded_as_planned() {
         ..wide_config()
     };
     let mut world = World::new(config);
-    world.add(Ask::of_lengths(5, 2)).expect("fits");
+    world.add(TestRequest::of_lengths(5, 2)).expect("fits");
     world.step();
-    world.add(Ask::of_lengths(9, 1)).expect("fits");
-    world.add(Ask::of_lengths(1, 1)).expect("fits");
+    world.add(TestRequest::of_lengths(9, 1)).expect("fits");
+    world.add(TestRequest::of_lengths(1, 1)).expect("fits");
     world.step();
     let stats = world.engine.stats().expect("active").clone();
     assert_eq!((stats.iteration_counter, stats.max_num_active), (2, 3));
@@ -244,7 +249,7 @@ fn limits_beyond_what_the_pool_can_hold_take_no_memory() {
         ..wide_config()
     };
     let mut world = World::new(config);
-    let ids = [(); 130].map(|()| world.add(Ask::of_lengths(1, 2)).expect("fits"));
+    let ids = [(); 130].map(|()| world.add(TestRequest::of_lengths(1, 2)).expect("fits"));
     assert_eq!(world.step().len(), 128, "one for each block");
     world.run_to_end();
     assert!(ids.iter().all(|id| world.streams[id].ended));
@@ -252,12 +257,12 @@ fn limits_beyond_what_the_pool_can_hold_take_no_memory() {
 
 #[test]
 fn a_request_can_report_its_number_of_blocks() {
-    let of_blocks = Ask {
+    let of_blocks = TestRequest {
         outputs: OutputOptions {
             kv_blocks: true,
             ..OutputOptions::default()
         },
-        ..Ask::of_lengths(7, 9)
+        ..TestRequest::of_lengths(7, 9)
     };
     let blocks = |num_new, num_reused| KvBlocks {
         num_new: Blocks(num_new),
@@ -287,7 +292,7 @@ fn a_request_can_report_its_number_of_blocks() {
         world.run_to_end();
         assert_eq!(world.streams[&id].kv_blocks, expected);
     }
-    let context = Ask {
+    let context = TestRequest {
         outputs: OutputOptions {
             context_logits: true,
             ..of_blocks.outputs
@@ -316,32 +321,32 @@ fn bad_speculation_settings_are_rejected_with_the_way_out() {
     for (config, expected) in [
         (
             with(0, 1, 2),
-            "max_draft_tokens is 0; let it be 1 to 64, or speculation none",
+            "max_draft_tokens is 0; set it to 1 to 64, or set speculation to none",
         ),
         (
             with(65, 1, 2),
-            "max_draft_tokens is 65; let it be 1 to 64, or speculation none",
+            "max_draft_tokens is 65; set it to 1 to 64, or set speculation to none",
         ),
         (
             with(4, 0, 2),
-            "prompt_lookup_min is 0 and prompt_lookup_max is 2; let prompt_lookup_min be at least 1, \
+            "prompt_lookup_min is 0 and prompt_lookup_max is 2; set prompt_lookup_min to at least 1, \
              and at most prompt_lookup_max",
         ),
         (
             with(4, 3, 2),
-            "prompt_lookup_min is 3 and prompt_lookup_max is 2; let prompt_lookup_min be at least 1, \
+            "prompt_lookup_min is 3 and prompt_lookup_max is 2; set prompt_lookup_min to at least 1, \
              and at most prompt_lookup_max",
         ),
         (
             with(4, 1, 33),
-            "prompt_lookup_max is 33; let it be at most 32",
+            "prompt_lookup_max is 33; set it to at most 32",
         ),
         (
             EngineConfig {
                 scheme: BatchingScheme::V1,
                 ..with(4, 1, 2)
             },
-            "gpt_model_type is V1, in which every request gets one token a step, and speculation is \
+            "gpt_model_type is V1, which generates one token per request and step, and speculation is \
              on; set speculation to none, or gpt_model_type to inflight_fused_batching",
         ),
     ] {
@@ -350,21 +355,21 @@ fn bad_speculation_settings_are_rejected_with_the_way_out() {
 }
 
 /// A request with drafts whose first `num_right` tokens are correct, and none after them.
-fn foreseen(num_right: usize, ask: Ask) -> Ask {
-    let mut ask = Ask {
+fn foreseen(num_right: usize, request: TestRequest) -> TestRequest {
+    let mut request = TestRequest {
         outputs: OutputOptions {
             drafts: true,
             ..OutputOptions::default()
         },
-        ..ask
+        ..request
     };
-    ask.drafts.expected = ask
+    request.drafts.expected = request
         .answer_alone(Tokens(64))
         .0
         .into_iter()
         .take(num_right)
         .collect();
-    ask
+    request
 }
 
 #[test]
@@ -377,15 +382,17 @@ fn draft_statistics_are_in_the_events_and_in_the_records() {
         ..wide_config()
     };
     let mut world = World::new(config);
-    let mut wrong = foreseen(9, Ask::of_lengths(6, 9));
+    let mut wrong = foreseen(9, TestRequest::of_lengths(6, 9));
     let mut expected = wrong.drafts.expected.to_vec();
     expected[3] ^= 1;
     wrong.drafts.expected = expected.into();
     let wrong = world.add(wrong).expect("fits");
-    let right = world.add(foreseen(9, Ask::of_lengths(5, 9))).expect("fits");
-    let silent = Ask {
+    let right = world
+        .add(foreseen(9, TestRequest::of_lengths(5, 9)))
+        .expect("fits");
+    let silent = TestRequest {
         outputs: OutputOptions::default(),
-        ..foreseen(3, Ask::of_lengths(4, 9))
+        ..foreseen(3, TestRequest::of_lengths(4, 9))
     };
     let silent = world.add(silent).expect("fits");
     world.step();
@@ -398,7 +405,7 @@ fn draft_statistics_are_in_the_events_and_in_the_records() {
         num_drafted,
         num_accepted,
     };
-    // `wrong` has four drafts, of which the third is wrong; `right` four and two, `silent` two, all correct.
+    // The third of the four drafts of `wrong` is wrong. `right` has four and then two drafts, `silent` two, all correct.
     assert_eq!(world.streams[&wrong].drafts, totals(4, 2));
     assert_eq!(world.streams[&right].drafts, totals(6, 6));
     assert_eq!(world.streams[&silent].drafts, totals(0, 0));
@@ -417,9 +424,9 @@ fn tokens_after_a_stop_word_in_the_same_step_are_not_counted() {
     };
     let mut world = World::new(config);
     let stopped = world
-        .add(foreseen(9, Ask::of_lengths(5, 30)))
+        .add(foreseen(9, TestRequest::of_lengths(5, 30)))
         .expect("fits");
-    let other = world.add(Ask::of_lengths(7, 2)).expect("fits");
+    let other = world.add(TestRequest::of_lengths(7, 2)).expect("fits");
     world.step();
     world.step();
     assert!(world.streams[&other].ended);
@@ -427,11 +434,11 @@ fn tokens_after_a_stop_word_in_the_same_step_are_not_counted() {
     // Its fourth token completes a stop word.
     let reason = FinishReason::StopWords;
     assert!(world.engine.finish(stopped, Tokens(4), reason));
-    world.streams.get_mut(&stopped).expect("asked").ended = true;
-    let last = world.add(Ask::of_lengths(3, 2)).expect("fits");
+    world.streams.get_mut(&stopped).expect("added").ended = true;
+    let last = world.add(TestRequest::of_lengths(3, 2)).expect("fits");
     world.run_to_end();
     assert!(world.streams[&last].ended);
-    let id = world.add(Ask::of_lengths(1, 1)).expect("fits");
+    let id = world.add(TestRequest::of_lengths(1, 1)).expect("fits");
     world.step();
     assert!(world.streams[&id].ended);
     let ended = world.engine.stats().expect("active").ended;

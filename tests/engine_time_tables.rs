@@ -13,7 +13,7 @@ mod engine_support;
 
 use std::collections::BTreeMap;
 
-use engine_support::{Ask, VOCAB_SIZE, World, wide_config};
+use engine_support::{TestRequest, VOCAB_SIZE, World, wide_config};
 use triton_inflight::base::{Blocks, SequenceId, TokenId, Tokens};
 use triton_inflight::engine::{
     BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig, Speculation,
@@ -47,7 +47,7 @@ const fn of_priority(priority: i32, arrival: Arrival) -> Arrival {
     }
 }
 
-/// The same with draft tokens, of which the first `num_foreseen` are correct.
+/// The same with draft tokens: the first `num_foreseen` are correct, the rest wrong.
 const fn foreseen(num_foreseen: usize, arrival: Arrival) -> Arrival {
     Arrival {
         num_foreseen,
@@ -55,9 +55,9 @@ const fn foreseen(num_foreseen: usize, arrival: Arrival) -> Arrival {
     }
 }
 
-/// The first `num_right` tokens of the answer to `ask`, followed by wrong ones.
-fn expected(ask: &Ask, num_right: usize) -> Vec<TokenId> {
-    let (mut tokens, _) = ask.answer_alone(Tokens(u32::MAX));
+/// The first `num_right` tokens of the answer to `request`, followed by wrong ones.
+fn expected(request: &TestRequest, num_right: usize) -> Vec<TokenId> {
+    let (mut tokens, _) = request.answer_alone(Tokens(u32::MAX));
     for wrong in tokens.iter_mut().skip(num_right) {
         *wrong = (*wrong + 1) % VOCAB_SIZE;
     }
@@ -77,14 +77,14 @@ fn time_table(config: EngineConfig, arrivals: &[Arrival], cancelled: &[(u64, u64
             .iter()
             .filter(|arrival| arrival.before_step == step)
         {
-            let mut ask = Ask {
+            let mut request = TestRequest {
                 priority: arrival.priority,
-                ..Ask::of_lengths(arrival.num_prompt_tokens, arrival.max_new_tokens)
+                ..TestRequest::of_lengths(arrival.num_prompt_tokens, arrival.max_new_tokens)
             };
             if arrival.num_foreseen > 0 {
-                ask.drafts.expected = expected(&ask, arrival.num_foreseen).into();
+                request.drafts.expected = expected(&request, arrival.num_foreseen).into();
             }
-            world.add(ask).expect("fits the limits");
+            world.add(request).expect("fits the limits");
         }
         for &(n, _) in cancelled
             .iter()
@@ -522,7 +522,7 @@ fn drafts_take_no_block_that_another_may_need() {
         foreseen(20, at(1, 6, 8)),
         at(3, 9, 2),
     ];
-    // In step 2 three blocks are free, of which R1 and R2 may need one each: R1 takes the third. In step 3 one is
+    // In step 2 three blocks are free, and R1 and R2 may need one each: R1 takes the third. In step 3 one is
     // left, and R3 waits for more: R1 gets no room for drafts, while R2 has some.
     assert_table(
         time_table(config, &arrivals, &[]),

@@ -214,7 +214,7 @@ fn a_cancelled_request_returns_its_partial_answer_and_shutdown_waits_for_the_res
         sampling: Arc::new(sampling),
         ..request(0, NUM_TOKENS)
     };
-    // The first holds its step, and nobody gets past his first token meanwhile.
+    // The first holds its step, and no request gets past its first token meanwhile.
     let mut ids = vec![executor.enqueue(gated, false).expect("it is open")];
     ids.extend((1..10).map(|n| {
         let id = executor.enqueue(request(n, NUM_TOKENS), false);
@@ -675,7 +675,7 @@ fn a_bad_tensor_is_an_error_of_its_own_request() {
     let cases = [
         (
             tensors(&[160], 1, &[]),
-            "tensor 'input_ids' has 160, which is not a token id: they are 0 to 159",
+            "tensor 'input_ids' has 160, which is not a token id: those are 0 to 159",
         ),
         (tensors(&[-1], 1, &[]), "'input_ids' has -1"),
         (tensors(&[], 1, &[]), "the prompt is empty"),
@@ -724,7 +724,7 @@ fn a_bad_tensor_is_an_error_of_its_own_request() {
                     },
                 )],
             ),
-            "'pad_id' has 4 bytes, which is not what INT32 [9223372036854775807, 2] has",
+            "'pad_id' has 4 bytes, which does not match INT32 [9223372036854775807, 2]",
         ),
     ];
     let ids = || 0..cases.len() as u64;
@@ -772,11 +772,11 @@ fn bad_options_are_rejected_with_the_reason() {
         ),
         (
             format!(r#"{{"gpt_model_path": "{fixture}", "num_threads": 1025}}"#),
-            "num_threads is 1025; let it be at most 1024",
+            "num_threads is 1025; set it to at most 1024",
         ),
         (
             format!(r#"{{"gpt_model_path": "{fixture}", "max_num_active": 0}}"#),
-            "max_num_active is 0; let it be at least max_num_requests, which is 8",
+            "max_num_active is 0; set it to at least max_num_requests, which is 8",
         ),
         (
             format!(r#"{{"gpt_model_path": "{fixture}", "speculation": "draft"}}"#),

@@ -46,7 +46,7 @@ static int32_t get_requests(void *context, int32_t max_num_requests, inflight_ba
     const inflight_request request = {
         .request_id = (uint64_t)id, .is_streaming = id % 2 != 0, .tensors = tensors, .num_tensors = 2};
     if (inflight_batch_add(batch, &request) != 0) {
-      fprintf(stderr, "request %d is not what it has to be\n", id);
+      fprintf(stderr, "request %d does not conform to the header\n", id);
       exit(1);
     }
   }

@@ -1,6 +1,6 @@
 //! The values of parameters that name one of several choices.
 
-/// What computes the tokens: `runner`.
+/// The runner that computes the tokens: `runner`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunnerKind {
     /// A Hugging Face checkpoint.

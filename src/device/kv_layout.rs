@@ -46,7 +46,7 @@ impl FromStr for KvDtype {
     }
 }
 
-/// What one block holds. A device may arrange it in memory as it likes.
+/// The contents of one block. A device chooses how they lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// Key/value heads.

@@ -140,7 +140,7 @@ pub(super) fn convert_elements<const N: usize, T>(
     }
 }
 
-/// A weight that is NaN, infinite, or out of the range that it is packed in.
+/// A weight that is NaN, infinite, or out of the range of its packed format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotFinite {
     /// Which of the parts that were packed together.

@@ -102,7 +102,7 @@ pub trait Device: Sized {
     /// If the machine does not have what `options` ask for.
     fn open(options: &Self::Options) -> Result<Self, LoadError>;
 
-    /// What it computes with, for the log.
+    /// Its processor, for the log.
     fn description(&self) -> String;
 
     /// The host's threads, for what is done there: loading and sampling.

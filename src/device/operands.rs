@@ -1,4 +1,4 @@
-//! What the operations of a device are given.
+//! The operands of a device's operations.
 
 use super::Device;
 use super::attention::{HeadShape, QkNorm};
@@ -72,7 +72,7 @@ impl QuantisedWidths {
     }
 }
 
-/// What a matrix product does with its result.
+/// How a matrix product stores its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// It replaces the contents of the output.

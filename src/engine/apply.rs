@@ -16,8 +16,8 @@ use crate::engine::step::Step;
 use crate::engine::{BeamCandidates, Event, ExtraOutputs, Sampled, StepOutput};
 use crate::sampling::FinishReason;
 
-/// Takes in the results of `step`, and ends the sequences that end with them: at once, or in lockstep with their
-/// batch. Returns how many sequences got a result.
+/// Applies the results of `step`, and ends finished sequences: at once, or in lockstep with their batch. Returns how
+/// many sequences got a result.
 ///
 /// # Panics
 /// If `output` is not the step's.
@@ -49,7 +49,7 @@ pub(super) fn apply(
                     recorder: &mut *recorder,
                     events: &mut *events,
                 };
-                landing.take_back(planned, tokens, result, &mut results)
+                landing.apply(planned, tokens, result, &mut results)
             }
         };
         if let Some(reason) = ended {
@@ -83,7 +83,7 @@ impl Landing<'_> {
     /// why the sequence has ended, if it has.
     // Kept out of the loop over all sequences.
     #[inline(never)]
-    fn take_back(
+    fn apply(
         &mut self,
         planned: &PlannedSequence,
         tokens: Box<SequenceTokens>,

@@ -22,7 +22,7 @@ impl Beam {
         }
     }
 
-    /// Whether its tokens are out with a step.
+    /// Whether a step has its tokens.
     #[inline]
     pub(super) fn is_out(&self) -> bool {
         self.tokens.is_none()
@@ -31,7 +31,7 @@ impl Beam {
     /// Its tokens.
     ///
     /// # Panics
-    /// If they are out with a step. So do `tokens_mut` and `lend`.
+    /// If a step has them. So do `tokens_mut` and `take_tokens`.
     #[inline]
     pub(super) fn tokens(&self) -> &SequenceTokens {
         self.tokens.as_ref().expect("no step has the tokens")
@@ -42,18 +42,18 @@ impl Beam {
         self.tokens.as_mut().expect("no step has the tokens")
     }
 
-    /// Its tokens, to go out with a step.
+    /// Moves its tokens out, for a step.
     #[inline]
-    pub(super) fn lend(&mut self) -> Box<SequenceTokens> {
+    pub(super) fn take_tokens(&mut self) -> Box<SequenceTokens> {
         self.tokens.take().expect("in one step at a time")
     }
 
-    /// Takes its tokens back from a step that failed for it.
-    pub(super) fn take_back(&mut self, tokens: Box<SequenceTokens>) {
+    /// Puts its tokens back after a step that failed for it.
+    pub(super) fn put_tokens(&mut self, tokens: Box<SequenceTokens>) {
         self.tokens = Some(tokens);
     }
 
-    /// Takes its tokens back from a step, after which the first `computed` of them are in the cache.
+    /// Puts its tokens back after a step. The first `computed` of them are in the cache then.
     #[inline]
     pub(super) fn land(
         &mut self,
@@ -96,7 +96,7 @@ impl Beam {
         kv.grow(&mut self.blocks, kv_len);
     }
 
-    /// What it computes from now on is not registered for reuse.
+    /// From now on, its blocks are not registered for reuse.
     pub(super) fn stop_registering(&mut self, kv: &mut KvCacheManager) {
         kv.stop_registering(&mut self.blocks);
     }

@@ -35,7 +35,7 @@ pub(super) struct Beams {
     candidates: Vec<BeamCandidates>,
     /// Why the search cannot continue.
     failure: Option<SampleError>,
-    /// Beams of the current step that could only repeat themselves. Their texts end as they are.
+    /// Beams of the current step that could only repeat themselves. Their texts end unchanged.
     exhausted: Vec<usize>,
     hypotheses: Hypotheses,
     /// The best hypotheses, once the search is over.
@@ -44,7 +44,7 @@ pub(super) struct Beams {
     num_taken: Option<Blocks>,
 }
 
-/// What a beam has collected along its tokens.
+/// The outputs that a beam has collected with its tokens.
 #[derive(Clone, Default)]
 struct Path {
     /// The sum of `log_probs`.
@@ -124,10 +124,12 @@ impl Beams {
         self.others.iter().map(|beam| beam.blocks())
     }
 
-    /// All beams but the first, with their tokens, to go out with a step.
-    pub(super) fn lend(&mut self) -> impl Iterator<Item = (Box<SequenceTokens>, &BlockTable)> {
+    /// All beams but the first, with their tokens, which are moved out for a step.
+    pub(super) fn take_tokens(
+        &mut self,
+    ) -> impl Iterator<Item = (Box<SequenceTokens>, &BlockTable)> {
         self.others.iter_mut().map(|beam| {
-            let tokens = beam.lend();
+            let tokens = beam.take_tokens();
             (tokens, beam.blocks())
         })
     }
@@ -148,7 +150,7 @@ impl Beams {
         self.num_taken = self.num_taken.map(|before| before + num_taken);
     }
 
-    /// Takes the tokens of a beam that is not the first back from a step.
+    /// Puts the tokens of a beam that is not the first back after a step.
     pub(super) fn land(
         &mut self,
         beam: u32,
@@ -159,12 +161,12 @@ impl Beams {
     ) {
         let beam = &mut self.others[beam as usize - 1];
         match has_failed {
-            true => beam.take_back(tokens),
+            true => beam.put_tokens(tokens),
             false => beam.land(tokens, kv_len, kv),
         }
     }
 
-    /// Takes in the result of the next beam in order. Returns whether all beams have theirs.
+    /// Records the result of the next beam in order. Returns whether all beams have theirs.
     pub(super) fn take_candidates(
         &mut self,
         result: Sampled,

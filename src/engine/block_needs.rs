@@ -6,7 +6,7 @@
 //! ```text
 //! width = 3     | full blocks of the prompt | beam 0 ............ |
 //!               |       shared by all       | beam 1 ............ |     with an attention window nothing counts
-//!               |                           | beam 2 ............ |     as shared: all may be given back
+//!               |                           | beam 2 ............ |     as shared: all may be freed
 //! ```
 
 use crate::base::{Blocks, TokenId, Tokens};
@@ -17,7 +17,7 @@ use crate::engine::queue::QueueEntry;
 use crate::engine::sequence::Sequence;
 use crate::engine::{EngineConfig, ReuseOptions};
 
-/// What an entry of the queue would find and need if it started now.
+/// The cached tokens and the needs of an entry of the queue, if it started now.
 pub(super) struct Prospect {
     /// The tokens of its context.
     pub(super) len: Tokens,
@@ -49,7 +49,7 @@ impl<'a> BlockNeeds<'a> {
     }
 
     /// The free blocks that only sequences with beams may take. With a window, the blocks that they share with
-    /// others count too: they are not free when given back.
+    /// others count too: releasing them does not free them.
     pub(super) fn set_aside(&self) -> Blocks {
         if !self.any_beams() {
             return Blocks::ZERO;
@@ -117,14 +117,14 @@ impl<'a> BlockNeeds<'a> {
         BlockBudget::new(left, reservation)
     }
 
-    /// What `entry` would find and need if it started now.
+    /// The prospect of `entry`.
     pub(super) fn prospect(&self, entry: QueueEntry) -> Prospect {
         match entry {
             QueueEntry::Paused(slot) => {
                 let it = self.active.sequence(slot);
                 let tokens = it.tokens();
                 let max_reusable = tokens.max_reusable();
-                // What has beams is never paused.
+                // Sequences with beams are never paused.
                 let (tokens, max_kv_len) = (tokens.as_slice(), it.max_kv_len());
                 self.prospect_of(tokens, it.reuse(), max_reusable, max_kv_len, 1)
             }
@@ -169,7 +169,7 @@ impl<'a> BlockNeeds<'a> {
         }
     }
 
-    /// What the sequences that run leave to those that start in `micro_batch`, as far as beams are concerned.
+    /// The tokens and blocks that running sequences with beams leave to those that start in `micro_batch`.
     pub(super) fn beside_beams(&self, micro_batch: usize) -> BesideBeams {
         let mut beside = BesideBeams {
             free_tokens: self.config.max_num_tokens.0,

@@ -28,7 +28,7 @@ pub struct EngineConfig {
     pub num_blocks: Blocks,
     /// Blocks in host memory, for content that the pool gives up. They are of no use without [`EngineConfig::reuse`].
     pub num_host_blocks: Blocks,
-    /// Who may run, given the KV blocks.
+    /// Which sequences may run, given the KV blocks.
     pub policy: CapacityPolicy,
     /// Whether a context may be spread over several steps. In lockstep (V1) it always may.
     pub enable_chunked_context: bool,
@@ -38,7 +38,7 @@ pub struct EngineConfig {
     pub chunk_unit: BlockSize,
     /// The number of micro-batches, 1 or 2. With 2 the host works on one while the other is computed.
     pub num_micro_batches: usize,
-    /// What sequences share of the KV cache.
+    /// Which blocks of the KV cache sequences share.
     pub reuse: BlockReuse,
     /// The largest attention window of all layers; `None` if a layer sees every position.
     pub window: Option<AttentionWindow>,
@@ -50,7 +50,7 @@ pub struct EngineConfig {
     pub record_requests: bool,
 }
 
-/// What sequences share of the KV cache.
+/// Which blocks of the KV cache sequences share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockReuse {
     /// No blocks.
@@ -123,26 +123,26 @@ impl EngineConfig {
         if !(1..=2).contains(&self.num_micro_batches) {
             return refuse(
                 format!("num_micro_batches is {}", self.num_micro_batches),
-                "let it be 1, or 2 to overlap the host's work with the model's".into(),
+                "set it to 1, or to 2 to overlap the host's work with the model's".into(),
             );
         }
         if max_num_requests == 0 {
             return refuse(
                 "max_num_requests is 0".into(),
-                "let it be at least 1".into(),
+                "set it to at least 1".into(),
             );
         }
         if self.max_num_active == 0 {
             // Requests would wait forever.
             return refuse(
                 "max_num_active is 0".into(),
-                format!("let it be at least max_num_requests, which is {max_num_requests}"),
+                format!("set it to at least max_num_requests, which is {max_num_requests}"),
             );
         }
         if max_seq_len < Tokens(2) {
             return refuse(
                 format!("max_seq_len is {max_seq_len}"),
-                "let it be at least 2: a token of prompt and one of output".into(),
+                "set it to at least 2: a token of prompt and one of output".into(),
             );
         }
         if max_num_tokens < Tokens(max_num_requests) {
@@ -240,7 +240,7 @@ impl EngineConfig {
         if !(1..=MAX_DRAFT_TOKENS).contains(&max_draft_tokens) {
             return refuse(
                 format!("max_draft_tokens is {max_draft_tokens}"),
-                format!("let it be 1 to {MAX_DRAFT_TOKENS}, or speculation none"),
+                format!("set it to 1 to {MAX_DRAFT_TOKENS}, or set speculation to none"),
             );
         }
         match speculation.prompt_lookup {
@@ -249,11 +249,11 @@ impl EngineConfig {
                     "prompt_lookup_min is {} and prompt_lookup_max is {}",
                     lookup.min, lookup.max
                 ),
-                "let prompt_lookup_min be at least 1, and at most prompt_lookup_max".into(),
+                "set prompt_lookup_min to at least 1, and at most prompt_lookup_max".into(),
             ),
             Some(lookup) if lookup.max > MAX_NGRAM => refuse(
                 format!("prompt_lookup_max is {}", lookup.max),
-                format!("let it be at most {MAX_NGRAM}"),
+                format!("set it to at most {MAX_NGRAM}"),
             ),
             _ => Ok(()),
         }

@@ -36,7 +36,7 @@ pub struct Engine {
     /// `None` unless batches run in lockstep.
     lockstep: Option<LockstepBatch>,
     recorder: Recorder,
-    /// What happened since the last `apply`.
+    /// The events since the last `apply`.
     events: Vec<Event>,
     /// Steps that have landed, kept for their memory.
     spare_steps: Vec<Step>,
@@ -122,7 +122,7 @@ impl Engine {
         let Some(sequence) = self.active.find_mut(id) else {
             return !is_lockstep && self.cancel(id);
         };
-        assert!(!sequence.is_out(), "{id} is in a step that is out");
+        assert!(!sequence.is_out(), "{id} is in a step that has not landed");
         if is_lockstep {
             sequence.end_in_batch(reason);
             return false;
@@ -150,12 +150,15 @@ impl Engine {
     /// # Panics
     /// If its beams are out, see [`Engine::are_beams_out`].
     pub fn best_so_far(&self, id: SequenceId) -> Box<[Hypothesis]> {
-        assert!(!self.are_beams_out(id), "{id} is in a step that is out");
+        assert!(
+            !self.are_beams_out(id),
+            "{id} is in a step that has not landed"
+        );
         let sequence = self.active.find(id);
         sequence.map_or_else(Box::default, |sequence| sequence.best_so_far())
     }
 
-    /// Plans the next step. It is empty only if nothing is active, or if everything active is in a step that is out
+    /// Plans the next step. It is empty only if nothing is active, or if everything active is in a step that has not landed
     /// or could not be given blocks because of one.
     ///
     /// # Panics
@@ -201,7 +204,7 @@ impl Engine {
         step
     }
 
-    /// Takes in the results of a step, and appends to `events` what happened since the last time, in order.
+    /// Applies the results of a step, and appends the events since the last call to `events`, in order.
     ///
     /// A sequence that was cancelled since `schedule` has no events.
     ///
@@ -293,7 +296,7 @@ impl Engine {
         self.recorder.stats()
     }
 
-    /// What each active request did in the step that `schedule` planned last, in order of id; empty unless
+    /// The stage of each active request in the step that `schedule` planned last, in order of id; empty unless
     /// [`EngineConfig::record_requests`].
     pub fn request_stages(&self) -> &[RequestStage] {
         self.recorder.stages()

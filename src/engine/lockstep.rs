@@ -43,18 +43,18 @@ pub(super) fn check(
         Ok(())
     } else if capacity::pauses(policy) {
         refuse(
-            "gpt_model_type is V1, in which nothing is ever paused, and batch_scheduler_policy is \
+            "gpt_model_type is V1, which never pauses a request, and batch_scheduler_policy is \
              max_utilization",
-            "let batch_scheduler_policy be guaranteed_no_evict or static_batch",
+            "set batch_scheduler_policy to guaranteed_no_evict or static_batch",
         )
     } else if num_micro_batches > 1 {
         refuse(
-            "gpt_model_type is V1, which is one batch at a time, and enable_trt_overlap is true",
+            "gpt_model_type is V1, which computes one batch at a time, and enable_trt_overlap is true",
             "set enable_trt_overlap to false, or gpt_model_type to inflight_fused_batching",
         )
     } else if speculates {
         refuse(
-            "gpt_model_type is V1, in which every request gets one token a step, and speculation is on",
+            "gpt_model_type is V1, which generates one token per request and step, and speculation is on",
             "set speculation to none, or gpt_model_type to inflight_fused_batching",
         )
     } else {

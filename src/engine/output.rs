@@ -1,10 +1,10 @@
-//! What a runner returns from a step, and what the engine makes of it.
+//! The outputs of a runner's step, and the events that the engine derives from them.
 
 use crate::base::{SeqSlot, SequenceId, TokenId};
 use crate::engine::ExtraOutputs;
 use crate::sampling::{BeamCandidate, FinishReason, Hypothesis, SampleError, TokenLogProbs};
 
-/// What the runner chose for one planned sequence.
+/// The runner's choice for one planned sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampled {
     /// Its next token.
@@ -61,7 +61,7 @@ impl StepOutput {
     }
 }
 
-/// What happened to a sequence in a step.
+/// A change of a sequence in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// It was planned for the first time: it is no longer queued.

@@ -1,4 +1,4 @@
-//! What the engine counts, and the records that it keeps of the last step.
+//! The engine's counters, and its records of the last step.
 
 use crate::base::Tokens;
 use crate::engine::active::ActiveSequences;
@@ -26,7 +26,7 @@ impl Recorder {
         self.stats.as_ref()
     }
 
-    /// What each active request did in the last step, in order of id; empty unless it is configured.
+    /// The stage of each active request in the last step, in order of id; empty unless it is configured.
     pub(super) fn stages(&self) -> &[RequestStage] {
         &self.stages
     }

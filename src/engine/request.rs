@@ -1,4 +1,4 @@
-//! What the engine is asked to generate.
+//! Requests to the engine.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub struct NewRequest {
     /// Smaller numbers go first, and equal ones in order of arrival. The queue is in this order, and the
     /// sequence with the largest number is paused first.
     pub priority: i32,
-    /// What it shares with other sequences.
+    /// Which blocks it shares with other sequences.
     pub reuse: ReuseOptions,
     /// The requested extra outputs.
     pub outputs: OutputOptions,

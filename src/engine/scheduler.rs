@@ -32,14 +32,14 @@ pub(super) struct Scheduler {
     being_written: Vec<NextBlock>,
 }
 
-/// What the scheduler decides upon.
+/// The state that the scheduler decides on.
 pub(super) struct Scope<'a> {
     pub(super) config: &'a EngineConfig,
     pub(super) active: &'a mut ActiveSequences,
     pub(super) micro_batches: &'a MicroBatches,
     /// `None` unless batches run in lockstep.
     pub(super) lockstep: Option<&'a mut LockstepBatch>,
-    /// Who is admitted or paused.
+    /// Which sequences are admitted or paused.
     pub(super) events: &'a mut Vec<Event>,
 }
 

@@ -55,7 +55,7 @@ pub(super) struct Sequence {
 
 const _: () = assert!(size_of::<Option<Sequence>>() == 64);
 
-/// What a generation step does not read.
+/// The fields that a generation step does not read.
 struct Details {
     rank: Rank,
     num_prompt_tokens: Tokens,
@@ -142,7 +142,7 @@ impl Sequence {
         self.details.max_kv_len
     }
 
-    /// What it shares with other sequences.
+    /// Which blocks it shares with other sequences.
     pub(super) fn reuse(&self) -> &ReuseOptions {
         &self.details.reuse
     }
@@ -153,13 +153,13 @@ impl Sequence {
         self.is_plain
     }
 
-    /// Whether its tokens are out with a step.
+    /// Whether a step has its tokens.
     #[inline]
     pub(super) fn is_out(&self) -> bool {
         self.first.is_out()
     }
 
-    /// Its tokens, which must not be out with a step.
+    /// Its tokens. No step may have them.
     pub(super) fn tokens(&self) -> &SequenceTokens {
         self.first.tokens()
     }
@@ -217,7 +217,7 @@ impl Sequence {
         self.computed + self.num_uncomputed().min(max_chunk)
     }
 
-    /// The micro-batch that it is in.
+    /// Its micro-batch.
     #[inline]
     pub(super) fn micro_batch(&self) -> usize {
         usize::from(self.micro_batch)
@@ -284,21 +284,21 @@ impl Sequence {
         }
     }
 
-    /// Its tokens, to go out with a step.
+    /// Moves its tokens out, for a step.
     #[inline]
-    pub(super) fn lend(&mut self) -> Box<SequenceTokens> {
-        self.first.lend()
+    pub(super) fn take_tokens(&mut self) -> Box<SequenceTokens> {
+        self.first.take_tokens()
     }
 
-    /// Its beams but the first, with their tokens, to go out with a step.
-    pub(super) fn lend_other_beams(
+    /// Its beams but the first, with their tokens, which are moved out for a step.
+    pub(super) fn take_tokens_of_other_beams(
         &mut self,
     ) -> impl Iterator<Item = (Box<SequenceTokens>, &BlockTable)> {
         let beams = self.details.beams.as_mut().into_iter();
-        beams.flat_map(|beams| beams.lend())
+        beams.flat_map(|beams| beams.take_tokens())
     }
 
-    /// Takes its tokens back from a step that has computed it up to `computed`.
+    /// Puts its tokens back after a step that has computed it up to `computed`.
     #[inline]
     pub(super) fn land(
         &mut self,
@@ -308,7 +308,7 @@ impl Sequence {
         kv: &mut KvCacheManager,
     ) {
         match has_failed {
-            true => self.first.take_back(tokens),
+            true => self.first.put_tokens(tokens),
             false => self.first.land(tokens, computed, kv),
         }
         self.computed = computed;
@@ -327,7 +327,7 @@ impl Sequence {
         beams.land(beam, tokens, kv_len, has_failed, kv);
     }
 
-    /// Takes in the result of a step. Returns why the sequence ends with it, if it does.
+    /// Applies the result of a step. Returns the finish reason if the sequence ends with it.
     #[inline(always)]
     pub(super) fn take_result(
         &mut self,
@@ -345,8 +345,8 @@ impl Sequence {
         }
     }
 
-    /// Takes in the result of its next beam. When all beams have theirs, it selects the beams that continue.
-    /// Returns why the search is over, if it is.
+    /// Records the result of its next beam. When all beams have theirs, it selects the beams that continue.
+    /// Returns the finish reason if the search is over.
     pub(super) fn take_candidates(
         &mut self,
         result: Sampled,

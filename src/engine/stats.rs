@@ -72,7 +72,7 @@ impl Totals {
     }
 }
 
-/// What a request did in a step.
+/// The stage of a request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RequestStage {
     /// The request's sequence.
@@ -191,7 +191,7 @@ impl StepStats {
         })
     }
 
-    /// The record as it is written. `timestamp` is local time, `%m-%d-%Y %H:%M:%S`.
+    /// The record as JSON. `timestamp` is local time, `%m-%d-%Y %H:%M:%S`.
     pub fn with_timestamp<'a>(&'a self, timestamp: &'a str) -> impl Serialize + 'a {
         TimestampedStats {
             timestamp,

@@ -165,7 +165,7 @@ impl Step {
     /// Appends the last tokens of all beams but the first, which was just appended.
     fn push_other_beams(&mut self, sequence: &mut Sequence) {
         let first = self.sequences.last().expect("the first beam").clone();
-        for (beam, (tokens, blocks)) in (1..).zip(sequence.lend_other_beams()) {
+        for (beam, (tokens, blocks)) in (1..).zip(sequence.take_tokens_of_other_beams()) {
             let token = (self.token_ids.len() - self.open_call.tokens) as u32;
             self.token_ids.push(tokens.last());
             self.sequences.push(PlannedSequence {
@@ -204,7 +204,7 @@ impl Step {
         num_blocks: Blocks,
         samples: bool,
     ) -> &mut PlannedSequence {
-        self.sequence_tokens.push(sequence.lend());
+        self.sequence_tokens.push(sequence.take_tokens());
         let end_token = (self.token_ids.len() - self.open_call.tokens) as u32;
         let num_tokens = chunk.end - chunk.start;
         let block_table = self.tables.put(slot, 0, sequence.blocks()).start;

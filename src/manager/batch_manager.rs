@@ -22,7 +22,7 @@ pub struct BatchManager {
     vocab_size: u32,
     /// Whether tokens are chosen from logits.
     has_logits: bool,
-    /// Whether requests may bring logits processors.
+    /// Whether requests may have logits processors.
     allows_processors: bool,
     kv_file: Option<KvFile>,
 }

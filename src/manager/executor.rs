@@ -14,7 +14,7 @@ use crate::manager::{
 };
 use crate::sampling::{FinishReason, Hypothesis};
 
-/// What an executor stores until it is asked for.
+/// Limits of an executor's storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecutorOptions {
     /// The most requests that wait besides those in the batch manager. One more is refused.

@@ -91,7 +91,7 @@ impl ManagerOptions {
         {
             return Err(LoadError::Config {
                 problem: format!("num_threads is {num_threads}"),
-                remedy: format!("let it be at most {MAX_THREADS}"),
+                remedy: format!("set it to at most {MAX_THREADS}"),
             });
         }
         let source = ModelSource::open(&self.gpt_model_path)?;
@@ -166,7 +166,7 @@ impl ManagerOptions {
             .unwrap_or(default.block_size.tokens().0);
         let block_size = BlockSize::new(tokens_per_block).ok_or_else(|| LoadError::Config {
             problem: "tokens_per_block is 0".to_owned(),
-            remedy: "let it be at least 1".to_owned(),
+            remedy: "set it to at least 1".to_owned(),
         })?;
         let of_one = Tokens(max_seq_len).blocks_ceil(block_size).0;
         let max_beam_width = self.max_beam_width.unwrap_or(1);
@@ -228,7 +228,7 @@ fn named<T: Copy>(key: &str, value: Option<&str>, known: &[(&str, T)]) -> Result
     found.map(|(_, it)| *it).ok_or_else(|| LoadError::Config {
         problem: format!("{key} is '{value}'"),
         remedy: format!(
-            "let it be one of {}",
+            "use one of {}",
             known
                 .iter()
                 .map(|(name, _)| *name)

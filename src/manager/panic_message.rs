@@ -1,4 +1,4 @@
-//! What a panic of another thread has said.
+//! The message of another thread's panic.
 
 use std::any::Any;
 

@@ -19,7 +19,7 @@ pub struct StepTimes<'a> {
     /// How long the model took.
     #[serde(rename = "Model Duration (us)")]
     pub model_us: f64,
-    /// What it did for each request.
+    /// The stage of each request in it.
     #[serde(rename = "Requests")]
     pub requests: &'a [RequestStage],
 }

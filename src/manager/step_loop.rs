@@ -17,7 +17,7 @@ use crate::engine::{Engine, EngineConfig, Event, RequestStage, Step, StepOutput,
 
 /// Computes steps one after the other, in the order in which they were launched.
 pub trait StepComputer {
-    /// What it reports about a step in addition to the results.
+    /// Measurements of a step, in addition to the results.
     type Timing: Default;
 
     /// Starts to compute a step, or computes it.
@@ -43,7 +43,7 @@ pub struct ComputedStep<T> {
     pub step: Step,
     /// Its results.
     pub output: StepOutput,
-    /// What the computer reports of it.
+    /// Its measurements.
     pub timing: T,
 }
 
@@ -56,9 +56,9 @@ pub struct LandedStep<T = Duration> {
     pub ended_before: Option<StepStats>,
     /// In lockstep, the record of the batch that ended with the step.
     pub ended: Option<StepStats>,
-    /// What each request did in it; empty unless [`EngineConfig::record_requests`].
+    /// The stage of each request in it; empty unless [`EngineConfig::record_requests`].
     pub stages: Vec<RequestStage>,
-    /// What the computer reports of it; a runner, how long it took.
+    /// Its measurements; from a runner, how long it took.
     pub model: T,
 }
 
@@ -79,7 +79,7 @@ pub struct StepLoop<C: StepComputer> {
     max_launched: usize,
     /// Whether a step was launched since the last call of `land`.
     has_launched: bool,
-    /// A step in which nothing is computed, which only has events.
+    /// A step without computation, which only has events.
     empty: Option<Step>,
     /// The record of a lockstep batch that has ended since the last step.
     ended_before: Option<StepStats>,
@@ -211,7 +211,7 @@ impl<C: StepComputer> StepLoop<C> {
         self.ended_before = ended.into_iter().next().or(self.ended_before.take());
     }
 
-    /// The record of such a batch, where there is no step to bring it.
+    /// The record of such a batch, if no step carries it.
     fn batch_without_step(&mut self) -> Option<LandedStep<C::Timing>> {
         let ended = self.ended_before.take()?;
         Some(LandedStep {

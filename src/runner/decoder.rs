@@ -41,7 +41,7 @@ pub(super) struct Decoder<D: Device> {
     buffers: Buffers<D>,
 }
 
-/// What the attention of a layer depends on besides its weights.
+/// The parameters of a layer's attention besides its weights.
 #[derive(Clone, Copy)]
 struct LayerAttention {
     params: AttentionParams,

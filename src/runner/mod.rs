@@ -70,7 +70,7 @@ pub type CpuRunner<P = ()> = ModelRunner<Cpu, P>;
 /// A model on a GPU.
 pub type CudaRunner<P = ()> = ModelRunner<Cuda, P>;
 
-/// What computes the steps of an instance.
+/// The runner of an instance, which computes its steps.
 pub enum Runner {
     /// A real model on CPU.
     Cpu(Box<CpuRunner>),

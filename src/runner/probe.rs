@@ -106,7 +106,7 @@ impl Work {
         }
     }
 
-    /// The work of a gate and up projection with its activation, of which only the bf16 result is written.
+    /// The work of a gate and up projection with its activation; only its bf16 result is written.
     pub(super) fn gated_product(num_rows: usize, gate_up: &impl PackedWeights) -> Self {
         let inter = gate_up.n() / 2;
         let activations = num_rows * (2 * gate_up.k() + 2 * inter);

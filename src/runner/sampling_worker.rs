@@ -7,7 +7,7 @@ use crate::sampling::{LogProbs, Sampler};
 pub(super) struct SamplingWorker {
     sampler: Sampler,
     log_probs: LogProbs,
-    /// What was chosen, each with its row of logits.
+    /// The chosen tokens, each with its row of logits.
     pub chosen: Vec<(usize, Sampled)>,
     /// Extra outputs, each with the index of its sequence.
     pub extra_outputs: Vec<(usize, ExtraOutputs)>,

@@ -1,4 +1,4 @@
-//! What a model computes, as data.
+//! The computation of a model, as data.
 //!
 //! The files of `families/` write it; the decoder, the loader of weights and every formula for
 //! bytes read it. Nothing else depends on the family.

@@ -215,7 +215,7 @@ impl Hypotheses {
         self.search.normalised(score, num_tokens) <= worst
     }
 
-    /// What the search would return if it ended now: the best of the hypotheses and of the beams, the best first. The
+    /// The result of the search if it ended now: the best of the hypotheses and of the beams, the best first. The
     /// beams have these `scores`, the best first, and `num_tokens` each; `text` makes a hypothesis of one. Of equal ones,
     /// those that have ended come first.
     pub fn best_so_far(
@@ -408,7 +408,7 @@ mod tests {
             let mut hypotheses = Hypotheses::new(search, 10);
             offer(&mut hypotheses, -1.0, 2);
             assert!(!hypotheses.is_over(Some(score), 2), "one is missing");
-            assert!(hypotheses.is_over(None, 2), "nothing goes on");
+            assert!(hypotheses.is_over(None, 2), "no beam continues");
             offer(&mut hypotheses, -1.2, 2);
             hypotheses.is_over(Some(score), 2)
         };

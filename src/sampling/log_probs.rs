@@ -108,7 +108,7 @@ impl LogProbs {
     }
 }
 
-/// What makes log-probabilities of a row's logits.
+/// Computes log-probabilities from a row's logits.
 #[derive(Clone, Copy)]
 struct Scale {
     is_sound: bool,

@@ -1,4 +1,4 @@
-//! Log-probabilities as they are returned.
+//! Log-probabilities in a step's outputs.
 
 use crate::base::TokenId;
 

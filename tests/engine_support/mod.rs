@@ -30,7 +30,7 @@ pub const END_ID: TokenId = VOCAB_SIZE - 1;
 
 /// A test request.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct TestRequest {
     pub prompt: Vec<TokenId>,
     pub max_new_tokens: u32,
     /// Whether `END_ID` ends its output.
@@ -68,7 +68,7 @@ impl ReadText for StopsAtSevens {
     }
 }
 
-impl Ask {
+impl TestRequest {
     /// A request with `num_prompt_tokens` arbitrary tokens, which generates `max_new_tokens`.
     pub fn of_lengths(num_prompt_tokens: u32, max_new_tokens: u32) -> Self {
         Self {
@@ -164,27 +164,27 @@ pub struct Searched {
     pub finish_reason: FinishReason,
 }
 
-pub fn search_alone(ask: &Ask, search: BeamSearch, max_seq_len: Tokens) -> Searched {
-    let params = ask.to_request(SequenceId(0)).sampling.as_ref().clone();
-    let max_new_tokens = ask
+pub fn search_alone(request: &TestRequest, search: BeamSearch, max_seq_len: Tokens) -> Searched {
+    let params = request.to_request(SequenceId(0)).sampling.as_ref().clone();
+    let max_new_tokens = request
         .max_new_tokens
-        .min(max_seq_len.0 - ask.prompt.len() as u32);
+        .min(max_seq_len.0 - request.prompt.len() as u32);
     let stop = StopRule::at_length(Tokens(max_new_tokens));
     let entry = |text: &[TokenId]| {
-        let all = ask.prompt.iter().chain(text);
+        let all = request.prompt.iter().chain(text);
         all.fold(FIRST_ENTRY, |entry, &token| chain(entry, token))
     };
     let mut hypotheses = Hypotheses::new(search, max_new_tokens);
     let chosen_from = |tokens: &[TokenId]| {
         let prefixes = (0..tokens.len()).map(|len| Arc::new(logits(entry(&tokens[..len]))));
-        let are_wanted = ask.outputs.generation_logits;
+        let are_wanted = request.outputs.generation_logits;
         prefixes.filter(|_| are_wanted).collect()
     };
     let mut beams: Vec<(f64, Vec<TokenId>, Vec<f32>)> = vec![(0.0, vec![], vec![])];
     let mut so_far = Vec::new();
     let mut has_exhausted = false;
     for len in 1.. {
-        if ask.fails_after == Some(len - 1) {
+        if request.fails_after == Some(len - 1) {
             return Searched {
                 so_far,
                 found: vec![],
@@ -207,7 +207,7 @@ pub fn search_alone(ask: &Ask, search: BeamSearch, max_seq_len: Tokens) -> Searc
             let token = it.candidate.token;
             let last = beams[it.beam].1.last();
             let is_seven = last.is_some_and(|last| (last + token).is_multiple_of(7));
-            let by_text = (ask.has_stop_text && is_seven).then_some(FinishReason::StopWords);
+            let by_text = (request.has_stop_text && is_seven).then_some(FinishReason::StopWords);
             stop.after(&params, &beams[it.beam].1, token).or(by_text)
         };
         let selection = search.select(&scores, &named, end);
@@ -310,7 +310,7 @@ fn candidates(entry: u64, num: usize) -> Result<Vec<BeamCandidate>, SampleError>
 
 /// A request and what the engine has reported about it.
 pub struct Stream {
-    pub ask: Ask,
+    pub request: TestRequest,
     pub tokens: Vec<TokenId>,
     /// Positions of the context logits received so far, and of the generation logits.
     pub extra_outputs: [Vec<f32>; 2],
@@ -332,8 +332,8 @@ pub struct Stream {
 impl Stream {
     /// Checks that every requested row has arrived once and in order, and no other.
     fn check_gathered(&self) {
-        let num_prompt_tokens = self.ask.prompt.len();
-        let outputs = self.ask.outputs;
+        let num_prompt_tokens = self.request.prompt.len();
+        let outputs = self.request.outputs;
         for (is_wanted, rows, came) in [
             (
                 outputs.context_logits,
@@ -396,14 +396,14 @@ impl World {
         }
     }
 
-    pub fn add(&mut self, ask: Ask) -> Result<SequenceId, RequestError> {
+    pub fn add(&mut self, request: TestRequest) -> Result<SequenceId, RequestError> {
         let id = SequenceId(self.next_id);
-        self.engine.add(ask.to_request(id))?;
+        self.engine.add(request.to_request(id))?;
         self.next_id += 1;
         self.streams.insert(
             id,
             Stream {
-                ask,
+                request,
                 tokens: Vec::new(),
                 extra_outputs: [const { Vec::new() }; 2],
                 hypotheses: Vec::new(),
@@ -422,7 +422,7 @@ impl World {
 
     /// Cancels a request, even one that has ended.
     pub fn cancel(&mut self, id: SequenceId) {
-        let stream = self.streams.get_mut(&id).expect("asked before");
+        let stream = self.streams.get_mut(&id).expect("added before");
         let was_there = self.engine.cancel(id);
         assert!(!self.engine.cancel(id), "{id:?} is gone");
         if !was_there && self.config.scheme == BatchingScheme::V1 {
@@ -450,7 +450,7 @@ impl World {
         self.num_steps += 1;
         let step = self.engine.schedule();
         for stage in self.engine.request_stages() {
-            let stream = self.streams.get_mut(&stage.id).expect("asked before");
+            let stream = self.streams.get_mut(&stage.id).expect("added before");
             stream.generates = stage.stage == Stage::Generation;
         }
         check_step(&step, &self.config, &mut self.streams);
@@ -495,7 +495,7 @@ impl World {
     /// step advances the first one by a token.
     pub fn run_to_end(&mut self) {
         let lengths = self.active().map(|(_, stream)| {
-            stream.ask.prompt.len() as u64 + u64::from(stream.ask.max_new_tokens)
+            stream.request.prompt.len() as u64 + u64::from(stream.request.max_new_tokens)
         });
         let mut steps_left: u64 = lengths.sum();
         // A step advances only one micro-batch, and the results of one step are late.
@@ -536,7 +536,7 @@ impl World {
                     assert!(stream.admitted && ran, "{id:?} did not run");
                     let may_pause = self.config.policy == CapacityPolicy::MaxUtilization;
                     assert!(may_pause, "only MAX_UTILIZATION pauses");
-                    assert_eq!(stream.ask.beam_search, None, "{id:?} has beams");
+                    assert_eq!(stream.request.beam_search, None, "{id:?} has beams");
                     stream.paused = true;
                     self.num_pauses += 1;
                 }
@@ -546,13 +546,13 @@ impl World {
                     generation.extend(&extra_outputs.generation_logits);
                     if let Some(now) = extra_outputs.kv_blocks {
                         let before = std::mem::replace(&mut stream.kv_blocks, now);
-                        assert!(stream.ask.outputs.kv_blocks && before != now);
+                        assert!(stream.request.outputs.kv_blocks && before != now);
                         assert!(before.num_new <= now.num_new);
                         assert!(before.num_reused <= now.num_reused);
                     }
                     if let Some(now) = extra_outputs.drafts {
                         let before = std::mem::replace(&mut stream.drafts, now);
-                        assert!(stream.ask.outputs.drafts);
+                        assert!(stream.request.outputs.drafts);
                         assert!(before.num_drafted < now.num_drafted);
                         assert!(before.num_accepted <= now.num_accepted);
                         assert!(now.num_accepted <= now.num_drafted);
@@ -560,15 +560,15 @@ impl World {
                 }
                 Event::Token(_, token) => {
                     assert!(stream.admitted, "{id:?} does not run");
-                    assert_eq!(stream.ask.beam_search, None, "{id:?} searches");
+                    assert_eq!(stream.request.beam_search, None, "{id:?} searches");
                     stream.tokens.push(token);
                 }
                 Event::Hypotheses(_, ref found) => {
                     assert!(!found.is_empty());
                     stream.told.push(found.to_vec());
                 }
-                Event::Finished(_, reason) if let Some(search) = stream.ask.beam_search => {
-                    let alone = search_alone(&stream.ask, search, self.config.max_seq_len);
+                Event::Finished(_, reason) if let Some(search) = stream.request.beam_search => {
+                    let alone = search_alone(&stream.request, search, self.config.max_seq_len);
                     if !matches!(reason, FinishReason::Error(_)) {
                         // A search without an allowed continuation of its prompt ends without hypotheses.
                         stream.hypotheses = stream.told.pop().unwrap_or_default();
@@ -577,7 +577,7 @@ impl World {
                     let expected = (&alone.found, alone.finish_reason);
                     assert_eq!(answer, expected, "{id:?} finds something else alone");
                     let every = stream
-                        .ask
+                        .request
                         .outputs
                         .beams
                         .map(|interval| interval.get() as usize);
@@ -585,13 +585,13 @@ impl World {
                         .into_iter()
                         .flat_map(|every| alone.so_far.iter().step_by(every))
                         .collect();
-                    assert!(stream.told.iter().eq(told), "{id:?} hears of other beams");
+                    assert!(stream.told.iter().eq(told), "{id:?} gets other beams");
                     stream.check_gathered();
                     stream.ended = true;
                 }
                 Event::Finished(_, reason) => {
                     let answer = (stream.tokens.clone(), reason);
-                    let alone = stream.ask.answer_alone(self.config.max_seq_len);
+                    let alone = stream.request.answer_alone(self.config.max_seq_len);
                     assert_eq!(answer, alone, "{id:?} gives something else alone");
                     if !matches!(reason, FinishReason::Error(_)) {
                         stream.check_gathered();
@@ -636,7 +636,7 @@ fn run(
         let blocks = plan.block_table(planned);
         let place = |position: usize| {
             let block = blocks[position / block_size];
-            assert_ne!(block, BlockId::NONE, "position {position} was given back");
+            assert_ne!(block, BlockId::NONE, "position {position} was freed");
             block.index() * block_size + position % block_size
         };
         let drafts = plan.drafts(planned);
@@ -671,7 +671,7 @@ fn run(
             let input = plan.sampling_input_after(index, num_accepted);
             assert_eq!(input.tokens, &tokens[..last + 1]);
             let num_generated = input.generated().len();
-            let sampled = if streams[&planned.id].ask.fails_after == Some(num_generated) {
+            let sampled = if streams[&planned.id].request.fails_after == Some(num_generated) {
                 Sampled::Failed(SampleError::NotFinite)
             } else if let Some(num) = plan.num_candidates(index) {
                 let entry = cache[place(end - 1)];
@@ -753,7 +753,7 @@ fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<Sequenc
     let may_overtake = config.num_micro_batches > 1
         || config.reuse != BlockReuse::Off
         || config.scheme == BatchingScheme::V1
-        || streams.values().any(|stream| stream.ask.priority != 0);
+        || streams.values().any(|stream| stream.request.priority != 0);
     if !may_overtake {
         let mut active = streams.iter().filter(|(_, stream)| !stream.ended);
         let first = active.next().map(|(&id, _)| id);
@@ -778,7 +778,7 @@ fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<Sequenc
             planned.beam == 0 || last == Some(planned.slot),
             "beams are packed"
         );
-        assert!(*num_beams <= streams[&planned.id].ask.width());
+        assert!(*num_beams <= streams[&planned.id].request.width());
         last = Some(planned.slot);
     }
     assert_eq!(slots.len(), step.num_requests());
@@ -847,7 +847,7 @@ fn check_plan(
     for (index, planned) in plan.sequences.iter().enumerate() {
         let stream = streams
             .get_mut(&planned.id)
-            .expect("only what was asked is planned");
+            .expect("only added requests are planned");
         assert!(!stream.ended, "{:?} has ended", planned.id);
         stream.paused = false;
         assert!(planned.slot.0 < config.max_num_requests);
@@ -863,12 +863,12 @@ fn check_plan(
 
         let drafts = plan.drafts(planned);
         check_drafts(drafts, stream, config);
-        let known = match stream.ask.beam_search {
-            None => [&stream.ask.prompt[..], &stream.tokens].concat(),
+        let known = match stream.request.beam_search {
+            None => [&stream.request.prompt[..], &stream.tokens].concat(),
             // Their tokens are checked at the end of the search.
             Some(_) => plan.sampling_input(index).tokens.to_vec(),
         };
-        assert!(known.starts_with(&stream.ask.prompt));
+        assert!(known.starts_with(&stream.request.prompt));
         let with_drafts = [&known, drafts].concat();
         let chunk = plan.chunk(planned);
         let num_chunk_tokens = planned.tokens.end - planned.tokens.start;
@@ -876,7 +876,7 @@ fn check_plan(
         assert!(num_chunk_tokens > 0);
         let rows = plan.context_logits(index);
         assert!(planned.tokens.start <= rows.start && rows.end <= planned.tokens.end);
-        assert_eq!(plan.outputs(index), stream.ask.outputs);
+        assert_eq!(plan.outputs(index), stream.request.outputs);
         assert_eq!(chunk, &with_drafts[start as usize..planned.kv_len as usize]);
         assert_eq!(
             planned.samples,
@@ -886,7 +886,7 @@ fn check_plan(
         let chunked = config.enable_chunked_context || config.scheme == BatchingScheme::V1;
         match stream.generates {
             true => {
-                let has_generated = known.len() > stream.ask.prompt.len();
+                let has_generated = known.len() > stream.request.prompt.len();
                 assert_eq!(num_chunk_tokens, 1 + planned.num_drafts);
                 assert!(planned.samples && has_generated);
             }
@@ -922,13 +922,13 @@ fn check_drafts(drafts: &[TokenId], stream: &Stream, config: &EngineConfig) {
     }
     assert!(stream.generates);
     let speculation = config.speculation.expect("nothing is drafted without it");
-    let asked = stream.ask.drafts.max_draft_tokens.unwrap_or(u32::MAX);
-    assert!(drafts.len() as u32 <= speculation.max_draft_tokens.min(asked));
+    let max_requested = stream.request.drafts.max_draft_tokens.unwrap_or(u32::MAX);
+    assert!(drafts.len() as u32 <= speculation.max_draft_tokens.min(max_requested));
     // Drafts do not exceed what the sequence can still generate.
-    let max_new_tokens = stream.ask.max_new_tokens as usize;
-    let room = config.max_seq_len.index() - stream.ask.prompt.len();
+    let max_new_tokens = stream.request.max_new_tokens as usize;
+    let room = config.max_seq_len.index() - stream.request.prompt.len();
     assert!(stream.tokens.len() + drafts.len() < max_new_tokens.min(room));
-    assert!(!stream.ask.has_end_id || !drafts.contains(&END_ID));
+    assert!(!stream.request.has_end_id || !drafts.contains(&END_ID));
 }
 
 /// A configuration with room for everything, and no shared blocks. Tests narrow what they test.

@@ -133,7 +133,7 @@ unsafe fn read_tensor(tensor: &CTensor) -> Result<(String, HostTensor), String> 
     let num_bytes = sizes.fold(one, |product, size| product?.checked_mul(size?));
     if num_bytes != Some(tensor.num_bytes) {
         return invalid(format!(
-            "has {} bytes, which is not what {} {shape:?} has",
+            "has {} bytes, which does not match {} {shape:?}",
             tensor.num_bytes,
             data_type.name()
         ));

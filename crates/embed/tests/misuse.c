@@ -49,7 +49,7 @@ static void check_invalid_requests(inflight_executor *executor) {
       case 5: tensors[0].data_type = UINT32_MAX; words = "unknown data_type 4294967295"; break;
       case 6: tensors[0].num_dims = 9; words = "9 dimensions"; break;
       case 7: tensors[0].num_dims = UINT32_MAX; words = "4294967295 dimensions"; break;
-      case 8: tensors[0].num_bytes = UINT64_MAX; words = "which is not what INT32 [1, 3] has"; break;
+      case 8: tensors[0].num_bytes = UINT64_MAX; words = "which does not match INT32 [1, 3]"; break;
       case 9: tensors[0].num_bytes = 8; words = "has 8 bytes"; break;
       case 10: tensors[0].shape = negative; words = "[1, -3]"; break;
       case 11: tensors[0].shape = huge; words = "[9223372036854775807, 9223372036854775807]"; break;

@@ -103,7 +103,7 @@ impl GgufFolder {
         match tensor.tensor_type.float() {
             Some(dtype) => Ok(tensor.to_float(dtype)),
             None => Err(tensor.location.error(format!(
-                "is of type {:?}; norms and biases have to be F32, F16 or BF16",
+                "is of type {:?}; norms and biases must be F32, F16 or BF16",
                 tensor.tensor_type
             ))),
         }

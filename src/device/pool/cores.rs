@@ -110,7 +110,7 @@ impl Cores {
     }
 
     /// Ends a turn, and returns its team.
-    pub(super) fn give_back(&self, num_threads: usize, team: Option<ThreadTeam>) {
+    pub(super) fn end_turn(&self, num_threads: usize, team: Option<ThreadTeam>) {
         let mut state = self.state.lock();
         state.num_busy -= num_threads;
         state.idle.extend(team);

@@ -50,7 +50,7 @@ struct PoolState {
     held: Mutex<Option<HeldTurn>>,
 }
 
-/// What a pool holds during its turn.
+/// The current turn of a pool: its threads, and when it began.
 struct HeldTurn {
     /// `None` if the caller is the only thread.
     team: Option<ThreadTeam>,
@@ -122,7 +122,7 @@ impl Pool {
         let mut held = self.0.held.lock();
         let held = held.as_mut().expect("it is this pool's turn");
         if self.0.cores.is_wanted() && held.since.elapsed() > TURN {
-            self.0.cores.give_back(self.num_threads(), held.team.take());
+            self.0.cores.end_turn(self.num_threads(), held.team.take());
             *held = self.0.wait();
         }
         let team = held.team.as_mut().expect("more threads than one");
@@ -205,7 +205,7 @@ impl PoolState {
 impl Drop for Turn {
     fn drop(&mut self) {
         if let Some(held) = self.0.held.lock().take() {
-            self.0.cores.give_back(self.0.num_threads, held.team);
+            self.0.cores.end_turn(self.0.num_threads, held.team);
         }
     }
 }

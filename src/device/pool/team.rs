@@ -23,7 +23,7 @@ pub(super) struct ThreadTeam {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What every worker does in a run. It is given the index of the worker.
+/// The work of a run, which every worker does with its own index.
 type Job = dyn Fn(usize) + Sync;
 
 struct TeamShared {
@@ -34,7 +34,7 @@ struct TeamShared {
     /// Threads that sleep or are about to, including the caller.
     num_sleepers: CacheLine<AtomicUsize>,
     stop: AtomicBool,
-    /// The tasks of each worker that nobody has begun.
+    /// The tasks of each worker that have not begun.
     task_ranges: Box<[CacheLine<TaskRange>]>,
     /// The job of the current run. The caller writes it between runs, and workers read it during one.
     job: UnsafeCell<Option<*const Job>>,

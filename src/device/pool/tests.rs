@@ -84,7 +84,7 @@ fn a_caller_sleeps_while_a_task_is_long() {
     });
 }
 
-/// What each thread of a pool says of itself: their tasks wait for each other, so each has one.
+/// The report of each thread of a pool: the tasks wait for each other, so each thread has one.
 fn ask_all<T: Send>(pool: &mut Pool, question: impl Fn() -> T + Sync) -> Vec<T> {
     let num_threads = pool.num_threads();
     let barrier = Barrier::new(num_threads);

@@ -133,8 +133,8 @@ fn reuse(settings: &Settings) -> Result<BlockReuse, LoadError> {
     let paged = settings.paged_kv_cache;
     if settings.enable_kv_cache_reuse == Some(true) && !paged {
         return Err(LoadError::Config {
-            problem: "enable_kv_cache_reuse is true and kv_cache_type is contiguous, of which \
-                      nothing can be shared"
+            problem: "enable_kv_cache_reuse is true and kv_cache_type is contiguous, whose \
+                      blocks cannot be shared"
                 .to_owned(),
             remedy: "set kv_cache_type to paged, or enable_kv_cache_reuse to false".to_owned(),
         });

@@ -1,4 +1,4 @@
-//! What an instance needs: the engine's configuration, the runner, and the memory for both.
+//! The size of an instance: the engine's configuration, the runner, and the memory for both.
 //!
 //! ```text
 //! configured_model.rs  a checkpoint as its configuration serves it: precision, windows, bytes

@@ -57,10 +57,10 @@ impl TensorExecutor {
     /// # Errors
     /// A tensor is invalid, or as for [`Executor::enqueue`].
     pub fn enqueue(&self, request: &TensorRequest) -> Result<SequenceId, RequestError> {
-        let asked = read(request, &self.model)?;
-        let pending = PendingResponse::new(&asked);
+        let read = read(request, &self.model)?;
+        let pending = PendingResponse::new(&read);
         let mut in_flight = self.in_flight.lock();
-        let submission = asked.submission;
+        let submission = read.submission;
         let id = self
             .executor
             .enqueue(submission.request, submission.is_streaming)?;

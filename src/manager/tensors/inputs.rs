@@ -340,7 +340,7 @@ impl TensorModel {
         let token = TokenId::try_from(id).ok();
         token.filter(|id| *id < self.vocab_size).ok_or_else(|| {
             format!(
-                "has {id}, which is not a token id: they are 0 to {}",
+                "has {id}, which is not a token id: those are 0 to {}",
                 self.vocab_size - 1
             )
         })

@@ -61,8 +61,8 @@ impl<C: TensorCallbacks> TensorLayer<C> {
             self.callbacks.reject_duplicate(request);
             return None;
         }
-        let asked = match read(&request, &self.model) {
-            Ok(asked) => asked,
+        let read = match read(&request, &self.model) {
+            Ok(read) => read,
             Err(error) => {
                 let error = error.to_string();
                 let none = HostTensors::new();
@@ -71,9 +71,9 @@ impl<C: TensorCallbacks> TensorLayer<C> {
                 return None;
             }
         };
-        let in_flight = PendingResponse::new(&asked);
+        let in_flight = PendingResponse::new(&read);
         self.in_flight.insert(request.id, in_flight);
-        Some(asked.submission)
+        Some(read.submission)
     }
 }
 

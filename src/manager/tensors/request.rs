@@ -10,8 +10,8 @@ use crate::engine::{DraftOptions, NewRequest};
 use crate::manager::Submission;
 use crate::sampling::{BeamSearch, StopRule, TopPDecay};
 
-/// What is needed later to write the responses.
-pub(super) struct Asked {
+/// A request that has been read, and how its responses are written.
+pub(super) struct ReadRequest {
     pub(super) submission: Submission,
     pub(super) pad_id: i32,
     pub(super) beam_width: usize,
@@ -21,7 +21,10 @@ pub(super) struct Asked {
 ///
 /// # Errors
 /// A tensor is unknown, missing or invalid.
-pub(super) fn read(request: &TensorRequest, model: &TensorModel) -> Result<Asked, RequestError> {
+pub(super) fn read(
+    request: &TensorRequest,
+    model: &TensorModel,
+) -> Result<ReadRequest, RequestError> {
     let invalid = |text: String| RequestError::Invalid(text);
     let mut draft = Draft::new(model);
     for (name, tensor) in &request.tensors {
@@ -55,7 +58,7 @@ pub(super) fn read(request: &TensorRequest, model: &TensorModel) -> Result<Asked
     draft.settle_beams(request.is_streaming).map_err(invalid)?;
     let end_id = draft.sampling.end_ids.first().map_or(0, |id| *id as i32);
     draft.draft_tokens.truncate(max_new_tokens as usize);
-    Ok(Asked {
+    Ok(ReadRequest {
         pad_id: draft.pad_id.unwrap_or(end_id),
         beam_width: draft.beam_width as usize,
         submission: Submission {
@@ -132,7 +135,7 @@ impl Draft {
     }
 }
 
-/// What is wrong with a tensor of an unknown name.
+/// The error for a tensor of an unknown name.
 fn unknown(name: &str) -> String {
     if let Some((_, reason)) = UNSUPPORTED.iter().find(|(known, _)| *known == name) {
         return format!("tensor '{name}' {reason}");
@@ -183,8 +186,8 @@ mod tests {
             is_streaming: true,
             tensors: all,
         };
-        let asked = read(&request, &model()).map_err(|error| error.to_string());
-        asked.map(|asked| asked.submission.request)
+        let read = read(&request, &model()).map_err(|error| error.to_string());
+        read.map(|read| read.submission.request)
     }
 
     /// Every tensor with what it sets. Those of beams are given with two beams, those of nuclei with a nucleus.

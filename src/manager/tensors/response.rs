@@ -13,14 +13,14 @@
 //! | `acceptance_rate` | FP32 [1] | the same: the share of accepted draft tokens |
 
 use super::model::TensorModel;
-use super::request::Asked;
+use super::request::ReadRequest;
 use super::tensor::{HostTensor, HostTensors};
 use crate::base::TokenId;
 use crate::engine::{DraftTotals, ExtraOutputs, KvBlocks};
 use crate::manager::{Response, Submission};
 use crate::sampling::FinishReason;
 
-/// What is needed to write the responses of a request in flight.
+/// The state from which the responses of a request in flight are written.
 pub(super) struct PendingResponse {
     /// The prompt, if the response repeats it: if it does not stream.
     prompt: Vec<TokenId>,
@@ -64,11 +64,11 @@ struct BeamRow<'a> {
 
 impl PendingResponse {
     /// Nothing sent yet.
-    pub(super) fn new(asked: &Asked) -> Self {
+    pub(super) fn new(read: &ReadRequest) -> Self {
         let Submission {
             request,
             is_streaming,
-        } = &asked.submission;
+        } = &read.submission;
         Self {
             prompt: match is_streaming {
                 true => Vec::new(),
@@ -76,8 +76,8 @@ impl PendingResponse {
             },
             num_prompt_tokens: request.prompt.len(),
             is_streaming: *is_streaming,
-            pad_id: asked.pad_id,
-            beam_width: asked.beam_width,
+            pad_id: read.pad_id,
+            beam_width: read.beam_width,
             wants_log_probs: request.outputs.log_probs.is_some(),
             num_generated: 0,
             cum_log_prob: 0.0,

@@ -123,7 +123,7 @@ impl HostTensor {
                 Ok(num_elements)
             }
             _ => Err(format!(
-                "has {} bytes, which is not what {} {:?} has",
+                "has {} bytes, which does not match {} {:?}",
                 self.bytes.len(),
                 self.data_type.name(),
                 self.shape

@@ -1,4 +1,4 @@
-//! What a family's file provides.
+//! The parts that a family's file provides.
 
 use super::gguf::GgufArchitecture;
 use crate::base::LoadError;

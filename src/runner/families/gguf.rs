@@ -100,7 +100,7 @@ impl<'a> GgufConfig<'a> {
         Self { gguf, architecture }
     }
 
-    /// What config.json would say of a model of this class.
+    /// The equivalent values of config.json for a model of this class.
     ///
     /// # Errors
     /// A key is missing, or its value is not supported.

@@ -517,7 +517,7 @@ fn a_bias_of_minus_infinity_forbids_as_any_other_option_does() {
     let biased = |tokens: std::ops::Range<u32>| SamplingParams {
         temperature: 1.0,
         logit_bias: tokens.map(|token| (token, f32::NEG_INFINITY)).collect(),
-        // What is forbidden stays so, whatever comes after it.
+        // A forbidden token stays forbidden, whatever is applied later.
         repetition_penalty: 0.5,
         frequency_penalty: -100.0,
         ..SamplingParams::default()
@@ -535,7 +535,7 @@ fn a_bias_of_minus_infinity_forbids_as_any_other_option_does() {
         let named = sampler.candidates(&mut logits.clone(), input(&params), 4);
         let named = named.expect("one is left");
         let tokens: Vec<_> = named.iter().map(|it| it.token).collect();
-        assert_eq!(tokens, [9], "a beam does not go on with the others");
+        assert_eq!(tokens, [9], "a beam does not continue the others");
     }
     let all = biased(0..10);
     let none = Err(SampleError::NoneAllowed);

@@ -1,4 +1,4 @@
-//! What a GEMM kernel is given.
+//! The operands of a GEMM kernel.
 
 use super::super::panel_order::PANEL;
 

@@ -194,7 +194,7 @@ unsafe fn add_block<const ROWS: usize, const REGISTERS: usize>(
             tile.x_blocks.add(first * tile.stride + block),
         )
     };
-    // SAFETY: 48 scales, or 48 scales and 48 offsets, of which these begin at `column`.
+    // SAFETY: there are 48 scales, or 48 scales and 48 offsets; these begin at `column`.
     let load_f16 =
         |place: usize| unsafe { _mm256_cvtph_ps(_mm_loadu_si128(scales.add(place).cast())) };
     for i in 0..REGISTERS {

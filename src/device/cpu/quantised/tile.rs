@@ -1,4 +1,4 @@
-//! What a kernel for quantised weights is given.
+//! The operands of a kernel for quantised weights.
 
 use super::super::panel_order::PANEL;
 use super::activations::Block;
