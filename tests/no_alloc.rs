@@ -89,7 +89,7 @@ fn allocations_of_the_engine(policy: CapacityPolicy, speculation: Option<Specula
     let mut before = 0;
     // Those that begin in the same way wait for each other's blocks at first.
     const WARM_UP: u32 = 100;
-    // With drafts a step may bring four tokens.
+    // With drafts a step may generate four tokens.
     let num_steps = if speculation.is_some() { 250 } else { 1000 };
     let mut num_drafts = 0;
     for step in 0..WARM_UP + num_steps {
@@ -106,7 +106,7 @@ fn allocations_of_the_engine(policy: CapacityPolicy, speculation: Option<Specula
         output.sampled.clear();
         for plan in decided.plans() {
             for planned in plan.sequences {
-                // What was guessed, and then something that follows n-grams which occur again and again.
+                // The drafts, followed by tokens after n-grams that occur repeatedly.
                 let drafts = plan.drafts(planned);
                 num_drafts += drafts.len();
                 let accepted = &drafts[..drafts.len().min(3)];

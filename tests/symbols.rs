@@ -106,7 +106,7 @@ fn server() -> Option<PathBuf> {
     set_up.is_file().then_some(set_up)
 }
 
-/// What the server and its own libraries export: it is found where the server's run path says.
+/// The symbols that the server and its own libraries export, found by the server's run path.
 fn server_exports(server: &Path) -> Names {
     let server = fs::canonicalize(server).expect("the server exists");
     let folder = server.parent().expect("a file lies in a folder").to_owned();
@@ -129,7 +129,7 @@ fn server_exports(server: &Path) -> Names {
     exports
 }
 
-/// What an ELF file says to the dynamic linker.
+/// The entries of an ELF file for the dynamic linker.
 struct Library {
     exports: Names,
     imports: Names,

@@ -156,7 +156,7 @@ impl Source {
         }
     }
 
-    /// The room that it is in; empty for `src/lib.rs`, which is in none.
+    /// Its room; empty for `src/lib.rs`.
     pub fn room(&self) -> &str {
         self.module.first().map_or("", String::as_str)
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use support::{Ask, c_library, folder, run, run_with, rust_library};
+use support::{TestRequest, c_library, folder, run, run_with, rust_library};
 use triton_inflight::base::{ClientId, SequenceId, TokenId};
 use triton_inflight::engine::{PromptLookup, Speculation};
 use triton_inflight::post_processors::{PostProcessors, ProcessedRequest};
@@ -24,9 +24,9 @@ fn misbehaving() -> PostProcessors {
 }
 
 /// The tokens that a request gets alone.
-fn alone(processors: &PostProcessors, ask: &Ask) -> Result<Vec<TokenId>, String> {
-    run(processors, std::slice::from_ref(ask))
-        .remove(&ask.id)
+fn alone(processors: &PostProcessors, request: &TestRequest) -> Result<Vec<TokenId>, String> {
+    run(processors, std::slice::from_ref(request))
+        .remove(&request.id)
         .expect("it ends")
 }
 
@@ -34,31 +34,34 @@ fn alone(processors: &PostProcessors, ask: &Ask) -> Result<Vec<TokenId>, String>
 fn the_examples_do_what_they_document() {
     let (c, rust) = (example(), rust_library());
     let rust = PostProcessors::with_library(&rust).expect("it opens");
-    let free = alone(&c, &Ask::new(1)).expect("free");
+    let free = alone(&c, &TestRequest::new(1)).expect("free");
     let most_frequent = *free.last().expect("tokens");
 
-    let avoiding = alone(&c, &Ask::new(1).named("avoid_last", "")).expect("free");
+    let avoiding = alone(&c, &TestRequest::new(1).named("avoid_last", "")).expect("free");
     assert!(avoiding.windows(2).all(|pair| pair[0] != pair[1]));
     assert!(
         free.windows(2).any(|pair| pair[0] == pair[1]),
         "avoid_last had no effect"
     );
     let same = [
-        alone(&c, &Ask::new(1).named("avoid_last_batched", "")),
-        alone(&rust, &Ask::new(1).named("avoid_recent", "1")),
-        alone(&rust, &Ask::new(1).named("avoid_recent_batched", "1")),
+        alone(&c, &TestRequest::new(1).named("avoid_last_batched", "")),
+        alone(&rust, &TestRequest::new(1).named("avoid_recent", "1")),
+        alone(
+            &rust,
+            &TestRequest::new(1).named("avoid_recent_batched", "1"),
+        ),
     ];
     assert_eq!(same, [(); 3].map(|()| Ok(avoiding.clone())));
 
     let at_most = format!("{most_frequent} 2");
-    let capped = alone(&c, &Ask::new(1).named("at_most", &at_most)).expect("free");
+    let capped = alone(&c, &TestRequest::new(1).named("at_most", &at_most)).expect("free");
     let count = |tokens: &[TokenId]| tokens.iter().filter(|&&id| id == most_frequent).count();
     assert!(
         count(&free) > 2 && count(&capped) == 2,
         "{free:?} {capped:?}"
     );
 
-    let recent = alone(&rust, &Ask::new(1).named("avoid_recent", "5")).expect("free");
+    let recent = alone(&rust, &TestRequest::new(1).named("avoid_recent", "5")).expect("free");
     assert!(
         recent
             .windows(5)
@@ -113,15 +116,15 @@ fn each_request_in_a_batch_gets_what_it_gets_alone() {
         ("writes_before", ""),
         ("makes_nan", ""),
     ];
-    let asks: Vec<_> = (0..27)
+    let requests: Vec<_> = (0..27)
         .map(|id| match kinds[id as usize % kinds.len()] {
-            ("", _) => Ask::new(id),
-            (name, arguments) => Ask::new(id).named(name, arguments),
+            ("", _) => TestRequest::new(id),
+            (name, arguments) => TestRequest::new(id).named(name, arguments),
         })
         .collect();
-    let alone: BTreeMap<_, _> = asks
+    let alone: BTreeMap<_, _> = requests
         .iter()
-        .map(|ask| (ask.id, alone(&processors, ask)))
+        .map(|request| (request.id, alone(&processors, request)))
         .collect();
     assert!(alone.values().filter(|answer| answer.is_err()).count() == 15);
     let guesses = Speculation {
@@ -130,7 +133,7 @@ fn each_request_in_a_batch_gets_what_it_gets_alone() {
     };
     for num_threads in [1, 3] {
         for (overlap, speculation) in [(false, None), (true, None), (false, Some(guesses))] {
-            let together = run_with(&processors, &asks, num_threads, overlap, speculation);
+            let together = run_with(&processors, &requests, num_threads, overlap, speculation);
             assert_eq!(
                 together, alone,
                 "{num_threads} threads, overlap {overlap}, {speculation:?}"
@@ -148,9 +151,9 @@ fn an_entry_contains_the_ids_of_its_request() {
 }
 
 fn assert_told(processors: &PostProcessors, client_id: Option<u64>, told: usize) {
-    let mut ask = Ask::new(4).named("tells", "");
-    ask.client_id = client_id.map(ClientId);
-    let mut tokens = ask.prompt();
+    let mut request = TestRequest::new(4).named("tells", "");
+    request.client_id = client_id.map(ClientId);
+    let mut tokens = request.prompt();
     let num_prompt_tokens = tokens.len();
     // The length of the client's id, "client-4".
     let number = 3 * num_prompt_tokens + 5 * 8 + told;
@@ -159,7 +162,7 @@ fn assert_told(processors: &PostProcessors, client_id: Option<u64>, told: usize)
         tokens.push(((last + 2 * tokens.len() + number) % support::vocab_size()) as TokenId);
     }
     assert_eq!(
-        alone(processors, &ask).as_deref(),
+        alone(processors, &request).as_deref(),
         Ok(&tokens[num_prompt_tokens..])
     );
 }
@@ -167,7 +170,7 @@ fn assert_told(processors: &PostProcessors, client_id: Option<u64>, told: usize)
 #[test]
 fn each_beam_of_a_request_is_processed_separately() {
     let c = example();
-    let search = || Ask::new(3).searching();
+    let search = || TestRequest::new(3).searching();
     let free = alone(&c, &search()).expect("free");
     let avoiding = alone(&c, &search().named("avoid_last", "")).expect("free");
     assert_eq!(free.len(), 3 * support::NUM_TOKENS);
@@ -176,7 +179,10 @@ fn each_beam_of_a_request_is_processed_separately() {
         assert!(beam.windows(2).all(|pair| pair[0] != pair[1]), "{beam:?}");
     }
     let rogue = misbehaving();
-    let batched = [search().named("avoid_last_batched", ""), Ask::new(4)];
+    let batched = [
+        search().named("avoid_last_batched", ""),
+        TestRequest::new(4),
+    ];
     // The beams of a request are processed on several threads, and must not be mixed up.
     for _ in 0..200 {
         assert_eq!(run(&c, &batched)[&3].as_ref(), Ok(&avoiding));
@@ -196,8 +202,8 @@ fn each_beam_of_a_request_is_processed_separately() {
 }
 
 /// A beam search that shares its steps with another one.
-fn search_beside(id: u64) -> Ask {
-    Ask::new(id).searching().named("fails_batched", "6")
+fn search_beside(id: u64) -> TestRequest {
+    TestRequest::new(id).searching().named("fails_batched", "6")
 }
 
 #[test]
@@ -230,21 +236,26 @@ fn a_processor_that_breaks_the_rules_fails_its_own_request_and_is_named() {
             "it set the logit of token 5 to inf; a logit must",
         ),
     ] {
-        let error = alone(&processors, &Ask::new(1).named(name, arguments)).expect_err(words);
+        let error =
+            alone(&processors, &TestRequest::new(1).named(name, arguments)).expect_err(words);
         assert!(
             error.starts_with(&format!("logits post-processor '{name}': ")),
             "{error}"
         );
         assert!(error.contains(words) && error.len() < 1600, "{error}");
     }
-    let error = alone(&processors, &Ask::new(1).named("rules_all_out", "")).expect_err("none left");
+    let error =
+        alone(&processors, &TestRequest::new(1).named("rules_all_out", "")).expect_err("none left");
     assert!(
         error.starts_with("no token is allowed: the logits post-processor"),
         "{error}"
     );
     // The memory of processors that wrote out of bounds is not used again.
-    let free = alone(&processors, &Ask::new(1));
-    assert_eq!(alone(&processors, &Ask::new(1).named("nothing", "")), free);
+    let free = alone(&processors, &TestRequest::new(1));
+    assert_eq!(
+        alone(&processors, &TestRequest::new(1).named("nothing", "")),
+        free
+    );
 }
 
 #[test]
@@ -254,11 +265,11 @@ fn states_are_created_and_destroyed_once_and_a_batch_is_one_call_per_step() {
     for (name, line) in [("notes", "process"), ("notes_batched", "batch")] {
         let _ = fs::remove_file(&diary);
         let arguments = diary.to_str().expect("UTF-8");
-        let asks: Vec<_> = (0..4)
-            .map(|id| Ask::new(id).named(name, arguments))
-            .chain((4..6).map(Ask::new))
+        let requests: Vec<_> = (0..4)
+            .map(|id| TestRequest::new(id).named(name, arguments))
+            .chain((4..6).map(TestRequest::new))
             .collect();
-        let answers = run(&processors, &asks);
+        let answers = run(&processors, &requests);
         assert!(answers.values().all(Result::is_ok));
         let written = fs::read_to_string(&diary).expect("it was written");
         let count = |what: &str| written.lines().filter(|it| it.starts_with(what)).count();

@@ -61,14 +61,14 @@ pub fn rust_library() -> PathBuf {
 }
 
 /// A request's specification.
-pub struct Ask {
+pub struct TestRequest {
     pub id: u64,
     pub client_id: Option<ClientId>,
     processor: Option<(String, String)>,
     beam_search: Option<BeamSearch>,
 }
 
-impl Ask {
+impl TestRequest {
     pub fn new(id: u64) -> Self {
         Self {
             id,
@@ -117,14 +117,14 @@ pub fn vocab_size() -> usize {
 /// The result of each request: its tokens, or its processor's error.
 pub fn run(
     processors: &PostProcessors,
-    asks: &[Ask],
+    requests: &[TestRequest],
 ) -> BTreeMap<u64, Result<Vec<TokenId>, String>> {
-    run_with(processors, asks, 2, false, None)
+    run_with(processors, requests, 2, false, None)
 }
 
 pub fn run_with(
     processors: &PostProcessors,
-    asks: &[Ask],
+    requests: &[TestRequest],
     num_threads: usize,
     overlap: bool,
     speculation: Option<Speculation>,
@@ -153,34 +153,38 @@ pub fn run_with(
     let mut manager = BatchManager::new(config, runner).expect("a thread");
     let mut tokens = BTreeMap::<u64, Vec<TokenId>>::new();
     let mut own: BTreeMap<u64, LogitsProcessor> = BTreeMap::new();
-    for ask in asks {
-        let client_request_id = format!("client-{}", ask.id);
+    for request in requests {
+        let client_request_id = format!("client-{}", request.id);
         let processed = ProcessedRequest {
-            id: SequenceId(ask.id),
+            id: SequenceId(request.id),
             client_request_id: Some(&client_request_id),
-            client_id: ask.client_id,
+            client_id: request.client_id,
             vocab_size: vocab_size() as u32,
         };
-        let processor = ask.processor.as_ref().map(|(name, arguments)| {
+        let processor = request.processor.as_ref().map(|(name, arguments)| {
             let started = processors.start(name, arguments, processed);
             started.expect("good arguments")
         });
-        own.extend(processor.clone().map(|processor| (ask.id, processor)));
+        own.extend(processor.clone().map(|processor| (request.id, processor)));
         let sampling = SamplingParams {
             logits_processor: processor,
-            beam_search: ask.beam_search,
+            beam_search: request.beam_search,
             ..SamplingParams::default()
         };
-        let request = NewRequest {
+        let new = NewRequest {
             sampling: Arc::new(sampling),
-            ..NewRequest::new(SequenceId(ask.id), ask.prompt(), Tokens(NUM_TOKENS as u32))
+            ..NewRequest::new(
+                SequenceId(request.id),
+                request.prompt(),
+                Tokens(NUM_TOKENS as u32),
+            )
         };
-        manager.add(request).expect("fits");
-        tokens.insert(ask.id, Vec::new());
+        manager.add(new).expect("fits");
+        tokens.insert(request.id, Vec::new());
     }
     let mut answers = BTreeMap::new();
     let mut events = Vec::new();
-    while answers.len() < asks.len() {
+    while answers.len() < requests.len() {
         manager.launch().expect("steps succeed");
         manager.land(&mut events).expect("steps succeed");
         for event in events.drain(..) {

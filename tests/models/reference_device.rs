@@ -292,7 +292,7 @@ impl Device for Reference {
     ) -> Result<Cache, LoadError> {
         let positions = num_layers * num_blocks * layout.block_size.tokens().index();
         let len = positions * layout.num_kv_heads * layout.head_dim;
-        // What nobody has stored must not be read.
+        // Positions that were never stored must not be read.
         Ok(Cache {
             layout,
             num_blocks,

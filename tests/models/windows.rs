@@ -133,7 +133,7 @@ fn sinks_are_seen_besides_the_window() {
     let everything = serve(Setup::default());
     assert!(serve(setup(0)) != everything);
     assert!(serve(setup(4)) != everything && serve(setup(4)) != serve(setup(0)));
-    // 60 + 20 positions, of which the last query sees 40 and 40.
+    // Of 60 + 20 positions, the last query sees 40 sinks and a window of 40: all.
     assert!(serve(setup(40)) == everything);
 }
 

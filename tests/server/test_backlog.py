@@ -1,4 +1,4 @@
-"""More requests than slots: Triton keeps them in a backlog, in which their own timeouts apply."""
+"""More requests than slots: Triton keeps them in a backlog, where their own timeouts apply."""
 
 import asyncio
 

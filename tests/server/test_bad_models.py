@@ -236,7 +236,7 @@ WARNINGS = {
         "enable_trt_overlap is true and max_num_requests is 1",
     ),
     "more threads than cores": ({"num_threads": 1024}, "max_batch_size: 8", "num_threads is 1024"),
-    "no max_batch_size": ({}, "", "config.pbtxt has no max_batch_size: 64 is taken"),
+    "no max_batch_size": ({}, "", "config.pbtxt has no max_batch_size, so it is 64"),
     "nothing": ({"sink_token_length": 4, "max_attention_window_size": 64}, "max_batch_size: 8", None),
 }
 

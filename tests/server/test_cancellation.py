@@ -216,7 +216,7 @@ def test_a_cancellation_at_the_moment_of_release_does_not_leak_the_slot(
 
 @pytest.fixture(autouse=True)
 def silent(server):
-    """Triton logs what a backend does wrong with a sequence, but not a cancellation."""
+    """Triton logs a backend's errors with sequences; a cancellation is none."""
     before = len(server.log())
     yield
     for word in ("must specify the START flag", "has a conflict", "panicked"):

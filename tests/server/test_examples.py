@@ -76,6 +76,6 @@ def test_a_curl_example_is_answered(server, arguments):
     else:
         responses = [json.loads(answer)]
     reasons = responses[-1]["finish_reason"]
-    # Of several sequences each has one.
+    # Each of several sequences has one.
     assert set(reasons if isinstance(reasons, list) else [reasons]) <= {"length", "end_id"}
     assert any(response["text_output"] for response in responses)

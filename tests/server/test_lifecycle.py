@@ -116,7 +116,7 @@ def test_loading_a_model_over_itself_does_not_affect_the_old_one(explicit, repos
                 of_the_old = gate
                 gate = configure(number)
                 assert await asyncio.to_thread(explicit.load, "synthetic") is None
-                # Instances compute in turns, and a held instance has the turn.
+                # Instances compute one at a time, so a held instance blocks the others.
                 of_the_old.open()
             gate.open()
             for first in range(0, len(tasks), NUM_STREAMS):

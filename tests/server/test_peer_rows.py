@@ -1,4 +1,4 @@
-"""How `bench peers` combines its rounds, without the engines themselves."""
+"""`bench peers`: combining its rounds, without the engines themselves."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches/drivers"))
 
-import peers  # noqa: E402  it lies there
+import peers  # noqa: E402  it is in that folder
 from engines import in_server, llama_cpp, setup  # noqa: E402
 from engines.loads import Load, argument, rates  # noqa: E402
 from engines.programs import moments  # noqa: E402

@@ -1,4 +1,4 @@
-"""How `bench quality` reads pages, a model's widths, and llama.cpp's output."""
+"""`bench quality`: reading of pages, of a model's widths, and of llama.cpp's output."""
 
 import pathlib
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches/drivers"))
 
-import quality  # noqa: E402  it lies there
+import quality  # noqa: E402  it is in that folder
 from engines import setup  # noqa: E402
 
 

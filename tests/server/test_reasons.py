@@ -55,7 +55,7 @@ def test_allocated_and_reused_blocks_are_counted(server):
     own = {"cache_salt": "counted"}
     figures = metrics(server, "synthetic", prompt, max_tokens=30, **own)
     assert [figures[name] for name in BLOCKS] == [5, 0, 5]
-    # Of 100 tokens, 99 can be reused, the last 3 of them as the beginning of a block.
+    # 99 of the 100 tokens can be reused, the last 3 as the beginning of a block.
     figures = metrics(server, "synthetic", prompt, max_tokens=1, **own)
     assert [figures[name] for name in BLOCKS] == [0, 4, 4]
     figures = metrics(server, "synthetic", prompt, max_tokens=1, kv_cache_reuse=False, **own)

@@ -177,8 +177,8 @@ def test_all_sequences_of_a_cancelled_request_end(server):
 
 @pytest.mark.parametrize("model", ["stories", "stories_overlap"])
 def test_a_sequence_that_fails_fails_only_its_request(server, model):
-    """Only two tokens are allowed, and neither may follow two of the first one: some orders have no fifth
-    token."""
+    """Only two tokens are allowed, and none of them after the first one occurs twice in a row: some orders have no
+    fifth token."""
     options = {
         "temperature": 100.0,
         "allowed_token_ids": "[100, 101]",

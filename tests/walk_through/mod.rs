@@ -5,7 +5,7 @@
 //! the 2 tokens that are left beside those, and that all of them fit beside two generated tokens. Prompts of 3, 3
 //! and 4 tokens do both. R1's second token is its stop token; how long the others are, it does not say.
 //!
-//! What comes out is the statistics file that a server would have written.
+//! The result is the statistics file that a server would have written.
 
 use std::sync::Arc;
 

@@ -3,6 +3,6 @@
 import os
 
 # gRPC's fork handlers sometimes abort a child before it becomes a server, when a client in the parent is
-# busy. They are for children that continue with gRPC; ours run other programs at once. Read when gRPC is
+# busy. They are for children that continue to use gRPC; ours run other programs immediately. Read when gRPC is
 # imported, which this package does later.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"

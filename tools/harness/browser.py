@@ -148,7 +148,7 @@ class Browser:
 
 def _place(commands, messages):
     """In the child: moves the two pipes to the descriptors that the browser expects."""
-    # To free descriptors first: either may be where the other has to go.
+    # To free descriptors first: either may have the number that the other needs.
     commands = fcntl.fcntl(commands, fcntl.F_DUPFD, FROM_BROWSER + 1)
     messages = fcntl.fcntl(messages, fcntl.F_DUPFD, FROM_BROWSER + 1)
     os.dup2(commands, TO_BROWSER)

@@ -102,7 +102,7 @@ class Server:
             raise
 
     def unload_all(self):
-        """Unloads all models, and waits until they are gone and with them the last response.
+        """Unloads all models, and waits until they and the last response are gone.
 
         Server 2.51 destroys its HTTP endpoint before it has stopped, and `/generate` gives a client its answer before
         the backend's thread has deleted the response: a server that is stopped at this moment can crash.

@@ -3,7 +3,7 @@
     compile.py NVRTC SOURCES OUT
 
 NVRTC is the folder of the package nvidia-cuda-nvrtc-cu12. The images are OUT/NAME.sm_80.cubin and so on, and
-OUT/NAME.compute_90.ptx for GPUs that come later; OUT/registers.json has what each kernel takes. It fails if a kernel
+OUT/NAME.compute_90.ptx for later GPUs; OUT/registers.json has the registers of each kernel. It fails if a kernel
 spills registers to memory, or takes more than the head of its file allows ("at most N registers").
 """
 
@@ -30,7 +30,7 @@ class Nvrtc:
 
     def __init__(self, package: pathlib.Path) -> None:
         libraries = package / "nvidia/cuda_nvrtc/lib"
-        # The compiler opens this one by its name, and finds it if it is open already.
+        # The compiler opens this library by name, and finds it if it is already open.
         ctypes.CDLL(str(libraries / "libnvrtc-builtins.so.12.4"), mode=ctypes.RTLD_GLOBAL)
         self.library = ctypes.CDLL(str(libraries / "libnvrtc.so.12"))
 
@@ -84,7 +84,7 @@ def compiler(package: pathlib.Path) -> Nvrtc:
 
 
 def compile_for(package: pathlib.Path, source: pathlib.Path, architecture: str, out: pathlib.Path) -> dict[str, dict[str, int]]:
-    """Writes an image; returns what its kernels take."""
+    """Writes an image; returns the resources of its kernels."""
     image, report = compiler(package).compile(source, architecture)
     suffix = "cubin" if architecture.startswith("sm_") else "ptx"
     (out / f"{source.stem}.{architecture}.{suffix}").write_bytes(image)
@@ -92,7 +92,7 @@ def compile_for(package: pathlib.Path, source: pathlib.Path, architecture: str, 
 
 
 def problems_of(kernel: str, numbers: dict[str, int], limit: re.Match[str] | None) -> list[str]:
-    """What is wrong with the registers of a kernel."""
+    """The problems with the registers of a kernel."""
     problems = []
     if spilled := numbers.get("spilled_bytes", 0):
         problems.append(f"{kernel} spills {spilled} bytes")

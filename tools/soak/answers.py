@@ -11,7 +11,7 @@ from harness.server import Server
 from models import add_reference
 from transport import Failed, infer
 
-# Outputs that describe when and how luckily a request was served, not its result.
+# Outputs that describe the circumstances of a request, not its result.
 OF_ITS_TIME = re.compile("_time_ns$|^kv_cache_|_draft_tokens$|^acceptance_rate$|^num_|^sequence_length$")
 JOINED = {"output_log_probs", "context_logits", "generation_logits"}
 
@@ -31,7 +31,7 @@ def answer_of(responses, has_beams=False):
     """The combined result of responses: texts, ids and reasons of their rows, and for a single row the other
     outputs.
 
-    Arrays and JSON come to the same, apart from what else there is: JSON has fewer digits.
+    Arrays and JSON give the same result, except that other outputs have fewer digits in JSON.
     """
     responses = [response for response in responses if flat(response, "text_output") is not None]
     if has_beams:

@@ -234,7 +234,7 @@ def _beams(rng):
     }
 
 
-def _told(rng):
+def _with_outputs(rng):
     return {
         "return_log_probs": True,
         "return_cumulative_logprob": True,
@@ -278,7 +278,7 @@ def _echo(rng):
     return {"exclude_input_in_output": False, "whole_only": True}
 
 
-def _untold(rng):
+def _without_outputs(rng):
     return {"detokenize": False}
 
 
@@ -318,13 +318,13 @@ KINDS = [
     _guided,
     _several,
     _beams,
-    _told,
+    _with_outputs,
     _logits,
     _post_processed,
     _conversation,
     _nested,
     _echo,
-    _untold,
+    _without_outputs,
     _refused,
     _ids,
 ]

@@ -2,7 +2,7 @@
 
 Every request ends once. Its answer is the same as when it runs alone on a second server. When all requests have
 ended, gauges are zero and all blocks are free. Memory, threads and open files do not grow. A round is a period of load
-followed by an idle period, in which the server is checked.
+followed by an idle period, when the server is checked.
 """
 
 import argparse

@@ -27,7 +27,7 @@ struct Dims {
     size_t count() const { return static_cast<size_t>(x) * y * z; }
 };
 
-// What a launch is made of.
+// The parts of a launch.
 struct Launch {
     Dims grid, block;
     size_t shared_bytes = 0;
@@ -35,7 +35,7 @@ struct Launch {
     uint64_t seed = 0;
 };
 
-// What a kernel or a launch does wrong.
+// An error of a kernel or a launch.
 struct LaunchError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -60,7 +60,7 @@ struct Thread {
     std::vector<std::vector<AsyncCopy>> groups;
 };
 
-// What the lanes of a warp tell each other. Two sets of slots take turns: when a lane writes to a set again, all lanes
+// Values that the lanes of a warp exchange. Two sets of slots take turns: when a lane writes to a set again, all lanes
 // have passed the exchange after the one that they read this set in.
 constexpr size_t MAX_EXCHANGED_WORDS = 4;
 struct Warp {

@@ -25,7 +25,7 @@ public:
 
     bool coin() { return next() >> 63; }
 
-    // Brings `items` into a random order.
+    // Shuffles `items`.
     template <class Items>
     void shuffle(Items& items) {
         for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[below(i)]);

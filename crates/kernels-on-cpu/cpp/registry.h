@@ -20,7 +20,7 @@ struct Kernel {
     std::vector<size_t> arg_bytes;
     // Whether it is a pointer.
     std::vector<bool> is_arg_pointer;
-    // Runs it with arguments that it is given by address, as cuLaunchKernel is.
+    // Runs it with arguments given by address, as cuLaunchKernel takes them.
     std::function<void(const Launch&, void* const*)> run;
 };
 

@@ -45,7 +45,7 @@ private:
     bool is_locked = false;
 };
 
-// What a block may have at most: on sm_80 163 KiB, on sm_90 227 KiB; of static arrays 48 KiB.
+// The most that a block may have: on sm_80 163 KiB, on sm_90 227 KiB; of static arrays 48 KiB.
 constexpr size_t MAX_SHARED_BYTES = 227 << 10;
 constexpr size_t MAX_STATIC_SHARED_BYTES = 48 << 10;
 

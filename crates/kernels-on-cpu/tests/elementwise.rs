@@ -1,4 +1,4 @@
-//! Kernels that work on each row by itself.
+//! Kernels that work on each row separately.
 
 mod support;
 

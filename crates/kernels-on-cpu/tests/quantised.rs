@@ -23,7 +23,7 @@ struct Matrix {
     offsets: Option<Vec<f16>>,
 }
 
-/// What stored scales and offsets are multiples of.
+/// The unit of stored scales and offsets.
 const UNIT: f64 = 1.0 / 4096.0;
 
 impl Matrix {

@@ -13,7 +13,7 @@ use support::{
 
 const NOWHERE: u32 = u32::MAX;
 
-/// What a step and its model look like.
+/// The shape of a step and of its model.
 struct Case {
     num_rows: usize,
     num_q_heads: usize,

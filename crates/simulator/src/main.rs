@@ -33,8 +33,8 @@ struct Options {
     load: Load,
     #[command(flatten)]
     cost: Cost,
-    /// Free memory of the simulated machine in bytes, of which the KV cache takes its fraction [default:
-    /// memory does not limit it]
+    /// Free memory of the simulated machine in bytes, for `kv_cache_free_gpu_mem_fraction` [default: memory does not
+    /// limit the KV cache]
     #[arg(long, value_name = "BYTES")]
     available_memory: Option<u64>,
     /// Print one JSON object per load instead of text

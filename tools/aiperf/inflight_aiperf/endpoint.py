@@ -1,4 +1,4 @@
-"""AIPerf's template endpoint, which looks for no token counts, and those that the outputs of a response say."""
+"""AIPerf's template endpoint, extended by the token counts in the outputs of a response."""
 
 from aiperf.common.models import ParsedResponse
 from aiperf.endpoints.template_endpoint import TemplateEndpoint
@@ -15,7 +15,7 @@ class GenerateEndpoint(TemplateEndpoint):
         if num_input_tokens is None or num_output_tokens is None:
             return parsed
         if isinstance(num_output_tokens, list):
-            # Of several sequences.
+            # One for each of several sequences.
             num_output_tokens = sum(num_output_tokens)
         usage = {"prompt_tokens": num_input_tokens, "completion_tokens": num_output_tokens}
         data = parsed.data if parsed else None

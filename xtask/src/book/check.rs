@@ -1,4 +1,4 @@
-//! What is wrong with the documentation: links that lead nowhere, names of files that are gone, forgotten pages.
+//! Checks of the documentation: links that lead nowhere, names of files that are gone, forgotten pages.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use crate::Result;
 /// Files about the past: what they name may be gone.
 const HISTORY: &[&str] = &["CHANGELOG.md", "RESULTS.md"];
 
-/// What is wrong, a line for each.
+/// The problems found, one per line.
 pub fn problems(root: &Path) -> Result<Vec<String>> {
     let pages = Pages::read(root)?;
     let mut problems = Vec::new();
@@ -75,7 +75,7 @@ fn broken(root: &Path, pages: &Pages, file: &Path, link: &Link) -> Result<Option
 fn is_path(root: &Path, code: &str) -> bool {
     let of_a_path = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
     code.split_once('/').is_some_and(|(first, _)| {
-        // What commands write below target/ need not be there now.
+        // Files that commands write below target/ need not exist now.
         first != "target" && code.chars().all(of_a_path) && root.join(first).is_dir()
     }) && !code.starts_with(['.', '/'])
 }
@@ -99,7 +99,7 @@ fn forgotten(root: &Path, pages: &Pages) -> Result<Vec<String>> {
 mod tests {
     use super::*;
 
-    /// What is wrong with a book of two pages, an own one and an included README.
+    /// The problems of a book of two pages, one of its own and an included README.
     fn problems_of(name: &str, page: &str, readme: &str) -> Vec<String> {
         let root = std::env::temp_dir().join(format!("xtask-book-{name}-{}", std::process::id()));
         let write = |file: &str, text: &str| {

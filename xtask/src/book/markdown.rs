@@ -1,4 +1,4 @@
-//! What a Markdown text links to, and where it can be linked to.
+//! The links of a Markdown text, and its link targets.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -8,7 +8,7 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 /// A link or an image.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Link {
-    /// What it points to, as written.
+    /// Its target, as written.
     pub target: String,
     /// The position of the target in the text; `None` if it is in a reference definition elsewhere.
     pub range: Option<Range<usize>>,

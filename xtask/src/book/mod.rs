@@ -31,7 +31,7 @@ pub fn run() -> Result<()> {
     )
 }
 
-/// What mdBook runs, as docs/book.toml says, before it renders: reads a book from standard input and writes it to
+/// The preprocessor that docs/book.toml names: reads a book from standard input and writes it to
 /// standard output.
 pub fn preprocess(arguments: &[String]) -> Result<()> {
     // `supports RENDERER` asks by its exit status; Markdown is the same for all of them.
