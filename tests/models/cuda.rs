@@ -9,29 +9,44 @@ use crate::devices::{
 use crate::missing::present_or_reported;
 use crate::support::{Setup, fixture, serve};
 
-/// Runs the body of a test on the stand-in, in a process of its own. `test` is its path.
+/// Runs the body of a test, whose path is given, on the stand-in, in a process of its own.
 pub fn on_stand_in(stand_in: StandIn, test: &str, body: impl FnOnce()) {
     if present_or_reported(&"CUDA kernels (`cargo xtask kernels`)", has_kernels()) {
         stand_in.run(test, body);
     }
 }
 
+/// The same, or on the real GPU whose number `INFLIGHT_TEST_GPU` is.
+fn on_a_gpu(stand_in: StandIn, test: &str, body: impl FnOnce(CudaOptions)) {
+    let gpu = std::env::var("INFLIGHT_TEST_GPU").ok();
+    let options = CudaOptions {
+        gpu: gpu
+            .as_deref()
+            .map_or(0, |gpu| gpu.parse().expect("a number")),
+        ..CudaOptions::default()
+    };
+    match gpu {
+        Some(_) => body(options),
+        None => on_stand_in(stand_in, &format!("cuda::{test}"), || body(options)),
+    }
+}
+
 #[test]
 fn the_cpu_and_a_gpu_agree() {
-    on_stand_in(StandIn::new(), "cuda::the_cpu_and_a_gpu_agree", || {
+    on_a_gpu(StandIn::new(), "the_cpu_and_a_gpu_agree", |options| {
         for name in ["llama3", "qwen2", "qwen3"] {
-            assert_devices_agree::<Cuda>(name, &CudaOptions::default());
+            assert_devices_agree::<Cuda>(name, &options);
         }
     });
 }
 
 #[test]
 fn a_request_alone_gives_the_same_bits_on_a_gpu() {
-    let test = "cuda::a_request_alone_gives_the_same_bits_on_a_gpu";
-    on_stand_in(StandIn::new().set("SEED", 7), test, || {
+    let test = "a_request_alone_gives_the_same_bits_on_a_gpu";
+    on_a_gpu(StandIn::new().set("SEED", 7), test, |options| {
         let options = CudaOptions {
             deterministic: true,
-            ..CudaOptions::default()
+            ..options
         };
         let load = |setup: &Setup| setup.load_on::<Cuda>(&fixture("llama3"), &options);
         for (what, setup) in setups() {

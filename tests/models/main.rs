@@ -7,6 +7,7 @@ mod changing_files;
 mod configs;
 mod copy;
 mod cuda;
+mod cuda_faults;
 mod cuda_quantised;
 mod devices;
 mod gguf;

@@ -28,11 +28,13 @@ pub fn simds() -> impl Iterator<Item = Simd> {
         .filter(|simd| missing::present_or_reported(simd, simd.is_supported()))
 }
 
-/// The folder of a fixture.
+/// The folder of a fixture, in the checkout or in the folder that `INFLIGHT_FIXTURES` names.
 pub fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
-        .join(name)
+    let fixtures = match std::env::var_os("INFLIGHT_FIXTURES") {
+        Some(folder) => folder.into(),
+        None => PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"),
+    };
+    fixtures.join(name)
 }
 
 /// How a test serves its requests.

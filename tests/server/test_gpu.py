@@ -106,3 +106,84 @@ def test_without_a_gpu_a_model_for_one_is_refused(repository, stand_in):
 def test_a_gpu_beyond_those_of_the_machine_is_refused(repository, stand_in):
     error = refusal(repository, stand_in, gpu=1)
     assert "there is no GPU 1: the driver shows 1" in error
+
+
+def attempts(server, model, **options):
+    """What becomes of a request for each prompt, asked for at once: its text, or the error."""
+
+    async def main():
+        async with clients.grpc(server) as client:
+            answers = [clients.stream(client, model, prompt, max_tokens=24, **options) for prompt in PROMPTS]
+            ended = await asyncio.gather(*answers, return_exceptions=True)
+            return [str(end) if isinstance(end, clients.Refused) else end.text for end in ended]
+
+    return clients.run(main())
+
+
+@pytest.fixture
+def failing(repository, stand_in):
+    """Starts a server whose GPU has a fault: a model on the CPU, and two on the GPU, the first not loaded yet."""
+    add_model(repository, "cpu", checkpoint=STORIES)
+    add_model(repository, "gpu", ON_GPU, checkpoint=STORIES)
+    add_model(repository, "gpu_tight", {**TIGHT, **ON_GPU}, checkpoint=STORIES)
+
+    def start(fault, at):
+        others = ("--load-model=cpu", "--load-model=gpu_tight")
+        environment = {**stand_in, f"CUDA_STAND_IN_{fault}": str(at)}
+        return Server(repository, "--model-control-mode=explicit", *others, environment=environment)
+
+    return start
+
+
+def until_it_fails(server, model):
+    """Asks a model until the fault strikes: what became of the requests that were in flight."""
+    for _ in range(50):
+        ended = attempts(server, model)
+        if any("GPU 0" in end for end in ended):
+            return ended
+    raise AssertionError("the fault never struck")
+
+
+def load_again(server, model):
+    """Triton does not load a model again that is loaded and unchanged."""
+    if server.model_state(model) == "READY":
+        server.unload(model)
+        server.wait_for_state(model, "UNAVAILABLE")
+    return server.load(model)
+
+
+def test_a_model_without_gpu_memory_is_refused_and_loads_later(failing):
+    # Some allocation of some load.
+    with failing("FAIL_ALLOCATION", at=150) as server:
+        refused = next(filter(None, (load_again(server, "gpu") for _ in range(20))))
+        assert "bytes of GPU memory" in refused
+        assert server.load("gpu") is None
+        assert attempts(server, "gpu") == attempts(server, "gpu_tight")
+        assert texts(server, "cpu")
+
+
+def test_a_failing_launch_ends_the_requests_of_its_model_alone(failing):
+    with failing("FAIL_LAUNCH", at=400) as server:
+        assert server.load("gpu") is None
+        ended = until_it_fails(server, "gpu")
+        assert all("GPU 0: " in end and "LAUNCH_OUT_OF_RESOURCES" in end for end in ended), ended
+        # The instance takes no more, and says what to do.
+        refused = attempts(server, "gpu")
+        assert all("the model instance has failed, load the model again: " in end and "GPU 0: " in end for end in refused), refused
+        assert server.is_ready()
+        assert texts(server, "cpu")
+        expected = texts(server, "gpu_tight")
+        assert load_again(server, "gpu") is None
+        assert texts(server, "gpu") == expected
+
+
+def test_a_lost_gpu_takes_its_models_with_it_and_nothing_else(failing):
+    with failing("LOSE_DEVICE", at=3000) as server:
+        assert server.load("gpu") is None
+        ended = until_it_fails(server, "gpu")
+        assert all("GPU 0: " in end and "ILLEGAL_ADDRESS" in end for end in ended), ended
+        assert all("GPU 0: " in end for end in attempts(server, "gpu_tight"))
+        assert server.is_ready() and texts(server, "cpu")
+        # Both instances are gone, and with them the driver's context, so that the GPU works again.
+        assert load_again(server, "gpu") is None and load_again(server, "gpu_tight") is None
+        assert texts(server, "gpu") == texts(server, "gpu_tight")

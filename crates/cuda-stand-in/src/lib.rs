@@ -21,7 +21,7 @@
 //! # Options
 //!
 //! Environment variables that begin with `CUDA_STAND_IN_`; all are numbers. A name or a value that is not understood
-//! ends the process. `cuStandInSet` of `libcuda.so.1` sets them later, and `cuStandInCount` counts what faults count.
+//! ends the process. A test sets them later by [`set`], and asks by [`count`] how many events a fault has counted.
 //!
 //! | name | meaning | default |
 //! |---|---|---|
@@ -54,7 +54,7 @@
 //! reads from device memory are not translated, so that following one is a fault.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{CString, OsString, c_char, c_int, c_void};
 use std::process::{Command, Output};
 
 /// The folder of `libcuda.so.1`, `libcublasLt.so.12` and `libcublasLt.so.13`.
@@ -128,6 +128,56 @@ impl StandIn {
         assert!(text.contains("running 1 test"), "no test {test}:\n{text}");
         Some(output)
     }
+}
+
+/// Sets an option of the stand-in that this process runs on. A fault strikes at the n-th event from now on; 0 takes it
+/// back.
+///
+/// # Panics
+/// The process does not run on the stand-in, or there is no such option.
+pub fn set(option: &str, value: u64) {
+    let name = CString::new(option).expect("a name without zeros");
+    let function = function("cuStandInSet");
+    // SAFETY: it is this function, and the name is a C string.
+    let result = unsafe {
+        let set: extern "C" fn(*const c_char, u64) -> c_int = std::mem::transmute(function);
+        set(name.as_ptr(), value)
+    };
+    assert_eq!(result, 0, "there is no option {option}");
+}
+
+/// How many events a fault has counted so far, by its option.
+///
+/// # Panics
+/// The process does not run on the stand-in, or there is no such fault.
+pub fn count(fault: &str) -> u64 {
+    let name = CString::new(fault).expect("a name without zeros");
+    let function = function("cuStandInCount");
+    let mut count = 0;
+    // SAFETY: it is this function, the name is a C string, and the number has room.
+    let result = unsafe {
+        let of: extern "C" fn(*const c_char, *mut u64) -> c_int = std::mem::transmute(function);
+        of(name.as_ptr(), &raw mut count)
+    };
+    assert_eq!(result, 0, "there is no fault {fault}");
+    count
+}
+
+/// A function that the stand-in has besides those of the driver.
+fn function(name: &str) -> *mut c_void {
+    let library =
+        CString::new(format!("{LIBRARY_DIR}/libcuda.so.1")).expect("a path without zeros");
+    let symbol = CString::new(name).expect("a name without zeros");
+    // SAFETY: both are C strings. The library is loaded already, if the process runs on the stand-in, and is never closed.
+    let found = unsafe {
+        let library = libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+        match library.is_null() {
+            true => library,
+            false => libc::dlsym(library, symbol.as_ptr()),
+        }
+    };
+    assert!(!found.is_null(), "this process has not opened the stand-in");
+    found
 }
 
 fn text_of(output: &Output) -> String {

@@ -7,7 +7,7 @@ use std::process::Command;
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, sys};
 use cudarc::nvrtc::Ptx;
-use inflight_cuda_stand_in::{LIBRARY_DIR, StandIn};
+use inflight_cuda_stand_in::StandIn;
 use support::{context, ended_by, error, kernel, scale_add};
 
 #[test]
@@ -183,28 +183,8 @@ fn options_can_be_set_while_the_program_runs() {
         let mut out = stream.alloc_zeros::<f32>(1).unwrap();
         let mut launch = || error(scale_add(&stream, &kernel, &mut out, &x, 1.0));
         assert_eq!(launch(), CUresult::CUDA_SUCCESS);
-        let name = format!("{LIBRARY_DIR}/libcuda.so.1");
-        // SAFETY: the functions have these types.
-        unsafe {
-            let name = std::ffi::CString::new(name).unwrap();
-            let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW);
-            let set = libc::dlsym(library, c"cuStandInSet".as_ptr());
-            let count = libc::dlsym(library, c"cuStandInCount".as_ptr());
-            type Set = extern "C" fn(*const std::ffi::c_char, u64) -> CUresult;
-            type Count = extern "C" fn(*const std::ffi::c_char, *mut u64) -> CUresult;
-            let set: Set = std::mem::transmute(set);
-            let count: Count = std::mem::transmute(count);
-            assert_eq!(set(c"FAIL_LAUNCH".as_ptr(), 2), CUresult::CUDA_SUCCESS);
-            assert_eq!(
-                set(c"FAIL_LUNCH".as_ptr(), 2),
-                CUresult::CUDA_ERROR_INVALID_VALUE
-            );
-            let mut num_launches = 0;
-            count(c"FAIL_LAUNCH".as_ptr(), &mut num_launches)
-                .result()
-                .unwrap();
-            assert_eq!(num_launches, 1);
-        }
+        inflight_cuda_stand_in::set("FAIL_LAUNCH", 2);
+        assert_eq!(inflight_cuda_stand_in::count("FAIL_LAUNCH"), 1);
         assert_eq!(launch(), CUresult::CUDA_SUCCESS);
         assert_eq!(launch(), CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
     });

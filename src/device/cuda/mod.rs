@@ -140,3 +140,12 @@ impl Cuda {
         StepError(format!("GPU {}: {operation}: {error}", self.gpu))
     }
 }
+
+impl Drop for Cuda {
+    /// A step that has failed may have left uploads, which read memory of the host that is freed next.
+    fn drop(&mut self) {
+        if let Err(error) = self.stream.synchronize() {
+            log::debug!("GPU {}: ending its work: {error}", self.gpu);
+        }
+    }
+}
