@@ -5,6 +5,7 @@
 //! tenth percentile of many samples.
 
 mod arithmetic;
+pub mod gpu;
 mod memory;
 mod timing;
 
