@@ -3,6 +3,7 @@
 use crate::backend::driver::watched::WatchedDriver;
 use crate::backend::instance::load_instance;
 use crate::backend::model::Model;
+use crate::device::cuda::{has_kernels, num_gpus};
 use crate::triton::lifecycle::Implementation;
 use crate::triton::{self, BackendAttributes, Error, Instance, Request};
 
@@ -21,7 +22,10 @@ impl Implementation for Inflight {
     }
 
     fn attributes(attributes: BackendAttributes) -> Result<(), Error> {
-        attributes.prefer_cpu_instances(1)
+        match has_kernels() && num_gpus() > 0 {
+            true => attributes.prefer_gpu_instances(1),
+            false => attributes.prefer_cpu_instances(1),
+        }
     }
 
     fn load_model(model: triton::Model) -> Result<Model, Error> {

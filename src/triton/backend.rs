@@ -48,12 +48,27 @@ impl BackendAttributes {
 
     /// Asks for `count` instances on the CPU for models whose configuration does not set instances.
     pub fn prefer_cpu_instances(&self, count: u64) -> Result<(), Error> {
+        let kind = sys::TRITONSERVER_InstanceGroupKind::TRITONSERVER_INSTANCEGROUPKIND_CPU;
+        self.prefer_instances(kind, count)
+    }
+
+    /// Asks for `count` instances on each GPU for such models, or on the CPU if the server finds no GPU.
+    pub fn prefer_gpu_instances(&self, count: u64) -> Result<(), Error> {
+        let kind = sys::TRITONSERVER_InstanceGroupKind::TRITONSERVER_INSTANCEGROUPKIND_AUTO;
+        self.prefer_instances(kind, count)
+    }
+
+    fn prefer_instances(
+        &self,
+        kind: sys::TRITONSERVER_InstanceGroupKind,
+        count: u64,
+    ) -> Result<(), Error> {
         // SAFETY: the attributes are alive; no device ids are given.
         unsafe {
             check(
                 sys::TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(
                     self.0.as_ptr(),
-                    sys::TRITONSERVER_InstanceGroupKind::TRITONSERVER_INSTANCEGROUPKIND_CPU,
+                    kind,
                     count,
                     std::ptr::null(),
                     0,

@@ -25,7 +25,9 @@ fn handles_return_tritons_values() {
     assert_eq!(check_api_version(), Ok(()));
     attributes.prefer_cpu_instances(1).expect("added");
     let cpu = sys::TRITONSERVER_InstanceGroupKind::TRITONSERVER_INSTANCEGROUPKIND_CPU.0;
-    assert_eq!(host.preferred_groups(), [(cpu, 1)]);
+    attributes.prefer_gpu_instances(2).expect("added");
+    let auto = sys::TRITONSERVER_InstanceGroupKind::TRITONSERVER_INSTANCEGROUPKIND_AUTO.0;
+    assert_eq!(host.preferred_groups(), [(cpu, 1), (auto, 2)]);
 
     assert_eq!(model.name(), Ok("m"));
     assert_eq!(model.version(), Ok(1));
