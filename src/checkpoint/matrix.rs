@@ -1,8 +1,9 @@
 //! A matrix of a checkpoint, in whatever form it is stored.
 
+use super::row_order::RowSelection;
 use super::tensor::{Tensor, TensorLocation};
 use crate::base::LoadError;
-use crate::device::{QuantisedRow, QuantisedRows};
+use crate::device::{QuantisedRow, QuantisedRows, QuantisedShape};
 
 /// The weights of a linear layer or of the embedding. A row is an output, or a token.
 pub enum Matrix<'a> {
@@ -36,7 +37,34 @@ pub trait StoredQuantisedRows: QuantisedRows {
 /// Writes the row of this index as f32.
 pub type ReadRow<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 
-impl Matrix<'_> {
+/// Some rows of a quantised matrix.
+struct SelectedRows<'a> {
+    all: Box<dyn StoredQuantisedRows + 'a>,
+    rows: RowSelection,
+}
+
+impl<'a> Matrix<'a> {
+    /// Some of its rows. It has all of them, in the order of the file.
+    pub fn select(self, rows: RowSelection) -> Self {
+        match self {
+            Self::Float(tensor) => Self::Float(tensor.select(rows)),
+            Self::Quantised(location, all) => {
+                Self::Quantised(location, Box::new(SelectedRows { all, rows }))
+            }
+            Self::Dequantised {
+                location,
+                columns,
+                read,
+                ..
+            } => Self::Dequantised {
+                location,
+                rows: rows.len,
+                columns,
+                read: Box::new(move |row, out| read(rows.stored_row(row), out)),
+            },
+        }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         match self {
@@ -93,6 +121,29 @@ impl Matrix<'_> {
                 ))
             }
         }
+    }
+}
+
+impl QuantisedRows for SelectedRows<'_> {
+    fn shape(&self) -> QuantisedShape {
+        QuantisedShape {
+            rows: self.rows.len,
+            ..self.all.shape()
+        }
+    }
+
+    fn input_order(&self) -> Option<&[u32]> {
+        self.all.input_order()
+    }
+
+    fn read_row(&self, index: usize, row: &mut QuantisedRow) {
+        self.all.read_row(self.rows.stored_row(index), row);
+    }
+}
+
+impl StoredQuantisedRows for SelectedRows<'_> {
+    fn preload(&self) -> Result<(), LoadError> {
+        self.all.preload()
     }
 }
 

@@ -6,6 +6,7 @@
 //! store.rs         the weights by name
 //! tensor.rs        a float tensor
 //! matrix.rs        a matrix: floating point or quantised
+//! row_order.rs     which of the stored rows a matrix has
 //! safetensors/     *.safetensors
 //! quantised/       GPTQ, AWQ and compressed-tensors inside of safetensors
 //! gguf/            *.gguf
@@ -22,6 +23,7 @@ mod gguf;
 mod json_file;
 mod matrix;
 mod quantised;
+mod row_order;
 mod safetensors;
 mod store;
 mod tensor;
@@ -32,6 +34,7 @@ pub use folder::Checkpoint;
 pub use gguf::{GgufFolder, MetadataValue};
 pub use json_file::JsonFile;
 pub use matrix::{Matrix, ReadRow};
+pub use row_order::{RotaryPairs, RowOrder, RowSelection};
 pub use safetensors::SafetensorsFile;
 pub use store::Store;
-pub use tensor::{RowOrder, Tensor, TensorLocation};
+pub use tensor::{Tensor, TensorLocation};

@@ -3,8 +3,9 @@
 use super::gguf::GgufFolder;
 use super::matrix::Matrix;
 use super::quantised::Quantisation;
+use super::row_order::RowOrder;
 use super::safetensors::SafetensorsFolder;
-use super::tensor::{RowOrder, Tensor};
+use super::tensor::Tensor;
 use crate::base::LoadError;
 
 /// Looks up weights under the names of their format.

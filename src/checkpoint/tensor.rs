@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use super::row_order::{RowOrder, RowSelection};
 use super::weight_file::FileRange;
 use crate::base::LoadError;
 use crate::device::{Dtype, FloatRows, RawMatrix};
@@ -42,38 +43,12 @@ pub struct Tensor<'a> {
     dtype: Dtype,
     shape: &'a [usize],
     bytes: FileRange<'a>,
-    row_order: RowOrder,
-}
-
-/// How a file orders the rows of a matrix, compared with transformers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowOrder {
-    /// As transformers does.
-    Same,
-    /// In each head, the two rows of a RoPE pair are adjacent; transformers stores the first rows of all pairs, then
-    /// the second rows.
-    AdjacentPairs {
-        /// Rows of a head.
-        head_dim: usize,
-    },
-}
-
-impl RowOrder {
-    /// The index in the file of a row.
-    pub(super) fn stored_row(self, row: usize) -> usize {
-        match self {
-            Self::Same => row,
-            Self::AdjacentPairs { head_dim } => {
-                let (head, row) = (row / head_dim, row % head_dim);
-                let (half, pair) = (row / (head_dim / 2), row % (head_dim / 2));
-                head * head_dim + 2 * pair + half
-            }
-        }
-    }
+    /// Of a matrix its rows, of a vector its elements.
+    rows: RowSelection,
 }
 
 impl<'a> Tensor<'a> {
-    /// `bytes` has the length that shape and type require; with [`RowOrder::AdjacentPairs`], the rows are whole heads.
+    /// `bytes` has the length that shape and type require; with [`RowOrder::Heads`], the rows are whole heads.
     pub(super) fn new(
         location: TensorLocation<'a>,
         dtype: Dtype,
@@ -86,8 +61,22 @@ impl<'a> Tensor<'a> {
             dtype,
             shape,
             bytes,
-            row_order,
+            rows: RowSelection {
+                first: 0,
+                len: match shape {
+                    [len] => *len,
+                    _ => shape.iter().rev().skip(1).product(),
+                },
+                order: row_order,
+            },
         }
+    }
+
+    /// Some of its rows; of a vector, some of its elements. It has all of them, in the order of the file.
+    pub fn select(self, rows: RowSelection) -> Self {
+        debug_assert_eq!(self.rows.first, 0);
+        debug_assert_eq!(self.rows.order, RowOrder::Same);
+        Self { rows, ..self }
     }
 
     /// Its file and name.
@@ -95,9 +84,13 @@ impl<'a> Tensor<'a> {
         self.location
     }
 
-    /// Number of rows: the product of all dimensions but the last.
+    /// Number of rows; a vector is one.
     pub fn rows(&self) -> usize {
-        self.shape.iter().rev().skip(1).product()
+        if self.shape.len() < 2 {
+            1
+        } else {
+            self.rows.len
+        }
     }
 
     /// Elements of a row.
@@ -120,8 +113,8 @@ impl<'a> Tensor<'a> {
         let mut stored = vec![0.0; self.bytes.len() / self.dtype.size()];
         let bytes = self.bytes.to_vec()?;
         RawMatrix::new(self.dtype, 1, stored.len(), &bytes).row_to_f32(0, &mut stored);
-        let order = (0..stored.len()).map(|index| self.row_order.stored_row(index));
-        let values: Vec<f32> = order.map(|index| stored[index]).collect();
+        let indices = (0..self.rows.len).map(|index| self.rows.stored_row(index));
+        let values: Vec<f32> = indices.map(|index| stored[index]).collect();
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(values),
             Some(index) => Err(self.location.not_finite(index)),
@@ -148,24 +141,13 @@ impl FloatRows for Tensor<'_> {
 
     fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
         let row_bytes = self.row_bytes();
-        if self.row_order == RowOrder::Same {
-            return self.bytes.read_at(rows.start * row_bytes, out);
+        if self.rows.order == RowOrder::Same {
+            let first = self.rows.first + rows.start;
+            return self.bytes.read_at(first * row_bytes, out);
         }
         for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
-            let stored = self.row_order.stored_row(row);
+            let stored = self.rows.stored_row(row);
             self.bytes.read_at(stored * row_bytes, out);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rows_of_adjacent_pairs_are_found() {
-        let order = RowOrder::AdjacentPairs { head_dim: 6 };
-        let stored: Vec<_> = (0..12).map(|row| order.stored_row(row)).collect();
-        assert_eq!(stored, [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
     }
 }

@@ -13,8 +13,8 @@ pub struct RopeTable {
 
 impl RopeTable {
     /// Computes the angles `position * frequency` of positions below `num_positions` in f32, as
-    /// transformers does. Cosines and sines are multiplied by `scale`, which is 1 except with YaRN.
-    /// `frequencies` is `[head_dim / 2]`.
+    /// transformers does. Cosines and sines are multiplied by `scale`, which is 1 except with YaRN and LongRoPE.
+    /// `frequencies` is `[head_dim / 2]`; a pair with a frequency of 0 is neither rotated nor scaled.
     ///
     /// # Errors
     ///
@@ -31,11 +31,12 @@ impl RopeTable {
                 ))
             })?;
         for position in 0..num_positions {
-            let angles = frequencies
-                .iter()
-                .map(|frequency| position as f32 * frequency);
-            rows.extend(angles.clone().map(|angle| angle.cos() * scale));
-            rows.extend(angles.map(|angle| angle.sin() * scale));
+            let angles = frequencies.iter().map(|&frequency| {
+                let scale = if frequency == 0.0 { 1.0 } else { scale };
+                (position as f32 * frequency, scale)
+            });
+            rows.extend(angles.clone().map(|(angle, scale)| angle.cos() * scale));
+            rows.extend(angles.map(|(angle, scale)| angle.sin() * scale));
         }
         Ok(Self { half_dim, rows })
     }
@@ -64,6 +65,16 @@ impl RopeTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pair_that_is_not_rotated_is_not_scaled() {
+        let table = RopeTable::new(&[0.5, 0.0], 2.0, 3).expect("a table");
+        let angle = 1.0f32;
+        assert_eq!(
+            table.row(2),
+            [2.0 * angle.cos(), 1.0, 2.0 * angle.sin(), 0.0]
+        );
+    }
 
     #[test]
     fn a_table_of_absurdly_many_positions_is_refused() {

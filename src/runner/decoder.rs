@@ -82,7 +82,7 @@ impl<D: Device> Decoder<D> {
         let max_rows = limits.max_num_tokens.index();
         Ok(Self {
             weights,
-            angles: upload_angles(device, spec, &ropes, num_positions)?,
+            angles: upload_angles(device, spec, &ropes, limits.max_seq_len, num_positions)?,
             heads,
             attention,
             rms_norm_eps: spec.rms_norm_eps,
@@ -277,10 +277,11 @@ fn upload_angles<D: Device>(
     device: &mut D,
     spec: &ModelSpec,
     ropes: &[&Rope],
+    max_seq_len: Tokens,
     num_positions: Tokens,
 ) -> Result<Vec<D::Angles>, LoadError> {
     let tables = ropes.iter().map(|rope| {
-        let frequencies = rope.frequencies(spec.head_dim);
+        let frequencies = rope.frequencies(spec.head_dim, max_seq_len.index());
         let factor = rope.attention_factor();
         let table = RopeTable::new(&frequencies, factor, num_positions.index())?;
         device.upload_angles(table)

@@ -6,11 +6,13 @@
 
 use std::f64::consts::PI;
 
-/// The frequencies of a position embedding.
+/// A position embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// The base of the geometric series of wavelengths.
     pub theta: f64,
+    /// Elements of a head that are rotated, the first ones: all, in most families; an even number.
+    pub rotary_dim: usize,
     /// How the series is changed.
     pub scaling: RopeScaling,
 }
@@ -41,6 +43,19 @@ pub enum RopeScaling {
         /// The divisors.
         divisors: Vec<f32>,
     },
+    /// Each divided by its own divisor, which depends on the length that sequences may have (Ding et al., LongRoPE,
+    /// arXiv:2402.13753). transformers chooses by the length that a sequence has reached, which changes the keys that are
+    /// in the cache; a server chooses once.
+    Long {
+        /// The divisors for sequences up to `original_len`, `[rotary_dim / 2]`.
+        short_divisors: Vec<f64>,
+        /// The divisors for longer ones.
+        long_divisors: Vec<f64>,
+        /// Positions of the first training.
+        original_len: usize,
+        /// The factor of cosines and sines.
+        attention_factor: f64,
+    },
     /// "NTK by parts" with attention temperature (Peng et al., YaRN, 2023).
     Yarn {
         /// The divisor of the long waves.
@@ -59,16 +74,42 @@ pub enum RopeScaling {
 }
 
 impl Rope {
-    /// Radians per position of each pair, `[head_dim / 2]`.
-    pub fn frequencies(&self, head_dim: usize) -> Vec<f32> {
-        let pairs = head_dim / 2;
-        let plain = (0..pairs).map(|i| self.theta.powf(-((2 * i) as f64) / head_dim as f64));
+    /// None: no element is rotated.
+    pub fn none() -> Self {
+        Self {
+            theta: 1.0,
+            rotary_dim: 0,
+            scaling: RopeScaling::None,
+        }
+    }
+
+    /// Radians per position of each pair, `[head_dim / 2]`, for sequences of up to `max_seq_len` tokens. Pairs that are
+    /// not rotated are the last ones, with a frequency of 0.
+    pub fn frequencies(&self, head_dim: usize, max_seq_len: usize) -> Vec<f32> {
+        let rotary_dim = self.rotary_dim;
+        let pairs = rotary_dim / 2;
+        let plain = (0..pairs).map(|i| self.theta.powf(-((2 * i) as f64) / rotary_dim as f64));
         let scaled: Vec<f64> = match self.scaling {
             RopeScaling::None => plain.collect(),
             RopeScaling::Divided { ref divisors } => plain
                 .zip(divisors)
                 .map(|(frequency, &divisor)| frequency / f64::from(divisor))
                 .collect(),
+            RopeScaling::Long {
+                ref short_divisors,
+                ref long_divisors,
+                original_len,
+                ..
+            } => {
+                let divisors = match max_seq_len > original_len {
+                    true => long_divisors,
+                    false => short_divisors,
+                };
+                plain
+                    .zip(divisors)
+                    .map(|(frequency, divisor)| frequency / divisor)
+                    .collect()
+            }
             RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
             RopeScaling::Llama3 {
                 factor,
@@ -92,7 +133,7 @@ impl Rope {
             } => {
                 // The fractional pair that rotates `beta` times over the original length.
                 let pair = |beta: f64| {
-                    head_dim as f64 * (original_len / (beta * 2.0 * PI)).ln()
+                    rotary_dim as f64 * (original_len / (beta * 2.0 * PI)).ln()
                         / (2.0 * self.theta.ln())
                 };
                 let (mut low, mut high) = (pair(beta_fast), pair(beta_slow));
@@ -100,7 +141,7 @@ impl Rope {
                     (low, high) = (low.floor(), high.ceil());
                 }
                 low = low.max(0.0);
-                high = high.min((head_dim - 1) as f64);
+                high = high.min((rotary_dim - 1) as f64);
                 // An empty ramp is a step, as in the reference implementation.
                 let width = if low == high { 0.001 } else { high - low };
                 plain
@@ -112,16 +153,21 @@ impl Rope {
                     .collect()
             }
         };
-        scaled
+        let mut frequencies: Vec<f32> = scaled
             .into_iter()
             .map(|frequency| frequency as f32)
-            .collect()
+            .collect();
+        frequencies.resize(head_dim / 2, 0.0);
+        frequencies
     }
 
-    /// The factor of cosines and sines: 1 except for YaRN.
+    /// The factor of cosines and sines: 1 except for YaRN and LongRoPE.
     pub fn attention_factor(&self) -> f32 {
         match self.scaling {
             RopeScaling::Yarn {
+                attention_factor, ..
+            }
+            | RopeScaling::Long {
                 attention_factor, ..
             } => attention_factor as f32,
             _ => 1.0,
@@ -143,9 +189,10 @@ mod tests {
     fn unscaled_frequencies_are_a_geometric_series() {
         let rope = Rope {
             theta: 10_000.0,
+            rotary_dim: 8,
             scaling: RopeScaling::None,
         };
-        let frequencies = rope.frequencies(8);
+        let frequencies = rope.frequencies(8, 100);
         for (frequency, expected) in frequencies.iter().zip([1.0, 0.1, 0.01, 0.001]) {
             assert!((frequency - expected).abs() < 1e-7, "{frequencies:?}");
         }
@@ -155,6 +202,7 @@ mod tests {
     fn llama3_scaling_keeps_short_waves_and_divides_long_ones() {
         let rope = Rope {
             theta: 500_000.0,
+            rotary_dim: 64,
             scaling: RopeScaling::Llama3 {
                 factor: 32.0,
                 low_freq_factor: 1.0,
@@ -167,9 +215,9 @@ mod tests {
             ..rope.clone()
         };
         let ratios: Vec<f32> = rope
-            .frequencies(64)
+            .frequencies(64, 100)
             .iter()
-            .zip(plain.frequencies(64))
+            .zip(plain.frequencies(64, 100))
             .map(|(scaled, plain)| plain / scaled)
             .collect();
         assert_eq!(ratios[0], 1.0);
@@ -179,5 +227,34 @@ mod tests {
             ratios.iter().any(|ratio| (1.5..31.0).contains(ratio)),
             "{ratios:?}"
         );
+    }
+
+    #[test]
+    fn pairs_beyond_the_rotary_width_are_not_rotated() {
+        let rope = Rope {
+            theta: 10_000.0,
+            rotary_dim: 4,
+            scaling: RopeScaling::None,
+        };
+        let frequencies = rope.frequencies(8, 100);
+        assert_eq!(frequencies, [1.0, 0.01, 0.0, 0.0]);
+        assert_eq!(Rope::none().frequencies(8, 100), [0.0; 4]);
+    }
+
+    #[test]
+    fn long_rope_chooses_by_the_longest_sequence() {
+        let rope = Rope {
+            theta: 10_000.0,
+            rotary_dim: 4,
+            scaling: RopeScaling::Long {
+                short_divisors: vec![1.0, 2.0],
+                long_divisors: vec![4.0, 10.0],
+                original_len: 100,
+                attention_factor: 1.25,
+            },
+        };
+        assert_eq!(rope.frequencies(4, 100), [1.0, 0.005]);
+        assert_eq!(rope.frequencies(4, 101), [0.25, 0.001]);
+        assert_eq!(rope.attention_factor(), 1.25);
     }
 }

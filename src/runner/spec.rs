@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 use super::limits::AttentionWindows;
 use super::rope::Rope;
 use crate::base::Tokens;
+use crate::checkpoint::{RowOrder, RowSelection};
 use crate::device::Stacking;
 
 /// A decoder-only transformer. Sizes are in elements.
@@ -89,7 +90,7 @@ pub struct AttentionSpec {
     pub qkv: Projection,
     /// The norms of each query and key head in front of RoPE, `[head_dim]`.
     pub qk_norm: Option<QkNormModules>,
-    /// The position embedding, over the whole width of a head.
+    /// The position embedding.
     pub rope: Rope,
     /// The factor of the products of queries and keys.
     pub scale: f32,
@@ -149,6 +150,19 @@ pub struct Linear {
     pub module: &'static str,
     /// Its outputs: the rows of its weights.
     pub num_outputs: usize,
+    /// Where they are, if the module holds several linear layers.
+    pub fused: Option<FusedOutputs>,
+    /// How the checkpoint orders them.
+    pub row_order: RowOrder,
+}
+
+/// The outputs of a linear layer among those of the module that it is a part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FusedOutputs {
+    /// The first one.
+    pub first: usize,
+    /// Outputs of the whole module.
+    pub num_outputs: usize,
 }
 
 impl Module {
@@ -163,6 +177,36 @@ impl Module {
             layer: Some(layer),
             name,
         }
+    }
+}
+
+impl Linear {
+    /// A linear layer that is a module of its own, in the order of transformers' Llama.
+    pub const fn whole(module: &'static str, num_outputs: usize) -> Self {
+        Self {
+            module,
+            num_outputs,
+            fused: None,
+            row_order: RowOrder::Same,
+        }
+    }
+
+    /// Outputs of its module.
+    pub fn num_module_outputs(&self) -> usize {
+        self.fused
+            .map_or(self.num_outputs, |fused| fused.num_outputs)
+    }
+
+    /// Its rows among those of its module; `None` if it has all of them in their order.
+    pub fn selected_rows(&self) -> Option<RowSelection> {
+        if self.fused.is_none() && self.row_order == RowOrder::Same {
+            return None;
+        }
+        Some(RowSelection {
+            first: self.fused.map_or(0, |fused| fused.first),
+            len: self.num_outputs,
+            order: self.row_order,
+        })
     }
 }
 
@@ -252,6 +296,13 @@ impl LayerSpec {
 }
 
 impl FeedForward {
+    /// Sets whether its projections have biases.
+    pub fn set_biases(&mut self, has_bias: bool) {
+        let Self::Gated { gate_up, down, .. } = self;
+        gate_up.has_bias = has_bias;
+        down.has_bias = has_bias;
+    }
+
     /// The width inside of the block.
     pub fn width(&self) -> usize {
         let Self::Gated { down, .. } = self;
@@ -267,9 +318,34 @@ impl Projection {
 
     /// A projection of several linear layers, each with its number of outputs, without biases.
     pub fn stacked(parts: &[(&'static str, usize)], num_inputs: usize, stacking: Stacking) -> Self {
-        let linear = |&(module, num_outputs)| Linear {
-            module,
-            num_outputs,
+        let linear = |&(module, num_outputs)| Linear::whole(module, num_outputs);
+        Self {
+            parts: parts.iter().map(linear).collect(),
+            num_inputs,
+            has_bias: false,
+            stacking,
+        }
+    }
+
+    /// A projection whose parts follow one another in a single module, each with this number of outputs.
+    pub fn fused(
+        module: &'static str,
+        parts: &[usize],
+        num_inputs: usize,
+        stacking: Stacking,
+    ) -> Self {
+        let mut first = 0;
+        let num_module_outputs = parts.iter().sum();
+        let linear = |&num_outputs| {
+            let fused = FusedOutputs {
+                first,
+                num_outputs: num_module_outputs,
+            };
+            first += num_outputs;
+            Linear {
+                fused: Some(fused),
+                ..Linear::whole(module, num_outputs)
+            }
         };
         Self {
             parts: parts.iter().map(linear).collect(),

@@ -7,7 +7,7 @@ use super::packer::PackedForm;
 use super::precision::WeightPrecision;
 use super::spec::{FeedForward, LayerSpec, ModelSpec, Module, Norms, Projection};
 use crate::base::LoadError;
-use crate::checkpoint::{Matrix, Tensor};
+use crate::checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
 use crate::device::{QuantisedWidths, Stacking};
 
 /// The weights of a model, not yet read.
@@ -125,7 +125,11 @@ impl<'a> LayerSource<'a> {
             attention_norm: norm(attention_norm, hidden)?,
             qkv: find(&attention.qkv)?,
             qk_norm: match attention.qk_norm {
-                Some(names) => Some([norm(names.q, spec.head_dim)?, norm(names.k, spec.head_dim)?]),
+                Some(names) => {
+                    let [q, k] = [norm(names.q, spec.head_dim)?, norm(names.k, spec.head_dim)?];
+                    let order = attention.qkv.parts[0].row_order;
+                    Some([q, k].map(|norm| in_order_of_head(norm, spec.head_dim, order)))
+                }
                 None => None,
             },
             o: find(&attention.o)?,
@@ -153,12 +157,33 @@ impl<'a> ProjectionSource<'a> {
         };
         for part in &projection.parts {
             let module = Module::of_layer(layer, part.module);
-            let matrix = tensors.matrix(module, part.num_outputs, projection.num_inputs)?;
-            source.matrices.push(matrix);
+            let num_outputs = part.num_module_outputs();
+            let rows = part.selected_rows();
+            let matrix = tensors.matrix(module, num_outputs, projection.num_inputs)?;
+            source.matrices.push(match rows {
+                Some(rows) => matrix.select(rows),
+                None => matrix,
+            });
             if projection.has_bias {
-                source.biases.push(tensors.bias(module, part.num_outputs)?);
+                let bias = tensors.bias(module, num_outputs)?;
+                source.biases.push(match rows {
+                    Some(rows) => bias.select(rows),
+                    None => bias,
+                });
             }
         }
         Ok(source)
+    }
+}
+
+/// The norm of heads, `[head_dim]`, in the order in which their rows are read.
+fn in_order_of_head(norm: Tensor<'_>, head_dim: usize, order: RowOrder) -> Tensor<'_> {
+    match order {
+        RowOrder::Same => norm,
+        RowOrder::Heads { .. } => norm.select(RowSelection {
+            first: 0,
+            len: head_dim,
+            order,
+        }),
     }
 }

@@ -406,6 +406,8 @@ fn a_request_is_the_same_under_everything_at_once() {
         ("qwen2", &[]),
         ("qwen3", &[17, 30]),
         ("qwen3-windows", &[50, 20]),
+        ("phi4-mini", &[]),
+        ("glm", &[]),
     ] {
         let happened = serves_as_alone(
             name,

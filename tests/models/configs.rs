@@ -1,6 +1,7 @@
 //! The JSON files of checkpoints, as several versions of transformers write them.
 
 use std::fs;
+use std::num::NonZeroU32;
 
 use log::Level;
 use safetensors::SafeTensors;
@@ -65,7 +66,13 @@ fn rope_of(changes: Value) -> Result<Rope, String> {
 fn rope_scaling_counts_beside_rope_parameters() {
     let parameters = json!({"rope_type": "default", "rope_theta": 500.0});
     let linear = json!({"rope_type": "linear", "factor": 4.0});
-    let rope = |theta, scaling| Ok(Rope { theta, scaling });
+    let rope = |theta, scaling| {
+        Ok(Rope {
+            theta,
+            rotary_dim: 8,
+            scaling,
+        })
+    };
     let divided = RopeScaling::Linear { factor: 4.0 };
     for (rope_scaling, rope_theta, expected) in [
         // What it does not say is not looked for in the other one.
@@ -186,4 +193,72 @@ fn a_spec_has_the_sizes_for_the_kv_cache() {
         spec.layers[0].attention.rope.scaling,
         RopeScaling::Llama3 { .. }
     ));
+}
+
+#[test]
+fn what_a_config_leaves_out_has_the_default_of_its_family() {
+    let spec = |name: &str, changes: Value| {
+        let copy = Copy::of(name).config(changes);
+        let checkpoint = ModelSource::open(copy.dir()).map_err(|error| error.to_string())?;
+        Ok::<_, String>(checkpoint.spec().clone())
+    };
+    // An explicit null is not the same as nothing.
+    let ministral = spec(
+        "ministral",
+        json!({"num_attention_heads": 16, "num_key_value_heads": null}),
+    );
+    assert_eq!(ministral.map(|spec| spec.num_kv_heads), Ok(16));
+    let smol = spec(
+        "smollm3",
+        json!({"no_rope_layers": null, "no_rope_layer_interval": 2}),
+    );
+    let rotary_dims = smol.map(|spec| {
+        let layers = spec.layers.iter();
+        layers
+            .map(|layer| layer.attention.rope.rotary_dim)
+            .collect::<Vec<_>>()
+    });
+    assert_eq!(rotary_dims, Ok(vec![8, 0]));
+    let windowed = spec(
+        "smollm3",
+        json!({"use_sliding_window": true, "sliding_window": 30, "layer_types": null}),
+    );
+    let windows = windowed.map(|spec| spec.windows().collect::<Vec<_>>());
+    assert_eq!(windows, Ok(vec![NonZeroU32::new(30), None]));
+}
+
+#[test]
+fn a_longrope_or_a_partial_rotation_that_cannot_be_is_rejected() {
+    let rope = |changes: Value| {
+        let mut rope = json!({
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.0, 1.0], "long_factor": [1.0, 2.0, 3.0],
+        });
+        for (key, value) in changes.as_object().expect("an object") {
+            rope[key] = value.clone();
+        }
+        let copy = Copy::of("phi4-mini").config(json!({"rope_parameters": rope}));
+        let opened = ModelSource::open(copy.dir());
+        opened.err().map(|error| error.to_string())
+    };
+    assert_eq!(rope(json!({})), None);
+    for (changes, words) in [
+        (
+            json!({"long_factor": [1.0, 2.0]}),
+            "long_factor: [1.0,2.0] is not a list of 3 numbers",
+        ),
+        (json!({"short_factor": [1.0, 0.0, 1.0]}), "short_factor"),
+        (json!({"long_factor": null}), "long_factor"),
+        (
+            json!({"partial_rotary_factor": 0.4}),
+            "partial_rotary_factor: 0.4 is not",
+        ),
+        (
+            json!({"original_max_position_embeddings": 1}),
+            "original_max_position_embeddings",
+        ),
+    ] {
+        let error = rope(changes).expect("refused");
+        assert!(error.contains(words), "{error}");
+    }
 }

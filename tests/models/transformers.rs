@@ -200,6 +200,14 @@ agree! {
     mistral_with_a_window_agrees_with_transformers: "mistral-window",
     qwen_2_with_a_window_in_its_last_layer_agrees_with_transformers: "qwen2-windows",
     qwen_3_with_windows_by_layer_types_agrees_with_transformers: "qwen3-windows",
+    smol_lm_3_agrees_with_transformers: "smollm3",
+    seed_oss_agrees_with_transformers: "seed-oss",
+    ministral_agrees_with_transformers: "ministral",
+    phi_3_agrees_with_transformers: "phi3",
+    phi_4_mini_agrees_with_transformers: "phi4-mini",
+    glm_agrees_with_transformers: "glm",
+    ernie_4_5_agrees_with_transformers: "ernie4-5",
+    helium_agrees_with_transformers: "helium",
     a_sharded_checkpoint_agrees_with_transformers: "sharded",
     a_checkpoint_stored_in_f16_agrees_with_transformers: "stored-f16",
     a_checkpoint_stored_in_f32_agrees_with_transformers: "stored-f32",
@@ -215,6 +223,8 @@ fn the_reference_device_agrees_with_transformers() {
         "mistral-window",
         "qwen2",
         "qwen3-windows",
+        "smollm3",
+        "glm",
     ] {
         reference_agrees_with_transformers(name);
     }

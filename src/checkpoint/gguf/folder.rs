@@ -10,7 +10,8 @@ use super::tensor_type::{TensorType, name_of, read_q6_k};
 use crate::base::LoadError;
 use crate::checkpoint::file_stamp::FileStamp;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
-use crate::checkpoint::tensor::{RowOrder, Tensor, TensorLocation};
+use crate::checkpoint::row_order::RowOrder;
+use crate::checkpoint::tensor::{Tensor, TensorLocation};
 use crate::checkpoint::weight_file::FileRange;
 use crate::device::{Dtype, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
 

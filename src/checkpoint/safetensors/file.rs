@@ -6,7 +6,8 @@ use safetensors::tensor::{self, Metadata};
 
 use crate::base::LoadError;
 use crate::checkpoint::file_stamp::FileStamp;
-use crate::checkpoint::tensor::{RowOrder, Tensor, TensorLocation};
+use crate::checkpoint::row_order::RowOrder;
+use crate::checkpoint::tensor::{Tensor, TensorLocation};
 use crate::checkpoint::weight_file::{FileRange, WeightFile};
 use crate::device::Dtype;
 

@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 
 use super::bounds::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH};
-use super::rope_config::rope;
+use super::rope_config::{RopeDefaults, rope};
 use crate::base::LoadError;
-use crate::checkpoint::JsonFile;
+use crate::checkpoint::{JsonFile, RotaryPairs, RowOrder};
 use crate::device::Stacking;
 use crate::runner::rope::Rope;
 use crate::runner::spec::{
@@ -25,15 +25,45 @@ pub struct Dimensions {
     pub rms_norm_eps: f32,
     pub activation: Activation,
     pub rope: Rope,
+    pub rotary_pairs: RotaryPairs,
     pub tied_embeddings: bool,
 }
 
+/// What transformers assumes of a family where config.json is silent.
+pub struct Defaults {
+    /// `num_key_value_heads`; `None` for as many as query heads.
+    pub num_kv_heads: Option<usize>,
+    /// `head_dim`; `None` for `hidden_size / num_attention_heads`.
+    pub head_dim: Option<usize>,
+    pub rms_norm_eps: f64,
+    pub rope: RopeDefaults,
+    pub tied_embeddings: bool,
+}
+
+impl Defaults {
+    pub const LLAMA: Self = Self {
+        num_kv_heads: None,
+        head_dim: None,
+        rms_norm_eps: 1e-6,
+        rope: RopeDefaults {
+            theta: 10_000.0,
+            partial_rotary_factor: None,
+        },
+        tied_embeddings: false,
+    };
+}
+
 impl Dimensions {
-    pub fn from_config(config: &JsonFile) -> Result<Self, LoadError> {
+    pub fn from_config(config: &JsonFile, defaults: &Defaults) -> Result<Self, LoadError> {
         let activation = activation(config)?;
         let hidden_size = config.required_size("hidden_size", 1..=MAX_WIDTH)?;
         let num_heads = config.required_size("num_attention_heads", 1..=MAX_HEADS)?;
-        let num_kv_heads = config.size("num_key_value_heads", 1..=MAX_HEADS)?;
+        let num_kv_heads = size_or(
+            config,
+            "num_key_value_heads",
+            MAX_HEADS,
+            defaults.num_kv_heads,
+        )?;
         let num_kv_heads = num_kv_heads.unwrap_or(num_heads);
         if !num_heads.is_multiple_of(num_kv_heads) {
             return Err(config.unexpected(
@@ -42,7 +72,7 @@ impl Dimensions {
                 format_args!("a multiple of num_key_value_heads {num_kv_heads}"),
             ));
         }
-        let head_dim = head_dim(config, hidden_size, num_heads)?;
+        let head_dim = head_dim(config, hidden_size, num_heads, defaults.head_dim)?;
         let positions = config.required_size("max_position_embeddings", 1..=MAX_POSITIONS)?;
         Ok(Self {
             vocab_size: config.required_size("vocab_size", 1..=MAX_VOCAB)?,
@@ -53,10 +83,13 @@ impl Dimensions {
             num_kv_heads,
             head_dim,
             max_position_embeddings: positions,
-            rms_norm_eps: config.number("rms_norm_eps", 0.0..=1.0)?.unwrap_or(1e-6) as f32,
+            rms_norm_eps: config
+                .number("rms_norm_eps", 0.0..=1.0)?
+                .unwrap_or(defaults.rms_norm_eps) as f32,
             activation,
-            rope: rope(config, positions)?,
-            tied_embeddings: config.bool_or("tie_word_embeddings", false)?,
+            rope: rope(config, positions, head_dim, defaults.rope)?,
+            rotary_pairs: RotaryPairs::Halves,
+            tied_embeddings: config.bool_or("tie_word_embeddings", defaults.tied_embeddings)?,
         })
     }
 
@@ -74,13 +107,15 @@ impl Dimensions {
             ("self_attn.v_proj", kv),
         ];
         let gate_up = [("mlp.gate_proj", inner), ("mlp.up_proj", inner)];
+        let mut qkv = Projection::stacked(&qkv, hidden, Stacking::Concatenated);
+        self.order_heads(&mut qkv);
         LayerSpec {
             norms: Norms::Pre {
                 attention: "input_layernorm",
                 feed_forward: "post_attention_layernorm",
             },
             attention: AttentionSpec {
-                qkv: Projection::stacked(&qkv, hidden, Stacking::Concatenated),
+                qkv,
                 qk_norm: None,
                 rope: self.rope.clone(),
                 scale: (self.head_dim as f32).sqrt().recip(),
@@ -92,6 +127,25 @@ impl Dimensions {
                 activation: self.activation,
                 down: Projection::single("mlp.down_proj", hidden, inner),
             },
+        }
+    }
+
+    /// Gate and up in one module, gate first.
+    pub fn fused_gate_up(&self, module: &'static str) -> Projection {
+        let inner = self.intermediate_size;
+        Projection::fused(
+            module,
+            &[inner, inner],
+            self.hidden_size,
+            Stacking::Interleaved,
+        )
+    }
+
+    /// Sets the row order of queries and keys, the first two parts.
+    pub fn order_heads(&self, qkv: &mut Projection) {
+        for part in qkv.parts.iter_mut().take(2) {
+            part.row_order =
+                RowOrder::of_heads(self.head_dim, self.rope.rotary_dim, self.rotary_pairs);
         }
     }
 
@@ -128,8 +182,24 @@ impl Dimensions {
     }
 }
 
-fn head_dim(config: &JsonFile, hidden_size: usize, num_heads: usize) -> Result<usize, LoadError> {
-    let head_dim = match config.size("head_dim", 1..=MAX_HEAD_DIM)? {
+/// The size under `key`. An explicit `null` is none; a missing key is the default.
+fn size_or(
+    config: &JsonFile,
+    key: &str,
+    max: usize,
+    default: Option<usize>,
+) -> Result<Option<usize>, LoadError> {
+    let given = config.size(key, 1..=max)?;
+    Ok(if config.has(key) { given } else { default })
+}
+
+fn head_dim(
+    config: &JsonFile,
+    hidden_size: usize,
+    num_heads: usize,
+    default: Option<usize>,
+) -> Result<usize, LoadError> {
+    let head_dim = match size_or(config, "head_dim", MAX_HEAD_DIM, default)? {
         Some(head_dim) => head_dim,
         None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
         None => {

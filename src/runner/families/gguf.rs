@@ -7,7 +7,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use crate::base::LoadError;
-use crate::checkpoint::{GgufFolder, JsonFile, MetadataValue, RowOrder};
+use crate::checkpoint::{GgufFolder, JsonFile, MetadataValue, RotaryPairs, RowOrder};
 use crate::runner::rope::RopeScaling;
 use crate::runner::spec::{ModelSpec, Module};
 
@@ -48,7 +48,7 @@ impl GgufArchitecture {
     /// The row order of a module.
     pub fn row_order(&self, module: Module, head_dim: usize) -> RowOrder {
         match module.layer.is_some() && self.permuted.contains(&module.name) {
-            true => RowOrder::AdjacentPairs { head_dim },
+            true => RowOrder::of_heads(head_dim, head_dim, RotaryPairs::Adjacent),
             false => RowOrder::Same,
         }
     }
@@ -150,9 +150,8 @@ impl<'a> GgufConfig<'a> {
                 ));
             }
         }
-        if let Some(head_dim) = head_dim {
-            set("head_dim", head_dim);
-        }
+        // An explicit null is the share of a head in the hidden size, and not the default of the family.
+        set("head_dim", head_dim.unwrap_or(Json::Null));
         // In transformers, a llama has biases on all projections of a block or on none.
         let bias = |module| json!(has_parameter(gguf, Module::of_layer(0, module), "bias"));
         set("attention_bias", bias("self_attn.o_proj"));
@@ -299,7 +298,7 @@ mod tests {
             permuted: &["self_attn.k_proj"],
         };
         let order = |name| llama.row_order(layer(0, name), 16);
-        let pairs = RowOrder::AdjacentPairs { head_dim: 16 };
+        let pairs = RowOrder::of_heads(16, 16, RotaryPairs::Adjacent);
         assert_eq!(order("self_attn.k_proj"), pairs);
         assert_eq!(order("self_attn.k_norm"), RowOrder::Same);
     }

@@ -10,13 +10,13 @@
 //! Source: modeling_llama.py of transformers; Touvron et al., arXiv:2302.13971 and arXiv:2307.09288; Llama Team,
 //! arXiv:2407.21783.
 
-use super::dimensions::Dimensions;
+use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
-use crate::runner::spec::{FeedForward, ModelSpec};
+use crate::runner::spec::ModelSpec;
 
 pub const FAMILY: Family = Family {
     class: "LlamaForCausalLM",
@@ -28,15 +28,14 @@ pub const FAMILY: Family = Family {
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    let dimensions = Dimensions::from_config(config)?;
+    let dimensions = Dimensions::from_config(config, &Defaults::LLAMA)?;
     let mut layer = dimensions.llama_layer();
     let attention_bias = config.bool_or("attention_bias", false)?;
     layer.attention.qkv.has_bias = attention_bias;
     layer.attention.o.has_bias = attention_bias;
-    let mlp_bias = config.bool_or("mlp_bias", false)?;
-    let FeedForward::Gated { gate_up, down, .. } = &mut layer.feed_forward;
-    gate_up.has_bias = mlp_bias;
-    down.has_bias = mlp_bias;
+    layer
+        .feed_forward
+        .set_biases(config.bool_or("mlp_bias", false)?);
     let windows = no_windows(dimensions.num_layers);
     Ok(dimensions.model(FAMILY.class, layer, windows))
 }

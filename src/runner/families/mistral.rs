@@ -1,4 +1,4 @@
-//! Mistral 7B and its successors of the same class.
+//! Mistral 7B and its successors of the same class, and Ministral 8B.
 //!
 //! Llama without biases, with a sliding window in all layers (`sliding_window`; `null` for none). A Mistral whose
 //! config has `layer_types` has it in the layers listed there: transformers takes such a model for a Ministral.
@@ -7,7 +7,7 @@
 //!
 //! Source: modeling_mistral.py and modeling_ministral.py of transformers; Jiang et al., arXiv:2310.06825.
 
-use super::dimensions::Dimensions;
+use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
 use super::windows::{windows_in_all_layers, windows_in_some_layers};
 use crate::base::LoadError;
@@ -17,15 +17,26 @@ use crate::runner::spec::ModelSpec;
 pub const FAMILY: Family = Family {
     class: "MistralForCausalLM",
     gguf: None,
-    describe,
+    describe: |config| describe(config, FAMILY.class),
 };
 
-fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    let dimensions = Dimensions::from_config(config)?;
+/// Ministral 8B, which has a class of its own.
+pub const MINISTRAL: Family = Family {
+    class: "MinistralForCausalLM",
+    gguf: None,
+    describe: |config| describe(config, MINISTRAL.class),
+};
+
+fn describe(config: &JsonFile, class: &'static str) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        num_kv_heads: Some(8),
+        ..Defaults::LLAMA
+    };
+    let dimensions = Dimensions::from_config(config, &defaults)?;
     let layer = dimensions.llama_layer();
     let windows = match config.get("layer_types").is_some() {
         true => windows_in_some_layers(config, dimensions.num_layers)?,
         false => windows_in_all_layers(config, dimensions.num_layers)?,
     };
-    Ok(dimensions.model(FAMILY.class, layer, windows))
+    Ok(dimensions.model(class, layer, windows))
 }

@@ -2,7 +2,7 @@
 //! family.
 //!
 //! ```text
-//! llama.rs mistral.rs qwen2.rs qwen3.rs    the families: what is special about each, with its source
+//! llama.rs mistral.rs qwen2.rs ...    the families: what is special about each, with its source
 //! family.rs        what such a file provides
 //! dimensions.rs    keys of config.json that all families share, and the layer that they start from
 //! bounds.rs        the largest sizes that a config may have
@@ -17,13 +17,19 @@
 
 mod bounds;
 mod dimensions;
+mod ernie4_5;
 mod family;
 mod gguf;
+mod glm;
+mod helium;
 mod llama;
 mod mistral;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod rope_config;
+mod seed_oss;
+mod smollm3;
 mod windows;
 
 use self::family::Family;
@@ -36,7 +42,19 @@ pub(super) use gguf::{
     GgufArchitecture, end_ids as gguf_end_ids, gguf_name, has_parameter as gguf_has,
 };
 
-const FAMILIES: [Family; 4] = [llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY];
+const FAMILIES: [Family; 11] = [
+    llama::FAMILY,
+    mistral::FAMILY,
+    mistral::MINISTRAL,
+    qwen2::FAMILY,
+    qwen3::FAMILY,
+    phi3::FAMILY,
+    smollm3::FAMILY,
+    seed_oss::FAMILY,
+    glm::FAMILY,
+    ernie4_5::FAMILY,
+    helium::FAMILY,
+];
 
 /// Describes the model of a config.json.
 ///

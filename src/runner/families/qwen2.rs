@@ -5,7 +5,7 @@
 //!
 //! Source: modeling_qwen2.py of transformers; Yang et al., arXiv:2407.10671.
 
-use super::dimensions::Dimensions;
+use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::windows::{no_windows, windows_in_some_layers};
@@ -23,7 +23,7 @@ pub const FAMILY: Family = Family {
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    let dimensions = Dimensions::from_config(config)?;
+    let dimensions = Dimensions::from_config(config, &Defaults::LLAMA)?;
     let mut layer = dimensions.llama_layer();
     layer.attention.qkv.has_bias = true;
     let windows = match config.bool_or("use_sliding_window", false)? {

@@ -5,7 +5,7 @@
 //!
 //! Source: modeling_qwen3.py of transformers; Yang et al., arXiv:2505.09388.
 
-use super::dimensions::Dimensions;
+use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
 use super::gguf::GgufArchitecture;
 use super::windows::{no_windows, windows_in_some_layers};
@@ -23,7 +23,11 @@ pub const FAMILY: Family = Family {
 };
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
-    let dimensions = Dimensions::from_config(config)?;
+    let defaults = Defaults {
+        head_dim: Some(128),
+        ..Defaults::LLAMA
+    };
+    let dimensions = Dimensions::from_config(config, &defaults)?;
     let mut layer = dimensions.llama_layer();
     layer.attention.qk_norm = Some(QkNormModules {
         q: "self_attn.q_norm",

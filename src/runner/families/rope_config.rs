@@ -1,18 +1,44 @@
 //! Keys of config.json that describe the position embedding.
 
+use std::ops::RangeInclusive;
+
+use serde_json::Value;
+
 use super::bounds::MAX_POSITIONS;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
 use crate::runner::rope::{Rope, RopeScaling};
 
-const DEFAULT_THETA: f64 = 10_000.0;
-const SUPPORTED: &str = "'default', 'linear', 'llama3' and 'yarn'";
+const ORIGINAL_LEN: &str = "original_max_position_embeddings";
+const FACTOR: RangeInclusive<f64> = 1.0..=1e6;
+const SUPPORTED: &str = "'default', 'linear', 'llama3', 'longrope' and 'yarn'";
+
+/// What a family's position embedding is where config.json is silent.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeDefaults {
+    /// `rope_theta`.
+    pub theta: f64,
+    /// `partial_rotary_factor`; `None` for families that always rotate whole heads.
+    pub partial_rotary_factor: Option<f64>,
+}
+
+/// The length that scaled position embeddings refer to.
+struct Lengths {
+    max_position_embeddings: usize,
+    /// `original_max_position_embeddings` outside of the section on RoPE.
+    original: Option<usize>,
+}
 
 /// Reads `rope_parameters`, which transformers 5 writes, or `rope_theta` and `rope_scaling`, which earlier versions
 /// wrote. If a config has both, a non-empty `rope_scaling` is used, as in transformers 5
 /// (`convert_rope_params_to_dict`); transformers 4 reads nothing else.
-pub fn rope(config: &JsonFile, max_position_embeddings: usize) -> Result<Rope, LoadError> {
-    const THETA: std::ops::RangeInclusive<f64> = 1.0..=1e15;
+pub fn rope(
+    config: &JsonFile,
+    max_position_embeddings: usize,
+    head_dim: usize,
+    defaults: RopeDefaults,
+) -> Result<Rope, LoadError> {
+    const THETA: RangeInclusive<f64> = 1.0..=1e15;
     let scaling = config.object("rope_scaling")?;
     let scaling = scaling.filter(|section| section.entries().next().is_some());
     let parameters = match scaling {
@@ -21,42 +47,66 @@ pub fn rope(config: &JsonFile, max_position_embeddings: usize) -> Result<Rope, L
     };
     let mut theta = config.number("rope_theta", THETA)?;
     let mut scaling = RopeScaling::None;
-    for section in [Some(config), parameters.as_ref()].into_iter().flatten() {
-        if let Some(factor) = section.number("partial_rotary_factor", 0.0..=1.0)?
-            && factor != 1.0
-        {
-            return Err(section.unexpected(
-                "partial_rotary_factor",
-                factor,
-                "supported; only 1 is",
-            ));
-        }
-    }
+    let rotary_dim = rotary_dim(config, parameters.as_ref(), head_dim, defaults)?;
     if let Some(parameters) = &parameters {
         theta = parameters.number("rope_theta", THETA)?.or(theta);
-        scaling = scaling_of(parameters, max_position_embeddings)?;
+        let lengths = Lengths {
+            max_position_embeddings,
+            original: config.size(ORIGINAL_LEN, 1..=MAX_POSITIONS)?,
+        };
+        scaling = scaling_of(parameters, &lengths, rotary_dim)?;
     }
-    let theta = theta.unwrap_or(DEFAULT_THETA);
+    let theta = theta.unwrap_or(defaults.theta);
     if matches!(scaling, RopeScaling::Yarn { .. }) && theta <= 1.0 {
         let expected = "above 1, which yarn requires: it divides by the logarithm";
         return Err(config.unexpected("rope_theta", theta, expected));
     }
-    Ok(Rope { theta, scaling })
+    Ok(Rope {
+        theta,
+        rotary_dim,
+        scaling,
+    })
+}
+
+/// Elements of a head that are rotated.
+fn rotary_dim(
+    config: &JsonFile,
+    parameters: Option<&JsonFile>,
+    head_dim: usize,
+    defaults: RopeDefaults,
+) -> Result<usize, LoadError> {
+    const KEY: &str = "partial_rotary_factor";
+    for section in [parameters, Some(config)].into_iter().flatten() {
+        let Some(factor) = section.number(KEY, 0.0..=1.0)? else {
+            continue;
+        };
+        if defaults.partial_rotary_factor.is_none() && factor != 1.0 {
+            return Err(section.unexpected(KEY, factor, "supported; only 1 is"));
+        }
+        let rotary_dim = (head_dim as f64 * factor) as usize;
+        if rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
+            let expected = format!("a share of {head_dim} that is even");
+            return Err(section.unexpected(KEY, factor, expected));
+        }
+        return Ok(rotary_dim);
+    }
+    let factor = defaults.partial_rotary_factor.unwrap_or(1.0);
+    Ok((head_dim as f64 * factor) as usize / 2 * 2)
 }
 
 fn scaling_of(
     parameters: &JsonFile,
-    max_position_embeddings: usize,
+    lengths: &Lengths,
+    rotary_dim: usize,
 ) -> Result<RopeScaling, LoadError> {
-    const FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1e6;
     if let Some((kind, value)) = parameters.entries().find(|(_, value)| value.is_object()) {
         let expected = "supported: all layers have one position embedding";
         return Err(parameters.unexpected(kind, value, expected));
     }
     let original_len = || {
-        let key = "original_max_position_embeddings";
-        let original = parameters.size(key, 1..=MAX_POSITIONS)?;
-        Ok::<_, LoadError>(original.unwrap_or(max_position_embeddings) as f64)
+        let original = parameters.size(ORIGINAL_LEN, 1..=MAX_POSITIONS)?;
+        let original = original.or(lengths.original);
+        Ok::<_, LoadError>(original.unwrap_or(lengths.max_position_embeddings))
     };
     let key = match parameters.string("rope_type")? {
         Some(_) => "rope_type",
@@ -78,14 +128,24 @@ fn scaling_of(
                 factor: parameters.required_number("factor", FACTOR)?,
                 low_freq_factor,
                 high_freq_factor,
-                original_len: original_len()?,
+                original_len: original_len()? as f64,
+            })
+        }
+        // Phi 3 called it `su` first.
+        "longrope" | "su" => {
+            let original_len = original_len()?;
+            Ok(RopeScaling::Long {
+                short_divisors: divisors(parameters, "short_factor", rotary_dim)?,
+                long_divisors: divisors(parameters, "long_factor", rotary_dim)?,
+                original_len,
+                attention_factor: long_attention_factor(parameters, lengths, original_len)?,
             })
         }
         "yarn" => {
-            let original_len = original_len()?;
+            let original_len = original_len()? as f64;
             let factor = match parameters.number("factor", FACTOR)? {
                 Some(factor) => factor,
-                None => (max_position_embeddings as f64 / original_len).max(1.0),
+                None => (lengths.max_position_embeddings as f64 / original_len).max(1.0),
             };
             Ok(RopeScaling::Yarn {
                 factor,
@@ -102,6 +162,46 @@ fn scaling_of(
             format_args!("supported; {SUPPORTED} are"),
         )),
     }
+}
+
+/// The divisors of the frequencies, `[rotary_dim / 2]`.
+fn divisors(parameters: &JsonFile, key: &str, rotary_dim: usize) -> Result<Vec<f64>, LoadError> {
+    let value = parameters.get(key).unwrap_or(&Value::Null);
+    let read = |divisor: &Value| {
+        divisor
+            .as_f64()
+            .filter(|divisor| (1e-6..=1e6).contains(divisor))
+    };
+    value
+        .as_array()
+        .filter(|divisors| divisors.len() == rotary_dim / 2)
+        .and_then(|divisors| divisors.iter().map(read).collect())
+        .ok_or_else(|| {
+            let expected = format!("a list of {} numbers above 0", rotary_dim / 2);
+            parameters.unexpected(key, value, expected)
+        })
+}
+
+/// The factor of the config, or else the one of the paper: the square root of `1 + ln(factor) / ln(original_len)`.
+fn long_attention_factor(
+    parameters: &JsonFile,
+    lengths: &Lengths,
+    original_len: usize,
+) -> Result<f64, LoadError> {
+    if let Some(given) = parameters.number("attention_factor", 1e-6..=1e6)? {
+        return Ok(given);
+    }
+    let factor = match parameters.number("factor", 1e-6..=1e6)? {
+        Some(factor) => factor,
+        None => lengths.max_position_embeddings as f64 / original_len as f64,
+    };
+    if factor <= 1.0 {
+        return Ok(1.0);
+    }
+    if original_len < 2 {
+        return Err(parameters.unexpected(ORIGINAL_LEN, original_len, "above 1"));
+    }
+    Ok((1.0 + factor.ln() / (original_len as f64).ln()).sqrt())
 }
 
 /// The temperature of the config, or else the one of the paper.

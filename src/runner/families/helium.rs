@@ -1,0 +1,42 @@
+//! Helium 1, by Kyutai.
+//!
+//! Llama whose RoPE rotates neighbouring elements of a head, with a base of 100,000 and an epsilon of 1e-8.
+//! `attention_bias` adds biases to queries, keys and values only.
+//!
+//! Source: modeling_helium.py of transformers.
+
+use super::dimensions::{Defaults, Dimensions};
+use super::family::Family;
+use super::rope_config::RopeDefaults;
+use super::windows::no_windows;
+use crate::base::LoadError;
+use crate::checkpoint::{JsonFile, RotaryPairs};
+use crate::runner::spec::ModelSpec;
+
+pub const FAMILY: Family = Family {
+    class: "HeliumForCausalLM",
+    gguf: None,
+    describe,
+};
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        num_kv_heads: Some(20),
+        head_dim: Some(128),
+        rms_norm_eps: 1e-8,
+        rope: RopeDefaults {
+            theta: 100_000.0,
+            ..Defaults::LLAMA.rope
+        },
+        ..Defaults::LLAMA
+    };
+    let mut dimensions = Dimensions::from_config(config, &defaults)?;
+    dimensions.rotary_pairs = RotaryPairs::Adjacent;
+    let mut layer = dimensions.llama_layer();
+    layer.attention.qkv.has_bias = config.bool_or("attention_bias", false)?;
+    layer
+        .feed_forward
+        .set_biases(config.bool_or("mlp_bias", false)?);
+    let windows = no_windows(dimensions.num_layers);
+    Ok(dimensions.model(FAMILY.class, layer, windows))
+}

@@ -1,0 +1,59 @@
+//! Phi-3, Phi-3.5 and Phi-4, by Microsoft.
+//!
+//! Llama with one module for queries, keys and values, and one for gate and up. Phi-4-mini rotates only the first part
+//! of a head (`partial_rotary_factor`). Models for long contexts have two sets of divisors of the RoPE frequencies
+//! (`longrope`): see [`RopeScaling::Long`](crate::runner::rope::RopeScaling::Long) for which one is used. A
+//! `sliding_window` holds in all layers.
+//!
+//! Source: modeling_phi3.py of transformers; Abdin et al., arXiv:2404.14219.
+
+use super::dimensions::{Defaults, Dimensions};
+use super::family::Family;
+use super::rope_config::RopeDefaults;
+use super::windows::{no_windows, windows_in_all_layers};
+use crate::base::LoadError;
+use crate::checkpoint::JsonFile;
+use crate::device::Stacking;
+use crate::runner::spec::{FeedForward, ModelSpec, Projection};
+
+pub const FAMILY: Family = Family {
+    class: "Phi3ForCausalLM",
+    gguf: None,
+    describe,
+};
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        rms_norm_eps: 1e-5,
+        rope: RopeDefaults {
+            partial_rotary_factor: Some(1.0),
+            ..Defaults::LLAMA.rope
+        },
+        ..Defaults::LLAMA
+    };
+    let dimensions = Dimensions::from_config(config, &defaults)?;
+    let mut layer = dimensions.llama_layer();
+    let widths = layer
+        .attention
+        .qkv
+        .parts
+        .iter()
+        .map(|part| part.num_outputs);
+    let widths: Vec<_> = widths.collect();
+    let hidden = dimensions.hidden_size;
+    let mut qkv = Projection::fused(
+        "self_attn.qkv_proj",
+        &widths,
+        hidden,
+        Stacking::Concatenated,
+    );
+    dimensions.order_heads(&mut qkv);
+    layer.attention.qkv = qkv;
+    let FeedForward::Gated { gate_up, .. } = &mut layer.feed_forward;
+    *gate_up = dimensions.fused_gate_up("mlp.gate_up_proj");
+    let windows = match config.get("sliding_window").is_some() {
+        true => windows_in_all_layers(config, dimensions.num_layers)?,
+        false => no_windows(dimensions.num_layers),
+    };
+    Ok(dimensions.model(FAMILY.class, layer, windows))
+}
