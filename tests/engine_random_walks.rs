@@ -374,9 +374,9 @@ fn a_conversation_that_returns_is_found_in_host_memory() {
         let mut num_reused_tokens = 0;
         for _ in 0..2 {
             for user in 0..8 {
-                let mut ask = Ask::of_lengths(40, 4);
-                ask.prompt[0] = user;
-                world.add(ask).expect("fits");
+                let mut request = TestRequest::of_lengths(40, 4);
+                request.prompt[0] = user;
+                world.add(request).expect("fits");
                 while !world.engine.is_idle() {
                     world.step();
                     let stats = world.engine.stats().expect("a request is active");
