@@ -193,10 +193,6 @@ pub trait Device: Sized {
     /// Bytes that one block takes in all layers, padding included; in memory of the host at most as many.
     fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize;
 
-    /// Bytes of device memory that steps of this capacity take: all that is reserved for them, but the KV cache. At
-    /// least as many as that, for the KV cache gets the rest.
-    fn num_step_bytes(capacity: &StepCapacity, widths: &StepWidths, max_logits_rows: usize) -> u64;
-
     /// Reserves what steps of this capacity need besides.
     fn reserve(&mut self, cache: &Self::KvCache, capacity: &StepCapacity) -> Result<(), LoadError>;
 
@@ -311,11 +307,15 @@ pub trait Device: Sized {
     );
 
     /// Whether a projection on this rank gives whole sums, so that it may add to the residual stream itself.
-    /// If not, its result is stored, summed over all ranks, and added afterwards.
-    fn has_whole_sums(&self) -> bool;
+    /// If not, its result is stored, summed over all ranks, and added afterwards. By default it is the only rank.
+    fn has_whole_sums(&self) -> bool {
+        true
+    }
 
     /// Sums rows over all ranks.
-    fn all_reduce(&mut self, num_rows: usize, rows: &mut Self::Sums);
+    fn all_reduce(&mut self, _num_rows: usize, _rows: &mut Self::Sums) {
+        // The only rank has the sums.
+    }
 
     /// Moves the step's kept rows of both to the front.
     fn keep_rows(

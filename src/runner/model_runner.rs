@@ -8,6 +8,7 @@ use super::spec::ModelSpec;
 use super::step_layout::StepLayout;
 use super::step_sampling::StepSampling;
 use crate::base::{BlockSize, HostBlockId, LoadError, StepError};
+use crate::device::cuda::Cuda;
 use crate::device::{Device, KvDtype, StepCapacity, StepWidths};
 use crate::engine::{BlockCopy, BlockMove, StepOutput, StepPlan};
 
@@ -43,7 +44,14 @@ impl<D: Device> ModelRunner<D> {
         Self::with_probe(source, limits, options, ())
     }
 
-    /// Bytes that the activations of the largest step take, with what operations need besides.
+    /// Bytes of one block of the KV cache, padding and scales included.
+    pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
+        D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), spec.num_layers())
+    }
+}
+
+impl ModelRunner<Cuda> {
+    /// Bytes of GPU memory that the largest step takes, without the KV cache.
     ///
     /// # Errors
     /// A tensor is missing, or has the wrong shape or type.
@@ -61,12 +69,7 @@ impl<D: Device> ModelRunner<D> {
         };
         let max_sampled_rows = limits.max_sampled_rows.index();
         let capacity = step_capacity(spec, limits);
-        Ok(D::num_step_bytes(&capacity, &widths, max_sampled_rows))
-    }
-
-    /// Bytes of one block of the KV cache, padding and scales included.
-    pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
-        D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), spec.num_layers())
+        Ok(Cuda::num_step_bytes(&capacity, &widths, max_sampled_rows))
     }
 }
 

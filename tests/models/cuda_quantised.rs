@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use triton_inflight::device::CodeBits;
-use triton_inflight::device::cuda::{Cuda, CudaOptions, gpu_memory};
+use triton_inflight::device::cuda::{Cuda, CudaOptions, free_memory_bytes};
 use triton_inflight::engine::OutputOptions;
 use triton_inflight::runner::{CudaRunner, ModelRunner, ModelSource, WeightPrecision};
 
@@ -150,7 +150,7 @@ fn the_memory_of_quantised_products_is_counted() {
             let source = ModelSource::open(folder).expect("the checkpoint opens");
             let limits = setup.runner_limits();
             let counted = CudaRunner::num_step_bytes(&source, &limits).expect("all tensors");
-            let free = || gpu_memory(0).expect("a GPU").free;
+            let free = || free_memory_bytes(0).expect("a GPU");
             let before = free();
             let runner = ModelRunner::<Cuda>::new(&source, limits, &options(false));
             let runner = runner.expect("the checkpoint loads");

@@ -13,7 +13,7 @@ use triton_inflight::device::{
     AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, HeadShape, KvBatch, KvDtype,
     KvLayout, Linear, Norm, NotFinite, Output, PackedBytes, PackedReader, PackedShape,
     PackedWeights, Pool, QkNorm, QuantisedRow, QuantisedRows, RopeParams, RopeTable, Stacking,
-    StepCapacity, StepInputs, StepWidths,
+    StepCapacity, StepInputs,
 };
 
 /// A device of plain loops.
@@ -316,10 +316,6 @@ impl Device for Reference {
         2 * size_of::<f32>() * positions * layout.num_kv_heads * layout.head_dim
     }
 
-    fn num_step_bytes(_: &StepCapacity, _: &StepWidths, _: usize) -> u64 {
-        0
-    }
-
     fn reserve(&mut self, _: &Cache, _: &StepCapacity) -> Result<(), LoadError> {
         Ok(())
     }
@@ -536,10 +532,6 @@ impl Device for Reference {
 
     fn has_whole_sums(&self) -> bool {
         self.options.has_whole_sums
-    }
-
-    fn all_reduce(&mut self, _: usize, _: &mut Rows) {
-        // There is one rank.
     }
 
     fn keep_rows(&mut self, step: &Step<'_>, hidden: &mut Rows, attended: &mut Rows) {

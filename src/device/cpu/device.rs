@@ -13,8 +13,7 @@ use crate::base::{BlockId, HostBlockId, LoadError, StepError, TokenId};
 use crate::device::{
     AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, KvBatch, KvLayout, Linear, Norm,
     NotFinite, Output, PackedBytes, PackedReader, PackedShape, PackedWeights, Pool, QkNorm,
-    QuantisedRows, RawMatrix, RopeParams, RopeTable, Stacking, StepCapacity, StepInputs,
-    StepWidths, Turn,
+    QuantisedRows, RawMatrix, RopeParams, RopeTable, Stacking, StepCapacity, StepInputs, Turn,
 };
 
 /// The rows of a token embedding.
@@ -156,11 +155,6 @@ impl Device for Cpu {
 
     fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
         KvCache::bytes_per_block(layout, num_layers)
-    }
-
-    fn num_step_bytes(capacity: &StepCapacity, widths: &StepWidths, max_logits_rows: usize) -> u64 {
-        let rows = capacity.max_num_tokens * (4 * widths.sums + 2 * widths.inputs);
-        (rows + 4 * max_logits_rows * widths.logits) as u64
     }
 
     fn reserve(&mut self, _: &KvCache, _: &StepCapacity) -> Result<(), LoadError> {
@@ -340,14 +334,6 @@ impl Device for Cpu {
             layer,
             out.first_mut(num_rows),
         );
-    }
-
-    fn has_whole_sums(&self) -> bool {
-        true
-    }
-
-    fn all_reduce(&mut self, _: usize, _: &mut Rows<f32>) {
-        // The only rank has the sum.
     }
 
     fn keep_rows(&mut self, step: &CpuStep<'_>, hidden: &mut Rows<f32>, attended: &mut Rows<bf16>) {

@@ -94,16 +94,10 @@ impl Cpu {
                 "this machine does not support {simd}: choose another instruction set, or leave the choice to detection"
             )));
         }
-        let num_threads = options
-            .num_threads
-            .or_else(|| std::thread::available_parallelism().ok())
-            .map_or(1, NonZeroUsize::get);
-        let pool = Pool::new(num_threads).map_err(|error| {
-            LoadError::Resource(format!("cannot start {num_threads} threads: {error}"))
-        })?;
+        let pool = Pool::of_device(options.num_threads)?;
         Ok(Self {
             simd,
-            workers: (0..num_threads).map(|_| Worker::default()).collect(),
+            workers: (0..pool.num_threads()).map(|_| Worker::default()).collect(),
             pool,
             padded_x: Vec::new(),
             wide_x: Vec::new(),

@@ -1,12 +1,4 @@
-//! Which kernel computes which queries of a step, and its launches.
-//!
-//! A query's result does not depend on the kernel: all walk the cache in the same order (paged_attention.cuh). So the
-//! choice is one of speed and scratch memory only.
-//!
-//! ```text
-//! rows of a step     | chunk of a context, 64 queries a tile | few rows of a sequence: a warp for each split of 256 positions |
-//! kernel             | context                               | generation, then merge                                         |
-//! ```
+//! The launches of attention: their kernels, scratch memory and grids.
 
 use std::f32::consts::LOG2_E;
 use std::sync::Arc;
@@ -26,7 +18,7 @@ use super::step::CudaStep;
 use crate::base::LoadError;
 use crate::device::{AttentionParams, KvDtype, StepCapacity};
 
-/// Bytes of partial results at most, likewise.
+/// Bytes of partial results at most. Sequences for which there is no room go to the context kernel, which has none.
 pub(super) const MAX_PARTIAL_BYTES: usize = 256 << 20;
 /// Blocks of the grid's first dimension at most, in kernels of which a block takes several entries.
 const MAX_GRID: usize = 4096;

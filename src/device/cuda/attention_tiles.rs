@@ -1,4 +1,12 @@
 //! The tiles of queries that a step's attention consists of, and the kernel that computes each.
+//!
+//! A query's result does not depend on the kernel: all walk the cache in the same order (paged_attention.cuh). So the
+//! choice is one of speed and scratch memory only.
+//!
+//! ```text
+//! rows of a step     | chunk of a context, 64 queries a tile | few rows of a sequence: a warp for each split of 256 positions |
+//! kernel             | context                               | generation, then merge                                         |
+//! ```
 
 use std::cmp::Reverse;
 

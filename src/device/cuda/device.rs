@@ -160,8 +160,7 @@ impl Device for Cuda {
     }
 
     fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<Logits, LoadError> {
-        // For context logits and the states that they are computed from, which are narrower.
-        self.need_scratch(6 * CONTEXT_LOGITS_ROWS * width + 256)?;
+        self.need_scratch(context_logits_bytes(width))?;
         Logits::new(&self.stream, max_rows, width)
     }
 
@@ -184,19 +183,6 @@ impl Device for Cuda {
 
     fn kv_bytes_per_block(layout: &KvLayout, num_layers: usize) -> usize {
         KvCache::bytes_per_block(layout, num_layers)
-    }
-
-    fn num_step_bytes(capacity: &StepCapacity, widths: &StepWidths, max_logits_rows: usize) -> u64 {
-        let max_rows = capacity.max_num_tokens + gemm::MAX_ROUNDING;
-        let rows = max_rows * (4 * widths.sums + 2 * widths.inputs);
-        let gated = 8 * max_rows * widths.widest_inputs;
-        let context_logits = 6 * CONTEXT_LOGITS_ROWS * widths.logits;
-        let logits = 4 * (max_logits_rows + gemm::MAX_ROUNDING) * widths.logits;
-        (rows + gated.max(context_logits) + logits) as u64
-            + quantised_gemm::num_scratch_bytes(&widths.quantised, capacity.max_num_tokens) as u64
-            + (gemm::WORKSPACE_BYTES + attention::MAX_PARTIAL_BYTES) as u64
-            // Kernels, descriptors, the upload of a step, and what the driver rounds up.
-            + OTHER_BYTES
     }
 
     fn reserve(&mut self, cache: &KvCache, capacity: &StepCapacity) -> Result<(), LoadError> {
@@ -271,6 +257,7 @@ impl Device for Cuda {
         let Some(mut buffer) = self.step.take() else {
             unreachable!("reserve comes before steps");
         };
+        self.num_steps += 1;
         let step = match self.failure {
             None => buffer.upload(&self.stream, &batch, &inputs).map(Some),
             Some(_) => Ok(None),
@@ -412,8 +399,7 @@ impl Device for Cuda {
         let kernel = match cache.layout.dtype {
             KvDtype::Bf16 => &self.kernels.rope_and_store_bf16,
             KvDtype::Int8 => &self.kernels.rope_and_store_int8,
-        }
-        .clone();
+        };
         let config = shared_row_grid(step.num_rows, qkv.width().div_ceil(2 * VECTOR));
         launch!(
             self,
@@ -451,14 +437,6 @@ impl Device for Cuda {
         self.attend(step, params, q.address(), cache, layer, out.address());
     }
 
-    fn has_whole_sums(&self) -> bool {
-        true
-    }
-
-    fn all_reduce(&mut self, _: usize, _: &mut Rows<f32>) {
-        // The only rank has the sum.
-    }
-
     fn keep_rows(&mut self, step: &CudaStep, hidden: &mut Rows<f32>, attended: &mut Rows<bf16>) {
         if !step.keeps_all {
             self.gather(step.num_kept, step.kept_rows, hidden);
@@ -480,7 +458,6 @@ impl Device for Cuda {
             Output::Store,
             out.rows.address(),
         );
-        out.is_fetched = false;
     }
 
     fn context_logits(
@@ -520,15 +497,35 @@ impl Device for Cuda {
             return Err(failure.clone());
         }
         let len = num_rows * logits.rows.width();
-        logits.fetch(&self.stream, len).map_err(|error| {
-            let failure = self.failed("computing a step", &error);
-            self.failure = Some(failure.clone());
-            failure
-        })
+        logits
+            .fetch(&self.stream, self.num_steps, len)
+            .map_err(|error| {
+                let failure = self.failed("computing a step", &error);
+                self.failure = Some(failure.clone());
+                failure
+            })
     }
 }
 
 impl Cuda {
+    /// Bytes of device memory that steps of this capacity take: all that is reserved for them, but the KV cache. At
+    /// least as many as that, for the KV cache gets the rest.
+    pub fn num_step_bytes(
+        capacity: &StepCapacity,
+        widths: &StepWidths,
+        max_logits_rows: usize,
+    ) -> u64 {
+        let max_rows = capacity.max_num_tokens + gemm::MAX_ROUNDING;
+        let rows = max_rows * (4 * widths.sums + 2 * widths.inputs);
+        let gated = 8 * max_rows * widths.widest_inputs;
+        let logits = 4 * (max_logits_rows + gemm::MAX_ROUNDING) * widths.logits;
+        (rows + gated.max(context_logits_bytes(widths.logits)) + logits) as u64
+            + quantised_gemm::num_scratch_bytes(&widths.quantised, capacity.max_num_tokens) as u64
+            + (gemm::WORKSPACE_BYTES + attention::MAX_PARTIAL_BYTES) as u64
+            // Kernels, descriptors, the upload of a step, and what the driver rounds up.
+            + OTHER_BYTES
+    }
+
     /// Makes the scratch memory as large as this. Only while the model is loaded.
     fn need_scratch(&mut self, num_bytes: usize) -> Result<(), LoadError> {
         if self.scratch.num_bytes() < num_bytes {
@@ -582,8 +579,8 @@ impl Cuda {
         }
         let row_bytes = rows.row_bytes();
         let (kernel, unit) = match row_bytes.is_multiple_of(16) {
-            true => (self.kernels.gather_rows.clone(), 16),
-            false => (self.kernels.gather_rows_4.clone(), 4),
+            true => (&self.kernels.gather_rows, 16),
+            false => (&self.kernels.gather_rows_4, 4),
         };
         assert!(row_bytes.is_multiple_of(unit), "rows of {row_bytes} bytes");
         let units = row_bytes / unit;
@@ -656,6 +653,12 @@ impl Cuda {
         }
         self.copies = Some(buffer);
     }
+}
+
+/// Bytes of scratch memory for context logits, and for the states that they are computed from, which are narrower.
+fn context_logits_bytes(vocab_size: usize) -> usize {
+    (4 * CONTEXT_LOGITS_ROWS * vocab_size).next_multiple_of(256)
+        + 2 * CONTEXT_LOGITS_ROWS * vocab_size
 }
 
 /// Threads for a norm over rows of this width: the same for all rows of a width, since it decides the order of sums.

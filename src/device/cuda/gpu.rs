@@ -8,15 +8,6 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use crate::base::LoadError;
 
-/// The memory of a GPU, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GpuMemory {
-    /// What nobody uses.
-    pub free: u64,
-    /// All of it.
-    pub total: u64,
-}
-
 /// The number of GPUs; 0 without a driver.
 pub fn num_gpus() -> usize {
     let count = || {
@@ -26,20 +17,16 @@ pub fn num_gpus() -> usize {
     guarded(count).map_or(0, |count| usize::try_from(count).unwrap_or(0))
 }
 
-/// The memory of a GPU.
+/// The bytes of a GPU's memory that nobody uses.
 ///
 /// # Errors
 ///
 /// As opening it.
-pub fn gpu_memory(gpu: usize) -> Result<GpuMemory, LoadError> {
-    let context = open(gpu)?;
-    let (free, total) = context
+pub fn free_memory_bytes(gpu: usize) -> Result<u64, LoadError> {
+    let (free, _) = open(gpu)?
         .mem_get_info()
         .map_err(|error| load_error("asking for its free memory", &error))?;
-    Ok(GpuMemory {
-        free: free as u64,
-        total: total as u64,
-    })
+    Ok(free as u64)
 }
 
 /// Opens a GPU.

@@ -54,7 +54,7 @@ use crate::device::cuda::memory::{DeviceMemory, UploadBuffer};
 use crate::device::cuda::quantised_gemm::QuantisedProducts;
 use crate::device::cuda::step::StepBuffer;
 
-pub use gpu::{GpuMemory, gpu_memory, num_gpus};
+pub use gpu::{free_memory_bytes, num_gpus};
 pub use kernels::has_kernels;
 
 /// Which GPU to use, and the host's part of the work.
@@ -79,6 +79,8 @@ pub struct Cuda {
     scratch: DeviceMemory,
     /// There if a matrix is quantised.
     quantised: Option<QuantisedProducts>,
+    /// Steps that have begun.
+    num_steps: u64,
     /// The first error. Nothing is launched after it.
     failure: Option<StepError>,
     /// What a step uploads; there after [`Device::reserve`](super::Device::reserve).
@@ -98,18 +100,12 @@ impl Cuda {
         let context = gpu::open(options.gpu)?;
         let failed = |error: DriverError| gpu::load_error("opening the GPU", &error);
         let stream = context.new_stream().map_err(failed)?;
-        let num_threads = options
-            .num_threads
-            .or_else(|| std::thread::available_parallelism().ok())
-            .map_or(1, NonZeroUsize::get);
-        let pool = Pool::new(num_threads).map_err(|error| {
-            LoadError::Resource(format!("cannot start {num_threads} threads: {error}"))
-        })?;
         Ok(Self {
             gpu: options.gpu,
             kernels: Kernels::load(&context)?,
             gemm: Gemm::new(&stream, options.deterministic)?,
-            pool,
+            pool: Pool::of_device(options.num_threads)?,
+            num_steps: 0,
             scratch: DeviceMemory::new(&stream, 0)?,
             quantised: None,
             failure: None,

@@ -9,8 +9,8 @@ use super::gemm;
 use super::memory::DeviceMemory;
 use crate::base::LoadError;
 
-/// A matrix `[max_rows, width]` of `T` of which the first rows are in use. There is room for as many rows as a matrix
-/// product is rounded up to, from whichever row it begins.
+/// Memory for `max_rows` rows of `width` elements, of which a step uses the first ones. Behind the last row there is
+/// room for the rows that a matrix product is rounded up by.
 pub struct Rows<T> {
     memory: DeviceMemory,
     width: usize,
@@ -20,8 +20,8 @@ pub struct Rows<T> {
 /// Rows of logits, and where the host reads them.
 pub struct Logits {
     pub(super) rows: Rows<f32>,
-    /// Whether the host has the rows of the last product.
-    pub(super) is_fetched: bool,
+    /// The step whose rows the host has.
+    fetched_step: u64,
     host: PinnedHostSlice<f32>,
 }
 
@@ -89,7 +89,7 @@ impl Logits {
         };
         Ok(Self {
             rows: Rows::new(stream, max_rows, width)?,
-            is_fetched: false,
+            fetched_step: 0,
             host: host.map_err(|error| {
                 LoadError::Resource(format!(
                     "no pinned host memory for {max_rows} x {width} logits ({error}): lower max_batch_size"
@@ -98,7 +98,8 @@ impl Logits {
         })
     }
 
-    /// Waits for the stream's work, and copies the first `len` logits to the host unless they are there.
+    /// Waits for the work of the last step, and copies the first `len` logits to the host, unless that has been done.
+    /// Steps count from 1.
     ///
     /// # Errors
     ///
@@ -106,15 +107,19 @@ impl Logits {
     pub(super) fn fetch(
         &mut self,
         stream: &CudaStream,
+        step: u64,
         len: usize,
     ) -> Result<&mut [f32], DriverError> {
         let host = &mut self.host.as_mut_slice()?[..len];
-        if !self.is_fetched {
-            self.rows
-                .memory
-                .read(stream, bytemuck::cast_slice_mut(host))?;
-            stream.synchronize()?;
-            self.is_fetched = true;
+        if self.fetched_step != step {
+            match host.is_empty() {
+                true => stream.synchronize()?,
+                false => self
+                    .rows
+                    .memory
+                    .read(stream, bytemuck::cast_slice_mut(host))?,
+            }
+            self.fetched_step = step;
         }
         Ok(host)
     }

@@ -27,6 +27,7 @@ mod team;
 mod tests;
 
 use std::io;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,7 @@ pub use self::affinity::yield_to_others;
 use self::cores::Cores;
 use self::team::ThreadTeam;
 use super::disjoint_slice::DisjointSlice;
+use crate::base::LoadError;
 
 /// How long a turn lasts if another pool is waiting: long compared with the time to wake a thread.
 const TURN: Duration = Duration::from_millis(2);
@@ -76,6 +78,21 @@ impl Pool {
             held: Mutex::new(None),
         };
         Ok(Self(Arc::new(state)))
+    }
+
+    /// The pool of a device: with `num_threads`, or else as many as the CPU affinity and the control group's quota of
+    /// the process allow.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses a thread.
+    pub fn of_device(num_threads: Option<NonZeroUsize>) -> Result<Self, LoadError> {
+        let num_threads = num_threads
+            .or_else(|| std::thread::available_parallelism().ok())
+            .map_or(1, NonZeroUsize::get);
+        Self::new(num_threads).map_err(|error| {
+            LoadError::Resource(format!("cannot start {num_threads} threads: {error}"))
+        })
     }
 
     /// Threads that take part in a run, including the caller.

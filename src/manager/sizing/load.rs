@@ -10,7 +10,7 @@ use super::host_memory::{self, InstanceMemory};
 use crate::base::LoadError;
 use crate::config::{ModelConfig, Settings};
 use crate::device::cpu::{CpuOptions, Simd};
-use crate::device::cuda::{CudaOptions, gpu_memory};
+use crate::device::cuda::{CudaOptions, free_memory_bytes};
 use crate::engine::EngineConfig;
 use crate::runner::{
     CpuRunner, CudaRunner, KvFile, ModelSource, Runner, RunnerLimits, SyntheticOptions,
@@ -130,7 +130,7 @@ fn load_on_gpu(
 ) -> Result<LoadedRunner, LoadError> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock();
-    let free_bytes = gpu_memory(gpu)?.free;
+    let free_bytes = free_memory_bytes(gpu)?;
     let weight_bytes = model.num_weight_bytes()?;
     let left = free_bytes.saturating_sub(weight_bytes);
     // The activations of a step come first, and how many there are is known from the configuration without them.
