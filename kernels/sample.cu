@@ -32,7 +32,8 @@ struct SamplingRow {
     float top_p;
     // 0: all tokens.
     u32 top_k;
-    u32 unused;
+    // Not 0: the row is not read, and its answer is ASK_HOST.
+    u32 is_skipped;
 };
 
 // Instead of a token: a logit is NaN or +infinity; all are -infinity; see above.
@@ -242,6 +243,10 @@ KERNEL(sample, 1024)
     SHARED_ARRAY(u64, scratch, WARP_SIZE);
     SHARED_ARRAY(Search, found, 1);
     const SamplingRow row = rows[blockIdx.x];
+    if (row.is_skipped != 0) {
+        if (threadIdx.x == 0) tokens[blockIdx.x] = ASK_HOST;
+        return;
+    }
     const float* const logits = all_logits + static_cast<size_t>(blockIdx.x) * vocab_size;
     const auto largest_of = [](u64 a, u64 b) { return a > b ? a : b; };
     const auto sum_of = [](u64 a, u64 b) { return a + b; };

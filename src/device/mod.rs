@@ -36,8 +36,8 @@ pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
-    EmbeddingTable, Linear, Norm, Output, PackedWeights, QuantisedWidths, RopeParams, StepCapacity,
-    StepInputs, StepWidths,
+    DeviceSample, EmbeddingTable, Linear, Norm, Output, PackedWeights, QuantisedWidths, RopeParams,
+    StepCapacity, StepInputs, StepResults, StepWidths,
 };
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape};
 pub use pool::{Pool, Turn, yield_to_others};
@@ -55,13 +55,13 @@ pub use rope::RopeTable;
 ///         begin_step                             everything that the step needs from the host
 ///           embed, rms_norm                      or their fused forms, in an order that depends only on
 ///           project, rope_and_store, ...         the shape of the step
-///           logits
+///           logits, sample
 ///         end_step
-///         host_logits                            where the sampler reads them
+///         results                                for the host's sampler: what the device has not sampled
 /// ```
 ///
 /// Operations may run later than they are called, in order. Only [`Device::context_logits`],
-/// [`Device::end_step`] and [`Device::host_logits`] may wait for them: so a device can upload a step at once in
+/// [`Device::end_step`], [`Device::results`] and [`Device::host_logits`] may wait for them: so a device can upload a step at once in
 /// [`Device::begin_step`], record its operations the first time that it sees a shape and replay them after
 /// that, and fetch results when they are read.
 ///
@@ -94,6 +94,9 @@ pub trait Device: Sized {
     type HostBlocks;
     /// A step between [`Device::begin_step`] and [`Device::end_step`].
     type Step<'a>;
+
+    /// Whether it samples tokens by itself. Then steps come with [`StepInputs::sampling`].
+    const SAMPLES: bool = false;
 
     /// Opens the device.
     ///
@@ -337,6 +340,9 @@ pub trait Device: Sized {
         out: &mut Self::Logits,
     );
 
+    /// Samples from the step's rows of logits where [`StepInputs::sampling`] says how. By default the host samples all.
+    fn sample(&mut self, _step: &Self::Step<'_>, _logits: &mut Self::Logits) {}
+
     /// `out = states[rows] * W^T`, in memory of the host. For the logits of prompts, which are rarely wanted.
     fn context_logits(
         &mut self,
@@ -348,6 +354,22 @@ pub trait Device: Sized {
 
     /// Ends a step.
     fn end_step(&mut self, step: Self::Step<'_>);
+
+    /// The results of a step with `num_rows` rows of logits, once they are there. By default these are the logits.
+    ///
+    /// # Errors
+    ///
+    /// If an operation of this step or of an earlier one has failed.
+    fn results<'l>(
+        &mut self,
+        logits: &'l mut Self::Logits,
+        num_rows: usize,
+    ) -> Result<StepResults<'l>, StepError> {
+        Ok(StepResults {
+            logits: self.host_logits(logits, num_rows)?,
+            samples: &[],
+        })
+    }
 
     /// The first rows of logits in memory of the host, once they are there. After a change by the caller, a second
     /// call in the same step gives the changed ones.

@@ -4,6 +4,7 @@ use super::Device;
 use super::attention::{HeadShape, QkNorm};
 use super::kv_batch::KvSpan;
 use crate::base::{BlockId, TokenId};
+use crate::sampling::{PlainSampling, SampleError};
 
 /// Everything about a step that comes from the host.
 #[derive(Clone, Copy)]
@@ -18,6 +19,19 @@ pub struct StepInputs<'a> {
     pub kept_rows: &'a [u32],
     /// Which of the kept rows tokens are sampled from, ascending, as indices into `kept_rows`.
     pub sampled_rows: &'a [u32],
+    /// How tokens are sampled from these rows where the device may do it, one for each of them; empty: nowhere.
+    pub sampling: &'a [Option<PlainSampling>],
+}
+
+/// What a device has sampled from a row of logits; `None`: the host has to.
+pub type DeviceSample = Option<Result<TokenId, SampleError>>;
+
+/// The results of a step in memory of the host.
+pub struct StepResults<'l> {
+    /// `[num_rows, vocab_size]`. Rows that the device has sampled from may hold anything.
+    pub logits: &'l mut [f32],
+    /// What the device has sampled, one for each row; empty: nothing.
+    pub samples: &'l [DeviceSample],
 }
 
 /// The largest step that a device has to compute.

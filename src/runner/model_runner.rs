@@ -127,6 +127,9 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         self.check_plan(&plan)?;
         self.layout.set(&plan);
+        if D::SAMPLES {
+            self.layout.set_sampling(&plan);
+        }
         self.move_blocks(plan.moves);
         if plan.token_ids.is_empty() {
             return Ok(());
@@ -134,10 +137,10 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         self.sampling.begin(&plan, &self.layout);
         self.forward(&plan);
         let num_rows = self.layout.num_sampled_rows();
-        let logits = self.device.host_logits(&mut self.logits, num_rows)?;
+        let results = self.device.results(&mut self.logits, num_rows)?;
         let threads = self.device.host_threads();
         self.sampling
-            .sample(threads, &plan, &self.layout, logits, output);
+            .sample(threads, &plan, &self.layout, results, output);
         let vocab_size = self.vocab_size;
         self.probe.ended(Operation::Sampling, || {
             Work::elements(num_rows, vocab_size, 4, 0)
@@ -151,7 +154,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     pub fn logits(&mut self) -> &[f32] {
         let num_rows = self.layout.num_sampled_rows();
         let logits = self.device.host_logits(&mut self.logits, num_rows);
-        // They are on the host since the run, which would have failed.
+        // The run would have failed before.
         logits.map_or(&[], |logits| logits)
     }
 
@@ -232,6 +235,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             decoder.keep_sampled_rows(device, &step);
         }
         decoder.logits(device, layout.num_sampled_rows(), &mut self.logits, probe);
+        device.sample(&step, &mut self.logits);
         device.end_step(step);
     }
 }

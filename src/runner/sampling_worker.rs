@@ -1,7 +1,16 @@
 //! One thread's part of sampling.
 
+use crate::base::TokenId;
 use crate::engine::{BeamCandidates, ExtraOutputs, Sampled, StepPlan};
-use crate::sampling::{LogProbs, Sampler};
+use crate::sampling::{LogProbs, SampleError, Sampler};
+
+/// A row from which a token is sampled.
+pub(super) enum Row<'a> {
+    /// Its logits.
+    Logits(&'a mut [f32]),
+    /// What the device has sampled. Nothing but the token is wanted then.
+    Sampled(Result<TokenId, SampleError>),
+}
 
 /// Samples the rows of one sequence at a time, and holds what it has sampled until the step ends.
 pub(super) struct SamplingWorker {
@@ -33,18 +42,19 @@ impl SamplingWorker {
         plan: &StepPlan<'_>,
         index: usize,
         first_row: usize,
-        rows: impl Iterator<Item = &'a mut [f32]>,
+        rows: impl Iterator<Item = Row<'a>>,
     ) {
-        if let Some(num_candidates) = plan.num_candidates(index) {
-            for logits in rows {
-                let sampled = self.find_candidates(plan, index, first_row, logits, num_candidates);
-                self.chosen.push((first_row, sampled));
-            }
-            return;
-        }
+        let num_candidates = plan.num_candidates(index);
         let drafts = plan.drafts(&plan.sequences[index]);
-        for (num_accepted, logits) in rows.enumerate() {
-            let sampled = self.sample_token(plan, index, num_accepted, logits);
+        for (num_accepted, row) in rows.enumerate() {
+            let sampled = match (row, num_candidates) {
+                (Row::Sampled(Ok(token)), _) => Sampled::Token(token),
+                (Row::Sampled(Err(error)), _) => Sampled::Failed(error),
+                (Row::Logits(logits), None) => self.sample_token(plan, index, num_accepted, logits),
+                (Row::Logits(logits), Some(num)) => {
+                    self.find_candidates(plan, index, first_row, logits, num)
+                }
+            };
             self.chosen.push((first_row + num_accepted, sampled));
             let draft = drafts.get(num_accepted).copied();
             if draft.is_none_or(|draft| sampled != Sampled::Token(draft)) {

@@ -13,6 +13,7 @@ use std::ops::Range;
 use super::limits::RunnerLimits;
 use crate::device::{KvSpan, StepInputs};
 use crate::engine::StepPlan;
+use crate::sampling::PlainSampling;
 
 /// The layout of one step. It is reused from step to step.
 pub(super) struct StepLayout {
@@ -23,6 +24,8 @@ pub(super) struct StepLayout {
     sequences: Vec<usize>,
     /// For each of them, the first of its rows in `sampled_rows`.
     starts: Vec<u32>,
+    /// For each of the sampled rows, how a device may sample from it. Empty if it does not.
+    sampling: Vec<Option<PlainSampling>>,
     contexts: Vec<ContextRows>,
 }
 
@@ -46,6 +49,7 @@ impl StepLayout {
             sampled_rows: Vec::with_capacity(max_sampled_rows),
             sequences: Vec::with_capacity(max_sequences),
             starts: Vec::with_capacity(max_sequences),
+            sampling: Vec::with_capacity(max_sampled_rows),
             contexts: Vec::new(),
         }
     }
@@ -57,6 +61,7 @@ impl StepLayout {
         self.sampled_rows.clear();
         self.sequences.clear();
         self.starts.clear();
+        self.sampling.clear();
         self.contexts.clear();
         for (index, sequence) in plan.sequences.iter().enumerate() {
             self.spans.push(KvSpan {
@@ -87,6 +92,19 @@ impl StepLayout {
         }
     }
 
+    /// Adds how a device may sample the tokens of `plan`, whose layout this is: wherever nothing but the token is wanted,
+    /// and its logits are not changed.
+    pub fn set_sampling(&mut self, plan: &StepPlan<'_>) {
+        for &index in &self.sequences {
+            let num_drafts = plan.sequences[index].num_drafts as usize;
+            let is_only_token = !plan.outputs(index).is_any_per_token();
+            self.sampling.extend((0..=num_drafts).map(|num_accepted| {
+                let input = plan.sampling_input_after(index, num_accepted);
+                PlainSampling::of(input).filter(|_| is_only_token)
+            }));
+        }
+    }
+
     /// What a device needs for the forward pass over `plan`, whose layout this is.
     pub fn inputs<'a>(&'a self, plan: &StepPlan<'a>) -> StepInputs<'a> {
         StepInputs {
@@ -95,6 +113,7 @@ impl StepLayout {
             block_tables: plan.block_tables,
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
+            sampling: &self.sampling,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Sampling: from rows of logits in host memory to the results of a step.
 //!
 //! It knows nothing of the device that has computed the logits, and it defines what is sampled: a device
-//! that samples by itself has to choose the same tokens.
+//! that samples some rows by itself chooses the same tokens, and these rows are not sampled here.
 //!
 //! ```text
 //! begin       masks of guides are requested, to be computed on a thread of their own
@@ -12,9 +12,9 @@
 
 use super::guide_thread::GuideThread;
 use super::limits::RunnerLimits;
-use super::sampling_worker::SamplingWorker;
+use super::sampling_worker::{Row, SamplingWorker};
 use super::step_layout::StepLayout;
-use crate::device::Pool;
+use crate::device::{DeviceSample, Pool, StepResults};
 use crate::engine::{BeamCandidates, ExtraOutputs, PlannedSequence, Sampled, StepOutput, StepPlan};
 use crate::sampling::prepare_batches;
 
@@ -67,20 +67,21 @@ impl StepSampling {
         self.extra_outputs.push((index, extra_outputs));
     }
 
-    /// Samples from `logits`, `[num_sampled_rows, vocab_size]`, and appends the results of the step to
-    /// `output`. Penalties, biases and guides change the logits in place.
+    /// Samples from the logits of `results`, `[num_sampled_rows, vocab_size]`, where the device has not, and appends
+    /// the results of the step to `output`. Penalties, biases and guides change the logits in place.
     ///
     /// # Panics
     ///
-    /// If `logits` has another shape, or `threads` is not the pool that this was made for.
+    /// If the logits have another shape, or `threads` is not the pool that this was made for.
     pub fn sample(
         &mut self,
         threads: &mut Pool,
         plan: &StepPlan<'_>,
         layout: &StepLayout,
-        logits: &mut [f32],
+        results: StepResults<'_>,
         output: &mut StepOutput,
     ) {
+        let StepResults { logits, samples } = results;
         assert_eq!(
             logits.len(),
             layout.num_sampled_rows() * self.vocab_size,
@@ -88,7 +89,7 @@ impl StepSampling {
         );
         self.guide_thread.cancel_pending();
         self.prepare_processors(plan, layout, logits);
-        self.sample_rows(threads, plan, layout, logits);
+        self.sample_rows(threads, plan, layout, logits, samples);
         self.append_tokens(plan, layout, output);
         self.append_candidates(output);
         self.append_extra_outputs(plan, output);
@@ -111,19 +112,31 @@ impl StepSampling {
         plan: &StepPlan<'_>,
         layout: &StepLayout,
         logits: &mut [f32],
+        samples: &[DeviceSample],
     ) {
         let vocab_size = self.vocab_size;
         let (sequences, starts) = (layout.sequences(), layout.starts());
-        threads.for_each_group(
-            &mut self.workers,
-            logits,
-            vocab_size,
-            starts,
-            |worker, group, logits| {
-                let rows = logits.chunks_exact_mut(vocab_size);
-                worker.sample(plan, sequences[group], starts[group] as usize, rows);
-            },
-        );
+        let sample = |worker: &mut SamplingWorker, group: usize, logits: &mut [f32]| {
+            let first_row = starts[group] as usize;
+            let rows = logits.chunks_exact_mut(vocab_size).enumerate();
+            let rows = rows.map(|(row, logits)| match samples.get(first_row + row) {
+                Some(Some(sample)) => Row::Sampled(*sample),
+                _ => Row::Logits(logits),
+            });
+            worker.sample(plan, sequences[group], first_row, rows);
+        };
+        if !samples.is_empty() && samples.iter().all(Option::is_some) {
+            // Nothing that is worth waking a thread.
+            for (group, &start) in starts.iter().enumerate() {
+                let next = starts
+                    .get(group + 1)
+                    .map_or(samples.len(), |&it| it as usize);
+                let logits = &mut logits[start as usize * vocab_size..next * vocab_size];
+                sample(&mut self.workers[0], group, logits);
+            }
+        } else {
+            threads.for_each_group(&mut self.workers, logits, vocab_size, starts, sample);
+        }
         self.chosen.clear();
         self.chosen.resize(layout.num_sampled_rows(), None);
         for worker in &mut self.workers {

@@ -21,6 +21,7 @@ mod id_words;
 mod log_probs;
 mod params;
 mod peaks;
+mod plain_sampling;
 mod processor_batches;
 mod processors;
 mod random;
@@ -44,6 +45,7 @@ pub use log_probs::LogProbs;
 pub use params::{
     BatchRow, LogitsProcessor, Owner, ProcessBatch, ProcessLogits, SamplingInput, SamplingParams,
 };
+pub use plain_sampling::PlainSampling;
 pub use processor_batches::prepare_batches;
 pub use processors::{forbid, forbid_all_but};
 pub use sampler::Sampler;

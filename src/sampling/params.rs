@@ -153,6 +153,14 @@ impl<'a> SamplingInput<'a> {
     pub fn generated(&self) -> &'a [TokenId] {
         &self.tokens[self.num_prompt_tokens..]
     }
+
+    /// `top_p` of the next token, after its decay.
+    pub(super) fn top_p(&self) -> f32 {
+        match &self.params.top_p_decay {
+            None => self.params.top_p,
+            Some(decay) => decay.top_p(self.params.top_p, self.generated()),
+        }
+    }
 }
 
 /// Changes the logits from which the next token of a sequence is chosen (the logits post-processor of TensorRT-LLM's

@@ -80,7 +80,7 @@ pub fn forbid_all_but(logits: &mut [f32], allowed: &[TokenId]) {
     }
 }
 
-fn has_penalties(params: &SamplingParams) -> bool {
+pub(super) fn has_penalties(params: &SamplingParams) -> bool {
     params.repetition_penalty != 1.0
         || params.presence_penalty != 0.0
         || params.frequency_penalty != 0.0

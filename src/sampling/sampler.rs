@@ -146,17 +146,12 @@ impl Sampler {
 
     /// The tokens that may be drawn.
     fn cut(&mut self, logits: &[f32], softmax: Softmax, input: SamplingInput<'_>) -> Option<Cut> {
-        let params = input.params;
-        let top_p = match &params.top_p_decay {
-            None => params.top_p,
-            Some(decay) => decay.top_p(params.top_p, input.generated()),
-        };
         self.truncation.cut(
             logits,
             &self.peaks,
             softmax,
-            params,
-            top_p,
+            input.params,
+            input.top_p(),
             &mut self.masses,
         )
     }

@@ -1,13 +1,25 @@
 //! The decoder on the stand-in for a GPU, compared with the CPU and with itself.
 
+use std::sync::Arc;
+
+use half::bf16;
 use inflight_cuda_stand_in::StandIn;
+use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
+use triton_inflight::device::{
+    Device, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan, Norm, RawMatrix, Stacking,
+    StepCapacity, StepInputs,
+};
+use triton_inflight::engine::OutputOptions;
+use triton_inflight::sampling::{
+    Owner, PlainSampling, Sampler, SamplingInput, SamplingParams, TopPDecay,
+};
 
 use crate::devices::{
     assert_devices_agree, assert_host_blocks_change_nothing, assert_same_bits, requests, setups,
 };
 use crate::missing::present_or_reported;
-use crate::support::{Setup, fixture, serve};
+use crate::support::{Request, Setup, fixture, serve};
 
 /// Runs the body of a test, whose path is given, on the stand-in, in a process of its own.
 pub fn on_stand_in(stand_in: StandIn, test: &str, body: impl FnOnce()) {
@@ -75,5 +87,165 @@ fn what_comes_back_from_pinned_memory_gives_the_same_bits() {
             ..CudaOptions::default()
         };
         assert_host_blocks_change_nothing::<Cuda>("llama3", &options);
+    });
+}
+
+/// Requests that are sampled in different ways: on a GPU, and with options that only the host knows.
+fn sampled_requests() -> Vec<Request> {
+    let changes: [fn(&mut SamplingParams); 8] = [
+        |params| params.temperature = 0.0,
+        |_| {},
+        |params| params.top_k = 5,
+        |params| params.top_p = 0.9,
+        |params| (params.min_p, params.top_k) = (0.05, 40),
+        |params| {
+            params.top_p_decay = Some(TopPDecay {
+                factor: 0.9,
+                min: 0.1,
+                reset_ids: Vec::new(),
+            });
+        },
+        |params| params.repetition_penalty = 1.3,
+        |params| params.logit_bias = Arc::from([(7, 2.0)]),
+    ];
+    let requests = requests().into_iter().cycle().zip(changes).enumerate();
+    requests
+        .map(|(index, (request, change))| {
+            let mut sampling = SamplingParams {
+                temperature: 0.8,
+                seed: 100 + index as u64,
+                ..SamplingParams::default()
+            };
+            change(&mut sampling);
+            Request {
+                sampling,
+                outputs: OutputOptions::default(),
+                ..request
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn a_gpu_samples_the_tokens_that_the_host_samples() {
+    let test = "a_gpu_samples_the_tokens_that_the_host_samples";
+    on_a_gpu(StandIn::new().set("SEED", 3), test, |options| {
+        let on_gpu = sampled_requests();
+        // The host has to see the logits of a token whose log-probabilities are wanted.
+        let on_host: Vec<_> = on_gpu
+            .iter()
+            .cloned()
+            .map(|request| Request {
+                outputs: OutputOptions {
+                    log_probs: Some(0),
+                    ..OutputOptions::default()
+                },
+                ..request
+            })
+            .collect();
+        for (what, setup) in setups() {
+            let load = || setup.load_on::<Cuda>(&fixture("llama3"), &options);
+            let (on_gpu, _) = serve(&mut load(), &setup, &on_gpu);
+            let (on_host, _) = serve(&mut load(), &setup, &on_host);
+            for (on_gpu, on_host) in on_gpu.iter().zip(&on_host) {
+                assert_eq!(on_host.log_probs.len(), on_host.tokens.len());
+                assert_same_bits(what, on_host, on_gpu);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_gpu_leaves_rows_to_the_host() {
+    on_a_gpu(StandIn::new(), "a_gpu_leaves_rows_to_the_host", |options| {
+        const VOCAB_SIZE: usize = 200;
+        const HIDDEN_SIZE: usize = 16;
+        let mut gpu = Cuda::open(&options).expect("a GPU");
+        let number = |index: usize| bf16::from_f32((index * 37 % 101) as f32 / 50.0 - 1.0);
+        let rows: Vec<_> = (0..VOCAB_SIZE * HIDDEN_SIZE).map(number).collect();
+        let bytes: Vec<_> = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
+        let matrix = RawMatrix::new(Dtype::Bf16, VOCAB_SIZE, HIDDEN_SIZE, &bytes);
+        let lm_head = gpu.pack(&[matrix], Stacking::Concatenated).expect("memory");
+        let lm_head = lm_head.expect("finite weights");
+        let weight = gpu.upload_vector(vec![1.0; HIDDEN_SIZE]).expect("memory");
+        let mut sums = gpu.alloc_sums(8, HIDDEN_SIZE).expect("memory");
+        let mut states = gpu.alloc_inputs(8, HIDDEN_SIZE).expect("memory");
+        let mut logits = gpu.alloc_logits(8, VOCAB_SIZE).expect("memory");
+        let layout = KvLayout {
+            num_kv_heads: 1,
+            head_dim: 64,
+            block_size: BlockSize::new(16).expect("not zero"),
+            dtype: KvDtype::Bf16,
+        };
+        let cache = gpu.alloc_kv_cache(layout, 1, 4).expect("memory");
+        let capacity = StepCapacity {
+            max_num_tokens: 8,
+            max_num_sequences: 4,
+            max_seq_len: 16,
+            max_blocks_per_sequence: 1,
+            num_q_heads: 1,
+        };
+        gpu.reserve(&cache, &capacity).expect("memory");
+
+        let params = |temperature| SamplingParams {
+            temperature,
+            seed: 5,
+            top_k: 20,
+            ..SamplingParams::default()
+        };
+        let params = [params(0.0), params(1.0), params(0.7), params(2.0)];
+        let inputs_of = |params| SamplingInput {
+            params,
+            tokens: &[3, 4],
+            num_prompt_tokens: 1,
+            beam: 0,
+            owner: Owner::default(),
+        };
+        for left in [vec![], vec![1], vec![0, 2, 3], vec![0, 1, 2, 3]] {
+            let sampling: Vec<_> = (0..4)
+                .map(|row| {
+                    PlainSampling::of(inputs_of(&params[row])).filter(|_| !left.contains(&row))
+                })
+                .collect();
+            let spans = [0, 1, 2, 3].map(|row| KvSpan {
+                tokens: row..row + 1,
+                kv_len: 1,
+                block_table: row..row + 1,
+            });
+            let inputs = StepInputs {
+                token_ids: &[7, 19, 101, 150],
+                spans: &spans,
+                block_tables: &[0, 1, 2, 3].map(BlockId),
+                kept_rows: &[0, 1, 2, 3],
+                sampled_rows: &[0, 1, 2, 3],
+                sampling: &sampling,
+            };
+            let step = gpu.begin_step(&cache, inputs);
+            gpu.embed(&step, EmbeddingTable::Tied(&lm_head), &mut sums);
+            let norm = Norm {
+                weight: &weight,
+                eps: 1e-5,
+            };
+            gpu.rms_norm(4, &sums, norm, &mut states);
+            gpu.logits(4, &states, &lm_head, &mut logits);
+            gpu.sample(&step, &mut logits);
+            gpu.end_step(step);
+            let results = gpu.results(&mut logits, 4).expect("the step runs");
+            let samples = results.samples.to_vec();
+            let fetched = results.logits.to_vec();
+            let all = gpu.host_logits(&mut logits, 4).expect("the step runs");
+            let rows = all
+                .chunks_exact(VOCAB_SIZE)
+                .zip(fetched.chunks_exact(VOCAB_SIZE));
+            for (row, (logits, fetched)) in rows.enumerate() {
+                let mut sampler = Sampler::new(VOCAB_SIZE);
+                let token = sampler.sample(&mut logits.to_vec(), inputs_of(&params[row]));
+                let sample = samples.get(row).copied().flatten();
+                match left.contains(&row) {
+                    true => assert_eq!((sample, fetched), (None, logits), "row {row}"),
+                    false => assert_eq!(sample, Some(token), "row {row}"),
+                }
+            }
+        }
     });
 }

@@ -21,7 +21,7 @@ struct Row {
     temperature: f32,
     top_p: f32,
     top_k: u32,
-    unused: u32,
+    is_skipped: u32,
 }
 
 impl Row {
@@ -33,7 +33,7 @@ impl Row {
             temperature: params.temperature,
             top_p: params.top_p,
             top_k: params.top_k,
-            unused: 0,
+            is_skipped: 0,
         }
     }
 }
@@ -197,9 +197,12 @@ fn rows_that_cannot_be_sampled_say_why() {
         with(at, f32::INFINITY),
         vec![f32::NEG_INFINITY; vocab_size],
         good.clone(),
+        with(at, f32::NAN),
     ];
-    let rows = [Row::new(&params, 3); 4];
+    let mut rows = [Row::new(&params, 3); 5];
+    rows[4].is_skipped = 1;
     let tokens = sample(random, &all.concat(), &rows, vocab_size);
     assert_eq!(tokens[..3], [NOT_FINITE, NOT_FINITE, NONE_ALLOWED]);
     assert!(tokens[3] < vocab_size as u32 || tokens[3] == ASK_HOST);
+    assert_eq!(tokens[4], ASK_HOST);
 }

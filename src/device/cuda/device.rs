@@ -10,17 +10,18 @@ use super::gemm::{self, Operands};
 use super::host_blocks::HostBlocks;
 use super::kernels::{launch, row_grid, shared_row_grid};
 use super::kv_cache::KvCache;
+use super::logits::{Logits, SAMPLE_THREADS};
 use super::matrix::{Matrix, Weights};
 use super::memory::{self, DeviceMemory, UploadBuffer};
 use super::quantised_gemm::{self, QuantisedProduct, QuantisedProducts};
-use super::rows::{Logits, Rows};
+use super::rows::Rows;
 use super::step::{CudaStep, StepBuffer};
 use super::{Cuda, CudaOptions};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::device::{
     AttentionParams, Device, EmbeddingTable, FloatRows, KvBatch, KvDtype, KvLayout, Linear, Norm,
     NotFinite, Output, PackedBytes, PackedReader, PackedShape, PackedWeights, Pool, QuantisedRows,
-    RopeParams, RopeTable, Stacking, StepCapacity, StepInputs, StepWidths,
+    RopeParams, RopeTable, Stacking, StepCapacity, StepInputs, StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -67,6 +68,8 @@ impl Device for Cuda {
     type KvCache = KvCache;
     type HostBlocks = HostBlocks;
     type Step<'a> = CudaStep;
+
+    const SAMPLES: bool = true;
 
     fn open(options: &CudaOptions) -> Result<Self, LoadError> {
         Self::new(options)
@@ -161,7 +164,7 @@ impl Device for Cuda {
 
     fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<Logits, LoadError> {
         self.need_scratch(context_logits_bytes(width))?;
-        Logits::new(&self.stream, max_rows, width)
+        Logits::new(&self.stream, &self.kernels, max_rows, width)
     }
 
     fn alloc_kv_cache(
@@ -460,6 +463,27 @@ impl Device for Cuda {
         );
     }
 
+    fn sample(&mut self, step: &CudaStep, logits: &mut Logits) {
+        let Some((kernel, shared_mem_bytes)) = logits.sample.as_ref().filter(|_| step.sampling > 0)
+        else {
+            return;
+        };
+        let config = LaunchConfig {
+            shared_mem_bytes: *shared_mem_bytes,
+            ..row_grid(step.num_sampled, SAMPLE_THREADS)
+        };
+        launch!(
+            self,
+            kernel,
+            "sample",
+            config,
+            logits.tokens.address(),
+            logits.rows.address(),
+            step.sampling,
+            logits.rows.width() as i32
+        );
+    }
+
     fn context_logits(
         &mut self,
         states: &Rows<bf16>,
@@ -488,22 +512,28 @@ impl Device for Cuda {
 
     fn end_step(&mut self, _: CudaStep) {}
 
+    fn results<'l>(
+        &mut self,
+        logits: &'l mut Logits,
+        num_rows: usize,
+    ) -> Result<StepResults<'l>, StepError> {
+        self.check()?;
+        let is_sampled = match (&self.step, &logits.sample) {
+            (Some(step), Some(_)) => step.is_sampled(),
+            _ => &[],
+        };
+        let results = logits.results(&self.stream, self.num_steps, num_rows, is_sampled);
+        results.map_err(|error| self.step_failed(&error))
+    }
+
     fn host_logits<'l>(
         &mut self,
         logits: &'l mut Logits,
         num_rows: usize,
     ) -> Result<&'l mut [f32], StepError> {
-        if let Some(failure) = &self.failure {
-            return Err(failure.clone());
-        }
-        let len = num_rows * logits.rows.width();
-        logits
-            .fetch(&self.stream, self.num_steps, len)
-            .map_err(|error| {
-                let failure = self.failed("computing a step", &error);
-                self.failure = Some(failure.clone());
-                failure
-            })
+        self.check()?;
+        let rows = logits.host_rows(&self.stream, self.num_steps, num_rows);
+        rows.map_err(|error| self.step_failed(&error))
     }
 }
 

@@ -1,9 +1,12 @@
 //! Device memory, and pinned memory of the host.
 
+use std::ptr::NonNull;
+use std::slice;
 use std::sync::Arc;
 
 use cudarc::driver::{
-    CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, PinnedHostSlice, result,
+    CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, PinnedHostSlice, ValidAsZeroBits,
+    result, sys,
 };
 
 use super::gpu::load_error;
@@ -16,12 +19,30 @@ pub(super) struct DeviceMemory {
     num_bytes: usize,
 }
 
-/// Pinned memory of the host, and its copy on the device.
+/// Pinned memory of the host, zero at first. The bindings' own type asks the driver about an event at every access.
+pub(super) struct PinnedMemory<T> {
+    first: NonNull<T>,
+    len: usize,
+    /// Frees it.
+    _memory: PinnedHostSlice<T>,
+}
+
+// SAFETY: it owns the memory, as a `Vec` does.
+unsafe impl<T: Send> Send for PinnedMemory<T> {}
+
+/// Memory on the device that is filled from the host, time and again.
 pub(super) struct UploadBuffer {
-    staging: PinnedHostSlice<u32>,
-    /// The last upload has read the staging memory.
-    uploaded: CudaEvent,
+    /// One is filled while the device may still read the other.
+    stagings: [Staging; 2],
+    /// The one to be filled next.
+    next: usize,
     device: DeviceMemory,
+}
+
+struct Staging {
+    words: PinnedMemory<u32>,
+    /// The last upload has read it.
+    uploaded: CudaEvent,
 }
 
 impl DeviceMemory {
@@ -123,6 +144,92 @@ impl DeviceMemory {
         unsafe { result::memcpy_dtoh_async(out, self.address, stream.cu_stream()) }?;
         stream.synchronize()
     }
+
+    /// Copies bytes from `offset` on to pinned memory, after the stream's other work. They are there once the stream has
+    /// been waited for.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses.
+    ///
+    /// # Panics
+    ///
+    /// The bytes exceed this memory.
+    pub fn read_later<T: bytemuck::Pod>(
+        &self,
+        stream: &CudaStream,
+        offset: usize,
+        out: &mut [T],
+    ) -> Result<(), DriverError> {
+        assert!(
+            offset + size_of_val(out) <= self.num_bytes,
+            "{} bytes from {offset} of {}",
+            size_of_val(out),
+            self.num_bytes
+        );
+        if out.is_empty() {
+            return Ok(());
+        }
+        stream.context().bind_to_thread()?;
+        let source = self.address + offset as u64;
+        // SAFETY: the source holds as many bytes. The target is pinned memory of a buffer that lives as long as the stream,
+        // whose owner waits for the stream before it reads or writes there.
+        unsafe { result::memcpy_dtoh_async(out, source, stream.cu_stream()) }
+    }
+}
+
+impl<T: bytemuck::Pod + ValidAsZeroBits> PinnedMemory<T> {
+    /// Reserves memory that the host writes and reads.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough.
+    pub fn new(stream: &CudaStream, len: usize) -> Result<Self, LoadError> {
+        Self::with_flags(stream, len, 0)
+    }
+
+    /// Reserves memory that the host only writes, one word after the other.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough.
+    pub fn for_writing(stream: &CudaStream, len: usize) -> Result<Self, LoadError> {
+        Self::with_flags(stream, len, sys::CU_MEMHOSTALLOC_WRITECOMBINED)
+    }
+
+    /// The elements. Nothing on the device may write them now.
+    pub fn as_slice(&self) -> &[T] {
+        // SAFETY: the memory holds `len` elements, zeroed at first, and is ours.
+        unsafe { slice::from_raw_parts(self.first.as_ptr(), self.len) }
+    }
+
+    /// The elements. Nothing on the device may access them now.
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        // SAFETY: as above.
+        unsafe { slice::from_raw_parts_mut(self.first.as_ptr(), self.len) }
+    }
+
+    fn with_flags(stream: &CudaStream, len: usize, flags: u32) -> Result<Self, LoadError> {
+        let len = len.max(1);
+        let reserve = || {
+            // SAFETY: it is zeroed below.
+            let mut memory = unsafe { stream.context().alloc_pinned_with_flags::<T>(len, flags) }?;
+            Ok((memory.as_mut_ptr()?, memory))
+        };
+        let (first, memory) = reserve().map_err(|error: DriverError| {
+            LoadError::Resource(format!(
+                "no {} bytes of pinned host memory ({error}): lower max_num_tokens or max_batch_size",
+                len.saturating_mul(size_of::<T>())
+            ))
+        })?;
+        // SAFETY: the memory holds `len` elements, and zeros are one.
+        unsafe { first.write_bytes(0, len) };
+        Ok(Self {
+            first: NonNull::new(first).expect("memory has an address"),
+            len,
+            _memory: memory,
+        })
+    }
 }
 
 /// Copies bytes of one buffer on the GPU to another one, after the stream's other work.
@@ -150,32 +257,30 @@ impl UploadBuffer {
     /// There is not enough memory.
     pub fn new(stream: &Arc<CudaStream>, num_words: usize) -> Result<Self, LoadError> {
         let num_words = num_words.max(1);
-        let reserve = || {
-            // SAFETY: it is written before it is read, and u32 has no invalid values.
-            let staging = unsafe { stream.context().alloc_pinned::<u32>(num_words) }?;
-            Ok((staging, stream.context().new_event(None)?))
+        let staging = || {
+            let uploaded = stream.context().new_event(None);
+            Ok(Staging {
+                words: PinnedMemory::for_writing(stream, num_words)?,
+                uploaded: uploaded.map_err(|error| load_error("creating an event", &error))?,
+            })
         };
-        let (staging, uploaded) = reserve().map_err(|error: DriverError| {
-            LoadError::Resource(format!(
-                "no {} bytes of pinned host memory ({error}): lower max_num_tokens or max_batch_size",
-                4 * num_words
-            ))
-        })?;
         Ok(Self {
-            staging,
-            uploaded,
+            stagings: [staging()?, staging()?],
+            next: 0,
             device: DeviceMemory::new(stream, 4 * num_words)?,
         })
     }
 
-    /// The words to be uploaded next, once the last upload has read them.
+    /// The words to be uploaded next, once the upload before the last one has read them. They have to be written before
+    /// they are uploaded.
     ///
     /// # Errors
     ///
     /// The driver refuses.
     pub fn staging(&mut self) -> Result<&mut [u32], DriverError> {
-        self.uploaded.synchronize()?;
-        self.staging.as_mut_slice()
+        let staging = &mut self.stagings[self.next];
+        staging.uploaded.synchronize()?;
+        Ok(staging.words.as_mut_slice())
     }
 
     /// Uploads the first words.
@@ -184,11 +289,14 @@ impl UploadBuffer {
     ///
     /// The driver refuses.
     pub fn upload(&mut self, stream: &CudaStream, num_words: usize) -> Result<(), DriverError> {
-        let words = &self.staging.as_slice()?[..num_words];
+        let staging = &self.stagings[self.next];
+        let words = &staging.words.as_slice()[..num_words];
         stream.context().bind_to_thread()?;
         // SAFETY: the target has room for as many words, and `staging` waits before they are overwritten.
         unsafe { result::memcpy_htod_async(self.device.address(), words, stream.cu_stream()) }?;
-        self.uploaded.record(stream)
+        staging.uploaded.record(stream)?;
+        self.next = 1 - self.next;
+        Ok(())
     }
 
     /// The address of a word on the device.

@@ -7,6 +7,7 @@
 //! memory.rs       device memory, and pinned memory that steps are uploaded from
 //! quantised.rs quantised_gemm.rs   weights of 4 and 8 bits, and products with them
 //! rows.rs matrix.rs kv_cache.rs   what operations read and write
+//! logits.rs       rows of logits, what is sampled from them, and what of both the host gets
 //! host_blocks.rs  blocks of the KV cache in pinned memory of the host
 //! step.rs         one upload of everything that a step needs from the host
 //! attention_tiles.rs  which kernel computes which queries
@@ -17,7 +18,7 @@
 //! The driver and cuBLASLt are opened at run time, so the library loads on machines without them. Kernels are in
 //! `kernels/*.cu`; the build embeds them where a compiler is set up (`cargo xtask kernels`).
 //!
-//! Work goes to one stream, in order. The host waits for it in [`Device::host_logits`](super::Device::host_logits)
+//! Work goes to one stream, in order. The host waits for it in [`Device::results`](super::Device::results)
 //! and [`Device::context_logits`](super::Device::context_logits). After the first error nothing is launched any
 //! more, and the step fails there.
 //!
@@ -33,6 +34,7 @@ mod gpu;
 mod host_blocks;
 mod kernels;
 mod kv_cache;
+mod logits;
 mod matrix;
 mod memory;
 mod quantised;
@@ -130,6 +132,19 @@ impl Cuda {
                 None
             }
         }
+    }
+
+    /// # Errors
+    ///
+    /// An operation has failed.
+    fn check(&self) -> Result<(), StepError> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// The error of a step whose results could not be fetched.
+    fn step_failed(&mut self, error: &DriverError) -> StepError {
+        let failure = self.failed("computing a step", error);
+        self.failure.get_or_insert(failure).clone()
     }
 
     fn failed(&self, operation: &str, error: &dyn std::fmt::Display) -> StepError {

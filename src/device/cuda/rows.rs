@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DriverError, PinnedHostSlice};
+use cudarc::driver::CudaStream;
 
 use super::gemm;
 use super::memory::DeviceMemory;
@@ -15,14 +15,6 @@ pub struct Rows<T> {
     memory: DeviceMemory,
     width: usize,
     element: PhantomData<T>,
-}
-
-/// Rows of logits, and where the host reads them.
-pub struct Logits {
-    pub(super) rows: Rows<f32>,
-    /// The step whose rows the host has.
-    fetched_step: u64,
-    host: PinnedHostSlice<f32>,
 }
 
 impl<T> Rows<T> {
@@ -42,6 +34,11 @@ impl<T> Rows<T> {
             width,
             element: PhantomData,
         })
+    }
+
+    /// Their memory.
+    pub(super) fn memory(&self) -> &DeviceMemory {
+        &self.memory
     }
 
     /// The address of the first row.
@@ -67,60 +64,5 @@ impl<T> Rows<T> {
     /// Bytes of all rows.
     pub(super) fn num_bytes(&self) -> usize {
         self.memory.num_bytes()
-    }
-}
-
-impl Logits {
-    /// Reserves the rows on both sides.
-    ///
-    /// # Errors
-    ///
-    /// There is not enough memory.
-    pub(super) fn new(
-        stream: &Arc<CudaStream>,
-        max_rows: usize,
-        width: usize,
-    ) -> Result<Self, LoadError> {
-        // SAFETY: it is written before it is read, and f32 has no invalid values. Without flags the host caches it.
-        let host = unsafe {
-            stream
-                .context()
-                .alloc_pinned_with_flags::<f32>((max_rows * width).max(1), 0)
-        };
-        Ok(Self {
-            rows: Rows::new(stream, max_rows, width)?,
-            fetched_step: 0,
-            host: host.map_err(|error| {
-                LoadError::Resource(format!(
-                    "no pinned host memory for {max_rows} x {width} logits ({error}): lower max_batch_size"
-                ))
-            })?,
-        })
-    }
-
-    /// Waits for the work of the last step, and copies the first `len` logits to the host, unless that has been done.
-    /// Steps count from 1.
-    ///
-    /// # Errors
-    ///
-    /// Any of the work has failed.
-    pub(super) fn fetch(
-        &mut self,
-        stream: &CudaStream,
-        step: u64,
-        len: usize,
-    ) -> Result<&mut [f32], DriverError> {
-        let host = &mut self.host.as_mut_slice()?[..len];
-        if self.fetched_step != step {
-            match host.is_empty() {
-                true => stream.synchronize()?,
-                false => self
-                    .rows
-                    .memory
-                    .read(stream, bytemuck::cast_slice_mut(host))?,
-            }
-            self.fetched_step = step;
-        }
-        Ok(host)
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DriverError};
 
 use super::attention_tiles::{TileLists, WorkLists};
+use super::logits::{SAMPLING_ROW_WORDS, SamplingRow};
 use super::memory::UploadBuffer;
 use crate::base::{BlockId, LoadError};
 use crate::device::{KvBatch, StepCapacity, StepInputs};
@@ -18,11 +19,13 @@ const WORDS_PER_UNIT: usize = 4;
 /// The memory that steps are uploaded through, `u32` words.
 ///
 /// ```text
-/// | token ids | positions | slots | kept rows | sampled rows | block tables | lists of attention tiles |
+/// | token ids | positions | slots | kept rows | sampled rows | sampling of these | block tables | lists of attention tiles |
 /// ```
 pub(super) struct StepBuffer {
     upload: UploadBuffer,
     lists: TileLists,
+    /// Whether the device samples from each of the sampled rows.
+    is_sampled: Vec<bool>,
 }
 
 /// A step on a GPU: the addresses of its arrays. The default is that of a step that could not be uploaded.
@@ -40,6 +43,8 @@ pub struct CudaStep {
     pub(super) slots: u64,
     pub(super) kept_rows: u64,
     pub(super) sampled_rows: u64,
+    /// How tokens are sampled; 0 if the host samples all.
+    pub(super) sampling: u64,
     pub(super) block_tables: u64,
     pub(super) lists: WorkLists,
 }
@@ -64,13 +69,14 @@ impl StepBuffer {
         let tables = capacity
             .max_num_sequences
             .saturating_mul(capacity.max_blocks_per_sequence);
-        let num_words = (5 * capacity.max_num_tokens)
+        let num_words = ((5 + SAMPLING_ROW_WORDS) * capacity.max_num_tokens)
             .saturating_add(tables)
             .saturating_add(lists.max_words())
-            .saturating_add(8 * WORDS_PER_UNIT);
+            .saturating_add(9 * WORDS_PER_UNIT);
         Ok(Self {
             upload: UploadBuffer::new(stream, num_words)?,
             lists,
+            is_sampled: Vec::with_capacity(capacity.max_num_tokens),
         })
     }
 
@@ -107,6 +113,14 @@ impl StepBuffer {
         }));
         let kept_rows = writer.list(inputs.kept_rows.iter().copied());
         let sampled_rows = writer.list(inputs.sampled_rows.iter().copied());
+        self.is_sampled.clear();
+        self.is_sampled
+            .extend(inputs.sampling.iter().map(Option::is_some));
+        let samples = self.is_sampled.contains(&true);
+        let sampling = inputs.sampling.iter().filter(|_| samples);
+        let sampling = sampling.map(|&row| SamplingRow::new(row));
+        let sampling = writer
+            .list(sampling.flat_map(|row| bytemuck::cast::<_, [u32; SAMPLING_ROW_WORDS]>(row)));
         let tables = batch
             .spans()
             .iter()
@@ -128,9 +142,15 @@ impl StepBuffer {
             slots: address(slots),
             kept_rows: address(kept_rows),
             sampled_rows: address(sampled_rows),
+            sampling: if samples { address(sampling) } else { 0 },
             block_tables: address(block_tables),
             lists: self.lists.at(address(generation), address(context)),
         })
+    }
+
+    /// Whether the device samples from each of the last step's sampled rows. Empty: from none.
+    pub fn is_sampled(&self) -> &[bool] {
+        &self.is_sampled
     }
 }
 

@@ -84,8 +84,12 @@ impl Sampling {
                 self.sampling.add_context_logits(context.sequence, logits);
             }
             let (threads, layout) = (&mut self.threads, &self.layout);
+            let results = StepResults {
+                logits: &mut logits,
+                samples: &[],
+            };
             self.sampling
-                .sample(threads, &plan, layout, &mut logits, &mut output);
+                .sample(threads, &plan, layout, results, &mut output);
         }
         let result = output.clone();
         self.engine.apply(step, &mut output, &mut Vec::new());

@@ -1,0 +1,225 @@
+//! Rows of logits: on the device, where tokens are sampled from them, and on the host for what is not sampled there.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::{CudaFunction, CudaStream, DriverError};
+
+use super::gpu::load_error;
+use super::kernels::Kernels;
+use super::memory::{DeviceMemory, PinnedMemory};
+use super::rows::Rows;
+use crate::base::LoadError;
+use crate::device::{DeviceSample, StepResults};
+use crate::sampling::{PlainSampling, SampleError};
+
+/// Threads of the kernel that samples a row.
+pub(super) const SAMPLE_THREADS: u32 = 1024;
+/// Tokens whose masses the kernel adds up first: `MASS_BLOCK` of sample.cu.
+const MASS_BLOCK: usize = 64;
+/// Shared memory that the kernel has besides the masses, rounded up.
+const OTHER_SHARED_BYTES: usize = 26 << 10;
+
+/// `u32` words of a [`SamplingRow`].
+pub(super) const SAMPLING_ROW_WORDS: usize = size_of::<SamplingRow>() / 4;
+
+// What the kernel writes instead of a token.
+const NOT_FINITE: u32 = u32::MAX;
+const NONE_ALLOWED: u32 = u32::MAX - 1;
+const ASK_HOST: u32 = u32::MAX - 2;
+
+/// `SamplingRow` of sample.cu: how a token is sampled from a row.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(super) struct SamplingRow {
+    seed: u64,
+    num_generated: u64,
+    log_min_p: f64,
+    temperature: f32,
+    top_p: f32,
+    top_k: u32,
+    is_skipped: u32,
+}
+
+/// Rows of logits, and where the host reads them and what was sampled from them.
+pub struct Logits {
+    pub(super) rows: Rows<f32>,
+    /// The kernel that samples, and its dynamic shared memory; `None` if the vocabulary is too large for it.
+    pub(super) sample: Option<(CudaFunction, u32)>,
+    /// What the kernel has written: a token, or a code.
+    pub(super) tokens: DeviceMemory,
+    host_rows: PinnedMemory<f32>,
+    host_tokens: PinnedMemory<u32>,
+    /// The step that the rest is about.
+    step: u64,
+    is_on_host: Vec<bool>,
+    samples: Vec<DeviceSample>,
+}
+
+impl SamplingRow {
+    /// The numbers of a row; `None`: the row is skipped.
+    pub fn new(sampling: Option<PlainSampling>) -> Self {
+        match sampling {
+            None => Self {
+                is_skipped: 1,
+                ..bytemuck::Zeroable::zeroed()
+            },
+            Some(sampling) => Self {
+                seed: sampling.seed,
+                num_generated: sampling.num_generated,
+                log_min_p: f64::from(sampling.min_p).ln(),
+                temperature: sampling.temperature,
+                top_p: sampling.top_p,
+                top_k: sampling.top_k,
+                is_skipped: 0,
+            },
+        }
+    }
+}
+
+impl Logits {
+    /// Reserves the rows on both sides.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough memory.
+    pub(super) fn new(
+        stream: &Arc<CudaStream>,
+        kernels: &Kernels,
+        max_rows: usize,
+        width: usize,
+    ) -> Result<Self, LoadError> {
+        let max_shared_bytes = stream
+            .context()
+            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+            .map_err(|error| load_error("asking for the shared memory of a block", &error))?;
+        let shared_bytes = size_of::<f64>() * width.div_ceil(MASS_BLOCK);
+        let fits = shared_bytes + OTHER_SHARED_BYTES <= max_shared_bytes.unsigned_abs() as usize;
+        let sample = || {
+            let shared_bytes = shared_bytes as u32;
+            Ok((
+                kernels.function("sample", "sample", shared_bytes)?,
+                shared_bytes,
+            ))
+        };
+        Ok(Self {
+            rows: Rows::new(stream, max_rows, width)?,
+            sample: fits.then(sample).transpose()?,
+            tokens: DeviceMemory::new(stream, 4 * max_rows.max(1))?,
+            host_rows: PinnedMemory::new(stream, max_rows.saturating_mul(width))?,
+            host_tokens: PinnedMemory::new(stream, max_rows)?,
+            step: 0,
+            is_on_host: vec![false; max_rows],
+            samples: Vec::with_capacity(max_rows),
+        })
+    }
+
+    /// Waits for the work of a step, and fetches what was sampled on the device where `is_sampled`, and the other rows of
+    /// logits.
+    ///
+    /// # Errors
+    ///
+    /// Any of the work has failed.
+    pub(super) fn results(
+        &mut self,
+        stream: &CudaStream,
+        step: u64,
+        num_rows: usize,
+        is_sampled: &[bool],
+    ) -> Result<StepResults<'_>, DriverError> {
+        let is_first = self.begin(step);
+        if is_first && is_sampled.contains(&true) {
+            let tokens = &mut self.host_tokens.as_mut_slice()[..num_rows];
+            self.tokens.read_later(stream, 0, tokens)?;
+            self.fetch(stream, num_rows, |row| !is_sampled[row])?;
+            stream.synchronize()?;
+            let tokens = &self.host_tokens.as_slice()[..num_rows];
+            let samples = tokens.iter().zip(is_sampled);
+            self.samples
+                .extend(samples.map(|(&token, &is_sampled)| match token {
+                    _ if !is_sampled => None,
+                    NOT_FINITE => Some(Err(SampleError::NotFinite)),
+                    NONE_ALLOWED => Some(Err(SampleError::NoneAllowed)),
+                    ASK_HOST => None,
+                    token => Some(Ok(token)),
+                }));
+        }
+        let samples = std::mem::take(&mut self.samples);
+        let has_more = self.fetch(stream, num_rows, |row| {
+            samples.get(row).is_none_or(Option::is_none)
+        })?;
+        self.samples = samples;
+        if has_more || is_first {
+            stream.synchronize()?;
+        }
+        let len = num_rows * self.rows.width();
+        Ok(StepResults {
+            logits: &mut self.host_rows.as_mut_slice()[..len],
+            samples: &self.samples,
+        })
+    }
+
+    /// Waits for the work of a step, and fetches the first rows, unless they have been fetched.
+    ///
+    /// # Errors
+    ///
+    /// Any of the work has failed.
+    pub(super) fn host_rows(
+        &mut self,
+        stream: &CudaStream,
+        step: u64,
+        num_rows: usize,
+    ) -> Result<&mut [f32], DriverError> {
+        let is_first = self.begin(step);
+        if self.fetch(stream, num_rows, |_| true)? || is_first {
+            stream.synchronize()?;
+        }
+        let len = num_rows * self.rows.width();
+        Ok(&mut self.host_rows.as_mut_slice()[..len])
+    }
+
+    /// Returns whether nobody has asked for anything of this step before.
+    fn begin(&mut self, step: u64) -> bool {
+        let is_first = self.step != step;
+        if is_first {
+            self.step = step;
+            self.is_on_host.fill(false);
+            self.samples.clear();
+        }
+        is_first
+    }
+
+    /// Copies the rows that are wanted and not on the host. Returns whether there are any: the stream has to be waited for
+    /// then.
+    fn fetch(
+        &mut self,
+        stream: &CudaStream,
+        num_rows: usize,
+        is_wanted: impl Fn(usize) -> bool,
+    ) -> Result<bool, DriverError> {
+        let mut has_any = false;
+        let mut row = 0;
+        while row < num_rows {
+            let start = row;
+            while row < num_rows && is_wanted(row) && !self.is_on_host[row] {
+                self.is_on_host[row] = true;
+                row += 1;
+            }
+            if row > start {
+                has_any = true;
+                self.copy(stream, start..row)?;
+            } else {
+                row += 1;
+            }
+        }
+        Ok(has_any)
+    }
+
+    fn copy(&mut self, stream: &CudaStream, rows: Range<usize>) -> Result<(), DriverError> {
+        let width = self.rows.width();
+        let target = &mut self.host_rows.as_mut_slice()[rows.start * width..rows.end * width];
+        let offset = rows.start * self.rows.row_bytes();
+        self.rows.memory().read_later(stream, offset, target)
+    }
+}
