@@ -19,8 +19,11 @@ pub(super) fn foreign(name: &str) -> Option<Foreign> {
 }
 
 const LORA: Foreign = Foreign::Unsupported("LoRA adapters are not supported yet");
-const GPU: Foreign =
-    Foreign::Unsupported("GPUs are not supported yet: this build runs on the CPU only");
+const WEIGHT_STREAMING: Foreign =
+    Foreign::Unsupported("all weights are in the memory of the device that the model runs on");
+const ATTENTION: Foreign = Foreign::NoEffect(
+    "attention always splits long sequences over blocks, and always accumulates in f32",
+);
 const RANKS: Foreign =
     Foreign::Unsupported("models across several devices or machines are not supported yet");
 const ENCODER: Foreign = Foreign::Unsupported("encoders are not supported, only decoders");
@@ -146,11 +149,9 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
     ("lora_cache_gpu_memory_fraction", LORA),
     ("lora_cache_host_memory_bytes", LORA),
     ("lora_prefetch_dir", LORA),
-    ("gpu_weights_percent", GPU),
-    ("cuda_graph_mode", GPU),
-    ("cuda_graph_cache_size", GPU),
-    ("multi_block_mode", GPU),
-    ("enable_context_fmha_fp32_acc", GPU),
+    ("gpu_weights_percent", WEIGHT_STREAMING),
+    ("multi_block_mode", ATTENTION),
+    ("enable_context_fmha_fp32_acc", ATTENTION),
     ("participant_ids", RANKS),
     ("num_nodes", RANKS),
     ("encoder_model_path", ENCODER),

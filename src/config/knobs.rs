@@ -352,6 +352,22 @@ pub(super) fn knobs() -> Vec<Knob> {
              bits of a logit may differ with the load of the server. On a CPU they never do.",
         ),
         knob(
+            "cuda_graph_mode",
+            flag(),
+            |s| &mut s.cuda_graph_mode,
+            "Whether a GPU computes generation steps as CUDA graphs: recorded once for a number of requests, and \
+             launched as a whole from then on, which takes the host less time than launching each operation. The bits \
+             are the same.",
+        ),
+        knob(
+            "cuda_graph_cache_size",
+            count(0..=4096),
+            |s| &mut s.cuda_graph_cache_size,
+            "CUDA graphs that an instance keeps, at most; 0 has the effect of `cuda_graph_mode: false`. There are up \
+             to two for each number of requests up to 8, each multiple of 8 up to 64, of 16 up to 256, and of 64 \
+             beyond. A graph takes a little device memory.",
+        ),
+        knob(
             "num_threads",
             optional(num_threads(), "the CPUs available to the process"),
             |s| &mut s.num_threads,
@@ -584,6 +600,8 @@ mod tests {
         ("skip_special_tokens", &["false"], &["no"]),
         ("gpu_device_ids", &["0", "7", ""], &["-1", "0,1", "1024"]),
         ("deterministic", &["true"], &["2"]),
+        ("cuda_graph_mode", &["false"], &["2"]),
+        ("cuda_graph_cache_size", &["0", "4096"], &["-1", "4097"]),
         ("num_threads", &["1", "1024"], &["0", "1025"]),
         (
             "cpu_instruction_set",

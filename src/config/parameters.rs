@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn ignores_parameters_of_other_backends_with_a_reason() {
         let parameters = [
-            ("gpu_weights_percent", "GPUs are not supported yet"),
+            ("gpu_weights_percent", "all weights are in the memory"),
             (
                 "lora_cache_max_adapter_size",
                 "LoRA adapters are not supported yet",

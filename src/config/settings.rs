@@ -98,6 +98,10 @@ pub struct Settings {
     pub gpu_device_ids: Option<u32>,
     /// `deterministic`
     pub deterministic: bool,
+    /// `cuda_graph_mode`
+    pub cuda_graph_mode: bool,
+    /// `cuda_graph_cache_size`
+    pub cuda_graph_cache_size: u32,
     /// `num_threads`
     pub num_threads: Option<NonZeroUsize>,
     /// `cpu_instruction_set`; `None` is `auto`
@@ -160,6 +164,8 @@ impl Default for Settings {
             default_max_tokens: 16,
             gpu_device_ids: None,
             deterministic: false,
+            cuda_graph_mode: true,
+            cuda_graph_cache_size: 64,
             num_threads: None,
             cpu_instruction_set: None,
             stats_file: None,

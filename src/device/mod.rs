@@ -331,7 +331,7 @@ pub trait Device: Sized {
     /// Moves the step's sampled rows to the front. `states` has its kept rows.
     fn keep_sampled_rows(&mut self, step: &Self::Step<'_>, states: &mut Self::Inputs);
 
-    /// `out = states * W^T`, to be read with [`Device::host_logits`].
+    /// `out = states * W^T`, to be read with [`Device::results`].
     fn logits(
         &mut self,
         num_rows: usize,

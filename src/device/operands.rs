@@ -21,6 +21,8 @@ pub struct StepInputs<'a> {
     pub sampled_rows: &'a [u32],
     /// How tokens are sampled from these rows where the device may do it, one for each of them; empty: nowhere.
     pub sampling: &'a [Option<PlainSampling>],
+    /// Whether [`Device::context_logits`] is called in this step.
+    pub has_context_logits: bool,
 }
 
 /// What a device has sampled from a row of logits; `None`: the host has to.

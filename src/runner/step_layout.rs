@@ -114,6 +114,7 @@ impl StepLayout {
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
             sampling: &self.sampling,
+            has_context_logits: !self.contexts.is_empty(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use half::bf16;
-use inflight_cuda_stand_in::StandIn;
+use inflight_cuda_stand_in::{StandIn, count};
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
 use triton_inflight::device::{
@@ -219,6 +219,7 @@ fn a_gpu_leaves_rows_to_the_host() {
                 kept_rows: &[0, 1, 2, 3],
                 sampled_rows: &[0, 1, 2, 3],
                 sampling: &sampling,
+                has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);
             gpu.embed(&step, EmbeddingTable::Tied(&lm_head), &mut sums);
@@ -247,5 +248,52 @@ fn a_gpu_leaves_rows_to_the_host() {
                 }
             }
         }
+    });
+}
+
+#[test]
+fn graphs_do_not_change_bits() {
+    let test = "graphs_do_not_change_bits";
+    on_a_gpu(StandIn::new().set("SEED", 11), test, |options| {
+        for (what, setup) in setups() {
+            // Without graphs, with fewer than there are shapes, and with all.
+            let [without, few, all] = [0, 2, 64].map(|max_graphs| {
+                let options = CudaOptions {
+                    max_graphs,
+                    ..options.clone()
+                };
+                let mut runner = setup.load_on::<Cuda>(&fixture("llama3"), &options);
+                serve(&mut runner, &setup, &sampled_requests()).0
+            });
+            for (without, with) in without.iter().zip(&few).chain(without.iter().zip(&all)) {
+                assert_same_bits(what, without, with);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_generation_step_is_one_launch() {
+    let test = "cuda::a_generation_step_is_one_launch";
+    on_stand_in(StandIn::new(), test, || {
+        let num_launches = |max_graphs, num_tokens| {
+            let options = CudaOptions {
+                max_graphs,
+                ..CudaOptions::default()
+            };
+            let setup = Setup::default();
+            let mut runner = setup.load_on::<Cuda>(&fixture("llama3"), &options);
+            let before = count("FAIL_LAUNCH");
+            let (served, _) = serve(
+                &mut runner,
+                &setup,
+                &[Request::greedy(&[3, 4, 5], num_tokens)],
+            );
+            assert_eq!(served[0].tokens.len(), num_tokens as usize);
+            count("FAIL_LAUNCH") - before
+        };
+        // The first steps are launched operation by operation.
+        assert_eq!(num_launches(8, 40) - num_launches(8, 20), 20);
+        assert!(num_launches(0, 40) - num_launches(0, 20) > 10 * 20);
     });
 }

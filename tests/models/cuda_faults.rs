@@ -2,7 +2,7 @@
 
 use inflight_cuda_stand_in::{StandIn, count, set};
 use triton_inflight::base::{LoadError, SequenceId, StepError, TokenId, Tokens};
-use triton_inflight::device::cuda::{Cuda, CudaOptions, gpu_memory, has_kernels};
+use triton_inflight::device::cuda::{Cuda, CudaOptions, free_memory_bytes, has_kernels};
 use triton_inflight::engine::{Engine, Event, NewRequest, StepOutput};
 use triton_inflight::runner::{CudaRunner, ModelRunner, ModelSource};
 
@@ -110,7 +110,7 @@ fn without_leaks(test: &str, body: impl FnOnce()) {
 
 /// Free memory of the GPU while no model is loaded.
 fn free_bytes() -> u64 {
-    gpu_memory(0).expect("there is a GPU").free
+    free_memory_bytes(0).expect("there is a GPU")
 }
 
 fn setup() -> Setup {

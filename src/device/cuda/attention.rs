@@ -22,6 +22,8 @@ use crate::device::{AttentionParams, KvDtype, StepCapacity};
 pub(super) const MAX_PARTIAL_BYTES: usize = 256 << 20;
 /// Blocks of the grid's first dimension at most, in kernels of which a block takes several entries.
 const MAX_GRID: usize = 4096;
+/// Blocks of the generation kernel that a multiprocessor has at a time, at most.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 /// The head sizes that the kernels are compiled for; smaller heads are padded to the next.
 const HEAD_DIMS: [usize; 4] = [64, 96, 128, 256];
 
@@ -63,6 +65,8 @@ pub(super) struct AttentionScratch {
     context_warps: usize,
     merge: CudaFunction,
     partials: DeviceMemory,
+    /// Blocks of the generation kernel that keep the GPU busy.
+    num_busy_blocks: usize,
 }
 
 impl AttentionScratch {
@@ -113,6 +117,10 @@ impl AttentionScratch {
                 shared_bytes,
             )
         };
+        let num_multiprocessors = stream
+            .context()
+            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+            .map_err(|error| load_error("asking for the number of multiprocessors", &error))?;
         let most = capacity
             .max_num_sequences
             .saturating_mul(MAX_GENERATION_QUERIES)
@@ -126,6 +134,8 @@ impl AttentionScratch {
             context_warps,
             merge: kernels.function("paged_attention_merge", "paged_attention_merge", 0)?,
             partials: DeviceMemory::new(stream, most.min(MAX_PARTIAL_BYTES))?,
+            num_busy_blocks: BLOCKS_PER_MULTIPROCESSOR
+                * num_multiprocessors.unsigned_abs() as usize,
         })
     }
 
@@ -180,8 +190,20 @@ impl Cuda {
             num_sinks: params.num_sinks.min(i32::MAX as u32) as i32,
             padding: 0,
         };
+        // Blocks take as many entries as there are. In a graph their number is that of the shape.
+        let max_blocks = match step.shape {
+            None => MAX_GRID,
+            Some(_) => {
+                let busy = attention.num_busy_blocks.div_ceil(num_kv_heads as usize);
+                step.max_entries.min(busy)
+            }
+        };
         let grid = |num_entries: usize, depth: usize| {
-            (num_entries.min(MAX_GRID) as u32, num_kv_heads, depth as u32)
+            let num_blocks = match step.shape {
+                None => num_entries.min(max_blocks),
+                Some(_) => max_blocks,
+            };
+            (num_blocks as u32, num_kv_heads, depth as u32)
         };
         if lists.num_context > 0 {
             let config = LaunchConfig {

@@ -157,6 +157,36 @@ impl TileLists {
             .sort_unstable_by_key(|tile| Reverse((last_position(tile), tile.first_row)));
     }
 
+    /// Whether the generation kernel computes all queries of the step.
+    pub fn is_generation(&self) -> bool {
+        self.context.len() == 1
+    }
+
+    /// Whether a query has several splits, whose results are merged.
+    pub fn has_several_splits(&self) -> bool {
+        self.has_several_splits
+    }
+
+    /// Entries of a step of `num_rows` sequences with a row each, at most, if they have up to `max_seq_len` positions.
+    pub fn max_entries(&self, num_rows: usize, max_seq_len: usize) -> usize {
+        num_rows * self.group.div_ceil(WARP_QUERIES) * (max_seq_len / SPLIT_LEN + 1)
+    }
+
+    /// The number of words of both lists.
+    pub fn num_words(&self) -> usize {
+        tile_words(&self.generation).len() + tile_words(&self.context).len()
+    }
+
+    /// Refers to block tables that begin at this word instead of word 0.
+    pub fn move_block_tables(&mut self, start: u32) {
+        for tiles in [&mut self.generation, &mut self.context] {
+            // The first one has the counts.
+            tiles[1..]
+                .iter_mut()
+                .for_each(|tile| tile.block_table += start);
+        }
+    }
+
     /// The words of both lists.
     pub fn words(&self) -> [impl Iterator<Item = u32> + '_; 2] {
         [&self.generation, &self.context].map(|tiles| tile_words(tiles).iter().copied())

@@ -2,15 +2,17 @@
 
 use std::ops::Range;
 
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 use half::bf16;
 
 use super::attention::{self, AttentionScratch};
 use super::gemm::{self, Operands};
+use super::graphs::StepMode;
 use super::host_blocks::HostBlocks;
 use super::kernels::{launch, row_grid, shared_row_grid};
 use super::kv_cache::KvCache;
-use super::logits::{Logits, SAMPLE_THREADS};
+use super::logits::Logits;
 use super::matrix::{Matrix, Weights};
 use super::memory::{self, DeviceMemory, UploadBuffer};
 use super::quantised_gemm::{self, QuantisedProduct, QuantisedProducts};
@@ -262,13 +264,19 @@ impl Device for Cuda {
         };
         self.num_steps += 1;
         let step = match self.failure {
-            None => buffer.upload(&self.stream, &batch, &inputs).map(Some),
+            None => {
+                let may_have_graph = self.graphs.is_enabled();
+                buffer
+                    .upload(&self.stream, &batch, &inputs, may_have_graph)
+                    .map(Some)
+            }
             Some(_) => Ok(None),
         };
         self.step = Some(buffer);
-        self.record("uploading a step", step)
-            .flatten()
-            .unwrap_or_default()
+        let step = self.record("uploading a step", step).flatten();
+        let step = step.unwrap_or_default();
+        self.begin_graph(&step);
+        step
     }
 
     fn embed(&mut self, step: &CudaStep, table: EmbeddingTable<'_, Self>, out: &mut Rows<f32>) {
@@ -301,7 +309,7 @@ impl Device for Cuda {
             self,
             self.kernels.rms_norm,
             "rms_norm",
-            row_grid(num_rows, row_threads(width)),
+            row_grid(self.padded(num_rows), row_threads(width)),
             out.address(),
             x.address(),
             norm.weight.memory.address(),
@@ -323,7 +331,7 @@ impl Device for Cuda {
             self,
             self.kernels.add_rms_norm,
             "add_rms_norm",
-            row_grid(num_rows, row_threads(width)),
+            row_grid(self.padded(num_rows), row_threads(width)),
             out.address(),
             hidden.address(),
             x.address(),
@@ -348,7 +356,7 @@ impl Device for Cuda {
                 self,
                 self.kernels.add_bias,
                 "add_bias",
-                shared_row_grid(num_rows, n.div_ceil(VECTOR)),
+                shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
                 out.address(),
                 bias.memory.address(),
                 n as i32
@@ -377,7 +385,7 @@ impl Device for Cuda {
             self,
             self.kernels.silu_mul,
             "silu_mul",
-            shared_row_grid(num_rows, width.div_ceil(VECTOR)),
+            shared_row_grid(self.padded(num_rows), width.div_ceil(VECTOR)),
             out.address(),
             scratch,
             bias,
@@ -464,17 +472,16 @@ impl Device for Cuda {
     }
 
     fn sample(&mut self, step: &CudaStep, logits: &mut Logits) {
-        let Some((kernel, shared_mem_bytes)) = logits.sample.as_ref().filter(|_| step.sampling > 0)
-        else {
+        let Some(kernel) = logits.sample.as_ref().filter(|_| step.sampling > 0) else {
             return;
         };
         let config = LaunchConfig {
-            shared_mem_bytes: *shared_mem_bytes,
-            ..row_grid(step.num_sampled, SAMPLE_THREADS)
+            shared_mem_bytes: kernel.shared_bytes,
+            ..row_grid(step.num_sampled, kernel.num_threads)
         };
         launch!(
             self,
-            kernel,
+            kernel.function,
             "sample",
             config,
             logits.tokens.address(),
@@ -510,7 +517,9 @@ impl Device for Cuda {
         }
     }
 
-    fn end_step(&mut self, _: CudaStep) {}
+    fn end_step(&mut self, _: CudaStep) {
+        self.end_graph();
+    }
 
     fn results<'l>(
         &mut self,
@@ -556,6 +565,46 @@ impl Cuda {
             + OTHER_BYTES
     }
 
+    /// Begins to record a step, or leaves its operations to a graph.
+    fn begin_graph(&mut self, step: &CudaStep) {
+        let Some(shape) = step.shape else {
+            return;
+        };
+        self.padded_rows = Some(shape.num_rows);
+        self.mode = self.graphs.mode(shape, self.num_steps);
+        if let StepMode::Recording(_) = self.mode {
+            // Other threads may use the driver meanwhile, for models of their own.
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            let begun = self.stream.begin_capture(mode);
+            self.record("recording a step", begun);
+        }
+    }
+
+    /// Launches the graph of a step that has one.
+    fn end_graph(&mut self) {
+        self.padded_rows = None;
+        let mode = std::mem::take(&mut self.mode);
+        if let StepMode::Recording(shape) = mode {
+            // After an operation has failed, too: the stream must not stay captured.
+            let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
+            if let Some(Some(graph)) = self.record("recording a step", graph) {
+                self.graphs.insert(shape, graph);
+            }
+        }
+        if let StepMode::Recording(shape) | StepMode::Replaying(shape) = mode
+            && self.failure.is_none()
+            && let Some(graph) = self.graphs.get(shape)
+        {
+            let launched = graph.launch();
+            self.record("launching a step", launched);
+        }
+    }
+
+    /// Rows that an operation computes: more than asked for in a step whose rows are rounded up.
+    fn padded(&self, num_rows: usize) -> usize {
+        self.padded_rows.unwrap_or(num_rows)
+    }
+
     /// Makes the scratch memory as large as this. Only while the model is loaded.
     fn need_scratch(&mut self, num_bytes: usize) -> Result<(), LoadError> {
         if self.scratch.num_bytes() < num_bytes {
@@ -566,6 +615,7 @@ impl Cuda {
     }
 
     fn multiply(&mut self, num_rows: usize, x: u64, matrix: &Matrix, output: Output, out: u64) {
+        let num_rows = self.padded(num_rows);
         if num_rows == 0 {
             return;
         }
@@ -596,7 +646,7 @@ impl Cuda {
     }
 
     pub(super) fn multiply_floats(&mut self, num_rows: usize, operands: Operands) {
-        if self.failure.is_none() {
+        if self.is_launching() {
             let result = self.gemm.multiply(&self.stream, num_rows, operands);
             self.record("a matrix product", result);
         }
@@ -630,7 +680,7 @@ impl Cuda {
 
     /// Copies bytes of one buffer to another one.
     fn copy(&mut self, target: u64, source: u64, num_bytes: usize) {
-        if self.failure.is_none() {
+        if self.is_launching() {
             let copied = memory::copy(&self.stream, target, source, num_bytes);
             self.record("moving rows", copied);
         }

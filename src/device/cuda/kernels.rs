@@ -176,12 +176,12 @@ fn image_for(name: &str, capability: u32) -> Result<&'static [u8], LoadError> {
     }
 }
 
-/// Launches a kernel on the device's stream, unless an operation has failed before.
+/// Launches a kernel on the device's stream, unless an operation has failed before, or a graph of the step has it.
 ///
 /// The caller writes the arguments as the head of the kernel's file lists them.
 macro_rules! launch {
     ($cuda:expr, $kernel:expr, $name:literal, $config:expr, $($argument:expr),+ $(,)?) => {
-        if $cuda.failure.is_none() {
+        if $cuda.is_launching() {
             let config = $config;
             // SAFETY: the arguments are those of the kernel, and address buffers of the sizes that it accesses.
             let launched = unsafe {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaFunction, CudaStream, DriverError};
 
+use super::gemm;
 use super::gpu::load_error;
 use super::kernels::Kernels;
 use super::memory::{DeviceMemory, PinnedMemory};
@@ -14,8 +15,8 @@ use crate::base::LoadError;
 use crate::device::{DeviceSample, StepResults};
 use crate::sampling::{PlainSampling, SampleError};
 
-/// Threads of the kernel that samples a row.
-pub(super) const SAMPLE_THREADS: u32 = 1024;
+/// Threads that sample a row, at most.
+const MAX_SAMPLE_THREADS: usize = 1024;
 /// Tokens whose masses the kernel adds up first: `MASS_BLOCK` of sample.cu.
 const MASS_BLOCK: usize = 64;
 /// Shared memory that the kernel has besides the masses, rounded up.
@@ -45,8 +46,8 @@ pub(super) struct SamplingRow {
 /// Rows of logits, and where the host reads them and what was sampled from them.
 pub struct Logits {
     pub(super) rows: Rows<f32>,
-    /// The kernel that samples, and its dynamic shared memory; `None` if the vocabulary is too large for it.
-    pub(super) sample: Option<(CudaFunction, u32)>,
+    /// `None` if the vocabulary is too large for it.
+    pub(super) sample: Option<SampleKernel>,
     /// What the kernel has written: a token, or a code.
     pub(super) tokens: DeviceMemory,
     host_rows: PinnedMemory<f32>,
@@ -55,6 +56,14 @@ pub struct Logits {
     step: u64,
     is_on_host: Vec<bool>,
     samples: Vec<DeviceSample>,
+}
+
+/// The kernel that samples, for a vocabulary.
+pub(super) struct SampleKernel {
+    pub function: CudaFunction,
+    pub num_threads: u32,
+    /// Dynamic shared memory.
+    pub shared_bytes: u32,
 }
 
 impl SamplingRow {
@@ -98,15 +107,16 @@ impl Logits {
         let fits = shared_bytes + OTHER_SHARED_BYTES <= max_shared_bytes.unsigned_abs() as usize;
         let sample = || {
             let shared_bytes = shared_bytes as u32;
-            Ok((
-                kernels.function("sample", "sample", shared_bytes)?,
+            Ok(SampleKernel {
+                function: kernels.function("sample", "sample", shared_bytes)?,
+                num_threads: width.next_multiple_of(32).min(MAX_SAMPLE_THREADS) as u32,
                 shared_bytes,
-            ))
+            })
         };
         Ok(Self {
             rows: Rows::new(stream, max_rows, width)?,
             sample: fits.then(sample).transpose()?,
-            tokens: DeviceMemory::new(stream, 4 * max_rows.max(1))?,
+            tokens: DeviceMemory::new(stream, 4 * (max_rows + gemm::MAX_ROUNDING))?,
             host_rows: PinnedMemory::new(stream, max_rows.saturating_mul(width))?,
             host_tokens: PinnedMemory::new(stream, max_rows)?,
             step: 0,

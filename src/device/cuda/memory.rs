@@ -5,8 +5,8 @@ use std::slice;
 use std::sync::Arc;
 
 use cudarc::driver::{
-    CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, PinnedHostSlice, ValidAsZeroBits,
-    result, sys,
+    CudaEvent, CudaSlice, CudaStream, DevicePtr, DeviceRepr, DriverError, PinnedHostSlice,
+    ValidAsZeroBits, result, sys,
 };
 
 use super::gpu::load_error;
@@ -178,7 +178,7 @@ impl DeviceMemory {
     }
 }
 
-impl<T: bytemuck::Pod + ValidAsZeroBits> PinnedMemory<T> {
+impl<T: bytemuck::Pod + DeviceRepr + ValidAsZeroBits> PinnedMemory<T> {
     /// Reserves memory that the host writes and reads.
     ///
     /// # Errors

@@ -10,6 +10,7 @@
 //! logits.rs       rows of logits, what is sampled from them, and what of both the host gets
 //! host_blocks.rs  blocks of the KV cache in pinned memory of the host
 //! step.rs         one upload of everything that a step needs from the host
+//! graphs.rs       generation steps that are recorded, and launched as a whole
 //! attention_tiles.rs  which kernel computes which queries
 //! attention.rs    its launches
 //! device.rs       the operations
@@ -31,6 +32,7 @@ mod attention_tiles;
 mod device;
 mod gemm;
 mod gpu;
+mod graphs;
 mod host_blocks;
 mod kernels;
 mod kv_cache;
@@ -51,6 +53,7 @@ use crate::base::{LoadError, StepError};
 use crate::device::Pool;
 use crate::device::cuda::attention::AttentionScratch;
 use crate::device::cuda::gemm::Gemm;
+use crate::device::cuda::graphs::{Graphs, StepMode};
 use crate::device::cuda::kernels::Kernels;
 use crate::device::cuda::memory::{DeviceMemory, UploadBuffer};
 use crate::device::cuda::quantised_gemm::QuantisedProducts;
@@ -60,7 +63,7 @@ pub use gpu::{free_memory_bytes, num_gpus};
 pub use kernels::has_kernels;
 
 /// Which GPU to use, and the host's part of the work.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct CudaOptions {
     /// The GPU, as the driver counts them.
     pub gpu: usize,
@@ -68,6 +71,19 @@ pub struct CudaOptions {
     pub num_threads: Option<NonZeroUsize>,
     /// Whether matrix products of a row do not depend on the number of rows either.
     pub deterministic: bool,
+    /// CUDA graphs of generation steps that are kept, at most; 0: every operation is launched by itself.
+    pub max_graphs: usize,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        Self {
+            gpu: 0,
+            num_threads: None,
+            deterministic: false,
+            max_graphs: 64,
+        }
+    }
 }
 
 /// A GPU, its kernels, and the scratch memory of operations.
@@ -83,6 +99,11 @@ pub struct Cuda {
     quantised: Option<QuantisedProducts>,
     /// Steps that have begun.
     num_steps: u64,
+    /// How the step is computed that has begun.
+    mode: StepMode,
+    /// Rows of that step, if they are rounded up for a graph.
+    padded_rows: Option<usize>,
+    graphs: Graphs,
     /// The first error. Nothing is launched after it.
     failure: Option<StepError>,
     /// What a step uploads; there after [`Device::reserve`](super::Device::reserve).
@@ -108,6 +129,9 @@ impl Cuda {
             gemm: Gemm::new(&stream, options.deterministic)?,
             pool: Pool::of_device(options.num_threads)?,
             num_steps: 0,
+            mode: StepMode::Eager,
+            padded_rows: None,
+            graphs: Graphs::new(options.max_graphs),
             scratch: DeviceMemory::new(&stream, 0)?,
             quantised: None,
             failure: None,
@@ -132,6 +156,11 @@ impl Cuda {
                 None
             }
         }
+    }
+
+    /// Whether operations go to the stream.
+    fn is_launching(&self) -> bool {
+        self.failure.is_none() && !matches!(self.mode, StepMode::Replaying(_))
     }
 
     /// # Errors

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DriverError};
 
 use super::attention_tiles::{TileLists, WorkLists};
+use super::gemm::{MAX_ROUNDING, rounded_rows};
+use super::graphs::GraphShape;
 use super::logits::{SAMPLING_ROW_WORDS, SamplingRow};
 use super::memory::UploadBuffer;
 use crate::base::{BlockId, LoadError};
@@ -19,18 +21,26 @@ const WORDS_PER_UNIT: usize = 4;
 /// The memory that steps are uploaded through, `u32` words.
 ///
 /// ```text
-/// | token ids | positions | slots | kept rows | sampled rows | sampling of these | block tables | lists of attention tiles |
+/// | token ids | positions | slots | kept rows | sampled rows | sampling of these | lists of attention tiles | block tables |
 /// ```
+///
+/// Lists up to those of the tiles begin at places that only the numbers of rows decide, and tiles say where their block tables
+/// begin: so steps of one [`GraphShape`] have the same addresses.
 pub(super) struct StepBuffer {
     upload: UploadBuffer,
     lists: TileLists,
     /// Whether the device samples from each of the sampled rows.
     is_sampled: Vec<bool>,
+    max_seq_len: usize,
 }
 
 /// A step on a GPU: the addresses of its arrays. The default is that of a step that could not be uploaded.
 #[derive(Default)]
 pub struct CudaStep {
+    /// What a graph for it depends on, if there may be one: then numbers of rows are rounded up.
+    pub(super) shape: Option<GraphShape>,
+    /// With a shape: entries of attention's list that a step of this shape has at most.
+    pub(super) max_entries: usize,
     pub(super) num_rows: usize,
     pub(super) num_kept: usize,
     pub(super) num_sampled: usize,
@@ -69,7 +79,7 @@ impl StepBuffer {
         let tables = capacity
             .max_num_sequences
             .saturating_mul(capacity.max_blocks_per_sequence);
-        let num_words = ((5 + SAMPLING_ROW_WORDS) * capacity.max_num_tokens)
+        let num_words = ((5 + SAMPLING_ROW_WORDS) * (capacity.max_num_tokens + MAX_ROUNDING))
             .saturating_add(tables)
             .saturating_add(lists.max_words())
             .saturating_add(9 * WORDS_PER_UNIT);
@@ -77,10 +87,11 @@ impl StepBuffer {
             upload: UploadBuffer::new(stream, num_words)?,
             lists,
             is_sampled: Vec::with_capacity(capacity.max_num_tokens),
+            max_seq_len: capacity.max_seq_len,
         })
     }
 
-    /// Uploads a step, once the last one has been read.
+    /// Uploads a step, for a graph if it is a generation step and `may_have_graph`.
     ///
     /// # Errors
     ///
@@ -94,48 +105,64 @@ impl StepBuffer {
         stream: &CudaStream,
         batch: &KvBatch<'_>,
         inputs: &StepInputs<'_>,
+        may_have_graph: bool,
     ) -> Result<CudaStep, DriverError> {
+        self.lists.set(batch);
+        let shape = may_have_graph.then(|| self.shape(inputs)).flatten();
+        let num_tokens = inputs.token_ids.len();
+        let num_rows = shape.map_or(num_tokens, |shape| shape.num_rows);
+        let padding = num_rows - num_tokens;
         let mut writer = Writer {
             words: self.upload.staging()?,
             len: 0,
         };
-        let num_rows = inputs.token_ids.len();
-        let token_ids = writer.list(inputs.token_ids.iter().copied());
-        let positions = writer.list(batch.spans().iter().flat_map(|span| {
+        let padded = |word| std::iter::repeat_n(word, padding);
+        let token_ids = writer.list(inputs.token_ids.iter().copied().chain(padded(0)));
+        let positions = batch.spans().iter().flat_map(|span| {
             let start = span.kv_len - span.tokens.len() as u32;
             start..span.kv_len
-        }));
+        });
+        let positions = writer.list(positions.chain(padded(0)));
         let block_size = batch.block_size().tokens().0;
-        let slots = writer.list(batch.spans().iter().flat_map(|span| {
+        let slots = batch.spans().iter().flat_map(|span| {
             let table = batch.block_table(span);
             let start = span.kv_len - span.tokens.len() as u32;
             (start..span.kv_len).map(move |position| slot(table, position, block_size))
-        }));
-        let kept_rows = writer.list(inputs.kept_rows.iter().copied());
-        let sampled_rows = writer.list(inputs.sampled_rows.iter().copied());
+        });
+        let slots = writer.list(slots.chain(padded(NOWHERE)));
+        let kept_rows = writer.list(inputs.kept_rows.iter().copied().chain(padded(0)));
+        let sampled_rows = writer.list(inputs.sampled_rows.iter().copied().chain(padded(0)));
         self.is_sampled.clear();
         self.is_sampled
             .extend(inputs.sampling.iter().map(Option::is_some));
-        let samples = self.is_sampled.contains(&true);
-        let sampling = inputs.sampling.iter().filter(|_| samples);
-        let sampling = sampling.map(|&row| SamplingRow::new(row));
-        let sampling = writer
-            .list(sampling.flat_map(|row| bytemuck::cast::<_, [u32; SAMPLING_ROW_WORDS]>(row)));
+        let samples = self.is_sampled.contains(&true) || shape.is_some();
+        let sampling = inputs.sampling.iter().copied();
+        let sampling = sampling.chain(std::iter::repeat(None));
+        let num_sampled = inputs.sampled_rows.len() + padding;
+        let sampling = sampling.take(if samples { num_sampled } else { 0 });
+        let sampling = sampling.map(SamplingRow::new);
+        let sampling =
+            writer.list(sampling.flat_map(bytemuck::cast::<_, [u32; SAMPLING_ROW_WORDS]>));
         let tables = batch
             .spans()
             .iter()
             .flat_map(|span| batch.block_table(span));
-        let block_tables = writer.list(tables.map(|&block| word(block)));
-        self.lists.set(batch);
+        // Tiles are whole units, so nothing comes between the lists.
+        let start = writer.next_list() + self.lists.num_words();
+        self.lists.move_block_tables(start as u32);
         let [generation, context] = self.lists.words().map(|words| writer.list(words));
+        let tables = writer.list(tables.map(|&block| word(block)));
+        assert_eq!(tables, start, "the block tables follow the lists");
         let num_words = writer.len;
         self.upload.upload(stream, num_words)?;
         let address = |word| self.upload.address(word);
         Ok(CudaStep {
+            shape,
+            max_entries: self.lists.max_entries(num_rows, self.max_seq_len),
             num_rows,
-            num_kept: inputs.kept_rows.len(),
-            num_sampled: inputs.sampled_rows.len(),
-            keeps_all: inputs.kept_rows.len() == num_rows,
+            num_kept: inputs.kept_rows.len() + padding,
+            num_sampled,
+            keeps_all: inputs.kept_rows.len() == num_tokens,
             samples_all: inputs.sampled_rows.len() == inputs.kept_rows.len(),
             token_ids: address(token_ids),
             positions: address(positions),
@@ -143,8 +170,22 @@ impl StepBuffer {
             kept_rows: address(kept_rows),
             sampled_rows: address(sampled_rows),
             sampling: if samples { address(sampling) } else { 0 },
-            block_tables: address(block_tables),
+            block_tables: address(0),
             lists: self.lists.at(address(generation), address(context)),
+        })
+    }
+
+    /// The shape of the graph for a step whose lists are set, if it is a generation step.
+    fn shape(&self, inputs: &StepInputs<'_>) -> Option<GraphShape> {
+        let num_rows = inputs.token_ids.len();
+        let is_generation = self.lists.is_generation()
+            && inputs.spans.len() == num_rows
+            && inputs.kept_rows.len() == num_rows
+            && inputs.sampled_rows.len() == num_rows
+            && !inputs.has_context_logits;
+        (is_generation && num_rows > 0).then(|| GraphShape {
+            num_rows: rounded_rows(num_rows),
+            has_several_splits: self.lists.has_several_splits(),
         })
     }
 
@@ -157,13 +198,18 @@ impl StepBuffer {
 impl Writer<'_> {
     /// Writes a list; returns the index of its first word.
     fn list(&mut self, words: impl IntoIterator<Item = u32>) -> usize {
-        let start = self.len.next_multiple_of(WORDS_PER_UNIT);
+        let start = self.next_list();
         self.len = start;
         for word in words {
             self.words[self.len] = word;
             self.len += 1;
         }
         start
+    }
+
+    /// The index of the first word of the next list.
+    fn next_list(&self) -> usize {
+        self.len.next_multiple_of(WORDS_PER_UNIT)
     }
 }
 

@@ -141,6 +141,10 @@ fn load_on_gpu(
         gpu,
         num_threads: config.settings.num_threads,
         deterministic: config.settings.deterministic,
+        max_graphs: match config.settings.cuda_graph_mode {
+            true => config.settings.cuda_graph_cache_size as usize,
+            false => 0,
+        },
     };
     let pinned_bytes = host_bytes(model, &engine);
     let ((), reservation) = host_memory::reserve(|available_bytes| {

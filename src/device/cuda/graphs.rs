@@ -1,0 +1,110 @@
+//! Generation steps as CUDA graphs: recorded once for a shape, and launched as a whole from then on.
+//!
+//! A graph replays the same kernels on the same addresses. What differs between steps of one shape is read from memory:
+//! tokens, positions, slots, block tables, tiles of attention, sampling.
+//!
+//! ```text
+//! step of a shape   first: eager                 second: recorded, launched     later: launched
+//!                   the driver loads kernels,    nothing runs meanwhile         operations do nothing
+//!                   cuBLASLt chooses algorithms
+//! ```
+//!
+//! A step has as many rows as its matrix products are rounded up to, so that there are few shapes: those beyond its tokens
+//! have no slots, no tiles and no sampling. So bits are the same as without graphs.
+
+use std::collections::HashMap;
+
+use cudarc::driver::CudaGraph;
+
+/// What the launches of a generation step depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct GraphShape {
+    /// Rows, rounded up.
+    pub num_rows: usize,
+    /// Whether results of attention are merged.
+    pub has_several_splits: bool,
+}
+
+/// How a step is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum StepMode {
+    /// Operations are launched one by one.
+    #[default]
+    Eager,
+    /// Operations are recorded.
+    Recording(GraphShape),
+    /// Operations have been recorded.
+    Replaying(GraphShape),
+}
+
+/// The graphs of an instance.
+pub(super) struct Graphs {
+    max_graphs: usize,
+    shapes: HashMap<GraphShape, Entry>,
+}
+
+struct Entry {
+    graph: Option<Graph>,
+    /// When it was used last.
+    step: u64,
+}
+
+struct Graph(CudaGraph);
+
+// SAFETY: a graph may be used by any thread, by one at a time, and its owner is used by one at a time.
+unsafe impl Send for Graph {}
+
+impl Graphs {
+    /// Room for some graphs. With 0, none is recorded.
+    pub fn new(max_graphs: usize) -> Self {
+        Self {
+            max_graphs,
+            shapes: HashMap::new(),
+        }
+    }
+
+    /// Whether there is room for any.
+    pub fn is_enabled(&self) -> bool {
+        self.max_graphs > 0
+    }
+
+    /// How a step of this shape is computed.
+    pub fn mode(&mut self, shape: GraphShape, step: u64) -> StepMode {
+        match self.shapes.get_mut(&shape) {
+            None => {
+                self.shapes.insert(shape, Entry { graph: None, step });
+                StepMode::Eager
+            }
+            Some(entry) => {
+                entry.step = step;
+                match entry.graph {
+                    None => StepMode::Recording(shape),
+                    Some(_) => StepMode::Replaying(shape),
+                }
+            }
+        }
+    }
+
+    /// Keeps a graph, in the place of the one that was not used for longest if there is no room.
+    pub fn insert(&mut self, shape: GraphShape, graph: CudaGraph) {
+        let recorded = self
+            .shapes
+            .values_mut()
+            .filter(|entry| entry.graph.is_some());
+        let mut recorded: Vec<_> = recorded.collect();
+        if recorded.len() >= self.max_graphs
+            && let Some(oldest) = recorded.iter_mut().min_by_key(|entry| entry.step)
+        {
+            oldest.graph = None;
+        }
+        if let Some(entry) = self.shapes.get_mut(&shape) {
+            entry.graph = Some(Graph(graph));
+        }
+    }
+
+    /// The graph of a shape.
+    pub fn get(&self, shape: GraphShape) -> Option<&CudaGraph> {
+        let graph = self.shapes.get(&shape)?.graph.as_ref();
+        graph.map(|graph| &graph.0)
+    }
+}
