@@ -41,6 +41,24 @@ pub trait FloatRows: Sync {
     fn read_rows(&self, rows: Range<usize>, out: &mut [u8]);
 }
 
+impl<M: FloatRows + ?Sized> FloatRows for &M {
+    fn dtype(&self) -> Dtype {
+        (**self).dtype()
+    }
+
+    fn rows(&self) -> usize {
+        (**self).rows()
+    }
+
+    fn columns(&self) -> usize {
+        (**self).columns()
+    }
+
+    fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
+        (**self).read_rows(rows, out);
+    }
+}
+
 /// A matrix in memory: row-major, little-endian, at any alignment.
 #[derive(Clone, Copy)]
 pub struct RawMatrix<'a> {

@@ -6,7 +6,7 @@ use crate::base::LoadError;
 use crate::checkpoint::{Matrix, ReadRow, Tensor};
 use crate::device::cpu::{Rounded, Simd};
 use crate::device::{
-    CodeBits, Device, NotFinite, PackedShape, QuantisedRows, QuantisedWidths, Stacking,
+    CodeBits, Device, FloatRows, NotFinite, PackedShape, QuantisedRows, QuantisedWidths, Stacking,
     can_be_packed_together,
 };
 
@@ -110,7 +110,7 @@ impl<'d, D: Device> Packer<'d, D> {
             PackedForm::Float(_) | PackedForm::Quantised(_) => None,
         });
         let packed = match form {
-            PackedForm::Float(tensors) => self.device.pack(&tensors, stacking)?,
+            PackedForm::Float(rows) => self.device.pack(&rows, stacking)?,
             PackedForm::Quantised(codes) => self.device.pack_quantised(&codes, stacking)?,
             PackedForm::Rounded(precision) => self.round(parts, precision, stacking)?,
             PackedForm::Requantised => {
@@ -174,7 +174,7 @@ fn name(parts: &[Matrix<'_>], stacking: Stacking) -> String {
 /// What matrices become when they are packed together.
 pub(super) enum PackedForm<'p> {
     /// bf16.
-    Float(Vec<Tensor<'p>>),
+    Float(Vec<&'p dyn FloatRows>),
     /// Codes, as they are stored.
     Quantised(Vec<&'p dyn QuantisedRows>),
     /// Floats, rounded to this precision.
@@ -186,10 +186,7 @@ pub(super) enum PackedForm<'p> {
 impl<'p> PackedForm<'p> {
     /// The form of a projection.
     pub(super) fn of(parts: &'p [Matrix<'p>], precision: Option<WeightPrecision>) -> Self {
-        let floats = parts.iter().map(|part| match part {
-            Matrix::Float(tensor) => Some(*tensor),
-            _ => None,
-        });
+        let floats = parts.iter().map(Matrix::float_rows);
         if let Some(floats) = floats.collect() {
             return precision.map_or(Self::Float(floats), Self::Rounded);
         }

@@ -10,6 +10,7 @@ mod cuda;
 mod cuda_faults;
 mod cuda_quantised;
 mod devices;
+mod fp8;
 mod gguf;
 mod log_lines;
 #[path = "../support/missing.rs"]

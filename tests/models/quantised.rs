@@ -83,7 +83,7 @@ fn unsupported_quantisations_are_rejected_by_name_with_a_way_out() {
         (
             gptq,
             json!({"quant_method": "bitsandbytes"}),
-            ["quant_method: 'bitsandbytes'", "'gptq', 'awq' or"],
+            ["quant_method: 'bitsandbytes'", "'gptq', 'awq', "],
         ),
         (
             gptq,
@@ -137,11 +137,26 @@ fn unsupported_quantisations_are_rejected_by_name_with_a_way_out() {
         ),
         (
             compressed,
-            json!({"format": "float-quantized"}),
+            json!({"format": "marlin-24"}),
             [
-                "format: 'float-quantized'",
-                "'int-quantized' or 'pack-quantized'",
+                "format: 'marlin-24'",
+                "'int-quantized', 'pack-quantized' or",
             ],
+        ),
+        (
+            compressed,
+            json!({"format": "float-quantized"}),
+            ["config_groups.group_0.weights.type: 'int'", "'float'"],
+        ),
+        (
+            gptq,
+            json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+            ["quant_algo: 'NVFP4'", "'FP8'"],
+        ),
+        (
+            gptq,
+            json!({"quant_method": "fp8", "weight_block_size": [128]}),
+            ["weight_block_size: [128]", "such as [128, 128]"],
         ),
         (
             compressed,

@@ -1,4 +1,4 @@
-//! compressed-tensors, as LLM Compressor saves it: integer weights in one of two formats.
+//! compressed-tensors, as LLM Compressor saves it: integer weights in one of two formats, or FP8 (float-quantized).
 //!
 //! ```text
 //! int-quantized    weight         I8  [outputs, inputs]
@@ -11,6 +11,7 @@
 
 use safetensors::tensor::Dtype;
 
+use super::fp8::Fp8;
 use super::module::{Module, refused};
 use super::words::{Floats, Words, code_at, codes_per_word};
 use crate::base::LoadError;
@@ -20,24 +21,52 @@ use crate::checkpoint::safetensors::StoredTensor;
 use crate::checkpoint::weight_file::LazyBytes;
 use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
 
-const FORMATS: [&str; 2] = ["int-quantized", "pack-quantized"];
+/// A format of `quantization_config`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Int,
+    Packed,
+    Float,
+}
 
 /// compressed-tensors as `quantization_config` describes it. Groups follow from the shapes of the tensors.
 #[derive(Debug)]
 pub struct CompressedTensors {
-    /// `None` for int-quantized.
-    packed_bits: Option<CodeBits>,
+    scheme: Scheme,
+}
+
+/// How weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scheme {
+    /// Codes of 8 bits.
+    Int,
+    /// Codes of these bits, in words.
+    Packed(CodeBits),
+    Float(Fp8),
+}
+
+impl Format {
+    const ALL: [Self; 3] = [Self::Int, Self::Packed, Self::Float];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Int => "int-quantized",
+            Self::Packed => "pack-quantized",
+            Self::Float => "float-quantized",
+        }
+    }
 }
 
 impl CompressedTensors {
     pub fn from_config(section: &JsonFile) -> Result<Self, LoadError> {
-        let is_packed = match section.string("format")? {
-            Some(format) if FORMATS.contains(&format) => format == FORMATS[1],
-            other => {
-                let value = format_args!("'{}'", other.unwrap_or("none"));
-                let supported = "'int-quantized' or 'pack-quantized'";
-                return Err(refused(section, "format", value, supported));
-            }
+        let name = section.string("format")?;
+        let Some(format) = Format::ALL
+            .into_iter()
+            .find(|format| Some(format.name()) == name)
+        else {
+            let value = format_args!("'{}'", name.unwrap_or("none"));
+            let supported = "'int-quantized', 'pack-quantized' or 'float-quantized'";
+            return Err(refused(section, "format", value, supported));
         };
         if let Some(sparsity) = section.object("sparsity_config")?
             && let Some(format) = sparsity.string("format")?
@@ -55,7 +84,7 @@ impl CompressedTensors {
         let groups = section.object("config_groups")?.ok_or_else(|| {
             section.error("quantization_config.config_groups is missing".to_owned())
         })?;
-        let mut packed_bits = None;
+        let mut found: Option<Scheme> = None;
         for (name, _) in groups.entries() {
             let Some(group) = groups.object(name)? else {
                 continue;
@@ -63,13 +92,15 @@ impl CompressedTensors {
             let Some(weights) = group.object("weights")? else {
                 continue;
             };
-            let bits = scheme(&group, &weights, is_packed)?;
-            if is_packed && *packed_bits.get_or_insert(bits) != bits {
-                let value = "weights of 4 bits and of 8 bits";
+            let scheme = Scheme::of(&group, &weights, format)?;
+            if *found.get_or_insert(scheme) != scheme {
+                let value = "weights of different bits or blocks";
                 return Err(refused(section, "config_groups", value, "one of them"));
             }
         }
-        Ok(Self { packed_bits })
+        Ok(Self {
+            scheme: found.unwrap_or(Scheme::Int),
+        })
     }
 
     /// A module's matrix; `None` if it is not quantised.
@@ -80,7 +111,10 @@ impl CompressedTensors {
             inputs,
             ..
         } = module;
-        let (location, codes) = if let Some(bits) = self.packed_bits
+        if let Scheme::Float(fp8) = self.scheme {
+            return fp8.matrix(module);
+        }
+        let (location, codes) = if let Scheme::Packed(bits) = self.scheme
             && let Some(packed) = tensors.find(&module.tensor("weight_packed"))?
         {
             let shape = [outputs, inputs.div_ceil(codes_per_word(bits))];
@@ -130,37 +164,51 @@ impl CompressedTensors {
     }
 }
 
-/// The bits of the weights of a config group.
-fn scheme(group: &JsonFile, weights: &JsonFile, is_packed: bool) -> Result<CodeBits, LoadError> {
-    if let Some(format) = group.string("format")?
-        && format != FORMATS[usize::from(is_packed)]
-    {
-        let value = format_args!("'{format}'");
-        return Err(refused(group, "format", value, "the format of the whole"));
-    }
-    match weights.string("type")? {
-        None | Some("int") => {}
-        Some(other) => {
-            let value = format_args!("'{other}'");
-            return Err(refused(weights, "type", value, "'int'"));
+impl Scheme {
+    /// The scheme of a config group.
+    fn of(group: &JsonFile, weights: &JsonFile, format: Format) -> Result<Self, LoadError> {
+        if let Some(name) = group.string("format")?
+            && name != format.name()
+        {
+            let value = format_args!("'{name}'");
+            return Err(refused(group, "format", value, "the format of the whole"));
         }
-    }
-    if !weights.bool_or("symmetric", true)? {
-        return Err(refused(weights, "symmetric", false, "true"));
-    }
-    if let Some(strategy) = weights.string("strategy")?
-        && !["tensor", "channel", "group"].contains(&strategy)
-    {
-        let value = format_args!("'{strategy}'");
-        let supported = "'tensor', 'channel' or 'group'";
-        return Err(refused(weights, "strategy", value, supported));
-    }
-    match weights.required_size("num_bits", 1..=32)? {
-        8 => Ok(CodeBits::Eight),
-        4 if is_packed => Ok(CodeBits::Four),
-        other => {
-            let supported = if is_packed { "4 or 8" } else { "8" };
-            Err(refused(weights, "num_bits", other, supported))
+        let (expected_type, strategies, supported) = match format {
+            Format::Float => (
+                "float",
+                ["tensor", "channel", "block"],
+                "'tensor', 'channel' or 'block'",
+            ),
+            _ => (
+                "int",
+                ["tensor", "channel", "group"],
+                "'tensor', 'channel' or 'group'",
+            ),
+        };
+        match weights.string("type")? {
+            Some(other) if other != expected_type => {
+                let value = format_args!("'{other}'");
+                let supported = format!("'{expected_type}'");
+                return Err(refused(weights, "type", value, &supported));
+            }
+            _ => {}
+        }
+        if !weights.bool_or("symmetric", true)? {
+            return Err(refused(weights, "symmetric", false, "true"));
+        }
+        if let Some(strategy) = weights.string("strategy")?
+            && !strategies.contains(&strategy)
+        {
+            let value = format_args!("'{strategy}'");
+            return Err(refused(weights, "strategy", value, supported));
+        }
+        match (weights.required_size("num_bits", 1..=32)?, format) {
+            (8, Format::Int) => Ok(Self::Int),
+            (8, Format::Packed) => Ok(Self::Packed(CodeBits::Eight)),
+            (4, Format::Packed) => Ok(Self::Packed(CodeBits::Four)),
+            (8, Format::Float) => Fp8::from_scheme(weights).map(Self::Float),
+            (other, Format::Packed) => Err(refused(weights, "num_bits", other, "4 or 8")),
+            (other, _) => Err(refused(weights, "num_bits", other, "8")),
         }
     }
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! gptq.rs         GPTQ, 4 and 8 bits, with or without act order
 //! awq.rs          AWQ, 4 bits, version gemm
-//! compressed.rs   compressed-tensors, int-quantized and pack-quantized
+//! compressed.rs   compressed-tensors, int-quantized, pack-quantized and float-quantized
+//! fp8.rs          FP8, of several methods
 //! groups.rs       scales and zeros of GPTQ and AWQ
 //! words.rs        codes in 32-bit words, scales, act order
 //! module.rs       a linear layer by name, and what the methods share when they read the config
@@ -14,6 +15,7 @@
 
 mod awq;
 mod compressed;
+mod fp8;
 mod gptq;
 mod groups;
 mod module;
@@ -21,6 +23,7 @@ mod words;
 
 use self::awq::Awq;
 use self::compressed::CompressedTensors;
+use self::fp8::Fp8;
 use self::gptq::Gptq;
 use self::module::{Module, refused};
 use super::json_file::JsonFile;
@@ -34,6 +37,7 @@ pub enum Quantisation {
     Gptq(Gptq),
     Awq(Awq),
     CompressedTensors(CompressedTensors),
+    Fp8(Fp8),
 }
 
 impl Quantisation {
@@ -52,12 +56,14 @@ impl Quantisation {
             Some("compressed-tensors") => {
                 Self::CompressedTensors(CompressedTensors::from_config(&section)?)
             }
+            Some("fp8") => Self::Fp8(Fp8::from_config(&section)?),
+            Some("modelopt") => Self::Fp8(Fp8::from_modelopt(&section)?),
             other => {
                 return Err(refused(
                     &section,
                     "quant_method",
                     format_args!("'{}'", other.unwrap_or("none")),
-                    "'gptq', 'awq' or 'compressed-tensors'",
+                    "'gptq', 'awq', 'compressed-tensors', 'fp8' or 'modelopt'",
                 ));
             }
         };
@@ -85,6 +91,7 @@ impl Quantisation {
             Self::Gptq(gptq) => gptq.matrix(&module)?,
             Self::Awq(awq) => awq.matrix(&module)?,
             Self::CompressedTensors(compressed) => compressed.matrix(&module)?,
+            Self::Fp8(fp8) => fp8.matrix(&module)?,
         };
         match quantised {
             Some(matrix) => Ok(matrix),

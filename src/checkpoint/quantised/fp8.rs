@@ -1,0 +1,248 @@
+//! FP8: e4m3 codes, of 4 bits of exponent and 3 of mantissa (Micikevicius et al., arXiv:2209.05433).
+//!
+//! ```text
+//! quant_method fp8                             transformers, vLLM, AutoFP8
+//! quant_method modelopt, quant_algo FP8        TensorRT Model Optimizer
+//! compressed-tensors, format float-quantized   LLM Compressor
+//!
+//! weight                              F8_E4M3 [outputs, inputs]
+//! weight_scale or weight_scale_inv    one for all, [outputs], [outputs, 1], or one for each block, such as of 128 x 128:
+//!                                     [blocks of outputs, blocks of inputs]
+//! weight = scale * code
+//! ```
+//!
+//! Scales of activations are not read: activations are not FP8.
+
+use std::ops::Range;
+
+use safetensors::tensor::Dtype as StoredDtype;
+
+use super::module::{Module, refused};
+use super::words::Floats;
+use crate::base::LoadError;
+use crate::checkpoint::json_file::JsonFile;
+use crate::checkpoint::matrix::Matrix;
+use crate::checkpoint::safetensors::StoredTensor;
+use crate::checkpoint::weight_file::FileRange;
+use crate::device::{Dtype, FloatRows};
+
+/// FP8 as `quantization_config` describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fp8 {
+    /// Outputs and inputs of a block that shares a scale, if there are blocks.
+    block: Option<[usize; 2]>,
+}
+
+impl Fp8 {
+    /// `quant_method: fp8`.
+    pub fn from_config(section: &JsonFile) -> Result<Self, LoadError> {
+        let block = block(section, "weight_block_size")?;
+        Ok(Self { block })
+    }
+
+    /// `quant_method: modelopt`.
+    pub fn from_modelopt(section: &JsonFile) -> Result<Self, LoadError> {
+        match section.string("quant_algo")? {
+            Some("FP8") => Ok(Self { block: None }),
+            other => {
+                let value = format_args!("'{}'", other.unwrap_or("none"));
+                Err(refused(section, "quant_algo", value, "'FP8'"))
+            }
+        }
+    }
+
+    /// A scheme of compressed-tensors.
+    pub fn from_scheme(weights: &JsonFile) -> Result<Self, LoadError> {
+        let block = block(weights, "block_structure")?;
+        Ok(Self { block })
+    }
+
+    /// A module's matrix; `None` if it is not FP8.
+    pub fn matrix<'a>(&self, module: &Module<'a, '_>) -> Result<Option<Matrix<'a>>, LoadError> {
+        let &Module {
+            tensors,
+            outputs,
+            inputs,
+            ..
+        } = module;
+        let Some(weight) = tensors.find(&module.tensor("weight"))? else {
+            return Ok(None);
+        };
+        if weight.dtype != StoredDtype::F8_E4M3 {
+            return Ok(None);
+        }
+        let weight = weight.of_shape(&[outputs, inputs])?;
+        let names = ["weight_scale_inv", "weight_scale"].map(|name| module.tensor(name));
+        let mut scales = None;
+        for name in &names {
+            scales = match scales {
+                None => tensors.find(name)?,
+                found => found,
+            };
+        }
+        let Some(scales) = scales else {
+            let reason = format!("is FP8, and {} is missing", names[1]);
+            return Err(weight.location.error(reason));
+        };
+        let rows = Fp8Rows {
+            codes: weight.bytes,
+            outputs,
+            inputs,
+            scales: self.scales(scales, outputs, inputs)?,
+        };
+        Ok(Some(Matrix::Converted {
+            location: weight.location,
+            rows: Box::new(rows),
+        }))
+    }
+
+    fn scales(
+        &self,
+        stored: StoredTensor<'_>,
+        outputs: usize,
+        inputs: usize,
+    ) -> Result<Scales, LoadError> {
+        let [block_outputs, block_inputs] = self.block.unwrap_or([outputs, inputs]);
+        let num_blocks = [
+            outputs.div_ceil(block_outputs),
+            inputs.div_ceil(block_inputs),
+        ];
+        let (block_outputs, block_inputs) = match *stored.shape {
+            [rows, columns] if self.block.is_some() && [rows, columns] == num_blocks => {
+                (block_outputs, block_inputs)
+            }
+            [] | [1] | [1, 1] => (outputs, inputs),
+            [rows] | [rows, 1] if rows == outputs => (1, inputs),
+            _ => {
+                let blocks = match self.block {
+                    Some(_) => format!(", and {num_blocks:?}"),
+                    None => String::new(),
+                };
+                return Err(stored.location.error(format!(
+                    "has shape {:?}; supported for {outputs} outputs and {inputs} inputs are [1], [{outputs}, 1]{blocks}",
+                    stored.shape
+                )));
+            }
+        };
+        let len = stored.shape.iter().product();
+        let floats = Floats::new(stored)?;
+        floats.read()?;
+        Ok(Scales {
+            values: (0..len).map(|index| floats.at(index)).collect(),
+            block_outputs,
+            block_inputs,
+        })
+    }
+}
+
+/// The size of blocks; `None` if the config has none.
+fn block(section: &JsonFile, key: &str) -> Result<Option<[usize; 2]>, LoadError> {
+    let Some(value) = section.get(key).filter(|value| !value.is_null()) else {
+        return Ok(None);
+    };
+    let sizes = value.as_array().map_or(&[][..], |sizes| sizes);
+    let mut sizes = sizes.iter().map(|size| {
+        let size = size.as_u64().filter(|size| (1..=1 << 20).contains(size))?;
+        usize::try_from(size).ok()
+    });
+    match (sizes.next(), sizes.next(), sizes.next()) {
+        (Some(Some(outputs)), Some(Some(inputs)), None) => Ok(Some([outputs, inputs])),
+        _ => Err(refused(
+            section,
+            key,
+            value,
+            "a list of two sizes, such as [128, 128],",
+        )),
+    }
+}
+
+/// The scales of a matrix.
+struct Scales {
+    values: Vec<f32>,
+    block_outputs: usize,
+    block_inputs: usize,
+}
+
+impl Scales {
+    /// Those of a row: one for each `block_inputs` columns.
+    fn of_row(&self, row: usize, columns: usize) -> &[f32] {
+        let num_columns = columns.div_ceil(self.block_inputs);
+        &self.values[row / self.block_outputs * num_columns..][..num_columns]
+    }
+}
+
+struct Fp8Rows<'a> {
+    codes: FileRange<'a>,
+    outputs: usize,
+    inputs: usize,
+    scales: Scales,
+}
+
+impl FloatRows for Fp8Rows<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn rows(&self) -> usize {
+        self.outputs
+    }
+
+    fn columns(&self) -> usize {
+        self.inputs
+    }
+
+    fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
+        let mut codes = vec![0; self.inputs];
+        for (row, out) in rows.zip(out.chunks_exact_mut(4 * self.inputs)) {
+            self.codes.read_at(row * self.inputs, &mut codes);
+            let block_inputs = self.scales.block_inputs;
+            let blocks = codes
+                .chunks(block_inputs)
+                .zip(out.chunks_mut(4 * block_inputs));
+            for ((codes, out), scale) in blocks.zip(self.scales.of_row(row, self.inputs)) {
+                for (code, out) in codes.iter().zip(out.as_chunks_mut().0) {
+                    *out = (scale * value(*code)).to_le_bytes();
+                }
+            }
+        }
+    }
+}
+
+/// The value of a code: `(-1)^s * 2^(e - 7) * 1.m`, or `(-1)^s * 2^-6 * 0.m` if `e` is 0. If all bits but the sign are
+/// set, NaN.
+fn value(code: u8) -> f32 {
+    let (exponent, mantissa) = (code >> 3 & 0xf, code & 7);
+    let magnitude = match (exponent, mantissa) {
+        (15, 7) => f32::NAN,
+        (0, _) => f32::from(mantissa) / 512.0,
+        _ => f32::from_bits((u32::from(exponent) + 120) << 23 | u32::from(mantissa) << 20),
+    };
+    match code & 0x80 {
+        0 => magnitude,
+        _ => -magnitude,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_have_the_values_of_the_paper() {
+        // Table 1: the largest number, the smallest normal one, and the largest and smallest below that.
+        for (code, expected) in [
+            (0x00, 0.0),
+            (0x38, 1.0),
+            (0x7e, 448.0),
+            (0x08, 2.0_f32.powi(-6)),
+            (0x07, 0.875 * 2.0_f32.powi(-6)),
+            (0x01, 2.0_f32.powi(-9)),
+            (0xb9, -1.125),
+        ] {
+            assert_eq!(value(code), expected, "{code:#x}");
+        }
+        assert!(value(0x7f).is_nan() && value(0xff).is_nan());
+        let ascending: Vec<_> = (0..0x7f).map(value).collect();
+        assert!(ascending.is_sorted_by(|a, b| a < b));
+    }
+}

@@ -1,0 +1,171 @@
+//! FP8 checkpoints: a fixture whose projections are rounded to e4m3 codes, against the same with these weights in f32.
+
+use std::fs;
+
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use serde_json::{Value, json};
+
+use crate::copy::Copy;
+use crate::devices::requests;
+use crate::support::{Setup, serve};
+
+/// Which weights share a scale.
+#[derive(Clone, Copy, Debug)]
+enum Scales {
+    OfTensor,
+    OfChannels,
+    OfBlocks([usize; 2]),
+}
+
+/// All values of e4m3, by code: IEEE's interpretation with a bias of 7, but no infinities.
+fn values() -> Vec<f64> {
+    let magnitude = |code: i32| match (code >> 3, f64::from(code & 7) / 8.0) {
+        (0, fraction) => fraction * 2.0_f64.powi(-6),
+        (exponent, fraction) => (1.0 + fraction) * 2.0_f64.powi(exponent - 7),
+    };
+    (0..0x7f).map(magnitude).collect()
+}
+
+/// The code whose value is nearest.
+fn nearest(values: &[f64], weight: f64) -> u8 {
+    let distance = |code: &usize| (values[*code] - weight.abs()).abs();
+    let codes = 0..values.len();
+    let nearest = codes.min_by(|a, b| distance(a).total_cmp(&distance(b)));
+    nearest.expect("codes") as u8 | if weight < 0.0 { 0x80 } else { 0 }
+}
+
+/// Two copies of a fixture: with projections in FP8 under these names and this config, and with the same weights in f32.
+fn copies(scales: Scales, scale_name: &str, config: Value) -> [Copy; 2] {
+    let name = "stored-f32";
+    let [fp8, floats] = [Copy::of(name), Copy::of(name)];
+    let path = fp8.path("model.safetensors");
+    let bytes = fs::read(&path).expect("the file");
+    let stored = SafeTensors::deserialize(&bytes).expect("whole");
+    let values = values();
+    let [mut codes, mut weights] = [Vec::new(), Vec::new()];
+    for (name, view) in stored.tensors() {
+        let shape = view.shape().to_vec();
+        let is_projection = name.contains("_proj");
+        if !is_projection {
+            for tensors in [&mut codes, &mut weights] {
+                tensors.push((
+                    name.clone(),
+                    view.dtype(),
+                    shape.clone(),
+                    view.data().to_vec(),
+                ));
+            }
+            continue;
+        }
+        assert_eq!(view.dtype(), Dtype::F32);
+        let values_of = view
+            .data()
+            .as_chunks()
+            .0
+            .iter()
+            .map(|value| f32::from_le_bytes(*value));
+        let original: Vec<f32> = values_of.collect();
+        let [rows, columns] = shape[..] else {
+            panic!("a matrix");
+        };
+        let (block, scale_shape) = match scales {
+            Scales::OfTensor => ([rows, columns], vec![]),
+            Scales::OfChannels => ([1, columns], vec![rows, 1]),
+            Scales::OfBlocks(block) => {
+                let shape = vec![rows.div_ceil(block[0]), columns.div_ceil(block[1])];
+                (block, shape)
+            }
+        };
+        let blocks_of_row = columns.div_ceil(block[1]);
+        let block_of =
+            |at: usize| at / columns / block[0] * blocks_of_row + at % columns / block[1];
+        let mut scales = vec![0.0_f32; rows.div_ceil(block[0]) * blocks_of_row];
+        for (at, weight) in original.iter().enumerate() {
+            let scale = &mut scales[block_of(at)];
+            *scale = scale.max(weight.abs() / 448.0);
+        }
+        let coded = original.iter().enumerate().map(|(at, weight)| {
+            let scale = f64::from(scales[block_of(at)]);
+            nearest(&values, f64::from(*weight) / scale)
+        });
+        let coded: Vec<u8> = coded.collect();
+        let decoded = coded.iter().enumerate().flat_map(|(at, code)| {
+            let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
+            let value = (sign * values[usize::from(code & 0x7f)]) as f32;
+            (value * scales[block_of(at)]).to_le_bytes()
+        });
+        weights.push((name.clone(), Dtype::F32, shape.clone(), decoded.collect()));
+        codes.push((name.clone(), Dtype::F8_E4M3, shape, coded));
+        let scales = scales.into_iter().flat_map(f32::to_le_bytes).collect();
+        let scale = format!(
+            "{}.{scale_name}",
+            name.strip_suffix(".weight").expect("a weight")
+        );
+        codes.push((scale, Dtype::F32, scale_shape, scales));
+    }
+    for (copy, tensors) in [(&fp8, codes), (&floats, weights)] {
+        let views = tensors.iter().map(|(name, dtype, shape, data)| {
+            let view = TensorView::new(*dtype, shape.clone(), data).expect("consistent");
+            (name.clone(), view)
+        });
+        serialize_to_file(views, None, &copy.path("model.safetensors")).expect("written");
+    }
+    [fp8.config(json!({ "quantization_config": config })), floats]
+}
+
+fn compressed(strategy: &str) -> Value {
+    let weights = json!({"num_bits": 8, "type": "float", "symmetric": true, "strategy": strategy});
+    json!({
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
+    })
+}
+
+#[test]
+fn fp8_weights_are_computed_with_as_the_floats_that_they_stand_for() {
+    let blocks = Scales::OfBlocks([24, 40]);
+    for (scales, scale_name, config) in [
+        (
+            Scales::OfTensor,
+            "weight_scale",
+            json!({"quant_method": "fp8", "activation_scheme": "static"}),
+        ),
+        (
+            Scales::OfTensor,
+            "weight_scale",
+            json!({"quant_method": "modelopt", "quant_algo": "FP8"}),
+        ),
+        (Scales::OfChannels, "weight_scale", compressed("channel")),
+        (
+            blocks,
+            "weight_scale_inv",
+            json!({"quant_method": "fp8", "weight_block_size": [24, 40]}),
+        ),
+    ] {
+        let setup = Setup::default();
+        let [fp8, floats] = copies(scales, scale_name, config);
+        let serve = |copy: &Copy| serve(&mut setup.load_from(copy.dir()), &setup, &requests()).0;
+        assert!(serve(&fp8) == serve(&floats), "{scales:?}, {scale_name}");
+    }
+}
+
+#[test]
+fn fp8_weights_without_their_scales_are_refused() {
+    let config = || json!({"quant_method": "fp8"});
+    let scale = "model.layers.0.mlp.up_proj.weight_scale";
+    let [fp8, _] = copies(Scales::OfChannels, "weight_scale", config());
+    fp8.tensor(scale, |_| None)
+        .refused(&["up_proj.weight", "is FP8", scale, "is missing"]);
+    let [fp8, _] = copies(Scales::OfBlocks([32, 32]), "weight_scale", config());
+    fp8.refused(&["weight_scale", "has shape", "supported for"]);
+    let [fp8, _] = copies(Scales::OfTensor, "weight_scale", config());
+    let weight = "model.layers.0.mlp.up_proj.weight";
+    let damaged = fp8.tensor(weight, |view| {
+        let mut data = view.data().to_vec();
+        data[3 * view.shape()[1]] = 0x7f;
+        Some((view.dtype(), view.shape().to_vec(), data))
+    });
+    damaged.refused(&[weight, "row 3", "NaN"]);
+}
