@@ -6,8 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use crate::backend::advice::{Setting, advice};
-use crate::backend::driver::iterative::{Driver, RequestPreparer};
-use crate::backend::driver::watched::{WatchContext, WatchedDriver};
+use crate::backend::driver::iterative::IterativeDriver;
+use crate::backend::driver::queued::QueuedDriver;
+use crate::backend::driver::step_driver::{RequestPreparer, StepDriver};
+use crate::backend::driver::watched::{Driver, WatchContext, WatchedDriver};
 use crate::backend::model::Model;
 use crate::backend::observe::observer::Observer;
 use crate::backend::request::admission::{Admission, Warned};
@@ -17,6 +19,7 @@ use crate::backend::response::answer_memory::AnswerMemory;
 use crate::backend::response::log_probs;
 use crate::backend::response::responder::Responder;
 use crate::base::LoadError;
+use crate::config::Scheduling;
 use crate::engine::StepStats;
 use crate::manager::BatchManager;
 use crate::manager::sizing::{LoadedRunner, load_runner};
@@ -108,10 +111,16 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
         warned: Warned::default(),
     });
     let preparer = start_preparer(&name, &admission)?;
-    let max_absence = Duration::from_micros(model.config.max_sequence_idle_us);
+    let scheduling = model.config.scheduling;
+    let max_absence = match scheduling {
+        Scheduling::Iterative {
+            max_sequence_idle_us,
+        } => Duration::from_micros(max_sequence_idle_us),
+        Scheduling::Queued => Duration::MAX,
+    };
     let responder = Responder::start(&name, observer)?;
     let served = model.served.clone();
-    let driver = Driver::new(
+    let steps = StepDriver::new(
         handle,
         served,
         admission,
@@ -120,6 +129,14 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
         responder,
         max_absence,
     );
+    let driver: Box<dyn Driver> = match scheduling {
+        Scheduling::Iterative { .. } => Box::new(IterativeDriver::new(steps)),
+        Scheduling::Queued => Box::new(QueuedDriver::start(
+            &name,
+            steps,
+            model.config.num_warm_ups,
+        )?),
+    };
     let context = WatchContext {
         served: model.served.clone(),
         load: model.load.clone(),

@@ -26,5 +26,6 @@ pub use knobs::reference_table;
 pub use model_config::{InputKind, ModelConfig};
 pub use outputs::OutputKind;
 pub use pbtxt::AutoComplete;
+pub use scheduling::Scheduling;
 pub use settings::Settings;
 pub use values::MAX_THREADS;

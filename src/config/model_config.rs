@@ -10,7 +10,9 @@ use crate::config::parameters::ignored_parameters;
 use crate::config::pbtxt::{
     AutoComplete, config_error, dims, field, is_empty, is_true, optional_input, unsigned,
 };
-use crate::config::scheduling::{check_scheduling, default_scheduling, delays, num_candidates};
+use crate::config::scheduling::{
+    Scheduling, check_scheduling, default_scheduling, delays, num_candidates,
+};
 use crate::config::settings::Settings;
 
 /// `max_batch_size` of a model that does not set it.
@@ -64,8 +66,10 @@ pub struct ModelConfig {
     pub input: InputKind,
     /// The declared output tensors.
     pub outputs: Vec<OutputKind>,
-    /// Triton drops a sequence after this long without a step.
-    pub max_sequence_idle_us: u64,
+    /// Which of Triton's schedulers brings the requests.
+    pub scheduling: Scheduling,
+    /// Requests of the warm-up that Triton sends to each instance before all others.
+    pub num_warm_ups: u64,
     /// The backend's parameters.
     pub settings: Settings,
 }
@@ -149,8 +153,7 @@ impl ModelConfig {
         }
         let input = check_inputs(config, auto_complete, &mut errors);
         let outputs = check_outputs(config, input, compatibility, auto_complete, &mut errors);
-        let max_sequence_idle_us =
-            ok_or_record(check_scheduling(config, auto_complete), &mut errors);
+        let scheduling = ok_or_record(check_scheduling(config, auto_complete), &mut errors);
         // Without a batch dimension, a slot is a candidate sequence of `oldest`; `direct` has only one slot then.
         let max_batch_size = if has_batch_dim || !compatibility.allows_missing_batch_dim() {
             Some(written)
@@ -159,8 +162,8 @@ impl ModelConfig {
         };
         LoadError::combine(errors)?;
         // Cannot fail: each missing value has recorded an error.
-        let (Some(settings), Some(input), Some(max_sequence_idle_us), Some(max_batch_size)) =
-            (settings, input, max_sequence_idle_us, max_batch_size)
+        let (Some(settings), Some(input), Some(scheduling), Some(max_batch_size)) =
+            (settings, input, scheduling, max_batch_size)
         else {
             return Err(config_error(
                 "it cannot be parsed",
@@ -176,7 +179,8 @@ impl ModelConfig {
                 .unwrap_or(false),
             input,
             outputs,
-            max_sequence_idle_us,
+            scheduling,
+            num_warm_ups: num_warm_ups(config),
             settings,
         })
     }
@@ -205,6 +209,18 @@ fn parameters(config: &Value) -> impl Iterator<Item = (&str, &str)> {
         let text = value.get("string_value").and_then(Value::as_str);
         (key.as_str(), text.unwrap_or_default())
     })
+}
+
+/// Requests of `model_warmup`: each sample is a batch, sent `count` times and at least once.
+fn num_warm_ups(config: &Value) -> u64 {
+    let samples = config.get("model_warmup").and_then(Value::as_array);
+    let num_requests = samples.into_iter().flatten().map(|sample| {
+        let count = unsigned(sample.get("count")).unwrap_or(0).max(1);
+        unsigned(sample.get("batch_size"))
+            .unwrap_or(0)
+            .saturating_mul(count)
+    });
+    num_requests.fold(0, u64::saturating_add)
 }
 
 /// The value of `result`. Records an error in `errors`, to be reported together with the others.
@@ -316,7 +332,9 @@ fn check_option_input(input: &Value, remedy: &str, must_be_ragged: bool) -> Resu
 /// all others have ended.
 fn must_be_ragged(config: &Value) -> bool {
     let batches = unsigned(config.get("max_batch_size")).unwrap_or(0) > 0;
-    batches && config.pointer("/sequence_batching/oldest").is_none()
+    let splits = config.get("dynamic_batching").is_some()
+        || config.pointer("/sequence_batching/oldest").is_some();
+    batches && !splits
 }
 
 /// Checks an input's data type and dimensions and, if its length varies, that it may be ragged. Otherwise Triton batches
@@ -430,7 +448,11 @@ mod tests {
         assert_eq!(config.max_batch_size, DEFAULT_MAX_BATCH_SIZE);
         assert_eq!(config.input, InputKind::Text);
         assert!(config.decoupled);
-        assert_eq!(config.max_sequence_idle_us, 3_600_000_000);
+        let max_sequence_idle_us = 3_600_000_000;
+        let iterative = Scheduling::Iterative {
+            max_sequence_idle_us,
+        };
+        assert_eq!((config.scheduling, config.num_warm_ups), (iterative, 0));
         assert_eq!(
             ModelConfig::complete(&completed(), true),
             None,
@@ -454,6 +476,18 @@ mod tests {
                 .iter()
                 .all(|o| o["name"] != "text_output")
         );
+    }
+
+    #[test]
+    fn each_sample_of_the_warm_up_is_sent_at_least_once() {
+        let mut config = completed();
+        config["model_warmup"] = json!([
+            { "name": "a", "batch_size": 2 },
+            { "name": "b", "batch_size": 3, "count": 4 },
+            { "name": "left out by Triton", "batch_size": 0, "count": 9 },
+        ]);
+        let config = ModelConfig::parse(&config, AutoComplete::Enabled).expect("complete");
+        assert_eq!(config.num_warm_ups, 2 + 3 * 4);
     }
 
     #[test]

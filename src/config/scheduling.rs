@@ -1,14 +1,28 @@
-//! `sequence_batching`: defaults, checks and warnings for the settings of Triton's sequence scheduler.
+//! `sequence_batching` or `dynamic_batching`: defaults, checks and warnings for the settings of Triton's schedulers.
 
 use serde_json::{Value, json};
 
 use crate::base::LoadError;
-use crate::config::pbtxt::{AutoComplete, config_error, is_empty, optional_input, unsigned};
+use crate::config::pbtxt::{
+    AutoComplete, config_error, is_empty, is_true, optional_input, unsigned,
+};
 
 /// Triton's idle limit includes the duration of a step, and a sequence that exceeds it is dropped without a response to
 /// its client. Triton's default of one second is shorter than the step of a long context.
 const MIN_IDLE_US: u64 = 60_000_000;
 const DEFAULT_IDLE_US: u64 = 3600 * 1_000_000;
+
+/// Which of Triton's schedulers brings the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheduling {
+    /// `sequence_batching` with iterative sequences: each Execute call is a step.
+    Iterative {
+        /// Triton drops a sequence after this long without a step.
+        max_sequence_idle_us: u64,
+    },
+    /// `dynamic_batching`: requests wait in Triton's queue until the engine could start them.
+    Queued,
+}
 
 /// The default scheduling: `direct`, or `oldest` with the given number of candidate sequences. With `oldest`, requests
 /// that Triton cannot batch together, because they lack a batch dimension or have different inputs, do not delay each
@@ -50,6 +64,9 @@ pub(super) fn num_candidates(config: &Value) -> Result<u64, LoadError> {
 /// Triton forms a new batch for every step, so a delay of the batch delays every token. Measured on
 /// server 2.51: `direct` waits only if both of its limits are set, `oldest` whenever a delay is set.
 pub fn delays(config: &Value) -> Option<String> {
+    if let Some(batching) = config.get("dynamic_batching") {
+        return queue_delays(batching);
+    }
     let limit = |path: &str| unsigned(config.pointer(path)).unwrap_or(0);
     let direct = limit("/sequence_batching/direct/max_queue_delay_microseconds");
     let utilization = config
@@ -85,18 +102,36 @@ pub fn delays(config: &Value) -> Option<String> {
     }
 }
 
-/// Checks the scheduling. Returns the idle limit in microseconds.
+/// A warning about settings of `dynamic_batching` that hold requests or responses back.
+fn queue_delays(batching: &Value) -> Option<String> {
+    let delay = unsigned(batching.get("max_queue_delay_microseconds")).unwrap_or(0);
+    if is_true(batching, "preserve_ordering") {
+        return Some(
+            "config.pbtxt: dynamic_batching { preserve_ordering: true } holds back every response until all \
+             requests before it have ended, and so every stream; leave it out unless clients need it"
+                .to_owned(),
+        );
+    }
+    (delay > 0).then(|| {
+        format!(
+            "config.pbtxt: dynamic_batching {{ max_queue_delay_microseconds: {delay} }} delays requests by up \
+             to {delay} us although one could start; leave it out: requests join a running batch without it"
+        )
+    })
+}
+
+/// Checks the scheduling.
 pub(super) fn check_scheduling(
     config: &Value,
     auto_complete: AutoComplete,
-) -> Result<u64, LoadError> {
+) -> Result<Scheduling, LoadError> {
+    if config.get("dynamic_batching").is_some() {
+        return check_queue(config);
+    }
     let remedy = &auto_complete.or_leave_out(
         "write sequence_batching { iterative_sequence: true \
          max_sequence_idle_microseconds: 3600000000 }",
     );
-    if config.get("dynamic_batching").is_some() {
-        return Err(config_error("dynamic_batching is not supported", remedy));
-    }
     let Some(batching) = config.get("sequence_batching") else {
         return Err(config_error("sequence_batching is missing", remedy));
     };
@@ -136,7 +171,20 @@ pub(super) fn check_scheduling(
             &format!("write {MIN_IDLE_US} or more, preferably {DEFAULT_IDLE_US}"),
         ));
     }
-    Ok(idle)
+    Ok(Scheduling::Iterative {
+        max_sequence_idle_us: idle,
+    })
+}
+
+/// Checks a model with `dynamic_batching`. Triton has checked its fields.
+fn check_queue(config: &Value) -> Result<Scheduling, LoadError> {
+    if unsigned(config.get("max_batch_size")).unwrap_or(0) == 0 {
+        return Err(config_error(
+            "max_batch_size is 0, and dynamic_batching forms batches",
+            "write max_batch_size: 64, or leave dynamic_batching out",
+        ));
+    }
+    Ok(Scheduling::Queued)
 }
 
 #[cfg(test)]
@@ -157,17 +205,59 @@ mod tests {
     #[test]
     fn default_scheduling_is_accepted_without_warnings() {
         let config = json!({ "sequence_batching": default_scheduling(None) });
-        let idle = check_scheduling(&config, AutoComplete::Disabled).expect("accepted");
-        assert_eq!((idle, delays(&config)), (DEFAULT_IDLE_US, None));
+        let scheduling = check_scheduling(&config, AutoComplete::Disabled).expect("accepted");
+        let max_sequence_idle_us = DEFAULT_IDLE_US;
+        assert_eq!(
+            (scheduling, delays(&config)),
+            (
+                Scheduling::Iterative {
+                    max_sequence_idle_us
+                },
+                None
+            )
+        );
+    }
+
+    #[test]
+    fn dynamic_batching_needs_a_batch_dimension() {
+        let config =
+            |max_batch_size| json!({ "dynamic_batching": {}, "max_batch_size": max_batch_size });
+        let checked = check_scheduling(&config(1), AutoComplete::Disabled);
+        assert_eq!(checked.expect("accepted"), Scheduling::Queued);
+        let error = error_of(&config(0));
+        assert!(error.contains("max_batch_size: 64"), "{error}");
+    }
+
+    #[test]
+    fn warns_of_delays_in_the_queue() {
+        for (batching, words) in [
+            (
+                json!({ "max_queue_delay_microseconds": "70" }),
+                Some("up to 70 us"),
+            ),
+            (
+                json!({ "preserve_ordering": true }),
+                Some("preserve_ordering"),
+            ),
+            (
+                json!({ "priority_levels": 3, "max_queue_delay_microseconds": "0" }),
+                None,
+            ),
+        ] {
+            let config = json!({ "dynamic_batching": batching, "input": [{ "name": "n", "optional": true }] });
+            let warning = delays(&config);
+            assert_eq!(warning.is_some(), words.is_some(), "{warning:?}");
+            assert!(
+                warning
+                    .unwrap_or_default()
+                    .contains(words.unwrap_or_default())
+            );
+        }
     }
 
     #[test]
     fn rejects_scheduling_that_drops_or_delays_sequences() {
         for (config, words) in [
-            (
-                json!({ "dynamic_batching": {} }),
-                ["dynamic_batching", "iterative_sequence: true"],
-            ),
             (
                 json!({}),
                 ["sequence_batching is missing", "iterative_sequence: true"],

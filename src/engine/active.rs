@@ -142,6 +142,11 @@ impl ActiveSequences {
         self.queue.num_paused()
     }
 
+    /// The sequences that could have a row beside those that have one.
+    pub(super) fn num_free_rows(&self) -> usize {
+        self.table.num_free_rows()
+    }
+
     /// Whether anything is paused or waits to start.
     pub(super) fn any_queued(&self) -> bool {
         !self.queue.is_empty()

@@ -111,6 +111,12 @@ impl BlockBudget {
         Self { left, reservation }
     }
 
+    /// How many sequences could start that may need `largest` blocks each; one of another size can if any is left.
+    pub(super) fn num_startable(&self, largest: Blocks) -> usize {
+        let any_left = self.left > Blocks::ZERO;
+        (self.left.0 / largest.0.max(1)).max(any_left.into()) as usize
+    }
+
     /// Takes what a sequence needs to start, if it is there.
     pub(super) fn admit(&mut self, demand: Demand) -> bool {
         let needed = match self.reservation {
@@ -149,6 +155,14 @@ mod tests {
         for (free, promised, expected) in [(8, 5, 1), (8, 2, 3), (4, 2, 0)] {
             let room = BlockBudget::new(Blocks(free - promised), Reservation::ToTheEnd);
             assert_eq!(num_admitted(room, &queue), expected, "{promised} of {free}");
+        }
+    }
+
+    #[test]
+    fn a_block_that_is_left_may_do_for_one_more() {
+        for (left, expected) in [(0, 0), (1, 1), (7, 1), (8, 2), (11, 2), (12, 3)] {
+            let budget = BlockBudget::new(Blocks(left), Reservation::ToTheEnd);
+            assert_eq!(budget.num_startable(Blocks(4)), expected, "{left} left");
         }
     }
 

@@ -10,6 +10,7 @@ use crate::base::{Blocks, HostBlockId, RequestError, SeqSlot, SequenceId, Tokens
 use crate::engine::active::ActiveSequences;
 use crate::engine::apply;
 use crate::engine::block_needs::BlockNeeds;
+use crate::engine::capacity;
 use crate::engine::lockstep::LockstepBatch;
 use crate::engine::micro_batches::MicroBatches;
 use crate::engine::recorder::Recorder;
@@ -274,6 +275,21 @@ impl Engine {
     /// Whether no sequence is active.
     pub fn is_idle(&self) -> bool {
         self.active.is_empty()
+    }
+
+    /// How many further requests could start in the next step, whatever their lengths: none while others wait. If
+    /// there are too few blocks for one of the largest length, but some, a shorter one may fit: then it is one.
+    pub fn num_startable(&self) -> usize {
+        let num_running = self.active.num_running();
+        let is_closed = self.lockstep.is_some() && !LockstepBatch::is_open(num_running);
+        let may_start = capacity::may_start(self.config.policy, num_running > 0, false);
+        if self.active.any_queued() || is_closed || !may_start {
+            return 0;
+        }
+        let largest = self.active.kv().max_blocks(self.config.max_seq_len);
+        let blocks = BlockNeeds::new(&self.config, &self.active).budget();
+        let num_free_rows = self.active.num_free_rows();
+        blocks.num_startable(largest).min(num_free_rows)
     }
 
     /// Whether a sequence is active.

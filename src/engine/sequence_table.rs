@@ -62,6 +62,11 @@ impl SequenceTable {
         !self.free_rows.is_empty()
     }
 
+    /// Rows that no sequence has.
+    pub(super) fn num_free_rows(&self) -> usize {
+        self.free_rows.len()
+    }
+
     /// The sequence in `slot`, if there is one.
     #[inline]
     pub(super) fn get_mut(&mut self, slot: SeqSlot) -> Option<&mut Sequence> {

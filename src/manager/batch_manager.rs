@@ -148,6 +148,17 @@ impl BatchManager {
         self.steps.engine().is_idle()
     }
 
+    /// How many further requests could start in the next step, see
+    /// [`Engine::num_startable`](crate::engine::Engine::num_startable).
+    pub fn num_startable(&self) -> usize {
+        self.steps.engine().num_startable()
+    }
+
+    /// The most requests that run at a time.
+    pub fn max_num_requests(&self) -> usize {
+        self.steps.engine().config().max_num_requests as usize
+    }
+
     /// The most requests that can be active at a time.
     pub fn max_num_active(&self) -> usize {
         self.steps.engine().config().max_num_active as usize

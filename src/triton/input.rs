@@ -114,6 +114,11 @@ impl<'request> Input<'request> {
         self.num_bytes
     }
 
+    /// The first dimension, which is the batch's in a model with a batch dimension; 0 for a scalar.
+    pub fn batch_size(&self) -> i64 {
+        self.shape.first().copied().unwrap_or_default()
+    }
+
     /// The data: borrowed from a single buffer, or gathered from several.
     ///
     /// # Errors

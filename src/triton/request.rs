@@ -7,7 +7,8 @@
 //! ```
 //! So a request is never lost: Triton owns it, or this value does, or a factory still has to end it. A `Request` stays
 //! on the thread of its Execute: Triton accesses a rescheduled request once more after it has queued it (server 25.10
-//! and later), which is only safe while the next Execute cannot have begun.
+//! and later), which is only safe while the next Execute cannot have begun. One that is not to be rescheduled can be
+//! handed over to another thread, see [`Request::hand_over`].
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
@@ -31,6 +32,25 @@ pub struct Request {
     raw: NonNull<sys::TRITONBACKEND_Request>,
     /// Sends its responses; made when it is first needed.
     factory: Option<ResponseFactory>,
+    /// Whether it is part of a warm-up.
+    is_warm_up: bool,
+    /// Whether it was handed over to another thread.
+    is_handed_over: bool,
+}
+
+/// A request on its way to another thread, which keeps it to its end. Dropping it answers it, as for a [`Request`].
+#[derive(Debug)]
+pub struct HandedOver(Request);
+
+// SAFETY: Triton's objects are not bound to a thread. What binds a request to the thread of its Execute is that it can
+// be rescheduled, which is over when it is handed over.
+unsafe impl Send for HandedOver {}
+
+impl HandedOver {
+    /// The request, on its new thread.
+    pub fn receive(self) -> Request {
+        self.0
+    }
 }
 
 /// The sequence of Triton's batcher that a request belongs to.
@@ -104,7 +124,12 @@ impl Request {
     /// The request is alive, nobody else answers or releases it, and Execute returns success: after an error Triton
     /// would answer and release it a second time.
     pub unsafe fn from_raw(raw: NonNull<sys::TRITONBACKEND_Request>) -> Self {
-        Self { raw, factory: None }
+        Self {
+            raw,
+            factory: None,
+            is_warm_up: false,
+            is_handed_over: false,
+        }
     }
 
     /// The request id, if the client has set one.
@@ -260,10 +285,39 @@ impl Request {
         self.factory = Some(factory.clone());
     }
 
+    /// Notes that the request is part of a warm-up, so that no error answers it: server 2.51 crashes then, more often
+    /// than not.
+    pub fn belongs_to_warm_up(&mut self) {
+        self.is_warm_up = true;
+    }
+
+    /// Whether [`Request::belongs_to_warm_up`] was called.
+    pub fn is_warm_up(&self) -> bool {
+        self.is_warm_up
+    }
+
+    /// Lets another thread have the request. It cannot be rescheduled any more.
+    pub fn hand_over(mut self) -> HandedOver {
+        self.is_handed_over = true;
+        HandedOver(self)
+    }
+
+    /// Whether [`Request::hand_over`] was called.
+    pub fn has_left_its_call(&self) -> bool {
+        self.is_handed_over
+    }
+
     /// Gives the request back to Triton, which passes it to a later Execute, or answers it if it was cancelled. If
-    /// Triton refuses because the sequence has idled out, the request is returned with the error.
+    /// Triton refuses because the sequence has idled out, the request is returned with the error; so is one that was
+    /// handed over.
     pub fn reschedule(self) -> Result<(), (Request, Error)> {
         use sys::TRITONSERVER_RequestReleaseFlag as Flag;
+        if self.is_handed_over {
+            return Err((
+                self,
+                Error::internal("the request has left its Execute call"),
+            ));
+        }
         match self.release_with(Flag::TRITONSERVER_REQUEST_RELEASE_RESCHEDULE) {
             Ok(()) => {
                 self.forget();
@@ -285,8 +339,13 @@ impl Request {
         }
     }
 
-    /// Answers the request with an error, unless its final response has been sent, and releases it.
+    /// Answers the request with an error, unless its final response has been sent, and releases it. One of a warm-up
+    /// ends without a response.
     pub fn fail(mut self, error: Error) {
+        if self.is_warm_up {
+            log::warn!("a request of the model_warmup is not served: {error}");
+            return self.dismiss();
+        }
         self.end(Some(error));
         self.forget();
     }

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.libraries import MISBEHAVING, compile_c
-from harness.repository import FULL_ANSWER, STORIES, TIGHT, add_model, add_synthetic
+from harness.repository import FULL_ANSWER, QUEUED, STORIES, TIGHT, add_model, add_synthetic
 from harness.server import Server
 from harness.synthetic import ENDLESS_SEQ_LEN
 
@@ -22,6 +22,9 @@ def server(tmp_path_factory):
         "oldest { max_candidate_sequences: 64 } }",
         checkpoint=STORIES,
     )
+    add_model(repository, "stories_queued", fields=QUEUED, checkpoint=STORIES)
+    tight = {**TIGHT, "enable_trt_overlap": "true"}
+    add_model(repository, "stories_queued_tight", tight, fields=QUEUED, checkpoint=STORIES)
     # Memory for 40 rows of the demo model's 1536 logits.
     few_logits = {"logits_memory_bytes": 40 * 1536 * 4, "max_beam_width": 4}
     add_model(repository, "stories_few_logits", few_logits, checkpoint=STORIES)
@@ -29,11 +32,13 @@ def server(tmp_path_factory):
     held = {"max_beam_width": 8, "logits_post_processor_library": library}
     add_model(repository, "stories_beams", held, checkpoint=STORIES)
     add_model(repository, "stories_beams_full", {"max_beam_width": 8}, fields=FULL_ANSWER, checkpoint=STORIES)
+    add_model(repository, "stories_beams_queued", {"max_beam_width": 8}, fields=QUEUED, checkpoint=STORIES)
     overlapping = {"max_beam_width": 8, "enable_trt_overlap": "true"}
     add_model(repository, "stories_beams_overlap", overlapping, checkpoint=STORIES)
     add_model(repository, "stories_beams_tight", {**TIGHT, "max_beam_width": 8}, checkpoint=STORIES)
     add_synthetic(repository, "synthetic_beams", {"max_beam_width": 8})
     add_synthetic(repository, "synthetic")
+    add_synthetic(repository, "synthetic_queued", fields=QUEUED)
     add_synthetic(repository, "synthetic_full", fields=FULL_ANSWER)
     add_synthetic(repository, "synthetic_tight", {**TIGHT, "synthetic_step_us": 200})
     endless = {"max_seq_len": ENDLESS_SEQ_LEN}

@@ -167,7 +167,11 @@ BAD_CONFIGS = {
         'output [{ name: "txt" data_type: TYPE_STRING dims: [ -1 ] }]',
         ["3 errors: (1)", "gpu_weight_percent", "tokens_per_block", "unknown output 'txt'"],
     ),
-    "dynamic batching": ({}, "dynamic_batching {}", ["iterative_sequence: true"]),
+    "dynamic batching without a batch dimension": (
+        {"client_compatibility": "vllm"},
+        "dynamic_batching {}",
+        ["max_batch_size is 0", "max_batch_size: 64"],
+    ),
     "sequences that do not iterate": ({}, "sequence_batching { direct {} }", ["iterative_sequence: true"]),
     "an idle limit of one second": (
         {},

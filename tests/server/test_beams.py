@@ -207,7 +207,7 @@ def assert_beams_as_they_are(server, response, num_tokens):
         assert_same(response.arrays[name], shorter.arrays[name], name)
 
 
-@pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap"])
+@pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap", "stories_beams_queued"])
 def test_each_response_of_a_stream_has_the_complete_current_beams(server, model):
     asked = {"logprobs": 1, "return_generation_logits": True}
     stream = found(server, model, {**AS_THEY_ARE, **asked, "max_tokens": 6, "stream": True})
@@ -281,7 +281,7 @@ def test_a_stop_word_ends_a_beam_as_an_end_id_does(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap"])
+@pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap", "stories_beams_queued"])
 def test_a_search_out_of_time_returns_its_current_beams(server, model, stream):
     options = {**AS_THEY_ARE, "max_tokens": 450, "timeout": 50_000, "stream": stream}
     answer = found(server, model, options)
@@ -293,7 +293,7 @@ def test_a_search_out_of_time_returns_its_current_beams(server, model, stream):
     assert_blocks_come_back(server, model)
 
 
-@pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap"])
+@pytest.mark.parametrize("model", ["stories_beams", "stories_beams_overlap", "stories_beams_queued"])
 def test_a_stopped_search_returns_its_current_beams(server, model):
     async def main():
         async with clients.grpc(server) as client:

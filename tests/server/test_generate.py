@@ -44,6 +44,7 @@ def test_every_protocol_gives_the_same_text(server, greedy):
         "infer, not decoupled": infer(server, "stories_full", PROMPT, **options),
         "gRPC, not decoupled": grpc("stories_full", stream=False, exclude_input_in_output=True),
         "strategy oldest": generate(server, "stories_oldest", PROMPT, **options),
+        "dynamic batching": generate(server, "stories_queued", PROMPT, **options),
         "few blocks": generate(server, "stories_tight", PROMPT, **options),
     }
     for way, answer in answers.items():

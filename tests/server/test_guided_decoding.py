@@ -95,6 +95,7 @@ def test_every_protocol_gives_the_same_text_and_it_matches_its_guide(server, gui
         "stream": stream,
         "infer": infer(server, "stories_full", PROMPT, exclude_input_in_output=True, **given),
         "few blocks": generate(server, "stories_tight", PROMPT, exclude_input_in_output=True, **given),
+        "queued": generate(server, "stories_queued", PROMPT, exclude_input_in_output=True, **given),
         "oldest": generate(server, "stories_oldest", PROMPT, exclude_input_in_output=True, **given),
     }
     for way, answer in answers.items():

@@ -74,7 +74,7 @@ def test_options_change_the_choice_but_not_the_log_probabilities(server):
     assert entries(biased) == [dict([forced])]
 
 
-@pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_tight"])
+@pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_queued", "stories_tight"])
 def test_log_probabilities_are_the_same_bits_in_a_batch(server, alone, model):
     """`stories_tight` has few blocks: its requests are chunked, paused and computed again."""
     others = [(PROMPT[: 3 + 2 * n], {"max_tokens": 20 + n, "logprobs": n % 21} if n % 3 else {"max_tokens": 60}) for n in range(23)]

@@ -60,7 +60,7 @@ def test_options_do_not_change_the_returned_logits(server):
     assert first_row() == first_row(temperature=2.0, logit_bias='{"5": 50}', repetition_penalty=1.5, top_k=3)
 
 
-@pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_tight"])
+@pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_queued", "stories_tight"])
 def test_logits_are_the_same_bits_in_a_batch_and_from_a_warm_cache(server, alone, model):
     """`stories_tight` has few blocks: its requests are chunked, paused and computed again."""
     others = [(PROMPT[: 9 + 3 * n], {"max_tokens": 60, "return_generation_logits": n % 3 == 0}) for n in range(23)]

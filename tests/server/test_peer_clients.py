@@ -84,8 +84,6 @@ def stock_config(decoupled):
     """The stock config.pbtxt, filled in, with another backend and another checkpoint."""
     text = STOCK.read_text().replace('backend: "${triton_backend}"', 'backend: "inflight"')
     values = {**FILLED, "decoupled_mode": decoupled, "engine_dir": str(STORIES), "tokenizer_dir": str(STORIES)}
-    # Until models with dynamic_batching are served.
-    text = re.sub(r"^dynamic_batching \{.*?^\}\n", "", text, flags=re.M | re.S)
     return re.sub(r"\$\{(\w+)\}", lambda found: values[found[1]], text)
 
 
@@ -185,7 +183,7 @@ def test_the_stock_config_loads_and_names_parameters_without_effect(server):
     for key in ("gpu_weights_percent", "executor_worker_path", "lora_cache_max_adapter_size", "medusa_choices"):
         assert re.search(rf"tensorrt_llm: config.pbtxt: parameter '{key}' has no effect here", log), key
     assert "max_beam_width' has no effect" not in log
-    assert "oldest" in server.model_config("tensorrt_llm")["sequence_batching"]
+    assert "dynamic_batching" in server.model_config("tensorrt_llm")
 
 
 def inflight_client(server, model, *arguments):

@@ -52,7 +52,10 @@ def expected(server):
     }
 
 
-@pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_tight", "stories_overlap"])
+@pytest.mark.parametrize(
+    "model",
+    ["stories", "stories_oldest", "stories_tight", "stories_overlap", "stories_queued", "stories_queued_tight"],
+)
 @pytest.mark.parametrize("stream", [True, False])
 def test_each_sequence_is_the_same_in_a_batch_as_alone(server, expected, model, stream):
     """`stories_tight` has few blocks: sequences are paused and computed again."""

@@ -207,15 +207,18 @@ def grpc(server):
 
 
 class GrpcStream:
-    """One request on its own gRPC stream: iterates over responses as they arrive."""
+    """One request on its own gRPC stream: iterates over responses as they arrive. `priority` is that of Triton's queue."""
 
-    def __init__(self, client, model, prompt, *, request_id="", timeout=None, headers=None, **options):
+    def __init__(
+        self, client, model, prompt, *, request_id="", timeout=None, priority=0, headers=None, **options
+    ):
         async def requests():
             yield {
                 "model_name": model,
                 "inputs": prompt if isinstance(prompt, list) and _is_inputs(prompt) else [_input(grpcclient, prompt)],
                 "request_id": request_id,
                 "timeout": timeout,
+                "priority": priority,
                 "parameters": options,
                 "enable_empty_final_response": True,
             }

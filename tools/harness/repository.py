@@ -42,4 +42,7 @@ TIGHT = {
     "max_tokens_in_paged_kv_cache": 640,
 }
 
+# Requests wait in Triton's own queue until the engine could start them.
+QUEUED = "dynamic_batching {}"
+
 FULL_ANSWER = "model_transaction_policy { decoupled: false }"

@@ -11,8 +11,8 @@ pub enum CorrelationKey {
     Number(u64),
     /// A string that the client chose.
     Text(Box<[u8]>),
-    /// None: the request is part of a warm-up, which we number ourselves.
-    WarmUp(u64),
+    /// None: the request belongs to no sequence, and we number it ourselves.
+    Alone(u64),
 }
 
 impl CorrelationKey {
@@ -24,7 +24,7 @@ impl CorrelationKey {
                 let text = CString::new(&**text).ok()?;
                 Some(tell(CorrelationId::Text(&text)))
             }
-            Self::WarmUp(_) => None,
+            Self::Alone(_) => None,
         }
     }
 }

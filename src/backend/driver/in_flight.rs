@@ -13,12 +13,14 @@ use crate::backend::response::answer::Answer;
 use crate::base::{RequestId, SequenceId};
 use crate::guidance::Compilation;
 use crate::sampling::FinishReason;
-use crate::triton::{Error, ResponseFactory};
+use crate::triton::{Error, ResponseFactory, Timestamps, now_ns};
 
 /// A request between its first Execute call and its final response.
 pub struct InFlight {
     /// Triton's name of its sequence.
     pub correlation_id: CorrelationKey,
+    /// Whether it is part of a warm-up.
+    pub is_warm_up: bool,
     /// The client's name of the request; empty if it gave none.
     pub client_request_id: String,
     /// Which of Triton's objects it is: a second request may carry the same correlation id.
@@ -73,9 +75,29 @@ pub enum Presence {
 }
 
 impl InFlight {
-    /// Whether it is part of a warm-up. Such a request is served within one Execute call.
-    pub fn is_warm_up(&self) -> bool {
-        matches!(self.correlation_id, CorrelationKey::WarmUp(_))
+    /// Whether it belongs to no sequence. Such a request cannot be rescheduled: it stays until it has ended.
+    pub fn is_alone(&self) -> bool {
+        matches!(self.correlation_id, CorrelationKey::Alone(_))
+    }
+
+    /// The times of its last step as those of the request. Triton gives a request that stays only once, and its time in
+    /// the queue ends when its generation begins.
+    pub fn timestamps(&self, last_step: &Timestamps) -> Timestamps {
+        let admission = self
+            .answer
+            .as_ref()
+            .and_then(|answer| answer.times.admission);
+        match admission.filter(|_| self.is_alone()) {
+            None => *last_step,
+            Some(admission) => {
+                let start = now_ns().saturating_sub(admission.elapsed().as_nanos() as u64);
+                Timestamps {
+                    exec_start: start,
+                    compute_start: start,
+                    ..*last_step
+                }
+            }
+        }
     }
 
     /// Whether nothing more happens to it until it is released.

@@ -1,4 +1,4 @@
-//! A driver and the thread that watches its requests between steps.
+//! A driver, and the thread that watches its requests between steps.
 //!
 //! ```text
 //! Triton      | Execute |          | Execute |   no request
@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::backend::driver::iterative::Driver;
 use crate::backend::model_load::ModelLoad;
 use crate::backend::observe::metrics::MetricsShare;
 use crate::base::{LoadError, StepError};
@@ -46,6 +45,28 @@ pub struct WatchContext {
     pub metrics: MetricsShare,
 }
 
+/// Executes the requests of one instance.
+pub trait Driver: Send {
+    /// Takes `requests` over.
+    ///
+    /// # Errors
+    /// A step failed. The requests taken over have been answered with the error; the instance must take no more.
+    fn execute(&mut self, requests: &mut Vec<Request>) -> Result<(), StepError>;
+
+    /// Forgets the requests that Triton has ended, and frees slots, if no step has come for `max_silence`: a step does that
+    /// itself.
+    ///
+    /// # Errors
+    /// A step failed. The instance must take no more requests.
+    fn look_after(&mut self, now: Instant, max_silence: Duration) -> Result<(), StepError>;
+
+    /// Whether a client's request has arrived.
+    fn has_served(&self) -> bool;
+
+    /// Whether there has been no request for `silence`.
+    fn is_idle_for(&self, silence: Duration, now: Instant) -> bool;
+}
+
 /// A driver and the thread that watches its requests.
 pub struct WatchedDriver {
     driver: Arc<SharedDriver>,
@@ -58,14 +79,18 @@ pub struct WatchedDriver {
 }
 
 /// The driver, or the error that ended it.
-type SharedDriver = Mutex<Result<Driver, StepError>>;
+type SharedDriver = Mutex<Result<Box<dyn Driver>, StepError>>;
 
 impl WatchedDriver {
     /// Starts the thread of the instance `name`.
     ///
     /// # Errors
     /// The system cannot start a thread.
-    pub fn start(name: &str, driver: Driver, context: WatchContext) -> Result<Self, LoadError> {
+    pub fn start(
+        name: &str,
+        driver: Box<dyn Driver>,
+        context: WatchContext,
+    ) -> Result<Self, LoadError> {
         let load = context.load.clone();
         let driver = Arc::new(Mutex::new(Ok(driver)));
         let (until, end) = sync_channel(0);
@@ -95,7 +120,7 @@ impl WatchedDriver {
             Ok(driver) => driver,
             Err(error) => return Err(error.clone()),
         };
-        let result = driver.execute(requests.drain(..));
+        let result = driver.execute(requests);
         if !self.serves && driver.has_served() {
             self.serves = true;
             self.load.serves();

@@ -14,7 +14,7 @@ use crate::backend::request::option_tensors::option_of;
 use crate::backend::request::options::{self, RequestOptions};
 use crate::backend::request::prompt::{ArrivedIds, ArrivedPrompt, PromptEncoder};
 use crate::base::RequestError;
-use crate::config::{InputKind, ModelConfig, OutputKind};
+use crate::config::{InputKind, ModelConfig, OutputKind, Scheduling};
 use crate::triton::{Error, Input, OwnedInput, ParameterValue, Request, strings};
 
 /// The parameter in which Triton's /generate passes the request id.
@@ -93,7 +93,8 @@ impl RequestReader<'_> {
                 outputs: self.requested_outputs(request)?,
             }));
         }
-        if request.flags()?.is_end() {
+        let is_sequence = self.config.scheduling != Scheduling::Queued;
+        if is_sequence && request.flags()?.is_end() {
             return Err(Error::invalid(
                 "sequence_end is set; a generation is one request, and the server ends its sequence: \
                  leave sequence_end out",
@@ -103,6 +104,9 @@ impl RequestReader<'_> {
         let mut options = ArrivedOptions::Given(given);
         let prompt = match prompt_input(self.config.input, request) {
             Err(error) => Err(error),
+            Ok(input) if self.config.has_batch_dim && input.batch_size() != 1 => {
+                Err(one_prompt(&input))
+            }
             Ok(input) => match self.config.input {
                 InputKind::Text => self.copy_text(&input),
                 InputKind::Ids => self.copy_ids(&input, &mut options)?,
@@ -285,6 +289,15 @@ fn prompt_input(kind: InputKind, request: &Request) -> Result<Input<'_>, Error> 
     inputs
         .find(|input| input.name() == kind.name())
         .ok_or_else(|| Error::invalid(format!("input '{}' is missing", kind.name())))
+}
+
+/// The error of a request with several prompts, which Triton's `dynamic_batching` lets through.
+fn one_prompt(input: &Input<'_>) -> Error {
+    Error::invalid(format!(
+        "input '{}' has a batch of {}; a request is one prompt: send each in a request of its own",
+        input.name(),
+        input.batch_size()
+    ))
 }
 
 /// Whether the parameter of Triton's /generate is the same as the request id that Triton has made from it.

@@ -1,7 +1,7 @@
 //! The engine's configuration, from the model's configuration, its dimensions and the free memory.
 
 use crate::base::{BlockSize, Blocks, LoadError, Tokens};
-use crate::config::{BatchingScheme, ModelConfig, Settings, SpeculationKind};
+use crate::config::{BatchingScheme, ModelConfig, Scheduling, Settings, SpeculationKind};
 use crate::engine::{AttentionWindow, BlockReuse, EngineConfig, PromptLookup, Speculation};
 
 /// The model's figures that the engine is sized by.
@@ -56,13 +56,7 @@ pub fn engine_config(
     let engine = EngineConfig {
         scheme: settings.gpt_model_type,
         max_num_requests,
-        // Each of Triton's slots holds a request, which may ask for up to max_batch_size sequences. Triton can give a
-        // slot to the next request before a step notices that the previous one was cancelled: hence twice as many.
-        max_num_active: config
-            .max_batch_size
-            .saturating_mul(config.max_batch_size)
-            .saturating_mul(2)
-            .max(max_num_requests),
+        max_num_active: max_num_active(config, max_num_requests),
         max_beam_width: settings.max_beam_width,
         max_seq_len,
         max_num_tokens: Tokens(max_num_tokens),
@@ -92,6 +86,19 @@ pub fn engine_config(
     };
     engine.check()?;
     Ok(engine)
+}
+
+/// The most sequences that can be in the engine: a request may ask for up to `max_batch_size`.
+fn max_num_active(config: &ModelConfig, max_num_requests: u32) -> u32 {
+    let max_requests = match config.scheduling {
+        // Triton can give a slot to the next request before a step notices that the previous one was cancelled.
+        Scheduling::Iterative { .. } => config.max_batch_size.saturating_mul(2),
+        // Triton brings a batch as long as there is room for one request.
+        Scheduling::Queued => config.max_batch_size.saturating_add(max_num_requests),
+    };
+    max_requests
+        .saturating_mul(config.max_batch_size)
+        .max(max_num_requests)
 }
 
 /// Whether a context may be computed over several steps.
@@ -224,7 +231,10 @@ mod tests {
             decoupled: true,
             input: InputKind::Text,
             outputs: Vec::new(),
-            max_sequence_idle_us: 0,
+            scheduling: Scheduling::Iterative {
+                max_sequence_idle_us: 0,
+            },
+            num_warm_ups: 0,
             settings: Settings::parse(parameters.iter().copied()).expect("good parameters"),
         }
     }

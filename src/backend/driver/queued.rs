@@ -1,0 +1,201 @@
+//! The queued driver: a thread steps as long as there are requests, and Execute calls bring it new ones.
+//!
+//! ```text
+//! Triton's queue   r5 r4 r3 | Execute r1 r2 ........ returns |              | Execute r3 ... returns |
+//! this thread               | step | step r1 | step r1 r2    | step r1 r2   | step r2 r3
+//!                                              a third could start           r1 has ended: one more could
+//! ```
+//!
+//! An Execute call returns when the engine could start a further request. Until then Triton keeps the others in its queue,
+//! where its priorities, limits and time-outs act on them.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::backend::driver::step_driver::{Batch, StepClock, StepDriver};
+use crate::backend::driver::watched::Driver;
+use crate::base::{LoadError, StepError};
+use crate::triton::lifecycle::catch;
+use crate::triton::{HandedOver, Request};
+
+/// The driver of a model with `dynamic_batching`.
+pub struct QueuedDriver {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    /// Requests of the model's warm-up that are still to come: Triton sends them before all others.
+    num_warm_ups: u64,
+    has_served: bool,
+}
+
+/// What Execute calls and the thread share.
+struct Shared {
+    state: Mutex<State>,
+    /// There are arrivals, or the driver is closing.
+    arrived: Condvar,
+    /// A request could start, or the thread has failed.
+    drained: Condvar,
+}
+
+struct State {
+    /// Requests that the thread has not taken in yet.
+    arrivals: Vec<HandedOver>,
+    /// How many further requests could start beside the arrivals.
+    num_startable: usize,
+    /// When the last request ended; `None` while there are some.
+    idle_since: Option<Instant>,
+    is_closing: bool,
+    failure: Option<StepError>,
+}
+
+impl QueuedDriver {
+    /// Starts the thread of the instance `name`. The first `num_warm_ups` requests are those of the model's warm-up.
+    ///
+    /// # Errors
+    /// The system cannot start a thread.
+    pub fn start(name: &str, steps: StepDriver, num_warm_ups: u64) -> Result<Self, LoadError> {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                arrivals: Vec::new(),
+                num_startable: steps.num_startable(),
+                idle_since: Some(Instant::now()),
+                is_closing: false,
+                failure: None,
+            }),
+            arrived: Condvar::new(),
+            drained: Condvar::new(),
+        });
+        let own = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("inflight-steps".to_owned())
+            .spawn(move || run(&own, steps))
+            .map_err(|error| {
+                LoadError::Resource(format!("{name}: no thread for its steps: {error}"))
+            })?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+            num_warm_ups,
+            has_served: false,
+        })
+    }
+}
+
+impl Driver for QueuedDriver {
+    fn execute(&mut self, requests: &mut Vec<Request>) -> Result<(), StepError> {
+        let mut state = self.shared.state.lock();
+        if let Some(failure) = &state.failure {
+            return Err(failure.clone());
+        }
+        let num_requests = requests.len();
+        for mut request in requests.drain(..) {
+            if self.num_warm_ups > 0 {
+                self.num_warm_ups -= 1;
+                request.belongs_to_warm_up();
+            } else {
+                self.has_served = true;
+            }
+            state.arrivals.push(request.hand_over());
+        }
+        state.idle_since = None;
+        state.num_startable = state.num_startable.saturating_sub(num_requests);
+        self.shared.arrived.notify_one();
+        let is_held = |state: &mut State| state.num_startable == 0 && state.failure.is_none();
+        self.shared.drained.wait_while(&mut state, is_held);
+        state.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn look_after(&mut self, _: Instant, _: Duration) -> Result<(), StepError> {
+        self.shared.state.lock().failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn has_served(&self) -> bool {
+        self.has_served
+    }
+
+    fn is_idle_for(&self, silence: Duration, now: Instant) -> bool {
+        let idle_since = self.shared.state.lock().idle_since;
+        idle_since.is_some_and(|since| now.saturating_duration_since(since) >= silence)
+    }
+}
+
+impl Drop for QueuedDriver {
+    fn drop(&mut self) {
+        self.shared.state.lock().is_closing = true;
+        self.shared.arrived.notify_one();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread that steps ended in a panic");
+        }
+    }
+}
+
+impl Shared {
+    /// The requests that have arrived. If there are no others, `is_idle`, it waits for some. `None` when the driver is
+    /// closing.
+    fn arrivals(&self, is_idle: bool) -> Option<Vec<HandedOver>> {
+        let mut state = self.state.lock();
+        if is_idle && state.arrivals.is_empty() {
+            state.idle_since = Some(Instant::now());
+            let must_wait = |state: &mut State| state.arrivals.is_empty() && !state.is_closing;
+            self.arrived.wait_while(&mut state, must_wait);
+        }
+        match state.is_closing {
+            false => Some(std::mem::take(&mut state.arrivals)),
+            true => None,
+        }
+    }
+
+    /// Lets Execute return, if as many requests can start that another can beside the arrivals.
+    fn allow(&self, num_startable: usize) {
+        let mut state = self.state.lock();
+        state.num_startable = num_startable.saturating_sub(state.arrivals.len());
+        if state.num_startable > 0 {
+            self.drained.notify_one();
+        }
+    }
+
+    /// Refuses all further requests. Returns those that have arrived.
+    fn fail(&self, failure: StepError) -> Vec<HandedOver> {
+        let mut state = self.state.lock();
+        state.failure = Some(failure);
+        self.drained.notify_one();
+        std::mem::take(&mut state.arrivals)
+    }
+}
+
+/// Steps until the driver is closed or a step fails.
+fn run(shared: &Shared, mut steps: StepDriver) {
+    let mut batch = Batch::new();
+    // A panic must not drop the batch: that would answer requests whose answers the responder has.
+    let result = catch(|| serve(shared, &mut steps, &mut batch));
+    let Err(failure) = result.unwrap_or_else(|panic| Err(StepError(panic))) else {
+        return;
+    };
+    let failed = catch(|| {
+        let untaken = shared.fail(failure.clone()).into_iter();
+        steps.fail_all(&mut batch, untaken.map(HandedOver::receive), &failure);
+    });
+    if let Err(panic) = failed {
+        log::error!("requests could not be answered: {panic}");
+    }
+}
+
+fn serve(shared: &Shared, steps: &mut StepDriver, batch: &mut Batch) -> Result<(), StepError> {
+    while let Some(arrivals) = shared.arrivals(batch.is_empty()) {
+        let mut clock = StepClock::start();
+        steps.begin();
+        for arrival in arrivals {
+            steps.admit_alone(arrival.receive(), batch, clock.start);
+        }
+        steps.step_over(batch, &mut clock)?;
+        shared.allow(steps.num_startable());
+    }
+    match batch.is_empty() {
+        true => Ok(()),
+        false => Err(StepError("the model instance is being unloaded".to_owned())),
+    }
+}
