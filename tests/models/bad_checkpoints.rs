@@ -252,7 +252,7 @@ fn an_unknown_architecture_is_rejected_with_the_known_ones() {
             .config(json!({"architectures": unknown}))
             .refused(&[
                 "config.json: architectures",
-                "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+                "one of LlamaForCausalLM, MistralForCausalLM, MinistralForCausalLM, Qwen2ForCausalLM",
             ]);
     }
 }
@@ -319,19 +319,26 @@ fn unsupported_features_are_rejected_by_name() {
             ["hidden_act: 'gelu'", "'silu' is"],
         ),
         (
-            json!({"quantization_config": {"quant_method": "fp8"}}),
-            ["quantization_config.quant_method: 'fp8'", "'gptq', 'awq'"],
+            json!({"quantization_config": {"quant_method": "bitsandbytes"}}),
+            [
+                "quantization_config.quant_method: 'bitsandbytes'",
+                "'gptq', 'awq'",
+            ],
         ),
         (
             json!({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
             [
                 "rope_parameters.rope_type: 'dynamic'",
-                "'llama3' and 'yarn' are",
+                "'longrope' and 'yarn' are",
             ],
         ),
         (
+            json!({"rope_parameters": null, "rope_scaling": {"type": "dynamic"}}),
+            ["rope_scaling.type: 'dynamic'", "'longrope' and 'yarn' are"],
+        ),
+        (
             json!({"rope_parameters": null, "rope_scaling": {"type": "longrope"}}),
-            ["rope_scaling.type: 'longrope'", "'llama3' and 'yarn' are"],
+            ["rope_scaling.short_factor: null", "a list of 4 numbers"],
         ),
         (
             json!({"rope_parameters": {"rope_type": "linear"}}),
