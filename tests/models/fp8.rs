@@ -13,9 +13,9 @@ use crate::support::{Setup, serve};
 /// Which weights share a scale.
 #[derive(Clone, Copy, Debug)]
 enum Scales {
-    OfTensor,
-    OfChannels,
-    OfBlocks([usize; 2]),
+    Tensor,
+    Channels,
+    Blocks([usize; 2]),
 }
 
 /// All values of e4m3, by code: IEEE's interpretation with a bias of 7, but no infinities.
@@ -70,9 +70,9 @@ fn copies(scales: Scales, scale_name: &str, config: Value) -> [Copy; 2] {
             panic!("a matrix");
         };
         let (block, scale_shape) = match scales {
-            Scales::OfTensor => ([rows, columns], vec![]),
-            Scales::OfChannels => ([1, columns], vec![rows, 1]),
-            Scales::OfBlocks(block) => {
+            Scales::Tensor => ([rows, columns], vec![]),
+            Scales::Channels => ([1, columns], vec![rows, 1]),
+            Scales::Blocks(block) => {
                 let shape = vec![rows.div_ceil(block[0]), columns.div_ceil(block[1])];
                 (block, shape)
             }
@@ -125,19 +125,19 @@ fn compressed(strategy: &str) -> Value {
 
 #[test]
 fn fp8_weights_are_computed_with_as_the_floats_that_they_stand_for() {
-    let blocks = Scales::OfBlocks([24, 40]);
+    let blocks = Scales::Blocks([24, 40]);
     for (scales, scale_name, config) in [
         (
-            Scales::OfTensor,
+            Scales::Tensor,
             "weight_scale",
             json!({"quant_method": "fp8", "activation_scheme": "static"}),
         ),
         (
-            Scales::OfTensor,
+            Scales::Tensor,
             "weight_scale",
             json!({"quant_method": "modelopt", "quant_algo": "FP8"}),
         ),
-        (Scales::OfChannels, "weight_scale", compressed("channel")),
+        (Scales::Channels, "weight_scale", compressed("channel")),
         (
             blocks,
             "weight_scale_inv",
@@ -155,12 +155,12 @@ fn fp8_weights_are_computed_with_as_the_floats_that_they_stand_for() {
 fn fp8_weights_without_their_scales_are_refused() {
     let config = || json!({"quant_method": "fp8"});
     let scale = "model.layers.0.mlp.up_proj.weight_scale";
-    let [fp8, _] = copies(Scales::OfChannels, "weight_scale", config());
+    let [fp8, _] = copies(Scales::Channels, "weight_scale", config());
     fp8.tensor(scale, |_| None)
         .refused(&["up_proj.weight", "is FP8", scale, "is missing"]);
-    let [fp8, _] = copies(Scales::OfBlocks([32, 32]), "weight_scale", config());
+    let [fp8, _] = copies(Scales::Blocks([32, 32]), "weight_scale", config());
     fp8.refused(&["weight_scale", "has shape", "supported for"]);
-    let [fp8, _] = copies(Scales::OfTensor, "weight_scale", config());
+    let [fp8, _] = copies(Scales::Tensor, "weight_scale", config());
     let weight = "model.layers.0.mlp.up_proj.weight";
     let damaged = fp8.tensor(weight, |view| {
         let mut data = view.data().to_vec();
