@@ -8,9 +8,9 @@
 //! | `generation_logits` | FP32 [1, beams, output, vocabulary] | or a dummy [1, 1, 1, 1] |
 //! | `output_log_probs` | FP32 [1, beams, output] | on request, and always with beams |
 //! | `cum_log_probs` | FP32 [1, beams] | on request, and always with beams: the sum so far |
-//! | `kv_cache_alloc_new_blocks`, `kv_cache_reused_blocks`, `kv_cache_alloc_total_blocks` | INT32 [1] | with `return_perf_metrics`, at the end: KV cache blocks, and their sum |
-//! | `total_draft_tokens`, `total_accepted_draft_tokens` | INT32 [1] | the same: draft tokens |
-//! | `acceptance_rate` | FP32 [1] | the same: the share of accepted draft tokens |
+//! | `kv_cache_alloc_new_blocks`, `kv_cache_reused_blocks`, `kv_cache_alloc_total_blocks` | INT32 \[1\] | with `return_perf_metrics`, at the end: KV cache blocks, and their sum |
+//! | `total_draft_tokens`, `total_accepted_draft_tokens` | INT32 \[1\] | the same: draft tokens |
+//! | `acceptance_rate` | FP32 \[1\] | the same: the share of accepted draft tokens |
 
 use super::model::TensorModel;
 use super::request::ReadRequest;
