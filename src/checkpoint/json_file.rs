@@ -140,6 +140,20 @@ impl JsonFile {
             })
     }
 
+    /// The integer under `key`, or `default` if the key is missing. An explicit `null` is none.
+    ///
+    /// # Errors
+    /// As [`size`](Self::size).
+    pub fn size_or(
+        &self,
+        key: &str,
+        range: RangeInclusive<usize>,
+        default: Option<usize>,
+    ) -> Result<Option<usize>, LoadError> {
+        let given = self.size(key, range)?;
+        Ok(if self.has(key) { given } else { default })
+    }
+
     /// The integer under `key`, which must be present.
     ///
     /// # Errors

@@ -295,6 +295,14 @@ impl LayerSpec {
     }
 }
 
+impl AttentionSpec {
+    /// Sets whether its projections have biases.
+    pub fn set_biases(&mut self, has_bias: bool) {
+        self.qkv.has_bias = has_bias;
+        self.o.has_bias = has_bias;
+    }
+}
+
 impl FeedForward {
     /// Sets whether its projections have biases.
     pub fn set_biases(&mut self, has_bias: bool) {

@@ -58,12 +58,8 @@ impl Dimensions {
         let activation = activation(config)?;
         let hidden_size = config.required_size("hidden_size", 1..=MAX_WIDTH)?;
         let num_heads = config.required_size("num_attention_heads", 1..=MAX_HEADS)?;
-        let num_kv_heads = size_or(
-            config,
-            "num_key_value_heads",
-            MAX_HEADS,
-            defaults.num_kv_heads,
-        )?;
+        let num_kv_heads =
+            config.size_or("num_key_value_heads", 1..=MAX_HEADS, defaults.num_kv_heads)?;
         let num_kv_heads = num_kv_heads.unwrap_or(num_heads);
         if !num_heads.is_multiple_of(num_kv_heads) {
             return Err(config.unexpected(
@@ -96,10 +92,7 @@ impl Dimensions {
     /// A layer of Llama, without biases or window: the other families are described by what they change.
     pub fn llama_layer(&self) -> LayerSpec {
         let hidden = self.hidden_size;
-        let (q, kv) = (
-            self.num_heads * self.head_dim,
-            self.num_kv_heads * self.head_dim,
-        );
+        let [q, kv, _] = self.qkv_widths();
         let inner = self.intermediate_size;
         let qkv = [
             ("self_attn.q_proj", q),
@@ -130,6 +123,18 @@ impl Dimensions {
         }
     }
 
+    /// Queries, keys and values in one module, in this order.
+    pub fn fused_qkv(&self, module: &'static str) -> Projection {
+        let mut qkv = Projection::fused(
+            module,
+            &self.qkv_widths(),
+            self.hidden_size,
+            Stacking::Concatenated,
+        );
+        self.order_heads(&mut qkv);
+        qkv
+    }
+
     /// Gate and up in one module, gate first.
     pub fn fused_gate_up(&self, module: &'static str) -> Projection {
         let inner = self.intermediate_size;
@@ -141,8 +146,14 @@ impl Dimensions {
         )
     }
 
+    /// Widths of all query heads, all key heads, and all value heads.
+    fn qkv_widths(&self) -> [usize; 3] {
+        let kv = self.num_kv_heads * self.head_dim;
+        [self.num_heads * self.head_dim, kv, kv]
+    }
+
     /// Sets the row order of queries and keys, the first two parts.
-    pub fn order_heads(&self, qkv: &mut Projection) {
+    fn order_heads(&self, qkv: &mut Projection) {
         for part in qkv.parts.iter_mut().take(2) {
             part.row_order =
                 RowOrder::of_heads(self.head_dim, self.rope.rotary_dim, self.rotary_pairs);
@@ -182,24 +193,13 @@ impl Dimensions {
     }
 }
 
-/// The size under `key`. An explicit `null` is none; a missing key is the default.
-fn size_or(
-    config: &JsonFile,
-    key: &str,
-    max: usize,
-    default: Option<usize>,
-) -> Result<Option<usize>, LoadError> {
-    let given = config.size(key, 1..=max)?;
-    Ok(if config.has(key) { given } else { default })
-}
-
 fn head_dim(
     config: &JsonFile,
     hidden_size: usize,
     num_heads: usize,
     default: Option<usize>,
 ) -> Result<usize, LoadError> {
-    let head_dim = match size_or(config, "head_dim", MAX_HEAD_DIM, default)? {
+    let head_dim = match config.size_or("head_dim", 1..=MAX_HEAD_DIM, default)? {
         Some(head_dim) => head_dim,
         None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
         None => {

@@ -33,8 +33,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     dimensions.rotary_pairs = RotaryPairs::Adjacent;
     let mut layer = dimensions.llama_layer();
     let use_bias = config.bool_or("use_bias", false)?;
-    layer.attention.qkv.has_bias = use_bias;
-    layer.attention.o.has_bias = use_bias;
+    layer.attention.set_biases(use_bias);
     layer.feed_forward.set_biases(use_bias);
     let windows = no_windows(dimensions.num_layers);
     Ok(dimensions.model(FAMILY.class, layer, windows))

@@ -13,8 +13,7 @@ use super::rope_config::RopeDefaults;
 use super::windows::{no_windows, windows_in_all_layers};
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
-use crate::device::Stacking;
-use crate::runner::spec::{FeedForward, ModelSpec, Projection};
+use crate::runner::spec::{FeedForward, ModelSpec};
 
 pub const FAMILY: Family = Family {
     class: "Phi3ForCausalLM",
@@ -33,22 +32,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     };
     let dimensions = Dimensions::from_config(config, &defaults)?;
     let mut layer = dimensions.llama_layer();
-    let widths = layer
-        .attention
-        .qkv
-        .parts
-        .iter()
-        .map(|part| part.num_outputs);
-    let widths: Vec<_> = widths.collect();
-    let hidden = dimensions.hidden_size;
-    let mut qkv = Projection::fused(
-        "self_attn.qkv_proj",
-        &widths,
-        hidden,
-        Stacking::Concatenated,
-    );
-    dimensions.order_heads(&mut qkv);
-    layer.attention.qkv = qkv;
+    layer.attention.qkv = dimensions.fused_qkv("self_attn.qkv_proj");
     let FeedForward::Gated { gate_up, .. } = &mut layer.feed_forward;
     *gate_up = dimensions.fused_gate_up("mlp.gate_up_proj");
     let windows = match config.get("sliding_window").is_some() {

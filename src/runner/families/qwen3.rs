@@ -33,9 +33,9 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
         q: "self_attn.q_norm",
         k: "self_attn.k_norm",
     });
-    let attention_bias = config.bool_or("attention_bias", false)?;
-    layer.attention.qkv.has_bias = attention_bias;
-    layer.attention.o.has_bias = attention_bias;
+    layer
+        .attention
+        .set_biases(config.bool_or("attention_bias", false)?);
     let windows = match config.bool_or("use_sliding_window", false)? {
         true => windows_in_some_layers(config, dimensions.num_layers)?,
         false => no_windows(dimensions.num_layers),

@@ -38,9 +38,9 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     };
     let dimensions = Dimensions::from_config(config, &defaults)?;
     let mut layer = dimensions.llama_layer();
-    let attention_bias = config.bool_or("attention_bias", false)?;
-    layer.attention.qkv.has_bias = attention_bias;
-    layer.attention.o.has_bias = attention_bias;
+    layer
+        .attention
+        .set_biases(config.bool_or("attention_bias", false)?);
     layer
         .feed_forward
         .set_biases(config.bool_or("mlp_bias", false)?);

@@ -39,11 +39,8 @@ pub fn windows_in_some_layers(
 
 /// An explicit `null` means that there is no window.
 fn window(config: &JsonFile) -> Result<Option<NonZeroU32>, LoadError> {
-    let window = config.size("sliding_window", 1..=MAX_POSITIONS)?;
-    if window.is_none() && config.has("sliding_window") {
-        return Ok(None);
-    }
-    Ok(NonZeroU32::new(window.unwrap_or(DEFAULT_WINDOW) as u32))
+    let window = config.size_or("sliding_window", 1..=MAX_POSITIONS, Some(DEFAULT_WINDOW))?;
+    Ok(window.and_then(|window| NonZeroU32::new(window as u32)))
 }
 
 fn windowed_layers(config: &JsonFile, num_layers: usize) -> Result<Vec<bool>, LoadError> {
