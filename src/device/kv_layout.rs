@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::base::BlockSize;
+use crate::base::{BlockId, BlockSize};
 
 /// The element type that keys and values are stored in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -58,6 +58,27 @@ pub struct KvLayout {
     pub block_size: BlockSize,
     /// The element type.
     pub dtype: KvDtype,
+}
+
+impl KvLayout {
+    /// Refuses copies of positions that would leave a pool of `num_blocks` blocks.
+    ///
+    /// # Panics
+    ///
+    /// A block is not in the pool, both are the same, or a block has fewer positions.
+    pub(super) fn check_copy(
+        &self,
+        num_blocks: usize,
+        source: BlockId,
+        target: BlockId,
+        num_positions: usize,
+    ) {
+        for block in [source, target] {
+            assert!(block.index() < num_blocks, "{block:?} of {num_blocks}");
+        }
+        assert!(source != target, "{source:?} onto itself");
+        assert!(num_positions <= self.block_size.tokens().index());
+    }
 }
 
 #[cfg(test)]

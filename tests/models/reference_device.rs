@@ -11,9 +11,8 @@ use half::{bf16, f16};
 use triton_inflight::base::{BlockId, HostBlockId, LoadError, StepError};
 use triton_inflight::device::{
     AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, HeadShape, KvBatch, KvDtype,
-    KvLayout, Linear, Norm, NotFinite, Output, PackedBytes, PackedReader, PackedShape,
-    PackedWeights, Pool, QkNorm, QuantisedRow, QuantisedRows, RopeParams, RopeTable, Stacking,
-    StepCapacity, StepInputs,
+    KvLayout, Linear, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm, QuantisedRow,
+    QuantisedRows, RopeParams, RopeTable, Stacking, StepCapacity, StepInputs,
 };
 
 /// A device of plain loops.
@@ -237,23 +236,6 @@ impl Device for Reference {
             stacking,
             is_float: false,
         }))
-    }
-
-    fn packed_layout() -> Option<String> {
-        None
-    }
-
-    fn packed_bytes(_: &Weights) -> Option<PackedBytes<'_>> {
-        None
-    }
-
-    fn read_packed(
-        &mut self,
-        _: PackedShape<'_>,
-        _: PackedReader<'_>,
-        _: PackedReader<'_>,
-    ) -> Result<Option<Weights>, LoadError> {
-        Ok(None)
     }
 
     fn upload_vector(&mut self, values: Vec<f32>) -> Result<Vec<f32>, LoadError> {

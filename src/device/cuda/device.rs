@@ -22,8 +22,8 @@ use super::{Cuda, CudaOptions};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::device::{
     AttentionParams, Device, EmbeddingTable, FloatRows, KvBatch, KvDtype, KvLayout, Linear, Norm,
-    NotFinite, Output, PackedBytes, PackedReader, PackedShape, PackedWeights, Pool, QuantisedRows,
-    RopeParams, RopeTable, Stacking, StepCapacity, StepInputs, StepResults, StepWidths,
+    NotFinite, Output, PackedWeights, Pool, QuantisedRows, RopeParams, RopeTable, Stacking,
+    StepCapacity, StepInputs, StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -111,23 +111,6 @@ impl Device for Cuda {
             products.add(matrix.n(), matrix.k(), is_reordered);
         }
         Ok(packed)
-    }
-
-    fn packed_layout() -> Option<String> {
-        None
-    }
-
-    fn packed_bytes(_: &Matrix) -> Option<PackedBytes<'_>> {
-        None
-    }
-
-    fn read_packed(
-        &mut self,
-        _: PackedShape<'_>,
-        _: PackedReader<'_>,
-        _: PackedReader<'_>,
-    ) -> Result<Option<Matrix>, LoadError> {
-        Ok(None)
     }
 
     fn upload_vector(&mut self, values: Vec<f32>) -> Result<Vector, LoadError> {
@@ -701,7 +684,9 @@ impl Cuda {
             for ((source, target, num_positions), words) in
                 copies.zip(words.chunks_exact_mut(COPY_WORDS))
             {
-                cache.check_copy(source, target, num_positions);
+                cache
+                    .layout
+                    .check_copy(cache.num_blocks, source, target, num_positions);
                 words.copy_from_slice(&[
                     source.index() as u32,
                     target.index() as u32,

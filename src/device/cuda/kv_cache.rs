@@ -137,23 +137,6 @@ impl KvCache {
         (self.regions.address(), self.num_regions)
     }
 
-    /// Refuses copies that would leave the pool.
-    ///
-    /// # Panics
-    ///
-    /// A block is not in this pool, both are the same, or a block has fewer positions.
-    pub(super) fn check_copy(&self, source: BlockId, target: BlockId, num_positions: usize) {
-        for block in [source, target] {
-            assert!(
-                block.index() < self.num_blocks,
-                "{block:?} of {}",
-                self.num_blocks
-            );
-        }
-        assert!(source != target, "{source:?} onto itself");
-        assert!(num_positions <= self.layout.block_size.tokens().index());
-    }
-
     /// What `block` has in each array of each layer.
     ///
     /// # Panics

@@ -106,15 +106,7 @@ impl KvCache {
     /// If a block is not in this pool, both are the same, or a block has fewer positions.
     pub fn copy_positions(&mut self, source: BlockId, target: BlockId, num_positions: usize) {
         let layout = self.layout;
-        for block in [source, target] {
-            assert!(
-                block.index() < self.num_blocks,
-                "{block:?} of {}",
-                self.num_blocks
-            );
-        }
-        assert!(source != target, "{source:?} onto itself");
-        assert!(num_positions <= layout.positions_per_block());
+        layout.check_copy(self.num_blocks, source, target, num_positions);
         // The groups of a head are consecutive. A group is copied as a whole even if only a part of it is needed.
         let num_groups = num_positions.div_ceil(GROUP);
         let words = self.buffer.as_mut_slice();
