@@ -45,11 +45,13 @@ impl Arg<'_> {
         }
     }
 
-    pub(crate) fn address(&mut self) -> *mut c_void {
+    /// Where its bytes are.
+    pub fn address(&mut self) -> *mut c_void {
         self.words.as_mut_ptr().cast()
     }
 
-    pub(crate) fn num_bytes(&self) -> usize {
+    /// How many they are.
+    pub fn num_bytes(&self) -> usize {
         self.num_bytes
     }
 }

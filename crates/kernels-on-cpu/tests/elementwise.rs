@@ -2,7 +2,12 @@
 
 mod support;
 
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
 use half::bf16;
+use inflight_cuda_stand_in::StandIn;
 use inflight_kernels_on_cpu::{Arg, Dims};
 
 use support::{
@@ -168,6 +173,33 @@ fn gates_of_any_size_give_finite_results() {
     unsafe { random.launch("silu_mul", Dims::new(1, 1, 32), &mut args) };
     let expected = [0.0, 0.0, 0.0, 0.0, 0.0, 90.0, 200.0, 1e30];
     assert_close(&out, &expected, BF16_ROUNDING, 1e-30);
+}
+
+/// The bundle for GPU machines runs these programs there.
+#[test]
+fn the_same_tests_run_on_a_gpu() {
+    if support::is_on_gpu() || cfg!(kernel_sanitizer) {
+        return;
+    }
+    let images = Path::new(env!("CARGO_TARGET_TMPDIR")).join("images");
+    fs::create_dir_all(&images).expect("a folder");
+    // The stand-in takes any image for all kernels.
+    fs::write(images.join("embed.sm_90.cubin"), "an image").expect("a file");
+    let mut command = Command::new(env::current_exe().expect("a test has a path"));
+    command
+        .arg("--test-threads=1")
+        .env("KERNEL_GPU", "0")
+        .env("KERNEL_IMAGES", &images);
+    let output = StandIn::new().apply(&mut command).output();
+    let output = output.expect("a test can be started");
+    assert!(output.status.success(), "{output:?}");
+    fs::remove_file(images.join("embed.sm_90.cubin")).expect("there");
+    let output = StandIn::new().apply(&mut command).output();
+    let output = output.expect("a test can be started");
+    assert!(
+        !output.status.success(),
+        "kernels were launched without images: {output:?}"
+    );
 }
 
 fn embed(

@@ -153,7 +153,7 @@ fn tokens_are_those_of_the_sampler_on_the_cpu() {
 #[test]
 fn each_token_is_drawn_as_often_as_it_is_likely() {
     let random = &mut Random::new();
-    let logits = [0.0_f32, 1.0, 2.0, f32::NEG_INFINITY, 0.5];
+    let logits = [0.0_f32, 1.0, 2.0, f32::NEG_INFINITY, 0.5].to_vec();
     let params = SamplingParams {
         temperature: 1.0,
         seed: random.seed(),
@@ -199,7 +199,7 @@ fn rows_that_cannot_be_sampled_say_why() {
         good.clone(),
         with(at, f32::NAN),
     ];
-    let mut rows = [Row::new(&params, 3); 5];
+    let mut rows = [Row::new(&params, 3); 5].to_vec();
     rows[4].is_skipped = 1;
     let tokens = sample(random, &all.concat(), &rows, vocab_size);
     assert_eq!(tokens[..3], [NOT_FINITE, NOT_FINITE, NONE_ALLOWED]);

@@ -196,7 +196,7 @@ pub fn attend(
     }
     let num_first_splits = tiles.len();
     tiles.append(&mut rest);
-    let counts = [tiles.len() as u32, num_first_splits as u32];
+    let counts = [tiles.len() as u32, num_first_splits as u32].to_vec();
 
     let mut out = unwritten_bf16(q.len());
     let mut partials =

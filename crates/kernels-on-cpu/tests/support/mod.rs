@@ -1,6 +1,8 @@
 //! Random operands, launches and comparisons.
 #![allow(dead_code, reason = "each test uses some of it")]
 
+mod gpu;
+
 use std::env;
 use std::hash::{BuildHasher, RandomState};
 
@@ -74,11 +76,22 @@ impl Random {
     ///
     /// As [`launch`].
     pub unsafe fn launch(&mut self, kernel: &str, dims: Dims, args: &mut [Arg<'_>]) {
-        // SAFETY: the caller vouches for the kernel.
-        if let Err(error) = unsafe { launch(kernel, dims, self.seed(), args) } {
+        let seed = self.seed();
+        let done = match gpu::Gpu::here() {
+            // SAFETY: the caller vouches for the kernel.
+            Some(gpu) => unsafe { gpu.launch(kernel, dims, args) },
+            // SAFETY: as above.
+            None => unsafe { launch(kernel, dims, seed, args) }.map_err(|error| error.to_string()),
+        };
+        if let Err(error) = done {
             panic!("{error}");
         }
     }
+}
+
+/// Whether kernels run on a real GPU, which reaches what tests allocate, and nothing else.
+pub fn is_on_gpu() -> bool {
+    gpu::Gpu::here().is_some()
 }
 
 /// Numbers the cases of a test. Threads take some ten times as long as fibers.
