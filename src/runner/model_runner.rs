@@ -73,6 +73,16 @@ impl ModelRunner<Cuda> {
     }
 }
 
+impl<P> ModelRunner<Cuda, P> {
+    /// As [`Cuda::repeat_step`], for measurements.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn repeat_step(&mut self, num_times: u32) -> Result<bool, StepError> {
+        self.device.repeat_step(num_times)
+    }
+}
+
 impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// As [`ModelRunner::new`], with a probe.
     ///

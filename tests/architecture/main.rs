@@ -34,10 +34,12 @@ const LEVELS: &[(&str, u32)] = &[
 ];
 
 /// Where `unsafe` may stand: Triton's C API, kernels and their launches, the exported functions, a user's library, the C
-/// functions of the batch manager and of the stand-in for a GPU, what measures the machine, and the process group of a server.
+/// functions of the batch manager and of the stand-in for a GPU, what measures the machine and checks a GPU, and the process group of
+/// a server.
 const UNSAFE: &[&str] = &[
     "crates/cuda-stand-in/src/",
     "crates/embed/src/",
+    "crates/gpu-check/src/",
     "crates/kernels-on-cpu/src/",
     "crates/roofline/src/",
     "src/triton/",

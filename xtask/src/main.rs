@@ -5,9 +5,9 @@ mod bench;
 mod bindings;
 mod book;
 mod fuzz;
+mod gpu_bundle;
 mod kernels;
 mod library;
-mod make_model;
 mod process;
 mod serve;
 mod setup;
@@ -15,6 +15,7 @@ mod soak;
 mod test;
 mod workspace;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -53,8 +54,16 @@ enum Command {
     PreprocessBook { arguments: Vec<String> },
     /// Compile the CUDA kernels, so that the next build embeds them; downloads NVIDIA's compiler
     Kernels,
+    /// Pack what checks and measures the library on a GPU machine that reaches no registry
+    GpuBundle(gpu_bundle::Options),
     /// Write a checkpoint with random weights, for measurements
-    MakeModel(make_model::Options),
+    MakeModel {
+        /// llama-160m, llama-3.2-1b, llama-3.1-8b or tiny
+        #[arg(long)]
+        shape: String,
+        /// The folder to write; created if it is missing
+        dir: PathBuf,
+    },
     /// Regenerate src/triton/sys.rs from Triton's headers; needs libclang
     Bindings,
 }
@@ -72,7 +81,8 @@ fn main() -> ExitCode {
         Command::Book => book::run(),
         Command::PreprocessBook { arguments } => book::preprocess(&arguments),
         Command::Kernels => kernels::run(),
-        Command::MakeModel(options) => make_model::run(&options.shape, &options.dir),
+        Command::GpuBundle(options) => gpu_bundle::run(&options),
+        Command::MakeModel { shape, dir } => make_model(&shape, &dir),
         Command::Bindings => bindings(),
     };
     match outcome {
@@ -82,6 +92,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn make_model(shape: &str, dir: &Path) -> Result<()> {
+    let num_bytes = inflight_random_checkpoint::write(shape, dir)?;
+    let megabytes = num_bytes as f64 / 1e6;
+    println!("{}: {megabytes:.0} MB of bf16 weights", dir.display());
+    Ok(())
 }
 
 #[cfg(feature = "bindings")]

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use triton_inflight::base::{SequenceId, TokenId, Tokens};
+use triton_inflight::device::Device;
 use triton_inflight::engine::{Engine, EngineConfig, Event, NewRequest, StepOutput};
-use triton_inflight::runner::CpuRunner;
+use triton_inflight::runner::{ModelRunner, Probe};
 
 use crate::Result;
 
@@ -51,7 +52,11 @@ impl Load {
     ///
     /// # Errors
     /// If a step fails, or a request is rejected or gets fewer tokens.
-    pub fn run(&self, runner: &mut CpuRunner, config: &EngineConfig) -> Result<Outcome> {
+    pub fn run<D: Device, P: Probe>(
+        &self,
+        runner: &mut ModelRunner<D, P>,
+        config: &EngineConfig,
+    ) -> Result<Outcome> {
         let mut engine = self.start(runner.vocab_size(), config)?;
         let num_tokens = self.output as usize;
         let mut moments = vec![Vec::with_capacity(num_tokens); self.concurrency as usize];

@@ -548,6 +548,23 @@ impl Cuda {
             + OTHER_BYTES
     }
 
+    /// Launches the graph of the last step again, some times one after the other, and waits for all: what a step takes
+    /// without the host. It computes what it has computed. Gives whether there is such a graph.
+    ///
+    /// # Errors
+    ///
+    /// An operation has failed.
+    pub fn repeat_step(&mut self, num_times: u32) -> Result<bool, StepError> {
+        self.check()?;
+        let Some(graph) = self.graphs.last() else {
+            return Ok(false);
+        };
+        let launched = (0..num_times).try_for_each(|_| graph.launch());
+        let ended = launched.and_then(|()| self.stream.synchronize());
+        ended.map_err(|error| self.step_failed(&error))?;
+        Ok(true)
+    }
+
     /// Begins to record a step, or leaves its operations to a graph.
     fn begin_graph(&mut self, step: &CudaStep) {
         let Some(shape) = step.shape else {
@@ -567,6 +584,7 @@ impl Cuda {
     fn end_graph(&mut self) {
         self.padded_rows = None;
         let mode = std::mem::take(&mut self.mode);
+        self.graphs.set_last(None);
         if let StepMode::Recording(shape) = mode {
             // After an operation has failed, too: the stream must not stay captured.
             let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
@@ -580,6 +598,7 @@ impl Cuda {
         {
             let launched = graph.launch();
             self.record("launching a step", launched);
+            self.graphs.set_last(Some(shape));
         }
     }
 

@@ -41,6 +41,8 @@ pub(super) enum StepMode {
 pub(super) struct Graphs {
     max_graphs: usize,
     shapes: HashMap<GraphShape, Entry>,
+    /// The graph of the last step, if it was launched as one.
+    last: Option<GraphShape>,
 }
 
 struct Entry {
@@ -60,6 +62,7 @@ impl Graphs {
         Self {
             max_graphs,
             shapes: HashMap::new(),
+            last: None,
         }
     }
 
@@ -106,5 +109,15 @@ impl Graphs {
     pub fn get(&self, shape: GraphShape) -> Option<&CudaGraph> {
         let graph = self.shapes.get(&shape)?.graph.as_ref();
         graph.map(|graph| &graph.0)
+    }
+
+    /// Notes which graph the last step was launched as, if it was.
+    pub fn set_last(&mut self, shape: Option<GraphShape>) {
+        self.last = shape;
+    }
+
+    /// The graph of the last step.
+    pub fn last(&self) -> Option<&CudaGraph> {
+        self.get(self.last?)
     }
 }

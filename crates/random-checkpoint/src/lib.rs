@@ -1,26 +1,19 @@
-//! `make-model`: checkpoints of a given shape with random weights, for measurements.
+//! Checkpoints of given shapes with random weights, for measurements.
 //!
 //! The output is noise, but the cost is real. Weights are random with mean 0 and standard deviation 0.02, and
-//! norms are one, so that activations stay finite at any depth. The same shape gives the same bytes. Memory
-//! use is limited to a few rows.
+//! norms are one, so that activations stay finite at any depth. The same shape gives the same bytes. The weights of
+//! large shapes repeat themselves, so that they are written as fast as files are.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::Result;
+/// What goes wrong while a checkpoint is written.
+pub type Error = Box<dyn std::error::Error>;
 
-/// The command's arguments.
-#[derive(clap::Args)]
-pub struct Options {
-    /// llama-160m or llama-3.2-1b
-    #[arg(long)]
-    pub shape: String,
-    /// The folder to write; created if it is missing
-    pub dir: PathBuf,
-}
+type Result<T> = std::result::Result<T, Error>;
 
 /// The shape of a checkpoint.
 struct Shape {
@@ -33,12 +26,29 @@ struct Shape {
     vocab: usize,
     tied: bool,
     theta: f64,
-    /// Whether it uses Llama 3's scaling of rotary frequencies.
-    llama3_rope: bool,
+    /// The factor of Llama 3's scaling of rotary frequencies, if it uses that.
+    llama3_rope: Option<f64>,
     positions: usize,
+    /// Whether a block of random weights is repeated.
+    repeats: bool,
 }
 
-const SHAPES: [Shape; 2] = [
+const SHAPES: [Shape; 4] = [
+    // Small enough for a GPU that is computed on the CPU.
+    Shape {
+        name: "tiny",
+        hidden: 64,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        inter: 128,
+        vocab: 512,
+        tied: false,
+        theta: 10_000.0,
+        llama3_rope: None,
+        positions: 1024,
+        repeats: false,
+    },
     // JackFram/llama-160m, except for its grouped key and value heads.
     Shape {
         name: "llama-160m",
@@ -50,8 +60,9 @@ const SHAPES: [Shape; 2] = [
         vocab: 32_000,
         tied: false,
         theta: 10_000.0,
-        llama3_rope: false,
+        llama3_rope: None,
         positions: 4096,
+        repeats: false,
     },
     // meta-llama/Llama-3.2-1B.
     Shape {
@@ -64,8 +75,24 @@ const SHAPES: [Shape; 2] = [
         vocab: 128_256,
         tied: true,
         theta: 500_000.0,
-        llama3_rope: true,
+        llama3_rope: Some(32.0),
         positions: 131_072,
+        repeats: false,
+    },
+    // meta-llama/Llama-3.1-8B.
+    Shape {
+        name: "llama-3.1-8b",
+        hidden: 4096,
+        layers: 32,
+        heads: 32,
+        kv_heads: 8,
+        inter: 14_336,
+        vocab: 128_256,
+        tied: false,
+        theta: 500_000.0,
+        llama3_rope: Some(8.0),
+        positions: 131_072,
+        repeats: true,
     },
 ];
 
@@ -74,13 +101,20 @@ const END_ID: usize = 1;
 /// The first tokens of every vocabulary, in order of id.
 const SPECIAL_TOKENS: [&str; 2] = ["<s>", "</s>"];
 
-/// Writes a checkpoint of the named shape into `dir`, which is created if it is missing.
+/// The names of the shapes.
+pub fn shapes() -> impl Iterator<Item = &'static str> {
+    SHAPES.iter().map(|shape| shape.name)
+}
+
+/// Writes a checkpoint of the named shape into `dir`, which is created if it is missing; returns the bytes of its
+/// weights.
 ///
 /// # Errors
 /// If the shape is unknown, or a file cannot be written.
-pub fn run(shape: &str, dir: &Path) -> Result<()> {
+pub fn write(shape: &str, dir: &Path) -> Result<usize> {
     let Some(shape) = SHAPES.iter().find(|known| known.name == shape) else {
-        let known = SHAPES.map(|shape| shape.name).join(", ");
+        let known: Vec<_> = shapes().collect();
+        let known = known.join(", ");
         return Err(format!("unknown shape '{shape}'; known shapes: {known}").into());
     };
     fs::create_dir_all(dir)?;
@@ -88,16 +122,13 @@ pub fn run(shape: &str, dir: &Path) -> Result<()> {
     write_json(&dir.join("generation_config.json"), &generation_config())?;
     write_json(&dir.join("tokenizer.json"), &tokenizer(shape.vocab)?)?;
     write_json(&dir.join("tokenizer_config.json"), &tokenizer_config())?;
-    let num_bytes = write_weights(&dir.join("model.safetensors"), shape)?;
-    let megabytes = num_bytes as f64 / 1e6;
-    println!("{}: {megabytes:.0} MB of bf16 weights", dir.display());
-    Ok(())
+    write_weights(&dir.join("model.safetensors"), shape)
 }
 
 fn config(shape: &Shape) -> Value {
-    let rope_scaling = shape.llama3_rope.then(|| {
+    let rope_scaling = shape.llama3_rope.map(|factor| {
         json!({
-            "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         })
     });
@@ -278,19 +309,65 @@ fn write_weights(path: &Path, shape: &Shape) -> Result<usize> {
     let mut file = BufWriter::with_capacity(1 << 20, File::create(&part)?);
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(header.as_bytes())?;
-    let mut random = Random(0x5eed);
+    let mut weights = Weights::new(shape.repeats);
     for (_, dimensions, fill) in &tensors {
-        for _ in 0..dimensions.iter().product::<usize>() {
-            let value = match fill {
-                Fill::Random => random.normal() * 0.02,
-                Fill::Ones => 1.0,
-            };
-            file.write_all(&bf16_bits(value).to_le_bytes())?;
+        let num_bytes = 2 * dimensions.iter().product::<usize>();
+        match fill {
+            Fill::Random => weights.write(num_bytes, &mut file)?,
+            Fill::Ones => file.write_all(&bf16_bits(1.0).to_le_bytes().repeat(num_bytes / 2))?,
         }
     }
     file.into_inner()?.sync_all()?;
     fs::rename(part, path)?;
     Ok(num_bytes)
+}
+
+/// A stream of random weights.
+struct Weights {
+    random: Random,
+    /// The weights that are written next, from `position` on.
+    block: Vec<u8>,
+    position: usize,
+    repeats: bool,
+}
+
+impl Weights {
+    /// No multiple of a row's bytes in any shape, so that rows differ.
+    const BLOCK_BYTES: usize = (16 << 20) + 2 * 641;
+
+    fn new(repeats: bool) -> Self {
+        Self {
+            random: Random(0x5eed),
+            block: vec![0; Self::BLOCK_BYTES],
+            position: Self::BLOCK_BYTES,
+            repeats,
+        }
+    }
+
+    fn write(&mut self, mut num_bytes: usize, out: &mut impl Write) -> Result<()> {
+        while num_bytes > 0 {
+            if self.position == self.block.len() {
+                self.refill();
+            }
+            let rest = &self.block[self.position..];
+            let part = &rest[..rest.len().min(num_bytes)];
+            out.write_all(part)?;
+            self.position += part.len();
+            num_bytes -= part.len();
+        }
+        Ok(())
+    }
+
+    fn refill(&mut self) {
+        self.position = 0;
+        let is_filled = self.random.0 != 0x5eed;
+        if is_filled && self.repeats {
+            return;
+        }
+        for weight in self.block.as_chunks_mut::<2>().0 {
+            *weight = bf16_bits(self.random.normal() * 0.02).to_le_bytes();
+        }
+    }
 }
 
 /// Rounds a finite value to bf16, ties to even.
@@ -333,7 +410,11 @@ mod tests {
 
     #[test]
     fn shapes_have_the_number_of_parameters_in_their_names() {
-        for (shape, num_parameters) in SHAPES.iter().zip([152_980_224, 1_235_814_400]) {
+        for (shape, num_parameters) in
+            SHAPES
+                .iter()
+                .zip([139_584, 152_980_224, 1_235_814_400, 8_030_261_248])
+        {
             let num_elements: usize = tensors(shape)
                 .iter()
                 .map(|(_, dimensions, _)| dimensions.iter().product::<usize>())
@@ -356,6 +437,22 @@ mod tests {
         }
         assert!(tokenizer(100).is_err());
         assert!(tokenizer(1 << 20).is_err());
+    }
+
+    #[test]
+    fn repeated_weights_begin_as_others_do_and_go_on() {
+        let written = |repeats, num_bytes| {
+            let mut out = Vec::new();
+            let mut weights = Weights::new(repeats);
+            weights.write(6, &mut out).expect("memory");
+            weights.write(num_bytes - 6, &mut out).expect("memory");
+            out
+        };
+        let (block, more) = (Weights::BLOCK_BYTES, 1000);
+        let [repeated, other] = [true, false].map(|repeats| written(repeats, block + more));
+        assert_eq!(repeated[..block], other[..block]);
+        assert_eq!(repeated[block..], repeated[..more]);
+        assert_ne!(other[block..], other[..more]);
     }
 
     #[test]

@@ -1,0 +1,112 @@
+//! `gpu-check`: one command for a GPU machine that reaches no registry. `cargo xtask gpu-bundle` packs it with all that
+//! it needs.
+//!
+//! ```text
+//! options.rs stage.rs check.rs    the options, the stages, and what stages share
+//! report.rs       one JSON file and one table, written again after every row
+//! budget.rs       the time that is left
+//! libraries.rs    where cuBLASLt is
+//! programs.rs     test programs of the bundle: kernels against their references, whole models against the CPU
+//! machine.rs gpu_limits.rs    the GPU, and what it can do
+//! checkpoint.rs   the model that is measured
+//! operations.rs   the time of each operation of a layer
+//! steps.rs host_gap.rs    steps of a whole model, in process, and what the host takes of them
+//! server.rs       a tritonserver and a client
+//! serving.rs      checks and throughput of models inside it
+//! ```
+//!
+//! What matters most comes first. A stage that fails does not stop the others, and a stage for which no time is left is
+//! skipped and said so.
+
+mod budget;
+mod check;
+mod checkpoint;
+mod error;
+mod gpu_limits;
+mod host_gap;
+mod libraries;
+mod machine;
+mod operations;
+mod options;
+mod programs;
+mod report;
+mod server;
+mod serving;
+mod stage;
+mod steps;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+
+use crate::budget::Budget;
+use crate::check::Check;
+use crate::error::Result;
+use crate::options::Options;
+use crate::report::Report;
+use crate::stage::Stage;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    libraries::find();
+    match run(options) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs all stages; returns whether none has failed.
+fn run(mut options: Options) -> Result<bool> {
+    if options.quick {
+        options.shape = "tiny".to_owned();
+    }
+    let budget = Budget::new(Duration::from_secs(options.seconds));
+    let bundle = match &options.bundle {
+        Some(folder) => folder.clone(),
+        None => std::env::current_exe()?
+            .parent()
+            .ok_or("the program is in no folder")?
+            .to_owned(),
+    };
+    std::fs::create_dir_all(&options.out)?;
+    let mut report = Report::new(&options.out)?;
+    let mut check = Check {
+        bundle: bundle.canonicalize()?,
+        limits: None,
+        options,
+    };
+    for stage in Stage::ALL {
+        if check.options.stages.is_empty() || check.options.stages.contains(&stage) {
+            run_stage(stage, &mut check, &budget, &mut report)?;
+        }
+    }
+    println!("\n{}", report.table());
+    Ok(report.has_succeeded())
+}
+
+fn run_stage(stage: Stage, check: &mut Check, budget: &Budget, report: &mut Report) -> Result<()> {
+    let scale = check.options.seconds as f64 / 480.0;
+    let part = budget.part(Duration::from_secs(stage.seconds()).mul_f64(scale));
+    report.begin(stage.name());
+    if part.is_over() {
+        return report.skipped("no time is left");
+    }
+    let outcome = match stage {
+        Stage::Machine => machine::run(check, report),
+        Stage::Kernels => programs::kernels(check, &part, report),
+        Stage::Models => programs::models(check, &part, report),
+        Stage::Server => serving::check_answers(check, &part, report),
+        Stage::Steps => steps::run(check, &part, report),
+        Stage::Operations => operations::run(check, &part, report),
+        Stage::Throughput => serving::throughput(check, &part, report),
+    };
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(error) => report.failed("stage", &error.to_string()),
+    }
+}

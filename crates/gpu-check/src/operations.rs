@@ -1,0 +1,334 @@
+//! The time of each operation of a layer, called many times one after the other, beside what the machine can do.
+//!
+//! Weights take turns, so that no cache holds them. The keys and values of a layer are larger than a cache, except with
+//! one sequence.
+
+use std::time::Instant;
+
+use cudarc::driver::CudaContext;
+use half::bf16;
+use serde_json::json;
+use triton_inflight::base::{BlockId, BlockSize, TokenId};
+use triton_inflight::device::cuda::Cuda;
+use triton_inflight::device::{
+    AttentionParams, Device, EmbeddingTable, HeadShape, KvDtype, KvLayout, KvSpan, Linear, Norm,
+    Output, RopeParams, RopeTable, StepCapacity, StepInputs,
+};
+use triton_inflight::runner::{ModelSource, ModelSpec};
+
+use crate::budget::Budget;
+use crate::check::Check;
+use crate::checkpoint;
+use crate::error::Result;
+use crate::machine::{check_device, open, random_matrix};
+use crate::report::{Report, figure};
+
+/// Bytes of weights that take turns: more than the cache of any GPU.
+const ROTATED_BYTES: usize = 512 << 20;
+const BLOCK_SIZE: usize = 32;
+
+/// Measures the operations of the model.
+pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
+    let source = ModelSource::open(&checkpoint::folder(check, report)?)?;
+    let spec = source.spec();
+    let is_quick = check.options.quick;
+    let batches: &[usize] = if is_quick {
+        &[1, 3]
+    } else {
+        &[1, 32, 128, 256]
+    };
+    let bench = Bench {
+        check,
+        context: CudaContext::new(check.options.gpu)?,
+        num_calls: if is_quick { 3 } else { 200 },
+        context_len: if is_quick { 40 } else { 1024 },
+    };
+    for &num_rows in batches {
+        for measure in [
+            Bench::products,
+            Bench::norm,
+            Bench::embedding,
+            Bench::rotation,
+            Bench::attention,
+        ] {
+            if budget.is_over() {
+                return report.skipped("no time is left");
+            }
+            measure(&bench, spec, num_rows, report)?;
+        }
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    check: &'a Check,
+    context: std::sync::Arc<CudaContext>,
+    num_calls: usize,
+    /// Positions that a row sees.
+    context_len: usize,
+}
+
+/// What one call reads and writes, and computes.
+struct Work {
+    num_bytes: usize,
+    num_operations: usize,
+}
+
+impl Bench<'_> {
+    /// The projections of a layer, and that to logits.
+    fn products(&self, spec: &ModelSpec, num_rows: usize, report: &mut Report) -> Result<()> {
+        let heads = heads(spec);
+        let (hidden, inter) = (spec.hidden_size, spec.max_intermediate_size());
+        for (name, n, k, is_gated) in [
+            ("qkv", heads.qkv_len(), hidden, false),
+            ("o", hidden, heads.q_len(), false),
+            ("gate_up and silu_mul", 2 * inter, hidden, true),
+            ("down", hidden, inter, false),
+            ("lm_head", spec.vocab_size, hidden, false),
+        ] {
+            let mut device = open(self.check.options.gpu)?;
+            let num_copies = match self.check.options.quick {
+                true => 2,
+                false => ROTATED_BYTES.div_ceil(2 * n * k).max(2),
+            };
+            let mut linears = Vec::new();
+            for _ in 0..num_copies {
+                linears.push(Linear {
+                    matrix: random_matrix(&mut device, n, k)?,
+                    bias: None,
+                });
+            }
+            let x = device.alloc_inputs(num_rows, k)?;
+            let mut out = device.alloc_sums(num_rows, n)?;
+            let mut inner = device.alloc_inputs(num_rows, n / 2)?;
+            let work = Work {
+                num_bytes: 2 * n * k + num_rows * (2 * k + if is_gated { n } else { 4 * n }),
+                num_operations: 2 * num_rows * n * k,
+            };
+            self.time(name, num_rows, work, &mut device, report, |device, call| {
+                let linear = &linears[call % num_copies];
+                match is_gated {
+                    true => device.project_gated(num_rows, &x, linear, &mut inner),
+                    false => device.project(num_rows, &x, linear, Output::Store, &mut out),
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn norm(&self, spec: &ModelSpec, num_rows: usize, report: &mut Report) -> Result<()> {
+        let mut device = open(self.check.options.gpu)?;
+        let width = spec.hidden_size;
+        let weight = device.upload_vector(vec![1.0; width])?;
+        let x = device.alloc_sums(num_rows, width)?;
+        let mut out = device.alloc_inputs(num_rows, width)?;
+        let work = Work {
+            num_bytes: num_rows * width * 6,
+            num_operations: num_rows * width * 4,
+        };
+        self.time(
+            "rms_norm",
+            num_rows,
+            work,
+            &mut device,
+            report,
+            |device, _| {
+                let norm = Norm {
+                    weight: &weight,
+                    eps: spec.rms_norm_eps,
+                };
+                device.rms_norm(num_rows, &x, norm, &mut out);
+            },
+        )
+    }
+
+    fn embedding(&self, spec: &ModelSpec, num_rows: usize, report: &mut Report) -> Result<()> {
+        let mut device = open(self.check.options.gpu)?;
+        let width = spec.hidden_size;
+        let step = GenerationStep::new(num_rows, self.context_len);
+        let cache = step.cache(&mut device, spec)?;
+        let table = device.upload_embedding(vec![bf16::ONE; step.vocab_size() * width], width)?;
+        let mut out = device.alloc_sums(num_rows, width)?;
+        let begun = device.begin_step(&cache, step.inputs());
+        let work = Work {
+            num_bytes: num_rows * width * 6,
+            num_operations: 0,
+        };
+        self.time("embed", num_rows, work, &mut device, report, |device, _| {
+            device.embed(&begun, EmbeddingTable::Own(&table), &mut out);
+        })
+    }
+
+    fn rotation(&self, spec: &ModelSpec, num_rows: usize, report: &mut Report) -> Result<()> {
+        let mut device = open(self.check.options.gpu)?;
+        let heads = heads(spec);
+        let step = GenerationStep::new(num_rows, self.context_len);
+        let mut cache = step.cache(&mut device, spec)?;
+        let frequencies = vec![1e-3; spec.head_dim / 2];
+        let angles = RopeTable::new(&frequencies, 1.0, self.context_len)?;
+        let angles = device.upload_angles(angles)?;
+        let qkv = device.alloc_sums(num_rows, heads.qkv_len())?;
+        let mut q = device.alloc_inputs(num_rows, heads.q_len())?;
+        let begun = device.begin_step(&cache, step.inputs());
+        let work = Work {
+            num_bytes: num_rows * heads.qkv_len() * 6,
+            num_operations: 0,
+        };
+        self.time(
+            "rope_and_store",
+            num_rows,
+            work,
+            &mut device,
+            report,
+            |device, _| {
+                let params = RopeParams {
+                    heads,
+                    qk_norm: None,
+                    angles: &angles,
+                };
+                device.rope_and_store(&begun, params, &qkv, &mut cache, 0, &mut q);
+            },
+        )
+    }
+
+    fn attention(&self, spec: &ModelSpec, num_rows: usize, report: &mut Report) -> Result<()> {
+        let mut device = open(self.check.options.gpu)?;
+        let heads = heads(spec);
+        let step = GenerationStep::new(num_rows, self.context_len);
+        let cache = step.cache(&mut device, spec)?;
+        let q = device.alloc_inputs(num_rows, heads.q_len())?;
+        let mut out = device.alloc_inputs(num_rows, heads.q_len())?;
+        let params = AttentionParams {
+            shape: heads,
+            scale: 1.0,
+            window: None,
+            num_sinks: 0,
+        };
+        let begun = device.begin_step(&cache, step.inputs());
+        let kv_len = 2 * heads.num_kv_heads * heads.head_dim;
+        let work = Work {
+            num_bytes: num_rows * (2 * self.context_len * kv_len + 4 * heads.q_len()),
+            num_operations: num_rows * self.context_len * 4 * heads.q_len(),
+        };
+        self.time(
+            "paged_attention",
+            num_rows,
+            work,
+            &mut device,
+            report,
+            |device, _| {
+                device.paged_attention(&begun, &params, &q, &cache, 0, &mut out);
+            },
+        )
+    }
+
+    /// Calls an operation many times, and reports the time of one call.
+    fn time(
+        &self,
+        name: &str,
+        num_rows: usize,
+        work: Work,
+        device: &mut Cuda,
+        report: &mut Report,
+        mut call: impl FnMut(&mut Cuda, usize),
+    ) -> Result<()> {
+        // The first calls choose an algorithm and touch all memory.
+        for index in 0..2 {
+            call(device, index);
+        }
+        self.context.synchronize()?;
+        let start = Instant::now();
+        for index in 0..self.num_calls {
+            call(device, index);
+        }
+        let queued = start.elapsed();
+        self.context.synchronize()?;
+        let seconds = start.elapsed().as_secs_f64() / self.num_calls as f64;
+        check_device(device)?;
+        let (bytes, operations) = (work.num_bytes as f64, work.num_operations as f64);
+        let mut figures = json!({
+            "us": figure(1e6 * seconds),
+            // Where it is as long as the call, the host is what takes the time.
+            "launch_us": figure(1e6 * queued.as_secs_f64() / self.num_calls as f64),
+            "gb_per_s": figure(bytes / seconds / 1e9),
+            "tflop_per_s": figure(operations / seconds / 1e12),
+        });
+        if let Some(limits) = self.check.limits {
+            let bound = limits.roofline().seconds(bytes, operations, limits.flops);
+            figures["share_of_limit"] = figure(bound / seconds);
+        }
+        report.figures(&format!("{name}, batch of {num_rows}"), figures)
+    }
+}
+
+/// A step in which each of some sequences generates a token.
+struct GenerationStep {
+    context_len: usize,
+    token_ids: Vec<TokenId>,
+    spans: Vec<KvSpan>,
+    block_tables: Vec<BlockId>,
+    rows: Vec<u32>,
+}
+
+impl GenerationStep {
+    fn new(num_rows: usize, context_len: usize) -> Self {
+        let num_blocks = context_len.div_ceil(BLOCK_SIZE) as u32;
+        let rows = 0..num_rows as u32;
+        let spans = rows.clone().map(|row| KvSpan {
+            tokens: row..row + 1,
+            kv_len: context_len as u32,
+            block_table: row * num_blocks..(row + 1) * num_blocks,
+        });
+        Self {
+            context_len,
+            token_ids: rows.clone().collect(),
+            spans: spans.collect(),
+            block_tables: (0..num_rows as u32 * num_blocks).map(BlockId).collect(),
+            rows: rows.collect(),
+        }
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.token_ids.len()
+    }
+
+    /// A cache of one layer with all blocks, for which the device is ready.
+    fn cache(&self, device: &mut Cuda, spec: &ModelSpec) -> Result<<Cuda as Device>::KvCache> {
+        let layout = KvLayout {
+            num_kv_heads: spec.num_kv_heads,
+            head_dim: spec.head_dim,
+            block_size: BlockSize::new(BLOCK_SIZE as u32).ok_or("a block has positions")?,
+            dtype: KvDtype::Bf16,
+        };
+        let cache = device.alloc_kv_cache(layout, 1, self.block_tables.len())?;
+        let capacity = StepCapacity {
+            max_num_tokens: self.token_ids.len(),
+            max_num_sequences: self.spans.len(),
+            max_seq_len: self.context_len,
+            max_blocks_per_sequence: self.context_len.div_ceil(BLOCK_SIZE),
+            num_q_heads: spec.num_heads,
+        };
+        device.reserve(&cache, &capacity)?;
+        Ok(cache)
+    }
+
+    fn inputs(&self) -> StepInputs<'_> {
+        StepInputs {
+            token_ids: &self.token_ids,
+            spans: &self.spans,
+            block_tables: &self.block_tables,
+            kept_rows: &self.rows,
+            sampled_rows: &self.rows,
+            sampling: &[],
+            has_context_logits: false,
+        }
+    }
+}
+
+fn heads(spec: &ModelSpec) -> HeadShape {
+    HeadShape {
+        num_q_heads: spec.num_heads,
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+    }
+}

@@ -1,0 +1,217 @@
+//! Test programs of the bundle: the project's own tests, which run on a GPU instead of in its place.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use crate::budget::Budget;
+use crate::check::Check;
+use crate::error::Result;
+use crate::report::Report;
+
+/// How often a program is asked whether it has ended.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Every kernel against its reference in f64.
+pub fn kernels(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
+    let images = check.bundle.join("kernels");
+    let mut programs = programs(&check.bundle.join("tests"), "kernels-")?;
+    // Attention, whose references take longest, comes last.
+    programs.sort_by(|a, b| b.cmp(a));
+    if programs.is_empty() {
+        return report.skipped("the bundle has no tests of kernels");
+    }
+    for program in programs {
+        let mut command = Command::new(&program);
+        command
+            .env("KERNEL_GPU", check.options.gpu.to_string())
+            .env("KERNEL_IMAGES", &images);
+        run_tests(&program, command, budget, report)?;
+    }
+    Ok(())
+}
+
+/// Whole models with checked-in weights: logits beside those of the CPU.
+pub fn models(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
+    let program = check.bundle.join("tests/models");
+    if !program.is_file() {
+        return report.skipped("the bundle has no tests of models");
+    }
+    let mut command = Command::new(&program);
+    command
+        .arg("cuda::")
+        .env("INFLIGHT_TEST_GPU", check.options.gpu.to_string())
+        .env("INFLIGHT_FIXTURES", check.bundle.join("fixtures"));
+    run_tests(&program, command, budget, report)
+}
+
+/// The files of a folder whose names begin so.
+fn programs(folder: &Path, prefix: &str) -> Result<Vec<PathBuf>> {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Ok(Vec::new());
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
+/// Runs a test program, and reports each of its tests that fails.
+fn run_tests(
+    program: &Path,
+    mut command: Command,
+    budget: &Budget,
+    report: &mut Report,
+) -> Result<()> {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    if budget.is_over() {
+        return report.failed(&name, "not run: no time was left");
+    }
+    // One after the other: a GPU is shared by all of them, and an error of one may be an error of all.
+    command
+        .arg("--test-threads=1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let ended = run_until(&mut command, budget)?;
+    let tests = Tests::read(&ended.output);
+    match (&ended.status, tests.failed.is_empty()) {
+        (Some(true), true) => report.passed(&name, &format!("{} tests", tests.num_passed)),
+        (None, true) => report.failed(
+            &name,
+            &format!("cut off after {} tests: no time was left", tests.num_passed),
+        ),
+        _ => report.failed(&name, &tests.complaint(&ended.output)),
+    }
+}
+
+/// What a test program has said.
+struct Tests {
+    num_passed: usize,
+    failed: Vec<String>,
+}
+
+impl Tests {
+    fn read(output: &str) -> Self {
+        let mut tests = Self {
+            num_passed: 0,
+            failed: Vec::new(),
+        };
+        for line in output.lines() {
+            let Some((name, outcome)) = line
+                .strip_prefix("test ")
+                .and_then(|rest| rest.split_once(" ... "))
+            else {
+                continue;
+            };
+            match outcome.trim() {
+                "ok" => tests.num_passed += 1,
+                "ignored" => {}
+                _ => tests.failed.push(name.to_owned()),
+            }
+        }
+        tests
+    }
+
+    fn complaint(&self, output: &str) -> String {
+        /// Enough for what a test says, and little beside the figures.
+        const MAX_CHARS: usize = 1500;
+        let from = output.find("\nfailures:").unwrap_or(0);
+        let said: String = output[from..].chars().take(MAX_CHARS).collect();
+        let names = self.failed.join(", ");
+        format!("{} passed; failed: {names}\n{said}", self.num_passed)
+    }
+}
+
+/// A program that has ended, or was stopped.
+struct Ended {
+    /// Whether it has succeeded; nothing if it was stopped.
+    status: Option<bool>,
+    /// Standard output, then standard error.
+    output: String,
+}
+
+fn run_until(command: &mut Command, budget: &Budget) -> Result<Ended> {
+    die_with_parent(command);
+    let mut child = command.spawn()?;
+    let readers = [
+        child.stdout.take().map(|pipe| read(Box::new(pipe))),
+        child.stderr.take().map(|pipe| read(Box::new(pipe))),
+    ];
+    let status = wait_until(&mut child, budget)?;
+    let texts = readers
+        .into_iter()
+        .flatten()
+        .map(|reader| reader.join().unwrap_or_default());
+    Ok(Ended {
+        status,
+        output: texts.collect(),
+    })
+}
+
+fn wait_until(child: &mut Child, budget: &Budget) -> Result<Option<bool>> {
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status.success()));
+        }
+        if budget.is_over() {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(POLL);
+    }
+}
+
+fn read(mut pipe: Box<dyn Read + Send>) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read before an error is still of use.
+        let _ = pipe.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// No program outlives a check that is killed.
+pub fn die_with_parent(command: &mut Command) {
+    // SAFETY: prctl may be called between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_outcome_of_each_test_is_read() {
+        let tests = Tests::read(
+            "running 3 tests\ntest a::b ... ok\ntest c ... FAILED\ntest d ... ignored\n\ntest result: FAILED.\n",
+        );
+        assert_eq!((tests.num_passed, tests.failed), (1, vec!["c".to_owned()]));
+    }
+
+    #[test]
+    fn a_program_that_takes_too_long_is_stopped() {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "echo test a ... ok; exec sleep 1000"])
+            .stdout(Stdio::piped());
+        let budget = Budget::new(Duration::from_millis(300));
+        let ended = run_until(&mut command, &budget).expect("it starts");
+        assert_eq!(ended.status, None);
+        assert_eq!(Tests::read(&ended.output).num_passed, 1);
+    }
+}

@@ -1,0 +1,234 @@
+//! Models inside a tritonserver: their answers, and tokens per second.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::budget::Budget;
+use crate::check::Check;
+use crate::checkpoint;
+use crate::error::Result;
+use crate::report::{Report, figure};
+use crate::server::{Programs, Server, add_model, parameter};
+
+const PROMPTS: [&str; 4] = [
+    "Once upon a time",
+    "The fox",
+    "A little girl named",
+    "One day, the dog",
+];
+
+/// Serves the demo model on the CPU and on the GPU, and compares their answers.
+pub fn check_answers(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
+    let stories = check.bundle.join("model_repository/stories/1");
+    let Some(programs) = Programs::find(check).filter(|_| stories.is_dir()) else {
+        return report.skipped("the bundle has no tritonserver and demo model");
+    };
+    let repository = repository(check, "answers")?;
+    let gpu = on_gpu(check) + &parameter("deterministic", "true");
+    // Few and small blocks: sequences are paused and computed again.
+    let tight: String = [
+        ("batch_scheduler_policy", "max_utilization"),
+        ("max_num_requests", "8"),
+        ("max_num_tokens", "48"),
+        ("tokens_per_block", "4"),
+        ("max_seq_len", "256"),
+        ("max_tokens_in_paged_kv_cache", "320"),
+    ]
+    .map(|(key, value)| parameter(key, value))
+    .concat();
+    add_model(&repository, "cpu", &stories, "")?;
+    add_model(&repository, "gpu", &stories, &gpu)?;
+    add_model(&repository, "gpu_tight", &stories, &(gpu.clone() + &tight))?;
+    let server = Server::start(&programs, &repository, budget)?;
+    let together = |model: &str| answers(&server, model, &PROMPTS, budget);
+    let [cpu, gpu, paused] = [together("cpu")?, together("gpu")?, together("gpu_tight")?];
+    let begin = |text: &String| {
+        text.split_whitespace()
+            .take(3)
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    expect(
+        report,
+        "answers begin as on the CPU",
+        &cpu.iter().map(begin).collect::<Vec<_>>(),
+        &gpu.iter().map(begin).collect::<Vec<_>>(),
+    )?;
+    let mut alone = Vec::new();
+    for prompt in PROMPTS {
+        alone.extend(answers(&server, "gpu", &[prompt], budget)?);
+    }
+    expect(report, "the same alone as together", &alone, &gpu)?;
+    expect(report, "the same if paused", &gpu, &paused)
+}
+
+/// Output tokens per second with all requests sent at once, by the lengths of prompts and outputs.
+pub fn throughput(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
+    let Some(programs) = Programs::find(check) else {
+        return report.skipped("the bundle has no tritonserver");
+    };
+    let cases: &[(usize, usize, usize)] = match check.options.quick {
+        true => &[(3, 8, 6), (2, 40, 4)],
+        false => &[(1024, 128, 128), (256, 1000, 1000), (192, 2048, 2048)],
+    };
+    let repository = repository(check, "throughput")?;
+    let slots = cases
+        .iter()
+        .map(|(requests, ..)| *requests)
+        .max()
+        .unwrap_or(1)
+        .min(512);
+    let longest = cases.iter().map(|(_, input, output)| input + output).max();
+    let config = format!(
+        "max_batch_size: {slots}\ninput [{{ name: \"input_ids\" data_type: TYPE_INT32 dims: [ -1 ] \
+         allow_ragged_batch: true }}]\n{}{}{}{}",
+        on_gpu(check),
+        parameter("max_seq_len", &longest.unwrap_or(1).to_string()),
+        parameter(
+            "max_num_tokens",
+            if check.options.quick { "32" } else { "8192" }
+        ),
+        parameter("enable_chunked_context", "true"),
+    );
+    let checkpoint = checkpoint::folder(check, report)?;
+    add_model(&repository, "measured", &checkpoint, &config)?;
+    let start = Instant::now();
+    let server = Server::start(&programs, &repository, budget)?;
+    report.figures(
+        "load",
+        json!({ "seconds": figure(start.elapsed().as_secs_f64()) }),
+    )?;
+    for (index, &(num_requests, input, output)) in cases.iter().enumerate() {
+        // What is left is shared by the cases that are left.
+        let share = budget.left() / (cases.len() - index) as u32;
+        let case = budget.part(share);
+        let name = format!("{num_requests} x {input}/{output}");
+        if case.is_over() {
+            report.failed(&name, "not run: no time was left")?;
+            continue;
+        }
+        let figures = load(&server, num_requests, input, output, &case)?;
+        report.figures(&name, figures)?;
+    }
+    Ok(())
+}
+
+/// Sends all requests at once, and counts the tokens that arrive in time.
+fn load(
+    server: &Server,
+    num_requests: usize,
+    input: usize,
+    output: usize,
+    budget: &Budget,
+) -> Result<Value> {
+    /// Threads of clients need little.
+    const STACK_BYTES: usize = 256 << 10;
+    let (num_tokens, num_ended) = (AtomicU64::new(0), AtomicU64::new(0));
+    let start = Instant::now();
+    let mut errors = Vec::new();
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..num_requests)
+            .map(|index| {
+                let (num_tokens, num_ended) = (&num_tokens, &num_ended);
+                let client = move || {
+                    let prompt: Vec<usize> =
+                        (0..input).map(|i| (index * 31 + i * 7) % 250 + 2).collect();
+                    let body = json!({
+                        "input_ids": prompt, "max_tokens": output, "ignore_eos": true,
+                        "stream": true, "stream_interval": 16, "exclude_input_in_output": true,
+                    });
+                    let done = server.generate("measured", &body, budget, |response| {
+                        num_tokens.fetch_add(num_ids(response), Ordering::Relaxed);
+                    });
+                    num_ended.fetch_add(u64::from(done.is_ok()), Ordering::Relaxed);
+                    done.err().map(|error| error.to_string())
+                };
+                thread::Builder::new()
+                    .stack_size(STACK_BYTES)
+                    .spawn_scoped(scope, client)
+            })
+            .collect();
+        for client in clients {
+            match client.map(|client| client.join()) {
+                Ok(Ok(None)) => {}
+                Ok(Ok(Some(error))) => errors.push(error),
+                Ok(Err(_)) => errors.push("a client panicked".to_owned()),
+                Err(error) => errors.push(error.to_string()),
+            }
+        }
+    });
+    let seconds = start.elapsed().as_secs_f64();
+    let num_tokens = num_tokens.into_inner();
+    let num_ended = num_ended.into_inner();
+    let is_late = budget.is_over();
+    if let Some(error) = errors.first().filter(|_| !is_late) {
+        return Err(format!("{} requests failed: {error}", errors.len()).into());
+    }
+    Ok(json!({
+        "tokens_per_s": figure(num_tokens as f64 / seconds),
+        "tokens": num_tokens,
+        "requests_ended": num_ended,
+        "seconds": figure(seconds),
+        "cut_off": is_late,
+    }))
+}
+
+/// How many tokens a response has. A tensor of one element is a number.
+fn num_ids(response: &Value) -> u64 {
+    match &response["output_ids"] {
+        Value::Array(ids) => ids.len() as u64,
+        Value::Number(_) => 1,
+        _ => 0,
+    }
+}
+
+/// The texts for some prompts, asked for at once.
+fn answers(server: &Server, model: &str, prompts: &[&str], budget: &Budget) -> Result<Vec<String>> {
+    let ask = |prompt: &str| {
+        let body = json!({ "text_input": prompt, "max_tokens": 24, "stream": true });
+        let mut text = String::new();
+        let done = server.generate(model, &body, budget, |response| {
+            text += response["text_output"].as_str().unwrap_or_default();
+        });
+        done.map(|()| text).map_err(|error| error.to_string())
+    };
+    thread::scope(|scope| {
+        let clients: Vec<_> = prompts
+            .iter()
+            .map(|prompt| scope.spawn(move || ask(prompt)))
+            .collect();
+        clients
+            .into_iter()
+            .map(|client| match client.join() {
+                Ok(answer) => Ok(answer?),
+                Err(_) => Err("a client panicked".into()),
+            })
+            .collect()
+    })
+}
+
+fn expect(report: &mut Report, name: &str, expected: &[String], actual: &[String]) -> Result<()> {
+    match expected == actual {
+        true => report.passed(name, &format!("{} answers", actual.len())),
+        false => report.failed(name, &format!("{actual:?} instead of {expected:?}")),
+    }
+}
+
+fn on_gpu(check: &Check) -> String {
+    parameter("gpu_device_ids", &check.options.gpu.to_string())
+}
+
+/// An empty repository.
+fn repository(check: &Check, name: &str) -> Result<PathBuf> {
+    let folder = std::path::absolute(check.options.out.join("repositories").join(name))?;
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+    Ok(folder)
+}

@@ -1,0 +1,174 @@
+//! Steps of a whole model, in process: generation by batch size, and the first token of long prompts.
+
+use std::time::Instant;
+
+use inflight_measure::load::Load;
+use inflight_measure::roofline::{ModelCost, Precision};
+use serde_json::{Value, json};
+use triton_inflight::base::{BlockSize, Blocks, Tokens};
+use triton_inflight::device::KvDtype;
+use triton_inflight::device::cuda::{Cuda, CudaOptions};
+use triton_inflight::engine::{BlockReuse, EngineConfig};
+use triton_inflight::runner::{CudaRunner, ModelRunner, ModelSource, RunnerLimits};
+
+use crate::budget::Budget;
+use crate::check::Check;
+use crate::checkpoint;
+use crate::error::Result;
+use crate::host_gap::HostGap;
+use crate::report::{Report, figure};
+
+/// Tokens per KV block.
+const BLOCK_SIZE: u32 = 32;
+
+/// Measures steps of the model.
+pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
+    let folder = checkpoint::folder(check, report)?;
+    let source = ModelSource::open(&folder)?;
+    let is_quick = check.options.quick;
+    let generation: Vec<Load> = match is_quick {
+        true => [1, 4].map(|concurrency| load(concurrency, 8, 4)).into(),
+        false => [1, 32, 128, 256]
+            .map(|concurrency| load(concurrency, 128, 128))
+            .into(),
+    };
+    let long = if is_quick {
+        load(3, 30, 6)
+    } else {
+        load(32, 1024, 64)
+    };
+    let prompts = if is_quick { [24, 60] } else { [1024, 8192] }.map(|input| load(1, input, 1));
+    let all: Vec<Load> = generation
+        .iter()
+        .chain([&long])
+        .chain(&prompts)
+        .copied()
+        .collect();
+    let (mut runner, config) = open(check, &source, &all, report)?;
+    let cost = cost(&source, &config);
+    let limits = check.limits.map(|limits| limits.roofline());
+    for load in generation.iter().chain([&long]) {
+        if budget.is_over() {
+            return report.skipped("no time is left");
+        }
+        let outcome = load.run(&mut runner, &config)?;
+        let Some(tokens_per_s) = outcome.output_tokens_per_s() else {
+            report.failed(&name(load), "no step has all sequences")?;
+            continue;
+        };
+        let mut figures = json!({
+            "step_ms": figure(1e3 * f64::from(load.concurrency) / tokens_per_s),
+            "tokens_per_s": figure(tokens_per_s),
+        });
+        if let Some(limits) = limits {
+            let bound = cost.generation_tokens_per_s(load, &limits);
+            figures["roofline_share"] = figure(tokens_per_s / bound);
+        }
+        report.figures(&name(load), figures)?;
+    }
+    for &Load { concurrency, .. } in &generation {
+        if budget.is_over() {
+            return report.skipped("no time is left");
+        }
+        let load = gap_load(concurrency, is_quick);
+        let name = format!("host gap, batch of {concurrency}");
+        match HostGap::measure(&mut runner, &config, &load)? {
+            Some(gap) => report.figures(&name, gap_figures(&gap))?,
+            None => report.failed(&name, "no step is a graph")?,
+        }
+    }
+    for load in &prompts {
+        if budget.is_over() {
+            return report.skipped("no time is left");
+        }
+        // The first one chooses algorithms for its shapes.
+        load.run(&mut runner, &config)?;
+        let outcome = load.run(&mut runner, &config)?;
+        let mut figures = json!({ "first_token_ms": figure(1e3 * outcome.mean_ttft()) });
+        if let Some(limits) = limits {
+            let bound = cost.prompt_tokens_per_s(load.input, &limits);
+            figures["roofline_share"] = figure(outcome.prompt_tokens_per_s() / bound);
+        }
+        report.figures(&format!("prompt of {}", load.input), figures)?;
+    }
+    Ok(())
+}
+
+/// Enough steps for a mean.
+fn gap_load(concurrency: u32, is_quick: bool) -> Load {
+    load(
+        concurrency,
+        if is_quick { 8 } else { 128 },
+        if is_quick { 6 } else { 24 },
+    )
+}
+
+fn gap_figures(gap: &HostGap) -> Value {
+    json!({
+        "host_gap_us": figure(gap.us()),
+        "step_ms": figure(1e3 * gap.step.as_secs_f64()),
+        "graph_ms": figure(1e3 * gap.graph.as_secs_f64()),
+    })
+}
+
+fn open(
+    check: &Check,
+    source: &ModelSource,
+    loads: &[Load],
+    report: &mut Report,
+) -> Result<(CudaRunner, EngineConfig)> {
+    let start = Instant::now();
+    let config = engine_config(loads)?;
+    let options = CudaOptions {
+        gpu: check.options.gpu,
+        ..CudaOptions::default()
+    };
+    let runner = ModelRunner::<Cuda>::new(source, RunnerLimits::of(&config), &options)?;
+    let seconds = start.elapsed().as_secs_f64();
+    report.figures("load", json!({ "seconds": figure(seconds) }))?;
+    Ok((runner, config))
+}
+
+fn engine_config(loads: &[Load]) -> Result<EngineConfig> {
+    let block_size = BlockSize::new(BLOCK_SIZE).ok_or("a block has positions")?;
+    let num_blocks = |load: &Load| load.num_tokens().blocks_ceil(block_size).0 * load.concurrency;
+    let longest = loads.iter().map(Load::num_tokens).max();
+    let config = EngineConfig {
+        max_num_requests: loads.iter().map(|load| load.concurrency).max().unwrap_or(1),
+        max_seq_len: longest.unwrap_or_default(),
+        // A prompt is one step.
+        max_num_tokens: Tokens(loads.iter().map(|load| load.input).max().unwrap_or(1)),
+        block_size,
+        chunk_unit: block_size,
+        num_blocks: Blocks(loads.iter().map(num_blocks).max().unwrap_or_default()),
+        // Prompts with a common prefix are computed in full.
+        reuse: BlockReuse::Off,
+        ..EngineConfig::default()
+    };
+    config.check()?;
+    Ok(config)
+}
+
+fn cost(source: &ModelSource, config: &EngineConfig) -> ModelCost {
+    let spec = source.spec();
+    let block_bytes = <CudaRunner>::kv_bytes_per_block(spec, config.block_size, KvDtype::Bf16);
+    let positions = config.block_size.tokens().index();
+    ModelCost::of(spec, Precision::Bf16, block_bytes as f64 / positions as f64)
+}
+
+const fn load(concurrency: u32, input: u32, output: u32) -> Load {
+    Load {
+        concurrency,
+        input,
+        output,
+    }
+}
+
+fn name(load: &Load) -> String {
+    let Load {
+        concurrency,
+        input,
+        output,
+    } = load;
+    format!("generation {concurrency} x {input}/{output}")
+}

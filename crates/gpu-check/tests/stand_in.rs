@@ -1,0 +1,68 @@
+//! The check on the stand-in for a GPU, with sizes that it can compute.
+
+use std::path::Path;
+use std::process::Command;
+
+use inflight_cuda_stand_in::StandIn;
+use serde_json::Value;
+
+#[test]
+fn a_quick_check_writes_a_row_for_everything() {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-check");
+    let output = run(&out, &["machine", "steps", "operations"]);
+    if output.contains("built without CUDA kernels") {
+        eprintln!("skipped: {output}");
+        return;
+    }
+    let rows = rows(&out);
+    for (stage, name, figure) in [
+        ("machine", "copy on the GPU", "gb_per_s"),
+        ("machine", "bf16 product", "tflop_per_s"),
+        ("steps", "generation 4 x 8/4", "roofline_share"),
+        ("steps", "host gap, batch of 4", "graph_ms"),
+        ("steps", "prompt of 60", "first_token_ms"),
+        (
+            "operations",
+            "paged_attention, batch of 3",
+            "share_of_limit",
+        ),
+        ("operations", "lm_head, batch of 1", "gb_per_s"),
+    ] {
+        let row = rows
+            .iter()
+            .find(|row| row["stage"] == stage && row["name"] == name);
+        let row = row.unwrap_or_else(|| panic!("no {name}:\n{output}"));
+        let number = row["figures"][figure].as_f64();
+        assert!(number.is_some_and(|number| number > 0.0), "{row}");
+    }
+    assert!(!output.contains("FAILED"), "{output}");
+}
+
+#[test]
+fn without_time_everything_is_skipped_and_said_so() {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-check-late");
+    run(&out, &["--seconds=0"]);
+    let rows = rows(&out);
+    assert_eq!(rows.len(), 7);
+    assert!(
+        rows.iter().all(|row| row["skipped"] == "no time is left"),
+        "{rows:?}"
+    );
+}
+
+fn run(out: &Path, arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-check"));
+    command.arg("--quick").arg("--out").arg(out).args(arguments);
+    let output = StandIn::new()
+        .apply(&mut command)
+        .output()
+        .expect("it starts");
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    format!("{out}{err}")
+}
+
+fn rows(out: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(out.join("gpu-check.json")).expect("a report");
+    let report: Value = serde_json::from_str(&text).expect("JSON");
+    report["rows"].as_array().expect("rows").clone()
+}
