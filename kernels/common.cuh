@@ -6,7 +6,7 @@
 //   KERNEL(name, max_threads)(...) {...}    defines an exported kernel; EXPORT_KERNEL(name) below it names it to the tests
 //   SHARED_ARRAY(type, name, len);          instead of __shared__ type name[len]
 //   DYNAMIC_SHARED(type, name);             instead of extern __shared__; at most one of them in a kernel
-//   inline PTX                              only in this header and in tensor_cores.cuh
+//   inline PTX                              only in this header, in fp8.cuh and in tensor_cores.cuh
 //
 // What a row becomes depends on that row alone: every sum has an order that only the row's width and the block's size
 // decide, and there are no atomics on floats. Blocks are launched with a multiple of 32 threads.
@@ -102,8 +102,13 @@ inline u32 fma_bf16_pairs(u32 a, u32 b, u32 c) {
 }
 #endif
 
-// Four signed bytes as bf16, which represents them exactly.
-__device__ __forceinline__ uint2 widen_codes(u32 codes) {
+// Four codes as bf16, which represents them exactly.
+template <class Code>
+__device__ __forceinline__ uint2 widen_codes(u32 codes);
+
+// Signed bytes.
+template <>
+__device__ __forceinline__ uint2 widen_codes<i8>(u32 codes) {
     // 128 + the lower seven bits, less 128, or 256 if the sign bit is set. 0x43 is the upper byte of 128.
     constexpr u32 UPPER = 0x43434343u, MINUS_ONE = 0xbf80bf80u;
     const u32 low = codes & 0x7f7f7f7fu, sign = codes & 0x80808080u;

@@ -29,9 +29,10 @@
 //   group 4        row 0             row 1             row 2             row 3
 //   queries        0   1   2   3     4   5   6   7     8   9   10  11    12  13  14  15
 //
-// An int8 cache holds codes that bf16 represents exactly. A tile of codes is widened in shared memory; the scales of keys
-// are multiplied with the scores, those of values with p before it is rounded to bf16.
+// An int8 or fp8 cache holds codes that bf16 represents exactly. A tile of codes is widened in shared memory; the scales of
+// keys are multiplied with the scores, those of values with p before it is rounded to bf16.
 #pragma once
+#include "fp8.cuh"
 #include "tensor_cores.cuh"
 
 // Positions of a tile and of a split, counted from position 0.
@@ -39,6 +40,10 @@ constexpr int TILE_LEN = 64;
 constexpr int SPLIT_LEN = 256;
 // Queries that a warp computes.
 constexpr int WARP_QUERIES = 16;
+
+// Whether a cache of these elements, bf16, i8 or e4m3, holds codes with scales.
+template <class Element>
+constexpr bool HAS_CODES = sizeof(Element) == 1;
 
 // Some queries of one sequence, in device memory. The rows of the sequence are consecutive rows of the step, at
 // consecutive positions.
@@ -64,10 +69,11 @@ struct AttentionCall {
     float* partials;
     // [num_rows][num_q_heads][head_dim], rotated.
     const bf16* q;
-    // The cache of the layer, [num_blocks][num_kv_heads][block_size][head_dim], bf16 or int8: fewer than 2^32 - 1 vectors.
+    // The cache of the layer, [num_blocks][num_kv_heads][block_size][head_dim], bf16 or codes: fewer than 2^32 - 1
+    // vectors.
     const void* keys;
     const void* values;
-    // int8: [num_blocks][num_kv_heads][block_size]; bf16: null.
+    // Codes: [num_blocks][num_kv_heads][block_size]; bf16: null.
     const float* key_scales;
     const float* value_scales;
     // Blocks in order of position. NOWHERE stands for a block that no query sees.
@@ -234,18 +240,18 @@ struct Chunks {
 };
 
 // What a block has of shared memory, in bytes.
-template <int D, int NUM_WARPS, bool IS_INT8>
+template <int D, int NUM_WARPS, class Element>
 struct SharedLayout {
     static constexpr int TILE_BYTES = TILE_LEN * D * 2;
     // bf16:    | keys | values |
-    // int8:    | widened keys or values | codes of keys | codes of values | scales of both |
-    static constexpr int KEY_BYTES = IS_INT8 ? TILE_BYTES / 2 : TILE_BYTES;
-    static constexpr int KEYS = IS_INT8 ? TILE_BYTES : 0;
+    // codes:   | widened keys or values | codes of keys | codes of values | scales of both |
+    static constexpr int KEY_BYTES = HAS_CODES<Element> ? TILE_BYTES / 2 : TILE_BYTES;
+    static constexpr int KEYS = HAS_CODES<Element> ? TILE_BYTES : 0;
     static constexpr int VALUES = KEYS + KEY_BYTES;
     static constexpr int SCALES = VALUES + KEY_BYTES;
     // Queries that have no room in registers.
     static constexpr bool KEEPS_QUERIES = D > 128;
-    static constexpr int QUERIES = SCALES + (IS_INT8 ? TILE_LEN * 8 : 0);
+    static constexpr int QUERIES = SCALES + (HAS_CODES<Element> ? TILE_LEN * 8 : 0);
     // The running totals of the splits, if there are any.
     static constexpr int TOTALS = QUERIES + (KEEPS_QUERIES ? NUM_WARPS * WARP_QUERIES * D * 2 : 0);
 };
@@ -318,10 +324,10 @@ template <int D, int NUM_WARPS>
 constexpr int COPY_UNROLL = D <= 128 ? 8 : 4;
 
 // Begins to copy a tile of keys or values to shared memory: [TILE_LEN][D], elements from head_dim on and rows without a
-// vector are zeros. int8 codes lie in order, bf16 as Chunks says.
-template <int D, int NUM_WARPS, bool IS_INT8>
+// vector are zeros. Codes lie in order, bf16 as Chunks says.
+template <int D, int NUM_WARPS, class Element>
 __device__ __forceinline__ void copy_tile(unsigned char* to, const void* from, const TileSource& source, int head_dim) {
-    constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE, ELEMENT = IS_INT8 ? 1 : 2;
+    constexpr int NUM_THREADS = NUM_WARPS * WARP_SIZE, ELEMENT = sizeof(Element);
     const int vector_bytes = head_dim * ELEMENT;
     const unsigned char* const cache = static_cast<const unsigned char*>(from);
     const int warp_begin = NUM_WARPS == 1 ? 0 : threadIdx.x / WARP_SIZE * WARP_SIZE;
@@ -333,7 +339,7 @@ __device__ __forceinline__ void copy_tile(unsigned char* to, const void* from, c
             const int index = begin + warp_begin + lane, row = index / CHUNKS, chunk = index % CHUNKS;
             const u32 vector = vector_of_row(source, row, begin + warp_begin >= WARP_SIZE * CHUNKS);
             const bool is_read = vector != NOWHERE && chunk * 16 < vector_bytes;
-            const int place = IS_INT8 ? index : Chunks<D>::place(row, chunk);
+            const int place = HAS_CODES<Element> ? index : Chunks<D>::place(row, chunk);
             cp_async_16_or_zeros(to + place * 16,
                                  is_read ? cache + static_cast<size_t>(vector) * vector_bytes + chunk * 16 : cache,
                                  is_read);
@@ -348,7 +354,7 @@ __device__ __forceinline__ void copy_tile(unsigned char* to, const void* from, c
             const u32 vector = vector_of_row(source, row, begin + warp_begin >= WARP_SIZE * PAIRS);
             const bool is_read = vector != NOWHERE && 2 * pair < head_dim;
             const size_t offset = static_cast<size_t>(vector) * vector_bytes + 2 * pair * ELEMENT;
-            if constexpr (IS_INT8) {
+            if constexpr (HAS_CODES<Element>) {
                 reinterpret_cast<u16*>(to)[index] = is_read ? *reinterpret_cast<const u16*>(cache + offset) : u16(0);
             } else {
                 reinterpret_cast<u32*>(to)[Chunks<D>::place(row, pair / 4) * 4 + pair % 4] =
@@ -359,14 +365,15 @@ __device__ __forceinline__ void copy_tile(unsigned char* to, const void* from, c
 }
 
 // A tile of codes as a tile of bf16.
-template <int D, int NUM_WARPS>
+template <int D, int NUM_WARPS, class Element>
 __device__ __forceinline__ void widen_tile(unsigned char* to, const unsigned char* codes) {
     constexpr int CHUNKS = D / 16;
 #pragma unroll(COPY_UNROLL<D, NUM_WARPS>)
     for (int begin = 0; begin < TILE_LEN * CHUNKS; begin += NUM_WARPS * WARP_SIZE) {
         const int index = begin + threadIdx.x, row = index / CHUNKS, chunk = index % CHUNKS;
         const uint4 words = reinterpret_cast<const uint4*>(codes)[index];
-        const uint2 x = widen_codes(words.x), y = widen_codes(words.y), z = widen_codes(words.z), w = widen_codes(words.w);
+        const uint2 x = widen_codes<Element>(words.x), y = widen_codes<Element>(words.y);
+        const uint2 z = widen_codes<Element>(words.z), w = widen_codes<Element>(words.w);
         reinterpret_cast<uint4*>(to)[Chunks<D>::place(row, 2 * chunk)] = make_uint4(x.x, x.y, y.x, y.y);
         reinterpret_cast<uint4*>(to)[Chunks<D>::place(row, 2 * chunk + 1)] = make_uint4(z.x, z.y, w.x, w.y);
     }
@@ -473,14 +480,14 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[NUM_SCORES][4], co
 }
 
 // Adds the scores to the max and the sum of each query, and makes them weights of values.
-// `scales` are those of an int8 cache, of the tile's keys and of its values.
-template <int D, bool IS_INT8>
+// `scales` are those of a cache of codes, of the tile's keys and of its values.
+template <int D, class Element>
 __device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D>& partial,
                                         float (&scores)[NUM_SCORES][4], const float* scales, int tile,
                                         const int (&positions)[2], const AttentionCall& call) {
     const float exponent_scale = call.exponent_scale;
     const int column = threadIdx.x % 4 * 2;
-    if constexpr (IS_INT8) {
+    if constexpr (HAS_CODES<Element>) {
 #pragma unroll
         for (int n = 0; n < NUM_SCORES; ++n) {
             const float2 pair = *reinterpret_cast<const float2*>(scales + 8 * n + column);
@@ -520,7 +527,7 @@ __device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D
 #pragma unroll
     for (int n = 0; n < NUM_SCORES; ++n) {
         float2 value_scales = make_float2(1.0f, 1.0f);
-        if constexpr (IS_INT8) {
+        if constexpr (HAS_CODES<Element>) {
             value_scales = *reinterpret_cast<const float2*>(scales + TILE_LEN + 8 * n + column);
         }
 #pragma unroll
@@ -561,9 +568,9 @@ __device__ __forceinline__ void multiply_values(Partial<D>& partial, const u32 (
 // ------------------------------------------------------------------------------------------- the walk
 
 // The queries of a warp, and what it knows of them.
-template <int D, int NUM_WARPS, bool IS_INT8>
+template <int D, int NUM_WARPS, class Element>
 struct Walker {
-    using Layout = SharedLayout<D, NUM_WARPS, IS_INT8>;
+    using Layout = SharedLayout<D, NUM_WARPS, Element>;
     static constexpr int BLOCK_QUERIES = NUM_WARPS * WARP_QUERIES;
 
     const AttentionCall& call;
@@ -615,7 +622,7 @@ struct Walker {
         int tile = -1;
         TileSource source;
         // Large heads may leave no registers for what it finds, so that it is called again.
-        constexpr bool KEEPS_VECTORS = !(IS_INT8 && D > 128);
+        constexpr bool KEEPS_VECTORS = !(HAS_CODES<Element> && D > 128);
         const auto find_next = [&] {
             const u32 block_table = tile_of_queries.entry().block_table;
             find_vectors(source, call, block_table, kv_head, sight, next);
@@ -629,23 +636,23 @@ struct Walker {
                 // All groups but the latest, the values, have arrived.
                 cp_async_wait<1>();
                 team_barrier<NUM_WARPS>();
-                if constexpr (IS_INT8) {
-                    widen_tile<D, NUM_WARPS>(shared, keys);
+                if constexpr (HAS_CODES<Element>) {
+                    widen_tile<D, NUM_WARPS, Element>(shared, keys);
                     team_barrier<NUM_WARPS>();
                 }
                 if (is_seen) multiply_keys<D>(scores, queries_of_warp, shared);
-                if constexpr (!IS_INT8) team_barrier<NUM_WARPS>();
+                if constexpr (!HAS_CODES<Element>) team_barrier<NUM_WARPS>();
             }
             if (next < to) {
                 if (!KEEPS_VECTORS) find_next();
-                copy_tile<D, NUM_WARPS, IS_INT8>(keys, call.keys, source, call.head_dim);
+                copy_tile<D, NUM_WARPS, Element>(keys, call.keys, source, call.head_dim);
             }
             cp_async_commit();
             u32 weights[NUM_SCORES][2];
             if (is_seen) {
-                softmax<D, IS_INT8>(weights, partial, scores, scales, tile, positions, call);
+                softmax<D, Element>(weights, partial, scores, scales, tile, positions, call);
             }
-            const bool copies_scales = IS_INT8 && next < to && threadIdx.x < WARP_SIZE;
+            const bool copies_scales = HAS_CODES<Element> && next < to && threadIdx.x < WARP_SIZE;
             TileScales next_scales;
             if (copies_scales) {
                     next_scales.load(call, source);
@@ -654,17 +661,17 @@ struct Walker {
                 // All groups but the latest, the next keys, have arrived.
                 cp_async_wait<1>();
                 team_barrier<NUM_WARPS>();
-                if constexpr (IS_INT8) {
-                    widen_tile<D, NUM_WARPS>(shared, values);
+                if constexpr (HAS_CODES<Element>) {
+                    widen_tile<D, NUM_WARPS, Element>(shared, values);
                     team_barrier<NUM_WARPS>();
                 }
-                if (is_seen) multiply_values<D>(partial, weights, IS_INT8 ? shared : values);
+                if (is_seen) multiply_values<D>(partial, weights, HAS_CODES<Element> ? shared : values);
             }
             if (copies_scales) next_scales.store(scales);
             if (tile >= 0) team_barrier<NUM_WARPS>();
             if (next >= to) break;
             if (!KEEPS_VECTORS) find_next();
-            copy_tile<D, NUM_WARPS, IS_INT8>(values, call.values, source, call.head_dim);
+            copy_tile<D, NUM_WARPS, Element>(values, call.values, source, call.head_dim);
             cp_async_commit();
             if (tile >= 0 && next * TILE_LEN / SPLIT_LEN != tile * TILE_LEN / SPLIT_LEN) {
                 partial.finish_sums();

@@ -1,7 +1,7 @@
 // Paged attention for rows that are many in their sequence: chunks of the context.
 //
-//   paged_attention_context_{bf16,int8}_{d64,d96,d128,d256}(AttentionCall call)
-//   paged_attention_context_{bf16,int8}_d256_w1 for GPUs with less than 163 KiB of shared memory a block
+//   paged_attention_context_{bf16,int8,fp8}_{d64,d96,d128,d256}(AttentionCall call)
+//   paged_attention_context_{bf16,int8,fp8}_d256_w1 for GPUs with less than 163 KiB of shared memory a block
 //
 // A block of 4 warps computes 64 queries of one sequence and key/value head (see paged_attention.cuh), a warp 16 of them,
 // over all tiles that one of them sees. A block of the _w1 variants is one warp, and computes 16 queries. A sequence's rows
@@ -34,7 +34,7 @@
 //   bf16_d256_w1           255   254   254   255       1     1     1     2   (of one warp)
 //   int8_d256_w1           254   254   254   255       1     1     1     2
 //
-// (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Not measured yet.
+// fp8 as int8. (NVRTC 12.4, no spills. Blocks by shared memory, 1 KiB of which is the system's, and by registers.) Not measured yet.
 #include "paged_attention.cuh"
 
 // The merged splits of a block's queries, in shared memory: each thread's own.
@@ -97,15 +97,15 @@ struct Totals {
     }
 };
 
-template <int D, bool IS_INT8, int NUM_WARPS>
+template <int D, class Element, int NUM_WARPS>
 __device__ __forceinline__ void attend_context(const AttentionCall& call) {
     DYNAMIC_SHARED(unsigned char, shared);
     const int kv_head = blockIdx.y;
     if (blockIdx.x >= call.counts[0]) return;
     const QueryTile queries(call, blockIdx.x, NUM_WARPS * WARP_QUERIES);
     if (queries.num_queries == 0) return;
-    Walker<D, NUM_WARPS, IS_INT8> walker(call, queries, kv_head, shared);
-    Totals<D, NUM_WARPS> totals(shared + SharedLayout<D, NUM_WARPS, IS_INT8>::TOTALS);
+    Walker<D, NUM_WARPS, Element> walker(call, queries, kv_head, shared);
+    Totals<D, NUM_WARPS> totals(shared + SharedLayout<D, NUM_WARPS, Element>::TOTALS);
     walker.walk(0, queries.num_splits() * (SPLIT_LEN / TILE_LEN),
                 [&] { totals.add(walker.partial, call.exponent_scale); });
     totals.add_to(walker.partial, call.exponent_scale);
@@ -113,19 +113,24 @@ __device__ __forceinline__ void attend_context(const AttentionCall& call) {
 }
 
 // `min_blocks` a multiprocessor, which bounds the registers. A __grid_constant__ is read where it is needed, and takes none.
-#define CONTEXT(name, D, IS_INT8, NUM_WARPS, min_blocks)                                     \
+#define CONTEXT(name, D, Element, NUM_WARPS, min_blocks)                                     \
     KERNEL(paged_attention_context_##name, 32 * NUM_WARPS, min_blocks)(const __grid_constant__ AttentionCall call) { \
-        attend_context<D, IS_INT8, NUM_WARPS>(call);                                         \
+        attend_context<D, Element, NUM_WARPS>(call);                                         \
     }                                                                                        \
     EXPORT_KERNEL(paged_attention_context_##name)
 
-CONTEXT(bf16_d64, 64, false, 4, 3)
-CONTEXT(bf16_d96, 96, false, 4, 2)
-CONTEXT(bf16_d128, 128, false, 4, 2)
-CONTEXT(bf16_d256, 256, false, 4, 1)
-CONTEXT(bf16_d256_w1, 256, false, 1, 1)
-CONTEXT(int8_d64, 64, true, 4, 3)
-CONTEXT(int8_d96, 96, true, 4, 2)
-CONTEXT(int8_d128, 128, true, 4, 2)
-CONTEXT(int8_d256, 256, true, 4, 1)
-CONTEXT(int8_d256_w1, 256, true, 1, 1)
+CONTEXT(bf16_d64, 64, bf16, 4, 3)
+CONTEXT(bf16_d96, 96, bf16, 4, 2)
+CONTEXT(bf16_d128, 128, bf16, 4, 2)
+CONTEXT(bf16_d256, 256, bf16, 4, 1)
+CONTEXT(bf16_d256_w1, 256, bf16, 1, 1)
+CONTEXT(int8_d64, 64, i8, 4, 3)
+CONTEXT(int8_d96, 96, i8, 4, 2)
+CONTEXT(int8_d128, 128, i8, 4, 2)
+CONTEXT(int8_d256, 256, i8, 4, 1)
+CONTEXT(int8_d256_w1, 256, i8, 1, 1)
+CONTEXT(fp8_d64, 64, e4m3, 4, 3)
+CONTEXT(fp8_d96, 96, e4m3, 4, 2)
+CONTEXT(fp8_d128, 128, e4m3, 4, 2)
+CONTEXT(fp8_d256, 256, e4m3, 4, 1)
+CONTEXT(fp8_d256_w1, 256, e4m3, 1, 1)

@@ -6,12 +6,13 @@
 //   angles [num_positions][cosines of head_dim / 2, sines of head_dim / 2] f32
 //   q_norm, k_norm [head_dim] f32, or null for no norm         positions, slots [num_rows]
 //   q [num_rows][num_q_heads][head_dim] bf16
-//   keys, values [num_blocks][num_kv_heads][block_size][head_dim] bf16 or int8
-//   key_scales, value_scales [num_blocks][num_kv_heads][block_size] f32, for int8 only
+//   keys, values [num_blocks][num_kv_heads][block_size][head_dim] bf16, int8 or e4m3
+//   key_scales, value_scales [num_blocks][num_kv_heads][block_size] f32, not for bf16
 //
-// A row is stored in block slot / block_size, at position slot % block_size; slot NOWHERE: its key and value are not. An int8
-// vector is scale * codes: scale = max|x| / 127, and the codes are x / scale, rounded to even. A vector that is not
-// finite gets the scale NaN; one whose scale has no inverse in f32 becomes 0.
+// A row is stored in block slot / block_size, at position slot % block_size; slot NOWHERE: its key and value are not. A vector
+// of codes is scale * codes: scale = max|x| / 127 (e4m3: 448), and the codes are x / scale, rounded to even. So e4m3 neither
+// saturates nor underflows where a layer's values are large or small. A vector that is not finite gets the scale NaN,
+// whatever its codes; one whose scale has no inverse in f32 becomes 0.
 //
 // Grid (num_rows, n), any n. A head belongs to a group of lanes, as many as hold 8 pairs each, rounded up to a power of
 // two; a warp has several heads at once:
@@ -19,9 +20,9 @@
 //   | 0 .. 7 | 8 .. 15 | ... | half .. half + 7 | ...        head_dim = 128: groups of 8 lanes, 4 heads in a warp
 //   | lane 0 | lane 1  | ... | lane 0           | ...
 //
-// Moves per element 4 bytes of qkv and 2 (int8: 1) of output; angles come from the L2 cache. No shared memory; at most 96
+// Moves per element 4 bytes of qkv and 2 (codes: 1) of output; angles come from the L2 cache. No shared memory; at most 96
 // registers, so that an SM holds 640 threads.
-#include "common.cuh"
+#include "fp8.cuh"
 
 namespace {
 
@@ -82,23 +83,45 @@ __device__ __forceinline__ void store(bf16* to, const Pairs& pairs, const Place&
     }
 }
 
-__device__ __forceinline__ u32 code(float x, float inverse) {
-    return static_cast<u32>(__float2int_rn(x * inverse)) & 0xff;
+// The codes of two numbers, in the lower half of a register.
+template <class Code>
+__device__ __forceinline__ u32 code_pair(float low, float high);
+
+template <>
+__device__ __forceinline__ u32 code_pair<i8>(float low, float high) {
+    return (static_cast<u32>(__float2int_rn(low)) & 0xff) | (static_cast<u32>(__float2int_rn(high)) & 0xff) << 8;
 }
 
-__device__ __forceinline__ void store_codes(i8* to, const Pairs& pairs, float inverse, const Place& place) {
+template <>
+__device__ __forceinline__ u32 code_pair<e4m3>(float low, float high) {
+    return to_e4m3_pair(low, high);
+}
+
+// What the largest magnitude of a vector becomes.
+template <class Code>
+constexpr float MAX_CODE = 127.0f;
+template <>
+constexpr float MAX_CODE<e4m3> = MAX_E4M3;
+
+template <class Code>
+__device__ __forceinline__ void store_codes(Code* to, const Pairs& pairs, float inverse, const Place& place) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        i8* const start = to + half * place.half_dim;
+        Code* const start = to + half * place.half_dim;
+        const float(&x)[NUM_PAIRS] = pairs.x[half];
         if (place.has_vectors) {
             u32 words[2] = {};
 #pragma unroll
-            for (int j = 0; j < NUM_PAIRS; ++j) words[j / 4] |= code(pairs.x[half][j], inverse) << 8 * (j % 4);
+            for (int j = 0; j < NUM_PAIRS; j += 2) {
+                words[j / 4] |= code_pair<Code>(x[j] * inverse, x[j + 1] * inverse) << 8 * (j % 4);
+            }
             if (place.has(0)) *reinterpret_cast<uint2*>(start + place.pair(0)) = make_uint2(words[0], words[1]);
         } else {
 #pragma unroll
             for (int j = 0; j < NUM_PAIRS; ++j) {
-                if (place.has(j)) start[place.pair(j)] = static_cast<i8>(code(pairs.x[half][j], inverse));
+                if (!place.has(j)) continue;
+                const u8 code = static_cast<u8>(code_pair<Code>(x[j] * inverse, 0.0f));
+                *reinterpret_cast<u8*>(start + place.pair(j)) = code;
             }
         }
     }
@@ -131,8 +154,9 @@ struct Scale {
     float scale, inverse;
 };
 
-// The scale of an int8 vector. All lanes of the warp call it.
-__device__ __forceinline__ Scale int8_scale(const Pairs& pairs, const Place& place) {
+// The scale of a vector of codes. All lanes of the warp call it.
+template <class Code>
+__device__ __forceinline__ Scale scale_of(const Pairs& pairs, const Place& place) {
     float largest = 0.0f;
     bool is_finite = true;
 #pragma unroll
@@ -147,7 +171,7 @@ __device__ __forceinline__ Scale int8_scale(const Pairs& pairs, const Place& pla
     // fmaxf ignores NaN, so what is not finite becomes infinity.
     largest = group_max(is_finite ? largest : infinity(), place.num_lanes);
     if (largest == infinity()) return {__uint_as_float(0x7fc00000u), 0.0f};
-    const float scale = largest / 127.0f;
+    const float scale = largest / MAX_CODE<Code>;
     // The least normal number: below it the inverse may be infinite.
     if (scale <= 1.17549435e-38f) return {0.0f, 0.0f};
     return {scale, 1.0f / scale};
@@ -194,7 +218,7 @@ __device__ __forceinline__ void rope_and_store(bf16* __restrict__ q, Element* __
         if constexpr (sizeof(Element) == sizeof(bf16)) {
             if (is_stored) store((is_value ? values : keys) + to * head_dim, pairs, place);
         } else {
-            const Scale scale = int8_scale(pairs, place);
+            const Scale scale = scale_of<Element>(pairs, place);
             if (is_stored) {
                 store_codes((is_value ? values : keys) + to * head_dim, pairs, scale.inverse, place);
                 if (place.lane == 0) (is_value ? value_scales : key_scales)[to] = scale.scale;
@@ -222,3 +246,12 @@ KERNEL(rope_and_store_int8, 512)
                    num_q_heads, num_kv_heads, head_dim, block_size);
 }
 EXPORT_KERNEL(rope_and_store_int8)
+
+KERNEL(rope_and_store_fp8, 512)
+(bf16* q, e4m3* keys, e4m3* values, float* key_scales, float* value_scales, const float* qkv, const float* angles,
+ const float* q_norm, const float* k_norm, float eps, const u32* positions, const u32* slots, int num_q_heads,
+ int num_kv_heads, int head_dim, int block_size) {
+    rope_and_store(q, keys, values, key_scales, value_scales, qkv, angles, q_norm, k_norm, eps, positions, slots,
+                   num_q_heads, num_kv_heads, head_dim, block_size);
+}
+EXPORT_KERNEL(rope_and_store_fp8)

@@ -61,6 +61,27 @@ impl ContextChunkPolicy {
     ];
 }
 
+/// Data type of keys and values: `kv_cache_dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvCacheDtype {
+    /// bfloat16.
+    Bf16,
+    /// 8-bit integers, with a scale for each vector.
+    Int8,
+    /// 8-bit floats, with a scale for each vector; on GPUs.
+    Fp8,
+}
+
+impl KvCacheDtype {
+    /// The values by name.
+    pub(super) const NAMES: &[(&str, Self)] = &[
+        ("auto", Self::Bf16),
+        ("bf16", Self::Bf16),
+        ("int8", Self::Int8),
+        ("fp8", Self::Fp8),
+    ];
+}
+
 /// Data type to which floating-point weights are quantised: `weight_only_precision`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightOnlyPrecision {

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 
 use crate::config::choices::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, SpeculationKind,
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RunnerKind, SpeculationKind,
     WeightOnlyPrecision,
 };
 use crate::config::client_compatibility::ClientCompatibility;
@@ -165,9 +165,9 @@ pub(super) fn knobs() -> Vec<Knob> {
         ),
         knob(
             "kv_cache_dtype",
-            choice(&[("auto", false), ("bf16", false), ("int8", true)]),
-            |s| &mut s.int8_kv_cache,
-            "Data type of keys and values. `int8` takes about half the memory and changes the logits slightly \
+            choice(KvCacheDtype::NAMES),
+            |s| &mut s.kv_cache_dtype,
+            "Data type of keys and values. `int8`, and on GPUs `fp8` (E4M3), take about half the memory and change the logits slightly \
              (see [Results](../../benches/RESULTS.md#int8-keys-and-values-kv_cache_dtype)); responses remain bit-identical whether a request runs \
              alone or in a batch.",
         ).with_note(": bf16"),
@@ -522,7 +522,7 @@ mod tests {
             &["fair"],
         ),
         ("kv_cache_type", &["paged", "contiguous"], &["disabled"]),
-        ("kv_cache_dtype", &["auto", "bf16", "int8"], &["fp8"]),
+        ("kv_cache_dtype", &["auto", "bf16", "int8", "fp8"], &["fp4"]),
         (
             "weight_only_precision",
             &["auto", "int8", "INT4"],

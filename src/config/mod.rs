@@ -18,7 +18,7 @@ mod settings;
 mod values;
 
 pub use choices::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, SpeculationKind,
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RunnerKind, SpeculationKind,
     WeightOnlyPrecision,
 };
 pub use client_compatibility::ClientCompatibility;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::base::BlockSize;
 use crate::config::choices::{
-    BatchingScheme, CapacityPolicy, ContextChunkPolicy, RunnerKind, SpeculationKind,
+    BatchingScheme, CapacityPolicy, ContextChunkPolicy, KvCacheDtype, RunnerKind, SpeculationKind,
     WeightOnlyPrecision,
 };
 use crate::config::client_compatibility::ClientCompatibility;
@@ -40,8 +40,8 @@ pub struct Settings {
     pub prompt_lookup_max: u32,
     /// `kv_cache_type`: whether it is paged
     pub paged_kv_cache: bool,
-    /// `kv_cache_dtype`: whether it is int8
-    pub int8_kv_cache: bool,
+    /// `kv_cache_dtype`
+    pub kv_cache_dtype: KvCacheDtype,
     /// `weight_only_precision`; None: as in the checkpoint
     pub weight_only_precision: Option<WeightOnlyPrecision>,
     /// `weight_only_group_size`; None: the default of the precision
@@ -135,7 +135,7 @@ impl Default for Settings {
             prompt_lookup_min: 2,
             prompt_lookup_max: 4,
             paged_kv_cache: true,
-            int8_kv_cache: false,
+            kv_cache_dtype: KvCacheDtype::Bf16,
             weight_only_precision: None,
             weight_only_group_size: None,
             weight_cache_dir: None,

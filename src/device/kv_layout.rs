@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::base::{BlockId, BlockSize};
+use crate::base::{BlockId, BlockSize, LoadError};
 
 /// The element type that keys and values are stored in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -11,19 +11,40 @@ pub enum KvDtype {
     /// bfloat16, as they are computed.
     #[default]
     Bf16,
-    /// 8-bit integers, with one bf16 scale per vector (its largest magnitude divided by 127).
+    /// 8-bit integers, with one scale per vector (its largest magnitude divided by 127): bf16 on the CPU, f32 on GPUs.
     Int8,
+    /// 8-bit floats of 4 bits of exponent and 3 of mantissa (E4M3), with one f32 scale per vector (its largest magnitude
+    /// divided by 448). GPUs only.
+    Fp8,
 }
 
 impl KvDtype {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Bf16, Self::Int8];
+    pub const ALL: [Self; 3] = [Self::Bf16, Self::Int8, Self::Fp8];
+    /// Those that the CPU stores.
+    pub const ON_CPU: [Self; 2] = [Self::Bf16, Self::Int8];
 
     /// Its name.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Bf16 => "bf16",
             Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
+        }
+    }
+
+    /// Refuses what the CPU does not [store](Self::ON_CPU).
+    ///
+    /// # Errors
+    ///
+    /// It is for GPUs only.
+    pub fn check_on_cpu(self) -> Result<(), LoadError> {
+        match Self::ON_CPU.contains(&self) {
+            true => Ok(()),
+            false => Err(LoadError::Config {
+                problem: format!("kv_cache_dtype is {self}, which only GPUs store"),
+                remedy: "write int8 or bf16, or serve the model on a GPU".to_owned(),
+            }),
         }
     }
 }
@@ -90,7 +111,22 @@ mod tests {
         for dtype in KvDtype::ALL {
             assert_eq!(dtype.as_str().parse(), Ok(dtype));
         }
-        let error = "fp8".parse::<KvDtype>().expect_err("unknown");
-        assert!(error.contains("fp8") && error.contains("int8"), "{error}");
+        let error = "fp4".parse::<KvDtype>().expect_err("unknown");
+        assert!(error.contains("fp4") && error.contains("int8"), "{error}");
+    }
+
+    #[test]
+    fn the_cpu_says_what_to_write_instead_of_fp8() {
+        assert!(
+            KvDtype::ON_CPU
+                .iter()
+                .all(|dtype| dtype.check_on_cpu().is_ok())
+        );
+        let error = KvDtype::Fp8.check_on_cpu().expect_err("GPUs only");
+        let error = error.to_string();
+        assert!(
+            error.contains("kv_cache_dtype is fp8") && error.contains("int8"),
+            "{error}"
+        );
     }
 }

@@ -16,10 +16,15 @@ use triton_inflight::sampling::{
 };
 
 use crate::devices::{
-    assert_devices_agree, assert_host_blocks_change_nothing, assert_same_bits, requests, setups,
+    assert_devices_agree, assert_host_blocks_change_nothing, assert_near, assert_same_bits,
+    requests, setups,
 };
 use crate::missing::present_or_reported;
+use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Setup, fixture, serve};
+
+/// A key or value may be rounded to the next 8-bit float where the devices' sums differ in the last bits.
+const FP8_TOLERANCE: f32 = 0.15;
 
 /// Runs the body of a test, whose path is given, on the stand-in, in a process of its own.
 pub fn on_stand_in(stand_in: StandIn, test: &str, body: impl FnOnce()) {
@@ -78,6 +83,62 @@ fn a_request_alone_gives_the_same_bits_on_a_gpu() {
     });
 }
 
+/// Setups with a cache of 8-bit floats.
+fn fp8_setups() -> impl Iterator<Item = (&'static str, Setup)> {
+    let others = setups()
+        .into_iter()
+        .filter(|(_, setup)| setup.kv_dtype == KvDtype::Bf16);
+    others.map(|(what, setup)| {
+        let kv_dtype = KvDtype::Fp8;
+        (what, Setup { kv_dtype, ..setup })
+    })
+}
+
+#[test]
+fn an_fp8_cache_on_a_gpu_agrees_with_the_reference_device() {
+    let test = "an_fp8_cache_on_a_gpu_agrees_with_the_reference_device";
+    on_a_gpu(StandIn::new(), test, |options| {
+        let reference = ReferenceOptions {
+            has_whole_sums: true,
+        };
+        for name in ["llama3", "qwen3"] {
+            for (what, setup) in fp8_setups() {
+                let mut gpu = setup.load_on::<Cuda>(&fixture(name), &options);
+                let (ours, _) = serve(&mut gpu, &setup, &requests());
+                let mut reference = setup.load_on::<Reference>(&fixture(name), &reference);
+                let (theirs, _) = serve(&mut reference, &setup, &requests());
+                assert_near(&format!("{name}, {what}"), &ours, &theirs, FP8_TOLERANCE);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_request_alone_gives_the_same_bits_with_an_fp8_cache() {
+    let test = "a_request_alone_gives_the_same_bits_with_an_fp8_cache";
+    on_a_gpu(StandIn::new().set("SEED", 5), test, |options| {
+        let options = CudaOptions {
+            deterministic: true,
+            ..options
+        };
+        let load = |setup: &Setup| setup.load_on::<Cuda>(&fixture("llama3"), &options);
+        for (what, setup) in fp8_setups() {
+            let (together, _) = serve(&mut load(&setup), &setup, &requests());
+            let alone = Setup {
+                max_num_requests: 1,
+                enable_chunked_context: false,
+                max_num_tokens: 256,
+                speculation: None,
+                ..setup.clone()
+            };
+            for (request, together) in requests().into_iter().zip(together) {
+                let (alone, _) = serve(&mut load(&alone), &alone, &[request]);
+                assert_same_bits(what, &alone[0], &together);
+            }
+        }
+    });
+}
+
 #[test]
 fn what_comes_back_from_pinned_memory_gives_the_same_bits() {
     let test = "cuda::what_comes_back_from_pinned_memory_gives_the_same_bits";
@@ -86,7 +147,7 @@ fn what_comes_back_from_pinned_memory_gives_the_same_bits() {
             deterministic: true,
             ..CudaOptions::default()
         };
-        assert_host_blocks_change_nothing::<Cuda>("llama3", &options);
+        assert_host_blocks_change_nothing::<Cuda>("llama3", &options, &KvDtype::ALL);
     });
 }
 

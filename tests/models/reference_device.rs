@@ -147,8 +147,24 @@ impl Cache {
                 };
                 vector.iter().map(|&x| (code(x) * scale) as f32).collect()
             }
+            KvDtype::Fp8 => {
+                let largest = vector.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
+                let scale = exact((largest / 448.0) as f32);
+                let code = |x: f64| match scale {
+                    0.0 => 0.0,
+                    _ => nearest_e4m3(x / scale),
+                };
+                vector.iter().map(|&x| (code(x) * scale) as f32).collect()
+            }
         }
     }
+}
+
+/// The nearest number of 4 bits of exponent and 3 of mantissa, ties to even.
+fn nearest_e4m3(x: f64) -> f64 {
+    let exponent = x.abs().log2().floor().max(-6.0);
+    let step = (exponent - 3.0).exp2();
+    ((x / step).round_ties_even() * step).clamp(-448.0, 448.0)
 }
 
 impl Device for Reference {

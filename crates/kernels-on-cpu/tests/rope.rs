@@ -8,7 +8,8 @@ use half::bf16;
 use inflight_kernels_on_cpu::{Arg, Dims};
 
 use support::{
-    BF16_ROUNDING, F32_ROUNDING, Random, assert_close, cases, to_f64, unwritten, unwritten_bf16,
+    BF16_ROUNDING, F32_ROUNDING, Random, assert_close, cases, e4m3, to_f64, unwritten,
+    unwritten_bf16,
 };
 
 const NOWHERE: u32 = u32::MAX;
@@ -181,13 +182,13 @@ impl Case {
         Bf16Outputs { q, cache }
     }
 
-    fn run_int8(&self, random: &mut Random) -> Int8Outputs {
+    fn run_codes(&self, random: &mut Random, codes: Codes) -> CodeOutputs {
         let num_vectors = self.num_vectors();
         let mut q = unwritten_bf16(self.num_rows * self.num_q_heads * self.head_dim);
-        let codes = vec![UNWRITTEN_CODE; num_vectors * self.head_dim];
-        let mut codes = [codes.clone(), codes];
+        let unwritten_codes = vec![codes.unwritten(); num_vectors * self.head_dim];
+        let mut stored = [unwritten_codes.clone(), unwritten_codes];
         let mut scales = [unwritten(num_vectors), unwritten(num_vectors)];
-        let ([keys, values], [key_scales, value_scales]) = (&mut codes, &mut scales);
+        let ([keys, values], [key_scales, value_scales]) = (&mut stored, &mut scales);
         let outputs = vec![
             Arg::from(&mut q[..]),
             Arg::from(&mut keys[..]),
@@ -195,8 +196,12 @@ impl Case {
             Arg::from(&mut key_scales[..]),
             Arg::from(&mut value_scales[..]),
         ];
-        self.run(random, "rope_and_store_int8", outputs);
-        Int8Outputs { q, codes, scales }
+        self.run(random, codes.kernel(), outputs);
+        CodeOutputs {
+            q,
+            codes: stored,
+            scales,
+        }
     }
 
     /// The queries as they should be.
@@ -207,8 +212,53 @@ impl Case {
     }
 }
 
-/// A code that no vector has: the largest magnitude is 127.
-const UNWRITTEN_CODE: i8 = -128;
+/// The codes of a cache.
+#[derive(Clone, Copy, Debug)]
+enum Codes {
+    Int8,
+    Fp8,
+}
+
+impl Codes {
+    const ALL: [Self; 2] = [Self::Int8, Self::Fp8];
+
+    fn kernel(self) -> &'static str {
+        match self {
+            Self::Int8 => "rope_and_store_int8",
+            Self::Fp8 => "rope_and_store_fp8",
+        }
+    }
+
+    /// A code that no vector has.
+    fn unwritten(self) -> u8 {
+        match self {
+            Self::Int8 => 0x80,
+            Self::Fp8 => 0xff,
+        }
+    }
+
+    fn largest(self) -> f64 {
+        match self {
+            Self::Int8 => 127.0,
+            Self::Fp8 => 448.0,
+        }
+    }
+
+    fn value(self, code: u8) -> f64 {
+        match self {
+            Self::Int8 => f64::from(code.cast_signed()),
+            Self::Fp8 => e4m3(code),
+        }
+    }
+
+    /// The largest distance of a number from its code: half of the distance between two codes.
+    fn rounding(self, x: f64) -> f64 {
+        match self {
+            Self::Int8 => 0.5,
+            Self::Fp8 => (x.abs().log2().floor().max(-6.0) - 4.0).exp2(),
+        }
+    }
+}
 
 struct Stored {
     vector: usize,
@@ -223,9 +273,9 @@ struct Bf16Outputs {
     cache: [Vec<bf16>; 2],
 }
 
-struct Int8Outputs {
+struct CodeOutputs {
     q: Vec<bf16>,
-    codes: [Vec<i8>; 2],
+    codes: [Vec<u8>; 2],
     scales: [Vec<f32>; 2],
 }
 
@@ -263,13 +313,13 @@ fn heads_are_normalised_rotated_and_stored_in_bf16() {
 #[test]
 fn heads_are_stored_as_codes_of_8_bits() {
     let random = &mut Random::new();
-    for _ in cases(30) {
+    for of in cases(40).map(|case| Codes::ALL[case % 2]) {
         let case = Case::new(random);
-        let Int8Outputs {
+        let CodeOutputs {
             q,
             mut codes,
             mut scales,
-        } = case.run_int8(random);
+        } = case.run_codes(random, of);
         assert_close(
             &q,
             &case.queries(),
@@ -283,21 +333,23 @@ fn heads_are_stored_as_codes_of_8_bits() {
                     .iter()
                     .fold(0.0_f64, |largest, x| largest.max(x.abs()));
                 let scale = f64::from(scales[stored.vector]);
-                assert!((scale * 127.0 - largest).abs() <= 4.0 * F32_ROUNDING * SIZE);
+                assert!((scale * of.largest() - largest).abs() <= 4.0 * F32_ROUNDING * SIZE);
                 let vector = &mut codes[stored.vector * case.head_dim..][..case.head_dim];
-                for (code, expected) in vector.iter().zip(expected) {
-                    let error = (f64::from(*code) * scale - expected).abs();
+                for (&code, expected) in vector.iter().zip(expected) {
+                    let error = (of.value(code) * scale - expected).abs();
+                    let rounding = of.rounding(expected / scale) * scale;
                     assert!(
-                        error <= 0.5001 * scale + 1e-12,
-                        "{code} * {scale}: {expected}"
+                        error <= 1.0002 * rounding + 4.0 * F32_ROUNDING * SIZE,
+                        "{of:?}: {code} * {scale}: {expected}"
                     );
                 }
-                assert!(vector.iter().any(|code| code.abs() == 127));
-                vector.fill(UNWRITTEN_CODE);
+                let has_largest = |code: &u8| of.value(*code).abs() == of.largest();
+                assert!(vector.iter().any(has_largest));
+                vector.fill(of.unwritten());
                 scales[stored.vector] = f32::NAN;
             }
         }
-        let is_unwritten = codes.iter().flatten().all(|code| *code == UNWRITTEN_CODE)
+        let is_unwritten = codes.iter().flatten().all(|code| *code == of.unwritten())
             && scales.iter().flatten().all(|scale| scale.is_nan());
         assert!(is_unwritten, "a vector that no row has");
     }
@@ -306,24 +358,24 @@ fn heads_are_stored_as_codes_of_8_bits() {
 #[test]
 fn a_row_alone_has_the_same_bits() {
     let random = &mut Random::new();
-    for _ in cases(10) {
+    for of in cases(10).map(|case| Codes::ALL[case % 2]) {
         let case = Case::new(random);
         let all = case.run_bf16(random);
-        let int8 = case.run_int8(random);
+        let coded = case.run_codes(random, of);
         for row in 0..case.num_rows {
             let alone = case.alone(row);
             let width = case.num_q_heads * case.head_dim;
             let q = &all.q[row * width..][..width];
             let outputs = alone.run_bf16(random);
             assert_eq!(outputs.q, q);
-            let int8_outputs = alone.run_int8(random);
-            assert_eq!(int8_outputs.q, q);
+            let coded_alone = alone.run_codes(random, of);
+            assert_eq!(coded_alone.q, q);
             for vector in alone.stored().iter().map(|stored| stored.vector) {
                 let at = vector * case.head_dim..(vector + 1) * case.head_dim;
                 for i in 0..2 {
                     assert_eq!(outputs.cache[i][at.clone()], all.cache[i][at.clone()]);
-                    assert_eq!(int8_outputs.codes[i][at.clone()], int8.codes[i][at.clone()]);
-                    assert_eq!(int8_outputs.scales[i][vector], int8.scales[i][vector]);
+                    assert_eq!(coded_alone.codes[i][at.clone()], coded.codes[i][at.clone()]);
+                    assert_eq!(coded_alone.scales[i][vector], coded.scales[i][vector]);
                 }
             }
         }
@@ -333,13 +385,15 @@ fn a_row_alone_has_the_same_bits() {
 #[test]
 fn vectors_without_a_scale_are_zero_or_not_finite() {
     let random = &mut Random::new();
-    for (element, expected) in [
+    let elements = [
         (0.0, Some(0.0)),
         (1e-40, Some(0.0)),
         (f32::NAN, None),
         (f32::INFINITY, None),
         (-f32::INFINITY, None),
-    ] {
+    ];
+    let cases = Codes::ALL.map(|of| elements.map(|element| (of, element)));
+    for (of, (element, expected)) in cases.into_iter().flatten() {
         let mut case = Case::new(random);
         case.slots.fill(NOWHERE);
         case.slots[0] = 0;
@@ -348,10 +402,13 @@ fn vectors_without_a_scale_are_zero_or_not_finite() {
         let value = &mut case.qkv[end - case.head_dim..end];
         value.fill(if expected.is_some() { element } else { 1.0 });
         value[case.head_dim / 2] = element;
-        let Int8Outputs { codes, scales, .. } = case.run_int8(random);
+        let CodeOutputs { codes, scales, .. } = case.run_codes(random, of);
         let vector = (case.num_kv_heads - 1) * case.block_size;
         let codes = &codes[1][vector * case.head_dim..][..case.head_dim];
-        assert!(codes.iter().all(|code| *code == 0), "{element}: {codes:?}");
+        if expected.is_some() {
+            let are_zero = codes.iter().all(|code| of.value(*code) == 0.0);
+            assert!(are_zero, "{element}: {codes:?}");
+        }
         let scale = scales[1][vector];
         assert!(
             expected.map_or(scale.is_nan(), |expected| scale == expected),

@@ -91,6 +91,7 @@ impl AttentionScratch {
         let (dtype, scale_bytes) = match cache.layout.dtype {
             KvDtype::Bf16 => ("bf16", 0),
             KvDtype::Int8 => ("int8", 512),
+            KvDtype::Fp8 => ("fp8", 512),
         };
         let max_shared_bytes = stream
             .context()

@@ -393,6 +393,7 @@ impl Device for Cuda {
         let kernel = match cache.layout.dtype {
             KvDtype::Bf16 => &self.kernels.rope_and_store_bf16,
             KvDtype::Int8 => &self.kernels.rope_and_store_int8,
+            KvDtype::Fp8 => &self.kernels.rope_and_store_fp8,
         };
         let config = shared_row_grid(step.num_rows, qkv.width().div_ceil(2 * VECTOR));
         launch!(

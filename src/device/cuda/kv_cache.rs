@@ -15,7 +15,7 @@ const ALIGNMENT: usize = 256;
 ///
 /// ```text
 /// layer 0   keys [num_blocks][num_kv_heads][block_size][head_dim], values the same,
-///           scales of keys [num_blocks][num_kv_heads][block_size] f32, of values the same      int8 only
+///           scales of keys [num_blocks][num_kv_heads][block_size] f32, of values the same      not bf16
 /// layer 1   ...
 /// ```
 pub struct KvCache {
@@ -184,7 +184,7 @@ impl KvCache {
 fn vector_bytes(layout: &KvLayout) -> usize {
     match layout.dtype {
         KvDtype::Bf16 => 2 * layout.head_dim,
-        KvDtype::Int8 => layout.head_dim,
+        KvDtype::Int8 | KvDtype::Fp8 => layout.head_dim,
     }
 }
 
@@ -192,7 +192,7 @@ fn vector_bytes(layout: &KvLayout) -> usize {
 fn scale_bytes(layout: &KvLayout) -> usize {
     match layout.dtype {
         KvDtype::Bf16 => 0,
-        KvDtype::Int8 => 4,
+        KvDtype::Int8 | KvDtype::Fp8 => 4,
     }
 }
 

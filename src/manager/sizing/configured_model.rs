@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::engine_config::ModelDimensions;
 use crate::base::{BlockSize, LoadError, Tokens};
-use crate::config::{ModelConfig, RunnerKind, Settings, WeightOnlyPrecision};
+use crate::config::{KvCacheDtype, ModelConfig, RunnerKind, Settings, WeightOnlyPrecision};
 use crate::device::{CodeBits, KvDtype};
 use crate::runner::{
     AttentionWindows, CpuRunner, CudaRunner, ModelSource, SyntheticRunner, WeightPrecision,
@@ -60,9 +60,10 @@ pub fn open_model_source(
 impl ConfiguredModel<'_> {
     /// The data type of the KV cache.
     pub fn kv_dtype(&self) -> KvDtype {
-        match self.settings.int8_kv_cache {
-            true => KvDtype::Int8,
-            false => KvDtype::Bf16,
+        match self.settings.kv_cache_dtype {
+            KvCacheDtype::Bf16 => KvDtype::Bf16,
+            KvCacheDtype::Int8 => KvDtype::Int8,
+            KvCacheDtype::Fp8 => KvDtype::Fp8,
         }
     }
 

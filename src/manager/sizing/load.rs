@@ -94,6 +94,9 @@ fn load_on_cpu(
     folder: &Path,
 ) -> Result<LoadedRunner, LoadError> {
     let settings = &config.settings;
+    if model.source.is_some() {
+        model.kv_dtype().check_on_cpu()?;
+    }
     let weight_bytes = model.num_weight_bytes()?;
     let (engine, reservation) = host_memory::reserve(|available_bytes| {
         // The KV cache shares what the weights and the host blocks leave.

@@ -79,10 +79,10 @@ impl Pool {
     /// Nothing that is finite: NaN, or codes with NaN as scales.
     fn new(shape: &Shape, num_blocks: usize) -> Self {
         let num_vectors = num_blocks * shape.num_kv_heads * shape.block_size;
-        let num_bytes = num_vectors * shape.head_dim * if shape.is_int8 { 1 } else { 2 };
+        let num_bytes = num_vectors * shape.head_dim * shape.dtype.size();
         Self {
             words: vec![u128::MAX; num_bytes.div_ceil(16)],
-            scales: if shape.is_int8 {
+            scales: if shape.dtype.has_codes() {
                 unwritten(num_vectors)
             } else {
                 Vec::new()
@@ -93,7 +93,7 @@ impl Pool {
     fn store(&mut self, shape: &Shape, vector: usize, from: &Vectors, from_vector: usize) {
         let head_dim = shape.head_dim;
         let elements = &from.elements[from_vector * head_dim..][..head_dim];
-        if shape.is_int8 {
+        if shape.dtype.has_codes() {
             self.scales[vector] = from.scales[from_vector];
             let codes: &mut [i8] = bytemuck::cast_slice_mut(&mut self.words);
             for (code, element) in codes[vector * head_dim..].iter_mut().zip(elements) {
@@ -225,7 +225,7 @@ pub fn attend(
         .into_iter()
         .find(|dim| *dim >= shape.head_dim)
         .expect("up to 256");
-    let dtype = if shape.is_int8 { "int8" } else { "bf16" };
+    let dtype = shape.dtype.name();
     let has_totals = spans.iter().any(|span| span.rows.end > SPLIT_LEN);
     let (name, num_warps) = match kernel {
         Kernel::Context => (format!("context_{dtype}_d{padded_dim}"), 4),
@@ -233,7 +233,7 @@ pub fn attend(
         Kernel::Generation => (format!("generation_{dtype}_d{padded_dim}"), 1),
     };
     let mut shared_bytes = 256 * padded_dim;
-    if shape.is_int8 {
+    if shape.dtype.has_codes() {
         shared_bytes += 512;
     }
     if padded_dim > 128 {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use half::bf16;
 
 use launches::{Kernel, Span, attend};
-use sequences::{Sequence, Shape};
+use sequences::{Dtype, Sequence, Shape};
 use support::Random;
 
 /// Half a unit in the last place of bf16, relative.
@@ -220,10 +220,10 @@ fn a_row_is_the_same_however_it_is_computed() {
 #[test]
 fn the_kernels_of_one_warp_compute_the_same() {
     let random = &mut Random::new();
-    for is_int8 in [false, true] {
+    for dtype in Dtype::ALL {
         let shape = Shape {
             head_dim: 256,
-            is_int8,
+            dtype,
             ..Shape::random(random)
         };
         let sequence = Sequence::random(random, &shape, 300);

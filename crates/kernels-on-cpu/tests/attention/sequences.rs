@@ -4,7 +4,36 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::support::Random;
+use crate::support::{Random, e4m3, is_nan_e4m3};
+
+/// The elements of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    Bf16,
+    Int8,
+    Fp8,
+}
+
+impl Dtype {
+    pub const ALL: [Self; 3] = [Self::Bf16, Self::Int8, Self::Fp8];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
+        }
+    }
+
+    /// Whether there are codes of one byte, with scales.
+    pub fn has_codes(self) -> bool {
+        self != Self::Bf16
+    }
+
+    pub fn size(self) -> usize {
+        if self.has_codes() { 1 } else { 2 }
+    }
+}
 
 /// The heads of a layer, what they see, and how the cache stores them.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +47,7 @@ pub struct Shape {
     pub window: usize,
     pub num_sinks: usize,
     pub scale: f32,
-    pub is_int8: bool,
+    pub dtype: Dtype,
 }
 
 impl Shape {
@@ -49,7 +78,7 @@ impl Shape {
             },
             // Some distributions are flat, others have peaks.
             scale: random.one_of(&[0.5, 2.0, 8.0]) / (head_dim as f32).sqrt(),
-            is_int8: random.coin(),
+            dtype: random.one_of(&Dtype::ALL),
         }
     }
 
@@ -76,43 +105,52 @@ impl Shape {
 pub struct Vectors {
     /// Bits of bf16, or codes.
     pub elements: Vec<i16>,
-    /// Of int8, `[num_kv_heads][len]`; else ones.
+    /// Of codes, `[num_kv_heads][len]`; else ones.
     pub scales: Vec<f32>,
-    is_int8: bool,
+    dtype: Dtype,
 }
 
 impl Vectors {
     fn random(random: &mut Random, shape: &Shape, len: usize) -> Self {
         let num_vectors = shape.num_kv_heads * len;
         let num_elements = num_vectors * shape.head_dim;
-        let (elements, scales) = if shape.is_int8 {
-            let codes = random.indices(num_elements, 255);
-            (
-                codes.iter().map(|code| *code as i16 - 127).collect(),
-                (0..num_vectors)
-                    .map(|_| random.float(0.005) + 0.006)
-                    .collect(),
-            )
-        } else {
-            let x = random.bf16s(num_elements, 1.0);
-            (
-                x.iter().map(|x| x.to_bits() as i16).collect(),
-                vec![1.0; num_vectors],
-            )
+        // Vectors of codes are about as large as those of bf16.
+        let scales = |random: &mut Random, largest: f32| {
+            let scales = (0..num_vectors).map(|_| (random.float(0.7) + 0.8) / largest);
+            scales.collect()
+        };
+        let (elements, scales) = match shape.dtype {
+            Dtype::Int8 => {
+                let codes = random.indices(num_elements, 255);
+                let codes = codes.iter().map(|code| *code as i16 - 127);
+                (codes.collect(), scales(random, 127.0))
+            }
+            Dtype::Fp8 => {
+                let codes = random.indices(num_elements, 256);
+                let codes = codes.iter().map(|code| *code as u8);
+                let codes = codes.map(|code| if is_nan_e4m3(code) { code - 1 } else { code });
+                (codes.map(i16::from).collect(), scales(random, 448.0))
+            }
+            Dtype::Bf16 => {
+                let x = random.bf16s(num_elements, 1.0);
+                let bits = x.iter().map(|x| x.to_bits() as i16);
+                (bits.collect(), vec![1.0; num_vectors])
+            }
         };
         Self {
             elements,
             scales,
-            is_int8: shape.is_int8,
+            dtype: shape.dtype,
         }
     }
 
     fn element(&self, vector: usize, head_dim: usize, dim: usize) -> f64 {
         let element = self.elements[vector * head_dim + dim];
-        if self.is_int8 {
-            f64::from(element) * f64::from(self.scales[vector])
-        } else {
-            bf16::from_bits(element as u16).to_f64()
+        let scale = f64::from(self.scales[vector]);
+        match self.dtype {
+            Dtype::Int8 => f64::from(element) * scale,
+            Dtype::Fp8 => e4m3(element as u8) * scale,
+            Dtype::Bf16 => bf16::from_bits(element as u16).to_f64(),
         }
     }
 }

@@ -135,6 +135,25 @@ pub fn assert_close<T: Into<f64> + Copy>(actual: &[T], expected: &[f64], relativ
     }
 }
 
+/// The value of a code of 4 bits of exponent and 3 of mantissa: IEEE's interpretation with a bias of 7, but no infinities.
+pub fn e4m3(code: u8) -> f64 {
+    let fraction = f64::from(code & 7) / 8.0;
+    let magnitude = match i32::from(code >> 3 & 0xf) {
+        0 => fraction * 2.0_f64.powi(-6),
+        exponent => (1.0 + fraction) * 2.0_f64.powi(exponent - 7),
+    };
+    assert!(!is_nan_e4m3(code));
+    if code & 0x80 == 0 {
+        magnitude
+    } else {
+        -magnitude
+    }
+}
+
+pub fn is_nan_e4m3(code: u8) -> bool {
+    code & 0x7f == 0x7f
+}
+
 pub fn to_f64(x: &[f32]) -> Vec<f64> {
     x.iter().map(|x| f64::from(*x)).collect()
 }

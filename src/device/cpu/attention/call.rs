@@ -426,6 +426,7 @@ impl<'a> AttentionCall<'a> {
                 }
                 (Operands::Bf16, KvDtype::Bf16) => whole_group(self.cache, task, lanes, room),
                 (Operands::WideQueries, KvDtype::Bf16) => group(self.cache, task, lanes, room),
+                (_, KvDtype::Fp8) => unreachable!("refused by KvCache::new"),
             };
             tile.keys[i] = group.keys.as_ptr();
             tile.values[i] = group.values.as_ptr();

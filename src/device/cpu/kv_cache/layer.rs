@@ -105,6 +105,7 @@ impl KvLayerMut<'_> {
                 let place = values + lane / 2 * layout.padded_dim();
                 self.store_int8_value(2 * place + lane % 2, bytes);
             }
+            KvDtype::Fp8 => unreachable!("refused by KvCache::new"),
         }
     }
 

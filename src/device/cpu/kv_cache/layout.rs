@@ -42,7 +42,8 @@ impl KvLayout {
         let (keys, values) = (self.key_group_len(), self.value_group_len());
         match self.dtype {
             KvDtype::Bf16 => [keys, values, 0],
-            KvDtype::Int8 => [keys / 2, values / 2, 2 * GROUP],
+            // An fp8 cache is refused, but its size may be asked for.
+            KvDtype::Int8 | KvDtype::Fp8 => [keys / 2, values / 2, 2 * GROUP],
         }
     }
 

@@ -40,12 +40,13 @@ impl KvCache {
     ///
     /// # Errors
     ///
-    /// If the system refuses the address space.
+    /// If the CPU does not [store](KvDtype::ON_CPU) the element type, or the system refuses the address space.
     ///
     /// # Panics
     ///
     /// If `head_dim` is odd or zero.
     pub fn new(layout: KvLayout, num_layers: usize, num_blocks: usize) -> Result<Self, LoadError> {
+        layout.dtype.check_on_cpu()?;
         let head_dim = layout.head_dim;
         assert!(
             head_dim > 0 && head_dim.is_multiple_of(2),
