@@ -11,23 +11,23 @@ namespace {
 
 using namespace quantised;
 
-template <int bits>
+template <CodeKind kind>
 __device__ __forceinline__ void dequantise(bf16* __restrict__ out, const uint4* __restrict__ codes,
                                            const u16* __restrict__ scales, const u16* __restrict__ offsets, int n, int k,
                                            int group_size) {
     const Shape shape = {n, k, group_size};
     const int lane = threadIdx.x % WARP_SIZE, g = lane / 4, t = lane % 4;
-    const int num_warps = blockDim.x / WARP_SIZE, num_tiles = shape.num_column_tiles<bits>();
+    const int num_warps = blockDim.x / WARP_SIZE, num_tiles = shape.num_column_tiles<kind>();
     const int row_tile = blockIdx.x;
     for (int tile = blockIdx.y * num_warps + threadIdx.x / WARP_SIZE; tile < num_tiles; tile += gridDim.y * num_warps) {
         const uint4 words = codes[(static_cast<size_t>(row_tile) * num_tiles + tile) * WARP_SIZE + lane];
 #pragma unroll
-        for (int half = 0; half < TILE_COLUMNS<bits> / HALF_COLUMNS; ++half) {
-            const int column = tile * TILE_COLUMNS<bits> + half * HALF_COLUMNS + 8 * t;
+        for (int half = 0; half < TILE_COLUMNS<kind> / HALF_COLUMNS; ++half) {
+            const int column = tile * TILE_COLUMNS<kind> + half * HALF_COLUMNS + 8 * t;
             if (column >= k) continue;
             u32 a[2][4];
-            unpack<bits>(a[0], words, half, 0);
-            unpack<bits>(a[1], words, half, 1);
+            unpack<kind>(a[0], words, half, 0);
+            unpack<kind>(a[1], words, half, 1);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int row = row_tile * TILE_ROWS + g + 8 * i;
@@ -60,12 +60,18 @@ __device__ __forceinline__ void dequantise(bf16* __restrict__ out, const uint4* 
 
 KERNEL(dequantise_int4, 1024)
 (bf16* out, const uint4* codes, const u16* scales, const u16* offsets, int n, int k, int group_size) {
-    dequantise<4>(out, codes, scales, offsets, n, k, group_size);
+    dequantise<CodeKind::INT4>(out, codes, scales, offsets, n, k, group_size);
 }
 EXPORT_KERNEL(dequantise_int4)
 
 KERNEL(dequantise_int8, 1024)
 (bf16* out, const uint4* codes, const u16* scales, const u16* offsets, int n, int k, int group_size) {
-    dequantise<8>(out, codes, scales, offsets, n, k, group_size);
+    dequantise<CodeKind::INT8>(out, codes, scales, offsets, n, k, group_size);
 }
 EXPORT_KERNEL(dequantise_int8)
+
+KERNEL(dequantise_fp8, 1024)
+(bf16* out, const uint4* codes, const u16* scales, const u16* offsets, int n, int k, int group_size) {
+    dequantise<CodeKind::FP8>(out, codes, scales, offsets, n, k, group_size);
+}
+EXPORT_KERNEL(dequantise_fp8)

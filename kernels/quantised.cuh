@@ -1,4 +1,5 @@
-// Matrices of 8-bit and 4-bit codes, and how they are packed for the tensor cores.
+// Matrices of 8-bit and 4-bit codes, and how they are packed for the tensor cores. Codes are integers, or e4m3 numbers
+// (fp8.cuh), of which none is NaN.
 //
 // A weight of row i in column j is scale * code + offset. Scale and offset are those of the row's group of `group_size`
 // consecutive columns, a multiple of 32, or the whole row; the last group may be shorter. In the products the matrix is the
@@ -20,7 +21,8 @@
 //     bits 8-11  row g,     column c + 2    bits 24-27   row g,     column c + 3
 //     bits 12-15 row g + 8, column c + 2    bits 28-31   row g + 8, column c + 3
 //
-//   8 bits, signed        words 2s and 2s + 1
+//   8 bits, signed or     words 2s and 2s + 1
+//   e4m3
 //     word 2s:     byte 0: row g, column c          byte 1: row g + 8, column c
 //                  byte 2: row g, column c + 1      byte 3: row g + 8, column c + 1
 //     word 2s + 1: the same with columns c + 2 and c + 3
@@ -31,6 +33,7 @@
 //
 //   scales, offsets [ceil(n / 16)][num_groups][16 rows] f16
 #pragma once
+#include "fp8.cuh"
 #include "tensor_cores.cuh"
 
 namespace quantised {
@@ -39,27 +42,29 @@ constexpr int TILE_ROWS = 16;
 // Columns that share no more than one group: two steps of a product.
 constexpr int HALF_COLUMNS = 32;
 
-template <int bits>
-constexpr int TILE_COLUMNS = bits == 4 ? 64 : 32;
+enum class CodeKind { INT4, INT8, FP8 };
+
+template <CodeKind kind>
+constexpr int TILE_COLUMNS = kind == CodeKind::INT4 ? 64 : 32;
 
 struct Shape {
     int n, k, group_size;
 
     __device__ __forceinline__ int num_row_tiles() const { return (n + TILE_ROWS - 1) / TILE_ROWS; }
-    template <int bits>
+    template <CodeKind kind>
     __device__ __forceinline__ int num_column_tiles() const {
-        return (k + TILE_COLUMNS<bits> - 1) / TILE_COLUMNS<bits>;
+        return (k + TILE_COLUMNS<kind> - 1) / TILE_COLUMNS<kind>;
     }
     __device__ __forceinline__ int num_groups() const { return (k + group_size - 1) / group_size; }
 };
 
 // The first operand of one step, exact: codes of the lane's rows, in columns c to c + 3.
-template <int bits>
+template <CodeKind kind>
 __device__ __forceinline__ void unpack(u32 (&a)[4], const uint4& words, int half, int step);
 
 // A code is the low bits of 128, where the last place of bf16 is 1; then 128 + 8 is subtracted.
 template <>
-__device__ __forceinline__ void unpack<4>(u32 (&a)[4], const uint4& words, int half, int step) {
+__device__ __forceinline__ void unpack<CodeKind::INT4>(u32 (&a)[4], const uint4& words, int half, int step) {
     const u32 word = half == 0 ? (step == 0 ? words.x : words.y) : (step == 0 ? words.z : words.w);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -70,13 +75,22 @@ __device__ __forceinline__ void unpack<4>(u32 (&a)[4], const uint4& words, int h
 
 // 128 plus the low 7 bits, minus 128 or, with the sign bit, which is the last bit of the exponent of bf16, 256.
 template <>
-__device__ __forceinline__ void unpack<8>(u32 (&a)[4], const uint4& words, int, int step) {
+__device__ __forceinline__ void unpack<CodeKind::INT8>(u32 (&a)[4], const uint4& words, int, int step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         constexpr u32 MINUS_ONES = 0xbf80bf80u;
         const u32 word = step == 0 ? (i < 2 ? words.x : words.y) : (i < 2 ? words.z : words.w);
         const u32 codes = word >> 8 * (i % 2);
         a[i] = fma_bf16_pairs((codes & 0x00800080u) | 0x43004300u, MINUS_ONES, (codes & 0x007f007fu) | 0x43004300u);
+    }
+}
+
+template <>
+__device__ __forceinline__ void unpack<CodeKind::FP8>(u32 (&a)[4], const uint4& words, int, int step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u32 word = step == 0 ? (i < 2 ? words.x : words.y) : (i < 2 ? words.z : words.w);
+        a[i] = widen_e4m3(word >> 8 * (i % 2));
     }
 }
 

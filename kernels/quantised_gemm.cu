@@ -2,7 +2,7 @@
 //
 //   partials[split][row][i] = sum over the split's columns j of x[row][j] * (scale * code + offset)
 //
-//   gemm_int4_m8, _m16, _m32, _m64 and gemm_int8_...: 8, 16, 32, 64 rows of x at once; all give the same bits
+//   gemm_int4_m8, _m16, _m32, _m64, gemm_int8_... and gemm_fp8_...: 8, 16, 32, 64 rows of x at once; all give the same bits
 //
 //   x [m][k] bf16    codes, scales, offsets: as quantised.cuh says; offsets may be null    partials [num_splits][m][n] f32
 //
@@ -49,7 +49,7 @@ struct Sums {
     float values[num_row_tiles][num_columns][4] = {};
 };
 
-template <int bits, int num_row_tiles, int num_columns>
+template <CodeKind kind, int num_row_tiles, int num_columns>
 struct Product {
     Sums<num_row_tiles, num_columns> group, total;
     // Sums of the group's activations.
@@ -69,7 +69,7 @@ struct Product {
         for (int step = 0; step < 2; ++step) {
             u32 a[num_row_tiles][4];
 #pragma unroll
-            for (int tile = 0; tile < num_row_tiles; ++tile) unpack<bits>(a[tile], codes[tile], half, step);
+            for (int tile = 0; tile < num_row_tiles; ++tile) unpack<kind>(a[tile], codes[tile], half, step);
 #pragma unroll
             for (int i = 0; i < num_columns; ++i) {
                 const u32 b[2] = {step == 0 ? words[i].x : words[i].z, step == 0 ? words[i].y : words[i].w};
@@ -104,7 +104,7 @@ struct Product {
     }
 };
 
-template <int bits, int num_row_tiles, int num_columns>
+template <CodeKind kind, int num_row_tiles, int num_columns>
 __device__ __forceinline__ void multiply(float* __restrict__ partials, const bf16* __restrict__ x,
                                          const uint4* __restrict__ codes, const u16* __restrict__ scales,
                                          const u16* __restrict__ offsets, int m, int n, int k, int group_size) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void multiply(float* __restrict__ partials, const bf1
     const int first_tile = (blockIdx.x * BLOCK_WARPS + warp) * num_row_tiles, last_tile = shape.num_row_tiles() - 1;
     if (first_tile > last_tile) return;
     const int first_row = blockIdx.z * 8 * num_columns;
-    const int num_tiles = shape.num_column_tiles<bits>(), num_groups = shape.num_groups();
+    const int num_tiles = shape.num_column_tiles<kind>(), num_groups = shape.num_groups();
     const int begin = static_cast<int>(static_cast<u64>(num_tiles) * blockIdx.y / gridDim.y);
     const int end = static_cast<int>(static_cast<u64>(num_tiles) * (blockIdx.y + 1) / gridDim.y);
 
@@ -131,7 +131,7 @@ __device__ __forceinline__ void multiply(float* __restrict__ partials, const bf1
         to[1] = from_half(from[8]);
     };
 
-    Product<bits, num_row_tiles, num_columns> product;
+    Product<kind, num_row_tiles, num_columns> product;
     uint4 ahead[DEPTH][num_row_tiles];
 #pragma unroll
     for (int i = 0; i < DEPTH; ++i) {
@@ -147,12 +147,12 @@ __device__ __forceinline__ void multiply(float* __restrict__ partials, const bf1
                 for (int tile = 0; tile < num_row_tiles; ++tile) now[tile] = ahead[i][tile];
                 if (at + DEPTH < end) load_codes(ahead[i], at + DEPTH);
 #pragma unroll
-                for (int half = 0; half < TILE_COLUMNS<bits> / HALF_COLUMNS; ++half) {
-                    const int column = at * TILE_COLUMNS<bits> + half * HALF_COLUMNS;
+                for (int half = 0; half < TILE_COLUMNS<kind> / HALF_COLUMNS; ++half) {
+                    const int column = at * TILE_COLUMNS<kind> + half * HALF_COLUMNS;
                     if (column < k) {
                         product.add_half(now, half, x, first_row, m, column, k, offsets != nullptr);
                         const int next = column + HALF_COLUMNS;
-                        if (next % group_size == 0 || next >= min(k, end * TILE_COLUMNS<bits>)) {
+                        if (next % group_size == 0 || next >= min(k, end * TILE_COLUMNS<kind>)) {
 #pragma unroll
                             for (int tile = 0; tile < num_row_tiles; ++tile) {
                                 float scale[2], offset[2] = {};
@@ -186,19 +186,23 @@ __device__ __forceinline__ void multiply(float* __restrict__ partials, const bf1
 
 }  // namespace
 
-#define QUANTISED_GEMM(name, bits, num_row_tiles, num_columns)                                                       \
+#define QUANTISED_GEMM(name, kind, num_row_tiles, num_columns)                                                       \
     KERNEL(name, 32 * BLOCK_WARPS)                                                                                   \
     (float* partials, const bf16* x, const uint4* codes, const u16* scales, const u16* offsets, int m, int n, int k, \
      int group_size) {                                                                                               \
-        multiply<bits, num_row_tiles, num_columns>(partials, x, codes, scales, offsets, m, n, k, group_size);        \
+        multiply<CodeKind::kind, num_row_tiles, num_columns>(partials, x, codes, scales, offsets, m, n, k, group_size); \
     }                                                                                                                \
     EXPORT_KERNEL(name)
 
-QUANTISED_GEMM(gemm_int4_m8, 4, 2, 1)
-QUANTISED_GEMM(gemm_int4_m16, 4, 2, 2)
-QUANTISED_GEMM(gemm_int4_m32, 4, 2, 4)
-QUANTISED_GEMM(gemm_int4_m64, 4, 1, 8)
-QUANTISED_GEMM(gemm_int8_m8, 8, 2, 1)
-QUANTISED_GEMM(gemm_int8_m16, 8, 2, 2)
-QUANTISED_GEMM(gemm_int8_m32, 8, 2, 4)
-QUANTISED_GEMM(gemm_int8_m64, 8, 1, 8)
+QUANTISED_GEMM(gemm_int4_m8, INT4, 2, 1)
+QUANTISED_GEMM(gemm_int4_m16, INT4, 2, 2)
+QUANTISED_GEMM(gemm_int4_m32, INT4, 2, 4)
+QUANTISED_GEMM(gemm_int4_m64, INT4, 1, 8)
+QUANTISED_GEMM(gemm_int8_m8, INT8, 2, 1)
+QUANTISED_GEMM(gemm_int8_m16, INT8, 2, 2)
+QUANTISED_GEMM(gemm_int8_m32, INT8, 2, 4)
+QUANTISED_GEMM(gemm_int8_m64, INT8, 1, 8)
+QUANTISED_GEMM(gemm_fp8_m8, FP8, 2, 1)
+QUANTISED_GEMM(gemm_fp8_m16, FP8, 2, 2)
+QUANTISED_GEMM(gemm_fp8_m32, FP8, 2, 4)
+QUANTISED_GEMM(gemm_fp8_m64, FP8, 1, 8)

@@ -1,11 +1,10 @@
 //! A matrix of a checkpoint, in whatever form it is stored.
 
-use std::ops::Range;
-
+use super::fp8_matrix::Fp8Matrix;
 use super::row_order::RowSelection;
 use super::tensor::{Tensor, TensorLocation};
 use crate::base::LoadError;
-use crate::device::{Dtype, FloatRows, QuantisedRow, QuantisedRows, QuantisedShape, RawMatrix};
+use crate::device::{FloatRows, QuantisedRow, QuantisedRows, QuantisedShape, RawMatrix};
 
 /// The weights of a linear layer or of the embedding. A row is an output, or a token.
 pub enum Matrix<'a> {
@@ -13,13 +12,8 @@ pub enum Matrix<'a> {
     Float(Tensor<'a>),
     /// Integer codes in a format that the kernels compute with.
     Quantised(TensorLocation<'a>, Box<dyn StoredQuantisedRows + 'a>),
-    /// Stored in another format, and floating point once it is read.
-    Converted {
-        /// File and name.
-        location: TensorLocation<'a>,
-        /// Its rows.
-        rows: Box<dyn FloatRows + 'a>,
-    },
+    /// 8-bit floats with scales: codes for devices that multiply with them, floating point for others.
+    Fp8(TensorLocation<'a>, Fp8Matrix<'a>),
     /// Codes in a format that no kernel has, dequantised as they are read.
     Dequantised {
         /// File and name.
@@ -46,34 +40,6 @@ pub trait StoredQuantisedRows: QuantisedRows {
 /// Writes the row of this index as f32.
 pub type ReadRow<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 
-/// Some rows of a converted matrix.
-struct SelectedFloats<'a> {
-    all: Box<dyn FloatRows + 'a>,
-    rows: RowSelection,
-}
-
-impl FloatRows for SelectedFloats<'_> {
-    fn dtype(&self) -> Dtype {
-        self.all.dtype()
-    }
-
-    fn rows(&self) -> usize {
-        self.rows.len
-    }
-
-    fn columns(&self) -> usize {
-        self.all.columns()
-    }
-
-    fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
-        let row_bytes = self.columns() * self.dtype().size();
-        for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
-            let stored = self.rows.stored_row(row);
-            self.all.read_rows(stored..stored + 1, out);
-        }
-    }
-}
-
 /// Some rows of a quantised matrix.
 struct SelectedRows<'a> {
     all: Box<dyn StoredQuantisedRows + 'a>,
@@ -88,13 +54,7 @@ impl<'a> Matrix<'a> {
             Self::Quantised(location, all) => {
                 Self::Quantised(location, Box::new(SelectedRows { all, rows }))
             }
-            Self::Converted {
-                location,
-                rows: all,
-            } => Self::Converted {
-                location,
-                rows: Box::new(SelectedFloats { all, rows }),
-            },
+            Self::Fp8(location, all) => Self::Fp8(location, all.select(rows)),
             Self::Dequantised {
                 location,
                 columns,
@@ -113,7 +73,7 @@ impl<'a> Matrix<'a> {
     pub fn rows(&self) -> usize {
         match self {
             Self::Float(tensor) => tensor.rows(),
-            Self::Converted { rows, .. } => rows.rows(),
+            Self::Fp8(_, rows) => rows.num_rows(),
             Self::Quantised(_, codes) => codes.rows(),
             Self::Dequantised { rows, .. } => *rows,
         }
@@ -123,7 +83,7 @@ impl<'a> Matrix<'a> {
     pub fn columns(&self) -> usize {
         match self {
             Self::Float(tensor) => tensor.columns(),
-            Self::Converted { rows, .. } => rows.columns(),
+            Self::Fp8(_, rows) => rows.num_columns(),
             Self::Quantised(_, codes) => codes.columns(),
             Self::Dequantised { columns, .. } => *columns,
         }
@@ -134,7 +94,7 @@ impl<'a> Matrix<'a> {
         match self {
             Self::Float(tensor) => tensor.location(),
             Self::Quantised(location, _)
-            | Self::Converted { location, .. }
+            | Self::Fp8(location, _)
             | Self::Dequantised { location, .. } => *location,
         }
     }
@@ -143,8 +103,16 @@ impl<'a> Matrix<'a> {
     pub fn float_rows(&self) -> Option<&dyn FloatRows> {
         match self {
             Self::Float(tensor) => Some(tensor),
-            Self::Converted { rows, .. } => Some(rows.as_ref()),
+            Self::Fp8(_, rows) => Some(rows),
             Self::Quantised(..) | Self::Dequantised { .. } => None,
+        }
+    }
+
+    /// Its codes, if they are 8-bit floats that devices can multiply with.
+    pub fn fp8_rows(&self) -> Option<&dyn QuantisedRows> {
+        match self {
+            Self::Fp8(_, rows) if rows.has_groups() => Some(rows),
+            _ => None,
         }
     }
 
@@ -155,7 +123,7 @@ impl<'a> Matrix<'a> {
     pub fn preload(&self) -> Result<(), LoadError> {
         match self {
             Self::Quantised(_, codes) => codes.preload(),
-            Self::Float(_) | Self::Converted { .. } | Self::Dequantised { .. } => Ok(()),
+            Self::Float(_) | Self::Fp8(..) | Self::Dequantised { .. } => Ok(()),
         }
     }
 
@@ -163,7 +131,7 @@ impl<'a> Matrix<'a> {
     pub fn read_row(&self, index: usize, out: &mut [f32]) {
         match self {
             Self::Float(tensor) => tensor.read_row(index, out),
-            Self::Converted { rows, .. } => {
+            Self::Fp8(_, rows) => {
                 let dtype = rows.dtype();
                 let mut bytes = vec![0; out.len() * dtype.size()];
                 rows.read_rows(index..index + 1, &mut bytes);
@@ -178,7 +146,7 @@ impl<'a> Matrix<'a> {
     pub fn not_finite(&self, row: usize) -> LoadError {
         match self {
             Self::Float(tensor) => tensor.location().not_finite(row),
-            Self::Converted { location, .. } => location.not_finite(row),
+            Self::Fp8(location, _) => location.not_finite(row),
             Self::Quantised(location, _) | Self::Dequantised { location, .. } => {
                 location.error(format!(
                     "output {row} has a scale or an offset that is NaN, infinite, or above 16; the file is damaged"

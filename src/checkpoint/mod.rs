@@ -6,6 +6,7 @@
 //! store.rs         the weights by name
 //! tensor.rs        a float tensor
 //! matrix.rs        a matrix: floating point or quantised
+//! fp8_matrix.rs    a matrix of 8-bit floats
 //! row_order.rs     which of the stored rows a matrix has
 //! safetensors/     *.safetensors
 //! quantised/       GPTQ, AWQ and compressed-tensors inside of safetensors
@@ -19,6 +20,7 @@
 
 mod file_stamp;
 mod folder;
+mod fp8_matrix;
 mod gguf;
 mod json_file;
 mod matrix;

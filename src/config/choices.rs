@@ -89,6 +89,8 @@ pub enum WeightOnlyPrecision {
     Int8,
     /// 4 bits; the output layer has 8.
     Int4,
+    /// 8-bit floats; on GPUs.
+    Fp8,
 }
 
 impl WeightOnlyPrecision {
@@ -97,6 +99,7 @@ impl WeightOnlyPrecision {
         ("auto", None),
         ("int8", Some(Self::Int8)),
         ("int4", Some(Self::Int4)),
+        ("fp8", Some(Self::Fp8)),
     ];
 }
 

@@ -176,14 +176,14 @@ pub(super) fn knobs() -> Vec<Knob> {
             choice(WeightOnlyPrecision::NAMES),
             |s| &mut s.weight_only_precision,
             "Quantises the weights of a floating-point checkpoint at load: half or a quarter of the memory, and \
-             correspondingly faster generation where memory bandwidth is the limit. Activations are rounded to 8 \
-             bits for the matrix products. With `int4` the output layer has 8 bits; embedding and norms are not \
+             correspondingly faster generation where memory bandwidth is the limit. On a CPU, activations are rounded to 8 \
+             bits for the matrix products. `fp8` (E4M3) is for GPUs. With `int4` the output layer has 8 bits; embedding and norms are not \
              quantised. [Results](../../benches/RESULTS.md#int8-and-int4-weights-weight_only_precision) has the loss of quality. Weights that are already \
              quantised in the checkpoint are unchanged.",
         ).with_note(": as in the checkpoint; floating-point weights as bf16"),
         knob(
             "weight_only_group_size",
-            optional(group_size(), "128 for `int8`, 32 for `int4`"),
+            optional(group_size(), "128 for `int8` and `fp8`, 32 for `int4`"),
             |s| &mut s.weight_only_group_size,
             "With `weight_only_precision`: number of consecutive inputs of an output that share a 16-bit scale. \
              Smaller groups are more accurate and take more memory.",
@@ -525,8 +525,8 @@ mod tests {
         ("kv_cache_dtype", &["auto", "bf16", "int8", "fp8"], &["fp4"]),
         (
             "weight_only_precision",
-            &["auto", "int8", "INT4"],
-            &["fp8", ""],
+            &["auto", "int8", "INT4", "fp8"],
+            &["fp4", ""],
         ),
         ("weight_only_group_size", &["32", "128"], &["0", "16", "48"]),
         (

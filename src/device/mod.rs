@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! matrix.rs quantised.rs      weights as a checkpoint stores them, and how they are packed
+//! e4m3.rs                     floats of 8 bits
 //! attention.rs rope.rs        heads, windows and sinks, rotary angles
 //! kv_layout.rs kv_batch.rs    the blocks of a KV cache, and which of them a step uses
 //! operands.rs packed.rs       what operations are given; packed weights as bytes
@@ -16,6 +17,7 @@ mod attention;
 pub mod cpu;
 pub mod cuda;
 mod disjoint_slice;
+mod e4m3;
 mod kv_batch;
 mod kv_layout;
 mod matrix;
@@ -32,6 +34,7 @@ use half::bf16;
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 
 pub use attention::{AttentionParams, HeadShape, QkNorm};
+pub use e4m3::{MAX_E4M3, from_e4m3, to_e4m3};
 pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
@@ -97,6 +100,9 @@ pub trait Device: Sized {
 
     /// Whether it samples tokens by itself. Then steps come with [`StepInputs::sampling`].
     const SAMPLES: bool = false;
+
+    /// Whether it multiplies with weights of [`CodeBits::Fp8`]. If not, they become bf16.
+    const HAS_FP8: bool = false;
 
     /// Opens the device.
     ///

@@ -1,12 +1,16 @@
 //! Quantised matrices as a checkpoint stores them.
 
-/// Bits of a code.
+use super::e4m3::from_e4m3;
+
+/// What a code is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CodeBits {
     /// Codes from -8 to 7.
     Four,
     /// Codes from -128 to 127.
     Eight,
+    /// The bytes of 8-bit floats ([`from_e4m3`]); only for a device that [has](super::Device::HAS_FP8) them.
+    Fp8,
 }
 
 impl CodeBits {
@@ -14,20 +18,28 @@ impl CodeBits {
     pub const fn count(self) -> usize {
         match self {
             Self::Four => 4,
-            Self::Eight => 8,
+            Self::Eight | Self::Fp8 => 8,
         }
     }
 
-    /// Added to a signed code, gives the unsigned one.
+    /// Added to a signed integer, gives the unsigned one.
     pub const fn bias(self) -> i32 {
         1 << (self.count() - 1)
+    }
+
+    /// The number that a code is.
+    pub fn value(self, code: i8) -> f32 {
+        match self {
+            Self::Four | Self::Eight => f32::from(code),
+            Self::Fp8 => from_e4m3(code.cast_unsigned()),
+        }
     }
 }
 
 /// How a matrix is quantised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantFormat {
-    /// Bits of a code.
+    /// What its codes are.
     pub bits: CodeBits,
     /// Consecutive columns that share a scale and an offset: a multiple of 32, or the whole row. The last
     /// group of a row may be shorter.
@@ -89,7 +101,7 @@ impl QuantisedRow {
             let scale = self.scales[group];
             let offset = self.offsets.get(group).copied().unwrap_or(0.0);
             for (out, code) in out.iter_mut().zip(codes) {
-                *out = scale * f32::from(*code) + offset;
+                *out = scale * format.bits.value(*code) + offset;
             }
         }
     }

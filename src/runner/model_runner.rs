@@ -3,6 +3,7 @@
 use super::decoder::{Decoder, head_shape, kv_layout};
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
+use super::precision::WeightPrecision;
 use super::probe::{Operation, Probe, Work};
 use super::spec::ModelSpec;
 use super::step_layout::StepLayout;
@@ -48,6 +49,17 @@ impl<D: Device> ModelRunner<D> {
     pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
         D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), spec.num_layers())
     }
+
+    /// Bytes of the weights on this device, without padding, if float weights are rounded to `precision`.
+    ///
+    /// # Errors
+    /// A tensor is missing, or has the wrong shape or type.
+    pub fn num_weight_bytes(
+        source: &ModelSource,
+        precision: Option<WeightPrecision>,
+    ) -> Result<u64, LoadError> {
+        source.num_weight_bytes_on(precision, D::HAS_FP8)
+    }
 }
 
 impl ModelRunner<Cuda> {
@@ -65,7 +77,7 @@ impl ModelRunner<Cuda> {
             inputs: spec.hidden_size + 2 * heads.q_len() + spec.max_intermediate_size(),
             widest_inputs: spec.max_intermediate_size().max(heads.q_len()),
             logits: spec.vocab_size,
-            quantised: source.quantised_widths(limits.weights)?,
+            quantised: source.quantised_widths(limits.weights, Cuda::HAS_FP8)?,
         };
         let max_sampled_rows = limits.max_sampled_rows.index();
         let capacity = step_capacity(spec, limits);

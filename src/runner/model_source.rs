@@ -73,25 +73,38 @@ impl ModelSource {
         &self.end_ids
     }
 
-    /// Bytes of the weights in memory, without padding, if float weights are rounded to `precision`.
+    /// Bytes of the weights in memory, without padding, if float weights are rounded to `precision`. FP8 weights count as
+    /// bf16, which they are on a CPU; [`ModelRunner::num_weight_bytes`](super::ModelRunner::num_weight_bytes) knows the
+    /// device.
     ///
     /// # Errors
     /// A tensor is missing, or has the wrong shape or type.
     pub fn num_weight_bytes(&self, precision: Option<WeightPrecision>) -> Result<u64, LoadError> {
-        let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
-        Ok(sources.num_bytes(precision))
+        self.num_weight_bytes_on(precision, false)
     }
 
-    /// The products with quantised weights, if float weights are rounded to `precision`.
+    /// The same, on a device that multiplies with FP8 weights or not.
+    pub(super) fn num_weight_bytes_on(
+        &self,
+        precision: Option<WeightPrecision>,
+        has_fp8: bool,
+    ) -> Result<u64, LoadError> {
+        let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
+        Ok(sources.num_bytes(precision, has_fp8))
+    }
+
+    /// The products with quantised weights, if float weights are rounded to `precision`, on a device that multiplies with
+    /// FP8 weights or not.
     ///
     /// # Errors
     /// As [`ModelSource::num_weight_bytes`].
     pub(super) fn quantised_widths(
         &self,
         precision: Option<WeightPrecision>,
+        has_fp8: bool,
     ) -> Result<QuantisedWidths, LoadError> {
         let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
-        Ok(sources.quantised_widths(precision))
+        Ok(sources.quantised_widths(precision, has_fp8))
     }
 
     /// The files that it was opened from: name, size and time of change of each.

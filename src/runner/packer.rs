@@ -68,7 +68,11 @@ impl<'d, D: Device> Packer<'d, D> {
         parts: &[Matrix<'_>],
         stacking: Stacking,
     ) -> Result<D::Matrix, LoadError> {
-        self.pack_as(parts, PackedForm::of(parts, self.precision), stacking)
+        self.pack_as(
+            parts,
+            PackedForm::of(parts, self.precision, D::HAS_FP8),
+            stacking,
+        )
     }
 
     /// Packs the output layer.
@@ -77,7 +81,7 @@ impl<'d, D: Device> Packer<'d, D> {
         matrix: &Matrix<'_>,
     ) -> Result<D::Matrix, LoadError> {
         let parts = std::slice::from_ref(matrix);
-        let form = PackedForm::of_output_layer(parts, self.precision);
+        let form = PackedForm::of_output_layer(parts, self.precision, D::HAS_FP8);
         self.pack_as(parts, form, Stacking::Concatenated)
     }
 
@@ -185,7 +189,22 @@ pub(super) enum PackedForm<'p> {
 
 impl<'p> PackedForm<'p> {
     /// The form of a projection.
-    pub(super) fn of(parts: &'p [Matrix<'p>], precision: Option<WeightPrecision>) -> Self {
+    ///
+    /// FP8 weights keep their codes on a device that multiplies with them, unless they are to be rounded to another
+    /// precision. Else they are floats.
+    pub(super) fn of(
+        parts: &'p [Matrix<'p>],
+        precision: Option<WeightPrecision>,
+        has_fp8: bool,
+    ) -> Self {
+        if has_fp8 && precision.is_none_or(|precision| precision.bits == CodeBits::Fp8) {
+            let codes = parts.iter().map(Matrix::fp8_rows);
+            if let Some(codes) = codes.collect::<Option<Vec<_>>>()
+                && can_be_packed_together(&codes)
+            {
+                return Self::Quantised(codes);
+            }
+        }
         let floats = parts.iter().map(Matrix::float_rows);
         if let Some(floats) = floats.collect() {
             return precision.map_or(Self::Float(floats), Self::Rounded);
@@ -204,8 +223,10 @@ impl<'p> PackedForm<'p> {
     pub(super) fn of_output_layer(
         parts: &'p [Matrix<'p>],
         precision: Option<WeightPrecision>,
+        has_fp8: bool,
     ) -> Self {
-        Self::of(parts, precision.map(WeightPrecision::of_output_layer))
+        let precision = precision.map(WeightPrecision::of_output_layer);
+        Self::of(parts, precision, has_fp8)
     }
 
     /// Includes these matrices in `widths`, if they are quantised in this form.
@@ -232,7 +253,7 @@ impl<'p> PackedForm<'p> {
                 let format = codes[0].format();
                 let code_bytes = match format.bits {
                     CodeBits::Four => columns.div_ceil(2),
-                    CodeBits::Eight => columns,
+                    CodeBits::Eight | CodeBits::Fp8 => columns,
                 };
                 let group_bytes = if format.has_offsets { 4 } else { 2 };
                 rows * (code_bytes + group_bytes * format.num_groups(columns)) as u64

@@ -6,7 +6,7 @@ use crate::device::{CodeBits, QuantFormat};
 /// checkpoint has quantised them. The embedding stays bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WeightPrecision {
-    /// Bits of the projections. The output layer always has 8: its errors are errors of the logits.
+    /// What the projections become. The output layer always has 8 bits: its errors are errors of the logits.
     pub bits: CodeBits,
     /// Adjacent inputs of an output that share a 16-bit scale; a multiple of 32.
     pub group_size: usize,
@@ -16,7 +16,7 @@ impl WeightPrecision {
     /// The default group size: 8 bits lose little in any group, 4 bits less in small ones.
     pub const fn new(bits: CodeBits) -> Self {
         let group_size = match bits {
-            CodeBits::Eight => 128,
+            CodeBits::Eight | CodeBits::Fp8 => 128,
             CodeBits::Four => 32,
         };
         Self { bits, group_size }
@@ -24,7 +24,10 @@ impl WeightPrecision {
 
     /// The precision of the output layer.
     pub(super) fn of_output_layer(self) -> Self {
-        let bits = CodeBits::Eight;
+        let bits = match self.bits {
+            CodeBits::Four | CodeBits::Eight => CodeBits::Eight,
+            CodeBits::Fp8 => CodeBits::Fp8,
+        };
         Self { bits, ..self }
     }
 
@@ -41,7 +44,7 @@ impl WeightPrecision {
     pub(super) fn num_bytes(self, num_weights: u64) -> u64 {
         let num_scales = num_weights.div_ceil(self.group_size as u64);
         let code_bytes = match self.bits {
-            CodeBits::Eight => num_weights,
+            CodeBits::Eight | CodeBits::Fp8 => num_weights,
             CodeBits::Four => num_weights.div_ceil(2),
         };
         code_bytes + 2 * num_scales

@@ -71,10 +71,11 @@ impl<'a> WeightSources<'a> {
         self.output_layer.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// Bytes of all weights once they are packed, without padding, if float weights are rounded to `precision`.
-    pub(super) fn num_bytes(&self, precision: Option<WeightPrecision>) -> u64 {
+    /// Bytes of all weights once they are packed, without padding, if float weights are rounded to `precision`, on a
+    /// device that multiplies with FP8 weights or not.
+    pub(super) fn num_bytes(&self, precision: Option<WeightPrecision>, has_fp8: bool) -> u64 {
         let output_matrix = std::slice::from_ref(self.output_matrix());
-        let output_form = PackedForm::of_output_layer(output_matrix, precision);
+        let output_form = PackedForm::of_output_layer(output_matrix, precision, has_fp8);
         let embedding_bytes = match (&output_form, &self.output_layer) {
             (PackedForm::Float(_), None) => 0,
             _ => 2 * (self.embedding.rows() * self.embedding.columns()) as u64,
@@ -82,21 +83,26 @@ impl<'a> WeightSources<'a> {
         let projections = self.layers.iter().flat_map(LayerSource::projections);
         let projection_bytes = projections.map(|projection| {
             let matrices = &projection.matrices;
-            PackedForm::of(matrices, precision).num_bytes(matrices)
+            PackedForm::of(matrices, precision, has_fp8).num_bytes(matrices)
         });
         embedding_bytes + output_form.num_bytes(output_matrix) + projection_bytes.sum::<u64>()
     }
 
     /// The widths of the matrices that are quantised once they are packed.
-    pub(super) fn quantised_widths(&self, precision: Option<WeightPrecision>) -> QuantisedWidths {
+    pub(super) fn quantised_widths(
+        &self,
+        precision: Option<WeightPrecision>,
+        has_fp8: bool,
+    ) -> QuantisedWidths {
         let mut widths = QuantisedWidths::default();
         let projections = self.layers.iter().flat_map(LayerSource::projections);
         for projection in projections {
             let matrices = &projection.matrices;
-            PackedForm::of(matrices, precision).add_to(&mut widths, matrices);
+            PackedForm::of(matrices, precision, has_fp8).add_to(&mut widths, matrices);
         }
         let output_matrix = std::slice::from_ref(self.output_matrix());
-        PackedForm::of_output_layer(output_matrix, precision).add_to(&mut widths, output_matrix);
+        PackedForm::of_output_layer(output_matrix, precision, has_fp8)
+            .add_to(&mut widths, output_matrix);
         widths
     }
 }

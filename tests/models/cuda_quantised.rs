@@ -8,10 +8,12 @@ use triton_inflight::engine::OutputOptions;
 use triton_inflight::runner::{CudaRunner, ModelRunner, ModelSource, WeightPrecision};
 
 use inflight_cuda_stand_in::StandIn;
+use serde_json::json;
 
 use crate::copy::Copy;
 use crate::cuda::on_stand_in;
 use crate::devices::{assert_near, assert_same_bits, requests, setups};
+use crate::fp8::{Scales, copies};
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Setup, fixture, serve};
 
@@ -95,7 +97,11 @@ fn weights_rounded_at_load_on_a_gpu_agree_with_the_reference_device() {
     let test = "cuda_quantised::weights_rounded_at_load_on_a_gpu_agree_with_the_reference_device";
     on_stand_in(StandIn::new(), test, || {
         // qwen2 has biases, and llama3 a tied embedding.
-        for (name, bits) in [("qwen2", CodeBits::Eight), ("llama3", CodeBits::Four)] {
+        for (name, bits) in [
+            ("qwen2", CodeBits::Eight),
+            ("llama3", CodeBits::Four),
+            ("qwen2", CodeBits::Fp8),
+        ] {
             let setup = Setup {
                 weights: Some(WeightPrecision::new(bits)),
                 ..wide(&Setup::default(), 256)
@@ -106,6 +112,71 @@ fn weights_rounded_at_load_on_a_gpu_agree_with_the_reference_device() {
             let mut reference = setup.load_on::<Reference>(&fixture(name), &REFERENCE);
             let (theirs, _) = serve(&mut reference, &setup, &requests);
             assert_near(name, &ours, &theirs, TOLERANCE);
+        }
+    });
+}
+
+/// Checkpoints of 8-bit floats, and how their scales are named and described.
+fn fp8_checkpoint(scales: Scales) -> Copy {
+    let (scale_name, config) = match scales {
+        Scales::Blocks(size) => (
+            "weight_scale_inv",
+            json!({"quant_method": "fp8", "weight_block_size": size}),
+        ),
+        Scales::Tensor | Scales::Channels => ("weight_scale", json!({"quant_method": "fp8"})),
+    };
+    let [checkpoint, _] = copies(scales, scale_name, config);
+    checkpoint
+}
+
+#[test]
+fn fp8_checkpoints_stay_fp8_on_a_gpu() {
+    let test = "cuda_quantised::fp8_checkpoints_stay_fp8_on_a_gpu";
+    on_stand_in(StandIn::new(), test, || {
+        // Groups of 40 inputs are no multiple of 32: these are bf16.
+        let kinds = [
+            (Scales::Tensor, true),
+            (Scales::Channels, true),
+            (Scales::Blocks([24, 32]), true),
+            (Scales::Blocks([24, 40]), false),
+        ];
+        for (scales, stays_fp8) in kinds {
+            let checkpoint = fp8_checkpoint(scales);
+            let source = ModelSource::open(checkpoint.dir()).expect("the checkpoint opens");
+            let on_gpu = CudaRunner::num_weight_bytes(&source, None).expect("all tensors");
+            let in_bf16 = source.num_weight_bytes(None).expect("all tensors");
+            assert_eq!(4 * on_gpu < 3 * in_bf16, stays_fp8, "{on_gpu}, {in_bf16}");
+            for (what, max_num_tokens) in [("few rows", 24), ("many rows", 256)] {
+                let setup = wide(&Setup::default(), max_num_tokens);
+                let requests = long_requests();
+                let mut gpu = setup.load_on::<Cuda>(checkpoint.dir(), &options(false));
+                let (ours, _) = serve(&mut gpu, &setup, &requests);
+                let mut reference = setup.load_on::<Reference>(checkpoint.dir(), &REFERENCE);
+                let (theirs, _) = serve(&mut reference, &setup, &requests);
+                assert_near(&format!("{scales:?}, {what}"), &ours, &theirs, TOLERANCE);
+            }
+        }
+    });
+}
+
+#[test]
+fn fp8_codes_that_are_not_numbers_are_found_on_a_gpu() {
+    let test = "cuda_quantised::fp8_codes_that_are_not_numbers_are_found_on_a_gpu";
+    on_stand_in(StandIn::new(), test, || {
+        let weight = "model.layers.0.mlp.up_proj.weight";
+        let copy = fp8_checkpoint(Scales::Channels).tensor(weight, |view| {
+            let mut data = view.data().to_vec();
+            data[3 * view.shape()[1]] = 0xff;
+            Some((view.dtype(), view.shape().to_vec(), data))
+        });
+        let source = ModelSource::open(copy.dir()).expect("the checkpoint opens");
+        let limits = Setup::default().runner_limits();
+        let Err(error) = CudaRunner::new(&source, limits, &options(false)) else {
+            panic!("it loads");
+        };
+        let error = error.to_string();
+        for part in [weight, "row 3", "NaN"] {
+            assert!(error.contains(part), "'{part}' is not in: {error}");
         }
     });
 }

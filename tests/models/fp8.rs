@@ -12,7 +12,7 @@ use crate::support::{Setup, serve};
 
 /// Which weights share a scale.
 #[derive(Clone, Copy, Debug)]
-enum Scales {
+pub enum Scales {
     Tensor,
     Channels,
     Blocks([usize; 2]),
@@ -36,7 +36,7 @@ fn nearest(values: &[f64], weight: f64) -> u8 {
 }
 
 /// Two copies of a fixture: with projections in FP8 under these names and this config, and with the same weights in f32.
-fn copies(scales: Scales, scale_name: &str, config: Value) -> [Copy; 2] {
+pub fn copies(scales: Scales, scale_name: &str, config: Value) -> [Copy; 2] {
     let name = "stored-f32";
     let [fp8, floats] = [Copy::of(name), Copy::of(name)];
     let path = fp8.path("model.safetensors");

@@ -180,6 +180,8 @@ impl Device for Reference {
     type HostBlocks = Cache;
     type Step<'a> = Step<'a>;
 
+    const HAS_FP8: bool = true;
+
     fn open(options: &ReferenceOptions) -> Result<Self, LoadError> {
         Ok(Self {
             threads: Pool::new(1).expect("one thread is the caller"),

@@ -6,12 +6,55 @@ use half::{bf16, f16};
 use inflight_kernels_on_cpu::{Arg, Dims};
 
 use support::{
-    BF16_ROUNDING, F32_ROUNDING, Random, assert_close, cases, unwritten, unwritten_bf16,
+    BF16_ROUNDING, F32_ROUNDING, Random, assert_close, cases, e4m3, is_nan_e4m3, unwritten,
+    unwritten_bf16,
 };
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Int4,
+    Int8,
+    Fp8,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Int4 => "int4",
+            Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
+        }
+    }
+
+    fn bits(self) -> usize {
+        match self {
+            Self::Int4 => 4,
+            Self::Int8 | Self::Fp8 => 8,
+        }
+    }
+
+    fn random_code(self, random: &mut Random) -> i8 {
+        match self {
+            Self::Int4 => random.between(0, 15) as i8 - 8,
+            Self::Int8 => random.between(0, 255) as u8 as i8,
+            Self::Fp8 => match random.between(0, 255) as u8 {
+                code if is_nan_e4m3(code) => 0,
+                code => code as i8,
+            },
+        }
+    }
+
+    fn value(self, code: i8) -> f64 {
+        match self {
+            Self::Int4 | Self::Int8 => f64::from(code),
+            Self::Fp8 => e4m3(code as u8),
+        }
+    }
+}
 
 /// A quantised matrix, as `kernels/quantised.cuh` packs it.
 struct Matrix {
-    bits: usize,
+    kind: Kind,
     n: usize,
     k: usize,
     group_size: usize,
@@ -27,13 +70,10 @@ struct Matrix {
 const UNIT: f64 = 1.0 / 4096.0;
 
 impl Matrix {
-    fn new(random: &mut Random, bits: usize, n: usize, k: usize) -> Self {
+    fn new(random: &mut Random, kind: Kind, n: usize, k: usize) -> Self {
         let group_size = random.one_of(&[32, 64, 96, 128, k]);
         let (num_groups, num_row_tiles) = (k.div_ceil(group_size), n.div_ceil(16));
-        let largest = 1 << (bits - 1);
-        let codes: Vec<i8> = (0..n * k)
-            .map(|_| (random.between(0, 2 * largest - 1) as isize - largest as isize) as i8)
-            .collect();
+        let codes: Vec<i8> = (0..n * k).map(|_| kind.random_code(random)).collect();
         let stored = |random: &mut Random, size: f32| -> Vec<f16> {
             let sizes = random.floats(num_row_tiles * num_groups * 16, size);
             sizes.into_iter().map(f16::from_f32).collect()
@@ -41,11 +81,11 @@ impl Matrix {
         // Subnormal halves too.
         let size = random.one_of(&[1e-5, 40.0]);
         Self {
-            bits,
+            kind,
             n,
             k,
             group_size,
-            packed: pack(&codes, bits, n, k),
+            packed: pack(&codes, kind.bits(), n, k),
             codes,
             scales: stored(random, size),
             offsets: random.coin().then(|| stored(random, 4.0 * size)),
@@ -58,7 +98,7 @@ impl Matrix {
         let at = (row / 16 * num_groups + column / self.group_size) * 16 + row % 16;
         let offsets = self.offsets.as_ref();
         let offset = offsets.map_or(0.0, |offsets| offsets[at].to_f64());
-        let code = f64::from(self.codes[row * self.k + column]);
+        let code = self.kind.value(self.codes[row * self.k + column]);
         [self.scales[at].to_f64() * code * UNIT, offset * UNIT]
     }
 
@@ -129,7 +169,7 @@ fn pack(codes: &[i8], bits: usize, n: usize, k: usize) -> Vec<u32> {
 }
 
 fn matrix(random: &mut Random) -> Matrix {
-    let bits = random.one_of(&[4, 8]);
+    let kind = random.one_of(&[Kind::Int4, Kind::Int8, Kind::Fp8]);
     let n = match random.between(0, 1) {
         0 => 16 * random.between(1, 20),
         _ => random.between(1, 300),
@@ -139,7 +179,7 @@ fn matrix(random: &mut Random) -> Matrix {
         1 => 8 * random.between(1, 40),
         _ => random.between(1, 300),
     };
-    Matrix::new(random, bits, n, k)
+    Matrix::new(random, kind, n, k)
 }
 
 /// The sums of all splits, computed with products for `rows` rows of `x` at once.
@@ -158,7 +198,7 @@ fn multiply(
     let block_rows = if rows == 64 { 8 * 16 } else { 8 * 32 };
     let mut dims = Dims::new(n.div_ceil(block_rows), num_splits, 256);
     dims.grid[2] = m.div_ceil(rows) as u32;
-    let kernel = format!("gemm_int{}_m{rows}", matrix.bits);
+    let kernel = format!("gemm_{}_m{rows}", matrix.kind.name());
     // SAFETY: the matrix is packed as the kernel reads it, `x` is [m, k], and there are as many partial sums as splits.
     unsafe { random.launch(&kernel, dims, &mut args) };
     let mut out = unwritten(m * n);
@@ -274,7 +314,7 @@ fn codes_become_weights() {
         args.extend(matrix.args());
         args.extend([matrix.n, matrix.k, matrix.group_size].map(|size| Arg::from(size as i32)));
         let dims = Dims::new(matrix.n.div_ceil(16), random.between(1, 3), random.block(4));
-        let kernel = format!("dequantise_int{}", matrix.bits);
+        let kernel = format!("dequantise_{}", matrix.kind.name());
         // SAFETY: the matrix is packed as the kernel reads it, and `out` has its shape.
         unsafe { random.launch(&kernel, dims, &mut args) };
         let weights = matrix.all_parts().into_iter();

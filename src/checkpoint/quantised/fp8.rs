@@ -13,18 +13,15 @@
 //!
 //! Scales of activations are not read: activations are not FP8.
 
-use std::ops::Range;
-
 use safetensors::tensor::Dtype as StoredDtype;
 
 use super::module::{Module, refused};
 use super::words::Floats;
 use crate::base::LoadError;
+use crate::checkpoint::fp8_matrix::{Fp8Matrix, Fp8Scales};
 use crate::checkpoint::json_file::JsonFile;
 use crate::checkpoint::matrix::Matrix;
 use crate::checkpoint::safetensors::StoredTensor;
-use crate::checkpoint::weight_file::FileRange;
-use crate::device::{Dtype, FloatRows};
 
 /// FP8 as `quantization_config` describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,16 +81,9 @@ impl Fp8 {
             let reason = format!("is FP8, and {} is missing", names[1]);
             return Err(weight.location.error(reason));
         };
-        let rows = Fp8Rows {
-            codes: weight.bytes,
-            outputs,
-            inputs,
-            scales: self.scales(scales, outputs, inputs)?,
-        };
-        Ok(Some(Matrix::Converted {
-            location: weight.location,
-            rows: Box::new(rows),
-        }))
+        let scales = self.scales(scales, outputs, inputs)?;
+        let matrix = Fp8Matrix::new(weight.bytes, outputs, inputs, scales);
+        Ok(Some(Matrix::Fp8(weight.location, matrix)))
     }
 
     fn scales(
@@ -101,7 +91,7 @@ impl Fp8 {
         stored: StoredTensor<'_>,
         outputs: usize,
         inputs: usize,
-    ) -> Result<Scales, LoadError> {
+    ) -> Result<Fp8Scales, LoadError> {
         let [block_outputs, block_inputs] = self.block.unwrap_or([outputs, inputs]);
         let num_blocks = [
             outputs.div_ceil(block_outputs),
@@ -127,7 +117,7 @@ impl Fp8 {
         let len = stored.shape.iter().product();
         let floats = Floats::new(stored)?;
         floats.read()?;
-        Ok(Scales {
+        Ok(Fp8Scales {
             values: (0..len).map(|index| floats.at(index)).collect(),
             block_outputs,
             block_inputs,
@@ -153,96 +143,5 @@ fn block(section: &JsonFile, key: &str) -> Result<Option<[usize; 2]>, LoadError>
             value,
             "a list of two sizes, such as [128, 128],",
         )),
-    }
-}
-
-/// The scales of a matrix.
-struct Scales {
-    values: Vec<f32>,
-    block_outputs: usize,
-    block_inputs: usize,
-}
-
-impl Scales {
-    /// Those of a row: one for each `block_inputs` columns.
-    fn of_row(&self, row: usize, columns: usize) -> &[f32] {
-        let num_columns = columns.div_ceil(self.block_inputs);
-        &self.values[row / self.block_outputs * num_columns..][..num_columns]
-    }
-}
-
-struct Fp8Rows<'a> {
-    codes: FileRange<'a>,
-    outputs: usize,
-    inputs: usize,
-    scales: Scales,
-}
-
-impl FloatRows for Fp8Rows<'_> {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
-    }
-
-    fn rows(&self) -> usize {
-        self.outputs
-    }
-
-    fn columns(&self) -> usize {
-        self.inputs
-    }
-
-    fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
-        let mut codes = vec![0; self.inputs];
-        for (row, out) in rows.zip(out.chunks_exact_mut(4 * self.inputs)) {
-            self.codes.read_at(row * self.inputs, &mut codes);
-            let block_inputs = self.scales.block_inputs;
-            let blocks = codes
-                .chunks(block_inputs)
-                .zip(out.chunks_mut(4 * block_inputs));
-            for ((codes, out), scale) in blocks.zip(self.scales.of_row(row, self.inputs)) {
-                for (code, out) in codes.iter().zip(out.as_chunks_mut().0) {
-                    *out = (scale * value(*code)).to_le_bytes();
-                }
-            }
-        }
-    }
-}
-
-/// The value of a code: `(-1)^s * 2^(e - 7) * 1.m`, or `(-1)^s * 2^-6 * 0.m` if `e` is 0. If all bits but the sign are
-/// set, NaN.
-fn value(code: u8) -> f32 {
-    let (exponent, mantissa) = (code >> 3 & 0xf, code & 7);
-    let magnitude = match (exponent, mantissa) {
-        (15, 7) => f32::NAN,
-        (0, _) => f32::from(mantissa) / 512.0,
-        _ => f32::from_bits((u32::from(exponent) + 120) << 23 | u32::from(mantissa) << 20),
-    };
-    match code & 0x80 {
-        0 => magnitude,
-        _ => -magnitude,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn codes_have_the_values_of_the_paper() {
-        // Table 1: the largest number, the smallest normal one, and the largest and smallest below that.
-        for (code, expected) in [
-            (0x00, 0.0),
-            (0x38, 1.0),
-            (0x7e, 448.0),
-            (0x08, 2.0_f32.powi(-6)),
-            (0x07, 0.875 * 2.0_f32.powi(-6)),
-            (0x01, 2.0_f32.powi(-9)),
-            (0xb9, -1.125),
-        ] {
-            assert_eq!(value(code), expected, "{code:#x}");
-        }
-        assert!(value(0x7f).is_nan() && value(0xff).is_nan());
-        let ascending: Vec<_> = (0..0x7f).map(value).collect();
-        assert!(ascending.is_sorted_by(|a, b| a < b));
     }
 }

@@ -75,7 +75,7 @@ pub const fn max_code(bits: CodeBits) -> u32 {
 pub const fn word_of(code: u32, bits: CodeBits) -> u32 {
     match bits {
         CodeBits::Four => code * 0x1111_1111,
-        CodeBits::Eight => code * 0x0101_0101,
+        CodeBits::Eight | CodeBits::Fp8 => code * 0x0101_0101,
     }
 }
 

@@ -72,6 +72,7 @@ impl Device for Cuda {
     type Step<'a> = CudaStep;
 
     const SAMPLES: bool = true;
+    const HAS_FP8: bool = true;
 
     fn open(options: &CudaOptions) -> Result<Self, LoadError> {
         Self::new(options)

@@ -46,7 +46,7 @@ pub(super) struct QuantisedAddresses {
 pub(super) const fn tile_columns(bits: CodeBits) -> usize {
     match bits {
         CodeBits::Four => 64,
-        CodeBits::Eight => 32,
+        CodeBits::Eight | CodeBits::Fp8 => 32,
     }
 }
 
@@ -79,7 +79,7 @@ impl RowTile {
 
 impl QuantisedWeights {
     /// Uploads matrices that can be packed together, one after the other. The inner error is the first row with a scale
-    /// or an offset that is not finite, or above 16.
+    /// or an offset that is not finite, or above 16, or with a code that is NaN.
     ///
     /// # Errors
     ///
@@ -230,7 +230,7 @@ impl Piece {
             };
             codes.fill(match tile.format.bits {
                 CodeBits::Four => 0x8888_8888,
-                CodeBits::Eight => 0,
+                CodeBits::Eight | CodeBits::Fp8 => 0,
             });
             scales.fill(0);
             offsets.fill(0);
@@ -241,7 +241,8 @@ impl Piece {
                 let lane = at - first;
                 write_codes(tile.format.bits, &row.codes, lane, codes);
                 let is_finite = write_numbers(&row.scales, lane, scales)
-                    & write_numbers(&row.offsets, lane, offsets);
+                    & write_numbers(&row.offsets, lane, offsets)
+                    & (tile.format.bits != CodeBits::Fp8 || !has_nan(&row.codes));
                 if !is_finite {
                     bad_row.fetch_min(at, Ordering::Relaxed);
                 }
@@ -268,7 +269,7 @@ fn write_codes(bits: CodeBits, codes: &[i8], row: usize, words: &mut [u32]) {
     for (half, codes) in codes.chunks(32).enumerate() {
         let (tile, half_of_tile) = match bits {
             CodeBits::Four => (half / 2, half % 2),
-            CodeBits::Eight => (half, 0),
+            CodeBits::Eight | CodeBits::Fp8 => (half, 0),
         };
         for (quad, codes) in codes.chunks(4).enumerate() {
             let (thread, step) = (quad / 2, quad % 2);
@@ -282,7 +283,7 @@ fn write_codes(bits: CodeBits, codes: &[i8], row: usize, words: &mut [u32]) {
                         let shift = 4 * (is_second + 2 * pair) + 16 * element;
                         words[lane + 2 * half_of_tile + step] ^= (code & 0xf) << shift;
                     }
-                    CodeBits::Eight => {
+                    CodeBits::Eight | CodeBits::Fp8 => {
                         let shift = 8 * (is_second + 2 * element);
                         words[lane + 2 * step + pair] |= code << shift;
                     }
@@ -290,6 +291,13 @@ fn write_codes(bits: CodeBits, codes: &[i8], row: usize, words: &mut [u32]) {
             }
         }
     }
+}
+
+/// Whether one of these 8-bit floats is NaN.
+fn has_nan(codes: &[i8]) -> bool {
+    codes
+        .iter()
+        .fold(false, |has_nan, code| has_nan | (code & 0x7f == 0x7f))
 }
 
 /// Writes the scales or the offsets of a row, and returns whether all of them are finite.
@@ -329,7 +337,7 @@ mod tests {
                         put(row, c + column, (word >> (4 * nibble) & 0xf) as i8 - 8);
                     }
                 }
-                CodeBits::Eight => {
+                CodeBits::Eight | CodeBits::Fp8 => {
                     let c = 32 * tile + 8 * t + 4 * (word_of_lane / 2) + 2 * (word_of_lane % 2);
                     let places = [(g, 0), (g + 8, 0), (g, 1), (g + 8, 1)];
                     for ((row, column), byte) in places.into_iter().zip(word.to_le_bytes()) {
@@ -359,7 +367,7 @@ mod tests {
             };
             let fill = match bits {
                 CodeBits::Four => 0x8888_8888,
-                CodeBits::Eight => 0,
+                CodeBits::Eight | CodeBits::Fp8 => 0,
             };
             let mut words = vec![fill; RowTile::new(format, k).num_words];
             let rows: Vec<Vec<i8>> = (0..TILE_ROWS)

@@ -1,7 +1,7 @@
 //! Products with quantised weights.
 //!
 //! ```text
-//! few rows    gemm_int4, gemm_int8      codes become bf16 in registers; parts of a sum are added by sum_splits
+//! few rows    gemm_int4, _int8, _fp8    codes become bf16 in registers; parts of a sum are added by sum_splits
 //! many rows   dequantise, cuBLASLt      some outputs at a time, so that their weights stay small
 //! ```
 //!
@@ -24,6 +24,8 @@ const ROWS_AT_ONCE: [usize; 4] = [8, 16, 32, 64];
 const MAX_ROWS_AT_ONCE: usize = 64;
 /// Threads of their blocks.
 const BLOCK_THREADS: u32 = 256;
+/// The kinds of codes, as kernels are named after them.
+const KINDS: [&str; 3] = ["int4", "int8", "fp8"];
 /// Bytes of the partial sums of a launch, if 64 rows need no more.
 const PARTIAL_BYTES: usize = 64 << 20;
 /// Bytes of the weights that are dequantised at a time.
@@ -33,9 +35,9 @@ const OUTPUT_UNIT: usize = 64;
 
 /// The kernels of quantised weights, and their scratch memory.
 pub(super) struct QuantisedProducts {
-    /// For 4 and 8 bits.
-    gemms: [[CudaFunction; ROWS_AT_ONCE.len()]; 2],
-    dequantise: [CudaFunction; 2],
+    /// For [`KINDS`] of codes.
+    gemms: [[CudaFunction; ROWS_AT_ONCE.len()]; KINDS.len()],
+    dequantise: [CudaFunction; KINDS.len()],
     sum_splits: CudaFunction,
     gather_columns: CudaFunction,
     widths: QuantisedWidths,
@@ -66,19 +68,18 @@ impl QuantisedProducts {
     /// None of them runs on this GPU.
     pub(super) fn new(stream: &Arc<CudaStream>, kernels: &Kernels) -> Result<Self, LoadError> {
         let function = |file, name: &str| kernels.function(file, name, 0);
-        let gemms = |bits: CodeBits| {
-            let name = |rows: usize| format!("gemm_int{}_m{rows}", bits.count());
+        let gemms = |kind: &str| {
+            let name = |rows: usize| format!("gemm_{kind}_m{rows}");
             let [m8, m16, m32, m64] = ROWS_AT_ONCE.map(name);
             let gemm = |name: String| function("quantised_gemm", &name);
             Ok::<_, LoadError>([gemm(m8)?, gemm(m16)?, gemm(m32)?, gemm(m64)?])
         };
+        let dequantise = |kind: &str| function("dequantise", &format!("dequantise_{kind}"));
+        let [int4, int8, fp8] = KINDS;
         let empty = || DeviceMemory::new(stream, 0);
         Ok(Self {
-            gemms: [gemms(CodeBits::Four)?, gemms(CodeBits::Eight)?],
-            dequantise: [
-                function("dequantise", "dequantise_int4")?,
-                function("dequantise", "dequantise_int8")?,
-            ],
+            gemms: [gemms(int4)?, gemms(int8)?, gemms(fp8)?],
+            dequantise: [dequantise(int4)?, dequantise(int8)?, dequantise(fp8)?],
             sum_splits: function("sum_splits", "sum_splits")?,
             gather_columns: function("gather_columns", "gather_columns")?,
             widths: QuantisedWidths::default(),
@@ -175,6 +176,7 @@ const fn index_of(bits: CodeBits) -> usize {
     match bits {
         CodeBits::Four => 0,
         CodeBits::Eight => 1,
+        CodeBits::Fp8 => 2,
     }
 }
 
@@ -357,7 +359,7 @@ mod tests {
 
     #[test]
     fn all_sums_of_a_launch_fit_the_scratch_memory() {
-        for bits in [CodeBits::Four, CodeBits::Eight] {
+        for bits in [CodeBits::Four, CodeBits::Eight, CodeBits::Fp8] {
             for n in [
                 1,
                 16,

@@ -72,6 +72,7 @@ impl ConfiguredModel<'_> {
         let bits = match self.settings.weight_only_precision? {
             WeightOnlyPrecision::Int8 => CodeBits::Eight,
             WeightOnlyPrecision::Int4 => CodeBits::Four,
+            WeightOnlyPrecision::Fp8 => CodeBits::Fp8,
         };
         let usual = WeightPrecision::new(bits);
         let group_size = self.settings.weight_only_group_size;
@@ -86,8 +87,11 @@ impl ConfiguredModel<'_> {
     /// # Errors
     /// A tensor of the checkpoint is missing, or its shape or data type is wrong.
     pub fn num_weight_bytes(&self) -> Result<u64, LoadError> {
-        self.source
-            .map_or(Ok(0), |source| source.num_weight_bytes(self.weights()))
+        match (self.source, self.gpu) {
+            (None, _) => Ok(0),
+            (Some(source), None) => source.num_weight_bytes(self.weights()),
+            (Some(source), Some(_)) => CudaRunner::num_weight_bytes(source, self.weights()),
+        }
     }
 
     /// Whether any layer's attention window is shorter than `max_seq_len`.

@@ -8,7 +8,7 @@ use super::configured_model::ConfiguredModel;
 use super::engine_config::{ModelDimensions, engine_config};
 use super::host_memory::{self, InstanceMemory};
 use crate::base::LoadError;
-use crate::config::{ModelConfig, Settings};
+use crate::config::{ModelConfig, Settings, WeightOnlyPrecision};
 use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, free_memory_bytes};
 use crate::engine::EngineConfig;
@@ -58,6 +58,17 @@ pub fn load_runner(
     })
 }
 
+/// Refuses weights that only GPUs multiply with.
+fn check_weights_on_cpu(settings: &Settings) -> Result<(), LoadError> {
+    match settings.weight_only_precision {
+        Some(WeightOnlyPrecision::Fp8) => Err(LoadError::Config {
+            problem: "weight_only_precision is fp8, which only GPUs compute with".to_owned(),
+            remedy: "write int8 or int4, or serve the model on a GPU".to_owned(),
+        }),
+        Some(WeightOnlyPrecision::Int8 | WeightOnlyPrecision::Int4) | None => Ok(()),
+    }
+}
+
 /// Refuses a file without the memory that it is read into.
 fn check_kv_file(settings: &Settings) -> Result<(), LoadError> {
     match (&settings.kv_cache_file, settings.kv_cache_host_memory_bytes) {
@@ -96,6 +107,7 @@ fn load_on_cpu(
     let settings = &config.settings;
     if model.source.is_some() {
         model.kv_dtype().check_on_cpu()?;
+        check_weights_on_cpu(settings)?;
     }
     let weight_bytes = model.num_weight_bytes()?;
     let (engine, reservation) = host_memory::reserve(|available_bytes| {

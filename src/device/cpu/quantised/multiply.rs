@@ -25,6 +25,7 @@ fn kernel(simd: Simd, bits: CodeBits) -> QuantisedKernel {
         (Simd::Avx2, CodeBits::Four) => avx2::tile::<true>,
         (_, CodeBits::Eight) => portable::tile_of_eight_bits,
         (_, CodeBits::Four) => portable::tile_of_four_bits,
+        (_, CodeBits::Fp8) => unreachable!("the CPU has no FP8 products"),
     }
 }
 

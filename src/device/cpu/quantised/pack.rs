@@ -61,7 +61,7 @@ impl Cpu {
                     )
                 };
                 codes.fill(match format.bits {
-                    CodeBits::Eight => 0x80,
+                    CodeBits::Eight | CodeBits::Fp8 => 0x80,
                     CodeBits::Four => 0x88,
                 });
                 for (lane, row) in order.rows(index).enumerate() {
@@ -96,6 +96,7 @@ fn write_codes(bits: CodeBits, row: &[i8], lane: usize, panel: &mut [u8]) {
                 }
             }
         }
+        CodeBits::Fp8 => unreachable!("the CPU has no FP8 products"),
         CodeBits::Four => {
             for (octet, codes) in row.chunks(8).enumerate() {
                 let mut quads = [[0; 4]; 2];

@@ -91,7 +91,7 @@ impl Panels {
     /// Bytes of the codes of a panel for `k` inputs, which are whole blocks.
     pub(super) const fn code_bytes(bits: CodeBits, k: usize) -> usize {
         match bits {
-            CodeBits::Eight => k * PANEL,
+            CodeBits::Eight | CodeBits::Fp8 => k * PANEL,
             CodeBits::Four => k * PANEL / 2,
         }
     }

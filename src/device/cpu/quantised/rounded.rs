@@ -4,12 +4,14 @@ use super::super::Simd;
 use super::super::math::ROUNDER;
 use super::super::simd::for_each_simd;
 use super::panels::stored_number;
-use crate::device::{CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
+use crate::device::{
+    CodeBits, MAX_E4M3, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, to_e4m3,
+};
 
 /// A matrix that is rounded to codes row by row: weights of a float checkpoint, or of a quantised one whose format no
 /// kernel supports. Groups have no offsets.
 ///
-/// With eight bits, the largest weight of a group gets the code 127 or -127. With four bits, the scale is one that
+/// With eight bits, the largest weight of a group gets the code 127 or -127, or the float 448 or -448. With four bits, the scale is one that
 /// gives the largest weight a code near -8: the one with the least squared error, weighted by the square of each
 /// weight. Unweighted, the largest weights would be clipped, which costs models more than the errors of all others
 /// (benches/RESULTS.md). All instruction sets give the same bits.
@@ -83,6 +85,7 @@ fn round_row(format: QuantFormat, values: &[f32], codes: &mut [i8], scales: &mut
         *scale = match format.bits {
             CodeBits::Eight => round_to_eight_bits(values, codes),
             CodeBits::Four => round_to_four_bits(values, codes),
+            CodeBits::Fp8 => round_to_fp8(values, codes),
         };
     }
 }
@@ -112,6 +115,17 @@ fn extreme(values: &[f32]) -> f32 {
 fn round_to_eight_bits(values: &[f32], codes: &mut [i8]) -> f32 {
     let scale = stored_number(extreme(values).abs() / 127.0);
     round(values, scale, (-127.0, 127.0), codes);
+    scale
+}
+
+/// The largest weight becomes the largest of these floats.
+#[inline(always)]
+fn round_to_fp8(values: &[f32], codes: &mut [i8]) -> f32 {
+    let scale = stored_number(extreme(values).abs() / MAX_E4M3);
+    let inverse = inverse(scale);
+    for (value, code) in values.iter().zip(codes) {
+        *code = to_e4m3(value * inverse).cast_signed();
+    }
     scale
 }
 
@@ -238,6 +252,7 @@ mod tests {
                 }
                 (best.1, -8.0, 7.0)
             }
+            CodeBits::Fp8 => unreachable!("not tried here"),
         };
         for (out, &value) in codes.iter_mut().zip(values) {
             *out = code(value, scale, least, largest) as i8;
