@@ -1,15 +1,46 @@
-"""One server for all tests that leave it intact, with the models that they use."""
+"""One server of each deployment for all tests that leave it intact, with the models that they use."""
 
 import pytest
 
+from harness.deployments import DEPLOYMENTS
 from harness.libraries import MISBEHAVING, compile_c
-from harness.repository import FULL_ANSWER, QUEUED, STORIES, TIGHT, add_model, add_synthetic
-from harness.server import Server
+from harness.repository import FULL_ANSWER, QUEUED, STORIES, TIGHT
 from harness.synthetic import ENDLESS_SEQ_LEN
+
+BOTH_DRIVERS = ("iterative", "queued")
+
+
+def pytest_generate_tests(metafunc):
+    """A test whose server depends on the deployment runs with both drivers, unless its marks say otherwise."""
+    if "deployment" in metafunc.fixturenames:
+        exactly = metafunc.definition.get_closest_marker("deployments")
+        also_on_gpu = metafunc.definition.get_closest_marker("also_on_gpu")
+        default = BOTH_DRIVERS + (("gpu",) if also_on_gpu else ())
+        names = exactly.args if exactly else default
+        metafunc.parametrize("deployment", names, indirect=True, scope="session")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """One deployment after the other, so that each has its server started once."""
+    order = list(DEPLOYMENTS)
+
+    def position(item):
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        return order.index(parameters.get("deployment", order[0]))
+
+    items.sort(key=position)
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory):
+def deployment(request):
+    """How the models of a test are served."""
+    return DEPLOYMENTS[request.param]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory, deployment):
+    add_model, add_synthetic = deployment.add_model, deployment.add_synthetic
     repository = tmp_path_factory.mktemp("server") / "repository"
     add_model(repository, "stories", checkpoint=STORIES)
     add_model(repository, "stories_full", fields=FULL_ANSWER, checkpoint=STORIES)
@@ -23,8 +54,8 @@ def server(tmp_path_factory):
         checkpoint=STORIES,
     )
     add_model(repository, "stories_queued", fields=QUEUED, checkpoint=STORIES)
-    tight = {**TIGHT, "enable_trt_overlap": "true"}
-    add_model(repository, "stories_queued_tight", tight, fields=QUEUED, checkpoint=STORIES)
+    tight_overlap = {**TIGHT, "enable_trt_overlap": "true"}
+    add_model(repository, "stories_tight_overlap", tight_overlap, checkpoint=STORIES)
     # Memory for 40 rows of the demo model's 1536 logits.
     few_logits = {"logits_memory_bytes": 40 * 1536 * 4, "max_beam_width": 4}
     add_model(repository, "stories_few_logits", few_logits, checkpoint=STORIES)
@@ -32,19 +63,17 @@ def server(tmp_path_factory):
     held = {"max_beam_width": 8, "logits_post_processor_library": library}
     add_model(repository, "stories_beams", held, checkpoint=STORIES)
     add_model(repository, "stories_beams_full", {"max_beam_width": 8}, fields=FULL_ANSWER, checkpoint=STORIES)
-    add_model(repository, "stories_beams_queued", {"max_beam_width": 8}, fields=QUEUED, checkpoint=STORIES)
     overlapping = {"max_beam_width": 8, "enable_trt_overlap": "true"}
     add_model(repository, "stories_beams_overlap", overlapping, checkpoint=STORIES)
     add_model(repository, "stories_beams_tight", {**TIGHT, "max_beam_width": 8}, checkpoint=STORIES)
     add_synthetic(repository, "synthetic_beams", {"max_beam_width": 8})
     add_synthetic(repository, "synthetic")
-    add_synthetic(repository, "synthetic_queued", fields=QUEUED)
     add_synthetic(repository, "synthetic_full", fields=FULL_ANSWER)
     add_synthetic(repository, "synthetic_tight", {**TIGHT, "synthetic_step_us": 200})
     endless = {"max_seq_len": ENDLESS_SEQ_LEN}
     add_synthetic(repository, "endless", endless)
     add_synthetic(repository, "one_slot", {**endless, "synthetic_step_us": 5000}, fields="max_batch_size: 1")
-    with Server(repository, "--model-control-mode=explicit", "--load-model=*") as server:
+    with deployment.server(repository) as server:
         yield server
 
 

@@ -6,12 +6,15 @@ import re
 import shlex
 import subprocess
 
+import pytest
+
 from harness.repository import ROOT
 
 # The command, one line per flag.
 (COMMAND,) = re.findall(r"^aiperf (profile(?: .*\\\n)+ .*)$", (ROOT / "docs/src/measuring.md").read_text(), re.M)
 
 
+@pytest.mark.deployments("iterative")
 def test_aiperf_measures_the_demo_model_with_the_servers_token_counts(server, tmp_path):
     arguments = shlex.split(COMMAND.replace("\\\n", " ").replace("localhost:8000", server.http_url))
     flags = {name: arguments[i + 1] for i, name in enumerate(arguments[:-1]) if name.startswith("--")}

@@ -27,6 +27,8 @@ def test_a_backlog_is_served_in_order_and_every_answer_is_right(server):
     assert started == sorted(started)
 
 
+# In Triton's queue a request's own timeout needs the policy's `allow_timeout_override` (test_queue.py).
+@pytest.mark.deployments("iterative")
 def test_a_timeout_in_the_backlog_fails_that_request_alone(server):
     async def main():
         async with clients.grpc(server) as client:

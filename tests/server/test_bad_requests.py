@@ -173,6 +173,7 @@ def test_a_request_id_in_flight_is_rejected_and_usable_again_afterwards(server):
     clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
 
 
+@pytest.mark.deployments("iterative")
 def test_a_sequence_id_in_flight_is_rejected_without_harm_to_the_first(server):
     """Triton assigns a second START with a live correlation id to the slot of the first."""
 

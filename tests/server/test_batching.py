@@ -9,8 +9,7 @@ import pytest
 
 from harness import clients
 from harness.clients import described
-from harness.repository import STORIES, add_model
-from harness.server import Server
+from harness.repository import STORIES
 
 SHARED = (
     "One day, Mina went to the old mill. The sky was grey. She had a golden key that she loved more than anything. "
@@ -117,12 +116,15 @@ def serve(server, model, asked):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, deployment):
+    add_model = deployment.add_model
     repository = tmp_path_factory.mktemp("batching") / "repository"
-    for name, parameters, _ in combinations():
-        add_model(repository, name, parameters, checkpoint=STORIES)
+    # On the stand-in for a GPU the model has one layer, and so one window.
+    window = {**WINDOW, **({"max_attention_window_size": 24} if deployment.on_gpu else {})}
+    for name, parameters, windowed in combinations():
+        add_model(repository, name, {**parameters, **(window if windowed else {})}, checkpoint=STORIES)
     add_model(repository, "alone", {"max_seq_len": 192, "max_beam_width": 4}, checkpoint=STORIES)
-    add_model(repository, "alone-window", {"max_seq_len": 192, "max_beam_width": 4, **WINDOW}, checkpoint=STORIES)
+    add_model(repository, "alone-window", {"max_seq_len": 192, "max_beam_width": 4, **window}, checkpoint=STORIES)
     contiguous = {"max_seq_len": 192, "max_num_requests": 6, "max_beam_width": 4, "kv_cache_type": "contiguous"}
     add_model(repository, "contiguous", contiguous, checkpoint=STORIES)
     pair = "instance_group [{ count: 2 kind: KIND_CPU }]"
@@ -130,7 +132,7 @@ def server(tmp_path_factory):
     add_model(repository, "neighbour", {"max_seq_len": 192, "max_beam_width": 4}, checkpoint=STORIES)
     add_model(repository, "int8", {**TIGHT, "kv_cache_dtype": "int8"}, checkpoint=STORIES)
     add_model(repository, "int8-alone", {"max_seq_len": 192, "max_beam_width": 4, "kv_cache_dtype": "int8"}, checkpoint=STORIES)
-    with Server(repository, "--model-control-mode=explicit") as server:
+    with deployment.server(repository, "--model-control-mode=explicit") as server:
         yield server
 
 
@@ -139,16 +141,28 @@ def alone(server):
     """The answer that each request gets alone, without and with the window."""
     answers = {}
     for windowed, model in enumerate(["alone", "alone-window"]):
-        server.load(model)
+        assert server.load(model) is None
         answers[bool(windowed)] = serve_alone(server, model, requests(""))
         server.unload(model)
     assert answers[False] != answers[True], "the window makes a difference"
     return answers
 
 
+@pytest.mark.deployments("iterative")
 @pytest.mark.parametrize(("name", "parameters", "windowed"), list(combinations()), ids=lambda it: str(it)[:60])
 def test_a_combination_gives_each_request_what_it_gets_alone(server, alone, name, parameters, windowed):
-    server.load(name)
+    assert_same_as_alone(server, alone, name, parameters, windowed)
+
+
+# Each value of each parameter occurs.
+@pytest.mark.deployments("queued", "gpu")
+@pytest.mark.parametrize(("name", "parameters", "windowed"), list(combinations())[::17], ids=lambda it: str(it)[:60])
+def test_some_combinations_do_so_with_other_deployments(server, alone, name, parameters, windowed):
+    assert_same_as_alone(server, alone, name, parameters, windowed)
+
+
+def assert_same_as_alone(server, alone, name, parameters, windowed):
+    assert server.load(name) is None
     try:
         for _ in range(2):
             assert serve(server, name, list(requests(parameters["gpt_model_type"]))) == alone[windowed]

@@ -10,7 +10,6 @@ import tritonclient.grpc as grpcclient
 from harness import clients
 from harness.clients import GrpcStream, Refused, generate, generate_stream, tensor
 from harness.repository import FULL_ANSWER, ROOT, STORIES, add_model
-from harness.server import Server
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 VLLM = {"client_compatibility": "vllm"}
@@ -35,15 +34,16 @@ TYPES = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, deployment):
     repository = tmp_path_factory.mktemp("compatibility") / "repository"
-    add_model(repository, "plain", checkpoint=STORIES)
+    # Without a batch dimension there is no dynamic batching.
     add_model(repository, "vllm", VLLM, checkpoint=STORIES)
-    add_model(repository, "vllm_batched", VLLM, fields="max_batch_size: 4", checkpoint=STORIES)
-    add_model(repository, "ensemble", TENSORRT_LLM, checkpoint=STORIES)
-    add_model(repository, "ensemble_full", TENSORRT_LLM, fields=FULL_ANSWER, checkpoint=STORIES)
-    add_model(repository, "tensorrt_llm", TENSORRT_LLM, fields=IDS, checkpoint=STORIES)
-    with Server(repository, "--model-control-mode=explicit", "--load-model=*") as server:
+    deployment.add_model(repository, "plain", checkpoint=STORIES)
+    deployment.add_model(repository, "vllm_batched", VLLM, fields="max_batch_size: 4", checkpoint=STORIES)
+    deployment.add_model(repository, "ensemble", TENSORRT_LLM, checkpoint=STORIES)
+    deployment.add_model(repository, "ensemble_full", TENSORRT_LLM, fields=FULL_ANSWER, checkpoint=STORIES)
+    deployment.add_model(repository, "tensorrt_llm", TENSORRT_LLM, fields=IDS, checkpoint=STORIES)
+    with deployment.server(repository) as server:
         yield server
 
 
@@ -111,6 +111,7 @@ def test_inputs_and_outputs_are_those_of_the_others_models(server):
     assert [input["name"] for input in server.model_config("plain")["input"]] == ["text_input"]
 
 
+@pytest.mark.deployments("iterative")
 def test_a_max_batch_size_of_zero_means_no_batch_dimension(server):
     config = server.model_config("vllm")
     assert config["max_batch_size"] == 0
@@ -125,6 +126,7 @@ def test_a_max_batch_size_of_zero_means_no_batch_dimension(server):
         responses(server, "vllm", inputs(PROMPT))
 
 
+@pytest.mark.deployments("iterative")
 def test_without_batches_many_requests_are_computed_together(server):
     """Each stream gets what it gets alone, and steps have several streams."""
     prompts = [f"{PROMPT} {i}" for i in range(12)]
@@ -174,6 +176,7 @@ def test_reasons_and_counts_come_on_request(server):
     assert generate(server, "plain", PROMPT).last.finish_reason == "length"
 
 
+@pytest.mark.deployments("iterative")
 def test_counts_are_unsigned_and_of_each_response(server):
     options = {"stream": True, "return_num_output_tokens": True, "return_num_input_tokens": True}
     parts = vllm(server, **options)
@@ -183,6 +186,7 @@ def test_counts_are_unsigned_and_of_each_response(server):
     assert last.num_output_tokens == 16
 
 
+@pytest.mark.deployments("iterative")
 def test_logprobs_are_null_unless_their_number_is_given(server):
     assert "logprobs" not in vllm(server, sampling_parameters=json.dumps({"logprobs": 1}))[0]
     assert vllm(server, return_logprobs=True)[0]["logprobs"][0] == b"null"

@@ -1,31 +1,25 @@
 """A model on a GPU, which is the stand-in for one: the same answers as on the CPU, and clear errors without one."""
 
 import asyncio
-import os
-import pathlib
+import json
 
+import numpy
 import pytest
 
-from harness import clients
-from harness.repository import STORIES, TIGHT, add_model
+from harness import clients, deployments
+from harness.repository import ROOT, STORIES, TIGHT, add_model
 from harness.server import Server
 
 ON_GPU = {"gpu_device_ids": 0, "deterministic": "true"}
+FIXTURES = ROOT / "tests" / "fixtures"
+FAMILIES = sorted(file.parent.name for file in FIXTURES.glob("*/expected.json"))
 PROMPTS = ["Once upon a time", "The fox", "A little girl named", "One day, the dog"]
 
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory):
-    """The environment of a server whose backend finds the stand-in.
-
-    Triton's own CUDA runtime looks for `libcuda.so.1` and needs more of it than the stand-in has, so that Triton would
-    refuse every model. The backend looks for `libcuda.so` too.
-    """
-    libraries = pathlib.Path(os.environ["CUDA_STAND_IN"])
-    folder = tmp_path_factory.mktemp("stand_in")
-    (folder / "libcuda.so").symlink_to(libraries / "libcuda.so.1")
-    (folder / "libcublasLt.so.12").symlink_to(libraries / "libcublasLt.so.12")
-    return {"LD_LIBRARY_PATH": str(folder)}
+    """The environment of a server whose backend finds the stand-in."""
+    return deployments.stand_in(tmp_path_factory.mktemp("gpu") / "stand_in")
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +75,34 @@ def test_several_sequences_of_a_request_are_the_same_on_a_gpu(server):
 def test_seeded_samples_are_the_same_on_a_gpu(server):
     options = {"temperature": 0.8, "top_p": 0.9, "seed": 11}
     assert texts(server, "gpu", **options) == texts(server, "gpu_tight", **options)
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory, stand_in):
+    """A model of each family, without a tokenizer."""
+    repository = tmp_path_factory.mktemp("families") / "repository"
+    for name in FAMILIES:
+        parameters = {**ON_GPU, "gpt_model_path": FIXTURES / name, "max_tokens_in_paged_kv_cache": 1024}
+        add_model(repository, name, parameters)
+    with Server(repository, environment=stand_in) as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_of_each_family_has_the_logits_of_transformers_on_a_gpu(families, name):
+    expected = json.loads((FIXTURES / name / "expected.json").read_text())["prompts"]
+    options = {"max_tokens": len(expected[0]["greedy"]), "return_generation_logits": True}
+    answers = clients.streams(families, name, [(prompt["prompt"], options) for prompt in expected])
+    for prompt, answer in zip(expected, answers, strict=True):
+        rows = numpy.concatenate([array[0, 0] for array in answer.tensors("generation_logits")])
+        steps = zip(prompt["greedy"], answer.ids, prompt["logits"], rows, strict=True)
+        for token, ours, theirs, row in steps:
+            # As tests/models compares devices: a GPU rounds activations that the CPU does not.
+            assert numpy.abs(row - theirs).max() < 0.1
+            if ours != token:
+                # Rounding may decide a near tie. What follows it is another text.
+                assert theirs[token] - theirs[ours] < 0.1
+                break
 
 
 def refusal(repository, environment, gpu=0):

@@ -9,6 +9,7 @@ import pytest
 from harness import clients
 from harness.clients import Refused, generate, generate_stream, infer
 
+pytestmark = pytest.mark.also_on_gpu
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 SCHEMA = {
     # The demo model likes white space, and one of its servers has little memory.
@@ -95,7 +96,6 @@ def test_every_protocol_gives_the_same_text_and_it_matches_its_guide(server, gui
         "stream": stream,
         "infer": infer(server, "stories_full", PROMPT, exclude_input_in_output=True, **given),
         "few blocks": generate(server, "stories_tight", PROMPT, exclude_input_in_output=True, **given),
-        "queued": generate(server, "stories_queued", PROMPT, exclude_input_in_output=True, **given),
         "oldest": generate(server, "stories_oldest", PROMPT, exclude_input_in_output=True, **given),
     }
     for way, answer in answers.items():

@@ -6,21 +6,20 @@ import pytest
 
 from harness import clients
 from harness.clients import GrpcStream, Refused
-from harness.repository import QUEUED, add_synthetic
-from harness.server import Server, num_requests, until
+from harness.server import num_requests, until
 from harness.synthetic import ENDLESS, ENDLESS_SEQ_LEN, continuation
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, deployment):
+    add_synthetic = deployment.add_synthetic
     repository = tmp_path_factory.mktemp("interruption") / "repository"
     slow = {"synthetic_step_us": 3000, "max_seq_len": ENDLESS_SEQ_LEN}
     add_synthetic(repository, "slow", slow)
     add_synthetic(repository, "overlap", {**slow, "enable_trt_overlap": "true"})
-    add_synthetic(repository, "queued", slow, fields=QUEUED)
     add_synthetic(repository, "one_by_one", {**slow, "max_num_requests": 1})
     add_synthetic(repository, "lockstep", {**slow, "gpt_model_type": "V1"})
-    with Server(repository) as server:
+    with deployment.server(repository) as server:
         yield server
 
 
@@ -29,7 +28,7 @@ async def stop(client, model, request_id):
     return await clients.stream(client, model, [1], request_id=request_id, stream=False, stop=True)
 
 
-@pytest.mark.parametrize("model", ["slow", "overlap", "queued"])
+@pytest.mark.parametrize("model", ["slow", "overlap"])
 def test_a_stop_request_ends_the_request_with_its_id_within_a_few_steps(server, model):
     async def main():
         async with clients.grpc(server) as client:

@@ -16,7 +16,8 @@ PREFIX = [n % 97 for n in range(20 * BLOCK)]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, deployment):
+    add_synthetic = deployment.add_synthetic
     repository = tmp_path_factory.mktemp("kv_cache") / "repository"
     reuse = {"tokens_per_block": BLOCK, "synthetic_step_us": 0, "synthetic_token_us": 20}
     add_synthetic(repository, "reuse", reuse)
@@ -37,7 +38,7 @@ def server(tmp_path_factory):
             "synthetic_step_us": 100,
         }
         add_synthetic(repository, policy, pressure, fields="max_batch_size: 64")
-    with Server(repository, "--metrics-interval-ms=50") as server:
+    with deployment.server(repository, "--metrics-interval-ms=50") as server:
         yield server
 
 

@@ -15,10 +15,10 @@ MEBIBYTE = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, deployment):
     repository = tmp_path_factory.mktemp("large") / "repository"
-    add_model(repository, "stories", checkpoint=STORIES)
-    with Server(repository) as server:
+    deployment.add_model(repository, "stories", checkpoint=STORIES)
+    with deployment.server(repository) as server:
         yield server
 
 

@@ -1,6 +1,7 @@
 """Models that are unloaded, and servers that stop, while requests run: every accepted request is answered."""
 
 import asyncio
+import itertools
 import os
 import time
 
@@ -22,23 +23,28 @@ def gate(tmp_path):
 
 
 @pytest.fixture
-def explicit(repository, gate):
+def explicit(repository, gate, deployment):
     """A server for a single test, which loads its models itself."""
-    add_synthetic(repository, "synthetic", {"synthetic_gate": gate.file})
-    add_synthetic(repository, "full", {"synthetic_gate": gate.file}, fields=FULL_ANSWER)
-    with Server(repository, "--model-control-mode=explicit") as server:
+    deployment.add_synthetic(repository, "synthetic", {"synthetic_gate": gate.file})
+    deployment.add_synthetic(repository, "full", {"synthetic_gate": gate.file}, fields=FULL_ANSWER)
+    with deployment.server(repository, "--model-control-mode=explicit") as server:
         yield server
 
 
-async def held_streams(server, client, gate):
+async def held_streams(client, gate):
     """Streams that have received their first token, as tasks that return all tokens; they continue when the
     gate opens. The model's steps are counted from its load."""
     gate.allow(1)
     first = await started_streams(client, range(1))
-    # The second step has begun; requests that arrive now join in the third.
     others = asyncio.create_task(started_streams(client, range(1, NUM_STREAMS)))
-    await until(lambda: num_pending(server, "synthetic") == NUM_STREAMS - 1)
-    gate.allow(3)
+    num_steps = itertools.count(2)
+
+    def have_started():
+        """Allows another step, which takes the requests that have arrived."""
+        gate.allow(next(num_steps))
+        return others.done()
+
+    await until(have_started)
     return first + await others
 
 
@@ -68,7 +74,7 @@ def test_an_unload_lets_running_streams_finish_and_takes_no_new_ones(explicit, g
 
     async def main():
         async with clients.grpc(explicit) as client:
-            tasks = await held_streams(explicit, client, gate)
+            tasks = await held_streams(client, gate)
             await asyncio.to_thread(explicit.unload, "synthetic")
             with pytest.raises(clients.Refused, match="unknown model: 'synthetic' has no available versions"):
                 await clients.stream(client, "synthetic", [1], max_tokens=1)
@@ -87,7 +93,7 @@ def test_a_reload_under_load_loses_no_requests(explicit, gate):
     async def main():
         async with clients.grpc(explicit) as client:
             for _ in range(4):
-                tasks = await held_streams(explicit, client, gate)
+                tasks = await held_streams(client, gate)
                 await asyncio.to_thread(explicit.unload, "synthetic")
                 gate.open()
                 await assert_all_right(tasks)
@@ -97,11 +103,12 @@ def test_a_reload_under_load_loses_no_requests(explicit, gate):
     clients.run(main())
 
 
-def test_loading_a_model_over_itself_does_not_affect_the_old_one(explicit, repository, tmp_path):
+def test_loading_a_model_over_itself_does_not_affect_the_old_one(explicit, deployment, repository, tmp_path):
     # Old and new overlap, and have metrics with the same labels, which once corrupted the server's heap.
     def configure(number):
         gate = Gate(tmp_path / f"gate{number}")
-        add_synthetic(repository, "synthetic", {"synthetic_gate": gate.file, "synthetic_step_us": 1000 + number})
+        parameters = {"synthetic_gate": gate.file, "synthetic_step_us": 1000 + number}
+        deployment.add_synthetic(repository, "synthetic", parameters)
         return gate
 
     gate = configure(0)
@@ -112,7 +119,7 @@ def test_loading_a_model_over_itself_does_not_affect_the_old_one(explicit, repos
         async with clients.grpc(explicit) as client:
             tasks = []
             for number in range(1, 9):
-                tasks += await held_streams(explicit, client, gate)
+                tasks += await held_streams(client, gate)
                 of_the_old = gate
                 gate = configure(number)
                 assert await asyncio.to_thread(explicit.load, "synthetic") is None
@@ -154,7 +161,7 @@ def test_a_server_that_stops_finishes_its_streams_and_exits_cleanly(explicit, ga
 
     async def main():
         async with clients.grpc(explicit) as client:
-            tasks = await held_streams(explicit, client, gate)
+            tasks = await held_streams(client, gate)
             stopping = await begun_stop(explicit, gate)
             await assert_all_right(tasks)
             return await stopping
@@ -232,6 +239,7 @@ def test_a_warmed_up_model_computes_before_its_first_request(repository, fields)
         assert server.metrics()[successes] == 1, "the warm-up is not counted"
 
 
+@pytest.mark.deployments("iterative")
 def test_a_gap_between_two_slots_is_not_treated_as_a_warm_up(explicit, gate):
     """Triton fills it with a copy of another request, which has no sequence either."""
     assert explicit.load("synthetic") is None

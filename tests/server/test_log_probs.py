@@ -9,6 +9,7 @@ import pytest
 from harness import clients
 from harness.clients import generate, generate_stream, infer
 
+pytestmark = pytest.mark.also_on_gpu
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 ALL = {"return_log_probs": True, "return_cumulative_logprob": True, "logprobs": 3}
 SAMPLED = {"max_tokens": 24, "temperature": 0.8, "seed": 7, "ignore_eos": True}
@@ -74,9 +75,19 @@ def test_options_change_the_choice_but_not_the_log_probabilities(server):
     assert entries(biased) == [dict([forced])]
 
 
-@pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_queued", "stories_tight"])
+@pytest.mark.parametrize("model", ["stories", "stories_tight"])
 def test_log_probabilities_are_the_same_bits_in_a_batch(server, alone, model):
     """`stories_tight` has few blocks: its requests are chunked, paused and computed again."""
+    assert_same_in_a_batch(server, alone, model)
+
+
+@pytest.mark.deployments("iterative", "gpu")
+@pytest.mark.parametrize("model", ["stories_oldest", "stories_queued"])
+def test_log_probabilities_are_the_same_bits_with_another_scheduler(server, alone, model):
+    assert_same_in_a_batch(server, alone, model)
+
+
+def assert_same_in_a_batch(server, alone, model):
     others = [(PROMPT[: 3 + 2 * n], {"max_tokens": 20 + n, "logprobs": n % 21} if n % 3 else {"max_tokens": 60}) for n in range(23)]
     asked, *_ = clients.streams(server, model, [(PROMPT, {**SAMPLED, **ALL}), *others])
     assert asked.ids == alone.ids

@@ -10,10 +10,11 @@ import tritonclient.http as httpclient
 from harness import clients
 from harness.clients import generate, infer
 from harness.libraries import MISBEHAVING, compile_c
-from harness.repository import STORIES, add_model
-from harness.server import Server, num_pending, until
+from harness.repository import STORIES
+from harness.server import num_pending, until
 from harness.synthetic import Gate
 
+pytestmark = pytest.mark.also_on_gpu
 PROMPT = "Once upon a time, there was a brave fox named Finn. Every evening, he liked to look at the stars."
 BOTH = {"return_context_logits": True, "return_generation_logits": True}
 SAMPLED = {"max_tokens": 12, "temperature": 0.8, "seed": 7, "ignore_eos": True}
@@ -60,9 +61,19 @@ def test_options_do_not_change_the_returned_logits(server):
     assert first_row() == first_row(temperature=2.0, logit_bias='{"5": 50}', repetition_penalty=1.5, top_k=3)
 
 
-@pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_queued", "stories_tight"])
+@pytest.mark.parametrize("model", ["stories", "stories_tight"])
 def test_logits_are_the_same_bits_in_a_batch_and_from_a_warm_cache(server, alone, model):
     """`stories_tight` has few blocks: its requests are chunked, paused and computed again."""
+    assert_same_in_a_batch(server, alone, model)
+
+
+@pytest.mark.deployments("iterative")
+@pytest.mark.parametrize("model", ["stories_oldest", "stories_queued"])
+def test_logits_are_the_same_bits_with_another_scheduler(server, alone, model):
+    assert_same_in_a_batch(server, alone, model)
+
+
+def assert_same_in_a_batch(server, alone, model):
     others = [(PROMPT[: 9 + 3 * n], {"max_tokens": 60, "return_generation_logits": n % 3 == 0}) for n in range(23)]
     for _ in range(2):
         asked, *_ = clients.streams(server, model, [(PROMPT, {**SAMPLED, **BOTH}), *others])
@@ -111,12 +122,14 @@ def test_logits_that_could_not_fit_are_rejected_before_they_run_with_a_way_out(s
     generate(server, "stories_few_logits", PROMPT, max_tokens=40, return_generation_logits=True)
 
 
-def test_memory_for_logits_is_freed_when_requests_end(tmp_path):
+# With the other driver nothing shows from outside that a request has reached the backend.
+@pytest.mark.deployments("iterative")
+def test_memory_for_logits_is_freed_when_requests_end(tmp_path, deployment):
     repository = tmp_path / "repository"
     library = compile_c(MISBEHAVING, tmp_path / "waits.so")
     # Memory for 40 rows.
     parameters = {"logits_memory_bytes": 40 * 1536 * 4, "logits_post_processor_library": library}
-    add_model(repository, "few", parameters, checkpoint=STORIES)
+    deployment.add_model(repository, "few", parameters, checkpoint=STORIES)
     gate = Gate(tmp_path / "gate", num_steps=1)
     options = {"max_tokens": 40, "return_generation_logits": True, "ignore_eos": True}
     held = {"logits_post_processor_name": "waits", "logits_post_processor_args": str(gate.file)}
@@ -141,7 +154,7 @@ def test_memory_for_logits_is_freed_when_requests_end(tmp_path):
             again = await clients.stream(client, "few", PROMPT, **options)
             assert rows(again, "generation_logits").shape[0] == 40
 
-    with Server(repository) as server:
+    with deployment.server(repository) as server:
         clients.run(asyncio.wait_for(main(server), clients.TIMEOUT_S))
 
 

@@ -14,8 +14,7 @@ import pytest
 from harness import clients
 from harness.clients import GrpcStream, Refused, generate, tensor
 from harness.libraries import BAD_TABLE, C_EXAMPLE, MISBEHAVING, compile_c
-from harness.repository import ROOT, STORIES, add_model
-from harness.server import Server
+from harness.repository import ROOT, STORIES
 from harness.synthetic import Gate
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
@@ -43,7 +42,8 @@ def compile_rust():
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory):
+def libraries(tmp_path_factory, deployment):
+    add_model = deployment.add_model
     folder = tmp_path_factory.mktemp("libraries")
     repository = folder / "repository"
     c = compile_c(C_EXAMPLE, folder / "example.so")
@@ -52,7 +52,7 @@ def libraries(tmp_path_factory):
     add_model(repository, "rust", {LIBRARY: compile_rust()}, checkpoint=STORIES)
     add_model(repository, "rogue", {LIBRARY: rogue}, checkpoint=STORIES)
     add_model(repository, "tensors", {LIBRARY: rogue}, fields=CLIENT_ID_AS_TENSOR, checkpoint=STORIES)
-    with Server(repository, "--model-control-mode=explicit", "--load-model=*") as server:
+    with deployment.server(repository) as server:
         yield server
 
 
@@ -237,7 +237,9 @@ def test_a_slow_processor_delays_its_step_but_not_finished_answers(libraries):
     assert slow.ids == free.ids and seconds >= 0.2
 
 
-def test_a_library_is_opened_and_closed_with_its_model(repository):
+@pytest.mark.also_on_gpu
+def test_a_library_is_opened_and_closed_with_its_model(repository, deployment):
+    add_model = deployment.add_model
     folder = add_model(repository, "model", {LIBRARY: "processors.so"}, checkpoint=STORIES).parent
     library = folder / "processors.so"
 
@@ -247,7 +249,7 @@ def test_a_library_is_opened_and_closed_with_its_model(repository):
         os.replace(folder / "new.so", library)
 
     put(MISBEHAVING)
-    with Server(repository, "--model-control-mode=explicit", "--load-model=model") as server:
+    with deployment.server(repository, "--model-control-mode=explicit", "--load-model=model") as server:
         free = ids(server, "model")
         assert ids(server, "model", **named("nothing")) == free
         assert str(library) in open(f"/proc/{server.process.pid}/maps").read()

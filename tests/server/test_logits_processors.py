@@ -7,9 +7,9 @@ import pytest
 
 from harness import clients
 from harness.clients import Refused, generate, generate_stream, infer
-from harness.repository import STORIES, add_model
-from harness.server import Server
+from harness.repository import STORIES
 
+pytestmark = pytest.mark.also_on_gpu
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 
 
@@ -122,12 +122,12 @@ def test_bad_arguments_are_an_error_of_their_own_request(server, given, words):
     assert len(ids(server, max_tokens=2)) == 2
 
 
-def test_post_processors_are_rejected_without_logits_and_in_lockstep(server, repository):
+def test_post_processors_are_rejected_without_logits_and_in_lockstep(server, deployment, repository):
     given = named("ban_tokens", {"tokens": [5]})
     with pytest.raises(Refused, match="the synthetic runner has no logits"):
         generate(server, "synthetic", [1, 2], **given)
-    add_model(repository, "lockstep", {"gpt_model_type": "V1"}, checkpoint=STORIES)
-    with Server(repository) as lockstep:
+    deployment.add_model(repository, "lockstep", {"gpt_model_type": "V1"}, checkpoint=STORIES)
+    with deployment.server(repository) as lockstep:
         with pytest.raises(Refused, match="with gpt_model_type V1 there are no logits post-processors"):
             ids(lockstep, model="lockstep", **given)
         assert ids(lockstep, model="lockstep") == ids(server)

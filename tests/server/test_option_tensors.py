@@ -9,14 +9,14 @@ import pytest
 
 from harness import clients
 from harness.clients import GrpcStream, Refused, generate, tensor
-from harness.repository import ROOT, STORIES, add_model, add_synthetic
-from harness.server import Server, num_pending, until
+from harness.repository import ROOT, STORIES
+from harness.server import num_pending, until
 from harness.synthetic import ENDLESS, ENDLESS_SEQ_LEN, continuation
 
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 # The inputs that the documentation tells users to declare.
 (DOCUMENTED,) = re.findall(r"^```\n(input \[.*?)^```$", (ROOT / "docs/src/clients.md").read_text(), re.M | re.S)
-OLDEST = DOCUMENTED[DOCUMENTED.index("sequence_batching") :]
+INPUTS, OLDEST = re.fullmatch("(.*)(sequence_batching.*)", DOCUMENTED, re.S).groups()
 DIRECT = OLDEST.replace("oldest { max_candidate_sequences: 64 }", "direct { }")
 IDS = """
 input [
@@ -66,15 +66,17 @@ TYPES = {
 
 
 @pytest.fixture(scope="module")
-def tensor_server(tmp_path_factory):
+def tensor_server(tmp_path_factory, deployment):
+    add_model, add_synthetic = deployment.add_model, deployment.add_synthetic
+    scheduler = deployment.scheduler or OLDEST
     repository = tmp_path_factory.mktemp("tensors") / "repository"
-    add_model(repository, "stories", fields=DOCUMENTED, checkpoint=STORIES)
-    add_model(repository, "tensorrt_llm", {"max_beam_width": 4}, fields=TENSORRT_LLM + OLDEST, checkpoint=STORIES)
+    add_model(repository, "stories", fields=INPUTS + scheduler, checkpoint=STORIES)
+    add_model(repository, "tensorrt_llm", {"max_beam_width": 4}, fields=TENSORRT_LLM + scheduler, checkpoint=STORIES)
     slow = {"synthetic_step_us": 5000, "max_seq_len": ENDLESS_SEQ_LEN}
     # If inputs are optional and no strategy is configured, it is `oldest`.
     add_synthetic(repository, "ids", slow, fields=IDS)
     add_synthetic(repository, "ids_direct", slow, fields=IDS + DIRECT)
-    with Server(repository, "--model-control-mode=explicit", "--load-model=*") as server:
+    with deployment.server(repository) as server:
         yield server
 
 
@@ -308,6 +310,7 @@ def waits_for_other_inputs(server, model):
     return clients.run(asyncio.wait_for(main(), clients.TIMEOUT_S))
 
 
+@pytest.mark.deployments("iterative")
 def test_other_inputs_wait_with_direct_and_not_with_oldest(tensor_server):
     assert not waits_for_other_inputs(tensor_server, "ids")
     assert waits_for_other_inputs(tensor_server, "ids_direct")

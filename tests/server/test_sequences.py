@@ -8,10 +8,11 @@ import pytest
 
 from harness import clients
 from harness.clients import GrpcStream, Refused, described, generate, generate_stream, infer, tensor
-from harness.repository import STORIES, add_model
-from harness.server import Server, assert_blocks_come_back
+from harness.repository import STORIES
+from harness.server import assert_blocks_come_back
 from harness.synthetic import ENDLESS, continuation
 
+pytestmark = pytest.mark.also_on_gpu
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 SAMPLED = {"max_tokens": 30, "temperature": 1.0, "seed": 11, "exclude_input_in_output": True}
 # Texts that some sequences of the demo model contain early, some late and some not at all.
@@ -52,13 +53,21 @@ def expected(server):
     }
 
 
-@pytest.mark.parametrize(
-    "model",
-    ["stories", "stories_oldest", "stories_tight", "stories_overlap", "stories_queued", "stories_queued_tight"],
-)
+@pytest.mark.parametrize("model", ["stories", "stories_tight", "stories_overlap", "stories_tight_overlap"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_each_sequence_is_the_same_in_a_batch_as_alone(server, expected, model, stream):
     """`stories_tight` has few blocks: sequences are paused and computed again."""
+    assert_same_as_alone(server, expected, model, stream)
+
+
+@pytest.mark.deployments("iterative")
+@pytest.mark.parametrize("model", ["stories_oldest", "stories_queued"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_each_sequence_is_the_same_with_another_scheduler(server, expected, model, stream):
+    assert_same_as_alone(server, expected, model, stream)
+
+
+def assert_same_as_alone(server, expected, model, stream):
     asked = [(PROMPT, {**options, "stream": stream}) for options in ASKED.values()]
     others = [(PROMPT[: 5 + 3 * n], {"max_tokens": 10 + n}) for n in range(12)]
     answers = clients.streams(server, model, [*asked, *others])[: len(asked)]
@@ -265,23 +274,18 @@ output [
   { name: "output_ids" data_type: TYPE_INT32 dims: [ -1, -1 ] },
   { name: "finish_reason" data_type: TYPE_STRING dims: [ -1 ] }
 ]
-sequence_batching {
-  iterative_sequence: true
-  max_sequence_idle_microseconds: 3600000000
-  oldest { max_candidate_sequences: 64 }
-}
 """
 
 
-def test_the_number_of_sequences_can_be_a_tensor(repository, server, expected):
+def test_the_number_of_sequences_can_be_a_tensor(repository, deployment, expected):
     """A model that declares one text returns as many as a request asks for."""
-    add_model(repository, "stories", fields=TENSORS, checkpoint=STORIES)
+    deployment.add_model(repository, "stories", fields=TENSORS, checkpoint=STORIES)
 
     def inputs(**options):
         prompt = tensor("text_input", numpy.array([[PROMPT.encode()]], dtype=object), "BYTES")
         return [prompt, *(tensor(name, numpy.array([[n]], dtype=numpy.int32), "INT32") for name, n in options.items())]
 
-    with Server(repository) as own:
+    with deployment.server(repository) as own:
         four, best = clients.streams(
             own,
             "stories",

@@ -8,9 +8,9 @@ import pytest
 
 from harness import clients
 from harness.clients import Refused, generate, generate_stream
-from harness.repository import STORIES, TIGHT, add_model, add_synthetic
-from harness.server import Server
+from harness.repository import STORIES, TIGHT
 
+pytestmark = pytest.mark.also_on_gpu
 PROMPT = "Once upon a time, there was a brave fox named Finn."
 FIGURES = ["acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"]
 LOOKUP = {"speculation": "prompt_lookup", "max_draft_tokens": 6}
@@ -24,7 +24,8 @@ input [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, deployment):
+    add_model, add_synthetic = deployment.add_model, deployment.add_synthetic
     folder = tmp_path_factory.mktemp("speculation")
     repository = folder / "repository"
     add_model(repository, "plain", checkpoint=STORIES)
@@ -38,7 +39,7 @@ def server(tmp_path_factory):
     add_model(repository, "overlap", {**LOOKUP, "enable_trt_overlap": "true"}, checkpoint=STORIES)
     add_synthetic(repository, "synthetic", {"max_seq_len": 512})
     add_synthetic(repository, "synthetic_given", {"speculation": "draft_input_ids", "max_seq_len": 512})
-    with Server(repository, "--metrics-interval-ms=100") as server:
+    with deployment.server(repository, "--metrics-interval-ms=100") as server:
         server.stats_file = folder / "steps.jsonl"
         yield server
 

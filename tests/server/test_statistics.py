@@ -15,13 +15,13 @@ NUM_STREAMS, NUM_TOKENS, PROMPT_LENGTH = 8, 50, 20
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, deployment):
     """A server that has run a known load: the server, the records, and the model's samples."""
     folder = tmp_path_factory.mktemp("statistics")
     stats_file = folder / "steps.jsonl"
     parameters = {"stats_file": stats_file, "synthetic_step_us": 3000, "max_tokens_in_paged_kv_cache": 3200}
-    add_synthetic(folder / "repository", "model", {**parameters, "max_seq_len": 320})
-    with Server(folder / "repository", "--log-verbose=1", "--metrics-interval-ms=100") as server:
+    deployment.add_synthetic(folder / "repository", "model", {**parameters, "max_seq_len": 320})
+    with deployment.server(folder / "repository", "--log-verbose=1", "--metrics-interval-ms=100") as server:
 
         async def main():
             async with clients.grpc(server) as client:
@@ -101,14 +101,14 @@ def test_the_records_are_also_in_the_verbose_log(run):
     assert server.log().count("Iteration Counter") >= len(records)
 
 
-def test_a_record_in_lockstep_is_a_batch(repository, tmp_path):
+def test_a_record_in_lockstep_is_a_batch(repository, deployment, tmp_path):
     stats_file = tmp_path / "steps.jsonl"
     # The token budget would hold two of the prompts, but it does not limit a batch.
     parameters = {"gpt_model_type": "V1", "max_num_tokens": 40, "tokens_per_block": 8, "stats_file": stats_file}
     parameters |= {"synthetic_step_us": 2000, "max_seq_len": 320, "max_num_requests": 8}
-    add_synthetic(repository, "model", parameters)
+    deployment.add_synthetic(repository, "model", parameters)
     lengths = [3, 30, 7, 18, 1, 25]
-    with Server(repository, "--metrics-interval-ms=100") as server:
+    with deployment.server(repository, "--metrics-interval-ms=100") as server:
 
         async def main():
             async with clients.grpc(server) as client:
@@ -132,11 +132,11 @@ def test_a_record_in_lockstep_is_a_batch(repository, tmp_path):
         assert r["Model Duration (us)"] <= r["Step Duration (us)"]
 
 
-def test_metrics_show_the_progress_of_a_lockstep_batch(repository, tmp_path):
+def test_metrics_show_the_progress_of_a_lockstep_batch(repository, deployment, tmp_path):
     gate = Gate(tmp_path / "gate", num_steps=6)
     # The record of a step that takes a tenth of a second is written before the next step ends.
     parameters = {"gpt_model_type": "V1", "synthetic_gate": gate.file, "synthetic_step_us": 110_000}
-    add_synthetic(repository, "model", parameters)
+    deployment.add_synthetic(repository, "model", parameters)
     expected = {
         # Each of the three sequences computes the prompt. A step shows the tokens of those before it.
         "total_context_tokens": 3 * PROMPT_LENGTH,
@@ -158,7 +158,7 @@ def test_metrics_show_the_progress_of_a_lockstep_batch(repository, tmp_path):
             await answer
             await until(lambda: num_requests(server, "model", "active") == 0)
 
-    with Server(repository) as server:
+    with deployment.server(repository) as server:
         clients.run(asyncio.wait_for(main(server), clients.TIMEOUT_S))
 
 

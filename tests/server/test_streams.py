@@ -82,10 +82,16 @@ def assert_equal(answers, expected):
 
 
 @pytest.mark.parametrize("num_streams", [2, 7, 32, 64])
-@pytest.mark.parametrize("model", ["stories", "stories_oldest", "stories_queued", "stories_tight"])
+@pytest.mark.parametrize("model", ["stories", "stories_tight"])
 def test_each_of_many_streams_is_the_same_as_alone(server, alone, model, num_streams):
     expected = alone[-num_streams:]
     assert_equal(over_grpc(server, model, [request for request, _ in expected]), expected)
+
+
+@pytest.mark.deployments("iterative")
+@pytest.mark.parametrize("model", ["stories_oldest", "stories_queued"])
+def test_each_of_many_streams_is_the_same_with_another_scheduler(server, alone, model):
+    assert_equal(over_grpc(server, model, [request for request, _ in alone]), alone)
 
 
 def test_streams_that_start_and_end_do_not_affect_each_other(server, alone):
@@ -102,7 +108,7 @@ def test_concurrent_http_requests_are_the_same_as_alone(server, alone, way):
         assert_equal(list(pool.map(ask, [request for request, _ in alone])), alone)
 
 
-@pytest.mark.parametrize("model", ["synthetic", "synthetic_queued", "synthetic_tight"])
+@pytest.mark.parametrize("model", ["synthetic", "synthetic_tight"])
 def test_every_token_of_many_streams_is_correct(server, model):
     rng = random.Random(7)
     requests = []
