@@ -13,6 +13,7 @@ mod devices;
 mod fp8;
 mod gguf;
 mod log_lines;
+mod memory;
 #[path = "../support/missing.rs"]
 mod missing;
 mod moves;
