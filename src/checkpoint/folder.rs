@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::file_stamp::FileStamp;
 use super::gguf::{GgufFolder, gguf_files};
 use super::json_file::JsonFile;
-use super::quantised::Quantisation;
+use super::quantised::{Quantisation, QuantisationSection};
 use super::safetensors::SafetensorsFolder;
 use super::store::{Store, WeightFiles};
 use crate::base::LoadError;
@@ -18,6 +18,7 @@ pub struct Checkpoint {
     config: Option<JsonFile>,
     generation_config: Option<JsonFile>,
     config_stamp: Option<FileStamp>,
+    quantisation: Option<QuantisationSection>,
     files: WeightFiles,
 }
 
@@ -42,6 +43,10 @@ impl Checkpoint {
             true => Some(JsonFile::read(&path)?),
             false => None,
         };
+        let quantisation = match &config {
+            Some(config) if !is_gguf => QuantisationSection::find(dir, config)?,
+            _ => None,
+        };
         let files = match is_gguf {
             true => WeightFiles::Gguf(GgufFolder::open(&gguf_files)?),
             false => WeightFiles::Safetensors(SafetensorsFolder::open(dir)?),
@@ -51,6 +56,7 @@ impl Checkpoint {
             config,
             generation_config,
             config_stamp,
+            quantisation,
             files,
         })
     }
@@ -81,12 +87,10 @@ impl Checkpoint {
     /// The weights by name.
     ///
     /// # Errors
-    /// `quantization_config` of config.json names a method or a setting that is not supported.
+    /// A method of quantisation, or one of its settings, is not supported.
     pub fn store(&self) -> Result<Store<'_>, LoadError> {
-        let quantisation = match (&self.files, &self.config) {
-            (WeightFiles::Safetensors(_), Some(config)) => Quantisation::from_config(config)?,
-            _ => None,
-        };
+        let found = self.quantisation.as_ref();
+        let quantisation = found.map(Quantisation::from_section).transpose()?;
         Ok(Store::new(&self.files, quantisation))
     }
 
@@ -107,7 +111,8 @@ impl Checkpoint {
             WeightFiles::Safetensors(tensors) => tensors.stamps(),
             WeightFiles::Gguf(tensors) => tensors.stamps(),
         };
-        self.config_stamp.iter().chain(weights)
+        let section = self.quantisation.as_ref().and_then(|found| found.stamp());
+        self.config_stamp.iter().chain(section).chain(weights)
     }
 }
 

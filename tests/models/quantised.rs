@@ -1,5 +1,7 @@
-//! Checkpoints with `quantization_config`, made by their formats' own tools: see
+//! Quantised checkpoints, made by their formats' own tools: see
 //! tests/fixtures/make_quantised_fixtures.py.
+
+use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -67,6 +69,69 @@ fn with(name: &str, changes: Value) -> Copy {
         section[key] = value.clone();
     }
     copy.config(json!({"quantization_config": section}))
+}
+
+/// A copy whose quantization_config stands elsewhere, without the name of its method.
+fn with_section_in(name: &str, file: &str, content: impl FnOnce(Value) -> Value) -> Copy {
+    let copy = Copy::of(name);
+    let text = std::fs::read_to_string(copy.path("config.json")).expect("the file");
+    let mut config: Value = serde_json::from_str(&text).expect("JSON");
+    let mut section = config["quantization_config"].take();
+    section["quant_method"].take();
+    let copy = copy.config(json!({ "quantization_config": null }));
+    let path = copy.path(file);
+    match path.exists() {
+        true => copy.json(file, content(section)),
+        false => {
+            std::fs::write(path, content(section).to_string()).expect("written");
+            copy
+        }
+    }
+}
+
+#[test]
+fn other_places_for_the_description_of_a_quantisation_are_read() {
+    let awq = |section: Value| {
+        json!({
+            "zero_point": section["zero_point"], "q_group_size": section["group_size"],
+            "w_bit": section["bits"], "version": "GEMM",
+        })
+    };
+    let gptq = "quantised/gptq-act-order";
+    let compressed = "quantised/compressed-w4a16";
+    for (name, copy) in [
+        (gptq, with_section_in(gptq, "quantize_config.json", |it| it)),
+        (
+            "quantised/awq",
+            with_section_in("quantised/awq", "quant_config.json", awq),
+        ),
+        (
+            compressed,
+            with_section_in(
+                compressed,
+                "config.json",
+                |it| json!({ "compression_config": it }),
+            ),
+        ),
+    ] {
+        let bytes = |dir: &Path| {
+            let checkpoint = ModelSource::open(dir).expect("the checkpoint opens");
+            checkpoint.num_weight_bytes(None).expect("all tensors")
+        };
+        assert_eq!(bytes(copy.dir()), bytes(&fixture(name)), "{name}");
+        assert!(copy.load().is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn a_method_that_is_not_supported_is_rejected_wherever_it_stands() {
+    let gptq = "quantised/gptq";
+    let algorithm = |_| json!({ "quantization": { "quant_algo": "NVFP4" } });
+    with_section_in(gptq, "hf_quant_config.json", algorithm).refused(&[
+        "hf_quant_config.json",
+        "quantization.quant_algo: 'NVFP4'",
+        "'FP8'",
+    ]);
 }
 
 #[test]

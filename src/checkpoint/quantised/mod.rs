@@ -1,4 +1,4 @@
-//! Quantised safetensors checkpoints: `quantization_config` of config.json.
+//! Quantised safetensors checkpoints.
 //!
 //! ```text
 //! gptq.rs         GPTQ, 4 and 8 bits, with or without act order
@@ -8,6 +8,7 @@
 //! groups.rs       scales and zeros of GPTQ and AWQ
 //! words.rs        codes in 32-bit words, scales, act order
 //! module.rs       a linear layer by name, and what the methods share when they read the config
+//! section.rs      where the method and its settings are found
 //! ```
 //!
 //! Modules that a method leaves unquantised (mostly the output projection, and those that the config ignores) are
@@ -19,6 +20,7 @@ mod fp8;
 mod gptq;
 mod groups;
 mod module;
+mod section;
 mod words;
 
 use self::awq::Awq;
@@ -26,7 +28,7 @@ use self::compressed::CompressedTensors;
 use self::fp8::Fp8;
 use self::gptq::Gptq;
 use self::module::{Module, refused};
-use super::json_file::JsonFile;
+pub use self::section::QuantisationSection;
 use super::matrix::Matrix;
 use super::safetensors::SafetensorsFolder;
 use crate::base::LoadError;
@@ -41,33 +43,30 @@ pub enum Quantisation {
 }
 
 impl Quantisation {
-    /// Reads `quantization_config`; `None` if there is none.
+    /// Reads how the weights are quantised.
     ///
     /// # Errors
     /// The method, or one of its settings, is not supported.
-    pub fn from_config(config: &JsonFile) -> Result<Option<Self>, LoadError> {
-        const KEY: &str = "quantization_config";
-        let Some(section) = config.object(KEY)? else {
-            return Ok(None);
-        };
-        let quantisation = match section.string("quant_method")? {
-            Some("gptq") => Self::Gptq(Gptq::from_config(&section)?),
-            Some("awq") => Self::Awq(Awq::from_config(&section)?),
+    pub fn from_section(found: &QuantisationSection) -> Result<Self, LoadError> {
+        let section = &found.section;
+        let quantisation = match found.method()? {
+            Some("gptq") => Self::Gptq(Gptq::from_config(section)?),
+            Some("awq") => Self::Awq(Awq::from_config(section)?),
             Some("compressed-tensors") => {
-                Self::CompressedTensors(CompressedTensors::from_config(&section)?)
+                Self::CompressedTensors(CompressedTensors::from_config(section)?)
             }
-            Some("fp8") => Self::Fp8(Fp8::from_config(&section)?),
-            Some("modelopt") => Self::Fp8(Fp8::from_modelopt(&section)?),
+            Some("fp8") => Self::Fp8(Fp8::from_config(section)?),
+            Some("modelopt") => Self::Fp8(Fp8::from_modelopt(section)?),
             other => {
                 return Err(refused(
-                    &section,
+                    section,
                     "quant_method",
                     format_args!("'{}'", other.unwrap_or("none")),
                     "'gptq', 'awq', 'compressed-tensors', 'fp8' or 'modelopt'",
                 ));
             }
         };
-        Ok(Some(quantisation))
+        Ok(quantisation)
     }
 
     /// The weights of a module, `[outputs, inputs]`, quantised or not.
