@@ -108,6 +108,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
             .as_ref()
             .map(|c| c.end_ids().to_vec())
             .unwrap_or_default(),
+        recommended: model.recommended.clone(),
         warned: Warned::default(),
     });
     let preparer = start_preparer(&name, &admission)?;

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::backend::model_load::ModelLoad;
 use crate::backend::observe::metrics::{MetricsShare, SharedMetrics};
+use crate::backend::request::RequestOptions;
 use crate::backend::request::prompt::TextParts;
 use crate::base::LoadError;
 use crate::config::{AutoComplete, InputKind, ModelConfig, RunnerKind, Settings};
@@ -27,6 +28,8 @@ pub struct Model {
     pub config: Arc<ModelConfig>,
     /// Its weights; none for the synthetic runner.
     pub source: Option<ModelSource>,
+    /// The options that its checkpoint recommends; none unless its requests take them.
+    pub recommended: RequestOptions,
     /// Its tokenizer; `None` if it takes and returns token ids only.
     pub text: Option<TextParts>,
     /// The logits post-processors that its requests may name.
@@ -81,6 +84,7 @@ impl Model {
             Some(path) => source.map(|source| source.with_weight_cache(path, mode)),
             None => source,
         };
+        let recommended = recommended_options(&config.settings, source.as_ref())?;
         let text = text_parts(&config, tokenizer_dir.as_deref(), &folder, version)?;
         let post_processors = post_processors(&config.settings, &folder)?;
         let guides = source.as_ref().zip(text.as_ref()).map(|(source, text)| {
@@ -96,6 +100,7 @@ impl Model {
             folder,
             config: Arc::new(config),
             source,
+            recommended,
             text,
         })
     }
@@ -135,6 +140,23 @@ fn tokenizer_dir(settings: &Settings, folder: &Path, version: u64) -> Option<Pat
     let dir = settings.tokenizer_path(folder, version);
     // A folder that the user named is used in any case, so that what it lacks is said.
     (named || dir.join("tokenizer.json").is_file()).then_some(dir)
+}
+
+/// The options of generation_config.json, if requests are to take them.
+fn recommended_options(
+    settings: &Settings,
+    source: Option<&ModelSource>,
+) -> Result<RequestOptions, LoadError> {
+    if !settings.use_generation_config {
+        return Ok(RequestOptions::default());
+    }
+    let file = source.and_then(ModelSource::generation_config);
+    let file = file.ok_or_else(|| LoadError::Config {
+        problem: "use_generation_config is true, and the checkpoint has no generation_config.json"
+            .to_owned(),
+        remedy: "leave it out, or add the file".to_owned(),
+    })?;
+    RequestOptions::recommended(file)
 }
 
 /// The built-in post-processors, and those of the user's library.

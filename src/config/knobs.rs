@@ -324,6 +324,14 @@ pub(super) fn knobs() -> Vec<Knob> {
             "`max_tokens` of a request that does not set it.",
         ),
         knob(
+            "use_generation_config",
+            flag(),
+            |s| &mut s.use_generation_config,
+            "Whether requests take the options that they do not give from the checkpoint's `generation_config.json`: \
+             `max_new_tokens` and `repetition_penalty`, and with `do_sample: true` also `temperature`, `top_k`, \
+             `top_p`, `min_p` and `typical_p`. A beam search takes only the first two.",
+        ),
+        knob(
             "add_special_tokens",
             flag(),
             |s| &mut s.add_special_tokens,
@@ -598,6 +606,7 @@ mod tests {
         ("default_max_tokens", &["1"], &["0"]),
         ("add_special_tokens", &["false"], &["no"]),
         ("skip_special_tokens", &["false"], &["no"]),
+        ("use_generation_config", &["true"], &["auto"]),
         ("gpu_device_ids", &["0", "7", ""], &["-1", "0,1", "1024"]),
         ("deterministic", &["true"], &["2"]),
         ("cuda_graph_mode", &["false"], &["2"]),

@@ -94,6 +94,8 @@ pub struct Settings {
     pub skip_special_tokens: bool,
     /// `default_max_tokens`
     pub default_max_tokens: u32,
+    /// `use_generation_config`
+    pub use_generation_config: bool,
     /// `gpu_device_ids`
     pub gpu_device_ids: Option<u32>,
     /// `deterministic`
@@ -162,6 +164,7 @@ impl Default for Settings {
             add_special_tokens: true,
             skip_special_tokens: true,
             default_max_tokens: 16,
+            use_generation_config: false,
             gpu_device_ids: None,
             deterministic: false,
             cuda_graph_mode: true,

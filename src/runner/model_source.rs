@@ -73,6 +73,11 @@ impl ModelSource {
         &self.end_ids
     }
 
+    /// generation_config.json, if the checkpoint has one.
+    pub fn generation_config(&self) -> Option<&JsonFile> {
+        self.checkpoint.generation_config()
+    }
+
     /// Bytes of the weights in memory, without padding, if float weights are rounded to `precision`. FP8 weights count as
     /// bf16, which they are on a CPU; [`ModelRunner::num_weight_bytes`](super::ModelRunner::num_weight_bytes) knows the
     /// device.

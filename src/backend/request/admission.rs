@@ -48,6 +48,8 @@ pub struct Admission {
     pub answer_memory: AnswerMemory,
     /// Tokens that end the output unless the request names others.
     pub end_ids: Vec<TokenId>,
+    /// Options that a request takes where it gives none.
+    pub recommended: RequestOptions,
     /// Warnings that have been logged; each is logged once.
     pub warned: Warned,
 }
@@ -100,6 +102,7 @@ impl Admission {
     /// What the client must change.
     pub fn prepare(&self, mut arrival: Arrival) -> Result<Prepared, Error> {
         let mut options = arrival.options()?;
+        options.take_recommended(&self.recommended);
         options.take_defaults_of(self.config.settings.client_compatibility);
         self.check(&options)?;
         self.warn_of_ignored(&options);

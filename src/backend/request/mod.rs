@@ -15,6 +15,5 @@ pub mod preparer;
 pub mod prompt;
 
 pub use clients::client_tables;
-#[cfg(fuzzing)]
 pub use options::RequestOptions;
 pub use options::reference_table;

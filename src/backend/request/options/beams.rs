@@ -86,6 +86,12 @@ impl RequestOptions {
         }))
     }
 
+    /// Whether the request asks for a beam search.
+    pub(super) fn searches(&self) -> bool {
+        self.beams.use_beam_search == Some(true)
+            || self.beams.beam_width.is_some_and(|width| width > 1)
+    }
+
     /// Refuses options that have no effect with beams.
     fn check_beside_beams(&self, name: &str) -> Result<(), RequestError> {
         let temperature = self.temperature.unwrap_or(0.0);

@@ -5,6 +5,7 @@
 //! a list is sent as a JSON string. Names are those of TensorRT-LLM's ensemble and of vLLM's backend.
 
 mod beams;
+mod recommended;
 mod table;
 mod values;
 
