@@ -271,7 +271,7 @@ impl ActiveSequences {
         true
     }
 
-    /// Takes a sequence out of its row and gives its blocks back. If it was running,
+    /// Takes a sequence out of its row and releases its blocks. If it was running,
     /// [`sweep`](Self::sweep) must follow.
     pub(super) fn end(&mut self, slot: SeqSlot) {
         let mut sequence = self.table.remove(slot);

@@ -101,7 +101,7 @@ impl Beam {
         kv.stop_registering(&mut self.blocks);
     }
 
-    /// Gives its blocks back.
+    /// Releases its blocks.
     pub(super) fn release(&mut self, kv: &mut KvCacheManager) {
         kv.release(&mut self.blocks);
     }

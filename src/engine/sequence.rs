@@ -250,7 +250,7 @@ impl Sequence {
         self.details.num_reused = Blocks(num_reused as u32);
     }
 
-    /// Gives its blocks back. All its tokens are context again.
+    /// Releases its blocks. All its tokens are context again.
     pub(super) fn pause(&mut self, kv: &mut KvCacheManager) {
         debug_assert!(!self.has_beams(), "beams are never paused");
         self.details.kv_before = self.kv_blocks();

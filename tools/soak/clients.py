@@ -72,14 +72,14 @@ async def over_generate_stream(world, rng):
     content, model = pick(world, rng, DECOUPLED, DECOUPLED_IDS)
     more = {"stream_interval": rng.randint(1, 5)} if rng.random() < 0.4 else {}
 
-    def heard():
+    def exchange():
         stream = GenerateStream(world.server, model, content, **more)
         try:
             return list(stream)
         finally:
             stream.close()
 
-    await judge(world, "/generate_stream", model, content, asyncio.to_thread(guarded, heard))
+    await judge(world, "/generate_stream", model, content, asyncio.to_thread(guarded, exchange))
 
 
 async def over_infer(world, rng):
@@ -91,17 +91,17 @@ async def over_infer(world, rng):
 async def over_grpc_unary(world, rng):
     content, model = pick(world, rng, WHOLE, whole=True)
 
-    async def heard():
+    async def exchange():
         return [await grpc_unary(world.grpc, model, content)]
 
-    await judge(world, "gRPC ModelInfer", model, content, heard())
+    await judge(world, "gRPC ModelInfer", model, content, exchange())
 
 
 async def over_grpc_stream(world, rng):
     content, model = pick(world, rng, DECOUPLED, DECOUPLED_IDS)
     stream = GrpcStream(world.grpc, model, [content])
 
-    async def heard():
+    async def exchange():
         responses = []
         async for _, response, error, _ in stream.responses():
             if error:
@@ -109,7 +109,7 @@ async def over_grpc_stream(world, rng):
             responses.append(response)
         return responses
 
-    await judge(world, "gRPC stream", model, content, within_limit(heard()))
+    await judge(world, "gRPC stream", model, content, within_limit(exchange()))
 
 
 async def over_shared_grpc_stream(world, rng):
@@ -123,7 +123,7 @@ async def over_shared_grpc_stream(world, rng):
     errors = {}
     ended = set()
 
-    async def heard():
+    async def exchange():
         async for id, response, error, is_final in stream.responses():
             if is_final:
                 ended.add(id)
@@ -133,7 +133,7 @@ async def over_shared_grpc_stream(world, rng):
                 responses[id].append(response)
 
     try:
-        await within_limit(heard())
+        await within_limit(exchange())
     except (Failed, Gone) as gone:
         world.lost("gRPC stream of several", gone)
         return

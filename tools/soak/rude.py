@@ -58,7 +58,7 @@ async def reads_slowly(world, rng):
     """A stream whose client reads slowly, with a small receive window."""
     content, model = pick(world, rng, DECOUPLED, DECOUPLED_IDS)
 
-    def heard():
+    def exchange():
         stream = GenerateStream(world.server, model, content, receive_buffer=1024)
         responses = []
         try:
@@ -70,7 +70,7 @@ async def reads_slowly(world, rng):
         finally:
             stream.close()
 
-    await judge(world, "/generate_stream, slow reader", model, content, asyncio.to_thread(guarded, heard))
+    await judge(world, "/generate_stream, slow reader", model, content, asyncio.to_thread(guarded, exchange))
 
 
 async def hangs_up(world, rng):
@@ -78,7 +78,7 @@ async def hangs_up(world, rng):
     content, model = pick(world, rng, DECOUPLED, DECOUPLED_IDS)
     num_responses = rng.randint(0, 12)
 
-    def heard():
+    def exchange():
         stream = GenerateStream(world.server, model, content)
         responses = []
         try:
@@ -91,7 +91,7 @@ async def hangs_up(world, rng):
         finally:
             stream.close()
 
-    call = asyncio.to_thread(guarded, heard)
+    call = asyncio.to_thread(guarded, exchange)
     await judge(world, "/generate_stream, hangs up", model, content, call, cut_off=True)
     await asyncio.sleep(rng.uniform(0, 0.2))
 
@@ -127,7 +127,7 @@ async def cancels_over_grpc(world, rng):
     stream = GrpcStream(world.grpc, model, [content])
     num_responses = rng.randint(0, 12)
 
-    async def heard():
+    async def exchange():
         responses = []
         async for _, response, error, _ in stream.responses():
             if error:
@@ -139,7 +139,7 @@ async def cancels_over_grpc(world, rng):
             responses.append(response)
         return responses
 
-    await judge(world, "gRPC stream, cancelled", model, content, within_limit(heard()), cut_off=True)
+    await judge(world, "gRPC stream, cancelled", model, content, within_limit(exchange()), cut_off=True)
 
 
 async def is_impatient(world, rng):
@@ -148,14 +148,14 @@ async def is_impatient(world, rng):
     timeout_us = rng.choice([1, 1000, 20_000, 200_000])
     world.tally.options["timeout"] += 1
 
-    def heard_over_http():
+    def exchange_over_http():
         stream = GenerateStream(world.server, model, content, timeout=timeout_us)
         try:
             return list(stream)
         finally:
             stream.close()
 
-    async def heard_over_grpc():
+    async def exchange_over_grpc():
         responses = []
         async for _, response, error, _ in GrpcStream(world.grpc, model, [content], timeout=timeout_us).responses():
             if error and "timeout of the corresponding sequence has been expired" in error.text:
@@ -168,10 +168,10 @@ async def is_impatient(world, rng):
         return responses
 
     if rng.random() < 0.5:
-        call = asyncio.to_thread(guarded, heard_over_http)
+        call = asyncio.to_thread(guarded, exchange_over_http)
         await judge(world, "/generate_stream, time limit", model, content, call, cut_off=True)
     else:
-        call = within_limit(heard_over_grpc())
+        call = within_limit(exchange_over_grpc())
         await judge(world, "gRPC stream, time limit", model, content, call, cut_off=True)
     await asyncio.sleep(rng.uniform(0, 0.2))
 
@@ -185,7 +185,7 @@ async def is_stopped(world, rng):
     num_responses = rng.randint(0, 8)
     stops = []
 
-    async def heard():
+    async def exchange():
         responses = []
         async for _, response, error, _ in stream.responses():
             if error:
@@ -195,7 +195,7 @@ async def is_stopped(world, rng):
                 stops.append(asyncio.create_task(_stop(world, model, id)))
         return responses
 
-    await judge(world, "gRPC stream, stopped", model, content, within_limit(heard()), cut_off=True)
+    await judge(world, "gRPC stream, stopped", model, content, within_limit(exchange()), cut_off=True)
     await asyncio.gather(*stops)
 
 
@@ -205,11 +205,11 @@ async def _stop(world, model, id):
     content = Content("a", ())
     try:
 
-        async def heard():
+        async def exchange():
             async for _ in GrpcStream(world.grpc, model, [content], ids=[id], stop=True, stream=False).responses():
                 pass
 
-        await within_limit(heard())
+        await within_limit(exchange())
     except (Failed, Gone) as gone:
         world.lost("stop request", gone)
     except NotEndedOnce as fault:
