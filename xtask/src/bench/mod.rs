@@ -22,6 +22,8 @@ pub enum Bench {
     Schemes(Schemes),
     /// Effect of the most expensive requests on the steps of other requests, on the demo model
     Neighbours(Neighbours),
+    /// Triton's sequence batcher and its dynamic batcher under the same load, on the synthetic runner
+    Batchers(Batchers),
     /// Time to first token of conversations that return, with and without KV cache blocks in host memory
     Returning(Returning),
     /// Accuracy of inflight-sim's predictions, on the synthetic runner
@@ -114,6 +116,22 @@ pub struct Neighbours {
 }
 
 #[derive(Args)]
+pub struct Batchers {
+    /// Numbers of clients, which send one request after the other
+    #[arg(long, value_name = "N,...", default_value = "32,256")]
+    clients: String,
+    /// Clients that wait beside running requests
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    waiting: u32,
+    /// Rounds; each row has their median
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: u32,
+    /// Print one JSON object per row on standard output instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
 pub struct Returning {
     /// The checkpoint's folder [default: the demo model]
     #[arg(long, value_name = "DIR")]
@@ -173,6 +191,15 @@ pub fn run(bench: &Bench) -> Result<()> {
             let rounds = format!("--rounds={}", neighbours.rounds);
             let script = &mut script("neighbours.py")?;
             run_to_stdout(script.arg(rounds).args(only).args(json(neighbours.json)))
+        }
+        Bench::Batchers(batchers) => {
+            let arguments = [
+                format!("--clients={}", batchers.clients),
+                format!("--waiting={}", batchers.waiting),
+                format!("--rounds={}", batchers.rounds),
+            ];
+            let script = &mut script("batchers.py")?;
+            run_to_stdout(script.args(arguments).args(json(batchers.json)))
         }
         Bench::Returning(returning) => {
             let model = returning.model.as_ref().map(std::path::absolute);
