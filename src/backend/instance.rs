@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::backend::advice::{Setting, advice};
+use crate::backend::driver::conversations::ConversationLimits;
 use crate::backend::driver::iterative::IterativeDriver;
 use crate::backend::driver::queued::QueuedDriver;
 use crate::backend::driver::step_driver::{RequestPreparer, StepDriver};
@@ -117,7 +118,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
         Scheduling::Iterative {
             max_sequence_idle_us,
         } => Duration::from_micros(max_sequence_idle_us),
-        Scheduling::Queued => Duration::MAX,
+        Scheduling::Queued | Scheduling::Conversations { .. } => Duration::MAX,
     };
     let responder = Responder::start(&name, observer)?;
     let served = model.served.clone();
@@ -136,7 +137,24 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
             &name,
             steps,
             model.config.num_warm_ups,
+            None,
         )?),
+        Scheduling::Conversations {
+            max_sequences,
+            max_sequence_idle_us,
+        } => {
+            let limits = ConversationLimits {
+                max_open: max_sequences as usize,
+                max_idle: Duration::from_micros(max_sequence_idle_us),
+            };
+            let num_warm_ups = model.config.num_warm_ups;
+            Box::new(QueuedDriver::start(
+                &name,
+                steps,
+                num_warm_ups,
+                Some(limits),
+            )?)
+        }
     };
     let context = WatchContext {
         served: model.served.clone(),

@@ -11,7 +11,7 @@ use crate::config::pbtxt::{
     AutoComplete, config_error, dims, field, is_empty, is_true, optional_input, unsigned,
 };
 use crate::config::scheduling::{
-    Scheduling, check_scheduling, default_scheduling, delays, num_candidates,
+    Scheduling, check_scheduling, controls, default_scheduling, delays, num_candidates,
 };
 use crate::config::settings::Settings;
 
@@ -68,6 +68,8 @@ pub struct ModelConfig {
     pub outputs: Vec<OutputKind>,
     /// Which of Triton's schedulers brings the requests.
     pub scheduling: Scheduling,
+    /// The input tensors that Triton adds to requests of sequences.
+    pub controls: Vec<String>,
     /// Requests of the warm-up that Triton sends to each instance before all others.
     pub num_warm_ups: u64,
     /// The backend's parameters.
@@ -180,6 +182,7 @@ impl ModelConfig {
             input,
             outputs,
             scheduling,
+            controls: controls(config),
             num_warm_ups: num_warm_ups(config),
             settings,
         })

@@ -4,13 +4,16 @@ use serde_json::{Value, json};
 
 use crate::base::LoadError;
 use crate::config::pbtxt::{
-    AutoComplete, config_error, is_empty, is_true, optional_input, unsigned,
+    AutoComplete, config_error, field, is_empty, is_true, optional_input, unsigned,
 };
 
 /// Triton's idle limit includes the duration of a step, and a sequence that exceeds it is dropped without a response to
 /// its client. Triton's default of one second is shorter than the step of a long context.
 const MIN_IDLE_US: u64 = 60_000_000;
 const DEFAULT_IDLE_US: u64 = 3600 * 1_000_000;
+
+/// Triton's own default.
+const TRITON_IDLE_US: u64 = 1_000_000;
 
 /// Which of Triton's schedulers brings the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +25,13 @@ pub enum Scheduling {
     },
     /// `dynamic_batching`: requests wait in Triton's queue until the engine could start them.
     Queued,
+    /// `sequence_batching` without iterative sequences: a sequence is a conversation, and each request is a turn.
+    Conversations {
+        /// Sequences that Triton has slots for.
+        max_sequences: u32,
+        /// Triton ends a sequence after this long without a request.
+        max_sequence_idle_us: u64,
+    },
 }
 
 /// The default scheduling: `direct`, or `oldest` with the given number of candidate sequences. With `oldest`, requests
@@ -75,6 +85,9 @@ pub fn delays(config: &Value) -> Option<String> {
         .unwrap_or(0.0);
     let oldest = limit("/sequence_batching/oldest/max_queue_delay_microseconds");
     let is_oldest = config.pointer("/sequence_batching/oldest").is_some();
+    if let Some(batching) = conversations(config) {
+        return interruptions(batching);
+    }
     if !is_oldest && let Some(name) = optional_input(config) {
         return Some(format!(
             "config.pbtxt: input '{name}' is optional; with the direct strategy, Triton holds a request \
@@ -120,6 +133,53 @@ fn queue_delays(batching: &Value) -> Option<String> {
     })
 }
 
+/// `sequence_batching` of conversations: it is not iterative.
+fn conversations(config: &Value) -> Option<&Value> {
+    let batching = config.get("sequence_batching")?;
+    (!is_true(batching, "iterative_sequence")).then_some(batching)
+}
+
+/// A warning about settings that end conversations early, or hold their answers back.
+fn interruptions(batching: &Value) -> Option<String> {
+    let idle = idle_us(batching);
+    if idle < MIN_IDLE_US {
+        return Some(format!(
+            "config.pbtxt: sequence_batching {{ max_sequence_idle_microseconds: {idle} }} ends a conversation {idle} us \
+             after the beginning of a turn, unless the next has arrived; write {DEFAULT_IDLE_US}, unless clients need \
+             no longer"
+        ));
+    }
+    batching
+        .pointer("/oldest/preserve_ordering")
+        .and_then(Value::as_bool)
+        .unwrap_or(false)
+        .then(|| {
+            "config.pbtxt: sequence_batching { oldest { preserve_ordering: true } } holds back every response until \
+             all requests before it have ended, and so every stream; leave it out unless clients need it"
+                .to_owned()
+        })
+}
+
+/// How long Triton keeps a sequence without a request.
+fn idle_us(batching: &Value) -> u64 {
+    match unsigned(batching.get("max_sequence_idle_microseconds")) {
+        None | Some(0) => TRITON_IDLE_US,
+        Some(idle) => idle,
+    }
+}
+
+/// The input tensors that Triton adds to each request of a sequence: `START`, `END`, `READY`, `CORRID`.
+pub(super) fn controls(config: &Value) -> Vec<String> {
+    let controls = config
+        .pointer("/sequence_batching/control_input")
+        .and_then(Value::as_array);
+    let names = controls
+        .into_iter()
+        .flatten()
+        .map(|input| field(input, "name"));
+    names.map(str::to_owned).collect()
+}
+
 /// Checks the scheduling.
 pub(super) fn check_scheduling(
     config: &Value,
@@ -135,21 +195,14 @@ pub(super) fn check_scheduling(
     let Some(batching) = config.get("sequence_batching") else {
         return Err(config_error("sequence_batching is missing", remedy));
     };
-    if !batching
-        .get("iterative_sequence")
-        .and_then(Value::as_bool)
-        .unwrap_or(false)
-    {
+    if !is_empty(batching.get("state")) {
         return Err(config_error(
-            "sequence_batching lacks iterative_sequence: true",
-            remedy,
+            "sequence_batching has state",
+            "leave it out: the state of a sequence is its tokens and their KV cache blocks, which the backend keeps",
         ));
     }
-    if !is_empty(batching.get("control_input")) || !is_empty(batching.get("state")) {
-        return Err(config_error(
-            "sequence_batching has control_input or state",
-            "leave both out: the backend keeps the state of sequences",
-        ));
+    if let Some(batching) = conversations(config) {
+        return check_conversations(config, batching);
     }
     if batching
         .pointer("/oldest/preserve_ordering")
@@ -157,7 +210,7 @@ pub(super) fn check_scheduling(
         .unwrap_or(false)
     {
         return Err(config_error(
-            "sequence_batching { oldest { preserve_ordering: true } } delays streams",
+            "sequence_batching { oldest { preserve_ordering: true } } would hold back every request that is rescheduled",
             "leave preserve_ordering out",
         ));
     }
@@ -185,6 +238,26 @@ fn check_queue(config: &Value) -> Result<Scheduling, LoadError> {
         ));
     }
     Ok(Scheduling::Queued)
+}
+
+/// Checks a model whose sequences are conversations. Triton has checked its fields.
+fn check_conversations(config: &Value, batching: &Value) -> Result<Scheduling, LoadError> {
+    let max_batch_size = unsigned(config.get("max_batch_size")).unwrap_or(0);
+    if max_batch_size == 0 {
+        return Err(config_error(
+            "max_batch_size is 0, and a sequence_batching without iterative_sequence: true needs slots for conversations",
+            "write max_batch_size: 64, or iterative_sequence: true",
+        ));
+    }
+    let candidates = unsigned(batching.pointer("/oldest/max_candidate_sequences")).unwrap_or(0);
+    let max_sequences = match candidates {
+        0 => max_batch_size,
+        candidates => candidates,
+    };
+    Ok(Scheduling::Conversations {
+        max_sequences: u32::try_from(max_sequences).unwrap_or(u32::MAX),
+        max_sequence_idle_us: idle_us(batching),
+    })
 }
 
 #[cfg(test)]
@@ -264,15 +337,15 @@ mod tests {
             ),
             (
                 with("iterative_sequence", json!(false)),
-                ["lacks iterative_sequence", "or leave it out"],
+                ["max_batch_size is 0", "iterative_sequence: true"],
             ),
             (
                 with("max_sequence_idle_microseconds", json!("1000000")),
                 ["is 1000000", "3600000000"],
             ),
             (
-                with("control_input", json!([{ "name": "START" }])),
-                ["control_input", "leave both out"],
+                with("state", json!([{ "input_name": "KV" }])),
+                ["has state", "KV cache blocks, which the backend keeps"],
             ),
             (
                 with("oldest", json!({ "preserve_ordering": true })),
@@ -284,6 +357,43 @@ mod tests {
                 assert!(error.contains(word), "'{error}' does not contain '{word}'");
             }
         }
+    }
+
+    #[test]
+    fn sequences_that_are_not_iterative_are_conversations() {
+        let conversations = |max_sequences, max_sequence_idle_us| Scheduling::Conversations {
+            max_sequences,
+            max_sequence_idle_us,
+        };
+        let controls = json!([{ "name": "START" }, { "name": "CORRID" }]);
+        for (batching, expected, words) in [
+            (json!({}), conversations(8, 1_000_000), Some("1000000 us")),
+            (
+                json!({ "direct": {}, "max_sequence_idle_microseconds": "60000000" }),
+                conversations(8, 60_000_000),
+                None,
+            ),
+            (
+                json!({
+                    "oldest": { "max_candidate_sequences": 100, "preserve_ordering": true },
+                    "max_sequence_idle_microseconds": "60000000",
+                    "control_input": controls,
+                }),
+                conversations(100, 60_000_000),
+                Some("preserve_ordering: true"),
+            ),
+        ] {
+            let config = json!({ "max_batch_size": 8, "sequence_batching": batching });
+            let checked = check_scheduling(&config, AutoComplete::Disabled).expect("accepted");
+            assert_eq!(checked, expected);
+            let warning = delays(&config);
+            assert_eq!(warning.is_some(), words.is_some(), "{warning:?}");
+            let warning = warning.unwrap_or_default();
+            assert!(warning.contains(words.unwrap_or_default()), "{warning}");
+        }
+        let config = json!({ "sequence_batching": { "control_input": controls } });
+        assert_eq!(super::controls(&config), ["START", "CORRID"]);
+        assert!(super::controls(&json!({})).is_empty());
     }
 
     #[test]

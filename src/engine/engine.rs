@@ -6,7 +6,9 @@
 //! The engine never waits, reads a clock, draws a random number or calls the runner. The same calls in the same
 //! order give the same plans, on every machine and on every rank.
 
-use crate::base::{Blocks, HostBlockId, RequestError, SeqSlot, SequenceId, Tokens};
+use std::sync::Arc;
+
+use crate::base::{Blocks, HostBlockId, RequestError, SeqSlot, SequenceId, TokenId, Tokens};
 use crate::engine::active::ActiveSequences;
 use crate::engine::apply;
 use crate::engine::block_needs::BlockNeeds;
@@ -18,7 +20,7 @@ use crate::engine::scheduler::{Scheduler, Scope};
 use crate::engine::sequence::Sequence;
 use crate::engine::{
     BlockMove, DraftTotals, EngineConfig, Event, KeptBlock, KvUsage, NewRequest, RequestStage,
-    Step, StepOutput, StepStats,
+    RetainedPrefix, Step, StepOutput, StepStats,
 };
 use crate::sampling::{FinishReason, Hypothesis};
 
@@ -260,6 +262,17 @@ impl Engine {
     /// keys and values must be there before the next step.
     pub fn restore(&mut self, kept: &[KeptBlock]) -> Vec<(HostBlockId, HostBlockId)> {
         self.active.kv_mut().restore(kept)
+    }
+
+    /// Retains the blocks in which a prefix is cached, for a conversation that will continue: they are evicted only when
+    /// no other block is free, and no request waits for them. Without reuse there are none.
+    pub fn retain(&mut self, tokens: Arc<[TokenId]>, salt: Option<Arc<str>>) -> RetainedPrefix {
+        self.active.kv_mut().retain(tokens, salt)
+    }
+
+    /// Retains the blocks of a prefix no longer. They stay cached, like all others.
+    pub fn release_retained(&mut self, retained: &RetainedPrefix) {
+        self.active.kv_mut().release_retained(retained);
     }
 
     /// The configuration.

@@ -75,7 +75,9 @@ pub use draft::{
 };
 pub use engine::Engine;
 pub use extra_outputs::{ExtraOutputs, KvBlocks, OutputOptions};
-pub use kv::{AttentionWindow, KeptBlock, KeptParent, KvUsage, ReuseOptions, ReuseTotals};
+pub use kv::{
+    AttentionWindow, KeptBlock, KeptParent, KvUsage, RetainedPrefix, ReuseOptions, ReuseTotals,
+};
 pub use lockstep::LockstepTotals;
 pub use output::{BeamCandidates, Event, Sampled, StepOutput};
 pub use plan::{BlockCopy, BlockMove, PlannedSequence, StepPlan};

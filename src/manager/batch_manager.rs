@@ -1,7 +1,11 @@
 //! An engine and its runner as one object.
 
-use crate::base::{Blocks, RequestError, SequenceId, StepError, Tokens};
-use crate::engine::{DraftTotals, Engine, EngineConfig, Event, KvUsage, NewRequest};
+use std::sync::Arc;
+
+use crate::base::{Blocks, RequestError, SequenceId, StepError, TokenId, Tokens};
+use crate::engine::{
+    DraftTotals, Engine, EngineConfig, Event, KvUsage, NewRequest, RetainedPrefix,
+};
 use crate::manager::step_loop::{LandedStep, StepLoop};
 use crate::manager::step_runner::StepRunner;
 use crate::runner::{KvFile, Runner};
@@ -177,6 +181,16 @@ impl BatchManager {
     /// How full the KV cache is now.
     pub fn kv_usage(&self) -> KvUsage {
         self.steps.engine().kv_usage()
+    }
+
+    /// Retains the cached blocks of a prefix, see [`Engine::retain`](crate::engine::Engine::retain).
+    pub fn retain(&mut self, tokens: Arc<[TokenId]>, salt: Option<Arc<str>>) -> RetainedPrefix {
+        self.steps.engine_mut().retain(tokens, salt)
+    }
+
+    /// Retains them no longer, see [`Engine::release_retained`](crate::engine::Engine::release_retained).
+    pub fn release_retained(&mut self, retained: &RetainedPrefix) {
+        self.steps.engine_mut().release_retained(retained);
     }
 
     /// Plans the next step and has it computed, see [`StepLoop::launch`].

@@ -172,7 +172,11 @@ BAD_CONFIGS = {
         "dynamic_batching {}",
         ["max_batch_size is 0", "max_batch_size: 64"],
     ),
-    "sequences that do not iterate": ({}, "sequence_batching { direct {} }", ["iterative_sequence: true"]),
+    "implicit state": (
+        {},
+        'sequence_batching { direct {} state [{ input_name: "IN" output_name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }] }',
+        ["sequence_batching has state", "KV cache blocks, which the backend keeps"],
+    ),
     "an idle limit of one second": (
         {},
         "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 1000000 }",

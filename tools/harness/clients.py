@@ -207,10 +207,11 @@ def grpc(server):
 
 
 class GrpcStream:
-    """One request on its own gRPC stream: iterates over responses as they arrive. `priority` is that of Triton's queue."""
+    """One request on its own gRPC stream: iterates over responses as they arrive. `priority` is that of Triton's queue,
+    and `sequence` has Triton's fields for a sequence: `sequence_id`, `sequence_start`, `sequence_end`."""
 
     def __init__(
-        self, client, model, prompt, *, request_id="", timeout=None, priority=0, headers=None, **options
+        self, client, model, prompt, *, request_id="", timeout=None, priority=0, headers=None, sequence=None, **options
     ):
         async def requests():
             yield {
@@ -221,6 +222,7 @@ class GrpcStream:
                 "priority": priority,
                 "parameters": options,
                 "enable_empty_final_response": True,
+                **(sequence or {}),
             }
             # The stream must not end before the last response, even though there are no more requests.
             await self._done.wait()

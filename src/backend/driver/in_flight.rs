@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use crate::backend::driver::correlation::CorrelationKey;
+use crate::backend::driver::turn::Turn;
 use crate::backend::request::admission::Prepared;
 use crate::backend::request::branches::{Branches, NewBranches};
 use crate::backend::request::preparer::Preparation;
@@ -23,6 +24,8 @@ pub struct InFlight {
     pub is_warm_up: bool,
     /// The client's name of the request; empty if it gave none.
     pub client_request_id: String,
+    /// Of a conversation.
+    pub turn: Option<Turn>,
     /// Which of Triton's objects it is: a second request may carry the same correlation id.
     pub identity: usize,
     /// Sends its responses, and tells whether it was cancelled.

@@ -5,13 +5,17 @@
 //! iterative.rs     an Execute call is a step
 //! queued.rs        a thread steps, and Execute calls bring requests
 //! step_driver.rs   a step, for both
+//! conversations.rs sequences of several requests
+//! turn.rs          a request of one of them
 //! in_flight.rs     the requests in flight
 //! correlation.rs   Triton's names of sequences
 //! ```
 
+pub mod conversations;
 mod correlation;
 mod in_flight;
 pub mod iterative;
 pub mod queued;
 pub mod step_driver;
+mod turn;
 pub mod watched;

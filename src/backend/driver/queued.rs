@@ -6,6 +6,8 @@
 //!                                              a third could start           r1 has ended: one more could
 //! ```
 //!
+//! The same for conversations, whose requests Triton's sequence batcher brings.
+//!
 //! An Execute call returns when the engine could start a further request. Until then Triton keeps the others in its queue,
 //! where its priorities, limits and time-outs act on them.
 
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::backend::driver::conversations::{ConversationLimits, Conversations};
 use crate::backend::driver::step_driver::{Batch, StepClock, StepDriver};
 use crate::backend::driver::watched::Driver;
 use crate::base::{LoadError, StepError};
@@ -51,11 +54,17 @@ struct State {
 }
 
 impl QueuedDriver {
-    /// Starts the thread of the instance `name`. The first `num_warm_ups` requests are those of the model's warm-up.
+    /// Starts the thread of the instance `name`. The first `num_warm_ups` requests are those of the model's warm-up. With
+    /// `conversations`, each of the others is a turn of one.
     ///
     /// # Errors
     /// The system cannot start a thread.
-    pub fn start(name: &str, steps: StepDriver, num_warm_ups: u64) -> Result<Self, LoadError> {
+    pub fn start(
+        name: &str,
+        steps: StepDriver,
+        num_warm_ups: u64,
+        conversations: Option<ConversationLimits>,
+    ) -> Result<Self, LoadError> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 arrivals: Vec::new(),
@@ -70,7 +79,7 @@ impl QueuedDriver {
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("inflight-steps".to_owned())
-            .spawn(move || run(&own, steps))
+            .spawn(move || run(&own, steps, conversations))
             .map_err(|error| {
                 LoadError::Resource(format!("{name}: no thread for its steps: {error}"))
             })?;
@@ -89,8 +98,14 @@ impl Driver for QueuedDriver {
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
-        let num_requests = requests.len();
+        let mut num_requests = 0;
         for mut request in requests.drain(..) {
+            if request.wants_nothing() {
+                // It fills a gap in a direct batch.
+                request.dismiss();
+                continue;
+            }
+            num_requests += 1;
             if self.num_warm_ups > 0 {
                 self.num_warm_ups -= 1;
                 request.belongs_to_warm_up();
@@ -99,7 +114,9 @@ impl Driver for QueuedDriver {
             }
             state.arrivals.push(request.hand_over());
         }
-        state.idle_since = None;
+        if num_requests > 0 {
+            state.idle_since = None;
+        }
         state.num_startable = state.num_startable.saturating_sub(num_requests);
         self.shared.arrived.notify_one();
         let is_held = |state: &mut State| state.num_startable == 0 && state.failure.is_none();
@@ -134,14 +151,19 @@ impl Drop for QueuedDriver {
 }
 
 impl Shared {
-    /// The requests that have arrived. If there are no others, `is_idle`, it waits for some. `None` when the driver is
-    /// closing.
-    fn arrivals(&self, is_idle: bool) -> Option<Vec<HandedOver>> {
+    /// The requests that have arrived. If there are no others, `is_idle`, it waits for some, at most until `max_wait`.
+    /// `None` when the driver is closing.
+    fn arrivals(&self, is_idle: bool, max_wait: Option<Instant>) -> Option<Vec<HandedOver>> {
         let mut state = self.state.lock();
         if is_idle && state.arrivals.is_empty() {
             state.idle_since = Some(Instant::now());
             let must_wait = |state: &mut State| state.arrivals.is_empty() && !state.is_closing;
-            self.arrived.wait_while(&mut state, must_wait);
+            match max_wait {
+                None => self.arrived.wait_while(&mut state, must_wait),
+                Some(end) => {
+                    self.arrived.wait_while_until(&mut state, must_wait, end);
+                }
+            }
         }
         match state.is_closing {
             false => Some(std::mem::take(&mut state.arrivals)),
@@ -168,30 +190,50 @@ impl Shared {
 }
 
 /// Steps until the driver is closed or a step fails.
-fn run(shared: &Shared, mut steps: StepDriver) {
+fn run(shared: &Shared, mut steps: StepDriver, limits: Option<ConversationLimits>) {
+    let mut conversations = limits.map(Conversations::new);
     let mut batch = Batch::new();
     // A panic must not drop the batch: that would answer requests whose answers the responder has.
-    let result = catch(|| serve(shared, &mut steps, &mut batch));
+    let result = catch(|| serve(shared, &mut steps, conversations.as_mut(), &mut batch));
     let Err(failure) = result.unwrap_or_else(|panic| Err(StepError(panic))) else {
         return;
     };
     let failed = catch(|| {
         let untaken = shared.fail(failure.clone()).into_iter();
-        steps.fail_all(&mut batch, untaken.map(HandedOver::receive), &failure);
+        let untaken = untaken.map(HandedOver::receive);
+        let waiting = conversations.map(|mut it| it.take_waiting());
+        let untaken = waiting.into_iter().flatten().chain(untaken);
+        steps.fail_all(&mut batch, untaken, &failure);
     });
     if let Err(panic) = failed {
         log::error!("requests could not be answered: {panic}");
     }
 }
 
-fn serve(shared: &Shared, steps: &mut StepDriver, batch: &mut Batch) -> Result<(), StepError> {
-    while let Some(arrivals) = shared.arrivals(batch.is_empty()) {
+fn serve(
+    shared: &Shared,
+    steps: &mut StepDriver,
+    mut conversations: Option<&mut Conversations>,
+    batch: &mut Batch,
+) -> Result<(), StepError> {
+    loop {
+        let expiry = conversations.as_ref().and_then(|it| it.next_expiry());
+        let Some(arrivals) = shared.arrivals(batch.is_empty(), expiry) else {
+            break;
+        };
         let mut clock = StepClock::start();
         steps.begin();
         for arrival in arrivals {
-            steps.admit_alone(arrival.receive(), batch, clock.start);
+            let request = arrival.receive();
+            match &mut conversations {
+                None => steps.admit_alone(request, batch, clock.start),
+                Some(conversations) => conversations.accept(request, steps, batch, clock.start),
+            }
         }
         steps.step_over(batch, &mut clock)?;
+        if let Some(conversations) = &mut conversations {
+            conversations.continue_after_step(steps, batch, Instant::now());
+        }
         shared.allow(steps.num_startable());
     }
     match batch.is_empty() {

@@ -17,10 +17,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::backend::driver::correlation::CorrelationKey;
 use crate::backend::driver::in_flight::{Compiling, InFlight, InFlightTable, Presence, Stage};
+use crate::backend::driver::turn::{EndedTurn, Turn};
 use crate::backend::observe::observer::StepRecord;
 use crate::backend::request::admission::{Admission, Prepared};
 use crate::backend::request::branches::{Branches, NewBranches};
-use crate::backend::request::incoming::{Arrival, Incoming, StopRequest};
+use crate::backend::request::incoming::{Arrival, Incoming, StopRequest, TurnPrompt};
 use crate::backend::request::preparer::{Preparation, Preparer};
 use crate::backend::response::answer::Answer;
 use crate::backend::response::responder::{Responder, StreamAnswer};
@@ -62,7 +63,7 @@ pub struct StepDriver {
     served: ServedModel,
     admission: Arc<Admission>,
     preparer: RequestPreparer,
-    manager: BatchManager,
+    pub(super) manager: BatchManager,
     responder: Responder,
     pub(super) in_flight: InFlightTable,
     /// Requests that are being prepared, in order of arrival. Some may have been forgotten.
@@ -76,6 +77,8 @@ pub struct StepDriver {
     num_sequences_seen: u64,
     /// Sequences that have ended, whose slots may not be free.
     ended_in_doubt: Vec<CorrelationKey>,
+    /// Turns of conversations that have ended, in this order.
+    ended_turns: VecDeque<EndedTurn>,
     /// The first request since the last step, if one has arrived.
     first_newcomer: RequestId,
     /// Whether a frontend has been let finish with its cancellations since the last step.
@@ -115,6 +118,7 @@ impl StepDriver {
             num_requests_seen: 0,
             num_sequences_seen: 0,
             ended_in_doubt: Vec::new(),
+            ended_turns: VecDeque::new(),
             first_newcomer: RequestId::default(),
             has_waited: false,
             must_settle: false,
@@ -150,18 +154,47 @@ impl StepDriver {
         self.admit(request, key, batch, now);
     }
 
+    /// Takes in a turn of a conversation, which stays until it has ended.
+    pub(super) fn admit_turn(
+        &mut self,
+        request: Request,
+        turn: Turn,
+        batch: &mut Batch,
+        now: Instant,
+    ) {
+        let key = CorrelationKey::Alone(self.num_requests_seen);
+        self.admit_with(request, key, Some(turn), batch, now);
+    }
+
+    /// The next turn that has ended, if any has since the last call.
+    pub(super) fn take_ended_turn(&mut self) -> Option<EndedTurn> {
+        self.ended_turns.pop_front()
+    }
+
     /// Takes in a request that starts.
     pub(super) fn admit(
         &mut self,
-        mut request: Request,
+        request: Request,
         key: CorrelationKey,
         batch: &mut Batch,
         now: Instant,
     ) {
+        self.admit_with(request, key, None, batch, now);
+    }
+
+    fn admit_with(
+        &mut self,
+        mut request: Request,
+        key: CorrelationKey,
+        mut turn: Option<Turn>,
+        batch: &mut Batch,
+        now: Instant,
+    ) {
         if request.is_cancelled() {
+            self.ended_turns.extend(turn.map(Turn::abandon));
             return self.hand_to_triton(request);
         }
-        match self.new_in_flight(&mut request, key, now) {
+        match self.new_in_flight(&mut request, key, &mut turn, now) {
             Ok(in_flight) => {
                 let id = RequestId(self.num_requests_seen);
                 self.num_requests_seen += 1;
@@ -171,14 +204,19 @@ impl StepDriver {
                 self.in_flight.insert(id, in_flight);
                 batch.push((id, request));
             }
-            Err(error) => self.refuse(request, error),
+            Err(error) => {
+                self.ended_turns.extend(turn.map(Turn::abandon));
+                self.refuse(request, error);
+            }
         }
     }
 
+    /// Reads a request. It takes `turn`, unless it is refused.
     fn new_in_flight(
         &mut self,
         request: &mut Request,
         correlation_id: CorrelationKey,
+        turn: &mut Option<Turn>,
         now: Instant,
     ) -> Result<InFlight, Error> {
         let incoming = alone(|| self.admission.read(request, now))?;
@@ -186,6 +224,7 @@ impl StepDriver {
             correlation_id,
             is_warm_up: request.is_warm_up(),
             client_request_id: String::new(),
+            turn: None,
             identity: request.identity(),
             factory: request.response_factory()?,
             stage: Stage::Ended,
@@ -202,7 +241,18 @@ impl StepDriver {
                 let answer = in_flight.answer.insert(self.stop(&stop, factory, now)?);
                 answer.end(FinishReason::Cancelled);
             }
-            Incoming::Generate(arrival) => {
+            Incoming::EndConversation(outputs) => {
+                let factory = in_flight.factory.clone();
+                let plan = alone(|| self.admission.empty_answer(&outputs))?;
+                let answer = Answer::new(factory, now, plan);
+                let answer = in_flight.answer.insert(Box::new(answer));
+                answer.end(FinishReason::Cancelled);
+            }
+            Incoming::Generate(mut arrival) => {
+                arrival.turn = turn.as_ref().map(|turn| TurnPrompt {
+                    context: turn.context.clone(),
+                    is_last: turn.flags.is_end(),
+                });
                 self.claim_client_request_id(&arrival.client_request_id, now)?;
                 in_flight
                     .client_request_id
@@ -210,6 +260,7 @@ impl StepDriver {
                 in_flight.stage = Stage::Preparing(self.prepare(*arrival)?);
             }
         }
+        in_flight.turn = turn.take();
         Ok(in_flight)
     }
 
@@ -220,7 +271,7 @@ impl StepDriver {
         factory: ResponseFactory,
         now: Instant,
     ) -> Result<Box<Answer>, Error> {
-        let plan = alone(|| self.admission.stop_answer(&stop.outputs))?;
+        let plan = alone(|| self.admission.empty_answer(&stop.outputs))?;
         if stop.client_request_id.is_empty() {
             return Err(Error::invalid(
                 "option 'stop' stops the request with the same request id, and this request has none",
@@ -365,6 +416,9 @@ impl StepDriver {
         if let Some(reason) = in_flight.due_end(Instant::now()) {
             in_flight.end(reason);
             return Ok(());
+        }
+        if let Some(turn) = &mut in_flight.turn {
+            turn.joins(&prepared.request);
         }
         let mut processors = Vec::new();
         if let Some(call) = &prepared.post_processor {
@@ -636,6 +690,15 @@ impl StepDriver {
             self.report(&request, success, &gone.timestamps(timestamps));
         }
         request.release();
+        if let Some(turn) = gone.turn {
+            let counts = |answer: &&Box<Answer>| success && !answer.has_failed();
+            let answer = gone.answer.as_ref().filter(counts);
+            self.ended_turns
+                .push_back(match answer.map(|answer| answer.rows()) {
+                    Some([row, ..]) => turn.end(row.tokens()),
+                    _ => turn.abandon(),
+                });
+        }
         let answer = gone.answer?;
         self.doubt_slot(gone.correlation_id, &gone.factory);
         Some(*answer)
@@ -689,6 +752,7 @@ impl StepDriver {
     pub(super) fn forget(&mut self, id: RequestId) {
         if let Some(gone) = self.in_flight.remove(id) {
             cancel(&mut self.manager, gone.sequences);
+            self.ended_turns.extend(gone.turn.map(Turn::abandon));
             match gone.answer {
                 Some(answer) => self.responder.discard(answer),
                 // As for a request that is refused. Without a responder the instance has failed.

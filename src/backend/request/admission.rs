@@ -107,7 +107,11 @@ impl Admission {
         self.check(&options)?;
         self.warn_of_ignored(&options);
 
-        let prompt = self.encoder.encode(&arrival.prompt?, &options)?;
+        let context: &[TokenId] = match &arrival.turn {
+            None => &[],
+            Some(turn) => &turn.context,
+        };
+        let prompt = self.encoder.encode(&arrival.prompt?, &options, context)?;
         let num_prompt_tokens = prompt.ids.len();
         let max_new_tokens = options.max_tokens_or(self.config.settings.default_max_tokens)?;
         let bad_words = self.encoder.bad_words(&options)?;
@@ -126,6 +130,13 @@ impl Admission {
                 returned: 1,
             },
         };
+        let num_answers = num_sequences.generated.max(sampling.beam_width());
+        if num_answers > 1 && arrival.turn.as_ref().is_some_and(|turn| !turn.is_last) {
+            return Err(Error::invalid(format!(
+                "the turn of a conversation asks for {num_answers} sequences, and one answer is continued: leave out n, \
+                 best_of and beam_width, or set sequence_end"
+            )));
+        }
         let has_stop_words = !options.stop.is_empty();
         if sampling.beam_search.is_some() {
             let text = self.text_stream(has_stop_words, &options, &sampling, &prompt);
@@ -194,7 +205,7 @@ impl Admission {
             .unwrap_or(self.config.settings.exclude_input_in_output);
         let echo = (!excluded && !options.stream).then(|| Echo {
             text: prompt.text,
-            ids: prompt.ids.clone(),
+            ids: prompt.ids[prompt.num_before..].to_vec(),
         });
         let timeout_us = match arrival.timeout_us {
             0 => options.timeout_us,
@@ -232,11 +243,11 @@ impl Admission {
         })
     }
 
-    /// The plan of the answer to a request that only stops another one: the same as if nothing was generated.
+    /// The plan of the answer to a request that generates nothing: it only stops another one, or ends a conversation.
     ///
     /// # Errors
     /// It names an output that the model does not have.
-    pub fn stop_answer(&self, outputs: &RequestedOutputs) -> Result<AnswerPlan, Error> {
+    pub fn empty_answer(&self, outputs: &RequestedOutputs) -> Result<AnswerPlan, Error> {
         Ok(AnswerPlan {
             format: self.answer_format(&RequestOptions::default(), outputs)?,
             rows: vec![Row::new(0, None)],

@@ -4,6 +4,7 @@
 //! is needed, each checked for its size before it is copied, and can be sent to another thread.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::Value;
@@ -13,7 +14,7 @@ use crate::backend::request::option_sizes::OptionSizes;
 use crate::backend::request::option_tensors::option_of;
 use crate::backend::request::options::{self, RequestOptions};
 use crate::backend::request::prompt::{ArrivedIds, ArrivedPrompt, PromptEncoder};
-use crate::base::RequestError;
+use crate::base::{RequestError, TokenId};
 use crate::config::{InputKind, ModelConfig, OutputKind, Scheduling};
 use crate::triton::{Error, Input, OwnedInput, ParameterValue, Request, strings};
 
@@ -35,6 +36,8 @@ pub enum Incoming {
     Generate(Box<Arrival>),
     /// To stop the request in flight with the same request id.
     Stop(StopRequest),
+    /// To end its conversation, with a response of these outputs.
+    EndConversation(RequestedOutputs),
 }
 
 /// A request that stops another one.
@@ -55,9 +58,19 @@ pub struct Arrival {
     pub outputs: RequestedOutputs,
     /// The time limit that Triton knows; 0 for none.
     pub timeout_us: u64,
+    /// The conversation that it continues.
+    pub turn: Option<TurnPrompt>,
     pub(super) prompt: Result<ArrivedPrompt, Error>,
     options: ArrivedOptions,
     option_bytes: usize,
+}
+
+/// What a turn of a conversation continues.
+pub struct TurnPrompt {
+    /// All that has been said.
+    pub context: Arc<[TokenId]>,
+    /// Whether no turn follows.
+    pub is_last: bool,
 }
 
 /// The output tensors that a request names.
@@ -93,12 +106,17 @@ impl RequestReader<'_> {
                 outputs: self.requested_outputs(request)?,
             }));
         }
-        let is_sequence = self.config.scheduling != Scheduling::Queued;
-        if is_sequence && request.flags()?.is_end() {
-            return Err(Error::invalid(
-                "sequence_end is set; a generation is one request, and the server ends its sequence: \
-                 leave sequence_end out",
-            ));
+        match self.config.scheduling {
+            Scheduling::Iterative { .. } if request.flags()?.is_end() => {
+                return Err(Error::invalid(
+                    "sequence_end is set; a generation is one request, and the server ends its sequence: \
+                     leave sequence_end out",
+                ));
+            }
+            Scheduling::Conversations { .. } if self.only_ends_a_conversation(request)? => {
+                return Ok(Incoming::EndConversation(self.requested_outputs(request)?));
+            }
+            _ => {}
         }
         let (given, option_bytes) = self.given_options(request, &client_request_id)?;
         let mut options = ArrivedOptions::Given(given);
@@ -117,6 +135,7 @@ impl RequestReader<'_> {
             time: now,
             outputs: self.requested_outputs(request)?,
             timeout_us: request.timeout_us()?,
+            turn: None,
             prompt,
             options,
             option_bytes,
@@ -134,6 +153,30 @@ impl RequestReader<'_> {
         })
     }
 
+    /// Whether a request ends its conversation and has no prompt.
+    fn only_ends_a_conversation(self, request: &Request) -> Result<bool, Error> {
+        let flags = request.flags()?;
+        if flags.is_start() || !flags.is_end() {
+            return Ok(false);
+        }
+        let input = prompt_input(self.config.input, request)?;
+        let num_bytes_of_none = match self.config.input {
+            InputKind::Text => strings::LENGTH_BYTES,
+            InputKind::Ids => 0,
+        };
+        Ok(input.num_bytes() == num_bytes_of_none)
+    }
+
+    /// The inputs that carry options.
+    fn option_inputs(self, request: &Request) -> Result<impl Iterator<Item = Input<'_>>, Error> {
+        let inputs = request.inputs()?.into_iter();
+        Ok(inputs.filter(move |input| {
+            // The values of Triton's controls are flags of the request, too.
+            let name = input.name();
+            name != self.config.input.name() && !self.config.controls.iter().any(|it| it == name)
+        }))
+    }
+
     /// Whether a request stops the one in flight with its request id, instead of asking for tokens.
     fn asks_to_stop(self, request: &Request) -> Result<bool, Error> {
         let mut sizes = OptionSizes::new(self.encoder.vocab_size);
@@ -144,7 +187,7 @@ impl RequestReader<'_> {
                 return Ok(true);
             }
         }
-        for input in request.inputs()? {
+        for input in self.option_inputs(request)? {
             if input.name() == "stop" {
                 let input = copy_option(&input, &mut sizes)?;
                 if option_of(&input)? == Value::Bool(true) {
@@ -173,10 +216,7 @@ impl RequestReader<'_> {
             let value = parameter_option(name, value, &mut sizes)?;
             given.push((name.to_owned(), GivenOption::Parameter(value)));
         }
-        for input in request.inputs()? {
-            if input.name() == self.config.input.name() {
-                continue;
-            }
+        for input in self.option_inputs(request)? {
             let option = match is_unread(input.name()) {
                 // Adapters and embeddings are large, and refused by name.
                 true => GivenOption::Parameter(Value::Bool(true)),

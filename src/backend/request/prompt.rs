@@ -53,8 +53,12 @@ pub struct TextParts {
 
 /// The tokens of a prompt, and its text if it has one.
 pub(super) struct Prompt {
+    /// What is new.
     pub text: String,
+    /// All tokens.
     pub ids: Vec<TokenId>,
+    /// How many of them were there before.
+    pub num_before: usize,
 }
 
 impl ArrivedPrompt {
@@ -77,24 +81,41 @@ impl PromptEncoder {
             .saturating_mul(self.max_bytes_per_token())
     }
 
-    /// The tokens of a prompt.
+    /// The tokens of a prompt that follows `context`.
     pub(super) fn encode(
         &self,
         arrived: &ArrivedPrompt,
         options: &RequestOptions,
+        context: &[TokenId],
     ) -> Result<Prompt, Error> {
-        match (arrived, &self.text) {
-            (ArrivedPrompt::Ids(copied), _) => Ok(Prompt {
-                text: String::new(),
-                ids: self.ids(copied, options)?,
-            }),
+        let (text, new) = match (arrived, &self.text) {
+            (ArrivedPrompt::Ids(copied), _) => (String::new(), self.ids(copied, options)?),
             (_, Some(parts)) => {
-                let mut prompt = self.text_prompt(arrived, options, parts)?;
-                prompt.ids.drain(..num_cut(prompt.ids.len(), options));
-                Ok(prompt)
+                let is_first = context.is_empty();
+                let (text, mut ids) = self.text_prompt(arrived, options, parts, is_first)?;
+                ids.drain(..num_cut(ids.len(), options));
+                (text, ids)
             }
-            (_, None) => Err(Error::internal("a text model without a tokenizer")),
+            (_, None) => return Err(Error::internal("a text model without a tokenizer")),
+        };
+        let num_before = context.len();
+        if num_before > 0 && num_before + new.len() >= self.max_seq_len.index() {
+            return Err(Error::invalid(format!(
+                "the conversation has {num_before} tokens, and this turn adds {} and one of output at least, to more than \
+                 max_seq_len = {}: start another conversation with sequence_start",
+                new.len(),
+                self.max_seq_len
+            )));
         }
+        let ids = match num_before {
+            0 => new,
+            _ => [context, &new].concat(),
+        };
+        Ok(Prompt {
+            text,
+            ids,
+            num_before,
+        })
     }
 
     /// Which of `num_given` ids are the prompt: of the first `input_lengths`, the last `truncate_prompt_tokens`.
@@ -149,7 +170,8 @@ impl PromptEncoder {
         arrived: &ArrivedPrompt,
         options: &RequestOptions,
         parts: &TextParts,
-    ) -> Result<Prompt, Error> {
+        is_first: bool,
+    ) -> Result<(String, Vec<TokenId>), Error> {
         let too_long = |num_bytes: usize| {
             Error::invalid(format!(
                 "the prompt has {num_bytes} bytes, and max_seq_len is {} tokens of at most {} bytes each; shorten it",
@@ -185,7 +207,13 @@ impl PromptEncoder {
             ))
         })?;
         let (text, add_special_tokens) = match &options.messages {
-            None => (text.to_owned(), self.add_special_tokens),
+            None => (text.to_owned(), self.add_special_tokens && is_first),
+            Some(_) if !is_first => {
+                return Err(Error::invalid(
+                    "option 'messages': the chat template renders whole conversations, and this turn continues one: write \
+                     its text to text_input, or set sequence_start and send all messages",
+                ));
+            }
             Some(_) if !text.is_empty() => return Err(both_given()),
             // The template writes the special tokens itself.
             Some(messages) => (render(parts, messages)?, false),
@@ -200,7 +228,7 @@ impl PromptEncoder {
         }
         let ids = parts.tokenizer.encode(&text, add_special_tokens)?;
         self.check_vocabulary("the prompt", &ids)?;
-        Ok(Prompt { text, ids })
+        Ok((text, ids))
     }
 
     /// The tokens of each text separately.

@@ -12,7 +12,10 @@ use super::lookup::{Lookup, PrefixMatch};
 use super::prefix::{PrefixIndex, PrefixWalk};
 use super::table::Chain;
 use super::tiers::Tiers;
-use super::{BlockTable, KeptBlock, KvCacheConfig, KvUsage, NextBlock, ReuseOptions, ReuseTotals};
+use super::{
+    BlockTable, KeptBlock, KvCacheConfig, KvUsage, NextBlock, RetainedPrefix, ReuseOptions,
+    ReuseTotals,
+};
 use crate::base::{BlockId, Blocks, HostBlockId, TokenId, Tokens};
 use crate::engine::{BlockCopy, BlockMove};
 
@@ -253,6 +256,29 @@ impl KvCacheManager {
         self.tiers.restore(kept)
     }
 
+    /// Retains the full blocks in which `tokens` are cached: they are evicted only when no other block is free.
+    pub(in crate::engine) fn retain(
+        &mut self,
+        tokens: Arc<[TokenId]>,
+        salt: Option<Arc<str>>,
+    ) -> RetainedPrefix {
+        RetainedPrefix {
+            contents: self.tiers.retain(&tokens, &salt),
+            tokens,
+            salt,
+        }
+    }
+
+    /// Retains these blocks no longer.
+    pub(in crate::engine) fn release_retained(&mut self, retained: &RetainedPrefix) {
+        let RetainedPrefix {
+            tokens,
+            salt,
+            contents,
+        } = retained;
+        self.tiers.release(tokens, salt, contents);
+    }
+
     /// Panics unless every block is free or held by as many of `tables` as it says, and the index agrees.
     pub(in crate::engine) fn check_integrity<'a>(
         &self,
@@ -275,6 +301,14 @@ impl KvCacheManager {
         let ids = (0..self.config.num_blocks.0).map(BlockId);
         let free = ids.filter(|&id| self.tiers.device().num_holders(id) == 0);
         free.filter(|&id| self.tiers.is_registered(id)).count()
+    }
+
+    /// The number of blocks, here or in host memory, that are retained.
+    #[cfg(test)]
+    pub(super) fn num_retained(&self) -> usize {
+        let num_all = self.config.num_blocks.0 + self.config.num_host_blocks.0;
+        let ids = (0..num_all).map(BlockId);
+        ids.filter(|&id| self.tiers.is_retained(id)).count()
     }
 
     fn lookup<'a>(&'a self, prefix: &'a PrefixIndex) -> Lookup<'a> {

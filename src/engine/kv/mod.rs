@@ -35,7 +35,7 @@
 //! next_block.rs   the name of a block's content before it is written
 //! table.rs        a sequence's block table
 //! window.rs       the attention window
-//! config.rs kept.rs usage.rs    what goes in and out
+//! config.rs kept.rs retained.rs usage.rs    what goes in and out
 //! ```
 
 mod config;
@@ -45,6 +45,7 @@ mod manager;
 mod next_block;
 mod pool;
 mod prefix;
+mod retained;
 mod roots;
 mod table;
 mod tiers;
@@ -63,6 +64,7 @@ pub use config::ReuseOptions;
 pub use kept::{KeptBlock, KeptParent};
 pub(super) use manager::KvCacheManager;
 pub(super) use next_block::NextBlock;
+pub use retained::RetainedPrefix;
 pub(super) use table::BlockTable;
 pub use usage::{KvUsage, ReuseTotals};
 pub use window::AttentionWindow;

@@ -1,12 +1,13 @@
 //! All blocks of the KV cache: how many tables hold each, and the list of free ones.
 //!
 //! The list is linked through the blocks' metadata: allocating, sharing and freeing are O(1) and use no other memory.
-//! Cached blocks are behind blank ones, so the front is always the right block to allocate.
+//! Cached blocks are behind blank ones, and retained ones behind those, so the front is always the right block to
+//! allocate.
 //!
 //! ```text
-//! front                                              back
-//!   blank <-> blank <-> cached <-> cached <-> cached
-//!   ^ freed last        ^ freed first         ^ freed last
+//! front                                                                      back
+//!   blank <-> blank <-> cached <-> cached <-> cached <-> retained <-> retained
+//!   ^ freed last        ^ freed first         ^ last     ^ freed first ^ freed last
 //! ```
 //!
 //! The blank block that was freed last comes first: its memory is most likely warm.
@@ -20,6 +21,8 @@ struct PoolEntry {
     num_holders: u32,
     /// Whether its content can be found, and is worth keeping while the block is free.
     is_cached: bool,
+    /// Whether a content that is worth keeping is to be kept before all others.
+    is_retained: bool,
     /// Its neighbours in the free list.
     previous: Option<BlockId>,
     next: Option<BlockId>,
@@ -30,6 +33,8 @@ pub(super) struct BlockPool {
     blocks: Vec<PoolEntry>,
     front: Option<BlockId>,
     back: Option<BlockId>,
+    /// The first retained block of the free list.
+    first_retained: Option<BlockId>,
     num_free: Blocks,
     num_cached: Blocks,
 }
@@ -41,6 +46,7 @@ impl BlockPool {
         let blank = |id: u32| PoolEntry {
             num_holders: 0,
             is_cached: false,
+            is_retained: false,
             previous: id.checked_sub(1).map(BlockId),
             next: link(id + 1),
         };
@@ -48,6 +54,7 @@ impl BlockPool {
             blocks: (0..num_blocks.0).map(blank).collect(),
             front: link(0),
             back: num_blocks.0.checked_sub(1).map(BlockId),
+            first_retained: None,
             num_free: num_blocks,
             num_cached: Blocks::ZERO,
         }
@@ -99,25 +106,47 @@ impl BlockPool {
         }
     }
 
-    /// Sets whether the content of `id` is worth keeping.
+    /// Sets whether the content of `id` is worth keeping. It is not retained.
     pub(super) fn set_cached(&mut self, id: BlockId, is_cached: bool) {
+        let was_cached = self.blocks[id.index()].is_cached;
+        self.num_cached += Blocks(u32::from(is_cached));
+        self.num_cached -= Blocks(u32::from(was_cached));
+        self.set_worth(id, is_cached, false);
+    }
+
+    /// Sets whether the content of `id`, which is worth keeping, is kept before all others that are not retained.
+    pub(super) fn set_retained(&mut self, id: BlockId, is_retained: bool) {
+        assert!(self.blocks[id.index()].is_cached, "{id:?} has no content");
+        self.set_worth(id, true, is_retained);
+    }
+
+    /// Moves a free block to its new place in the free list.
+    fn set_worth(&mut self, id: BlockId, is_cached: bool, is_retained: bool) {
         let is_free = self.blocks[id.index()].num_holders == 0;
         if is_free {
             self.unlink(id);
         }
-        let was_cached = std::mem::replace(&mut self.blocks[id.index()].is_cached, is_cached);
-        self.num_cached += Blocks(u32::from(is_cached));
-        self.num_cached -= Blocks(u32::from(was_cached));
+        self.blocks[id.index()].is_cached = is_cached;
+        self.blocks[id.index()].is_retained = is_retained;
         if is_free {
             self.link(id);
         }
     }
 
-    /// Puts a block into the free list: a blank one to the front, a cached one to the back.
+    /// Puts a block into the free list: a blank one to the front, a retained one to the back, and another cached one
+    /// before those.
     fn link(&mut self, id: BlockId) {
-        let (previous, next) = match self.blocks[id.index()].is_cached {
-            true => (self.back, None),
-            false => (None, self.front),
+        let block = &self.blocks[id.index()];
+        let (previous, next) = match (block.is_cached, block.is_retained) {
+            (false, _) => (None, self.front),
+            (true, false) => match self.first_retained {
+                None => (self.back, None),
+                Some(first) => (self.blocks[first.index()].previous, Some(first)),
+            },
+            (true, true) => {
+                self.first_retained.get_or_insert(id);
+                (self.back, None)
+            }
         };
         self.blocks[id.index()].previous = previous;
         self.blocks[id.index()].next = next;
@@ -128,6 +157,9 @@ impl BlockPool {
 
     fn unlink(&mut self, id: BlockId) {
         let PoolEntry { previous, next, .. } = self.blocks[id.index()];
+        if self.first_retained == Some(id) {
+            self.first_retained = next;
+        }
         self.set_next_of(previous, next);
         self.set_previous_of(next, previous);
         self.num_free -= Blocks(1);
@@ -148,19 +180,21 @@ impl BlockPool {
         }
     }
 
-    /// Panics unless every block is in the free list, blank before cached, or in `held` as often as it says.
-    /// `is_cached` says which content is worth keeping.
+    /// Panics unless every block is in the free list, blank before cached before retained, or in `held` as often as it
+    /// says. `is_cached` says which content is worth keeping, and `is_retained` which of it before all others.
     pub(super) fn check_integrity(
         &self,
         held: impl Iterator<Item = BlockId>,
         is_cached: impl Fn(BlockId) -> bool,
+        is_retained: impl Fn(BlockId) -> bool,
     ) {
         let mut num_holders = vec![0; self.blocks.len()];
         for id in held {
             num_holders[id.index()] += 1;
         }
         let mut is_listed = vec![false; self.blocks.len()];
-        let mut any_cached = false;
+        let mut worth = (false, false);
+        let mut first_retained = None;
         let mut previous = None;
         let mut at = self.front;
         while let Some(id) = at {
@@ -168,15 +202,17 @@ impl BlockPool {
             let again = std::mem::replace(&mut is_listed[id.index()], true);
             assert!(!again, "{id:?} is twice in the free list");
             assert_eq!(block.previous, previous, "before {id:?} in the free list");
-            assert!(
-                block.is_cached || !any_cached,
-                "{id:?} is blank, but behind a cached block"
-            );
-            any_cached = block.is_cached;
+            let own = (block.is_cached, block.is_retained);
+            assert!(worth <= own, "{id:?} is behind a block that is worth more");
+            worth = own;
+            if block.is_retained {
+                first_retained.get_or_insert(id);
+            }
             previous = at;
             at = block.next;
         }
         assert_eq!(self.back, previous, "the end of the free list");
+        assert_eq!(self.first_retained, first_retained, "the first retained");
         let num_listed = is_listed.iter().filter(|&&is_listed| is_listed).count();
         assert_eq!(self.num_free.index(), num_listed, "free blocks");
         let num_cached = self.blocks.iter().filter(|block| block.is_cached).count();
@@ -190,6 +226,8 @@ impl BlockPool {
                 "{id:?} is free if and only if nobody holds it"
             );
             assert_eq!(block.is_cached, is_cached(id), "whether {id:?} is cached");
+            let is_retained = is_retained(id);
+            assert_eq!(block.is_retained, is_retained, "whether {id:?} is retained");
         }
     }
 }
@@ -217,9 +255,30 @@ mod tests {
             pool.give_back(BlockId(block));
         }
         let is_cached = |block| block == BlockId(0) || block == BlockId(2);
-        pool.check_integrity(std::iter::empty(), is_cached);
+        pool.check_integrity(std::iter::empty(), is_cached, |_| false);
         let taken: Vec<_> = (0..4).map(|_| pool.take().0).collect();
         assert_eq!(taken, [1, 3, 2, 0]);
+    }
+
+    #[test]
+    fn retained_blocks_are_taken_last_until_they_are_no_longer_retained() {
+        let mut pool = BlockPool::new(Blocks(5));
+        let blocks: Vec<_> = (0..4).map(|_| pool.take()).collect();
+        for &block in &blocks {
+            pool.set_cached(block, true);
+        }
+        pool.set_retained(BlockId(0), true);
+        for block in blocks {
+            pool.give_back(block);
+        }
+        // Free blocks move, too.
+        pool.set_retained(BlockId(1), true);
+        pool.set_retained(BlockId(2), true);
+        let is_retained = |block| block < BlockId(3);
+        pool.check_integrity(std::iter::empty(), |block| block < BlockId(4), is_retained);
+        pool.set_retained(BlockId(1), false);
+        let taken: Vec<_> = (0..5).map(|_| pool.take().0).collect();
+        assert_eq!(taken, [4, 3, 1, 0, 2]);
     }
 
     #[test]

@@ -89,6 +89,8 @@ struct Node {
     first_child: Option<BlockId>,
     newer_sibling: Option<BlockId>,
     older_sibling: Option<BlockId>,
+    /// The prefixes with it that are retained.
+    num_retainers: u32,
 }
 
 /// The registered blocks.
@@ -114,6 +116,7 @@ impl PrefixIndex {
             first_child: None,
             newer_sibling: None,
             older_sibling: None,
+            num_retainers: 0,
         };
         let block_size = block_size.tokens().index();
         let num_buckets = (2 * num_blocks.index()).next_power_of_two();
@@ -235,6 +238,7 @@ impl PrefixIndex {
             first_child: None,
             newer_sibling: None,
             older_sibling: older,
+            num_retainers: 0,
         };
         let start = block.index() * self.block_size;
         self.tokens[start..start + self.block_size].copy_from_slice(tokens);
@@ -271,6 +275,29 @@ impl PrefixIndex {
         let id = self.nodes[block.index()].content?;
         let place = NodeRef::Block(block);
         Some(Content { place, id })
+    }
+
+    /// Retains the content of `block` once more, and returns its number.
+    pub(super) fn retain(&mut self, block: BlockId) -> u64 {
+        let node = &mut self.nodes[block.index()];
+        node.num_retainers += 1;
+        node.content.expect("what is retained has a content")
+    }
+
+    /// Retains the content of `block` once less, if it has the number that it had then. Returns whether it has.
+    pub(super) fn release(&mut self, block: BlockId, content: u64) -> bool {
+        let node = &mut self.nodes[block.index()];
+        let is_there = node.content == Some(content);
+        if is_there {
+            node.num_retainers -= 1;
+        }
+        is_there
+    }
+
+    /// Whether the content of `block` is retained.
+    pub(super) fn is_retained(&self, block: BlockId) -> bool {
+        let node = &self.nodes[block.index()];
+        node.content.is_some() && node.num_retainers > 0
     }
 
     /// Whether `content` is still where it was.

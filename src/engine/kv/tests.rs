@@ -559,3 +559,91 @@ fn what_no_longer_registers_leaves_its_full_blocks_to_others_and_no_more() {
     cache.check_integrity(std::iter::empty());
     assert_eq!(num_found(&cache, &all), 4);
 }
+
+/// Sequences of `range` come and go, one after the other, which fill a pool of eight blocks of four twice.
+fn churn(cache: &mut KvCacheManager, range: std::ops::Range<u32>) {
+    for first in range {
+        let salt = format!("other {first}");
+        leave_behind(cache, &tokens(0..8), &only_with(&salt));
+    }
+}
+
+#[test]
+fn a_retained_prefix_is_found_after_others_have_used_the_pool() {
+    let mut cache = cache(8, 4);
+    leave_behind(&mut cache, &tokens(0..14), &anybody());
+    churn(&mut cache, 0..8);
+    assert_eq!(num_found(&cache, &tokens(0..16)), 0, "evicted");
+
+    leave_behind(&mut cache, &tokens(0..14), &anybody());
+    let retained = cache.retain(tokens(0..14).into(), None);
+    // The same prefix may be retained more than once.
+    let shorter = cache.retain(tokens(0..6).into(), None);
+    churn(&mut cache, 8..16);
+    assert_eq!(num_found(&cache, &tokens(0..16)), 12);
+    cache.release_retained(&retained);
+    churn(&mut cache, 16..24);
+    assert_eq!(num_found(&cache, &tokens(0..16)), 4);
+    cache.release_retained(&shorter);
+    churn(&mut cache, 24..32);
+    assert_eq!(num_found(&cache, &tokens(0..16)), 0);
+    cache.check_integrity(std::iter::empty());
+}
+
+#[test]
+fn nobody_waits_for_retained_blocks() {
+    let mut cache = cache(8, 4);
+    leave_behind(&mut cache, &tokens(0..16), &anybody());
+    let first = cache.retain(tokens(0..16).into(), None);
+    leave_behind(&mut cache, &tokens(100..116), &anybody());
+    let second = cache.retain(tokens(100..116).into(), None);
+    assert_eq!(cache.usage().num_free(), Blocks(8), "they are free");
+
+    // The one that was used last keeps its blocks, and the other the beginning of its own.
+    leave_behind(&mut cache, &tokens(200..208), &anybody());
+    let found = |cache: &_, from| num_found(cache, &tokens(from..from + 17));
+    assert_eq!((found(&cache, 0), found(&cache, 100)), (8, 16));
+    leave_behind(&mut cache, &tokens(300..332), &anybody());
+    assert_eq!((found(&cache, 0), found(&cache, 100)), (0, 0));
+
+    // What has taken their place is not theirs: it is not released with them.
+    leave_behind(&mut cache, &tokens(0..16), &anybody());
+    let again = cache.retain(tokens(0..16).into(), None);
+    cache.release_retained(&first);
+    cache.release_retained(&second);
+    churn(&mut cache, 0..8);
+    assert_eq!(found(&cache, 0), 16);
+    cache.release_retained(&again);
+    cache.check_integrity(std::iter::empty());
+}
+
+#[test]
+fn a_retained_prefix_stays_retained_in_host_memory() {
+    let host = KvCacheConfig {
+        num_host_blocks: Blocks(4),
+        ..config(4, 4)
+    };
+    let mut cache = KvCacheManager::new(host);
+    leave_behind(&mut cache, &tokens(0..8), &anybody());
+    let retained = cache.retain(tokens(0..8).into(), None);
+    // It needs all blocks of the device, and the content moves.
+    leave_behind(&mut cache, &tokens(100..116), &anybody());
+    assert_eq!(cache.num_retained(), 2);
+    churn(&mut cache, 0..8);
+    assert_eq!(num_found(&cache, &tokens(0..9)), 8);
+    cache.release_retained(&retained);
+    assert_eq!(cache.num_retained(), 0);
+    cache.check_integrity(std::iter::empty());
+}
+
+#[test]
+fn without_reuse_nothing_is_retained() {
+    let mut cache = KvCacheManager::new(KvCacheConfig {
+        enable_reuse: false,
+        ..config(4, 4)
+    });
+    leave_behind(&mut cache, &tokens(0..8), &anybody());
+    let retained = cache.retain(tokens(0..8).into(), None);
+    assert_eq!(cache.num_retained(), 0);
+    cache.release_retained(&retained);
+}

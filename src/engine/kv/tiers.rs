@@ -21,6 +21,7 @@
 //! Moves are decided in an order and made in this order, so a block may be read by one move and overwritten by the next.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::pool::BlockPool;
 use super::prefix::{Content, PrefixIndex};
@@ -180,6 +181,62 @@ impl Tiers {
         }
     }
 
+    /// Retains the full blocks that are found for `tokens` below the root of `salt`: those are the last to be evicted.
+    /// Returns their numbers, from the end.
+    pub(super) fn retain(&mut self, tokens: &[TokenId], salt: &Option<Arc<str>>) -> Vec<u64> {
+        let blocks = self.full_blocks(tokens, salt);
+        let retain = |&block: &BlockId| {
+            let content = self.prefix.as_mut().map(|prefix| prefix.retain(block));
+            self.show_retained(block);
+            content
+        };
+        blocks.iter().filter_map(retain).collect()
+    }
+
+    /// Retains blocks no longer: those that were found for `tokens`, and still have the numbers of `contents`.
+    pub(super) fn release(
+        &mut self,
+        tokens: &[TokenId],
+        salt: &Option<Arc<str>>,
+        contents: &[u64],
+    ) {
+        let blocks = self.full_blocks(tokens, salt);
+        // Both begin at the end of their prefix, and some at the end may be gone, or be new.
+        let from_the_root = blocks.iter().rev().zip(contents.iter().rev());
+        for (&block, &content) in from_the_root.rev() {
+            let prefix = self.prefix.as_mut();
+            if prefix.is_some_and(|prefix| prefix.release(block, content)) {
+                self.show_retained(block);
+            }
+        }
+    }
+
+    /// The full blocks that are found for `tokens` below the root of `salt`, from the last to the first.
+    fn full_blocks(&self, tokens: &[TokenId], salt: &Option<Arc<str>>) -> Vec<BlockId> {
+        let found = self
+            .prefix
+            .as_ref()
+            .and_then(|prefix| Some((prefix, prefix.find_root(salt)?)));
+        let Some((prefix, root)) = found else {
+            return Vec::new();
+        };
+        let walk = prefix.walk(root, tokens, tokens.len(), false);
+        prefix.path_up(walk.tail).collect()
+    }
+
+    /// Tells the pool of `block` whether it is retained.
+    fn show_retained(&mut self, block: BlockId) {
+        let is_retained = self.is_retained(block);
+        let (pool, local) = pool_of(&mut self.device, &mut self.host, block);
+        pool.set_retained(local, is_retained);
+    }
+
+    /// Whether the content of `block` is retained.
+    pub(super) fn is_retained(&self, block: BlockId) -> bool {
+        let prefix = self.prefix.as_ref();
+        prefix.is_some_and(|prefix| prefix.is_retained(block))
+    }
+
     /// Moves all contents of the device, of which no block is held, to host memory, as far as there is room.
     pub(super) fn offload_all(&mut self) {
         let num_free = self.device.num_free().0;
@@ -270,9 +327,12 @@ impl Tiers {
     /// index agrees. `entered` are the roots of all sequences that have entered.
     pub(super) fn check_integrity(&self, held: impl Iterator<Item = BlockId>, entered: &[RootId]) {
         let is_cached = |block| self.is_registered(block);
-        self.device.check_integrity(held, is_cached);
+        let is_retained = |block| self.is_retained(block);
+        self.device.check_integrity(held, is_cached, is_retained);
         let is_cached = |block| self.is_registered(self.on_host(block));
-        self.host.check_integrity(std::iter::empty(), is_cached);
+        let is_retained = |block| self.is_retained(self.on_host(block));
+        self.host
+            .check_integrity(std::iter::empty(), is_cached, is_retained);
         match &self.prefix {
             Some(prefix) => prefix.check_integrity(entered),
             None => assert!(entered.is_empty(), "a chain without an index"),
@@ -302,6 +362,7 @@ impl Tiers {
         prefix.relocate(from, to);
         self.set_cached(from, false);
         self.set_cached(to, true);
+        self.show_retained(to);
     }
 
     /// Removes the content of `block`, and all below it, from the index.

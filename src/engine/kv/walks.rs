@@ -2,6 +2,7 @@
 //! of every block: a hash of the sequence's tokens up to it and of its sharing options. So a block that is freed
 //! too early, shared with the wrong sequence, copied in the wrong order or found under a wrong key shows as a wrong hash.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use proptest::collection::vec;
@@ -37,6 +38,11 @@ enum Move {
     },
     End {
         nth: usize,
+    },
+    /// A prefix of a sequence is retained; the one that has been longest is retained no longer.
+    Retain {
+        nth: usize,
+        len: usize,
     },
 }
 
@@ -77,6 +83,7 @@ struct World {
     /// The same in host memory.
     host_memory: Vec<Vec<u64>>,
     sequences: Vec<WalkSequence>,
+    retained: VecDeque<RetainedPrefix>,
     num_added: u64,
     num_reused_tokens: u64,
 }
@@ -92,6 +99,7 @@ impl World {
             memory: vec![vec![NOTHING; block_size]; config.num_blocks.index()],
             host_memory: vec![vec![NOTHING; block_size]; config.num_host_blocks.index()],
             sequences: Vec::new(),
+            retained: VecDeque::new(),
             num_added: 0,
             num_reused_tokens: 0,
         }
@@ -116,7 +124,10 @@ impl World {
             Move::Fork { nth } if !self.sequences.is_empty() => {
                 self.fork(nth % self.sequences.len());
             }
-            Move::Pause { .. } | Move::End { .. } | Move::Fork { .. } => {}
+            Move::Retain { nth, len } if !self.sequences.is_empty() => {
+                self.retain(nth % self.sequences.len(), *len);
+            }
+            Move::Pause { .. } | Move::End { .. } | Move::Fork { .. } | Move::Retain { .. } => {}
         }
         let tables = self.sequences.iter().map(|sequence| &sequence.table);
         self.cache.check_integrity(tables);
@@ -151,6 +162,26 @@ impl World {
         self.cache.release(&mut sequence.table);
         sequence.computed = 0;
         sequence.is_running = false;
+    }
+
+    fn retain(&mut self, nth: usize, len: usize) {
+        let it = &self.sequences[nth];
+        let tokens = it.tokens[..len.min(it.tokens.len())].into();
+        let retained = self.cache.retain(tokens, it.reuse.salt.clone());
+        self.retained.push_back(retained);
+        if self.retained.len() > 3
+            && let Some(first) = self.retained.pop_front()
+        {
+            self.cache.release_retained(&first);
+        }
+    }
+
+    /// Releases all that is retained: then nothing is.
+    fn release_all(&mut self) {
+        for retained in self.retained.drain(..) {
+            self.cache.release_retained(&retained);
+        }
+        assert_eq!(self.cache.num_retained(), 0);
     }
 
     fn fork(&mut self, nth: usize) {
@@ -384,6 +415,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         1 => any::<usize>().prop_map(|nth| Move::Pause { nth }),
         1 => any::<usize>().prop_map(|nth| Move::End { nth }),
         1 => any::<usize>().prop_map(|nth| Move::Fork { nth }),
+        1 => (any::<usize>(), 0usize..24).prop_map(|(nth, len)| Move::Retain { nth, len }),
     ];
     vec(one, 1..80)
 }
@@ -396,7 +428,9 @@ fn walk(config: KvCacheConfig, max_len: usize, moves: &[Move]) -> Vec<Vec<BlockI
         let tables = world.sequences.iter().map(|it| it.table.blocks());
         tables.flatten().copied().collect()
     };
-    moves.iter().map(tables).collect()
+    let tables = moves.iter().map(tables).collect();
+    world.release_all();
+    tables
 }
 
 proptest! {

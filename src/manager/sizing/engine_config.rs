@@ -94,7 +94,9 @@ fn max_num_active(config: &ModelConfig, max_num_requests: u32) -> u32 {
         // Triton can give a slot to the next request before a step notices that the previous one was cancelled.
         Scheduling::Iterative { .. } => config.max_batch_size.saturating_mul(2),
         // Triton brings a batch as long as there is room for one request.
-        Scheduling::Queued => config.max_batch_size.saturating_add(max_num_requests),
+        Scheduling::Queued | Scheduling::Conversations { .. } => {
+            config.max_batch_size.saturating_add(max_num_requests)
+        }
     };
     max_requests
         .saturating_mul(config.max_batch_size)
@@ -234,6 +236,7 @@ mod tests {
             scheduling: Scheduling::Iterative {
                 max_sequence_idle_us: 0,
             },
+            controls: Vec::new(),
             num_warm_ups: 0,
             settings: Settings::parse(parameters.iter().copied()).expect("good parameters"),
         }
