@@ -47,6 +47,26 @@ fn the_architecture_page_has_every_room() {
     }
 }
 
+#[test]
+fn the_tests_that_a_page_names_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = root.join("docs/src/triton-batching.md");
+    let page = std::fs::read_to_string(path).expect("the page is there");
+    let names: Vec<_> = page
+        .split('`')
+        .filter_map(|word| word.split_once("::"))
+        .filter(|(file, name)| file.starts_with("test_") && *name != "test_x")
+        .collect();
+    assert!(names.len() > 40, "only {} tests are named", names.len());
+    for (file, name) in names {
+        let source = root.join("tests/server").join(file).with_extension("py");
+        let source = std::fs::read_to_string(&source);
+        let source = source.unwrap_or_else(|error| panic!("{file}: {error}"));
+        let is_there = source.contains(&format!("\ndef {name}("));
+        assert!(is_there, "{file}.py has no {name}");
+    }
+}
+
 /// Compares the sections of a page with what the code makes of them, or rewrites them.
 fn compare(page: &str, sections: &[(&str, String)]) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
