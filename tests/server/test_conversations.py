@@ -247,6 +247,28 @@ def test_a_cancelled_turn_has_said_nothing(talks, model):
     assert_blocks_come_back(talks, model)
 
 
+def test_a_turn_that_is_cancelled_while_it_waits_in_triton_ends_the_conversation(talks):
+    """Triton's sequence batcher gives the rest of the sequence up."""
+
+    async def main(client):
+        conversation = Conversation(client, "oldest")
+        first = aiter(conversation.stream([1], start=True, max_tokens=1000))
+        await anext(first)
+        cancelled = conversation.stream([2], max_tokens=5)
+        read = asyncio.create_task(anext(aiter(cancelled)))
+        await until(lambda: num_pending(talks, "oldest") == 1)
+        cancelled.cancel()
+        with pytest.raises(Refused):
+            await read
+        async for _ in first:
+            pass
+        with pytest.raises(Refused, match="must specify the START flag"):
+            await conversation.check([3])
+        await conversation.check([4], start=True, end=True)
+
+    talk(talks, main)
+
+
 def test_a_refused_turn_has_said_nothing(talks):
     async def main(client):
         conversation = Conversation(client, "oldest")
