@@ -691,13 +691,13 @@ impl StepDriver {
         }
         request.release();
         if let Some(turn) = gone.turn {
-            let counts = |answer: &&Box<Answer>| success && !answer.has_failed();
-            let answer = gone.answer.as_ref().filter(counts);
-            self.ended_turns
-                .push_back(match answer.map(|answer| answer.rows()) {
-                    Some([row, ..]) => turn.end(row.tokens()),
-                    _ => turn.abandon(),
-                });
+            let answer = gone.answer.as_deref();
+            let answer = answer.filter(|answer| success && !answer.has_failed());
+            let ended = match answer.map(Answer::rows) {
+                Some([row, ..]) => turn.end(row.tokens()),
+                _ => turn.abandon(),
+            };
+            self.ended_turns.push_back(ended);
         }
         let answer = gone.answer?;
         self.doubt_slot(gone.correlation_id, &gone.factory);
