@@ -39,8 +39,8 @@ pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
-    DeviceSample, EmbeddingTable, Linear, Norm, Output, PackedWeights, QuantisedWidths, RopeParams,
-    StepCapacity, StepInputs, StepResults, StepWidths,
+    DeviceSample, EmbeddingTable, FirstStep, Linear, Norm, Output, PackedWeights, QuantisedWidths,
+    RopeParams, StepCapacity, StepInputs, StepResults, StepWidths,
 };
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape};
 pub use pool::{Pool, Turn, yield_to_others};
@@ -210,6 +210,13 @@ pub trait Device: Sized {
 
     /// Reserves what steps of this capacity need besides.
     fn reserve(&mut self, cache: &Self::KvCache, capacity: &StepCapacity) -> Result<(), LoadError>;
+
+    /// Generation steps that it wants to compute before the first request, in this order, so that no request waits for
+    /// what a first step does besides. Nothing is stored in the cache, and the results do not matter. After
+    /// [`Device::reserve`].
+    fn first_steps(&self) -> Vec<FirstStep> {
+        Vec::new()
+    }
 
     /// Copies the first positions of blocks to other ones, in all layers: `(source, target, num_positions)`, one after
     /// the other.

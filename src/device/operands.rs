@@ -66,6 +66,15 @@ pub struct StepWidths {
     pub quantised: QuantisedWidths,
 }
 
+/// A generation step that only prepares a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirstStep {
+    /// Sequences, of one token each.
+    pub num_sequences: usize,
+    /// Positions of each in the cache after the step.
+    pub kv_len: usize,
+}
+
 /// The largest products with quantised weights of a model. All are 0 if it has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QuantisedWidths {

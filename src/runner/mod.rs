@@ -10,6 +10,7 @@
 //! precision.rs    the precision that float weights are rounded to
 //! weight_cache.rs rounded weights, kept in a file for the next load
 //! weights.rs      all weights, packed
+//! first_steps.rs  steps before the first request, which prepare a device
 //! decoder.rs      the forward pass over the packed tokens of a step, on any device
 //! residual.rs     the residual stream between its operations
 //! model_runner.rs ModelRunner: plan -> forward pass -> logits -> sampled tokens
@@ -27,6 +28,7 @@
 
 mod decoder;
 mod families;
+mod first_steps;
 mod gate;
 mod guide_thread;
 mod kv_file;

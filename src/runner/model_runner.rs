@@ -1,6 +1,7 @@
 //! The runner of a real model: plan -> forward pass -> logits -> sampled tokens.
 
 use super::decoder::{Decoder, head_shape, kv_layout};
+use super::first_steps;
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::precision::WeightPrecision;
@@ -109,17 +110,25 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let spec = source.spec();
         check(spec, &limits)?;
         let mut device = D::open(options)?;
-        let decoder = Decoder::new(source, &limits, &mut device)?;
+        let mut decoder = Decoder::new(source, &limits, &mut device)?;
         let num_threads = device.host_threads().num_threads();
-        let cache = kv_cache(&mut device, spec, &limits)?;
+        let mut cache = kv_cache(&mut device, spec, &limits)?;
         let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
         device.reserve(&cache, &step_capacity(spec, &limits))?;
+        let mut logits = device.alloc_logits(limits.max_sampled_rows.index(), spec.vocab_size)?;
+        first_steps::compute(
+            &mut device,
+            &mut decoder,
+            &mut cache,
+            limits.block_size,
+            &mut logits,
+        )?;
         Ok(Self {
             decoder,
             cache,
             host_blocks,
             vocab_size: spec.vocab_size,
-            logits: device.alloc_logits(limits.max_sampled_rows.index(), spec.vocab_size)?,
+            logits,
             layout: StepLayout::new(&limits),
             sampling: StepSampling::new(spec.vocab_size, &limits, num_threads),
             device,

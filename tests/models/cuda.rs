@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use half::bf16;
 use inflight_cuda_stand_in::{StandIn, count};
+use serde_json::json;
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
 use triton_inflight::device::{
@@ -15,6 +16,7 @@ use triton_inflight::sampling::{
     Owner, PlainSampling, Sampler, SamplingInput, SamplingParams, TopPDecay,
 };
 
+use crate::copy::Copy;
 use crate::devices::{
     assert_devices_agree, assert_host_blocks_change_nothing, assert_near, assert_same_bits,
     requests, setups,
@@ -353,8 +355,42 @@ fn a_generation_step_is_one_launch() {
             assert_eq!(served[0].tokens.len(), num_tokens as usize);
             count("FAIL_LAUNCH") - before
         };
-        // The first steps are launched operation by operation.
         assert_eq!(num_launches(8, 40) - num_launches(8, 20), 20);
         assert!(num_launches(0, 40) - num_launches(0, 20) > 10 * 20);
+        // Graphs are recorded when the model is loaded: no step pays for it, not even the first one. The step of the
+        // prompt is launched operation by operation.
+        let first = num_launches(8, 2) - num_launches(8, 1);
+        assert_eq!(first, 1, "launches of the first generation step");
+    });
+}
+
+/// Requests for several numbers of rows, in sequences of one split and of two, find their graphs.
+#[test]
+fn graphs_of_all_shapes_are_recorded_at_load() {
+    let test = "cuda::graphs_of_all_shapes_are_recorded_at_load";
+    on_stand_in(StandIn::new(), test, || {
+        let model = Copy::of("llama3").config(json!({ "max_position_embeddings": 512 }));
+        let setup = Setup {
+            max_num_requests: 3,
+            max_seq_len: 300,
+            ..Setup::default()
+        };
+        let mut runner = setup.load_on::<Cuda>(model.dir(), &CudaOptions::default());
+        for num_requests in [1, 3] {
+            for prompt_len in [4, 260] {
+                let prompt: Vec<_> = (0..prompt_len).map(|i| i % 60 + 3).collect();
+                let mut num_launches = |num_tokens| {
+                    let requests = vec![Request::greedy(&prompt, num_tokens); num_requests];
+                    let before = count("FAIL_LAUNCH");
+                    serve(&mut runner, &setup, &requests);
+                    count("FAIL_LAUNCH") - before
+                };
+                let num_steps = num_launches(3) - num_launches(1);
+                assert_eq!(
+                    num_steps, 2,
+                    "{num_requests} requests of {prompt_len} tokens"
+                );
+            }
+        }
     });
 }

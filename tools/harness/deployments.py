@@ -9,8 +9,13 @@ from harness.repository import QUEUED, STORIES, add_model, add_synthetic
 from harness.server import Server
 
 # Matrix products give the same bits for any number of rows, so that a request gets what it gets alone. The cache is
-# limited because several models share the memory of one GPU.
-ON_GPU = {"gpu_device_ids": 0, "deterministic": "true", "max_tokens_in_paged_kv_cache": 16384}
+# limited because several models share the memory of one GPU, and the graphs because each takes two steps at load.
+ON_GPU = {
+    "gpu_device_ids": 0,
+    "deterministic": "true",
+    "max_tokens_in_paged_kv_cache": 16384,
+    "cuda_graph_cache_size": 2,
+}
 
 
 @dataclasses.dataclass(frozen=True)

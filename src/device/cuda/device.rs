@@ -8,7 +8,7 @@ use half::bf16;
 
 use super::attention::{self, AttentionScratch};
 use super::gemm::{self, Operands};
-use super::graphs::StepMode;
+use super::graphs::{self, StepMode};
 use super::host_blocks::HostBlocks;
 use super::kernels::{launch, row_grid, shared_row_grid};
 use super::kv_cache::KvCache;
@@ -21,9 +21,9 @@ use super::step::{CudaStep, StepBuffer};
 use super::{Cuda, CudaOptions};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::device::{
-    AttentionParams, Device, EmbeddingTable, FloatRows, KvBatch, KvDtype, KvLayout, Linear, Norm,
-    NotFinite, Output, PackedWeights, Pool, QuantisedRows, RopeParams, RopeTable, Stacking,
-    StepCapacity, StepInputs, StepResults, StepWidths,
+    AttentionParams, Device, EmbeddingTable, FirstStep, FloatRows, KvBatch, KvDtype, KvLayout,
+    Linear, Norm, NotFinite, Output, PackedWeights, Pool, QuantisedRows, RopeParams, RopeTable,
+    Stacking, StepCapacity, StepInputs, StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -94,7 +94,11 @@ impl Device for Cuda {
         _: Stacking,
     ) -> Result<Result<Matrix, NotFinite>, LoadError> {
         // The activation reads gate and up from both halves of a row.
-        Matrix::upload(&self.stream, &mut self.pool, parts)
+        let packed = Matrix::upload(&self.stream, &mut self.pool, parts)?;
+        if let Ok(matrix) = &packed {
+            self.gemm.add(matrix.n(), matrix.k(), matrix.n(), 1);
+        }
+        Ok(packed)
     }
 
     fn pack_quantised(
@@ -110,6 +114,13 @@ impl Device for Cuda {
         if let Ok(matrix) = &packed {
             let is_reordered = parts[0].input_order().is_some();
             products.add(matrix.n(), matrix.k(), is_reordered);
+            if !self.gemm.is_deterministic() {
+                let (n, k) = (matrix.n(), matrix.k());
+                for num_outputs in quantised_gemm::dequantised_pieces(n, k) {
+                    self.gemm
+                        .add(num_outputs, k, n, quantised_gemm::MAX_FUSED_ROWS + 1);
+                }
+            }
         }
         Ok(packed)
     }
@@ -179,11 +190,23 @@ impl Device for Cuda {
         let lists = attention.lists(cache, capacity);
         self.step = Some(StepBuffer::new(&self.stream, capacity, lists)?);
         self.attention = Some(attention);
+        // No rotary angles are there for positions beyond the pool.
+        let num_positions = cache.num_blocks * cache.layout.block_size.tokens().index();
+        let capacity_in_pool = StepCapacity {
+            max_seq_len: capacity.max_seq_len.min(num_positions),
+            ..*capacity
+        };
+        self.first_steps = graphs::first_steps(&capacity_in_pool, self.graphs.max_graphs());
+        self.gemm.prepare(capacity.max_num_tokens)?;
         self.copies = Some(UploadBuffer::new(&self.stream, COPY_WORDS * MAX_COPIES)?);
         match &mut self.quantised {
             Some(products) => products.reserve(&self.stream, capacity.max_num_tokens),
             None => Ok(()),
         }
+    }
+
+    fn first_steps(&self) -> Vec<FirstStep> {
+        self.first_steps.clone()
     }
 
     fn copy_positions(

@@ -1,7 +1,8 @@
 //! Matrix products by cuBLASLt.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use cudarc::cublaslt::result::{self, CublasError};
@@ -19,9 +20,13 @@ pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 pub(super) struct Gemm {
     handle: sys::cublasLtHandle_t,
     workspace: DeviceMemory,
-    /// Whether sums are never split, which depends on the number of rows.
+    /// Whether a row's sums do not depend on the number of rows.
     is_deterministic: bool,
     plans: HashMap<Shape, Plan>,
+    /// Weights that plans will be made for, and the number of rows from which on there are such products.
+    noted: HashSet<(Weights, usize)>,
+    /// The algorithms of deterministic products, for any number of rows.
+    algorithms: HashMap<Weights, sys::cublasLtMatmulAlgo_t>,
 }
 
 // SAFETY: a handle may be used by any thread; plans are only used with it, by one thread at a time.
@@ -47,10 +52,20 @@ pub(super) struct Operands {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
     m: usize,
+    weights: Weights,
+}
+
+/// What does not depend on the number of rows: weights `[n, k]`, and the elements from a row of the output to the next one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Weights {
     n: usize,
     k: usize,
     out_width: usize,
 }
+
+/// The number of rows that the algorithm of deterministic products is chosen for. It computes all other numbers of rows as
+/// well: for a small one it has small tiles, of which generation steps need many to keep the GPU busy.
+const DETERMINISTIC_ROWS: usize = 64;
 
 /// The descriptors of a shape, and the algorithm that cuBLASLt has chosen for it.
 ///
@@ -62,12 +77,20 @@ struct Shape {
 /// outputs     [m][n] of [m][width] = n x m                         C and D
 /// ```
 struct Plan {
+    descriptors: Descriptors,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// cuBLASLt's description of a product.
+struct Descriptors {
     product: sys::cublasLtMatmulDesc_t,
     weights: sys::cublasLtMatrixLayout_t,
     inputs: sys::cublasLtMatrixLayout_t,
     outputs: sys::cublasLtMatrixLayout_t,
-    algorithm: sys::cublasLtMatmulAlgo_t,
 }
+
+/// Plans that are made when a model is loaded, at most: each takes some ten microseconds and a few kilobytes of the host.
+const MAX_PREPARED_PLANS: usize = 8192;
 
 /// More rows than a product is rounded up by.
 pub(super) const MAX_ROUNDING: usize = 64;
@@ -98,12 +121,45 @@ impl Gemm {
             workspace: DeviceMemory::new(stream, WORKSPACE_BYTES)?,
             is_deterministic,
             plans: HashMap::new(),
+            noted: HashSet::new(),
+            algorithms: HashMap::new(),
         })
     }
 
     /// Whether the sums of a row do not depend on the number of rows.
     pub fn is_deterministic(&self) -> bool {
         self.is_deterministic
+    }
+
+    /// Takes note of weights `[n, k]`, of products with at least `min_rows` rows.
+    pub fn add(&mut self, n: usize, k: usize, out_width: usize, min_rows: usize) {
+        self.noted.insert((Weights { n, k, out_width }, min_rows));
+    }
+
+    /// Makes the plans of all products with the noted weights and up to `max_rows` rows, so that no step does. If they are
+    /// very many, the last ones are left to the first steps that need them.
+    ///
+    /// # Errors
+    ///
+    /// cuBLASLt has no algorithm for a shape.
+    pub fn prepare(&mut self, max_rows: usize) -> Result<(), LoadError> {
+        let mut nums_of_rows: Vec<_> = (1..=max_rows).map(rounded_rows).collect();
+        nums_of_rows.dedup();
+        let noted = std::mem::take(&mut self.noted);
+        let shapes = nums_of_rows.iter().flat_map(|&m| {
+            let weights = noted.iter().filter(move |(_, min_rows)| m >= *min_rows);
+            weights.map(move |&(weights, _)| Shape { m, weights })
+        });
+        for shape in shapes.take(MAX_PREPARED_PLANS) {
+            self.plan(shape).map_err(|error| {
+                let Weights { n, k, .. } = shape.weights;
+                LoadError::Resource(format!(
+                    "cuBLASLt cannot multiply {} rows with weights of {n} x {k}: {error}",
+                    shape.m
+                ))
+            })?;
+        }
+        Ok(())
     }
 
     /// `out = x * W^T`, or that added to `out`. `x` and `out` have room for [`rounded_rows`].
@@ -128,14 +184,9 @@ impl Gemm {
         } = operands;
         let shape = Shape {
             m: rounded_rows(num_rows),
-            n,
-            k,
-            out_width,
+            weights: Weights { n, k, out_width },
         };
-        if !self.plans.contains_key(&shape) {
-            let plan = Plan::new(self.handle, shape, self.is_deterministic)?;
-            self.plans.insert(shape, plan);
-        }
+        self.plan(shape)?;
         let plan = &self.plans[&shape];
         let one = 1.0_f32;
         let beta = match output {
@@ -147,23 +198,61 @@ impl Gemm {
         unsafe {
             result::matmul(
                 self.handle,
-                plan.product,
+                plan.descriptors.product,
                 (&raw const one).cast(),
                 (&raw const beta).cast(),
                 weights as *const c_void,
-                plan.weights,
+                plan.descriptors.weights,
                 x as *const c_void,
-                plan.inputs,
+                plan.descriptors.inputs,
                 out as *const c_void,
-                plan.outputs,
+                plan.descriptors.outputs,
                 out as *mut c_void,
-                plan.outputs,
+                plan.descriptors.outputs,
                 &raw const plan.algorithm,
                 self.workspace.address() as *mut c_void,
                 self.workspace.num_bytes(),
                 stream.cu_stream().cast(),
             )
         }
+    }
+}
+
+impl Gemm {
+    /// Makes the plan of a shape, unless there is one.
+    fn plan(&mut self, shape: Shape) -> Result<(), CublasError> {
+        if self.plans.contains_key(&shape) {
+            return Ok(());
+        }
+        let descriptors = Descriptors::new(shape)?;
+        let algorithm = match self.is_deterministic {
+            false => descriptors.best_algorithm(self.handle, false)?,
+            true => self.algorithm_of(shape.weights)?,
+        };
+        if self.is_deterministic {
+            descriptors.check(self.handle, &algorithm)?;
+        }
+        let plan = Plan {
+            descriptors,
+            algorithm,
+        };
+        self.plans.insert(shape, plan);
+        Ok(())
+    }
+
+    /// The algorithm of deterministic products with these weights.
+    ///
+    /// Without split sums, algorithms still differ in the order in which they add up: of the tiles of a sum, and inside of
+    /// the tensor cores' instructions. So all numbers of rows have one algorithm.
+    fn algorithm_of(&mut self, weights: Weights) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
+        if let Some(algorithm) = self.algorithms.get(&weights) {
+            return Ok(*algorithm);
+        }
+        let m = DETERMINISTIC_ROWS;
+        let descriptors = Descriptors::new(Shape { m, weights })?;
+        let algorithm = descriptors.best_algorithm(self.handle, true)?;
+        self.algorithms.insert(weights, algorithm);
+        Ok(algorithm)
     }
 }
 
@@ -177,13 +266,10 @@ impl Drop for Gemm {
     }
 }
 
-impl Plan {
-    fn new(
-        handle: sys::cublasLtHandle_t,
-        shape: Shape,
-        is_deterministic: bool,
-    ) -> Result<Self, CublasError> {
-        let Shape { m, n, k, out_width } = shape;
+impl Descriptors {
+    fn new(shape: Shape) -> Result<Self, CublasError> {
+        let Shape { m, weights } = shape;
+        let Weights { n, k, out_width } = weights;
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let f32_type = sys::cudaDataType_t::CUDA_R_32F;
         let bf16_type = sys::cudaDataType_t::CUDA_R_16BF;
@@ -194,9 +280,7 @@ impl Plan {
         let outputs = result::create_matrix_layout(f32_type, n as u64, m as u64, out_width as i64)?;
         // CUBLAS_OP_T of cublas_api.h; cuBLASLt's own header refers to it as a number of 32 bits.
         let transposed = 1_i32;
-        let workspace_bytes = WORKSPACE_BYTES;
-        let preference = result::create_matmul_pref()?;
-        // SAFETY: all objects were created above, and the attributes have the sizes of their types.
+        // SAFETY: the object was created above, and the attribute has the size of its type.
         unsafe {
             result::set_matmul_desc_attribute(
                 product,
@@ -204,13 +288,32 @@ impl Plan {
                 (&raw const transposed).cast(),
                 size_of_val(&transposed),
             )?;
+        }
+        Ok(Self {
+            product,
+            weights,
+            inputs,
+            outputs,
+        })
+    }
+
+    /// The algorithm that cuBLASLt expects to be the fastest; of those that do not split sums, if these are wanted.
+    fn best_algorithm(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        keeps_sums_whole: bool,
+    ) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
+        let workspace_bytes = WORKSPACE_BYTES;
+        let preference = result::create_matmul_pref()?;
+        // SAFETY: all objects are valid, and the attributes have the sizes of their types.
+        unsafe {
             result::set_matmul_pref_attribute(
                 preference,
                 sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                 (&raw const workspace_bytes).cast(),
                 size_of::<usize>(),
             )?;
-            if is_deterministic {
+            if keeps_sums_whole {
                 let no_splits =
                     sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32;
                 result::set_matmul_pref_attribute(
@@ -221,23 +324,50 @@ impl Plan {
                 )?;
             }
             let best = result::get_matmul_algo_heuristic(
-                handle, product, weights, inputs, outputs, outputs, preference,
+                handle,
+                self.product,
+                self.weights,
+                self.inputs,
+                self.outputs,
+                self.outputs,
+                preference,
             );
             result::destroy_matmul_pref(preference)?;
-            Ok(Self {
-                product,
-                weights,
-                inputs,
-                outputs,
-                algorithm: best?.algo,
-            })
+            Ok(best?.algo)
         }
+    }
+
+    /// Whether an algorithm that was chosen for another number of rows computes this one.
+    ///
+    /// # Errors
+    ///
+    /// It does not.
+    fn check(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        algorithm: &sys::cublasLtMatmulAlgo_t,
+    ) -> Result<(), CublasError> {
+        let mut checked = MaybeUninit::uninit();
+        // SAFETY: all objects are valid, and the result has room.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                handle,
+                self.product,
+                self.weights,
+                self.inputs,
+                self.outputs,
+                self.outputs,
+                algorithm,
+                checked.as_mut_ptr(),
+            )
+        };
+        status.result()
     }
 }
 
-impl Drop for Plan {
+impl Drop for Descriptors {
     fn drop(&mut self) {
-        // SAFETY: the descriptors are this plan's own.
+        // SAFETY: the descriptors are these.
         let freed = unsafe {
             [
                 result::destroy_matmul_desc(self.product),

@@ -7,6 +7,8 @@
 //! step of a shape   first: eager                 second: recorded, launched     later: launched
 //!                   the driver loads kernels,    nothing runs meanwhile         operations do nothing
 //!                   cuBLASLt chooses algorithms
+//!
+//! The first two are computed when the model is loaded, for as many shapes as there is room: `first_steps`.
 //! ```
 //!
 //! A step has as many rows as its matrix products are rounded up to, so that there are few shapes: those beyond its tokens
@@ -15,6 +17,10 @@
 use std::collections::HashMap;
 
 use cudarc::driver::CudaGraph;
+
+use super::attention_tiles::SPLIT_LEN;
+use super::gemm::rounded_rows;
+use crate::device::{FirstStep, StepCapacity};
 
 /// What the launches of a generation step depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +41,25 @@ pub(super) enum StepMode {
     Recording(GraphShape),
     /// Operations have been recorded.
     Replaying(GraphShape),
+}
+
+/// The steps that record the graphs of a device of this capacity, at most `max_graphs`: those of few rows first, which gain
+/// most.
+pub(super) fn first_steps(capacity: &StepCapacity, max_graphs: usize) -> Vec<FirstStep> {
+    let most = capacity.max_num_sequences.min(capacity.max_num_tokens);
+    // The largest number of each that is rounded up to the same.
+    let nums = (1..=most).filter(|&num| num == most || rounded_rows(num) == num);
+    let kv_lens = [SPLIT_LEN + 1, 1].into_iter();
+    let kv_lens = kv_lens.filter(|&kv_len| kv_len <= capacity.max_seq_len);
+    let shapes = nums.flat_map(|num_sequences| {
+        kv_lens.clone().map(move |kv_len| FirstStep {
+            num_sequences,
+            kv_len,
+        })
+    });
+    // Each is computed, and then recorded.
+    let shapes = shapes.take(max_graphs);
+    shapes.flat_map(|shape| [shape, shape]).collect()
 }
 
 /// The graphs of an instance.
@@ -64,6 +89,11 @@ impl Graphs {
             shapes: HashMap::new(),
             last: None,
         }
+    }
+
+    /// Graphs that there is room for.
+    pub fn max_graphs(&self) -> usize {
+        self.max_graphs
     }
 
     /// Whether there is room for any.
@@ -119,5 +149,36 @@ impl Graphs {
     /// The graph of the last step.
     pub fn last(&self) -> Option<&CudaGraph> {
         self.get(self.last?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shape_is_computed_and_recorded_before_the_first_request() {
+        let capacity = |max_num_sequences, max_num_tokens, max_seq_len| StepCapacity {
+            max_num_tokens,
+            max_num_sequences,
+            max_seq_len,
+            max_blocks_per_sequence: 8,
+            num_q_heads: 8,
+        };
+        let steps = |capacity: &StepCapacity, max_graphs| -> Vec<_> {
+            let steps = first_steps(capacity, max_graphs).into_iter();
+            steps.map(|it| (it.num_sequences, it.kv_len)).collect()
+        };
+        let short = capacity(20, 512, 200);
+        let nums = [1, 2, 3, 4, 5, 6, 7, 8, 16, 20];
+        let twice = nums.iter().flat_map(|&num| [(num, 1); 2]);
+        assert_eq!(steps(&short, 64), twice.collect::<Vec<_>>());
+        assert_eq!(steps(&short, 1), [(1, 1); 2]);
+        assert_eq!(steps(&short, 0), []);
+        // Long sequences have shapes of their own; a step never has more tokens than it may.
+        let long = capacity(20, 2, 1000);
+        let expected = [(1, 257), (1, 1), (2, 257), (2, 1)];
+        let expected: Vec<_> = expected.into_iter().flat_map(|it| [it; 2]).collect();
+        assert_eq!(steps(&long, 64), expected);
     }
 }

@@ -50,7 +50,6 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DriverError};
 
 use crate::base::{LoadError, StepError};
-use crate::device::Pool;
 use crate::device::cuda::attention::AttentionScratch;
 use crate::device::cuda::gemm::Gemm;
 use crate::device::cuda::graphs::{Graphs, StepMode};
@@ -58,6 +57,7 @@ use crate::device::cuda::kernels::Kernels;
 use crate::device::cuda::memory::{DeviceMemory, UploadBuffer};
 use crate::device::cuda::quantised_gemm::QuantisedProducts;
 use crate::device::cuda::step::StepBuffer;
+use crate::device::{FirstStep, Pool};
 
 pub use gpu::{free_memory_bytes, num_gpus};
 pub use kernels::has_kernels;
@@ -104,6 +104,8 @@ pub struct Cuda {
     /// Rows of that step, if they are rounded up for a graph.
     padded_rows: Option<usize>,
     graphs: Graphs,
+    /// Steps that record them.
+    first_steps: Vec<FirstStep>,
     /// The first error. Nothing is launched after it.
     failure: Option<StepError>,
     /// What a step uploads; there after [`Device::reserve`](super::Device::reserve).
@@ -132,6 +134,7 @@ impl Cuda {
             mode: StepMode::Eager,
             padded_rows: None,
             graphs: Graphs::new(options.max_graphs),
+            first_steps: Vec::new(),
             scratch: DeviceMemory::new(&stream, 0)?,
             quantised: None,
             failure: None,

@@ -22,6 +22,8 @@ use crate::device::{CodeBits, Output, QuantisedWidths};
 /// Rows that the kernels multiply at once; their names end with it.
 const ROWS_AT_ONCE: [usize; 4] = [8, 16, 32, 64];
 const MAX_ROWS_AT_ONCE: usize = 64;
+/// Rows that are multiplied by the kernels for codes, unless products are deterministic; docs/src/gpus.md derives it.
+pub(super) const MAX_FUSED_ROWS: usize = 128;
 /// Threads of their blocks.
 const BLOCK_THREADS: u32 = 256;
 /// The kinds of codes, as kernels are named after them.
@@ -172,6 +174,14 @@ fn outputs_at_once(k: usize) -> usize {
     (most / OUTPUT_UNIT).max(1) * OUTPUT_UNIT
 }
 
+/// The numbers of outputs that are dequantised at a time.
+pub(super) fn dequantised_pieces(n: usize, k: usize) -> impl Iterator<Item = usize> {
+    let outputs_at_once = outputs_at_once(k);
+    (0..n)
+        .step_by(outputs_at_once)
+        .map(move |first| outputs_at_once.min(n - first))
+}
+
 const fn index_of(bits: CodeBits) -> usize {
     match bits {
         CodeBits::Four => 0,
@@ -200,7 +210,7 @@ impl Cuda {
         };
         let x = self.in_column_order(&products, &product);
         let product = QuantisedProduct { x, ..product };
-        match product.num_rows <= MAX_ROWS_AT_ONCE || self.gemm.is_deterministic() {
+        match product.num_rows <= MAX_FUSED_ROWS || self.gemm.is_deterministic() {
             true => self.multiply_codes(&products, product),
             false => self.multiply_dequantised(&products, product),
         }

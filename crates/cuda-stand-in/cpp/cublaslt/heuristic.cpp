@@ -91,7 +91,7 @@ std::vector<Algorithm> find_algorithms(const Plan& plan, const Preference& prefe
     const uint64_t preferred = plan.k < 64 || plan.n > 64 ? 1 : plan.n > 16 ? 2 : 4;
     std::vector<Algorithm> found;
     for (const uint64_t num_splits : {preferred, uint64_t{1}, uint64_t{2}, uint64_t{4}}) {
-        Algorithm algorithm = {MAGIC, num_splits, {}, {}};
+        Algorithm algorithm = {MAGIC, num_splits, {}, plan.n > 64 ? MAX_LANES : MAX_LANES / 2, 0};
         std::copy_n(preference.min_alignment_bytes, 4, algorithm.min_alignment_bytes);
         const bool is_new = std::none_of(found.begin(), found.end(),
                                          [&](const Algorithm& other) { return other.num_splits == num_splits; });
@@ -128,6 +128,25 @@ API cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatm
         result.num_waves = 1.0f;
     }
     return *num_results == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+}
+
+// Whether an algorithm that was found for another shape computes this one.
+API cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
+                                           cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                           const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result) {
+    if (algo == nullptr || result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    Plan plan;
+    if (const cublasStatus_t error = make_plan(operation, a, b, c, d, &plan); error != CUBLAS_STATUS_SUCCESS)
+        return error;
+    Algorithm algorithm;
+    std::memcpy(&algorithm, algo, sizeof algorithm);
+    if (algorithm.magic != MAGIC) return CUBLAS_STATUS_INVALID_VALUE;
+    if (algorithm.num_splits > plan.k) return CUBLAS_STATUS_NOT_SUPPORTED;
+    *result = {};
+    result->algo = *algo;
+    result->workspace_bytes = workspace_bytes(plan, algorithm);
+    result->num_waves = 1.0f;
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 // Number of parts of an algorithm; the rest of its configuration has no counterpart here.

@@ -9,9 +9,6 @@
 namespace stand_in::lt {
 namespace {
 
-// Sums run in this many lanes, for the compiler to vectorise; they are added in order at the end.
-constexpr size_t LANES = 16;
-
 // Work of one call. It has two parts if the sum is split: they meet in the workspace, so that two streams with one
 // workspace spoil each other's results, as on a GPU.
 struct Matmul {
@@ -40,11 +37,13 @@ const void* offset(const void* elements, cudaDataType_t type, size_t num_element
     return static_cast<const char*>(elements) + num_elements * bytes_of(type);
 }
 
+// Sums run in lanes, for the compiler to vectorise; they are added in order at the end.
+template <size_t num_lanes>
 float dot(const float* x, const float* y, size_t len) {
-    float lanes[LANES] = {};
+    float lanes[num_lanes] = {};
     size_t i = 0;
-    for (; i + LANES <= len; i += LANES) {
-        for (size_t lane = 0; lane < LANES; ++lane) lanes[lane] += x[i + lane] * y[i + lane];
+    for (; i + num_lanes <= len; i += num_lanes) {
+        for (size_t lane = 0; lane < num_lanes; ++lane) lanes[lane] += x[i + lane] * y[i + lane];
     }
     for (size_t lane = 0; i < len; ++i, ++lane) lanes[lane] += x[i] * y[i];
     float sum = 0.0f;
@@ -72,9 +71,10 @@ void Matmul::sum_parts(const Operands& operands) const {
             load_all(plan.a.type, a, first, step, plan.k, row.data());
             for (size_t split = 0; split < algorithm.num_splits; ++split) {
                 const size_t begin = std::min(split * part_len, plan.k), end = std::min(begin + part_len, plan.k);
+                const auto sum = algorithm.num_lanes == MAX_LANES ? dot<MAX_LANES> : dot<MAX_LANES / 2>;
                 for (size_t col = 0; col < plan.n; ++col) {
                     operands.workspace[part_at(batch, split, m, col)] =
-                        dot(&row[begin], &columns[col * plan.k + begin], end - begin);
+                        sum(&row[begin], &columns[col * plan.k + begin], end - begin);
                 }
             }
         }

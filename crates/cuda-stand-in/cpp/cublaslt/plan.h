@@ -12,15 +12,18 @@ struct Plan {
     size_t m, n, k;  // D is m x n, op(A) m x k, op(B) k x n
 };
 
-// An algorithm splits the sum over k into parts, sums each, and adds the parts. So algorithms round differently, like
-// those of the real library.
+// An algorithm splits the sum over k into parts, sums each in lanes, and adds lanes and parts. So algorithms round differently,
+// like those of the real library, of which also those without splits differ in the order of their sums.
 struct Algorithm {
     uint64_t magic;
     uint64_t num_splits;
     uint64_t min_alignment_bytes[4];  // of A, B, C, D
-    uint64_t unused[2];
+    uint64_t num_lanes;               // up to MAX_LANES
+    uint64_t unused;
 };
 static_assert(sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t));
+
+inline constexpr uint64_t MAX_LANES = 16;
 
 inline constexpr uint64_t MAGIC = 0x74657362746f6e;
 

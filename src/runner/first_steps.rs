@@ -1,0 +1,79 @@
+//! Steps before the first request, which prepare a device: they have no content.
+
+use std::time::{Duration, Instant};
+
+use super::decoder::Decoder;
+use crate::base::{BlockId, BlockSize, LoadError};
+use crate::device::{Device, FirstStep, KvSpan, StepInputs};
+
+/// When no further step begins: what is not prepared then is when a request first needs it.
+const MAX_DURATION: Duration = Duration::from_secs(5);
+
+/// Computes the steps that the device wants.
+///
+/// # Errors
+/// The device fails.
+pub(super) fn compute<D: Device>(
+    device: &mut D,
+    decoder: &mut Decoder<D>,
+    cache: &mut D::KvCache,
+    block_size: BlockSize,
+    logits: &mut D::Logits,
+) -> Result<(), LoadError> {
+    let steps = device.first_steps();
+    let started = Instant::now();
+    let in_time = steps
+        .iter()
+        .take_while(|_| started.elapsed() < MAX_DURATION);
+    let mut num_computed = 0;
+    for step in in_time {
+        compute_one(device, decoder, cache, block_size, logits, *step);
+        let results = device.results(logits, step.num_sequences);
+        results.map_err(|error| LoadError::Resource(format!("{error}, in a step at load")))?;
+        num_computed += 1;
+    }
+    if num_computed > 0 {
+        log::info!(
+            "computed {num_computed} of {} first steps in {:.1} s",
+            steps.len(),
+            started.elapsed().as_secs_f64()
+        );
+    }
+    Ok(())
+}
+
+fn compute_one<D: Device>(
+    device: &mut D,
+    decoder: &mut Decoder<D>,
+    cache: &mut D::KvCache,
+    block_size: BlockSize,
+    logits: &mut D::Logits,
+    step: FirstStep,
+) {
+    let FirstStep {
+        num_sequences,
+        kv_len,
+    } = step;
+    let num_blocks = kv_len.div_ceil(block_size.tokens().index()) as u32;
+    let rows: Vec<_> = (0..num_sequences as u32).collect();
+    // All of them have the same blocks, which are none.
+    let spans = rows.iter().map(|&row| KvSpan {
+        tokens: row..row + 1,
+        kv_len: kv_len as u32,
+        block_table: 0..num_blocks,
+    });
+    let inputs = StepInputs {
+        token_ids: &vec![0; num_sequences],
+        spans: &spans.collect::<Vec<_>>(),
+        block_tables: &vec![BlockId::NONE; num_blocks as usize],
+        kept_rows: &rows,
+        sampled_rows: &rows,
+        sampling: &vec![None; num_sequences],
+        has_context_logits: false,
+    };
+    let step = device.begin_step(cache, inputs);
+    decoder.forward(device, cache, &step, inputs, &mut ());
+    decoder.logits(device, num_sequences, logits, &mut ());
+    device.sample(&step, logits);
+    device.end_step(step);
+}
