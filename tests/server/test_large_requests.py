@@ -48,6 +48,8 @@ def refused(server, name, text):
     return peak.grown(), str(refusal.value)
 
 
+# Options are parsed before a driver has the request.
+@pytest.mark.deployments("iterative")
 @pytest.mark.parametrize("name", ["messages", "guided_json", "allowed_token_ids", "sampling_parameters", "stop"])
 def test_an_option_that_is_too_large_costs_no_memory_beyond_tritons(server, name):
     # JSON that takes many times its size in memory once parsed.

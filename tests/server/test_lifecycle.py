@@ -291,9 +291,10 @@ def test_a_warm_up_request_that_cannot_be_served_is_skipped_with_a_warning(repos
         assert generate(server, "stories", "Once", max_tokens=5).text
 
 
-def test_two_instances_share_the_load(repository):
-    add_synthetic(repository, "synthetic", fields="instance_group { count: 2 kind: KIND_CPU } max_batch_size: 8")
-    with Server(repository) as server:
+def test_two_instances_share_the_load(repository, deployment):
+    pair = "instance_group { count: 2 kind: KIND_CPU } max_batch_size: 8"
+    deployment.add_synthetic(repository, "synthetic", fields=pair)
+    with deployment.server(repository) as server:
 
         async def main():
             async with clients.grpc(server) as client:
