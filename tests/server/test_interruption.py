@@ -65,6 +65,8 @@ def test_a_stop_request_for_an_unknown_id_does_nothing_and_one_without_an_id_is_
     clients.run(main())
 
 
+# Triton's queue holds back what could not start, and has priorities of its own (test_queue.py).
+@pytest.mark.deployments("iterative")
 def test_the_smaller_priority_number_is_served_first(server):
     async def main():
         async with clients.grpc(server) as client:
@@ -103,6 +105,8 @@ async def one_batch(server, client, *requests):
     return await answers
 
 
+# Which requests are in one batch is up to Triton's queue with the other driver.
+@pytest.mark.deployments("iterative")
 def test_in_lockstep_the_answers_of_a_batch_are_sent_together_without_streaming(server):
     async def main():
         async with clients.grpc(server) as client:
@@ -124,6 +128,7 @@ def test_in_lockstep_the_answers_of_a_batch_are_sent_together_without_streaming(
     clients.run(main())
 
 
+@pytest.mark.deployments("iterative")
 def test_in_lockstep_a_complete_answer_waits_for_its_batch_only_until_its_timeout(server):
     async def main():
         async with clients.grpc(server) as client:
