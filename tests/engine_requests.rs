@@ -445,3 +445,55 @@ fn tokens_after_a_stop_word_in_the_same_step_are_not_counted() {
     assert_eq!((ended.num_requests, ended.num_input_tokens), (3, 5 + 7 + 3));
     assert_eq!(ended.num_output_tokens, 4 + 2 + 2);
 }
+
+#[test]
+fn further_requests_could_start_while_none_waits_and_a_place_is_free() {
+    for (policy, beside_running) in [
+        (CapacityPolicy::MaxUtilization, 1),
+        (CapacityPolicy::GuaranteedNoEvict, 1),
+        (CapacityPolicy::StaticBatch, 0),
+    ] {
+        let mut world = World::new(EngineConfig {
+            max_num_requests: 3,
+            policy,
+            ..wide_config()
+        });
+        assert_eq!(world.engine.num_startable(), 3, "{policy:?}, idle");
+        for _ in 0..2 {
+            world.add(Ask::of_lengths(5, 4)).expect("fits");
+        }
+        assert_eq!(world.engine.num_startable(), 0, "{policy:?}, two wait");
+        world.step();
+        assert_eq!(world.engine.num_startable(), beside_running, "{policy:?}");
+        world.add(Ask::of_lengths(5, 4)).expect("fits");
+        world.step();
+        assert_eq!(
+            world.engine.num_startable(),
+            0,
+            "{policy:?}, full or closed"
+        );
+        world.run_to_end();
+        assert_eq!(world.engine.num_startable(), 3, "{policy:?}, idle again");
+    }
+}
+
+#[test]
+fn no_further_request_could_start_without_blocks_for_it() {
+    // Blocks for one request of the largest length, and one block more.
+    let config = wide_config();
+    let largest = config.max_seq_len.blocks_ceil(config.block_size);
+    let mut world = World::new(EngineConfig {
+        num_blocks: largest + Blocks(1),
+        max_num_requests: 4,
+        policy: CapacityPolicy::GuaranteedNoEvict,
+        ..config.clone()
+    });
+    assert_eq!(world.engine.num_startable(), 1);
+    let room = config.max_seq_len.0 - 1;
+    world.add(Ask::of_lengths(1, room)).expect("fits");
+    world.step();
+    assert_eq!(world.engine.num_startable(), 1, "a short one may fit");
+    world.add(Ask::of_lengths(5, 10)).expect("fits");
+    world.step();
+    assert_eq!(world.engine.num_startable(), 0, "it waits for blocks");
+}

@@ -5,7 +5,7 @@ use crate::backend::instance::load_instance;
 use crate::backend::model::Model;
 use crate::device::cuda::{has_kernels, num_gpus};
 use crate::triton::lifecycle::Implementation;
-use crate::triton::{self, BackendAttributes, Error, Instance, Request};
+use crate::triton::{self, BackendAttributes, Error, Health, Instance, Request};
 
 /// The backend `inflight`.
 pub struct Inflight;
@@ -32,8 +32,12 @@ impl Implementation for Inflight {
         Model::load(&model)
     }
 
-    fn load_instance(model: &Model, instance: Instance) -> Result<WatchedDriver, Error> {
-        load_instance(model, instance)
+    fn load_instance(
+        model: &Model,
+        instance: Instance,
+        health: Health,
+    ) -> Result<WatchedDriver, Error> {
+        load_instance(model, instance, health)
     }
 
     fn execute(instance: &mut WatchedDriver, requests: &mut Vec<Request>) -> Result<(), Error> {

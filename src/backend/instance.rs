@@ -9,6 +9,7 @@ use crate::backend::advice::{Setting, advice};
 use crate::backend::driver::conversations::ConversationLimits;
 use crate::backend::driver::iterative::IterativeDriver;
 use crate::backend::driver::queued::QueuedDriver;
+use crate::backend::driver::service::Service;
 use crate::backend::driver::step_driver::{RequestPreparer, StepDriver};
 use crate::backend::driver::watched::{Driver, WatchContext, WatchedDriver};
 use crate::backend::model::Model;
@@ -24,7 +25,7 @@ use crate::config::Scheduling;
 use crate::engine::StepStats;
 use crate::manager::BatchManager;
 use crate::manager::sizing::{LoadedRunner, load_runner};
-use crate::triton::{Error, Instance};
+use crate::triton::{Error, Health, Instance};
 
 /// Bytes of the requests that wait to be tokenised.
 const MAX_PREPARING_BYTES: usize = 256 << 20;
@@ -33,7 +34,11 @@ const MAX_PREPARING_BYTES: usize = 256 << 20;
 ///
 /// # Errors
 /// A problem in the checkpoint or the settings, or not enough memory or threads.
-pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, Error> {
+pub fn load_instance(
+    model: &Model,
+    handle: Instance,
+    health: Health,
+) -> Result<WatchedDriver, Error> {
     let name = handle.name()?.to_owned();
     let settings = &model.config.settings;
     let gpu = handle
@@ -122,6 +127,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
     };
     let responder = Responder::start(&name, observer)?;
     let served = model.served.clone();
+    let service = Service::new(model.load.clone());
     let steps = StepDriver::new(
         handle,
         served,
@@ -130,6 +136,7 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
         manager,
         responder,
         max_absence,
+        service.clone(),
     );
     let driver: Box<dyn Driver> = match scheduling {
         Scheduling::Iterative { .. } => Box::new(IterativeDriver::new(steps)),
@@ -158,8 +165,12 @@ pub fn load_instance(model: &Model, handle: Instance) -> Result<WatchedDriver, E
     };
     let context = WatchContext {
         served: model.served.clone(),
-        load: model.load.clone(),
         metrics: model.metrics.clone(),
+        service,
+        drain_timeout: settings
+            .drain_timeout_seconds
+            .map(|seconds| Duration::from_secs(seconds.into())),
+        health,
     };
     Ok(WatchedDriver::start(&name, driver, context)?)
 }

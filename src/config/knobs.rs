@@ -33,6 +33,9 @@ type Set = dyn Fn(&mut Settings, &str) -> Option<()>;
 /// Bounds the work of a step: each beam has this many candidates, which are sorted together.
 const MAX_BEAM_WIDTH: u32 = 256;
 
+/// A day.
+const MAX_DRAIN_SECONDS: u32 = 24 * 60 * 60;
+
 /// Every parameter, in the order of the reference.
 pub(super) fn knobs() -> Vec<Knob> {
     vec![
@@ -117,6 +120,13 @@ pub(super) fn knobs() -> Vec<Knob> {
             "Maximum number of requests in one step; with `enable_trt_overlap`, in both micro-batches together. \
              Triton's own `max_batch_size` limits how many requests Triton passes to the backend; requests beyond \
              `max_num_requests` wait in the backend.",
+        ),
+        knob(
+            "drain_timeout_seconds",
+            optional(count(0..=MAX_DRAIN_SECONDS), "none: they run to their end"),
+            |s| &mut s.drain_timeout_seconds,
+            "When the model is unloaded or the server stops, its requests end after this long with what they have, \
+             `finish_reason` `timed_out`. Counted from when the backend notices, within a second.",
         ),
         knob(
             "max_beam_width",
@@ -564,6 +574,11 @@ mod tests {
             "max_num_requests",
             &["1", "2147483647"],
             &["0", "-1", "1.5", "2147483648"],
+        ),
+        (
+            "drain_timeout_seconds",
+            &["0", "30", "86400"],
+            &["", "-1", "1.5", "86401"],
         ),
         ("max_beam_width", &["1", "256"], &["0", "257"]),
         ("max_num_tokens", &["1", "8192"], &["0", "many"]),

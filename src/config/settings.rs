@@ -60,6 +60,8 @@ pub struct Settings {
     pub sink_token_length: u32,
     /// `max_num_requests`
     pub max_num_requests: Option<u32>,
+    /// `drain_timeout_seconds`; None: no limit
+    pub drain_timeout_seconds: Option<u32>,
     /// `max_beam_width`
     pub max_beam_width: u32,
     /// `max_num_tokens`
@@ -147,6 +149,7 @@ impl Default for Settings {
             max_attention_window_size: Vec::new(),
             sink_token_length: 0,
             max_num_requests: None,
+            drain_timeout_seconds: None,
             max_beam_width: 1,
             max_num_tokens: None,
             max_seq_len: None,

@@ -15,11 +15,10 @@ use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
 use std::slice;
-use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
-use super::{BackendAttributes, Error, ErrorCode, Instance, Model, Request, sys};
+use super::{BackendAttributes, Error, ErrorCode, Health, Instance, Model, Request, sys};
 
 /// A backend: the types of its models and instances, and how they are loaded and executed.
 pub trait Implementation: 'static {
@@ -37,8 +36,12 @@ pub trait Implementation: 'static {
     /// Loads a model.
     fn load_model(model: Model) -> Result<Self::Model, Error>;
 
-    /// Loads an instance of a model.
-    fn load_instance(model: &Self::Model, instance: Instance) -> Result<Self::Instance, Error>;
+    /// Loads an instance of a model. One that fails between two Execute calls tells `health`.
+    fn load_instance(
+        model: &Self::Model,
+        instance: Instance,
+        health: Health,
+    ) -> Result<Self::Instance, Error>;
 
     /// Executes requests. Those left in `requests` are answered with an error. After an error or a panic here the
     /// instance has failed, and is dropped.
@@ -121,8 +124,10 @@ pub unsafe fn instance_initialize<B: Implementation>(
         // gone, and is only ever shared.
         let model = unsafe { model.as_ref() };
         // SAFETY: alive until ModelInstanceFinalize, which drops what `load_instance` makes of it.
-        let loaded = B::load_instance(model, unsafe { Instance::from_raw(raw) })?;
-        let state = Box::new(InstanceState::<B>::new(loaded));
+        let raw = unsafe { Instance::from_raw(raw) };
+        let health = Health::default();
+        let loaded = B::load_instance(model, raw, health.clone())?;
+        let state = Box::new(InstanceState::<B>::new(loaded, health));
         give(state, |state| handle.set_state(state))
     })
 }
@@ -194,7 +199,7 @@ pub unsafe fn instance_ready<B: Implementation>(
         // SAFETY: ModelInstanceInitialize stored a boxed InstanceState<B> or nothing.
         let state = unsafe { handle.state::<InstanceState<B>>() }?.ok_or_else(not_loaded)?;
         // SAFETY: the state stays until ModelInstanceFinalize and is only ever shared.
-        match unsafe { state.as_ref() }.failed.get() {
+        match unsafe { state.as_ref() }.health.failure() {
             Some(failure) => Err(failure.clone()),
             None => Ok(()),
         }
@@ -206,7 +211,7 @@ struct InstanceState<B: Implementation> {
     /// Only Execute locks it, and Triton executes one batch at a time.
     running: Mutex<Running<B>>,
     /// Why the instance has failed; outside the lock, so that `ready` need not wait.
-    failed: OnceLock<Error>,
+    health: Health,
 }
 
 struct Running<B: Implementation> {
@@ -217,13 +222,13 @@ struct Running<B: Implementation> {
 }
 
 impl<B: Implementation> InstanceState<B> {
-    fn new(instance: B::Instance) -> Self {
+    fn new(instance: B::Instance, health: Health) -> Self {
         Self {
             running: Mutex::new(Running {
                 instance: Some(instance),
                 requests: Vec::new(),
             }),
-            failed: OnceLock::new(),
+            health,
         }
     }
 
@@ -246,18 +251,14 @@ impl<B: Implementation> InstanceState<B> {
             };
             if let Some(failure) = failure {
                 log::error!("the instance has failed: {failure}");
-                let failure = Error::new(
-                    ErrorCode::Unavailable,
-                    format!("the model instance has failed, load the model again: {failure}"),
-                );
-                self.failed.get_or_init(|| failure);
+                self.health.fail(&failure);
                 // The instance is dropped first, so that what it still sends goes out before the errors.
                 if let Err(panic) = catch(|| drop(instance.take())) {
                     log::error!("the failed instance could not be dropped: {panic}");
                 }
             }
         }
-        match self.failed.get() {
+        match self.health.failure() {
             Some(failure) => requests
                 .drain(..)
                 .for_each(|request| request.fail(failure.clone())),

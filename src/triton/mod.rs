@@ -11,6 +11,7 @@
 //! model.rs     Model: config, auto-complete     } handles of Triton's objects, valid
 //! served_model.rs  ServedModel: whether it is ready, requests by the backend
 //! instance.rs  Instance: statistics, memory     } from Initialize to Finalize
+//! health.rs    Health: whether an instance can serve
 //! request.rs   Request: flags, ids, parameters, release and reschedule
 //! input.rs     Input: an input tensor, gathered from all its buffers
 //! response.rs  ResponseFactory and UnsentResponse
@@ -27,6 +28,7 @@
 mod backend;
 mod data_type;
 mod error;
+mod health;
 mod input;
 mod instance;
 pub mod lifecycle;
@@ -44,6 +46,7 @@ pub mod sys;
 pub use backend::{BackendAttributes, check_api_version};
 pub use data_type::{DataType, Element};
 pub use error::{Error, ErrorCode};
+pub use health::Health;
 pub use input::{Input, OwnedInput};
 pub use instance::{Instance, Timestamps, now_ns};
 pub use logger::{install_logger, verbose_enabled};

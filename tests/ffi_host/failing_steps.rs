@@ -1,6 +1,8 @@
 //! The real backend in the fake server, with a runner that panics in a step: each request is answered once,
 //! after the tokens generated so far.
 
+use serde_json::json;
+
 use crate::fake_triton::Where;
 use crate::served::{Ask, Server, error_code, output_ids};
 use crate::{INTERNAL, RawRequest, UNAVAILABLE};
@@ -66,6 +68,28 @@ fn an_instance_whose_step_panicked_accepts_no_more_requests() {
         assert_eq!(sent[0].error, Some((code, message.clone())));
         assert_eq!(server.host.place(request), Where::Released);
     }
+    server.unload();
+}
+
+#[test]
+fn a_step_that_fails_between_two_calls_is_seen_without_another_call() {
+    let mut server = Server::load_config(&json!({
+        "name": "m", "backend": "inflight", "max_batch_size": 8, "input": [], "output": [],
+        "dynamic_batching": {},
+        "parameters": {
+            "runner": { "string_value": "synthetic" },
+            "synthetic_vocab_size": { "string_value": "64" },
+            "synthetic_fail_after": { "string_value": "3" },
+        },
+    }));
+    let [ask, ..] = asks();
+    let request = server.ask(&ask);
+    assert_eq!(server.execute(&[request]), Ok(()));
+    server.wait_until("the instance is not ready", || server.ready().is_err());
+    let (code, message) = server.ready().expect_err("not ready");
+    assert_eq!(code, UNAVAILABLE);
+    assert!(message.contains("load the model again"), "{message}");
+    assert_failed(&server, &ask, request, 3);
     server.unload();
 }
 

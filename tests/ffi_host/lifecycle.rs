@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use triton_inflight::triton::lifecycle::{self, Implementation};
 use triton_inflight::triton::{
-    BackendAttributes, Completion, Error, Instance, Model, Request, ResponseFactory,
+    BackendAttributes, Completion, Error, Health, Instance, Model, Request, ResponseFactory,
     check_api_version, sys,
 };
 
@@ -92,7 +92,11 @@ impl Implementation for Scripted {
         Ok(Loaded::new(model))
     }
 
-    fn load_instance(model: &Self::Model, instance: Instance) -> Result<Self::Instance, Error> {
+    fn load_instance(
+        model: &Self::Model,
+        instance: Instance,
+        _: Health,
+    ) -> Result<Self::Instance, Error> {
         assert_eq!(model.handle.name(), Ok("m"));
         fault_at("load_instance")?;
         Ok(Loaded::new(instance))

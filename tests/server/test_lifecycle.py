@@ -6,12 +6,13 @@ import os
 import time
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from harness import clients
 from harness.clients import GrpcStream, generate
-from harness.repository import FULL_ANSWER, STORIES, add_model, add_synthetic
-from harness.server import Server, assert_blocks_come_back, num_pending, until
-from harness.synthetic import Gate, continuation
+from harness.repository import FULL_ANSWER, QUEUED, STORIES, add_model, add_synthetic
+from harness.server import Server, assert_blocks_come_back, num_pending, num_requests, until
+from harness.synthetic import ENDLESS, ENDLESS_SEQ_LEN, Gate, continuation
 
 NUM_STREAMS = 16
 
@@ -301,3 +302,57 @@ def test_two_instances_share_the_load(repository, deployment):
                 await assert_all_right(await started_streams(client))
 
         clients.run(main())
+
+
+@pytest.mark.parametrize("fields", ["", QUEUED], ids=["iterative", "queued"])
+def test_requests_of_an_unloaded_model_end_after_the_drain_timeout(repository, fields):
+    drained = {"max_seq_len": ENDLESS_SEQ_LEN, "drain_timeout_seconds": 1}
+    add_synthetic(repository, "drained", drained, fields=f"max_batch_size: 1 {fields}")
+
+    async def main():
+        async with clients.grpc(server) as client:
+            running = asyncio.create_task(clients.stream(client, "drained", [1], max_tokens=ENDLESS))
+            await until(lambda: num_requests(server, "drained", "active") == 1)
+            waiting = asyncio.create_task(clients.stream(client, "drained", [2], max_tokens=ENDLESS))
+            await until(lambda: num_pending(server, "drained") == 1)
+            await asyncio.to_thread(server.unload, "drained")
+            assert server.http("GET", "/v2/models/drained/ready")[0] != 200
+            with pytest.raises(clients.Refused, match="has no available versions"):
+                await clients.stream(client, "drained", [3], max_tokens=1)
+            return await asyncio.gather(running, waiting)
+
+    with Server(repository) as server:
+        running, waiting = clients.run(main())
+        assert running.finish_reason == waiting.finish_reason == "timed_out"
+        assert len(running.ids) > 0
+        assert running.ids == continuation([1], len(running.ids))
+        assert waiting.ids == []
+        server.wait_for_state("drained", "UNAVAILABLE")
+        assert server.load("drained") is None
+        assert generate(server, "drained", [7], max_tokens=3).ids[-3:] == continuation([7], 3)
+
+
+@pytest.mark.parametrize("fields", ["", QUEUED], ids=["iterative", "queued"])
+def test_requests_of_a_server_that_stops_end_after_the_drain_timeout(repository, fields):
+    drained = {"max_seq_len": ENDLESS_SEQ_LEN, "drain_timeout_seconds": 2}
+    add_synthetic(repository, "drained", drained, fields=fields)
+
+    async def main():
+        async with clients.grpc(server) as client:
+            responses = aiter(GrpcStream(client, "drained", [1], max_tokens=ENDLESS, stream=True))
+            answer = clients.Answer([await anext(responses)])
+            stopped = asyncio.create_task(asyncio.to_thread(server.stop))
+            with pytest.raises(InferenceServerException) as exiting:
+                while await client.is_server_ready():
+                    await asyncio.sleep(0.01)
+            assert "UNAVAILABLE" in exiting.value.status()
+            with pytest.raises(clients.Refused, match="Server (exiting|is stopping)|has no available versions"):
+                await clients.stream(client, "drained", [2], max_tokens=1)
+            answer.responses += [response async for response in responses]
+            return answer, await stopped
+
+    with Server(repository) as server:
+        answer, status = clients.run(main())
+        assert status == 0
+        assert answer.finish_reason == "timed_out"
+        assert answer.ids == continuation([1], len(answer.ids))

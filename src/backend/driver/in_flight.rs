@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 
 use crate::backend::driver::correlation::CorrelationKey;
 use crate::backend::driver::turn::Turn;
+use crate::backend::driver::service::Service;
 use crate::backend::request::admission::Prepared;
 use crate::backend::request::branches::{Branches, NewBranches};
 use crate::backend::request::preparer::Preparation;
@@ -133,19 +134,21 @@ impl InFlight {
     }
 
     /// Why it ends early, with its output so far, if it does. A request that is being prepared ends when it is prepared.
-    pub fn early_end(&self, now: Instant) -> Option<FinishReason> {
+    pub fn early_end(&self, now: Instant, service: &Service) -> Option<FinishReason> {
         match self.stage {
-            Stage::Compiling(_) | Stage::Generating => self.due_end(now),
+            Stage::Compiling(_) | Stage::Generating => self.due_end(now, service),
             Stage::Preparing(_) | Stage::Ended | Stage::Refused(_) => None,
         }
     }
 
-    /// Why it has to end early, if it has to: its client has stopped it, or its time limit has passed.
-    pub fn due_end(&self, now: Instant) -> Option<FinishReason> {
+    /// Why it has to end early, if it has to: its client has stopped it, or its time limit or that of the
+    /// model has passed.
+    pub fn due_end(&self, now: Instant, service: &Service) -> Option<FinishReason> {
         if self.is_stopped {
             return Some(FinishReason::Cancelled);
         }
-        let is_late = self.deadline.is_some_and(|deadline| deadline <= now);
+        let mut limits = self.deadline.into_iter().chain(service.deadline());
+        let is_late = limits.any(|limit| limit <= now);
         is_late.then_some(FinishReason::TimedOut)
     }
 

@@ -23,8 +23,6 @@ use crate::triton::{Error, ErrorCode, Request};
 /// The driver of a model with iterative sequences.
 pub struct IterativeDriver {
     steps: StepDriver,
-    /// Whether a client's request has arrived.
-    has_served: bool,
     /// When the last Execute call ended.
     last_step: Instant,
 }
@@ -71,10 +69,6 @@ impl Driver for IterativeDriver {
         self.steps.show_idle()
     }
 
-    fn has_served(&self) -> bool {
-        self.has_served
-    }
-
     fn is_idle_for(&self, silence: Duration, now: Instant) -> bool {
         self.steps.in_flight.is_empty() && now.saturating_duration_since(self.last_step) >= silence
     }
@@ -85,7 +79,6 @@ impl IterativeDriver {
     pub fn new(steps: StepDriver) -> Self {
         Self {
             steps,
-            has_served: false,
             last_step: Instant::now(),
         }
     }
@@ -112,7 +105,7 @@ impl IterativeDriver {
                 Some(_) => request.fail_beside_sequence(in_flight_already()),
             };
         }
-        self.has_served = true;
+        self.steps.service.serves();
         match (known, flags.is_start()) {
             (Some(id), false) => self.accept_again(id, request, batch),
             (Some(id), true) if !self.steps.is_lost(id, now) => self.refuse_beside(request),

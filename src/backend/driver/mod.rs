@@ -7,6 +7,7 @@
 //! step_driver.rs   a step, for both
 //! conversations.rs sequences of several requests
 //! turn.rs          a request of one of them
+//! service.rs       when the model has begun to serve, and when its requests must end
 //! in_flight.rs     the requests in flight
 //! correlation.rs   Triton's names of sequences
 //! ```
@@ -16,6 +17,7 @@ mod correlation;
 mod in_flight;
 pub mod iterative;
 pub mod queued;
+pub mod service;
 pub mod step_driver;
 mod turn;
 pub mod watched;

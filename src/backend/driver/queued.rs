@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::backend::driver::conversations::{ConversationLimits, Conversations};
+use crate::backend::driver::service::Service;
 use crate::backend::driver::step_driver::{Batch, StepClock, StepDriver};
 use crate::backend::driver::watched::Driver;
 use crate::base::{LoadError, StepError};
@@ -30,7 +31,7 @@ pub struct QueuedDriver {
     thread: Option<JoinHandle<()>>,
     /// Requests of the model's warm-up that are still to come: Triton sends them before all others.
     num_warm_ups: u64,
-    has_served: bool,
+    service: Service,
 }
 
 /// What Execute calls and the thread share.
@@ -77,6 +78,7 @@ impl QueuedDriver {
             drained: Condvar::new(),
         });
         let own = Arc::clone(&shared);
+        let service = steps.service.clone();
         let thread = std::thread::Builder::new()
             .name("inflight-steps".to_owned())
             .spawn(move || run(&own, steps, conversations))
@@ -87,7 +89,7 @@ impl QueuedDriver {
             shared,
             thread: Some(thread),
             num_warm_ups,
-            has_served: false,
+            service,
         })
     }
 }
@@ -110,7 +112,7 @@ impl Driver for QueuedDriver {
                 self.num_warm_ups -= 1;
                 request.belongs_to_warm_up();
             } else {
-                self.has_served = true;
+                self.service.serves();
             }
             state.arrivals.push(request.hand_over());
         }
@@ -126,10 +128,6 @@ impl Driver for QueuedDriver {
 
     fn look_after(&mut self, _: Instant, _: Duration) -> Result<(), StepError> {
         self.shared.state.lock().failure.clone().map_or(Ok(()), Err)
-    }
-
-    fn has_served(&self) -> bool {
-        self.has_served
     }
 
     fn is_idle_for(&self, silence: Duration, now: Instant) -> bool {

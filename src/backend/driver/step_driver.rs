@@ -18,6 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::backend::driver::correlation::CorrelationKey;
 use crate::backend::driver::in_flight::{Compiling, InFlight, InFlightTable, Presence, Stage};
 use crate::backend::driver::turn::{EndedTurn, Turn};
+use crate::backend::driver::service::Service;
 use crate::backend::observe::observer::StepRecord;
 use crate::backend::request::admission::{Admission, Prepared};
 use crate::backend::request::branches::{Branches, NewBranches};
@@ -90,6 +91,7 @@ pub struct StepDriver {
     started: Instant,
     /// Triton drops a sequence that is this long without a step.
     pub(super) max_absence: Duration,
+    pub(super) service: Service,
 }
 
 impl StepDriver {
@@ -102,6 +104,7 @@ impl StepDriver {
         manager: BatchManager,
         responder: Responder,
         max_absence: Duration,
+        service: Service,
     ) -> Self {
         Self {
             instance,
@@ -125,6 +128,7 @@ impl StepDriver {
             shown_idle: false,
             started: Instant::now(),
             max_absence,
+            service,
         }
     }
 
@@ -337,12 +341,12 @@ impl StepDriver {
             .is_some_and(|in_flight| in_flight.is_lost(now, max_absence))
     }
 
-    /// Ends the requests that were stopped, or whose own time limit has passed, with what they have. One that
+    /// Ends the requests that were stopped, or whose time limit has passed, with what they have. One that
     /// only waits for the rest of its lockstep batch is complete: it waits no longer.
     fn end_early(&mut self, now: Instant) -> Result<(), StepError> {
         let are_beams_out = self.in_flight.iter_mut().any(|(_, in_flight)| {
             let mut sequences = in_flight.sequences.ids();
-            in_flight.early_end(now).is_some()
+            in_flight.early_end(now, &self.service).is_some()
                 && sequences.any(|sequence| self.manager.are_beams_out(sequence))
         });
         if are_beams_out {
@@ -351,7 +355,7 @@ impl StepDriver {
             self.read_events(now);
         }
         for (_, in_flight) in self.in_flight.iter_mut() {
-            let Some(reason) = in_flight.early_end(now) else {
+            let Some(reason) = in_flight.early_end(now, &self.service) else {
                 continue;
             };
             for sequence in in_flight.sequences.ids() {
@@ -413,7 +417,7 @@ impl StepDriver {
         answer.is_warm_up = in_flight.is_warm_up;
         in_flight.answer = Some(Box::new(answer));
         in_flight.deadline = prepared.deadline;
-        if let Some(reason) = in_flight.due_end(Instant::now()) {
+        if let Some(reason) = in_flight.due_end(Instant::now(), &self.service) {
             in_flight.end(reason);
             return Ok(());
         }

@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::backend::model_load::ModelLoad;
+use crate::backend::driver::service::Service;
 use crate::backend::observe::metrics::MetricsShare;
 use crate::base::{LoadError, StepError};
 use crate::triton::lifecycle::catch;
-use crate::triton::{Request, ServedModel};
+use crate::triton::{Health, Request, ServedModel};
 
 /// The longest time until a request that Triton has ended is noticed.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -39,10 +39,14 @@ const UNLOAD_GRACE: Duration = Duration::from_secs(5);
 pub struct WatchContext {
     /// The model in its server.
     pub served: ServedModel,
-    /// Which load of the model it is.
-    pub load: ModelLoad,
     /// The model's own hold on its metrics.
     pub metrics: MetricsShare,
+    /// What the driver is told of the model's end.
+    pub service: Service,
+    /// How long the requests of a model that is being unloaded may continue; `None`: to their end.
+    pub drain_timeout: Option<Duration>,
+    /// Whether the instance can serve, as the server sees it.
+    pub health: Health,
 }
 
 /// Executes the requests of one instance.
@@ -60,9 +64,6 @@ pub trait Driver: Send {
     /// A step failed. The instance must take no more requests.
     fn look_after(&mut self, now: Instant, max_silence: Duration) -> Result<(), StepError>;
 
-    /// Whether a client's request has arrived.
-    fn has_served(&self) -> bool;
-
     /// Whether there has been no request for `silence`.
     fn is_idle_for(&self, silence: Duration, now: Instant) -> bool;
 }
@@ -70,9 +71,6 @@ pub trait Driver: Send {
 /// A driver and the thread that watches its requests.
 pub struct WatchedDriver {
     driver: Arc<SharedDriver>,
-    load: ModelLoad,
-    /// Whether `load` knows that clients are served.
-    serves: bool,
     /// Dropping it ends the thread.
     until: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -91,7 +89,6 @@ impl WatchedDriver {
         driver: Box<dyn Driver>,
         context: WatchContext,
     ) -> Result<Self, LoadError> {
-        let load = context.load.clone();
         let driver = Arc::new(Mutex::new(Ok(driver)));
         let (until, end) = sync_channel(0);
         let shared = driver.clone();
@@ -103,8 +100,6 @@ impl WatchedDriver {
             })?;
         Ok(Self {
             driver,
-            load,
-            serves: false,
             until: Some(until),
             thread: Some(thread),
         })
@@ -115,17 +110,10 @@ impl WatchedDriver {
     /// # Errors
     /// As there. Requests that stay in `requests` have not been answered.
     pub fn execute(&mut self, requests: &mut Vec<Request>) -> Result<(), StepError> {
-        let mut shared = self.driver.lock();
-        let driver = match &mut *shared {
-            Ok(driver) => driver,
-            Err(error) => return Err(error.clone()),
-        };
-        let result = driver.execute(requests);
-        if !self.serves && driver.has_served() {
-            self.serves = true;
-            self.load.serves();
+        match &mut *self.driver.lock() {
+            Ok(driver) => driver.execute(requests),
+            Err(error) => Err(error.clone()),
         }
-        result
     }
 }
 
@@ -152,12 +140,11 @@ fn watch(shared: &SharedDriver, context: &WatchContext, end: &Receiver<()>) {
         let Ok(driver) = &mut *driver_lock else {
             return;
         };
-        ending.has_served |= driver.has_served();
         let now = Instant::now();
         let looked = catch(|| driver.look_after(now, PERIOD));
         let end = match looked.unwrap_or_else(|panic| Err(StepError(panic))) {
             Err(error) => {
-                log::error!("requests could not be watched: {error}");
+                log::error!("the instance has failed between its requests: {error}");
                 error
             }
             Ok(()) if is_over && driver.is_idle_for(UNLOAD_GRACE, now) => {
@@ -167,6 +154,7 @@ fn watch(shared: &SharedDriver, context: &WatchContext, end: &Receiver<()>) {
             }
             Ok(()) => continue,
         };
+        context.health.fail(&end);
         if let Err(panic) = catch(|| *driver_lock = Err(end)) {
             log::error!("the instance could not be dropped: {panic}");
         }
@@ -178,9 +166,6 @@ fn watch(shared: &SharedDriver, context: &WatchContext, end: &Receiver<()>) {
 
 /// Tracks whether the model has stopped serving.
 struct Ending {
-    /// Before that the model may be loading still, and a load that fails waits for this thread with the server's
-    /// locks held.
-    has_served: bool,
     asked: Instant,
     over_since: Option<Instant>,
 }
@@ -188,7 +173,6 @@ struct Ending {
 impl Ending {
     fn new() -> Self {
         Self {
-            has_served: false,
             asked: Instant::now(),
             over_since: None,
         }
@@ -196,10 +180,20 @@ impl Ending {
 
     /// Whether the model has not been served for [`UNLOAD_GRACE`]. Asks the server from time to time.
     fn is_over(&mut self, context: &WatchContext, now: Instant) -> bool {
-        if self.has_served && now.saturating_duration_since(self.asked) >= SERVING_PERIOD {
+        // Before the first request the model may be loading still, and a load that fails waits for this thread with the
+        // server's locks held.
+        let has_served = context.service.has_served();
+        if has_served && now.saturating_duration_since(self.asked) >= SERVING_PERIOD {
             self.asked = now;
+            let is_replaced = context.service.is_replaced();
+            let is_ready = context.served.is_ready();
+            if let Some(timeout) = context.drain_timeout
+                && (is_replaced || is_ready != Ok(true))
+            {
+                context.service.end_within(timeout, now);
+            }
             // A server that shuts down returns an error, and unloads all models anyway.
-            let serves = context.served.is_ready().unwrap_or(true) && !context.load.is_replaced();
+            let serves = is_ready.unwrap_or(true) && !is_replaced;
             self.over_since = match serves {
                 true => None,
                 false => self.over_since.or(Some(now)),
