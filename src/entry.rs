@@ -1,6 +1,8 @@
 //! L8: the functions that tritonserver finds in the library, each behind the guard of
 //! [`lifecycle`].
 
+use std::ffi::c_void;
+
 use crate::backend::Inflight;
 use crate::triton::{lifecycle, sys};
 
@@ -113,4 +115,64 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceReady(
 ) -> Outcome {
     // SAFETY: Triton's promise.
     unsafe { lifecycle::instance_ready::<Inflight>(instance) }
+}
+
+/// Begins to form batches of a model, if this library is its `batchstrategy.so`.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelBatcherInitialize(
+    batcher: *mut *mut sys::TRITONBACKEND_Batcher,
+    model: *mut sys::TRITONBACKEND_Model,
+) -> Outcome {
+    // SAFETY: Triton's promise.
+    unsafe { lifecycle::batcher_initialize::<Inflight>(batcher, model) }
+}
+
+/// Ends that. Nothing is left to do: all that the batcher holds belongs to its model.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelBatcherFinalize(
+    _batcher: *mut sys::TRITONBACKEND_Batcher,
+) -> Outcome {
+    std::ptr::null_mut()
+}
+
+/// Begins a batch.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelBatchInitialize(
+    batcher: *const sys::TRITONBACKEND_Batcher,
+    batch: *mut *mut c_void,
+) -> Outcome {
+    // SAFETY: Triton's promise.
+    unsafe { lifecycle::batch_initialize::<Inflight>(batcher, batch) }
+}
+
+/// Whether a request joins a batch.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelBatchIncludeRequest(
+    request: *mut sys::TRITONBACKEND_Request,
+    batch: *mut c_void,
+    includes: *mut bool,
+) -> Outcome {
+    // SAFETY: Triton's promise.
+    unsafe { lifecycle::batch_includes::<Inflight>(request, batch, includes) }
+}
+
+/// Ends a batch. Nothing is left to do, as above.
+///
+/// # Safety
+/// As above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelBatchFinalize(_batch: *mut c_void) -> Outcome {
+    std::ptr::null_mut()
 }

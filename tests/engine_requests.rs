@@ -460,12 +460,12 @@ fn further_requests_could_start_while_none_waits_and_a_place_is_free() {
         });
         assert_eq!(world.engine.num_startable(), 3, "{policy:?}, idle");
         for _ in 0..2 {
-            world.add(Ask::of_lengths(5, 4)).expect("fits");
+            world.add(TestRequest::of_lengths(5, 4)).expect("fits");
         }
         assert_eq!(world.engine.num_startable(), 0, "{policy:?}, two wait");
         world.step();
         assert_eq!(world.engine.num_startable(), beside_running, "{policy:?}");
-        world.add(Ask::of_lengths(5, 4)).expect("fits");
+        world.add(TestRequest::of_lengths(5, 4)).expect("fits");
         world.step();
         assert_eq!(
             world.engine.num_startable(),
@@ -490,10 +490,49 @@ fn no_further_request_could_start_without_blocks_for_it() {
     });
     assert_eq!(world.engine.num_startable(), 1);
     let room = config.max_seq_len.0 - 1;
-    world.add(Ask::of_lengths(1, room)).expect("fits");
+    world.add(TestRequest::of_lengths(1, room)).expect("fits");
     world.step();
     assert_eq!(world.engine.num_startable(), 1, "a short one may fit");
-    world.add(Ask::of_lengths(5, 10)).expect("fits");
+    world.add(TestRequest::of_lengths(5, 10)).expect("fits");
     world.step();
     assert_eq!(world.engine.num_startable(), 0, "it waits for blocks");
+}
+
+#[test]
+fn the_room_is_what_running_requests_leave() {
+    let unlimited = Tokens(u32::MAX);
+    for (policy, tokens, idle_tokens, blocks) in [
+        // Five tokens are in two blocks now, and 15 in four at the end.
+        (
+            CapacityPolicy::MaxUtilization,
+            Tokens(511),
+            Tokens(512),
+            126,
+        ),
+        (
+            CapacityPolicy::GuaranteedNoEvict,
+            Tokens(511),
+            Tokens(512),
+            124,
+        ),
+        (CapacityPolicy::StaticBatch, unlimited, unlimited, 124),
+    ] {
+        let mut world = World::new(EngineConfig {
+            policy,
+            ..wide_config()
+        });
+        let idle = world.engine.room();
+        assert_eq!((idle.tokens, idle.blocks), (idle_tokens, Blocks(128)));
+        world.add(TestRequest::of_lengths(5, 10)).expect("fits");
+        world.step();
+        let room = world.engine.room();
+        assert_eq!(
+            (room.tokens, room.blocks),
+            (tokens, Blocks(blocks)),
+            "{policy:?}"
+        );
+        assert_eq!(room.max_blocks, Blocks(16));
+        world.run_to_end();
+        assert_eq!(world.engine.room(), idle, "{policy:?}");
+    }
 }

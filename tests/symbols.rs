@@ -14,10 +14,15 @@ use object::{Endianness, Object, ObjectSymbol};
 /// The oldest supported server.
 const SERVER: &str = include_str!("symbols/server-2.51.0.txt");
 
-const ENTRY_POINTS: [&str; 9] = [
+const ENTRY_POINTS: [&str; 14] = [
     "TRITONBACKEND_Finalize",
     "TRITONBACKEND_GetBackendAttribute",
     "TRITONBACKEND_Initialize",
+    "TRITONBACKEND_ModelBatchFinalize",
+    "TRITONBACKEND_ModelBatchIncludeRequest",
+    "TRITONBACKEND_ModelBatchInitialize",
+    "TRITONBACKEND_ModelBatcherFinalize",
+    "TRITONBACKEND_ModelBatcherInitialize",
     "TRITONBACKEND_ModelFinalize",
     "TRITONBACKEND_ModelInitialize",
     "TRITONBACKEND_ModelInstanceExecute",

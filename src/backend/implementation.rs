@@ -43,4 +43,12 @@ impl Implementation for Inflight {
     fn execute(instance: &mut WatchedDriver, requests: &mut Vec<Request>) -> Result<(), Error> {
         Ok(instance.execute(requests)?)
     }
+
+    fn begin_batch(model: &Model) {
+        model.batching.begin();
+    }
+
+    fn joins_batch(model: &Model, request: &Request) -> Result<bool, Error> {
+        Ok(model.batching.includes(request))
+    }
 }

@@ -115,6 +115,7 @@ pub fn load_instance(
             .map(|c| c.end_ids().to_vec())
             .unwrap_or_default(),
         recommended: model.recommended.clone(),
+        text_lengths: model.text_lengths.clone(),
         warned: Warned::default(),
     });
     let preparer = start_preparer(&name, &admission)?;
@@ -145,6 +146,7 @@ pub fn load_instance(
             steps,
             model.config.num_warm_ups,
             None,
+            model.batching.add_instance(),
         )?),
         Scheduling::Conversations {
             max_sequences,
@@ -160,6 +162,7 @@ pub fn load_instance(
                 steps,
                 num_warm_ups,
                 Some(limits),
+                model.batching.add_instance(),
             )?)
         }
     };

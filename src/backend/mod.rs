@@ -3,6 +3,7 @@
 //! ```text
 //! implementation   what Triton's entry points call
 //! model, instance  what is loaded
+//! batch_strategy   how Triton forms the batches of dynamic_batching
 //! request/         from a Triton request to one that the engine takes
 //! driver/          from an Execute call to a step, and the requests in flight
 //! response/        from tokens to responses
@@ -10,6 +11,7 @@
 //! ```
 
 mod advice;
+mod batch_strategy;
 mod driver;
 mod implementation;
 mod instance;

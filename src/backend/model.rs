@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::backend::batch_strategy::BatchStrategy;
 use crate::backend::model_load::ModelLoad;
 use crate::backend::observe::metrics::{MetricsShare, SharedMetrics};
 use crate::backend::request::RequestOptions;
 use crate::backend::request::prompt::TextParts;
+use crate::backend::request::volume::{TextLengths, VolumeReader};
 use crate::base::LoadError;
 use crate::config::{AutoComplete, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;
@@ -40,6 +42,10 @@ pub struct Model {
     pub metrics: MetricsShare,
     /// Which load of its name it is.
     pub load: ModelLoad,
+    /// How long its prompts are in tokens.
+    pub text_lengths: Arc<TextLengths>,
+    /// How Triton forms its batches, with `dynamic_batching`.
+    pub batching: BatchStrategy,
 }
 
 impl Model {
@@ -91,8 +97,16 @@ impl Model {
             let vocab_size = source.spec().vocab_size as u32;
             Arc::new(Compiler::new(text.tokenizer.clone(), vocab_size))
         });
+        let text_lengths = Arc::new(TextLengths::default());
+        let batching = BatchStrategy::new(VolumeReader {
+            input: config.input,
+            default_max_tokens: config.settings.default_max_tokens,
+            text_lengths: text_lengths.clone(),
+        });
         Ok(Self {
             guides,
+            text_lengths,
+            batching,
             post_processors: Arc::new(post_processors),
             metrics: MetricsShare::new(SharedMetrics::of(&name, version)?),
             load: ModelLoad::new(&name, version),

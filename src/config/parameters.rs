@@ -25,12 +25,19 @@ impl Settings {
                         errors.push(bad_value(knob, value));
                     }
                 }
-                None if why_ignored(key).is_some() => {}
+                None if why_ignored(key).is_some() || is_of_batch_strategy(key) => {}
                 None => errors.push(unknown(&knobs, key)),
             }
         }
         LoadError::combine(errors).map(|()| settings)
     }
+}
+
+/// Whether a parameter is for the library that forms Triton's batches: Triton's name for its path, the parameter of
+/// Triton's own example, and those of users' libraries.
+pub(super) fn is_of_batch_strategy(key: &str) -> bool {
+    matches!(key, "TRITON_BATCH_STRATEGY_PATH" | "MAX_BATCH_VOLUME_BYTES")
+        || key.starts_with("batch_strategy_")
 }
 
 fn bad_value(knob: &Knob, value: &str) -> LoadError {
@@ -123,6 +130,19 @@ mod tests {
         for ((key, why), (expected, words)) in ignored.iter().zip(parameters) {
             assert!(*key == expected && why.contains(words), "{key}: {why}");
         }
+    }
+
+    #[test]
+    fn leaves_the_parameters_of_a_batch_strategy_to_it() {
+        let keys = [
+            "TRITON_BATCH_STRATEGY_PATH",
+            "MAX_BATCH_VOLUME_BYTES",
+            "batch_strategy_x",
+        ];
+        let settings = Settings::parse(keys.map(|key| (key, "any")));
+        assert_eq!(settings.expect("no errors"), Settings::default());
+        let error = Settings::parse([("batch_strategies", "x")]).expect_err("no such key");
+        assert!(error.to_string().contains("unknown parameter"), "{error}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::base::LoadError;
+use crate::config::parameters::is_of_batch_strategy;
 use crate::config::pbtxt::{
     AutoComplete, config_error, field, is_empty, is_true, optional_input, unsigned,
 };
@@ -188,6 +189,12 @@ pub(super) fn check_scheduling(
     if config.get("dynamic_batching").is_some() {
         return check_queue(config);
     }
+    if let Some(key) = batch_strategy_parameter(config) {
+        return Err(config_error(
+            &format!("parameter '{key}' is for a batch strategy, and sequence_batching has none"),
+            "leave it out, or write dynamic_batching { } and max_batch_size",
+        ));
+    }
     let remedy = &auto_complete.or_leave_out(
         "write sequence_batching { iterative_sequence: true \
          max_sequence_idle_microseconds: 3600000000 }",
@@ -227,6 +234,13 @@ pub(super) fn check_scheduling(
     Ok(Scheduling::Iterative {
         max_sequence_idle_us: idle,
     })
+}
+
+/// A parameter for a batch strategy.
+fn batch_strategy_parameter(config: &Value) -> Option<&str> {
+    let parameters = config.get("parameters")?.as_object()?;
+    let mut keys = parameters.keys().map(String::as_str);
+    keys.find(|key| is_of_batch_strategy(key))
 }
 
 /// Checks a model with `dynamic_batching`. Triton has checked its fields.
@@ -299,6 +313,21 @@ mod tests {
         assert_eq!(checked.expect("accepted"), Scheduling::Queued);
         let error = error_of(&config(0));
         assert!(error.contains("max_batch_size: 64"), "{error}");
+    }
+
+    #[test]
+    fn sequences_have_no_batch_strategy() {
+        let mut config = json!({ "sequence_batching": default_scheduling(None) });
+        config["parameters"] = json!({ "TRITON_BATCH_STRATEGY_PATH": { "string_value": "x" } });
+        let error = error_of(&config);
+        assert!(
+            error.contains("'TRITON_BATCH_STRATEGY_PATH'") && error.contains("dynamic_batching {"),
+            "{error}"
+        );
+        let queued = json!({
+            "dynamic_batching": {}, "max_batch_size": 1, "parameters": config["parameters"],
+        });
+        assert!(check_scheduling(&queued, AutoComplete::Disabled).is_ok());
     }
 
     #[test]

@@ -111,6 +111,16 @@ impl BlockBudget {
         Self { left, reservation }
     }
 
+    /// The blocks that are left.
+    pub(super) fn left(&self) -> Blocks {
+        self.left
+    }
+
+    /// Whether a sequence takes all that it may need when it starts.
+    pub(super) fn reserves_to_the_end(&self) -> bool {
+        self.reservation == Reservation::ToTheEnd
+    }
+
     /// How many sequences could start that may need `largest` blocks each; one of another size can if any is left.
     pub(super) fn num_startable(&self, largest: Blocks) -> usize {
         let any_left = self.left > Blocks::ZERO;

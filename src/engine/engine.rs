@@ -19,8 +19,8 @@ use crate::engine::recorder::Recorder;
 use crate::engine::scheduler::{Scheduler, Scope};
 use crate::engine::sequence::Sequence;
 use crate::engine::{
-    BlockMove, DraftTotals, EngineConfig, Event, KeptBlock, KvUsage, NewRequest, RequestStage,
-    RetainedPrefix, Step, StepOutput, StepStats,
+    BlockMove, CapacityPolicy, DraftTotals, EngineConfig, Event, KeptBlock, KvUsage, NewRequest,
+    RequestStage, RetainedPrefix, Room, Step, StepOutput, StepStats,
 };
 use crate::sampling::{FinishReason, Hypothesis};
 
@@ -303,6 +303,28 @@ impl Engine {
         let blocks = BlockNeeds::new(&self.config, &self.active).budget();
         let num_free_rows = self.active.num_free_rows();
         blocks.num_startable(largest).min(num_free_rows)
+    }
+
+    /// What further requests can have in the next step, beside those that run. Where they start together or not at
+    /// all, the token budget does not limit them.
+    pub fn room(&self) -> Room {
+        let budget = BlockNeeds::new(&self.config, &self.active).budget();
+        let start_together =
+            self.lockstep.is_some() || self.config.policy == CapacityPolicy::StaticBatch;
+        let taken = self.active.running().fold(0, |sum: u32, (_, sequence)| {
+            sum.saturating_add(sequence.num_uncomputed().0 * sequence.num_beams() as u32)
+        });
+        let tokens = match start_together {
+            true => u32::MAX,
+            false => self.config.max_num_tokens.0.saturating_sub(taken),
+        };
+        Room {
+            blocks: budget.left(),
+            tokens: Tokens(tokens),
+            block_size: self.config.block_size,
+            max_blocks: self.active.kv().max_blocks(self.config.max_seq_len),
+            reserves_to_the_end: budget.reserves_to_the_end(),
+        }
     }
 
     /// Whether a sequence is active.

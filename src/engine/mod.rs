@@ -20,6 +20,7 @@
 //! step.rs             a planned step, as packed arrays
 //! table_rows.rs       its block tables
 //! recorder.rs         what is counted, and the record of a step
+//! room.rs             what further requests can have in the next step
 //! config.rs request.rs plan.rs output.rs extra_outputs.rs stats.rs    what goes in and out: plain data
 //! ```
 //!
@@ -61,6 +62,7 @@ mod plan;
 mod queue;
 mod recorder;
 mod request;
+mod room;
 mod scheduler;
 mod sequence;
 mod sequence_table;
@@ -82,5 +84,6 @@ pub use lockstep::LockstepTotals;
 pub use output::{BeamCandidates, Event, Sampled, StepOutput};
 pub use plan::{BlockCopy, BlockMove, PlannedSequence, StepPlan};
 pub use request::NewRequest;
+pub use room::{Room, Volume};
 pub use stats::{RequestStage, Stage, StepStats, Totals};
 pub use step::Step;

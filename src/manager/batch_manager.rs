@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::base::{Blocks, RequestError, SequenceId, StepError, TokenId, Tokens};
 use crate::engine::{
-    DraftTotals, Engine, EngineConfig, Event, KvUsage, NewRequest, RetainedPrefix,
+    DraftTotals, Engine, EngineConfig, Event, KvUsage, NewRequest, RetainedPrefix, Room,
 };
 use crate::manager::step_loop::{LandedStep, StepLoop};
 use crate::manager::step_runner::StepRunner;
@@ -156,6 +156,11 @@ impl BatchManager {
     /// [`Engine::num_startable`](crate::engine::Engine::num_startable).
     pub fn num_startable(&self) -> usize {
         self.steps.engine().num_startable()
+    }
+
+    /// What further requests can have in the next step, see [`Engine::room`](crate::engine::Engine::room).
+    pub fn room(&self) -> Room {
+        self.steps.engine().room()
     }
 
     /// The most requests that run at a time.

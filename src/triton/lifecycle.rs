@@ -9,9 +9,13 @@
 //! instance_initialize  box an instance into Triton's        instance_finalize  drop it
 //! instance_execute     wrap the requests, run, answer the requests that are left
 //! instance_ready       whether the instance has not failed
+//! batcher_initialize, batch_initialize, batch_includes    the strategy by which Triton forms batches of a model
 //! ```
 
-use std::any::Any;
+use std::any::{Any, TypeId};
+use std::collections::BTreeSet;
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::panic::{self, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -46,6 +50,13 @@ pub trait Implementation: 'static {
     /// Executes requests. Those left in `requests` are answered with an error. After an error or a panic here the
     /// instance has failed, and is dropped.
     fn execute(instance: &mut Self::Instance, requests: &mut Vec<Request>) -> Result<(), Error>;
+
+    /// Begins a batch of requests that Triton forms for a model. A batch that was begun before is sent or given up.
+    fn begin_batch(model: &Self::Model);
+
+    /// Whether a request joins the batch that was begun last. If not, the batch is sent without it. The request is
+    /// Triton's.
+    fn joins_batch(model: &Self::Model, request: &Request) -> Result<bool, Error>;
 }
 
 /// `TRITONBACKEND_Initialize`.
@@ -80,7 +91,10 @@ pub unsafe fn model_initialize<B: Implementation>(
         let loaded = Box::new(B::load_model(unsafe { Model::from_raw(raw) })?);
         // SAFETY: alive during the call.
         let handle = unsafe { Model::from_raw(raw) };
-        give(loaded, |state| handle.set_state(state))
+        let key = model_key::<B>(NonNull::from(&*loaded));
+        give(loaded, |state| handle.set_state(state))?;
+        MODELS.lock().insert(key);
+        Ok(())
     })
 }
 
@@ -97,6 +111,9 @@ pub unsafe fn model_finalize<B: Implementation>(
         // SAFETY: ModelInitialize stored a boxed B::Model or nothing.
         let state = unsafe { handle.state::<B::Model>() }?;
         handle.set_state::<B::Model>(None)?;
+        if let Some(state) = state {
+            MODELS.lock().remove(&model_key::<B>(state));
+        }
         // SAFETY: it came out of a box, and the pointer to it has been cleared.
         drop(state.map(|state| unsafe { Box::from_raw(state.as_ptr()) }));
         Ok(())
@@ -204,6 +221,89 @@ pub unsafe fn instance_ready<B: Implementation>(
             None => Ok(()),
         }
     })
+}
+
+/// `TRITONBACKEND_ModelBatcherInitialize`. The batcher is the model's state, which outlives it.
+///
+/// # Safety
+/// `batcher` is null or points to a variable; `model` is null or alive during the call.
+pub unsafe fn batcher_initialize<B: Implementation>(
+    batcher: *mut *mut sys::TRITONBACKEND_Batcher,
+    model: *mut sys::TRITONBACKEND_Model,
+) -> *mut sys::TRITONSERVER_Error {
+    guard("TRITONBACKEND_ModelBatcherInitialize", || {
+        let batcher = non_null(batcher)?;
+        // SAFETY: alive during the call.
+        let handle = unsafe { Model::from_raw(non_null(model)?) };
+        // SAFETY: the pointer is not used before it is known to be a B::Model of this library.
+        let state = unsafe { handle.state::<B::Model>() }?;
+        let ours = |state: &NonNull<B::Model>| MODELS.lock().contains(&model_key::<B>(*state));
+        let state = state.filter(ours).ok_or_else(|| {
+            Error::invalid(
+                "this batch strategy belongs to the library that serves the model: make batchstrategy.so a link to \
+                 the backend's library, not a copy",
+            )
+        })?;
+        // SAFETY: it points to a variable of this type.
+        unsafe { batcher.write(state.as_ptr().cast()) };
+        Ok(())
+    })
+}
+
+/// `TRITONBACKEND_ModelBatchInitialize`. The batch is the batcher: Triton forms one batch of a model at a time.
+///
+/// # Safety
+/// `batcher` is null, or what [`batcher_initialize`] of the same `B` wrote, and its model has not been finalised;
+/// `batch` is null or points to a variable.
+pub unsafe fn batch_initialize<B: Implementation>(
+    batcher: *const sys::TRITONBACKEND_Batcher,
+    batch: *mut *mut c_void,
+) -> *mut sys::TRITONSERVER_Error {
+    guard("TRITONBACKEND_ModelBatchInitialize", || {
+        let batch = non_null(batch)?;
+        // SAFETY: null, or a B::Model that is only ever shared.
+        if let Some(model) = unsafe { batcher.cast::<B::Model>().as_ref() } {
+            B::begin_batch(model);
+        }
+        // SAFETY: it points to a variable of this type.
+        unsafe { batch.write(batcher.cast_mut().cast()) };
+        Ok(())
+    })
+}
+
+/// `TRITONBACKEND_ModelBatchIncludeRequest`. After an error the request is included: Triton would look at it again and
+/// again if a batch had none.
+///
+/// # Safety
+/// `request` is null or alive during the call; `batch` is null, or what [`batch_initialize`] of the same `B` wrote, and
+/// its model has not been finalised; `includes` is null or points to a variable.
+pub unsafe fn batch_includes<B: Implementation>(
+    request: *mut sys::TRITONBACKEND_Request,
+    batch: *mut c_void,
+    includes: *mut bool,
+) -> *mut sys::TRITONSERVER_Error {
+    guard("TRITONBACKEND_ModelBatchIncludeRequest", || {
+        let includes = non_null(includes)?;
+        // SAFETY: it points to a variable of this type.
+        unsafe { includes.write(true) };
+        // SAFETY: null, or a B::Model that is only ever shared.
+        let Some(model) = (unsafe { batch.cast::<B::Model>().as_ref() }) else {
+            return Ok(());
+        };
+        // SAFETY: alive during the call. It is only borrowed, and not dropped: Triton answers and releases it.
+        let request = ManuallyDrop::new(unsafe { Request::from_raw(non_null(request)?) });
+        let joins = B::joins_batch(model, &request)?;
+        // SAFETY: as above.
+        unsafe { includes.write(joins) };
+        Ok(())
+    })
+}
+
+/// The models that this library has loaded.
+static MODELS: Mutex<BTreeSet<(TypeId, usize)>> = Mutex::new(BTreeSet::new());
+
+fn model_key<B: Implementation>(state: NonNull<B::Model>) -> (TypeId, usize) {
+    (TypeId::of::<B>(), state.addr().get())
 }
 
 /// The state that Triton's instance holds.

@@ -137,6 +137,11 @@ pub struct TRITONBACKEND_ModelInstance {
 pub struct TRITONBACKEND_BackendAttribute {
     _unused: [u8; 0],
 }
+#[repr(C)]
+#[derive(Debug)]
+pub struct TRITONBACKEND_Batcher {
+    _unused: [u8; 0],
+}
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct TRITONBACKEND_artifacttype_enum(pub ::core::ffi::c_uint);

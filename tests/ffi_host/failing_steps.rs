@@ -89,6 +89,7 @@ fn a_step_that_fails_between_two_calls_is_seen_without_another_call() {
     let (code, message) = server.ready().expect_err("not ready");
     assert_eq!(code, UNAVAILABLE);
     assert!(message.contains("load the model again"), "{message}");
+    server.wait_for_final(request);
     assert_failed(&server, &ask, request, 3);
     server.unload();
 }

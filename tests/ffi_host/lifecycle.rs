@@ -1,5 +1,7 @@
 //! The entry points, with a backend that fails on request.
 
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
@@ -23,6 +25,7 @@ enum Fault {
 
 static FAULTS: Mutex<Vec<Fault>> = Mutex::new(Vec::new());
 static NUM_EXECUTED: AtomicUsize = AtomicUsize::new(0);
+static NUM_BATCHES: AtomicUsize = AtomicUsize::new(0);
 static NUM_LOADED: AtomicUsize = AtomicUsize::new(0);
 
 fn set_faults(faults: &[Fault]) {
@@ -100,6 +103,15 @@ impl Implementation for Scripted {
         assert_eq!(model.handle.name(), Ok("m"));
         fault_at("load_instance")?;
         Ok(Loaded::new(instance))
+    }
+
+    fn begin_batch(_: &Self::Model) {
+        NUM_BATCHES.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn joins_batch(_: &Self::Model, request: &Request) -> Result<bool, Error> {
+        fault_at("joins_batch")?;
+        Ok(request.client_id()? != Some("alone"))
     }
 
     fn execute(instance: &mut Self::Instance, requests: &mut Vec<Request>) -> Result<(), Error> {
@@ -351,7 +363,6 @@ fn requests_for_an_instance_that_is_not_loaded_still_belong_to_triton() {
 #[test]
 fn null_pointers_become_errors() {
     let _host = Host::start();
-    use std::ptr::null_mut;
     // SAFETY: null is allowed everywhere.
     let outcomes = unsafe {
         [
@@ -366,9 +377,91 @@ fn null_pointers_become_errors() {
                 null_mut(),
                 0,
             )),
+            outcome(lifecycle::batcher_initialize::<Scripted>(
+                null_mut(),
+                null_mut(),
+            )),
+            outcome(lifecycle::batch_initialize::<Scripted>(
+                null_mut(),
+                null_mut(),
+            )),
+            outcome(lifecycle::batch_includes::<Scripted>(
+                null_mut(),
+                null_mut(),
+                null_mut(),
+            )),
         ]
     };
     for outcome in outcomes {
         assert_eq!(outcome.expect_err("null").0, INTERNAL);
     }
+}
+
+/// Asks whether a request joins a batch.
+fn includes(request: *mut sys::TRITONBACKEND_Request, batch: *mut c_void) -> (bool, Option<u32>) {
+    let mut includes = false;
+    // SAFETY: the request is alive; the batch is null or of the model of this test, which is loaded.
+    let asked = unsafe { lifecycle::batch_includes::<Scripted>(request, batch, &raw mut includes) };
+    // SAFETY: what an entry point returned.
+    let error = unsafe { outcome(asked) }.err();
+    (includes, error.map(|(code, _)| code))
+}
+
+#[test]
+fn the_batch_strategy_sees_the_model_and_borrows_requests() {
+    let stage = Stage::loaded();
+    let (mut batcher, mut batch) = (null_mut(), null_mut());
+    let num_batches = NUM_BATCHES.load(Ordering::Relaxed);
+    // SAFETY: the model is loaded, and the pointers are variables.
+    unsafe {
+        let made = lifecycle::batcher_initialize::<Scripted>(&raw mut batcher, stage.model);
+        assert_eq!(outcome(made), Ok(()));
+        let begun = lifecycle::batch_initialize::<Scripted>(batcher, &raw mut batch);
+        assert_eq!(outcome(begun), Ok(()));
+    }
+    assert_eq!(NUM_BATCHES.load(Ordering::Relaxed), num_batches + 1);
+    let named = |name: &CStr| {
+        stage.host.request(Spec {
+            client_id: name.to_owned(),
+            ..Spec::default()
+        })
+    };
+    let (joins, alone) = (named(c"joins"), named(c"alone"));
+    assert_eq!(includes(joins, batch), (true, None));
+    assert_eq!(includes(alone, batch), (false, None));
+    // Triton would look at a request again and again if a batch had none.
+    set_faults(&[Fault::Error("joins_batch")]);
+    assert_eq!(includes(alone, batch), (true, Some(INVALID)));
+    set_faults(&[Fault::Panic("joins_batch")]);
+    assert_eq!(includes(alone, batch), (true, Some(INTERNAL)));
+    set_faults(&[]);
+    // Triton clears the batcher before it stops to form batches.
+    assert_eq!(includes(alone, null_mut()), (true, None));
+    // SAFETY: as above.
+    let begun = unsafe { lifecycle::batch_initialize::<Scripted>(null_mut(), &raw mut batch) };
+    // SAFETY: what an entry point returned.
+    assert_eq!(unsafe { outcome(begun) }, Ok(()));
+    assert!(batch.is_null());
+    assert_eq!(stage.execute(&[joins, alone]), Ok(()));
+    assert_eq!(stage.unload(), [Ok(()), Ok(())]);
+}
+
+#[test]
+fn a_batch_strategy_for_a_model_that_the_library_has_not_loaded_is_refused() {
+    let stage = Stage::empty();
+    let mut batcher = null_mut();
+    // SAFETY: the model is alive, and the pointer a variable.
+    let made = unsafe {
+        outcome(lifecycle::batcher_initialize::<Scripted>(
+            &raw mut batcher,
+            stage.model,
+        ))
+    };
+    let (code, message) = made.expect_err("not a model of this library");
+    assert_eq!(code, INVALID);
+    assert!(
+        message.contains("a link to the backend's library, not a copy"),
+        "{message}"
+    );
+    assert!(batcher.is_null());
 }

@@ -143,11 +143,13 @@ def test_cmake_builds_and_installs_a_backend_directory_that_serves(tmp_path, rep
     run("--install", build, "--prefix", prefix)
     installed = {str(p.relative_to(prefix)) for p in prefix.rglob("*") if p.is_file()}
     assert installed == {
+        "backends/inflight/batchstrategy.so",
         "backends/inflight/libtriton_inflight.so",
         "include/inflight_batch_manager.h",
         "include/inflight_logits_processor.h",
         "lib/libinflight_embed.a",
     }
+    assert (prefix / "backends/inflight/batchstrategy.so").readlink() == pathlib.Path("libtriton_inflight.so")
     add_synthetic(repository, "synthetic")
     with Server(repository, backends=prefix / "backends") as server:
         assert generate(server, "synthetic", [7], max_tokens=3).ids[-3:] == continuation([7], 3)

@@ -90,6 +90,39 @@ def test_a_higher_priority_that_arrives_later_starts_earlier(queues, model):
     assert started == sorted(started)
 
 
+@pytest.mark.parametrize(("priorities", "first_ended"), [((2, 1), 1), ((1, 1), 0)])
+def test_with_max_utilization_a_higher_priority_that_arrives_later_pauses_a_lower_one(
+    repository, tmp_path, priorities, first_ended
+):
+    gate = Gate(tmp_path / "gate", num_steps=1)
+    # Either request grows to four blocks, and there are six.
+    blocks = {"max_seq_len": 64, "tokens_per_block": 16, "max_tokens_in_paged_kv_cache": 96}
+    pauses = {"batch_scheduler_policy": "max_utilization", "synthetic_gate": gate.file}
+    add_synthetic(repository, "pauses", {**blocks, **pauses}, fields=QUEUES["wide"])
+    ended = []
+
+    async def main():
+        async with clients.grpc(server) as client:
+
+            async def one(n):
+                options = {"max_tokens": 60, "request_priority": priorities[n]}
+                answer = await clients.stream(client, "pauses", [n] * 4, **options)
+                ended.append(n)
+                return answer
+
+            early = asyncio.create_task(one(0))
+            await until(lambda: value(server, "nv_trt_llm_request_metrics", "pauses", request_type="active") == 1)
+            late = asyncio.create_task(one(1))
+            await until(lambda: server.log().count("pauses_0: a batch of 1 requests") == 2)
+            gate.open()
+            return await asyncio.gather(early, late)
+
+    with Server(repository, "--log-verbose=1") as server:
+        for n, answer in enumerate(clients.run(main())):
+            assert answer.ids == continuation([n] * 4, 60)
+    assert ended[0] == first_ended
+
+
 def test_requests_beyond_max_queue_size_are_refused(queues):
     async def main():
         async with clients.grpc(queues) as client:

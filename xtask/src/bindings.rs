@@ -113,6 +113,7 @@ const FUNCTIONS: &[&str] = &[
 /// Types that no bound function refers to, but our entry points or flags need.
 const TYPES: &[&str] = &[
     "TRITONBACKEND_Backend",
+    "TRITONBACKEND_Batcher",
     "TRITONSERVER_RequestFlag",
     "TRITONSERVER_RequestReleaseFlag",
     "TRITONSERVER_ResponseCompleteFlag",

@@ -1,6 +1,7 @@
 //! Builds the backend as it ships, in the layout of a Triton backend directory, and the project's programs.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -10,6 +11,8 @@ use crate::Result;
 use crate::process::{cargo, output};
 use crate::workspace::target;
 
+const LIBRARY: &str = "libtriton_inflight.so";
+
 /// Builds `libtriton_inflight.so`; returns a backend directory that contains it.
 pub fn backend_directory() -> Result<PathBuf> {
     let library = build()?;
@@ -17,9 +20,14 @@ pub fn backend_directory() -> Result<PathBuf> {
     let folder = backends.join("inflight");
     fs::create_dir_all(&folder)?;
     // Renaming over the file leaves the old one intact for a running server that has it mapped.
-    let new = folder.join("libtriton_inflight.so.new");
+    let new = folder.join(format!("{LIBRARY}.new"));
     fs::copy(library, &new)?;
-    fs::rename(new, folder.join("libtriton_inflight.so"))?;
+    fs::rename(new, folder.join(LIBRARY))?;
+    // The library is its own batch strategy.
+    let strategy = folder.join("batchstrategy.so");
+    if !strategy.is_symlink() {
+        symlink(LIBRARY, strategy)?;
+    }
     Ok(backends)
 }
 
@@ -94,8 +102,8 @@ fn build() -> Result<PathBuf> {
         .filter_map(|message| message["filenames"].as_array().cloned())
         .flatten()
         .filter_map(|file| file.as_str().map(PathBuf::from))
-        .find(|file| file.ends_with("libtriton_inflight.so"))
-        .ok_or_else(|| "cargo did not build libtriton_inflight.so".into())
+        .find(|file| file.ends_with(LIBRARY))
+        .ok_or_else(|| format!("cargo did not build {LIBRARY}").into())
 }
 
 /// The artifacts in cargo's JSON messages.

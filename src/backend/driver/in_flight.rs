@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use crate::backend::driver::correlation::CorrelationKey;
-use crate::backend::driver::turn::Turn;
 use crate::backend::driver::service::Service;
+use crate::backend::driver::turn::Turn;
 use crate::backend::request::admission::Prepared;
 use crate::backend::request::branches::{Branches, NewBranches};
 use crate::backend::request::preparer::Preparation;

@@ -17,16 +17,19 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::backend::batch_strategy::PublishedRoom;
 use crate::backend::driver::conversations::{ConversationLimits, Conversations};
 use crate::backend::driver::service::Service;
 use crate::backend::driver::step_driver::{Batch, StepClock, StepDriver};
 use crate::backend::driver::watched::Driver;
 use crate::base::{LoadError, StepError};
+use crate::engine::{Room, Volume};
 use crate::triton::lifecycle::catch;
 use crate::triton::{HandedOver, Request};
 
 /// The driver of a model with `dynamic_batching`.
 pub struct QueuedDriver {
+    name: String,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     /// Requests of the model's warm-up that are still to come: Triton sends them before all others.
@@ -37,6 +40,8 @@ pub struct QueuedDriver {
 /// What Execute calls and the thread share.
 struct Shared {
     state: Mutex<State>,
+    /// For the batches that Triton forms.
+    room: PublishedRoom,
     /// There are arrivals, or the driver is closing.
     arrived: Condvar,
     /// A request could start, or the thread has failed.
@@ -46,6 +51,8 @@ struct Shared {
 struct State {
     /// Requests that the thread has not taken in yet.
     arrivals: Vec<HandedOver>,
+    /// Their volumes.
+    volumes: Vec<Volume>,
     /// How many further requests could start beside the arrivals.
     num_startable: usize,
     /// When the last request ended; `None` while there are some.
@@ -65,10 +72,14 @@ impl QueuedDriver {
         steps: StepDriver,
         num_warm_ups: u64,
         conversations: Option<ConversationLimits>,
+        room: PublishedRoom,
     ) -> Result<Self, LoadError> {
+        room.publish(steps.room(), &[]);
         let shared = Arc::new(Shared {
+            room,
             state: Mutex::new(State {
                 arrivals: Vec::new(),
+                volumes: Vec::new(),
                 num_startable: steps.num_startable(),
                 idle_since: Some(Instant::now()),
                 is_closing: false,
@@ -86,6 +97,7 @@ impl QueuedDriver {
                 LoadError::Resource(format!("{name}: no thread for its steps: {error}"))
             })?;
         Ok(Self {
+            name: name.to_owned(),
             shared,
             thread: Some(thread),
             num_warm_ups,
@@ -114,9 +126,11 @@ impl Driver for QueuedDriver {
             } else {
                 self.service.serves();
             }
+            state.volumes.push(self.shared.room.take(&request));
             state.arrivals.push(request.hand_over());
         }
         if num_requests > 0 {
+            log::debug!("{}: a batch of {num_requests} requests", self.name);
             state.idle_since = None;
         }
         state.num_startable = state.num_startable.saturating_sub(num_requests);
@@ -164,14 +178,18 @@ impl Shared {
             }
         }
         match state.is_closing {
-            false => Some(std::mem::take(&mut state.arrivals)),
+            false => {
+                state.volumes.clear();
+                Some(std::mem::take(&mut state.arrivals))
+            }
             true => None,
         }
     }
 
     /// Lets Execute return, if as many requests can start that another can beside the arrivals.
-    fn allow(&self, num_startable: usize) {
+    fn allow(&self, num_startable: usize, room: Room) {
         let mut state = self.state.lock();
+        self.room.publish(room, &state.volumes);
         state.num_startable = num_startable.saturating_sub(state.arrivals.len());
         if state.num_startable > 0 {
             self.drained.notify_one();
@@ -232,7 +250,7 @@ fn serve(
         if let Some(conversations) = &mut conversations {
             conversations.continue_after_step(steps, batch, Instant::now());
         }
-        shared.allow(steps.num_startable());
+        shared.allow(steps.num_startable(), steps.room());
     }
     match batch.is_empty() {
         true => Ok(()),

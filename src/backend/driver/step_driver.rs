@@ -17,8 +17,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::backend::driver::correlation::CorrelationKey;
 use crate::backend::driver::in_flight::{Compiling, InFlight, InFlightTable, Presence, Stage};
-use crate::backend::driver::turn::{EndedTurn, Turn};
 use crate::backend::driver::service::Service;
+use crate::backend::driver::turn::{EndedTurn, Turn};
 use crate::backend::observe::observer::StepRecord;
 use crate::backend::request::admission::{Admission, Prepared};
 use crate::backend::request::branches::{Branches, NewBranches};
@@ -28,7 +28,7 @@ use crate::backend::response::answer::Answer;
 use crate::backend::response::responder::{Responder, StreamAnswer};
 use crate::base::{RequestError, RequestId, SequenceId, StepError, Tokens};
 use crate::config::InputKind;
-use crate::engine::Event;
+use crate::engine::{Event, Room};
 use crate::manager::{BatchManager, LandedStep};
 use crate::sampling::FinishReason;
 use crate::triton::lifecycle::catch;
@@ -306,6 +306,11 @@ impl StepDriver {
         of_engine
             .saturating_sub(self.preparing.len())
             .min(max_in_flight.saturating_sub(self.in_flight.len()))
+    }
+
+    /// What the engine has room for.
+    pub(super) fn room(&self) -> Room {
+        self.manager.room()
     }
 
     /// Whether no request is being prepared: the last one is prepared last.

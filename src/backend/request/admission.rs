@@ -18,7 +18,8 @@ use crate::backend::request::branches::Branches;
 use crate::backend::request::foreign_fields::{Handling, foreign};
 use crate::backend::request::incoming::{Arrival, Incoming, RequestReader, RequestedOutputs};
 use crate::backend::request::options::{NumSequences, RequestOptions};
-use crate::backend::request::prompt::{Prompt, PromptEncoder};
+use crate::backend::request::prompt::{ArrivedPrompt, Prompt, PromptEncoder};
+use crate::backend::request::volume::TextLengths;
 use crate::backend::response::answer::{AnswerFormat, AnswerPlan, Echo, Row};
 use crate::backend::response::answer_memory::{AnswerMemory, Needs};
 use crate::backend::response::text_stream::{BeamText, TextRules, TextStream};
@@ -50,6 +51,8 @@ pub struct Admission {
     pub end_ids: Vec<TokenId>,
     /// Options that a request takes where it gives none.
     pub recommended: RequestOptions,
+    /// How long prompts are in tokens.
+    pub text_lengths: Arc<TextLengths>,
     /// Warnings that have been logged; each is logged once.
     pub warned: Warned,
 }
@@ -111,8 +114,14 @@ impl Admission {
             None => &[],
             Some(turn) => &turn.context,
         };
-        let prompt = self.encoder.encode(&arrival.prompt?, &options, context)?;
+        let arrived = arrival.prompt?;
+        let prompt = self.encoder.encode(&arrived, &options, context)?;
         let num_prompt_tokens = prompt.ids.len();
+        if let ArrivedPrompt::Text(text) = &arrived
+            && context.is_empty()
+        {
+            self.text_lengths.add(text.len(), num_prompt_tokens);
+        }
         let max_new_tokens = options.max_tokens_or(self.config.settings.default_max_tokens)?;
         let bad_words = self.encoder.bad_words(&options)?;
         let mut sampling = options.sampling(&self.end_ids, bad_words, self.encoder.vocab_size)?;

@@ -13,6 +13,7 @@ mod options;
 mod post_processor_options;
 pub mod preparer;
 pub mod prompt;
+pub mod volume;
 
 pub use clients::client_tables;
 pub use options::RequestOptions;
