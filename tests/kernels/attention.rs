@@ -156,6 +156,7 @@ impl Model {
                 let stored = |v| f64::from(element(v)) * f64::from(scale);
                 vector.iter().map(stored).collect()
             }
+            KvDtype::Fp8 => unreachable!("the CPU has no such cache"),
         }
     }
 
