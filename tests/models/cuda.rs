@@ -85,6 +85,86 @@ fn a_request_alone_gives_the_same_bits_on_a_gpu() {
     });
 }
 
+/// cuBLASLt's algorithms for few and for many rows add up in different orders.
+#[test]
+fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
+    let test = "deterministic_products_of_a_row_are_the_same_for_any_number_of_rows";
+    on_a_gpu(StandIn::new(), test, |options| {
+        const NUM_OUTPUTS: usize = 32;
+        const WIDTH: usize = 400;
+        const MANY_ROWS: usize = 100;
+        let first_row = |deterministic, num_rows: usize| -> Vec<f32> {
+            let options = CudaOptions {
+                deterministic,
+                max_graphs: 0,
+                ..options.clone()
+            };
+            let mut gpu = Cuda::open(&options).expect("a GPU");
+            let number = |index: usize| bf16::from_f32((index * 37 % 101) as f32 / 50.0 - 1.0);
+            let weights = (0..NUM_OUTPUTS * WIDTH).map(number);
+            let bytes: Vec<_> = weights.flat_map(bf16::to_le_bytes).collect();
+            let matrix = RawMatrix::new(Dtype::Bf16, NUM_OUTPUTS, WIDTH, &bytes);
+            let matrix = gpu.pack(&[matrix], Stacking::Concatenated).expect("memory");
+            let matrix = matrix.expect("finite weights");
+            let weight = gpu.upload_vector(vec![1.0; WIDTH]).expect("memory");
+            let mut sums = gpu.alloc_sums(MANY_ROWS, WIDTH).expect("memory");
+            let mut states = gpu.alloc_inputs(MANY_ROWS, WIDTH).expect("memory");
+            let mut logits = gpu.alloc_logits(MANY_ROWS, NUM_OUTPUTS).expect("memory");
+            let layout = KvLayout {
+                num_kv_heads: 1,
+                head_dim: 64,
+                block_size: BlockSize::new(128).expect("not zero"),
+                dtype: KvDtype::Bf16,
+            };
+            let cache = gpu.alloc_kv_cache(layout, 1, 1).expect("memory");
+            let capacity = StepCapacity {
+                max_num_tokens: MANY_ROWS,
+                max_num_sequences: 1,
+                max_seq_len: 128,
+                max_blocks_per_sequence: 1,
+                num_q_heads: 1,
+            };
+            gpu.reserve(&cache, &capacity).expect("memory");
+            let rows: Vec<_> = (0..num_rows as u32).collect();
+            let tokens: Vec<_> = (0..num_rows).map(|row| (row % NUM_OUTPUTS) as _).collect();
+            let inputs = StepInputs {
+                token_ids: &tokens,
+                spans: &[KvSpan {
+                    tokens: 0..num_rows as u32,
+                    kv_len: num_rows as u32,
+                    block_table: 0..1,
+                }],
+                block_tables: &[BlockId(0)],
+                kept_rows: &rows,
+                sampled_rows: &rows,
+                sampling: &vec![None; num_rows],
+                has_context_logits: false,
+            };
+            let step = gpu.begin_step(&cache, inputs);
+            gpu.embed(&step, EmbeddingTable::Tied(&matrix), &mut sums);
+            let norm = Norm {
+                weight: &weight,
+                eps: 1e-5,
+            };
+            gpu.rms_norm(num_rows, &sums, norm, &mut states);
+            gpu.logits(num_rows, &states, &matrix, &mut logits);
+            gpu.end_step(step);
+            let all = gpu.host_logits(&mut logits, num_rows);
+            all.expect("the step runs")[..NUM_OUTPUTS].to_vec()
+        };
+        let is_same = |deterministic| {
+            let alone = first_row(deterministic, 1);
+            [2, 20, MANY_ROWS]
+                .iter()
+                .all(|&num_rows| first_row(deterministic, num_rows) == alone)
+        };
+        assert!(is_same(true));
+        if std::env::var_os("INFLIGHT_TEST_GPU").is_none() {
+            assert!(!is_same(false), "all algorithms add up alike");
+        }
+    });
+}
+
 /// Setups with a cache of 8-bit floats.
 fn fp8_setups() -> impl Iterator<Item = (&'static str, Setup)> {
     let others = setups()
