@@ -19,22 +19,7 @@
 // per digit: usually 2 or 3 for top-k and as many for top-p, mostly from the L2 cache. One block has one row, so that one SM
 // reads at some 100 GB/s: 5 us for 128256 logits. Thread 0 adds up the masses one after the other, as the CPU does: 12 us for
 // 2004 of them at 10 cycles each. 24 KiB of static shared memory.
-#include "common.cuh"
-
-struct SamplingRow {
-    u64 seed;
-    u64 num_generated;
-    // The natural logarithm of min_p; -infinity: none.
-    double log_min_p;
-    // 0: the most likely token.
-    float temperature;
-    // 1: all tokens.
-    float top_p;
-    // 0: all tokens.
-    u32 top_k;
-    // Not 0: the row is not read, and its answer is ASK_HOST.
-    u32 is_skipped;
-};
+#include "sampling.cuh"
 
 // Instead of a token: a logit is NaN or +infinity; all are -infinity; see above.
 constexpr u32 NOT_FINITE = 0xffffffffu;

@@ -4,7 +4,7 @@ use super::Device;
 use super::attention::{HeadShape, QkNorm};
 use super::kv_batch::KvSpan;
 use crate::base::{BlockId, TokenId};
-use crate::sampling::{PlainSampling, SampleError};
+use crate::sampling::{DeviceSampling, SampleError};
 
 /// Everything about a step that comes from the host.
 #[derive(Clone, Copy)]
@@ -20,13 +20,23 @@ pub struct StepInputs<'a> {
     /// Which of the kept rows tokens are sampled from, ascending, as indices into `kept_rows`.
     pub sampled_rows: &'a [u32],
     /// How tokens are sampled from these rows where the device may do it, one for each of them; empty: nowhere.
-    pub sampling: &'a [Option<PlainSampling>],
+    pub sampling: &'a [Option<DeviceSampling>],
+    /// The words of the lists of [`StepInputs::sampling`].
+    pub change_lists: &'a [u32],
     /// Whether [`Device::context_logits`] is called in this step.
     pub has_context_logits: bool,
 }
 
-/// What a device has sampled from a row of logits; `None`: the host has to.
-pub type DeviceSample = Option<Result<TokenId, SampleError>>;
+/// What a device has sampled from a row of logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceSample {
+    /// A token, or why there is none.
+    Sampled(Result<TokenId, SampleError>),
+    /// Nothing, for it was not asked to: the host samples.
+    Skipped,
+    /// Nothing: rounding decides, so the host samples, from logits that were changed as the options say.
+    Unclear,
+}
 
 /// The results of a step in memory of the host.
 pub struct StepResults<'l> {

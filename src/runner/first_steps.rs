@@ -69,6 +69,7 @@ fn compute_one<D: Device>(
         kept_rows: &rows,
         sampled_rows: &rows,
         sampling: &vec![None; num_sequences],
+        change_lists: &[],
         has_context_logits: false,
     };
     let step = device.begin_step(cache, inputs);

@@ -8,7 +8,9 @@ use crate::sampling::{LogProbs, SampleError, Sampler};
 pub(super) enum Row<'a> {
     /// Its logits.
     Logits(&'a mut [f32]),
-    /// What the device has sampled. Nothing but the token is wanted then.
+    /// Its logits, changed as the options say. Nothing but the token is wanted then.
+    Changed(&'a [f32]),
+    /// What the device has sampled. The same holds.
     Sampled(Result<TokenId, SampleError>),
 }
 
@@ -50,6 +52,11 @@ impl SamplingWorker {
             let sampled = match (row, num_candidates) {
                 (Row::Sampled(Ok(token)), _) => Sampled::Token(token),
                 (Row::Sampled(Err(error)), _) => Sampled::Failed(error),
+                (Row::Changed(logits), _) => {
+                    let input = plan.sampling_input_after(index, num_accepted);
+                    let token = self.sampler.sample_changed(logits, input);
+                    token.map_or_else(Sampled::Failed, Sampled::Token)
+                }
                 (Row::Logits(logits), None) => self.sample_token(plan, index, num_accepted, logits),
                 (Row::Logits(logits), Some(num)) => {
                     self.find_candidates(plan, index, first_row, logits, num)

@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::limits::RunnerLimits;
 use crate::device::{KvSpan, StepInputs};
 use crate::engine::StepPlan;
-use crate::sampling::PlainSampling;
+use crate::sampling::{ChangeLists, DeviceSampling};
 
 /// The layout of one step. It is reused from step to step.
 pub(super) struct StepLayout {
@@ -25,7 +25,8 @@ pub(super) struct StepLayout {
     /// For each of them, the first of its rows in `sampled_rows`.
     starts: Vec<u32>,
     /// For each of the sampled rows, how a device may sample from it. Empty if it does not.
-    sampling: Vec<Option<PlainSampling>>,
+    sampling: Vec<Option<DeviceSampling>>,
+    change_lists: ChangeLists,
     contexts: Vec<ContextRows>,
 }
 
@@ -50,6 +51,7 @@ impl StepLayout {
             sequences: Vec::with_capacity(max_sequences),
             starts: Vec::with_capacity(max_sequences),
             sampling: Vec::with_capacity(max_sampled_rows),
+            change_lists: ChangeLists::new(max_sequences, limits.max_seq_len.index()),
             contexts: Vec::new(),
         }
     }
@@ -62,6 +64,7 @@ impl StepLayout {
         self.sequences.clear();
         self.starts.clear();
         self.sampling.clear();
+        self.change_lists.clear();
         self.contexts.clear();
         for (index, sequence) in plan.sequences.iter().enumerate() {
             self.spans.push(KvSpan {
@@ -93,14 +96,18 @@ impl StepLayout {
     }
 
     /// Adds how a device may sample the tokens of `plan`, whose layout this is: wherever nothing but the token is wanted,
-    /// and its logits are not changed.
+    /// and its options are among those of [`DeviceSampling`].
     pub fn set_sampling(&mut self, plan: &StepPlan<'_>) {
         for &index in &self.sequences {
             let num_drafts = plan.sequences[index].num_drafts as usize;
             let is_only_token = !plan.outputs(index).is_any_per_token();
+            let lists = &mut self.change_lists;
             self.sampling.extend((0..=num_drafts).map(|num_accepted| {
                 let input = plan.sampling_input_after(index, num_accepted);
-                PlainSampling::of(input).filter(|_| is_only_token)
+                match is_only_token {
+                    true => DeviceSampling::of(input, lists),
+                    false => None,
+                }
             }));
         }
     }
@@ -114,6 +121,7 @@ impl StepLayout {
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
             sampling: &self.sampling,
+            change_lists: self.change_lists.words(),
             has_context_logits: !self.contexts.is_empty(),
         }
     }

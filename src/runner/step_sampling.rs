@@ -120,12 +120,14 @@ impl StepSampling {
             let first_row = starts[group] as usize;
             let rows = logits.chunks_exact_mut(vocab_size).enumerate();
             let rows = rows.map(|(row, logits)| match samples.get(first_row + row) {
-                Some(Some(sample)) => Row::Sampled(*sample),
-                _ => Row::Logits(logits),
+                Some(DeviceSample::Sampled(sample)) => Row::Sampled(*sample),
+                Some(DeviceSample::Unclear) => Row::Changed(logits),
+                Some(DeviceSample::Skipped) | None => Row::Logits(logits),
             });
             worker.sample(plan, sequences[group], first_row, rows);
         };
-        if !samples.is_empty() && samples.iter().all(Option::is_some) {
+        let is_sampled = |sample: &DeviceSample| matches!(sample, DeviceSample::Sampled(_));
+        if !samples.is_empty() && samples.iter().all(is_sampled) {
             // Nothing that is worth waking a thread.
             for (group, &start) in starts.iter().enumerate() {
                 let next = starts

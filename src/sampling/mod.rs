@@ -11,6 +11,7 @@
 
 mod beam_search;
 mod candidate;
+mod device_sampling;
 mod draw;
 mod error;
 mod exp;
@@ -19,6 +20,7 @@ mod guide;
 mod history;
 mod id_words;
 mod log_probs;
+mod logit_changes;
 mod params;
 mod peaks;
 mod plain_sampling;
@@ -37,11 +39,13 @@ mod truncation;
 pub use beam_search::{
     BeamCandidate, BeamSearch, Continuation, EarlyStopping, Hypotheses, Hypothesis, Selection,
 };
+pub use device_sampling::DeviceSampling;
 pub use error::SampleError;
 pub use finish_reason::FinishReason;
 pub use guide::{Guide, GuideTokens};
 pub use id_words::words_of_ids;
 pub use log_probs::LogProbs;
+pub use logit_changes::{ChangeLists, LogitChanges};
 pub use params::{
     BatchRow, LogitsProcessor, Owner, ProcessBatch, ProcessLogits, SamplingInput, SamplingParams,
 };

@@ -154,6 +154,11 @@ impl<'a> SamplingInput<'a> {
         &self.tokens[self.num_prompt_tokens..]
     }
 
+    /// Whether the next token may not end the sequence, because of `min_tokens`.
+    pub(super) fn must_go_on(&self) -> bool {
+        self.generated().len() < self.params.min_tokens as usize
+    }
+
     /// `top_p` of the next token, after its decay.
     pub(super) fn top_p(&self) -> f32 {
         match &self.params.top_p_decay {

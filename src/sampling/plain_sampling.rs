@@ -24,6 +24,17 @@ pub struct PlainSampling {
 impl PlainSampling {
     /// The numbers for the next token of a sequence. `None` if its options change logits, or cut by `typical_p`.
     pub fn of(input: SamplingInput<'_>) -> Option<Self> {
+        let params = input.params;
+        let has_end_ids = !(params.end_ids.is_empty() && params.stop_token_ids.is_empty());
+        let has_changes = has_penalties(params)
+            || (has_end_ids && input.must_go_on())
+            || !params.bad_words.is_empty()
+            || !params.logit_bias.is_empty();
+        Self::after_changes(input).filter(|_| !has_changes)
+    }
+
+    /// The same, from logits that were changed as [`LogitChanges`](crate::sampling::LogitChanges) say.
+    pub(super) fn after_changes(input: SamplingInput<'_>) -> Option<Self> {
         // All fields are named, so that a new option is decided upon here.
         let SamplingParams {
             temperature,
@@ -38,34 +49,27 @@ impl PlainSampling {
             frequency_penalty: _,
             prompt_ignore_length: _,
             no_repeat_ngram_size,
-            min_tokens,
-            end_ids,
-            stop_token_ids,
+            min_tokens: _,
+            end_ids: _,
+            stop_token_ids: _,
             allowed_token_ids,
-            bad_words,
-            logit_bias,
+            bad_words: _,
+            logit_bias: _,
             guide,
             logits_processor,
             beam_search,
             stop_text: _,
         } = input.params;
-        let num_generated = input.generated().len();
-        let must_go_on = num_generated < *min_tokens as usize
-            && !(end_ids.is_empty() && stop_token_ids.is_empty());
         let is_plain = *temperature >= 0.0
             && (*typical_p >= 1.0 || input.params.is_greedy())
-            && !has_penalties(input.params)
             && *no_repeat_ngram_size == 0
-            && !must_go_on
             && allowed_token_ids.is_none()
-            && bad_words.is_empty()
-            && logit_bias.is_empty()
             && guide.is_none()
             && logits_processor.is_none()
             && beam_search.is_none();
         is_plain.then(|| Self {
             seed: *seed,
-            num_generated: num_generated as u64,
+            num_generated: input.generated().len() as u64,
             temperature: *temperature,
             top_k: *top_k,
             top_p: input.top_p(),

@@ -11,11 +11,11 @@ use crate::sampling::{SamplingInput, SamplingParams};
 pub(super) fn process(logits: &mut [f32], input: SamplingInput<'_>, history: &mut History) -> bool {
     let params = input.params;
     add_bias(logits, &params.logit_bias);
-    forbid_bad_words(logits, input);
+    bad_word_ends(input).for_each(|id| forbid(logits, id));
     if let Some(allowed) = &params.allowed_token_ids {
         forbid_all_but(logits, allowed);
     }
-    if input.generated().len() < params.min_tokens as usize {
+    if input.must_go_on() {
         let last = params.end_ids.iter().chain(&params.stop_token_ids);
         last.for_each(|&id| forbid(logits, id));
     }
@@ -34,15 +34,12 @@ fn add_bias(logits: &mut [f32], bias: &[(TokenId, f32)]) {
     }
 }
 
-/// Forbids the last token of each bad word whose other tokens end the sequence.
-fn forbid_bad_words(logits: &mut [f32], input: SamplingInput<'_>) {
-    for word in input.params.bad_words.iter() {
-        if let Some((&last, prefix)) = word.split_last()
-            && input.tokens.ends_with(prefix)
-        {
-            forbid(logits, last);
-        }
-    }
+/// The last token of each bad word whose other tokens end the sequence.
+pub(super) fn bad_word_ends(input: SamplingInput<'_>) -> impl Iterator<Item = TokenId> {
+    input.params.bad_words.iter().filter_map(move |word| {
+        let (&last, prefix) = word.split_last()?;
+        input.tokens.ends_with(prefix).then_some(last)
+    })
 }
 
 /// Forbids each token that has followed, anywhere before, the n-gram that ends the sequence. Returns whether any of them

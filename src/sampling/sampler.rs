@@ -77,10 +77,30 @@ impl Sampler {
         input: SamplingInput<'_>,
     ) -> Result<TokenId, SampleError> {
         assert_eq!(logits.len(), self.vocab_size, "one logit per token");
-        let params = input.params;
         self.process(logits, input)?;
+        Ok(self.choose(logits, input))
+    }
+
+    /// The same, if the options have changed `logits` already.
+    ///
+    /// # Panics
+    ///
+    /// As above.
+    pub fn sample_changed(
+        &mut self,
+        logits: &[f32],
+        input: SamplingInput<'_>,
+    ) -> Result<TokenId, SampleError> {
+        assert_eq!(logits.len(), self.vocab_size, "one logit per token");
+        self.peaks.find(logits)?;
+        Ok(self.choose(logits, input))
+    }
+
+    /// The token, once the peaks are found.
+    fn choose(&mut self, logits: &[f32], input: SamplingInput<'_>) -> TokenId {
+        let params = input.params;
         if params.is_greedy() {
-            return Ok(self.peaks.argmax(logits));
+            return self.peaks.argmax(logits);
         }
         let softmax = Softmax {
             max: self.peaks.max(),
@@ -88,9 +108,8 @@ impl Sampler {
         };
         let cut = self.cut(logits, softmax, input);
         let position = uniform(params.seed, input.generated().len() as u64);
-        Ok(self
-            .masses
-            .draw(logits, &self.peaks, softmax, cut, position))
+        self.masses
+            .draw(logits, &self.peaks, softmax, cut, position)
     }
 
     /// The `num` most likely next tokens of a beam, given its `logits`, which it changes; fewer if no more

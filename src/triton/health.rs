@@ -15,7 +15,9 @@ impl Health {
         self.0.get_or_init(|| {
             Error::new(
                 ErrorCode::Unavailable,
-                format!("the model instance has failed, load the model again: {reason}"),
+                format!(
+                    "the model instance has failed, unload the model and load it again: {reason}"
+                ),
             )
         });
     }

@@ -8,12 +8,12 @@ use serde_json::json;
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
 use triton_inflight::device::{
-    Device, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan, Norm, RawMatrix, Stacking,
-    StepCapacity, StepInputs,
+    Device, DeviceSample, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan, Norm, RawMatrix,
+    Stacking, StepCapacity, StepInputs,
 };
 use triton_inflight::engine::OutputOptions;
 use triton_inflight::sampling::{
-    Owner, PlainSampling, Sampler, SamplingInput, SamplingParams, TopPDecay,
+    ChangeLists, DeviceSampling, Owner, Sampler, SamplingInput, SamplingParams, TopPDecay,
 };
 
 use crate::copy::Copy;
@@ -235,7 +235,7 @@ fn what_comes_back_from_pinned_memory_gives_the_same_bits() {
 
 /// Requests that are sampled in different ways: on a GPU, and with options that only the host knows.
 fn sampled_requests() -> Vec<Request> {
-    let changes: [fn(&mut SamplingParams); 8] = [
+    let changes: [fn(&mut SamplingParams); 12] = [
         |params| params.temperature = 0.0,
         |_| {},
         |params| params.top_k = 5,
@@ -250,6 +250,14 @@ fn sampled_requests() -> Vec<Request> {
         },
         |params| params.repetition_penalty = 1.3,
         |params| params.logit_bias = Arc::from([(7, 2.0)]),
+        |params| {
+            (params.presence_penalty, params.frequency_penalty) = (0.5, 0.25);
+            params.prompt_ignore_length = 1;
+        },
+        |params| params.bad_words = Arc::from([vec![3], vec![5, 6], vec![9]]),
+        |params| (params.min_tokens, params.stop_token_ids) = (4, vec![1, 2, 3]),
+        // The host's.
+        |params| params.no_repeat_ngram_size = 2,
     ];
     let requests = requests().into_iter().cycle().zip(changes).enumerate();
     requests
@@ -336,7 +344,8 @@ fn a_gpu_leaves_rows_to_the_host() {
             top_k: 20,
             ..SamplingParams::default()
         };
-        let params = [params(0.0), params(1.0), params(0.7), params(2.0)];
+        let mut params = [params(0.0), params(1.0), params(0.7), params(2.0)];
+        params[3].bad_words = Arc::from([vec![5]]);
         let inputs_of = |params| SamplingInput {
             params,
             tokens: &[3, 4],
@@ -345,9 +354,11 @@ fn a_gpu_leaves_rows_to_the_host() {
             owner: Owner::default(),
         };
         for left in [vec![], vec![1], vec![0, 2, 3], vec![0, 1, 2, 3]] {
+            let mut lists = ChangeLists::new(4, 16);
             let sampling: Vec<_> = (0..4)
-                .map(|row| {
-                    PlainSampling::of(inputs_of(&params[row])).filter(|_| !left.contains(&row))
+                .map(|row| match left.contains(&row) {
+                    true => None,
+                    false => DeviceSampling::of(inputs_of(&params[row]), &mut lists),
                 })
                 .collect();
             let spans = [0, 1, 2, 3].map(|row| KvSpan {
@@ -362,6 +373,7 @@ fn a_gpu_leaves_rows_to_the_host() {
                 kept_rows: &[0, 1, 2, 3],
                 sampled_rows: &[0, 1, 2, 3],
                 sampling: &sampling,
+                change_lists: lists.words(),
                 has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);
@@ -383,11 +395,19 @@ fn a_gpu_leaves_rows_to_the_host() {
                 .zip(fetched.chunks_exact(VOCAB_SIZE));
             for (row, (logits, fetched)) in rows.enumerate() {
                 let mut sampler = Sampler::new(VOCAB_SIZE);
-                let token = sampler.sample(&mut logits.to_vec(), inputs_of(&params[row]));
-                let sample = samples.get(row).copied().flatten();
-                match left.contains(&row) {
-                    true => assert_eq!((sample, fetched), (None, logits), "row {row}"),
-                    false => assert_eq!(sample, Some(token), "row {row}"),
+                let sample = samples.get(row).copied();
+                if left.contains(&row) {
+                    assert!(sample.is_none_or(|sample| sample == DeviceSample::Skipped));
+                    assert_eq!(fetched, logits, "row {row}");
+                } else {
+                    let token = sampler.sample_changed(logits, inputs_of(&params[row]));
+                    assert_eq!(sample, Some(DeviceSample::Sampled(token)), "row {row}");
+                    let is_forbidden = logits[5] == f32::NEG_INFINITY;
+                    assert_eq!(
+                        is_forbidden,
+                        row == 3,
+                        "row {row}: changed where it is asked for"
+                    );
                 }
             }
         }

@@ -15,6 +15,9 @@ use triton_inflight::device::{
     Output, RopeParams, RopeTable, StepCapacity, StepInputs,
 };
 use triton_inflight::runner::{ModelSource, ModelSpec};
+use triton_inflight::sampling::{
+    ChangeLists, DeviceSampling, Owner, SamplingInput, SamplingParams,
+};
 
 use crate::budget::Budget;
 use crate::check::Check;
@@ -50,12 +53,19 @@ pub fn run(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
             Bench::embedding,
             Bench::rotation,
             Bench::attention,
+            Bench::sampling,
         ] {
             if budget.is_over() {
                 return report.skipped("no time is left");
             }
             measure(&bench, spec, num_rows, report)?;
         }
+    }
+    for len in if is_quick { [24, 60] } else { [1024, 8192] } {
+        if budget.is_over() {
+            return report.skipped("no time is left");
+        }
+        bench.prompt_attention(spec, len, report)?;
     }
     Ok(())
 }
@@ -72,6 +82,8 @@ struct Bench<'a> {
 struct Work {
     num_bytes: usize,
     num_operations: usize,
+    /// The rows of the call, for the report.
+    rows: String,
 }
 
 impl Bench<'_> {
@@ -104,8 +116,9 @@ impl Bench<'_> {
             let work = Work {
                 num_bytes: 2 * n * k + num_rows * (2 * k + if is_gated { n } else { 4 * n }),
                 num_operations: 2 * num_rows * n * k,
+                rows: batch(num_rows),
             };
-            self.time(name, num_rows, work, &mut device, report, |device, call| {
+            self.time(name, work, &mut device, report, |device, call| {
                 let linear = &linears[call % num_copies];
                 match is_gated {
                     true => device.project_gated(num_rows, &x, linear, &mut inner),
@@ -125,36 +138,32 @@ impl Bench<'_> {
         let work = Work {
             num_bytes: num_rows * width * 6,
             num_operations: num_rows * width * 4,
+            rows: batch(num_rows),
         };
-        self.time(
-            "rms_norm",
-            num_rows,
-            work,
-            &mut device,
-            report,
-            |device, _| {
-                let norm = Norm {
-                    weight: &weight,
-                    eps: spec.rms_norm_eps,
-                };
-                device.rms_norm(num_rows, &x, norm, &mut out);
-            },
-        )
+        self.time("rms_norm", work, &mut device, report, |device, _| {
+            let norm = Norm {
+                weight: &weight,
+                eps: spec.rms_norm_eps,
+            };
+            device.rms_norm(num_rows, &x, norm, &mut out);
+        })
     }
 
     fn embedding(&self, spec: &ModelSpec, num_rows: usize, report: &mut Report) -> Result<()> {
         let mut device = open(self.check.options.gpu)?;
         let width = spec.hidden_size;
-        let step = GenerationStep::new(num_rows, self.context_len);
+        let step = OneStep::generation(num_rows, self.context_len);
         let cache = step.cache(&mut device, spec)?;
-        let table = device.upload_embedding(vec![bf16::ONE; step.vocab_size() * width], width)?;
+        let table =
+            device.upload_embedding(vec![bf16::ONE; step.token_ids.len() * width], width)?;
         let mut out = device.alloc_sums(num_rows, width)?;
         let begun = device.begin_step(&cache, step.inputs());
         let work = Work {
             num_bytes: num_rows * width * 6,
             num_operations: 0,
+            rows: batch(num_rows),
         };
-        self.time("embed", num_rows, work, &mut device, report, |device, _| {
+        self.time("embed", work, &mut device, report, |device, _| {
             device.embed(&begun, EmbeddingTable::Own(&table), &mut out);
         })
     }
@@ -162,7 +171,7 @@ impl Bench<'_> {
     fn rotation(&self, spec: &ModelSpec, num_rows: usize, report: &mut Report) -> Result<()> {
         let mut device = open(self.check.options.gpu)?;
         let heads = heads(spec);
-        let step = GenerationStep::new(num_rows, self.context_len);
+        let step = OneStep::generation(num_rows, self.context_len);
         let mut cache = step.cache(&mut device, spec)?;
         let frequencies = vec![1e-3; spec.head_dim / 2];
         let angles = RopeTable::new(&frequencies, 1.0, self.context_len)?;
@@ -173,60 +182,126 @@ impl Bench<'_> {
         let work = Work {
             num_bytes: num_rows * heads.qkv_len() * 6,
             num_operations: 0,
+            rows: batch(num_rows),
         };
-        self.time(
-            "rope_and_store",
-            num_rows,
-            work,
-            &mut device,
-            report,
-            |device, _| {
-                let params = RopeParams {
-                    heads,
-                    qk_norm: None,
-                    angles: &angles,
-                };
-                device.rope_and_store(&begun, params, &qkv, &mut cache, 0, &mut q);
-            },
-        )
+        self.time("rope_and_store", work, &mut device, report, |device, _| {
+            let params = RopeParams {
+                heads,
+                qk_norm: None,
+                angles: &angles,
+            };
+            device.rope_and_store(&begun, params, &qkv, &mut cache, 0, &mut q);
+        })
     }
 
     fn attention(&self, spec: &ModelSpec, num_rows: usize, report: &mut Report) -> Result<()> {
         let mut device = open(self.check.options.gpu)?;
         let heads = heads(spec);
-        let step = GenerationStep::new(num_rows, self.context_len);
+        let step = OneStep::generation(num_rows, self.context_len);
         let cache = step.cache(&mut device, spec)?;
         let q = device.alloc_inputs(num_rows, heads.q_len())?;
         let mut out = device.alloc_inputs(num_rows, heads.q_len())?;
-        let params = AttentionParams {
-            shape: heads,
-            scale: 1.0,
-            window: None,
-            num_sinks: 0,
-        };
+        let params = attention_params(heads);
         let begun = device.begin_step(&cache, step.inputs());
         let kv_len = 2 * heads.num_kv_heads * heads.head_dim;
         let work = Work {
             num_bytes: num_rows * (2 * self.context_len * kv_len + 4 * heads.q_len()),
             num_operations: num_rows * self.context_len * 4 * heads.q_len(),
+            rows: batch(num_rows),
         };
-        self.time(
-            "paged_attention",
-            num_rows,
-            work,
-            &mut device,
-            report,
-            |device, _| {
-                device.paged_attention(&begun, &params, &q, &cache, 0, &mut out);
-            },
-        )
+        self.time("paged_attention", work, &mut device, report, |device, _| {
+            device.paged_attention(&begun, &params, &q, &cache, 0, &mut out);
+        })
+    }
+
+    /// The tokens of all rows, by different options.
+    fn sampling(&self, spec: &ModelSpec, num_rows: usize, report: &mut Report) -> Result<()> {
+        let (width, vocab_size) = (spec.hidden_size, spec.vocab_size);
+        let mut device = open(self.check.options.gpu)?;
+        let mut step = OneStep::generation(num_rows, self.context_len);
+        let cache = step.cache(&mut device, spec)?;
+        let table = vec![bf16::ONE; step.token_ids.len() * width];
+        let table = device.upload_embedding(table, width)?;
+        let weight = device.upload_vector(vec![1.0; width])?;
+        let lm_head = random_matrix(&mut device, vocab_size, width)?;
+        let mut sums = device.alloc_sums(num_rows, width)?;
+        let mut states = device.alloc_inputs(num_rows, width)?;
+        let mut logits = device.alloc_logits(num_rows, vocab_size)?;
+        let sampled = |change: fn(&mut SamplingParams)| {
+            let mut params = SamplingParams {
+                temperature: 1.0,
+                ..SamplingParams::default()
+            };
+            change(&mut params);
+            params
+        };
+        for (name, params) in [
+            ("sample, greedy", SamplingParams::default()),
+            ("sample, top_p 0.9", sampled(|params| params.top_p = 0.9)),
+            (
+                "sample, penalties",
+                sampled(|params| params.repetition_penalty = 1.1),
+            ),
+        ] {
+            let mut lists = ChangeLists::new(num_rows, self.context_len);
+            let tokens: Vec<TokenId> = (0..self.context_len as u32).collect();
+            let input = SamplingInput {
+                params: &params,
+                tokens: &tokens,
+                num_prompt_tokens: 1,
+                beam: 0,
+                owner: Owner::default(),
+            };
+            step.sampling = (0..num_rows)
+                .map(|_| DeviceSampling::of(input, &mut lists))
+                .collect();
+            step.change_lists = lists.words().to_vec();
+            let begun = device.begin_step(&cache, step.inputs());
+            device.embed(&begun, EmbeddingTable::Own(&table), &mut sums);
+            let norm = Norm {
+                weight: &weight,
+                eps: spec.rms_norm_eps,
+            };
+            device.rms_norm(num_rows, &sums, norm, &mut states);
+            device.logits(num_rows, &states, &lm_head, &mut logits);
+            let work = Work {
+                num_bytes: num_rows * vocab_size * 4,
+                num_operations: 0,
+                rows: batch(num_rows),
+            };
+            self.time(name, work, &mut device, report, |device, _| {
+                device.sample(&begun, &mut logits);
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Attention of a whole prompt.
+    fn prompt_attention(&self, spec: &ModelSpec, len: usize, report: &mut Report) -> Result<()> {
+        let mut device = open(self.check.options.gpu)?;
+        let heads = heads(spec);
+        let step = OneStep::prompt(len);
+        let cache = step.cache(&mut device, spec)?;
+        let q = device.alloc_inputs(len, heads.q_len())?;
+        let mut out = device.alloc_inputs(len, heads.q_len())?;
+        let params = attention_params(heads);
+        let begun = device.begin_step(&cache, step.inputs());
+        let kv_len = 2 * heads.num_kv_heads * heads.head_dim;
+        let work = Work {
+            num_bytes: len * (2 * kv_len + 4 * heads.q_len()),
+            // A query sees half of the keys on average.
+            num_operations: 2 * len * (len + 1) * heads.q_len(),
+            rows: format!("prompt of {len}"),
+        };
+        self.time("paged_attention", work, &mut device, report, |device, _| {
+            device.paged_attention(&begun, &params, &q, &cache, 0, &mut out);
+        })
     }
 
     /// Calls an operation many times, and reports the time of one call.
     fn time(
         &self,
         name: &str,
-        num_rows: usize,
         work: Work,
         device: &mut Cuda,
         report: &mut Report,
@@ -257,21 +332,25 @@ impl Bench<'_> {
             let bound = limits.roofline().seconds(bytes, operations, limits.flops);
             figures["share_of_limit"] = figure(bound / seconds);
         }
-        report.figures(&format!("{name}, batch of {num_rows}"), figures)
+        report.figures(&format!("{name}, {}", work.rows), figures)
     }
 }
 
-/// A step in which each of some sequences generates a token.
-struct GenerationStep {
-    context_len: usize,
+/// One step of some sequences.
+struct OneStep {
+    max_seq_len: usize,
     token_ids: Vec<TokenId>,
     spans: Vec<KvSpan>,
     block_tables: Vec<BlockId>,
-    rows: Vec<u32>,
+    kept_rows: Vec<u32>,
+    sampled_rows: Vec<u32>,
+    sampling: Vec<Option<DeviceSampling>>,
+    change_lists: Vec<u32>,
 }
 
-impl GenerationStep {
-    fn new(num_rows: usize, context_len: usize) -> Self {
+impl OneStep {
+    /// Each sequence generates a token.
+    fn generation(num_rows: usize, context_len: usize) -> Self {
         let num_blocks = context_len.div_ceil(BLOCK_SIZE) as u32;
         let rows = 0..num_rows as u32;
         let spans = rows.clone().map(|row| KvSpan {
@@ -280,16 +359,35 @@ impl GenerationStep {
             block_table: row * num_blocks..(row + 1) * num_blocks,
         });
         Self {
-            context_len,
+            max_seq_len: context_len,
             token_ids: rows.clone().collect(),
             spans: spans.collect(),
             block_tables: (0..num_rows as u32 * num_blocks).map(BlockId).collect(),
-            rows: rows.collect(),
+            kept_rows: rows.clone().collect(),
+            sampled_rows: rows.collect(),
+            sampling: Vec::new(),
+            change_lists: Vec::new(),
         }
     }
 
-    fn vocab_size(&self) -> usize {
-        self.token_ids.len()
+    /// A sequence's prompt, of which the last row is kept.
+    fn prompt(len: usize) -> Self {
+        let num_blocks = len.div_ceil(BLOCK_SIZE) as u32;
+        let num_tokens = len as u32;
+        Self {
+            max_seq_len: len,
+            token_ids: vec![0; len],
+            spans: vec![KvSpan {
+                tokens: 0..num_tokens,
+                kv_len: num_tokens,
+                block_table: 0..num_blocks,
+            }],
+            block_tables: (0..num_blocks).map(BlockId).collect(),
+            kept_rows: vec![num_tokens - 1],
+            sampled_rows: vec![0],
+            sampling: Vec::new(),
+            change_lists: Vec::new(),
+        }
     }
 
     /// A cache of one layer with all blocks, for which the device is ready.
@@ -304,8 +402,8 @@ impl GenerationStep {
         let capacity = StepCapacity {
             max_num_tokens: self.token_ids.len(),
             max_num_sequences: self.spans.len(),
-            max_seq_len: self.context_len,
-            max_blocks_per_sequence: self.context_len.div_ceil(BLOCK_SIZE),
+            max_seq_len: self.max_seq_len,
+            max_blocks_per_sequence: self.max_seq_len.div_ceil(BLOCK_SIZE),
             num_q_heads: spec.num_heads,
         };
         device.reserve(&cache, &capacity)?;
@@ -317,11 +415,25 @@ impl GenerationStep {
             token_ids: &self.token_ids,
             spans: &self.spans,
             block_tables: &self.block_tables,
-            kept_rows: &self.rows,
-            sampled_rows: &self.rows,
-            sampling: &[],
+            kept_rows: &self.kept_rows,
+            sampled_rows: &self.sampled_rows,
+            sampling: &self.sampling,
+            change_lists: &self.change_lists,
             has_context_logits: false,
         }
+    }
+}
+
+fn batch(num_rows: usize) -> String {
+    format!("batch of {num_rows}")
+}
+
+fn attention_params(heads: HeadShape) -> AttentionParams {
+    AttentionParams {
+        shape: heads,
+        scale: 1.0,
+        window: None,
+        num_sinks: 0,
     }
 }
 

@@ -26,6 +26,8 @@ fn a_quick_check_writes_a_row_for_everything() {
             "paged_attention, batch of 3",
             "share_of_limit",
         ),
+        ("operations", "paged_attention, prompt of 60", "tflop_per_s"),
+        ("operations", "sample, penalties, batch of 3", "gb_per_s"),
         ("operations", "lm_head, batch of 1", "gb_per_s"),
     ] {
         let row = rows

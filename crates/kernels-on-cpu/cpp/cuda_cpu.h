@@ -144,6 +144,16 @@ inline T atomicAdd(T* address, T x) {
     static_assert(std::is_integral_v<T>);
     return __atomic_fetch_add(address, x, __ATOMIC_RELAXED);
 }
+template <class T>
+inline T atomicOr(T* address, T x) {
+    static_assert(std::is_integral_v<T>);
+    return __atomic_fetch_or(address, x, __ATOMIC_RELAXED);
+}
+template <class T>
+inline T atomicExch(T* address, T x) {
+    static_assert(std::is_integral_v<T>);
+    return __atomic_exchange_n(address, x, __ATOMIC_RELAXED);
+}
 
 // ---------------------------------------------------------------------------------------- barriers and shuffles
 

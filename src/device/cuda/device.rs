@@ -12,7 +12,7 @@ use super::graphs::{self, StepMode};
 use super::host_blocks::HostBlocks;
 use super::kernels::{launch, row_grid, shared_row_grid};
 use super::kv_cache::KvCache;
-use super::logits::Logits;
+use super::logits::{self, Logits};
 use super::matrix::{Matrix, Weights};
 use super::memory::{self, DeviceMemory, UploadBuffer};
 use super::quantised_gemm::{self, QuantisedProduct, QuantisedProducts};
@@ -483,6 +483,18 @@ impl Device for Cuda {
         let Some(kernel) = logits.sample.as_ref().filter(|_| step.sampling > 0) else {
             return;
         };
+        launch!(
+            self,
+            kernel.change,
+            "change_logits",
+            kernel.change_grid(step.num_sampled),
+            logits.rows.address(),
+            kernel.counts.address(),
+            step.sampling,
+            step.words,
+            step.num_sampled as i32,
+            logits.rows.width() as i32
+        );
         let config = LaunchConfig {
             shared_mem_bytes: kernel.shared_bytes,
             ..row_grid(step.num_sampled, kernel.num_threads)
@@ -566,7 +578,8 @@ impl Cuda {
         let rows = max_rows * (4 * widths.sums + 2 * widths.inputs);
         let gated = 8 * max_rows * widths.widest_inputs;
         let logits = 4 * (max_logits_rows + gemm::MAX_ROUNDING) * widths.logits;
-        (rows + gated.max(context_logits_bytes(widths.logits)) + logits) as u64
+        let counts = logits::num_count_bytes(max_logits_rows, widths.logits);
+        (rows + gated.max(context_logits_bytes(widths.logits)) + logits + counts) as u64
             + quantised_gemm::num_scratch_bytes(&widths.quantised, capacity.max_num_tokens) as u64
             + (gemm::WORKSPACE_BYTES + attention::MAX_PARTIAL_BYTES) as u64
             // Kernels, descriptors, the upload of a step, and what the driver rounds up.

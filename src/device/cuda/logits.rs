@@ -4,21 +4,25 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdevice_attribute;
-use cudarc::driver::{CudaFunction, CudaStream, DriverError};
+use cudarc::driver::{CudaFunction, CudaStream, DriverError, LaunchConfig};
 
 use super::gemm;
 use super::gpu::load_error;
-use super::kernels::Kernels;
+use super::kernels::{Kernels, row_grid};
 use super::memory::{DeviceMemory, PinnedMemory};
 use super::rows::Rows;
 use crate::base::LoadError;
 use crate::device::{DeviceSample, StepResults};
-use crate::sampling::{PlainSampling, SampleError};
+use crate::sampling::{DeviceSampling, SampleError};
 
 /// Threads that sample a row, at most.
 const MAX_SAMPLE_THREADS: usize = 1024;
 /// Tokens whose masses the kernel adds up first: `MASS_BLOCK` of sample.cu.
 const MASS_BLOCK: usize = 64;
+/// Threads that change a row.
+const CHANGE_THREADS: u32 = 512;
+/// Rows that are changed at a time, each with counts of its own.
+const MAX_CHANGED_ROWS: usize = 32;
 /// Shared memory that the kernel has besides the masses, rounded up.
 const OTHER_SHARED_BYTES: usize = 26 << 10;
 
@@ -30,7 +34,7 @@ const NOT_FINITE: u32 = u32::MAX;
 const NONE_ALLOWED: u32 = u32::MAX - 1;
 const ASK_HOST: u32 = u32::MAX - 2;
 
-/// `SamplingRow` of sample.cu: how a token is sampled from a row.
+/// `SamplingRow` of sampling.cuh: how a token is sampled from a row.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 pub(super) struct SamplingRow {
@@ -41,6 +45,19 @@ pub(super) struct SamplingRow {
     top_p: f32,
     top_k: u32,
     is_skipped: u32,
+    lists: u32,
+    num_biases: u32,
+    num_forbidden: u32,
+    num_ignored: u32,
+    num_counted: u32,
+    repetition_penalty: f32,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+}
+
+/// Bytes of device memory that counts of tokens take.
+pub(super) fn num_count_bytes(max_rows: usize, width: usize) -> usize {
+    4 * max_rows.clamp(1, MAX_CHANGED_ROWS) * width
 }
 
 /// Rows of logits, and where the host reads them and what was sampled from them.
@@ -58,8 +75,11 @@ pub struct Logits {
     samples: Vec<DeviceSample>,
 }
 
-/// The kernel that samples, for a vocabulary.
+/// The kernels that change and sample, for a vocabulary.
 pub(super) struct SampleKernel {
+    pub change: CudaFunction,
+    /// Zeros for the tokens of as many rows as are changed at a time.
+    pub counts: DeviceMemory,
     pub function: CudaFunction,
     pub num_threads: u32,
     /// Dynamic shared memory.
@@ -67,23 +87,38 @@ pub(super) struct SampleKernel {
 }
 
 impl SamplingRow {
-    /// The numbers of a row; `None`: the row is skipped.
-    pub fn new(sampling: Option<PlainSampling>) -> Self {
+    /// The numbers of a row, with lists that are counted from a word; `None`: the row is skipped.
+    pub fn new(sampling: Option<DeviceSampling>, change_lists: u32) -> Self {
         match sampling {
             None => Self {
                 is_skipped: 1,
                 ..bytemuck::Zeroable::zeroed()
             },
-            Some(sampling) => Self {
-                seed: sampling.seed,
-                num_generated: sampling.num_generated,
-                log_min_p: f64::from(sampling.min_p).ln(),
-                temperature: sampling.temperature,
-                top_p: sampling.top_p,
-                top_k: sampling.top_k,
+            Some(DeviceSampling { changes, plain }) => Self {
+                seed: plain.seed,
+                num_generated: plain.num_generated,
+                log_min_p: f64::from(plain.min_p).ln(),
+                temperature: plain.temperature,
+                top_p: plain.top_p,
+                top_k: plain.top_k,
                 is_skipped: 0,
+                lists: change_lists + changes.start,
+                num_biases: changes.num_biases,
+                num_forbidden: changes.num_forbidden,
+                num_ignored: changes.num_ignored,
+                num_counted: changes.num_counted,
+                repetition_penalty: changes.repetition_penalty,
+                presence_penalty: changes.presence_penalty,
+                frequency_penalty: changes.frequency_penalty,
             },
         }
+    }
+}
+
+impl SampleKernel {
+    /// Blocks and threads that change rows.
+    pub fn change_grid(&self, num_rows: usize) -> LaunchConfig {
+        row_grid(num_rows.min(MAX_CHANGED_ROWS), CHANGE_THREADS)
     }
 }
 
@@ -108,6 +143,11 @@ impl Logits {
         let sample = || {
             let shared_bytes = shared_bytes as u32;
             Ok(SampleKernel {
+                change: kernels.function("change_logits", "change_logits", 0)?,
+                counts: DeviceMemory::upload(
+                    stream,
+                    &vec![0_u8; num_count_bytes(max_rows, width)],
+                )?,
                 function: kernels.function("sample", "sample", shared_bytes)?,
                 num_threads: width.next_multiple_of(32).min(MAX_SAMPLE_THREADS) as u32,
                 shared_bytes,
@@ -148,16 +188,16 @@ impl Logits {
             let samples = tokens.iter().zip(is_sampled);
             self.samples
                 .extend(samples.map(|(&token, &is_sampled)| match token {
-                    _ if !is_sampled => None,
-                    NOT_FINITE => Some(Err(SampleError::NotFinite)),
-                    NONE_ALLOWED => Some(Err(SampleError::NoneAllowed)),
-                    ASK_HOST => None,
-                    token => Some(Ok(token)),
+                    _ if !is_sampled => DeviceSample::Skipped,
+                    NOT_FINITE => DeviceSample::Sampled(Err(SampleError::NotFinite)),
+                    NONE_ALLOWED => DeviceSample::Sampled(Err(SampleError::NoneAllowed)),
+                    ASK_HOST => DeviceSample::Unclear,
+                    token => DeviceSample::Sampled(Ok(token)),
                 }));
         }
         let samples = std::mem::take(&mut self.samples);
         let has_more = self.fetch(stream, num_rows, |row| {
-            samples.get(row).is_none_or(Option::is_none)
+            !matches!(samples.get(row), Some(DeviceSample::Sampled(_)))
         })?;
         self.samples = samples;
         if has_more || is_first {

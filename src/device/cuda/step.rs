@@ -11,6 +11,7 @@ use super::logits::{SAMPLING_ROW_WORDS, SamplingRow};
 use super::memory::UploadBuffer;
 use crate::base::{BlockId, LoadError};
 use crate::device::{KvBatch, StepCapacity, StepInputs};
+use crate::sampling::ChangeLists;
 
 /// A slot of a token whose key and value are not stored, and a block that is not read: `NOWHERE` of the kernels.
 const NOWHERE: u32 = u32::MAX;
@@ -21,11 +22,12 @@ const WORDS_PER_UNIT: usize = 4;
 /// The memory that steps are uploaded through, `u32` words.
 ///
 /// ```text
-/// | token ids | positions | slots | kept rows | sampled rows | sampling of these | lists of attention tiles | block tables |
+/// | token ids | positions | slots | kept rows | sampled rows | sampling of these |
+/// | lists of attention tiles | block tables | changes of logits |
 /// ```
 ///
 /// Lists up to those of the tiles begin at places that only the numbers of rows decide, and tiles say where their block tables
-/// begin: so steps of one [`GraphShape`] have the same addresses.
+/// begin, sampling where its changes do: so steps of one [`GraphShape`] have the same addresses.
 pub(super) struct StepBuffer {
     upload: UploadBuffer,
     lists: TileLists,
@@ -55,6 +57,8 @@ pub struct CudaStep {
     pub(super) sampled_rows: u64,
     /// How tokens are sampled; 0 if the host samples all.
     pub(super) sampling: u64,
+    /// The words that sampling counts its lists from.
+    pub(super) words: u64,
     pub(super) block_tables: u64,
     pub(super) lists: WorkLists,
 }
@@ -82,7 +86,11 @@ impl StepBuffer {
         let num_words = ((5 + SAMPLING_ROW_WORDS) * (capacity.max_num_tokens + MAX_ROUNDING))
             .saturating_add(tables)
             .saturating_add(lists.max_words())
-            .saturating_add(9 * WORDS_PER_UNIT);
+            .saturating_add(ChangeLists::max_words(
+                capacity.max_num_sequences,
+                capacity.max_seq_len,
+            ))
+            .saturating_add(10 * WORDS_PER_UNIT);
         Ok(Self {
             upload: UploadBuffer::new(stream, num_words)?,
             lists,
@@ -139,8 +147,15 @@ impl StepBuffer {
         let sampling = inputs.sampling.iter().copied();
         let sampling = sampling.chain(std::iter::repeat(None));
         let num_sampled = inputs.sampled_rows.len() + padding;
-        let sampling = sampling.take(if samples { num_sampled } else { 0 });
-        let sampling = sampling.map(SamplingRow::new);
+        let num_sampling_rows = if samples { num_sampled } else { 0 };
+        let sampling = sampling.take(num_sampling_rows);
+        // Where lists will be, for what says so: block tables follow those of attention, and changes of logits follow them.
+        let num_sampling_words = num_sampling_rows * SAMPLING_ROW_WORDS;
+        let start = next_list(writer.next_list() + num_sampling_words) + self.lists.num_words();
+        let spans = batch.spans().iter();
+        let num_table_words: usize = spans.map(|span| batch.block_table(span).len()).sum();
+        let change_lists = next_list(start + num_table_words);
+        let sampling = sampling.map(|it| SamplingRow::new(it, change_lists as u32));
         let sampling =
             writer.list(sampling.flat_map(bytemuck::cast::<_, [u32; SAMPLING_ROW_WORDS]>));
         let tables = batch
@@ -148,11 +163,12 @@ impl StepBuffer {
             .iter()
             .flat_map(|span| batch.block_table(span));
         // Tiles are whole units, so nothing comes between the lists.
-        let start = writer.next_list() + self.lists.num_words();
         self.lists.move_block_tables(start as u32);
         let [generation, context] = self.lists.words().map(|words| writer.list(words));
         let tables = writer.list(tables.map(|&block| word(block)));
         assert_eq!(tables, start, "the block tables follow the lists");
+        let changes = writer.words(inputs.change_lists);
+        assert_eq!(changes, change_lists, "the changes follow the block tables");
         let num_words = writer.len;
         self.upload.upload(stream, num_words)?;
         let address = |word| self.upload.address(word);
@@ -170,6 +186,7 @@ impl StepBuffer {
             kept_rows: address(kept_rows),
             sampled_rows: address(sampled_rows),
             sampling: if samples { address(sampling) } else { 0 },
+            words: address(0),
             block_tables: address(0),
             lists: self.lists.at(address(generation), address(context)),
         })
@@ -207,10 +224,23 @@ impl Writer<'_> {
         start
     }
 
+    /// The same for words that lie one behind the other.
+    fn words(&mut self, words: &[u32]) -> usize {
+        let start = self.next_list();
+        self.len = start + words.len();
+        self.words[start..self.len].copy_from_slice(words);
+        start
+    }
+
     /// The index of the first word of the next list.
     fn next_list(&self) -> usize {
-        self.len.next_multiple_of(WORDS_PER_UNIT)
+        next_list(self.len)
     }
+}
+
+/// Where a list begins that follows this many words.
+fn next_list(num_words: usize) -> usize {
+    num_words.next_multiple_of(WORDS_PER_UNIT)
 }
 
 /// Where the key and the value at a position are stored.
