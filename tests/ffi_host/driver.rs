@@ -9,7 +9,7 @@ use std::process::Command;
 use triton_inflight::triton::sys;
 
 use crate::fake_triton::{Correlation, Parameter, Spec, Where};
-use crate::served::{Ask, RawRequest, Server, error_code, numbers, output_ids};
+use crate::served::{ClientRequest, RawRequest, Server, error_code, numbers, output_ids};
 use crate::{INVALID, UNAVAILABLE};
 
 const ALREADY_EXISTS: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_ALREADY_EXISTS.0;
@@ -17,18 +17,18 @@ const ALREADY_EXISTS: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_ALR
 #[test]
 fn streams_and_whole_answers_match_their_prompts() {
     let mut server = Server::load(&[]);
-    let asks = [
-        Ask::of_lengths(3, 5, true),
-        Ask::of_lengths(40, 2, false),
-        Ask::of_lengths(1, 9, false),
+    let contents = [
+        ClientRequest::of_lengths(3, 5, true),
+        ClientRequest::of_lengths(40, 2, false),
+        ClientRequest::of_lengths(1, 9, false),
     ];
-    let requests = asks.each_ref().map(|ask| server.ask(ask));
+    let requests = contents.each_ref().map(|content| server.request(content));
     server.finish(&requests);
     server.unload();
-    for (ask, request) in asks.iter().zip(requests) {
+    for (content, request) in contents.iter().zip(requests) {
         let sent = server.host.sent(request);
-        assert_eq!(output_ids(&sent), ask.expected());
-        assert_eq!(sent.len() > 1, ask.stream);
+        assert_eq!(output_ids(&sent), content.expected());
+        assert_eq!(sent.len() > 1, content.stream);
         assert!(
             sent.last()
                 .is_some_and(|last| last.is_final && last.error.is_none())
@@ -54,13 +54,13 @@ fn a_streams_responses_have_the_models_number_of_tokens() {
         (10, &[1, 4, 4, 1]),
         (13, &[1, 4, 4, 4]),
     ];
-    let asks = cases.map(|(num_tokens, _)| Ask::of_lengths(3, num_tokens, true));
-    let requests = asks.each_ref().map(|ask| server.ask(ask));
+    let contents = cases.map(|(num_tokens, _)| ClientRequest::of_lengths(3, num_tokens, true));
+    let requests = contents.each_ref().map(|content| server.request(content));
     server.finish(&requests);
     server.unload();
-    for ((request, ask), (_, expected)) in requests.into_iter().zip(&asks).zip(cases) {
+    for ((request, content), (_, expected)) in requests.into_iter().zip(&contents).zip(cases) {
         let sent = server.host.sent(request);
-        assert_eq!(output_ids(&sent), ask.expected());
+        assert_eq!(output_ids(&sent), content.expected());
         let lengths = sent.iter().map(|sent| numbers(sent, "output_ids").1.len());
         assert_eq!(lengths.collect::<Vec<_>>(), expected);
     }
@@ -75,7 +75,7 @@ fn a_parameter_that_is_not_a_finite_number_is_rejected_by_name() {
         (c"repetition_penalty", f64::NEG_INFINITY, "-inf"),
         (c"stop", f64::NAN, "NaN"),
     ] {
-        let mut spec = server.spec(&Ask::of_lengths(3, 5, false));
+        let mut spec = server.spec(&ClientRequest::of_lengths(3, 5, false));
         let parameter = (name.to_owned(), Parameter::Double(value));
         spec.parameters.push(parameter);
         let request = server.host.request(spec);
@@ -101,8 +101,8 @@ fn a_parameter_that_is_not_a_finite_number_is_rejected_by_name() {
 #[test]
 fn requests_without_a_sequence_are_ended_at_once_without_effect_on_others() {
     let mut server = Server::load(&[]);
-    let ask = Ask::of_lengths(4, 3, true);
-    let request = server.ask(&ask);
+    let content = ClientRequest::of_lengths(4, 3, true);
+    let request = server.request(&content);
     let null = || {
         server.host.request(Spec {
             correlation: Correlation::Number(0),
@@ -119,14 +119,14 @@ fn requests_without_a_sequence_are_ended_at_once_without_effect_on_others() {
     }
     server.finish(&[request]);
     server.unload();
-    assert_eq!(output_ids(&server.host.sent(request)), ask.expected());
+    assert_eq!(output_ids(&server.host.sent(request)), content.expected());
 }
 
 #[test]
 fn a_rejected_reschedule_ends_only_that_request() {
     let mut server = Server::load(&[]);
-    let ask = Ask::of_lengths(4, 6, true);
-    let (idle, other) = (server.ask(&ask), server.ask(&ask));
+    let content = ClientRequest::of_lengths(4, 6, true);
+    let (idle, other) = (server.request(&content), server.request(&content));
     assert_eq!(server.execute(&[idle, other]), Ok(()));
     server.host.refuse_reschedule(true);
     assert_eq!(server.execute(&[idle]), Ok(()));
@@ -135,20 +135,20 @@ fn a_rejected_reschedule_ends_only_that_request() {
     assert_eq!(error_code(&server.host.sent(idle)), Some(INVALID));
     server.finish(&[other]);
     server.unload();
-    assert_eq!(output_ids(&server.host.sent(other)), ask.expected());
+    assert_eq!(output_ids(&server.host.sent(other)), content.expected());
 }
 
 #[test]
 fn a_second_request_of_a_live_sequence_is_rejected_and_the_first_continues() {
     let server = Server::load(&[]);
-    let ask = Ask::of_lengths(4, 6, true);
+    let content = ClientRequest::of_lengths(4, 6, true);
     for correlation in [
         || Correlation::Number(77),
         || Correlation::Text(c"chat".to_owned()),
     ] {
-        let first = server.ask_as(&ask, correlation());
+        let first = server.request_as(&content, correlation());
         assert_eq!(server.execute(&[first]), Ok(()));
-        let second = server.ask_as(&ask, correlation());
+        let second = server.request_as(&content, correlation());
         assert_eq!(server.execute(&[second]), Ok(()));
         assert_eq!(error_code(&server.host.sent(second)), Some(ALREADY_EXISTS));
         assert!(
@@ -157,11 +157,11 @@ fn a_second_request_of_a_live_sequence_is_rejected_and_the_first_continues() {
         );
         server.finish(&[first]);
         // Its ids can be used again.
-        let third = server.ask_as(&ask, correlation());
+        let third = server.request_as(&content, correlation());
         server.finish(&[third]);
         for request in [first, third] {
             server.wait_for_final(request);
-            assert_eq!(output_ids(&server.host.sent(request)), ask.expected());
+            assert_eq!(output_ids(&server.host.sent(request)), content.expected());
         }
     }
     server.unload();
@@ -170,8 +170,8 @@ fn a_second_request_of_a_live_sequence_is_rejected_and_the_first_continues() {
 #[test]
 fn a_cancelled_request_is_left_to_triton() {
     let mut server = Server::load(&[]);
-    let ask = Ask::of_lengths(4, 50, true);
-    let (cancelled, other) = (server.ask(&ask), server.ask(&ask));
+    let content = ClientRequest::of_lengths(4, 50, true);
+    let (cancelled, other) = (server.request(&content), server.request(&content));
     assert_eq!(server.execute(&[cancelled, other]), Ok(()));
     server.host.cancel(cancelled);
     assert_eq!(server.execute(&[cancelled, other]), Ok(()));
@@ -183,7 +183,7 @@ fn a_cancelled_request_is_left_to_triton() {
         sent.iter()
             .all(|sent| !sent.is_final && sent.error.is_none())
     );
-    assert_eq!(output_ids(&server.host.sent(other)), ask.expected());
+    assert_eq!(output_ids(&server.host.sent(other)), content.expected());
 }
 
 #[test]
@@ -207,8 +207,8 @@ fn a_request_that_triton_ends_between_two_steps_is_removed_although_no_step_foll
     for overlap in ["false", "true"] {
         let mut server = Server::load(&[("enable_trt_overlap", overlap)]);
         for num_sequences in [1, 3] {
-            let ask = Ask::of_lengths(40, 100, true).of_sequences(num_sequences);
-            let requests = [server.ask(&ask), server.ask(&ask)];
+            let content = ClientRequest::of_lengths(40, 100, true).of_sequences(num_sequences);
+            let requests = [server.request(&content), server.request(&content)];
             for _ in 0..3 {
                 assert_eq!(server.execute(&requests), Ok(()));
             }
@@ -224,8 +224,8 @@ fn a_request_that_triton_ends_between_two_steps_is_removed_although_no_step_foll
             let sent = server.host.sent(requests[0]);
             assert!(sent.iter().all(|sent| !sent.is_final));
         }
-        let last = Ask::of_lengths(4, 6, true);
-        let request = server.ask(&last);
+        let last = ClientRequest::of_lengths(4, 6, true);
+        let request = server.request(&last);
         server.finish(&[request]);
         server.unload();
         assert_eq!(output_ids(&server.host.sent(request)), last.expected());
@@ -235,19 +235,22 @@ fn a_request_that_triton_ends_between_two_steps_is_removed_although_no_step_foll
 #[test]
 fn a_request_that_waits_between_two_steps_while_others_are_removed_continues() {
     let mut server = Server::load(&[]);
-    let ask = Ask::of_lengths(4, 6, true);
-    let requests = [server.ask(&ask), server.ask(&ask)];
+    let content = ClientRequest::of_lengths(4, 6, true);
+    let requests = [server.request(&content), server.request(&content)];
     assert_eq!(server.execute(&requests), Ok(()));
     assert_eq!(server.host.num_factories(), 2);
     server.host.cancel(requests[1]);
     server.wait_until("one is removed", || server.host.num_factories() == 1);
     server.finish(&requests[..1]);
     server.unload();
-    assert_eq!(output_ids(&server.host.sent(requests[0])), ask.expected());
+    assert_eq!(
+        output_ids(&server.host.sent(requests[0])),
+        content.expected()
+    );
 }
 
-fn warm_up(server: &mut Server, ask: &Ask) -> RawRequest {
-    let spec = server.spec(ask);
+fn warm_up(server: &mut Server, content: &ClientRequest) -> RawRequest {
+    let spec = server.spec(content);
     server.host.request(Spec {
         correlation: Correlation::Number(0),
         flags: 0,
@@ -259,26 +262,28 @@ fn warm_up(server: &mut Server, ask: &Ask) -> RawRequest {
 fn the_requests_of_a_warm_up_are_served_in_one_call_and_not_counted_as_clients() {
     for overlap in ["false", "true"] {
         let mut server = Server::load(&[("enable_trt_overlap", overlap)]);
-        let asks =
-            [(3, 7), (40, 2), (1, 1)].map(|(prompt, num)| Ask::of_lengths(prompt, num, false));
-        let requests = asks.each_ref().map(|ask| warm_up(&mut server, ask));
+        let contents = [(3, 7), (40, 2), (1, 1)]
+            .map(|(prompt, num)| ClientRequest::of_lengths(prompt, num, false));
+        let requests = contents
+            .each_ref()
+            .map(|content| warm_up(&mut server, content));
         assert_eq!(server.execute(&requests), Ok(()));
-        for (ask, request) in asks.iter().zip(requests) {
+        for (content, request) in contents.iter().zip(requests) {
             server.wait_for_final(request);
             let sent = server.host.sent(request);
             assert_eq!((sent.len(), error_code(&sent)), (1, None));
-            assert_eq!(output_ids(&sent), ask.expected());
+            assert_eq!(output_ids(&sent), content.expected());
             assert_eq!(server.host.place(request), Where::Released);
         }
         server.wait_until("nothing is active", || server.num_used_blocks() == 0.0);
         let num_steps = server.gauge("nv_trt_llm_general_metrics", "iteration_counter");
         assert!(num_steps >= 7.0, "{num_steps}");
         // Triton repeats a warm-up, and its requests may be invalid.
-        let again = warm_up(&mut server, &asks[0]);
-        let bad = warm_up(&mut server, &Ask::of_lengths(0, 1, false));
+        let again = warm_up(&mut server, &contents[0]);
+        let bad = warm_up(&mut server, &ClientRequest::of_lengths(0, 1, false));
         assert_eq!(server.execute(&[again, bad]), Ok(()));
         server.wait_for_final(again);
-        assert_eq!(output_ids(&server.host.sent(again)), asks[0].expected());
+        assert_eq!(output_ids(&server.host.sent(again)), contents[0].expected());
         let sent = server.host.sent(bad);
         assert!(sent.len() == 1 && sent[0].is_flag && sent[0].is_final);
         let (reported, _) = server.host.statistics();
@@ -299,7 +304,7 @@ fn the_requests_of_a_warm_up_are_served_in_one_call_and_not_counted_as_clients()
 }
 
 fn cancel_in_a_step(server: &mut Server, pipe: &Path, num_steps: u32, max_tokens: usize) {
-    let cancelled = server.ask(&Ask::of_lengths(4, max_tokens, true));
+    let cancelled = server.request(&ClientRequest::of_lengths(4, max_tokens, true));
     let (host, address) = (&server.host, cancelled.addr());
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -317,7 +322,7 @@ fn cancel_in_a_step(server: &mut Server, pipe: &Path, num_steps: u32, max_tokens
 #[test]
 fn a_rejected_request_that_was_cancelled_is_left_to_triton() {
     let mut server = Server::load(&[]);
-    let refused = server.ask(&Ask::of_lengths(0, 5, true));
+    let refused = server.request(&ClientRequest::of_lengths(0, 5, true));
     server.host.cancel(refused);
     assert_eq!(server.execute(&[refused]), Ok(()));
     assert_eq!(server.host.place(refused), Where::InQueue);
@@ -330,12 +335,12 @@ fn a_slot_that_a_cancelled_release_may_have_kept_is_freed_by_a_request_of_our_ow
     let server = Server::load(&[]);
     let named = || Correlation::Text(c"chat".to_owned());
     let numbered = || Correlation::Number(77);
-    let served = Ask::of_lengths(4, 2, false);
-    let refused = Ask::of_lengths(0, 2, false);
+    let served = ClientRequest::of_lengths(4, 2, false);
+    let refused = ClientRequest::of_lengths(0, 2, false);
     let correlations: [fn() -> Correlation; 2] = [numbered, named];
     for correlation in correlations {
-        for (ask, is_raced) in [(&served, false), (&served, true), (&refused, true)] {
-            let request = server.ask_as(ask, correlation());
+        for (content, is_raced) in [(&served, false), (&served, true), (&refused, true)] {
+            let request = server.request_as(content, correlation());
             if is_raced {
                 server.host.cancel_in_release(request);
             }
@@ -369,12 +374,15 @@ fn a_slot_that_a_cancelled_release_may_have_kept_is_freed_by_a_request_of_our_ow
 #[test]
 fn a_request_that_frees_a_slot_does_not_end_a_sequence_that_a_client_has_started_there() {
     let server = Server::load(&[]);
-    let raced = server.ask_as(&Ask::of_lengths(4, 1, false), Correlation::Number(77));
+    let raced = server.request_as(
+        &ClientRequest::of_lengths(4, 1, false),
+        Correlation::Number(77),
+    );
     server.host.cancel_in_release(raced);
     server.finish(&[raced]);
     assert_eq!(server.execute(&[]), Ok(()));
-    let ask = Ask::of_lengths(4, 6, true);
-    let next = server.ask_as(&ask, Correlation::Number(77));
+    let content = ClientRequest::of_lengths(4, 6, true);
+    let next = server.request_as(&content, Correlation::Number(77));
     assert_eq!(server.execute(&[next]), Ok(()));
     let end = server.host.submitted().remove(0).request;
     assert_eq!(server.execute(&[next, end]), Ok(()));
@@ -384,7 +392,7 @@ fn a_request_that_frees_a_slot_does_not_end_a_sequence_that_a_client_has_started
     );
     server.finish(&[next]);
     server.unload();
-    assert_eq!(output_ids(&server.host.sent(next)), ask.expected());
+    assert_eq!(output_ids(&server.host.sent(next)), content.expected());
 }
 
 /// Number of the backend's threads in this process; each of them has a name.
@@ -398,15 +406,15 @@ fn num_threads() -> usize {
 #[test]
 fn a_model_that_triton_never_finalises_releases_its_resources() {
     let mut server = Server::load(&[]);
-    let ask = Ask::of_lengths(4, 6, false);
-    let request = server.ask(&ask);
+    let content = ClientRequest::of_lengths(4, 6, false);
+    let request = server.request(&content);
     server.finish(&[request]);
     server.wait_for_final(request);
     assert!(server.host.num_metrics() > 0 && num_threads() > 0);
     server.host.unload_model(true);
     server.wait_until("its metrics are gone", || server.host.num_metrics() == 0);
     server.wait_until("its threads are gone", || num_threads() == 0);
-    let late = server.ask(&ask);
+    let late = server.request(&content);
     assert_eq!(server.execute(&[late]), Ok(()));
     let sent = server.host.sent(late);
     let (code, message) = sent[0].error.clone().expect("refused");

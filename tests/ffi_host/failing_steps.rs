@@ -4,20 +4,21 @@
 use serde_json::json;
 
 use crate::fake_triton::Where;
-use crate::served::{Ask, Server, error_code, output_ids};
+use crate::served::{ClientRequest, Server, error_code, output_ids};
 use crate::{INTERNAL, RawRequest, UNAVAILABLE};
 
 /// Three concurrent requests: two streams, whose answers the responder holds while a step computes, and one
 /// that is answered at its end.
-fn asks() -> [Ask; 3] {
-    [(4, true), (1, false), (40, true)].map(|(prompt, stream)| Ask::of_lengths(prompt, 20, stream))
+fn contents() -> [ClientRequest; 3] {
+    [(4, true), (1, false), (40, true)]
+        .map(|(prompt, stream)| ClientRequest::of_lengths(prompt, 20, stream))
 }
 
 /// Checks that a request was answered with an error after `num_tokens` tokens, and with nothing else.
-fn assert_failed(server: &Server, ask: &Ask, request: RawRequest, num_tokens: usize) {
+fn assert_failed(server: &Server, content: &ClientRequest, request: RawRequest, num_tokens: usize) {
     let sent = server.host.sent(request);
-    let streamed = if ask.stream { num_tokens } else { 0 };
-    assert_eq!(output_ids(&sent), ask.expected()[..streamed]);
+    let streamed = if content.stream { num_tokens } else { 0 };
+    assert_eq!(output_ids(&sent), content.expected()[..streamed]);
     assert_eq!(error_code(&sent), Some(INTERNAL));
     let last = sent.last().and_then(|sent| sent.error.clone());
     let (_, message) = last.expect("an error");
@@ -30,15 +31,15 @@ fn assert_failed(server: &Server, ask: &Ask, request: RawRequest, num_tokens: us
 fn a_panic_while_the_responder_holds_answers_answers_every_request_once_after_its_tokens() {
     for num_steps in [0, 1, 3] {
         let mut server = Server::load(&[("synthetic_fail_after", &num_steps.to_string())]);
-        let asks = asks();
-        let requests = asks.each_ref().map(|ask| server.ask(ask));
+        let contents = contents();
+        let requests = contents.each_ref().map(|content| server.request(content));
         for _ in 0..num_steps {
             assert_eq!(server.execute(&requests), Ok(()));
             assert_eq!(server.ready(), Ok(()));
         }
         assert_eq!(server.execute(&requests), Ok(()), "the requests were ours");
-        for (ask, request) in asks.iter().zip(requests) {
-            assert_failed(&server, ask, request, num_steps);
+        for (content, request) in contents.iter().zip(requests) {
+            assert_failed(&server, content, request, num_steps);
         }
         let (reported, _) = server.host.statistics();
         assert!(reported.len() == 3 && reported.iter().all(|(_, success, _)| !success));
@@ -49,8 +50,8 @@ fn a_panic_while_the_responder_holds_answers_answers_every_request_once_after_it
 #[test]
 fn an_instance_whose_step_panicked_accepts_no_more_requests() {
     let mut server = Server::load(&[("synthetic_fail_after", "2")]);
-    let [first, second, third] = asks();
-    let (in_batch, held) = (server.ask(&first), server.ask(&second));
+    let [first, second, third] = contents();
+    let (in_batch, held) = (server.request(&first), server.request(&second));
     for _ in 0..2 {
         assert_eq!(server.execute(&[in_batch, held]), Ok(()));
     }
@@ -60,7 +61,7 @@ fn an_instance_whose_step_panicked_accepts_no_more_requests() {
     let (code, message) = server.ready().expect_err("not ready any more");
     assert_eq!(code, UNAVAILABLE);
     assert!(message.contains("load the model again"), "{message}");
-    let new = server.ask(&third);
+    let new = server.request(&third);
     for request in [held, new] {
         assert_eq!(server.execute(&[request]), Ok(()));
         let sent = server.host.sent(request);
@@ -82,23 +83,23 @@ fn a_step_that_fails_between_two_calls_is_seen_without_another_call() {
             "synthetic_fail_after": { "string_value": "3" },
         },
     }));
-    let [ask, ..] = asks();
-    let request = server.ask(&ask);
+    let [content, ..] = contents();
+    let request = server.request(&content);
     assert_eq!(server.execute(&[request]), Ok(()));
     server.wait_until("the instance is not ready", || server.ready().is_err());
     let (code, message) = server.ready().expect_err("not ready");
     assert_eq!(code, UNAVAILABLE);
     assert!(message.contains("load the model again"), "{message}");
     server.wait_for_final(request);
-    assert_failed(&server, &ask, request, 3);
+    assert_failed(&server, &content, request, 3);
     server.unload();
 }
 
 #[test]
 fn the_gauges_of_a_failed_instance_are_zero() {
     let mut server = Server::load(&[("synthetic_fail_after", "2")]);
-    let [ask, ..] = asks();
-    let request = server.ask(&ask);
+    let [content, ..] = contents();
+    let request = server.request(&content);
     for _ in 0..2 {
         assert_eq!(server.execute(&[request]), Ok(()));
     }

@@ -1,7 +1,7 @@
 //! Answers that take long to send do not delay others.
 
 use crate::fake_triton::{Parameter, Where};
-use crate::served::{Ask, Server, rows};
+use crate::served::{ClientRequest, Server, rows};
 
 #[test]
 fn neither_steps_nor_small_answers_wait_for_a_large_answer() {
@@ -11,7 +11,7 @@ fn neither_steps_nor_small_answers_wait_for_a_large_answer() {
         ("max_num_tokens", "8192"),
     ]);
     // Eight times the prompt plus a token: megabytes.
-    let large = Ask::of_lengths(100_000, 1, false).of_sequences(8);
+    let large = ClientRequest::of_lengths(100_000, 1, false).of_sequences(8);
     let mut spec = server.spec(&large);
     for (name, value) in &mut spec.parameters {
         if name.as_c_str() == c"exclude_input_in_output" {
@@ -25,16 +25,16 @@ fn neither_steps_nor_small_answers_wait_for_a_large_answer() {
     // Its answer is blocked for as long as the test needs. More requests than fit into a channel are served
     // meanwhile.
     let cheap = [
-        Ask::of_lengths(3, 5, true),
-        Ask::of_lengths(40, 2, false),
-        Ask::of_lengths(1, 9, false).of_sequences(3),
+        ClientRequest::of_lengths(3, 5, true),
+        ClientRequest::of_lengths(40, 2, false),
+        ClientRequest::of_lengths(1, 9, false).of_sequences(3),
     ];
     // Nothing is asserted while it is blocked: a failing test would then wait for it forever.
     let mut answers = Vec::new();
     for _ in 0..20 {
-        let requests = cheap.each_ref().map(|ask| server.ask(ask));
+        let requests = cheap.each_ref().map(|content| server.request(content));
         server.finish(&requests);
-        for (ask, request) in cheap.iter().zip(requests) {
+        for (content, request) in cheap.iter().zip(requests) {
             let is_final = |server: &Server| {
                 let sent = server.host.sent(request);
                 sent.last().is_some_and(|it| it.is_final)
@@ -42,7 +42,7 @@ fn neither_steps_nor_small_answers_wait_for_a_large_answer() {
             while !is_final(&server) {
                 std::thread::yield_now();
             }
-            answers.push((ask, server.host.sent(request)));
+            answers.push((content, server.host.sent(request)));
         }
     }
     // The metrics are updated after the answers; its blocks are freed while it is blocked.
@@ -55,9 +55,9 @@ fn neither_steps_nor_small_answers_wait_for_a_large_answer() {
 
     assert!(is_held);
     assert_eq!(place, Where::Released);
-    for (ask, sent) in answers {
-        let expected = vec![ask.expected(); ask.num_sequences];
-        assert_eq!(rows(&sent, ask.num_sequences), expected);
+    for (content, sent) in answers {
+        let expected = vec![content.expected(); content.num_sequences];
+        assert_eq!(rows(&sent, content.num_sequences), expected);
     }
     server.unload();
     let sent = server.host.sent(heavy);

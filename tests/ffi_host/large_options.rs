@@ -5,12 +5,12 @@ use std::ffi::{CStr, CString};
 use triton_inflight::triton::DataType;
 
 use crate::fake_triton::{Input, Parameter};
-use crate::served::{Ask, Server, error_code, output_ids};
+use crate::served::{ClientRequest, Server, error_code, output_ids};
 use crate::{INVALID, RawRequest};
 
 /// A request with an additional parameter.
 fn with_parameter(server: &mut Server, name: &CStr, text: String) -> RawRequest {
-    let mut spec = server.spec(&Ask::of_lengths(4, 6, true));
+    let mut spec = server.spec(&ClientRequest::of_lengths(4, 6, true));
     let text = CString::new(text).expect("no NUL");
     spec.parameters
         .push((name.to_owned(), Parameter::String(text)));
@@ -19,7 +19,7 @@ fn with_parameter(server: &mut Server, name: &CStr, text: String) -> RawRequest 
 
 /// A request with an additional input.
 fn with_tensor(server: &mut Server, name: &CStr, data: Vec<u8>) -> RawRequest {
-    let mut spec = server.spec(&Ask::of_lengths(4, 6, true));
+    let mut spec = server.spec(&ClientRequest::of_lengths(4, 6, true));
     spec.inputs.push(Input {
         name: name.to_owned(),
         data_type: DataType::Bytes,
@@ -37,7 +37,7 @@ fn encoded(text: &str) -> Vec<u8> {
 #[test]
 fn an_option_has_one_limit_as_a_parameter_and_as_a_tensor() {
     let mut server = Server::load(&[]);
-    let ask = Ask::of_lengths(4, 6, true);
+    let content = ClientRequest::of_lengths(4, 6, true);
     for (name, limit) in [
         (c"messages", 1 << 20),
         (c"guided_json", 1 << 20),
@@ -47,7 +47,7 @@ fn an_option_has_one_limit_as_a_parameter_and_as_a_tensor() {
     ] {
         // The inner part is not valid JSON, but it is never parsed.
         let text = "[".repeat(limit + 1);
-        let neighbour = server.ask(&ask);
+        let neighbour = server.request(&content);
         let parameter = with_parameter(&mut server, name, text.clone());
         let tensor = with_tensor(&mut server, name, encoded(&text));
         assert_eq!(server.execute(&[parameter, neighbour, tensor]), Ok(()));
@@ -86,14 +86,14 @@ fn an_unknown_option_is_rejected_by_name_whatever_its_size() {
     server.unload();
     assert_eq!(
         output_ids(&server.host.sent(ignored)),
-        Ask::of_lengths(4, 6, true).expected()
+        ClientRequest::of_lengths(4, 6, true).expected()
     );
 }
 
 #[test]
 fn a_request_with_too_many_options_is_rejected() {
     let mut server = Server::load(&[]);
-    let mut spec = server.spec(&Ask::of_lengths(4, 6, true));
+    let mut spec = server.spec(&ClientRequest::of_lengths(4, 6, true));
     for _ in 0..300 {
         spec.parameters
             .push((c"seed".to_owned(), Parameter::Int(1)));

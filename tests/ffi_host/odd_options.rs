@@ -251,14 +251,14 @@ fn with_arbitrary_options_every_request_is_answered_once_and_none_affects_anothe
     let names = names();
     let mut draw = Draw::from_seed(11);
     let mut number = 0;
-    let mut ask = |prompt: &str, options| {
+    let mut send = |prompt: &str, options| {
         number += 1;
         request(&server, number, prompt, options)
     };
     let (mut num_served, mut num_refused) = (0, 0);
     let mut expected: Option<Vec<Sent>> = None;
     for batch in 0..NUM_BATCHES {
-        let witness = ask(known_prompt(), Vec::new());
+        let witness = send(known_prompt(), Vec::new());
         let odd: Vec<_> = (0..3)
             .map(|_| {
                 let prompt = match draw.one_in(8) {
@@ -266,7 +266,7 @@ fn with_arbitrary_options_every_request_is_answered_once_and_none_affects_anothe
                     false => known_prompt(),
                 };
                 let options = some_options(&mut draw, &names);
-                ask(prompt, options)
+                send(prompt, options)
             })
             .collect();
         let all = [&[witness][..], &odd].concat();

@@ -4,7 +4,7 @@ use triton_inflight::triton::sys;
 
 use crate::draw::Draw;
 use crate::fake_triton::Where;
-use crate::served::{Ask, Server, error_code, rows};
+use crate::served::{ClientRequest, Server, error_code, rows};
 use crate::{INVALID, RawRequest};
 
 const CANCELLED: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_CANCELLED.0;
@@ -14,15 +14,15 @@ const CANCELLED: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_CANCELLE
 fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
     let mut draw = Draw::from_seed(seed);
     let mut server = Server::load(parameters);
-    let mut asked: Vec<(Ask, RawRequest)> = Vec::new();
+    let mut started: Vec<(ClientRequest, RawRequest)> = Vec::new();
     let mut live: Vec<RawRequest> = Vec::new();
     for _ in 0..200 {
         if live.len() < 8 && draw.one_in(2) {
             let (prompt, max_tokens) = (1 + draw.below(30), 1 + draw.below(30));
-            let ask = Ask::of_lengths(prompt, max_tokens, draw.one_in(2));
-            let ask = ask.of_sequences([1, 1, 2, 4][draw.below(4)]);
-            let request = server.ask(&ask);
-            asked.push((ask, request));
+            let content = ClientRequest::of_lengths(prompt, max_tokens, draw.one_in(2));
+            let content = content.of_sequences([1, 1, 2, 4][draw.below(4)]);
+            let request = server.request(&content);
+            started.push((content, request));
             live.push(request);
         }
         if !live.is_empty() && draw.one_in(10) {
@@ -53,9 +53,9 @@ fn random_walk(seed: u64, parameters: &[(&str, &str)]) {
     server.unload();
 
     let mut num_whole = 0;
-    for (ask, request) in asked {
+    for (content, request) in started {
         let sent = server.host.sent(request);
-        let (rows, expected) = (rows(&sent, ask.num_sequences), ask.expected());
+        let (rows, expected) = (rows(&sent, content.num_sequences), content.expected());
         let whole = sent
             .last()
             .is_some_and(|last| last.is_final && last.error.is_none());

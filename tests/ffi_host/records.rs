@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::served::{Ask, Server};
+use crate::served::{ClientRequest, Server};
 
 /// A statistics file that is deleted after the test.
 struct StatsFile(PathBuf);
@@ -64,7 +64,8 @@ fn is_counted_from_one(records: &[Value]) -> bool {
 fn quick_steps_are_all_recorded_in_order_with_and_without_streaming() {
     let file = StatsFile::of("quick");
     let mut server = file.load("0");
-    let requests = [false, true].map(|stream| server.ask(&Ask::of_lengths(5, 700, stream)));
+    let requests =
+        [false, true].map(|stream| server.request(&ClientRequest::of_lengths(5, 700, stream)));
     server.finish(&requests);
     server.unload();
     let records = file.records();
@@ -83,7 +84,7 @@ fn quick_steps_are_all_recorded_in_order_with_and_without_streaming() {
 fn records_of_many_quick_steps_are_written_before_the_end() {
     let file = StatsFile::of("many");
     let mut server = file.load("0");
-    let request = server.ask(&Ask::of_lengths(5, 1000, false));
+    let request = server.request(&ClientRequest::of_lengths(5, 1000, false));
     for _ in 0..600 {
         assert_eq!(server.execute(&[request]), Ok(()));
     }
@@ -97,7 +98,7 @@ fn records_of_many_quick_steps_are_written_before_the_end() {
 fn a_slow_steps_record_does_not_wait_for_the_next_step() {
     let file = StatsFile::of("slow");
     let mut server = file.load("110000");
-    let request = server.ask(&Ask::of_lengths(5, 3, false));
+    let request = server.request(&ClientRequest::of_lengths(5, 3, false));
     for count in 1..=2 {
         assert_eq!(server.execute(&[request]), Ok(()));
         assert!(file.has(count), "the record of step {count}");
@@ -110,7 +111,7 @@ fn a_slow_steps_record_does_not_wait_for_the_next_step() {
 fn the_last_steps_records_are_written_after_their_answers() {
     let file = StatsFile::of("last");
     let mut server = file.load("0");
-    let request = server.ask(&Ask::of_lengths(5, 4, false));
+    let request = server.request(&ClientRequest::of_lengths(5, 4, false));
     server.finish(&[request]);
     assert!(file.has(4), "nothing is in flight any more");
     server.unload();

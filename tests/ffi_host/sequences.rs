@@ -1,7 +1,7 @@
 //! The real backend in the fake server: requests for several sequences, among requests for one.
 
 use crate::fake_triton::{Parameter, Sent, Where};
-use crate::served::{Ask, Server, error_code, rows};
+use crate::served::{ClientRequest, Server, error_code, rows};
 use crate::{INVALID, RawRequest};
 
 /// The texts of an output, one per row.
@@ -20,18 +20,18 @@ fn texts(sent: &Sent, output: &str) -> Vec<String> {
 }
 
 /// Checks a whole answer: every row matches the prompt, in one response or several.
-fn assert_whole(server: &Server, ask: &Ask, request: RawRequest) {
+fn assert_whole(server: &Server, content: &ClientRequest, request: RawRequest) {
     let sent = server.host.sent(request);
-    let rows = rows(&sent, ask.num_sequences);
-    assert_eq!(rows, vec![ask.expected(); ask.num_sequences]);
+    let rows = rows(&sent, content.num_sequences);
+    assert_eq!(rows, vec![content.expected(); content.num_sequences]);
     let last = sent.last().expect("a response");
     assert!(last.is_final && last.error.is_none() && last.after_release);
     assert_eq!(
         texts(last, "finish_reason"),
-        vec!["length"; ask.num_sequences]
+        vec!["length"; content.num_sequences]
     );
     assert_eq!(sent.iter().filter(|sent| sent.is_final).count(), 1);
-    assert_eq!(sent.len() > 1, ask.stream);
+    assert_eq!(sent.len() > 1, content.stream);
 }
 
 #[test]
@@ -59,21 +59,25 @@ fn the_sequences_of_a_request_are_rows_of_one_answer_in_every_scheme() {
     for scheme in schemes {
         let mut server = Server::load(&[&tight, *scheme].concat());
         let streams = !scheme.contains(&("gpt_model_type", "V1"));
-        let asks = [
-            Ask::of_lengths(30, 12, streams).of_sequences(5),
-            Ask::of_lengths(3, 20, false),
-            Ask::of_lengths(30, 25, false).of_sequences(8),
-            Ask::of_lengths(9, 1, false).of_sequences(2),
-            Ask::of_lengths(30, 7, streams),
+        let contents = [
+            ClientRequest::of_lengths(30, 12, streams).of_sequences(5),
+            ClientRequest::of_lengths(3, 20, false),
+            ClientRequest::of_lengths(30, 25, false).of_sequences(8),
+            ClientRequest::of_lengths(9, 1, false).of_sequences(2),
+            ClientRequest::of_lengths(30, 7, streams),
         ];
-        let requests = asks.each_ref().map(|ask| server.ask(ask));
+        let requests = contents.each_ref().map(|content| server.request(content));
         server.finish(&requests);
         server.unload();
-        for (ask, request) in asks.iter().zip(requests) {
-            assert_whole(&server, ask, request);
+        for (content, request) in contents.iter().zip(requests) {
+            assert_whole(&server, content, request);
         }
         let (reported, _) = server.host.statistics();
-        assert_eq!(reported.len(), asks.len(), "each request is counted once");
+        assert_eq!(
+            reported.len(),
+            contents.len(),
+            "each request is counted once"
+        );
         assert_eq!(server.num_used_blocks(), 0.0, "{scheme:?}");
     }
 }
@@ -83,13 +87,13 @@ fn all_sequences_end_with_their_request() {
     for overlap in ["false", "true"] {
         let mut server =
             Server::load(&[("enable_trt_overlap", overlap), ("max_num_requests", "4")]);
-        let ask = Ask::of_lengths(4, 200, true).of_sequences(6);
-        let other = Ask::of_lengths(5, 30, true);
-        let (cancelled, goes_on) = (server.ask(&ask), server.ask(&other));
-        let mut spec = server.spec(&ask);
+        let content = ClientRequest::of_lengths(4, 200, true).of_sequences(6);
+        let other = ClientRequest::of_lengths(5, 30, true);
+        let (cancelled, goes_on) = (server.request(&content), server.request(&other));
+        let mut spec = server.spec(&content);
         spec.timeout_us = 1;
         let late = server.host.request(spec);
-        let mut spec = server.spec(&ask);
+        let mut spec = server.spec(&content);
         spec.client_id = c"me".to_owned();
         let stopped = server.host.request(spec);
         let all = [cancelled, goes_on, late, stopped];
@@ -102,7 +106,7 @@ fn all_sequences_end_with_their_request() {
             assert_eq!(server.execute(&held), Ok(()));
         }
         server.host.cancel(cancelled);
-        let mut spec = server.spec(&Ask::of_lengths(1, 1, false));
+        let mut spec = server.spec(&ClientRequest::of_lengths(1, 1, false));
         spec.client_id = c"me".to_owned();
         spec.parameters
             .push((c"stop".to_owned(), Parameter::Bool(true)));
@@ -122,7 +126,7 @@ fn all_sequences_end_with_their_request() {
             assert!(last.is_final && last.error.is_none());
             assert_eq!(texts(last, "finish_reason"), [reason; 6]);
             let rows = rows(&sent, 6);
-            assert!(rows.iter().all(|ids| ask.expected().starts_with(ids)));
+            assert!(rows.iter().all(|ids| content.expected().starts_with(ids)));
         }
         let sent = server.host.sent(cancelled);
         assert!(sent.iter().all(|sent| !sent.is_final));
@@ -160,7 +164,7 @@ fn more_sequences_than_slots_and_identical_sequences_are_rejected() {
         ),
     ];
     for (options, expected) in cases {
-        let mut spec = server.spec(&Ask::of_lengths(3, 5, false));
+        let mut spec = server.spec(&ClientRequest::of_lengths(3, 5, false));
         for (name, value) in *options {
             let name = std::ffi::CString::new(*name).expect("a name");
             spec.parameters.push((name, Parameter::Int(*value)));
@@ -181,7 +185,7 @@ fn more_sequences_than_slots_and_identical_sequences_are_rejected() {
 #[test]
 fn a_request_is_counted_once_and_each_of_its_sequences_separately() {
     let mut server = Server::load(&[]);
-    let request = server.ask(&Ask::of_lengths(4, 6, false).of_sequences(3));
+    let request = server.request(&ClientRequest::of_lengths(4, 6, false).of_sequences(3));
     server.finish(&[request]);
     server.unload();
     let families = server.host.families();

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use triton_inflight::triton::sys;
 
 use fake_triton::{Parameter, Where};
-use served::{Ask, Server, error_code, output_ids};
+use served::{ClientRequest, Server, error_code, output_ids};
 
 const INTERNAL: u32 = sys::TRITONSERVER_Error_Code::TRITONSERVER_ERROR_INTERNAL.0;
 
@@ -62,15 +62,15 @@ fn num_panics() -> usize {
 fn a_panic_while_a_request_is_read_ends_that_request_alone() {
     let mut server = Server::load(&[]);
     set_trap(Some("is ignored"));
-    let ask = Ask::of_lengths(4, 6, true);
-    let before = server.ask(&ask);
+    let content = ClientRequest::of_lengths(4, 6, true);
+    let before = server.request(&content);
     assert_eq!(server.execute(&[before]), Ok(()));
     // The backend logs that this option has no effect.
-    let mut spec = server.spec(&ask);
+    let mut spec = server.spec(&content);
     let unused = (c"lookahead_ngram_size".to_owned(), Parameter::Int(3));
     spec.parameters.push(unused);
     let broken = server.host.request(spec);
-    let after = server.ask(&ask);
+    let after = server.request(&content);
     assert_eq!(server.execute(&[before, broken, after]), Ok(()));
     assert_eq!(num_panics(), 1);
     assert_eq!(server.host.place(broken), Where::Released);
@@ -82,7 +82,7 @@ fn a_panic_while_a_request_is_read_ends_that_request_alone() {
     server.unload();
     set_trap(None);
     for request in [before, after] {
-        assert_eq!(output_ids(&server.host.sent(request)), ask.expected());
+        assert_eq!(output_ids(&server.host.sent(request)), content.expected());
     }
 }
 
@@ -91,13 +91,13 @@ fn a_panic_while_a_step_is_recorded_leaves_no_request_without_an_answer() {
     let mut server = Server::load(&[]);
     server.host.set_verbose(true);
     set_trap(Some("Active Request Count"));
-    let asks = [true, false, false].map(|stream| Ask::of_lengths(4, 3, stream));
+    let contents = [true, false, false].map(|stream| ClientRequest::of_lengths(4, 3, stream));
     for _ in 0..20 {
-        let requests = asks.each_ref().map(|ask| server.ask(ask));
+        let requests = contents.each_ref().map(|content| server.request(content));
         server.finish(&requests);
-        for (request, ask) in requests.into_iter().zip(&asks) {
+        for (request, content) in requests.into_iter().zip(&contents) {
             server.wait_for_final(request);
-            assert_eq!(output_ids(&server.host.sent(request)), ask.expected());
+            assert_eq!(output_ids(&server.host.sent(request)), content.expected());
         }
     }
     assert_eq!(server.ready(), Ok(()));

@@ -46,7 +46,7 @@ pub struct Server {
 
 /// A client's request.
 #[derive(Clone)]
-pub struct Ask {
+pub struct ClientRequest {
     pub prompt: Vec<TokenId>,
     pub max_tokens: usize,
     pub stream: bool,
@@ -90,19 +90,19 @@ impl Server {
     }
 
     /// A new request with its own sequence.
-    pub fn ask(&mut self, ask: &Ask) -> RawRequest {
-        let spec = self.spec(ask);
+    pub fn request(&mut self, content: &ClientRequest) -> RawRequest {
+        let spec = self.spec(content);
         self.host.request(spec)
     }
 
     /// A new request's specification, to be changed before it is sent.
-    pub fn spec(&mut self, ask: &Ask) -> Spec {
+    pub fn spec(&mut self, content: &ClientRequest) -> Spec {
         self.num_requests += 1;
-        spec(ask, Correlation::Number(self.num_requests))
+        spec(content, Correlation::Number(self.num_requests))
     }
 
-    pub fn ask_as(&self, ask: &Ask, correlation: Correlation) -> RawRequest {
-        self.host.request(spec(ask, correlation))
+    pub fn request_as(&self, content: &ClientRequest, correlation: Correlation) -> RawRequest {
+        self.host.request(spec(content, correlation))
     }
 
     /// One Execute call with requests that the backend or Triton owns.
@@ -192,24 +192,24 @@ impl Server {
     }
 }
 
-fn spec(ask: &Ask, correlation: Correlation) -> Spec {
-    let ids = ask
+fn spec(content: &ClientRequest, correlation: Correlation) -> Spec {
+    let ids = content
         .prompt
         .iter()
         .flat_map(|id| (*id as i32).to_le_bytes())
         .collect();
     let mut parameters = vec![(
         c"max_tokens".to_owned(),
-        Parameter::Int(ask.max_tokens as i64),
+        Parameter::Int(content.max_tokens as i64),
     )];
-    parameters.push(match ask.stream {
+    parameters.push(match content.stream {
         true => (c"stream".to_owned(), Parameter::Bool(true)),
         false => (c"exclude_input_in_output".to_owned(), Parameter::Bool(true)),
     });
-    if ask.num_sequences > 1 {
+    if content.num_sequences > 1 {
         // The synthetic runner does not sample, but a greedy request has only one sequence.
         parameters.push((c"temperature".to_owned(), Parameter::Double(1.0)));
-        let n = Parameter::Int(ask.num_sequences as i64);
+        let n = Parameter::Int(content.num_sequences as i64);
         parameters.push((c"n".to_owned(), n));
     }
     let outputs = ["output_ids", "finish_reason", "num_output_tokens"];
@@ -219,7 +219,7 @@ fn spec(ask: &Ask, correlation: Correlation) -> Spec {
         inputs: vec![Input {
             name: c"input_ids".to_owned(),
             data_type: DataType::Int32,
-            shape: vec![1, ask.prompt.len() as i64],
+            shape: vec![1, content.prompt.len() as i64],
             buffers: vec![ids],
             on_gpu: false,
         }],
@@ -230,7 +230,7 @@ fn spec(ask: &Ask, correlation: Correlation) -> Spec {
     }
 }
 
-impl Ask {
+impl ClientRequest {
     pub fn of_lengths(prompt: usize, max_tokens: usize, stream: bool) -> Self {
         let prompt = (0..prompt).map(|i| (i * 7 % 64) as TokenId).collect();
         Self {
