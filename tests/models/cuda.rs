@@ -138,6 +138,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 kept_rows: &rows,
                 sampled_rows: &rows,
                 sampling: &vec![None; num_rows],
+                change_lists: &[],
                 has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);
