@@ -70,14 +70,15 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         chunks,
         reuse,
         window,
-        1usize..=2,
+        prop_oneof![2 => Just((1usize, false)), 3 => Just((1, true)), 2 => Just((2, false))],
         speculation,
     );
     let beams = prop_oneof![1 => Just(1u32), 2 => 2u32..5];
     (sizes, options, beams).prop_map(|(sizes, options, max_beam_width)| {
         let (block_size, max_seq_len, blocks, max_num_requests, more_tokens) = sizes;
         let (more_blocks, num_host_blocks) = blocks;
-        let (scheme, policy, chunks, reuse, window, num_micro_batches, speculation) = options;
+        let (scheme, policy, chunks, reuse, window, out, speculation) = options;
+        let (num_micro_batches, plan_ahead) = out;
         let lockstep = scheme == BatchingScheme::V1;
         let policy = match policy {
             CapacityPolicy::MaxUtilization if lockstep => CapacityPolicy::GuaranteedNoEvict,
@@ -110,6 +111,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
             enable_chunked_context: chunks.is_some(),
             chunk_policy: chunks.unwrap_or(ContextChunkPolicy::FirstComeFirstServed),
             num_micro_batches: if lockstep { 1 } else { num_micro_batches },
+            plan_ahead: plan_ahead && scheme == BatchingScheme::InflightFused,
             reuse,
             window,
             speculation: speculation.filter(|_| !lockstep),
@@ -359,6 +361,37 @@ fn a_pool_that_is_far_too_small_pauses_often_and_still_serves_everybody() {
     }
     world.run_to_end();
     assert!(world.num_pauses > 64, "only {} pauses", world.num_pauses);
+}
+
+#[test]
+fn steps_are_planned_before_tokens_are_known() {
+    let config = EngineConfig {
+        plan_ahead: true,
+        ..engine_support::wide_config()
+    };
+    let mut world = World::new(config.clone());
+    let num_tokens = 30;
+    for n in 0..8 {
+        let mut request = TestRequest::of_lengths(1 + n, num_tokens);
+        request.has_end_id = n % 2 == 0;
+        world.add(request).expect("fits");
+    }
+    world.run_to_end();
+    let num_ahead = world.num_ahead;
+    assert!(num_ahead > 2 * u64::from(num_tokens), "only {num_ahead}");
+    // Some tokens only the host can choose.
+    assert!(world.num_missed > 0);
+
+    // A request that needs the host between two steps holds up the others, and is served.
+    let mut world = World::new(config);
+    let mut request = TestRequest::of_lengths(5, num_tokens);
+    request.outputs.generation_logits = true;
+    world.add(request).expect("fits");
+    world
+        .add(TestRequest::of_lengths(6, num_tokens))
+        .expect("fits");
+    world.run_to_end();
+    assert_eq!(world.num_ahead, 0);
 }
 
 #[test]

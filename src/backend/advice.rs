@@ -48,6 +48,13 @@ pub fn advice(setting: &Setting<'_>) -> Vec<String> {
             engine.max_num_requests
         ));
     }
+    if engine.plan_ahead && engine.speculation.is_some() {
+        advice.push(
+            "enable_trt_overlap is true and has no effect while a request with drafts is in flight, which are chosen when \
+             the tokens of the last step are known; set speculation to none, or enable_trt_overlap to false"
+                .to_owned(),
+        );
+    }
     if let Some(num_threads) = settings.num_threads
         && num_threads.get() > num_cores
     {
@@ -71,6 +78,7 @@ pub fn advice(setting: &Setting<'_>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Speculation;
 
     fn given(parameters: &[(&str, &str)], change: impl FnOnce(&mut Setting<'_>)) -> Vec<String> {
         let settings = Settings::parse(parameters.iter().copied()).expect("good parameters");
@@ -124,6 +132,31 @@ mod tests {
             for word in words {
                 assert!(advice.contains(word), "{advice}");
             }
+        }
+        let ahead = EngineConfig {
+            plan_ahead: true,
+            ..EngineConfig::default()
+        };
+        let drafted = EngineConfig {
+            speculation: Some(Speculation {
+                max_draft_tokens: 4,
+                prompt_lookup: None,
+            }),
+            ..ahead.clone()
+        };
+        let overlap = [("enable_trt_overlap", "true")];
+        for (engine, num_warnings) in [(ahead, 0), (drafted, 1)] {
+            let mut advice = Vec::new();
+            given(&overlap, |setting| {
+                let setting = Setting {
+                    engine: &engine,
+                    ..*setting
+                };
+                advice = super::advice(&setting);
+            });
+            assert_eq!(advice.len(), num_warnings, "{advice:?}");
+            let is_named = |text: &String| text.contains("set speculation to none");
+            assert!(advice.iter().all(is_named), "{advice:?}");
         }
         let inside = |setting: &mut Setting<'_>| {
             setting.stats_folder = Some(Path::new("/repository/model/1"));

@@ -72,15 +72,17 @@ pub(super) fn knobs() -> Vec<Knob> {
              only if it can run to its last token. `max_utilization` starts every request that fits now and, when \
              blocks run out, pauses the most recently started one; a paused request resumes automatically, and \
              only its latency is affected. `static_batch` starts requests only after all running requests have \
-             finished (with `enable_trt_overlap`: all requests of their micro-batch).",
+             finished (with two micro-batches, see `enable_trt_overlap`: all requests of theirs).",
         ),
         knob(
             "enable_trt_overlap",
             flag(),
             |s| &mut s.enable_trt_overlap,
-            "Splits the requests into two micro-batches: one is computed while the host processes the output of \
-             the other. Each request then takes part in every second step, and the weights are read twice as \
-             often, so this pays off only if host work is a large part of a step.",
+            "Whether one step is computed while the host processes the output of another. On a GPU, with \
+             `inflight_fused_batching`, the next step begins before the host knows the tokens of the last one: see \
+             [GPUs](gpus.md#overlap). On the CPU, and with `inflight_batching`, the requests are split into two \
+             micro-batches, which take turns: each request then takes part in every second step, and the weights are \
+             read twice as often, so this pays off only if host work is a large part of a step.",
         ),
         knob(
             "speculation",
@@ -117,7 +119,7 @@ pub(super) fn knobs() -> Vec<Knob> {
             "max_num_requests",
             optional(count(1..=MAX_COUNT), "`max_batch_size`"),
             |s| &mut s.max_num_requests,
-            "Maximum number of requests in one step; with `enable_trt_overlap`, in both micro-batches together. \
+            "Maximum number of requests in one step; with two micro-batches (`enable_trt_overlap`), in both together. \
              Triton's own `max_batch_size` limits how many requests Triton passes to the backend; requests beyond \
              `max_num_requests` wait in the backend.",
         ),

@@ -40,7 +40,7 @@ pub use kv_layout::{KvDtype, KvLayout};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
     DeviceSample, EmbeddingTable, FirstStep, Linear, Norm, Output, PackedWeights, QuantisedWidths,
-    RopeParams, StepCapacity, StepInputs, StepResults, StepWidths,
+    RopeParams, StepCapacity, StepInputs, StepResults, StepWidths, TokenInFlight,
 };
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape};
 pub use pool::{Pool, Turn, yield_to_others};
@@ -64,7 +64,7 @@ pub use rope::RopeTable;
 /// ```
 ///
 /// Operations may run later than they are called, in order. Only [`Device::context_logits`],
-/// [`Device::end_step`], [`Device::results`] and [`Device::host_logits`] may wait for them: so a device can upload a step at once in
+/// [`Device::end_step`], [`Device::results`], [`Device::earlier_samples`] and [`Device::host_logits`] may wait for them: so a device can upload a step at once in
 /// [`Device::begin_step`], record its operations the first time that it sees a shape and replay them after
 /// that, and fetch results when they are read.
 ///
@@ -388,6 +388,28 @@ pub trait Device: Sized {
             logits: self.host_logits(logits, num_rows)?,
             samples: &[],
         })
+    }
+
+    /// Whether a step may begin before the results of the one before it are read, with tokens that
+    /// [that one samples](StepInputs::in_flight). Never by default.
+    fn can_run_ahead(&self, _logits: &Self::Logits) -> bool {
+        false
+    }
+
+    /// Keeps what the step that has just ended samples from `num_rows` rows, so that it can be read after the next one has
+    /// begun.
+    fn keep_samples(&mut self, _logits: &mut Self::Logits, _num_rows: usize) {}
+
+    /// What was sampled in the step before the last one that has begun, once it is there. The logits are gone.
+    ///
+    /// # Errors
+    ///
+    /// If an operation of that step or of an earlier one has failed.
+    fn earlier_samples<'l>(
+        &mut self,
+        _logits: &'l mut Self::Logits,
+    ) -> Result<&'l [DeviceSample], StepError> {
+        Ok(&[])
     }
 
     /// The first rows of logits in memory of the host, once they are there. After a change by the caller, a second

@@ -19,12 +19,23 @@ pub struct StepInputs<'a> {
     pub kept_rows: &'a [u32],
     /// Which of the kept rows tokens are sampled from, ascending, as indices into `kept_rows`.
     pub sampled_rows: &'a [u32],
+    /// The tokens that the step before samples, in order; 0 is in their place.
+    pub in_flight: &'a [TokenInFlight],
     /// How tokens are sampled from these rows where the device may do it, one for each of them; empty: nowhere.
     pub sampling: &'a [Option<DeviceSampling>],
     /// The words of the lists of [`StepInputs::sampling`].
     pub change_lists: &'a [u32],
     /// Whether [`Device::context_logits`] is called in this step.
     pub has_context_logits: bool,
+}
+
+/// A token that the step before samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenInFlight {
+    /// Its index among the tokens of the step.
+    pub token: u32,
+    /// The row that it is sampled from, as an index of that step's sampled rows.
+    pub sampled_row: u32,
 }
 
 /// What a device has sampled from a row of logits.

@@ -13,6 +13,7 @@ use crate::engine::kv::{BlockTable, KvCacheManager, NextBlock};
 use crate::engine::queue::{Arrival, Queue, QueueCursor, QueueEntry};
 use crate::engine::sequence::{Rank, Sequence};
 use crate::engine::sequence_table::SequenceTable;
+use crate::engine::sequence_tokens::SequenceTokens;
 use crate::engine::{EngineConfig, Event, NewRequest, Speculation};
 
 /// All sequences that have not ended, and the KV cache that they share.
@@ -22,7 +23,8 @@ pub(super) struct ActiveSequences {
     /// In order of rank.
     running: Vec<SeqSlot>,
     queue: Queue,
-    /// Cancelled while a step with them is out. They hold their rows and blocks until it lands.
+    /// Cancelled while a step with them is out, or ended while one that was planned ahead is. They hold their rows and
+    /// blocks until it lands.
     cancelled: Vec<SeqSlot>,
     num_admitted: u64,
     block_size: BlockSize,
@@ -109,7 +111,23 @@ impl ActiveSequences {
         self.running.iter().map(|&slot| (slot, &self.table[slot]))
     }
 
-    /// The sequences that were cancelled while a step with them is out.
+    /// Whether the step after the one that is out can be planned: of each sequence that is in it, the runner knows how it
+    /// goes on, or it ends. And there is something to plan.
+    pub(super) fn can_plan_ahead(&self) -> bool {
+        let mut has_any = self.any_queued();
+        for (_, sequence) in self.running() {
+            if sequence.is_in_last_step() {
+                continue;
+            }
+            if sequence.is_out() && sequence.sampling_ahead().is_none() {
+                return false;
+            }
+            has_any = true;
+        }
+        has_any
+    }
+
+    /// The sequences that have ended, or were cancelled, while a step with them is out.
     pub(super) fn cancelled(&self) -> impl Iterator<Item = &Sequence> {
         self.cancelled.iter().map(|&slot| &self.table[slot])
     }
@@ -246,41 +264,56 @@ impl ActiveSequences {
         };
         self.running.retain(|&running| running != slot);
         self.queue.take_paused(slot);
-        if self.table[slot].is_out() {
-            self.table.hide(slot);
-            self.cancelled.push(slot);
-        } else {
-            self.end(slot);
-        }
+        self.end(slot);
         true
     }
 
-    /// Whether any sequence was cancelled while a step with it is out.
+    /// Whether any sequence was cancelled, or has ended, while a step with it is out.
     #[inline]
     pub(super) fn any_cancelled(&self) -> bool {
         !self.cancelled.is_empty()
     }
 
-    /// Removes a sequence that has come back from its step, if it was cancelled meanwhile. Returns whether it was.
-    pub(super) fn end_cancelled(&mut self, slot: SeqSlot) -> bool {
+    /// Takes a sequence back from its step, with its tokens if that has them, if it was cancelled or has ended meanwhile.
+    /// Returns whether it was.
+    pub(super) fn end_cancelled(
+        &mut self,
+        slot: SeqSlot,
+        tokens: &mut Option<Box<SequenceTokens>>,
+    ) -> bool {
         let Some(place) = self.cancelled.iter().position(|&it| it == slot) else {
             return false;
         };
-        self.cancelled.swap_remove(place);
-        self.end(slot);
+        let sequence = &mut self.table[slot];
+        sequence.come_back(tokens.take());
+        if !sequence.is_out() {
+            self.cancelled.swap_remove(place);
+            self.end(slot);
+        }
         true
     }
 
-    /// Takes a sequence out of its row and releases its blocks. If it was running,
-    /// [`sweep`](Self::sweep) must follow.
+    /// Takes a sequence out of its row and releases its blocks; if a step with it is out, when
+    /// [`end_cancelled`](Self::end_cancelled) sees it come back. If it was running, [`sweep`](Self::sweep) must follow.
     pub(super) fn end(&mut self, slot: SeqSlot) {
+        if self.table[slot].is_out() {
+            self.table.hide(slot);
+            self.cancelled.push(slot);
+            return;
+        }
         let mut sequence = self.table.remove(slot);
         sequence.release(&mut self.kv);
     }
 
     /// Removes those that have ended from those that run.
     pub(super) fn sweep(&mut self) {
-        self.running.retain(|&slot| self.table.is_taken(slot));
+        let Self {
+            running,
+            table,
+            cancelled,
+            ..
+        } = self;
+        running.retain(|slot| table.is_taken(*slot) && !cancelled.contains(slot));
     }
 
     /// Ends all that run, after `visit` has seen each.

@@ -1,7 +1,7 @@
 //! Applies the results of a step.
 //!
 //! Nearly every sequence gets one token per step and nothing else, and takes the short path. The long path is for
-//! beams, drafts, extra outputs, and sequences that were cancelled meanwhile.
+//! beams, drafts, extra outputs, and sequences that were cancelled meanwhile, or have ended in the step before.
 
 use std::iter::Peekable;
 use std::slice;
@@ -86,7 +86,7 @@ impl Landing<'_> {
     fn apply(
         &mut self,
         planned: &PlannedSequence,
-        tokens: Box<SequenceTokens>,
+        mut tokens: Option<Box<SequenceTokens>>,
         result: Option<Sampled>,
         results: &mut Results<'_>,
     ) -> Option<FinishReason> {
@@ -101,15 +101,21 @@ impl Landing<'_> {
             // If the sequence was cancelled, it has ended with its first beam.
             let (sequence, kv) = active.get_mut(planned.slot)?;
             let has_failed = Sampled::is_failure(result);
+            let tokens = tokens.expect("beams are not planned ahead");
             sequence.land_beam(planned.beam, tokens, kv_len, has_failed, kv);
             return sequence.take_candidates(result?, candidates, kv, events);
         }
         let accepted = results.accepted(planned);
-        if active.end_cancelled(planned.slot) {
+        if active.end_cancelled(planned.slot, &mut tokens) {
             while results.extra_outputs(planned.slot).is_some() {}
             return None;
         }
         let (sequence, kv) = active.sequence_mut(planned.slot);
+        if planned.is_ahead && sequence.has_missed() {
+            // Computed from a token that it does not have.
+            sequence.come_back(tokens);
+            return None;
+        }
         let num_accepted = accepted.len();
         let num_rejected = planned.num_drafts - num_accepted as u32;
         let last = accepted.last().map_or(result, |(_, result)| Some(*result));
@@ -128,6 +134,9 @@ impl Landing<'_> {
         let result = result?;
         if sequence.has_beams() {
             return sequence.take_candidates(result, candidates, kv, events);
+        }
+        if !Sampled::is_failure(Some(result)) {
+            sequence.make_up();
         }
         let mut ended = sequence.take_result(result, events);
         for &(_, result) in accepted {

@@ -22,12 +22,6 @@ impl Beam {
         }
     }
 
-    /// Whether a step has its tokens.
-    #[inline]
-    pub(super) fn is_out(&self) -> bool {
-        self.tokens.is_none()
-    }
-
     /// Its tokens.
     ///
     /// # Panics
@@ -48,20 +42,16 @@ impl Beam {
         self.tokens.take().expect("in one step at a time")
     }
 
-    /// Puts its tokens back after a step that failed for it.
+    /// Puts its tokens back after a step.
+    #[inline]
     pub(super) fn put_tokens(&mut self, tokens: Box<SequenceTokens>) {
         self.tokens = Some(tokens);
     }
 
-    /// Puts its tokens back after a step. The first `computed` of them are in the cache then.
+    /// Records that the first `computed` of its tokens are in the cache.
     #[inline]
-    pub(super) fn land(
-        &mut self,
-        tokens: Box<SequenceTokens>,
-        computed: Tokens,
-        kv: &mut KvCacheManager,
-    ) {
-        let tokens = self.tokens.insert(tokens);
+    pub(super) fn commit(&mut self, computed: Tokens, kv: &mut KvCacheManager) {
+        let tokens = self.tokens.as_ref().expect("no step has the tokens");
         kv.commit(&mut self.blocks, tokens.as_slice(), computed);
     }
 

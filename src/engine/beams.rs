@@ -160,9 +160,9 @@ impl Beams {
         kv: &mut KvCacheManager,
     ) {
         let beam = &mut self.others[beam as usize - 1];
-        match has_failed {
-            true => beam.put_tokens(tokens),
-            false => beam.land(tokens, kv_len, kv),
+        beam.put_tokens(tokens);
+        if !has_failed {
+            beam.commit(kv_len, kv);
         }
     }
 
@@ -180,7 +180,7 @@ impl Beams {
             }
             Sampled::Failed(error) => self.failure = self.failure.or(Some(error)),
             Sampled::Candidates => {}
-            Sampled::Token(_) => unreachable!("a beam has candidates"),
+            Sampled::Token(_) | Sampled::Missed => unreachable!("a beam has candidates"),
         }
         self.candidates.push(candidates.unwrap_or_default());
         self.candidates.len() == self.len()

@@ -38,6 +38,9 @@ pub struct EngineConfig {
     pub chunk_unit: BlockSize,
     /// The number of micro-batches, 1 or 2. With 2 the host works on one while the other is computed.
     pub num_micro_batches: usize,
+    /// Whether the next step is planned before the results of the last one are known: its sequences go on from tokens
+    /// that only the runner knows.
+    pub plan_ahead: bool,
     /// Which blocks of the KV cache sequences share.
     pub reuse: BlockReuse,
     /// The largest attention window of all layers; `None` if a layer sees every position.
@@ -80,6 +83,7 @@ impl Default for EngineConfig {
             chunk_policy: ContextChunkPolicy::FirstComeFirstServed,
             chunk_unit: block_size,
             num_micro_batches: 1,
+            plan_ahead: false,
             reuse: BlockReuse::PartialBlocks,
             window: None,
             paged_kv: true,
@@ -124,6 +128,17 @@ impl EngineConfig {
             return refuse(
                 format!("num_micro_batches is {}", self.num_micro_batches),
                 "set it to 1, or to 2 to overlap the host's work with the model's".into(),
+            );
+        }
+        if self.plan_ahead
+            && (self.scheme != BatchingScheme::InflightFused || self.num_micro_batches != 1)
+        {
+            return refuse(
+                format!(
+                    "plan_ahead is true, gpt_model_type is not inflight_fused_batching or num_micro_batches is {}",
+                    self.num_micro_batches
+                ),
+                "plan fused steps of one micro-batch ahead, or none".into(),
             );
         }
         if max_num_requests == 0 {
@@ -297,8 +312,21 @@ impl EngineConfig {
     pub fn min_num_blocks(&self) -> Blocks {
         let largest = self.max_table_len();
         self.window.map_or(largest, |window| {
-            largest.min(window.max_blocks(self.max_num_tokens, self.block_size))
+            largest.min(window.max_blocks(self.max_chunk(), self.block_size))
         })
+    }
+
+    /// The most steps that are planned and have not been applied.
+    pub fn max_steps_out(&self) -> usize {
+        match self.plan_ahead {
+            true => 2,
+            false => self.num_micro_batches,
+        }
+    }
+
+    /// The most positions of a sequence that are computed by steps which have not been applied.
+    fn max_chunk(&self) -> Tokens {
+        self.max_num_tokens + Tokens(self.plan_ahead.into())
     }
 
     /// The most sequences that run or are paused. Each that runs holds a block, so more than `num_blocks` would only cost
@@ -314,7 +342,7 @@ impl EngineConfig {
             num_host_blocks: self.num_host_blocks,
             block_size: self.block_size,
             window: self.window,
-            max_chunk: self.max_num_tokens,
+            max_chunk: self.max_chunk(),
             enable_reuse: self.reuse != BlockReuse::Off,
             enable_partial_reuse: self.reuse == BlockReuse::PartialBlocks,
         }

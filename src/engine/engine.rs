@@ -58,11 +58,14 @@ impl Engine {
         Self {
             active: ActiveSequences::new(&config),
             scheduler: Scheduler::new(max_rows),
-            micro_batches: MicroBatches::new(config.num_micro_batches),
+            micro_batches: MicroBatches::new(
+                config.num_micro_batches,
+                config.max_steps_out() / config.num_micro_batches,
+            ),
             lockstep: LockstepBatch::new(config.scheme),
             recorder: Recorder::default(),
             events: Vec::with_capacity(2 * max_rows),
-            spare_steps: Vec::with_capacity(config.num_micro_batches),
+            spare_steps: Vec::with_capacity(config.max_steps_out()),
             config,
         }
     }
@@ -114,7 +117,7 @@ impl Engine {
     /// ended, as after [`Engine::cancel`]; in lockstep it ends with its batch, and an [`Event::Finished`] follows.
     ///
     /// # Panics
-    /// If it is active and a step with it is out.
+    /// If it is active and a step with it is out, unless steps are planned ahead.
     pub fn finish(
         &mut self,
         id: SequenceId,
@@ -125,7 +128,10 @@ impl Engine {
         let Some(sequence) = self.active.find_mut(id) else {
             return !is_lockstep && self.cancel(id);
         };
-        assert!(!sequence.is_out(), "{id} is in a step that has not landed");
+        assert!(
+            self.config.plan_ahead || !sequence.is_out(),
+            "{id} is in a step that has not landed"
+        );
         if is_lockstep {
             sequence.end_in_batch(reason);
             return false;
@@ -162,10 +168,10 @@ impl Engine {
     }
 
     /// Plans the next step. It is empty only if nothing is active, or if everything active is in a step that has not landed
-    /// or could not be given blocks because of one.
+    /// or could not be given blocks because of one, or cannot go on before it has landed.
     ///
     /// # Panics
-    /// If a step of every micro-batch is out.
+    /// If a step of every micro-batch is out; or two, where they are [planned ahead](EngineConfig::plan_ahead).
     pub fn schedule(&mut self) -> Step {
         assert!(
             !self.micro_batches.are_all_out(),
@@ -273,6 +279,12 @@ impl Engine {
     /// Retains the blocks of a prefix no longer. They stay cached, like all others.
     pub fn release_retained(&mut self, retained: &RetainedPrefix) {
         self.active.kv_mut().release_retained(retained);
+    }
+
+    /// Whether there may be something to plan before the step that is out has landed, where steps are
+    /// [planned ahead](EngineConfig::plan_ahead).
+    pub fn can_plan_ahead(&self) -> bool {
+        self.config.plan_ahead && !self.micro_batches.are_all_out() && self.active.can_plan_ahead()
     }
 
     /// The configuration.

@@ -36,7 +36,9 @@
 //! - Sequences are paused only under [`CapacityPolicy::MaxUtilization`]. One with beams is never paused: all the
 //!   blocks that it may need are set aside.
 //! - Every accepted request ends exactly once: with an [`Event::Finished`], or with an [`Engine::cancel`] that
-//!   returns `true`. Its blocks are free by then.
+//!   returns `true`. Its blocks are free by then, or as soon as no step that is out has it.
+//! - A step that is planned ahead has only sequences that go on whatever the step before samples, unless that ends them:
+//!   then the result is thrown away, and its position in the KV cache is never registered for reuse.
 #![forbid(unsafe_code)]
 
 mod active;

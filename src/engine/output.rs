@@ -13,13 +13,18 @@ pub enum Sampled {
     Candidates,
     /// No token could be chosen. The sequence ends, see [`FinishReason::of`]; the others continue.
     Failed(SampleError),
+    /// The token is not known, because the step was computed too early for the sequence: it went on from a token that
+    /// only the host can choose, or only the host can choose this one and the next step has replaced the logits. The
+    /// step is void for the sequence. Only where steps are planned ahead.
+    Missed,
 }
 
 impl Sampled {
-    /// Whether a sequence failed. Its keys and values may be NaN, so no other sequence may use them.
+    /// Whether a sequence has failed, or missed its token. Its keys and values may be NaN, or those of another token, so
+    /// no other sequence may use them.
     #[inline]
     pub(super) fn is_failure(result: Option<Self>) -> bool {
-        matches!(result, Some(Self::Failed(_)))
+        matches!(result, Some(Self::Failed(_) | Self::Missed))
     }
 }
 
@@ -76,7 +81,8 @@ pub enum Event {
     /// `Finished`, unless the search failed or found nothing; and during the search if
     /// [`OutputOptions::beams`](crate::engine::OutputOptions::beams) asks for them. A beam search has no `Token`.
     Hypotheses(SequenceId, Box<[Hypothesis]>),
-    /// It has ended: its blocks are free, and the engine has forgotten it. Comes after its last `Token`.
+    /// It has ended: its blocks are free, and the engine has forgotten it. Comes after its last `Token`. Where steps are
+    /// planned ahead, the step behind may still be computed for it: its blocks are free when that has been applied.
     Finished(SequenceId, FinishReason),
 }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::base::{BlockId, BlockSize, HostBlockId, SeqSlot, SequenceId, TokenId, Tokens};
 use crate::engine::OutputOptions;
 use crate::engine::sequence_tokens::SequenceTokens;
-use crate::sampling::SamplingInput;
+use crate::sampling::{PlainSampling, SamplingInput};
 
 /// The part of a step that belongs to one sequence, or to one of its beams.
 ///
@@ -41,6 +41,9 @@ pub struct PlannedSequence {
     /// How many tokens at the end of the chunk are drafts. The row of the last token and those of the drafts are
     /// sampled in order, as long as the draft is the token that was sampled before it.
     pub num_drafts: u32,
+    /// Whether its only token is the one that the step before this one samples for the sequence in `slot`, so that
+    /// `token_ids` does not have it: 0 is in its place.
+    pub is_ahead: bool,
 }
 
 /// Keys and values to be copied to a block of one sequence from a block of which it shares only the beginning.
@@ -102,8 +105,10 @@ pub struct StepPlan<'a> {
     /// Padding tokens that a model call in lockstep (V1) computes in addition: it is a rectangle, as wide as its
     /// longest sequence. They are not in `token_ids`; cost models count them.
     pub num_padding_tokens: Tokens,
-    /// The tokens of each sequence.
-    pub(super) sequence_tokens: &'a [Box<SequenceTokens>],
+    /// The tokens of each sequence; `None` if it is planned ahead.
+    pub(super) sequence_tokens: &'a [Option<Box<SequenceTokens>>],
+    /// How the tokens of sequences that are planned ahead are sampled, each with its index.
+    pub(super) sampling_ahead: &'a [(usize, PlainSampling)],
 }
 
 impl<'a> StepPlan<'a> {
@@ -119,37 +124,56 @@ impl<'a> StepPlan<'a> {
 
     /// The extra outputs requested for the sequence at `index`.
     pub fn outputs(&self, index: usize) -> OutputOptions {
-        self.sequence_tokens[index].outputs()
+        let tokens = self.sequence_tokens[index].as_ref();
+        tokens.map_or_else(OutputOptions::default, |tokens| tokens.outputs())
     }
 
     /// The prompt tokens in this chunk of the sequence at `index` whose logits are wanted and have not been
     /// returned yet, as a range of `token_ids`. Empty if there are none.
     pub fn context_logits(&self, index: usize) -> Range<u32> {
         let planned = &self.sequences[index];
+        let Some(tokens) = &self.sequence_tokens[index] else {
+            return planned.tokens.start..planned.tokens.start;
+        };
         let chunk_start = planned.kv_len - planned.tokens.len() as u32;
-        let rows = self.sequence_tokens[index].context_logits(chunk_start, planned.kv_len);
+        let rows = tokens.context_logits(chunk_start, planned.kv_len);
         let in_call = |position: u32| planned.tokens.start + (position - chunk_start);
         in_call(rows.start)..in_call(rows.end)
     }
 
     /// How many candidates the sequence at `index` needs instead of a token; `None` without beam search.
     pub fn num_candidates(&self, index: usize) -> Option<usize> {
+        if self.sequences[index].is_ahead {
+            return None;
+        }
         let params = self.sampling_input(index).params;
         let search = params.beam_search.as_ref()?;
         Some(params.num_candidates(search))
     }
 
     /// What, apart from the logits, determines the next token of the sequence at `index`: its options and its tokens.
+    ///
+    /// # Panics
+    /// If the sequence is planned ahead. The same holds for `sampling_input_after`.
     pub fn sampling_input(&self, index: usize) -> SamplingInput<'a> {
         self.sampling_input_after(index, 0)
     }
 
     /// The same, if the first `num_accepted` of its drafts are accepted.
     pub fn sampling_input_after(&self, index: usize, num_accepted: usize) -> SamplingInput<'a> {
+        let tokens = self.sequence_tokens[index].as_ref();
+        let tokens = tokens.expect("its tokens are known");
         SamplingInput {
             beam: self.sequences[index].beam,
-            ..self.sequence_tokens[index].sampling_input(num_accepted)
+            ..tokens.sampling_input(num_accepted)
         }
+    }
+
+    /// How the next token of the sequence at `index` is sampled, if it is planned ahead.
+    pub fn sampling_ahead(&self, index: usize) -> Option<PlainSampling> {
+        let ahead = self.sampling_ahead;
+        let place = ahead.binary_search_by_key(&index, |(owner, _)| *owner);
+        place.ok().map(|place| ahead[place].1)
     }
 
     /// The drafts of `sequence` in this step.

@@ -57,6 +57,10 @@ impl Scheduler {
     pub(super) fn plan(&mut self, scope: &mut Scope<'_>, micro_batch: usize, step: &mut Step) {
         step.begin(micro_batch);
         self.contexts.clear();
+        let is_ahead = scope.config.plan_ahead && scope.micro_batches.any_out();
+        if is_ahead && !scope.active.can_plan_ahead() {
+            return;
+        }
         let Some(any_paused) = make_room(scope, micro_batch) else {
             return;
         };
@@ -254,6 +258,10 @@ impl Scheduler {
             let (sequence, _) = scope.active.sequence_mut(slot);
             match sequence.is_drafted() {
                 true => step.push_drafted(slot, sequence),
+                false if sequence.is_out() => {
+                    let sampling = sequence.sampling_ahead();
+                    step.push_ahead(slot, sequence, sampling.expect("it can be planned ahead"));
+                }
                 false => step.push_generation(slot, sequence),
             }
         }
@@ -273,7 +281,7 @@ impl Scheduler {
 }
 
 /// Pauses sequences as the capacity policy says, so that there are blocks for what the others of `micro_batch`
-/// compute next. Returns whether any was paused; `None` if none can run, because those that could be paused are out
+/// compute next. Returns whether any was paused; `None` if none can run, because those that could be paused may be out
 /// with a step.
 fn make_room(scope: &mut Scope<'_>, micro_batch: usize) -> Option<bool> {
     let needs = BlockNeeds::new(scope.config, scope.active);
@@ -281,6 +289,10 @@ fn make_room(scope: &mut Scope<'_>, micro_batch: usize) -> Option<bool> {
     let mut lacking = needs.lacking_of_all(micro_batch, free);
     let mut any_paused = false;
     while capacity::must_pause(scope.config.policy, free, lacking) {
+        if scope.config.plan_ahead && scope.micro_batches.any_out() {
+            // The step that is out may free blocks, and has those that should be paused.
+            return None;
+        }
         let slot = last_that_can_pause(scope)?;
         let sequence = scope.active.sequence(slot);
         if sequence.runs_in(micro_batch) {

@@ -12,6 +12,8 @@
 //!                       paused <---------------+       computed to 0; the tokens are kept
 //! ```
 
+use std::sync::Arc;
+
 use crate::base::{Blocks, SequenceId, TokenId, Tokens};
 use crate::engine::beam::Beam;
 use crate::engine::beams::Beams;
@@ -21,7 +23,7 @@ use crate::engine::sequence_tokens::SequenceTokens;
 use crate::engine::{
     BeamCandidates, Event, ExtraOutputs, KvBlocks, NewRequest, ReuseOptions, Sampled, Speculation,
 };
-use crate::sampling::{FinishReason, Hypothesis};
+use crate::sampling::{FinishReason, Hypothesis, PlainSampling, SamplingParams};
 
 /// An admitted sequence, running or paused.
 ///
@@ -43,12 +45,16 @@ pub(super) struct Sequence {
     last_token: TokenId,
     /// The number of tokens when it was admitted, or paused last.
     context: Tokens,
-    /// The number of tokens whose keys and values are in the cache.
+    /// The number of tokens whose keys and values are in the cache. Where steps are planned ahead, those that a step which
+    /// is out computes are counted already.
     computed: Tokens,
     micro_batch: u8,
+    /// The steps that it is in and that have not been applied.
+    num_out: u8,
     /// Why it has ended; set only while it waits for the rest of its lockstep batch.
     ended: Option<FinishReason>,
-    /// Whether each step yields one token and nothing else: no beams, no drafts, no extra outputs.
+    /// Whether each step yields one token and nothing else: no beams, no drafts, no extra outputs; and it has not missed
+    /// its next one.
     is_plain: bool,
     details: Box<Details>,
 }
@@ -68,6 +74,9 @@ struct Details {
     /// The last count of blocks that was reported.
     kv_reported: KvBlocks,
     has_extra_outputs: bool,
+    /// Whether its last result was [`Sampled::Missed`].
+    has_missed: bool,
+    sampling: Arc<SamplingParams>,
     /// `None` if it is never drafted.
     drafter: Option<Box<Drafter>>,
     /// `None` without beam search.
@@ -107,6 +116,7 @@ impl Sequence {
             context: num_prompt_tokens,
             computed: Tokens::ZERO,
             micro_batch: 0,
+            num_out: 0,
             ended: None,
             is_plain: beams.is_none() && drafter.is_none() && !has_extra_outputs,
             details: Box::new(Details {
@@ -118,6 +128,8 @@ impl Sequence {
                 num_reused: Blocks::ZERO,
                 kv_reported: KvBlocks::default(),
                 has_extra_outputs,
+                has_missed: false,
+                sampling: request.sampling,
                 drafter: drafter.map(Box::new),
                 beams: beams.map(Box::new),
             }),
@@ -153,10 +165,31 @@ impl Sequence {
         self.is_plain
     }
 
-    /// Whether a step has its tokens.
+    /// Whether a step that has not been applied has it.
     #[inline]
     pub(super) fn is_out(&self) -> bool {
-        self.first.is_out()
+        self.num_out > 0
+    }
+
+    /// Whether the step that it is in is its last one, whatever that samples.
+    pub(super) fn is_in_last_step(&self) -> bool {
+        self.is_out() && self.is_plain && self.computed >= self.max_kv_len()
+    }
+
+    /// How its token is sampled in a step that is planned while it is in another one, from which it goes on; `None` if
+    /// its next token has to be known for that.
+    pub(super) fn sampling_ahead(&self) -> Option<PlainSampling> {
+        if !self.is_plain || self.is_in_context() {
+            return None;
+        }
+        let num_generated = self.len() - self.num_prompt_tokens();
+        PlainSampling::without_tokens(&self.details.sampling, num_generated.index())
+    }
+
+    /// Whether its last result was [`Sampled::Missed`]: those of the steps that were planned before that was known do not
+    /// count.
+    pub(super) fn has_missed(&self) -> bool {
+        self.details.has_missed
     }
 
     /// Its tokens. No step may have them.
@@ -226,7 +259,7 @@ impl Sequence {
     /// Whether it takes part in the steps of `micro_batch`.
     #[inline]
     pub(super) fn runs_in(&self, micro_batch: usize) -> bool {
-        self.micro_batch() == micro_batch && self.ended.is_none()
+        self.micro_batch() == micro_batch && self.ended.is_none() && !self.is_in_last_step()
     }
 
     /// Why it has ended, if it waits for the rest of its lockstep batch.
@@ -287,7 +320,31 @@ impl Sequence {
     /// Moves its tokens out, for a step.
     #[inline]
     pub(super) fn take_tokens(&mut self) -> Box<SequenceTokens> {
+        self.go_out();
         self.first.take_tokens()
+    }
+
+    /// A step has it that does not need its tokens, or does not know them.
+    #[inline]
+    pub(super) fn go_out(&mut self) {
+        self.num_out += 1;
+    }
+
+    /// Counts what a step computes before it has landed.
+    #[inline]
+    pub(super) fn advance_to(&mut self, computed: Tokens) {
+        if self.is_plain {
+            self.computed = computed;
+        }
+    }
+
+    /// Takes it back from a step, with its tokens if that has them.
+    #[inline]
+    pub(super) fn come_back(&mut self, tokens: Option<Box<SequenceTokens>>) {
+        self.num_out -= 1;
+        if let Some(tokens) = tokens {
+            self.first.put_tokens(tokens);
+        }
     }
 
     /// Its beams but the first, with their tokens, which are moved out for a step.
@@ -298,20 +355,23 @@ impl Sequence {
         beams.flat_map(|beams| beams.take_tokens())
     }
 
-    /// Puts its tokens back after a step that has computed it up to `computed`.
+    /// Takes it back from a step that has computed it up to `computed`.
     #[inline]
     pub(super) fn land(
         &mut self,
-        tokens: Box<SequenceTokens>,
+        tokens: Option<Box<SequenceTokens>>,
         computed: Tokens,
         has_failed: bool,
         kv: &mut KvCacheManager,
     ) {
-        match has_failed {
-            true => self.first.put_tokens(tokens),
-            false => self.first.land(tokens, computed, kv),
+        self.come_back(tokens);
+        if !has_failed {
+            self.first.commit(computed, kv);
         }
-        self.computed = computed;
+        // A step that was planned ahead computes more.
+        if !self.is_out() {
+            self.computed = computed;
+        }
     }
 
     /// The same for one of its beams that is not the first.
@@ -341,7 +401,27 @@ impl Sequence {
                 self.first.tokens_mut().push(token)
             }
             Sampled::Failed(error) => Some(FinishReason::of(error)),
+            Sampled::Missed => {
+                self.miss();
+                None
+            }
             Sampled::Candidates => unreachable!("only a beam has candidates"),
+        }
+    }
+
+    /// Forgets that its last token was computed, and what is computed behind it. It is planned again when no step has it,
+    /// and not ahead of that step.
+    fn miss(&mut self) {
+        debug_assert!(self.is_plain, "{} is not planned ahead", self.id);
+        self.computed = Tokens(self.first.tokens().as_slice().len() as u32) - Tokens(1);
+        self.is_plain = false;
+        self.details.has_missed = true;
+    }
+
+    /// It has the token that it had missed.
+    pub(super) fn make_up(&mut self) {
+        if std::mem::take(&mut self.details.has_missed) {
+            self.is_plain = true;
         }
     }
 

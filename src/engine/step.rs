@@ -9,6 +9,7 @@ use crate::engine::plan::{BlockMove, PlannedSequence, StepPlan};
 use crate::engine::sequence::Sequence;
 use crate::engine::sequence_tokens::SequenceTokens;
 use crate::engine::table_rows::TableRows;
+use crate::sampling::PlainSampling;
 
 /// A planned step. It holds the tokens of its sequences until it goes back to the engine with its results, see
 /// [`Engine::apply`](super::Engine::apply).
@@ -25,15 +26,15 @@ pub struct Step {
     token_ids: Vec<TokenId>,
     sequences: Vec<PlannedSequence>,
     tables: TableRows,
-    #[expect(
-        clippy::vec_box,
-        reason = "they move in and out every step, as a pointer each"
-    )]
-    sequence_tokens: Vec<Box<SequenceTokens>>,
+    sequence_tokens: Vec<Option<Box<SequenceTokens>>>,
+    /// How the tokens of sequences that are planned ahead are sampled, each with its index.
+    sampling_ahead: Vec<(usize, PlainSampling)>,
     calls: Vec<Call>,
     /// Where the call begins that is being packed.
     open_call: Bounds,
     block_size: BlockSize,
+    /// Whether a sequence may be in a step that is planned before this one has landed.
+    plan_ahead: bool,
     micro_batch: usize,
     /// Beams that are not the first of their sequence.
     num_other_beams: usize,
@@ -64,9 +65,11 @@ impl Step {
             sequences: Vec::with_capacity(max_rows),
             tables: TableRows::new(config),
             sequence_tokens: Vec::with_capacity(max_rows),
+            sampling_ahead: Vec::with_capacity(if config.plan_ahead { max_rows } else { 0 }),
             calls: Vec::with_capacity(2),
             open_call: Bounds::default(),
             block_size: config.block_size,
+            plan_ahead: config.plan_ahead,
             micro_batch: 0,
             num_other_beams: 0,
         }
@@ -87,6 +90,8 @@ impl Step {
             block_size: self.block_size,
             num_padding_tokens: call.num_padding_tokens,
             sequence_tokens: &self.sequence_tokens[call.sequences.clone()],
+            // Steps that are planned ahead have one call.
+            sampling_ahead: &self.sampling_ahead,
         })
     }
 
@@ -123,6 +128,7 @@ impl Step {
         self.moves.clear();
         self.token_ids.clear();
         self.sequences.clear();
+        self.sampling_ahead.clear();
         self.calls.clear();
         self.open_call = Bounds::default();
     }
@@ -174,7 +180,7 @@ impl Step {
                 block_table: self.tables.put(first.slot, beam, blocks),
                 ..first.clone()
             });
-            self.sequence_tokens.push(tokens);
+            self.sequence_tokens.push(Some(tokens));
             self.num_other_beams += 1;
         }
     }
@@ -193,6 +199,23 @@ impl Step {
         planned.num_drafts = num_drafts;
     }
 
+    /// Appends the sequence in `slot`, which generates, with the token that the step before samples.
+    pub(super) fn push_ahead(
+        &mut self,
+        slot: SeqSlot,
+        sequence: &mut Sequence,
+        sampling: PlainSampling,
+    ) {
+        let start = sequence.computed();
+        self.token_ids.push(0);
+        self.sampling_ahead.push((self.sequences.len(), sampling));
+        let num_blocks = sequence.blocks().len();
+        sequence.go_out();
+        let chunk = start..start + Tokens(1);
+        let planned = self.push_with(slot, sequence, None, chunk, num_blocks, true);
+        planned.is_ahead = true;
+    }
+
     /// Appends the sequence whose tokens at the positions in `chunk` were just appended, with its first `num_blocks`
     /// blocks.
     #[inline]
@@ -204,7 +227,25 @@ impl Step {
         num_blocks: Blocks,
         samples: bool,
     ) -> &mut PlannedSequence {
-        self.sequence_tokens.push(sequence.take_tokens());
+        let tokens = Some(sequence.take_tokens());
+        self.push_with(slot, sequence, tokens, chunk, num_blocks, samples)
+    }
+
+    /// The same, with its tokens, which were moved out, if they are known.
+    #[inline]
+    fn push_with(
+        &mut self,
+        slot: SeqSlot,
+        sequence: &mut Sequence,
+        tokens: Option<Box<SequenceTokens>>,
+        chunk: Range<Tokens>,
+        num_blocks: Blocks,
+        samples: bool,
+    ) -> &mut PlannedSequence {
+        if self.plan_ahead {
+            sequence.advance_to(chunk.end);
+        }
+        self.sequence_tokens.push(tokens);
         let end_token = (self.token_ids.len() - self.open_call.tokens) as u32;
         let num_tokens = chunk.end - chunk.start;
         let block_table = self.tables.put(slot, 0, sequence.blocks()).start;
@@ -217,6 +258,7 @@ impl Step {
             block_table: block_table..block_table + num_blocks.0,
             samples,
             num_drafts: 0,
+            is_ahead: false,
         });
         self.sequences.last_mut().expect("just now")
     }
@@ -238,10 +280,10 @@ impl Step {
         }
     }
 
-    /// The planned sequences, each with its tokens, to be taken back.
+    /// The planned sequences, each with its tokens, to be taken back, unless it was planned ahead.
     pub(super) fn drain(
         &mut self,
-    ) -> impl Iterator<Item = (&PlannedSequence, Box<SequenceTokens>)> {
+    ) -> impl Iterator<Item = (&PlannedSequence, Option<Box<SequenceTokens>>)> {
         self.sequences.iter().zip(self.sequence_tokens.drain(..))
     }
 }

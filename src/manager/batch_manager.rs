@@ -20,6 +20,9 @@ use crate::sampling::{FinishReason, Hypothesis};
 /// caller   | launch A |       launch B | land A: answer, wait for more | launch A' | land B ...
 /// runner              |------ A ------------||------ B -------------------||---- A' ----
 /// ```
+///
+/// Where steps are [planned ahead](EngineConfig::plan_ahead), B has the requests of A: their tokens stay on the device.
+/// `land` returns A all the same where B could not be planned before A's tokens are known.
 pub struct BatchManager {
     steps: StepLoop<StepRunner>,
     /// Token ids are below it.
@@ -49,7 +52,7 @@ impl BatchManager {
     /// The system refuses the runner's thread. Problems with the file are logged.
     ///
     /// # Panics
-    /// As for [`BatchManager::new`].
+    /// As for [`BatchManager::new`]; or if steps are planned ahead, and the runner cannot run ahead.
     pub fn with_kv_file(
         config: EngineConfig,
         mut runner: Runner,
@@ -57,6 +60,10 @@ impl BatchManager {
     ) -> std::io::Result<Self> {
         let (vocab_size, has_logits) = (runner.vocab_size(), runner.has_logits());
         let allows_processors = has_logits && !config.is_lockstep();
+        assert!(
+            runner.can_run_ahead() || !config.plan_ahead,
+            "the runner needs the results of a step before the next one"
+        );
         let mut engine = Engine::new(config.clone());
         if let Some(file) = &kv_file
             && let Err(error) = file.restore(&mut engine, &mut runner)
@@ -65,7 +72,7 @@ impl BatchManager {
             log::warn!("{path}: {error}: the KV cache begins empty");
             engine = Engine::new(config.clone());
         }
-        let computer = StepRunner::new(runner, config.num_micro_batches)?;
+        let computer = StepRunner::new(runner, &config)?;
         Ok(Self {
             kv_file,
             steps: StepLoop::with_engine(engine, computer),

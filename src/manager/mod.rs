@@ -5,6 +5,7 @@
 //! step_loop.rs       launching and landing steps, with a runner or in virtual time
 //! step_runner.rs     a runner that computes them
 //! runner_thread.rs   the runner on a thread of its own, for two micro-batches
+//! ahead_runner.rs    the runner where steps are planned ahead
 //! statistics.rs      a record as the Batch Manager's JSON
 //! callbacks.rs       what an application implements
 //! serve.rs           the loop that calls it
@@ -20,6 +21,7 @@
 //! driver does. One without passes its callbacks to [`serve()`] or to a [`ManagerThread`], or uses an [`Executor`].
 //! `crates/embed/` is a [`TensorLayer`] and a [`TensorExecutor`] for applications in C.
 
+mod ahead_runner;
 mod batch_manager;
 mod callbacks;
 mod executor;

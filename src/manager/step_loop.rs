@@ -8,6 +8,8 @@
 //! two                 | launch A | launch B ... land A | launch A' ... land B |
 //! computer            |----- A -----||----- B -----||----- A' ----
 //! ```
+//!
+//! Steps that are planned ahead are launched like those of two micro-batches.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -96,7 +98,7 @@ impl<C: StepComputer> StepLoop<C> {
 
     /// The same with an engine that has planned no step.
     pub fn with_engine(engine: Engine, computer: C) -> Self {
-        let max_launched = engine.config().num_micro_batches;
+        let max_launched = engine.config().max_steps_out();
         Self {
             engine,
             computer,
@@ -157,7 +159,7 @@ impl<C: StepComputer> StepLoop<C> {
     }
 
     /// Applies the oldest step that is on its way, if it is due, and appends what has happened to `events`. With two
-    /// micro-batches one step stays on its way as long as there is another to launch.
+    /// micro-batches, or where steps are planned ahead, one step stays on its way as long as there is another to launch.
     ///
     /// # Errors
     /// The step failed as a whole. The loop cannot continue.
@@ -166,7 +168,8 @@ impl<C: StepComputer> StepLoop<C> {
         events: &mut Vec<Event>,
     ) -> Result<Option<LandedStep<C::Timing>>, StepError> {
         let has_launched = std::mem::take(&mut self.has_launched);
-        let is_due = self.launched.len() == self.max_launched || !has_launched;
+        let must_wait = self.engine.config().plan_ahead && !self.engine.can_plan_ahead();
+        let is_due = self.launched.len() == self.max_launched || !has_launched || must_wait;
         let landed = match self.launched.pop_front_if(|_| is_due) {
             Some(record) => Some(self.apply(record, events)?),
             None => None,

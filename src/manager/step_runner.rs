@@ -1,9 +1,10 @@
-//! A runner as the computer of steps: on the caller's thread, or on a thread of its own.
+//! A runner as the computer of steps: on the caller's thread, on a thread of its own, or on a device that runs ahead.
 
 use std::time::Duration;
 
 use crate::base::StepError;
-use crate::engine::{Step, StepOutput};
+use crate::engine::{EngineConfig, Step, StepOutput};
+use crate::manager::ahead_runner::AheadRunner;
 use crate::manager::runner_thread::{RunnerThread, compute};
 use crate::manager::step_loop::{ComputedStep, StepComputer};
 use crate::runner::Runner;
@@ -14,6 +15,8 @@ pub(super) enum StepRunner {
     Caller(Box<CallerRunner>),
     /// On a thread, while the caller does something else.
     Thread(RunnerThread),
+    /// On a device, while the caller does something else.
+    Ahead(Box<AheadRunner>),
 }
 
 /// A runner that computes on the caller's thread.
@@ -28,12 +31,13 @@ pub(super) struct CallerRunner {
 }
 
 impl StepRunner {
-    /// A runner for one or two micro-batches. With two it gets a thread of its own.
+    /// A runner for the steps of an engine. With two micro-batches it gets a thread of its own.
     ///
     /// # Errors
     /// The system refuses the thread.
-    pub(super) fn new(runner: Runner, num_micro_batches: usize) -> std::io::Result<Self> {
-        Ok(match num_micro_batches {
+    pub(super) fn new(runner: Runner, config: &EngineConfig) -> std::io::Result<Self> {
+        Ok(match config.num_micro_batches {
+            1 if config.plan_ahead => Self::Ahead(Box::new(AheadRunner::new(runner))),
             1 => Self::Caller(Box::new(CallerRunner {
                 runner,
                 has_failed: false,
@@ -57,6 +61,7 @@ impl StepRunner {
         }
         match self {
             Self::Caller(caller) if !caller.has_failed => Some(&mut caller.runner),
+            Self::Ahead(ahead) => ahead.runner_at_rest(),
             Self::Caller(_) | Self::Thread(_) => None,
         }
     }
@@ -68,6 +73,7 @@ impl StepComputer for StepRunner {
     fn launch(&mut self, step: Step) -> Result<(), StepError> {
         match self {
             Self::Thread(thread) => thread.launch(step),
+            Self::Ahead(ahead) => ahead.launch(step),
             Self::Caller(caller) => {
                 let output = caller.spare.take().unwrap_or_default();
                 // It may end in a panic.
@@ -82,6 +88,7 @@ impl StepComputer for StepRunner {
     fn land(&mut self) -> Result<ComputedStep<Duration>, StepError> {
         match self {
             Self::Thread(thread) => thread.land(),
+            Self::Ahead(ahead) => ahead.land(),
             Self::Caller(caller) => Ok(caller.computed.take().expect("a step was launched")),
         }
     }
@@ -89,6 +96,7 @@ impl StepComputer for StepRunner {
     fn recycle(&mut self, output: StepOutput) {
         match self {
             Self::Thread(thread) => thread.recycle(output),
+            Self::Ahead(ahead) => ahead.recycle(output),
             Self::Caller(caller) => caller.spare = Some(output),
         }
     }

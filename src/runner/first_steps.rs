@@ -68,6 +68,7 @@ fn compute_one<D: Device>(
         block_tables: &vec![BlockId::NONE; num_blocks as usize],
         kept_rows: &rows,
         sampled_rows: &rows,
+        in_flight: &[],
         sampling: &vec![None; num_sequences],
         change_lists: &[],
         has_context_logits: false,

@@ -95,6 +95,44 @@ impl Runner {
         }
     }
 
+    /// Whether a model call may be launched before the one before it was collected.
+    pub fn can_run_ahead(&self) -> bool {
+        match self {
+            Self::Cpu(runner) => runner.can_run_ahead(),
+            Self::Cuda(runner) => runner.can_run_ahead(),
+            Self::Synthetic(_) => false,
+        }
+    }
+
+    /// Starts a model call of a step, see [`ModelRunner::launch`].
+    ///
+    /// # Errors
+    /// As for `run`.
+    pub fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
+        match self {
+            Self::Cpu(runner) => runner.launch(plan),
+            Self::Cuda(runner) => runner.launch(plan),
+            // It has no device: what is launched is computed when it is collected.
+            Self::Synthetic(_) => Ok(()),
+        }
+    }
+
+    /// Waits for the oldest model call that was launched, see [`ModelRunner::collect`].
+    ///
+    /// # Errors
+    /// As for `run`.
+    pub fn collect(
+        &mut self,
+        plan: &StepPlan<'_>,
+        output: &mut StepOutput,
+    ) -> Result<(), StepError> {
+        match self {
+            Self::Cpu(runner) => runner.collect(plan, output),
+            Self::Cuda(runner) => runner.collect(plan, output),
+            Self::Synthetic(runner) => runner.run(*plan, output),
+        }
+    }
+
     /// Makes moves of blocks outside of a step, one after the other.
     pub fn move_blocks(&mut self, moves: &[BlockMove]) {
         match self {

@@ -7,11 +7,11 @@ use super::model_source::ModelSource;
 use super::precision::WeightPrecision;
 use super::probe::{Operation, Probe, Work};
 use super::spec::ModelSpec;
-use super::step_layout::StepLayout;
+use super::step_layout::{SampledRows, StepLayout};
 use super::step_sampling::StepSampling;
 use crate::base::{BlockSize, HostBlockId, LoadError, StepError};
 use crate::device::cuda::Cuda;
-use crate::device::{Device, KvDtype, StepCapacity, StepWidths};
+use crate::device::{Device, DeviceSample, KvDtype, StepCapacity, StepResults, StepWidths};
 use crate::engine::{BlockCopy, BlockMove, StepOutput, StepPlan};
 
 /// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is the profiling probe.
@@ -28,8 +28,23 @@ pub struct ModelRunner<D: Device, P = ()> {
     vocab_size: usize,
     /// `[max_sampled_rows, vocab_size]`.
     logits: D::Logits,
-    layout: StepLayout,
     sampling: StepSampling,
+    /// The model calls that were launched last, and may not have been collected.
+    calls: [LaunchedCall; 2],
+    /// Which of them is launched next.
+    next_call: usize,
+    num_launched: usize,
+    /// Where the tokens of the last one are sampled.
+    sampled_rows: SampledRows,
+    /// For each sampled row of the one that was collected last, whether the device has sampled a token.
+    has_token: Vec<bool>,
+}
+
+/// A model call, besides its plan.
+struct LaunchedCall {
+    layout: StepLayout,
+    /// Context logits, each with the index of its sequence.
+    context_logits: Vec<(usize, Vec<f32>)>,
 }
 
 impl<D: Device> ModelRunner<D> {
@@ -129,7 +144,14 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             host_blocks,
             vocab_size: spec.vocab_size,
             logits,
-            layout: StepLayout::new(&limits),
+            calls: [(); 2].map(|()| LaunchedCall {
+                layout: StepLayout::new(&limits),
+                context_logits: Vec::new(),
+            }),
+            next_call: 0,
+            num_launched: 0,
+            sampled_rows: SampledRows::default(),
+            has_token: Vec::with_capacity(limits.max_sampled_rows.index()),
             sampling: StepSampling::new(spec.vocab_size, &limits, num_threads),
             device,
             limits,
@@ -156,22 +178,101 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// # Panics
     /// If the plan exceeds the limits that the runner was made for, or names blocks outside of the pool.
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
-        self.check_plan(&plan)?;
-        self.layout.set(&plan);
+        self.launch(&plan)?;
+        self.collect(&plan, output)
+    }
+
+    /// Whether a model call may be launched before the one before it was collected.
+    pub fn can_run_ahead(&self) -> bool {
+        self.device.can_run_ahead(&self.logits)
+    }
+
+    /// Starts a model call of a step. A device that [can run ahead](ModelRunner::can_run_ahead) computes it while the
+    /// caller does something else; at most two are launched and not collected then.
+    ///
+    /// # Errors
+    /// As [`ModelRunner::run`]; the device's errors come when the call is collected.
+    ///
+    /// # Panics
+    /// As [`ModelRunner::run`].
+    pub fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
+        let max_launched = 1 + usize::from(self.can_run_ahead());
+        assert!(
+            self.num_launched < max_launched,
+            "a call is launched after another one was collected"
+        );
+        self.check_plan(plan)?;
+        let call = &mut self.calls[self.next_call];
+        call.context_logits.clear();
+        call.layout.set(plan);
+        call.layout.set_ahead(plan, &self.sampled_rows);
         if D::SAMPLES {
-            self.layout.set_sampling(&plan);
+            call.layout.set_sampling(plan);
         }
+        self.sampled_rows.set(plan, &call.layout);
         self.move_blocks(plan.moves);
+        if !plan.token_ids.is_empty() {
+            let layout = &self.calls[self.next_call].layout;
+            self.sampling.begin(plan, layout);
+            self.forward(plan);
+        }
+        self.next_call = 1 - self.next_call;
+        self.num_launched += 1;
+        Ok(())
+    }
+
+    /// Waits for the oldest model call that was launched and has not been collected, whose plan is given, and appends its
+    /// results to `output`.
+    ///
+    /// # Errors
+    /// The device has failed.
+    ///
+    /// # Panics
+    /// There is no such call.
+    pub fn collect(
+        &mut self,
+        plan: &StepPlan<'_>,
+        output: &mut StepOutput,
+    ) -> Result<(), StepError> {
+        assert!(self.num_launched > 0, "a call is launched first");
+        let is_last = self.num_launched == 1;
+        self.num_launched -= 1;
         if plan.token_ids.is_empty() {
             return Ok(());
         }
-        self.sampling.begin(&plan, &self.layout);
-        self.forward(&plan);
-        let num_rows = self.layout.num_sampled_rows();
-        let results = self.device.results(&mut self.logits, num_rows)?;
-        let threads = self.device.host_threads();
-        self.sampling
-            .sample(threads, &plan, &self.layout, results, output);
+        let call = match is_last {
+            true => 1 - self.next_call,
+            false => self.next_call,
+        };
+        let LaunchedCall {
+            layout,
+            context_logits,
+        } = &mut self.calls[call];
+        layout.set_lost(plan, &self.has_token);
+        let num_rows = layout.num_sampled_rows();
+        let results = match is_last {
+            true => self.device.results(&mut self.logits, num_rows)?,
+            false => StepResults {
+                logits: &mut [],
+                samples: self.device.earlier_samples(&mut self.logits)?,
+            },
+        };
+        let samples = results.samples.iter();
+        self.has_token.clear();
+        self.has_token
+            .extend(samples.map(|sample| matches!(sample, DeviceSample::Sampled(Ok(_)))));
+        for (index, logits) in context_logits.drain(..) {
+            self.sampling.add_context_logits(index, logits);
+        }
+        match is_last {
+            true => {
+                let threads = self.device.host_threads();
+                self.sampling.sample(threads, plan, layout, results, output);
+            }
+            false => self
+                .sampling
+                .take_samples(plan, layout, results.samples, output),
+        }
         let vocab_size = self.vocab_size;
         self.probe.ended(Operation::Sampling, || {
             Work::elements(num_rows, vocab_size, 4, 0)
@@ -183,7 +284,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// its output, followed within a sequence by those of its rejected drafts. Where a token was chosen,
     /// penalties and biases are applied; temperature is not.
     pub fn logits(&mut self) -> &[f32] {
-        let num_rows = self.layout.num_sampled_rows();
+        let num_rows = self.calls[1 - self.next_call].layout.num_sampled_rows();
         let logits = self.device.host_logits(&mut self.logits, num_rows);
         // The run would have failed before.
         logits.map_or(&[], |logits| logits)
@@ -250,9 +351,14 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             device,
             decoder,
             cache,
-            layout,
+            calls,
+            next_call,
             ..
         } = self;
+        let LaunchedCall {
+            layout,
+            context_logits,
+        } = &mut calls[*next_call];
         let inputs = layout.inputs(plan);
         let step = device.begin_step(cache, inputs);
         probe.ended(Operation::Plan, Work::default);
@@ -260,7 +366,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         for context in layout.contexts() {
             let mut logits = vec![0.0; context.rows.len() * self.vocab_size];
             decoder.context_logits(device, context.rows.clone(), &mut logits, probe);
-            self.sampling.add_context_logits(context.sequence, logits);
+            context_logits.push((context.sequence, logits));
         }
         if !layout.contexts().is_empty() {
             decoder.keep_sampled_rows(device, &step);
@@ -268,6 +374,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         decoder.logits(device, layout.num_sampled_rows(), &mut self.logits, probe);
         device.sample(&step, &mut self.logits);
         device.end_step(step);
+        device.keep_samples(&mut self.logits, layout.num_sampled_rows());
     }
 }
 

@@ -12,6 +12,8 @@ pub(super) enum Row<'a> {
     Changed(&'a [f32]),
     /// What the device has sampled. The same holds.
     Sampled(Result<TokenId, SampleError>),
+    /// Nothing, because the sequence was planned ahead and only the host can choose its token.
+    Missed,
 }
 
 /// Samples the rows of one sequence at a time, and holds what it has sampled until the step ends.
@@ -57,6 +59,7 @@ impl SamplingWorker {
                     let token = self.sampler.sample_changed(logits, input);
                     token.map_or_else(Sampled::Failed, Sampled::Token)
                 }
+                (Row::Missed, _) => Sampled::Missed,
                 (Row::Logits(logits), None) => self.sample_token(plan, index, num_accepted, logits),
                 (Row::Logits(logits), Some(num)) => {
                     self.find_candidates(plan, index, first_row, logits, num)

@@ -11,7 +11,8 @@
 use std::ops::Range;
 
 use super::limits::RunnerLimits;
-use crate::device::{KvSpan, StepInputs};
+use crate::base::SeqSlot;
+use crate::device::{KvSpan, StepInputs, TokenInFlight};
 use crate::engine::StepPlan;
 use crate::sampling::{ChangeLists, DeviceSampling};
 
@@ -24,10 +25,40 @@ pub(super) struct StepLayout {
     sequences: Vec<usize>,
     /// For each of them, the first of its rows in `sampled_rows`.
     starts: Vec<u32>,
+    /// The tokens that the step before samples.
+    in_flight: Vec<TokenInFlight>,
+    /// For each of the sequences that sample, whether it was planned ahead and that step has no token for it. Empty if none
+    /// was planned ahead.
+    is_lost: Vec<bool>,
     /// For each of the sampled rows, how a device may sample from it. Empty if it does not.
     sampling: Vec<Option<DeviceSampling>>,
     change_lists: ChangeLists,
     contexts: Vec<ContextRows>,
+}
+
+/// The sampled rows of the sequences of a step, by slot.
+#[derive(Default)]
+pub(super) struct SampledRows {
+    /// Those of slots without a sequence are undefined.
+    rows: Vec<u32>,
+}
+
+impl SampledRows {
+    /// Makes them those of `plan`, with this layout.
+    pub fn set(&mut self, plan: &StepPlan<'_>, layout: &StepLayout) {
+        for (&index, &start) in layout.sequences().iter().zip(layout.starts()) {
+            let slot = plan.sequences[index].slot.index();
+            if slot >= self.rows.len() {
+                self.rows.resize(slot + 1, 0);
+            }
+            self.rows[slot] = start;
+        }
+    }
+
+    /// The row of the sequence in `slot`, which has sampled.
+    fn row(&self, slot: SeqSlot) -> u32 {
+        self.rows[slot.index()]
+    }
 }
 
 /// The kept rows of one sequence whose context logits are wanted.
@@ -50,6 +81,8 @@ impl StepLayout {
             sampled_rows: Vec::with_capacity(max_sampled_rows),
             sequences: Vec::with_capacity(max_sequences),
             starts: Vec::with_capacity(max_sequences),
+            in_flight: Vec::with_capacity(max_sequences),
+            is_lost: Vec::with_capacity(max_sequences),
             sampling: Vec::with_capacity(max_sampled_rows),
             change_lists: ChangeLists::new(max_sequences, limits.max_seq_len.index()),
             contexts: Vec::new(),
@@ -63,6 +96,8 @@ impl StepLayout {
         self.sampled_rows.clear();
         self.sequences.clear();
         self.starts.clear();
+        self.in_flight.clear();
+        self.is_lost.clear();
         self.sampling.clear();
         self.change_lists.clear();
         self.contexts.clear();
@@ -100,6 +135,10 @@ impl StepLayout {
     pub fn set_sampling(&mut self, plan: &StepPlan<'_>) {
         for &index in &self.sequences {
             let num_drafts = plan.sequences[index].num_drafts as usize;
+            if let Some(sampling) = plan.sampling_ahead(index) {
+                self.sampling.push(Some(sampling.into()));
+                continue;
+            }
             let is_only_token = !plan.outputs(index).is_any_per_token();
             let lists = &mut self.change_lists;
             self.sampling.extend((0..=num_drafts).map(|num_accepted| {
@@ -112,6 +151,36 @@ impl StepLayout {
         }
     }
 
+    /// Adds where the tokens of sequences that are planned ahead are sampled, in the step with the layout `before`.
+    pub fn set_ahead(&mut self, plan: &StepPlan<'_>, before: &SampledRows) {
+        let ahead = plan.sequences.iter().filter(|planned| planned.is_ahead);
+        self.in_flight.extend(ahead.map(|planned| TokenInFlight {
+            token: planned.tokens.start,
+            sampled_row: before.row(planned.slot),
+        }));
+    }
+
+    /// Adds which of these tokens are lost: those that the device has not sampled. `has_token` says it for each of the rows
+    /// of the step before.
+    pub fn set_lost(&mut self, plan: &StepPlan<'_>, has_token: &[bool]) {
+        if self.in_flight.is_empty() {
+            return;
+        }
+        let mut in_flight = self.in_flight.iter();
+        self.is_lost.extend(self.sequences.iter().map(|&index| {
+            let source = match plan.sequences[index].is_ahead {
+                true => in_flight.next(),
+                false => None,
+            };
+            source.is_some_and(|it| has_token.get(it.sampled_row as usize) != Some(&true))
+        }));
+    }
+
+    /// Whether the token of a sequence, by its place in [`StepLayout::sequences`], is lost.
+    pub fn is_lost(&self, group: usize) -> bool {
+        self.is_lost.get(group) == Some(&true)
+    }
+
     /// What a device needs for the forward pass over `plan`, whose layout this is.
     pub fn inputs<'a>(&'a self, plan: &StepPlan<'a>) -> StepInputs<'a> {
         StepInputs {
@@ -120,6 +189,7 @@ impl StepLayout {
             block_tables: plan.block_tables,
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
+            in_flight: &self.in_flight,
             sampling: &self.sampling,
             change_lists: self.change_lists.words(),
             has_context_logits: !self.contexts.is_empty(),

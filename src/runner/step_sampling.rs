@@ -54,8 +54,9 @@ impl StepSampling {
         self.extra_outputs.clear();
         self.candidates.clear();
         let sequences = layout.sequences().iter();
+        let known = sequences.filter(|&&index| !plan.sequences[index].is_ahead);
         self.guide_thread
-            .request(sequences.map(|&index| plan.sampling_input(index)));
+            .request(known.map(|&index| plan.sampling_input(index)));
     }
 
     /// Adds the context logits of the sequence at `index` of the plan, `[num_rows, vocab_size]`.
@@ -95,14 +96,43 @@ impl StepSampling {
         self.append_extra_outputs(plan, output);
     }
 
+    /// Appends the results of a step whose logits are gone, because the next one has been computed: what the device has
+    /// sampled.
+    pub fn take_samples(
+        &mut self,
+        plan: &StepPlan<'_>,
+        layout: &StepLayout,
+        samples: &[DeviceSample],
+        output: &mut StepOutput,
+    ) {
+        self.extra_outputs.clear();
+        let groups = layout.sequences().iter().zip(layout.starts());
+        let sampled = groups.enumerate().map(|(group, (&index, &start))| {
+            let planned = &plan.sequences[index];
+            let is_missed = layout.is_lost(group) || planned.num_drafts > 0;
+            let sampled = match samples.get(start as usize) {
+                Some(&DeviceSample::Sampled(sample)) if !is_missed => {
+                    sample.map_or_else(Sampled::Failed, Sampled::Token)
+                }
+                _ => Sampled::Missed,
+            };
+            (planned.slot, sampled)
+        });
+        output.sampled.extend(sampled);
+    }
+
     /// Shows logits processors that work on batches all of their rows, except those of beams, whose
     /// processors get log-probabilities instead of logits.
     fn prepare_processors(&self, plan: &StepPlan<'_>, layout: &StepLayout, logits: &[f32]) {
         let inputs = layout.sequences().iter().flat_map(|&index| {
-            let num_drafts = plan.sequences[index].num_drafts as usize;
-            (0..=num_drafts).map(move |num| plan.sampling_input_after(index, num))
+            let planned = &plan.sequences[index];
+            (0..=planned.num_drafts as usize).map(move |num| {
+                let is_known = !planned.is_ahead;
+                is_known.then(|| plan.sampling_input_after(index, num))
+            })
         });
         let rows = logits.chunks_exact(self.vocab_size).zip(inputs);
+        let rows = rows.filter_map(|(row, input)| Some((row, input?)));
         prepare_batches(rows.filter(|(_, input)| input.params.beam_search.is_none()));
     }
 
@@ -118,9 +148,12 @@ impl StepSampling {
         let (sequences, starts) = (layout.sequences(), layout.starts());
         let sample = |worker: &mut SamplingWorker, group: usize, logits: &mut [f32]| {
             let first_row = starts[group] as usize;
+            let is_ahead = plan.sequences[sequences[group]].is_ahead;
             let rows = logits.chunks_exact_mut(vocab_size).enumerate();
             let rows = rows.map(|(row, logits)| match samples.get(first_row + row) {
+                _ if layout.is_lost(group) => Row::Missed,
                 Some(DeviceSample::Sampled(sample)) => Row::Sampled(*sample),
+                _ if is_ahead => Row::Missed,
                 Some(DeviceSample::Unclear) => Row::Changed(logits),
                 Some(DeviceSample::Skipped) | None => Row::Logits(logits),
             });

@@ -24,22 +24,31 @@ pub struct PlainSampling {
 impl PlainSampling {
     /// The numbers for the next token of a sequence. `None` if its options change logits, or cut by `typical_p`.
     pub fn of(input: SamplingInput<'_>) -> Option<Self> {
-        let params = input.params;
-        let has_end_ids = !(params.end_ids.is_empty() && params.stop_token_ids.is_empty());
-        let has_changes = has_penalties(params)
-            || (has_end_ids && input.must_go_on())
-            || !params.bad_words.is_empty()
-            || !params.logit_bias.is_empty();
-        Self::after_changes(input).filter(|_| !has_changes)
+        let plain = Self::after_changes(input)?;
+        (!has_changes(input.params, input.generated().len())).then_some(plain)
     }
 
     /// The same, from logits that were changed as [`LogitChanges`](crate::sampling::LogitChanges) say.
     pub(super) fn after_changes(input: SamplingInput<'_>) -> Option<Self> {
+        let plain = Self::new(input.params, input.generated().len())?;
+        Some(Self {
+            top_p: input.top_p(),
+            ..plain
+        })
+    }
+
+    /// The same for a sequence that has generated `num_generated` tokens, whichever these are. `None` also if they matter.
+    pub fn without_tokens(params: &SamplingParams, num_generated: usize) -> Option<Self> {
+        let matter = params.top_p_decay.is_some() || has_changes(params, num_generated);
+        Self::new(params, num_generated).filter(|_| !matter)
+    }
+
+    fn new(params: &SamplingParams, num_generated: usize) -> Option<Self> {
         // All fields are named, so that a new option is decided upon here.
         let SamplingParams {
             temperature,
             top_k,
-            top_p: _,
+            top_p,
             top_p_decay: _,
             min_p,
             typical_p,
@@ -59,9 +68,9 @@ impl PlainSampling {
             logits_processor,
             beam_search,
             stop_text: _,
-        } = input.params;
+        } = params;
         let is_plain = *temperature >= 0.0
-            && (*typical_p >= 1.0 || input.params.is_greedy())
+            && (*typical_p >= 1.0 || params.is_greedy())
             && *no_repeat_ngram_size == 0
             && allowed_token_ids.is_none()
             && guide.is_none()
@@ -69,13 +78,22 @@ impl PlainSampling {
             && beam_search.is_none();
         is_plain.then(|| Self {
             seed: *seed,
-            num_generated: input.generated().len() as u64,
+            num_generated: num_generated as u64,
             temperature: *temperature,
             top_k: *top_k,
-            top_p: input.top_p(),
+            top_p: *top_p,
             min_p: *min_p,
         })
     }
+}
+
+/// Whether options change the logits of the next token.
+fn has_changes(params: &SamplingParams, num_generated: usize) -> bool {
+    let has_end_ids = !(params.end_ids.is_empty() && params.stop_token_ids.is_empty());
+    has_penalties(params)
+        || (has_end_ids && num_generated < params.min_tokens as usize)
+        || !params.bad_words.is_empty()
+        || !params.logit_bias.is_empty()
 }
 
 #[cfg(test)]

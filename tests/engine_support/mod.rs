@@ -322,6 +322,8 @@ pub struct Stream {
     pub kv_blocks: KvBlocks,
     pub drafts: DraftTotals,
     pub slot: Option<SeqSlot>,
+    /// The tokens that were sampled in steps which have not been applied; `None` if only the host can choose one.
+    in_flight: VecDeque<Option<TokenId>>,
     /// Whether it was in generation phase when the last step was planned.
     pub generates: bool,
     pub admitted: bool,
@@ -330,6 +332,15 @@ pub struct Stream {
 }
 
 impl Stream {
+    /// Its tokens, with those that were sampled in steps which have not been applied. Any token stands for one that only
+    /// the host can choose.
+    fn with_tokens_in_flight(&self) -> Vec<TokenId> {
+        let in_flight = self.in_flight.iter();
+        let in_flight = in_flight.map(|token| token.unwrap_or_default());
+        let known = self.request.prompt.iter().chain(&self.tokens).copied();
+        known.chain(in_flight).collect()
+    }
+
     /// Checks that every requested row has arrived once and in order, and no other.
     fn check_gathered(&self) {
         let num_prompt_tokens = self.request.prompt.len();
@@ -352,6 +363,16 @@ impl Stream {
     }
 }
 
+/// A step that has not been applied.
+struct OutStep {
+    step: Step,
+    output: StepOutput,
+    /// Which of the results only the host can choose, from logits that the next step replaces.
+    of_host: Vec<usize>,
+    /// The blocks that it writes, each with the sequence that holds it.
+    written: BTreeMap<BlockId, SequenceId>,
+}
+
 /// An engine, its runner, and all requests added to it.
 pub struct World {
     pub config: EngineConfig,
@@ -362,7 +383,7 @@ pub struct World {
     /// The same in host memory.
     host_cache: Vec<u64>,
     /// Steps in flight, oldest first, as with a runner on another thread.
-    out: VecDeque<(Step, StepOutput)>,
+    out: VecDeque<OutStep>,
     /// Padding tokens of the last planned step.
     pub num_padding_tokens: u32,
     /// Block copies of the last planned step.
@@ -371,6 +392,9 @@ pub struct World {
     next_id: u64,
     pub num_steps: u64,
     pub num_pauses: u64,
+    /// Sequences that were planned ahead, and results that were missed.
+    pub num_ahead: u64,
+    pub num_missed: u64,
 }
 
 impl World {
@@ -392,6 +416,8 @@ impl World {
             next_id: 1,
             num_steps: 0,
             num_pauses: 0,
+            num_ahead: 0,
+            num_missed: 0,
             config,
         }
     }
@@ -411,6 +437,7 @@ impl World {
                 kv_blocks: KvBlocks::default(),
                 drafts: DraftTotals::default(),
                 slot: None,
+                in_flight: VecDeque::new(),
                 generates: false,
                 admitted: false,
                 paused: false,
@@ -444,8 +471,8 @@ impl World {
         self.step_and_cancel(None)
     }
 
-    /// One step in which `cancelled` is cancelled after the runner has run. With two micro-batches, the results
-    /// applied are those of the previous step.
+    /// One step in which `cancelled` is cancelled after the runner has run. With two micro-batches, or with steps that are
+    /// planned ahead, the results applied are those of the previous step.
     pub fn step_and_cancel(&mut self, cancelled: Option<SequenceId>) -> Vec<PlannedSequence> {
         self.num_steps += 1;
         let step = self.engine.schedule();
@@ -454,32 +481,41 @@ impl World {
             stream.generates = stage.stage == Stage::Generation;
         }
         check_step(&step, &self.config, &mut self.streams);
-        let mut output = StepOutput::default();
+        let (mut output, mut of_host) = (StepOutput::default(), Vec::new());
         for plan in step.plans() {
             run(
                 &plan,
                 &self.config,
-                &self.streams,
+                &mut self.streams,
                 &mut self.cache,
                 &mut self.host_cache,
                 &mut output,
+                &mut of_host,
             );
         }
+        let written = self.check_blocks_out(&step);
         let moves = step.plans().flat_map(|plan| plan.moves);
         self.num_copies = moves
             .filter(|one| matches!(one, BlockMove::Copy(_)))
             .count();
         self.num_padding_tokens = step.plans().map(|plan| plan.num_padding_tokens.0).sum();
         let planned = step.sequences().to_vec();
-        self.out.push_back((step, output));
+        let ahead = planned.iter().filter(|planned| planned.is_ahead);
+        self.num_ahead += ahead.count() as u64;
+        self.out.push_back(OutStep {
+            step,
+            output,
+            of_host,
+            written,
+        });
         if let Some(id) = cancelled {
             self.cancel(id);
         }
         self.events.clear();
-        if self.out.len() == self.config.num_micro_batches || planned.is_empty() {
-            while let Some((step, mut output)) = self.out.pop_front() {
-                let was_empty = step.is_empty();
-                self.engine.apply(step, &mut output, &mut self.events);
+        if self.out.len() == self.config.max_steps_out() || planned.is_empty() {
+            while let Some(out) = self.out.pop_front() {
+                let was_empty = out.step.is_empty();
+                self.apply(out);
                 if !was_empty && !planned.is_empty() {
                     break;
                 }
@@ -491,6 +527,51 @@ impl World {
         planned
     }
 
+    fn apply(&mut self, out: OutStep) {
+        let OutStep {
+            step,
+            mut output,
+            of_host,
+            ..
+        } = out;
+        // The logits are gone once the next step has been computed.
+        let are_gone = self.out.iter().any(|later| !later.step.is_empty());
+        for index in of_host.into_iter().filter(|_| are_gone) {
+            output.sampled[index].1 = Sampled::Missed;
+        }
+        for planned in step.sequences().iter().filter(|planned| planned.samples) {
+            let stream = self.streams.get_mut(&planned.id).expect("added before");
+            stream.in_flight.pop_front();
+        }
+        let missed = output.sampled.iter();
+        let missed = missed.filter(|(_, sampled)| *sampled == Sampled::Missed);
+        self.num_missed += missed.count() as u64;
+        self.engine.apply(step, &mut output, &mut self.events);
+    }
+
+    /// Checks that no sequence has a block that another one writes in a step which has not been applied. Returns the blocks
+    /// that the step writes.
+    fn check_blocks_out(&self, step: &Step) -> BTreeMap<BlockId, SequenceId> {
+        let mut written = BTreeMap::new();
+        for plan in step.plans() {
+            let block_size = plan.block_size.tokens().0;
+            for planned in plan.sequences {
+                let table = plan.block_table(planned);
+                for block in table.iter().filter(|&&block| block != BlockId::NONE) {
+                    for out in &self.out {
+                        let writer = out.written.get(block);
+                        let is_own = writer.is_none_or(|writer| *writer == planned.id);
+                        assert!(is_own, "{block:?} of {:?} is still written", planned.id);
+                    }
+                }
+                let start = planned.kv_len - planned.tokens.len() as u32;
+                let blocks = &table[(start / block_size) as usize..];
+                written.extend(blocks.iter().map(|block| (*block, planned.id)));
+            }
+        }
+        written
+    }
+
     /// Steps until nothing is active. Panics if that takes longer than running the requests one after the other: each
     /// step advances the first one by a token.
     pub fn run_to_end(&mut self) {
@@ -499,7 +580,12 @@ impl World {
         });
         let mut steps_left: u64 = lengths.sum();
         // A step advances only one micro-batch, and the results of one step are late.
-        steps_left = steps_left * self.config.num_micro_batches as u64 + 2;
+        // Where steps are planned ahead, a token may be missed, and the step after that is void.
+        let each = match self.config.plan_ahead {
+            true => 4,
+            false => self.config.num_micro_batches as u64,
+        };
+        steps_left = steps_left * each + 2;
         while !self.engine.is_idle() {
             assert!(steps_left > 0, "requests do not end");
             steps_left -= 1;
@@ -532,7 +618,7 @@ impl World {
                 }
                 Event::Paused(_) => {
                     // With two micro-batches the event may be older than the plan that resumed the sequence.
-                    let ran = !stream.paused || self.config.num_micro_batches > 1;
+                    let ran = !stream.paused || self.config.max_steps_out() > 1;
                     assert!(stream.admitted && ran, "{id:?} did not run");
                     let may_pause = self.config.policy == CapacityPolicy::MaxUtilization;
                     assert!(may_pause, "only MAX_UTILIZATION pauses");
@@ -611,10 +697,11 @@ impl World {
 fn run(
     plan: &StepPlan<'_>,
     config: &EngineConfig,
-    streams: &BTreeMap<SequenceId, Stream>,
+    streams: &mut BTreeMap<SequenceId, Stream>,
     cache: &mut [u64],
     host_cache: &mut [u64],
     output: &mut StepOutput,
+    of_host: &mut Vec<usize>,
 ) {
     let block_size = plan.block_size.tokens().index();
     let positions = |index: usize| index * block_size..(index + 1) * block_size;
@@ -640,7 +727,12 @@ fn run(
             block.index() * block_size + position % block_size
         };
         let drafts = plan.drafts(planned);
-        let tokens = plan.sampling_input_after(index, drafts.len()).tokens;
+        let stream = streams.get_mut(&planned.id).expect("added before");
+        let is_lost = planned.is_ahead && stream.in_flight.back() == Some(&None);
+        let tokens = match planned.is_ahead {
+            true => stream.with_tokens_in_flight(),
+            false => plan.sampling_input_after(index, drafts.len()).tokens.into(),
+        };
         let entries: Vec<u64> = tokens
             .iter()
             .scan(FIRST_ENTRY, |entry, &token| {
@@ -668,10 +760,16 @@ fn run(
         };
         for num_accepted in (0..=drafts.len()).take_while(|_| planned.samples) {
             let last = end - 1 - drafts.len() + num_accepted;
-            let input = plan.sampling_input_after(index, num_accepted);
-            assert_eq!(input.tokens, &tokens[..last + 1]);
-            let num_generated = input.generated().len();
-            let sampled = if streams[&planned.id].request.fails_after == Some(num_generated) {
+            if !planned.is_ahead {
+                let input = plan.sampling_input_after(index, num_accepted);
+                assert_eq!(input.tokens, &tokens[..last + 1]);
+            }
+            let num_generated = last + 1 - stream.request.prompt.len();
+            let fails = stream.request.fails_after == Some(num_generated);
+            let is_of_host = config.plan_ahead && cache[place(last)].is_multiple_of(8);
+            let sampled = if is_lost || planned.is_ahead && is_of_host && !fails {
+                Sampled::Missed
+            } else if fails {
                 Sampled::Failed(SampleError::NotFinite)
             } else if let Some(num) = plan.num_candidates(index) {
                 let entry = cache[place(end - 1)];
@@ -688,8 +786,17 @@ fn run(
                     }
                 }
             } else {
+                if is_of_host && drafts.is_empty() {
+                    of_host.push(output.sampled.len());
+                }
                 Sampled::Token(next_token(cache[place(last)]))
             };
+            if num_accepted == 0 {
+                stream.in_flight.push_back(match sampled {
+                    Sampled::Token(token) if !is_of_host => Some(token),
+                    _ => None,
+                });
+            }
             output.sampled.push((planned.slot, sampled));
             // The logits of a beam come with its candidates.
             if plan.outputs(index).generation_logits && plan.num_candidates(index).is_none() {
@@ -750,7 +857,7 @@ fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<Sequenc
         assert!(plans.iter().all(|plan| plan.num_padding_tokens.0 == 0));
     }
 
-    let may_overtake = config.num_micro_batches > 1
+    let may_overtake = config.max_steps_out() > 1
         || config.reuse != BlockReuse::Off
         || config.scheme == BatchingScheme::V1
         || streams.values().any(|stream| stream.request.priority != 0);
@@ -864,6 +971,7 @@ fn check_plan(
         let drafts = plan.drafts(planned);
         check_drafts(drafts, stream, config);
         let known = match stream.request.beam_search {
+            None if planned.is_ahead => stream.with_tokens_in_flight(),
             None => [&stream.request.prompt[..], &stream.tokens].concat(),
             // Their tokens are checked at the end of the search.
             Some(_) => plan.sampling_input(index).tokens.to_vec(),
@@ -876,13 +984,23 @@ fn check_plan(
         assert!(num_chunk_tokens > 0);
         let rows = plan.context_logits(index);
         assert!(planned.tokens.start <= rows.start && rows.end <= planned.tokens.end);
-        assert_eq!(plan.outputs(index), stream.request.outputs);
-        assert_eq!(chunk, &with_drafts[start as usize..planned.kv_len as usize]);
+        let sampling_ahead = plan.sampling_ahead(index);
+        assert_eq!(sampling_ahead.is_some(), planned.is_ahead);
+        if let Some(sampling) = sampling_ahead {
+            assert!(!stream.in_flight.is_empty(), "it goes on from nothing");
+            assert!(!plan.outputs(index).any() && chunk == [0]);
+            let num_generated = known.len() - stream.request.prompt.len();
+            assert_eq!(sampling.num_generated, num_generated as u64);
+        } else {
+            assert!(stream.in_flight.is_empty() || config.num_micro_batches > 1);
+            assert_eq!(plan.outputs(index), stream.request.outputs);
+            assert_eq!(chunk, &with_drafts[start as usize..planned.kv_len as usize]);
+            assert_eq!(plan.sampling_input(index).tokens, known);
+        }
         assert_eq!(
             planned.samples,
             planned.kv_len as usize == with_drafts.len()
         );
-        assert_eq!(plan.sampling_input(index).tokens, known);
         let chunked = config.enable_chunked_context || config.scheme == BatchingScheme::V1;
         match stream.generates {
             true => {
@@ -898,7 +1016,8 @@ fn check_plan(
             }
             false => assert!(planned.samples, "contexts are not cut"),
         }
-        if config.reuse == BlockReuse::Off && !stream.generates {
+        // A last chunk whose token was missed is computed again from its last position.
+        if config.reuse == BlockReuse::Off && !stream.generates && !config.plan_ahead {
             assert_eq!(start % block, 0, "a chunk starts at a block bound");
         }
 

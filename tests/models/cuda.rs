@@ -235,7 +235,7 @@ fn what_comes_back_from_pinned_memory_gives_the_same_bits() {
 }
 
 /// Requests that are sampled in different ways: on a GPU, and with options that only the host knows.
-fn sampled_requests() -> Vec<Request> {
+pub fn sampled_requests() -> Vec<Request> {
     let changes: [fn(&mut SamplingParams); 12] = [
         |params| params.temperature = 0.0,
         |_| {},
@@ -373,6 +373,7 @@ fn a_gpu_leaves_rows_to_the_host() {
                 block_tables: &[0, 1, 2, 3].map(BlockId),
                 kept_rows: &[0, 1, 2, 3],
                 sampled_rows: &[0, 1, 2, 3],
+                in_flight: &[],
                 sampling: &sampling,
                 change_lists: lists.words(),
                 has_context_logits: false,

@@ -12,7 +12,7 @@ use crate::support::{Setup, fixture};
 
 #[test]
 fn a_model_without_memory_is_refused_and_leaves_nothing() {
-    let test = "a_model_without_memory_is_refused_and_leaves_nothing";
+    let test = "cuda_faults::a_model_without_memory_is_refused_and_leaves_nothing";
     without_leaks(test, || {
         let free = free_bytes();
         for (fault, named) in [
@@ -37,7 +37,7 @@ fn a_model_without_memory_is_refused_and_leaves_nothing() {
 
 #[test]
 fn a_failing_launch_fails_its_step_and_the_model_can_be_loaded_again() {
-    let test = "a_failing_launch_fails_its_step_and_the_model_can_be_loaded_again";
+    let test = "cuda_faults::a_failing_launch_fails_its_step_and_the_model_can_be_loaded_again";
     without_leaks(test, || {
         let free = free_bytes();
         let mut runner = load().expect("the model loads");
@@ -94,13 +94,14 @@ fn a_lost_gpu_is_an_error_wherever_it_is_noticed() {
     );
 }
 
-/// Runs the body of a test on the stand-in, in a process of its own, which must leave no allocation behind.
-fn without_leaks(test: &str, body: impl FnOnce()) {
+/// Runs the body of a test, whose path is given, on the stand-in, in a process of its own, which must leave no allocation
+/// behind.
+pub fn without_leaks(test: &str, body: impl FnOnce()) {
     if !present_or_reported(&"CUDA kernels (`cargo xtask kernels`)", has_kernels()) {
         return;
     }
     let stand_in = StandIn::new().set("REPORT_LEAKS", 1);
-    if let Some(output) = stand_in.output(&format!("cuda_faults::{test}"), body) {
+    if let Some(output) = stand_in.output(test, body) {
         let [out, err] =
             [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
         assert!(output.status.success(), "{out}{err}");

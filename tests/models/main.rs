@@ -8,6 +8,7 @@ mod configs;
 mod copy;
 mod cuda;
 mod cuda_faults;
+mod cuda_overlap;
 mod cuda_quantised;
 mod devices;
 mod fp8;

@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from harness import clients, deployments
-from harness.repository import ROOT, STORIES, TIGHT, add_model
+from harness.repository import QUEUED, ROOT, STORIES, TIGHT, add_model
 from harness.server import Server
 
 ON_GPU = {"gpu_device_ids": 0, "deterministic": "true", "cuda_graph_cache_size": 2}
@@ -28,6 +28,10 @@ def server(tmp_path_factory, stand_in):
     add_model(repository, "cpu", checkpoint=STORIES)
     add_model(repository, "gpu", ON_GPU, checkpoint=STORIES)
     add_model(repository, "gpu_tight", {**TIGHT, **ON_GPU}, checkpoint=STORIES)
+    overlap = {**ON_GPU, "enable_trt_overlap": "true", "max_tokens_in_paged_kv_cache": 8192}
+    add_model(repository, "gpu_overlap", overlap, checkpoint=STORIES)
+    add_model(repository, "gpu_overlap_tight", {**overlap, **TIGHT}, checkpoint=STORIES)
+    add_model(repository, "gpu_overlap_queued", overlap, fields=QUEUED, checkpoint=STORIES)
     int4 = {"weight_only_precision": "int4"}
     add_model(repository, "cpu_int4", int4, checkpoint=STORIES)
     add_model(repository, "gpu_int4", {**int4, **ON_GPU}, checkpoint=STORIES)
@@ -103,6 +107,32 @@ def test_a_model_of_each_family_has_the_logits_of_transformers_on_a_gpu(families
                 # Rounding may decide a near tie. What follows it is another text.
                 assert theirs[token] - theirs[ours] < 0.1
                 break
+
+
+@pytest.mark.parametrize("model", ["gpu_overlap", "gpu_overlap_tight", "gpu_overlap_queued"])
+def test_overlap_changes_no_answer(server, model):
+    """Steps begin before the tokens of the last one are known: ends that depend on them are noticed one step late."""
+
+    async def answers(model):
+        async with clients.grpc(server) as client:
+            requests = [
+                clients.stream(client, model, prompt, max_tokens=max_tokens, **options)
+                for prompt in PROMPTS
+                for max_tokens, options in [
+                    (1, {}),
+                    (24, {}),
+                    (24, {"temperature": 0.8, "top_p": 0.9, "seed": 11}),
+                    (40, {"stop_words": [" was", " the", "."]}),
+                    (60, {}),
+                    (12, {"repetition_penalty": 1.2}),
+                ]
+            ]
+            answers = await asyncio.gather(*requests)
+            return [(answer.text, answer.ids, answer.finish_reason) for answer in answers]
+
+    expected = clients.run(answers("gpu"))
+    assert clients.run(answers(model)) == expected
+    assert {"length", "stop_words"} <= {reason for _, _, reason in expected}, expected
 
 
 def refusal(repository, environment, gpu=0):

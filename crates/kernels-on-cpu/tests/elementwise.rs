@@ -26,6 +26,9 @@ fn width(random: &mut Random) -> usize {
     }
 }
 
+/// Marks a row of what the step before has sampled.
+const IN_FLIGHT: u32 = 1 << 31;
+
 #[test]
 fn embed_widens_rows_of_the_table() {
     let random = &mut Random::new();
@@ -33,10 +36,34 @@ fn embed_widens_rows_of_the_table() {
         let (num_rows, width) = (random.between(1, 5), width(random));
         let vocab_size = random.between(1, 20);
         let table = random.bf16s(vocab_size * width, 2.0);
-        let token_ids = random.indices(num_rows, vocab_size);
+        let mut token_ids = random.indices(num_rows, vocab_size);
+        let mut words = token_ids.clone();
+        let mut sampled = vec![0; num_rows];
+        for row in 0..num_rows {
+            let at = random.between(0, num_rows - 1);
+            match random.between(0, 3) {
+                // Sampled by the step before, and so are the others that name the place.
+                0 => {
+                    words[row] = IN_FLIGHT + at as u32;
+                    sampled[at] = token_ids[row];
+                }
+                // Nothing was sampled there.
+                1 => {
+                    words[row] = IN_FLIGHT + at as u32;
+                    sampled[at] = u32::MAX - random.between(0, 2) as u32;
+                }
+                _ => {}
+            }
+        }
+        for (token, &word) in token_ids.iter_mut().zip(&words) {
+            if word >= IN_FLIGHT {
+                let sampled = sampled[(word - IN_FLIGHT) as usize];
+                *token = if sampled < IN_FLIGHT { sampled } else { 0 };
+            }
+        }
         let mut out = unwritten(num_rows * width);
         let dims = Dims::new(num_rows, random.between(1, 3), random.block(4));
-        embed(random, dims, &mut out, &table, &token_ids, width);
+        embed(random, dims, &mut out, &table, [&words, &sampled], width);
         let rows = token_ids.iter().map(|id| *id as usize * width);
         let expected: Vec<f32> = rows
             .flat_map(|at| table[at..][..width].iter().map(|x| x.to_f32()))
@@ -207,16 +234,17 @@ fn embed(
     dims: Dims,
     out: &mut [f32],
     table: &[bf16],
-    token_ids: &[u32],
+    [token_ids, sampled]: [&[u32]; 2],
     width: usize,
 ) {
     let mut args = [
         out.into(),
         table.into(),
         token_ids.into(),
+        sampled.into(),
         (width as i32).into(),
-    ] as [Arg<'_>; 4];
-    // SAFETY: the shapes are those of the kernel, and the tokens are rows of the table.
+    ] as [Arg<'_>; 5];
+    // SAFETY: the shapes are those of the kernel, and the tokens are rows of the table or of what was sampled.
     unsafe { random.launch("embed", dims, &mut args) };
 }
 

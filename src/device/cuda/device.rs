@@ -21,9 +21,9 @@ use super::step::{CudaStep, StepBuffer};
 use super::{Cuda, CudaOptions};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::device::{
-    AttentionParams, Device, EmbeddingTable, FirstStep, FloatRows, KvBatch, KvDtype, KvLayout,
-    Linear, Norm, NotFinite, Output, PackedWeights, Pool, QuantisedRows, RopeParams, RopeTable,
-    Stacking, StepCapacity, StepInputs, StepResults, StepWidths,
+    AttentionParams, Device, DeviceSample, EmbeddingTable, FirstStep, FloatRows, KvBatch, KvDtype,
+    KvLayout, Linear, Norm, NotFinite, Output, PackedWeights, Pool, QuantisedRows, RopeParams,
+    RopeTable, Stacking, StepCapacity, StepInputs, StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -161,7 +161,9 @@ impl Device for Cuda {
 
     fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<Logits, LoadError> {
         self.need_scratch(context_logits_bytes(width))?;
-        Logits::new(&self.stream, &self.kernels, max_rows, width)
+        let logits = Logits::new(&self.stream, &self.kernels, max_rows, width)?;
+        self.sampled_tokens = logits.tokens.address();
+        Ok(logits)
     }
 
     fn alloc_kv_cache(
@@ -292,6 +294,7 @@ impl Device for Cuda {
             EmbeddingTable::Tied(matrix) => (matrix.rows_address(), matrix.k()),
         };
         let config = shared_row_grid(step.num_rows, hidden_size.div_ceil(VECTOR));
+        let sampled = self.sampled_tokens;
         launch!(
             self,
             self.kernels.embed,
@@ -300,6 +303,7 @@ impl Device for Cuda {
             out.address(),
             table,
             step.token_ids,
+            sampled,
             hidden_size as i32
         );
     }
@@ -546,13 +550,37 @@ impl Device for Cuda {
         logits: &'l mut Logits,
         num_rows: usize,
     ) -> Result<StepResults<'l>, StepError> {
+        if !logits.has_kept(self.num_steps) {
+            self.keep_samples(logits, num_rows);
+        }
         self.check()?;
+        let results = logits.results(&self.stream, self.num_steps, num_rows);
+        results.map_err(|error| self.step_failed(&error))
+    }
+
+    fn can_run_ahead(&self, logits: &Logits) -> bool {
+        logits.sample.is_some()
+    }
+
+    fn keep_samples(&mut self, logits: &mut Logits, num_rows: usize) {
+        if self.failure.is_some() {
+            return;
+        }
         let is_sampled = match (&self.step, &logits.sample) {
             (Some(step), Some(_)) => step.is_sampled(),
             _ => &[],
         };
-        let results = logits.results(&self.stream, self.num_steps, num_rows, is_sampled);
-        results.map_err(|error| self.step_failed(&error))
+        let kept = logits.keep(&self.stream, self.num_steps, num_rows, is_sampled);
+        self.record("copying what was sampled", kept);
+    }
+
+    fn earlier_samples<'l>(
+        &mut self,
+        logits: &'l mut Logits,
+    ) -> Result<&'l [DeviceSample], StepError> {
+        self.check()?;
+        let samples = logits.earlier_samples(self.num_steps - 1);
+        samples.map_err(|error| self.step_failed(&error))
     }
 
     fn host_logits<'l>(

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdevice_attribute;
-use cudarc::driver::{CudaFunction, CudaStream, DriverError, LaunchConfig};
+use cudarc::driver::{CudaEvent, CudaFunction, CudaStream, DriverError, LaunchConfig};
 
 use super::gemm;
 use super::gpu::load_error;
@@ -68,11 +68,22 @@ pub struct Logits {
     /// What the kernel has written: a token, or a code.
     pub(super) tokens: DeviceMemory,
     host_rows: PinnedMemory<f32>,
-    host_tokens: PinnedMemory<u32>,
+    /// What was sampled in the last two steps, by the parity of their numbers.
+    kept: [KeptSamples; 2],
     /// The step that the rest is about.
     step: u64,
     is_on_host: Vec<bool>,
     samples: Vec<DeviceSample>,
+}
+
+/// What was sampled in a step, on the host.
+struct KeptSamples {
+    step: u64,
+    tokens: PinnedMemory<u32>,
+    /// Whether the device was to sample from each row. Empty: from none.
+    is_sampled: Vec<bool>,
+    /// The tokens are there.
+    copied: CudaEvent,
 }
 
 /// The kernels that change and sample, for a vocabulary.
@@ -158,15 +169,42 @@ impl Logits {
             sample: fits.then(sample).transpose()?,
             tokens: DeviceMemory::new(stream, 4 * (max_rows + gemm::MAX_ROUNDING))?,
             host_rows: PinnedMemory::new(stream, max_rows.saturating_mul(width))?,
-            host_tokens: PinnedMemory::new(stream, max_rows)?,
+            kept: [
+                KeptSamples::new(stream, max_rows)?,
+                KeptSamples::new(stream, max_rows)?,
+            ],
             step: 0,
             is_on_host: vec![false; max_rows],
             samples: Vec::with_capacity(max_rows),
         })
     }
 
-    /// Waits for the work of a step, and fetches what was sampled on the device where `is_sampled`, and the other rows of
-    /// logits.
+    /// Starts to copy what a step has sampled to the host, after the stream's other work: the next step replaces it on the
+    /// device. The device has sampled from the rows where `is_sampled`; empty: from none.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses.
+    pub(super) fn keep(
+        &mut self,
+        stream: &CudaStream,
+        step: u64,
+        num_rows: usize,
+        is_sampled: &[bool],
+    ) -> Result<(), DriverError> {
+        let kept = &mut self.kept[parity(step)];
+        kept.step = step;
+        kept.is_sampled.clear();
+        if is_sampled.contains(&true) {
+            kept.is_sampled.extend(&is_sampled[..num_rows]);
+            let tokens = &mut kept.tokens.as_mut_slice()[..num_rows];
+            self.tokens.read_later(stream, 0, tokens)?;
+        }
+        kept.copied.record(stream)
+    }
+
+    /// Waits for the work of a step, and fetches what was sampled on the device, and the other rows of logits. It is the
+    /// last one that has begun, and was [kept](Self::keep).
     ///
     /// # Errors
     ///
@@ -176,24 +214,18 @@ impl Logits {
         stream: &CudaStream,
         step: u64,
         num_rows: usize,
-        is_sampled: &[bool],
     ) -> Result<StepResults<'_>, DriverError> {
         let is_first = self.begin(step);
-        if is_first && is_sampled.contains(&true) {
-            let tokens = &mut self.host_tokens.as_mut_slice()[..num_rows];
-            self.tokens.read_later(stream, 0, tokens)?;
-            self.fetch(stream, num_rows, |row| !is_sampled[row])?;
-            stream.synchronize()?;
-            let tokens = &self.host_tokens.as_slice()[..num_rows];
-            let samples = tokens.iter().zip(is_sampled);
-            self.samples
-                .extend(samples.map(|(&token, &is_sampled)| match token {
-                    _ if !is_sampled => DeviceSample::Skipped,
-                    NOT_FINITE => DeviceSample::Sampled(Err(SampleError::NotFinite)),
-                    NONE_ALLOWED => DeviceSample::Sampled(Err(SampleError::NoneAllowed)),
-                    ASK_HOST => DeviceSample::Unclear,
-                    token => DeviceSample::Sampled(Ok(token)),
-                }));
+        let is_sampled = std::mem::take(&mut self.kept[parity(step)].is_sampled);
+        if is_first && !is_sampled.is_empty() {
+            let fetched = self.fetch(stream, num_rows, |row| !is_sampled[row]);
+            self.kept[parity(step)].is_sampled = is_sampled;
+            if fetched? {
+                stream.synchronize()?;
+            }
+            self.take_kept(step)?;
+        } else {
+            self.kept[parity(step)].is_sampled = is_sampled;
         }
         let samples = std::mem::take(&mut self.samples);
         let has_more = self.fetch(stream, num_rows, |row| {
@@ -208,6 +240,40 @@ impl Logits {
             logits: &mut self.host_rows.as_mut_slice()[..len],
             samples: &self.samples,
         })
+    }
+
+    /// Waits for a step that was [kept](Self::keep), and fetches what was sampled on the device.
+    ///
+    /// # Errors
+    ///
+    /// Any of the work has failed.
+    pub(super) fn earlier_samples(&mut self, step: u64) -> Result<&[DeviceSample], DriverError> {
+        self.begin(step);
+        self.samples.clear();
+        self.take_kept(step)?;
+        Ok(&self.samples)
+    }
+
+    /// Waits for what was sampled in a step.
+    fn take_kept(&mut self, step: u64) -> Result<(), DriverError> {
+        let kept = &self.kept[parity(step)];
+        assert_eq!(kept.step, step, "at most one step is launched behind it");
+        kept.copied.synchronize()?;
+        let samples = kept.tokens.as_slice().iter().zip(&kept.is_sampled);
+        self.samples
+            .extend(samples.map(|(&token, &is_sampled)| match token {
+                _ if !is_sampled => DeviceSample::Skipped,
+                NOT_FINITE => DeviceSample::Sampled(Err(SampleError::NotFinite)),
+                NONE_ALLOWED => DeviceSample::Sampled(Err(SampleError::NoneAllowed)),
+                ASK_HOST => DeviceSample::Unclear,
+                token => DeviceSample::Sampled(Ok(token)),
+            }));
+        Ok(())
+    }
+
+    /// Whether what a step has sampled was kept.
+    pub(super) fn has_kept(&self, step: u64) -> bool {
+        self.kept[parity(step)].step == step
     }
 
     /// Waits for the work of a step, and fetches the first rows, unless they have been fetched.
@@ -272,4 +338,21 @@ impl Logits {
         let offset = rows.start * self.rows.row_bytes();
         self.rows.memory().read_later(stream, offset, target)
     }
+}
+
+impl KeptSamples {
+    fn new(stream: &Arc<CudaStream>, max_rows: usize) -> Result<Self, LoadError> {
+        let event = stream.context().new_event(None);
+        Ok(Self {
+            step: 0,
+            tokens: PinnedMemory::new(stream, max_rows)?,
+            is_sampled: Vec::with_capacity(max_rows),
+            copied: event.map_err(|error| load_error("creating an event", &error))?,
+        })
+    }
+}
+
+/// Which of two buffers a step has.
+fn parity(step: u64) -> usize {
+    (step % 2) as usize
 }

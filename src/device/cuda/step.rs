@@ -16,6 +16,10 @@ use crate::sampling::ChangeLists;
 /// A slot of a token whose key and value are not stored, and a block that is not read: `NOWHERE` of the kernels.
 const NOWHERE: u32 = u32::MAX;
 
+/// Marks a word of the token ids that is not a token but a row of what the step before has sampled: `IN_FLIGHT` of the
+/// kernels.
+const IN_FLIGHT: u32 = 1 << 31;
+
 /// Lists begin at multiples of 16 bytes.
 const WORDS_PER_UNIT: usize = 4;
 
@@ -125,7 +129,12 @@ impl StepBuffer {
             len: 0,
         };
         let padded = |word| std::iter::repeat_n(word, padding);
-        let token_ids = writer.list(inputs.token_ids.iter().copied().chain(padded(0)));
+        let mut in_flight = inputs.in_flight.iter().peekable();
+        let token_ids = (0..).zip(inputs.token_ids).map(|(index, &token)| {
+            let source = in_flight.next_if(|it| it.token == index);
+            source.map_or(token, |it| IN_FLIGHT | it.sampled_row)
+        });
+        let token_ids = writer.list(token_ids.chain(padded(0)));
         let positions = batch.spans().iter().flat_map(|span| {
             let start = span.kv_len - span.tokens.len() as u32;
             start..span.kv_len

@@ -152,4 +152,8 @@ impl ModelDimensions for ConfiguredModel<'_> {
             None => SyntheticRunner::largest_window(&attention, max_seq_len),
         }
     }
+
+    fn can_run_ahead(&self) -> bool {
+        self.gpu.is_some()
+    }
 }

@@ -17,6 +17,11 @@ pub trait ModelDimensions {
 
     /// The largest attention window of any layer; `None` if a layer attends over whole sequences.
     fn window(&self, max_seq_len: Tokens) -> Option<Tokens>;
+
+    /// Whether its runner can begin a step before the host knows the tokens of the last one.
+    fn can_run_ahead(&self) -> bool {
+        false
+    }
 }
 
 /// The engine's configuration, checked.
@@ -53,6 +58,9 @@ pub fn engine_config(
         true => settings.tokens_per_block,
         false => BlockSize::new(max_seq_len.0).unwrap_or(settings.tokens_per_block),
     };
+    let plan_ahead = settings.enable_trt_overlap
+        && model.can_run_ahead()
+        && settings.gpt_model_type == BatchingScheme::InflightFused;
     let engine = EngineConfig {
         scheme: settings.gpt_model_type,
         max_num_requests,
@@ -74,7 +82,12 @@ pub fn engine_config(
         enable_chunked_context: settings.enable_chunked_context.unwrap_or(true),
         chunk_policy: settings.context_chunking_policy,
         chunk_unit: settings.tokens_per_block,
-        num_micro_batches: if settings.enable_trt_overlap { 2 } else { 1 },
+        num_micro_batches: if settings.enable_trt_overlap && !plan_ahead {
+            2
+        } else {
+            1
+        },
+        plan_ahead,
         reuse: reuse(settings)?,
         window: model.window(max_seq_len).map(|size| AttentionWindow {
             size,

@@ -167,6 +167,13 @@ fn load_on_gpu(
         Ok::<_, LoadError>(((), pinned_bytes))
     })?;
     let runner = CudaRunner::new(source, limits(model, &engine), &options)?;
+    let plan_ahead = engine.plan_ahead && runner.can_run_ahead();
+    if engine.plan_ahead && !plan_ahead {
+        log::warn!(
+            "enable_trt_overlap is true and has no effect: the vocabulary is too large for GPU {gpu} to sample from, so \
+             that the host has to know the tokens of a step before the next one; leave it out"
+        );
+    }
     // The system counts pinned memory as used from the beginning.
     drop(reservation);
     let gpu_bytes = weight_bytes + kv_bytes(model, &engine);
@@ -174,7 +181,10 @@ fn load_on_gpu(
         runner: Runner::Cuda(Box::new(runner)),
         memory: InstanceMemory::on_gpu(gpu_bytes, pinned_bytes),
         kv_file: None,
-        config: engine,
+        config: EngineConfig {
+            plan_ahead,
+            ..engine
+        },
     })
 }
 
