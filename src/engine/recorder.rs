@@ -82,7 +82,7 @@ impl Recorder {
             return;
         }
         if config.record_requests {
-            self.record_stages(step, active);
+            self.record_stages(step, active, scheduler.num_contexts());
         }
         // In lockstep a batch is one iteration, which begins with its first step.
         if lockstep
@@ -128,7 +128,7 @@ impl Recorder {
         });
     }
 
-    fn record_stages(&mut self, step: &Step, active: &ActiveSequences) {
+    fn record_stages(&mut self, step: &Step, active: &ActiveSequences, num_contexts: usize) {
         let stage = |id, stage| RequestStage {
             id,
             stage,
@@ -144,11 +144,16 @@ impl Recorder {
         let waiting = active.waiting_ids().map(|id| stage(id, Stage::Waiting));
         self.stages.extend(waiting);
         self.stages.sort_unstable_by_key(|stage| stage.id);
-        for planned in step.sequences() {
+        for (index, planned) in step.sequences().iter().enumerate() {
             let place = self
                 .stages
                 .binary_search_by_key(&planned.id, |stage| stage.id);
             let place = place.expect("every planned sequence runs");
+            // What a step that was planned ahead computes counts as computed already.
+            self.stages[place].stage = match index < num_contexts {
+                true => Stage::Context,
+                false => Stage::Generation,
+            };
             self.stages[place].tokens += planned.tokens.end - planned.tokens.start;
         }
     }

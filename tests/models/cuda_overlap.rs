@@ -293,28 +293,35 @@ fn a_step_is_launched_before_the_tokens_of_the_last_one_are_read() {
 
 #[test]
 fn a_failing_step_fails_the_one_behind_it() {
-    let test = "cuda_overlap::a_failing_step_fails_the_one_behind_it";
-    without_leaks(test, || {
-        let asked: Vec<_> = plain_requests().into_iter().map(Asked::from).collect();
-        let setup = Setup::default();
-        for (fault, error) in [
-            ("FAIL_LAUNCH", "LAUNCH_OUT_OF_RESOURCES"),
-            ("LOSE_DEVICE", "ILLEGAL_ADDRESS"),
-        ] {
-            for failing in [1, 2, 40, 100, 101, 102, 160] {
-                let mut manager = manager(&setup, &options(64), true);
-                set(fault, failing);
-                let StepError(text) = serve(&mut manager, &asked).expect_err("a step fails");
-                assert!(text.starts_with("GPU 0: "), "{text}");
-                assert!(text.contains(error), "{text}");
-                // It does not go on, and what is launched is not waited for without end.
-                let mut events = Vec::new();
-                let again = manager.settle(&mut events);
-                assert!(again.is_err() || events.is_empty(), "{events:?}");
-                drop(manager);
-            }
-        }
-        let mut manager = manager(&setup, &options(64), true);
-        assert!(serve(&mut manager, &asked).is_ok());
+    without_leaks(
+        "cuda_overlap::a_failing_step_fails_the_one_behind_it",
+        || assert_steps_fail("FAIL_LAUNCH", "LAUNCH_OUT_OF_RESOURCES"),
+    );
+}
+
+#[test]
+fn a_lost_gpu_fails_both_steps_that_it_has() {
+    let test = "cuda_overlap::a_lost_gpu_fails_both_steps_that_it_has";
+    on_stand_in(StandIn::new(), test, || {
+        assert_steps_fail("LOSE_DEVICE", "ILLEGAL_ADDRESS");
     });
+}
+
+/// Lets events of some numbers fail. All requests fail with the error, and the next load serves them.
+fn assert_steps_fail(fault: &str, error: &str) {
+    let asked: Vec<_> = plain_requests().into_iter().map(Asked::from).collect();
+    let setup = Setup::default();
+    for failing in [1, 2, 40, 100, 101, 102, 160] {
+        let mut manager = manager(&setup, &options(64), true);
+        set(fault, failing);
+        let StepError(text) = serve(&mut manager, &asked).expect_err("a step fails");
+        assert!(text.starts_with("GPU 0: "), "{text}");
+        assert!(text.contains(error), "{text}");
+        // The step behind it has no results.
+        let mut events = Vec::new();
+        let again = manager.settle(&mut events);
+        assert!(again.is_err() || events.is_empty(), "{events:?}");
+    }
+    let mut manager = manager(&setup, &options(64), true);
+    assert!(serve(&mut manager, &asked).is_ok());
 }

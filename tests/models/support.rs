@@ -329,6 +329,7 @@ pub fn serve<D: Device>(
                 Sampled::Token(token) => token,
                 Sampled::Candidates => continue,
                 Sampled::Failed(error) => panic!("request {index}: {error}"),
+                Sampled::Missed => unreachable!("no step is planned ahead"),
             };
             served[index].tokens.push(token);
             served[index].logits.push(logits);
