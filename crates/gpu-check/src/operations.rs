@@ -417,6 +417,7 @@ impl OneStep {
             block_tables: &self.block_tables,
             kept_rows: &self.kept_rows,
             sampled_rows: &self.sampled_rows,
+            in_flight: &[],
             sampling: &self.sampling,
             change_lists: &self.change_lists,
             has_context_logits: false,
