@@ -1022,7 +1022,10 @@ fn check_plan(
         }
 
         let blocks = plan.block_table(planned);
-        assert_eq!(blocks.len() as u32, planned.kv_len.div_ceil(block));
+        let num_needed = planned.kv_len.div_ceil(block) as usize;
+        // A step that was void may have taken the next block already.
+        let num_spare = usize::from(config.plan_ahead && stream.generates);
+        assert!((num_needed..=num_needed + num_spare).contains(&blocks.len()));
         let held: Vec<_> = blocks.iter().filter(|&&id| id != BlockId::NONE).collect();
         assert!(held.iter().all(|id| id.0 < config.num_blocks.0));
         let different: BTreeSet<_> = held.iter().collect();
