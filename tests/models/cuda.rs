@@ -137,6 +137,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 block_tables: &[BlockId(0)],
                 kept_rows: &rows,
                 sampled_rows: &rows,
+                in_flight: &[],
                 sampling: &vec![None; num_rows],
                 change_lists: &[],
                 has_context_logits: false,
