@@ -153,7 +153,11 @@ mod tests {
         let strategy = strategy();
         assert_eq!(num_joined(&strategy, &[1000; 9]), 9, "no instance yet");
         let (small, large) = (strategy.add_instance(), strategy.add_instance());
-        small.publish(room(50), &[]);
+        let few_blocks = Room {
+            blocks: Blocks(10),
+            ..room(50)
+        };
+        small.publish(few_blocks, &[]);
         assert_eq!(num_joined(&strategy, &[20; 9]), 2);
         large.publish(room(100), &[]);
         assert_eq!(num_joined(&strategy, &[20; 9]), 5);

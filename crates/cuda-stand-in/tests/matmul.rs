@@ -295,7 +295,11 @@ fn algorithms_round_differently_and_depend_on_the_number_of_rows() {
         let handle = result::create_handle().unwrap();
         let (m, k) = (8, 333);
         let values = |seed: usize, len: usize| -> Vec<bf16> {
-            let value = |i: usize| bf16::from_f32(((i * 31 + seed * 7) % 101) as f32 / 37.0 - 1.3);
+            // Of different magnitudes, so that sums in f32 round.
+            let value = |i: usize| {
+                let mantissa = ((i * 31 + seed * 7) % 101) as f32 / 37.0 - 1.3;
+                bf16::from_f32(mantissa * (-((i % 11) as f32)).exp2())
+            };
             (0..len).map(value).collect()
         };
         let a = stream.clone_htod(&values(1, m * k)).unwrap();

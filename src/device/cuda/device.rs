@@ -162,7 +162,7 @@ impl Device for Cuda {
     fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<Logits, LoadError> {
         self.need_scratch(context_logits_bytes(width))?;
         let logits = Logits::new(&self.stream, &self.kernels, max_rows, width)?;
-        self.sampled_tokens = logits.tokens.address();
+        self.sampled_tokens = Some(Arc::clone(&logits.tokens));
         Ok(logits)
     }
 
@@ -294,7 +294,8 @@ impl Device for Cuda {
             EmbeddingTable::Tied(matrix) => (matrix.rows_address(), matrix.k()),
         };
         let config = shared_row_grid(step.num_rows, hidden_size.div_ceil(VECTOR));
-        let sampled = self.sampled_tokens;
+        let sampled = self.sampled_tokens.as_ref();
+        let sampled = sampled.map_or(0, |tokens| tokens.address());
         launch!(
             self,
             self.kernels.embed,

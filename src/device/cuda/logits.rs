@@ -66,7 +66,7 @@ pub struct Logits {
     /// `None` if the vocabulary is too large for it.
     pub(super) sample: Option<SampleKernel>,
     /// What the kernel has written: a token, or a code.
-    pub(super) tokens: DeviceMemory,
+    pub(super) tokens: Arc<DeviceMemory>,
     host_rows: PinnedMemory<f32>,
     /// What was sampled in the last two steps, by the parity of their numbers.
     kept: [KeptSamples; 2],
@@ -167,7 +167,10 @@ impl Logits {
         Ok(Self {
             rows: Rows::new(stream, max_rows, width)?,
             sample: fits.then(sample).transpose()?,
-            tokens: DeviceMemory::new(stream, 4 * (max_rows + gemm::MAX_ROUNDING))?,
+            tokens: Arc::new(DeviceMemory::new(
+                stream,
+                4 * (max_rows + gemm::MAX_ROUNDING),
+            )?),
             host_rows: PinnedMemory::new(stream, max_rows.saturating_mul(width))?,
             kept: [
                 KeptSamples::new(stream, max_rows)?,

@@ -97,8 +97,8 @@ pub struct Cuda {
     scratch: DeviceMemory,
     /// There if a matrix is quantised.
     quantised: Option<QuantisedProducts>,
-    /// Where tokens are sampled, or 0 without rows of logits.
-    sampled_tokens: u64,
+    /// Where tokens are sampled; there with rows of logits.
+    sampled_tokens: Option<Arc<DeviceMemory>>,
     /// Steps that have begun.
     num_steps: u64,
     /// How the step is computed that has begun.
@@ -132,7 +132,7 @@ impl Cuda {
             kernels: Kernels::load(&context)?,
             gemm: Gemm::new(&stream, options.deterministic)?,
             pool: Pool::of_device(options.num_threads)?,
-            sampled_tokens: 0,
+            sampled_tokens: None,
             num_steps: 0,
             mode: StepMode::Eager,
             padded_rows: None,
