@@ -338,7 +338,7 @@ def test_a_step_that_fails_answers_all_requests_until_the_model_is_loaded_again(
         assert all(isinstance(answer, Refused) for answer in answers)
         # Those that ran, and those that Triton handed over later.
         assert all("told to fail" in str(answer) for answer in answers)
-        with pytest.raises(Refused, match="load the model again"):
+        with pytest.raises(Refused, match="unload the model and load it again"):
             generate(server, "fails", [1], max_tokens=1)
         server.unload("fails")
         server.wait_for_state("fails", "UNAVAILABLE")
