@@ -60,7 +60,10 @@ fn an_instance_whose_step_panicked_accepts_no_more_requests() {
     assert_failed(&server, &first, in_batch, 2);
     let (code, message) = server.ready().expect_err("not ready any more");
     assert_eq!(code, UNAVAILABLE);
-    assert!(message.contains("unload the model and load it again"), "{message}");
+    assert!(
+        message.contains("unload the model and load it again"),
+        "{message}"
+    );
     let new = server.request(&third);
     for request in [held, new] {
         assert_eq!(server.execute(&[request]), Ok(()));
@@ -89,7 +92,10 @@ fn a_step_that_fails_between_two_calls_is_seen_without_another_call() {
     server.wait_until("the instance is not ready", || server.ready().is_err());
     let (code, message) = server.ready().expect_err("not ready");
     assert_eq!(code, UNAVAILABLE);
-    assert!(message.contains("unload the model and load it again"), "{message}");
+    assert!(
+        message.contains("unload the model and load it again"),
+        "{message}"
+    );
     server.wait_for_final(request);
     assert_failed(&server, &content, request, 3);
     server.unload();

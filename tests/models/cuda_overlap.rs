@@ -311,8 +311,17 @@ fn a_lost_gpu_fails_both_steps_that_it_has() {
 fn assert_steps_fail(fault: &str, error: &str) {
     let asked: Vec<_> = plain_requests().into_iter().map(Asked::from).collect();
     let setup = Setup::default();
-    for failing in [1, 2, 40, 100, 101, 102, 160] {
-        let mut manager = manager(&setup, &options(64), true);
+    // A step with a graph has a single launch.
+    for (max_graphs, failing) in [
+        (64, 1),
+        (64, 2),
+        (64, 40),
+        (0, 100),
+        (0, 101),
+        (0, 102),
+        (0, 160),
+    ] {
+        let mut manager = manager(&setup, &options(max_graphs), true);
         set(fault, failing);
         let StepError(text) = serve(&mut manager, &asked).expect_err("a step fails");
         assert!(text.starts_with("GPU 0: "), "{text}");
