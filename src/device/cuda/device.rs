@@ -1,6 +1,7 @@
 //! A GPU as a [`Device`].
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{LaunchConfig, PushKernelArg};
