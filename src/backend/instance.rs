@@ -120,12 +120,6 @@ pub fn load_instance(
     });
     let preparer = start_preparer(&name, &admission)?;
     let scheduling = model.config.scheduling;
-    let max_absence = match scheduling {
-        Scheduling::Iterative {
-            max_sequence_idle_us,
-        } => Duration::from_micros(max_sequence_idle_us),
-        Scheduling::Queued | Scheduling::Conversations { .. } => Duration::MAX,
-    };
     let responder = Responder::start(&name, observer)?;
     let served = model.served.clone();
     let service = Service::new(model.load.clone());
@@ -136,11 +130,15 @@ pub fn load_instance(
         preparer,
         manager,
         responder,
-        max_absence,
         service.clone(),
     );
     let driver: Box<dyn Driver> = match scheduling {
-        Scheduling::Iterative { .. } => Box::new(IterativeDriver::new(steps)),
+        Scheduling::Iterative {
+            max_sequence_idle_us,
+        } => {
+            let max_absence = Duration::from_micros(max_sequence_idle_us);
+            Box::new(IterativeDriver::new(steps.with_max_absence(max_absence)))
+        }
         Scheduling::Queued => Box::new(QueuedDriver::start(
             &name,
             steps,

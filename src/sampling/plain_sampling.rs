@@ -76,7 +76,7 @@ impl PlainSampling {
             && guide.is_none()
             && logits_processor.is_none()
             && beam_search.is_none();
-        is_plain.then(|| Self {
+        is_plain.then_some(Self {
             seed: *seed,
             num_generated: num_generated as u64,
             temperature: *temperature,

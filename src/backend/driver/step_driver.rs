@@ -95,7 +95,7 @@ pub struct StepDriver {
 }
 
 impl StepDriver {
-    /// A driver without requests. Triton drops a sequence that is `max_absence` without a step.
+    /// A driver without requests, of sequences that Triton never drops.
     pub fn new(
         instance: Instance,
         served: ServedModel,
@@ -103,7 +103,6 @@ impl StepDriver {
         preparer: RequestPreparer,
         manager: BatchManager,
         responder: Responder,
-        max_absence: Duration,
         service: Service,
     ) -> Self {
         Self {
@@ -127,8 +126,16 @@ impl StepDriver {
             must_settle: false,
             shown_idle: false,
             started: Instant::now(),
-            max_absence,
+            max_absence: Duration::MAX,
             service,
+        }
+    }
+
+    /// The same; Triton drops a sequence that is `max_absence` without a step.
+    pub fn with_max_absence(self, max_absence: Duration) -> Self {
+        Self {
+            max_absence,
+            ..self
         }
     }
 

@@ -40,7 +40,7 @@ impl KvCache {
     ///
     /// # Errors
     ///
-    /// If the CPU does not [store](KvDtype::ON_CPU) the element type, or the system refuses the address space.
+    /// If the CPU does not [store](crate::device::KvDtype::ON_CPU) the element type, or the system refuses the address space.
     ///
     /// # Panics
     ///
