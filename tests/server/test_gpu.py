@@ -122,7 +122,7 @@ def test_overlap_changes_no_answer(server, model):
                     (1, {}),
                     (24, {}),
                     (24, {"temperature": 0.8, "top_p": 0.9, "seed": 11}),
-                    (40, {"stop_words": [" was", " the", "."]}),
+                    (40, {"stop_words": '[" was", " the", "."]'}),
                     (60, {}),
                     (12, {"repetition_penalty": 1.2}),
                 ]

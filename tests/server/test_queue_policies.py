@@ -8,7 +8,7 @@ import pytest
 from harness import clients
 from harness.clients import Refused, generate
 from harness.repository import add_synthetic
-from harness.server import Server, num_pending, until
+from harness.server import Server, num_pending, num_requests, until
 from harness.synthetic import ENDLESS_SEQ_LEN, continuation
 
 ONE = "max_batch_size: 1 dynamic_batching {{ {} }}"
@@ -55,6 +55,8 @@ def test_a_request_cannot_raise_the_time_limit_of_the_queue(policies, model):
                 for options in ({}, {"timeout": 60_000_000}):
                     with pytest.raises(Refused, match="Request timeout expired"):
                         await clients.stream(client, model, [3], max_tokens=5, **options)
+            # Until the running one has ended, it would wait as well.
+            await until(lambda: num_requests(policies, model, "active") == 0)
             return await clients.stream(client, model, [3], max_tokens=5)
 
     assert clients.run(main()).ids == continuation([3], 5)
