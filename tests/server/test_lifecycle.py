@@ -5,6 +5,7 @@ import itertools
 import os
 import time
 
+import numpy
 import pytest
 from tritonclient.utils import InferenceServerException
 
@@ -319,6 +320,10 @@ def test_requests_of_an_unloaded_model_end_after_the_drain_timeout(repository, f
             assert server.http("GET", "/v2/models/drained/ready")[0] != 200
             with pytest.raises(clients.Refused, match="has no available versions"):
                 await clients.stream(client, "drained", [3], max_tokens=1)
+            with pytest.raises(InferenceServerException) as refused:
+                await client.infer("drained", [clients.tensor("input_ids", numpy.array([[3]], numpy.int32), "INT32")])
+            # Triton's own status for a model without versions: the request does not reach the backend.
+            assert "NOT_FOUND" in refused.value.status()
             return await asyncio.gather(running, waiting)
 
     with Server(repository) as server:
