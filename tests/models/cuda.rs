@@ -18,11 +18,10 @@ use triton_inflight::sampling::{
 
 use crate::copy::Copy;
 use crate::devices::{
-    assert_devices_agree, assert_host_blocks_change_nothing, assert_near, assert_same_bits,
-    requests, setups,
+    assert_agrees_with_reference, assert_devices_agree, assert_host_blocks_change_nothing,
+    assert_same_alone, assert_same_bits, requests, setups,
 };
 use crate::missing::present_or_reported;
-use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Setup, fixture, serve};
 
 /// A key or value may be rounded to the next 8-bit float where the devices' sums differ in the last bits.
@@ -67,20 +66,8 @@ fn a_request_alone_gives_the_same_bits_on_a_gpu() {
             deterministic: true,
             ..options
         };
-        let load = |setup: &Setup| setup.load_on::<Cuda>(&fixture("llama3"), &options);
         for (what, setup) in setups() {
-            let (together, _) = serve(&mut load(&setup), &setup, &requests());
-            let alone = Setup {
-                max_num_requests: 1,
-                enable_chunked_context: false,
-                max_num_tokens: 256,
-                speculation: None,
-                ..setup.clone()
-            };
-            for (request, together) in requests().into_iter().zip(together) {
-                let (alone, _) = serve(&mut load(&alone), &alone, &[request]);
-                assert_same_bits(what, &alone[0], &together);
-            }
+            assert_same_alone::<Cuda>(what, &fixture("llama3"), &options, &setup, requests());
         }
     });
 }
@@ -182,16 +169,16 @@ fn fp8_setups() -> impl Iterator<Item = (&'static str, Setup)> {
 fn an_fp8_cache_on_a_gpu_agrees_with_the_reference_device() {
     let test = "an_fp8_cache_on_a_gpu_agrees_with_the_reference_device";
     on_a_gpu(StandIn::new(), test, |options| {
-        let reference = ReferenceOptions {
-            has_whole_sums: true,
-        };
         for name in ["llama3", "qwen3"] {
             for (what, setup) in fp8_setups() {
-                let mut gpu = setup.load_on::<Cuda>(&fixture(name), &options);
-                let (ours, _) = serve(&mut gpu, &setup, &requests());
-                let mut reference = setup.load_on::<Reference>(&fixture(name), &reference);
-                let (theirs, _) = serve(&mut reference, &setup, &requests());
-                assert_near(&format!("{name}, {what}"), &ours, &theirs, FP8_TOLERANCE);
+                assert_agrees_with_reference::<Cuda>(
+                    &format!("{name}, {what}"),
+                    &fixture(name),
+                    &options,
+                    &setup,
+                    &requests(),
+                    FP8_TOLERANCE,
+                );
             }
         }
     });
@@ -205,20 +192,8 @@ fn a_request_alone_gives_the_same_bits_with_an_fp8_cache() {
             deterministic: true,
             ..options
         };
-        let load = |setup: &Setup| setup.load_on::<Cuda>(&fixture("llama3"), &options);
         for (what, setup) in fp8_setups() {
-            let (together, _) = serve(&mut load(&setup), &setup, &requests());
-            let alone = Setup {
-                max_num_requests: 1,
-                enable_chunked_context: false,
-                max_num_tokens: 256,
-                speculation: None,
-                ..setup.clone()
-            };
-            for (request, together) in requests().into_iter().zip(together) {
-                let (alone, _) = serve(&mut load(&alone), &alone, &[request]);
-                assert_same_bits(what, &alone[0], &together);
-            }
+            assert_same_alone::<Cuda>(what, &fixture("llama3"), &options, &setup, requests());
         }
     });
 }

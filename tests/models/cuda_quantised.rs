@@ -12,10 +12,9 @@ use serde_json::json;
 
 use crate::copy::Copy;
 use crate::cuda::on_stand_in;
-use crate::devices::{assert_near, assert_same_bits, requests, setups};
+use crate::devices::{assert_agrees_with_reference, assert_same_alone, requests, setups};
 use crate::fp8::{Scales, copies};
-use crate::reference_device::{Reference, ReferenceOptions};
-use crate::support::{Request, Setup, fixture, serve};
+use crate::support::{Request, Setup, fixture};
 
 const CHECKPOINTS: [&str; 10] = [
     "awq",
@@ -30,10 +29,6 @@ const CHECKPOINTS: [&str; 10] = [
     "gptq-act-order",
 ];
 
-const REFERENCE: ReferenceOptions = ReferenceOptions {
-    has_whole_sums: true,
-};
-
 /// Logits are up to 4.7; rounding to bf16 changes those of these checkpoints by up to 0.16 (`bf16_cost` in their
 /// expected.json), and each device rounds in places of its own.
 const TOLERANCE: f32 = 0.2;
@@ -43,6 +38,10 @@ fn options(deterministic: bool) -> CudaOptions {
         deterministic,
         ..CudaOptions::default()
     }
+}
+
+fn assert_agrees(what: &str, dir: &Path, setup: &Setup, requests: &[Request]) {
+    assert_agrees_with_reference::<Cuda>(what, dir, &options(false), setup, requests, TOLERANCE);
 }
 
 /// A setup whose steps have up to this many tokens.
@@ -81,12 +80,12 @@ fn quantised_checkpoints_on_a_gpu_agree_with_the_reference_device() {
             let folder = fixture("quantised").join(name);
             for (what, max_num_tokens) in [("few rows", 24), ("many rows", 256)] {
                 let setup = wide(&Setup::default(), max_num_tokens);
-                let requests = long_requests();
-                let mut gpu = setup.load_on::<Cuda>(&folder, &options(false));
-                let (ours, _) = serve(&mut gpu, &setup, &requests);
-                let mut reference = setup.load_on::<Reference>(&folder, &REFERENCE);
-                let (theirs, _) = serve(&mut reference, &setup, &requests);
-                assert_near(&format!("{name}, {what}"), &ours, &theirs, TOLERANCE);
+                assert_agrees(
+                    &format!("{name}, {what}"),
+                    &folder,
+                    &setup,
+                    &long_requests(),
+                );
             }
         }
     });
@@ -107,11 +106,7 @@ fn weights_rounded_at_load_on_a_gpu_agree_with_the_reference_device() {
                 ..wide(&Setup::default(), 256)
             };
             let requests = [requests(), long_requests()].concat();
-            let mut gpu = setup.load_on::<Cuda>(&fixture(name), &options(false));
-            let (ours, _) = serve(&mut gpu, &setup, &requests);
-            let mut reference = setup.load_on::<Reference>(&fixture(name), &REFERENCE);
-            let (theirs, _) = serve(&mut reference, &setup, &requests);
-            assert_near(name, &ours, &theirs, TOLERANCE);
+            assert_agrees(name, &fixture(name), &setup, &requests);
         }
     });
 }
@@ -148,12 +143,8 @@ fn fp8_checkpoints_stay_fp8_on_a_gpu() {
             assert_eq!(4 * on_gpu < 3 * in_bf16, stays_fp8, "{on_gpu}, {in_bf16}");
             for (what, max_num_tokens) in [("few rows", 24), ("many rows", 256)] {
                 let setup = wide(&Setup::default(), max_num_tokens);
-                let requests = long_requests();
-                let mut gpu = setup.load_on::<Cuda>(checkpoint.dir(), &options(false));
-                let (ours, _) = serve(&mut gpu, &setup, &requests);
-                let mut reference = setup.load_on::<Reference>(checkpoint.dir(), &REFERENCE);
-                let (theirs, _) = serve(&mut reference, &setup, &requests);
-                assert_near(&format!("{scales:?}, {what}"), &ours, &theirs, TOLERANCE);
+                let what = format!("{scales:?}, {what}");
+                assert_agrees(&what, checkpoint.dir(), &setup, &long_requests());
             }
         }
     });
@@ -190,23 +181,12 @@ fn a_request_alone_gives_the_same_bits_with_quantised_weights() {
         };
         for name in ["gptq-act-order", "gguf-mixed", "compressed-w8a8"] {
             let folder = fixture("quantised").join(name);
-            let load = |setup: &Setup| setup.load_on::<Cuda>(&folder, &options(true));
             for (what, setup) in [
                 ("chunks", tight.clone()),
                 ("many rows", wide(&Setup::default(), 256)),
             ] {
-                let requests = long_requests();
-                let (together, _) = serve(&mut load(&setup), &setup, &requests);
-                let alone = Setup {
-                    max_num_requests: 1,
-                    enable_chunked_context: false,
-                    max_num_tokens: 256,
-                    ..setup.clone()
-                };
-                for (request, together) in requests.into_iter().zip(together) {
-                    let (alone, _) = serve(&mut load(&alone), &alone, &[request]);
-                    assert_same_bits(&format!("{name}, {what}"), &alone[0], &together);
-                }
+                let what = format!("{name}, {what}");
+                assert_same_alone::<Cuda>(&what, &folder, &options(true), &setup, long_requests());
             }
         }
     });

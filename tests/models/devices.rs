@@ -1,5 +1,7 @@
 //! One decoder on two devices: the CPU, and another one.
 
+use std::path::Path;
+
 use triton_inflight::device::cpu::{Cpu, CpuOptions};
 use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{BlockReuse, DraftOptions, OutputOptions, PromptLookup, Speculation};
@@ -128,6 +130,47 @@ fn what_comes_back_from_host_memory_gives_the_same_bits() {
         has_whole_sums: true,
     };
     assert_host_blocks_change_nothing::<Reference>("llama3", &options, &KvDtype::ALL);
+}
+
+/// Serves the same requests on a device and on the reference device, and compares tokens and logits.
+pub fn assert_agrees_with_reference<D: Device>(
+    what: &str,
+    dir: &Path,
+    options: &D::Options,
+    setup: &Setup,
+    requests: &[Request],
+    tolerance: f32,
+) {
+    let reference = ReferenceOptions {
+        has_whole_sums: true,
+    };
+    let (ours, _) = serve(&mut setup.load_on::<D>(dir, options), setup, requests);
+    let mut reference = setup.load_on::<Reference>(dir, &reference);
+    let (theirs, _) = serve(&mut reference, setup, requests);
+    assert_near(what, &ours, &theirs, tolerance);
+}
+
+/// Serves requests together, and each of them alone with its prompt in one step and without drafts, and compares every bit.
+pub fn assert_same_alone<D: Device>(
+    what: &str,
+    dir: &Path,
+    options: &D::Options,
+    setup: &Setup,
+    requests: Vec<Request>,
+) {
+    let load = |setup: &Setup| setup.load_on::<D>(dir, options);
+    let (together, _) = serve(&mut load(setup), setup, &requests);
+    let alone = Setup {
+        max_num_requests: 1,
+        enable_chunked_context: false,
+        max_num_tokens: 256,
+        speculation: None,
+        ..setup.clone()
+    };
+    for (request, together) in requests.into_iter().zip(together) {
+        let (alone, _) = serve(&mut load(&alone), &alone, &[request]);
+        assert_same_bits(what, &alone[0], &together);
+    }
 }
 
 /// Serves conversations that return when others have taken their blocks, once with and once without host memory, and
