@@ -370,7 +370,7 @@ impl OneStep {
         }
     }
 
-    /// A sequence's prompt, of which the last row is kept.
+    /// The prompt of one sequence. Only its last row is kept.
     fn prompt(len: usize) -> Self {
         let num_blocks = len.div_ceil(BLOCK_SIZE) as u32;
         let num_tokens = len as u32;
