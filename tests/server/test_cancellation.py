@@ -201,8 +201,11 @@ def test_a_cancellation_at_the_moment_of_release_does_not_leak_the_slot(
         start = time.monotonic()
         for n in range(10):
             assert generate_stream(server, "two_slots", [n], max_tokens=5).ids == continuation([n], 5)
+            # Refused once its options are prepared, and while it is read.
             with pytest.raises(clients.Refused, match="top_p"):
                 generate_stream(server, "two_slots", [n], max_tokens=5, top_p=7)
+            with pytest.raises(clients.Refused, match="unknown option"):
+                generate_stream(server, "two_slots", [n], max_tokens=5, unknown=1)
         # A slot that is not freed stays taken for a day.
         assert time.monotonic() - start < 60
 

@@ -62,6 +62,8 @@ impl Driver for IterativeDriver {
             return Ok(());
         }
         self.steps.free_slots();
+        // For the next look: this one may come before the batcher's turn if the server was stopped (SIGSTOP).
+        self.steps.slots_in_doubt.ripen();
         if self.steps.in_flight.is_empty() {
             return Ok(());
         }

@@ -1,15 +1,16 @@
 //! From Execute calls to steps of the batch manager, and the requests in flight.
 //!
 //! ```text
-//! watched.rs       a driver, and the thread that watches its requests
-//! iterative.rs     an Execute call is a step
-//! queued.rs        a thread steps, and Execute calls bring requests
-//! step_driver.rs   a step, for both
-//! conversations.rs sequences of several requests
-//! turn.rs          a request of one of them
-//! service.rs       when the model has begun to serve, and when its requests must end
-//! in_flight.rs     the requests in flight
-//! correlation.rs   Triton's names of sequences
+//! watched.rs        a driver, and the thread that watches its requests
+//! iterative.rs      an Execute call is a step
+//! queued.rs         a thread steps, and Execute calls bring requests
+//! step_driver.rs    a step, for both
+//! conversations.rs  sequences of several requests
+//! turn.rs           a request of one of them
+//! service.rs        when the model has begun to serve, and when its requests must end
+//! in_flight.rs      the requests in flight
+//! slots_in_doubt.rs slots that Triton may not have freed
+//! correlation.rs    Triton's names of sequences
 //! ```
 
 pub mod conversations;
@@ -18,6 +19,7 @@ mod in_flight;
 pub mod iterative;
 pub mod queued;
 pub mod service;
+mod slots_in_doubt;
 pub mod step_driver;
 mod turn;
 pub mod watched;

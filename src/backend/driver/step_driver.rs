@@ -18,6 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::backend::driver::correlation::CorrelationKey;
 use crate::backend::driver::in_flight::{Compiling, InFlight, InFlightTable, Presence, Stage};
 use crate::backend::driver::service::Service;
+use crate::backend::driver::slots_in_doubt::SlotsInDoubt;
 use crate::backend::driver::turn::{EndedTurn, Turn};
 use crate::backend::observe::observer::StepRecord;
 use crate::backend::request::admission::{Admission, Prepared};
@@ -76,8 +77,7 @@ pub struct StepDriver {
     streams: Vec<StreamAnswer>,
     num_requests_seen: u64,
     num_sequences_seen: u64,
-    /// Sequences that have ended, whose slots may not be free.
-    ended_in_doubt: Vec<CorrelationKey>,
+    pub(super) slots_in_doubt: SlotsInDoubt,
     /// Turns of conversations that have ended, in this order.
     ended_turns: VecDeque<EndedTurn>,
     /// The first request since the last step, if one has arrived.
@@ -119,7 +119,7 @@ impl StepDriver {
             streams: Vec::new(),
             num_requests_seen: 0,
             num_sequences_seen: 0,
-            ended_in_doubt: Vec::new(),
+            slots_in_doubt: SlotsInDoubt::default(),
             ended_turns: VecDeque::new(),
             first_newcomer: RequestId::default(),
             has_waited: false,
@@ -141,6 +141,7 @@ impl StepDriver {
 
     /// Begins to accept requests for the next steps.
     pub(super) fn begin(&mut self) {
+        self.slots_in_doubt.ripen();
         self.has_waited = false;
         self.first_newcomer = RequestId(self.num_requests_seen);
     }
@@ -716,7 +717,7 @@ impl StepDriver {
             self.ended_turns.push_back(ended);
         }
         let answer = gone.answer?;
-        self.doubt_slot(gone.correlation_id, &gone.factory);
+        self.slots_in_doubt.note(gone.correlation_id, &gone.factory);
         Some(*answer)
     }
 
@@ -818,22 +819,11 @@ impl StepDriver {
         let factory = request.response_factory();
         self.fail(request, error);
         if let (Some(key), Ok(factory)) = (key, factory) {
-            self.doubt_slot(key, &factory);
+            self.slots_in_doubt.note(key, &factory);
         }
     }
 
-    /// Notes that the slot of a released request may not be free: Triton does not free the slot of a request that was
-    /// cancelled before its release, and it may have been cancelled since the last check.
-    fn doubt_slot(&mut self, key: CorrelationKey, factory: &ResponseFactory) {
-        let has_slot = !matches!(key, CorrelationKey::Alone(_));
-        if has_slot && factory.is_cancelled() {
-            self.ended_in_doubt.push(key);
-        }
-    }
-
-    /// Frees the slots of sequences that have ended in an earlier call, if Triton has not: only now it is done with those
-    /// that it has ended itself. Before that, a second end of the same sequence would take away the slot of the first,
-    /// and lose its own.
+    /// Frees the slots of sequences that have ended in an earlier call, if Triton has not.
     pub(super) fn free_slots(&mut self) {
         let (name, data_type) = match self.admission.config.input {
             InputKind::Text => (c"text_input", DataType::Bytes),
@@ -843,7 +833,7 @@ impl StepDriver {
             true => &[1, 1],
             false => &[1],
         };
-        for key in self.ended_in_doubt.drain(..) {
+        for key in self.slots_in_doubt.take_ripe() {
             if self.in_flight.find(&key).is_some() {
                 // A client has taken the sequence's id again, and with it the slot.
                 continue;
