@@ -1,12 +1,15 @@
 """Sequences of several requests: with `sequence_batching` that is not iterative, each request continues a conversation."""
 
 import asyncio
+import re
+import subprocess
+import sys
 
 import pytest
 
 from harness import clients
 from harness.clients import GrpcStream, Refused, described, generate
-from harness.repository import FULL_ANSWER, STORIES, TIGHT, add_model, add_synthetic
+from harness.repository import FULL_ANSWER, ROOT, STORIES, TIGHT, add_model, add_synthetic
 from harness.server import Server, assert_blocks_come_back, num_pending, until
 from harness.synthetic import ENDLESS, ENDLESS_SEQ_LEN, Gate, continuation
 
@@ -35,6 +38,10 @@ STRATEGIES = {
     "direct_controls": batching("direct {}", CONTROLS),
 }
 IDS = 'input [{ name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }]'
+# The example of the book: the model's configuration, and the client.
+PAGE = (ROOT / "docs/src/conversations.md").read_text()
+(EXAMPLE_MODEL,) = re.findall(r"^```\n(max_batch_size.*?)^```$", PAGE, re.M | re.S)
+(EXAMPLE,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 # Blocks of four positions, a hundred and sixty of them.
 FEW_BLOCKS = {**TIGHT, "batch_scheduler_policy": "guaranteed_no_evict"}
 
@@ -56,6 +63,7 @@ def talks(tmp_path_factory):
         fields=f"sequence_batching {{ {IDLE} iterative_sequence: true {CONTROLS} }}",
     )
     add_model(repository, "stories", fields=f"{OLDEST} {FULL_ANSWER}", checkpoint=STORIES)
+    add_model(repository, "documented", fields=EXAMPLE_MODEL, checkpoint=STORIES)
     add_model(repository, "stories_ids", fields=f"{OLDEST} {IDS}", checkpoint=STORIES)
     add_model(repository, "stories_ids_tight", TIGHT, fields=f"{DIRECT} {IDS}", checkpoint=STORIES)
     add_model(repository, "stories_alone", fields=IDS, checkpoint=STORIES)
@@ -191,6 +199,24 @@ def test_texts_are_continued_token_by_token(talks):
     whole = talk(talks, main)
     first = whole[0]
     assert whole.count(first) == 1, "only the first turn begins with the beginning of a text"
+
+
+def test_the_example_of_the_book_prints_each_turn_with_its_answer(talks):
+    turns = re.findall(r'^turn\("(.*?)"', EXAMPLE, re.M)
+    program = EXAMPLE.replace("localhost:8001", talks.grpc_url).replace('"stories"', '"documented"')
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=clients.TIMEOUT_S, check=True).stdout
+
+    async def main(client):
+        conversation = Conversation(client, "stories")
+        flags = [{"start": True}, {}, {"end": True}]
+        return [
+            (await conversation.ask(text, max_tokens=40, stream=False, **flag)).text for text, flag in zip(turns, flags)
+        ]
+
+    answers = talk(talks, main)
+    assert all(answers) and len(set(answers)) == 3
+    assert printed == "".join(f"{text} {answer}\n" for text, answer in zip(turns, answers))
 
 
 @pytest.mark.parametrize("model", ["oldest", "direct"])
