@@ -16,11 +16,13 @@ use crate::devices::{assert_agrees_with_reference, assert_same_alone, requests, 
 use crate::fp8::{Scales, copies};
 use crate::support::{Request, Setup, fixture};
 
-const CHECKPOINTS: [&str; 10] = [
+const CHECKPOINTS: [&str; 12] = [
     "awq",
     "compressed-w4a16",
     "compressed-w8a8",
+    "gguf-iq4_nl",
     "gguf-mixed",
+    "gguf-q3_k",
     "gguf-q4_0-split",
     "gguf-q4_k",
     "gguf-q8_0",

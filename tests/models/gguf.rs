@@ -24,6 +24,8 @@ agree! {
     a_llama_3_of_q4_0_in_several_files_agrees_with_transformers: "gguf-q4_0-split",
     a_llama_of_q4_k_q5_k_and_q6_k_agrees_with_transformers: "gguf-q4_k",
     a_qwen_2_of_many_types_agrees_with_transformers: "gguf-mixed",
+    a_qwen_3_of_iq4_nl_and_mxfp4_agrees_with_transformers: "gguf-iq4_nl",
+    a_llama_of_q2_k_q3_k_and_iq4_xs_agrees_with_transformers: "gguf-q3_k",
 }
 
 fn spec(dir: &Path) -> ModelSpec {
@@ -234,10 +236,10 @@ fn headers_with_false_sizes_cost_no_memory() {
 
 #[test]
 fn an_unsupported_type_or_model_is_rejected_by_name_with_a_way_out() {
-    let iq4_xs = 23_u32.to_le_bytes();
-    patched(Q4_K, Q4_K_FILE, "blk.0.ffn_up.weight", 20, &iq4_xs).refused(&[
+    let iq3_s = 21_u32.to_le_bytes();
+    patched(Q4_K, Q4_K_FILE, "blk.0.ffn_up.weight", 20, &iq3_s).refused(&[
         "blk.0.ffn_up.weight",
-        "is of type IQ4_XS",
+        "is of type IQ3_S",
         "Q4_K_M",
     ]);
     patched(

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::blocks::{read_codes, read_weights};
 use super::file::{GgufFile, TensorInfo};
 use super::metadata::MetadataValue;
-use super::tensor_type::{TensorType, name_of, read_q6_k};
+use super::tensor_type::{TensorType, name_of};
 use crate::base::LoadError;
 use crate::checkpoint::file_stamp::FileStamp;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
@@ -132,7 +133,9 @@ impl GgufFolder {
                 location,
                 rows: outputs,
                 columns: inputs,
-                read: Box::new(move |row, out| read_q6_k(&tensor.row(row), out)),
+                read: Box::new(move |row, out| {
+                    read_weights(tensor.tensor_type, &tensor.row(row), out);
+                }),
             }),
         }
     }
@@ -255,7 +258,7 @@ impl QuantisedRows for BlockRows<'_> {
     fn read_row(&self, index: usize, row: &mut QuantisedRow) {
         row.resize(self.format, self.columns());
         let bytes = self.tensor.row(index);
-        self.tensor.tensor_type.read_codes(&bytes, row);
+        read_codes(self.tensor.tensor_type, &bytes, row);
     }
 }
 

@@ -4,12 +4,14 @@
 //! folder.rs        the files of a checkpoint folder in one name space
 //! file.rs          one file: its metadata, and its tensors by name
 //! metadata.rs      keys and values
-//! tensor_type.rs   the element types, and how blocks of them are decoded
+//! tensor_type.rs   the element types
+//! blocks.rs        how blocks of them are decoded
 //! ```
 //!
 //! The format is described in ggml's docs/gguf.md. Files are not trusted: counts, lengths and offsets are checked
 //! against the real length of a file before anything is read, so a header that lies costs no memory.
 
+mod blocks;
 mod file;
 mod folder;
 mod metadata;
