@@ -3,6 +3,7 @@
 //! ```text
 //! implementation   what Triton's entry points call
 //! model, instance  what is loaded
+//! text_source      the model's tokenizer and chat template
 //! batch_strategy   how Triton forms the batches of dynamic_batching
 //! request/         from a Triton request to one that the engine takes
 //! driver/          from an Execute call to a step, and the requests in flight
@@ -21,6 +22,7 @@ mod model_load;
 mod observe;
 mod request;
 mod response;
+mod text_source;
 
 pub use implementation::Inflight;
 #[cfg(fuzzing)]

@@ -11,13 +11,13 @@ use crate::backend::observe::metrics::{MetricsShare, SharedMetrics};
 use crate::backend::request::RequestOptions;
 use crate::backend::request::prompt::TextParts;
 use crate::backend::request::volume::{TextLengths, VolumeReader};
+use crate::backend::text_source::TextSource;
 use crate::base::LoadError;
 use crate::config::{AutoComplete, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;
 use crate::manager::sizing::{ConfiguredModel, open_model_source};
 use crate::post_processors::PostProcessors;
 use crate::runner::ModelSource;
-use crate::text::{ChatTemplate, Tokenizer};
 use crate::triton::{self, Error, ServedModel};
 
 /// A model of the repository, checked and ready for instances.
@@ -60,13 +60,13 @@ impl Model {
         let given = parse_json(&handle.config_json()?)?;
         // Bad settings are refused below.
         let settings = ModelConfig::settings(&given).unwrap_or_default();
-        let tokenizer_dir = tokenizer_dir(&settings, &folder, version);
+        let text_source = TextSource::find(&settings, &folder, version);
 
         let auto_complete = match handle.may_auto_complete()? {
             true => AutoComplete::Enabled,
             false => AutoComplete::Disabled,
         };
-        let config = match ModelConfig::complete(&given, tokenizer_dir.is_some()) {
+        let config = match ModelConfig::complete(&given, text_source.has_tokenizer()) {
             Some(completed) if auto_complete == AutoComplete::Enabled => {
                 if let (None | Some(0), Some(slots @ 1..)) = (slots(&given), slots(&completed)) {
                     log::warn!(
@@ -91,7 +91,10 @@ impl Model {
             None => source,
         };
         let recommended = recommended_options(&config.settings, source.as_ref())?;
-        let text = text_parts(&config, tokenizer_dir.as_deref(), &folder, version)?;
+        let text = match text_source.has_tokenizer() || config.input == InputKind::Text {
+            true => Some(text_source.load()?),
+            false => None,
+        };
         let post_processors = post_processors(&config.settings, &folder)?;
         let guides = source.as_ref().zip(text.as_ref()).map(|(source, text)| {
             let vocab_size = source.spec().vocab_size as u32;
@@ -145,17 +148,6 @@ fn slots(config: &Value) -> Option<u64> {
     config.get("max_batch_size").and_then(Value::as_u64)
 }
 
-/// Where the model's tokenizer is, if it has one.
-fn tokenizer_dir(settings: &Settings, folder: &Path, version: u64) -> Option<PathBuf> {
-    let named = settings.tokenizer_dir.is_some();
-    if settings.runner == RunnerKind::Synthetic && !named {
-        return None;
-    }
-    let dir = settings.tokenizer_path(folder, version);
-    // A folder that the user named is used in any case, so that what it lacks is said.
-    (named || dir.join("tokenizer.json").is_file()).then_some(dir)
-}
-
 /// The options of generation_config.json, if requests are to take them.
 fn recommended_options(
     settings: &Settings,
@@ -194,36 +186,4 @@ fn post_processors(settings: &Settings, folder: &Path) -> Result<PostProcessors,
         return useless("the synthetic runner has no logits", "serve a checkpoint");
     }
     PostProcessors::with_library(&folder.join(library))
-}
-
-fn text_parts(
-    config: &ModelConfig,
-    tokenizer_dir: Option<&Path>,
-    folder: &Path,
-    version: u64,
-) -> Result<Option<TextParts>, LoadError> {
-    let Some(dir) = tokenizer_dir else {
-        if config.input == InputKind::Ids {
-            return Ok(None);
-        }
-        let place = config
-            .settings
-            .tokenizer_path(folder, version)
-            .join("tokenizer.json");
-        return Err(LoadError::Config {
-            problem: format!(
-                "the input is text_input, and there is no {}",
-                place.display()
-            ),
-            remedy: "put a tokenizer.json there (that of the model that the checkpoint was made from: a GGUF \
-                     file's own vocabulary is not read), name its folder in tokenizer_dir, or take \
-                     input [{ name: \"input_ids\" data_type: TYPE_INT32 dims: [ -1 ] \
-                     allow_ragged_batch: true }]"
-                .to_owned(),
-        });
-    };
-    Ok(Some(TextParts {
-        tokenizer: Arc::new(Tokenizer::load(dir)?),
-        template: ChatTemplate::load(dir)?.map(Arc::new),
-    }))
 }

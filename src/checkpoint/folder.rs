@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::file_stamp::FileStamp;
-use super::gguf::{GgufFolder, gguf_files};
+use super::gguf::GgufFolder;
 use super::json_file::JsonFile;
 use super::quantised::{Quantisation, QuantisationSection};
 use super::safetensors::SafetensorsFolder;
@@ -29,12 +29,11 @@ impl Checkpoint {
     /// A file is missing, cannot be read, or is damaged; the folder is that of an adapter.
     pub fn open(dir: &Path) -> Result<Self, LoadError> {
         check_folder(dir)?;
-        let gguf_files = gguf_files(dir);
-        let is_gguf = !gguf_files.is_empty() && !SafetensorsFolder::is_in(dir);
+        let gguf = GgufFolder::in_folder(dir)?;
         let path = dir.join("config.json");
         // Before it is read: a file that is replaced in between has another stamp the next time.
         let config_stamp = FileStamp::of(&path);
-        let config = match is_gguf && !path.exists() {
+        let config = match gguf.is_some() && !path.exists() {
             true => None,
             false => Some(JsonFile::read(&path)?),
         };
@@ -44,12 +43,12 @@ impl Checkpoint {
             false => None,
         };
         let quantisation = match &config {
-            Some(config) if !is_gguf => QuantisationSection::find(dir, config)?,
+            Some(config) if gguf.is_none() => QuantisationSection::find(dir, config)?,
             _ => None,
         };
-        let files = match is_gguf {
-            true => WeightFiles::Gguf(GgufFolder::open(&gguf_files)?),
-            false => WeightFiles::Safetensors(SafetensorsFolder::open(dir)?),
+        let files = match gguf {
+            Some(gguf) => WeightFiles::Gguf(gguf),
+            None => WeightFiles::Safetensors(SafetensorsFolder::open(dir)?),
         };
         Ok(Self {
             dir: dir.to_owned(),

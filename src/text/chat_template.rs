@@ -67,6 +67,17 @@ impl ChatTemplate {
             })
     }
 
+    /// The template with this source, which finds special tokens by name (`bos_token`).
+    ///
+    /// # Errors
+    /// It does not compile.
+    pub fn with_source(
+        source: &str,
+        special_tokens: Vec<(String, String)>,
+    ) -> Result<Self, String> {
+        Self::compile(source, special_tokens).map_err(|error| error.to_string())
+    }
+
     fn compile(source: &str, special_tokens: Vec<(String, String)>) -> Result<Self, Error> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()

@@ -5,21 +5,25 @@
 //! output tokens --Detokenizer--> complete characters --StopWords--> text ready to send
 //! ```
 //!
-//! [`Tokenizer`] and [`ChatTemplate`] belong to a model and are shared; [`Detokenizer`] and
+//! [`Tokenizer`] and [`ChatTemplate`] come from the files of a Hugging Face folder, or from a [`GgufVocabulary`]. They
+//! belong to a model and are shared; [`Detokenizer`] and
 //! [`StopWords`] belong to one sequence. This room does not know requests, steps or Triton.
 
 mod chat_template;
 mod coverage;
 mod detokenizer;
+mod gguf_vocabulary;
 mod python_json;
 mod stop_words;
 mod tokenizer;
 #[cfg(test)]
 pub(crate) mod toys;
 mod vocabulary;
+mod word_splits;
 
 pub use chat_template::ChatTemplate;
 pub use detokenizer::Detokenizer;
+pub use gguf_vocabulary::GgufVocabulary;
 pub use stop_words::StopWords;
 pub use tokenizer::Tokenizer;
 pub use vocabulary::TokenText;

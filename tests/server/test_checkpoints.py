@@ -1,10 +1,13 @@
 """Checkpoints that were quantised before they were saved, in a real server."""
 
 import json
+import struct
 
+import gguf
+import numpy
 import pytest
 
-from harness.clients import generate, streams
+from harness.clients import described, generate, streams
 from harness.repository import ROOT, STORIES, add_model
 from harness.server import Server
 
@@ -35,5 +38,84 @@ def test_a_quantised_checkpoint_generates_what_transformers_does(quantised, name
 
 def test_a_gguf_file_without_a_tokenizer_takes_no_text(quantised):
     reason = quantised.load("text")
-    assert "tokenizer.json" in reason and "a GGUF file's own vocabulary is not read" in reason
+    assert "gguf-q4_k.gguf" in reason and "tokenizer.ggml.pre" in reason and "tokenizer.json" in reason
     assert generate(quantised, "stories", "Once", max_tokens=1).text
+
+
+def write_gguf(path):
+    """The demo model, its tokenizer and its chat template in one file, as llama.cpp's converter writes them."""
+    config, tokenizer, tokenizer_config = (
+        json.loads((STORIES / name).read_text()) for name in ("config.json", "tokenizer.json", "tokenizer_config.json")
+    )
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    vocabulary = tokenizer["model"]["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(True)
+    writer.add_chat_template(tokenizer_config["chat_template"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for key, (shape, values) in bf16_tensors(STORIES / "model.safetensors").items():
+        for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+            if part in key:
+                # The converter writes the two halves of a head's rows in turn.
+                values = values.reshape(config[heads], 2, -1, shape[1]).swapaxes(1, 2).reshape(shape)
+        if len(shape) == 1:
+            values = (values.astype(numpy.uint32) << 16).view(numpy.float32)
+            writer.add_tensor(names.get_name(key, try_suffixes=(".weight",)), values)
+        else:
+            bytes = values.reshape(shape).view(numpy.uint8)
+            writer.add_tensor(names.get_name(key, try_suffixes=(".weight",)), bytes, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def bf16_tensors(path):
+    """Shapes and bits of the tensors of a safetensors file."""
+    data = path.read_bytes()
+    (len_header,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + len_header])
+    tensors = {}
+    for name, info in header.items():
+        if name != "__metadata__":
+            assert info["dtype"] == "BF16"
+            start, end = (8 + len_header + offset for offset in info["data_offsets"])
+            tensors[name] = info["shape"], numpy.frombuffer(data[start:end], numpy.uint16)
+    return tensors
+
+
+def test_a_single_gguf_file_serves_text_and_conversations(tmp_path):
+    """It gives the answers of the folder that it was made from."""
+    repository = tmp_path / "repository"
+    add_model(repository, "stories", checkpoint=STORIES)
+    add_model(repository, "single")
+    folder = repository / "single" / "1"
+    write_gguf(folder / "model.gguf")
+    assert [path.name for path in folder.iterdir()] == ["model.gguf"]
+    with Server(repository) as server:
+        messages = json.dumps([{"role": "user", "content": "Tell me a story about a fox."}])
+        for prompt, options in (
+            ("Once upon a time, in 1234 little houses", {}),
+            ("\u00dcber 10 F\u00fcchse", {"temperature": 0.9, "seed": 3}),
+            ("", {"messages": messages}),
+            ("Once", {"guided_regex": "[a-z ]{20}"}),
+        ):
+            answers = [generate(server, model, prompt, max_tokens=40, **options) for model in ("stories", "single")]
+            assert answers[0].text and described(answers[0]) == described(answers[1])

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::metadata::{MetadataValue, Reader};
@@ -81,6 +82,14 @@ impl GgufFile {
     pub fn range(&self, info: &TensorInfo) -> Option<FileRange<'_>> {
         let len = info.tensor_type?.num_bytes(&info.shape)? as u64;
         self.file.range(info.start..info.start.checked_add(len)?)
+    }
+
+    /// Bytes of the header.
+    pub fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, LoadError> {
+        match self.file.range(range) {
+            Some(range) => range.to_vec(),
+            None => Err(self.error("is cut short; fetch it again".to_owned())),
+        }
     }
 
     /// An error about the file.

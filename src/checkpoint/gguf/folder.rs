@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use super::blocks::{read_codes, read_weights};
 use super::file::{GgufFile, TensorInfo};
-use super::metadata::MetadataValue;
+use super::metadata::{ArrayPlace, MetadataValue};
 use super::tensor_type::{TensorType, name_of};
 use crate::base::LoadError;
 use crate::checkpoint::file_stamp::FileStamp;
 use crate::checkpoint::matrix::{Matrix, StoredQuantisedRows};
 use crate::checkpoint::row_order::RowOrder;
+use crate::checkpoint::safetensors::SafetensorsFolder;
 use crate::checkpoint::tensor::{Tensor, TensorLocation};
 use crate::checkpoint::weight_file::FileRange;
 use crate::device::{Dtype, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape};
@@ -19,7 +20,7 @@ use crate::device::{Dtype, QuantFormat, QuantisedRow, QuantisedRows, QuantisedSh
 const EXTENSION: &str = "gguf";
 
 /// The GGUF files of a folder, sorted by name.
-pub fn gguf_files(dir: &Path) -> Vec<PathBuf> {
+fn gguf_files(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut files: Vec<_> = entries
         .map(|entry| entry.path())
@@ -70,6 +71,18 @@ impl GgufFolder {
         Ok(Self { files, by_name })
     }
 
+    /// Opens the GGUF files of a folder; `None` if it has none, or safetensors, which are used instead.
+    ///
+    /// # Errors
+    /// See [`GgufFolder::open`].
+    pub fn in_folder(dir: &Path) -> Result<Option<Self>, LoadError> {
+        let paths = gguf_files(dir);
+        match paths.is_empty() || SafetensorsFolder::is_in(dir) {
+            true => Ok(None),
+            false => Self::open(&paths).map(Some),
+        }
+    }
+
     /// The file whose metadata describe the model: the first.
     pub fn path(&self) -> &Path {
         &self.files[0].path
@@ -78,6 +91,32 @@ impl GgufFolder {
     /// The metadata under a key.
     pub fn metadata(&self, key: &str) -> Option<&MetadataValue> {
         self.files[0].metadata.get(key)
+    }
+
+    /// The strings of an array; `None` if there is no array of strings under this key.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn texts(&self, key: &str) -> Result<Option<Vec<String>>, LoadError> {
+        let array = self.array(key)?;
+        Ok(array.and_then(|(place, bytes)| place.texts(&bytes)))
+    }
+
+    /// The numbers of an array; `None` if there is no array of numbers under this key.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>, LoadError> {
+        let array = self.array(key)?;
+        Ok(array.and_then(|(place, bytes)| place.numbers(&bytes)))
+    }
+
+    fn array(&self, key: &str) -> Result<Option<(&ArrayPlace, Vec<u8>)>, LoadError> {
+        let Some(MetadataValue::Array(place)) = self.metadata(key) else {
+            return Ok(None);
+        };
+        let bytes = self.files[0].bytes(place.bytes())?;
+        Ok(Some((place, bytes)))
     }
 
     /// An error about the metadata.

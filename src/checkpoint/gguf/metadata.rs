@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 
-/// The longest key or name, and the longest string, in bytes. (Vocabularies are arrays, which are skipped.)
+/// The longest key or name, and the longest string, in bytes. (Vocabularies are arrays, which are skipped at first.)
 const MAX_NAME_BYTES: u64 = 1 << 16;
 const MAX_TEXT_BYTES: u64 = 1 << 22;
 
@@ -20,8 +21,51 @@ pub enum MetadataValue {
     Bool(bool),
     /// A string.
     Text(String),
-    /// An array: only its length is kept.
-    Array(u64),
+    /// An array: only its place is kept.
+    Array(ArrayPlace),
+}
+
+/// Where the elements of an array are in the file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ArrayPlace {
+    kind: ValueType,
+    len: u64,
+    bytes: Range<u64>,
+}
+
+impl ArrayPlace {
+    /// The bytes of its elements.
+    pub fn bytes(&self) -> Range<u64> {
+        self.bytes.clone()
+    }
+
+    /// The elements of an array of strings, from its bytes; `None` if it holds something else.
+    pub fn texts(&self, bytes: &[u8]) -> Option<Vec<String>> {
+        let elements = self.elements(bytes)?.into_iter();
+        let texts = elements.map(|element| match element {
+            MetadataValue::Text(text) => Some(text),
+            _ => None,
+        });
+        texts.collect()
+    }
+
+    /// The elements of an array of numbers, from its bytes; `None` if it holds something else.
+    pub fn numbers(&self, bytes: &[u8]) -> Option<Vec<f64>> {
+        let elements = self.elements(bytes)?.into_iter();
+        let numbers = elements.map(|element| match element {
+            MetadataValue::Unsigned(number) => Some(number as f64),
+            MetadataValue::Signed(number) => Some(number as f64),
+            MetadataValue::Float(number) => Some(number),
+            _ => None,
+        });
+        numbers.collect()
+    }
+
+    fn elements(&self, bytes: &[u8]) -> Option<Vec<MetadataValue>> {
+        let mut reader = Reader::new(bytes, bytes.len() as u64);
+        let elements = (0..self.len).map(|_| reader.value(self.kind).ok());
+        elements.collect()
+    }
 }
 
 impl fmt::Display for MetadataValue {
@@ -32,7 +76,7 @@ impl fmt::Display for MetadataValue {
             Self::Float(number) => number.fmt(f),
             Self::Bool(value) => value.fmt(f),
             Self::Text(text) => write!(f, "'{text}'"),
-            Self::Array(len) => write!(f, "an array of {len}"),
+            Self::Array(place) => write!(f, "an array of {}", place.len),
         }
     }
 }
@@ -136,10 +180,11 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Skips an array, and returns its length.
-    fn skip_array(&mut self) -> Result<u64, String> {
+    /// Skips an array.
+    fn skip_array(&mut self) -> Result<ArrayPlace, String> {
         let kind = self.kind()?;
         let len = self.u64()?;
+        let start = self.position as u64;
         match kind.size() {
             Some(size) => {
                 // A product that overflows exceeds any file.
@@ -156,7 +201,8 @@ impl<'a> Reader<'a> {
                 );
             }
         }
-        Ok(len)
+        let bytes = start..self.position as u64;
+        Ok(ArrayPlace { kind, len, bytes })
     }
 
     fn kind(&mut self) -> Result<ValueType, String> {
@@ -184,7 +230,7 @@ impl<'a> Reader<'a> {
 }
 
 /// The type of a value, in the order of the format's numbers.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ValueType {
     U8,
     I8,
@@ -264,11 +310,17 @@ mod tests {
             ("c", MetadataValue::Float(0.5)),
             ("d", MetadataValue::Bool(true)),
             ("e", MetadataValue::Text("ok".to_owned())),
-            ("f", MetadataValue::Array(2)),
             ("g", MetadataValue::Float(1e-5)),
         ] {
             assert_eq!(metadata[key], value, "{key}");
         }
+        let MetadataValue::Array(place) = &metadata["f"] else {
+            panic!("{}", metadata["f"]);
+        };
+        let range = place.bytes();
+        let elements = &bytes[range.start as usize..range.end as usize];
+        assert_eq!(place.numbers(elements), Some(vec![0.0, 0.0]));
+        assert_eq!(place.texts(elements), None);
         for len in 0..bytes.len() {
             for num_file_bytes in [len, bytes.len()] {
                 let mut reader = Reader::new(&bytes[..len], num_file_bytes as u64);

@@ -17,5 +17,5 @@ mod folder;
 mod metadata;
 mod tensor_type;
 
-pub use folder::{GgufFolder, gguf_files};
+pub use folder::GgufFolder;
 pub use metadata::MetadataValue;
