@@ -220,6 +220,7 @@ fn attend(
     let params = AttentionParams {
         shape,
         scale: 1.0 / (shape.head_dim as f32).sqrt(),
+        soft_cap: None,
         window: None,
         num_sinks: 0,
     };

@@ -1,4 +1,4 @@
-// Token embedding: out[row] = table[token_ids[row]], widened to f32.
+// Token embedding: out[row] = scale * table[token_ids[row]], widened to f32.
 //
 //   out [num_rows][hidden_size] f32    table [vocab_size][hidden_size] bf16    token_ids [num_rows]    sampled [num_sampled]
 //
@@ -13,7 +13,7 @@ constexpr u32 IN_FLIGHT = 0x80000000u;
 
 KERNEL(embed, 1024)
 (float* __restrict__ out, const bf16* __restrict__ table, const u32* __restrict__ token_ids, const u32* __restrict__ sampled,
- int hidden_size) {
+ float scale, int hidden_size) {
     const size_t row = blockIdx.x;
     u32 token = token_ids[row];
     if (token >= IN_FLIGHT) {
@@ -27,10 +27,12 @@ KERNEL(embed, 1024)
         for (int i = first * VECTOR; i < hidden_size; i += step * VECTOR) {
             float x[VECTOR];
             load_8(x, from + i);
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) x[j] *= scale;
             store_8(to + i, x);
         }
     } else {
-        for (int i = first; i < hidden_size; i += step) to[i] = to_float(from[i]);
+        for (int i = first; i < hidden_size; i += step) to[i] = to_float(from[i]) * scale;
     }
 }
 EXPORT_KERNEL(embed)

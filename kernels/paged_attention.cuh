@@ -91,6 +91,9 @@ struct AttentionCall {
     int block_size;
     // The query at position p sees the positions above p - window up to p, and those below num_sinks; 0: all up to p.
     int window, num_sinks;
+    // A score s, without its scale, becomes cap / scale * tanh(s * scale / cap): 2 * scale / cap * log2(e), 0 for no cap, and
+    // cap / scale.
+    float cap_shrink, cap_grow;
 };
 
 // ------------------------------------------------------------------------------------------- what is seen
@@ -493,6 +496,17 @@ __device__ __forceinline__ void softmax(u32 (&weights)[NUM_SCORES][2], Partial<D
             const float2 pair = *reinterpret_cast<const float2*>(scales + 8 * n + column);
 #pragma unroll
             for (int i = 0; i < 4; ++i) scores[n][i] *= i % 2 == 0 ? pair.x : pair.y;
+        }
+    }
+    if (call.cap_shrink > 0.0f) {
+        // tanh(x) = 1 - 2 / (1 + e^2x).
+#pragma unroll
+        for (int n = 0; n < NUM_SCORES; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float e = exp2_approx(scores[n][i] * call.cap_shrink);
+                scores[n][i] = call.cap_grow * (1.0f - __fdividef(2.0f, 1.0f + e));
+            }
         }
     }
     const int from = tile * TILE_LEN;

@@ -26,12 +26,14 @@ impl HeadShape {
     }
 }
 
-/// The RMS norms of query and key heads before rotation (Qwen 3). `V` is a vector of the device.
+/// The RMS norms of queries and keys before rotation. `V` is a vector of the device.
 pub struct QkNorm<'a, V: ?Sized = [f32]> {
-    /// Weight of the query norm, `[head_dim]`.
+    /// Weight of the query norm, `[head_dim]` or as wide as all query heads.
     pub q: &'a V,
-    /// Weight of the key norm, `[head_dim]`.
+    /// Weight of the key norm, `[head_dim]` or as wide as all key heads.
     pub k: &'a V,
+    /// Over what the norms are taken.
+    pub width: QkNormWidth,
     /// Added to the mean square.
     pub eps: f32,
 }
@@ -43,6 +45,15 @@ impl<V: ?Sized> Clone for QkNorm<'_, V> {
 }
 
 impl<V: ?Sized> Copy for QkNorm<'_, V> {}
+
+/// Over what queries and keys are normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNormWidth {
+    /// Each head by itself, with the same weights (Qwen 3).
+    Head,
+    /// All heads of a token together (OLMo 2).
+    Row,
+}
 
 /// Which positions queries attend to, and how.
 ///
@@ -61,6 +72,8 @@ pub struct AttentionParams {
     pub shape: HeadShape,
     /// The factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
+    /// The bound `c` of a score `s` after that, which becomes `c * tanh(s / c)`.
+    pub soft_cap: Option<f32>,
     /// The number of positions that a query sees, up to and including its own. `None` for all.
     pub window: Option<NonZeroU32>,
     /// Positions at the start of the sequence that every later query sees in addition.

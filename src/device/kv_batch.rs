@@ -99,6 +99,14 @@ impl<'a> KvBatch<'a> {
         &self.block_tables[span.block_table.start as usize..span.block_table.end as usize]
     }
 
+    /// The span of a token, and its position in the sequence.
+    pub fn place(&self, token: usize) -> (&'a KvSpan, usize) {
+        let spans = self.spans;
+        let span = &spans[spans.partition_point(|span| span.tokens.end as usize <= token)];
+        let position = span.kv_len as usize - (span.tokens.end as usize - token);
+        (span, position)
+    }
+
     /// Whether it was checked for a pool of this size and block size.
     pub fn is_for(&self, block_size: BlockSize, num_blocks: usize) -> bool {
         self.block_size == block_size && self.num_blocks == num_blocks

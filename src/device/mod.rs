@@ -33,14 +33,15 @@ use half::bf16;
 
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 
-pub use attention::{AttentionParams, HeadShape, QkNorm};
+pub use attention::{AttentionParams, HeadShape, QkNorm, QkNormWidth};
 pub use e4m3::{MAX_E4M3, from_e4m3, to_e4m3};
 pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
-    DeviceSample, EmbeddingTable, FirstStep, Linear, Norm, Output, PackedWeights, QuantisedWidths,
-    RopeParams, StepCapacity, StepInputs, StepResults, StepWidths, TokenInFlight,
+    Activation, DeviceSample, EmbeddingTable, FirstStep, Linear, LogitsTransform, Norm, Output,
+    PackedWeights, QuantisedWidths, RopeParams, StepCapacity, StepInputs, StepResults, StepWidths,
+    TokenInFlight,
 };
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape};
 pub use pool::{Pool, Turn, yield_to_others};
@@ -56,7 +57,7 @@ pub use rope::RopeTable;
 ///         alloc_sums, ..., reserve               memory for the largest step
 /// step    copy_positions, offload, onboard       forks of sequences, and blocks to and from host memory
 ///         begin_step                             everything that the step needs from the host
-///           embed, rms_norm                      or their fused forms, in an order that depends only on
+///           embed, norm                          or their fused forms, in an order that depends only on
 ///           project, rope_and_store, ...         the shape of the step
 ///           logits, sample
 ///         end_step
@@ -258,16 +259,25 @@ pub trait Device: Sized {
     /// Begins a step. On a machine that several models share, it waits for its turn.
     fn begin_step<'a>(&mut self, cache: &Self::KvCache, inputs: StepInputs<'a>) -> Self::Step<'a>;
 
-    /// `out = table[token_ids]`.
+    /// `out = scale * table[token_ids]`.
     fn embed(
         &mut self,
         step: &Self::Step<'_>,
         table: EmbeddingTable<'_, Self>,
+        scale: f32,
         out: &mut Self::Sums,
     );
 
-    /// `out = x / sqrt(mean(x^2) + eps) * weight`.
-    fn rms_norm(
+    /// `out += table[positions]`, the positions of the step's tokens in their sequences.
+    fn add_positions(
+        &mut self,
+        step: &Self::Step<'_>,
+        table: &Self::Embedding,
+        out: &mut Self::Sums,
+    );
+
+    /// `out = norm(x)`.
+    fn norm(
         &mut self,
         num_rows: usize,
         x: &Self::Sums,
@@ -275,8 +285,17 @@ pub trait Device: Sized {
         out: &mut Self::Inputs,
     );
 
+    /// `hidden += norm(x)`.
+    fn add_normed(
+        &mut self,
+        num_rows: usize,
+        x: &Self::Sums,
+        norm: Norm<'_, Self::Vector>,
+        hidden: &mut Self::Sums,
+    );
+
     /// `hidden += x; out = norm(hidden)`.
-    fn add_rms_norm(
+    fn add_norm(
         &mut self,
         num_rows: usize,
         x: &Self::Sums,
@@ -295,23 +314,34 @@ pub trait Device: Sized {
         out: &mut Self::Sums,
     );
 
-    /// `out = silu(gate) * up`, where gate and up are the [interleaved](Stacking::Interleaved) parts of
+    /// `out = activation(gate) * up`, where gate and up are the [interleaved](Stacking::Interleaved) parts of
     /// `x * W^T + bias`. The bias is that of gate, then that of up.
     fn project_gated(
         &mut self,
         num_rows: usize,
         x: &Self::Inputs,
         linear: &Linear<Self>,
+        activation: Activation,
         out: &mut Self::Inputs,
     );
 
-    /// Normalises the query and key heads of `qkv` if the model does so, rotates them, writes the queries to
-    /// `q` and stores keys and values in a layer of the cache.
+    /// `out = activation(x * W^T + bias)`.
+    fn project_activated(
+        &mut self,
+        num_rows: usize,
+        x: &Self::Inputs,
+        linear: &Linear<Self>,
+        activation: Activation,
+        out: &mut Self::Inputs,
+    );
+
+    /// Normalises the queries and keys of `qkv` if the model does so, rotates them, writes the queries to
+    /// `q` and stores keys and values in a layer of the cache. `qkv` may hold anything afterwards.
     fn rope_and_store(
         &mut self,
         step: &Self::Step<'_>,
         params: RopeParams<'_, Self>,
-        qkv: &Self::Sums,
+        qkv: &mut Self::Sums,
         cache: &mut Self::KvCache,
         layer: usize,
         q: &mut Self::Inputs,
@@ -350,24 +380,26 @@ pub trait Device: Sized {
     /// Moves the step's sampled rows to the front. `states` has its kept rows.
     fn keep_sampled_rows(&mut self, step: &Self::Step<'_>, states: &mut Self::Inputs);
 
-    /// `out = states * W^T`, to be read with [`Device::results`].
+    /// `out = transform(states * W^T)`, to be read with [`Device::results`].
     fn logits(
         &mut self,
         num_rows: usize,
         states: &Self::Inputs,
         lm_head: &Self::Matrix,
+        transform: LogitsTransform,
         out: &mut Self::Logits,
     );
 
     /// Samples from the step's rows of logits where [`StepInputs::sampling`] says how. By default the host samples all.
     fn sample(&mut self, _step: &Self::Step<'_>, _logits: &mut Self::Logits) {}
 
-    /// `out = states[rows] * W^T`, in memory of the host. For the logits of prompts, which are rarely wanted.
+    /// `out = transform(states[rows] * W^T)`, in memory of the host. For the logits of prompts, which are rarely wanted.
     fn context_logits(
         &mut self,
         states: &Self::Inputs,
         rows: Range<usize>,
         lm_head: &Self::Matrix,
+        transform: LogitsTransform,
         out: &mut [f32],
     );
 

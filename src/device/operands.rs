@@ -158,12 +158,77 @@ pub enum EmbeddingTable<'a, D: Device> {
     Tied(&'a D::Matrix),
 }
 
-/// An RMS norm.
-pub struct Norm<'a, V> {
-    /// Its weights.
-    pub weight: &'a V,
-    /// Added to the mean square.
-    pub eps: f32,
+/// A norm of rows.
+pub enum Norm<'a, V: ?Sized> {
+    /// None: the rows stay as they are.
+    Identity,
+    /// `x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, arXiv:1910.07467).
+    Rms {
+        /// Its weights.
+        weight: &'a V,
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// `(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias` (Ba, Kiros, Hinton, arXiv:1607.06450).
+    Layer {
+        /// Its weights.
+        weight: &'a V,
+        /// Its bias; `None` for zeros.
+        bias: Option<&'a V>,
+        /// Added to the variance.
+        eps: f32,
+    },
+}
+
+impl<V: ?Sized> Clone for Norm<'_, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<V: ?Sized> Copy for Norm<'_, V> {}
+
+/// A function of one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `x * P(X <= x)` for a standard normal `X` (Hendrycks and Gimpel, arXiv:1606.08415).
+    Gelu,
+    /// Its approximation `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2` (So et al., arXiv:2109.08668).
+    SquaredRelu,
+}
+
+impl Activation {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Silu,
+        Self::Gelu,
+        Self::GeluTanh,
+        Self::Relu,
+        Self::SquaredRelu,
+    ];
+}
+
+/// What becomes of logits `x` when they are computed: `c * tanh(scale * x / c)` with a soft cap `c`, else `scale * x`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogitsTransform {
+    /// Their factor.
+    pub scale: f32,
+    /// The bound of their magnitude.
+    pub soft_cap: Option<f32>,
+}
+
+impl LogitsTransform {
+    /// They stay as they are.
+    pub const IDENTITY: Self = Self {
+        scale: 1.0,
+        soft_cap: None,
+    };
 }
 
 /// How a row of the QKV projection becomes rotated queries and stored keys and values.

@@ -4,8 +4,8 @@
 //!
 //! ```text
 //! token ids -> hidden [m, hidden_size], the residual stream
-//! each layer:  hidden += o(attention(rope(qkv(norm(hidden)))))
-//!              hidden += down(silu(gate) * up of norm(hidden))
+//! each layer:  hidden += o(attention(rope(qkv(norm(hidden)))))      with norms where the model has them,
+//!              hidden += down(activation(gate) * up of norm(hidden))      or both from the same hidden
 //! kept rows -> lm_head(norm(hidden)) -> logits [num_rows, vocab_size]
 //! ```
 //!
@@ -20,12 +20,12 @@ use super::model_source::ModelSource;
 use super::probe::{Operation, Probe, Work};
 use super::residual::{Probed, ResidualStream};
 use super::rope::Rope;
-use super::spec::{Activation, FeedForward, LayerSpec, ModelSpec, Norms};
-use super::weights::{Layer, Weights};
+use super::spec::{ModelSpec, Norms};
+use super::weights::{FeedForwardWeights, Layer, Weights};
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::device::{
-    AttentionParams, Device, HeadShape, KvDtype, KvLayout, QkNorm, RopeParams, RopeTable,
-    StepInputs,
+    AttentionParams, Device, HeadShape, KvDtype, KvLayout, LogitsTransform, QkNorm, QkNormWidth,
+    RopeParams, RopeTable, StepInputs,
 };
 
 /// A model's weights on a device, and the activations of its largest step.
@@ -35,7 +35,7 @@ pub(super) struct Decoder<D: Device> {
     angles: Vec<D::Angles>,
     heads: HeadShape,
     attention: Vec<LayerAttention>,
-    rms_norm_eps: f32,
+    logits: LogitsTransform,
     kv_bytes_per_position: usize,
     residual: ResidualStream<D>,
     buffers: Buffers<D>,
@@ -47,6 +47,8 @@ struct LayerAttention {
     params: AttentionParams,
     /// The index of its table in [`Decoder::angles`].
     angles: usize,
+    /// Over what queries and keys are normalised, and the epsilon.
+    qk_norm: Option<(QkNormWidth, f32)>,
 }
 
 /// Activations, each `[max_num_tokens, width]`.
@@ -85,10 +87,10 @@ impl<D: Device> Decoder<D> {
             angles: upload_angles(device, spec, &ropes, limits.max_seq_len, num_positions)?,
             heads,
             attention,
-            rms_norm_eps: spec.rms_norm_eps,
+            logits: spec.logits,
             kv_bytes_per_position: D::kv_bytes_per_block(&layout, 1)
                 / layout.block_size.tokens().index(),
-            residual: ResidualStream::new(device, max_rows, spec.hidden_size, spec.rms_norm_eps)?,
+            residual: ResidualStream::new(device, max_rows, spec)?,
             buffers: Buffers {
                 qkv: device.alloc_sums(max_rows, heads.qkv_len())?,
                 q: device.alloc_inputs(max_rows, heads.q_len())?,
@@ -110,14 +112,16 @@ impl<D: Device> Decoder<D> {
     ) {
         let run = &mut Probed { device, probe };
         let mut num_rows = inputs.token_ids.len();
-        self.residual
-            .embed(run, step, num_rows, self.weights.embedding());
-        let first = &self.weights.layers[0];
-        self.residual.norm(run, num_rows, &first.attention_norm);
-        let num_layers = self.weights.layers.len();
+        let weights = &self.weights;
+        let (table, positions) = (weights.embedding(), weights.positions());
+        self.residual.embed(run, step, num_rows, table, positions);
+        let first = weights.layers[0].norms.first();
+        self.residual.norm(run, num_rows, first);
+        let num_layers = weights.layers.len();
         for index in 0..num_layers {
             self.attend(run, cache, step, inputs, index);
-            if index + 1 == num_layers {
+            let is_last = index + 1 == num_layers;
+            if is_last {
                 // The cache is complete. From here on only the kept rows matter.
                 num_rows = inputs.kept_rows.len();
                 if num_rows == 0 {
@@ -126,7 +130,7 @@ impl<D: Device> Decoder<D> {
                 let attended = &mut self.buffers.attended;
                 self.residual.keep_rows(run.device, step, attended);
             }
-            self.feed_forward(run, index, num_rows);
+            self.end_layer(run, index, num_rows, is_last);
         }
     }
 
@@ -142,7 +146,7 @@ impl<D: Device> Decoder<D> {
             return;
         }
         let lm_head = &self.weights.lm_head;
-        device.logits(num_rows, self.residual.normed(), lm_head, out);
+        device.logits(num_rows, self.residual.normed(), lm_head, self.logits, out);
         probe.ended(Operation::LmHead, || {
             Work::product(num_rows, lm_head, false)
         });
@@ -158,7 +162,7 @@ impl<D: Device> Decoder<D> {
     ) {
         let num_rows = rows.len();
         let lm_head = &self.weights.lm_head;
-        device.context_logits(self.residual.normed(), rows, lm_head, out);
+        device.context_logits(self.residual.normed(), rows, lm_head, self.logits, out);
         probe.ended(Operation::LmHead, || {
             Work::product(num_rows, lm_head, false)
         });
@@ -181,20 +185,20 @@ impl<D: Device> Decoder<D> {
         let Layer { qkv, qk_norm, .. } = &self.weights.layers[index];
         let num_rows = inputs.token_ids.len();
         let heads = self.heads;
-        let LayerAttention { params, angles } = self.attention[index];
+        let attention = self.attention[index];
+        let params = attention.params;
         let buffers = &mut self.buffers;
         run.project_qkv(num_rows, self.residual.normed(), qkv, &mut buffers.qkv);
         let rope = RopeParams {
             heads,
-            qk_norm: qk_norm.as_ref().map(|[q, k]| QkNorm {
-                q,
-                k,
-                eps: self.rms_norm_eps,
-            }),
-            angles: &self.angles[angles],
+            qk_norm: qk_norm
+                .as_ref()
+                .zip(attention.qk_norm)
+                .map(|([q, k], (width, eps))| QkNorm { q, k, width, eps }),
+            angles: &self.angles[attention.angles],
         };
         run.device
-            .rope_and_store(step, rope, &buffers.qkv, cache, index, &mut buffers.q);
+            .rope_and_store(step, rope, &mut buffers.qkv, cache, index, &mut buffers.q);
         let kv_bytes = self.kv_bytes_per_position;
         run.probe.ended(Operation::Rope, || {
             let read = Work::elements(num_rows, heads.qkv_len(), 4, 0);
@@ -212,26 +216,73 @@ impl<D: Device> Decoder<D> {
         });
     }
 
-    /// `hidden += o(attended)`, then `hidden += down(silu(gate) * up)` of `norm(hidden)`, and the norm of
-    /// what comes next.
-    fn feed_forward<P: Probe>(
+    /// Adds the results of both blocks to the residual stream, and leaves the input of the next layer or of the output
+    /// layer.
+    fn end_layer<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
         index: usize,
         num_rows: usize,
+        is_last: bool,
     ) {
-        let layer = &self.weights.layers[index];
+        let Weights {
+            layers, final_norm, ..
+        } = &self.weights;
+        let layer = &layers[index];
+        let (o, down) = (&layer.o, &layer.feed_forward.down);
         let Buffers {
             attended, inner, ..
         } = &mut self.buffers;
-        let (o, norm) = (&layer.o, &layer.mlp_norm);
-        self.residual
-            .add(run, Operation::O, num_rows, attended, o, norm);
-        run.project_gated(num_rows, self.residual.normed(), &layer.gate_up, inner);
-        let next = self.weights.layers.get(index + 1);
-        let norm = next.map_or(&self.weights.final_norm, |next| &next.attention_norm);
-        self.residual
-            .add(run, Operation::Down, num_rows, inner, &layer.down, norm);
+        let residual = &mut self.residual;
+        let next = match layers.get(index + 1) {
+            Some(next) => next.norms.first(),
+            None => Some(final_norm),
+        };
+        match &layer.norms {
+            Norms::Sequential {
+                attention,
+                feed_forward,
+            } => {
+                let (after, before) = (attention.after.as_ref(), feed_forward.before.as_ref());
+                residual.add(run, Operation::O, num_rows, (attended, o), after, before);
+                feed_forward_up(run, num_rows, residual, &layer.feed_forward, inner);
+                let after = feed_forward.after.as_ref();
+                residual.add(run, Operation::Down, num_rows, (inner, down), after, next);
+            }
+            Norms::Parallel {
+                attention,
+                feed_forward,
+            } => {
+                // What attention has read is there, unless rows have moved since.
+                let norm = feed_forward.as_ref();
+                if let Some(norm) = norm.or(is_last.then_some(attention)) {
+                    residual.norm(run, num_rows, Some(norm));
+                }
+                feed_forward_up(run, num_rows, residual, &layer.feed_forward, inner);
+                residual.add_both(run, num_rows, (attended, o), (inner, down), next);
+            }
+        }
+    }
+}
+
+/// The input of the down projection.
+fn feed_forward_up<D: Device, P: Probe>(
+    run: &mut Probed<'_, D, P>,
+    num_rows: usize,
+    residual: &ResidualStream<D>,
+    weights: &FeedForwardWeights<D>,
+    inner: &mut D::Inputs,
+) {
+    let FeedForwardWeights {
+        up,
+        is_gated,
+        activation,
+        ..
+    } = weights;
+    let x = residual.normed();
+    match is_gated {
+        true => run.project_gated(num_rows, x, up, *activation, inner),
+        false => run.project_activated(num_rows, x, up, *activation, inner),
     }
 }
 
@@ -243,17 +294,7 @@ fn layer_attention<'a>(
     let mut ropes: Vec<&Rope> = Vec::new();
     let windows = spec.windows_within(&limits.attention);
     let layers = spec.layers.iter().zip(windows).map(|(layer, window)| {
-        // The forward pass computes these norms and this activation. The compiler rejects the pattern when there are
-        // others, which have to be added to the forward pass as well.
-        let LayerSpec {
-            norms: Norms::Pre { .. },
-            attention,
-            feed_forward:
-                FeedForward::Gated {
-                    activation: Activation::Silu,
-                    ..
-                },
-        } = layer;
+        let attention = &layer.attention;
         let known = ropes.iter().position(|&rope| *rope == attention.rope);
         let angles = known.unwrap_or_else(|| {
             ropes.push(&attention.rope);
@@ -263,10 +304,12 @@ fn layer_attention<'a>(
             params: AttentionParams {
                 shape: head_shape(spec),
                 scale: attention.scale,
+                soft_cap: attention.soft_cap,
                 window,
                 num_sinks: limits.attention.num_sinks.0,
             },
             angles,
+            qk_norm: attention.qk_norm.map(|norm| (norm.width, norm.eps)),
         }
     });
     (layers.collect(), ropes)

@@ -53,6 +53,19 @@ impl<'d, D: Device> Packer<'d, D> {
         self.device.upload_vector(vector.to_f32()?)
     }
 
+    /// Uploads the weights of a norm, which are stored without `offset`.
+    pub(super) fn upload_norm(
+        &mut self,
+        weight: &Tensor<'_>,
+        offset: f32,
+    ) -> Result<D::Vector, LoadError> {
+        let mut weight = weight.to_f32()?;
+        if offset != 0.0 {
+            weight.iter_mut().for_each(|weight| *weight += offset);
+        }
+        self.device.upload_vector(weight)
+    }
+
     /// Uploads the biases of matrices that are packed as one.
     pub(super) fn upload_bias(&mut self, parts: &[Tensor<'_>]) -> Result<D::Vector, LoadError> {
         let mut bias = Vec::new();

@@ -170,6 +170,7 @@ mod tests {
                 head_dim: 2,
             },
             scale: 1.0,
+            soft_cap: None,
             window: None,
             num_sinks: 0,
         };

@@ -1,20 +1,24 @@
 //! The residual stream, and what reads from it and adds to it.
 
 use super::probe::{Operation, Probe, Work};
+use super::spec::{ModelSpec, NormKind, NormSpec};
+use super::weights::NormWeights;
 use crate::base::LoadError;
-use crate::device::{Device, EmbeddingTable, Linear, Norm, Output};
+use crate::device::{Activation, Device, EmbeddingTable, Linear, Norm, Output};
 
 /// The hidden states of a step, and their normalised form, which the next projection reads.
 ///
-/// Where a projection on this rank gives the whole sum, it adds to the residual stream itself. Otherwise its
-/// part is summed over the ranks first, and added together with the norm.
+/// Where a projection on this rank gives the whole sum, it adds to the residual stream itself, unless its result is
+/// normalised first. Otherwise its part is summed over the ranks first, and added together with the norm.
 pub(super) struct ResidualStream<D: Device> {
     hidden_size: usize,
-    rms_norm_eps: f32,
+    embedding_scale: f32,
+    norm: NormSpec,
+    has_whole_sums: bool,
     hidden: D::Sums,
     normed: D::Inputs,
-    /// This rank's part of a sum, if it is not the whole.
-    partial: Option<D::Sums>,
+    /// The result of a block that is not added at once: this rank's part of a sum, or what is normalised first.
+    result: Option<D::Sums>,
 }
 
 /// A device and the profiling probe.
@@ -25,22 +29,22 @@ pub(super) struct Probed<'a, D, P> {
 
 impl<D: Device> ResidualStream<D> {
     /// Reserves `[max_rows, hidden_size]`.
-    pub fn new(
-        device: &mut D,
-        max_rows: usize,
-        hidden_size: usize,
-        rms_norm_eps: f32,
-    ) -> Result<Self, LoadError> {
-        let partial = match device.has_whole_sums() {
+    pub fn new(device: &mut D, max_rows: usize, spec: &ModelSpec) -> Result<Self, LoadError> {
+        let hidden_size = spec.hidden_size;
+        let has_whole_sums = device.has_whole_sums();
+        let has_after = spec.layers.iter().any(|layer| layer.norms.has_after());
+        let result = match has_whole_sums && !has_after {
             true => None,
             false => Some(device.alloc_sums(max_rows, hidden_size)?),
         };
         Ok(Self {
             hidden_size,
-            rms_norm_eps,
+            embedding_scale: spec.embedding_scale,
+            norm: spec.norm,
+            has_whole_sums,
             hidden: device.alloc_sums(max_rows, hidden_size)?,
             normed: device.alloc_inputs(max_rows, hidden_size)?,
-            partial,
+            result,
         })
     }
 
@@ -54,63 +58,102 @@ impl<D: Device> ResidualStream<D> {
         &mut self.normed
     }
 
-    /// Starts with the embeddings of a step's tokens.
+    /// Starts with the embeddings of a step's tokens, and of their positions.
     pub fn embed<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
         step: &D::Step<'_>,
         num_rows: usize,
         table: EmbeddingTable<'_, D>,
+        positions: Option<&D::Embedding>,
     ) {
-        run.device.embed(step, table, &mut self.hidden);
+        run.device
+            .embed(step, table, self.embedding_scale, &mut self.hidden);
+        if let Some(positions) = positions {
+            run.device.add_positions(step, positions, &mut self.hidden);
+        }
         run.probe.ended(Operation::Embed, || {
             Work::elements(num_rows, self.hidden_size, 6, 0)
         });
     }
 
-    /// `normed = norm(hidden)`.
+    /// `normed = norm(hidden)`; without a norm, the residual stream itself.
     pub fn norm<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
         num_rows: usize,
-        weight: &D::Vector,
+        norm: Option<&NormWeights<D>>,
     ) {
-        let norm = Norm {
-            weight,
-            eps: self.rms_norm_eps,
-        };
+        let norm = norm_of(&self.norm, norm);
         run.device
-            .rms_norm(num_rows, &self.hidden, norm, &mut self.normed);
+            .norm(num_rows, &self.hidden, norm, &mut self.normed);
         self.norm_ended(run, num_rows);
     }
 
-    /// `hidden += linear(x); normed = norm(hidden)`. The projection is `operation`.
+    /// `hidden += after(linear(x)); normed = next(hidden)`. The projection is `operation`.
     pub fn add<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
         operation: Operation,
         num_rows: usize,
-        x: &D::Inputs,
-        linear: &Linear<D>,
-        weight: &D::Vector,
+        (x, linear): (&D::Inputs, &Linear<D>),
+        after: Option<&NormWeights<D>>,
+        next: Option<&NormWeights<D>>,
     ) {
         let work = || Work::product(num_rows, &linear.matrix, true);
-        let Some(partial) = &mut self.partial else {
-            run.device
-                .project(num_rows, x, linear, Output::Add, &mut self.hidden);
-            run.probe.ended(operation, work);
-            return self.norm(run, num_rows, weight);
+        let result = match &mut self.result {
+            Some(result) if !self.has_whole_sums || after.is_some() => result,
+            _ => {
+                run.device
+                    .project(num_rows, x, linear, Output::Add, &mut self.hidden);
+                run.probe.ended(operation, work);
+                return self.norm(run, num_rows, next);
+            }
         };
         run.device
-            .project(num_rows, x, linear, Output::Store, partial);
-        run.device.all_reduce(num_rows, partial);
+            .project(num_rows, x, linear, Output::Store, result);
+        run.device.all_reduce(num_rows, result);
         run.probe.ended(operation, work);
-        let norm = Norm {
-            weight,
-            eps: self.rms_norm_eps,
-        };
+        if after.is_some() {
+            let after = norm_of(&self.norm, after);
+            run.device
+                .add_normed(num_rows, result, after, &mut self.hidden);
+            return self.norm(run, num_rows, next);
+        }
+        let next = norm_of(&self.norm, next);
         run.device
-            .add_rms_norm(num_rows, partial, &mut self.hidden, norm, &mut self.normed);
+            .add_norm(num_rows, result, &mut self.hidden, next, &mut self.normed);
+        self.norm_ended(run, num_rows);
+    }
+
+    /// `hidden += o(attended) + down(inner); normed = next(hidden)`, of blocks side by side.
+    pub fn add_both<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        (attended, o): (&D::Inputs, &Linear<D>),
+        (inner, down): (&D::Inputs, &Linear<D>),
+        next: Option<&NormWeights<D>>,
+    ) {
+        let work = |linear: &Linear<D>| Work::product(num_rows, &linear.matrix, true);
+        let (sums, first) = match &mut self.result {
+            Some(result) if !self.has_whole_sums => (result, Output::Store),
+            _ => (&mut self.hidden, Output::Add),
+        };
+        run.device.project(num_rows, attended, o, first, sums);
+        run.probe.ended(Operation::O, || work(o));
+        run.device.project(num_rows, inner, down, Output::Add, sums);
+        if self.has_whole_sums {
+            run.probe.ended(Operation::Down, || work(down));
+            return self.norm(run, num_rows, next);
+        }
+        run.device.all_reduce(num_rows, sums);
+        run.probe.ended(Operation::Down, || work(down));
+        let next = norm_of(&self.norm, next);
+        if let Some(result) = &self.result {
+            run.device
+                .add_norm(num_rows, result, &mut self.hidden, next, &mut self.normed);
+        }
         self.norm_ended(run, num_rows);
     }
 
@@ -142,17 +185,56 @@ impl<D: Device, P: Probe> Probed<'_, D, P> {
         });
     }
 
-    /// The input of the down projection: `out = silu(gate) * up`.
+    /// The input of the down projection: `out = activation(gate) * up`.
     pub fn project_gated(
         &mut self,
         num_rows: usize,
         x: &D::Inputs,
         linear: &Linear<D>,
+        activation: Activation,
         out: &mut D::Inputs,
     ) {
-        self.device.project_gated(num_rows, x, linear, out);
+        self.device
+            .project_gated(num_rows, x, linear, activation, out);
         self.probe.ended(Operation::GateUp, || {
             Work::gated_product(num_rows, &linear.matrix)
         });
+    }
+
+    /// The input of the down projection: `out = activation(linear(x))`.
+    pub fn project_activated(
+        &mut self,
+        num_rows: usize,
+        x: &D::Inputs,
+        linear: &Linear<D>,
+        activation: Activation,
+        out: &mut D::Inputs,
+    ) {
+        self.device
+            .project_activated(num_rows, x, linear, activation, out);
+        self.probe.ended(Operation::GateUp, || {
+            Work::product(num_rows, &linear.matrix, false)
+        });
+    }
+}
+
+/// A norm of the residual stream.
+fn norm_of<'a, D: Device>(
+    spec: &NormSpec,
+    weights: Option<&'a NormWeights<D>>,
+) -> Norm<'a, D::Vector> {
+    let Some(NormWeights { weight, bias }) = weights else {
+        return Norm::Identity;
+    };
+    match spec.kind {
+        NormKind::Rms => Norm::Rms {
+            weight,
+            eps: spec.eps,
+        },
+        NormKind::Layer { .. } => Norm::Layer {
+            weight,
+            bias: bias.as_ref(),
+            eps: spec.eps,
+        },
     }
 }

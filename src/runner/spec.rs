@@ -9,7 +9,7 @@ use super::limits::AttentionWindows;
 use super::rope::Rope;
 use crate::base::Tokens;
 use crate::checkpoint::{RowOrder, RowSelection};
-use crate::device::Stacking;
+use crate::device::{Activation, LogitsTransform, QkNormWidth, Stacking};
 
 /// A decoder-only transformer. Sizes are in elements.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,8 +28,14 @@ pub struct ModelSpec {
     pub head_dim: usize,
     /// Positions that the model was trained for.
     pub max_position_embeddings: usize,
-    /// Added to the mean square in every RMSNorm.
-    pub rms_norm_eps: f32,
+    /// The factor of the embedded tokens.
+    pub embedding_scale: f32,
+    /// Positions that are learned and added to the embedded tokens.
+    pub learned_positions: Option<LearnedPositions>,
+    /// How the residual stream is normalised.
+    pub norm: NormSpec,
+    /// What becomes of the products of the output layer.
+    pub logits: LogitsTransform,
     /// The modules outside of the layers.
     pub modules: ModelModules,
     /// The decoder layers, from the first to the last.
@@ -49,6 +55,41 @@ pub struct ModelModules {
     pub final_norm: &'static str,
     /// The output layer, `[vocab_size, hidden_size]`.
     pub output_layer: &'static str,
+}
+
+/// An embedding of positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LearnedPositions {
+    /// Its module, `[num_rows, hidden_size]`.
+    pub module: &'static str,
+    /// The row of position 0.
+    pub first_row: usize,
+    /// All of its rows.
+    pub num_rows: usize,
+}
+
+/// How norms compute.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormSpec {
+    /// The formula.
+    pub kind: NormKind,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// What is added to the weights of all norms of the model, those of heads too, as the checkpoint stores them: 0, or 1
+    /// where they are stored as differences from 1.
+    pub weight_offset: f32,
+}
+
+/// The formula of a norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x^2) + eps) * weight`.
+    Rms,
+    /// `(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias`.
+    Layer {
+        /// Whether there is a bias.
+        has_bias: bool,
+    },
 }
 
 /// A module of a model: a linear layer, a norm or the embedding.
@@ -71,16 +112,33 @@ pub struct LayerSpec {
     pub feed_forward: FeedForward,
 }
 
-/// Where the residual stream is normalised, and the modules that do it.
+/// How the two blocks of a layer are joined to the residual stream `x`, and with which norms: their modules, their weights in
+/// a checkpoint, or those on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Norms {
-    /// In front of each block: `x += block(norm(x))`.
-    Pre {
-        /// The norm of the attention block.
-        attention: &'static str,
-        /// The norm of the feed-forward block.
-        feed_forward: &'static str,
+pub enum Norms<N = &'static str> {
+    /// One after the other: `x += after(block(before(x)))`.
+    Sequential {
+        /// The norms of the attention block.
+        attention: BlockNorms<N>,
+        /// The norms of the feed-forward block.
+        feed_forward: BlockNorms<N>,
     },
+    /// Side by side: `x += attention(norm(x)) + feed_forward(norm(x))`.
+    Parallel {
+        /// The norm in front of the attention block.
+        attention: N,
+        /// The norm in front of the feed-forward block. `None`: that of the attention block.
+        feed_forward: Option<N>,
+    },
+}
+
+/// The norms of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockNorms<N> {
+    /// Of what it reads. `None`: it reads the residual stream itself.
+    pub before: Option<N>,
+    /// Of its result. `None`: it is added as it is.
+    pub after: Option<N>,
 }
 
 /// An attention block: `o(attention(rope(qkv(x))))`.
@@ -88,25 +146,31 @@ pub enum Norms {
 pub struct AttentionSpec {
     /// Queries, keys and values, in this order: `[q_width + 2 * kv_width, hidden_size]`.
     pub qkv: Projection,
-    /// The norms of each query and key head in front of RoPE, `[head_dim]`.
-    pub qk_norm: Option<QkNormModules>,
+    /// The norms of queries and keys in front of RoPE.
+    pub qk_norm: Option<QkNormSpec>,
     /// The position embedding.
     pub rope: Rope,
     /// The factor of the products of queries and keys.
     pub scale: f32,
+    /// The bound `c` of a score `s`, which becomes `c * tanh(s / c)`.
+    pub soft_cap: Option<f32>,
     /// The positions that a query sees, its own included; `None` for all.
     pub window: Option<NonZeroU32>,
     /// The output projection, `[hidden_size, q_width]`.
     pub o: Projection,
 }
 
-/// The modules that normalise heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QkNormModules {
-    /// The norm of query heads.
+/// RMSNorms of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QkNormSpec {
+    /// The module for queries.
     pub q: &'static str,
-    /// The norm of key heads.
+    /// The module for keys.
     pub k: &'static str,
+    /// Over what they are taken.
+    pub width: QkNormWidth,
+    /// Added to the mean square.
+    pub eps: f32,
 }
 
 /// A feed-forward block.
@@ -121,13 +185,15 @@ pub enum FeedForward {
         /// `[hidden_size, intermediate_size]`.
         down: Projection,
     },
-}
-
-/// A function of one element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
+    /// `down(activation(up(x)))`.
+    Plain {
+        /// `[intermediate_size, hidden_size]`.
+        up: Projection,
+        /// The activation.
+        activation: Activation,
+        /// `[hidden_size, intermediate_size]`.
+        down: Projection,
+    },
 }
 
 /// One matrix product of a layer: linear layers that share their input, packed into one matrix.
@@ -287,11 +353,92 @@ impl ModelSpec {
     }
 }
 
+impl<N> Norms<N> {
+    /// A norm in front of each block.
+    pub const fn before(attention: N, feed_forward: N) -> Self {
+        Self::Sequential {
+            attention: BlockNorms {
+                before: Some(attention),
+                after: None,
+            },
+            feed_forward: BlockNorms {
+                before: Some(feed_forward),
+                after: None,
+            },
+        }
+    }
+
+    /// A norm of the result of each block.
+    pub const fn after(attention: N, feed_forward: N) -> Self {
+        Self::Sequential {
+            attention: BlockNorms {
+                before: None,
+                after: Some(attention),
+            },
+            feed_forward: BlockNorms {
+                before: None,
+                after: Some(feed_forward),
+            },
+        }
+    }
+
+    /// The norm of what the attention block reads. `None`: it reads the residual stream itself.
+    pub const fn first(&self) -> Option<&N> {
+        match self {
+            Self::Sequential { attention, .. } => attention.before.as_ref(),
+            Self::Parallel { attention, .. } => Some(attention),
+        }
+    }
+
+    /// Whether results of blocks are normalised.
+    pub const fn has_after(&self) -> bool {
+        match self {
+            Self::Sequential {
+                attention,
+                feed_forward,
+            } => attention.after.is_some() || feed_forward.after.is_some(),
+            Self::Parallel { .. } => false,
+        }
+    }
+
+    /// Turns each norm into something else.
+    ///
+    /// # Errors
+    /// The first error of `convert`.
+    pub fn try_map<M, E>(
+        &self,
+        mut convert: impl FnMut(&N) -> Result<M, E>,
+    ) -> Result<Norms<M>, E> {
+        let mut block = |norms: &BlockNorms<N>| {
+            Ok(BlockNorms {
+                before: norms.before.as_ref().map(&mut convert).transpose()?,
+                after: norms.after.as_ref().map(&mut convert).transpose()?,
+            })
+        };
+        Ok(match self {
+            Self::Sequential {
+                attention,
+                feed_forward,
+            } => Norms::Sequential {
+                attention: block(attention)?,
+                feed_forward: block(feed_forward)?,
+            },
+            Self::Parallel {
+                attention,
+                feed_forward,
+            } => Norms::Parallel {
+                attention: convert(attention)?,
+                feed_forward: feed_forward.as_ref().map(convert).transpose()?,
+            },
+        })
+    }
+}
+
 impl LayerSpec {
     /// All projections, in the order in which they are packed.
     pub fn projections(&self) -> impl Iterator<Item = &Projection> {
-        let FeedForward::Gated { gate_up, down, .. } = &self.feed_forward;
-        [&self.attention.qkv, &self.attention.o, gate_up, down].into_iter()
+        let [up, down] = self.feed_forward.projections();
+        [&self.attention.qkv, &self.attention.o, up, down].into_iter()
     }
 }
 
@@ -306,14 +453,30 @@ impl AttentionSpec {
 impl FeedForward {
     /// Sets whether its projections have biases.
     pub fn set_biases(&mut self, has_bias: bool) {
-        let Self::Gated { gate_up, down, .. } = self;
-        gate_up.has_bias = has_bias;
-        down.has_bias = has_bias;
+        match self {
+            Self::Gated {
+                gate_up: up, down, ..
+            }
+            | Self::Plain { up, down, .. } => {
+                up.has_bias = has_bias;
+                down.has_bias = has_bias;
+            }
+        }
+    }
+
+    /// Its projections: to the inside, and back.
+    pub fn projections(&self) -> [&Projection; 2] {
+        match self {
+            Self::Gated {
+                gate_up: up, down, ..
+            }
+            | Self::Plain { up, down, .. } => [up, down],
+        }
     }
 
     /// The width inside of the block.
     pub fn width(&self) -> usize {
-        let Self::Gated { down, .. } = self;
+        let [_, down] = self.projections();
         down.num_inputs
     }
 }

@@ -5,30 +5,42 @@
 use super::model_tensors::ModelTensors;
 use super::packer::PackedForm;
 use super::precision::WeightPrecision;
-use super::spec::{FeedForward, LayerSpec, ModelSpec, Module, Norms, Projection};
+use super::spec::{
+    FeedForward, LayerSpec, ModelSpec, Module, NormKind, NormSpec, Norms, Projection, QkNormSpec,
+};
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
-use crate::device::{QuantisedWidths, Stacking};
+use crate::device::{QkNormWidth, QuantisedWidths, Stacking};
 
 /// The weights of a model, not yet read.
 pub(super) struct WeightSources<'a> {
     pub(super) embedding: Matrix<'a>,
+    /// The rows of learned positions, from position 0 on.
+    pub(super) positions: Option<Matrix<'a>>,
     pub(super) layers: Vec<LayerSource<'a>>,
-    pub(super) final_norm: Tensor<'a>,
+    pub(super) final_norm: NormSource<'a>,
     /// `None` if it is the embedding.
     pub(super) output_layer: Option<Matrix<'a>>,
 }
 
 /// The weights of a layer.
 pub(super) struct LayerSource<'a> {
-    pub(super) attention_norm: Tensor<'a>,
+    pub(super) norms: Norms<NormSource<'a>>,
     pub(super) qkv: ProjectionSource<'a>,
-    /// The norms of query heads and of key heads.
-    pub(super) qk_norm: Option<[Tensor<'a>; 2]>,
+    /// The norms of queries and of keys.
+    pub(super) qk_norm: Option<[NormSource<'a>; 2]>,
     pub(super) o: ProjectionSource<'a>,
-    pub(super) feed_forward_norm: Tensor<'a>,
-    pub(super) gate_up: ProjectionSource<'a>,
+    pub(super) feed_forward: &'a FeedForward,
+    pub(super) up: ProjectionSource<'a>,
     pub(super) down: ProjectionSource<'a>,
+}
+
+/// A norm.
+pub(super) struct NormSource<'a> {
+    pub(super) weight: Tensor<'a>,
+    /// What is added to the stored weights.
+    pub(super) weight_offset: f32,
+    pub(super) bias: Option<Tensor<'a>>,
 }
 
 /// The linear layers that are packed into one projection.
@@ -44,7 +56,7 @@ impl<'a> WeightSources<'a> {
     ///
     /// # Errors
     /// A tensor is missing, or has another shape or a type that is not supported.
-    pub(super) fn find(tensors: &ModelTensors<'a>, spec: &ModelSpec) -> Result<Self, LoadError> {
+    pub(super) fn find(tensors: &ModelTensors<'a>, spec: &'a ModelSpec) -> Result<Self, LoadError> {
         let (vocab, hidden) = (spec.vocab_size, spec.hidden_size);
         let modules = &spec.modules;
         let embedding = tensors.matrix(Module::of_model(modules.embedding), vocab, hidden)?;
@@ -58,10 +70,16 @@ impl<'a> WeightSources<'a> {
         let layers = spec.layers.iter().enumerate();
         Ok(Self {
             embedding,
+            positions: positions(tensors, spec)?,
             layers: layers
                 .map(|(index, layer)| LayerSource::find(tensors, spec, index, layer))
                 .collect::<Result<_, _>>()?,
-            final_norm: tensors.norm(Module::of_model(modules.final_norm), hidden)?,
+            final_norm: NormSource::find(
+                tensors,
+                &spec.norm,
+                Module::of_model(modules.final_norm),
+                hidden,
+            )?,
             output_layer,
         })
     }
@@ -76,10 +94,11 @@ impl<'a> WeightSources<'a> {
     pub(super) fn num_bytes(&self, precision: Option<WeightPrecision>, has_fp8: bool) -> u64 {
         let output_matrix = std::slice::from_ref(self.output_matrix());
         let output_form = PackedForm::of_output_layer(output_matrix, precision, has_fp8);
+        let bytes = |rows: &Matrix<'_>| 2 * (rows.rows() * rows.columns()) as u64;
         let embedding_bytes = match (&output_form, &self.output_layer) {
             (PackedForm::Float(_), None) => 0,
-            _ => 2 * (self.embedding.rows() * self.embedding.columns()) as u64,
-        };
+            _ => bytes(&self.embedding),
+        } + self.positions.as_ref().map_or(0, bytes);
         let projections = self.layers.iter().flat_map(LayerSource::projections);
         let projection_bytes = projections.map(|projection| {
             let matrices = &projection.matrices;
@@ -112,41 +131,72 @@ impl<'a> LayerSource<'a> {
         tensors: &ModelTensors<'a>,
         spec: &ModelSpec,
         index: usize,
-        layer: &LayerSpec,
+        layer: &'a LayerSpec,
     ) -> Result<Self, LoadError> {
         let hidden = spec.hidden_size;
-        let norm = |name, len| tensors.norm(Module::of_layer(index, name), len);
+        let norm = |name, kind: &NormSpec, len| {
+            NormSource::find(tensors, kind, Module::of_layer(index, name), len)
+        };
         let find = |projection| ProjectionSource::find(tensors, index, projection);
         let LayerSpec {
             norms,
             attention,
             feed_forward,
         } = layer;
-        let Norms::Pre {
-            attention: attention_norm,
-            feed_forward: feed_forward_norm,
-        } = *norms;
-        let FeedForward::Gated { gate_up, down, .. } = feed_forward;
+        let [up, down] = feed_forward.projections();
         Ok(Self {
-            attention_norm: norm(attention_norm, hidden)?,
+            norms: norms.try_map(|&name| norm(name, &spec.norm, hidden))?,
             qkv: find(&attention.qkv)?,
             qk_norm: match attention.qk_norm {
-                Some(names) => {
-                    let [q, k] = [norm(names.q, spec.head_dim)?, norm(names.k, spec.head_dim)?];
+                Some(QkNormSpec { q, k, width, .. }) => {
+                    let [num_q, num_k] = match width {
+                        QkNormWidth::Head => [1, 1],
+                        QkNormWidth::Row => [spec.num_heads, spec.num_kv_heads],
+                    };
+                    let kind = NormSpec {
+                        kind: NormKind::Rms,
+                        ..spec.norm
+                    };
                     let order = attention.qkv.parts[0].row_order;
-                    Some([q, k].map(|norm| in_order_of_head(norm, spec.head_dim, order)))
+                    let find = |name, num_heads| {
+                        let len = num_heads * spec.head_dim;
+                        let norm: NormSource<'a> = norm(name, &kind, len)?;
+                        Ok(NormSource {
+                            weight: in_order_of_heads(norm.weight, len, order),
+                            ..norm
+                        })
+                    };
+                    Some([find(q, num_q)?, find(k, num_k)?])
                 }
                 None => None,
             },
             o: find(&attention.o)?,
-            feed_forward_norm: norm(feed_forward_norm, hidden)?,
-            gate_up: find(gate_up)?,
+            feed_forward,
+            up: find(up)?,
             down: find(down)?,
         })
     }
 
     fn projections(&self) -> [&ProjectionSource<'a>; 4] {
-        [&self.qkv, &self.o, &self.gate_up, &self.down]
+        [&self.qkv, &self.o, &self.up, &self.down]
+    }
+}
+
+impl<'a> NormSource<'a> {
+    fn find(
+        tensors: &ModelTensors<'a>,
+        spec: &NormSpec,
+        module: Module,
+        len: usize,
+    ) -> Result<Self, LoadError> {
+        Ok(Self {
+            weight: tensors.norm(module, len)?,
+            weight_offset: spec.weight_offset,
+            bias: match spec.kind {
+                NormKind::Layer { has_bias: true } => Some(tensors.bias(module, len)?),
+                NormKind::Layer { has_bias: false } | NormKind::Rms => None,
+            },
+        })
     }
 }
 
@@ -182,13 +232,30 @@ impl<'a> ProjectionSource<'a> {
     }
 }
 
-/// The norm of heads, `[head_dim]`, in the order in which their rows are read.
-fn in_order_of_head(norm: Tensor<'_>, head_dim: usize, order: RowOrder) -> Tensor<'_> {
+/// The learned positions that sequences may have.
+fn positions<'a>(
+    tensors: &ModelTensors<'a>,
+    spec: &ModelSpec,
+) -> Result<Option<Matrix<'a>>, LoadError> {
+    let Some(positions) = spec.learned_positions else {
+        return Ok(None);
+    };
+    let module = Module::of_model(positions.module);
+    let matrix = tensors.matrix(module, positions.num_rows, spec.hidden_size)?;
+    Ok(Some(matrix.select(RowSelection {
+        first: positions.first_row,
+        len: spec.max_position_embeddings,
+        order: RowOrder::Same,
+    })))
+}
+
+/// The norm of heads, `[len]`, in the order in which their rows are read.
+fn in_order_of_heads(norm: Tensor<'_>, len: usize, order: RowOrder) -> Tensor<'_> {
     match order {
         RowOrder::Same => norm,
         RowOrder::Heads { .. } => norm.select(RowSelection {
             first: 0,
-            len: head_dim,
+            len,
             order,
         }),
     }

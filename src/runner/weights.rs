@@ -11,38 +11,50 @@ use super::model_source::ModelSource;
 use super::packer::Packer;
 use super::precision::WeightPrecision;
 use super::progress::Progress;
-use super::weight_sources::{LayerSource, ProjectionSource, WeightSources};
+use super::spec::{FeedForward, Norms};
+use super::weight_sources::{LayerSource, NormSource, ProjectionSource, WeightSources};
 use crate::base::LoadError;
 use crate::checkpoint::Matrix;
-use crate::device::{Device, EmbeddingTable, Linear, PackedWeights};
+use crate::device::{Activation, Device, EmbeddingTable, Linear, PackedWeights};
 
 /// All weights of a model, on a device.
 pub(super) struct Weights<D: Device> {
     /// `None` if `lm_head` has its rows.
     embedding: Option<D::Embedding>,
+    /// The rows of all positions, from position 0 on.
+    positions: Option<D::Embedding>,
     pub(super) layers: Vec<Layer<D>>,
-    /// `[hidden_size]`.
-    pub(super) final_norm: D::Vector,
+    pub(super) final_norm: NormWeights<D>,
     /// `[vocab_size, hidden_size]`.
     pub(super) lm_head: D::Matrix,
 }
 
 /// One decoder layer.
 pub(super) struct Layer<D: Device> {
-    /// `[hidden_size]`.
-    pub(super) attention_norm: D::Vector,
+    pub(super) norms: Norms<NormWeights<D>>,
     /// Queries, keys and values in one: `[q_width + 2 * kv_width, hidden_size]`.
     pub(super) qkv: Linear<D>,
-    /// The norms of query and key heads, `[head_dim]` each.
+    /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[D::Vector; 2]>,
     /// `[hidden_size, q_width]`.
     pub(super) o: Linear<D>,
-    /// `[hidden_size]`.
-    pub(super) mlp_norm: D::Vector,
-    /// Gate and up interleaved: `[2 * intermediate_size, hidden_size]`.
-    pub(super) gate_up: Linear<D>,
+    pub(super) feed_forward: FeedForwardWeights<D>,
+}
+
+/// A feed-forward block.
+pub(super) struct FeedForwardWeights<D: Device> {
+    /// To the inside: `[intermediate_size, hidden_size]`, or gate and up interleaved: `[2 * intermediate_size, hidden_size]`.
+    pub(super) up: Linear<D>,
+    pub(super) is_gated: bool,
+    pub(super) activation: Activation,
     /// `[hidden_size, intermediate_size]`.
     pub(super) down: Linear<D>,
+}
+
+/// A norm of the residual stream, `[hidden_size]` each.
+pub(super) struct NormWeights<D: Device> {
+    pub(super) weight: D::Vector,
+    pub(super) bias: Option<D::Vector>,
 }
 
 impl<D: Device> Layer<D> {
@@ -51,11 +63,10 @@ impl<D: Device> Layer<D> {
         let Self {
             qkv,
             o,
-            gate_up,
-            down,
+            feed_forward: FeedForwardWeights { up, down, .. },
             ..
         } = self;
-        [&qkv.matrix, &o.matrix, &gate_up.matrix, &down.matrix]
+        [&qkv.matrix, &o.matrix, &up.matrix, &down.matrix]
     }
 }
 
@@ -86,6 +97,7 @@ impl<D: Device> Weights<D> {
             progress.report(layers.len());
         }
         let output_layer = sources.output_layer.as_ref();
+        let final_norm = sources.final_norm.load(&mut packer)?;
         let lm_head = packer.pack_output_layer(output_layer.unwrap_or(&sources.embedding))?;
         store.check()?;
         let packed = layers.iter().flat_map(Layer::matrices);
@@ -96,10 +108,14 @@ impl<D: Device> Weights<D> {
             true => None,
             false => Some(load_embedding(device, &sources.embedding)?),
         };
-        let final_norm = device.upload_vector(sources.final_norm.to_f32()?)?;
+        let positions = match &sources.positions {
+            Some(positions) => Some(load_embedding(device, positions)?),
+            None => None,
+        };
         store.check()?;
         let weights = Self {
             embedding,
+            positions,
             layers,
             final_norm,
             lm_head,
@@ -120,6 +136,11 @@ impl<D: Device> Weights<D> {
         Ok(weights)
     }
 
+    /// The rows of learned positions.
+    pub(super) fn positions(&self) -> Option<&D::Embedding> {
+        self.positions.as_ref()
+    }
+
     /// The rows of the token embedding, `[vocab_size, hidden_size]`.
     pub(super) fn embedding(&self) -> EmbeddingTable<'_, D> {
         match &self.embedding {
@@ -132,16 +153,34 @@ impl<D: Device> Weights<D> {
 impl LayerSource<'_> {
     fn load<D: Device>(&self, packer: &mut Packer<'_, D>) -> Result<Layer<D>, LoadError> {
         Ok(Layer {
-            attention_norm: packer.upload(&self.attention_norm)?,
+            norms: self.norms.try_map(|norm| norm.load(packer))?,
             qkv: self.qkv.load(packer)?,
             qk_norm: match &self.qk_norm {
-                Some([q, k]) => Some([packer.upload(q)?, packer.upload(k)?]),
+                Some([q, k]) => Some([q.load(packer)?.weight, k.load(packer)?.weight]),
                 None => None,
             },
             o: self.o.load(packer)?,
-            mlp_norm: packer.upload(&self.feed_forward_norm)?,
-            gate_up: self.gate_up.load(packer)?,
-            down: self.down.load(packer)?,
+            feed_forward: FeedForwardWeights {
+                up: self.up.load(packer)?,
+                is_gated: matches!(self.feed_forward, FeedForward::Gated { .. }),
+                activation: match *self.feed_forward {
+                    FeedForward::Gated { activation, .. }
+                    | FeedForward::Plain { activation, .. } => activation,
+                },
+                down: self.down.load(packer)?,
+            },
+        })
+    }
+}
+
+impl NormSource<'_> {
+    fn load<D: Device>(&self, packer: &mut Packer<'_, D>) -> Result<NormWeights<D>, LoadError> {
+        Ok(NormWeights {
+            weight: packer.upload_norm(&self.weight, self.weight_offset)?,
+            bias: match &self.bias {
+                Some(bias) => Some(packer.upload(bias)?),
+                None => None,
+            },
         })
     }
 }

@@ -7,7 +7,7 @@ use half::bf16;
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cpu::{Cpu, KvCache, Simd};
 use triton_inflight::device::{
-    AttentionParams, HeadShape, KvDtype, KvLayout, KvSpan, QkNorm, RopeTable,
+    AttentionParams, HeadShape, KvDtype, KvLayout, KvSpan, QkNorm, QkNormWidth, RopeTable,
 };
 
 use super::support::{Rng, cpu, simds};
@@ -29,6 +29,7 @@ struct Model {
     rope: RopeTable,
     norm: Option<(Vec<f32>, Vec<f32>)>,
     sight: Sight,
+    soft_cap: Option<f32>,
     dtype: KvDtype,
 }
 
@@ -66,6 +67,8 @@ impl Model {
             rope: RopeTable::new(&frequencies, 1.0, 4096).expect("memory"),
             norm: with_norm.then(|| (rng.f32s(d), rng.f32s(d))),
             sight,
+            // Scores are larger.
+            soft_cap: (rng.below(3) == 0).then_some(1.5),
             dtype: KvDtype::Bf16,
         }
     }
@@ -74,6 +77,7 @@ impl Model {
         AttentionParams {
             shape: self.shape,
             scale: 1.0 / (self.shape.head_dim as f32).sqrt(),
+            soft_cap: self.soft_cap,
             window: self.sight.window.and_then(NonZeroU32::new),
             num_sinks: self.sight.num_sinks,
         }
@@ -116,6 +120,7 @@ impl Model {
         let norm = self.norm.as_ref().map(|(q, k)| QkNorm {
             q: &q[..],
             k: &k[..],
+            width: QkNormWidth::Head,
             eps: 1e-6,
         });
         let mut q = vec![bf16::NAN; num_tokens as usize * q_len];
@@ -231,7 +236,12 @@ impl Model {
                     .iter()
                     .map(|&p| {
                         let (q, k) = (&all[token][0][head], &all[p][1][kv_head]);
-                        q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt()
+                        let score =
+                            q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt();
+                        self.soft_cap.map_or(score, |cap| {
+                            let cap = f64::from(cap);
+                            cap * (score / cap).tanh()
+                        })
                     })
                     .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

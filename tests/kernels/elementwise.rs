@@ -62,7 +62,7 @@ fn embedding_copies_the_rows_of_any_element_type() {
     for (dtype, bytes) in [(Dtype::Bf16, bytes(&table)), (Dtype::F32, f32_bytes)] {
         let matrix = RawMatrix::new(dtype, vocab, d, &bytes);
         let mut out = vec![f32::NAN; ids.len() * d];
-        cpu.embed(&matrix, &ids, &mut out);
+        cpu.embed(&matrix, &ids, 1.0, &mut out);
         for (row, id) in out.chunks(d).zip(&ids) {
             let expected = &table[*id as usize * d..][..d];
             assert!(row.iter().zip(expected).all(|(a, b)| *a == b.to_f32()));
@@ -80,7 +80,7 @@ fn rows_can_be_read_back_from_a_packed_matrix() {
         let packed = pack(&mut cpu, vocab, d, &table);
         assert!(packed.has_rows());
         let mut out = vec![f32::NAN; ids.len() * d];
-        cpu.embed_packed(&packed, &ids, &mut out);
+        cpu.embed_packed(&packed, &ids, 1.0, &mut out);
         for (row, id) in out.chunks(d).zip(&ids) {
             let expected = &table[*id as usize * d..][..d];
             assert!(row.iter().zip(expected).all(|(a, b)| *a == b.to_f32()));

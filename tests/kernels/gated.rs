@@ -2,7 +2,9 @@
 
 use half::bf16;
 use triton_inflight::device::cpu::{Cpu, PackedMatrix, Rounded, Simd};
-use triton_inflight::device::{CodeBits, Dtype, NotFinite, Output, RawMatrix, Stacking};
+use triton_inflight::device::{
+    Activation, CodeBits, Dtype, NotFinite, Output, RawMatrix, Stacking,
+};
 
 use super::support::{Rng, assert_near, bytes, cpu, simds};
 
@@ -51,15 +53,18 @@ fn the_activation_is_near_the_exact_result_for_the_same_sums() {
                     let below = pack(&mut cpu, bits, [&gate, &up], k, Stacking::Concatenated);
                     let in_turn = pack(&mut cpu, bits, [&gate, &up], k, Stacking::Interleaved);
                     assert_eq!((in_turn.n(), in_turn.k()), (2 * inter, k));
-                    for bias in [None, Some(&bias[..])] {
+                    let biases = [None, Some(&bias[..])].into_iter();
+                    let cases = biases.zip(Activation::ALL.into_iter().cycle().skip(m % 5));
+                    for (bias, activation) in cases {
                         let mut sums = vec![f32::NAN; m * 2 * inter];
                         cpu.gemm(&x, m, &below, bias, Output::Store, &mut sums);
                         let mut out = vec![bf16::NAN; m * inter];
-                        cpu.gemm_silu_mul(&x, m, &in_turn, bias, &mut out);
+                        cpu.gemm_gated(&x, m, &in_turn, bias, activation, &mut out);
                         for (sums, out) in sums.chunks(2 * inter).zip(out.chunks(inter)) {
                             for i in 0..inter {
                                 let (gate, up) = (f64::from(sums[i]), f64::from(sums[inter + i]));
-                                assert_near(out[i], gate / (1.0 + (-gate).exp()) * up, "silu_mul");
+                                let exact = activated(activation, gate) * up;
+                                assert_near(out[i], exact, &format!("{activation:?}"));
                             }
                         }
                     }
@@ -83,14 +88,21 @@ fn a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads() {
         let packed = pack(&mut one, None, [&gate, &up], k, Stacking::Interleaved);
         let mut alone = vec![bf16::ZERO; max_m * inter];
         for (x, out) in x.chunks(k).zip(alone.chunks_mut(inter)) {
-            one.gemm_silu_mul(x, 1, &packed, None, out);
+            one.gemm_gated(x, 1, &packed, None, Activation::Silu, out);
         }
         for num_threads in [1, 2, 3] {
             let mut cpu = cpu(simd, num_threads);
             for m in [2, 7, 33, 300] {
                 let first = rng.below(max_m - m + 1);
                 let mut out = vec![bf16::NAN; m * inter];
-                cpu.gemm_silu_mul(&x[first * k..][..m * k], m, &packed, None, &mut out);
+                cpu.gemm_gated(
+                    &x[first * k..][..m * k],
+                    m,
+                    &packed,
+                    None,
+                    Activation::Silu,
+                    &mut out,
+                );
                 assert!(
                     out == alone[first * inter..][..m * inter],
                     "{simd} m={m}, {num_threads} threads"
@@ -109,7 +121,14 @@ fn extreme_gates_have_the_right_limit_and_nan_is_kept() {
         let zeros = [bf16::ZERO; 8];
         let packed = pack(&mut cpu, None, [&zeros, &zeros], 2, Stacking::Interleaved);
         let mut out = [bf16::ONE; 4];
-        cpu.gemm_silu_mul(&[bf16::ONE; 2], 1, &packed, Some(&bias), &mut out);
+        cpu.gemm_gated(
+            &[bf16::ONE; 2],
+            1,
+            &packed,
+            Some(&bias),
+            Activation::Silu,
+            &mut out,
+        );
         assert_eq!(out[0], bf16::from_f32(1e30));
         assert!(out[1].to_f32().abs() < 1e-5, "{}", out[1]);
         assert!(out[2].is_nan());
@@ -129,3 +148,18 @@ fn a_weight_that_is_not_finite_is_named_with_its_part() {
         Some(NotFinite { part: 1, row: 123 })
     );
 }
+
+fn activated(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => x * normal_distribution(x),
+        Activation::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            x / (1.0 + (-2.0 * u).exp())
+        }
+        Activation::Relu => x.max(0.0),
+        Activation::SquaredRelu => x.max(0.0).powi(2),
+    }
+}
+
+include!("../support/normal_distribution.rs");

@@ -408,6 +408,11 @@ fn a_request_is_the_same_under_everything_at_once() {
         ("qwen3-windows", &[50, 20]),
         ("phi4-mini", &[]),
         ("glm", &[]),
+        ("gemma2", &[]),
+        ("gemma3", &[40, 13]),
+        ("olmo2", &[]),
+        ("granite", &[]),
+        ("exaone4", &[50, 20]),
     ] {
         let happened = serves_as_alone(
             name,

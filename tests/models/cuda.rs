@@ -8,8 +8,8 @@ use serde_json::json;
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
 use triton_inflight::device::{
-    Device, DeviceSample, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan, Norm, RawMatrix,
-    Stacking, StepCapacity, StepInputs,
+    Device, DeviceSample, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan, LogitsTransform, Norm,
+    RawMatrix, Stacking, StepCapacity, StepInputs,
 };
 use triton_inflight::engine::OutputOptions;
 use triton_inflight::sampling::{
@@ -72,6 +72,29 @@ fn a_request_alone_gives_the_same_bits_on_a_gpu() {
     });
 }
 
+/// The norms, activations, bounds and positions that only some families have.
+#[test]
+fn families_with_operations_of_their_own_agree_with_the_reference_on_a_gpu() {
+    let test = "families_with_operations_of_their_own_agree_with_the_reference_on_a_gpu";
+    on_a_gpu(StandIn::new(), test, |options| {
+        for name in ["gemma2", "gemma3", "olmo2", "granite", "exaone4"] {
+            let setup = Setup {
+                block_size: 8,
+                max_num_tokens: 24,
+                enable_chunked_context: true,
+                ..Setup::default()
+            };
+            let dir = fixture(name);
+            assert_agrees_with_reference::<Cuda>(name, &dir, &options, &setup, &requests(), 0.1);
+            let options = CudaOptions {
+                deterministic: true,
+                ..options.clone()
+            };
+            assert_same_alone::<Cuda>(name, &dir, &options, &setup, requests());
+        }
+    });
+}
+
 /// cuBLASLt's algorithms for few and for many rows add up in different orders.
 #[test]
 fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
@@ -130,13 +153,19 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);
-            gpu.embed(&step, EmbeddingTable::Tied(&matrix), &mut sums);
-            let norm = Norm {
+            gpu.embed(&step, EmbeddingTable::Tied(&matrix), 1.0, &mut sums);
+            let norm = Norm::Rms {
                 weight: &weight,
                 eps: 1e-5,
             };
-            gpu.rms_norm(num_rows, &sums, norm, &mut states);
-            gpu.logits(num_rows, &states, &matrix, &mut logits);
+            gpu.norm(num_rows, &sums, norm, &mut states);
+            gpu.logits(
+                num_rows,
+                &states,
+                &matrix,
+                LogitsTransform::IDENTITY,
+                &mut logits,
+            );
             gpu.end_step(step);
             let all = gpu.host_logits(&mut logits, num_rows);
             all.expect("the step runs")[..NUM_OUTPUTS].to_vec()
@@ -355,13 +384,13 @@ fn a_gpu_leaves_rows_to_the_host() {
                 has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);
-            gpu.embed(&step, EmbeddingTable::Tied(&lm_head), &mut sums);
-            let norm = Norm {
+            gpu.embed(&step, EmbeddingTable::Tied(&lm_head), 1.0, &mut sums);
+            let norm = Norm::Rms {
                 weight: &weight,
                 eps: 1e-5,
             };
-            gpu.rms_norm(4, &sums, norm, &mut states);
-            gpu.logits(4, &states, &lm_head, &mut logits);
+            gpu.norm(4, &sums, norm, &mut states);
+            gpu.logits(4, &states, &lm_head, LogitsTransform::IDENTITY, &mut logits);
             gpu.sample(&step, &mut logits);
             gpu.end_step(step);
             let results = gpu.results(&mut logits, 4).expect("the step runs");

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
-use triton_inflight::runner::spec::{FeedForward, LayerSpec};
+use triton_inflight::runner::spec::LayerSpec;
 use triton_inflight::runner::{ModelSource, ModelSpec, RopeScaling};
 
 use crate::copy::Copy;
@@ -35,7 +35,7 @@ fn spec(dir: &Path) -> ModelSpec {
 
 /// Whether queries, keys and values have biases, and the feed-forward block.
 fn biases(layer: &LayerSpec) -> (bool, bool) {
-    let FeedForward::Gated { gate_up, down, .. } = &layer.feed_forward;
+    let [gate_up, down] = layer.feed_forward.projections();
     assert_eq!(gate_up.has_bias, down.has_bias);
     (layer.attention.qkv.has_bias, gate_up.has_bias)
 }

@@ -10,9 +10,10 @@ use std::ops::Range;
 use half::{bf16, f16};
 use triton_inflight::base::{BlockId, HostBlockId, LoadError, StepError};
 use triton_inflight::device::{
-    AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, HeadShape, KvBatch, KvDtype,
-    KvLayout, Linear, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm, QuantisedRow,
-    QuantisedRows, RopeParams, RopeTable, Stacking, StepCapacity, StepInputs,
+    Activation, AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, HeadShape, KvBatch,
+    KvDtype, KvLayout, Linear, LogitsTransform, Norm, NotFinite, Output, PackedWeights, Pool,
+    QkNorm, QkNormWidth, QuantisedRow, QuantisedRows, RopeParams, RopeTable, Stacking,
+    StepCapacity, StepInputs,
 };
 
 /// A device of plain loops.
@@ -354,7 +355,13 @@ impl Device for Reference {
         }
     }
 
-    fn embed(&mut self, step: &Step<'_>, table: EmbeddingTable<'_, Self>, out: &mut Rows) {
+    fn embed(
+        &mut self,
+        step: &Step<'_>,
+        table: EmbeddingTable<'_, Self>,
+        scale: f32,
+        out: &mut Rows,
+    ) {
         for (row, &token) in step.inputs.token_ids.iter().enumerate() {
             let token = token as usize;
             let embedding = match table {
@@ -362,21 +369,46 @@ impl Device for Reference {
                 EmbeddingTable::Tied(weights) => &weights.values[token * weights.k..][..weights.k],
             };
             for (column, &value) in embedding.iter().enumerate() {
-                out.set(row, column, exact(value));
+                out.set(row, column, exact(scale) * exact(value));
             }
         }
     }
 
-    fn rms_norm(&mut self, num_rows: usize, x: &Rows, norm: Norm<'_, Vec<f32>>, out: &mut Rows) {
+    fn add_positions(&mut self, step: &Step<'_>, table: &Rows, out: &mut Rows) {
+        for span in step.batch.spans() {
+            let first = span.kv_len as usize - span.tokens.len();
+            let rows = span.tokens.start as usize..span.tokens.end as usize;
+            for (row, position) in rows.zip(first..) {
+                for (column, &value) in table.row(position).iter().enumerate() {
+                    out.set(row, column, exact(out.row(row)[column]) + exact(value));
+                }
+            }
+        }
+    }
+
+    fn norm(&mut self, num_rows: usize, x: &Rows, norm: Norm<'_, Vec<f32>>, out: &mut Rows) {
         for row in 0..num_rows {
-            let normed = normalise(x.row(row), norm.weight, norm.eps);
-            for (column, value) in normed.into_iter().enumerate() {
+            for (column, value) in normed(x.row(row), norm).into_iter().enumerate() {
                 out.set(row, column, value);
             }
         }
     }
 
-    fn add_rms_norm(
+    fn add_normed(
+        &mut self,
+        num_rows: usize,
+        x: &Rows,
+        norm: Norm<'_, Vec<f32>>,
+        hidden: &mut Rows,
+    ) {
+        for row in 0..num_rows {
+            for (column, value) in normed(x.row(row), norm).into_iter().enumerate() {
+                hidden.set(row, column, exact(hidden.row(row)[column]) + value);
+            }
+        }
+    }
+
+    fn add_norm(
         &mut self,
         num_rows: usize,
         x: &Rows,
@@ -390,7 +422,7 @@ impl Device for Reference {
                 hidden.set(row, column, sum);
             }
         }
-        self.rms_norm(num_rows, hidden, norm, out);
+        self.norm(num_rows, hidden, norm, out);
     }
 
     fn project(
@@ -417,14 +449,38 @@ impl Device for Reference {
         }
     }
 
-    fn project_gated(&mut self, num_rows: usize, x: &Rows, linear: &Linear<Self>, out: &mut Rows) {
+    fn project_gated(
+        &mut self,
+        num_rows: usize,
+        x: &Rows,
+        linear: &Linear<Self>,
+        activation: Activation,
+        out: &mut Rows,
+    ) {
         assert_eq!(linear.matrix.stacking, Stacking::Interleaved);
         let width = linear.matrix.n() / 2;
         for row in 0..num_rows {
             for column in 0..width {
                 let gate = linear_output(linear, column, x.row(row));
                 let up = linear_output(linear, width + column, x.row(row));
-                out.set(row, column, gate / (1.0 + (-gate).exp()) * up);
+                out.set(row, column, activated(activation, gate) * up);
+            }
+        }
+    }
+
+    fn project_activated(
+        &mut self,
+        num_rows: usize,
+        x: &Rows,
+        linear: &Linear<Self>,
+        activation: Activation,
+        out: &mut Rows,
+    ) {
+        assert_eq!(linear.matrix.stacking, Stacking::Concatenated);
+        for row in 0..num_rows {
+            for column in 0..linear.matrix.n() {
+                let sum = linear_output(linear, column, x.row(row));
+                out.set(row, column, activated(activation, sum));
             }
         }
     }
@@ -433,7 +489,7 @@ impl Device for Reference {
         &mut self,
         step: &Step<'_>,
         params: RopeParams<'_, Self>,
-        qkv: &Rows,
+        qkv: &mut Rows,
         cache: &mut Cache,
         layer: usize,
         q: &mut Rows,
@@ -443,8 +499,23 @@ impl Device for Reference {
             num_kv_heads,
             head_dim,
         } = params.heads;
+        // The norm of a head, or of all heads, of which it has the weights of this one.
+        let norm = |norm: Option<(&Vec<f32>, QkNormWidth, f32)>, all: &[f32], head: usize| {
+            let Some((weight, width, eps)) = norm else {
+                return all[head * head_dim..][..head_dim]
+                    .iter()
+                    .map(|&x| exact(x))
+                    .collect();
+            };
+            match width {
+                QkNormWidth::Head => normalise(&all[head * head_dim..][..head_dim], weight, eps),
+                QkNormWidth::Row => {
+                    normalise(all, weight, eps)[head * head_dim..][..head_dim].to_vec()
+                }
+            }
+        };
         let [q_norm, k_norm] = match params.qk_norm {
-            Some(QkNorm { q, k, eps }) => [Some((q, eps)), Some((k, eps))],
+            Some(QkNorm { q, k, width, eps }) => [Some((q, width, eps)), Some((k, width, eps))],
             None => [None, None],
         };
         for (row, position, block, offset) in places(&step.batch, cache.layout) {
@@ -452,15 +523,15 @@ impl Device for Reference {
             let (queries, keys_and_values) = qkv.split_at(num_q_heads * head_dim);
             let (keys, values) = keys_and_values.split_at(num_kv_heads * head_dim);
             let angles = params.angles.row(position);
-            for (head, x) in queries.chunks(head_dim).enumerate() {
-                for (i, value) in rotate(x, q_norm, angles).into_iter().enumerate() {
+            for head in 0..num_q_heads {
+                let x = rotate(&norm(q_norm, queries, head), angles);
+                for (i, value) in x.into_iter().enumerate() {
                     q.set(row, head * head_dim + i, value);
                 }
             }
-            let heads = keys.chunks(head_dim).zip(values.chunks(head_dim));
-            for (head, (key, value)) in heads.enumerate() {
+            for (head, value) in values.chunks(head_dim).enumerate() {
                 let place = cache.place(layer, block, offset, head);
-                let key = cache.stored(&rotate(key, k_norm, angles));
+                let key = cache.stored(&rotate(&norm(k_norm, keys, head), angles));
                 let value: Vec<_> = value.iter().map(|&x| exact(x)).collect();
                 let value = cache.stored(&value);
                 cache.keys[place.clone()].copy_from_slice(&key);
@@ -510,7 +581,8 @@ impl Device for Reference {
                             let key = &cache.keys[place(other)];
                             let products =
                                 query.iter().zip(key).map(|(&q, &k)| exact(q) * exact(k));
-                            products.sum::<f64>() * exact(params.scale)
+                            let score = products.sum::<f64>() * exact(params.scale);
+                            capped(score, params.soft_cap)
                         })
                         .collect();
                     let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -543,10 +615,18 @@ impl Device for Reference {
         states.keep(step.inputs.sampled_rows);
     }
 
-    fn logits(&mut self, num_rows: usize, states: &Rows, lm_head: &Weights, out: &mut Rows) {
+    fn logits(
+        &mut self,
+        num_rows: usize,
+        states: &Rows,
+        lm_head: &Weights,
+        transform: LogitsTransform,
+        out: &mut Rows,
+    ) {
         for row in 0..num_rows {
             for token in 0..lm_head.n() {
-                out.set(row, token, lm_head.product(token, states.row(row)));
+                let logit = lm_head.product(token, states.row(row)) * exact(transform.scale);
+                out.set(row, token, capped(logit, transform.soft_cap));
             }
         }
     }
@@ -556,11 +636,13 @@ impl Device for Reference {
         states: &Rows,
         rows: Range<usize>,
         lm_head: &Weights,
+        transform: LogitsTransform,
         out: &mut [f32],
     ) {
         for (row, out) in rows.zip(out.chunks_mut(lm_head.n())) {
-            for (token, logit) in out.iter_mut().enumerate() {
-                *logit = lm_head.product(token, states.row(row)) as f32;
+            for (token, out) in out.iter_mut().enumerate() {
+                let logit = lm_head.product(token, states.row(row)) * exact(transform.scale);
+                *out = capped(logit, transform.soft_cap) as f32;
             }
         }
     }
@@ -634,6 +716,43 @@ fn linear_output(linear: &Linear<Reference>, output: usize, x: &[f32]) -> f64 {
     linear.matrix.product(output, x) + bias
 }
 
+fn normed(x: &[f32], norm: Norm<'_, Vec<f32>>) -> Vec<f64> {
+    match norm {
+        Norm::Identity => x.iter().map(|&x| exact(x)).collect(),
+        Norm::Rms { weight, eps } => normalise(x, weight, eps),
+        Norm::Layer { weight, bias, eps } => {
+            let mean = x.iter().map(|&x| exact(x)).sum::<f64>() / x.len() as f64;
+            let squares = x.iter().map(|&x| (exact(x) - mean).powi(2));
+            let variance = squares.sum::<f64>() / x.len() as f64;
+            let scale = 1.0 / (variance + exact(eps)).sqrt();
+            let bias = |i: usize| bias.map_or(0.0, |bias| exact(bias[i]));
+            let scaled = x.iter().zip(weight).enumerate();
+            scaled
+                .map(|(i, (&x, &weight))| (exact(x) - mean) * scale * exact(weight) + bias(i))
+                .collect()
+        }
+    }
+}
+
+fn activated(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => x * normal_distribution(x),
+        Activation::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            x / 2.0 * (1.0 + u.tanh())
+        }
+        Activation::Relu => x.max(0.0),
+        Activation::SquaredRelu => x.max(0.0).powi(2),
+    }
+}
+
+include!("../support/normal_distribution.rs");
+
+fn capped(x: f64, soft_cap: Option<f32>) -> f64 {
+    soft_cap.map_or(x, |cap| exact(cap) * (x / exact(cap)).tanh())
+}
+
 fn normalise(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
     let mean = x.iter().map(|&x| exact(x).powi(2)).sum::<f64>() / x.len() as f64;
     let scale = 1.0 / (mean + exact(eps)).sqrt();
@@ -643,12 +762,8 @@ fn normalise(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
         .collect()
 }
 
-/// A head after its norm, rotated: element `i` with element `i + head_dim / 2`.
-fn rotate(head: &[f32], norm: Option<(&Vec<f32>, f32)>, angles: &[f32]) -> Vec<f64> {
-    let head = match norm {
-        Some((weight, eps)) => normalise(head, weight, eps),
-        None => head.iter().map(|&x| exact(x)).collect(),
-    };
+/// A head, rotated: element `i` with element `i + head_dim / 2`.
+fn rotate(head: &[f64], angles: &[f32]) -> Vec<f64> {
     let (low, high) = head.split_at(head.len() / 2);
     let (cos, sin) = angles.split_at(low.len());
     let turned = |i: usize| {

@@ -208,6 +208,11 @@ agree! {
     glm_agrees_with_transformers: "glm",
     ernie_4_5_agrees_with_transformers: "ernie4-5",
     helium_agrees_with_transformers: "helium",
+    gemma_2_agrees_with_transformers: "gemma2",
+    gemma_3_agrees_with_transformers: "gemma3",
+    olmo_2_agrees_with_transformers: "olmo2",
+    granite_agrees_with_transformers: "granite",
+    exaone_4_agrees_with_transformers: "exaone4",
     a_sharded_checkpoint_agrees_with_transformers: "sharded",
     a_checkpoint_stored_in_f16_agrees_with_transformers: "stored-f16",
     a_checkpoint_stored_in_f32_agrees_with_transformers: "stored-f32",
@@ -225,6 +230,10 @@ fn the_reference_device_agrees_with_transformers() {
         "qwen3-windows",
         "smollm3",
         "glm",
+        "gemma2",
+        "gemma3",
+        "olmo2",
+        "granite",
     ] {
         reference_agrees_with_transformers(name);
     }

@@ -11,8 +11,8 @@ use serde_json::json;
 use triton_inflight::base::{BlockId, BlockSize, TokenId};
 use triton_inflight::device::cuda::Cuda;
 use triton_inflight::device::{
-    AttentionParams, Device, EmbeddingTable, HeadShape, KvDtype, KvLayout, KvSpan, Linear, Norm,
-    Output, RopeParams, RopeTable, StepCapacity, StepInputs,
+    Activation, AttentionParams, Device, EmbeddingTable, HeadShape, KvDtype, KvLayout, KvSpan,
+    Linear, LogitsTransform, Norm, Output, RopeParams, RopeTable, StepCapacity, StepInputs,
 };
 use triton_inflight::runner::{ModelSource, ModelSpec};
 use triton_inflight::sampling::{
@@ -121,7 +121,9 @@ impl Bench<'_> {
             self.time(name, work, &mut device, report, |device, call| {
                 let linear = &linears[call % num_copies];
                 match is_gated {
-                    true => device.project_gated(num_rows, &x, linear, &mut inner),
+                    true => {
+                        device.project_gated(num_rows, &x, linear, Activation::Silu, &mut inner);
+                    }
                     false => device.project(num_rows, &x, linear, Output::Store, &mut out),
                 }
             })?;
@@ -141,11 +143,11 @@ impl Bench<'_> {
             rows: batch(num_rows),
         };
         self.time("rms_norm", work, &mut device, report, |device, _| {
-            let norm = Norm {
+            let norm = Norm::Rms {
                 weight: &weight,
-                eps: spec.rms_norm_eps,
+                eps: spec.norm.eps,
             };
-            device.rms_norm(num_rows, &x, norm, &mut out);
+            device.norm(num_rows, &x, norm, &mut out);
         })
     }
 
@@ -164,7 +166,7 @@ impl Bench<'_> {
             rows: batch(num_rows),
         };
         self.time("embed", work, &mut device, report, |device, _| {
-            device.embed(&begun, EmbeddingTable::Own(&table), &mut out);
+            device.embed(&begun, EmbeddingTable::Own(&table), 1.0, &mut out);
         })
     }
 
@@ -176,7 +178,7 @@ impl Bench<'_> {
         let frequencies = vec![1e-3; spec.head_dim / 2];
         let angles = RopeTable::new(&frequencies, 1.0, self.context_len)?;
         let angles = device.upload_angles(angles)?;
-        let qkv = device.alloc_sums(num_rows, heads.qkv_len())?;
+        let mut qkv = device.alloc_sums(num_rows, heads.qkv_len())?;
         let mut q = device.alloc_inputs(num_rows, heads.q_len())?;
         let begun = device.begin_step(&cache, step.inputs());
         let work = Work {
@@ -190,7 +192,7 @@ impl Bench<'_> {
                 qk_norm: None,
                 angles: &angles,
             };
-            device.rope_and_store(&begun, params, &qkv, &mut cache, 0, &mut q);
+            device.rope_and_store(&begun, params, &mut qkv, &mut cache, 0, &mut q);
         })
     }
 
@@ -257,13 +259,14 @@ impl Bench<'_> {
                 .collect();
             step.change_lists = lists.words().to_vec();
             let begun = device.begin_step(&cache, step.inputs());
-            device.embed(&begun, EmbeddingTable::Own(&table), &mut sums);
-            let norm = Norm {
+            device.embed(&begun, EmbeddingTable::Own(&table), 1.0, &mut sums);
+            let norm = Norm::Rms {
                 weight: &weight,
-                eps: spec.rms_norm_eps,
+                eps: spec.norm.eps,
             };
-            device.rms_norm(num_rows, &sums, norm, &mut states);
-            device.logits(num_rows, &states, &lm_head, &mut logits);
+            device.norm(num_rows, &sums, norm, &mut states);
+            let unchanged = LogitsTransform::IDENTITY;
+            device.logits(num_rows, &states, &lm_head, unchanged, &mut logits);
             let work = Work {
                 num_bytes: num_rows * vocab_size * 4,
                 num_operations: 0,
@@ -433,6 +436,7 @@ fn attention_params(heads: HeadShape) -> AttentionParams {
     AttentionParams {
         shape: heads,
         scale: 1.0,
+        soft_cap: None,
         window: None,
         num_sinks: 0,
     }

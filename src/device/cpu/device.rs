@@ -11,9 +11,10 @@ use super::rows::Rows;
 use super::{Cpu, CpuOptions};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError, TokenId};
 use crate::device::{
-    AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, KvBatch, KvLayout, Linear, Norm,
-    NotFinite, Output, PackedBytes, PackedReader, PackedShape, PackedWeights, Pool, QkNorm,
-    QuantisedRows, RawMatrix, RopeParams, RopeTable, Stacking, StepCapacity, StepInputs, Turn,
+    Activation, AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, KvBatch, KvLayout,
+    Linear, LogitsTransform, Norm, NotFinite, Output, PackedBytes, PackedReader, PackedShape,
+    PackedWeights, Pool, QkNorm, QuantisedRows, RawMatrix, RopeParams, RopeTable, Stacking,
+    StepCapacity, StepInputs, Turn,
 };
 
 /// The rows of a token embedding.
@@ -210,35 +211,55 @@ impl Device for Cpu {
         }
     }
 
-    fn embed(&mut self, step: &CpuStep<'_>, table: EmbeddingTable<'_, Self>, out: &mut Rows<f32>) {
+    fn embed(
+        &mut self,
+        step: &CpuStep<'_>,
+        table: EmbeddingTable<'_, Self>,
+        scale: f32,
+        out: &mut Rows<f32>,
+    ) {
         let out = out.first_mut(step.token_ids.len());
         match table {
             EmbeddingTable::Own(Embedding { rows, hidden_size }) => {
                 let num_rows = rows.len() / hidden_size;
                 let bytes = bytemuck::cast_slice(rows);
                 let table = RawMatrix::new(Dtype::Bf16, num_rows, *hidden_size, bytes);
-                self.embed(&table, step.token_ids, out);
+                self.embed(&table, step.token_ids, scale, out);
             }
-            EmbeddingTable::Tied(matrix) => self.embed_packed(matrix, step.token_ids, out),
+            EmbeddingTable::Tied(matrix) => self.embed_packed(matrix, step.token_ids, scale, out),
         }
     }
 
-    fn rms_norm(
+    fn add_positions(&mut self, step: &CpuStep<'_>, table: &Embedding, out: &mut Rows<f32>) {
+        let batch = &step.batch;
+        let out = out.first_mut(batch.num_tokens());
+        let position = |token| batch.place(token).1;
+        self.add_positions(&table.rows, table.hidden_size, position, out);
+    }
+
+    fn norm(
         &mut self,
         num_rows: usize,
         x: &Rows<f32>,
         norm: Norm<'_, Vec<f32>>,
         out: &mut Rows<bf16>,
     ) {
-        self.rms_norm(
-            x.first(num_rows),
-            norm.weight,
-            norm.eps,
-            out.first_mut(num_rows),
-        );
+        let norm = of_slices(norm);
+        self.norm(x.first(num_rows), x.width(), norm, out.first_mut(num_rows));
     }
 
-    fn add_rms_norm(
+    fn add_normed(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<f32>,
+        norm: Norm<'_, Vec<f32>>,
+        hidden: &mut Rows<f32>,
+    ) {
+        let (norm, hidden) = (of_slices(norm), hidden.first_mut(num_rows));
+        self.add_normed(x.first(num_rows), x.width(), norm, hidden);
+    }
+
+    fn add_norm(
         &mut self,
         num_rows: usize,
         x: &Rows<f32>,
@@ -246,11 +267,11 @@ impl Device for Cpu {
         norm: Norm<'_, Vec<f32>>,
         out: &mut Rows<bf16>,
     ) {
-        self.add_rms_norm(
+        self.add_norm(
             x.first(num_rows),
+            x.width(),
             hidden.first_mut(num_rows),
-            norm.weight,
-            norm.eps,
+            of_slices(norm),
             out.first_mut(num_rows),
         );
     }
@@ -278,13 +299,33 @@ impl Device for Cpu {
         num_rows: usize,
         x: &Rows<bf16>,
         linear: &Linear<Self>,
+        activation: Activation,
         out: &mut Rows<bf16>,
     ) {
-        self.gemm_silu_mul(
+        self.gemm_gated(
             x.first(num_rows),
             num_rows,
             &linear.matrix,
             linear.bias.as_deref(),
+            activation,
+            out.first_mut(num_rows),
+        );
+    }
+
+    fn project_activated(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        activation: Activation,
+        out: &mut Rows<bf16>,
+    ) {
+        self.gemm_activated(
+            x.first(num_rows),
+            num_rows,
+            &linear.matrix,
+            linear.bias.as_deref(),
+            activation,
             out.first_mut(num_rows),
         );
     }
@@ -293,16 +334,17 @@ impl Device for Cpu {
         &mut self,
         step: &CpuStep<'_>,
         params: RopeParams<'_, Self>,
-        qkv: &Rows<f32>,
+        qkv: &mut Rows<f32>,
         cache: &mut KvCache,
         layer: usize,
         q: &mut Rows<bf16>,
     ) {
         let num_rows = step.batch.num_tokens();
-        let norm = params.qk_norm.map(|QkNorm { q, k, eps }| QkNorm {
-            q: &q[..],
-            k: &k[..],
-            eps,
+        let norm = params.qk_norm.map(|norm| QkNorm {
+            q: &norm.q[..],
+            k: &norm.k[..],
+            width: norm.width,
+            eps: norm.eps,
         });
         self.rope_and_store(
             qkv.first(num_rows),
@@ -350,10 +392,12 @@ impl Device for Cpu {
         num_rows: usize,
         states: &Rows<bf16>,
         lm_head: &PackedMatrix,
+        transform: LogitsTransform,
         out: &mut Rows<f32>,
     ) {
         let (states, out) = (states.first(num_rows), out.first_mut(num_rows));
         self.gemm(states, num_rows, lm_head, None, Output::Store, out);
+        self.transform_logits(transform, out);
     }
 
     fn context_logits(
@@ -361,11 +405,13 @@ impl Device for Cpu {
         states: &Rows<bf16>,
         rows: Range<usize>,
         lm_head: &PackedMatrix,
+        transform: LogitsTransform,
         out: &mut [f32],
     ) {
         let num_rows = rows.len();
         let states = states.range(rows);
         self.gemm(states, num_rows, lm_head, None, Output::Store, out);
+        self.transform_logits(transform, out);
     }
 
     fn end_step(&mut self, step: CpuStep<'_>) {
@@ -379,5 +425,17 @@ impl Device for Cpu {
         num_rows: usize,
     ) -> Result<&'l mut [f32], StepError> {
         Ok(logits.first_mut(num_rows))
+    }
+}
+
+fn of_slices<'a>(norm: Norm<'a, Vec<f32>>) -> Norm<'a, [f32]> {
+    match norm {
+        Norm::Identity => Norm::Identity,
+        Norm::Rms { weight, eps } => Norm::Rms { weight, eps },
+        Norm::Layer { weight, bias, eps } => Norm::Layer {
+            weight,
+            bias: bias.map(Vec::as_slice),
+            eps,
+        },
     }
 }

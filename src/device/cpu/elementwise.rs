@@ -1,14 +1,14 @@
-//! Operations on one row at a time: RMS norm and embedding.
+//! Operations on one row at a time: RMS norm and embedding. Other norms are in [`norms`](super::norms).
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use super::math::to_bf16_bits;
+use super::math::{from_bf16_bits, tanh, to_bf16_bits};
 use super::simd::for_each_simd;
 use super::{Cpu, PackedMatrix};
 use crate::base::TokenId;
-use crate::device::RawMatrix;
 use crate::device::disjoint_slice::DisjointSlice;
+use crate::device::{LogitsTransform, RawMatrix};
 
 /// Lanes of a reduction: one 512-bit register, on machines with smaller registers too.
 const LANES: usize = 16;
@@ -74,13 +74,19 @@ impl Cpu {
         });
     }
 
-    /// Looks up `token_ids` in `table`. `out` is `[m, d]`.
+    /// Looks up `token_ids` in `table`, and multiplies with `scale`. `out` is `[m, d]`.
     ///
     /// # Panics
     ///
     /// If the table has no row for an id, or `out` has the wrong length.
-    pub fn embed(&mut self, table: &RawMatrix<'_>, token_ids: &[TokenId], out: &mut [f32]) {
-        self.embed_rows(token_ids, table.columns(), out, |id, row| {
+    pub fn embed(
+        &mut self,
+        table: &RawMatrix<'_>,
+        token_ids: &[TokenId],
+        scale: f32,
+        out: &mut [f32],
+    ) {
+        self.embed_rows(token_ids, table.columns(), scale, out, |id, row| {
             table.row_to_f32(id as usize, row);
         });
     }
@@ -90,9 +96,52 @@ impl Cpu {
     /// # Panics
     ///
     /// As [`Cpu::embed`], or if the table [has no rows](PackedMatrix::has_rows).
-    pub fn embed_packed(&mut self, table: &PackedMatrix, token_ids: &[TokenId], out: &mut [f32]) {
-        self.embed_rows(token_ids, table.k(), out, |id, row| {
+    pub fn embed_packed(
+        &mut self,
+        table: &PackedMatrix,
+        token_ids: &[TokenId],
+        scale: f32,
+        out: &mut [f32],
+    ) {
+        self.embed_rows(token_ids, table.k(), scale, out, |id, row| {
             table.row_to_f32(id as usize, row);
+        });
+    }
+
+    /// `out += table[positions]`, where `position` tells that of a row. `out` is `[m, d]`.
+    ///
+    /// # Panics
+    ///
+    /// If the table has no row for a position, or `out` has the wrong length.
+    pub fn add_positions(
+        &mut self,
+        table: &[bf16],
+        d: usize,
+        position: impl Fn(usize) -> usize + Sync,
+        out: &mut [f32],
+    ) {
+        let num_rows = out.len() / d;
+        assert_eq!(out.len(), num_rows * d, "whole rows");
+        let table: &[u16] = table.reinterpret_cast();
+        self.for_each_row_block(num_rows, d, out, |first, out| {
+            for (row, out) in (first..).zip(out.chunks_exact_mut(d)) {
+                let embedding = &table[position(row) * d..][..d];
+                for (out, bits) in out.iter_mut().zip(embedding) {
+                    *out += from_bf16_bits(*bits);
+                }
+            }
+        });
+    }
+
+    /// `logits = transform(logits)`.
+    pub fn transform_logits(&mut self, transform: LogitsTransform, logits: &mut [f32]) {
+        if transform == LogitsTransform::IDENTITY {
+            return;
+        }
+        let LogitsTransform { scale, soft_cap } = transform;
+        let simd = self.simd;
+        self.for_each_row_block(logits.len(), 1, logits, |_, logits| {
+            for_each_simd!(simd, transform_logits, (scale: f32, soft_cap: Option<f32>, logits: &mut [f32]));
         });
     }
 
@@ -101,6 +150,7 @@ impl Cpu {
         &mut self,
         token_ids: &[TokenId],
         d: usize,
+        scale: f32,
         out: &mut [f32],
         read: impl Fn(TokenId, &mut [f32]) + Sync,
     ) {
@@ -112,18 +162,22 @@ impl Cpu {
             let first = task * max_rows;
             for (i, &id) in token_ids[first..].iter().take(max_rows).enumerate() {
                 // SAFETY: each row belongs to one task.
-                read(id, unsafe { out.slice((first + i) * d, d) });
+                let row = unsafe { out.slice((first + i) * d, d) };
+                read(id, row);
+                if scale != 1.0 {
+                    row.iter_mut().for_each(|x| *x *= scale);
+                }
             }
         });
     }
 
     /// Calls `body(first_row, rows_of_out)` for blocks of whole rows, on all threads.
-    fn for_each_row_block(
+    pub(super) fn for_each_row_block<T: Send>(
         &mut self,
         num_rows: usize,
         row_len: usize,
-        out: &mut [u16],
-        body: impl Fn(usize, &mut [u16]) + Sync,
+        out: &mut [T],
+        body: impl Fn(usize, &mut [T]) + Sync,
     ) {
         let max_rows = MIN_TASK_LEN.div_ceil(row_len);
         let out = DisjointSlice::new(out);
@@ -134,6 +188,19 @@ impl Cpu {
                 // SAFETY: each block of rows belongs to one task.
                 body(first, unsafe { out.slice(first * row_len, len) });
             });
+    }
+}
+
+#[inline(always)]
+fn transform_logits(scale: f32, soft_cap: Option<f32>, logits: &mut [f32]) {
+    match soft_cap {
+        None => logits.iter_mut().for_each(|logit| *logit *= scale),
+        Some(cap) => {
+            let scale = scale / cap;
+            logits
+                .iter_mut()
+                .for_each(|logit| *logit = cap * tanh(*logit * scale));
+        }
     }
 }
 
@@ -156,18 +223,24 @@ fn add_rms_norm(x: &[f32], hidden: &mut [f32], weight: &[f32], eps: f32, out: &m
     rms_norm(hidden, weight, eps, out);
 }
 
-/// `1 / sqrt(mean(x^2) + eps)`, summed in a fixed order: in 16 lanes, then as a tree over the lanes.
+/// `1 / sqrt(mean(x^2) + eps)`.
 #[inline(always)]
 pub(super) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
+    1.0 / (sum(x, |x| x * x) / x.len() as f32 + eps).sqrt()
+}
+
+/// The sum of a function of all elements, in a fixed order: in 16 lanes, then as a tree over the lanes.
+#[inline(always)]
+pub(super) fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0_f32; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
     for chunk in chunks {
         for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane += x * x;
+            *lane += term(*x);
         }
     }
     for (lane, x) in lanes.iter_mut().zip(rest) {
-        *lane += x * x;
+        *lane += term(*x);
     }
     let mut width = LANES / 2;
     while width > 0 {
@@ -176,5 +249,5 @@ pub(super) fn inverse_rms(x: &[f32], eps: f32) -> f32 {
         }
         width /= 2;
     }
-    1.0 / (lanes[0] / x.len() as f32 + eps).sqrt()
+    lanes[0]
 }

@@ -20,6 +20,7 @@ mod gemm;
 mod kv_cache;
 mod math;
 mod memory;
+mod norms;
 mod pack;
 mod packed_matrix;
 mod panel_order;

@@ -10,7 +10,7 @@ use super::simd::for_each_simd;
 use super::{Cpu, KvCache};
 use crate::base::BlockId;
 use crate::device::disjoint_slice::DisjointSlice;
-use crate::device::{HeadShape, KvBatch, QkNorm, RopeTable};
+use crate::device::{HeadShape, KvBatch, QkNorm, QkNormWidth, RopeTable};
 
 /// Scratch memory of one thread.
 #[derive(Default)]
@@ -23,7 +23,7 @@ pub(super) struct RopeScratch {
 const TASK_TOKENS: usize = 4;
 
 impl Cpu {
-    /// Normalises the query and key heads if there is a `norm`, rotates them by their positions, writes the
+    /// Normalises the queries and keys if there is a `norm`, rotates them by their positions, writes the
     /// queries to `q`, and stores keys and values in `layer` of the cache. `qkv` is `[m, qkv_len]`, `q` is
     /// `[m, q_len]`; `batch` has the positions and blocks of the tokens.
     ///
@@ -63,8 +63,14 @@ impl Cpu {
         );
         assert_eq!(rope.half_dim() * 2, d, "one angle per pair of elements");
         assert!(
-            norm.is_none_or(|norm| norm.q.len() == d && norm.k.len() == d),
-            "norm is [head_dim]"
+            norm.is_none_or(|norm| {
+                let [num_q, num_k] = match norm.width {
+                    QkNormWidth::Head => [1, 1],
+                    QkNormWidth::Row => [shape.num_q_heads, shape.num_kv_heads],
+                };
+                norm.q.len() == num_q * d && norm.k.len() == num_k * d
+            }),
+            "norm is [head_dim], or of all heads"
         );
         assert!(cache.fits(batch), "batch of this cache");
 
@@ -121,11 +127,7 @@ fn place<'a>(
     rope: &'a RopeTable,
     block_size: usize,
 ) -> TokenPlace<'a> {
-    let index = batch
-        .spans()
-        .partition_point(|span| span.tokens.end as usize <= token);
-    let span = &batch.spans()[index];
-    let position = span.kv_len as usize - (span.tokens.end as usize - token);
+    let (span, position) = batch.place(token);
     TokenPlace {
         block: batch.block_table(span)[position / block_size],
         offset: position % block_size,
@@ -150,27 +152,49 @@ fn rope_and_store_token(
     let (k_in, v_in) = kv.split_at(num_kv_heads * d);
     let RopeScratch { head, encoded } = scratch;
     head.resize(d, 0.0);
-    for (x, out) in q_in.chunks_exact(d).zip(q.chunks_exact_mut(d)) {
-        normalise(x, call.norm.map(|norm| (norm.q, norm.eps)), head);
+    let [q_norm, k_norm] = match call.norm {
+        None => [HeadNorm::None; 2],
+        Some(QkNorm { q, k, width, eps }) => match width {
+            QkNormWidth::Head => [HeadNorm::Each(q, eps), HeadNorm::Each(k, eps)],
+            QkNormWidth::Row => [
+                HeadNorm::Scaled(q, inverse_rms(q_in, eps)),
+                HeadNorm::Scaled(k, inverse_rms(k_in, eps)),
+            ],
+        },
+    };
+    let heads = q_in.chunks_exact(d).zip(q.chunks_exact_mut(d));
+    for (index, (x, out)) in heads.enumerate() {
+        normalise(x, q_norm, index, head);
         rotate(head, place.angles);
         for (x, out) in head.iter().zip(out) {
             *out = to_bf16_bits(*x);
         }
     }
     for (index, (k, v)) in k_in.chunks_exact(d).zip(v_in.chunks_exact(d)).enumerate() {
-        normalise(k, call.norm.map(|norm| (norm.k, norm.eps)), head);
+        normalise(k, k_norm, index, head);
         rotate(head, place.angles);
         let at = (place.block, place.offset);
         call.cache.store(at, index, [head, v], encoded);
     }
 }
 
+/// How the heads of a token are normalised.
+#[derive(Clone, Copy)]
+enum HeadNorm<'a> {
+    None,
+    /// Each by itself, with these weights and this epsilon.
+    Each(&'a [f32], f32),
+    /// With the weights of all heads, and the scale of the token.
+    Scaled(&'a [f32], f32),
+}
+
 #[inline(always)]
-fn normalise(head: &[f32], norm: Option<(&[f32], f32)>, out: &mut [f32]) {
-    let Some((weight, eps)) = norm else {
-        return out.copy_from_slice(head);
+fn normalise(head: &[f32], norm: HeadNorm<'_>, index: usize, out: &mut [f32]) {
+    let (weight, scale) = match norm {
+        HeadNorm::None => return out.copy_from_slice(head),
+        HeadNorm::Each(weight, eps) => (weight, inverse_rms(head, eps)),
+        HeadNorm::Scaled(weight, scale) => (&weight[index * head.len()..], scale),
     };
-    let scale = inverse_rms(head, eps);
     for ((x, weight), out) in head.iter().zip(weight).zip(out) {
         *out = x * scale * weight;
     }

@@ -33,6 +33,11 @@ impl<T: Zeroable + Copy> Rows<T> {
         Ok(Self { values, width })
     }
 
+    /// Elements of a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
     /// The first `num_rows` rows.
     pub fn first(&self, num_rows: usize) -> &[T] {
         &self.values[..num_rows * self.width]

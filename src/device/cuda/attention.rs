@@ -48,6 +48,8 @@ struct AttentionCall {
     block_size: i32,
     window: i32,
     num_sinks: i32,
+    cap_shrink: f32,
+    cap_grow: f32,
     /// What the compiler would leave undefined.
     padding: u32,
 }
@@ -189,6 +191,10 @@ impl Cuda {
                 .window
                 .map_or(0, |window| window.get().min(i32::MAX as u32) as i32),
             num_sinks: params.num_sinks.min(i32::MAX as u32) as i32,
+            cap_shrink: params
+                .soft_cap
+                .map_or(0.0, |cap| 2.0 * params.scale / cap * LOG2_E),
+            cap_grow: params.soft_cap.map_or(0.0, |cap| cap / params.scale),
             padding: 0,
         };
         // Blocks take as many entries as there are. In a graph their number is that of the shape.

@@ -22,9 +22,10 @@ use super::step::{CudaStep, StepBuffer};
 use super::{Cuda, CudaOptions};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::device::{
-    AttentionParams, Device, DeviceSample, EmbeddingTable, FirstStep, FloatRows, KvBatch, KvDtype,
-    KvLayout, Linear, Norm, NotFinite, Output, PackedWeights, Pool, QuantisedRows, RopeParams,
-    RopeTable, Stacking, StepCapacity, StepInputs, StepResults, StepWidths,
+    Activation, AttentionParams, Device, DeviceSample, EmbeddingTable, FirstStep, FloatRows,
+    HeadShape, KvBatch, KvDtype, KvLayout, Linear, LogitsTransform, Norm, NotFinite, Output,
+    PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRows, RopeParams, RopeTable, Stacking,
+    StepCapacity, StepInputs, StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -289,7 +290,13 @@ impl Device for Cuda {
         step
     }
 
-    fn embed(&mut self, step: &CudaStep, table: EmbeddingTable<'_, Self>, out: &mut Rows<f32>) {
+    fn embed(
+        &mut self,
+        step: &CudaStep,
+        table: EmbeddingTable<'_, Self>,
+        scale: f32,
+        out: &mut Rows<f32>,
+    ) {
         let (table, hidden_size) = match table {
             EmbeddingTable::Own(embedding) => (embedding.memory.address(), embedding.hidden_size),
             EmbeddingTable::Tied(matrix) => (matrix.rows_address(), matrix.k()),
@@ -306,32 +313,114 @@ impl Device for Cuda {
             table,
             step.token_ids,
             sampled,
+            scale,
             hidden_size as i32
         );
     }
 
-    fn rms_norm(
+    fn add_positions(&mut self, step: &CudaStep, table: &Embedding, out: &mut Rows<f32>) {
+        let width = table.hidden_size;
+        launch!(
+            self,
+            self.kernels.add_positions,
+            "add_positions",
+            shared_row_grid(step.num_rows, width.div_ceil(VECTOR)),
+            out.address(),
+            table.memory.address(),
+            step.positions,
+            width as i32
+        );
+    }
+
+    fn norm(
         &mut self,
         num_rows: usize,
         x: &Rows<f32>,
         norm: Norm<'_, Vector>,
         out: &mut Rows<bf16>,
     ) {
-        let width = x.width();
-        launch!(
-            self,
-            self.kernels.rms_norm,
-            "rms_norm",
-            row_grid(self.padded(num_rows), row_threads(width)),
-            out.address(),
-            x.address(),
-            norm.weight.memory.address(),
-            norm.eps,
-            width as i32
-        );
+        let (num_rows, width) = (self.padded(num_rows), x.width());
+        match norm {
+            Norm::Identity => launch!(
+                self,
+                self.kernels.round_rows,
+                "round_rows",
+                shared_row_grid(num_rows, width.div_ceil(VECTOR)),
+                out.address(),
+                x.address(),
+                width as i32
+            ),
+            Norm::Rms { weight, eps } => launch!(
+                self,
+                self.kernels.rms_norm,
+                "rms_norm",
+                row_grid(num_rows, row_threads(width)),
+                out.address(),
+                x.address(),
+                weight.memory.address(),
+                eps,
+                width as i32
+            ),
+            Norm::Layer { weight, bias, eps } => launch!(
+                self,
+                self.kernels.layer_norm,
+                "layer_norm",
+                row_grid(num_rows, row_threads(width)),
+                out.address(),
+                x.address(),
+                weight.memory.address(),
+                bias.map_or(0, |bias| bias.memory.address()),
+                eps,
+                width as i32
+            ),
+        }
     }
 
-    fn add_rms_norm(
+    fn add_normed(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<f32>,
+        norm: Norm<'_, Vector>,
+        hidden: &mut Rows<f32>,
+    ) {
+        let (num_rows, width) = (self.padded(num_rows), x.width());
+        match norm {
+            Norm::Identity => launch!(
+                self,
+                self.kernels.add_rows,
+                "add_rows",
+                shared_row_grid(num_rows, width),
+                hidden.address(),
+                x.address(),
+                width as i32
+            ),
+            Norm::Rms { weight, eps } => launch!(
+                self,
+                self.kernels.add_rms_normed,
+                "add_rms_normed",
+                row_grid(num_rows, row_threads(width)),
+                hidden.address(),
+                x.address(),
+                weight.memory.address(),
+                eps,
+                width as i32
+            ),
+            Norm::Layer { weight, bias, eps } => launch!(
+                self,
+                self.kernels.add_layer_normed,
+                "add_layer_normed",
+                row_grid(num_rows, row_threads(width)),
+                hidden.address(),
+                x.address(),
+                weight.memory.address(),
+                bias.map_or(0, |bias| bias.memory.address()),
+                eps,
+                width as i32
+            ),
+        }
+    }
+
+    fn add_norm(
         &mut self,
         num_rows: usize,
         x: &Rows<f32>,
@@ -339,6 +428,10 @@ impl Device for Cuda {
         norm: Norm<'_, Vector>,
         out: &mut Rows<bf16>,
     ) {
+        let Norm::Rms { weight, eps } = norm else {
+            self.add_normed(num_rows, x, Norm::Identity, hidden);
+            return self.norm(num_rows, hidden, norm, out);
+        };
         let width = x.width();
         launch!(
             self,
@@ -348,8 +441,8 @@ impl Device for Cuda {
             out.address(),
             hidden.address(),
             x.address(),
-            norm.weight.memory.address(),
-            norm.eps,
+            weight.memory.address(),
+            eps,
             width as i32
         );
     }
@@ -382,6 +475,7 @@ impl Device for Cuda {
         num_rows: usize,
         x: &Rows<bf16>,
         linear: &Linear<Self>,
+        activation: Activation,
         out: &mut Rows<bf16>,
     ) {
         let scratch = self.scratch.address();
@@ -396,8 +490,38 @@ impl Device for Cuda {
         let bias = linear.bias.as_ref().map_or(0, |bias| bias.memory.address());
         launch!(
             self,
-            self.kernels.silu_mul,
-            "silu_mul",
+            self.kernels.gated.of(activation),
+            "a gated activation",
+            shared_row_grid(self.padded(num_rows), width.div_ceil(VECTOR)),
+            out.address(),
+            scratch,
+            bias,
+            width as i32
+        );
+    }
+
+    fn project_activated(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        activation: Activation,
+        out: &mut Rows<bf16>,
+    ) {
+        let scratch = self.scratch.address();
+        self.multiply(
+            num_rows,
+            x.address(),
+            &linear.matrix,
+            Output::Store,
+            scratch,
+        );
+        let width = linear.matrix.n();
+        let bias = linear.bias.as_ref().map_or(0, |bias| bias.memory.address());
+        launch!(
+            self,
+            self.kernels.plain.of(activation),
+            "an activation",
             shared_row_grid(self.padded(num_rows), width.div_ceil(VECTOR)),
             out.address(),
             scratch,
@@ -410,16 +534,26 @@ impl Device for Cuda {
         &mut self,
         step: &CudaStep,
         params: RopeParams<'_, Self>,
-        qkv: &Rows<f32>,
+        qkv: &mut Rows<f32>,
         cache: &mut KvCache,
         layer: usize,
         q: &mut Rows<bf16>,
     ) {
         let heads = params.heads;
         let arrays = cache.layer(layer);
-        let (q_norm, k_norm, eps) = params.qk_norm.map_or((0, 0, 0.0), |norm| {
-            (norm.q.memory.address(), norm.k.memory.address(), norm.eps)
-        });
+        let (q_norm, k_norm, eps) = match params.qk_norm {
+            None => (0, 0, 0.0),
+            Some(QkNorm { q, k, width, eps }) => {
+                let (q, k) = (q.memory.address(), k.memory.address());
+                match width {
+                    QkNormWidth::Head => (q, k, eps),
+                    QkNormWidth::Row => {
+                        self.normalise_rows(step.num_rows, heads, qkv, (q, k, eps));
+                        (0, 0, 0.0)
+                    }
+                }
+            }
+        };
         let kernel = match cache.layout.dtype {
             KvDtype::Bf16 => &self.kernels.rope_and_store_bf16,
             KvDtype::Int8 => &self.kernels.rope_and_store_int8,
@@ -475,14 +609,17 @@ impl Device for Cuda {
         }
     }
 
-    fn logits(&mut self, num_rows: usize, states: &Rows<bf16>, lm_head: &Matrix, out: &mut Logits) {
-        self.multiply(
-            num_rows,
-            states.address(),
-            lm_head,
-            Output::Store,
-            out.rows.address(),
-        );
+    fn logits(
+        &mut self,
+        num_rows: usize,
+        states: &Rows<bf16>,
+        lm_head: &Matrix,
+        transform: LogitsTransform,
+        out: &mut Logits,
+    ) {
+        let address = out.rows.address();
+        self.multiply(num_rows, states.address(), lm_head, Output::Store, address);
+        self.transform_logits(num_rows, lm_head.n(), transform, address);
     }
 
     fn sample(&mut self, step: &CudaStep, logits: &mut Logits) {
@@ -522,6 +659,7 @@ impl Device for Cuda {
         states: &Rows<bf16>,
         rows: Range<usize>,
         lm_head: &Matrix,
+        transform: LogitsTransform,
         out: &mut [f32],
     ) {
         let vocab_size = lm_head.n();
@@ -534,6 +672,7 @@ impl Device for Cuda {
             self.copy(x, states.row_address(start), num_rows * states.row_bytes());
             let logits = self.scratch.address();
             self.multiply(num_rows, x, lm_head, Output::Store, logits);
+            self.transform_logits(num_rows, vocab_size, transform, logits);
             if self.failure.is_none() {
                 let read = self
                     .scratch
@@ -720,6 +859,56 @@ impl Cuda {
             let result = self.gemm.multiply(&self.stream, num_rows, operands);
             self.record("a matrix product", result);
         }
+    }
+
+    /// Changes logits in place, if there is anything to change.
+    fn transform_logits(
+        &mut self,
+        num_rows: usize,
+        width: usize,
+        transform: LogitsTransform,
+        logits: u64,
+    ) {
+        if transform == LogitsTransform::IDENTITY || num_rows == 0 {
+            return;
+        }
+        launch!(
+            self,
+            self.kernels.transform_logits,
+            "transform_logits",
+            shared_row_grid(self.padded(num_rows), width),
+            logits,
+            transform.scale,
+            transform.soft_cap.unwrap_or(0.0),
+            width as i32
+        );
+    }
+
+    /// Normalises queries and keys in place, each over all of their heads.
+    fn normalise_rows(
+        &mut self,
+        num_rows: usize,
+        heads: HeadShape,
+        qkv: &mut Rows<f32>,
+        (q_weight, k_weight, eps): (u64, u64, f32),
+    ) {
+        let (q_width, k_width) = (heads.q_len(), heads.num_kv_heads * heads.head_dim);
+        let config = LaunchConfig {
+            grid_dim: (num_rows as u32, 2, 1),
+            ..row_grid(num_rows, row_threads(q_width))
+        };
+        launch!(
+            self,
+            self.kernels.qk_norm,
+            "qk_norm",
+            config,
+            qkv.address(),
+            q_weight,
+            k_weight,
+            eps,
+            q_width as i32,
+            k_width as i32
+        );
     }
 
     /// Moves the rows with these indices to the front.

@@ -8,6 +8,7 @@ use cudarc::nvrtc::Ptx;
 
 use super::gpu::load_error;
 use crate::base::LoadError;
+use crate::device::Activation;
 
 // `IMAGES`, written by build.rs. Empty if no kernels were compiled.
 include!(concat!(env!("OUT_DIR"), "/kernel_images.rs"));
@@ -38,14 +39,55 @@ pub(super) struct Kernels {
     pub embed: CudaFunction,
     pub rms_norm: CudaFunction,
     pub add_rms_norm: CudaFunction,
+    pub layer_norm: CudaFunction,
+    pub add_layer_normed: CudaFunction,
+    pub add_rms_normed: CudaFunction,
+    pub round_rows: CudaFunction,
+    pub add_rows: CudaFunction,
+    pub add_positions: CudaFunction,
     pub add_bias: CudaFunction,
-    pub silu_mul: CudaFunction,
+    pub gated: Activations,
+    pub plain: Activations,
+    pub transform_logits: CudaFunction,
+    pub qk_norm: CudaFunction,
     pub rope_and_store_bf16: CudaFunction,
     pub rope_and_store_int8: CudaFunction,
     pub rope_and_store_fp8: CudaFunction,
     pub gather_rows: CudaFunction,
     pub gather_rows_4: CudaFunction,
     pub copy_positions: CudaFunction,
+}
+
+/// A kernel for each activation.
+pub(super) struct Activations {
+    silu: CudaFunction,
+    gelu: CudaFunction,
+    gelu_tanh: CudaFunction,
+    relu: CudaFunction,
+    squared_relu: CudaFunction,
+}
+
+impl Activations {
+    fn load(module: &Arc<CudaModule>, suffix: &str) -> Result<Self, LoadError> {
+        let load = |name: &str| load_function(module, &format!("{name}{suffix}"));
+        Ok(Self {
+            silu: load("silu")?,
+            gelu: load("gelu")?,
+            gelu_tanh: load("gelu_tanh")?,
+            relu: load("relu")?,
+            squared_relu: load("squared_relu")?,
+        })
+    }
+
+    pub fn of(&self, activation: Activation) -> &CudaFunction {
+        match activation {
+            Activation::Silu => &self.silu,
+            Activation::Gelu => &self.gelu,
+            Activation::GeluTanh => &self.gelu_tanh,
+            Activation::Relu => &self.relu,
+            Activation::SquaredRelu => &self.squared_relu,
+        }
+    }
 }
 
 impl Kernels {
@@ -60,6 +102,8 @@ impl Kernels {
             .map_err(|error| load_error("asking for the compute capability", &error))?;
         let capability = 10 * major.unsigned_abs() + minor.unsigned_abs();
         let rms_norm = load_module(context, capability, "rms_norm")?;
+        let layer_norm = load_module(context, capability, "layer_norm")?;
+        let rows = load_module(context, capability, "rows")?;
         let rope_and_store = load_module(context, capability, "rope_and_store")?;
         let gather_rows = load_module(context, capability, "gather_rows")?;
         let only = |name| load_function(&load_module(context, capability, name)?, name);
@@ -67,8 +111,17 @@ impl Kernels {
             embed: only("embed")?,
             rms_norm: load_function(&rms_norm, "rms_norm")?,
             add_rms_norm: load_function(&rms_norm, "add_rms_norm")?,
+            layer_norm: load_function(&layer_norm, "layer_norm")?,
+            add_layer_normed: load_function(&layer_norm, "add_layer_normed")?,
+            add_rms_normed: load_function(&layer_norm, "add_rms_normed")?,
+            round_rows: load_function(&rows, "round_rows")?,
+            add_rows: load_function(&rows, "add_rows")?,
+            add_positions: load_function(&rows, "add_positions")?,
             add_bias: only("add_bias")?,
-            silu_mul: only("silu_mul")?,
+            gated: Activations::load(&load_module(context, capability, "gated")?, "_mul")?,
+            plain: Activations::load(&load_module(context, capability, "activate")?, "")?,
+            transform_logits: only("transform_logits")?,
+            qk_norm: only("qk_norm")?,
             rope_and_store_bf16: load_function(&rope_and_store, "rope_and_store_bf16")?,
             rope_and_store_int8: load_function(&rope_and_store, "rope_and_store_int8")?,
             rope_and_store_fp8: load_function(&rope_and_store, "rope_and_store_fp8")?,

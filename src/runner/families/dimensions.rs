@@ -6,10 +6,11 @@ use super::bounds::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCA
 use super::rope_config::{RopeDefaults, rope};
 use crate::base::LoadError;
 use crate::checkpoint::{JsonFile, RotaryPairs, RowOrder};
-use crate::device::Stacking;
+use crate::device::{Activation, LogitsTransform, Stacking};
 use crate::runner::rope::Rope;
 use crate::runner::spec::{
-    Activation, AttentionSpec, FeedForward, LayerSpec, ModelModules, ModelSpec, Norms, Projection,
+    AttentionSpec, FeedForward, LayerSpec, ModelModules, ModelSpec, NormKind, NormSpec, Norms,
+    Projection,
 };
 
 /// The sizes of a model, checked.
@@ -22,7 +23,7 @@ pub struct Dimensions {
     pub num_kv_heads: usize,
     pub head_dim: usize,
     pub max_position_embeddings: usize,
-    pub rms_norm_eps: f32,
+    pub norm: NormSpec,
     pub activation: Activation,
     pub rope: Rope,
     pub rotary_pairs: RotaryPairs,
@@ -35,53 +36,96 @@ pub struct Defaults {
     pub num_kv_heads: Option<usize>,
     /// `head_dim`; `None` for `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
-    pub rms_norm_eps: f64,
+    pub norm_eps: f64,
     pub rope: RopeDefaults,
     pub tied_embeddings: bool,
+    /// The activation, if config.json may be silent about it.
+    pub activation: Activation,
+    pub keys: Keys,
+}
+
+/// What config.json calls things. Families with different names for `hidden_size` and the like have more.
+pub struct Keys {
+    pub hidden_size: &'static str,
+    pub num_layers: &'static str,
+    pub num_heads: &'static str,
+    pub num_kv_heads: &'static str,
+    pub positions: &'static str,
+    pub intermediate_size: &'static str,
+    /// Whether a config may be silent about it: it is four times the hidden size then.
+    pub may_lack_intermediate_size: bool,
+    pub activation: &'static str,
+    pub norm_eps: &'static str,
+}
+
+impl Keys {
+    pub const LLAMA: Self = Self {
+        hidden_size: "hidden_size",
+        num_layers: "num_hidden_layers",
+        num_heads: "num_attention_heads",
+        num_kv_heads: "num_key_value_heads",
+        positions: "max_position_embeddings",
+        intermediate_size: "intermediate_size",
+        may_lack_intermediate_size: false,
+        activation: "hidden_act",
+        norm_eps: "rms_norm_eps",
+    };
 }
 
 impl Defaults {
     pub const LLAMA: Self = Self {
         num_kv_heads: None,
         head_dim: None,
-        rms_norm_eps: 1e-6,
+        norm_eps: 1e-6,
         rope: RopeDefaults {
             theta: 10_000.0,
             partial_rotary_factor: None,
+            section: None,
         },
         tied_embeddings: false,
+        activation: Activation::Silu,
+        keys: Keys::LLAMA,
     };
 }
 
 impl Dimensions {
     pub fn from_config(config: &JsonFile, defaults: &Defaults) -> Result<Self, LoadError> {
-        let activation = activation(config)?;
-        let hidden_size = config.required_size("hidden_size", 1..=MAX_WIDTH)?;
-        let num_heads = config.required_size("num_attention_heads", 1..=MAX_HEADS)?;
+        let keys = &defaults.keys;
+        let activation = activation(config, keys.activation)?.unwrap_or(defaults.activation);
+        let hidden_size = config.required_size(keys.hidden_size, 1..=MAX_WIDTH)?;
+        let num_heads = config.required_size(keys.num_heads, 1..=MAX_HEADS)?;
         let num_kv_heads =
-            config.size_or("num_key_value_heads", 1..=MAX_HEADS, defaults.num_kv_heads)?;
+            config.size_or(keys.num_kv_heads, 1..=MAX_HEADS, defaults.num_kv_heads)?;
         let num_kv_heads = num_kv_heads.unwrap_or(num_heads);
         if !num_heads.is_multiple_of(num_kv_heads) {
             return Err(config.unexpected(
-                "num_attention_heads",
+                keys.num_heads,
                 num_heads,
-                format_args!("a multiple of num_key_value_heads {num_kv_heads}"),
+                format_args!("a multiple of {} {num_kv_heads}", keys.num_kv_heads),
             ));
         }
-        let head_dim = head_dim(config, hidden_size, num_heads, defaults.head_dim)?;
-        let positions = config.required_size("max_position_embeddings", 1..=MAX_POSITIONS)?;
+        let head_dim = head_dim(config, keys, hidden_size, num_heads, defaults.head_dim)?;
+        let positions = config.required_size(keys.positions, 1..=MAX_POSITIONS)?;
+        let intermediate_size = match config.size(keys.intermediate_size, 1..=MAX_WIDTH)? {
+            None if keys.may_lack_intermediate_size => 4 * hidden_size,
+            _ => config.required_size(keys.intermediate_size, 1..=MAX_WIDTH)?,
+        };
         Ok(Self {
             vocab_size: config.required_size("vocab_size", 1..=MAX_VOCAB)?,
             hidden_size,
-            intermediate_size: config.required_size("intermediate_size", 1..=MAX_WIDTH)?,
-            num_layers: config.required_size("num_hidden_layers", 1..=MAX_LAYERS)?,
+            intermediate_size,
+            num_layers: config.required_size(keys.num_layers, 1..=MAX_LAYERS)?,
             num_heads,
             num_kv_heads,
             head_dim,
             max_position_embeddings: positions,
-            rms_norm_eps: config
-                .number("rms_norm_eps", 0.0..=1.0)?
-                .unwrap_or(defaults.rms_norm_eps) as f32,
+            norm: NormSpec {
+                kind: NormKind::Rms,
+                eps: config
+                    .number(keys.norm_eps, 0.0..=1.0)?
+                    .unwrap_or(defaults.norm_eps) as f32,
+                weight_offset: 0.0,
+            },
             activation,
             rope: rope(config, positions, head_dim, defaults.rope)?,
             rotary_pairs: RotaryPairs::Halves,
@@ -103,15 +147,13 @@ impl Dimensions {
         let mut qkv = Projection::stacked(&qkv, hidden, Stacking::Concatenated);
         self.order_heads(&mut qkv);
         LayerSpec {
-            norms: Norms::Pre {
-                attention: "input_layernorm",
-                feed_forward: "post_attention_layernorm",
-            },
+            norms: Norms::before("input_layernorm", "post_attention_layernorm"),
             attention: AttentionSpec {
                 qkv,
                 qk_norm: None,
                 rope: self.rope.clone(),
                 scale: (self.head_dim as f32).sqrt().recip(),
+                soft_cap: None,
                 window: None,
                 o: Projection::single("self_attn.o_proj", hidden, q),
             },
@@ -135,25 +177,34 @@ impl Dimensions {
         qkv
     }
 
-    /// Gate and up in one module, gate first.
-    pub fn fused_gate_up(&self, module: &'static str) -> Projection {
-        let inner = self.intermediate_size;
-        Projection::fused(
-            module,
-            &[inner, inner],
-            self.hidden_size,
-            Stacking::Interleaved,
-        )
+    /// A feed-forward block with gate and up in one module, gate first.
+    pub fn fused_gated(&self, gate_up: &'static str) -> FeedForward {
+        let (inner, hidden) = (self.intermediate_size, self.hidden_size);
+        FeedForward::Gated {
+            gate_up: Projection::fused(gate_up, &[inner, inner], hidden, Stacking::Interleaved),
+            activation: self.activation,
+            down: Projection::single("mlp.down_proj", hidden, inner),
+        }
+    }
+
+    /// A feed-forward block without a gate.
+    pub fn plain(&self, up: &'static str, down: &'static str) -> FeedForward {
+        let (inner, hidden) = (self.intermediate_size, self.hidden_size);
+        FeedForward::Plain {
+            up: Projection::single(up, inner, hidden),
+            activation: self.activation,
+            down: Projection::single(down, hidden, inner),
+        }
     }
 
     /// Widths of all query heads, all key heads, and all value heads.
-    fn qkv_widths(&self) -> [usize; 3] {
+    pub fn qkv_widths(&self) -> [usize; 3] {
         let kv = self.num_kv_heads * self.head_dim;
         [self.num_heads * self.head_dim, kv, kv]
     }
 
     /// Sets the row order of queries and keys, the first two parts.
-    fn order_heads(&self, qkv: &mut Projection) {
+    pub fn order_heads(&self, qkv: &mut Projection) {
         for part in qkv.parts.iter_mut().take(2) {
             part.row_order =
                 RowOrder::of_heads(self.head_dim, self.rope.rotary_dim, self.rotary_pairs);
@@ -180,7 +231,10 @@ impl Dimensions {
             num_kv_heads: self.num_kv_heads,
             head_dim: self.head_dim,
             max_position_embeddings: self.max_position_embeddings,
-            rms_norm_eps: self.rms_norm_eps,
+            embedding_scale: 1.0,
+            learned_positions: None,
+            norm: self.norm,
+            logits: LogitsTransform::IDENTITY,
             modules: ModelModules {
                 embedding: "model.embed_tokens",
                 layers: "model.layers",
@@ -195,6 +249,7 @@ impl Dimensions {
 
 fn head_dim(
     config: &JsonFile,
+    keys: &Keys,
     hidden_size: usize,
     num_heads: usize,
     default: Option<usize>,
@@ -204,10 +259,11 @@ fn head_dim(
         None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
         None => {
             return Err(config.unexpected(
-                "hidden_size",
+                keys.hidden_size,
                 hidden_size,
                 format_args!(
-                    "a multiple of num_attention_heads {num_heads}, and head_dim is missing"
+                    "a multiple of {} {num_heads}, and head_dim is missing",
+                    keys.num_heads
                 ),
             ));
         }
@@ -221,13 +277,23 @@ fn head_dim(
     }
 }
 
-fn activation(config: &JsonFile) -> Result<Activation, LoadError> {
-    match config.string("hidden_act")? {
-        None | Some("silu") => Ok(Activation::Silu),
-        Some(other) => Err(config.unexpected(
-            "hidden_act",
-            format_args!("'{other}'"),
-            "supported; 'silu' is",
-        )),
-    }
+/// The activation under a key. Names that stand for the same function up to rounding are one.
+fn activation(config: &JsonFile, key: &str) -> Result<Option<Activation>, LoadError> {
+    Ok(Some(match config.string(key)? {
+        None => return Ok(None),
+        Some("silu" | "swish") => Activation::Silu,
+        Some("gelu" | "gelu_python") => Activation::Gelu,
+        Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" | "gelu_python_tanh") => {
+            Activation::GeluTanh
+        }
+        Some("relu") => Activation::Relu,
+        Some("relu2") => Activation::SquaredRelu,
+        Some(other) => {
+            return Err(config.unexpected(
+                key,
+                format_args!("'{other}'"),
+                "supported; 'silu', 'gelu', 'gelu_pytorch_tanh', 'gelu_new', 'relu' and 'relu2' are",
+            ));
+        }
+    }))
 }

@@ -22,12 +22,13 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
         num_kv_heads: Some(2),
         head_dim: Some(128),
-        rms_norm_eps: 1e-5,
+        norm_eps: 1e-5,
         rope: RopeDefaults {
             theta: 500_000.0,
             ..Defaults::LLAMA.rope
         },
         tied_embeddings: true,
+        ..Defaults::LLAMA
     };
     let mut dimensions = Dimensions::from_config(config, &defaults)?;
     dimensions.rotary_pairs = RotaryPairs::Adjacent;

@@ -12,7 +12,7 @@ use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::{JsonFile, RotaryPairs};
-use crate::runner::spec::{FeedForward, ModelSpec};
+use crate::runner::spec::ModelSpec;
 
 pub const FAMILY: Family = Family {
     class: "GlmForCausalLM",
@@ -24,7 +24,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
         num_kv_heads: Some(2),
         head_dim: Some(128),
-        rms_norm_eps: 1.5625e-7,
+        norm_eps: 1.5625e-7,
         rope: RopeDefaults {
             partial_rotary_factor: Some(0.5),
             ..Defaults::LLAMA.rope
@@ -35,8 +35,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     dimensions.rotary_pairs = RotaryPairs::Adjacent;
     let mut layer = dimensions.llama_layer();
     layer.attention.qkv.has_bias = config.bool_or("attention_bias", true)?;
-    let FeedForward::Gated { gate_up, .. } = &mut layer.feed_forward;
-    *gate_up = dimensions.fused_gate_up("mlp.gate_up_proj");
+    layer.feed_forward = dimensions.fused_gated("mlp.gate_up_proj");
     let windows = no_windows(dimensions.num_layers);
     Ok(dimensions.model(FAMILY.class, layer, windows))
 }

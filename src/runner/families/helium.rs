@@ -23,7 +23,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
         num_kv_heads: Some(20),
         head_dim: Some(128),
-        rms_norm_eps: 1e-8,
+        norm_eps: 1e-8,
         rope: RopeDefaults {
             theta: 100_000.0,
             ..Defaults::LLAMA.rope

@@ -18,12 +18,16 @@
 mod bounds;
 mod dimensions;
 mod ernie4_5;
+mod exaone4;
 mod family;
+mod gemma;
 mod gguf;
 mod glm;
+mod granite;
 mod helium;
 mod llama;
 mod mistral;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -42,7 +46,7 @@ pub(super) use gguf::{
     GgufArchitecture, end_ids as gguf_end_ids, gguf_name, has_parameter as gguf_has,
 };
 
-const FAMILIES: [Family; 11] = [
+const FAMILIES: [Family; 17] = [
     llama::FAMILY,
     mistral::FAMILY,
     mistral::MINISTRAL,
@@ -54,6 +58,12 @@ const FAMILIES: [Family; 11] = [
     glm::FAMILY,
     ernie4_5::FAMILY,
     helium::FAMILY,
+    gemma::GEMMA2,
+    gemma::GEMMA3,
+    gemma::GEMMA3_WITH_IMAGES,
+    olmo2::FAMILY,
+    granite::FAMILY,
+    exaone4::FAMILY,
 ];
 
 /// Describes the model of a config.json.

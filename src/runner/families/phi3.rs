@@ -13,7 +13,7 @@ use super::rope_config::RopeDefaults;
 use super::windows::{no_windows, windows_in_all_layers};
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
-use crate::runner::spec::{FeedForward, ModelSpec};
+use crate::runner::spec::ModelSpec;
 
 pub const FAMILY: Family = Family {
     class: "Phi3ForCausalLM",
@@ -23,7 +23,7 @@ pub const FAMILY: Family = Family {
 
 fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let defaults = Defaults {
-        rms_norm_eps: 1e-5,
+        norm_eps: 1e-5,
         rope: RopeDefaults {
             partial_rotary_factor: Some(1.0),
             ..Defaults::LLAMA.rope
@@ -33,8 +33,7 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     let dimensions = Dimensions::from_config(config, &defaults)?;
     let mut layer = dimensions.llama_layer();
     layer.attention.qkv = dimensions.fused_qkv("self_attn.qkv_proj");
-    let FeedForward::Gated { gate_up, .. } = &mut layer.feed_forward;
-    *gate_up = dimensions.fused_gate_up("mlp.gate_up_proj");
+    layer.feed_forward = dimensions.fused_gated("mlp.gate_up_proj");
     let windows = match config.get("sliding_window").is_some() {
         true => windows_in_all_layers(config, dimensions.num_layers)?,
         false => no_windows(dimensions.num_layers),

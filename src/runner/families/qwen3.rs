@@ -11,7 +11,8 @@ use super::gguf::GgufArchitecture;
 use super::windows::{no_windows, windows_in_some_layers};
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
-use crate::runner::spec::{ModelSpec, QkNormModules};
+use crate::device::QkNormWidth;
+use crate::runner::spec::{ModelSpec, QkNormSpec};
 
 pub const FAMILY: Family = Family {
     class: "Qwen3ForCausalLM",
@@ -29,9 +30,11 @@ fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
     };
     let dimensions = Dimensions::from_config(config, &defaults)?;
     let mut layer = dimensions.llama_layer();
-    layer.attention.qk_norm = Some(QkNormModules {
+    layer.attention.qk_norm = Some(QkNormSpec {
         q: "self_attn.q_norm",
         k: "self_attn.k_norm",
+        width: QkNormWidth::Head,
+        eps: dimensions.norm.eps,
     });
     layer
         .attention

@@ -11,6 +11,7 @@ use crate::runner::rope::{Rope, RopeScaling};
 
 const ORIGINAL_LEN: &str = "original_max_position_embeddings";
 const FACTOR: RangeInclusive<f64> = 1.0..=1e6;
+const THETA: RangeInclusive<f64> = 1.0..=1e15;
 const SUPPORTED: &str = "'default', 'linear', 'llama3', 'longrope' and 'yarn'";
 
 /// What a family's position embedding is where config.json is silent.
@@ -20,6 +21,9 @@ pub struct RopeDefaults {
     pub theta: f64,
     /// `partial_rotary_factor`; `None` for families that always rotate whole heads.
     pub partial_rotary_factor: Option<f64>,
+    /// The part of `rope_parameters` that counts, for families that have several position embeddings. What is not divided
+    /// counts as a whole.
+    pub section: Option<&'static str>,
 }
 
 /// The length that scaled position embeddings refer to.
@@ -38,17 +42,39 @@ pub fn rope(
     head_dim: usize,
     defaults: RopeDefaults,
 ) -> Result<Rope, LoadError> {
-    const THETA: RangeInclusive<f64> = 1.0..=1e15;
     let scaling = config.object("rope_scaling")?;
     let scaling = scaling.filter(|section| section.entries().next().is_some());
     let parameters = match scaling {
         Some(scaling) => Some(scaling),
         None => config.object("rope_parameters")?,
     };
-    let mut theta = config.number("rope_theta", THETA)?;
+    let section = match (&parameters, defaults.section) {
+        (Some(parameters), Some(section)) => parameters.object(section)?,
+        _ => None,
+    };
+    let theta = config.number("rope_theta", THETA)?;
+    rope_of(
+        config,
+        section.or(parameters).as_ref(),
+        theta,
+        max_position_embeddings,
+        head_dim,
+        defaults,
+    )
+}
+
+/// Reads a position embedding from its parameters. `theta` is the base if they do not tell it.
+pub fn rope_of(
+    config: &JsonFile,
+    parameters: Option<&JsonFile>,
+    mut theta: Option<f64>,
+    max_position_embeddings: usize,
+    head_dim: usize,
+    defaults: RopeDefaults,
+) -> Result<Rope, LoadError> {
     let mut scaling = RopeScaling::None;
-    let rotary_dim = rotary_dim(config, parameters.as_ref(), head_dim, defaults)?;
-    if let Some(parameters) = &parameters {
+    let rotary_dim = rotary_dim(config, parameters, head_dim, defaults)?;
+    if let Some(parameters) = parameters {
         theta = parameters.number("rope_theta", THETA)?.or(theta);
         let lengths = Lengths {
             max_position_embeddings,

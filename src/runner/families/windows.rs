@@ -37,8 +37,23 @@ pub fn windows_in_some_layers(
     Ok(windows.collect())
 }
 
-/// An explicit `null` means that there is no window.
-fn window(config: &JsonFile) -> Result<Option<NonZeroU32>, LoadError> {
+/// `sliding_window` in the layers that `layer_types` lists or, if config.json is silent, in all but every `interval`-th one.
+pub fn windows_except_every(
+    config: &JsonFile,
+    num_layers: usize,
+    interval: usize,
+) -> Result<Vec<Option<NonZeroU32>>, LoadError> {
+    if config.get("layer_types").is_some() {
+        return windows_in_some_layers(config, num_layers);
+    }
+    let window = window(config)?;
+    let layers = 1..=num_layers;
+    let windows = layers.map(|layer| window.filter(|_| !layer.is_multiple_of(interval)));
+    Ok(windows.collect())
+}
+
+/// `sliding_window`. An explicit `null` means that there is none.
+pub fn window(config: &JsonFile) -> Result<Option<NonZeroU32>, LoadError> {
     let window = config.size_or("sliding_window", 1..=MAX_POSITIONS, Some(DEFAULT_WINDOW))?;
     Ok(window.and_then(|window| NonZeroU32::new(window as u32)))
 }

@@ -57,6 +57,8 @@ struct Call {
     block_size: i32,
     window: i32,
     num_sinks: i32,
+    cap_shrink: f32,
+    cap_grow: f32,
     padding: i32,
 }
 
@@ -219,6 +221,10 @@ pub fn attend(
         block_size: shape.block_size as i32,
         window: shape.window as i32,
         num_sinks: shape.num_sinks as i32,
+        cap_shrink: shape.soft_cap.map_or(0.0, |cap| {
+            2.0 * shape.scale / cap * std::f32::consts::LOG2_E
+        }),
+        cap_grow: shape.soft_cap.map_or(0.0, |cap| cap / shape.scale),
         padding: 0,
     };
     let padded_dim = [64, 96, 128, 256]

@@ -47,6 +47,7 @@ pub struct Shape {
     pub window: usize,
     pub num_sinks: usize,
     pub scale: f32,
+    pub soft_cap: Option<f32>,
     pub dtype: Dtype,
 }
 
@@ -78,6 +79,7 @@ impl Shape {
             },
             // Some distributions are flat, others have peaks.
             scale: random.one_of(&[0.5, 2.0, 8.0]) / (head_dim as f32).sqrt(),
+            soft_cap: random.one_of(&[None, None, Some(1.5)]),
             dtype: random.one_of(&Dtype::ALL),
         }
     }
@@ -193,7 +195,11 @@ impl Sequence {
                 .iter()
                 .enumerate()
                 .map(|(dim, q)| q.to_f64() * self.keys.element(first_vector + seen, head_dim, dim));
-            products.sum::<f64>() * f64::from(shape.scale)
+            let score = products.sum::<f64>() * f64::from(shape.scale);
+            shape.soft_cap.map_or(score, |cap| {
+                let cap = f64::from(cap);
+                cap * (score / cap).tanh()
+            })
         };
         let scores: Vec<f64> = seen.iter().map(score).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

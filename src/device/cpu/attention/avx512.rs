@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::super::avx512::{broadcast, load, ones, store};
 use super::super::kv_cache::GROUP;
-use super::softmax::EXP2;
+use super::softmax::{EXP2, bound};
 use super::{AttentionTile, MAX_ROWS, TILE, TILE_GROUPS};
 
 /// See [`super::AttentionKernel`].
@@ -40,6 +40,10 @@ unsafe fn some_rows<const ROWS: usize>(tile: &AttentionTile, first: usize) {
     // SAFETY: the tile has `ROWS` rows from `first` on, of everything.
     unsafe {
         score::<ROWS>(tile, first);
+        if let Some(cap) = tile.soft_cap {
+            let scores = std::slice::from_raw_parts_mut(tile.scores, ROWS * TILE);
+            bound(scores, tile.scale, cap);
+        }
         let mut rescale = [_mm512_setzero_ps(); ROWS];
         for (i, rescale) in rescale.iter_mut().enumerate() {
             *rescale = softmax(tile, first + i, i);

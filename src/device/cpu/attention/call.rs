@@ -383,6 +383,7 @@ impl<'a> AttentionCall<'a> {
             stored_scales: [std::ptr::null(); TILE_GROUPS],
             num_groups: (end - start).min(TILE).div_ceil(GROUP),
             scale: self.params.scale,
+            soft_cap: self.params.soft_cap,
             scales: &Scales::ONE,
             seen: scratch.seen[rows.start..].as_ptr(),
             scores: scratch.scores.as_mut_ptr(),
@@ -517,6 +518,7 @@ mod tests {
         let params = AttentionParams {
             shape,
             scale: 1.0,
+            soft_cap: None,
             window: window.and_then(std::num::NonZeroU32::new),
             num_sinks: 0,
         };

@@ -69,6 +69,8 @@ struct AttentionTile {
     /// Groups with positions of the sequence; the pointers of the others are not used.
     num_groups: usize,
     scale: f32,
+    /// The bound of scaled scores.
+    soft_cap: Option<f32>,
     /// The scales of the keys and values of each position.
     scales: *const Scales,
     /// The scales of groups that are used as stored.

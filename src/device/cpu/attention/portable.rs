@@ -32,7 +32,8 @@ pub(super) unsafe fn tile(tile: &AttentionTile) {
             };
             score(q, keys, &mut scores[group * GROUP..][..GROUP]);
         }
-        let rescale = softmax(scores, seen, tile.scale, scales, state, probabilities);
+        let scale = (tile.scale, tile.soft_cap);
+        let rescale = softmax(scores, seen, scale, scales, state, probabilities);
         for acc in &mut *acc {
             *acc *= rescale;
         }

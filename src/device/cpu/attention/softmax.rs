@@ -1,7 +1,7 @@
 //! Online softmax of one tile, in plain Rust that is compiled for each instruction set.
 
 use super::super::kv_cache::GROUP;
-use super::super::math::{exp, from_bf16_bits, to_bf16_bits};
+use super::super::math::{exp, from_bf16_bits, tanh, to_bf16_bits};
 use super::{Scales, TILE};
 
 /// The state of the online softmax of one row.
@@ -37,6 +37,19 @@ pub(super) const EXP2: [f32; 6] = [
     1.0,
 ];
 
+/// Bounds scores `s` whose scale is still to be applied: `scale * s` becomes `cap * tanh(scale * s / cap)`.
+#[inline(always)]
+pub(super) fn bound(scores: &mut [f32], scale: f32, cap: f32) {
+    let (shrink, grow) = (scale / cap, cap / scale);
+    // The scores of queries that are zero have a scale of zero.
+    if !grow.is_finite() {
+        return;
+    }
+    for score in scores {
+        *score = grow * tanh(*score * shrink);
+    }
+}
+
 /// Adds a row of scores to its running maximum and sums, writes the probabilities relative to the new maximum, times
 /// the scales of the values, and returns the factor of earlier sums. Positions that are not in the mask `seen` have
 /// probability zero; the mask is not empty.
@@ -46,13 +59,16 @@ pub(super) const EXP2: [f32; 6] = [
 pub(super) fn softmax(
     scores: &mut [f32; TILE],
     seen: u64,
-    scale: f32,
+    (scale, soft_cap): (f32, Option<f32>),
     scales: &Scales,
     state: &mut RowState,
     probabilities: &mut [u16; TILE],
 ) -> f32 {
     for (score, scale) in scores.iter_mut().zip(&scales.keys) {
         *score *= scale;
+    }
+    if let Some(cap) = soft_cap {
+        bound(scores, scale, cap);
     }
     let scores = scores.as_chunks::<GROUP>().0;
     let seen = |group: usize, lane: usize| (seen >> (group * GROUP)) as u32 & (1 << lane) != 0;

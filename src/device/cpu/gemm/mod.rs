@@ -29,13 +29,13 @@ use half::slice::HalfFloatSliceExt;
 
 use self::panel::{PanelInputs, multiply_panel};
 use self::tasks::Tasks;
-use super::math::{exp, from_bf16_bits, to_bf16_bits};
+use super::math::{from_bf16_bits, gelu, gelu_tanh, relu, silu, squared_relu, to_bf16_bits};
 use super::packed_matrix::Packed;
 use super::panel_order::PANEL;
 use super::simd::for_each_simd;
 use super::{Cpu, PackedMatrix, Simd, quantised};
 use crate::device::disjoint_slice::DisjointSlice;
-use crate::device::{Output, Stacking};
+use crate::device::{Activation, Output, Stacking};
 
 /// Activations that one task widens: fewer are not worth a task.
 const WIDEN_LEN: usize = 16 * 1024;
@@ -74,19 +74,20 @@ impl Cpu {
         });
     }
 
-    /// `out = silu(gate) * up`, where gate and up are the parts of `x * W^T + bias`. `x` is `[m, k]`, `weights`
+    /// `out = activation(gate) * up`, where gate and up are the parts of `x * W^T + bias`. `x` is `[m, k]`, `weights`
     /// was packed from gate and up, each `[inter, k]`, `bias` is that of gate followed by that of up, `out` is
     /// `[m, inter]`.
     ///
     /// # Panics
     ///
     /// If the lengths do not agree, or the weights are not two parts [interleaved](Stacking::Interleaved).
-    pub fn gemm_silu_mul(
+    pub fn gemm_gated(
         &mut self,
         x: &[bf16],
         m: usize,
         weights: &PackedMatrix,
         bias: Option<&[f32]>,
+        activation: Activation,
         out: &mut [bf16],
     ) {
         let inter = weights.n() / 2;
@@ -111,7 +112,54 @@ impl Cpu {
                     unsafe { out.slice(row * inter + outputs.start, outputs.len()) };
                 type Row = [f32; PANEL];
                 type Bias<'a> = Option<[&'a [f32]; 2]>;
-                for_each_simd!(simd, write_silu_mul, (gate: &Row, up: &Row, bias: Bias<'_>, out: &mut [u16]));
+                for_each_simd!(simd, write_gated, (
+                    gate: &Row,
+                    up: &Row,
+                    bias: Bias<'_>,
+                    activation: Activation,
+                    out: &mut [u16],
+                ));
+            }
+        });
+    }
+
+    /// `out = activation(x * W^T + bias)`. `x` is `[m, k]`, `weights` was packed from `[n, k]`, `bias` is `[n]`, `out` is
+    /// `[m, n]`.
+    ///
+    /// # Panics
+    ///
+    /// If the lengths do not agree, or the weights are [interleaved](Stacking::Interleaved).
+    pub fn gemm_activated(
+        &mut self,
+        x: &[bf16],
+        m: usize,
+        weights: &PackedMatrix,
+        bias: Option<&[f32]>,
+        activation: Activation,
+        out: &mut [bf16],
+    ) {
+        let n = weights.n();
+        assert_eq!(weights.stacking(), Stacking::Concatenated);
+        assert_eq!(out.len(), m * n, "out is [m, n] = [{m}, {n}]");
+        assert!(
+            bias.is_none_or(|bias| bias.len() == n),
+            "bias is [n] = [{n}]"
+        );
+        let simd = self.simd;
+        let out = DisjointSlice::new(out.reinterpret_cast_mut());
+        self.multiply(x, m, weights, |rows, outputs, [sums]: [&[f32]; 1]| {
+            let bias = bias.map(|bias| &bias[outputs.clone()]);
+            for (row, sums) in rows.zip(sums.as_chunks::<PANEL>().0) {
+                // SAFETY: each rectangle of rows and outputs belongs to one task.
+                let out: &mut [u16] = unsafe { out.slice(row * n + outputs.start, outputs.len()) };
+                type Row = [f32; PANEL];
+                type Bias<'a> = Option<&'a [f32]>;
+                for_each_simd!(simd, write_activated, (
+                    sums: &Row,
+                    bias: Bias<'_>,
+                    activation: Activation,
+                    out: &mut [u16],
+                ));
             }
         });
     }
@@ -246,10 +294,11 @@ fn write_row(sums: &[f32; PANEL], bias: Option<&[f32]>, output: Output, out: &mu
 }
 
 #[inline(always)]
-fn write_silu_mul(
+fn write_gated(
     gate: &[f32; PANEL],
     up: &[f32; PANEL],
     bias: Option<[&[f32]; 2]>,
+    activation: Activation,
     out: &mut [u16],
 ) {
     let (mut gate, mut up) = (*gate, *up);
@@ -263,11 +312,41 @@ fn write_silu_mul(
             *up += up_bias;
         }
     }
+    activate(&mut gate, activation);
     let mut products = [0; PANEL];
     for ((gate, up), product) in gate.iter().zip(up).zip(&mut products) {
-        *product = to_bf16_bits(gate / (1.0 + exp(-gate)) * up);
+        *product = to_bf16_bits(gate * up);
     }
     out.copy_from_slice(&products[..out.len()]);
+}
+
+#[inline(always)]
+fn write_activated(
+    sums: &[f32; PANEL],
+    bias: Option<&[f32]>,
+    activation: Activation,
+    out: &mut [u16],
+) {
+    let mut sums = *sums;
+    if let Some(bias) = bias {
+        for (sum, bias) in sums.iter_mut().zip(bias) {
+            *sum += bias;
+        }
+    }
+    activate(&mut sums, activation);
+    let rounded = sums.map(to_bf16_bits);
+    out.copy_from_slice(&rounded[..out.len()]);
+}
+
+#[inline(always)]
+fn activate(row: &mut [f32; PANEL], activation: Activation) {
+    match activation {
+        Activation::Silu => row.iter_mut().for_each(|x| *x = silu(*x)),
+        Activation::Gelu => row.iter_mut().for_each(|x| *x = gelu(*x)),
+        Activation::GeluTanh => row.iter_mut().for_each(|x| *x = gelu_tanh(*x)),
+        Activation::Relu => row.iter_mut().for_each(|x| *x = relu(*x)),
+        Activation::SquaredRelu => row.iter_mut().for_each(|x| *x = squared_relu(*x)),
+    }
 }
 
 /// Copies rows of `k` elements to rows of `stride` elements, padded with zeros.

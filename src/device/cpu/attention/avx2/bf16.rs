@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::super::kv_cache::GROUP;
+use super::super::softmax::bound;
 use super::super::{AttentionTile, TILE};
 use super::softmax::softmax;
 use super::{REGISTERS, ask, end_of_seen, for_blocks, for_some_rows};
@@ -31,6 +32,11 @@ unsafe fn some_rows<const ROWS: usize, const GROUPS: usize>(tile: &AttentionTile
         let num_groups = end.div_ceil(GROUP);
         for_blocks!(num_groups, GROUPS, score::<ROWS>(tile, first));
         for (row, rescale) in rescale.iter_mut().enumerate() {
+            if let Some(cap) = tile.soft_cap {
+                let scores = tile.scores.add(row * TILE);
+                let scores = std::slice::from_raw_parts_mut(scores, num_groups * GROUP);
+                bound(scores, tile.scale, cap);
+            }
             *rescale = softmax::<true>(
                 tile.scores.add(row * TILE),
                 num_groups * REGISTERS,

@@ -5,6 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::super::super::kv_cache::GROUP;
+use super::super::softmax::bound;
 use super::super::{AttentionTile, TILE};
 use super::softmax::{mask, softmax};
 use super::{REGISTERS, ask, end_of_seen, for_blocks, for_some_rows};
@@ -34,11 +35,17 @@ unsafe fn some_rows<const ROWS: usize, const GROUPS: usize>(tile: &AttentionTile
         for_blocks!(num_groups, GROUPS, score::<ROWS>(tile, first));
         for (row, factors) in factors.iter_mut().enumerate() {
             let seen = *tile.seen.add(first + row);
+            let scale = tile.scale * *tile.q_scales.add(first + row);
+            if let Some(cap) = tile.soft_cap {
+                let scores = tile.scores.add(row * TILE);
+                let scores = std::slice::from_raw_parts_mut(scores, num_groups * GROUP);
+                bound(scores, scale, cap);
+            }
             let rescale = softmax::<false>(
                 tile.scores.add(row * TILE),
                 num_groups * REGISTERS,
                 seen,
-                tile.scale * *tile.q_scales.add(first + row),
+                scale,
                 &mut *tile.state.add(first + row),
             );
             *factors = [rescale, weigh(tile, row, num_groups * REGISTERS, seen)];

@@ -1,0 +1,30 @@
+// The activations of feed-forward blocks, functions of one element.
+#pragma once
+#include "common.cuh"
+
+// x * sigmoid(x): 0 for large negative numbers, where e^-x is infinity.
+struct Silu {
+    static __device__ __forceinline__ float of(float x) { return x / (1.0f + __expf(-x)); }
+};
+
+// x times the standard normal distribution function at x (Hendrycks and Gimpel, arXiv:1606.08415).
+struct Gelu {
+    static __device__ __forceinline__ float of(float x) { return 0.5f * x * erfcf(-0.70710678f * x); }
+};
+
+// x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) * (x + 0.044715 * x^3): half of one plus tanh(u) is the sigmoid of 2u.
+struct GeluTanh {
+    static __device__ __forceinline__ float of(float x) {
+        return x / (1.0f + __expf(-1.5957691f * (x + 0.044715f * x * x * x)));
+    }
+};
+
+// NaN stays NaN.
+struct Relu {
+    static __device__ __forceinline__ float of(float x) { return x < 0.0f ? 0.0f : x; }
+};
+
+// So et al., arXiv:2109.08668.
+struct SquaredRelu {
+    static __device__ __forceinline__ float of(float x) { return Relu::of(x) * Relu::of(x); }
+};
