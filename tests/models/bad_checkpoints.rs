@@ -319,11 +319,8 @@ fn unsupported_features_are_rejected_by_name() {
             ["hidden_act: 'mish'", "'silu', 'gelu'"],
         ),
         (
-            json!({"quantization_config": {"quant_method": "bitsandbytes"}}),
-            [
-                "quantization_config.quant_method: 'bitsandbytes'",
-                "'gptq', 'awq'",
-            ],
+            json!({"quantization_config": {"quant_method": "hqq"}}),
+            ["quantization_config.quant_method: 'hqq'", "'gptq', 'awq'"],
         ),
         (
             json!({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),

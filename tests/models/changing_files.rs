@@ -24,6 +24,8 @@ const FORMS: &[&str] = &[
     "quantised/awq",
     "quantised/compressed-w4a16",
     "quantised/compressed-w8a8",
+    "quantised/bnb-nf4",
+    "quantised/bnb-int8",
     "quantised/gguf-q8_0",
     "quantised/gguf-q4_0-split",
     "quantised/gguf-q4_k",

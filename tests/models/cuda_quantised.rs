@@ -16,8 +16,10 @@ use crate::devices::{assert_agrees_with_reference, assert_same_alone, requests, 
 use crate::fp8::{Scales, copies};
 use crate::support::{Request, Setup, fixture};
 
-const CHECKPOINTS: [&str; 12] = [
+const CHECKPOINTS: [&str; 14] = [
     "awq",
+    "bnb-int8",
+    "bnb-nf4",
     "compressed-w4a16",
     "compressed-w8a8",
     "gguf-iq4_nl",

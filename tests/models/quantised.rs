@@ -23,6 +23,8 @@ agree! {
     awq_agrees_with_transformers: "awq",
     compressed_tensors_w8a8_agrees_with_transformers: "compressed-w8a8",
     compressed_tensors_w4a16_agrees_with_transformers: "compressed-w4a16",
+    bitsandbytes_nf4_agrees_with_transformers: "bnb-nf4",
+    bitsandbytes_int8_agrees_with_transformers: "bnb-int8",
 }
 
 #[test]
@@ -147,8 +149,8 @@ fn unsupported_quantisations_are_rejected_by_name_with_a_way_out() {
     for (name, changes, parts) in [
         (
             gptq,
-            json!({"quant_method": "bitsandbytes"}),
-            ["quant_method: 'bitsandbytes'", "'gptq', 'awq', "],
+            json!({"quant_method": "hqq"}),
+            ["quant_method: 'hqq'", "'gptq', 'awq', "],
         ),
         (
             gptq,
@@ -292,6 +294,12 @@ fn tensors_with_the_wrong_shape_or_type_for_the_method_are_rejected() {
         ("compressed-w8a8", "weight_scale", "[64, 1]"),
         ("compressed-w4a16", "weight_packed", "[64, 8]"),
         ("compressed-w4a16", "weight_scale", "groups"),
+        ("bnb-nf4", "weight", "[2048, 1]"),
+        ("bnb-nf4", "weight.absmax", "[64]"),
+        ("bnb-nf4", "weight.quant_map", "[16]"),
+        ("bnb-nf4", "weight.nested_quant_map", "[256]"),
+        ("bnb-int8", "weight", "[64, 64]"),
+        ("bnb-int8", "SCB", "[64]"),
     ] {
         let (name, part) = (format!("quantised/{name}"), format!("{Q_PROJ}.{part}"));
         // Half of it.
@@ -328,6 +336,33 @@ fn tensors_with_the_wrong_shape_or_type_for_the_method_are_rejected() {
         })
         .refused(&[&part, reason]);
     }
+}
+
+#[test]
+fn the_state_of_bitsandbytes_must_be_whole() {
+    let part = format!("{Q_PROJ}.weight.quant_state.bitsandbytes__nf4");
+    let state = |json: &str, parts: &[&str]| {
+        let bytes = json.as_bytes().to_vec();
+        tensor("quantised/bnb-nf4", &part, |view| {
+            Some((view.dtype(), vec![bytes.len()], bytes))
+        })
+        .refused(&[&[Q_PROJ], parts].concat());
+    };
+    state("{", &["is not JSON"]);
+    state(r#"{"blocksize": 0}"#, &["a blocksize that is no number"]);
+    state(
+        r#"{"blocksize": 128}"#,
+        &["absmax", "has shape [64]", "[32]"],
+    );
+    state(
+        r#"{"nested_blocksize": 1e3}"#,
+        &["a blocksize that is no number"],
+    );
+    state(
+        r#"{"nested_offset": "x"}"#,
+        &["a nested_offset that is not a number"],
+    );
+    tensor("quantised/bnb-nf4", &part, |_| None).refused(&[Q_PROJ, "nf4 is missing"]);
 }
 
 #[test]

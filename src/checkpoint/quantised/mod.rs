@@ -5,6 +5,7 @@
 //! awq.rs          AWQ, 4 bits, version gemm
 //! compressed.rs   compressed-tensors, int-quantized, pack-quantized and float-quantized
 //! fp8.rs          FP8, of several methods
+//! bitsandbytes.rs 4 bits (NF4, FP4) and 8 bits of bitsandbytes
 //! groups.rs       scales and zeros of GPTQ and AWQ
 //! words.rs        codes in 32-bit words, scales, act order
 //! module.rs       a linear layer by name, and what the methods share when they read the config
@@ -15,6 +16,7 @@
 //! stored under their usual names. The tensors that a module has decide how it is read, and their shapes are checked.
 
 mod awq;
+mod bitsandbytes;
 mod compressed;
 mod fp8;
 mod gptq;
@@ -24,6 +26,7 @@ mod section;
 mod words;
 
 use self::awq::Awq;
+use self::bitsandbytes::BitsAndBytes;
 use self::compressed::CompressedTensors;
 use self::fp8::Fp8;
 use self::gptq::Gptq;
@@ -40,6 +43,7 @@ pub enum Quantisation {
     Awq(Awq),
     CompressedTensors(CompressedTensors),
     Fp8(Fp8),
+    BitsAndBytes(BitsAndBytes),
 }
 
 impl Quantisation {
@@ -56,13 +60,14 @@ impl Quantisation {
                 Self::CompressedTensors(CompressedTensors::from_config(section)?)
             }
             Some("fp8") => Self::Fp8(Fp8::from_config(section)?),
+            Some("bitsandbytes") => Self::BitsAndBytes(BitsAndBytes::from_config(section)?),
             Some("modelopt") => Self::Fp8(Fp8::from_modelopt(section)?),
             other => {
                 return Err(refused(
                     section,
                     "quant_method",
                     format_args!("'{}'", other.unwrap_or("none")),
-                    "'gptq', 'awq', 'compressed-tensors', 'fp8' or 'modelopt'",
+                    "'gptq', 'awq', 'compressed-tensors', 'fp8', 'bitsandbytes' or 'modelopt'",
                 ));
             }
         };
@@ -91,6 +96,7 @@ impl Quantisation {
             Self::Awq(awq) => awq.matrix(&module)?,
             Self::CompressedTensors(compressed) => compressed.matrix(&module)?,
             Self::Fp8(fp8) => fp8.matrix(&module)?,
+            Self::BitsAndBytes(method) => method.matrix(&module)?,
         };
         match quantised {
             Some(matrix) => Ok(matrix),
