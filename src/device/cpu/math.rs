@@ -46,6 +46,7 @@ pub(super) fn silu(x: f32) -> f32 {
 
 /// `x` times the standard normal distribution function at `x`, within 1e-6 of its value and 1e-6 of its tails.
 #[inline(always)]
+#[allow(clippy::excessive_precision, reason = "coefficients as fitted")]
 pub(super) fn gelu(x: f32) -> f32 {
     // The tail of the distribution is exp(-x^2 / 2) * t * polynomial(t) with t = 1 / (1 + 0.26 |x|): fitted by least squares
     // of the relative error.
@@ -66,6 +67,10 @@ pub(super) fn gelu(x: f32) -> f32 {
 
 /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`: half of one plus tanh is a sigmoid of twice its argument.
 #[inline(always)]
+#[allow(
+    clippy::excessive_precision,
+    reason = "two roots of 2 / pi to 8 digits"
+)]
 pub(super) fn gelu_tanh(x: f32) -> f32 {
     let twice = 1.595_769_1 * (x + 0.044_715 * x * x * x);
     x / (1.0 + exp(-twice))

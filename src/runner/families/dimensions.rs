@@ -187,16 +187,6 @@ impl Dimensions {
         }
     }
 
-    /// A feed-forward block without a gate.
-    pub fn plain(&self, up: &'static str, down: &'static str) -> FeedForward {
-        let (inner, hidden) = (self.intermediate_size, self.hidden_size);
-        FeedForward::Plain {
-            up: Projection::single(up, inner, hidden),
-            activation: self.activation,
-            down: Projection::single(down, hidden, inner),
-        }
-    }
-
     /// Widths of all query heads, all key heads, and all value heads.
     pub fn qkv_widths(&self) -> [usize; 3] {
         let kv = self.num_kv_heads * self.head_dim;
