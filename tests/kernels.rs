@@ -5,6 +5,7 @@
 mod missing;
 
 mod kernels {
+    mod adapters;
     mod attention;
     mod elementwise;
     mod gated;

@@ -44,12 +44,22 @@ pub fn load_instance(
     let gpu = handle
         .gpu()?
         .or_else(|| settings.gpu_device_ids.map(|gpu| gpu as usize));
+    if gpu.is_some() && model.adapters.is_some() {
+        return Err(no_adapters_on_gpus().into());
+    }
+    let adapter_bytes = model.adapters.as_ref().map_or(0, |it| it.max_bytes());
     let LoadedRunner {
         config: engine_config,
         runner,
         memory,
         kv_file,
-    } = load_runner(&model.config, model.source.as_ref(), &model.folder, gpu)?;
+    } = load_runner(
+        &model.config,
+        model.source.as_ref(),
+        &model.folder,
+        gpu,
+        adapter_bytes,
+    )?;
     if let Err(error) = handle.report_system_memory(memory.usage().host_bytes as usize) {
         log::debug!("{name}: its memory could not be reported: {error}");
     }
@@ -103,6 +113,7 @@ pub fn load_instance(
         },
         post_processors: model.post_processors.clone(),
         guides: model.guides.clone(),
+        adapters: model.adapters.clone(),
         has_logits,
         answer_memory: AnswerMemory::new(
             settings.logits_memory_bytes,
@@ -174,6 +185,17 @@ pub fn load_instance(
         health,
     };
     Ok(WatchedDriver::start(&name, driver, context)?)
+}
+
+/// The error of a model with adapters on a GPU: no CUDA kernel adds them to projections.
+fn no_adapters_on_gpus() -> LoadError {
+    LoadError::Config {
+        problem: "there is a lora_dir or a multi_lora.json, and adapters are not supported on GPUs yet"
+            .to_owned(),
+        remedy: "serve the model on the CPU, with instance_group [{ kind: KIND_CPU }] and without gpu_device_ids, or \
+                 merge each adapter into a checkpoint of its own"
+            .to_owned(),
+    }
 }
 
 /// Starts the thread that prepares requests. Triton has at most two requests for each of its slots here, see

@@ -16,6 +16,7 @@ use crate::base::LoadError;
 use crate::config::{AutoComplete, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;
 use crate::manager::sizing::{ConfiguredModel, open_model_source};
+use crate::manager::{AdapterFolders, AdapterStore};
 use crate::post_processors::PostProcessors;
 use crate::runner::ModelSource;
 use crate::triton::{self, Error, ServedModel};
@@ -38,6 +39,8 @@ pub struct Model {
     pub post_processors: Arc<PostProcessors>,
     /// Compiles the guides of its requests; `None` without logits or text.
     pub guides: Option<Arc<Compiler>>,
+    /// The adapters that its requests may name; `None` if it has none.
+    pub adapters: Option<Arc<AdapterStore>>,
     /// Its metrics; empty if the server has none.
     pub metrics: MetricsShare,
     /// Which load of its name it is.
@@ -100,6 +103,7 @@ impl Model {
             let vocab_size = source.spec().vocab_size as u32;
             Arc::new(Compiler::new(text.tokenizer.clone(), vocab_size))
         });
+        let adapters = adapters(&config.settings, source.as_ref(), &folder, version)?;
         let text_lengths = Arc::new(TextLengths::default());
         let batching = BatchStrategy::new(VolumeReader {
             input: config.input,
@@ -108,6 +112,7 @@ impl Model {
         });
         Ok(Self {
             guides,
+            adapters,
             text_lengths,
             batching,
             post_processors: Arc::new(post_processors),
@@ -186,4 +191,29 @@ fn post_processors(settings: &Settings, folder: &Path) -> Result<PostProcessors,
         return useless("the synthetic runner has no logits", "serve a checkpoint");
     }
     PostProcessors::with_library(&folder.join(library))
+}
+
+/// The adapters of a model, which has a checkpoint then.
+fn adapters(
+    settings: &Settings,
+    source: Option<&ModelSource>,
+    folder: &Path,
+    version: u64,
+) -> Result<Option<Arc<AdapterStore>>, LoadError> {
+    let Some(folders) = AdapterFolders::open(settings, folder, version)? else {
+        return Ok(None);
+    };
+    let Some(source) = source else {
+        return Err(LoadError::Config {
+            problem: "there is a lora_dir or a multi_lora.json, and the synthetic runner computes no adapters"
+                .to_owned(),
+            remedy: "leave it out, or serve a checkpoint".to_owned(),
+        });
+    };
+    Ok(Some(Arc::new(AdapterStore::new(
+        folders,
+        source.spec().clone(),
+        settings.lora_cache_max_adapter_size as usize,
+        settings.lora_cache_host_memory_bytes,
+    ))))
 }

@@ -134,8 +134,8 @@ fn check_folder(dir: &Path) -> Result<(), LoadError> {
     match adapter.exists() {
         true => fail(
             &adapter,
-            "belongs to an adapter, and adapters are not supported yet; merge it into its model (merge_and_unload of \
-             peft), and serve the folder that this writes",
+            "belongs to an adapter, which is no model by itself; serve its base model, with the adapter in a folder of \
+             lora_dir, or merge it into its model (merge_and_unload of peft), and serve the folder that this writes",
         ),
         false => Ok(()),
     }

@@ -11,6 +11,7 @@
 //! safetensors/     *.safetensors
 //! quantised/       GPTQ, AWQ and compressed-tensors inside of safetensors
 //! gguf/            *.gguf
+//! peft.rs          LoRA adapters
 //! weight_file.rs   a file that may be replaced while it is read
 //! file_stamp.rs    tells whether a file has been replaced
 //! ```
@@ -24,6 +25,7 @@ mod fp8_matrix;
 mod gguf;
 mod json_file;
 mod matrix;
+mod peft;
 mod quantised;
 mod row_order;
 mod safetensors;
@@ -36,6 +38,7 @@ pub use folder::Checkpoint;
 pub use gguf::{GgufFolder, MetadataValue};
 pub use json_file::JsonFile;
 pub use matrix::{Matrix, ReadRow};
+pub use peft::{AdapterStamp, LowRankModule, PeftAdapter};
 pub use row_order::{RotaryPairs, RowOrder, RowSelection};
 pub use safetensors::SafetensorsFile;
 pub use store::Store;

@@ -18,7 +18,16 @@ pub(super) fn foreign(name: &str) -> Option<Foreign> {
     NAMES.iter().find(known).map(|&(_, foreign)| foreign)
 }
 
-const LORA: Foreign = Foreign::Unsupported("LoRA adapters are not supported yet");
+const LORA_PAGES: Foreign = Foreign::NoEffect(
+    "an adapter takes the memory of its own rank, of lora_cache_host_memory_bytes, and there are no pages",
+);
+const LORA_THREADS: Foreign = Foreign::NoEffect("one thread loads adapters while steps go on");
+const LORA_ON_GPU: Foreign = Foreign::Unsupported("adapters are not supported on GPUs yet");
+const LORA_ENABLED: Foreign = Foreign::NoEffect(
+    "requests may name adapters where the model has lora_dir or a multi_lora.json",
+);
+const LORA_FILES: Foreign =
+    Foreign::Unsupported("adapters are read as PEFT saves them: name their folder in lora_dir");
 const WEIGHT_STREAMING: Foreign =
     Foreign::Unsupported("all weights are in the memory of the device that the model runs on");
 const ATTENTION: Foreign = Foreign::NoEffect(
@@ -120,18 +129,24 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
     ("gather_context_logits", LOGITS),
     ("gather_generation_logits", LOGITS),
     ("gather_all_token_logits", LOGITS),
-    ("peftCacheManagerConfig", LORA),
-    ("use_lora_plugin", LORA),
-    ("numHostModuleLayer", LORA),
-    ("numDeviceModuleLayer", LORA),
-    ("optimalAdapterSize", LORA),
-    ("maxAdapterSize", LORA),
-    ("numPutWorkers", LORA),
-    ("numEnsureWorkers", LORA),
-    ("numCopyStreams", LORA),
-    ("maxPagesPerBlockHost", LORA),
-    ("maxPagesPerBlockDevice", LORA),
-    ("deviceCachePercent", LORA),
+    (
+        "peftCacheManagerConfig",
+        Foreign::RenamedTo("lora_cache_host_memory_bytes"),
+    ),
+    ("use_lora_plugin", LORA_ENABLED),
+    ("numHostModuleLayer", LORA_PAGES),
+    ("numDeviceModuleLayer", LORA_ON_GPU),
+    ("optimalAdapterSize", LORA_PAGES),
+    (
+        "maxAdapterSize",
+        Foreign::RenamedTo("lora_cache_max_adapter_size"),
+    ),
+    ("numPutWorkers", LORA_THREADS),
+    ("numEnsureWorkers", LORA_THREADS),
+    ("numCopyStreams", LORA_ON_GPU),
+    ("maxPagesPerBlockHost", LORA_PAGES),
+    ("maxPagesPerBlockDevice", LORA_ON_GPU),
+    ("deviceCachePercent", LORA_ON_GPU),
     ("gptModelPath", Foreign::RenamedTo("gpt_model_path")),
     ("engine_dir", Foreign::RenamedTo("gpt_model_path")),
     (
@@ -144,11 +159,9 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
         Foreign::RenamedTo("kv_cache_free_gpu_mem_fraction"),
     ),
     ("stats_path", STATS_FILE),
-    ("lora_cache_optimal_adapter_size", LORA),
-    ("lora_cache_max_adapter_size", LORA),
-    ("lora_cache_gpu_memory_fraction", LORA),
-    ("lora_cache_host_memory_bytes", LORA),
-    ("lora_prefetch_dir", LORA),
+    ("lora_cache_optimal_adapter_size", LORA_PAGES),
+    ("lora_cache_gpu_memory_fraction", LORA_ON_GPU),
+    ("lora_prefetch_dir", LORA_FILES),
     ("gpu_weights_percent", WEIGHT_STREAMING),
     ("multi_block_mode", ATTENTION),
     ("enable_context_fmha_fp32_acc", ATTENTION),

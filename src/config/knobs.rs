@@ -290,6 +290,28 @@ pub(super) fn knobs() -> Vec<Knob> {
              repository.",
         ),
         knob(
+            "lora_dir",
+            optional(folder(), "none"),
+            |s| &mut s.lora_dir,
+            "A folder of LoRA adapters: each folder in it, as PEFT saves one, is an adapter that requests name with \
+             `lora_name`. It is looked for when a request names it, and loaded again when its files change. A relative \
+             path is resolved against the model's folder in the repository. See [Adapters](adapters.md).",
+        ),
+        knob(
+            "lora_cache_max_adapter_size",
+            count(1..=4096),
+            |s| &mut s.lora_cache_max_adapter_size,
+            "The largest rank of an adapter.",
+        ),
+        knob(
+            "lora_cache_host_memory_bytes",
+            integer(0..=1 << 45),
+            |s| &mut s.lora_cache_host_memory_bytes,
+            "Memory for adapters, in bytes. Those that no request in flight uses are kept until others need their \
+             place. A request waits while requests with other adapters need all of it. Shared by the instances of a \
+             model.",
+        ),
+        knob(
             "logits_memory_bytes",
             integer(0..=1 << 40),
             |s| &mut s.logits_memory_bytes,
@@ -602,6 +624,17 @@ mod tests {
             "kv_cache_file",
             &["/var/cache/stories.kv", "stories.kv"],
             &["", "${file}"],
+        ),
+        ("lora_dir", &["/srv/adapters", "adapters"], &["", "${dir}"]),
+        (
+            "lora_cache_max_adapter_size",
+            &["1", "64", "4096"],
+            &["0", "4097"],
+        ),
+        (
+            "lora_cache_host_memory_bytes",
+            &["0", "35184372088832"],
+            &["-1", "1e9", "35184372088833"],
         ),
         (
             "logits_memory_bytes",

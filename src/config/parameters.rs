@@ -113,8 +113,8 @@ mod tests {
         let parameters = [
             ("gpu_weights_percent", "all weights are in the memory"),
             (
-                "lora_cache_max_adapter_size",
-                "LoRA adapters are not supported yet",
+                "lora_cache_gpu_memory_fraction",
+                "adapters are not supported on GPUs yet",
             ),
             ("FORCE_CPU_ONLY_INPUT_TENSORS", "host memory"),
         ];

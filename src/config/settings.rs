@@ -78,6 +78,12 @@ pub struct Settings {
     pub kv_cache_host_memory_bytes: u64,
     /// `kv_cache_file`
     pub kv_cache_file: Option<PathBuf>,
+    /// `lora_dir`
+    pub lora_dir: Option<PathBuf>,
+    /// `lora_cache_max_adapter_size`
+    pub lora_cache_max_adapter_size: u32,
+    /// `lora_cache_host_memory_bytes`
+    pub lora_cache_host_memory_bytes: u64,
     /// `enable_chunked_context`; None: if possible
     pub enable_chunked_context: Option<bool>,
     /// `logits_memory_bytes`
@@ -158,6 +164,9 @@ impl Default for Settings {
             kv_cache_free_mem_fraction: 0.5,
             kv_cache_host_memory_bytes: 0,
             kv_cache_file: None,
+            lora_dir: None,
+            lora_cache_max_adapter_size: 64,
+            lora_cache_host_memory_bytes: 1 << 30,
             enable_chunked_context: None,
             logits_memory_bytes: 1 << 30,
             logits_post_processor_library: None,

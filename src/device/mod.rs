@@ -5,6 +5,7 @@
 //! e4m3.rs                     floats of 8 bits
 //! attention.rs rope.rs        heads, windows and sinks, rotary angles
 //! kv_layout.rs kv_batch.rs    the blocks of a KV cache, and which of them a step uses
+//! low_rank.rs                 adapters
 //! operands.rs packed.rs       what operations are given; packed weights as bytes
 //! pool/ disjoint_slice.rs     the host's threads
 //! cpu/ cuda/                  the operations on CPU, and on NVIDIA GPUs
@@ -20,6 +21,7 @@ mod disjoint_slice;
 mod e4m3;
 mod kv_batch;
 mod kv_layout;
+mod low_rank;
 mod matrix;
 mod operands;
 mod packed;
@@ -37,6 +39,7 @@ pub use attention::{AttentionParams, HeadShape, QkNorm, QkNormWidth};
 pub use e4m3::{MAX_E4M3, from_e4m3, to_e4m3};
 pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout};
+pub use low_rank::{AdaptedRows, AdapterRun, AdapterWeights, LowRank};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
     Activation, DeviceSample, EmbeddingTable, FirstStep, Linear, LogitsTransform, Norm, Output,
@@ -104,6 +107,9 @@ pub trait Device: Sized {
 
     /// Whether it multiplies with weights of [`CodeBits::Fp8`]. If not, they become bf16.
     const HAS_FP8: bool = false;
+
+    /// Whether it adds [adapters](AdapterWeights) to projections.
+    const HAS_ADAPTERS: bool = false;
 
     /// Opens the device.
     ///
@@ -334,6 +340,54 @@ pub trait Device: Sized {
         activation: Activation,
         out: &mut Self::Inputs,
     );
+
+    /// Adds to rows of a projection of `x` what adapters make of these rows.
+    ///
+    /// # Panics
+    ///
+    /// If the device has no adapters.
+    fn add_adapters(
+        &mut self,
+        _x: &Self::Inputs,
+        _adapted: AdaptedRows<'_>,
+        _out: &mut Self::Sums,
+    ) {
+        unreachable!("the device has no adapters");
+    }
+
+    /// As [`Device::project_gated`]; adapters are added to gate and up.
+    ///
+    /// # Panics
+    ///
+    /// If the device has no adapters.
+    fn project_gated_adapted(
+        &mut self,
+        _num_rows: usize,
+        _x: &Self::Inputs,
+        _linear: &Linear<Self>,
+        _activation: Activation,
+        _adapted: AdaptedRows<'_>,
+        _out: &mut Self::Inputs,
+    ) {
+        unreachable!("the device has no adapters");
+    }
+
+    /// As [`Device::project_activated`]; adapters are added in front of the activation.
+    ///
+    /// # Panics
+    ///
+    /// If the device has no adapters.
+    fn project_activated_adapted(
+        &mut self,
+        _num_rows: usize,
+        _x: &Self::Inputs,
+        _linear: &Linear<Self>,
+        _activation: Activation,
+        _adapted: AdaptedRows<'_>,
+        _out: &mut Self::Inputs,
+    ) {
+        unreachable!("the device has no adapters");
+    }
 
     /// Normalises the queries and keys of `qkv` if the model does so, rotates them, writes the queries to
     /// `q` and stores keys and values in a layer of the cache. `qkv` may hold anything afterwards.

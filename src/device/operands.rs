@@ -3,6 +3,7 @@
 use super::Device;
 use super::attention::{HeadShape, QkNorm};
 use super::kv_batch::KvSpan;
+use super::low_rank::AdapterRun;
 use crate::base::{BlockId, TokenId};
 use crate::sampling::{DeviceSampling, SampleError};
 
@@ -25,6 +26,10 @@ pub struct StepInputs<'a> {
     pub sampling: &'a [Option<DeviceSampling>],
     /// The words of the lists of [`StepInputs::sampling`].
     pub change_lists: &'a [u32],
+    /// The tokens that have an adapter, by row.
+    pub adapters: &'a [AdapterRun],
+    /// Which of the kept rows have one, as indices into `kept_rows`.
+    pub kept_adapters: &'a [AdapterRun],
     /// Whether [`Device::context_logits`] is called in this step.
     pub has_context_logits: bool,
 }
@@ -148,6 +153,8 @@ pub struct Linear<D: Device> {
     pub matrix: D::Matrix,
     /// The biases of all outputs.
     pub bias: Option<D::Vector>,
+    /// Its place in the weights of adapters; `None` if they have none for it.
+    pub place: Option<usize>,
 }
 
 /// Where the rows of the token embedding are.

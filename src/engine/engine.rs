@@ -240,6 +240,7 @@ impl Engine {
         if let Some(lockstep) = &mut self.lockstep {
             lockstep.count_generated(num_generated);
         }
+        step.forget_sequences();
         self.spare_steps.push(step);
         self.end_batch_if_over();
         events.append(&mut self.events);

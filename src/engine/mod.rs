@@ -21,6 +21,7 @@
 //! table_rows.rs       its block tables
 //! recorder.rs         what is counted, and the record of a step
 //! room.rs             what further requests can have in the next step
+//! adapter.rs          the adapter that a sequence is computed with
 //! config.rs request.rs plan.rs output.rs extra_outputs.rs stats.rs    what goes in and out: plain data
 //! ```
 //!
@@ -42,6 +43,7 @@
 #![forbid(unsafe_code)]
 
 mod active;
+mod adapter;
 mod apply;
 mod beam;
 mod beams;
@@ -73,6 +75,7 @@ mod stats;
 mod step;
 mod table_rows;
 
+pub use adapter::Adapter;
 pub use config::{BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig};
 pub use draft::{
     DraftOptions, DraftTotals, MAX_DRAFT_TOKENS, MAX_NGRAM, PromptLookup, Speculation,

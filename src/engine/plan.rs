@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use crate::base::{BlockId, BlockSize, HostBlockId, SeqSlot, SequenceId, TokenId, Tokens};
-use crate::engine::OutputOptions;
 use crate::engine::sequence_tokens::SequenceTokens;
+use crate::engine::{Adapter, OutputOptions};
 use crate::sampling::{PlainSampling, SamplingInput};
 
 /// The part of a step that belongs to one sequence, or to one of its beams.
@@ -44,6 +44,8 @@ pub struct PlannedSequence {
     /// Whether its only token is the one that the step before this one samples for the sequence in `slot`, so that
     /// `token_ids` does not have it: 0 is in its place.
     pub is_ahead: bool,
+    /// The adapter that it is computed with.
+    pub adapter: Option<Adapter>,
 }
 
 /// Keys and values to be copied to a block of one sequence from a block of which it shares only the beginning.

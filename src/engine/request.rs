@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::base::{ClientId, SequenceId, TokenId, Tokens};
-use crate::engine::{DraftOptions, OutputOptions, ReuseOptions};
+use crate::engine::{Adapter, DraftOptions, OutputOptions, ReuseOptions};
 use crate::sampling::{SamplingParams, StopRule};
 
 /// A request for one sequence: its prompt, its limits, and how its tokens are chosen.
@@ -22,6 +22,8 @@ pub struct NewRequest {
     /// Smaller numbers go first, and equal ones in order of arrival. The queue is in this order, and the
     /// sequence with the largest number is paused first.
     pub priority: i32,
+    /// The adapter that it is computed with.
+    pub adapter: Option<Adapter>,
     /// Which blocks it shares with other sequences.
     pub reuse: ReuseOptions,
     /// The requested extra outputs.
@@ -40,6 +42,7 @@ impl NewRequest {
             stop: StopRule::at_length(max_new_tokens),
             sampling: Arc::default(),
             priority: 0,
+            adapter: None,
             reuse: ReuseOptions::default(),
             outputs: OutputOptions::default(),
             drafts: DraftOptions::default(),

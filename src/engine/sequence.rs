@@ -21,7 +21,8 @@ use crate::engine::draft::Drafter;
 use crate::engine::kv::{BlockTable, KvCacheManager};
 use crate::engine::sequence_tokens::SequenceTokens;
 use crate::engine::{
-    BeamCandidates, Event, ExtraOutputs, KvBlocks, NewRequest, ReuseOptions, Sampled, Speculation,
+    Adapter, BeamCandidates, Event, ExtraOutputs, KvBlocks, NewRequest, ReuseOptions, Sampled,
+    Speculation,
 };
 use crate::sampling::{FinishReason, Hypothesis, PlainSampling, SamplingParams};
 
@@ -48,7 +49,7 @@ pub(super) struct Sequence {
     /// The number of tokens whose keys and values are in the cache. Where steps are planned ahead, those that a step which
     /// is out computes are counted already.
     computed: Tokens,
-    micro_batch: u8,
+    micro_batch: MicroBatch,
     /// The steps that it is in and that have not been applied.
     num_out: u8,
     /// Why it has ended; set only while it waits for the rest of its lockstep batch.
@@ -61,11 +62,39 @@ pub(super) struct Sequence {
 
 const _: () = assert!(size_of::<Option<Sequence>>() == 64);
 
+/// The micro-batch of a sequence, and whether the sequence has an adapter: in one byte, for the cache line has no other.
+#[derive(Clone, Copy)]
+struct MicroBatch(u8);
+
+impl MicroBatch {
+    const ADAPTER: u8 = 1 << 7;
+
+    fn new(has_adapter: bool) -> Self {
+        Self(if has_adapter { Self::ADAPTER } else { 0 })
+    }
+
+    #[inline]
+    fn has_adapter(self) -> bool {
+        self.0 & Self::ADAPTER != 0
+    }
+
+    #[inline]
+    fn index(self) -> usize {
+        usize::from(self.0 & !Self::ADAPTER)
+    }
+
+    fn set(&mut self, index: usize) {
+        let index = u8::try_from(index).expect("there are two at most");
+        self.0 = self.0 & Self::ADAPTER | index;
+    }
+}
+
 /// The fields that a generation step does not read.
 struct Details {
     rank: Rank,
     num_prompt_tokens: Tokens,
     max_kv_len: Tokens,
+    adapter: Option<Adapter>,
     reuse: ReuseOptions,
     /// Blocks that it had used when it was paused last.
     kv_before: KvBlocks,
@@ -115,7 +144,7 @@ impl Sequence {
             first: Beam::new(tokens, blocks),
             context: num_prompt_tokens,
             computed: Tokens::ZERO,
-            micro_batch: 0,
+            micro_batch: MicroBatch::new(request.adapter.is_some()),
             num_out: 0,
             ended: None,
             is_plain: beams.is_none() && drafter.is_none() && !has_extra_outputs,
@@ -123,6 +152,7 @@ impl Sequence {
                 rank,
                 num_prompt_tokens,
                 max_kv_len,
+                adapter: request.adapter,
                 reuse: request.reuse,
                 kv_before: KvBlocks::default(),
                 num_reused: Blocks::ZERO,
@@ -157,6 +187,15 @@ impl Sequence {
     /// Which blocks it shares with other sequences.
     pub(super) fn reuse(&self) -> &ReuseOptions {
         &self.details.reuse
+    }
+
+    /// The adapter that it is computed with.
+    #[inline]
+    pub(super) fn adapter(&self) -> Option<&Adapter> {
+        match self.micro_batch.has_adapter() {
+            true => self.details.adapter.as_ref(),
+            false => None,
+        }
     }
 
     /// Whether each step yields one token and nothing else: no beams, no drafts, no extra outputs.
@@ -253,7 +292,7 @@ impl Sequence {
     /// Its micro-batch.
     #[inline]
     pub(super) fn micro_batch(&self) -> usize {
-        usize::from(self.micro_batch)
+        self.micro_batch.index()
     }
 
     /// Whether it takes part in the steps of `micro_batch`.
@@ -276,7 +315,7 @@ impl Sequence {
     /// Admits or resumes it: takes the blocks of its context, and shares those that are found in the cache.
     pub(super) fn start(&mut self, micro_batch: usize, kv: &mut KvCacheManager) {
         debug_assert_eq!(self.computed, Tokens::ZERO, "{} holds blocks", self.id);
-        self.micro_batch = u8::try_from(micro_batch).expect("there are two at most");
+        self.micro_batch.set(micro_batch);
         let num_reused = kv.totals().num_reused_blocks;
         self.computed = self.first.reserve(&self.details.reuse, kv);
         let num_reused = kv.totals().num_reused_blocks - num_reused;

@@ -259,6 +259,7 @@ impl Step {
             samples,
             num_drafts: 0,
             is_ahead: false,
+            adapter: sequence.adapter().cloned(),
         });
         self.sequences.last_mut().expect("just now")
     }
@@ -278,6 +279,11 @@ impl Step {
             });
             self.open_call = end;
         }
+    }
+
+    /// Forgets the sequences of a step that has landed, whose adapters others may use now.
+    pub(super) fn forget_sequences(&mut self) {
+        self.sequences.clear();
     }
 
     /// The planned sequences, each with its tokens, to be taken back, unless it was planned ahead.

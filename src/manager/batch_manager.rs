@@ -31,6 +31,8 @@ pub struct BatchManager {
     has_logits: bool,
     /// Whether requests may have logits processors.
     allows_processors: bool,
+    /// Whether requests may have adapters.
+    has_adapters: bool,
     kv_file: Option<KvFile>,
 }
 
@@ -59,6 +61,7 @@ impl BatchManager {
         kv_file: Option<KvFile>,
     ) -> std::io::Result<Self> {
         let (vocab_size, has_logits) = (runner.vocab_size(), runner.has_logits());
+        let has_adapters = runner.has_adapters();
         let allows_processors = has_logits && !config.is_lockstep();
         assert!(
             runner.can_run_ahead() || !config.plan_ahead,
@@ -79,6 +82,7 @@ impl BatchManager {
             vocab_size,
             has_logits,
             allows_processors,
+            has_adapters,
         })
     }
 
@@ -86,7 +90,7 @@ impl BatchManager {
     ///
     /// # Errors
     /// A request that could never run, or with a token outside the vocabulary. A request with a logits processor in
-    /// lockstep. A request for a logits processor, guided decoding, log-probabilities or logits if the runner has none.
+    /// lockstep. A request with an adapter, on a GPU. A request for a logits processor, guided decoding, log-probabilities or logits if the runner has none.
     ///
     /// # Panics
     /// As for [`Engine::add`](crate::engine::Engine::add).
@@ -101,6 +105,11 @@ impl BatchManager {
         if request.sampling.logits_processor.is_some() && !self.allows_processors {
             return Err(RequestError::Invalid(
                 "a logits processor needs a model and in-flight batching".to_owned(),
+            ));
+        }
+        if request.adapter.is_some() && !self.has_adapters {
+            return Err(RequestError::Invalid(
+                "an adapter needs a model that runs on the CPU".to_owned(),
             ));
         }
         if request.outputs.needs_logits() && !self.has_logits {

@@ -1,6 +1,7 @@
 //! L6: the batch manager as one object: an engine that decides and a runner that computes.
 //!
 //! ```text
+//! adapters/          adapters that requests name
 //! batch_manager.rs   BatchManager: requests in, tokens out
 //! step_loop.rs       launching and landing steps, with a runner or in virtual time
 //! step_runner.rs     a runner that computes them
@@ -21,6 +22,7 @@
 //! driver does. One without passes its callbacks to [`serve()`] or to a [`ManagerThread`], or uses an [`Executor`].
 //! `crates/embed/` is a [`TensorLayer`] and a [`TensorExecutor`] for applications in C.
 
+mod adapters;
 mod ahead_runner;
 mod batch_manager;
 mod callbacks;
@@ -36,6 +38,7 @@ mod step_runner;
 mod tensors;
 mod thread;
 
+pub use adapters::{AdapterFolders, AdapterLoad, AdapterStore, LoadedAdapter};
 pub use batch_manager::BatchManager;
 pub use callbacks::{Callbacks, Response, Submission};
 pub use executor::{Executor, ExecutorOptions, OwnedResponse};

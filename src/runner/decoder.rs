@@ -110,7 +110,11 @@ impl<D: Device> Decoder<D> {
         inputs: StepInputs<'_>,
         probe: &mut impl Probe,
     ) {
-        let run = &mut Probed { device, probe };
+        let run = &mut Probed {
+            device,
+            probe,
+            adapters: inputs.adapters,
+        };
         let mut num_rows = inputs.token_ids.len();
         let weights = &self.weights;
         let (table, positions) = (weights.embedding(), weights.positions());
@@ -129,6 +133,7 @@ impl<D: Device> Decoder<D> {
                 }
                 let attended = &mut self.buffers.attended;
                 self.residual.keep_rows(run.device, step, attended);
+                run.adapters = inputs.kept_adapters;
             }
             self.end_layer(run, index, num_rows, is_last);
         }

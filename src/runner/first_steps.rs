@@ -71,6 +71,8 @@ fn compute_one<D: Device>(
         in_flight: &[],
         sampling: &vec![None; num_sequences],
         change_lists: &[],
+        adapters: &[],
+        kept_adapters: &[],
         has_context_logits: false,
     };
     let step = device.begin_step(cache, inputs);

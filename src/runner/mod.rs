@@ -11,6 +11,7 @@
 //! weight_cache.rs rounded weights, kept in a file for the next load
 //! weights.rs      all weights, packed
 //! first_steps.rs  steps before the first request, which prepare a device
+//! adapter.rs      the weights of an adapter, packed for the places of a model
 //! decoder.rs      the forward pass over the packed tokens of a step, on any device
 //! residual.rs     the residual stream between its operations
 //! model_runner.rs ModelRunner: plan -> forward pass -> logits -> sampled tokens
@@ -26,6 +27,7 @@
 //! A runner computes what a [`StepPlan`] says and samples the next tokens. It never sees queues,
 //! policies or how requests end, and all it keeps of a sequence are the keys and values in its blocks.
 
+mod adapter;
 mod decoder;
 mod families;
 mod first_steps;
@@ -56,6 +58,7 @@ use crate::device::cpu::Cpu;
 use crate::device::cuda::Cuda;
 use crate::engine::{BlockMove, StepOutput, StepPlan};
 
+pub use adapter::{PreparedAdapter, UsedAdapter};
 pub use kv_file::KvFile;
 pub use limits::{AttentionWindows, RunnerLimits};
 pub use model_runner::ModelRunner;
@@ -163,6 +166,15 @@ impl Runner {
             Self::Cpu(runner) => runner.description(),
             Self::Cuda(runner) => runner.description(),
             Self::Synthetic(_) => "hashes".to_owned(),
+        }
+    }
+
+    /// Whether its sequences may have adapters.
+    pub fn has_adapters(&self) -> bool {
+        match self {
+            Self::Cpu(runner) => runner.has_adapters(),
+            Self::Cuda(runner) => runner.has_adapters(),
+            Self::Synthetic(_) => false,
         }
     }
 

@@ -290,6 +290,11 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         logits.map_or(&[], |logits| logits)
     }
 
+    /// Whether its sequences may have adapters.
+    pub fn has_adapters(&self) -> bool {
+        D::HAS_ADAPTERS
+    }
+
     /// What it computes with.
     pub fn description(&self) -> String {
         self.device.description()
@@ -375,6 +380,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         device.sample(&step, &mut self.logits);
         device.end_step(step);
         device.keep_samples(&mut self.logits, layout.num_sampled_rows());
+        layout.forget_adapters();
     }
 }
 

@@ -4,7 +4,9 @@ use super::probe::{Operation, Probe, Work};
 use super::spec::{ModelSpec, NormKind, NormSpec};
 use super::weights::NormWeights;
 use crate::base::LoadError;
-use crate::device::{Activation, Device, EmbeddingTable, Linear, Norm, Output};
+use crate::device::{
+    Activation, AdaptedRows, AdapterRun, Device, EmbeddingTable, Linear, Norm, Output,
+};
 
 /// The hidden states of a step, and their normalised form, which the next projection reads.
 ///
@@ -21,10 +23,11 @@ pub(super) struct ResidualStream<D: Device> {
     result: Option<D::Sums>,
 }
 
-/// A device and the profiling probe.
+/// A device, the profiling probe, and the rows that have adapters.
 pub(super) struct Probed<'a, D, P> {
     pub device: &'a mut D,
     pub probe: &'a mut P,
+    pub adapters: &'a [AdapterRun],
 }
 
 impl<D: Device> ResidualStream<D> {
@@ -106,12 +109,14 @@ impl<D: Device> ResidualStream<D> {
             _ => {
                 run.device
                     .project(num_rows, x, linear, Output::Add, &mut self.hidden);
+                run.add_adapters(x, linear, &mut self.hidden);
                 run.probe.ended(operation, work);
                 return self.norm(run, num_rows, next);
             }
         };
         run.device
             .project(num_rows, x, linear, Output::Store, result);
+        run.add_adapters(x, linear, result);
         run.device.all_reduce(num_rows, result);
         run.probe.ended(operation, work);
         if after.is_some() {
@@ -141,8 +146,10 @@ impl<D: Device> ResidualStream<D> {
             _ => (&mut self.hidden, Output::Add),
         };
         run.device.project(num_rows, attended, o, first, sums);
+        run.add_adapters(attended, o, sums);
         run.probe.ended(Operation::O, || work(o));
         run.device.project(num_rows, inner, down, Output::Add, sums);
+        run.add_adapters(inner, down, sums);
         if self.has_whole_sums {
             run.probe.ended(Operation::Down, || work(down));
             return self.norm(run, num_rows, next);
@@ -170,7 +177,7 @@ impl<D: Device> ResidualStream<D> {
     }
 }
 
-impl<D: Device, P: Probe> Probed<'_, D, P> {
+impl<'a, D: Device, P: Probe> Probed<'a, D, P> {
     /// Queries, keys and values: `out = linear(x)`.
     pub fn project_qkv(
         &mut self,
@@ -180,6 +187,7 @@ impl<D: Device, P: Probe> Probed<'_, D, P> {
         out: &mut D::Sums,
     ) {
         self.device.project(num_rows, x, linear, Output::Store, out);
+        self.add_adapters(x, linear, out);
         self.probe.ended(Operation::Qkv, || {
             Work::product(num_rows, &linear.matrix, false)
         });
@@ -194,8 +202,14 @@ impl<D: Device, P: Probe> Probed<'_, D, P> {
         activation: Activation,
         out: &mut D::Inputs,
     ) {
-        self.device
-            .project_gated(num_rows, x, linear, activation, out);
+        match self.adapted_rows(linear) {
+            None => self
+                .device
+                .project_gated(num_rows, x, linear, activation, out),
+            Some(adapted) => self
+                .device
+                .project_gated_adapted(num_rows, x, linear, activation, adapted, out),
+        }
         self.probe.ended(Operation::GateUp, || {
             Work::gated_product(num_rows, &linear.matrix)
         });
@@ -210,11 +224,31 @@ impl<D: Device, P: Probe> Probed<'_, D, P> {
         activation: Activation,
         out: &mut D::Inputs,
     ) {
-        self.device
-            .project_activated(num_rows, x, linear, activation, out);
+        match self.adapted_rows(linear) {
+            None => self
+                .device
+                .project_activated(num_rows, x, linear, activation, out),
+            Some(adapted) => self
+                .device
+                .project_activated_adapted(num_rows, x, linear, activation, adapted, out),
+        }
         self.probe.ended(Operation::GateUp, || {
             Work::product(num_rows, &linear.matrix, false)
         });
+    }
+
+    /// Adds what the adapters of some rows make of `x` to a projection of it.
+    fn add_adapters(&mut self, x: &D::Inputs, linear: &Linear<D>, out: &mut D::Sums) {
+        if let Some(adapted) = self.adapted_rows(linear) {
+            self.device.add_adapters(x, adapted, out);
+        }
+    }
+
+    /// The rows of a projection that have adapters, if there are any.
+    fn adapted_rows(&self, linear: &Linear<D>) -> Option<AdaptedRows<'a>> {
+        let runs = self.adapters;
+        let place = linear.place.filter(|_| !runs.is_empty())?;
+        Some(AdaptedRows { runs, place })
     }
 }
 

@@ -290,6 +290,18 @@ impl ModelSpec {
         self.layers.len()
     }
 
+    /// All projections of all layers.
+    pub fn projections(&self) -> impl Iterator<Item = (usize, &Projection)> {
+        let layers = self.layers.iter().enumerate();
+        layers.flat_map(|(index, layer)| layer.projections().map(move |it| (index, it)))
+    }
+
+    /// The place of one of [these](ModelSpec::projections) among them; `None` if it is another.
+    pub fn place_of(&self, projection: &Projection) -> Option<usize> {
+        self.projections()
+            .position(|(_, other)| std::ptr::eq(other, projection))
+    }
+
     /// Width of all query heads.
     pub fn q_width(&self) -> usize {
         self.num_heads * self.head_dim

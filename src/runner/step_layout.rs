@@ -9,10 +9,12 @@
 //! D is the row of a draft. A token is sampled from it if the row before has chosen that draft.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use super::adapter::UsedAdapter;
 use super::limits::RunnerLimits;
 use crate::base::SeqSlot;
-use crate::device::{KvSpan, StepInputs, TokenInFlight};
+use crate::device::{AdapterRun, AdapterWeights, KvSpan, StepInputs, TokenInFlight};
 use crate::engine::StepPlan;
 use crate::sampling::{ChangeLists, DeviceSampling};
 
@@ -34,6 +36,10 @@ pub(super) struct StepLayout {
     sampling: Vec<Option<DeviceSampling>>,
     change_lists: ChangeLists,
     contexts: Vec<ContextRows>,
+    /// The tokens that have an adapter, by row.
+    adapters: Vec<AdapterRun>,
+    /// The kept rows that have one, as indices of kept rows.
+    kept_adapters: Vec<AdapterRun>,
 }
 
 /// The sampled rows of the sequences of a step, by slot.
@@ -86,6 +92,8 @@ impl StepLayout {
             sampling: Vec::with_capacity(max_sampled_rows),
             change_lists: ChangeLists::new(max_sequences, limits.max_seq_len.index()),
             contexts: Vec::new(),
+            adapters: Vec::new(),
+            kept_adapters: Vec::new(),
         }
     }
 
@@ -101,12 +109,14 @@ impl StepLayout {
         self.sampling.clear();
         self.change_lists.clear();
         self.contexts.clear();
+        self.forget_adapters();
         for (index, sequence) in plan.sequences.iter().enumerate() {
             self.spans.push(KvSpan {
                 tokens: sequence.tokens.clone(),
                 kv_len: sequence.kv_len,
                 block_table: sequence.block_table.clone(),
             });
+            let first_kept = self.kept_rows.len() as u32;
             let context_logits = plan.context_logits(index);
             if !context_logits.is_empty() {
                 let start = self.kept_rows.len();
@@ -127,7 +137,22 @@ impl StepLayout {
                     self.sampled_rows.push(self.kept_rows.len() as u32 - 1);
                 }
             }
+            if let Some(adapter) = &sequence.adapter {
+                let adapter = adapter.contents::<UsedAdapter>();
+                let weights = adapter.expect("an adapter of this runner").weights();
+                add_run(&mut self.adapters, weights, sequence.tokens.clone());
+                let kept = first_kept..self.kept_rows.len() as u32;
+                if !kept.is_empty() {
+                    add_run(&mut self.kept_adapters, weights, kept);
+                }
+            }
         }
+    }
+
+    /// Lets go of the adapters of the step, which has been computed.
+    pub fn forget_adapters(&mut self) {
+        self.adapters.clear();
+        self.kept_adapters.clear();
     }
 
     /// Adds how a device may sample the tokens of `plan`, whose layout this is: wherever nothing but the token is wanted,
@@ -192,6 +217,8 @@ impl StepLayout {
             in_flight: &self.in_flight,
             sampling: &self.sampling,
             change_lists: self.change_lists.words(),
+            adapters: &self.adapters,
+            kept_adapters: &self.kept_adapters,
             has_context_logits: !self.contexts.is_empty(),
         }
     }
@@ -214,5 +241,18 @@ impl StepLayout {
     /// The sequences with context logits, in order.
     pub fn contexts(&self) -> &[ContextRows] {
         &self.contexts
+    }
+}
+
+/// Appends rows with an adapter, to those before them if they have the same.
+fn add_run(runs: &mut Vec<AdapterRun>, weights: &Arc<AdapterWeights>, rows: Range<u32>) {
+    match runs.last_mut() {
+        Some(last) if last.rows.end == rows.start && Arc::ptr_eq(&last.weights, weights) => {
+            last.rows.end = rows.end;
+        }
+        _ => runs.push(AdapterRun {
+            weights: Arc::clone(weights),
+            rows,
+        }),
     }
 }

@@ -49,6 +49,8 @@ pub(super) struct ProjectionSource<'a> {
     /// None, or one for each matrix.
     pub(super) biases: Vec<Tensor<'a>>,
     pub(super) stacking: Stacking,
+    /// Its place in the weights of adapters.
+    pub(super) place: Option<usize>,
 }
 
 impl<'a> WeightSources<'a> {
@@ -137,7 +139,11 @@ impl<'a> LayerSource<'a> {
         let norm = |name, kind: &NormSpec, len| {
             NormSource::find(tensors, kind, Module::of_layer(index, name), len)
         };
-        let find = |projection| ProjectionSource::find(tensors, index, projection);
+        let find = |projection| {
+            let source = ProjectionSource::find(tensors, index, projection)?;
+            let place = spec.place_of(projection);
+            Ok(ProjectionSource { place, ..source })
+        };
         let LayerSpec {
             norms,
             attention,
@@ -210,6 +216,7 @@ impl<'a> ProjectionSource<'a> {
             matrices: Vec::new(),
             biases: Vec::new(),
             stacking: projection.stacking,
+            place: None,
         };
         for part in &projection.parts {
             let module = Module::of_layer(layer, part.module);

@@ -193,6 +193,7 @@ impl ProjectionSource<'_> {
                 false => Some(packer.upload_bias(&self.biases)?),
             },
             matrix: packer.pack(&self.matrices, self.stacking)?,
+            place: self.place,
         })
     }
 }

@@ -123,6 +123,7 @@ impl TestRequest {
                     .then(|| StopText(Arc::new(StopsAtSevens::default()))),
                 ..SamplingParams::default()
             }),
+            adapter: None,
             priority: self.priority,
             reuse: self.reuse.clone(),
             outputs: self.outputs,

@@ -56,7 +56,7 @@ fn an_adapter_is_rejected_instead_of_ignored() {
         let copy = Copy::of(name);
         let adapter = copy.path("adapter_config.json");
         fs::write(adapter, r#"{"peft_type": "LORA"}"#).expect("written");
-        copy.refused(&["adapter_config.json", "not supported yet", "merge"]);
+        copy.refused(&["adapter_config.json", "no model by itself", "merge"]);
     }
 }
 

@@ -18,7 +18,7 @@ use crate::support::{Happened, Request, Served, Setup, serve, serve_alone, simds
 const MODELS: [&str; 3] = ["llama3", "qwen2", "qwen3"];
 
 /// Requests of many lengths, some greedy and some sampled, that arrive over a few steps.
-fn requests() -> Vec<Request> {
+pub fn requests() -> Vec<Request> {
     let prompt_lens = [1, 17, 40, 3, 64, 16, 33, 5, 15, 50];
     prompt_lens
         .into_iter()
@@ -52,6 +52,7 @@ fn requests() -> Vec<Request> {
                 beams: None,
             },
             drafts: DraftOptions::default(),
+            adapter: None,
             arrival: index / 2,
         })
         .collect()
@@ -129,7 +130,7 @@ fn each_as_alone(name: &str, setup: &Setup, requests: &[Request]) -> Happened {
     happened
 }
 
-fn assert_same_bits(served: &Served, expected: &Served, what: &str) {
+pub fn assert_same_bits(served: &Served, expected: &Served, what: &str) {
     assert_eq!(served.tokens, expected.tokens, "{what}: tokens");
     assert_eq!(served.hypotheses, expected.hypotheses, "{what}: hypotheses");
     for (served, expected) in served.hypotheses.iter().zip(&expected.hypotheses) {

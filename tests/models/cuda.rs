@@ -150,6 +150,8 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 in_flight: &[],
                 sampling: &vec![None; num_rows],
                 change_lists: &[],
+                adapters: &[],
+                kept_adapters: &[],
                 has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);
@@ -381,6 +383,8 @@ fn a_gpu_leaves_rows_to_the_host() {
                 in_flight: &[],
                 sampling: &sampling,
                 change_lists: lists.words(),
+                adapters: &[],
+                kept_adapters: &[],
                 has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);

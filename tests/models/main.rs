@@ -1,5 +1,6 @@
 //! Real checkpoints through the real engine and the CPU runner.
 
+mod adapters;
 mod bad_checkpoints;
 mod batching;
 mod beams;

@@ -10,10 +10,10 @@ use std::ops::Range;
 use half::{bf16, f16};
 use triton_inflight::base::{BlockId, HostBlockId, LoadError, StepError};
 use triton_inflight::device::{
-    Activation, AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, HeadShape, KvBatch,
-    KvDtype, KvLayout, Linear, LogitsTransform, Norm, NotFinite, Output, PackedWeights, Pool,
-    QkNorm, QkNormWidth, QuantisedRow, QuantisedRows, RopeParams, RopeTable, Stacking,
-    StepCapacity, StepInputs,
+    Activation, AdaptedRows, AdapterRun, AttentionParams, Device, Dtype, EmbeddingTable, FloatRows,
+    HeadShape, KvBatch, KvDtype, KvLayout, Linear, LogitsTransform, Norm, NotFinite, Output,
+    PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRow, QuantisedRows, RopeParams, RopeTable,
+    Stacking, StepCapacity, StepInputs,
 };
 
 /// A device of plain loops.
@@ -182,6 +182,8 @@ impl Device for Reference {
     type Step<'a> = Step<'a>;
 
     const HAS_FP8: bool = true;
+
+    const HAS_ADAPTERS: bool = true;
 
     fn open(options: &ReferenceOptions) -> Result<Self, LoadError> {
         Ok(Self {
@@ -485,6 +487,63 @@ impl Device for Reference {
         }
     }
 
+    fn add_adapters(&mut self, x: &Rows, adapted: AdaptedRows<'_>, out: &mut Rows) {
+        for run in adapted.runs {
+            for row in run.rows.clone().map(|row| row as usize) {
+                for column in 0..out.width {
+                    let before = exact(out.row(row)[column]);
+                    let added = added(run, adapted.place, column, x.row(row));
+                    out.set(row, column, before + added);
+                }
+            }
+        }
+    }
+
+    fn project_gated_adapted(
+        &mut self,
+        num_rows: usize,
+        x: &Rows,
+        linear: &Linear<Self>,
+        activation: Activation,
+        adapted: AdaptedRows<'_>,
+        out: &mut Rows,
+    ) {
+        self.project_gated(num_rows, x, linear, activation, out);
+        let width = linear.matrix.n() / 2;
+        for run in adapted.runs {
+            for row in run.rows.clone().map(|row| row as usize) {
+                for column in 0..width {
+                    let [gate, up] = [column, width + column].map(|output| {
+                        linear_output(linear, output, x.row(row))
+                            + added(run, adapted.place, output, x.row(row))
+                    });
+                    out.set(row, column, activated(activation, gate) * up);
+                }
+            }
+        }
+    }
+
+    fn project_activated_adapted(
+        &mut self,
+        num_rows: usize,
+        x: &Rows,
+        linear: &Linear<Self>,
+        activation: Activation,
+        adapted: AdaptedRows<'_>,
+        out: &mut Rows,
+    ) {
+        self.project_activated(num_rows, x, linear, activation, out);
+        for run in adapted.runs {
+            for row in run.rows.clone().map(|row| row as usize) {
+                for column in 0..linear.matrix.n() {
+                    let added = added(run, adapted.place, column, x.row(row));
+                    let sum = linear_output(linear, column, x.row(row)) + added;
+                    out.set(row, column, activated(activation, sum));
+                }
+            }
+        }
+    }
+
     fn rope_and_store(
         &mut self,
         step: &Step<'_>,
@@ -709,6 +768,22 @@ fn bf16s(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
             bf16::from_f32(value).to_f32()
         })
         .collect()
+}
+
+/// What the adapter of a row of `x` adds to one output.
+fn added(run: &AdapterRun, place: usize, output: usize, x: &[f32]) -> f64 {
+    let parts = run.weights.at(place).iter();
+    let parts = parts.filter(|part| part.outputs().contains(&output));
+    let sums = parts.map(|part| {
+        let ranks = (0..part.rank()).map(|rank| {
+            let products = x.iter().enumerate();
+            let products = products.map(|(input, &x)| exact(x) * part.a(rank, input).to_f64());
+            let b = part.b(output - part.outputs().start, rank);
+            b.to_f64() * products.sum::<f64>()
+        });
+        f64::from(part.scale()) * ranks.sum::<f64>()
+    });
+    sums.sum()
 }
 
 fn linear_output(linear: &Linear<Reference>, output: usize, x: &[f32]) -> f64 {

@@ -8,9 +8,9 @@ use triton_inflight::base::{BlockId, BlockSize, Blocks, SequenceId, TokenId, Tok
 use triton_inflight::device::cpu::{CpuOptions, Simd};
 use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{
-    AttentionWindow, BatchingScheme, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
-    DraftTotals, Engine, EngineConfig, Event, NewRequest, OutputOptions, Sampled, Speculation,
-    StepOutput,
+    Adapter, AttentionWindow, BatchingScheme, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
+    DraftTotals, Engine, EngineConfig, Event, NewRequest, OutputOptions, ReuseOptions, Sampled,
+    Speculation, StepOutput,
 };
 use triton_inflight::runner::{
     AttentionWindows, CpuRunner, ModelRunner, ModelSource, RunnerLimits, SyntheticRunner,
@@ -198,6 +198,8 @@ pub struct Request {
     pub outputs: OutputOptions,
     /// Its draft tokens.
     pub drafts: DraftOptions,
+    /// The adapter that it is computed with.
+    pub adapter: Option<Adapter>,
     /// The step before which it arrives.
     pub arrival: usize,
 }
@@ -210,6 +212,7 @@ impl Request {
             sampling: SamplingParams::default(),
             outputs: OutputOptions::default(),
             drafts: DraftOptions::default(),
+            adapter: None,
             arrival: 0,
         }
     }
@@ -377,10 +380,16 @@ pub fn serve_alone(runner: &mut CpuRunner, setup: &Setup, request: &Request) -> 
 
 fn new_request(index: usize, request: &Request) -> NewRequest {
     let id = SequenceId(index as u64);
+    let adapter = request.adapter.as_ref();
     NewRequest {
+        reuse: ReuseOptions {
+            salt: adapter.map(|adapter| format!("{adapter:?}").into()),
+            ..ReuseOptions::default()
+        },
         sampling: Arc::new(request.sampling.clone()),
         outputs: request.outputs,
         drafts: request.drafts.clone(),
+        adapter: request.adapter.clone(),
         ..NewRequest::new(id, request.prompt.clone(), Tokens(request.max_new_tokens))
     }
 }

@@ -25,6 +25,8 @@ SCHEMA = {
     "additionalProperties": False,
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
 }
+# The names of the adapters that models.py writes.
+ADAPTERS = range(6)
 GRAMMAR = 'root ::= "(" root? ")" | [a-z]{1,5}'
 
 
@@ -110,6 +112,8 @@ def _seasoning(rng):
         lambda: {"cache_salt": f"tenant {rng.randint(1, 3)}"},
         lambda: {"kv_cache_reuse": rng.random() < 0.5},
         lambda: {"client_id": rng.randrange(2**62)},
+        lambda: {"lora_name": str(rng.choice(ADAPTERS))},
+        lambda: {"lora_task_id": rng.choice(ADAPTERS)},
         lambda: {"add": None},
         lambda: {"min_tokens": rng.randint(0, 8)},
         lambda: {"skip_special_tokens": rng.random() < 0.5, "spaces_between_special_tokens": rng.random() < 0.5},
@@ -124,6 +128,9 @@ def _seasoning(rng):
     for make in rng.sample(some, rng.choice([0, 1, 1, 2])):
         options.update(make())
     options.pop("add", None)
+    if "lora_name" in options:
+        # An adapter is named in one way.
+        options.pop("lora_task_id", None)
     return options
 
 

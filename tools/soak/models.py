@@ -1,6 +1,8 @@
 """The served models: both strategies, two instances, few blocks, speculation, and one that is loaded and
 unloaded."""
 
+from contents import ADAPTERS
+from harness.adapters import num_bytes_of_one, write_adapter
 from harness.repository import FULL_ANSWER, STORIES, TIGHT, add_model, add_synthetic
 
 IDS = 'input [{ name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }]'
@@ -10,7 +12,14 @@ OLDEST = (
     "oldest { max_candidate_sequences: 24 } }"
 )
 # Settings common to all models, and therefore to the reference server too.
-COMMON = {"max_beam_width": 4, "max_seq_len": 256, "num_threads": 2}
+COMMON = {
+    "max_beam_width": 4,
+    "max_seq_len": 256,
+    "num_threads": 2,
+    # Beside the repository. Half of the adapters have room.
+    "lora_dir": "../../adapters",
+    "lora_cache_host_memory_bytes": len(ADAPTERS) // 2 * num_bytes_of_one(),
+}
 BLOCKS = {"max_tokens_in_paged_kv_cache": 8192}
 # Blocks for a few requests only, as many as in the tests, with as many positions per request as the other
 # models.
@@ -28,6 +37,7 @@ CANCELLED_OVER_GRPC = "direct"
 
 def add_models(repository):
     """Writes the models of the server under load."""
+    add_adapters(repository)
     add_model(repository, "direct", {**COMMON, **BLOCKS}, fields=f"max_batch_size: 12 {TWO_INSTANCES}", checkpoint=STORIES)
     add_model(repository, "oldest", FEW_BLOCKS, fields=f"max_batch_size: 24 {OLDEST} {TWO_INSTANCES}", checkpoint=STORIES)
     guessing = {**COMMON, **BLOCKS, "speculation": "prompt_lookup", "enable_trt_overlap": "true"}
@@ -36,6 +46,14 @@ def add_models(repository):
     add_guest(repository, 0)
     steps = {"synthetic_step_us": 500, "max_seq_len": 256}
     add_synthetic(repository, "ids", steps, fields=f"max_batch_size: 12 {IDS} {TWO_INSTANCES}")
+
+
+def add_adapters(repository):
+    """Writes the adapters that contents name."""
+    for adapter in ADAPTERS:
+        folder = repository.parent / "adapters" / str(adapter)
+        if not folder.exists():
+            write_adapter(folder, adapter)
 
 
 def add_guest(repository, version):
@@ -50,6 +68,7 @@ def add_guest(repository, version):
 def add_reference(repository):
     """Writes the models of the reference server, which answers one request at a time, without reuse of
     earlier blocks."""
+    add_adapters(repository)
     plain = {**COMMON, "enable_kv_cache_reuse": "false"}
     add_model(repository, "full", plain, fields=f"max_batch_size: 12 {FULL_ANSWER}", checkpoint=STORIES)
     add_synthetic(repository, "ids", {"max_seq_len": 256, "synthetic_step_us": 0}, fields=f"max_batch_size: 12 {IDS} {FULL_ANSWER}")

@@ -72,6 +72,7 @@ fn product_flops(gpu: usize, context: &CudaContext, is_quick: bool) -> Result<f6
     let linear = Linear {
         matrix: random_matrix(&mut device, n, n)?,
         bias: None,
+        place: None,
     };
     let x = device.alloc_inputs(n, n)?;
     let mut out = device.alloc_sums(n, n)?;

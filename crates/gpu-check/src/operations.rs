@@ -108,6 +108,7 @@ impl Bench<'_> {
                 linears.push(Linear {
                     matrix: random_matrix(&mut device, n, k)?,
                     bias: None,
+                    place: None,
                 });
             }
             let x = device.alloc_inputs(num_rows, k)?;
@@ -423,6 +424,8 @@ impl OneStep {
             in_flight: &[],
             sampling: &self.sampling,
             change_lists: &self.change_lists,
+            adapters: &[],
+            kept_adapters: &[],
             has_context_logits: false,
         }
     }

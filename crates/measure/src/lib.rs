@@ -8,6 +8,7 @@
 //! machine.rs    the machine's limits, as a row
 //! figures.rs    medians and rounding
 //! engine.rs     `cargo xtask bench engine`: prompts and generation, row by row
+//! adapters.rs   `cargo xtask bench adapters`: what adapters add to a step
 //! profile.rs    `cargo xtask profile`: the time of a step by operation
 //! stopwatch.rs  the probe that times each operation
 //! divergence.rs divergence of logits from reference logits
@@ -16,6 +17,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod adapters;
 pub mod divergence;
 pub mod engine;
 pub mod figures;

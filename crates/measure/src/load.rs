@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use triton_inflight::base::{SequenceId, TokenId, Tokens};
 use triton_inflight::device::Device;
-use triton_inflight::engine::{Engine, EngineConfig, Event, NewRequest, StepOutput};
+use triton_inflight::engine::{Adapter, Engine, EngineConfig, Event, NewRequest, StepOutput};
 use triton_inflight::runner::{ModelRunner, Probe};
 
 use crate::Result;
@@ -39,11 +39,25 @@ impl Load {
     /// # Errors
     /// If a request is rejected.
     pub fn start(&self, vocab_size: usize, config: &EngineConfig) -> Result<Engine> {
+        self.start_with(vocab_size, config, &[])
+    }
+
+    /// The same; the requests have these adapters in turns.
+    fn start_with(
+        &self,
+        vocab_size: usize,
+        config: &EngineConfig,
+        adapters: &[Adapter],
+    ) -> Result<Engine> {
         let mut engine = Engine::new(config.clone());
         for request in 0..self.concurrency {
             let prompt = prompt(request, self.input, vocab_size as u32);
             let id = SequenceId(u64::from(request));
-            engine.add(NewRequest::new(id, prompt, Tokens(self.output)))?;
+            let adapter = adapters.iter().cycle().nth(request as usize);
+            engine.add(NewRequest {
+                adapter: adapter.cloned(),
+                ..NewRequest::new(id, prompt, Tokens(self.output))
+            })?;
         }
         Ok(engine)
     }
@@ -57,7 +71,20 @@ impl Load {
         runner: &mut ModelRunner<D, P>,
         config: &EngineConfig,
     ) -> Result<Outcome> {
-        let mut engine = self.start(runner.vocab_size(), config)?;
+        self.run_with(runner, config, &[])
+    }
+
+    /// The same; the requests have these adapters in turns.
+    ///
+    /// # Errors
+    /// As [`Load::run`].
+    pub fn run_with<D: Device, P: Probe>(
+        &self,
+        runner: &mut ModelRunner<D, P>,
+        config: &EngineConfig,
+        adapters: &[Adapter],
+    ) -> Result<Outcome> {
+        let mut engine = self.start_with(runner.vocab_size(), config, adapters)?;
         let num_tokens = self.output as usize;
         let mut moments = vec![Vec::with_capacity(num_tokens); self.concurrency as usize];
         let mut output = StepOutput::default();

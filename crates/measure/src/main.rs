@@ -3,13 +3,15 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use inflight_measure::{engine, profile, quality};
+use inflight_measure::{adapters, engine, profile, quality};
 
 #[derive(Parser)]
 #[command(name = "inflight-measure", about = "Measures the library in process")]
 enum Command {
     /// Measures prompt and generation throughput
     Engine(engine::Options),
+    /// Measures what adapters add to the time of a step
+    Adapters(adapters::Options),
     /// Measures the time of a step, operation by operation
     Profile(profile::Options),
     /// Measures the quality that quantised weights lose, on a text
@@ -19,6 +21,7 @@ enum Command {
 fn main() -> ExitCode {
     let measured = match Command::parse() {
         Command::Engine(options) => engine::run(&options),
+        Command::Adapters(options) => adapters::run(&options),
         Command::Profile(options) => profile::run(&options),
         Command::Quality(options) => quality::run(&options),
     };

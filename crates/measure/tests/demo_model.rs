@@ -181,3 +181,24 @@ fn rejects_bad_options_and_names_the_allowed_values() {
         assert!(error.contains(known), "{arguments:?}: {error}");
     }
 }
+
+#[test]
+fn adapters_prints_a_row_for_none_and_for_each_number() {
+    let arguments = [
+        "adapters",
+        "--json",
+        "--rounds=1",
+        "--concurrency=4",
+        "--adapters=1,4",
+        "--rank=5",
+        "--input=8",
+        "--output=6",
+    ];
+    let rows = rows(&measure(&arguments));
+    let adapters: Vec<_> = rows.iter().map(|row| &row["adapters"]).collect();
+    assert_eq!(adapters, [0, 1, 4], "{rows:?}");
+    assert_eq!(rows[0]["times_none"], 1.0);
+    for row in &rows {
+        assert!(row["step_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{row}");
+    }
+}

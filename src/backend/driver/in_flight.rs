@@ -12,8 +12,9 @@ use crate::backend::request::admission::Prepared;
 use crate::backend::request::branches::{Branches, NewBranches};
 use crate::backend::request::preparer::Preparation;
 use crate::backend::response::answer::Answer;
-use crate::base::{RequestId, SequenceId};
+use crate::base::{RequestError, RequestId, SequenceId};
 use crate::guidance::Compilation;
+use crate::manager::AdapterLoad;
 use crate::sampling::FinishReason;
 use crate::triton::{Error, ResponseFactory, Timestamps, now_ns};
 
@@ -49,8 +50,8 @@ pub struct InFlight {
 pub enum Stage {
     /// Its options are being parsed and its prompt tokenised.
     Preparing(Preparation<Result<Prepared, Error>>),
-    /// Its guide is being compiled.
-    Compiling(Box<Compiling>),
+    /// Its guide is being compiled, or its adapter loaded.
+    Waiting(Box<Waiting>),
     /// The engine has its sequences, waiting or running.
     Generating,
     /// All of its answer has ended, which leaves when the request is released.
@@ -59,12 +60,43 @@ pub enum Stage {
     Refused(Error),
 }
 
-/// A request that waits for its guide.
-pub struct Compiling {
-    /// Its sequences, still without the guide.
+/// A request that waits for its guide, its adapter, or both.
+pub struct Waiting {
+    /// Its sequences, still without what they wait for.
     pub sequences: NewBranches,
-    /// The guide.
-    pub compilation: Compilation,
+    /// The guide, until the sequences have it.
+    pub compilation: Option<Compilation>,
+    /// The adapter, until the sequences have it.
+    pub adapter: Option<AdapterLoad>,
+}
+
+impl Waiting {
+    /// Whether there is a guide or an adapter to take.
+    pub fn has_news(&self) -> bool {
+        let mut compilation = self.compilation.iter();
+        let mut adapter = self.adapter.iter();
+        compilation.any(Compilation::is_done) || adapter.any(AdapterLoad::is_done)
+    }
+
+    /// Gives the sequences what has become ready. Returns whether they have all.
+    ///
+    /// # Errors
+    /// The guide cannot be compiled, or the adapter cannot be loaded.
+    pub fn advance(&mut self, now: Instant) -> Result<bool, RequestError> {
+        if let Some(compilation) = &self.compilation
+            && let Some(guide) = compilation.poll(now)
+        {
+            self.sequences.set_guide(guide?);
+            self.compilation = None;
+        }
+        if let Some(load) = &self.adapter
+            && let Some(adapter) = load.poll()
+        {
+            self.sequences.set_adapter(&adapter?);
+            self.adapter = None;
+        }
+        Ok(self.compilation.is_none() && self.adapter.is_none())
+    }
 }
 
 /// Where a request in flight is.
@@ -136,7 +168,7 @@ impl InFlight {
     /// Why it ends early, with its output so far, if it does. A request that is being prepared ends when it is prepared.
     pub fn early_end(&self, now: Instant, service: &Service) -> Option<FinishReason> {
         match self.stage {
-            Stage::Compiling(_) | Stage::Generating => self.due_end(now, service),
+            Stage::Waiting(_) | Stage::Generating => self.due_end(now, service),
             Stage::Preparing(_) | Stage::Ended | Stage::Refused(_) => None,
         }
     }

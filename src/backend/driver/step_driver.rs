@@ -1,7 +1,7 @@
 //! A step over the requests of a driver: what both drivers share.
 //!
 //! ```text
-//! join         requests that are prepared, and have their guide, go to the engine in order of arrival
+//! join         requests that are prepared, and have their guide and adapter, go to the engine in order of arrival
 //! respond      the output of the previous step goes to the responder
 //! step         plan, run, apply
 //! finish       requests that have ended are released and answered; of the others, those of a sequence are rescheduled,
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::backend::driver::correlation::CorrelationKey;
-use crate::backend::driver::in_flight::{Compiling, InFlight, InFlightTable, Presence, Stage};
+use crate::backend::driver::in_flight::{InFlight, InFlightTable, Presence, Stage, Waiting};
 use crate::backend::driver::service::Service;
 use crate::backend::driver::slots_in_doubt::SlotsInDoubt;
 use crate::backend::driver::turn::{EndedTurn, Turn};
@@ -48,7 +48,7 @@ pub type RequestPreparer = Preparer<Arrival, Result<Prepared, Error>>;
 /// it is still at it; this makes that rare (13 crashes in 1280 cancellations became 1), not impossible.
 const CANCELLATION_GRACE: Duration = Duration::from_millis(5);
 
-/// How long an Execute call that has no other work waits for a prompt or a guide: a client may cancel its request.
+/// How long an Execute call that has no other work waits for a prompt, a guide or an adapter: a client may cancel its request.
 const IDLE_WAIT: Duration = Duration::from_millis(5);
 
 /// How long a step with other work waits for the requests that arrived in its Execute call, so that most of them need
@@ -70,8 +70,8 @@ pub struct StepDriver {
     pub(super) in_flight: InFlightTable,
     /// Requests that are being prepared, in order of arrival. Some may have been forgotten.
     preparing: VecDeque<RequestId>,
-    /// Requests that wait for their guides. Some may have been forgotten, or have ended.
-    compiling: Vec<RequestId>,
+    /// Requests that wait for their guides or adapters. Some may have been forgotten, or have ended.
+    waiting: Vec<RequestId>,
     events: Vec<Event>,
     /// The answers that go to the responder. It returns the list with them, so that a step allocates nothing.
     streams: Vec<StreamAnswer>,
@@ -114,7 +114,7 @@ impl StepDriver {
             responder,
             in_flight: InFlightTable::default(),
             preparing: VecDeque::new(),
-            compiling: Vec::new(),
+            waiting: Vec::new(),
             events: Vec::new(),
             streams: Vec::new(),
             num_requests_seen: 0,
@@ -154,7 +154,7 @@ impl StepDriver {
     ) -> Result<(), StepError> {
         self.end_early(clock.start)?;
         self.join_prepared(batch);
-        self.join_compiled(batch);
+        self.join_waiting(batch);
         self.respond(batch)?;
         self.step(clock)?;
         self.finish(batch, clock)
@@ -307,7 +307,7 @@ impl StepDriver {
     }
 
     /// How many further requests could start in the next step, beside those that are still being prepared. At most as
-    /// many as the engine has rows are in flight, so that those that wait for guides are not without number.
+    /// many as the engine has rows are in flight, so that those that wait for guides and adapters are not without number.
     pub(super) fn num_startable(&self) -> usize {
         let of_engine = self.manager.num_startable();
         let max_in_flight = self.manager.max_num_requests();
@@ -380,7 +380,7 @@ impl StepDriver {
                 }
                 in_flight.end_sequence(sequence, ended.unwrap_or(reason));
             }
-            if let Stage::Compiling(_) = in_flight.stage {
+            if let Stage::Waiting(_) = in_flight.stage {
                 in_flight.end(reason);
             }
         }
@@ -418,7 +418,7 @@ impl StepDriver {
         }
     }
 
-    /// Gives the engine a request that has been prepared, or lets it wait for its guide.
+    /// Gives the engine a request that has been prepared, or lets it wait for its guide and its adapter.
     fn join(&mut self, id: RequestId, prepared: Prepared) -> Result<(), Error> {
         let Some(in_flight) = self.in_flight.get_mut(id) else {
             return Ok(());
@@ -451,14 +451,15 @@ impl StepDriver {
             }
         }
         let new = NewBranches::new(sequences, prepared.request, processors);
-        match prepared.compilation {
-            None => self.generate(id, new)?,
-            Some(compilation) => {
-                in_flight.stage = Stage::Compiling(Box::new(Compiling {
+        match (prepared.compilation, prepared.adapter) {
+            (None, None) => self.generate(id, new)?,
+            (compilation, adapter) => {
+                in_flight.stage = Stage::Waiting(Box::new(Waiting {
                     sequences: new,
                     compilation,
+                    adapter,
                 }));
-                self.compiling.push(id);
+                self.waiting.push(id);
             }
         }
         Ok(())
@@ -472,51 +473,69 @@ impl StepDriver {
         Ok(())
     }
 
-    /// Whether there is more to do than to wait for prompts and guides.
+    /// Whether there is more to do than to wait for prompts, guides and adapters.
     fn has_other_work(&self) -> bool {
         let only_waits = |in_flight: &InFlight| {
-            matches!(in_flight.stage, Stage::Preparing(_) | Stage::Compiling(_))
+            matches!(in_flight.stage, Stage::Preparing(_) | Stage::Waiting(_))
         };
         !self.manager.is_idle() || !self.in_flight.iter().all(only_waits)
     }
 
-    /// Gives the engine the requests whose guides are compiled, and refuses those whose guides cannot be. Where there
-    /// is nothing else to do, it waits for a moment.
-    fn join_compiled(&mut self, batch: &mut Batch) {
-        if self.compiling.is_empty() {
+    /// Gives the engine the requests that have their guides and adapters, and refuses those that cannot have them. Where
+    /// there is nothing else to do, it waits for a moment.
+    fn join_waiting(&mut self, batch: &mut Batch) {
+        if self.waiting.is_empty() {
             return;
         }
-        if let Some(guides) = &self.admission.guides
-            && self.preparing.is_empty()
-            && !self.has_other_work()
-        {
-            let is_done = |id: &RequestId| match self.in_flight.get(*id).map(|it| &it.stage) {
-                Some(Stage::Compiling(compiling)) => compiling.compilation.is_done(),
-                _ => false,
-            };
-            guides.wait(|| self.compiling.iter().any(is_done), IDLE_WAIT);
+        if self.preparing.is_empty() && !self.has_other_work() {
+            self.wait_for_news();
         }
         let now = Instant::now();
-        for id in std::mem::take(&mut self.compiling) {
+        for id in std::mem::take(&mut self.waiting) {
             let Some(in_flight) = self.in_flight.get_mut(id) else {
                 continue;
             };
-            let Stage::Compiling(compiling) = &in_flight.stage else {
+            let Stage::Waiting(waiting) = &mut in_flight.stage else {
                 continue;
             };
-            let Some(guide) = compiling.compilation.poll(now) else {
-                self.compiling.push(id);
-                continue;
-            };
-            let joined = match std::mem::replace(&mut in_flight.stage, Stage::Ended) {
-                Stage::Compiling(compiling) => {
-                    guide.and_then(|guide| self.generate(id, compiling.sequences.guided(guide)))
+            let joined = match waiting.advance(now) {
+                Ok(false) => {
+                    self.waiting.push(id);
+                    continue;
                 }
-                _ => Ok(()),
+                Ok(true) => {
+                    if let Some(turn) = &mut in_flight.turn {
+                        turn.joins(waiting.sequences.first());
+                    }
+                    match std::mem::replace(&mut in_flight.stage, Stage::Ended) {
+                        Stage::Waiting(waiting) => self.generate(id, waiting.sequences),
+                        _ => Ok(()),
+                    }
+                }
+                Err(error) => Err(error),
             };
             if let Err(error) = joined {
                 self.refuse_in_flight(id, error.into(), batch);
             }
+        }
+    }
+
+    /// Waits for a moment until a guide or an adapter that a request waits for is ready.
+    fn wait_for_news(&self) {
+        let waiting = || {
+            let ids = self.waiting.iter();
+            ids.filter_map(|id| match &self.in_flight.get(*id)?.stage {
+                Stage::Waiting(waiting) => Some(waiting),
+                _ => None,
+            })
+        };
+        let has_news = || waiting().any(|waiting| waiting.has_news());
+        // Of two kinds that are waited for, guides take longer.
+        let any_guide = waiting().any(|waiting| waiting.compilation.is_some());
+        match (&self.admission.guides, &self.admission.adapters) {
+            (Some(guides), _) if any_guide => guides.wait(has_news, IDLE_WAIT),
+            (_, Some(adapters)) => adapters.wait(has_news, IDLE_WAIT),
+            _ => {}
         }
     }
 

@@ -27,6 +27,7 @@ use crate::base::{ClientId, RequestError, SequenceId, TokenId, Tokens};
 use crate::config::{ModelConfig, OutputKind};
 use crate::engine::NewRequest;
 use crate::guidance::{Compilation, Compiler};
+use crate::manager::{AdapterLoad, AdapterStore};
 use crate::post_processors::{PostProcessors, ProcessedRequest};
 use crate::sampling::{LogitsProcessor, SamplingParams, StopRule, StopText};
 use crate::triton::{Error, Request};
@@ -43,6 +44,8 @@ pub struct Admission {
     pub post_processors: Arc<PostProcessors>,
     /// Compiles guides; `None` for a model that cannot be guided.
     pub guides: Option<Arc<Compiler>>,
+    /// The adapters that requests may name; `None` if there are none.
+    pub adapters: Option<Arc<AdapterStore>>,
     /// Whether tokens are chosen from logits.
     pub has_logits: bool,
     /// The memory for logits and log-probabilities in answers.
@@ -67,6 +70,8 @@ pub struct Prepared {
     pub post_processor: Option<PostProcessorCall>,
     /// Its guide, if that is still being compiled.
     pub compilation: Option<Compilation>,
+    /// Its adapter, if that is still being loaded.
+    pub adapter: Option<AdapterLoad>,
     /// The plan of its answer.
     pub answer: AnswerPlan,
     /// When it was first seen.
@@ -220,24 +225,35 @@ impl Admission {
             0 => options.timeout_us,
             timeout_us => timeout_us,
         };
-        Ok(Prepared {
-            request: NewRequest {
-                id: SequenceId::default(),
-                client_id: options.client_id,
-                prompt: prompt.ids.into(),
-                stop: StopRule {
-                    max_new_tokens: Tokens(max_new_tokens),
-                    stop_words: options.stop_ids.into(),
-                },
-                sampling: Arc::new(sampling),
-                priority: options.priority,
-                reuse: options.reuse,
-                outputs,
-                drafts,
+        let load = self.adapter(&options)?;
+        let mut request = NewRequest {
+            id: SequenceId::default(),
+            client_id: options.client_id,
+            prompt: prompt.ids.into(),
+            stop: StopRule {
+                max_new_tokens: Tokens(max_new_tokens),
+                stop_words: options.stop_ids.into(),
             },
+            sampling: Arc::new(sampling),
+            priority: options.priority,
+            adapter: None,
+            reuse: options.reuse,
+            outputs,
+            drafts,
+        };
+        let adapter = match load.as_ref().and_then(AdapterLoad::poll) {
+            None => load,
+            Some(loaded) => {
+                loaded?.apply_to(&mut request);
+                None
+            }
+        };
+        Ok(Prepared {
+            request,
             num_sequences: num_sequences.generated,
             post_processor,
             compilation,
+            adapter,
             answer: AnswerPlan {
                 format,
                 rows,
@@ -384,6 +400,20 @@ impl Admission {
                 );
             }
         }
+    }
+
+    /// Starts to load the request's adapter, if it names one. One that was used a moment ago is at hand.
+    fn adapter(&self, options: &RequestOptions) -> Result<Option<AdapterLoad>, RequestError> {
+        let Some((option, name)) = options.adapter()? else {
+            return Ok(None);
+        };
+        let Some(adapters) = &self.adapters else {
+            return Err(RequestError::Invalid(format!(
+                "option '{option}': this model has no adapters; name their folder in lora_dir in its config.pbtxt, or \
+                 write a multi_lora.json into the folder of its version"
+            )));
+        };
+        adapters.load(&name).map(Some)
     }
 
     /// Starts to compile the request's guide, if it has one. A cached guide is ready at once.

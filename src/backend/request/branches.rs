@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use crate::base::SequenceId;
 use crate::engine::NewRequest;
+use crate::manager::LoadedAdapter;
 use crate::sampling::{Guide, LogitsProcessor};
 
 /// The engine's ids of a request's branches, which follow one another.
@@ -79,10 +80,19 @@ impl NewBranches {
         self.branches
     }
 
-    /// The same branches, guided: the first by `guide`, the others by guides of their own to the same outputs.
-    pub fn guided(mut self, guide: Guide) -> Self {
+    /// Guides them: the first by `guide`, the others by guides of their own to the same outputs.
+    pub fn set_guide(&mut self, guide: Guide) {
         Arc::make_mut(&mut self.first.sampling).guide = Some(guide);
-        self
+    }
+
+    /// Has all of them computed with an adapter.
+    pub fn set_adapter(&mut self, adapter: &LoadedAdapter) {
+        adapter.apply_to(&mut self.first);
+    }
+
+    /// The engine request of the first.
+    pub fn first(&self) -> &NewRequest {
+        &self.first
     }
 
     /// The engine request of each branch.
@@ -202,7 +212,9 @@ mod tests {
         let mut guided = request(0);
         Arc::make_mut(&mut guided.sampling).guide = Some(Anything.fresh());
         let at_once = NewBranches::new(Branches::new(SequenceId(7), 40), guided, Vec::new());
-        for branches in [at_once, new().guided(Anything.fresh())] {
+        let mut later = new();
+        later.set_guide(Anything.fresh());
+        for branches in [at_once, later] {
             let requests: Vec<_> = branches.requests().collect();
             let guides = requests.iter().map(|it| it.sampling.guide.as_ref());
             let guides: Vec<_> = guides.map(|guide| guide.expect("guided")).collect();

@@ -33,8 +33,8 @@ const EXACT_DRAFTS: Handling = Ignored(
     "a draft token is accepted only if it equals the token that would be generated without it",
 );
 const KEPT_BY_USE: Handling = Ignored("the least recently used KV blocks are evicted first");
-const NO_ADAPTERS: Handling = Refused(
-    "LoRA adapters are not supported yet; merge the adapter into its checkpoint, and serve that as a separate model",
+const NAMED_ADAPTERS: Handling = Refused(
+    "adapters are read from the server's files; name one in lora_name, or give its number in lora_task_id",
 );
 const NO_PROMPT_TABLE: Handling =
     Refused("prompt embeddings are not supported; prompts are text or token ids");
@@ -72,13 +72,11 @@ pub(super) const FOREIGN: &[ForeignField] = &[
     field("prompt_table_extra_ids", NO_PROMPT_TABLE),
     field("prompt_table_extra_id", NO_PROMPT_TABLE),
     field("prompt_vocab_size", NO_PROMPT_TABLE),
-    field("lora_task_id", NO_ADAPTERS),
-    field("lora_weights", NO_ADAPTERS),
-    field("lora_config", NO_ADAPTERS),
-    field("lora_id", NO_ADAPTERS),
-    field("lora_name", NO_ADAPTERS),
-    field("lora_path", NO_ADAPTERS),
-    field("lora_ckpt_source", NO_ADAPTERS),
+    field("lora_weights", NAMED_ADAPTERS),
+    field("lora_config", NAMED_ADAPTERS),
+    field("lora_id", NAMED_ADAPTERS),
+    field("lora_path", NAMED_ADAPTERS),
+    field("lora_ckpt_source", NAMED_ADAPTERS),
     field("image", NO_PICTURES),
     field("image_input", NO_PICTURES),
     field("image_bytes_input", NO_PICTURES),

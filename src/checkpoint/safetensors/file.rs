@@ -99,7 +99,7 @@ impl SafetensorsFile {
     }
 
     /// The names of its tensors.
-    pub(super) fn tensor_names(&self) -> impl Iterator<Item = String> {
+    pub fn tensor_names(&self) -> impl Iterator<Item = String> {
         self.metadata.offset_keys().into_iter()
     }
 }

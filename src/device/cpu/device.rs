@@ -11,10 +11,10 @@ use super::rows::Rows;
 use super::{Cpu, CpuOptions};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError, TokenId};
 use crate::device::{
-    Activation, AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, KvBatch, KvLayout,
-    Linear, LogitsTransform, Norm, NotFinite, Output, PackedBytes, PackedReader, PackedShape,
-    PackedWeights, Pool, QkNorm, QuantisedRows, RawMatrix, RopeParams, RopeTable, Stacking,
-    StepCapacity, StepInputs, Turn,
+    Activation, AdaptedRows, AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, KvBatch,
+    KvLayout, Linear, LogitsTransform, Norm, NotFinite, Output, PackedBytes, PackedReader,
+    PackedShape, PackedWeights, Pool, QkNorm, QuantisedRows, RawMatrix, RopeParams, RopeTable,
+    Stacking, StepCapacity, StepInputs, Turn,
 };
 
 /// The rows of a token embedding.
@@ -63,6 +63,8 @@ impl Device for Cpu {
     type KvCache = KvCache;
     type HostBlocks = HostBlocks;
     type Step<'a> = CpuStep<'a>;
+
+    const HAS_ADAPTERS: bool = true;
 
     fn open(options: &CpuOptions) -> Result<Self, LoadError> {
         Self::new(options)
@@ -328,6 +330,43 @@ impl Device for Cpu {
             activation,
             out.first_mut(num_rows),
         );
+    }
+
+    fn add_adapters(&mut self, x: &Rows<bf16>, adapted: AdaptedRows<'_>, out: &mut Rows<f32>) {
+        let n = out.width();
+        self.add_adapters(x.all(), adapted, out.all_mut(), n);
+    }
+
+    fn project_gated_adapted(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        activation: Activation,
+        adapted: AdaptedRows<'_>,
+        out: &mut Rows<bf16>,
+    ) {
+        let (x, out) = (x.first(num_rows), out.first_mut(num_rows));
+        let (matrix, bias) = (&linear.matrix, linear.bias.as_deref());
+        self.with_added_rows(x, num_rows, adapted, matrix.n(), |cpu, added| {
+            cpu.gemm_gated_with(x, num_rows, matrix, bias, (activation, Some(added)), out);
+        });
+    }
+
+    fn project_activated_adapted(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        activation: Activation,
+        adapted: AdaptedRows<'_>,
+        out: &mut Rows<bf16>,
+    ) {
+        let (x, out) = (x.first(num_rows), out.first_mut(num_rows));
+        let (matrix, bias) = (&linear.matrix, linear.bias.as_deref());
+        self.with_added_rows(x, num_rows, adapted, matrix.n(), |cpu, added| {
+            cpu.gemm_activated_with(x, num_rows, matrix, bias, (activation, Some(added)), out);
+        });
     }
 
     fn rope_and_store(

@@ -18,6 +18,7 @@ mod device;
 mod elementwise;
 mod gemm;
 mod kv_cache;
+mod low_rank;
 mod math;
 mod memory;
 mod norms;
@@ -64,6 +65,8 @@ pub struct Cpu {
     wide_x: Vec<f32>,
     /// Activations rounded to 8 bits, for a GEMM over quantised weights.
     rounded_x: quantised::RoundedActivations,
+    /// For [`Cpu::add_adapters`].
+    adapters: low_rank::AdapterScratch,
     /// For [`Cpu::paged_attention`]: the number of query tiles before each span.
     tile_starts: Vec<usize>,
     /// For [`Cpu::paged_attention`]: the results of the parts of split tasks.
@@ -103,6 +106,7 @@ impl Cpu {
             padded_x: Vec::new(),
             wide_x: Vec::new(),
             rounded_x: quantised::RoundedActivations::default(),
+            adapters: low_rank::AdapterScratch::default(),
             tile_starts: Vec::new(),
             totals: Vec::new(),
         })

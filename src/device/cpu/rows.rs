@@ -38,6 +38,16 @@ impl<T: Zeroable + Copy> Rows<T> {
         self.width
     }
 
+    /// All rows.
+    pub fn all(&self) -> &[T] {
+        &self.values
+    }
+
+    /// All rows, mutably.
+    pub fn all_mut(&mut self) -> &mut [T] {
+        &mut self.values
+    }
+
     /// The first `num_rows` rows.
     pub fn first(&self, num_rows: usize) -> &[T] {
         &self.values[..num_rows * self.width]

@@ -31,7 +31,7 @@ pub struct LoadedRunner {
 
 /// Sizes the KV cache by the memory that is free, and loads the weights, on a GPU or on the CPU. Without a checkpoint the
 /// runner is the synthetic one, which runs on the CPU; files that the configuration names are relative to `folder`, the
-/// model's folder.
+/// model's folder. `adapter_bytes` of host memory are left for adapters.
 ///
 /// # Errors
 /// Settings that contradict each other, a checkpoint that cannot be loaded, a GPU that is not there, or memory that does
@@ -41,6 +41,7 @@ pub fn load_runner(
     source: Option<&ModelSource>,
     folder: &Path,
     gpu: Option<usize>,
+    adapter_bytes: u64,
 ) -> Result<LoadedRunner, LoadError> {
     let model = ConfiguredModel {
         settings: &config.settings,
@@ -50,7 +51,7 @@ pub fn load_runner(
     check_kv_file(&config.settings)?;
     let loaded = match (source, gpu) {
         (Some(source), Some(gpu)) => load_on_gpu(config, &model, source, gpu),
-        _ => load_on_cpu(config, &model, folder),
+        _ => load_on_cpu(config, &model, folder, adapter_bytes),
     }?;
     Ok(LoadedRunner {
         kv_file: kv_file(&model, &loaded, folder),
@@ -103,6 +104,7 @@ fn load_on_cpu(
     config: &ModelConfig,
     model: &ConfiguredModel<'_>,
     folder: &Path,
+    adapter_bytes: u64,
 ) -> Result<LoadedRunner, LoadError> {
     let settings = &config.settings;
     if model.source.is_some() {
@@ -111,8 +113,8 @@ fn load_on_cpu(
     }
     let weight_bytes = model.num_weight_bytes()?;
     let (engine, reservation) = host_memory::reserve(|available_bytes| {
-        // The KV cache shares what the weights and the host blocks leave.
-        let taken = weight_bytes + settings.kv_cache_host_memory_bytes;
+        // The KV cache shares what the weights, the host blocks and the adapters leave.
+        let taken = weight_bytes + settings.kv_cache_host_memory_bytes + adapter_bytes;
         check_host_memory(settings, available_bytes)?;
         let left = available_bytes.map(|bytes| bytes.saturating_sub(taken));
         let engine = engine_config(config, model, left)?;

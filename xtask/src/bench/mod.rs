@@ -30,6 +30,8 @@ pub enum Bench {
     Simulator(Simulator),
     /// Prompt and generation throughput in process, relative to the limits of the machine
     Engine(Program),
+    /// Time that adapters add to a generation step, in process
+    Adapters(Program),
     /// Other engines on the same checkpoint, alternating with ours: llama.cpp, OpenVINO GenAI, vLLM
     Peers(Program),
     /// Quality lost by int8 and int4 weights, compared with llama.cpp's formats of the same checkpoint
@@ -225,6 +227,7 @@ pub fn run(bench: &Bench) -> Result<()> {
                 .env("INFLIGHT_SIM", library::simulator("release")?),
         ),
         Bench::Engine(program) => measure("engine", program),
+        Bench::Adapters(program) => measure("adapters", program),
         Bench::Peers(program) => run_to_stdout(&mut with_measure(script("peers.py")?, program)?),
         Bench::Quality(program) => {
             let script = python_script("quality.py")?;

@@ -59,6 +59,8 @@ pub struct RequestOptions {
     pub client_id: Option<ClientId>,
     /// Which KV blocks it shares.
     pub reuse: ReuseOptions,
+    lora_name: Option<String>,
+    lora_task_id: Option<u64>,
     /// The guide that the output follows.
     pub guide: GuideOptions,
     /// The logits post-processor.
@@ -170,6 +172,23 @@ impl RequestOptions {
             )));
         }
         Ok(options)
+    }
+
+    /// The name of the adapter, and the option that gives it.
+    ///
+    /// # Errors
+    /// It is given in two ways.
+    pub fn adapter(&self) -> Result<Option<(&'static str, String)>, RequestError> {
+        match (&self.lora_name, self.lora_task_id) {
+            (None, None) => Ok(None),
+            (Some(name), None) => Ok(Some(("lora_name", name.clone()))),
+            (None, Some(id)) => Ok(Some(("lora_task_id", id.to_string()))),
+            (Some(name), Some(id)) => Err(RequestError::Option {
+                name: "lora_task_id".to_owned(),
+                value: id.to_string(),
+                expected: format!("given beside lora_name, which is '{name}'"),
+            }),
+        }
     }
 
     /// The most tokens to generate: the request's own value or the model's default.

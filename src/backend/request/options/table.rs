@@ -360,11 +360,35 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         doc: "Blocks are shared only with requests of the same salt, so that tenants cannot infer from latency \
               what others have asked.",
         set: |o, v| {
-            let salt = v
-                .as_str()
-                .filter(|salt| (1..=MAX_WORD_BYTES).contains(&salt.len()));
+            // With a NUL begin the salts of adapters.
+            let salt = v.as_str().filter(|salt| {
+                (1..=MAX_WORD_BYTES).contains(&salt.len()) && !salt.starts_with('\0')
+            });
             set(&mut o.reuse.salt, salt.map(|salt| Some(salt.into())))
         },
+    },
+    RequestOption {
+        name: "lora_name",
+        aliases: &[],
+        expected: "a text of 1 to 256 bytes",
+        default: "none",
+        doc: "The LoRA adapter to compute the answer with: a name in the model's `multi_lora.json`, or of a folder in \
+              its `lora_dir`. Requests with different adapters are computed in the same steps. See \
+              [Adapters](adapters.md).",
+        set: |o, v| {
+            let name = v
+                .as_str()
+                .filter(|name| (1..=MAX_WORD_BYTES).contains(&name.len()));
+            set(&mut o.lora_name, name.map(|name| Some(name.to_owned())))
+        },
+    },
+    RequestOption {
+        name: "lora_task_id",
+        aliases: &[],
+        expected: "an integer from 0 to 18446744073709551615",
+        default: "none",
+        doc: "The same, for an adapter whose name is a number.",
+        set: |o, v| set(&mut o.lora_task_id, v.as_u64().map(Some)),
     },
     RequestOption {
         name: "stop",

@@ -29,6 +29,7 @@ use half::slice::HalfFloatSliceExt;
 
 use self::panel::{PanelInputs, multiply_panel};
 use self::tasks::Tasks;
+use super::low_rank::AddedRows;
 use super::math::{from_bf16_bits, gelu, gelu_tanh, relu, silu, squared_relu, to_bf16_bits};
 use super::packed_matrix::Packed;
 use super::panel_order::PANEL;
@@ -90,6 +91,19 @@ impl Cpu {
         activation: Activation,
         out: &mut [bf16],
     ) {
+        self.gemm_gated_with(x, m, weights, bias, (activation, None), out);
+    }
+
+    /// The same, with what is added to gate and up, whose outputs are one after the other.
+    pub(super) fn gemm_gated_with(
+        &mut self,
+        x: &[bf16],
+        m: usize,
+        weights: &PackedMatrix,
+        bias: Option<&[f32]>,
+        (activation, added): (Activation, Option<AddedRows<'_>>),
+        out: &mut [bf16],
+    ) {
         let inter = weights.n() / 2;
         assert_eq!(weights.stacking(), Stacking::Interleaved);
         assert_eq!(out.len(), m * inter, "out is [m, inter] = [{m}, {inter}]");
@@ -101,10 +115,7 @@ impl Cpu {
         let simd = self.simd;
         let out = DisjointSlice::new(out.reinterpret_cast_mut());
         self.multiply(x, m, weights, |rows, outputs, [gate, up]: [&[f32]; 2]| {
-            let bias = bias.map(|bias| {
-                let (gate, up) = bias.split_at(inter);
-                [&gate[outputs.clone()], &up[outputs.clone()]]
-            });
+            let bias = bias.map(|bias| of_outputs(bias, &outputs));
             let sums = gate.as_chunks::<PANEL>().0.iter().zip(up.as_chunks().0);
             for (row, (gate, up)) in rows.zip(sums) {
                 // SAFETY: each rectangle of rows and outputs belongs to one task.
@@ -112,6 +123,19 @@ impl Cpu {
                     unsafe { out.slice(row * inter + outputs.start, outputs.len()) };
                 type Row = [f32; PANEL];
                 type Bias<'a> = Option<[&'a [f32]; 2]>;
+                let added = added.and_then(|added| added.row(row));
+                let (mut gate_added, mut up_added);
+                let (gate, up, bias) = match added {
+                    None => (gate, up, bias),
+                    Some(added) => {
+                        (gate_added, up_added) = (*gate, *up);
+                        for added in bias.into_iter().chain([of_outputs(added, &outputs)]) {
+                            add_to(&mut gate_added, added[0]);
+                            add_to(&mut up_added, added[1]);
+                        }
+                        (&gate_added, &up_added, None)
+                    }
+                };
                 for_each_simd!(simd, write_gated, (
                     gate: &Row,
                     up: &Row,
@@ -138,6 +162,19 @@ impl Cpu {
         activation: Activation,
         out: &mut [bf16],
     ) {
+        self.gemm_activated_with(x, m, weights, bias, (activation, None), out);
+    }
+
+    /// The same, with what is added in front of the activation.
+    pub(super) fn gemm_activated_with(
+        &mut self,
+        x: &[bf16],
+        m: usize,
+        weights: &PackedMatrix,
+        bias: Option<&[f32]>,
+        (activation, added): (Activation, Option<AddedRows<'_>>),
+        out: &mut [bf16],
+    ) {
         let n = weights.n();
         assert_eq!(weights.stacking(), Stacking::Concatenated);
         assert_eq!(out.len(), m * n, "out is [m, n] = [{m}, {n}]");
@@ -154,6 +191,18 @@ impl Cpu {
                 let out: &mut [u16] = unsafe { out.slice(row * n + outputs.start, outputs.len()) };
                 type Row = [f32; PANEL];
                 type Bias<'a> = Option<&'a [f32]>;
+                let added = added.and_then(|added| added.row(row));
+                let mut with_added;
+                let (sums, bias) = match added {
+                    None => (sums, bias),
+                    Some(added) => {
+                        with_added = *sums;
+                        for added in bias.into_iter().chain([&added[outputs.clone()]]) {
+                            add_to(&mut with_added, added);
+                        }
+                        (&with_added, None)
+                    }
+                };
                 for_each_simd!(simd, write_activated, (
                     sums: &Row,
                     bias: Bias<'_>,
@@ -269,6 +318,18 @@ impl Cpu {
 fn widen(x: &[u16], out: &mut [f32]) {
     for (x, out) in x.iter().zip(out) {
         *out = from_bf16_bits(*x);
+    }
+}
+
+/// Those of gate and of up, of values of all outputs of both.
+fn of_outputs<'a>(values: &'a [f32], outputs: &Range<usize>) -> [&'a [f32]; 2] {
+    let (gate, up) = values.split_at(values.len() / 2);
+    [&gate[outputs.clone()], &up[outputs.clone()]]
+}
+
+fn add_to(sums: &mut [f32; PANEL], added: &[f32]) {
+    for (sum, added) in sums.iter_mut().zip(added) {
+        *sum += added;
     }
 }
 

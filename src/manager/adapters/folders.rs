@@ -1,0 +1,176 @@
+//! From the name of an adapter to its folder. A request names an adapter; which files that stands for is decided here.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::base::{LoadError, RequestError};
+use crate::checkpoint::JsonFile;
+use crate::config::Settings;
+
+/// The table of vLLM's Triton backend: names of adapters, and their folders.
+const TABLE: &str = "multi_lora.json";
+
+/// The longest name.
+const MAX_NAME_BYTES: usize = 128;
+
+/// How many names an error lists.
+const MAX_LISTED: usize = 16;
+
+/// The adapters that requests may name.
+#[derive(Debug)]
+pub struct AdapterFolders {
+    /// From `multi_lora.json`.
+    named: BTreeMap<String, PathBuf>,
+    /// `lora_dir`: each folder in it is an adapter of that name.
+    dir: Option<PathBuf>,
+}
+
+impl AdapterFolders {
+    /// The adapters of a model in the repository folder `model_path`. `None` if it has none: neither `lora_dir` nor a
+    /// `multi_lora.json` in the folder of its version, or beside its checkpoint.
+    ///
+    /// # Errors
+    /// `multi_lora.json` is not an object of names and paths, or `lora_dir` is no folder.
+    pub fn open(
+        settings: &Settings,
+        model_path: &Path,
+        version: u64,
+    ) -> Result<Option<Self>, LoadError> {
+        let checkpoint = settings.checkpoint_path(model_path, version);
+        let places = [model_path.join(version.to_string()), checkpoint];
+        let table = places.iter().map(|place| place.join(TABLE));
+        let table = table.into_iter().find(|path| path.exists());
+        let named = match &table {
+            Some(path) => read_table(path, model_path)?,
+            None => BTreeMap::new(),
+        };
+        let dir = settings.lora_dir.as_ref().map(|dir| model_path.join(dir));
+        if let Some(dir) = &dir
+            && !dir.is_dir()
+        {
+            return Err(LoadError::File {
+                path: dir.clone(),
+                reason: "is not a folder; lora_dir names one whose folders are adapters".to_owned(),
+            });
+        }
+        Ok((table.is_some() || dir.is_some()).then_some(Self { named, dir }))
+    }
+
+    /// The folder of an adapter, which need not be there.
+    ///
+    /// # Errors
+    /// No adapter can have this name.
+    pub(super) fn find(&self, name: &str) -> Result<PathBuf, RequestError> {
+        match (self.named.get(name), &self.dir) {
+            (Some(folder), _) => Ok(folder.clone()),
+            (None, Some(dir)) if is_plain(name) => Ok(dir.join(name)),
+            _ => Err(self.unknown(name)),
+        }
+    }
+
+    /// The error about an adapter that is not there.
+    pub(super) fn unknown(&self, name: &str) -> RequestError {
+        let shown: String = name.chars().take(MAX_NAME_BYTES).collect();
+        let mut places = Vec::new();
+        if !self.named.is_empty() {
+            let names = self.named.keys().take(MAX_LISTED);
+            let names: Vec<_> = names.map(String::as_str).collect();
+            let more = match self.named.len().saturating_sub(MAX_LISTED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            places.push(format!("{TABLE} has {}{more}", names.join(", ")));
+        }
+        if self.dir.is_some() {
+            places.push("lora_dir has no adapter in a folder of this name".to_owned());
+        }
+        RequestError::Invalid(format!(
+            "the adapter '{shown}' is not known: {}",
+            places.join(", and ")
+        ))
+    }
+}
+
+/// Whether a name is the name of a folder, and not a path.
+fn is_plain(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=MAX_NAME_BYTES).contains(&name.len())
+        && !name.starts_with('.')
+        && name.chars().all(is_plain)
+}
+
+fn read_table(path: &Path, model_path: &Path) -> Result<BTreeMap<String, PathBuf>, LoadError> {
+    let table = JsonFile::read(path)?;
+    let entries = table.entries().map(|(name, folder)| match folder {
+        Value::String(folder) if !name.is_empty() && name.len() <= MAX_NAME_BYTES => {
+            Ok((name.clone(), model_path.join(folder)))
+        }
+        other => Err(table.unexpected(
+            name,
+            other,
+            "the folder of an adapter, under a name of at most 128 bytes",
+        )),
+    });
+    entries.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::manager::adapters::test_folder::TestFolder;
+
+    fn open(dir: &Path, lora_dir: Option<&str>) -> Result<Option<AdapterFolders>, LoadError> {
+        let settings = Settings {
+            lora_dir: lora_dir.map(PathBuf::from),
+            ..Settings::default()
+        };
+        AdapterFolders::open(&settings, dir, 1)
+    }
+
+    #[test]
+    fn names_lead_to_folders_and_never_out_of_them() {
+        let model = TestFolder::new("names");
+        let path = model.path();
+        assert!(open(path, None).expect("no files").is_none());
+        let error = open(path, Some("adapters"))
+            .expect_err("no folder")
+            .to_string();
+        assert!(
+            error.contains("adapters") && error.contains("lora_dir"),
+            "{error}"
+        );
+        fs::create_dir_all(path.join("adapters")).expect("written");
+        fs::create_dir_all(path.join("1")).expect("written");
+        fs::write(
+            path.join("1").join(TABLE),
+            r#"{"sql": "/srv/sql", "a/b": "odd"}"#,
+        )
+        .expect("written");
+        let folders = open(path, Some("adapters")).expect("both").expect("some");
+        let find = |name: &str| folders.find(name).map_err(|error| error.to_string());
+        assert_eq!(find("sql"), Ok(PathBuf::from("/srv/sql")));
+        assert_eq!(find("a/b"), Ok(path.join("odd")));
+        assert_eq!(find("chat-v1.2"), Ok(path.join("adapters/chat-v1.2")));
+        for name in [
+            "",
+            ".",
+            "..",
+            "../1",
+            "/etc",
+            "a b",
+            "x\0",
+            &"n".repeat(129),
+        ] {
+            let error = find(name).expect_err("not a name");
+            assert!(error.contains("multi_lora.json has a/b, sql"), "{error}");
+        }
+        for table in ["[]", r#"{"sql": 1}"#, r#"{"": "x"}"#] {
+            fs::write(path.join("1").join(TABLE), table).expect("written");
+            assert!(open(path, None).is_err(), "{table}");
+        }
+    }
+}
