@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DriverError, result};
 
 use super::kv_cache::KvCache;
+use super::memory::PinnedMemory;
 use crate::base::{BlockId, HostBlockId, LoadError};
 
 /// Copies of blocks, `[num_blocks]` of what a block has in each array of each layer, one after the other. The GPU reads
@@ -13,13 +14,9 @@ use crate::base::{BlockId, HostBlockId, LoadError};
 pub struct HostBlocks {
     stream: Arc<CudaStream>,
     /// `None` if there are no blocks.
-    address: Option<std::ptr::NonNull<u8>>,
-    num_bytes: usize,
+    memory: Option<PinnedMemory<u8>>,
     bytes_per_block: usize,
 }
-
-// SAFETY: the memory belongs to this value, and no thread keeps it to itself.
-unsafe impl Send for HostBlocks {}
 
 impl HostBlocks {
     /// Reserves `num_blocks` blocks of the shape of those of `cache`.
@@ -34,28 +31,12 @@ impl HostBlocks {
     ) -> Result<Self, LoadError> {
         let bytes_per_block = cache.spans(BlockId(0)).map(|span| span.len()).sum();
         let num_bytes = num_blocks.saturating_mul(bytes_per_block);
-        let mut blocks = Self {
+        let reserve = || PinnedMemory::sized_by(stream, num_bytes, "kv_cache_host_memory_bytes");
+        Ok(Self {
             stream: stream.clone(),
-            address: None,
-            num_bytes: 0,
+            memory: (num_bytes > 0).then(reserve).transpose()?,
             bytes_per_block,
-        };
-        if num_bytes == 0 {
-            return Ok(blocks);
-        }
-        let reserve = || {
-            stream.context().bind_to_thread()?;
-            // SAFETY: a new allocation, which is freed once, when it is dropped.
-            unsafe { result::malloc_host(num_bytes, 0) }
-        };
-        let address = reserve().map_err(|error: DriverError| {
-            LoadError::Resource(format!(
-                "no {num_bytes} bytes of pinned host memory ({error}): lower kv_cache_host_memory_bytes"
-            ))
-        })?;
-        blocks.address = std::ptr::NonNull::new(address.cast());
-        blocks.num_bytes = num_bytes;
-        Ok(blocks)
+        })
     }
 
     /// Copies a block of `cache` to one of these, after the stream's other work.
@@ -130,8 +111,7 @@ impl HostBlocks {
         self.stream.synchronize()?;
         let start = self.offset(block);
         let address = self.at(start..start + self.bytes_per_block);
-        // SAFETY: the range is inside the allocation, which is borrowed as a whole, and no copy is on its way. It may not
-        // have been written: the system gives zeroed pages.
+        // SAFETY: the range is inside memory that is borrowed as a whole, was zeroed at first, and has no copy on its way.
         Ok(unsafe { std::slice::from_raw_parts_mut(address, self.bytes_per_block) })
     }
 
@@ -141,28 +121,14 @@ impl HostBlocks {
 
     /// The address of some bytes.
     fn at(&self, bytes: Range<usize>) -> *mut u8 {
-        assert!(
-            bytes.end <= self.num_bytes,
-            "{bytes:?} of {}",
-            self.num_bytes
-        );
-        let Some(address) = self.address else {
-            unreachable!("no bytes without an address");
-        };
-        // SAFETY: the offset is inside the allocation.
-        unsafe { address.as_ptr().add(bytes.start) }
+        let memory = self.memory.as_ref();
+        memory.expect("a block has bytes").address_of(bytes)
     }
 }
 
 impl Drop for HostBlocks {
+    /// The GPU may still write to the memory, which is freed next. If the device is lost, it does not.
     fn drop(&mut self) {
-        let Some(address) = self.address.take() else {
-            return;
-        };
-        // The GPU may still write to it. If the device is lost, it does not.
         let _ = self.stream.synchronize();
-        let _ = self.stream.context().bind_to_thread();
-        // SAFETY: it was allocated in `new`, and nobody uses it any more.
-        let _ = unsafe { result::free_host(address.as_ptr().cast()) };
     }
 }

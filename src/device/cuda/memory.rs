@@ -1,5 +1,6 @@
 //! Device memory, and pinned memory of the host.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
@@ -29,6 +30,9 @@ pub(super) struct PinnedMemory<T> {
 
 // SAFETY: it owns the memory, as a `Vec` does.
 unsafe impl<T: Send> Send for PinnedMemory<T> {}
+
+/// What decides the size of a step.
+const SETTINGS_OF_STEPS: &str = "max_num_tokens or max_batch_size";
 
 /// Memory on the device that is filled from the host, time and again.
 pub(super) struct UploadBuffer {
@@ -185,7 +189,16 @@ impl<T: bytemuck::Pod + DeviceRepr + ValidAsZeroBits> PinnedMemory<T> {
     ///
     /// There is not enough.
     pub fn new(stream: &CudaStream, len: usize) -> Result<Self, LoadError> {
-        Self::with_flags(stream, len, 0)
+        Self::with_flags(stream, len, 0, SETTINGS_OF_STEPS)
+    }
+
+    /// The same for memory whose size another setting decides.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough; the error names the setting.
+    pub fn sized_by(stream: &CudaStream, len: usize, setting: &str) -> Result<Self, LoadError> {
+        Self::with_flags(stream, len, 0, setting)
     }
 
     /// Reserves memory that the host only writes, one word after the other.
@@ -194,7 +207,8 @@ impl<T: bytemuck::Pod + DeviceRepr + ValidAsZeroBits> PinnedMemory<T> {
     ///
     /// There is not enough.
     pub fn for_writing(stream: &CudaStream, len: usize) -> Result<Self, LoadError> {
-        Self::with_flags(stream, len, sys::CU_MEMHOSTALLOC_WRITECOMBINED)
+        let flags = sys::CU_MEMHOSTALLOC_WRITECOMBINED;
+        Self::with_flags(stream, len, flags, SETTINGS_OF_STEPS)
     }
 
     /// The elements. Nothing on the device may write them now.
@@ -209,7 +223,23 @@ impl<T: bytemuck::Pod + DeviceRepr + ValidAsZeroBits> PinnedMemory<T> {
         unsafe { slice::from_raw_parts_mut(self.first.as_ptr(), self.len) }
     }
 
-    fn with_flags(stream: &CudaStream, len: usize, flags: u32) -> Result<Self, LoadError> {
+    /// The address of some elements, which the device may access, as long as nobody does who is in its way.
+    ///
+    /// # Panics
+    ///
+    /// There are fewer.
+    pub fn address_of(&self, elements: Range<usize>) -> *mut T {
+        assert!(elements.end <= self.len, "{elements:?} of {}", self.len);
+        // SAFETY: the offset is inside the allocation.
+        unsafe { self.first.as_ptr().add(elements.start) }
+    }
+
+    fn with_flags(
+        stream: &CudaStream,
+        len: usize,
+        flags: u32,
+        settings: &str,
+    ) -> Result<Self, LoadError> {
         let len = len.max(1);
         let reserve = || {
             // SAFETY: it is zeroed below.
@@ -218,7 +248,7 @@ impl<T: bytemuck::Pod + DeviceRepr + ValidAsZeroBits> PinnedMemory<T> {
         };
         let (first, memory) = reserve().map_err(|error: DriverError| {
             LoadError::Resource(format!(
-                "no {} bytes of pinned host memory ({error}): lower max_num_tokens or max_batch_size",
+                "no {} bytes of pinned host memory ({error}): lower {settings}",
                 len.saturating_mul(size_of::<T>())
             ))
         })?;
