@@ -67,14 +67,14 @@ impl BatchManager {
             runner.can_run_ahead() || !config.plan_ahead,
             "the runner needs the results of a step before the next one"
         );
-        let mut engine = Engine::new(config.clone());
-        if let Some(file) = &kv_file
-            && let Err(error) = file.restore(&mut engine, &mut runner)
-        {
+        let restored = kv_file.as_ref().and_then(|file| {
+            let restored = file.restore(&config, &mut runner);
             let path = file.path().display();
-            log::warn!("{path}: {error}: the KV cache begins empty");
-            engine = Engine::new(config.clone());
-        }
+            restored
+                .inspect_err(|error| log::warn!("{path}: {error}: the KV cache begins empty"))
+                .ok()
+        });
+        let engine = restored.unwrap_or_else(|| Engine::new(config.clone()));
         let computer = StepRunner::new(runner, &config)?;
         Ok(Self {
             kv_file,

@@ -1,20 +1,19 @@
 //! A file of KV cache blocks: what an instance has computed, kept for the next load.
 //!
 //! ```text
-//! header   "INFLKV01", made_from (what the contents depend on), tokens and bytes of a block, number of blocks
-//! block    id, id of the block before it, salt if it is the first, tokens
-//!          keys and values as the device lays them out
-//! ...
+//! header   "INFLKV02", made_from (what the contents depend on), tokens and bytes of a block, number of blocks
+//! heads    of each block: id, id of the block before it, salt if it is the first, tokens
+//! bodies   of each block: keys and values as the device lays them out
 //! ```
 //!
-//! Each part is followed by the XXH3 of its bytes. Numbers are little-endian. A file that was made from anything else, or
+//! Each head and each body is followed by the XXH3 of its bytes. Numbers are little-endian. A file that was made from anything else, or
 //! that is damaged, is not used. A new file is written under another name, readable by its owner only, and then renamed,
 //! so of several writers the last one wins. Problems with the file are logged; no load fails because of them.
 
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,24 +23,22 @@ use twox_hash::XxHash3_64;
 
 use super::Runner;
 use crate::base::{BlockSize, HostBlockId};
-use crate::engine::{Engine, KeptBlock, KeptParent};
+use crate::engine::{Engine, EngineConfig, KeptBlock, KeptParent};
 
-const MAGIC: &[u8; 8] = b"INFLKV01";
+const MAGIC: &[u8; 8] = b"INFLKV02";
 /// Stands for no block before it, and for no salt.
 const NONE: u32 = u32::MAX;
 /// Longer than the salt of any request.
 const MAX_SALT_BYTES: u32 = 1 << 12;
+/// Bytes of an XXH3.
+const SUM_BYTES: usize = 8;
+/// Bytes that are read and written at a time.
+const BUFFER_BYTES: usize = 1 << 20;
 
 /// A file of KV cache blocks.
 pub struct KvFile {
     path: PathBuf,
     made_from: String,
-}
-
-/// A content of the file, and where its keys and values begin.
-struct Found {
-    block: KeptBlock,
-    offset: u64,
 }
 
 impl KvFile {
@@ -50,25 +47,29 @@ impl KvFile {
         Self { path, made_from }
     }
 
-    /// Restores what is in the file into an engine and a runner that have not made a step, as far as there is room. If
-    /// that fails, the engine has to be replaced: it may name blocks that were not read.
+    /// An engine and a runner that have not made a step begin with what is in the file, as far as there is room. Without a
+    /// file the engine begins empty.
     ///
     /// # Errors
-    /// Why nothing was restored.
-    pub fn restore(&self, engine: &mut Engine, runner: &mut Runner) -> Result<(), Box<dyn Error>> {
+    /// Why nothing was restored. No engine then names a block that was not read, or not as it was written.
+    pub fn restore(
+        &self,
+        config: &EngineConfig,
+        runner: &mut Runner,
+    ) -> Result<Engine, Box<dyn Error>> {
         let started = Instant::now();
+        let mut engine = Engine::new(config.clone());
         let mut file = match File::open(&self.path) {
-            Ok(file) => BufReader::new(file),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Ok(file) => BufReader::with_capacity(BUFFER_BYTES, file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(engine),
             Err(error) => return Err(error.into()),
         };
-        let block_size = engine.config().block_size;
-        let num_host_blocks = engine.config().num_host_blocks.index();
+        let num_host_blocks = config.num_host_blocks.index();
         if num_host_blocks == 0 {
-            return Ok(());
+            return Ok(engine);
         }
         let block_bytes = runner.host_block(HostBlockId(0))?.len();
-        let header = self.header(block_size, block_bytes);
+        let header = self.header(config.block_size, block_bytes);
         let mut found_header = vec![0; header.len()];
         file.read_exact(&mut found_header)?;
         if found_header != header {
@@ -77,18 +78,20 @@ impl KvFile {
             );
         }
         let num_blocks = read_u32(&mut file, &mut Vec::new())?;
-        let mut found = Vec::new();
-        let mut bytes = vec![0; block_bytes];
-        for _ in 0..num_blocks.min(num_host_blocks as u32) {
-            found.push(read_block(&mut file, block_size, &mut bytes)?);
+        let mut kept = Vec::new();
+        for index in 0..num_blocks {
+            let head = read_head(&mut file, config.block_size)?;
+            // The first ones are those that others go on from.
+            if index < num_host_blocks as u32 {
+                kept.push(head);
+            }
         }
-        let offsets = found.iter().map(|it| (it.block.block, it.offset));
-        let offsets: BTreeMap<_, _> = offsets.collect();
-        let kept: Vec<_> = found.into_iter().map(|it| it.block).collect();
-        let places = engine.restore(&kept);
-        for (before, now) in &places {
-            file.seek(SeekFrom::Start(offsets[before]))?;
-            file.read_exact(runner.host_block(*now)?)?;
+        let places: BTreeMap<_, _> = engine.restore(&kept).into_iter().collect();
+        for head in &kept {
+            match places.get(&head.block) {
+                Some(place) => read_body(&mut file, runner.host_block(*place)?)?,
+                None => file.seek_relative(block_bytes as i64 + SUM_BYTES as i64)?,
+            }
         }
         log::info!(
             "read {} KV cache blocks from {} in {:.1} s",
@@ -96,7 +99,7 @@ impl KvFile {
             self.path.display(),
             started.elapsed().as_secs_f64()
         );
-        Ok(())
+        Ok(engine)
     }
 
     /// Writes what is cached. The engine must be idle.
@@ -138,17 +141,15 @@ impl KvFile {
         let _ = fs::remove_file(path);
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
-        let mut file = BufWriter::with_capacity(1 << 20, options.open(path)?);
+        let mut file = BufWriter::with_capacity(BUFFER_BYTES, options.open(path)?);
         let block_bytes = runner.host_block(HostBlockId(0))?.len();
         file.write_all(&self.header(block_size, block_bytes))?;
         file.write_all(&(kept.len() as u32).to_le_bytes())?;
         for block in kept {
-            let head = head_of(block);
-            file.write_all(&head)?;
-            file.write_all(&XxHash3_64::oneshot(&head).to_le_bytes())?;
-            let bytes = runner.host_block(block.block)?;
-            file.write_all(bytes)?;
-            file.write_all(&XxHash3_64::oneshot(bytes).to_le_bytes())?;
+            write_checked(&mut file, &head_of(block))?;
+        }
+        for block in kept {
+            write_checked(&mut file, runner.host_block(block.block)?)?;
         }
         file.flush()?;
         Ok(())
@@ -197,12 +198,14 @@ fn head_of(block: &KeptBlock) -> Vec<u8> {
     head
 }
 
-/// Reads and checks a block. `bytes` is as large as its keys and values.
-fn read_block(
-    file: &mut BufReader<File>,
-    block_size: BlockSize,
-    bytes: &mut [u8],
-) -> Result<Found, Box<dyn Error>> {
+/// Writes a part of the file and its XXH3.
+fn write_checked(file: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    file.write_all(bytes)?;
+    file.write_all(&XxHash3_64::oneshot(bytes).to_le_bytes())
+}
+
+/// Reads and checks all of a block but its keys and values.
+fn read_head(file: &mut impl Read, block_size: BlockSize) -> Result<KeptBlock, Box<dyn Error>> {
     let mut head = Vec::new();
     let id = read_u32(file, &mut head)?;
     let parent = read_u32(file, &mut head)?;
@@ -220,24 +223,25 @@ fn read_block(
     let tokens = (0..block_size.tokens().0).map(|_| read_u32(file, &mut head));
     let tokens = tokens.collect::<Result<Box<[_]>, _>>()?;
     check(file, &head)?;
-    let offset = file.stream_position()?;
-    file.read_exact(bytes)?;
-    check(file, bytes)?;
-    let parent = match parent {
-        NONE => KeptParent::Salt(salt),
-        parent => KeptParent::Block(HostBlockId(parent)),
-    };
-    let block = KeptBlock {
+    Ok(KeptBlock {
         block: HostBlockId(id),
-        parent,
+        parent: match parent {
+            NONE => KeptParent::Salt(salt),
+            parent => KeptParent::Block(HostBlockId(parent)),
+        },
         tokens,
-    };
-    Ok(Found { block, offset })
+    })
+}
+
+/// Reads and checks the keys and values of a block.
+fn read_body(file: &mut impl Read, bytes: &mut [u8]) -> Result<(), Box<dyn Error>> {
+    file.read_exact(bytes)?;
+    check(file, bytes)
 }
 
 /// Reads the XXH3 of `bytes`.
 fn check(file: &mut impl Read, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
-    let mut sum = [0; 8];
+    let mut sum = [0; SUM_BYTES];
     file.read_exact(&mut sum)?;
     match u64::from_le_bytes(sum) == XxHash3_64::oneshot(bytes) {
         true => Ok(()),
@@ -257,7 +261,7 @@ fn read_u32(file: &mut impl Read, head: &mut Vec<u8>) -> io::Result<u32> {
 mod tests {
     use super::*;
     use crate::base::{Blocks, SequenceId, TokenId, Tokens};
-    use crate::engine::{EngineConfig, NewRequest, StepOutput};
+    use crate::engine::{NewRequest, StepOutput};
     use crate::runner::{RunnerLimits, SyntheticOptions, SyntheticRunner, next_token};
 
     const VOCAB_SIZE: u32 = 1000;
@@ -334,32 +338,50 @@ mod tests {
     }
 
     fn assert_refused(file: &KvFile, reason: &str) {
-        let (mut engine, mut runner) = load();
-        let error = file.restore(&mut engine, &mut runner).expect_err(reason);
-        assert!(error.to_string().contains(reason), "{error}");
+        let (engine, mut runner) = load();
+        match file.restore(engine.config(), &mut runner) {
+            Ok(_) => panic!("it is restored: {reason}"),
+            Err(error) => assert!(error.to_string().contains(reason), "{error}"),
+        }
     }
 
     #[test]
     fn the_next_load_finds_what_was_kept() {
         let temp = TempFile::new("found");
         let file = temp.of("a model");
-        let (mut engine, mut runner) = load();
-        file.restore(&mut engine, &mut runner)
-            .expect("no file is no error");
+        let (engine, mut runner) = load();
+        let empty = file.restore(engine.config(), &mut runner);
+        assert!(empty.expect("no file is no error").is_idle());
         keep(&file);
         keep(&file);
         let mode = std::os::unix::fs::PermissionsExt::mode(
             &fs::metadata(&temp.0).expect("it is there").permissions(),
         );
         assert_eq!(mode & 0o777, 0o600);
-        file.restore(&mut engine, &mut runner)
-            .expect("our own file");
+        let restored = file.restore(engine.config(), &mut runner);
+        let mut engine = restored.expect("our own file");
         let (token, num_reused) = serve(&mut engine, &mut runner, &prompt());
         // The chain of hashes goes through the blocks that were read.
         assert_eq!(token, next_token(&prompt(), VOCAB_SIZE));
         assert_eq!(num_reused, 192, "six blocks of 32");
         let files = fs::read_dir(temp.0.parent().expect("a folder")).expect("it is there");
         assert_eq!(files.count(), 1, "nothing is left behind");
+    }
+
+    #[test]
+    fn as_many_blocks_are_read_as_there_is_room_for() {
+        let temp = TempFile::new("room");
+        let file = temp.of("a model");
+        keep(&file);
+        let (engine, mut runner) = load();
+        let config = EngineConfig {
+            num_host_blocks: Blocks(2),
+            ..engine.config().clone()
+        };
+        let mut engine = file.restore(&config, &mut runner).expect("our own file");
+        let (token, num_reused) = serve(&mut engine, &mut runner, &prompt());
+        assert_eq!(token, next_token(&prompt(), VOCAB_SIZE));
+        assert_eq!(num_reused, 64, "two blocks of 32");
     }
 
     #[test]
@@ -393,10 +415,10 @@ mod tests {
         let header = file
             .header(EngineConfig::default().block_size, 32 * 8)
             .len();
-        // More blocks than there are.
+        // More blocks than there are: the first one's keys and values are taken for another one's tokens.
         bytes[header..header + 4].copy_from_slice(&u32::MAX.to_le_bytes());
         fs::write(&temp.0, &bytes).expect("writable");
-        assert_refused(&file, "fill whole buffer");
+        assert_refused(&file, "damaged");
         // A salt of gigabytes.
         bytes[header + 12..header + 16].copy_from_slice(&(u32::MAX - 1).to_le_bytes());
         fs::write(&temp.0, &bytes).expect("writable");
