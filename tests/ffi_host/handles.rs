@@ -43,6 +43,9 @@ fn handles_return_tritons_values() {
     assert_eq!(error.code(), ErrorCode::InvalidArg);
 
     assert_eq!(instance.name(), Ok("m_0_0"));
+    assert_eq!(instance.gpu(), Ok(None));
+    host.give_gpu(raw_instance, 3);
+    assert_eq!(instance.gpu(), Ok(Some(3)));
     instance.report_system_memory(1 << 33).expect("reported");
     assert_eq!(host.memory(), [(0, 0, 1 << 33)]);
 }

@@ -126,6 +126,13 @@ impl Host {
         handle(instance)
     }
 
+    /// Gives an instance a GPU, as one of `KIND_GPU` has.
+    pub fn give_gpu(&self, instance: *mut sys::TRITONBACKEND_ModelInstance, gpu: i32) {
+        let mut world = world();
+        let instance = world.instances.get_mut(&id(instance));
+        instance.expect("an instance").gpu = Some(gpu);
+    }
+
     /// Creates a request and passes it to the backend.
     pub fn request(&self, spec: Spec) -> *mut sys::TRITONBACKEND_Request {
         let mut world = world();

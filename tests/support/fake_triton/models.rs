@@ -112,18 +112,21 @@ export! {
     }
 
     fn TRITONBACKEND_ModelInstanceKind(
-        _instance: *mut TRITONBACKEND_ModelInstance,
+        instance: *mut TRITONBACKEND_ModelInstance,
         kind: *mut TRITONSERVER_InstanceGroupKind,
     ) -> *mut TRITONSERVER_Error {
-        kind.write(TRITONSERVER_InstanceGroupKind::TRITONSERVER_INSTANCEGROUPKIND_CPU);
+        kind.write(match world().instances[&id(instance)].gpu {
+            Some(_) => TRITONSERVER_InstanceGroupKind::TRITONSERVER_INSTANCEGROUPKIND_GPU,
+            None => TRITONSERVER_InstanceGroupKind::TRITONSERVER_INSTANCEGROUPKIND_CPU,
+        });
         OK
     }
 
     fn TRITONBACKEND_ModelInstanceDeviceId(
-        _instance: *mut TRITONBACKEND_ModelInstance,
+        instance: *mut TRITONBACKEND_ModelInstance,
         device_id: *mut i32,
     ) -> *mut TRITONSERVER_Error {
-        device_id.write(0);
+        device_id.write(world().instances[&id(instance)].gpu.unwrap_or(0));
         OK
     }
 

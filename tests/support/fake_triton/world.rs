@@ -120,6 +120,8 @@ pub struct FakeModel {
 pub struct FakeInstance {
     pub model: usize,
     pub state: *mut std::ffi::c_void,
+    /// Its GPU, if it is of KIND_GPU.
+    pub gpu: Option<i32>,
 }
 
 // SAFETY: the state pointers are stored for the library and never dereferenced here.
@@ -319,6 +321,7 @@ impl FakeInstance {
         Self {
             model,
             state: ptr::null_mut(),
+            gpu: None,
         }
     }
 }
