@@ -189,11 +189,11 @@ def failing(repository, stand_in):
     return start
 
 
-def until_it_fails(server, model):
+def until_it_fails(server, model, gpu=0):
     """Asks a model until the fault strikes: what became of the requests that were in flight."""
     for _ in range(50):
         ended = attempts(server, model)
-        if any("GPU 0" in end for end in ended):
+        if any(f"GPU {gpu}: " in end for end in ended):
             return ended
     raise AssertionError("the fault never struck")
 
@@ -241,3 +241,41 @@ def test_a_lost_gpu_takes_its_models_with_it_and_nothing_else(failing):
         # Both instances are gone, and with them the driver's context, so that the GPU works again.
         assert load_again(server, "gpu") is None and load_again(server, "gpu_tight") is None
         assert texts(server, "gpu") == texts(server, "gpu_tight")
+
+
+@pytest.fixture
+def two_gpus(repository, stand_in):
+    """Starts a server with two GPUs and a model on each of them. The first is not loaded yet."""
+    for gpu in range(2):
+        on_gpu = {**ON_GPU, "gpu_device_ids": gpu, "cuda_graph_mode": "false"}
+        add_model(repository, f"gpu{gpu}", on_gpu, checkpoint=STORIES)
+
+    def start(**faults):
+        environment = {**stand_in, "CUDA_STAND_IN_DEVICES": "2", **faults}
+        return Server(repository, "--model-control-mode=explicit", "--load-model=gpu0", environment=environment)
+
+    return start
+
+
+def test_models_on_two_gpus_answer_alike(two_gpus):
+    with two_gpus() as server:
+        assert server.load("gpu1") is None
+
+        async def both():
+            async with clients.grpc(server) as client:
+                asked = [clients.stream(client, f"gpu{gpu}", prompt, max_tokens=24) for prompt in PROMPTS for gpu in range(2)]
+                return [answer.text for answer in await asyncio.gather(*asked)]
+
+        together = clients.run(both())
+        assert together[::2] == together[1::2] == texts(server, "gpu0") == texts(server, "gpu1")
+
+
+def test_a_lost_gpu_leaves_models_on_another_one_alone(two_gpus):
+    with two_gpus(CUDA_STAND_IN_LOSE_DEVICE="4000") as server:
+        expected = texts(server, "gpu0")
+        assert server.load("gpu1") is None
+        ended = until_it_fails(server, "gpu1", gpu=1)
+        assert all("GPU 1: " in end and "ILLEGAL_ADDRESS" in end for end in ended), ended
+        assert texts(server, "gpu0") == expected
+        assert load_again(server, "gpu1") is None
+        assert texts(server, "gpu1") == expected
