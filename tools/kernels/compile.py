@@ -2,7 +2,7 @@
 
     compile.py NVRTC SOURCES OUT
 
-NVRTC is the folder of the package nvidia-cuda-nvrtc-cu12. The images are OUT/NAME.sm_80.cubin and so on, and
+NVRTC is the folder of the package nvidia-cuda-nvrtc-cu12, SOURCES a .cu file or a folder of them. The images are OUT/NAME.sm_80.cubin and so on, and
 OUT/NAME.compute_90.ptx for later GPUs; OUT/registers.json has the registers of each kernel. It fails if a kernel
 spills registers to memory, or takes more than the head of its file allows ("at most N registers").
 """
@@ -18,6 +18,8 @@ import sys
 # Ampere, its desktop GPUs, Ada and Hopper. Binaries run on the same major version from this minor one on.
 BINARIES = ["sm_80", "sm_86", "sm_89", "sm_90"]
 PORTABLE = "compute_90"
+
+HEADERS = pathlib.Path(__file__).parents[2] / "kernels"
 
 FUNCTION = re.compile(r"Compiling entry function '(\w+)' for '\w+'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -37,7 +39,7 @@ class Nvrtc:
     def compile(self, source: pathlib.Path, architecture: str) -> tuple[bytes, str]:
         """The image for an architecture, and the compiler's report."""
         library, program = self.library, ctypes.c_void_p()
-        options = [f"--gpu-architecture={architecture}", "--std=c++17", f"-I{source.parent}", "--ptxas-options=-v"]
+        options = [f"--gpu-architecture={architecture}", "--std=c++17", f"-I{HEADERS}", "--ptxas-options=-v"]
         arguments = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
         name = source.name.encode()
         if library.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), name, 0, None, None) != 0:
@@ -107,7 +109,8 @@ def main() -> None:
     used, problems = {}, []
     with concurrent.futures.ProcessPoolExecutor() as processes:
         # Long compilations first.
-        files = sorted(sources.glob("*.cu"), key=lambda source: -source.stat().st_size)
+        files = [sources] if sources.is_file() else sources.glob("*.cu")
+        files = sorted(files, key=lambda source: -source.stat().st_size)
         pairs = [(source, architecture) for source in files for architecture in [*BINARIES, PORTABLE]]
         futures = [processes.submit(compile_for, package, *pair, out) for pair in pairs]
         for (source, architecture), future in zip(pairs, futures):

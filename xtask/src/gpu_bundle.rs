@@ -27,9 +27,10 @@ const NAME: &str = "inflight-gpu-check";
 /// What such a machine takes.
 const MAX_BYTES: u64 = 60_000_000;
 /// The tests of kernels that run on a GPU; the others are about the machine that takes its place.
-const KERNEL_TESTS: [&str; 6] = [
+const KERNEL_TESTS: [&str; 7] = [
     "attention",
     "elementwise",
+    "fp8",
     "quantised",
     "rope",
     "rows",
@@ -98,20 +99,15 @@ fn fill(folder: &Path) -> Result<()> {
     let backend = "inflight/libtriton_inflight.so";
     let library = library::backend_directory()?.join(backend);
     copy_program(&library, &folder.join("backends").join(backend))?;
-    for entry in fs::read_dir(workspace::target("kernels"))? {
-        let path = entry?.path();
-        if path
-            .extension()
-            .is_some_and(|kind| kind == "cubin" || kind == "ptx")
-        {
-            fs::copy(
-                &path,
-                folder
-                    .join("kernels")
-                    .join(path.file_name().unwrap_or_default()),
-            )?;
-        }
-    }
+    let images = folder.join("kernels");
+    copy_images(&workspace::target("kernels"), &images)?;
+    // The conversions of fp8.cuh, which are no kernels by themselves.
+    let conversions = workspace::target("test-kernels");
+    kernels::compile(
+        &root.join("crates/kernels-on-cpu/tests/kernels/fp8.cu"),
+        &conversions,
+    )?;
+    copy_images(&conversions, &images)?;
     copy_folder(&root.join("tests/fixtures"), &folder.join("fixtures"))?;
     fs::create_dir_all(folder.join("model_repository"))?;
     copy_folder(
@@ -119,6 +115,17 @@ fn fill(folder: &Path) -> Result<()> {
         &folder.join("model_repository/stories"),
     )?;
     copy_server(&setup::tritonserver()?, &folder.join("triton"))
+}
+
+fn copy_images(source: &Path, target: &Path) -> Result<()> {
+    for entry in fs::read_dir(source)? {
+        let path = entry?.path();
+        let kind = path.extension();
+        if kind.is_some_and(|kind| kind == "cubin" || kind == "ptx") {
+            fs::copy(&path, target.join(path.file_name().unwrap_or_default()))?;
+        }
+    }
+    Ok(())
 }
 
 /// The server, and those of its libraries that it needs.

@@ -1,6 +1,7 @@
 //! `cargo xtask kernels`: compiles `kernels/*.cu` for GPUs, so that the next build embeds them.
 
 use std::fs;
+use std::path::Path;
 
 use crate::process::{command, run as run_command};
 use crate::{Result, setup, workspace};
@@ -19,11 +20,16 @@ pub fn run() -> Result<()> {
         fs::remove_dir_all(&folder)?;
     }
     eprintln!("compiling {} to {}", sources.display(), folder.display());
+    compile(&sources, &folder)?;
+    fs::write(stamp, all)?;
+    Ok(())
+}
+
+/// Compiles a source, or all sources of a folder, to images in another folder.
+pub fn compile(sources: &Path, folder: &Path) -> Result<()> {
     run_command(
         command(setup::python()?)
             .arg(workspace::root().join("tools/kernels/compile.py"))
-            .args([&setup::nvrtc()?, &sources, &folder]),
-    )?;
-    fs::write(stamp, all)?;
-    Ok(())
+            .args([&setup::nvrtc()?, sources, folder]),
+    )
 }
