@@ -52,7 +52,29 @@ impl<'a> Store<'a> {
             (WeightFiles::Safetensors(tensors), Some(quantisation)) => {
                 quantisation.matrix(tensors, module, outputs, inputs)
             }
-            (WeightFiles::Gguf(tensors), _) => tensors.matrix(&name, outputs, inputs, row_order),
+            (WeightFiles::Gguf(tensors), _) => tensors.matrix(&name, &[outputs, inputs], row_order),
+        }
+    }
+
+    /// Matrices of the same shape in one tensor, `[num_matrices, outputs, inputs]`, by its full name: the rows of all, one
+    /// after the other. Only floating point in safetensors.
+    ///
+    /// # Errors
+    /// As [`Store::matrix`].
+    pub fn stacked_matrices(&self, name: &str, shape: [usize; 3]) -> Result<Matrix<'a>, LoadError> {
+        match self.files {
+            WeightFiles::Safetensors(tensors) => {
+                Ok(Matrix::Float(tensors.get(name, &shape)?.to_float()?))
+            }
+            WeightFiles::Gguf(tensors) => tensors.matrix(name, &shape, RowOrder::Same),
+        }
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        match self.files {
+            WeightFiles::Safetensors(tensors) => matches!(tensors.find(name), Ok(Some(_))),
+            WeightFiles::Gguf(tensors) => tensors.shape(name).is_some(),
         }
     }
 

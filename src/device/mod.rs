@@ -7,6 +7,7 @@
 //! kv_layout.rs kv_batch.rs    the blocks of a KV cache, and which of them a step uses
 //! low_rank.rs                 adapters
 //! operands.rs packed.rs       what operations are given; packed weights as bytes
+//! experts.rs                  mixtures of experts
 //! pool/ disjoint_slice.rs     the host's threads
 //! cpu/ cuda/                  the operations on CPU, and on NVIDIA GPUs
 //! ```
@@ -19,6 +20,7 @@ pub mod cpu;
 pub mod cuda;
 mod disjoint_slice;
 mod e4m3;
+mod experts;
 mod kv_batch;
 mod kv_layout;
 mod low_rank;
@@ -37,6 +39,7 @@ use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 
 pub use attention::{AttentionParams, HeadShape, QkNorm, QkNormWidth};
 pub use e4m3::{MAX_E4M3, from_e4m3, to_e4m3};
+pub use experts::{Expert, Experts, MixtureShape, Routing, RoutingRule};
 pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout};
 pub use low_rank::{AdaptedRows, AdapterRun, AdapterWeights, LowRank};
@@ -95,6 +98,8 @@ pub trait Device: Sized {
     type Inputs;
     /// Rows of logits on their way to the host.
     type Logits;
+    /// The experts of rows, and memory for what these compute.
+    type ExpertRows;
     /// The keys and values of all sequences.
     type KvCache;
     /// Copies of blocks of the cache in memory of the host.
@@ -196,6 +201,17 @@ pub trait Device: Sized {
 
     /// Reserves rows of logits.
     fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<Self::Logits, LoadError>;
+
+    /// Reserves what mixtures of experts of this shape need for up to `max_rows` rows.
+    ///
+    /// # Errors
+    ///
+    /// If there is not enough memory, or the device computes no mixtures of experts.
+    fn alloc_expert_rows(
+        &mut self,
+        max_rows: usize,
+        shape: &MixtureShape,
+    ) -> Result<Self::ExpertRows, LoadError>;
 
     /// Reserves a pool of blocks.
     fn alloc_kv_cache(
@@ -388,6 +404,31 @@ pub trait Device: Sized {
     ) {
         unreachable!("the device has no adapters");
     }
+
+    /// Chooses the experts of each row by the logits of a router, `[num_rows, num_logits]`.
+    fn route(
+        &mut self,
+        num_rows: usize,
+        logits: &Self::Sums,
+        routing: &Routing,
+        rows: &mut Self::ExpertRows,
+    );
+
+    /// `out = sum over the chosen experts of weight * down(activation(gate(x)) * up(x))`, and that of the shared expert, or
+    /// all of this added to `out`. Experts of a row are added in the order of their scores, largest first, and the shared one
+    /// last. [`Device::route`] has chosen them.
+    fn mix_experts(
+        &mut self,
+        num_rows: usize,
+        x: &Self::Inputs,
+        experts: &Experts<Self>,
+        rows: &mut Self::ExpertRows,
+        output: Output,
+        out: &mut Self::Sums,
+    );
+
+    /// The experts that the last call of [`Device::route`] has chosen for any row, for a profile. May wait for it.
+    fn num_touched_experts(&self, rows: &Self::ExpertRows) -> usize;
 
     /// Normalises the queries and keys of `qkv` if the model does so, rotates them, writes the queries to
     /// `q` and stores keys and values in a layer of the cache. `qkv` may hold anything afterwards.

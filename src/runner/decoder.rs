@@ -5,7 +5,8 @@
 //! ```text
 //! token ids -> hidden [m, hidden_size], the residual stream
 //! each layer:  hidden += o(attention(rope(qkv(norm(hidden)))))      with norms where the model has them,
-//!              hidden += down(activation(gate) * up of norm(hidden))      or both from the same hidden
+//!              hidden += down(activation(gate) * up of norm(hidden))      or both from the same hidden;
+//!                        or the sum of a few experts of this form
 //! kept rows -> lm_head(norm(hidden)) -> logits [num_rows, vocab_size]
 //! ```
 //!
@@ -21,11 +22,11 @@ use super::probe::{Operation, Probe, Work};
 use super::residual::{Probed, ResidualStream};
 use super::rope::Rope;
 use super::spec::{ModelSpec, Norms};
-use super::weights::{FeedForwardWeights, Layer, Weights};
+use super::weights::{DenseWeights, FeedForwardWeights, Layer, Weights};
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::device::{
-    AttentionParams, Device, HeadShape, KvDtype, KvLayout, LogitsTransform, QkNorm, QkNormWidth,
-    RopeParams, RopeTable, StepInputs,
+    AttentionParams, Device, HeadShape, KvDtype, KvLayout, LogitsTransform, MixtureShape, QkNorm,
+    QkNormWidth, RopeParams, RopeTable, Routing, StepInputs,
 };
 
 /// A model's weights on a device, and the activations of its largest step.
@@ -39,6 +40,8 @@ pub(super) struct Decoder<D: Device> {
     kv_bytes_per_position: usize,
     residual: ResidualStream<D>,
     buffers: Buffers<D>,
+    /// Only for a model with experts.
+    mixture: Option<MixtureBuffers<D>>,
 }
 
 /// The parameters of a layer's attention besides its weights.
@@ -63,6 +66,14 @@ struct Buffers<D: Device> {
     inner: D::Inputs,
 }
 
+/// What mixtures of experts need.
+struct MixtureBuffers<D: Device> {
+    routing: Routing,
+    /// `[max_num_tokens, num_logits]`.
+    logits: D::Sums,
+    rows: D::ExpertRows,
+}
+
 impl<D: Device> Decoder<D> {
     /// Loads the weights, and sizes everything for `limits`.
     pub(super) fn new(
@@ -71,6 +82,12 @@ impl<D: Device> Decoder<D> {
         device: &mut D,
     ) -> Result<Self, LoadError> {
         let spec = source.spec();
+        let max_rows = limits.max_num_tokens.index();
+        // Before the weights: not all devices have experts.
+        let mixture = match spec.mixture() {
+            Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
+            None => None,
+        };
         let weights = Weights::load(source, limits.weights, device)?;
         // A sequence is not longer than the pool, unless it gives blocks back.
         let longest = limits.num_blocks.tokens(limits.block_size);
@@ -81,7 +98,6 @@ impl<D: Device> Decoder<D> {
         let (attention, ropes) = layer_attention(spec, limits);
         let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
         let heads = head_shape(spec);
-        let max_rows = limits.max_num_tokens.index();
         Ok(Self {
             weights,
             angles: upload_angles(device, spec, &ropes, limits.max_seq_len, num_positions)?,
@@ -97,6 +113,7 @@ impl<D: Device> Decoder<D> {
                 attended: device.alloc_inputs(max_rows, heads.q_len())?,
                 inner: device.alloc_inputs(max_rows, spec.max_intermediate_size())?,
             },
+            mixture,
         })
     }
 
@@ -234,7 +251,7 @@ impl<D: Device> Decoder<D> {
             layers, final_norm, ..
         } = &self.weights;
         let layer = &layers[index];
-        let (o, down) = (&layer.o, &layer.feed_forward.down);
+        let o = &layer.o;
         let Buffers {
             attended, inner, ..
         } = &mut self.buffers;
@@ -243,30 +260,68 @@ impl<D: Device> Decoder<D> {
             Some(next) => next.norms.first(),
             None => Some(final_norm),
         };
-        match &layer.norms {
-            Norms::Sequential {
-                attention,
-                feed_forward,
-            } => {
+        match (&layer.norms, &layer.feed_forward) {
+            (
+                Norms::Sequential {
+                    attention,
+                    feed_forward,
+                },
+                weights,
+            ) => {
                 let (after, before) = (attention.after.as_ref(), feed_forward.before.as_ref());
                 residual.add(run, Operation::O, num_rows, (attended, o), after, before);
-                feed_forward_up(run, num_rows, residual, &layer.feed_forward, inner);
                 let after = feed_forward.after.as_ref();
-                residual.add(run, Operation::Down, num_rows, (inner, down), after, next);
+                match (weights, &mut self.mixture) {
+                    (FeedForwardWeights::Dense(dense), _) => {
+                        feed_forward_up(run, num_rows, residual, dense, inner);
+                        let down = (&*inner, &dense.down);
+                        residual.add(run, Operation::Down, num_rows, down, after, next);
+                    }
+                    (FeedForwardWeights::Experts { router, experts }, Some(mixture)) => {
+                        let MixtureBuffers {
+                            routing,
+                            logits,
+                            rows,
+                        } = mixture;
+                        run.route(num_rows, residual.normed(), router, routing, logits, rows);
+                        let num_chosen = routing.num_chosen;
+                        residual.add_experts(run, num_rows, experts, rows, num_chosen, after, next);
+                    }
+                    (FeedForwardWeights::Experts { .. }, None) => {
+                        unreachable!("the model's description has experts")
+                    }
+                }
             }
-            Norms::Parallel {
-                attention,
-                feed_forward,
-            } => {
+            (
+                Norms::Parallel {
+                    attention,
+                    feed_forward,
+                },
+                FeedForwardWeights::Dense(dense),
+            ) => {
                 // What attention has read is there, unless rows have moved since.
                 let norm = feed_forward.as_ref();
                 if let Some(norm) = norm.or(is_last.then_some(attention)) {
                     residual.norm(run, num_rows, Some(norm));
                 }
-                feed_forward_up(run, num_rows, residual, &layer.feed_forward, inner);
-                residual.add_both(run, num_rows, (attended, o), (inner, down), next);
+                feed_forward_up(run, num_rows, residual, dense, inner);
+                residual.add_both(run, num_rows, (attended, o), (inner, &dense.down), next);
+            }
+            (Norms::Parallel { .. }, FeedForwardWeights::Experts { .. }) => {
+                unreachable!("no family has experts beside attention")
             }
         }
+    }
+}
+
+impl<D: Device> MixtureBuffers<D> {
+    fn new(device: &mut D, max_rows: usize, shape: &MixtureShape) -> Result<Self, LoadError> {
+        let routing = shape.routing;
+        Ok(Self {
+            routing,
+            logits: device.alloc_sums(max_rows, routing.num_logits())?,
+            rows: device.alloc_expert_rows(max_rows, shape)?,
+        })
     }
 }
 
@@ -275,10 +330,10 @@ fn feed_forward_up<D: Device, P: Probe>(
     run: &mut Probed<'_, D, P>,
     num_rows: usize,
     residual: &ResidualStream<D>,
-    weights: &FeedForwardWeights<D>,
+    weights: &DenseWeights<D>,
     inner: &mut D::Inputs,
 ) {
-    let FeedForwardWeights {
+    let DenseWeights {
         up,
         is_gated,
         activation,

@@ -1,9 +1,9 @@
 //! The weights of a model by transformers' names, whatever format its checkpoint has.
 
 use super::families::{GgufArchitecture, gguf_name};
-use super::spec::{ModelSpec, Module};
+use super::spec::{Linear, ModelSpec, Module};
 use crate::base::LoadError;
-use crate::checkpoint::{Matrix, RowOrder, Store, Tensor};
+use crate::checkpoint::{Matrix, RowOrder, RowSelection, Store, Tensor};
 
 /// Finds weights, and checks their shapes. Rows come in transformers' order.
 pub(super) struct ModelTensors<'a> {
@@ -35,6 +35,46 @@ impl<'a> ModelTensors<'a> {
         let name = self.stored_name(module);
         let row_order = self.row_order(module);
         self.store.matrix(&name, num_rows, num_columns, row_order)
+    }
+
+    /// The weights of a linear layer of one of `num_experts` experts, `[part.num_outputs, num_inputs]`. `is_stacked` if the
+    /// tensor of its name has those of all experts, as it has in GGUF files.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn expert_matrix(
+        &self,
+        module: Module,
+        part: &Linear,
+        num_inputs: usize,
+        num_experts: usize,
+        is_stacked: bool,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let num_rows = part.num_module_outputs();
+        let stacked_name = match self.gguf {
+            Some(_) => gguf_name(module).map(|name| format!("{name}.weight")),
+            None => is_stacked.then(|| self.spec.module_path(module)),
+        };
+        let Some(name) = stacked_name else {
+            let matrix = self.matrix(module, num_rows, num_inputs)?;
+            return Ok(match part.selected_rows() {
+                Some(rows) => matrix.select(rows),
+                None => matrix,
+            });
+        };
+        let shape = [num_experts, num_rows, num_inputs];
+        let all = self.store.stacked_matrices(&name, shape)?;
+        Ok(all.select(RowSelection {
+            first: module.expert.unwrap_or(0) * num_rows
+                + part.fused.map_or(0, |fused| fused.first),
+            len: part.num_outputs,
+            order: part.row_order,
+        }))
+    }
+
+    /// Whether there is a tensor with the name of this module.
+    pub(super) fn has_tensor(&self, module: Module) -> bool {
+        self.store.has(&self.spec.module_path(module))
     }
 
     /// The weight of a norm, `[len]`.

@@ -16,6 +16,17 @@ const REQUANTISED: WeightPrecision = WeightPrecision {
     group_size: 32,
 };
 
+/// How the matrices of a projection are packed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packing {
+    /// How they are combined.
+    pub stacking: Stacking,
+    /// The expert that they belong to, if any: names of tensors may not tell it.
+    pub expert: Option<usize>,
+    /// Whether float weights are never rounded.
+    pub is_exact: bool,
+}
+
 /// Packs the matrices of one model.
 pub(super) struct Packer<'a, D> {
     device: &'a mut D,
@@ -79,13 +90,10 @@ impl<'d, D: Device> Packer<'d, D> {
     pub(super) fn pack(
         &mut self,
         parts: &[Matrix<'_>],
-        stacking: Stacking,
+        packing: Packing,
     ) -> Result<D::Matrix, LoadError> {
-        self.pack_as(
-            parts,
-            PackedForm::of(parts, self.precision, D::HAS_FP8),
-            stacking,
-        )
+        let form = PackedForm::of_projection(parts, packing, self.precision, D::HAS_FP8);
+        self.pack_as(parts, form, packing)
     }
 
     /// Packs the output layer.
@@ -95,7 +103,12 @@ impl<'d, D: Device> Packer<'d, D> {
     ) -> Result<D::Matrix, LoadError> {
         let parts = std::slice::from_ref(matrix);
         let form = PackedForm::of_output_layer(parts, self.precision, D::HAS_FP8);
-        self.pack_as(parts, form, Stacking::Concatenated)
+        let packing = Packing {
+            stacking: Stacking::Concatenated,
+            expert: None,
+            is_exact: false,
+        };
+        self.pack_as(parts, form, packing)
     }
 
     /// Keeps rounded matrices for the next load. `matrices` are all that were packed, in that order.
@@ -119,20 +132,21 @@ impl<'d, D: Device> Packer<'d, D> {
         &mut self,
         parts: &[Matrix<'_>],
         form: PackedForm<'_>,
-        stacking: Stacking,
+        packing: Packing,
     ) -> Result<D::Matrix, LoadError> {
+        let stacking = packing.stacking;
         parts.iter().try_for_each(Matrix::preload)?;
         self.names.push(match form {
-            PackedForm::Rounded(_) | PackedForm::Requantised => Some(name(parts, stacking)),
+            PackedForm::Rounded(_) | PackedForm::Requantised => Some(name(parts, packing)),
             PackedForm::Float(_) | PackedForm::Quantised(_) => None,
         });
         let packed = match form {
             PackedForm::Float(rows) => self.device.pack(&rows, stacking)?,
             PackedForm::Quantised(codes) => self.device.pack_quantised(&codes, stacking)?,
-            PackedForm::Rounded(precision) => self.round(parts, precision, stacking)?,
+            PackedForm::Rounded(precision) => self.round(parts, precision, packing)?,
             PackedForm::Requantised => {
                 self.num_requantised += 1;
-                self.round(parts, REQUANTISED, stacking)?
+                self.round(parts, REQUANTISED, packing)?
             }
         };
         packed.map_err(|bad| parts[bad.part].not_finite(bad.row))
@@ -142,8 +156,9 @@ impl<'d, D: Device> Packer<'d, D> {
         &mut self,
         parts: &[Matrix<'_>],
         precision: WeightPrecision,
-        stacking: Stacking,
+        packing: Packing,
     ) -> Result<Result<D::Matrix, NotFinite>, LoadError> {
+        let stacking = packing.stacking;
         if let Some(cache) = &mut self.cache {
             let num_rows: Vec<_> = parts.iter().map(Matrix::rows).collect();
             let shape = PackedShape {
@@ -152,7 +167,7 @@ impl<'d, D: Device> Packer<'d, D> {
                 stacking,
                 format: precision.format(),
             };
-            if let Some(packed) = cache.read(self.device, &name(parts, stacking), shape)? {
+            if let Some(packed) = cache.read(self.device, &name(parts, packing), shape)? {
                 return Ok(Ok(packed));
             }
         }
@@ -180,12 +195,16 @@ impl<'d, D: Device> Packer<'d, D> {
 }
 
 /// The name of a packed matrix in the cache.
-fn name(parts: &[Matrix<'_>], stacking: Stacking) -> String {
+fn name(parts: &[Matrix<'_>], packing: Packing) -> String {
     let names: Vec<_> = parts.iter().map(|part| part.location().name).collect();
-    names.join(match stacking {
+    let names = names.join(match packing.stacking {
         Stacking::Concatenated => "+",
         Stacking::Interleaved => "|",
-    })
+    });
+    match packing.expert {
+        Some(expert) => format!("{names}#{expert}"),
+        None => names,
+    }
 }
 
 /// What matrices become when they are packed together.
@@ -201,15 +220,11 @@ pub(super) enum PackedForm<'p> {
 }
 
 impl<'p> PackedForm<'p> {
-    /// The form of a projection.
+    /// The form of matrices.
     ///
     /// FP8 weights keep their codes on a device that multiplies with them, unless they are to be rounded to another
     /// precision. Else they are floats.
-    pub(super) fn of(
-        parts: &'p [Matrix<'p>],
-        precision: Option<WeightPrecision>,
-        has_fp8: bool,
-    ) -> Self {
+    fn of(parts: &'p [Matrix<'p>], precision: Option<WeightPrecision>, has_fp8: bool) -> Self {
         if has_fp8 && precision.is_none_or(|precision| precision.bits == CodeBits::Fp8) {
             let codes = parts.iter().map(Matrix::fp8_rows);
             if let Some(codes) = codes.collect::<Option<Vec<_>>>()
@@ -230,6 +245,17 @@ impl<'p> PackedForm<'p> {
             Some(codes) if can_be_packed_together(&codes) => Self::Quantised(codes),
             _ => Self::Requantised,
         }
+    }
+
+    /// The form of a projection that is packed like this.
+    pub(super) fn of_projection(
+        parts: &'p [Matrix<'p>],
+        packing: Packing,
+        precision: Option<WeightPrecision>,
+        has_fp8: bool,
+    ) -> Self {
+        let precision = precision.filter(|_| !packing.is_exact);
+        Self::of(parts, precision, has_fp8)
     }
 
     /// The form of the output layer.

@@ -2,7 +2,7 @@
 //!
 //! A runner reports the end of each operation to its probe. The default probe, `()`, compiles to nothing.
 
-use crate::device::{AttentionParams, KvSpan, PackedWeights};
+use crate::device::{AttentionParams, Device, Expert, Experts, KvSpan, PackedWeights};
 
 /// An operation of a step, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,6 +21,10 @@ pub enum Operation {
     Attention,
     /// The output projection of attention.
     O,
+    /// The logits of experts, and the choice of them.
+    Router,
+    /// The gate, up and down projections of the chosen experts, and the sum of their results.
+    Experts,
     /// The gate and up projections, their activation and product.
     GateUp,
     /// The down projection.
@@ -33,7 +37,7 @@ pub enum Operation {
 
 impl Operation {
     /// All of them, in order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Plan,
         Self::Embed,
         Self::Norm,
@@ -41,6 +45,8 @@ impl Operation {
         Self::Rope,
         Self::Attention,
         Self::O,
+        Self::Router,
+        Self::Experts,
         Self::GateUp,
         Self::Down,
         Self::LmHead,
@@ -57,6 +63,8 @@ impl Operation {
             Self::Rope => "rope_and_store",
             Self::Attention => "attention",
             Self::O => "o",
+            Self::Router => "router",
+            Self::Experts => "experts",
             Self::GateUp => "gate_up",
             Self::Down => "down",
             Self::LmHead => "lm_head",
@@ -115,6 +123,32 @@ impl Work {
             num_operations: Self::product(num_rows, gate_up, false).num_operations
                 + (4 * num_rows * inter) as u64,
         }
+    }
+
+    /// The work of a mixture of experts of which `num_touched` have any rows, `num_chosen` for each row.
+    pub(super) fn experts<D: Device>(
+        num_rows: usize,
+        experts: &Experts<D>,
+        num_touched: usize,
+        num_chosen: usize,
+    ) -> Self {
+        let of = |expert: &Expert<D>, num_rows| {
+            let gate_up = Self::gated_product(num_rows, &expert.gate_up.matrix);
+            let down = Self::product(num_rows, &expert.down.matrix, true);
+            Self {
+                num_bytes: gate_up.num_bytes + down.num_bytes,
+                num_operations: gate_up.num_operations + down.num_operations,
+            }
+        };
+        let shared = experts.shared.as_ref();
+        let mut work = shared.map_or_else(Self::default, |expert| of(expert, num_rows));
+        if let Some(expert) = experts.chosen.first() {
+            let weight_bytes = of(expert, 0).num_bytes;
+            let rows = of(expert, num_rows * num_chosen);
+            work.num_bytes += rows.num_bytes - weight_bytes + num_touched as u64 * weight_bytes;
+            work.num_operations += rows.num_operations;
+        }
+        work
     }
 
     /// The work of attention over the positions that each span sees. `kv_bytes` are the bytes of the keys and values

@@ -5,7 +5,8 @@ use super::spec::{ModelSpec, NormKind, NormSpec};
 use super::weights::NormWeights;
 use crate::base::LoadError;
 use crate::device::{
-    Activation, AdaptedRows, AdapterRun, Device, EmbeddingTable, Linear, Norm, Output,
+    Activation, AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, Linear, Norm, Output,
+    Routing,
 };
 
 /// The hidden states of a step, and their normalised form, which the next projection reads.
@@ -164,6 +165,54 @@ impl<D: Device> ResidualStream<D> {
         self.norm_ended(run, num_rows);
     }
 
+    /// `hidden += after(experts(normed)); normed = next(hidden)`. The experts of each row were chosen.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
+    pub fn add_experts<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        experts: &Experts<D>,
+        rows: &mut D::ExpertRows,
+        num_chosen: usize,
+        after: Option<&NormWeights<D>>,
+        next: Option<&NormWeights<D>>,
+    ) {
+        let normed = &self.normed;
+        let mut result = self.result.as_mut();
+        let is_added = result.is_none() || (self.has_whole_sums && after.is_none());
+        match &mut result {
+            Some(result) if !is_added => {
+                run.device
+                    .mix_experts(num_rows, normed, experts, rows, Output::Store, result);
+                run.device.all_reduce(num_rows, result);
+            }
+            _ => {
+                let hidden = &mut self.hidden;
+                run.device
+                    .mix_experts(num_rows, normed, experts, rows, Output::Add, hidden);
+            }
+        }
+        let device = &*run.device;
+        run.probe.ended(Operation::Experts, || {
+            let num_touched = device.num_touched_experts(rows);
+            Work::experts(num_rows, experts, num_touched, num_chosen)
+        });
+        let result = match result {
+            Some(result) if !is_added => result,
+            _ => return self.norm(run, num_rows, next),
+        };
+        if after.is_some() {
+            let after = norm_of(&self.norm, after);
+            run.device
+                .add_normed(num_rows, result, after, &mut self.hidden);
+            return self.norm(run, num_rows, next);
+        }
+        let next = norm_of(&self.norm, next);
+        run.device
+            .add_norm(num_rows, result, &mut self.hidden, next, &mut self.normed);
+        self.norm_ended(run, num_rows);
+    }
+
     /// Keeps a step's kept rows, and those of `attended`.
     pub fn keep_rows(&mut self, device: &mut D, step: &D::Step<'_>, attended: &mut D::Inputs) {
         device.keep_rows(step, &mut self.hidden, attended);
@@ -190,6 +239,24 @@ impl<'a, D: Device, P: Probe> Probed<'a, D, P> {
         self.add_adapters(x, linear, out);
         self.probe.ended(Operation::Qkv, || {
             Work::product(num_rows, &linear.matrix, false)
+        });
+    }
+
+    /// Chooses the experts of rows: `rows = route(router(x))`.
+    pub fn route(
+        &mut self,
+        num_rows: usize,
+        x: &D::Inputs,
+        router: &Linear<D>,
+        routing: &Routing,
+        logits: &mut D::Sums,
+        rows: &mut D::ExpertRows,
+    ) {
+        self.device
+            .project(num_rows, x, router, Output::Store, logits);
+        self.device.route(num_rows, logits, routing, rows);
+        self.probe.ended(Operation::Router, || {
+            Work::product(num_rows, &router.matrix, false)
         });
     }
 

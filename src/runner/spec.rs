@@ -9,7 +9,7 @@ use super::limits::AttentionWindows;
 use super::rope::Rope;
 use crate::base::Tokens;
 use crate::checkpoint::{RowOrder, RowSelection};
-use crate::device::{Activation, LogitsTransform, QkNormWidth, Stacking};
+use crate::device::{Activation, LogitsTransform, MixtureShape, QkNormWidth, Routing, Stacking};
 
 /// A decoder-only transformer. Sizes are in elements.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,7 +97,9 @@ pub enum NormKind {
 pub struct Module {
     /// The layer it belongs to, if any.
     pub layer: Option<usize>,
-    /// Its name in transformers, below the layer.
+    /// The expert that it belongs to, if any.
+    pub expert: Option<usize>,
+    /// Its name in transformers, below the layer. `{}` stands for the index of the expert.
     pub name: &'static str,
 }
 
@@ -194,6 +196,49 @@ pub enum FeedForward {
         /// `[hidden_size, intermediate_size]`.
         down: Projection,
     },
+    /// Several gated blocks, a few of which are chosen for each token.
+    Experts(ExpertsSpec),
+}
+
+/// A mixture of experts. All mixtures of a model have the same sizes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsSpec {
+    /// The logits of the experts, and that of the shared one if it has a gate: `[num_logits, hidden_size]`. Never
+    /// quantised.
+    pub router: Projection,
+    /// How experts are chosen.
+    pub routing: Routing,
+    /// Gate and up of an expert, interleaved: `[2 * expert_size, hidden_size]`. In names of modules, `{}` stands for its
+    /// index.
+    pub gate_up: Projection,
+    /// The activation of the gates.
+    pub activation: Activation,
+    /// `[hidden_size, expert_size]`.
+    pub down: Projection,
+    /// An expert that all tokens have.
+    pub shared: Option<SharedExpert>,
+    /// The names of a checkpoint that holds all experts of a layer in one tensor.
+    pub stacked: StackedExperts,
+}
+
+/// The expert that all tokens have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SharedExpert {
+    /// Gate and up, interleaved: `[2 * shared_size, hidden_size]`.
+    pub gate_up: Projection,
+    /// `[hidden_size, shared_size]`.
+    pub down: Projection,
+}
+
+/// The names of tensors with the weights of all experts, as transformers 5 has them in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackedExperts {
+    /// The module of the router's logits.
+    pub router: &'static str,
+    /// Gate, then up: `[num_experts, 2 * expert_size, hidden_size]`.
+    pub gate_up: &'static str,
+    /// `[num_experts, hidden_size, expert_size]`.
+    pub down: &'static str,
 }
 
 /// One matrix product of a layer: linear layers that share their input, packed into one matrix.
@@ -234,13 +279,27 @@ pub struct FusedOutputs {
 impl Module {
     /// A module outside of the layers.
     pub const fn of_model(name: &'static str) -> Self {
-        Self { layer: None, name }
+        Self {
+            layer: None,
+            expert: None,
+            name,
+        }
     }
 
     /// A module of a layer.
     pub const fn of_layer(layer: usize, name: &'static str) -> Self {
         Self {
             layer: Some(layer),
+            expert: None,
+            name,
+        }
+    }
+
+    /// A module of an expert in a layer.
+    pub const fn of_expert(layer: usize, expert: usize, name: &'static str) -> Self {
+        Self {
+            layer: Some(layer),
+            expert: Some(expert),
             name,
         }
     }
@@ -279,9 +338,13 @@ impl Linear {
 impl ModelSpec {
     /// The full name of a module in transformers, such as `model.layers.0.mlp.up_proj`.
     pub fn module_path(&self, module: Module) -> String {
-        match module.layer {
-            Some(layer) => format!("{}.{layer}.{}", self.modules.layers, module.name),
+        let name = match module.expert {
+            Some(expert) => module.name.replace("{}", &expert.to_string()),
             None => module.name.to_owned(),
+        };
+        match module.layer {
+            Some(layer) => format!("{}.{layer}.{name}", self.modules.layers),
+            None => name,
         }
     }
 
@@ -290,10 +353,15 @@ impl ModelSpec {
         self.layers.len()
     }
 
-    /// All projections of all layers.
+    /// The projections of all layers that adapters can change: not those of experts.
     pub fn projections(&self) -> impl Iterator<Item = (usize, &Projection)> {
         let layers = self.layers.iter().enumerate();
-        layers.flat_map(|(index, layer)| layer.projections().map(move |it| (index, it)))
+        layers.flat_map(|(index, layer)| {
+            let has_experts = matches!(layer.feed_forward, FeedForward::Experts(_));
+            let num_adaptable = if has_experts { 2 } else { usize::MAX };
+            let adaptable = layer.projections().take(num_adaptable);
+            adaptable.map(move |projection| (index, projection))
+        })
     }
 
     /// The place of one of [these](ModelSpec::projections) among them; `None` if it is another.
@@ -312,16 +380,40 @@ impl ModelSpec {
         self.num_kv_heads * self.head_dim
     }
 
-    /// The largest width inside of a feed-forward block.
+    /// The largest width inside of a feed-forward block without experts; 0 if all have some.
     pub fn max_intermediate_size(&self) -> usize {
         let widths = self.layers.iter().map(|layer| layer.feed_forward.width());
         widths.max().unwrap_or(0)
     }
 
+    /// The mixtures of experts, if it has some.
+    pub fn mixture(&self) -> Option<MixtureShape> {
+        let mut layers = self.layers.iter();
+        layers.find_map(|layer| match &layer.feed_forward {
+            FeedForward::Experts(experts) => Some(experts.shape()),
+            FeedForward::Gated { .. } | FeedForward::Plain { .. } => None,
+        })
+    }
+
     /// Weights of all projections of all layers.
     pub fn num_layer_weights(&self) -> u64 {
-        let projections = self.layers.iter().flat_map(LayerSpec::projections);
-        projections.map(Projection::num_weights).sum()
+        self.layers.iter().map(LayerSpec::num_weights).sum()
+    }
+
+    /// Of these, the weights that products of one token read.
+    pub fn num_layer_weights_of_token(&self) -> u64 {
+        let unread = |layer: &LayerSpec| match &layer.feed_forward {
+            FeedForward::Experts(experts) => {
+                let Routing {
+                    num_experts,
+                    num_chosen,
+                    ..
+                } = experts.routing;
+                (num_experts - num_chosen) as u64 * experts.num_weights_of_expert()
+            }
+            FeedForward::Gated { .. } | FeedForward::Plain { .. } => 0,
+        };
+        self.num_layer_weights() - self.layers.iter().map(unread).sum::<u64>()
     }
 
     /// Weights of the output layer, and of the embedding.
@@ -447,10 +539,40 @@ impl<N> Norms<N> {
 }
 
 impl LayerSpec {
-    /// All projections, in the order in which they are packed.
+    /// All projections, those of attention first; of experts, those of one.
     pub fn projections(&self) -> impl Iterator<Item = &Projection> {
-        let [up, down] = self.feed_forward.projections();
-        [&self.attention.qkv, &self.attention.o, up, down].into_iter()
+        let attention = [&self.attention.qkv, &self.attention.o];
+        attention.into_iter().chain(self.feed_forward.projections())
+    }
+
+    /// The weights of all projections.
+    pub fn num_weights(&self) -> u64 {
+        let of_other_experts = match &self.feed_forward {
+            FeedForward::Experts(experts) => {
+                (experts.routing.num_experts - 1) as u64 * experts.num_weights_of_expert()
+            }
+            FeedForward::Gated { .. } | FeedForward::Plain { .. } => 0,
+        };
+        let projections = self.projections().map(Projection::num_weights);
+        projections.sum::<u64>() + of_other_experts
+    }
+}
+
+impl ExpertsSpec {
+    /// Its sizes.
+    pub fn shape(&self) -> MixtureShape {
+        let shared = self.shared.as_ref();
+        MixtureShape {
+            routing: self.routing,
+            hidden_size: self.gate_up.num_inputs,
+            expert_size: self.down.num_inputs,
+            shared_size: shared.map_or(0, |shared| shared.down.num_inputs),
+        }
+    }
+
+    /// The weights of one of the experts.
+    fn num_weights_of_expert(&self) -> u64 {
+        self.gate_up.num_weights() + self.down.num_weights()
     }
 }
 
@@ -463,7 +585,7 @@ impl AttentionSpec {
 }
 
 impl FeedForward {
-    /// Sets whether its projections have biases.
+    /// Sets whether the projections of a block without experts have biases.
     pub fn set_biases(&mut self, has_bias: bool) {
         match self {
             Self::Gated {
@@ -473,23 +595,41 @@ impl FeedForward {
                 up.has_bias = has_bias;
                 down.has_bias = has_bias;
             }
+            Self::Experts(_) => {}
         }
     }
 
-    /// Its projections: to the inside, and back.
-    pub fn projections(&self) -> [&Projection; 2] {
+    /// The activation inside of it.
+    pub fn activation(&self) -> Activation {
+        match self {
+            Self::Gated { activation, .. } | Self::Plain { activation, .. } => *activation,
+            Self::Experts(experts) => experts.activation,
+        }
+    }
+
+    /// Its projections; of experts, the router, those of one, and those of the shared one.
+    pub fn projections(&self) -> Vec<&Projection> {
         match self {
             Self::Gated {
                 gate_up: up, down, ..
             }
-            | Self::Plain { up, down, .. } => [up, down],
+            | Self::Plain { up, down, .. } => vec![up, down],
+            Self::Experts(experts) => {
+                let mut all = vec![&experts.router, &experts.gate_up, &experts.down];
+                if let Some(shared) = &experts.shared {
+                    all.extend([&shared.gate_up, &shared.down]);
+                }
+                all
+            }
         }
     }
 
-    /// The width inside of the block.
+    /// The width inside of a block without experts; 0 if it has some.
     pub fn width(&self) -> usize {
-        let [_, down] = self.projections();
-        down.num_inputs
+        match self {
+            Self::Gated { down, .. } | Self::Plain { down, .. } => down.num_inputs,
+            Self::Experts(_) => 0,
+        }
     }
 }
 

@@ -3,14 +3,15 @@
 //! So sizes that a config makes up cost no memory, and a bad checkpoint fails at once.
 
 use super::model_tensors::ModelTensors;
-use super::packer::PackedForm;
+use super::packer::{PackedForm, Packing};
 use super::precision::WeightPrecision;
 use super::spec::{
-    FeedForward, LayerSpec, ModelSpec, Module, NormKind, NormSpec, Norms, Projection, QkNormSpec,
+    ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Module, NormKind, NormSpec, Norms, Projection,
+    QkNormSpec,
 };
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
-use crate::device::{QkNormWidth, QuantisedWidths, Stacking};
+use crate::device::{Activation, QkNormWidth, QuantisedWidths};
 
 /// The weights of a model, not yet read.
 pub(super) struct WeightSources<'a> {
@@ -30,7 +31,24 @@ pub(super) struct LayerSource<'a> {
     /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[NormSource<'a>; 2]>,
     pub(super) o: ProjectionSource<'a>,
-    pub(super) feed_forward: &'a FeedForward,
+    pub(super) feed_forward: FeedForwardSource<'a>,
+}
+
+/// The weights of a feed-forward block.
+pub(super) enum FeedForwardSource<'a> {
+    /// A block without experts.
+    Dense(&'a FeedForward, DenseSource<'a>),
+    /// A mixture of experts.
+    Experts {
+        router: ProjectionSource<'a>,
+        activation: Activation,
+        chosen: Vec<DenseSource<'a>>,
+        shared: Option<DenseSource<'a>>,
+    },
+}
+
+/// The weights of a block without experts, or of an expert.
+pub(super) struct DenseSource<'a> {
     pub(super) up: ProjectionSource<'a>,
     pub(super) down: ProjectionSource<'a>,
 }
@@ -48,7 +66,7 @@ pub(super) struct ProjectionSource<'a> {
     pub(super) matrices: Vec<Matrix<'a>>,
     /// None, or one for each matrix.
     pub(super) biases: Vec<Tensor<'a>>,
-    pub(super) stacking: Stacking,
+    pub(super) packing: Packing,
     /// Its place in the weights of adapters.
     pub(super) place: Option<usize>,
 }
@@ -103,8 +121,8 @@ impl<'a> WeightSources<'a> {
         } + self.positions.as_ref().map_or(0, bytes);
         let projections = self.layers.iter().flat_map(LayerSource::projections);
         let projection_bytes = projections.map(|projection| {
-            let matrices = &projection.matrices;
-            PackedForm::of(matrices, precision, has_fp8).num_bytes(matrices)
+            let form = projection.form(precision, has_fp8);
+            form.num_bytes(&projection.matrices)
         });
         embedding_bytes + output_form.num_bytes(output_matrix) + projection_bytes.sum::<u64>()
     }
@@ -118,8 +136,8 @@ impl<'a> WeightSources<'a> {
         let mut widths = QuantisedWidths::default();
         let projections = self.layers.iter().flat_map(LayerSource::projections);
         for projection in projections {
-            let matrices = &projection.matrices;
-            PackedForm::of(matrices, precision, has_fp8).add_to(&mut widths, matrices);
+            let form = projection.form(precision, has_fp8);
+            form.add_to(&mut widths, &projection.matrices);
         }
         let output_matrix = std::slice::from_ref(self.output_matrix());
         PackedForm::of_output_layer(output_matrix, precision, has_fp8)
@@ -149,7 +167,6 @@ impl<'a> LayerSource<'a> {
             attention,
             feed_forward,
         } = layer;
-        let [up, down] = feed_forward.projections();
         Ok(Self {
             norms: norms.try_map(|&name| norm(name, &spec.norm, hidden))?,
             qkv: find(&attention.qkv)?,
@@ -177,14 +194,33 @@ impl<'a> LayerSource<'a> {
                 None => None,
             },
             o: find(&attention.o)?,
-            feed_forward,
-            up: find(up)?,
-            down: find(down)?,
+            feed_forward: match feed_forward {
+                FeedForward::Gated {
+                    gate_up: up, down, ..
+                }
+                | FeedForward::Plain { up, down, .. } => {
+                    let up = find(up)?;
+                    let down = find(down)?;
+                    FeedForwardSource::Dense(feed_forward, DenseSource { up, down })
+                }
+                FeedForward::Experts(experts) => find_experts(tensors, index, experts)?,
+            },
         })
     }
 
-    fn projections(&self) -> [&ProjectionSource<'a>; 4] {
-        [&self.qkv, &self.o, &self.up, &self.down]
+    fn projections(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
+        let (router, blocks) = match &self.feed_forward {
+            FeedForwardSource::Dense(_, block) => (None, vec![block]),
+            FeedForwardSource::Experts {
+                router,
+                chosen,
+                shared,
+                ..
+            } => (Some(router), chosen.iter().chain(shared).collect()),
+        };
+        let blocks = blocks.into_iter();
+        let blocks = blocks.flat_map(|block| [&block.up, &block.down]);
+        [&self.qkv, &self.o].into_iter().chain(router).chain(blocks)
     }
 }
 
@@ -206,6 +242,77 @@ impl<'a> NormSource<'a> {
     }
 }
 
+/// Finds the weights of a mixture of experts, each in tensors of its own or all in one.
+fn find_experts<'a>(
+    tensors: &ModelTensors<'a>,
+    layer: usize,
+    experts: &ExpertsSpec,
+) -> Result<FeedForwardSource<'a>, LoadError> {
+    let ExpertsSpec {
+        gate_up,
+        down,
+        stacked,
+        ..
+    } = experts;
+    let is_stacked = tensors.has_tensor(Module::of_layer(layer, stacked.gate_up));
+    let (mut router, mut of_one) = (experts.router.clone(), [gate_up.clone(), down.clone()]);
+    if is_stacked {
+        router.parts[0].module = stacked.router;
+        let outputs: Vec<_> = gate_up.parts.iter().map(|part| part.num_outputs).collect();
+        let fused = Projection::fused(
+            stacked.gate_up,
+            &outputs,
+            gate_up.num_inputs,
+            gate_up.stacking,
+        );
+        of_one[0].parts = fused.parts;
+        of_one[1].parts[0].module = stacked.down;
+    }
+    let num_experts = experts.routing.num_experts;
+    let find = |expert, projection: &Projection| {
+        let matrices = projection.parts.iter().map(|part| {
+            let module = Module::of_expert(layer, expert, part.module);
+            tensors.expert_matrix(module, part, projection.num_inputs, num_experts, is_stacked)
+        });
+        Ok::<_, LoadError>(ProjectionSource {
+            matrices: matrices.collect::<Result<_, _>>()?,
+            biases: Vec::new(),
+            packing: Packing {
+                stacking: projection.stacking,
+                expert: Some(expert),
+                is_exact: false,
+            },
+            place: None,
+        })
+    };
+    let chosen = (0..num_experts).map(|expert| {
+        let [gate_up, down] = &of_one;
+        Ok(DenseSource {
+            up: find(expert, gate_up)?,
+            down: find(expert, down)?,
+        })
+    });
+    let router = ProjectionSource::find(tensors, layer, &router)?;
+    Ok(FeedForwardSource::Experts {
+        router: ProjectionSource {
+            packing: Packing {
+                is_exact: true,
+                ..router.packing
+            },
+            ..router
+        },
+        activation: experts.activation,
+        chosen: chosen.collect::<Result<_, LoadError>>()?,
+        shared: match &experts.shared {
+            Some(shared) => Some(DenseSource {
+                up: ProjectionSource::find(tensors, layer, &shared.gate_up)?,
+                down: ProjectionSource::find(tensors, layer, &shared.down)?,
+            }),
+            None => None,
+        },
+    })
+}
+
 impl<'a> ProjectionSource<'a> {
     fn find(
         tensors: &ModelTensors<'a>,
@@ -215,7 +322,11 @@ impl<'a> ProjectionSource<'a> {
         let mut source = Self {
             matrices: Vec::new(),
             biases: Vec::new(),
-            stacking: projection.stacking,
+            packing: Packing {
+                stacking: projection.stacking,
+                expert: None,
+                is_exact: false,
+            },
             place: None,
         };
         for part in &projection.parts {
@@ -236,6 +347,10 @@ impl<'a> ProjectionSource<'a> {
             }
         }
         Ok(source)
+    }
+
+    fn form(&self, precision: Option<WeightPrecision>, has_fp8: bool) -> PackedForm<'_> {
+        PackedForm::of_projection(&self.matrices, self.packing, precision, has_fp8)
     }
 }
 

@@ -12,10 +12,12 @@ use super::packer::Packer;
 use super::precision::WeightPrecision;
 use super::progress::Progress;
 use super::spec::{FeedForward, Norms};
-use super::weight_sources::{LayerSource, NormSource, ProjectionSource, WeightSources};
+use super::weight_sources::{
+    DenseSource, FeedForwardSource, LayerSource, NormSource, ProjectionSource, WeightSources,
+};
 use crate::base::LoadError;
 use crate::checkpoint::Matrix;
-use crate::device::{Activation, Device, EmbeddingTable, Linear, PackedWeights};
+use crate::device::{Activation, Device, EmbeddingTable, Expert, Experts, Linear, PackedWeights};
 
 /// All weights of a model, on a device.
 pub(super) struct Weights<D: Device> {
@@ -42,7 +44,17 @@ pub(super) struct Layer<D: Device> {
 }
 
 /// A feed-forward block.
-pub(super) struct FeedForwardWeights<D: Device> {
+pub(super) enum FeedForwardWeights<D: Device> {
+    Dense(DenseWeights<D>),
+    Experts {
+        /// `[num_logits, hidden_size]`.
+        router: Linear<D>,
+        experts: Experts<D>,
+    },
+}
+
+/// A block without experts.
+pub(super) struct DenseWeights<D: Device> {
     /// To the inside: `[intermediate_size, hidden_size]`, or gate and up interleaved: `[2 * intermediate_size, hidden_size]`.
     pub(super) up: Linear<D>,
     pub(super) is_gated: bool,
@@ -59,14 +71,17 @@ pub(super) struct NormWeights<D: Device> {
 
 impl<D: Device> Layer<D> {
     /// In the order in which they were packed.
-    fn matrices(&self) -> [&D::Matrix; 4] {
-        let Self {
-            qkv,
-            o,
-            feed_forward: FeedForwardWeights { up, down, .. },
-            ..
-        } = self;
-        [&qkv.matrix, &o.matrix, &up.matrix, &down.matrix]
+    fn matrices(&self) -> impl Iterator<Item = &D::Matrix> {
+        let mut linears = vec![&self.qkv, &self.o];
+        match &self.feed_forward {
+            FeedForwardWeights::Dense(dense) => linears.extend([&dense.up, &dense.down]),
+            FeedForwardWeights::Experts { router, experts } => {
+                linears.push(router);
+                let all = experts.chosen.iter().chain(&experts.shared);
+                linears.extend(all.flat_map(|expert| [&expert.gate_up, &expert.down]));
+            }
+        }
+        linears.into_iter().map(|linear| &linear.matrix)
     }
 }
 
@@ -160,15 +175,51 @@ impl LayerSource<'_> {
                 None => None,
             },
             o: self.o.load(packer)?,
-            feed_forward: FeedForwardWeights {
-                up: self.up.load(packer)?,
-                is_gated: matches!(self.feed_forward, FeedForward::Gated { .. }),
-                activation: match *self.feed_forward {
-                    FeedForward::Gated { activation, .. }
-                    | FeedForward::Plain { activation, .. } => activation,
+            feed_forward: self.feed_forward.load(packer)?,
+        })
+    }
+}
+
+impl FeedForwardSource<'_> {
+    fn load<D: Device>(
+        &self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<FeedForwardWeights<D>, LoadError> {
+        Ok(match self {
+            Self::Dense(spec, block) => FeedForwardWeights::Dense(DenseWeights {
+                up: block.up.load(packer)?,
+                is_gated: matches!(spec, FeedForward::Gated { .. }),
+                activation: spec.activation(),
+                down: block.down.load(packer)?,
+            }),
+            Self::Experts {
+                router,
+                activation,
+                chosen,
+                shared,
+            } => FeedForwardWeights::Experts {
+                router: router.load(packer)?,
+                experts: Experts {
+                    activation: *activation,
+                    chosen: chosen
+                        .iter()
+                        .map(|expert| expert.load(packer))
+                        .collect::<Result<_, _>>()?,
+                    shared: match shared {
+                        Some(shared) => Some(shared.load(packer)?),
+                        None => None,
+                    },
                 },
-                down: self.down.load(packer)?,
             },
+        })
+    }
+}
+
+impl DenseSource<'_> {
+    fn load<D: Device>(&self, packer: &mut Packer<'_, D>) -> Result<Expert<D>, LoadError> {
+        Ok(Expert {
+            gate_up: self.up.load(packer)?,
+            down: self.down.load(packer)?,
         })
     }
 }
@@ -192,7 +243,7 @@ impl ProjectionSource<'_> {
                 true => None,
                 false => Some(packer.upload_bias(&self.biases)?),
             },
-            matrix: packer.pack(&self.matrices, self.stacking)?,
+            matrix: packer.pack(&self.matrices, self.packing)?,
             place: self.place,
         })
     }

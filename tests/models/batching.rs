@@ -14,8 +14,8 @@ use triton_inflight::sampling::{
 
 use crate::support::{Happened, Request, Served, Setup, serve, serve_alone, simds};
 
-/// Grouped heads with scaled RoPE; biases; head norms.
-const MODELS: [&str; 3] = ["llama3", "qwen2", "qwen3"];
+/// Grouped heads with scaled RoPE; biases; head norms; experts.
+const MODELS: [&str; 4] = ["llama3", "qwen2", "qwen3", "qwen2-moe"];
 
 /// Requests of many lengths, some greedy and some sampled, that arrive over a few steps.
 pub fn requests() -> Vec<Request> {
@@ -357,6 +357,8 @@ fn a_request_is_the_same_with_rounded_weights_however_it_is_scheduled() {
         ("llama3", WeightPrecision::new(CodeBits::Eight)),
         ("qwen2", WeightPrecision::new(CodeBits::Four)),
         ("qwen3", WeightPrecision::new(CodeBits::Four)),
+        ("mixtral-stacked", WeightPrecision::new(CodeBits::Eight)),
+        ("qwen2-moe", WeightPrecision::new(CodeBits::Four)),
     ] {
         for simd in simds() {
             let setup = Setup {
@@ -414,6 +416,8 @@ fn a_request_is_the_same_under_everything_at_once() {
         ("olmo2", &[]),
         ("granite", &[]),
         ("exaone4", &[50, 20]),
+        ("mixtral", &[]),
+        ("qwen3-moe", &[17, 30]),
     ] {
         let happened = serves_as_alone(
             name,

@@ -35,7 +35,10 @@ fn spec(dir: &Path) -> ModelSpec {
 
 /// Whether queries, keys and values have biases, and the feed-forward block.
 fn biases(layer: &LayerSpec) -> (bool, bool) {
-    let [gate_up, down] = layer.feed_forward.projections();
+    let projections = layer.feed_forward.projections();
+    let [gate_up, down] = projections[..] else {
+        panic!("a model without experts");
+    };
     assert_eq!(gate_up.has_bias, down.has_bias);
     (layer.attention.qkv.has_bias, gate_up.has_bias)
 }

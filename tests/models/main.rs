@@ -12,6 +12,7 @@ mod cuda_faults;
 mod cuda_overlap;
 mod cuda_quantised;
 mod devices;
+mod experts;
 mod fp8;
 mod gguf;
 mod log_lines;

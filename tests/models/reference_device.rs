@@ -4,16 +4,17 @@
 //! be compared with it. Sums are f64 and are stored as f32; the inputs of products (activations, attention weights,
 //! keys and values) are rounded to bf16.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::ops::Range;
 
 use half::{bf16, f16};
 use triton_inflight::base::{BlockId, HostBlockId, LoadError, StepError};
 use triton_inflight::device::{
-    Activation, AdaptedRows, AdapterRun, AttentionParams, Device, Dtype, EmbeddingTable, FloatRows,
-    HeadShape, KvBatch, KvDtype, KvLayout, Linear, LogitsTransform, Norm, NotFinite, Output,
-    PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRow, QuantisedRows, RopeParams, RopeTable,
-    Stacking, StepCapacity, StepInputs,
+    Activation, AdaptedRows, AdapterRun, AttentionParams, Device, Dtype, EmbeddingTable, Expert,
+    Experts, FloatRows, HeadShape, KvBatch, KvDtype, KvLayout, Linear, LogitsTransform,
+    MixtureShape, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRow,
+    QuantisedRows, RopeParams, RopeTable, Routing, RoutingRule, Stacking, StepCapacity, StepInputs,
 };
 
 /// A device of plain loops.
@@ -52,6 +53,10 @@ pub struct Cache {
     keys: Vec<f32>,
     values: Vec<f32>,
 }
+
+/// The experts of rows: index and weight of each, by rank, and the weight of the shared expert.
+#[derive(Default)]
+pub struct ExpertRows(Vec<(Vec<(usize, f64)>, f64)>);
 
 /// A step.
 pub struct Step<'a> {
@@ -177,6 +182,7 @@ impl Device for Reference {
     type Sums = Rows;
     type Inputs = Rows;
     type Logits = Rows;
+    type ExpertRows = ExpertRows;
     type KvCache = Cache;
     type HostBlocks = Cache;
     type Step<'a> = Step<'a>;
@@ -285,6 +291,10 @@ impl Device for Reference {
 
     fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<Rows, LoadError> {
         Ok(Rows::new(max_rows, width, false))
+    }
+
+    fn alloc_expert_rows(&mut self, _: usize, _: &MixtureShape) -> Result<ExpertRows, LoadError> {
+        Ok(ExpertRows::default())
     }
 
     fn alloc_kv_cache(
@@ -542,6 +552,73 @@ impl Device for Reference {
                 }
             }
         }
+    }
+
+    fn route(&mut self, num_rows: usize, logits: &Rows, routing: &Routing, rows: &mut ExpertRows) {
+        rows.0.clear();
+        for row in 0..num_rows {
+            let (logits, rest) = logits.row(row).split_at(routing.num_experts);
+            let powers: Vec<_> = logits.iter().map(|&logit| exact(logit).exp()).collect();
+            let mut order: Vec<_> = (0..routing.num_experts).collect();
+            order.sort_by(|&a, &b| powers[b].total_cmp(&powers[a]));
+            order.truncate(routing.num_chosen);
+            let RoutingRule::Softmax { is_normalised } = routing.rule;
+            let total: f64 = match is_normalised {
+                true => order.iter().map(|&expert| powers[expert]).sum(),
+                false => powers.iter().sum(),
+            };
+            let chosen = order
+                .into_iter()
+                .map(|expert| (expert, powers[expert] / total));
+            let shared = rest
+                .first()
+                .map_or(1.0, |&gate| 1.0 / (1.0 + (-exact(gate)).exp()));
+            rows.0.push((chosen.collect(), shared));
+        }
+    }
+
+    fn mix_experts(
+        &mut self,
+        num_rows: usize,
+        x: &Rows,
+        experts: &Experts<Self>,
+        rows: &mut ExpertRows,
+        output: Output,
+        out: &mut Rows,
+    ) {
+        for (row, (chosen, shared_weight)) in rows.0[..num_rows].iter().enumerate() {
+            let mut totals = vec![0.0; out.width];
+            let chosen = chosen
+                .iter()
+                .map(|&(expert, weight)| (&experts.chosen[expert], weight));
+            let shared = experts.shared.iter().map(|expert| (expert, *shared_weight));
+            for (Expert { gate_up, down }, weight) in chosen.chain(shared) {
+                let width = down.matrix.k;
+                let inner: Vec<_> = (0..width)
+                    .map(|i| {
+                        let gate = linear_output(gate_up, i, x.row(row));
+                        let up = linear_output(gate_up, width + i, x.row(row));
+                        rounded(activated(experts.activation, gate) * up)
+                    })
+                    .collect();
+                for (column, total) in totals.iter_mut().enumerate() {
+                    *total += weight * linear_output(down, column, &inner);
+                }
+            }
+            for (column, total) in totals.into_iter().enumerate() {
+                let before = match output {
+                    Output::Store => 0.0,
+                    Output::Add => exact(out.row(row)[column]),
+                };
+                out.set(row, column, before + total);
+            }
+        }
+    }
+
+    fn num_touched_experts(&self, rows: &ExpertRows) -> usize {
+        let chosen = rows.0.iter().flat_map(|(chosen, _)| chosen);
+        let experts: BTreeSet<_> = chosen.map(|(expert, _)| expert).collect();
+        experts.len()
     }
 
     fn rope_and_store(

@@ -41,7 +41,7 @@ pub fn quantised_agrees_with_transformers(name: &str) {
 }
 
 /// Compares tokens and logits on every instruction set; logits may differ by a share of the cost of rounding.
-fn agrees_within(name: &str, share_of_cost: f32) {
+pub fn agrees_within(name: &str, share_of_cost: f32) {
     for simd in simds() {
         let setup = Setup {
             simd: Some(simd),
@@ -213,6 +213,11 @@ agree! {
     olmo_2_agrees_with_transformers: "olmo2",
     granite_agrees_with_transformers: "granite",
     exaone_4_agrees_with_transformers: "exaone4",
+    mixtral_agrees_with_transformers: "mixtral",
+    mixtral_with_all_experts_in_one_tensor_agrees_with_transformers: "mixtral-stacked",
+    qwen_2_moe_agrees_with_transformers: "qwen2-moe",
+    qwen_3_moe_agrees_with_transformers: "qwen3-moe",
+    olmoe_agrees_with_transformers: "olmoe",
     a_sharded_checkpoint_agrees_with_transformers: "sharded",
     a_checkpoint_stored_in_f16_agrees_with_transformers: "stored-f16",
     a_checkpoint_stored_in_f32_agrees_with_transformers: "stored-f32",
@@ -234,6 +239,8 @@ fn the_reference_device_agrees_with_transformers() {
         "gemma3",
         "olmo2",
         "granite",
+        "mixtral",
+        "mixtral-stacked",
     ] {
         reference_agrees_with_transformers(name);
     }

@@ -107,6 +107,8 @@ fn cached_weights_are_the_same_as_rounded_weights() {
         ("llama3", CodeBits::Four),
         ("qwen2", CodeBits::Eight),
         ("sharded", CodeBits::Four),
+        // All experts of a layer are in one tensor.
+        ("mixtral-stacked", CodeBits::Eight),
     ] {
         let cache = Cache::new(&format!("bits-{name}"));
         let setup = rounded(bits, None);

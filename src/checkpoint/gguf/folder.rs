@@ -150,15 +150,14 @@ impl GgufFolder {
         }
     }
 
-    /// A matrix of weights, `[outputs, inputs]`.
+    /// A matrix of weights, `[outputs, inputs]`, or several in one tensor, `[num_matrices, outputs, inputs]`.
     pub fn matrix(
         &self,
         name: &str,
-        outputs: usize,
-        inputs: usize,
+        shape: &[usize],
         row_order: RowOrder,
     ) -> Result<Matrix<'_>, LoadError> {
-        let tensor = self.find(name, &[outputs, inputs], row_order)?;
+        let tensor = self.find(name, shape, row_order)?;
         if let Some(dtype) = tensor.tensor_type.float() {
             return Ok(Matrix::Float(tensor.to_float(dtype)));
         }
@@ -170,8 +169,8 @@ impl GgufFolder {
             }
             None => Ok(Matrix::Dequantised {
                 location,
-                rows: outputs,
-                columns: inputs,
+                rows: tensor.rows(),
+                columns: tensor.columns(),
                 read: Box::new(move |row, out| {
                     read_weights(tensor.tensor_type, &tensor.row(row), out);
                 }),
@@ -218,7 +217,9 @@ impl GgufFolder {
             name,
         };
         let info: &TensorInfo = &file.tensors[name];
-        if info.shape != shape {
+        // A matrix of one row may be stored as a vector.
+        let is_vector = matches!(shape, [1, len] if info.shape == [*len]);
+        if info.shape != shape && !is_vector {
             return Err(location.error(format!(
                 "has shape {:?}; the model's shape calls for {shape:?}",
                 info.shape
@@ -263,6 +264,11 @@ impl<'a> GgufTensor<'a> {
         self.shape.last().copied().unwrap_or(1)
     }
 
+    /// Rows of all matrices of the tensor.
+    fn rows(&self) -> usize {
+        self.shape.iter().rev().skip(1).product()
+    }
+
     /// The bytes of a row.
     fn row(&self, index: usize) -> Vec<u8> {
         let len = self.tensor_type.row_bytes(self.columns());
@@ -289,7 +295,7 @@ impl QuantisedRows for BlockRows<'_> {
     fn shape(&self) -> QuantisedShape {
         QuantisedShape {
             format: self.format,
-            rows: self.tensor.shape[0],
+            rows: self.tensor.rows(),
             columns: self.tensor.columns(),
         }
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::experts::ExpertRows;
 use super::kv_cache::{HostBlocks, KvCache};
 use super::packed_matrix::PackedMatrix;
 use super::quantised::PANELS_VERSION;
@@ -11,10 +12,10 @@ use super::rows::Rows;
 use super::{Cpu, CpuOptions};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError, TokenId};
 use crate::device::{
-    Activation, AdaptedRows, AttentionParams, Device, Dtype, EmbeddingTable, FloatRows, KvBatch,
-    KvLayout, Linear, LogitsTransform, Norm, NotFinite, Output, PackedBytes, PackedReader,
-    PackedShape, PackedWeights, Pool, QkNorm, QuantisedRows, RawMatrix, RopeParams, RopeTable,
-    Stacking, StepCapacity, StepInputs, Turn,
+    Activation, AdaptedRows, AttentionParams, Device, Dtype, EmbeddingTable, Experts, FloatRows,
+    KvBatch, KvLayout, Linear, LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedBytes,
+    PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QuantisedRows, RawMatrix, RopeParams,
+    RopeTable, Routing, Stacking, StepCapacity, StepInputs, Turn,
 };
 
 /// The rows of a token embedding.
@@ -60,6 +61,7 @@ impl Device for Cpu {
     type Sums = Rows<f32>;
     type Inputs = Rows<bf16>;
     type Logits = Rows<f32>;
+    type ExpertRows = ExpertRows;
     type KvCache = KvCache;
     type HostBlocks = HostBlocks;
     type Step<'a> = CpuStep<'a>;
@@ -137,6 +139,14 @@ impl Device for Cpu {
 
     fn alloc_logits(&mut self, max_rows: usize, width: usize) -> Result<Rows<f32>, LoadError> {
         Rows::new(max_rows, width)
+    }
+
+    fn alloc_expert_rows(
+        &mut self,
+        max_rows: usize,
+        shape: &MixtureShape,
+    ) -> Result<ExpertRows, LoadError> {
+        ExpertRows::new(max_rows, shape)
     }
 
     fn alloc_kv_cache(
@@ -367,6 +377,38 @@ impl Device for Cpu {
         self.with_added_rows(x, num_rows, adapted, matrix.n(), |cpu, added| {
             cpu.gemm_activated_with(x, num_rows, matrix, bias, (activation, Some(added)), out);
         });
+    }
+
+    fn route(
+        &mut self,
+        num_rows: usize,
+        logits: &Rows<f32>,
+        routing: &Routing,
+        rows: &mut ExpertRows,
+    ) {
+        self.route(logits.first(num_rows), routing, rows);
+    }
+
+    fn mix_experts(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        experts: &Experts<Self>,
+        rows: &mut ExpertRows,
+        output: Output,
+        out: &mut Rows<f32>,
+    ) {
+        self.mix_experts(
+            x.first(num_rows),
+            experts,
+            rows,
+            output,
+            out.first_mut(num_rows),
+        );
+    }
+
+    fn num_touched_experts(&self, rows: &ExpertRows) -> usize {
+        rows.num_touched()
     }
 
     fn rope_and_store(

@@ -16,6 +16,7 @@ mod avx2;
 mod avx512;
 mod device;
 mod elementwise;
+mod experts;
 mod gemm;
 mod kv_cache;
 mod low_rank;
@@ -38,6 +39,7 @@ use crate::base::LoadError;
 use crate::device::{Pool, QuantisedRow, Turn};
 
 pub use device::{CpuStep, Embedding};
+pub use experts::ExpertRows;
 pub use kv_cache::KvCache;
 pub use packed_matrix::PackedMatrix;
 pub use quantised::{PANELS_VERSION, Rounded};
@@ -67,6 +69,8 @@ pub struct Cpu {
     rounded_x: quantised::RoundedActivations,
     /// For [`Cpu::add_adapters`].
     adapters: low_rank::AdapterScratch,
+    /// For products of segments of rows: the number of tasks before each segment.
+    segment_starts: Vec<usize>,
     /// For [`Cpu::paged_attention`]: the number of query tiles before each span.
     tile_starts: Vec<usize>,
     /// For [`Cpu::paged_attention`]: the results of the parts of split tasks.
@@ -107,6 +111,7 @@ impl Cpu {
             wide_x: Vec::new(),
             rounded_x: quantised::RoundedActivations::default(),
             adapters: low_rank::AdapterScratch::default(),
+            segment_starts: Vec::new(),
             tile_starts: Vec::new(),
             totals: Vec::new(),
         })

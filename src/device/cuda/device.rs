@@ -1,5 +1,6 @@
 //! A GPU as a [`Device`].
 
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,10 +23,10 @@ use super::step::{CudaStep, StepBuffer};
 use super::{Cuda, CudaOptions};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::device::{
-    Activation, AttentionParams, Device, DeviceSample, EmbeddingTable, FirstStep, FloatRows,
-    HeadShape, KvBatch, KvDtype, KvLayout, Linear, LogitsTransform, Norm, NotFinite, Output,
-    PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRows, RopeParams, RopeTable, Stacking,
-    StepCapacity, StepInputs, StepResults, StepWidths,
+    Activation, AttentionParams, Device, DeviceSample, EmbeddingTable, Experts, FirstStep,
+    FloatRows, HeadShape, KvBatch, KvDtype, KvLayout, Linear, LogitsTransform, MixtureShape, Norm,
+    NotFinite, Output, PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRows, RopeParams,
+    RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
@@ -69,6 +70,8 @@ impl Device for Cuda {
     type Sums = Rows<f32>;
     type Inputs = Rows<bf16>;
     type Logits = Logits;
+    /// There are none: models with experts are refused.
+    type ExpertRows = Infallible;
     type KvCache = KvCache;
     type HostBlocks = HostBlocks;
     type Step<'a> = CudaStep;
@@ -166,6 +169,18 @@ impl Device for Cuda {
         let logits = Logits::new(&self.stream, &self.kernels, max_rows, width)?;
         self.sampled_tokens = Some(Arc::clone(&logits.tokens));
         Ok(logits)
+    }
+
+    fn alloc_expert_rows(
+        &mut self,
+        _: usize,
+        shape: &MixtureShape,
+    ) -> Result<Infallible, LoadError> {
+        Err(LoadError::Resource(format!(
+            "the model has {} experts in a layer, and mixtures of experts are computed on the CPU only: use an \
+             instance_group of KIND_CPU",
+            shape.routing.num_experts
+        )))
     }
 
     fn alloc_kv_cache(
@@ -528,6 +543,26 @@ impl Device for Cuda {
             bias,
             width as i32
         );
+    }
+
+    fn route(&mut self, _: usize, _: &Rows<f32>, _: &Routing, rows: &mut Infallible) {
+        match *rows {}
+    }
+
+    fn mix_experts(
+        &mut self,
+        _: usize,
+        _: &Rows<bf16>,
+        _: &Experts<Self>,
+        rows: &mut Infallible,
+        _: Output,
+        _: &mut Rows<f32>,
+    ) {
+        match *rows {}
+    }
+
+    fn num_touched_experts(&self, rows: &Infallible) -> usize {
+        match *rows {}
     }
 
     fn rope_and_store(

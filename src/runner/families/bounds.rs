@@ -4,6 +4,7 @@
 pub const MAX_WIDTH: usize = 1 << 20;
 pub const MAX_LAYERS: usize = 1 << 12;
 pub const MAX_HEADS: usize = 1 << 12;
+pub const MAX_EXPERTS: usize = 1 << 10;
 pub const MAX_HEAD_DIM: usize = 1 << 10;
 pub const MAX_VOCAB: usize = 1 << 24;
 pub const MAX_POSITIONS: usize = 1 << 30;

@@ -21,7 +21,7 @@ const MODEL_MODULES: [(&str, &str); 3] = [
     ("lm_head", "output"),
 ];
 /// Modules of a layer, likewise.
-const LAYER_MODULES: [(&str, &str); 11] = [
+const LAYER_MODULES: [(&str, &str); 23] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -33,6 +33,19 @@ const LAYER_MODULES: [(&str, &str); 11] = [
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    // Of experts, a tensor has the weights of all.
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.experts.{}.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.{}.up_proj", "ffn_up_exps"),
+    ("mlp.experts.{}.down_proj", "ffn_down_exps"),
+    ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("block_sparse_moe.experts.{}.w1", "ffn_gate_exps"),
+    ("block_sparse_moe.experts.{}.w3", "ffn_up_exps"),
+    ("block_sparse_moe.experts.{}.w2", "ffn_down_exps"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
 ];
 
 /// An architecture of llama.cpp.
@@ -42,6 +55,15 @@ pub struct GgufArchitecture {
     pub name: &'static str,
     /// Modules of a layer whose rows the converter permutes: queries and keys, if it does.
     pub permuted: &'static [&'static str],
+    /// Of an architecture with experts, how llama.cpp weighs those of a token.
+    pub experts: Option<GgufExperts>,
+}
+
+/// The experts of an architecture.
+#[derive(Clone, Copy, Debug)]
+pub struct GgufExperts {
+    /// Whether weights are divided by their sum, if the metadata do not say so.
+    pub is_normalised: bool,
 }
 
 impl GgufArchitecture {
@@ -106,15 +128,17 @@ impl<'a> GgufConfig<'a> {
     /// A key is missing, or its value is not supported.
     pub fn config(&self, class: &str) -> Result<JsonFile, LoadError> {
         let Self { gguf, .. } = self;
-        for unsupported in ["expert_count", "attention.sliding_window"] {
-            if let Some(value) = self.get(unsupported)
-                && *value != MetadataValue::Unsigned(0)
-            {
-                return Err(self.error(unsupported, "is not supported in a GGUF file", REMEDY));
-            }
+        const WINDOW: &str = "attention.sliding_window";
+        if let Some(value) = self.get(WINDOW)
+            && *value != MetadataValue::Unsigned(0)
+        {
+            return Err(self.error(WINDOW, "is not supported in a GGUF file", REMEDY));
         }
         let num_heads = self.required("attention.head_count")?;
-        let mut config = Map::new();
+        let mut config = match self.architecture.experts {
+            Some(experts) => self.experts(experts)?,
+            None => Map::new(),
+        };
         let mut set = |key: &str, value: Json| config.insert(key.to_owned(), value);
         set("architectures", json!([class]));
         set("hidden_size", self.required("embedding_length")?);
@@ -161,6 +185,37 @@ impl<'a> GgufConfig<'a> {
             "its metadata as config.json: ",
             config,
         ))
+    }
+
+    /// The keys of mixtures of experts.
+    fn experts(&self, experts: GgufExperts) -> Result<Map<String, Json>, LoadError> {
+        const WEIGHTS_SCALE: &str = "expert_weights_scale";
+        if let Some(scale) = self.number(WEIGHTS_SCALE)?
+            && ![Some(0.0), Some(1.0)].contains(&scale.as_f64())
+        {
+            return Err(self.error(WEIGHTS_SCALE, "is not supported", REMEDY));
+        }
+        let is_normalised = match self.get("expert_weights_norm") {
+            Some(&MetadataValue::Bool(is_normalised)) => is_normalised,
+            _ => experts.is_normalised,
+        };
+        let mut config = Map::new();
+        let mut set = |key: &str, value: Json| config.insert(key.to_owned(), value);
+        set("num_experts", self.required("expert_count")?);
+        set("num_experts_per_tok", self.required("expert_used_count")?);
+        set("norm_topk_prob", json!(is_normalised));
+        for (key, ours) in [
+            ("expert_feed_forward_length", "moe_intermediate_size"),
+            (
+                "expert_shared_feed_forward_length",
+                "shared_expert_intermediate_size",
+            ),
+        ] {
+            if let Some(width) = self.number(key)? {
+                set(ours, width);
+            }
+        }
+        Ok(config)
     }
 
     /// Adds to a spec what no key of a config tells: biases of queries, keys and values, and divisors of frequencies.
@@ -296,6 +351,7 @@ mod tests {
         let llama = GgufArchitecture {
             name: "llama",
             permuted: &["self_attn.k_proj"],
+            experts: None,
         };
         let order = |name| llama.row_order(layer(0, name), 16);
         let pairs = RowOrder::of_heads(16, 16, RotaryPairs::Adjacent);

@@ -23,6 +23,7 @@ pub const FAMILY: Family = Family {
     gguf: Some(GgufArchitecture {
         name: "llama",
         permuted: &["self_attn.q_proj", "self_attn.k_proj"],
+        experts: None,
     }),
     describe,
 };

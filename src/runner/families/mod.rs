@@ -7,6 +7,7 @@
 //! dimensions.rs    keys of config.json that all families share, and the layer that they start from
 //! bounds.rs        the largest sizes that a config may have
 //! windows.rs       keys of sliding windows
+//! experts.rs       keys of mixtures of experts
 //! rope_config.rs   keys of the position embedding
 //! gguf.rs          GGUF files: names of tensors, and metadata as config.json
 //! ```
@@ -19,6 +20,7 @@ mod bounds;
 mod dimensions;
 mod ernie4_5;
 mod exaone4;
+mod experts;
 mod family;
 mod gemma;
 mod gguf;
@@ -27,10 +29,14 @@ mod granite;
 mod helium;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 mod rope_config;
 mod seed_oss;
 mod smollm3;
@@ -46,7 +52,7 @@ pub(super) use gguf::{
     GgufArchitecture, end_ids as gguf_end_ids, gguf_name, has_parameter as gguf_has,
 };
 
-const FAMILIES: [Family; 17] = [
+const FAMILIES: [Family; 21] = [
     llama::FAMILY,
     mistral::FAMILY,
     mistral::MINISTRAL,
@@ -64,6 +70,10 @@ const FAMILIES: [Family; 17] = [
     olmo2::FAMILY,
     granite::FAMILY,
     exaone4::FAMILY,
+    mixtral::FAMILY,
+    qwen2_moe::FAMILY,
+    qwen3_moe::FAMILY,
+    olmoe::FAMILY,
 ];
 
 /// Describes the model of a config.json.
@@ -114,13 +124,20 @@ fn find_gguf(gguf: &GgufFolder) -> Result<(GgufArchitecture, Family), LoadError>
         Some(MetadataValue::Text(name)) => name,
         _ => "none",
     };
+    let num_experts = gguf.metadata(&format!("{name}.expert_count"));
+    let has_experts = num_experts.is_some_and(|num| *num != MetadataValue::Unsigned(0));
     let families = FAMILIES.into_iter();
     families
         .filter_map(|family| Some((family.gguf?, family)))
-        .find(|(architecture, _)| architecture.name == name)
+        .find(|(known, _)| known.name == name && known.experts.is_some() == has_experts)
         .ok_or_else(|| {
-            gguf.error(format!(
-                "general.architecture: '{name}' is not one of llama (which includes Mistral), qwen2, qwen3"
-            ))
+            let known =
+                "llama (which includes Mistral and Mixtral), qwen2, qwen3, qwen2moe, qwen3moe, olmoe";
+            gguf.error(match has_experts {
+                true => format!(
+                    "general.architecture: '{name}' with {name}.expert_count is not one of {known}"
+                ),
+                false => format!("general.architecture: '{name}' is not one of {known}"),
+            })
         })
 }

@@ -18,6 +18,7 @@ pub const FAMILY: Family = Family {
     gguf: Some(GgufArchitecture {
         name: "qwen2",
         permuted: &[],
+        experts: None,
     }),
     describe,
 };

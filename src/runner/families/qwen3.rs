@@ -19,6 +19,7 @@ pub const FAMILY: Family = Family {
     gguf: Some(GgufArchitecture {
         name: "qwen3",
         permuted: &[],
+        experts: None,
     }),
     describe,
 };

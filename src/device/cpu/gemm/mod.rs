@@ -19,6 +19,7 @@ mod avx2;
 mod avx512;
 mod panel;
 mod portable;
+mod segments;
 mod tasks;
 mod tile;
 
@@ -37,6 +38,8 @@ use super::simd::for_each_simd;
 use super::{Cpu, PackedMatrix, Simd, quantised};
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{Activation, Output, Stacking};
+
+pub(super) use segments::Segment;
 
 /// Activations that one task widens: fewer are not worth a task.
 const WIDEN_LEN: usize = 16 * 1024;
@@ -298,20 +301,32 @@ impl Cpu {
                 if rows.is_empty() {
                     return;
                 }
-                let max_len = PARTS * tasks::MAX_ROWS * PANEL;
-                if worker.gemm.len() < max_len {
-                    worker.gemm.resize(max_len, 0.0);
-                }
-                let mut parts = worker.gemm.chunks_exact_mut(rows.len() * PANEL);
-                let sums = std::array::from_fn(|part| {
-                    let sums = parts.next().expect("one chunk per part");
+                let sums = multiply_parts(&mut worker.gemm, rows.len(), |part, sums| {
                     multiply(rows.start, panel * PARTS + part, sums);
-                    &*sums
                 });
                 let outputs = panel * PANEL..part_len.min((panel + 1) * PANEL);
                 finish(rows, outputs, sums);
             });
     }
+}
+
+/// Calls `multiply(part, sums)` for each part, with a place for its sums in `scratch`, `[num_rows, 48]`.
+#[inline]
+fn multiply_parts<const PARTS: usize>(
+    scratch: &mut Vec<f32>,
+    num_rows: usize,
+    multiply: impl Fn(usize, &mut [f32]),
+) -> [&[f32]; PARTS] {
+    let max_len = PARTS * tasks::MAX_ROWS * PANEL;
+    if scratch.len() < max_len {
+        scratch.resize(max_len, 0.0);
+    }
+    let mut parts = scratch.chunks_exact_mut(num_rows * PANEL);
+    std::array::from_fn(|part| {
+        let sums = parts.next().expect("one chunk per part");
+        multiply(part, sums);
+        &*sums
+    })
 }
 
 #[inline(always)]

@@ -67,9 +67,25 @@ impl Cpu {
         panels: &Panels,
         out: &mut RoundedActivations,
     ) {
-        let (m, num_blocks) = (x.len() / k, panels.num_blocks);
+        let has_eight_bits = panels.format.bits == CodeBits::Eight;
+        let order = panels.input_order.as_deref();
+        self.round_rows(x, k, panels.num_blocks, has_eight_bits, out, |_| order);
+    }
+
+    /// Rounds `x`, `[m, k]`, to rows of `num_blocks` blocks, each in the order of columns that `order(row)` gives.
+    /// `has_eight_bits` tells whether any of the weights have 8 bits.
+    pub(in super::super) fn round_rows<'o>(
+        &mut self,
+        x: &[bf16],
+        k: usize,
+        num_blocks: usize,
+        has_eight_bits: bool,
+        out: &mut RoundedActivations,
+        order: impl Fn(usize) -> Option<&'o [u32]> + Sync,
+    ) {
+        let m = x.len() / k;
         let padded_k = num_blocks * BLOCK;
-        let wants_pairs = self.simd == Simd::Avx2 && panels.format.bits == CodeBits::Eight;
+        let wants_pairs = self.simd == Simd::Avx2 && has_eight_bits;
         out.num_blocks = num_blocks;
         out.codes.resize(m * padded_k, 0);
         out.pairs
@@ -81,13 +97,12 @@ impl Cpu {
         let codes = DisjointSlice::new(&mut out.codes);
         let pairs = DisjointSlice::new(&mut out.pairs);
         let blocks = DisjointSlice::new(&mut out.blocks);
-        let order = panels.input_order.as_deref();
         self.pool
             .for_each(&mut self.workers, m.div_ceil(max_rows), |worker, task| {
                 let end = m.min((task + 1) * max_rows);
                 for row in task * max_rows..end {
                     let x: &[u16] = x[row * k..][..k].reinterpret_cast();
-                    let x = in_order(x, order, padded_k, &mut worker.ordered_x);
+                    let x = in_order(x, order(row), padded_k, &mut worker.ordered_x);
                     // SAFETY: each row belongs to one task.
                     let (codes, blocks) = unsafe {
                         (

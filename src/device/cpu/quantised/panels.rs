@@ -83,6 +83,21 @@ impl Panels {
         }
     }
 
+    /// What its codes are.
+    pub(in super::super) fn bits(&self) -> CodeBits {
+        self.format.bits
+    }
+
+    /// Blocks of inputs.
+    pub(in super::super) fn num_blocks(&self) -> usize {
+        self.num_blocks
+    }
+
+    /// The input of each column, if it is not the one with the same index.
+    pub(in super::super) fn input_order(&self) -> Option<&[u32]> {
+        self.input_order.as_deref()
+    }
+
     pub(in super::super) fn num_bytes(&self) -> usize {
         let order = self.input_order.as_ref().map_or(0, |order| order.len());
         2 * (self.codes.len() + self.scales.len() + 2 * order)

@@ -1,0 +1,74 @@
+//! Mixtures of experts: how the experts of a token are chosen, and their weights.
+//!
+//! ```text
+//! logits of a token   0.1  2.0 -0.3  1.2  0.9         5 experts, of which 2 are chosen
+//! scores              0.07 0.47 0.05 0.21 0.16        softmax
+//! chosen              expert 1 (0.47), expert 3 (0.21)
+//! weights             0.69, 0.31                      if they are normalised
+//! ```
+//!
+//! Source: Shazeer et al., arXiv:1701.06538; Jiang et al., arXiv:2401.04088.
+
+use super::Device;
+use super::operands::{Activation, Linear};
+
+/// How the experts of a token follow from the logits of the router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routing {
+    /// Experts to choose from.
+    pub num_experts: usize,
+    /// Experts of a token: at least one, and no more than there are.
+    pub num_chosen: usize,
+    /// How they are chosen, and what they weigh.
+    pub rule: RoutingRule,
+    /// Whether there is one more logit, that of the shared expert, which weighs `sigmoid(logit)`.
+    pub has_shared_gate: bool,
+}
+
+/// A rule by which experts are chosen. Of equal scores, that of the first expert counts as the larger one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RoutingRule {
+    /// The experts with the largest scores, where the scores are the softmax of all logits.
+    Softmax {
+        /// Whether weights are the scores divided by their sum, or the scores as they are.
+        is_normalised: bool,
+    },
+}
+
+/// The sizes of a model's mixtures of experts, which all layers share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MixtureShape {
+    /// How experts are chosen.
+    pub routing: Routing,
+    /// Width of the rows that go in and come out.
+    pub hidden_size: usize,
+    /// Width inside of an expert.
+    pub expert_size: usize,
+    /// Width inside of the shared expert; 0 without one.
+    pub shared_size: usize,
+}
+
+/// The weights of a mixture of experts.
+pub struct Experts<D: Device> {
+    /// The activation of their gates.
+    pub activation: Activation,
+    /// The experts to choose from.
+    pub chosen: Vec<Expert<D>>,
+    /// One that all tokens have.
+    pub shared: Option<Expert<D>>,
+}
+
+/// The weights of one expert.
+pub struct Expert<D: Device> {
+    /// Gate and up, [interleaved](super::Stacking::Interleaved): `[2 * expert_size, hidden_size]`.
+    pub gate_up: Linear<D>,
+    /// `[hidden_size, expert_size]`.
+    pub down: Linear<D>,
+}
+
+impl Routing {
+    /// Logits of a token.
+    pub fn num_logits(&self) -> usize {
+        self.num_experts + usize::from(self.has_shared_gate)
+    }
+}
