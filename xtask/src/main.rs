@@ -58,7 +58,7 @@ enum Command {
     GpuBundle(gpu_bundle::Options),
     /// Write a checkpoint with random weights, for measurements
     MakeModel {
-        /// llama-160m, llama-3.2-1b, llama-3.1-8b or tiny
+        /// llama-160m, llama-160m-experts, llama-3.2-1b, llama-3.1-8b or tiny
         #[arg(long)]
         shape: String,
         /// The folder to write; created if it is missing

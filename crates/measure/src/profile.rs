@@ -183,6 +183,8 @@ impl Kind {
         };
         let operations = Operation::ALL.into_iter().zip(&self.laps);
         let mut rows: Vec<_> = operations
+            // A model without experts has no router.
+            .filter(|(_, lap)| lap.seconds > 0.0)
             .map(|(operation, lap)| self.row(operation.as_str(), lap, precision, machine))
             .collect();
         rows.push(self.row(ENGINE, &engine, precision, machine));

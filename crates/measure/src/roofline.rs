@@ -68,8 +68,12 @@ impl fmt::Display for Precision {
 pub struct ModelCost {
     /// Storage type of the weights.
     pub precision: Precision,
-    /// Number of weights in all layers.
+    /// Number of weights in all layers, without those of experts.
     layer_weights: f64,
+    /// Number of weights of the experts of all layers.
+    expert_weights: f64,
+    /// The share of the experts that a token has.
+    chosen_share: f64,
     /// Number of weights of the projection to logits.
     lm_head_weights: f64,
     kv_bytes_per_token: f64,
@@ -82,9 +86,20 @@ pub struct ModelCost {
 impl ModelCost {
     /// The cost of a model whose keys and values take `kv_bytes_per_token` per token, over all layers.
     pub fn of(spec: &ModelSpec, precision: Precision, kv_bytes_per_token: f64) -> Self {
+        let all = spec.num_layer_weights() as f64;
+        let chosen_share = spec.mixture().map_or(1.0, |mixture| {
+            mixture.routing.num_chosen as f64 / mixture.routing.num_experts as f64
+        });
+        let unread = all - spec.num_layer_weights_of_token() as f64;
+        let expert_weights = match chosen_share < 1.0 {
+            true => unread / (1.0 - chosen_share),
+            false => 0.0,
+        };
         Self {
             precision,
-            layer_weights: spec.num_layer_weights() as f64,
+            layer_weights: all - expert_weights,
+            expert_weights,
+            chosen_share,
             lm_head_weights: spec.num_output_weights() as f64,
             kv_bytes_per_token,
             attention_operations: 4.0 * spec.q_width() as f64,
@@ -101,10 +116,11 @@ impl ModelCost {
         let context = f64::from(load.input) + f64::from(load.output) / 2.0;
         let concurrency = f64::from(load.concurrency);
         let seen = self.seen(|window| context.min(window));
-        let weights = self.layer_weights + self.lm_head_weights;
+        let weights = self.weights_read(concurrency) + self.lm_head_weights;
+        let weights_of_token = self.weights_of_token() + self.lm_head_weights;
         let kv_bytes = seen / self.windows.len() as f64 * self.kv_bytes_per_token;
         let bytes = self.weight_bytes(weights) + concurrency * kv_bytes;
-        let operations = concurrency * (2.0 * weights + seen * self.attention_operations);
+        let operations = concurrency * (2.0 * weights_of_token + seen * self.attention_operations);
         concurrency / limits.seconds(bytes, operations, self.precision.peak(limits))
     }
 
@@ -115,10 +131,21 @@ impl ModelCost {
             let growing = tokens.min(window);
             growing * (growing + 1.0) / 2.0 + (tokens - growing) * growing
         });
-        let bytes = self.weight_bytes(self.layer_weights + self.lm_head_weights);
-        let products = tokens * self.layer_weights + self.lm_head_weights;
+        let bytes = self.weight_bytes(self.weights_read(tokens) + self.lm_head_weights);
+        let products = tokens * self.weights_of_token() + self.lm_head_weights;
         let operations = 2.0 * products + seen * self.attention_operations;
         tokens / limits.seconds(bytes, operations, self.precision.peak(limits))
+    }
+
+    /// The weights of all layers that a step with so many tokens reads, if experts are equally likely.
+    fn weights_read(&self, tokens: f64) -> f64 {
+        let touched_share = 1.0 - (1.0 - self.chosen_share).powf(tokens);
+        self.layer_weights + self.expert_weights * touched_share
+    }
+
+    /// The weights of all layers that the products of a token need.
+    fn weights_of_token(&self) -> f64 {
+        self.layer_weights + self.expert_weights * self.chosen_share
     }
 
     fn weight_bytes(&self, weights: f64) -> f64 {
@@ -147,6 +174,8 @@ mod tests {
         ModelCost {
             precision,
             layer_weights: 12.0 * 768.0 * (2.0 * 768.0 + 2.0 * 256.0 + 3.0 * 3072.0),
+            expert_weights: 0.0,
+            chosen_share: 1.0,
             lm_head_weights: 32000.0 * 768.0,
             kv_bytes_per_token: 12.0 * 512.0 * kv_bytes,
             attention_operations: 4.0 * 768.0,
@@ -190,6 +219,17 @@ mod tests {
         assert!((prompt / 4641.0 - 1.0).abs() < 0.01, "{prompt}");
         let token = cost.prompt_tokens_per_s(1, &LIMITS);
         assert!((token / 206.4 - 1.0).abs() < 0.01, "{token}");
+    }
+
+    #[test]
+    fn of_experts_a_step_reads_those_that_any_of_its_tokens_has() {
+        let mut cost = llama_160m(Precision::Bf16, 2.0);
+        let of_expert = 12.0 * 768.0 * 3.0 * 3072.0;
+        cost.layer_weights -= of_expert;
+        (cost.expert_weights, cost.chosen_share) = (8.0 * of_expert, 0.25);
+        // Computed by hand: 87 MB for all tokens and 170 MB for each expert; one token has 2 of them, 8 tokens have 7.2,
+        // and 32 tokens all, with 434 MFLOP for each.
+        assert_near(generation(&cost), [123.5, 319.1, 1114.9]);
     }
 
     #[test]

@@ -23,6 +23,8 @@ struct Shape {
     heads: usize,
     kv_heads: usize,
     inter: usize,
+    /// Experts of a layer, if it has some, and how many of them a token has.
+    experts: Option<[usize; 2]>,
     vocab: usize,
     tied: bool,
     theta: f64,
@@ -33,7 +35,7 @@ struct Shape {
     repeats: bool,
 }
 
-const SHAPES: [Shape; 4] = [
+const SHAPES: [Shape; 5] = [
     // Small enough for a GPU that is computed on the CPU.
     Shape {
         name: "tiny",
@@ -42,6 +44,7 @@ const SHAPES: [Shape; 4] = [
         heads: 4,
         kv_heads: 2,
         inter: 128,
+        experts: None,
         vocab: 512,
         tied: false,
         theta: 10_000.0,
@@ -57,12 +60,29 @@ const SHAPES: [Shape; 4] = [
         heads: 12,
         kv_heads: 4,
         inter: 3072,
+        experts: None,
         vocab: 32_000,
         tied: false,
         theta: 10_000.0,
         llama3_rope: None,
         positions: 4096,
         repeats: false,
+    },
+    // The same with 8 experts in each layer, as a Mixtral.
+    Shape {
+        name: "llama-160m-experts",
+        hidden: 768,
+        layers: 12,
+        heads: 12,
+        kv_heads: 4,
+        inter: 3072,
+        experts: Some([8, 2]),
+        vocab: 32_000,
+        tied: false,
+        theta: 10_000.0,
+        llama3_rope: None,
+        positions: 4096,
+        repeats: true,
     },
     // meta-llama/Llama-3.2-1B.
     Shape {
@@ -72,6 +92,7 @@ const SHAPES: [Shape; 4] = [
         heads: 32,
         kv_heads: 8,
         inter: 8192,
+        experts: None,
         vocab: 128_256,
         tied: true,
         theta: 500_000.0,
@@ -87,6 +108,7 @@ const SHAPES: [Shape; 4] = [
         heads: 32,
         kv_heads: 8,
         inter: 14_336,
+        experts: None,
         vocab: 128_256,
         tied: false,
         theta: 500_000.0,
@@ -132,9 +154,13 @@ fn config(shape: &Shape) -> Value {
             "original_max_position_embeddings": 8192,
         })
     });
-    json!({
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    let (class, model_type) = match shape.experts {
+        Some(_) => ("MixtralForCausalLM", "mixtral"),
+        None => ("LlamaForCausalLM", "llama"),
+    };
+    let mut config = json!({
+        "architectures": [class],
+        "model_type": model_type,
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
@@ -153,7 +179,12 @@ fn config(shape: &Shape) -> Value {
         "torch_dtype": "bfloat16",
         "bos_token_id": BEGIN_ID,
         "eos_token_id": END_ID,
-    })
+    });
+    if let Some([num_experts, num_chosen]) = shape.experts {
+        config["num_local_experts"] = json!(num_experts);
+        config["num_experts_per_tok"] = json!(num_chosen);
+    }
+    config
 }
 
 fn generation_config() -> Value {
@@ -274,10 +305,24 @@ fn tensors(shape: &Shape) -> Vec<(String, Vec<usize>, Fill)> {
             matrix(&name("self_attn.v_proj"), kv, hidden),
             matrix(&name("self_attn.o_proj"), hidden, hidden),
             norm(&name("post_attention_layernorm")),
-            matrix(&name("mlp.gate_proj"), inter, hidden),
-            matrix(&name("mlp.up_proj"), inter, hidden),
-            matrix(&name("mlp.down_proj"), hidden, inter),
         ]);
+        let Some([num_experts, _]) = shape.experts else {
+            tensors.extend([
+                matrix(&name("mlp.gate_proj"), inter, hidden),
+                matrix(&name("mlp.up_proj"), inter, hidden),
+                matrix(&name("mlp.down_proj"), hidden, inter),
+            ]);
+            continue;
+        };
+        tensors.push(matrix(&name("block_sparse_moe.gate"), num_experts, hidden));
+        for expert in 0..num_experts {
+            let name = |part: &str| name(&format!("block_sparse_moe.experts.{expert}.{part}"));
+            tensors.extend([
+                matrix(&name("w1"), inter, hidden),
+                matrix(&name("w2"), hidden, inter),
+                matrix(&name("w3"), inter, hidden),
+            ]);
+        }
     }
     tensors.push(norm("model.norm.weight"));
     if !shape.tied {
@@ -410,11 +455,13 @@ mod tests {
 
     #[test]
     fn shapes_have_the_number_of_parameters_in_their_names() {
-        for (shape, num_parameters) in
-            SHAPES
-                .iter()
-                .zip([139_584, 152_980_224, 1_235_814_400, 8_030_261_248])
-        {
+        for (shape, num_parameters) in SHAPES.iter().zip([
+            139_584,
+            152_980_224,
+            747_596_544,
+            1_235_814_400,
+            8_030_261_248,
+        ]) {
             let num_elements: usize = tensors(shape)
                 .iter()
                 .map(|(_, dimensions, _)| dimensions.iter().product::<usize>())
