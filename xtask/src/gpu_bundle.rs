@@ -27,10 +27,12 @@ const NAME: &str = "inflight-gpu-check";
 /// What such a machine takes.
 const MAX_BYTES: u64 = 60_000_000;
 /// The tests of kernels that run on a GPU; the others are about the machine that takes its place.
-const KERNEL_TESTS: [&str; 7] = [
+const KERNEL_TESTS: [&str; 9] = [
+    "activations",
     "attention",
     "elementwise",
     "fp8",
+    "norms",
     "quantised",
     "rope",
     "rows",

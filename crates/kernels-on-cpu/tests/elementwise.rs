@@ -30,7 +30,7 @@ fn width(random: &mut Random) -> usize {
 const IN_FLIGHT: u32 = 1 << 31;
 
 #[test]
-fn embed_widens_rows_of_the_table() {
+fn embed_widens_and_scales_rows_of_the_table() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {
         let (num_rows, width) = (random.between(1, 5), width(random));
@@ -63,10 +63,12 @@ fn embed_widens_rows_of_the_table() {
         }
         let mut out = unwritten(num_rows * width);
         let dims = Dims::new(num_rows, random.between(1, 3), random.block(4));
-        embed(random, dims, &mut out, &table, [&words, &sampled], width);
+        let scale = random.one_of(&[1.0, 0.5, 45.25]);
+        let ids = [&words[..], &sampled];
+        embed(random, dims, &mut out, &table, ids, scale, width);
         let rows = token_ids.iter().map(|id| *id as usize * width);
         let expected: Vec<f32> = rows
-            .flat_map(|at| table[at..][..width].iter().map(|x| x.to_f32()))
+            .flat_map(|at| table[at..][..width].iter().map(|x| x.to_f32() * scale))
             .collect();
         assert_eq!(bits(&out), bits(&expected));
     }
@@ -152,54 +154,87 @@ fn a_bias_is_added_to_each_row() {
 }
 
 #[test]
-fn gates_multiply_what_they_let_through() {
+fn rows_are_rounded_added_and_given_positions() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {
         let (num_rows, width) = (random.between(1, 4), width(random));
-        let gate_up = rows_of_any_size(random, num_rows, 2 * width);
-        let bias = random.coin().then(|| random.floats(2 * width, 2.0));
-        let mut out = unwritten_bf16(num_rows * width);
+        let x = rows_of_any_size(random, num_rows, width);
+        let before = rows_of_any_size(random, num_rows, width);
+        let dims = Dims::new(num_rows, random.between(1, 3), random.block(4));
+
+        let mut rounded = unwritten_bf16(x.len());
         let mut args = [
-            Arg::from(&mut out[..]),
-            Arg::from(&gate_up[..]),
-            Arg::from(bias.as_deref()),
+            Arg::from(&mut rounded[..]),
+            Arg::from(&x[..]),
             (width as i32).into(),
         ];
-        let dims = Dims::new(num_rows, random.between(1, 3), random.block(4));
-        // SAFETY: the bias and each row of `gate_up` have two halves of this width.
-        unsafe { random.launch("silu_mul", dims, &mut args) };
-        let bias = |at: usize| bias.as_ref().map_or(0.0, |bias| bias[at]);
-        let expected: Vec<f64> = gate_up
-            .chunks(2 * width)
-            .flat_map(|row| {
-                (0..width).map(move |i| {
-                    // The sums with the bias are rounded to f32.
-                    let gate = f64::from(row[i] + bias(i));
-                    let up = f64::from(row[width + i] + bias(width + i));
-                    gate / (1.0 + (-gate).exp()) * up
-                })
-            })
+        // SAFETY: both have as many rows of this width as there are blocks.
+        unsafe { random.launch("round_rows", dims, &mut args) };
+        let expected: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+        assert_eq!(rounded, expected);
+
+        let mut sums = before.clone();
+        let mut args = [
+            Arg::from(&mut sums[..]),
+            Arg::from(&x[..]),
+            (width as i32).into(),
+        ];
+        // SAFETY: as above.
+        unsafe { random.launch("add_rows", dims, &mut args) };
+        let expected: Vec<f32> = before.iter().zip(&x).map(|(a, b)| a + b).collect();
+        assert_eq!(sums, expected);
+
+        let num_positions = random.between(1, 9);
+        let table = random.bf16s(num_positions * width, 2.0);
+        let positions = random.indices(num_rows, num_positions);
+        let mut sums = before.clone();
+        let mut args = [
+            Arg::from(&mut sums[..]),
+            Arg::from(&table[..]),
+            Arg::from(&positions[..]),
+            (width as i32).into(),
+        ];
+        // SAFETY: as above, and the positions are rows of the table.
+        unsafe { random.launch("add_positions", dims, &mut args) };
+        let added = positions
+            .iter()
+            .flat_map(|at| &table[*at as usize * width..][..width]);
+        let expected: Vec<f32> = before
+            .iter()
+            .zip(added)
+            .map(|(a, b)| a + b.to_f32())
             .collect();
-        assert_bf16(&out, &expected);
+        assert_eq!(sums, expected);
     }
 }
 
 #[test]
-fn gates_of_any_size_give_finite_results() {
+fn logits_are_scaled_and_bounded() {
     let random = &mut Random::new();
-    let gates = [-1e38, -1e30, -200.0, -90.0, 0.0, 90.0, 200.0, 1e30];
-    let gate_up: Vec<f32> = gates.into_iter().chain([1.0; 8]).collect();
-    let mut out = unwritten_bf16(8);
-    let mut args = [
-        Arg::from(&mut out[..]),
-        Arg::from(&gate_up[..]),
-        Arg::NULL,
-        8_i32.into(),
-    ];
-    // SAFETY: one row of 8 gates and 8 others.
-    unsafe { random.launch("silu_mul", Dims::new(1, 1, 32), &mut args) };
-    let expected = [0.0, 0.0, 0.0, 0.0, 0.0, 90.0, 200.0, 1e30];
-    assert_close(&out, &expected, BF16_ROUNDING, 1e-30);
+    for _ in cases(NUM_CASES) {
+        let (num_rows, width) = (random.between(1, 4), width(random));
+        let x = rows_of_any_size(random, num_rows, width);
+        let (scale, cap) = (
+            random.one_of(&[1.0_f32, 0.0625]),
+            random.one_of(&[0.0_f32, 30.0]),
+        );
+        let mut logits = x.clone();
+        let mut args = [
+            Arg::from(&mut logits[..]),
+            scale.into(),
+            cap.into(),
+            (width as i32).into(),
+        ];
+        let dims = Dims::new(num_rows, random.between(1, 3), random.block(4));
+        // SAFETY: there are as many rows of this width as blocks.
+        unsafe { random.launch("transform_logits", dims, &mut args) };
+        let bounded = |x: f64| match cap {
+            0.0 => x,
+            _ => f64::from(cap) * (x / f64::from(cap)).tanh(),
+        };
+        let expected: Vec<f64> = x.iter().map(|x| bounded(f64::from(scale * x))).collect();
+        assert_close(&logits, &expected, F32_ROUNDING, 1e-30);
+    }
 }
 
 /// The bundle for GPU machines runs these programs there.
@@ -235,6 +270,7 @@ fn embed(
     out: &mut [f32],
     table: &[bf16],
     [token_ids, sampled]: [&[u32]; 2],
+    scale: f32,
     width: usize,
 ) {
     let mut args = [
@@ -242,8 +278,9 @@ fn embed(
         table.into(),
         token_ids.into(),
         sampled.into(),
+        scale.into(),
         (width as i32).into(),
-    ] as [Arg<'_>; 5];
+    ] as [Arg<'_>; 6];
     // SAFETY: the shapes are those of the kernel, and the tokens are rows of the table or of what was sampled.
     unsafe { random.launch("embed", dims, &mut args) };
 }

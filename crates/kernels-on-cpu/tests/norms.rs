@@ -1,0 +1,193 @@
+//! Layer norms, norms whose result is added, and norms of whole queries and keys.
+
+mod support;
+
+use half::bf16;
+use inflight_kernels_on_cpu::{Arg, Dims};
+
+use support::{BF16_ROUNDING, F32_ROUNDING, Random, assert_close, cases, to_f64, unwritten_bf16};
+
+const NUM_CASES: usize = 30;
+const EPSILON: f32 = 1e-5;
+
+#[test]
+fn a_layer_norm_takes_the_mean_away() {
+    let random = &mut Random::new();
+    for _ in cases(NUM_CASES) {
+        let (num_rows, width) = (random.between(1, 4), width(random));
+        let x = rows(random, num_rows, width);
+        let (weight, bias) = (random.floats(width, 2.0), bias(random, width));
+        let block = random.block(6);
+        // One row more than there are: nothing may be written there.
+        let mut out = unwritten_bf16((num_rows + 1) * width);
+        layer_norm(random, block, &mut out, &x, &weight, bias.as_deref());
+        let expected = normalised(&x, &weight, bias.as_deref(), true);
+        assert_close(
+            &out[..x.len()],
+            &expected,
+            BF16_ROUNDING + 4.0 * F32_ROUNDING,
+            1e-3,
+        );
+        assert!(out[x.len()..].iter().all(|x| x.is_nan()));
+        // A row alone has the same bits.
+        let row = random.between(0, num_rows - 1) * width;
+        let mut alone = unwritten_bf16(width);
+        layer_norm(
+            random,
+            block,
+            &mut alone,
+            &x[row..][..width],
+            &weight,
+            bias.as_deref(),
+        );
+        assert_eq!(alone, out[row..][..width]);
+    }
+}
+
+#[test]
+fn a_normalised_row_is_added() {
+    let random = &mut Random::new();
+    for _ in cases(NUM_CASES) {
+        let (num_rows, width) = (random.between(1, 4), width(random));
+        let (x, before) = (
+            rows(random, num_rows, width),
+            random.floats(num_rows * width, 2.0),
+        );
+        let (weight, bias) = (random.floats(width, 2.0), bias(random, width));
+        let dims = Dims::new(num_rows, 1, random.block(6));
+        for has_mean in [true, false] {
+            let mut hidden = before.clone();
+            let mut args = vec![
+                Arg::from(&mut hidden[..]),
+                Arg::from(&x[..]),
+                Arg::from(&weight[..]),
+            ];
+            let (kernel, bias) = match has_mean {
+                true => {
+                    args.push(Arg::from(bias.as_deref()));
+                    ("add_layer_normed", bias.as_deref())
+                }
+                false => ("add_rms_normed", None),
+            };
+            args.extend([EPSILON.into(), (width as i32).into()]);
+            // SAFETY: all rows have this width, and there are as many as blocks.
+            unsafe { random.launch(kernel, dims, &mut args) };
+            let added = normalised(&x, &weight, bias, has_mean);
+            let expected: Vec<f64> = before
+                .iter()
+                .zip(added)
+                .map(|(x, y)| f64::from(*x) + y)
+                .collect();
+            assert_close(&hidden, &expected, 8.0 * F32_ROUNDING, 4.0);
+        }
+    }
+}
+
+#[test]
+fn queries_and_keys_are_normalised_over_all_heads() {
+    let random = &mut Random::new();
+    for _ in cases(NUM_CASES) {
+        let (num_rows, q_width, k_width) = (
+            random.between(1, 4),
+            random.between(1, 300),
+            random.between(1, 300),
+        );
+        let row_width = q_width + 2 * k_width;
+        let before = rows(random, num_rows, row_width);
+        let (q_weight, k_weight) = (random.floats(q_width, 2.0), random.floats(k_width, 2.0));
+        let mut qkv = before.clone();
+        let mut args = [
+            Arg::from(&mut qkv[..]),
+            Arg::from(&q_weight[..]),
+            Arg::from(&k_weight[..]),
+            EPSILON.into(),
+            (q_width as i32).into(),
+            (k_width as i32).into(),
+        ];
+        let dims = Dims::new(num_rows, 2, random.block(6));
+        // SAFETY: each row has queries of the first width, and keys and values of the second.
+        unsafe { random.launch("qk_norm", dims, &mut args) };
+        let expected: Vec<f64> = before
+            .chunks(row_width)
+            .flat_map(|row| {
+                let (q, rest) = row.split_at(q_width);
+                let (k, v) = rest.split_at(k_width);
+                let q = normalised(q, &q_weight, None, false);
+                let k = normalised(k, &k_weight, None, false);
+                [q, k, to_f64(v)].concat()
+            })
+            .collect();
+        assert_close(&qkv, &expected, 4.0 * F32_ROUNDING, 1e-30);
+    }
+}
+
+fn layer_norm(
+    random: &mut Random,
+    block: usize,
+    out: &mut [bf16],
+    x: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+) {
+    let width = weight.len();
+    let mut args = [
+        out.into(),
+        x.into(),
+        weight.into(),
+        bias.into(),
+        EPSILON.into(),
+        (width as i32).into(),
+    ] as [Arg<'_>; 6];
+    let dims = Dims::new(x.len() / width, 1, block);
+    // SAFETY: `x` and `out` have as many rows of the weight's width as there are blocks.
+    unsafe { random.launch("layer_norm", dims, &mut args) };
+}
+
+/// The norm of rows of the weight's width, with the mean taken away or not.
+fn normalised(x: &[f32], weight: &[f32], bias: Option<&[f32]>, has_mean: bool) -> Vec<f64> {
+    let width = weight.len() as f64;
+    let rows = x.chunks(weight.len()).map(to_f64);
+    rows.flat_map(|row| {
+        let mean = if has_mean {
+            row.iter().sum::<f64>() / width
+        } else {
+            0.0
+        };
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width;
+        let scale = 1.0 / (variance + f64::from(EPSILON)).sqrt();
+        let elements = row.into_iter().enumerate();
+        elements.map(move |(i, x)| {
+            let bias = bias.map_or(0.0, |bias| f64::from(bias[i]));
+            (x - mean) * scale * f64::from(weight[i]) + bias
+        })
+    })
+    .collect()
+}
+
+fn bias(random: &mut Random, width: usize) -> Option<Vec<f32>> {
+    random.coin().then(|| random.floats(width, 2.0))
+}
+
+/// Widths of vectors of 8 elements, and others, for which kernels take a slower path.
+fn width(random: &mut Random) -> usize {
+    match random.between(0, 2) {
+        0 => 8 * random.between(1, 40),
+        1 => random.between(2, 300),
+        _ => 8 * random.between(100, 300),
+    }
+}
+
+/// Rows whose elements have one size each, some with a mean that is large beside it.
+fn rows(random: &mut Random, num_rows: usize, width: usize) -> Vec<f32> {
+    let rows = (0..num_rows).flat_map(|_| {
+        let (size, mean) = (
+            random.one_of(&[1e-2, 1.0, 50.0]),
+            random.one_of(&[0.0, 0.0, 20.0]),
+        );
+        let row = random.floats(width, size);
+        row.into_iter()
+            .map(move |x| x + mean * size)
+            .collect::<Vec<_>>()
+    });
+    rows.collect()
+}
