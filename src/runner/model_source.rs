@@ -232,7 +232,7 @@ mod tests {
                 agrees(&folder);
             }
         }
-        assert_eq!(num_checkpoints, 10);
+        assert_eq!(num_checkpoints, 14);
     }
 
     fn agrees(folder: &Path) {
