@@ -12,7 +12,10 @@ from harness.server import Server
 
 ON_GPU = {"gpu_device_ids": 0, "deterministic": "true", "cuda_graph_cache_size": 2}
 FIXTURES = ROOT / "tests" / "fixtures"
-FAMILIES = sorted(file.parent.name for file in FIXTURES.glob("*/expected.json"))
+CHECKPOINTS = sorted(file.parent.name for file in FIXTURES.glob("*/config.json"))
+# Mixtures of experts are computed on CPUs only.
+WITH_EXPERTS = [name for name in CHECKPOINTS if "mixtral" in name or "moe" in name]
+FAMILIES = [name for name in CHECKPOINTS if name not in WITH_EXPERTS]
 PROMPTS = ["Once upon a time", "The fox", "A little girl named", "One day, the dog"]
 
 
@@ -107,6 +110,15 @@ def test_a_model_of_each_family_has_the_logits_of_transformers_on_a_gpu(families
                 # Rounding may decide a near tie. What follows it is another text.
                 assert theirs[token] - theirs[ours] < 0.1
                 break
+
+
+def test_a_model_with_experts_is_refused_on_a_gpu(repository, stand_in):
+    parameters = {**ON_GPU, "gpt_model_path": FIXTURES / "mixtral"}
+    add_model(repository, "experts", parameters)
+    with Server(repository, "--model-control-mode=explicit", environment=stand_in) as server:
+        reason = server.load("experts")
+        assert "5 experts in a layer" in reason and "computed on the CPU only" in reason, reason
+        assert len(WITH_EXPERTS) >= 4
 
 
 @pytest.mark.parametrize("model", ["gpu_overlap", "gpu_overlap_tight", "gpu_overlap_queued"])
