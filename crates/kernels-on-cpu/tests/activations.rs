@@ -31,7 +31,7 @@ fn each_activation_is_that_of_its_name() {
     let random = &mut Random::new();
     for case in cases(NUM_CASES) {
         let (kernel, _, activation) = ACTIVATIONS[case % 5];
-        let (num_rows, width) = (random.between(1, 4), width(random));
+        let (num_rows, width) = (random.between(1, 4), random.width());
         let x = rows(random, num_rows, width);
         let bias = random.coin().then(|| random.floats(width, 2.0));
         let mut out = unwritten_bf16(num_rows * width);
@@ -57,7 +57,7 @@ fn gates_multiply_what_they_let_through() {
     let random = &mut Random::new();
     for case in cases(NUM_CASES) {
         let (_, kernel, activation) = ACTIVATIONS[case % 5];
-        let (num_rows, width) = (random.between(1, 4), width(random));
+        let (num_rows, width) = (random.between(1, 4), random.width());
         let gate_up = rows(random, num_rows, 2 * width);
         let bias = random.coin().then(|| random.floats(2 * width, 2.0));
         let mut out = unwritten_bf16(num_rows * width);
@@ -113,15 +113,6 @@ fn gates_of_any_size_give_finite_results() {
             out[..4],
             [bf16::ZERO; 4].map(|zero| if kernel.contains("relu") { zero } else { -zero })
         );
-    }
-}
-
-/// Widths of vectors of 8 elements, and others, for which kernels take a slower path.
-fn width(random: &mut Random) -> usize {
-    match random.between(0, 2) {
-        0 => 8 * random.between(1, 40),
-        1 => random.between(1, 300),
-        _ => 8 * random.between(100, 300),
     }
 }
 

@@ -17,15 +17,6 @@ use support::{
 
 const NUM_CASES: usize = 30;
 
-/// Widths of vectors of 8 elements, and others, for which kernels take a slower path.
-fn width(random: &mut Random) -> usize {
-    match random.between(0, 2) {
-        0 => 8 * random.between(1, 40),
-        1 => random.between(1, 300),
-        _ => 8 * random.between(100, 300),
-    }
-}
-
 /// Marks a row of what the step before has sampled.
 const IN_FLIGHT: u32 = 1 << 31;
 
@@ -33,7 +24,7 @@ const IN_FLIGHT: u32 = 1 << 31;
 fn embed_widens_and_scales_rows_of_the_table() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {
-        let (num_rows, width) = (random.between(1, 5), width(random));
+        let (num_rows, width) = (random.between(1, 5), random.width());
         let vocab_size = random.between(1, 20);
         let table = random.bf16s(vocab_size * width, 2.0);
         let mut token_ids = random.indices(num_rows, vocab_size);
@@ -78,7 +69,7 @@ fn embed_widens_and_scales_rows_of_the_table() {
 fn a_row_is_normalised_by_its_root_mean_square() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {
-        let (num_rows, width) = (random.between(1, 4), width(random));
+        let (num_rows, width) = (random.between(1, 4), random.width());
         let x = rows_of_any_size(random, num_rows, width);
         let weight = random.floats(width, 2.0);
         let (eps, dims) = (1e-5, Dims::new(num_rows, 1, random.block(6)));
@@ -101,7 +92,7 @@ fn a_row_is_normalised_by_its_root_mean_square() {
 fn a_residual_is_added_before_the_norm() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {
-        let (num_rows, width) = (random.between(1, 4), width(random));
+        let (num_rows, width) = (random.between(1, 4), random.width());
         let x = rows_of_any_size(random, num_rows, width);
         let before = rows_of_any_size(random, num_rows, width);
         let weight = random.floats(width, 2.0);
@@ -133,7 +124,7 @@ fn a_residual_is_added_before_the_norm() {
 fn a_bias_is_added_to_each_row() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {
-        let (num_rows, width) = (random.between(1, 5), width(random));
+        let (num_rows, width) = (random.between(1, 5), random.width());
         let x = random.floats(num_rows * width, 2.0);
         let bias = random.floats(width, 2.0);
         let mut out = x.clone();
@@ -157,7 +148,7 @@ fn a_bias_is_added_to_each_row() {
 fn rows_are_rounded_added_and_given_positions() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {
-        let (num_rows, width) = (random.between(1, 4), width(random));
+        let (num_rows, width) = (random.between(1, 4), random.width());
         let x = rows_of_any_size(random, num_rows, width);
         let before = rows_of_any_size(random, num_rows, width);
         let dims = Dims::new(num_rows, random.between(1, 3), random.block(4));
@@ -212,7 +203,7 @@ fn rows_are_rounded_added_and_given_positions() {
 fn logits_are_scaled_and_bounded() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {
-        let (num_rows, width) = (random.between(1, 4), width(random));
+        let (num_rows, width) = (random.between(1, 4), random.width());
         let x = rows_of_any_size(random, num_rows, width);
         let (scale, cap) = (
             random.one_of(&[1.0_f32, 0.0625]),

@@ -9,12 +9,14 @@ use support::{BF16_ROUNDING, F32_ROUNDING, Random, assert_close, cases, to_f64, 
 
 const NUM_CASES: usize = 30;
 const EPSILON: f32 = 1e-5;
+/// Below this an error does not count as one of the result: the mean is up to 20 times as large as what is left, and rounded.
+const MEAN_ROUNDING: f64 = 1e-2;
 
 #[test]
 fn a_layer_norm_takes_the_mean_away() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {
-        let (num_rows, width) = (random.between(1, 4), width(random));
+        let (num_rows, width) = (random.between(1, 4), random.width());
         let x = rows(random, num_rows, width);
         let (weight, bias) = (random.floats(width, 2.0), bias(random, width));
         let block = random.block(6);
@@ -26,7 +28,7 @@ fn a_layer_norm_takes_the_mean_away() {
             &out[..x.len()],
             &expected,
             BF16_ROUNDING + 4.0 * F32_ROUNDING,
-            1e-3,
+            MEAN_ROUNDING,
         );
         assert!(out[x.len()..].iter().all(|x| x.is_nan()));
         // A row alone has the same bits.
@@ -48,7 +50,7 @@ fn a_layer_norm_takes_the_mean_away() {
 fn a_normalised_row_is_added() {
     let random = &mut Random::new();
     for _ in cases(NUM_CASES) {
-        let (num_rows, width) = (random.between(1, 4), width(random));
+        let (num_rows, width) = (random.between(1, 4), random.width());
         let (x, before) = (
             rows(random, num_rows, width),
             random.floats(num_rows * width, 2.0),
@@ -166,15 +168,6 @@ fn normalised(x: &[f32], weight: &[f32], bias: Option<&[f32]>, has_mean: bool) -
 
 fn bias(random: &mut Random, width: usize) -> Option<Vec<f32>> {
     random.coin().then(|| random.floats(width, 2.0))
-}
-
-/// Widths of vectors of 8 elements, and others, for which kernels take a slower path.
-fn width(random: &mut Random) -> usize {
-    match random.between(0, 2) {
-        0 => 8 * random.between(1, 40),
-        1 => random.between(2, 300),
-        _ => 8 * random.between(100, 300),
-    }
 }
 
 /// Rows whose elements have one size each, some with a mean that is large beside it.

@@ -65,6 +65,15 @@ impl Random {
         all
     }
 
+    /// The width of a row: one of vectors of 8 elements, or another, for which kernels take a slower path.
+    pub fn width(&mut self) -> usize {
+        match self.between(0, 2) {
+            0 => 8 * self.between(1, 40),
+            1 => self.between(1, 300),
+            _ => 8 * self.between(100, 300),
+        }
+    }
+
     /// A number of threads for a block: a multiple of 32.
     pub fn block(&mut self, max_warps: usize) -> usize {
         32 * self.between(1, max_warps)
