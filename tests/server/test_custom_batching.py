@@ -118,7 +118,8 @@ def test_what_does_not_fit_stays_in_the_queue_and_a_higher_priority_overtakes_it
     for n, answer in enumerate(answers):
         assert answer.ids == continuation([n] * 4, 50 if n == 1 else 60)
     started = [int(answer.last.tensors["first_scheduled_time_ns"].item()) for answer in answers]
-    assert max(started[:3]) < started[6] < min(started[3:6])
+    # Where two have ended before Triton looks again, two start in one step, within a microsecond.
+    assert max(started[:3]) < started[6] < min(started[3:6]) + 1000
 
 
 def test_texts_are_measured_by_the_texts_before_them(repository):
