@@ -9,6 +9,7 @@ mod gpu_bundle;
 mod kernels;
 mod library;
 mod process;
+mod sanitize;
 mod serve;
 mod setup;
 mod soak;
@@ -45,6 +46,8 @@ enum Command {
     Soak(soak::Options),
     /// Fuzz the parsers of files and requests
     Fuzz(fuzz::Options),
+    /// Run tests under the compilers' address and thread sanitizers
+    Sanitize(sanitize::Options),
     /// Draw a timeline of every request in every step of a run
     Timeline(timeline::Options),
     /// Build the documentation as a site below target/book/, and check its links
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Command::Profile(program) => bench::measure("profile", &program),
         Command::Soak(options) => soak::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
+        Command::Sanitize(options) => sanitize::run(&options),
         Command::Timeline(options) => timeline::run(&options),
         Command::Book => book::run(),
         Command::PreprocessBook { arguments } => book::preprocess(&arguments),
