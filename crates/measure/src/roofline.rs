@@ -137,13 +137,13 @@ impl ModelCost {
         tokens / limits.seconds(bytes, operations, self.precision.peak(limits))
     }
 
-    /// The weights of all layers that a step with so many tokens reads, if experts are equally likely.
+    /// Weights read by one step of `tokens` tokens, in all layers. Assumes that all experts are equally likely.
     fn weights_read(&self, tokens: f64) -> f64 {
         let touched_share = 1.0 - (1.0 - self.chosen_share).powf(tokens);
         self.layer_weights + self.expert_weights * touched_share
     }
 
-    /// The weights of all layers that the products of a token need.
+    /// Weights multiplied for one token, in all layers.
     fn weights_of_token(&self) -> f64 {
         self.layer_weights + self.expert_weights * self.chosen_share
     }

@@ -279,7 +279,8 @@ fn shrink(x: &[u16], a: &[u16], scale: f32, out: &mut [f32]) {
     }
 }
 
-/// `out += shrunk * b`. `shrunk` is `[rank]`, `b` is `[rank, 64]`, of which the first outputs are in `out`.
+/// `out += shrunk * b`. `shrunk` is `[rank]`, `b` is `[rank, 64]`, and `out` is `[n]` with `n <= 64`: the columns of `b` beyond `n` are
+/// padding.
 #[inline(always)]
 fn expand(shrunk: &[f32], b: &[u16], out: &mut [f32]) {
     let mut sums = [[0.0_f32; RANK_PANEL]; OUTPUT_PANEL / RANK_PANEL];
