@@ -120,16 +120,7 @@ impl<D: Device> ResidualStream<D> {
         run.add_adapters(x, linear, result);
         run.device.all_reduce(num_rows, result);
         run.probe.ended(operation, work);
-        if after.is_some() {
-            let after = norm_of(&self.norm, after);
-            run.device
-                .add_normed(num_rows, result, after, &mut self.hidden);
-            return self.norm(run, num_rows, next);
-        }
-        let next = norm_of(&self.norm, next);
-        run.device
-            .add_norm(num_rows, result, &mut self.hidden, next, &mut self.normed);
-        self.norm_ended(run, num_rows);
+        self.add_result(run, num_rows, after, next);
     }
 
     /// `hidden += o(attended) + down(inner); normed = next(hidden)`, of blocks side by side.
@@ -157,12 +148,7 @@ impl<D: Device> ResidualStream<D> {
         }
         run.device.all_reduce(num_rows, sums);
         run.probe.ended(Operation::Down, || work(down));
-        let next = norm_of(&self.norm, next);
-        if let Some(result) = &self.result {
-            run.device
-                .add_norm(num_rows, result, &mut self.hidden, next, &mut self.normed);
-        }
-        self.norm_ended(run, num_rows);
+        self.add_result(run, num_rows, None, next);
     }
 
     /// `hidden += after(experts(normed)); normed = next(hidden)`. The experts of each row were chosen.
@@ -178,28 +164,41 @@ impl<D: Device> ResidualStream<D> {
         next: Option<&NormWeights<D>>,
     ) {
         let normed = &self.normed;
-        let mut result = self.result.as_mut();
-        let is_added = result.is_none() || (self.has_whole_sums && after.is_none());
-        match &mut result {
-            Some(result) if !is_added => {
+        let is_added = match &mut self.result {
+            Some(result) if !self.has_whole_sums || after.is_some() => {
                 run.device
                     .mix_experts(num_rows, normed, experts, rows, Output::Store, result);
                 run.device.all_reduce(num_rows, result);
+                false
             }
             _ => {
                 let hidden = &mut self.hidden;
                 run.device
                     .mix_experts(num_rows, normed, experts, rows, Output::Add, hidden);
+                true
             }
-        }
+        };
         let device = &*run.device;
         run.probe.ended(Operation::Experts, || {
             let num_touched = device.num_touched_experts(rows);
             Work::experts(num_rows, experts, num_touched, num_chosen)
         });
-        let result = match result {
-            Some(result) if !is_added => result,
-            _ => return self.norm(run, num_rows, next),
+        if is_added {
+            return self.norm(run, num_rows, next);
+        }
+        self.add_result(run, num_rows, after, next);
+    }
+
+    /// `hidden += after(result); normed = next(hidden)`, for a block that was not added at once.
+    fn add_result<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        after: Option<&NormWeights<D>>,
+        next: Option<&NormWeights<D>>,
+    ) {
+        let Some(result) = &self.result else {
+            return self.norm(run, num_rows, next);
         };
         if after.is_some() {
             let after = norm_of(&self.norm, after);
