@@ -89,14 +89,14 @@ fn four_bits<'a>(
     let state = State::read(module, &weight)?;
     let num_blocks = num_codes.div_ceil(state.block);
     let absmax = beside(module, &weight, "weight.absmax", &[num_blocks])?;
-    let map = floats(beside(module, &weight, "weight.quant_map", &[16])?)?;
+    let map = Floats::all(beside(module, &weight, "weight.quant_map", &[16])?)?;
     let scales = match absmax.dtype {
         StoredDtype::U8 => Scales::Codes {
             bytes: absmax.bytes,
-            map: floats(beside(module, &weight, "weight.nested_quant_map", &[256])?)?,
+            map: Floats::all(beside(module, &weight, "weight.nested_quant_map", &[256])?)?,
             scales: {
                 let shape = [num_blocks.div_ceil(state.nested_block)];
-                floats(beside(module, &weight, "weight.nested_absmax", &shape)?)?
+                Floats::all(beside(module, &weight, "weight.nested_absmax", &shape)?)?
             },
             block: state.nested_block,
             offset: state.nested_offset,
@@ -139,7 +139,7 @@ fn eight_bits<'a>(
         outputs, inputs, ..
     } = module;
     let weight = weight.of_shape(&[outputs, inputs])?;
-    let scales = floats(beside(module, &weight, "SCB", &[outputs])?)?;
+    let scales = Floats::all(beside(module, &weight, "SCB", &[outputs])?)?;
     let rows = EightBitRows {
         codes: weight.bytes,
         scales,
@@ -158,14 +158,7 @@ struct State {
 impl State {
     fn read(module: &Module<'_, '_>, weight: &StoredTensor<'_>) -> Result<Self, LoadError> {
         let names = ["nf4", "fp4"].map(|kind| format!("weight.quant_state.bitsandbytes__{kind}"));
-        let mut stored = None;
-        for name in &names {
-            stored = match stored {
-                None => module.tensors.find(&module.tensor(name))?,
-                found => found,
-            };
-        }
-        let Some(stored) = stored else {
+        let Some(stored) = module.find_any(&names.each_ref().map(String::as_str))? else {
             let reason = format!("is of 4 bits, and {} is missing", module.tensor(&names[0]));
             return Err(weight.location.error(reason));
         };
@@ -288,12 +281,4 @@ fn beside<'a>(
             .location
             .error(format!("is quantised, and {name} is missing"))),
     }
-}
-
-/// All values of a float tensor.
-fn floats(stored: StoredTensor<'_>) -> Result<Vec<f32>, LoadError> {
-    let len = stored.shape.iter().product();
-    let floats = Floats::new(stored)?;
-    floats.read()?;
-    Ok((0..len).map(|index| floats.at(index)).collect())
 }

@@ -69,17 +69,11 @@ impl Fp8 {
             return Ok(None);
         }
         let weight = weight.of_shape(&[outputs, inputs])?;
-        let names = ["weight_scale_inv", "weight_scale"].map(|name| module.tensor(name));
-        let mut scales = None;
-        for name in &names {
-            scales = match scales {
-                None => tensors.find(name)?,
-                found => found,
-            };
-        }
-        let Some(scales) = scales else {
-            let reason = format!("is FP8, and {} is missing", names[1]);
-            return Err(weight.location.error(reason));
+        let Some(scales) = module.find_any(&["weight_scale_inv", "weight_scale"])? else {
+            let name = module.tensor("weight_scale");
+            return Err(weight
+                .location
+                .error(format!("is FP8, and {name} is missing")));
         };
         let scales = self.scales(scales, outputs, inputs)?;
         let matrix = Fp8Matrix::new(weight.bytes, outputs, inputs, scales);
@@ -114,11 +108,8 @@ impl Fp8 {
                 )));
             }
         };
-        let len = stored.shape.iter().product();
-        let floats = Floats::new(stored)?;
-        floats.read()?;
         Ok(Fp8Scales {
-            values: (0..len).map(|index| floats.at(index)).collect(),
+            values: Floats::all(stored)?,
             block_outputs,
             block_inputs,
         })

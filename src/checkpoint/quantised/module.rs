@@ -2,7 +2,7 @@
 
 use crate::base::LoadError;
 use crate::checkpoint::json_file::JsonFile;
-use crate::checkpoint::safetensors::SafetensorsFolder;
+use crate::checkpoint::safetensors::{SafetensorsFolder, StoredTensor};
 
 /// A linear layer of a checkpoint.
 pub struct Module<'a, 'n> {
@@ -12,10 +12,20 @@ pub struct Module<'a, 'n> {
     pub inputs: usize,
 }
 
-impl Module<'_, '_> {
+impl<'a> Module<'a, '_> {
     /// The full name of one of its tensors.
     pub fn tensor(&self, tensor: &str) -> String {
         format!("{}.{tensor}", self.name)
+    }
+
+    /// The first of several tensors that it has.
+    pub fn find_any(&self, names: &[&str]) -> Result<Option<StoredTensor<'a>>, LoadError> {
+        for name in names {
+            if let Some(stored) = self.tensors.find(&self.tensor(name))? {
+                return Ok(Some(stored));
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -95,6 +95,14 @@ impl<'a> Floats<'a> {
         })
     }
 
+    /// All values of a float tensor, in its order.
+    pub fn all(stored: StoredTensor<'a>) -> Result<Vec<f32>, LoadError> {
+        let len = stored.shape.iter().product();
+        let floats = Self::new(stored)?;
+        floats.read()?;
+        Ok((0..len).map(|index| floats.at(index)).collect())
+    }
+
     /// Reads them into memory.
     pub fn read(&self) -> Result<(), LoadError> {
         self.bytes.read()
