@@ -222,8 +222,9 @@ def test_a_cancellation_at_the_moment_of_release_does_not_leak_the_slot(
 
 @pytest.fixture(autouse=True)
 def silent(server):
-    """Triton logs a backend's errors with sequences; a cancellation is none."""
+    """Triton logs a backend's errors with sequences; a cancellation is none. A sequence that "has a conflict" is none
+    either: the backend starts one again to end it if its client left while it was being released."""
     before = len(server.log())
     yield
-    for word in ("must specify the START flag", "has a conflict", "panicked"):
+    for word in ("must specify the START flag", "panicked"):
         assert word not in server.log()[before:]

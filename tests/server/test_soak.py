@@ -121,10 +121,14 @@ def test_every_error_line_of_the_log_needs_a_cause():
         'E1122 20:09:00.1 1 model.cc:9] "something else"',
         "thread 'inflight-runner' panicked at src/lib.rs",
         "W1122 20:09:01.1 1 sequence_batch_scheduler.cc:763] \"sequence 7 for model 'a' has a conflict\"",
+        "W1122 20:09:01.2 1 sequence_batch_scheduler.cc:763] \"sequence 8 for model 'a' has a conflict\"",
     ]
-    known, unknown = watch.errors("\n".join(lines), {"a": 1, "b": 2})
-    assert known == {"requests whose time was over in Triton's backlog": 2, "no CUDA driver": 1}
-    assert unknown == lines[4:]
+    expired = {"a": 1, "b": 2}
+    causes = {"requests whose time was over in Triton's backlog": 2, "no CUDA driver": 1}
+    assert watch.errors("\n".join(lines), expired, 0) == (causes, lines[4:])
+    known, unknown = watch.errors("\n".join(lines), expired, 1)
+    assert known == {**causes, watch.FREED_AGAIN: 1}
+    assert unknown == lines[4:7] + lines[8:]
 
 
 def test_every_documented_option_is_among_what_is_asked():

@@ -37,6 +37,8 @@ ROUND_S = 40
 CONTENTS = 400
 ROUNDS_OF_AN_EPOCH = 10
 UNLOAD_LIMIT_S = 30
+# Counts of requests whose clients left before the end.
+ABANDONED = ["HTTP streams that were left", "HTTP requests that nobody waits for", "gRPC calls that were cancelled"]
 SERVER = ["--model-control-mode=explicit", "--load-model=*", "--metrics-interval-ms=100"]
 
 
@@ -165,7 +167,8 @@ def end_of(world):
 
 def look_at_log(world):
     """Error lines of the log: each has a known cause, or is a finding."""
-    known, unknown = watch.errors(world.server.log(), world.expired)
+    num_abandoned = sum(world.tally.counts[name] for name in ABANDONED)
+    known, unknown = watch.errors(world.server.log(), world.expired, num_abandoned)
     for cause, num_lines in known.items():
         world.tally.count(f"lines of the log: {cause}", num_lines)
     for line in unknown:

@@ -14,6 +14,7 @@ COUNT_SLACK = 4
 REQUESTS = "nv_trt_llm_request_metrics"
 BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
 PENDING = "nv_inference_pending_request_count"
+FREED_AGAIN = "slots that Triton kept when a client left"
 
 
 def figures(pid):
@@ -71,11 +72,15 @@ def growth(series):
     return found
 
 
-def errors(log, expired):
+def errors(log, expired, num_abandoned):
     """The error lines of a server's log: their number by known cause, and the lines without one.
 
     If the time of a request is over in Triton's backlog, Triton ends its sequence, which it has forgotten already, and
     logs that. `expired` has the number of such requests by model.
+
+    If a client leaves while its request is being released, Triton keeps the slot. The backend then starts the sequence
+    once more, to end it, and Triton logs a conflict. No client chooses a sequence id, so nothing else may cause one.
+    `num_abandoned` is the number of requests that clients left.
     """
     known = collections.Counter()
     unknown = []
@@ -85,6 +90,8 @@ def errors(log, expired):
         if unstarted and left[unstarted[1]] > 0:
             left[unstarted[1]] -= 1
             known["requests whose time was over in Triton's backlog"] += 1
+        elif "has a conflict" in line and num_abandoned > known[FREED_AGAIN]:
+            known[FREED_AGAIN] += 1
         elif "CudaDriverHelper has not been initialized" in line:
             known["no CUDA driver"] += 1
         elif re.match(r"E\d{4} ", line) or any(words in line for words in ("panicked", "has a conflict")):
