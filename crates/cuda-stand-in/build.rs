@@ -14,8 +14,10 @@ fn main() {
     let kernels = package.join("../../kernels");
     let machine = package.join("../kernels-on-cpu/cpp");
     let tests = package.join("tests/kernels");
-    for folder in [&sources, &kernels, &machine, &tests] {
-        println!("cargo::rerun-if-changed={}", folder.display());
+    // Not a kernel, but what the tests of kernels launch on a GPU.
+    let conversions = package.join("../kernels-on-cpu/tests/kernels/fp8.cu");
+    for path in [&sources, &kernels, &machine, &tests, &conversions] {
+        println!("cargo::rerun-if-changed={}", path.display());
     }
 
     let mut build = cc::Build::new();
@@ -53,10 +55,9 @@ fn main() {
         &sources_in(&[&sources.join("driver")], "cpp"),
     );
     driver.extend(objects(&fast, &sources_in(&[&machine], "cpp")));
-    driver.extend(objects(
-        &kernel_build,
-        &sources_in(&[&kernels, &tests], "cu"),
-    ));
+    let mut files = sources_in(&[&kernels, &tests], "cu");
+    files.push(conversions);
+    driver.extend(objects(&kernel_build, &files));
     let libraries = out.join("libraries");
     fs::create_dir_all(&libraries).expect("OUT_DIR can be written");
     link(&build, &driver, &libraries.join("libcuda.so.1"), &[]);

@@ -91,7 +91,9 @@ def families(tmp_path_factory, stand_in):
     for name in FAMILIES:
         parameters = {**ON_GPU, "gpt_model_path": FIXTURES / name, "max_tokens_in_paged_kv_cache": 1024}
         add_model(repository, name, parameters)
-    with Server(repository, environment=stand_in) as server:
+    # Each takes some 60 MiB, which few GPUs would notice.
+    environment = {**stand_in, "CUDA_STAND_IN_MEMORY_BYTES": str(8 << 30)}
+    with Server(repository, environment=environment) as server:
         yield server
 
 

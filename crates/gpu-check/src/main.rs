@@ -36,7 +36,7 @@ mod stage;
 mod steps;
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 
@@ -91,11 +91,13 @@ fn run(mut options: Options) -> Result<bool> {
 
 fn run_stage(stage: Stage, check: &mut Check, budget: &Budget, report: &mut Report) -> Result<()> {
     let scale = check.options.seconds as f64 / 480.0;
-    let part = budget.part(Duration::from_secs(stage.seconds()).mul_f64(scale));
+    let seconds = Duration::from_secs(stage.seconds(check.options.quick));
+    let part = budget.part(seconds.mul_f64(scale));
     report.begin(stage.name());
     if part.is_over() {
         return report.skipped("no time is left");
     }
+    let start = Instant::now();
     let outcome = match stage {
         Stage::Machine => machine::run(check, report),
         Stage::Kernels => programs::kernels(check, &part, report),
@@ -104,9 +106,10 @@ fn run_stage(stage: Stage, check: &mut Check, budget: &Budget, report: &mut Repo
         Stage::Steps => steps::run(check, &part, report),
         Stage::Operations => operations::run(check, &part, report),
         Stage::Throughput => serving::throughput(check, &part, report),
+        Stage::Fp8 => serving::fp8_throughput(check, &part, report),
     };
-    match outcome {
-        Ok(()) => Ok(()),
-        Err(error) => report.failed("stage", &error.to_string()),
+    if let Err(error) = outcome {
+        report.failed("stage", &error.to_string())?;
     }
+    report.ended(start.elapsed())
 }

@@ -11,8 +11,9 @@ use serde_json::json;
 use triton_inflight::base::{BlockId, BlockSize, TokenId};
 use triton_inflight::device::cuda::Cuda;
 use triton_inflight::device::{
-    Activation, AttentionParams, Device, EmbeddingTable, HeadShape, KvDtype, KvLayout, KvSpan,
-    Linear, LogitsTransform, Norm, Output, RopeParams, RopeTable, StepCapacity, StepInputs,
+    Activation, AdapterCapacity, AttentionParams, Device, EmbeddingTable, HeadShape, KvDtype,
+    KvLayout, KvSpan, Linear, LogitsTransform, Norm, Output, RopeParams, RopeTable, StepCapacity,
+    StepInputs,
 };
 use triton_inflight::runner::{ModelSource, ModelSpec};
 use triton_inflight::sampling::{
@@ -409,6 +410,7 @@ impl OneStep {
             max_seq_len: self.max_seq_len,
             max_blocks_per_sequence: self.max_seq_len.div_ceil(BLOCK_SIZE),
             num_q_heads: spec.num_heads,
+            adapters: AdapterCapacity::default(),
         };
         device.reserve(&cache, &capacity)?;
         Ok(cache)
@@ -426,6 +428,7 @@ impl OneStep {
             change_lists: &self.change_lists,
             adapters: &[],
             kept_adapters: &[],
+            sampled_adapters: &[],
             has_context_logits: false,
         }
     }

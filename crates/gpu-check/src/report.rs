@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
@@ -19,6 +19,8 @@ pub struct Report {
     start: Instant,
     stage: &'static str,
     rows: Vec<Row>,
+    /// What stages have taken.
+    times: Vec<(&'static str, Duration)>,
 }
 
 struct Row {
@@ -47,6 +49,7 @@ impl Report {
             start: Instant::now(),
             stage: "",
             rows: Vec::new(),
+            times: Vec::new(),
         };
         report.write()?;
         Ok(report)
@@ -94,6 +97,15 @@ impl Report {
         self.add("stage", Outcome::Skipped(reason.to_owned()))
     }
 
+    /// This stage has taken so long.
+    ///
+    /// # Errors
+    /// The report cannot be written.
+    pub fn ended(&mut self, time: Duration) -> Result<()> {
+        self.times.push((self.stage, time));
+        self.write()
+    }
+
     /// Whether nothing has failed.
     pub fn has_succeeded(&self) -> bool {
         let failed = |row: &Row| matches!(row.outcome, Outcome::Failed(_));
@@ -114,7 +126,11 @@ impl Report {
             };
             format!("{:<10}  {:<34}  {text}\n", row.stage, row.name)
         });
-        lines.collect()
+        let times = self.times.iter().map(|(stage, time)| {
+            let seconds = time.as_secs_f64();
+            format!("{stage:<10}  {:<34}  {seconds:.1} s\n", "took")
+        });
+        lines.chain(times).collect()
     }
 
     fn add(&mut self, name: &str, outcome: Outcome) -> Result<()> {
@@ -129,7 +145,12 @@ impl Report {
 
     fn write(&self) -> Result<()> {
         let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
-        let text = serde_json::to_string_pretty(&json!({ "rows": rows }))?;
+        let times = self.times.iter().map(|(stage, time)| {
+            let seconds = figure(time.as_secs_f64());
+            json!({ "stage": stage, "seconds": seconds })
+        });
+        let times: Vec<Value> = times.collect();
+        let text = serde_json::to_string_pretty(&json!({ "rows": rows, "stages": times }))?;
         for (name, text) in [(JSON, text), (TABLE, self.table())] {
             // A run that is cut off must not leave half of a file.
             let path = self.folder.join(name);
@@ -182,14 +203,20 @@ mod tests {
         report.failed("rope", "wrong").expect("written");
         report.skipped("no time is left").expect("written");
         assert!(!report.has_succeeded());
+        report.ended(Duration::from_millis(2500)).expect("written");
         let text = fs::read_to_string(folder.join(JSON)).expect("there");
         let written: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(written["rows"][0]["figures"]["gb_per_s"], 4312.0);
         assert_eq!(written["rows"][1]["failed"], "wrong");
         assert_eq!(written["rows"][2]["stage"], "kernels");
+        assert_eq!(
+            written["stages"],
+            json!([{"stage": "kernels", "seconds": 2.5}])
+        );
         let table = fs::read_to_string(folder.join(TABLE)).expect("there");
         assert_eq!(table, report.table());
         assert!(table.contains("FAILED: wrong") && table.contains("gb_per_s 4312"));
+        assert!(table.ends_with("2.5 s\n"), "{table}");
         fs::remove_dir_all(folder).expect("there");
     }
 

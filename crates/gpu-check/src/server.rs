@@ -175,6 +175,8 @@ pub fn parameter(key: &str, value: &str) -> String {
 fn agent() -> ureq::Agent {
     ureq::Agent::config_builder()
         .http_status_as_error(false)
+        // A server that stops waits half a minute for open connections, even if they are idle.
+        .max_idle_connections(0)
         .build()
         .into()
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use cudarc::driver::CudaContext;
 use serde_json::{Value, json};
 
 use crate::budget::Budget;
@@ -69,6 +70,30 @@ pub fn check_answers(check: &Check, budget: &Budget, report: &mut Report) -> Res
 
 /// Output tokens per second with all requests sent at once, by the lengths of prompts and outputs.
 pub fn throughput(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
+    measure(check, "throughput", "", budget, report)
+}
+
+/// The same with weights, activations, keys and values in FP8.
+pub fn fp8_throughput(check: &Check, budget: &Budget, report: &mut Report) -> Result<()> {
+    const MIN_CAPABILITY: (i32, i32) = (8, 9);
+    if CudaContext::new(check.options.gpu)?.compute_capability()? < MIN_CAPABILITY {
+        return report.skipped("the GPU does not multiply FP8");
+    }
+    let parameters = [
+        parameter("weight_only_precision", "fp8"),
+        parameter("fp8_activations", "true"),
+        parameter("kv_cache_dtype", "fp8"),
+    ];
+    measure(check, "fp8", &parameters.concat(), budget, report)
+}
+
+fn measure(
+    check: &Check,
+    stage: &str,
+    parameters: &str,
+    budget: &Budget,
+    report: &mut Report,
+) -> Result<()> {
     let Some(programs) = Programs::find(check) else {
         return report.skipped("the bundle has no tritonserver");
     };
@@ -76,7 +101,7 @@ pub fn throughput(check: &Check, budget: &Budget, report: &mut Report) -> Result
         true => &[(3, 8, 6), (2, 40, 4)],
         false => &[(1024, 128, 128), (256, 1000, 1000), (192, 2048, 2048)],
     };
-    let repository = repository(check, "throughput")?;
+    let repository = repository(check, stage)?;
     let slots = cases
         .iter()
         .map(|(requests, ..)| *requests)
@@ -86,7 +111,7 @@ pub fn throughput(check: &Check, budget: &Budget, report: &mut Report) -> Result
     let longest = cases.iter().map(|(_, input, output)| input + output).max();
     let config = format!(
         "max_batch_size: {slots}\ninput [{{ name: \"input_ids\" data_type: TYPE_INT32 dims: [ -1 ] \
-         allow_ragged_batch: true }}]\n{}{}{}{}",
+         allow_ragged_batch: true }}]\n{}{}{}{}{parameters}",
         on_gpu(check),
         parameter("max_seq_len", &longest.unwrap_or(1).to_string()),
         parameter(

@@ -17,11 +17,13 @@ pub enum Stage {
     Operations,
     /// Throughput through a tritonserver
     Throughput,
+    /// The same in FP8
+    Fp8,
 }
 
 impl Stage {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Machine,
         Self::Kernels,
         Self::Models,
@@ -29,6 +31,7 @@ impl Stage {
         Self::Steps,
         Self::Operations,
         Self::Throughput,
+        Self::Fp8,
     ];
 
     /// Its name in the report, and as an argument.
@@ -41,19 +44,23 @@ impl Stage {
             Self::Steps => "steps",
             Self::Operations => "operations",
             Self::Throughput => "throughput",
+            Self::Fp8 => "fp8",
         }
     }
 
-    /// The most seconds that it may take of the default 480.
-    pub const fn seconds(self) -> u64 {
-        match self {
-            Self::Machine => 20,
-            Self::Kernels => 70,
-            Self::Models => 40,
-            Self::Server => 40,
-            Self::Steps => 120,
-            Self::Operations => 40,
-            Self::Throughput => 200,
-        }
+    /// The most seconds that it may take of the default 480. On a GPU most of them are for measurements, and on a stand-in,
+    /// where these are quick, for tests.
+    pub const fn seconds(self, is_quick: bool) -> u64 {
+        let (on_gpu, quick) = match self {
+            Self::Machine => (20, 10),
+            Self::Kernels => (70, 100),
+            Self::Models => (40, 250),
+            Self::Server => (40, 80),
+            Self::Steps => (110, 20),
+            Self::Operations => (40, 20),
+            Self::Throughput => (120, 40),
+            Self::Fp8 => (100, 40),
+        };
+        if is_quick { quick } else { on_gpu }
     }
 }

@@ -45,7 +45,7 @@ fn without_time_everything_is_skipped_and_said_so() {
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-check-late");
     run(&out, &["--seconds=0"]);
     let rows = rows(&out);
-    assert_eq!(rows.len(), 7);
+    assert_eq!(rows.len(), 8);
     assert!(
         rows.iter().all(|row| row["skipped"] == "no time is left"),
         "{rows:?}"
