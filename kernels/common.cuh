@@ -79,10 +79,21 @@ inline float exp2_approx(float x) { return exp2f(x); }
 constexpr int WARP_SIZE = 32;
 constexpr u32 ALL_LANES = 0xffffffffu;
 
+// Marks a token that the step before has sampled: the rest is the row that it was sampled from.
+constexpr u32 IN_FLIGHT = 0x80000000u;
+
 // A slot of a token whose key and value are not stored, a block that is not read.
 constexpr u32 NOWHERE = 0xffffffffu;
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+
+// The token that a word of a step's tokens stands for. One that was sampled in the step before may be a code of sample.cu
+// instead, which is token 0 here: the host throws away what becomes of it.
+__device__ __forceinline__ u32 token_of(u32 word, const u32* sampled) {
+    if (word < IN_FLIGHT) return word;
+    const u32 token = sampled[word - IN_FLIGHT];
+    return token < IN_FLIGHT ? token : 0;
+}
 
 // -------------------------------------------------------------------------------------------------- bf16
 
@@ -179,4 +190,14 @@ __device__ __forceinline__ float block_sum(float x, float* scratch) {
     __syncthreads();
     // Every warp adds up all of them: one barrier less than if the first one did it for the others.
     return warp_sum(lane < num_warps ? scratch[lane] : 0.0f);
+}
+
+// The largest of a block, which is not negative. As block_sum, but for that.
+__device__ __forceinline__ float block_max(float x, float* scratch) {
+    const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
+    const int num_warps = blockDim.x / WARP_SIZE;
+    x = warp_max(x);
+    if (lane == 0) scratch[warp] = x;
+    __syncthreads();
+    return warp_max(lane < num_warps ? scratch[lane] : 0.0f);
 }

@@ -9,8 +9,10 @@ use support::{BF16_ROUNDING, F32_ROUNDING, Random, assert_close, cases, to_f64, 
 
 const NUM_CASES: usize = 30;
 const EPSILON: f32 = 1e-5;
-/// Below this an error does not count as one of the result: the mean is up to 20 times as large as what is left, and rounded.
-const MEAN_ROUNDING: f64 = 1e-2;
+/// The mean is up to 20 times as large as what is left, and rounded. So a small result has the error of a larger one, and any
+/// may be on the wrong side of the middle between two bf16 numbers.
+const MEAN_ROUNDING: f64 = 5e-2;
+const PAST_THE_MIDDLE: f64 = 1.1;
 
 #[test]
 fn a_layer_norm_takes_the_mean_away() {
@@ -27,7 +29,7 @@ fn a_layer_norm_takes_the_mean_away() {
         assert_close(
             &out[..x.len()],
             &expected,
-            BF16_ROUNDING + 4.0 * F32_ROUNDING,
+            PAST_THE_MIDDLE * BF16_ROUNDING,
             MEAN_ROUNDING,
         );
         assert!(out[x.len()..].iter().all(|x| x.is_nan()));

@@ -319,7 +319,7 @@ fn logits_that_are_not_finite_are_never_hidden() {
     let sampling = DeviceSampling::of(input, &mut lists).expect("there is room");
     let mut skipped = Row::changed(sampling);
     skipped.is_skipped = 1;
-    let rows = [Row::changed(sampling), skipped];
+    let rows = [Row::changed(sampling), skipped].to_vec();
     let logits = [f32::NAN, f32::INFINITY, 3.0, 1.0];
     let changed = change(random, &logits.repeat(2), &rows, lists.words(), 4);
     assert!(changed[0].is_nan() && changed[4].is_nan());
