@@ -15,6 +15,8 @@
 //! replaced. A new file is written under another name and then renamed, so no reader sees half of it, and of several
 //! writers the last one wins. Problems with the file are logged; no load fails because of them.
 
+use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::error::Error;
 use std::fs::{self, DirBuilder, Permissions};
@@ -23,16 +25,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use safetensors::tensor::{Dtype, View, serialize_to_file};
 use twox_hash::XxHash3_64;
 
 use super::precision::WeightPrecision;
 use crate::base::LoadError;
 use crate::checkpoint::{FileStamp, SafetensorsFile, TensorLocation};
-use crate::device::{Device, PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape, Pool};
+use crate::device::{Device, PACKED_PIECE_BYTES, PackedPart, PackedReader, PackedShape, Pool};
 
 const MADE_FROM: &str = "made_from";
-const PARTS: [&str; 2] = ["codes", "scales"];
+const PARTS: [(PackedPart, &str); 2] =
+    [(PackedPart::Codes, "codes"), (PackedPart::Scales, "scales")];
 
 /// The cache during one load.
 pub(super) struct WeightCache {
@@ -48,17 +51,22 @@ pub(super) struct WeightCache {
 }
 
 impl WeightCache {
-    /// The cache in the file `path`, for a checkpoint with these files whose weights are rounded to `precision`. `None`
-    /// if the device keeps no packed weights.
+    /// The cache in the file `path`, or beside it if the device has [files of its own](Device::PACKED_FILE_KIND), for a
+    /// checkpoint with these files whose weights are rounded to `precision`. `None` if the device keeps no packed weights.
     pub(super) fn open<'a, D: Device>(
         path: &Path,
         mode: u32,
         precision: Option<WeightPrecision>,
         checkpoint: impl Iterator<Item = &'a FileStamp>,
+        device: &D,
     ) -> Option<Self> {
-        let Some(layout) = D::packed_layout() else {
-            log::info!("weight_cache_dir is not used: weights are kept for CPUs only");
+        let Some(layout) = device.packed_layout() else {
+            log::info!("weight_cache_dir is not used on this device");
             return None;
+        };
+        let path = match D::PACKED_FILE_KIND {
+            Some(kind) => &path.with_extension(format!("{kind}.weights")),
+            None => path,
         };
         let version = env!("CARGO_PKG_VERSION");
         let mut made_from = format!("inflight {version}, {layout}, {precision:?}");
@@ -139,17 +147,20 @@ impl WeightCache {
         matrices: &[(String, &D::Matrix)],
     ) -> Result<(), Box<dyn Error>> {
         let mut metadata = HashMap::from([(MADE_FROM.to_owned(), self.made_from.clone())]);
-        let mut tensors = Vec::new();
+        let mut views = Vec::new();
+        let source = PartSource::new(device);
         for (name, matrix) in matrices {
-            let PackedBytes { codes, scales } =
-                D::packed_bytes(matrix).ok_or("a matrix that was not rounded")?;
-            for (part, bytes) in PARTS.into_iter().zip([codes, scales]) {
-                let name = format!("{name}.{part}");
-                metadata.insert(
-                    name.clone(),
-                    PieceSums::of(device.host_threads(), bytes).checksum(),
-                );
-                tensors.push((name, TensorView::new(Dtype::U8, vec![bytes.len()], bytes)?));
+            let len = D::packed_len(matrix).ok_or("a matrix that was not rounded")?;
+            for ((part, suffix), len) in PARTS.into_iter().zip(len) {
+                let name = format!("{name}.{suffix}");
+                metadata.insert(name.clone(), source.checksum(matrix, part)?);
+                let view = PartView {
+                    source: &source,
+                    matrix,
+                    part,
+                    shape: [len],
+                };
+                views.push((name, view));
             }
         }
         if let Some(folder) = self.path.parent() {
@@ -159,9 +170,70 @@ impl WeightCache {
             folders.create(folder)?;
         }
         // Until it is complete, the file has another name and is readable by its owner only.
-        serialize_to_file(tensors, Some(metadata), &self.path)?;
+        serialize_to_file(views, Some(metadata), &self.path)?;
+        if let Some(error) = source.failure.take() {
+            fs::remove_file(&self.path)?;
+            return Err(error.into());
+        }
         fs::set_permissions(&self.path, Permissions::from_mode(self.mode))?;
         Ok(())
+    }
+}
+
+/// What reads parts of packed matrices while the file is written. They may lie on a GPU: the host has memory for one at a
+/// time.
+struct PartSource<'d, D> {
+    device: RefCell<&'d mut D>,
+    /// The first error of a read.
+    failure: RefCell<Option<LoadError>>,
+}
+
+impl<'d, D: Device> PartSource<'d, D> {
+    fn new(device: &'d mut D) -> Self {
+        Self {
+            device: RefCell::new(device),
+            failure: RefCell::new(None),
+        }
+    }
+
+    fn checksum(&self, matrix: &D::Matrix, part: PackedPart) -> Result<String, LoadError> {
+        let mut device = self.device.borrow_mut();
+        let bytes = device.packed_part(matrix, part)?;
+        Ok(PieceSums::of(device.host_threads(), &bytes).checksum())
+    }
+}
+
+/// A part of a matrix on its way to the file.
+struct PartView<'s, 'd, 'm, D: Device> {
+    source: &'s PartSource<'d, D>,
+    matrix: &'m D::Matrix,
+    part: PackedPart,
+    shape: [usize; 1],
+}
+
+impl<D: Device> View for PartView<'_, '_, '_, D> {
+    fn dtype(&self) -> Dtype {
+        Dtype::U8
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let read = self
+            .source
+            .device
+            .borrow_mut()
+            .packed_part(self.matrix, self.part);
+        read.unwrap_or_else(|error| {
+            self.source.failure.borrow_mut().get_or_insert(error);
+            Cow::Owned(vec![0; self.data_len()])
+        })
+    }
+
+    fn data_len(&self) -> usize {
+        self.shape[0]
     }
 }
 
@@ -195,7 +267,7 @@ fn read<D: Device>(
     name: &str,
     shape: PackedShape<'_>,
 ) -> Result<D::Matrix, LoadError> {
-    let names = PARTS.map(|part| format!("{name}.{part}"));
+    let names = PARTS.map(|(_, part)| format!("{name}.{part}"));
     let [codes, scales] = [file.tensor(&names[0])?, file.tensor(&names[1])?];
     let [codes, scales] = [codes.bytes, scales.bytes];
     // Each piece is hashed right after it is read, while the processor's cache still holds it.

@@ -8,8 +8,8 @@ use serde_json::json;
 use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
 use triton_inflight::device::{
-    Device, DeviceSample, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan, LogitsTransform, Norm,
-    RawMatrix, Stacking, StepCapacity, StepInputs,
+    AdapterCapacity, Device, DeviceSample, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan,
+    LogitsTransform, Norm, RawMatrix, Stacking, StepCapacity, StepInputs,
 };
 use triton_inflight::engine::OutputOptions;
 use triton_inflight::sampling::{
@@ -34,7 +34,7 @@ pub fn on_stand_in(stand_in: StandIn, test: &str, body: impl FnOnce()) {
     }
 }
 
-/// The same, or on the real GPU whose number `INFLIGHT_TEST_GPU` is.
+/// The same for a test of this file, or on the real GPU whose number `INFLIGHT_TEST_GPU` is.
 fn on_a_gpu(stand_in: StandIn, test: &str, body: impl FnOnce(CudaOptions)) {
     let gpu = std::env::var("INFLIGHT_TEST_GPU").ok();
     let options = CudaOptions {
@@ -76,8 +76,24 @@ fn a_request_alone_gives_the_same_bits_on_a_gpu() {
 #[test]
 fn families_with_operations_of_their_own_agree_with_the_reference_on_a_gpu() {
     let test = "families_with_operations_of_their_own_agree_with_the_reference_on_a_gpu";
+    let names = ["gemma2", "gemma3", "olmo2", "granite", "exaone4"];
+    agree_with_the_reference(test, &names);
+}
+
+/// LayerNorm, blocks side by side, and learned positions.
+#[test]
+fn families_with_layer_norm_agree_with_the_reference_on_a_gpu() {
+    let test = "families_with_layer_norm_agree_with_the_reference_on_a_gpu";
+    let names = [
+        "gpt-neox", "opt", "gpt2", "cohere2", "stablelm", "nemotron", "falcon",
+    ];
+    agree_with_the_reference(test, &names);
+}
+
+/// Each model, in chunks, and its requests alone.
+fn agree_with_the_reference(test: &str, names: &[&str]) {
     on_a_gpu(StandIn::new(), test, |options| {
-        for name in ["gemma2", "gemma3", "olmo2", "granite", "exaone4"] {
+        for &name in names {
             let setup = Setup {
                 block_size: 8,
                 max_num_tokens: 24,
@@ -133,6 +149,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 max_seq_len: 128,
                 max_blocks_per_sequence: 1,
                 num_q_heads: 1,
+                adapters: AdapterCapacity::default(),
             };
             gpu.reserve(&cache, &capacity).expect("memory");
             let rows: Vec<_> = (0..num_rows as u32).collect();
@@ -152,6 +169,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 change_lists: &[],
                 adapters: &[],
                 kept_adapters: &[],
+                sampled_adapters: &[],
                 has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);
@@ -343,6 +361,7 @@ fn a_gpu_leaves_rows_to_the_host() {
             max_seq_len: 16,
             max_blocks_per_sequence: 1,
             num_q_heads: 1,
+            adapters: AdapterCapacity::default(),
         };
         gpu.reserve(&cache, &capacity).expect("memory");
 
@@ -385,6 +404,7 @@ fn a_gpu_leaves_rows_to_the_host() {
                 change_lists: lists.words(),
                 adapters: &[],
                 kept_adapters: &[],
+                sampled_adapters: &[],
                 has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use crate::copy::Copy;
 use crate::cuda::on_stand_in;
+use crate::cuda_fp8::with_fp8_activations;
 use crate::devices::{assert_agrees_with_reference, assert_same_alone, requests, setups};
 use crate::fp8::{Scales, copies};
 use crate::support::{Request, Setup, fixture};
@@ -49,7 +50,7 @@ fn assert_agrees(what: &str, dir: &Path, setup: &Setup, requests: &[Request]) {
 }
 
 /// A setup whose steps have up to this many tokens.
-fn wide(setup: &Setup, max_num_tokens: u32) -> Setup {
+pub fn wide(setup: &Setup, max_num_tokens: u32) -> Setup {
     Setup {
         max_num_tokens,
         enable_chunked_context: true,
@@ -58,7 +59,7 @@ fn wide(setup: &Setup, max_num_tokens: u32) -> Setup {
 }
 
 /// Requests whose prompts are computed in few large steps.
-fn long_requests() -> Vec<Request> {
+pub fn long_requests() -> Vec<Request> {
     (0..3)
         .map(|index| {
             let prompt: Vec<_> = (0..60 + index)
@@ -116,7 +117,7 @@ fn weights_rounded_at_load_on_a_gpu_agree_with_the_reference_device() {
 }
 
 /// Checkpoints of 8-bit floats, and how their scales are named and described.
-fn fp8_checkpoint(scales: Scales) -> Copy {
+pub fn fp8_checkpoint(scales: Scales) -> Copy {
     let (scale_name, config) = match scales {
         Scales::Blocks(size) => (
             "weight_scale_inv",
@@ -165,13 +166,15 @@ fn fp8_codes_that_are_not_numbers_are_found_on_a_gpu() {
             Some((view.dtype(), view.shape().to_vec(), data))
         });
         let source = ModelSource::open(copy.dir()).expect("the checkpoint opens");
-        let limits = Setup::default().runner_limits();
-        let Err(error) = CudaRunner::new(&source, limits, &options(false)) else {
-            panic!("it loads");
-        };
-        let error = error.to_string();
-        for part in [weight, "row 3", "NaN"] {
-            assert!(error.contains(part), "'{part}' is not in: {error}");
+        for options in [options(false), with_fp8_activations()] {
+            let limits = Setup::default().runner_limits();
+            let Err(error) = CudaRunner::new(&source, limits, &options) else {
+                panic!("it loads");
+            };
+            let error = error.to_string();
+            for part in [weight, "row 3", "NaN"] {
+                assert!(error.contains(part), "'{part}' is not in: {error}");
+            }
         }
     });
 }
@@ -201,28 +204,39 @@ fn a_request_alone_gives_the_same_bits_with_quantised_weights() {
 fn the_memory_of_quantised_products_is_counted() {
     let test = "cuda_quantised::the_memory_of_quantised_products_is_counted";
     on_stand_in(StandIn::new(), test, || {
-        let memory = |folder: &Path, setup: &Setup| {
+        let memory = |folder: &Path, setup: &Setup, options: &CudaOptions| {
             let source = ModelSource::open(folder).expect("the checkpoint opens");
             let limits = setup.runner_limits();
-            let counted = CudaRunner::num_step_bytes(&source, &limits).expect("all tensors");
+            let counted =
+                CudaRunner::num_step_bytes(&source, &limits, options).expect("all tensors");
             let free = || free_memory_bytes(0).expect("a GPU");
             let before = free();
-            let runner = ModelRunner::<Cuda>::new(&source, limits, &options(false));
+            let runner = ModelRunner::<Cuda>::new(&source, limits, options);
             let runner = runner.expect("the checkpoint loads");
             let taken = before - free();
             drop(runner);
             (counted, taken)
         };
         let setup = wide(&Setup::default(), 256);
-        let (floats_counted, floats_taken) = memory(&fixture("llama2"), &setup);
-        for name in ["gptq", "gptq-act-order"] {
-            let (counted, taken) = memory(&fixture("quantised").join(name), &setup);
+        let bf16 = options(false);
+        let (floats_counted, floats_taken) = memory(&fixture("llama2"), &setup, &bf16);
+        let fp8 = fp8_checkpoint(Scales::Channels);
+        let quantised = ["gptq", "gptq-act-order"].map(|name| fixture("quantised").join(name));
+        for (folder, options) in [
+            (quantised[0].as_path(), &bf16),
+            (quantised[1].as_path(), &bf16),
+            (fp8.dir(), &with_fp8_activations()),
+        ] {
+            let (counted, taken) = memory(folder, &setup, options);
             let (counted, taken) = (counted - floats_counted, taken - floats_taken);
-            println!("{name}: {counted} bytes counted, {taken} taken");
-            // Weights of both are smaller than this.
+            println!(
+                "{}: {counted} bytes counted, {taken} taken",
+                folder.display()
+            );
+            // Weights of all are smaller than this.
             let weights = 1 << 20;
             assert!(
-                taken > 64 << 20 && taken <= counted + weights,
+                taken > 16 << 20 && taken <= counted + weights,
                 "{taken} of {counted}"
             );
         }

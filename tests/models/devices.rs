@@ -66,9 +66,7 @@ pub fn setups() -> Vec<(&'static str, Setup)> {
 
 #[test]
 fn the_cpu_and_the_reference_device_agree() {
-    let options = ReferenceOptions {
-        has_whole_sums: true,
-    };
+    let options = ReferenceOptions::default();
     for name in ["llama3", "qwen3"] {
         assert_devices_agree::<Reference>(name, &options);
     }
@@ -126,9 +124,7 @@ fn what_comes_back_from_host_memory_gives_the_same_bits() {
     for name in ["llama3", "qwen2"] {
         assert_host_blocks_change_nothing::<Cpu>(name, &CpuOptions::default(), &KvDtype::ON_CPU);
     }
-    let options = ReferenceOptions {
-        has_whole_sums: true,
-    };
+    let options = ReferenceOptions::default();
     assert_host_blocks_change_nothing::<Reference>("llama3", &options, &KvDtype::ALL);
 }
 
@@ -141,9 +137,7 @@ pub fn assert_agrees_with_reference<D: Device>(
     requests: &[Request],
     tolerance: f32,
 ) {
-    let reference = ReferenceOptions {
-        has_whole_sums: true,
-    };
+    let reference = ReferenceOptions::default();
     let (ours, _) = serve(&mut setup.load_on::<D>(dir, options), setup, requests);
     let mut reference = setup.load_on::<Reference>(dir, &reference);
     let (theirs, _) = serve(&mut reference, setup, requests);

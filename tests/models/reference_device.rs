@@ -11,10 +11,11 @@ use std::ops::Range;
 use half::{bf16, f16};
 use triton_inflight::base::{BlockId, HostBlockId, LoadError, StepError};
 use triton_inflight::device::{
-    Activation, AdaptedRows, AdapterRun, AttentionParams, Device, Dtype, EmbeddingTable, Expert,
-    Experts, FloatRows, HeadShape, KvBatch, KvDtype, KvLayout, Linear, LogitsTransform,
-    MixtureShape, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRow,
-    QuantisedRows, RopeParams, RopeTable, Routing, RoutingRule, Stacking, StepCapacity, StepInputs,
+    Activation, AdaptedPlace, AdaptedRows, AttentionParams, CodeBits, Device, Dtype,
+    EmbeddingTable, Expert, Experts, FloatRows, HeadShape, KvBatch, KvDtype, KvLayout, Linear,
+    LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm,
+    QkNormWidth, QuantisedRow, QuantisedRows, RopeParams, RopeTable, Routing, RoutingRule,
+    Stacking, StepCapacity, StepInputs,
 };
 
 /// A device of plain loops.
@@ -29,6 +30,17 @@ pub struct ReferenceOptions {
     /// Whether projections add to the residual stream, as on one rank. If not, their results are added separately,
     /// as after a sum over several ranks.
     pub has_whole_sums: bool,
+    /// Whether activations are rounded to FP8 where weights are and have one scale for each output.
+    pub fp8_activations: bool,
+}
+
+impl Default for ReferenceOptions {
+    fn default() -> Self {
+        Self {
+            has_whole_sums: true,
+            fp8_activations: false,
+        }
+    }
 }
 
 /// Rows of activations.
@@ -44,6 +56,8 @@ pub struct Weights {
     k: usize,
     stacking: Stacking,
     is_float: bool,
+    /// Whether the rows that it multiplies are rounded to FP8.
+    rounds_rows: bool,
 }
 
 /// Keys and values, each `[layer, block, position, head, element]`.
@@ -96,14 +110,19 @@ impl Rows {
 
 impl Weights {
     /// `x * W^T` of one output.
-    fn product(&self, output: usize, x: &[f32]) -> f64 {
+    fn product(&self, output: usize, x: &[f64]) -> f64 {
         assert_eq!(x.len(), self.k);
         let weights = &self.values[output * self.k..][..self.k];
-        weights
-            .iter()
-            .zip(x)
-            .map(|(&w, &x)| exact(w) * exact(x))
-            .sum()
+        weights.iter().zip(x).map(|(&w, &x)| exact(w) * x).sum()
+    }
+
+    /// The inputs of a product.
+    fn inputs(&self, x: &[f32]) -> Vec<f64> {
+        let x: Vec<_> = x.iter().map(|&x| exact(x)).collect();
+        match self.rounds_rows {
+            true => rounded_to_e4m3(&x),
+            false => x,
+        }
     }
 }
 
@@ -154,16 +173,22 @@ impl Cache {
                 vector.iter().map(|&x| (code(x) * scale) as f32).collect()
             }
             KvDtype::Fp8 => {
-                let largest = vector.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
-                let scale = exact((largest / 448.0) as f32);
-                let code = |x: f64| match scale {
-                    0.0 => 0.0,
-                    _ => nearest_e4m3(x / scale),
-                };
-                vector.iter().map(|&x| (code(x) * scale) as f32).collect()
+                let rounded = rounded_to_e4m3(vector);
+                rounded.into_iter().map(|x| x as f32).collect()
             }
         }
     }
+}
+
+/// A vector after rounding to codes that share a scale.
+pub fn rounded_to_e4m3(vector: &[f64]) -> Vec<f64> {
+    let largest = vector.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
+    let scale = exact((largest / 448.0) as f32);
+    let code = |x: f64| match scale {
+        0.0 => 0.0,
+        _ => nearest_e4m3(x / scale),
+    };
+    vector.iter().map(|&x| code(x) * scale).collect()
 }
 
 /// The nearest number of 4 bits of exponent and 3 of mantissa, ties to even.
@@ -228,6 +253,7 @@ impl Device for Reference {
             k: parts[0].columns(),
             stacking,
             is_float: true,
+            rounds_rows: false,
         }))
     }
 
@@ -236,7 +262,7 @@ impl Device for Reference {
         parts: &[&dyn QuantisedRows],
         stacking: Stacking,
     ) -> Result<Result<Weights, NotFinite>, LoadError> {
-        let k = parts[0].columns();
+        let (k, format) = (parts[0].columns(), parts[0].format());
         let mut values = Vec::new();
         let mut row = QuantisedRow::default();
         for (part, rows) in parts.iter().enumerate() {
@@ -262,6 +288,9 @@ impl Device for Reference {
             k,
             stacking,
             is_float: false,
+            rounds_rows: self.options.fp8_activations
+                && format.bits == CodeBits::Fp8
+                && format.group_size >= k,
         }))
     }
 
@@ -447,16 +476,13 @@ impl Device for Reference {
     ) {
         assert_eq!(linear.matrix.stacking, Stacking::Concatenated);
         for row in 0..num_rows {
+            let inputs = linear.matrix.inputs(x.row(row));
             for column in 0..linear.matrix.n() {
                 let before = match output {
                     Output::Store => 0.0,
                     Output::Add => exact(out.row(row)[column]),
                 };
-                out.set(
-                    row,
-                    column,
-                    before + linear_output(linear, column, x.row(row)),
-                );
+                out.set(row, column, before + linear_output(linear, column, &inputs));
             }
         }
     }
@@ -472,9 +498,10 @@ impl Device for Reference {
         assert_eq!(linear.matrix.stacking, Stacking::Interleaved);
         let width = linear.matrix.n() / 2;
         for row in 0..num_rows {
+            let inputs = linear.matrix.inputs(x.row(row));
             for column in 0..width {
-                let gate = linear_output(linear, column, x.row(row));
-                let up = linear_output(linear, width + column, x.row(row));
+                let gate = linear_output(linear, column, &inputs);
+                let up = linear_output(linear, width + column, &inputs);
                 out.set(row, column, activated(activation, gate) * up);
             }
         }
@@ -490,20 +517,104 @@ impl Device for Reference {
     ) {
         assert_eq!(linear.matrix.stacking, Stacking::Concatenated);
         for row in 0..num_rows {
+            let inputs = linear.matrix.inputs(x.row(row));
             for column in 0..linear.matrix.n() {
-                let sum = linear_output(linear, column, x.row(row));
+                let sum = linear_output(linear, column, &inputs);
                 out.set(row, column, activated(activation, sum));
             }
         }
     }
 
-    fn add_adapters(&mut self, x: &Rows, adapted: AdaptedRows<'_>, out: &mut Rows) {
-        for run in adapted.runs {
+    fn project_adapted(
+        &mut self,
+        num_rows: usize,
+        x: &Rows,
+        linear: &Linear<Self>,
+        output: Output,
+        adapted: AdaptedRows<'_>,
+        out: &mut Rows,
+    ) {
+        let before = out.values.clone();
+        self.project(num_rows, x, linear, output, out);
+        for (run, place) in adapted.changed() {
             for row in run.rows.clone().map(|row| row as usize) {
+                let inputs = linear.matrix.inputs(x.row(row));
                 for column in 0..out.width {
-                    let before = exact(out.row(row)[column]);
-                    let added = added(run, adapted.place, column, x.row(row));
-                    out.set(row, column, before + added);
+                    let changed = changed_output(linear, place, column, x.row(row), &inputs);
+                    let before = match output {
+                        Output::Store => 0.0,
+                        Output::Add => exact(before[row * out.width + column]),
+                    };
+                    out.set(row, column, before + changed);
+                }
+            }
+        }
+    }
+
+    fn adapt_embeddings(
+        &mut self,
+        step: &Step<'_>,
+        adapted: AdaptedRows<'_>,
+        scale: f32,
+        out: &mut Rows,
+    ) {
+        for (run, place) in adapted.changed() {
+            for row in run.rows.clone().map(|row| row as usize) {
+                let token = step.inputs.token_ids[row] as usize;
+                for column in 0..out.width {
+                    let own = match place.replacement() {
+                        Some(rows) => exact(scale) * rows.row(token)[column].to_f64(),
+                        None => exact(out.row(row)[column]),
+                    };
+                    let parts = place.parts().iter().map(|part| {
+                        let ranks = (0..part.rank()).map(|rank| {
+                            part.a(rank, token).to_f64() * part.b(column, rank).to_f64()
+                        });
+                        exact(scale) * exact(part.scale()) * ranks.sum::<f64>()
+                    });
+                    out.set(row, column, own + parts.sum::<f64>());
+                }
+            }
+        }
+    }
+
+    fn logits_adapted(
+        &mut self,
+        num_rows: usize,
+        states: &Rows,
+        lm_head: &Weights,
+        transform: LogitsTransform,
+        adapted: AdaptedRows<'_>,
+        out: &mut Rows,
+    ) {
+        let width = out.width;
+        let values = &mut out.values[..num_rows * width];
+        self.context_logits_adapted(states, 0..num_rows, lm_head, transform, adapted, values);
+    }
+
+    fn context_logits_adapted(
+        &mut self,
+        states: &Rows,
+        rows: Range<usize>,
+        lm_head: &Weights,
+        transform: LogitsTransform,
+        adapted: AdaptedRows<'_>,
+        out: &mut [f32],
+    ) {
+        let width = lm_head.n();
+        self.context_logits(states, rows.clone(), lm_head, transform, out);
+        for (run, place) in adapted.changed() {
+            for row in run.rows.clone().map(|row| row as usize) {
+                let x = states.row(rows.start + row);
+                let inputs = lm_head.inputs(x);
+                for column in 0..width {
+                    let own = match place.replacement() {
+                        Some(rows) => dot(x, rows.row(column)),
+                        None => lm_head.product(column, &inputs),
+                    };
+                    let changed = finished(place, column, own + added(place, column, x), 0.0);
+                    let scaled = changed * exact(transform.scale);
+                    out[row * width + column] = capped(scaled, transform.soft_cap) as f32;
                 }
             }
         }
@@ -520,13 +631,12 @@ impl Device for Reference {
     ) {
         self.project_gated(num_rows, x, linear, activation, out);
         let width = linear.matrix.n() / 2;
-        for run in adapted.runs {
+        for (run, place) in adapted.changed() {
             for row in run.rows.clone().map(|row| row as usize) {
+                let inputs = linear.matrix.inputs(x.row(row));
                 for column in 0..width {
-                    let [gate, up] = [column, width + column].map(|output| {
-                        linear_output(linear, output, x.row(row))
-                            + added(run, adapted.place, output, x.row(row))
-                    });
+                    let [gate, up] = [column, width + column]
+                        .map(|output| changed_output(linear, place, output, x.row(row), &inputs));
                     out.set(row, column, activated(activation, gate) * up);
                 }
             }
@@ -543,11 +653,11 @@ impl Device for Reference {
         out: &mut Rows,
     ) {
         self.project_activated(num_rows, x, linear, activation, out);
-        for run in adapted.runs {
+        for (run, place) in adapted.changed() {
             for row in run.rows.clone().map(|row| row as usize) {
+                let inputs = linear.matrix.inputs(x.row(row));
                 for column in 0..linear.matrix.n() {
-                    let added = added(run, adapted.place, column, x.row(row));
-                    let sum = linear_output(linear, column, x.row(row)) + added;
+                    let sum = changed_output(linear, place, column, x.row(row), &inputs);
                     out.set(row, column, activated(activation, sum));
                 }
             }
@@ -594,13 +704,15 @@ impl Device for Reference {
             let shared = experts.shared.iter().map(|expert| (expert, *shared_weight));
             for (Expert { gate_up, down }, weight) in chosen.chain(shared) {
                 let width = down.matrix.k;
+                let x = gate_up.matrix.inputs(x.row(row));
                 let inner: Vec<_> = (0..width)
                     .map(|i| {
-                        let gate = linear_output(gate_up, i, x.row(row));
-                        let up = linear_output(gate_up, width + i, x.row(row));
+                        let gate = linear_output(gate_up, i, &x);
+                        let up = linear_output(gate_up, width + i, &x);
                         rounded(activated(experts.activation, gate) * up)
                     })
                     .collect();
+                let inner = down.matrix.inputs(&inner);
                 for (column, total) in totals.iter_mut().enumerate() {
                     *total += weight * linear_output(down, column, &inner);
                 }
@@ -760,8 +872,9 @@ impl Device for Reference {
         out: &mut Rows,
     ) {
         for row in 0..num_rows {
+            let inputs = lm_head.inputs(states.row(row));
             for token in 0..lm_head.n() {
-                let logit = lm_head.product(token, states.row(row)) * exact(transform.scale);
+                let logit = lm_head.product(token, &inputs) * exact(transform.scale);
                 out.set(row, token, capped(logit, transform.soft_cap));
             }
         }
@@ -776,8 +889,9 @@ impl Device for Reference {
         out: &mut [f32],
     ) {
         for (row, out) in rows.zip(out.chunks_mut(lm_head.n())) {
+            let inputs = lm_head.inputs(states.row(row));
             for (token, out) in out.iter_mut().enumerate() {
-                let logit = lm_head.product(token, states.row(row)) * exact(transform.scale);
+                let logit = lm_head.product(token, &inputs) * exact(transform.scale);
                 *out = capped(logit, transform.soft_cap) as f32;
             }
         }
@@ -847,9 +961,9 @@ fn bf16s(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
         .collect()
 }
 
-/// What the adapter of a row of `x` adds to one output.
-fn added(run: &AdapterRun, place: usize, output: usize, x: &[f32]) -> f64 {
-    let parts = run.weights.at(place).iter();
+/// What an adapter adds to one output.
+fn added(place: &AdaptedPlace, output: usize, x: &[f32]) -> f64 {
+    let parts = place.parts().iter();
     let parts = parts.filter(|part| part.outputs().contains(&output));
     let sums = parts.map(|part| {
         let ranks = (0..part.rank()).map(|rank| {
@@ -863,7 +977,35 @@ fn added(run: &AdapterRun, place: usize, output: usize, x: &[f32]) -> f64 {
     sums.sum()
 }
 
-fn linear_output(linear: &Linear<Reference>, output: usize, x: &[f32]) -> f64 {
+/// One output as an adapter leaves it.
+fn changed_output(
+    linear: &Linear<Reference>,
+    place: &AdaptedPlace,
+    output: usize,
+    x: &[f32],
+    inputs: &[f64],
+) -> f64 {
+    let bias = linear.bias.as_ref().map_or(0.0, |bias| exact(bias[output]));
+    let sum = linear.matrix.product(output, inputs) + added(place, output, x);
+    finished(place, output, sum, bias)
+}
+
+fn finished(place: &AdaptedPlace, output: usize, sum: f64, bias: f64) -> f64 {
+    let factor = place
+        .factors()
+        .map_or(1.0, |factors| exact(factors[output]));
+    let own_bias = place.bias().map_or(0.0, |bias| exact(bias[output]));
+    sum * factor + bias + own_bias
+}
+
+fn dot(x: &[f32], weights: &[bf16]) -> f64 {
+    let products = x.iter().zip(weights);
+    products
+        .map(|(&x, weight)| exact(x) * weight.to_f64())
+        .sum()
+}
+
+fn linear_output(linear: &Linear<Reference>, output: usize, x: &[f64]) -> f64 {
     let bias = linear.bias.as_ref().map_or(0.0, |bias| exact(bias[output]));
     linear.matrix.product(output, x) + bias
 }

@@ -14,49 +14,73 @@ use crate::log_lines;
 use crate::support::{Request, Served, Setup, fixture, serve_alone, simds};
 
 /// A file in a folder that does not exist yet; deleted when dropped.
-struct Cache(PathBuf);
+pub struct Cache {
+    setting: PathBuf,
+    file: PathBuf,
+}
 
 impl Cache {
     fn new(name: &str) -> Self {
-        log_lines::collect();
-        let name = format!("inflight-weights-{name}-{}", std::process::id());
-        Self(
-            std::env::temp_dir()
-                .join(name)
-                .join("below")
-                .join("model-1.weights"),
-        )
+        Self::with_file(name, "model-1.weights")
     }
 
-    fn path(&self) -> &Path {
-        &self.0
+    /// That of instances on GPUs.
+    pub fn of_gpu(name: &str) -> Self {
+        Self::with_file(name, "model-1.gpu.weights")
+    }
+
+    fn with_file(name: &str, file: &str) -> Self {
+        log_lines::collect();
+        let name = format!("inflight-weights-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name).join("below");
+        Self {
+            setting: folder.join("model-1.weights"),
+            file: folder.join(file),
+        }
+    }
+
+    /// The file of instances on the CPU in the same place.
+    pub fn of_cpu(&self) -> Self {
+        Self {
+            file: self.setting.clone(),
+            setting: self.setting.clone(),
+        }
+    }
+
+    /// What a model is told.
+    pub fn setting(&self) -> &Path {
+        &self.setting
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.file
     }
 
     /// The only line that a load logs about it.
     fn line(&self) -> (Level, String) {
-        let mut lines = log_lines::take(&self.0.display().to_string());
+        let mut lines = log_lines::take(&self.file.display().to_string());
         assert_eq!(lines.len(), 1, "{lines:?}");
         lines.remove(0)
     }
 
     /// Asserts that the next line reports that weights were read.
     #[track_caller]
-    fn was_read(&self) {
+    pub fn was_read(&self) {
         let (level, line) = self.line();
         assert!(level == Level::Info && line.starts_with("read "), "{line}");
     }
 
     /// Asserts that the next line reports that weights were cached.
     #[track_caller]
-    fn was_written(&self) {
+    pub fn was_written(&self) {
         let (level, line) = self.line();
         assert!(level == Level::Info && line.starts_with("kept "), "{line}");
     }
 
     /// Asserts that the next lines report why the file was not read, and that weights were cached.
     #[track_caller]
-    fn was_replaced(&self, level: Level, reason: &str) {
-        let lines = log_lines::take(&self.0.display().to_string());
+    pub fn was_replaced(&self, level: Level, reason: &str) {
+        let lines = log_lines::take(&self.file.display().to_string());
         let [(first, why), (_, kept)] = &lines[..] else {
             panic!("{lines:?}");
         };
@@ -67,7 +91,7 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        let folder = self.0.parent().and_then(Path::parent);
+        let folder = self.file.parent().and_then(Path::parent);
         let _ = fs::remove_dir_all(folder.expect("a folder"));
     }
 }
@@ -84,7 +108,7 @@ fn rounded(bits: CodeBits, simd: Option<Simd>) -> Setup {
 }
 
 /// The tokens and logits of a model loaded with or without this file.
-fn answer(dir: &Path, setup: &Setup, cache: Option<&Path>) -> Served {
+pub fn answer(dir: &Path, setup: &Setup, cache: Option<&Path>) -> Served {
     let mut source = ModelSource::open(dir).expect("the checkpoint opens");
     if let Some(path) = cache {
         source = source.with_weight_cache(path.to_owned(), 0o600);
@@ -149,13 +173,13 @@ fn the_weights_in_the_file_are_used() {
     cache.was_read();
 }
 
-fn made_from(path: &Path) -> String {
+pub fn made_from(path: &Path) -> String {
     let bytes = fs::read(path).expect("the file");
     let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).expect("whole");
     metadata.metadata().as_ref().expect("metadata")["made_from"].clone()
 }
 
-fn with_made_from(path: &Path, made_from: &str) {
+pub fn with_made_from(path: &Path, made_from: &str) {
     let bytes = fs::read(path).expect("the file");
     let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).expect("whole");
     let mut metadata = metadata.metadata().clone().expect("metadata");

@@ -1,49 +1,44 @@
 //! A GPU as a [`Device`].
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 use half::bf16;
 
+use super::adapters::{self, AdapterTile, Adapters, NUM_KINDS};
 use super::attention::{self, AttentionScratch};
-use super::gemm::{self, Operands};
-use super::graphs::{self, StepMode};
+use super::fp8_gemm;
+use super::gemm::{self, Elements};
+use super::graphs;
 use super::host_blocks::HostBlocks;
 use super::kernels::{launch, row_grid, shared_row_grid};
 use super::kv_cache::KvCache;
 use super::logits::{self, Logits};
-use super::matrix::{Matrix, Weights};
-use super::memory::{self, DeviceMemory, UploadBuffer};
-use super::quantised_gemm::{self, QuantisedProduct, QuantisedProducts};
+use super::matrix::Matrix;
+use super::memory::DeviceMemory;
+use super::output_layer::context_logits_bytes;
+use super::products::gemm_weights;
+use super::quantised::LAYOUT_VERSION;
+use super::quantised_gemm;
 use super::rows::Rows;
 use super::step::{CudaStep, StepBuffer};
-use super::{Cuda, CudaOptions};
+use super::{Cuda, CudaOptions, moves};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
 use crate::device::{
-    Activation, AttentionParams, Device, DeviceSample, EmbeddingTable, Experts, FirstStep,
-    FloatRows, HeadShape, KvBatch, KvDtype, KvLayout, Linear, LogitsTransform, MixtureShape, Norm,
-    NotFinite, Output, PackedWeights, Pool, QkNorm, QkNormWidth, QuantisedRows, RopeParams,
-    RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, StepWidths,
+    Activation, AdaptedRows, AttentionParams, Device, DeviceSample, EmbeddingTable, Experts,
+    FirstStep, FloatRows, KvBatch, KvDtype, KvLayout, Linear, LogitsTransform, MixtureShape, Norm,
+    NotFinite, Output, PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm,
+    QkNormWidth, QuantisedRows, RopeParams, RopeTable, Routing, Stacking, StepCapacity, StepInputs,
+    StepResults, StepWidths,
 };
 
 /// Elements that a thread of most kernels computes at a time.
-const VECTOR: usize = 8;
-/// Threads of a block that computes a whole row.
-const WIDE_ROW_THREADS: u32 = 1024;
-/// The same for rows of which a thread keeps all its elements in registers with fewer threads.
-const ROW_THREADS: u32 = 256;
-const MAX_ROW_THREADS_WIDTH: usize = 4096;
-/// Copies of blocks that are uploaded at a time.
-const MAX_COPIES: usize = 1024;
-/// `u32` words of a copy: source, target, number of positions.
-const COPY_WORDS: usize = 3;
+pub(super) const VECTOR: usize = 8;
 /// Memory that is not counted one by one.
 const OTHER_BYTES: u64 = 256 << 20;
-/// Rows of context logits that are computed at a time.
-const CONTEXT_LOGITS_ROWS: usize = 64;
 
 /// The rows of a token embedding.
 pub struct Embedding {
@@ -53,7 +48,7 @@ pub struct Embedding {
 
 /// A norm's weights, or a bias.
 pub struct Vector {
-    memory: DeviceMemory,
+    pub(super) memory: DeviceMemory,
 }
 
 /// Rotary angles.
@@ -78,6 +73,8 @@ impl Device for Cuda {
 
     const SAMPLES: bool = true;
     const HAS_FP8: bool = true;
+    const PACKED_FILE_KIND: Option<&'static str> = Some("gpu");
+    const HAS_ADAPTERS: bool = true;
 
     fn open(options: &CudaOptions) -> Result<Self, LoadError> {
         Self::new(options)
@@ -101,7 +98,7 @@ impl Device for Cuda {
         // The activation reads gate and up from both halves of a row.
         let packed = Matrix::upload(&self.stream, &mut self.pool, parts)?;
         if let Ok(matrix) = &packed {
-            self.gemm.add(matrix.n(), matrix.k(), matrix.n(), 1);
+            self.gemm.add(gemm_weights(matrix, Elements::Bf16), 1);
         }
         Ok(packed)
     }
@@ -111,23 +108,56 @@ impl Device for Cuda {
         parts: &[&dyn QuantisedRows],
         _: Stacking,
     ) -> Result<Result<Matrix, NotFinite>, LoadError> {
-        let products = match &mut self.quantised {
-            Some(products) => products,
-            none => none.insert(QuantisedProducts::new(&self.stream, &self.kernels)?),
-        };
-        let packed = Matrix::upload_quantised(&self.stream, &mut self.pool, parts)?;
+        let is_fp8 = self.has_fp8_activations && fp8_gemm::is_supported(parts);
+        let packed = Matrix::upload_quantised(&self.stream, &mut self.pool, parts, is_fp8)?;
         if let Ok(matrix) = &packed {
-            let is_reordered = parts[0].input_order().is_some();
-            products.add(matrix.n(), matrix.k(), is_reordered);
-            if !self.gemm.is_deterministic() {
-                let (n, k) = (matrix.n(), matrix.k());
-                for num_outputs in quantised_gemm::dequantised_pieces(n, k) {
-                    self.gemm
-                        .add(num_outputs, k, n, quantised_gemm::MAX_FUSED_ROWS + 1);
-                }
-            }
+            self.note_quantised(matrix)?;
         }
         Ok(packed)
+    }
+
+    fn packed_layout(&self) -> Option<String> {
+        let fp8 = self.has_fp8_activations;
+        Some(format!(
+            "CUDA tiles {LAYOUT_VERSION}, fp8_activations {fp8}"
+        ))
+    }
+
+    fn packed_len(matrix: &Matrix) -> Option<[usize; 2]> {
+        let parts = matrix.packed_parts()?;
+        Some(parts.map(DeviceMemory::num_bytes))
+    }
+
+    fn packed_part<'m>(
+        &mut self,
+        matrix: &'m Matrix,
+        part: PackedPart,
+    ) -> Result<Cow<'m, [u8]>, LoadError> {
+        let Some([codes, scales]) = matrix.packed_parts() else {
+            return Ok(Cow::Borrowed(&[]));
+        };
+        let memory = match part {
+            PackedPart::Codes => codes,
+            PackedPart::Scales => scales,
+        };
+        memory.to_host(&self.stream).map(Cow::Owned)
+    }
+
+    fn read_packed(
+        &mut self,
+        shape: PackedShape<'_>,
+        codes: PackedReader<'_>,
+        scales: PackedReader<'_>,
+    ) -> Result<Option<Matrix>, LoadError> {
+        let n = shape.num_rows.iter().sum();
+        let is_fp8 =
+            self.has_fp8_activations && fp8_gemm::has_products(shape.format, n, shape.columns);
+        let parts = [codes, scales];
+        let read = Matrix::read(&self.stream, &mut self.pool, shape, parts, is_fp8)?;
+        if let Some(matrix) = &read {
+            self.note_quantised(matrix)?;
+        }
+        Ok(read)
     }
 
     fn upload_vector(&mut self, values: Vec<f32>) -> Result<Vector, LoadError> {
@@ -217,9 +247,19 @@ impl Device for Cuda {
         };
         self.first_steps = graphs::first_steps(&capacity_in_pool, self.graphs.max_graphs());
         self.gemm.prepare(capacity.max_num_tokens)?;
-        self.copies = Some(UploadBuffer::new(&self.stream, COPY_WORDS * MAX_COPIES)?);
-        match &mut self.quantised {
+        self.copies = Some(moves::copy_buffer(&self.stream)?);
+        self.adapters = Adapters::new(&self.stream, &self.kernels, capacity)?;
+        if let Some(products) = &mut self.quantised {
+            products.reserve(&self.stream, capacity.max_num_tokens)?;
+        }
+        match &mut self.fp8 {
             Some(products) => products.reserve(&self.stream, capacity.max_num_tokens),
+            None if self.has_fp8_activations => Err(LoadError::Config {
+                problem: "fp8_activations is true, and the model has no FP8 weights with one scale for each output"
+                    .to_owned(),
+                remedy: "set weight_only_precision to fp8, without weight_only_group_size, or leave fp8_activations out"
+                    .to_owned(),
+            }),
             None => Ok(()),
         }
     }
@@ -233,10 +273,7 @@ impl Device for Cuda {
         cache: &mut KvCache,
         copies: impl Iterator<Item = (BlockId, BlockId, usize)>,
     ) {
-        let mut copies = copies.peekable();
-        while copies.peek().is_some() && self.failure.is_none() {
-            self.copy_some(cache, copies.by_ref().take(MAX_COPIES));
-        }
+        self.copy_all_positions(cache, copies);
     }
 
     fn offload(
@@ -289,11 +326,13 @@ impl Device for Cuda {
             unreachable!("reserve comes before steps");
         };
         self.num_steps += 1;
+        let adapter_tiles = self.bring_in_adapters(&inputs);
         let step = match self.failure {
             None => {
                 let may_have_graph = self.graphs.is_enabled();
+                let tiles = adapter_tiles.each_ref().map(|tiles| &tiles[..]);
                 buffer
-                    .upload(&self.stream, &batch, &inputs, may_have_graph)
+                    .upload(&self.stream, &batch, &inputs, tiles, may_have_graph)
                     .map(Some)
             }
             Some(_) => Ok(None),
@@ -301,7 +340,10 @@ impl Device for Cuda {
         self.step = Some(buffer);
         let step = self.record("uploading a step", step).flatten();
         let step = step.unwrap_or_default();
-        self.begin_graph(&step);
+        if let Some(adapters) = &mut self.adapters {
+            adapters.set_tiles(step.adapters);
+        }
+        self.begin_graph(step.shape);
         step
     }
 
@@ -354,41 +396,7 @@ impl Device for Cuda {
         norm: Norm<'_, Vector>,
         out: &mut Rows<bf16>,
     ) {
-        let (num_rows, width) = (self.padded(num_rows), x.width());
-        match norm {
-            Norm::Identity => launch!(
-                self,
-                self.kernels.round_rows,
-                "round_rows",
-                shared_row_grid(num_rows, width.div_ceil(VECTOR)),
-                out.address(),
-                x.address(),
-                width as i32
-            ),
-            Norm::Rms { weight, eps } => launch!(
-                self,
-                self.kernels.rms_norm,
-                "rms_norm",
-                row_grid(num_rows, row_threads(width)),
-                out.address(),
-                x.address(),
-                weight.memory.address(),
-                eps,
-                width as i32
-            ),
-            Norm::Layer { weight, bias, eps } => launch!(
-                self,
-                self.kernels.layer_norm,
-                "layer_norm",
-                row_grid(num_rows, row_threads(width)),
-                out.address(),
-                x.address(),
-                weight.memory.address(),
-                bias.map_or(0, |bias| bias.memory.address()),
-                eps,
-                width as i32
-            ),
-        }
+        self.norm_rows(num_rows, x, norm, out);
     }
 
     fn add_normed(
@@ -398,41 +406,7 @@ impl Device for Cuda {
         norm: Norm<'_, Vector>,
         hidden: &mut Rows<f32>,
     ) {
-        let (num_rows, width) = (self.padded(num_rows), x.width());
-        match norm {
-            Norm::Identity => launch!(
-                self,
-                self.kernels.add_rows,
-                "add_rows",
-                shared_row_grid(num_rows, width),
-                hidden.address(),
-                x.address(),
-                width as i32
-            ),
-            Norm::Rms { weight, eps } => launch!(
-                self,
-                self.kernels.add_rms_normed,
-                "add_rms_normed",
-                row_grid(num_rows, row_threads(width)),
-                hidden.address(),
-                x.address(),
-                weight.memory.address(),
-                eps,
-                width as i32
-            ),
-            Norm::Layer { weight, bias, eps } => launch!(
-                self,
-                self.kernels.add_layer_normed,
-                "add_layer_normed",
-                row_grid(num_rows, row_threads(width)),
-                hidden.address(),
-                x.address(),
-                weight.memory.address(),
-                bias.map_or(0, |bias| bias.memory.address()),
-                eps,
-                width as i32
-            ),
-        }
+        self.add_normed_rows(num_rows, x, norm, hidden);
     }
 
     fn add_norm(
@@ -443,23 +417,7 @@ impl Device for Cuda {
         norm: Norm<'_, Vector>,
         out: &mut Rows<bf16>,
     ) {
-        let Norm::Rms { weight, eps } = norm else {
-            self.add_normed(num_rows, x, Norm::Identity, hidden);
-            return self.norm(num_rows, hidden, norm, out);
-        };
-        let width = x.width();
-        launch!(
-            self,
-            self.kernels.add_rms_norm,
-            "add_rms_norm",
-            row_grid(self.padded(num_rows), row_threads(width)),
-            out.address(),
-            hidden.address(),
-            x.address(),
-            weight.memory.address(),
-            eps,
-            width as i32
-        );
+        self.add_norm_rows(num_rows, x, hidden, norm, out);
     }
 
     fn project(
@@ -470,19 +428,19 @@ impl Device for Cuda {
         output: Output,
         out: &mut Rows<f32>,
     ) {
-        self.multiply(num_rows, x.address(), &linear.matrix, output, out.address());
-        if let Some(bias) = &linear.bias {
-            let n = linear.matrix.n();
-            launch!(
-                self,
-                self.kernels.add_bias,
-                "add_bias",
-                shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
-                out.address(),
-                bias.memory.address(),
-                n as i32
-            );
-        }
+        self.project_rows(num_rows, x, linear, output, None, out);
+    }
+
+    fn project_adapted(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        output: Output,
+        adapted: AdaptedRows<'_>,
+        out: &mut Rows<f32>,
+    ) {
+        self.project_rows(num_rows, x, linear, output, Some(adapted), out);
     }
 
     fn project_gated(
@@ -493,26 +451,21 @@ impl Device for Cuda {
         activation: Activation,
         out: &mut Rows<bf16>,
     ) {
-        let scratch = self.scratch.address();
-        self.multiply(
-            num_rows,
-            x.address(),
-            &linear.matrix,
-            Output::Store,
-            scratch,
-        );
-        let width = linear.matrix.n() / 2;
-        let bias = linear.bias.as_ref().map_or(0, |bias| bias.memory.address());
-        launch!(
-            self,
-            self.kernels.gated.of(activation),
-            "a gated activation",
-            shared_row_grid(self.padded(num_rows), width.div_ceil(VECTOR)),
-            out.address(),
-            scratch,
-            bias,
-            width as i32
-        );
+        let activation = (activation, true);
+        self.project_rows_activated(num_rows, x, linear, activation, None, out);
+    }
+
+    fn project_gated_adapted(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        activation: Activation,
+        adapted: AdaptedRows<'_>,
+        out: &mut Rows<bf16>,
+    ) {
+        let activation = (activation, true);
+        self.project_rows_activated(num_rows, x, linear, activation, Some(adapted), out);
     }
 
     fn project_activated(
@@ -523,26 +476,21 @@ impl Device for Cuda {
         activation: Activation,
         out: &mut Rows<bf16>,
     ) {
-        let scratch = self.scratch.address();
-        self.multiply(
-            num_rows,
-            x.address(),
-            &linear.matrix,
-            Output::Store,
-            scratch,
-        );
-        let width = linear.matrix.n();
-        let bias = linear.bias.as_ref().map_or(0, |bias| bias.memory.address());
-        launch!(
-            self,
-            self.kernels.plain.of(activation),
-            "an activation",
-            shared_row_grid(self.padded(num_rows), width.div_ceil(VECTOR)),
-            out.address(),
-            scratch,
-            bias,
-            width as i32
-        );
+        let activation = (activation, false);
+        self.project_rows_activated(num_rows, x, linear, activation, None, out);
+    }
+
+    fn project_activated_adapted(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        activation: Activation,
+        adapted: AdaptedRows<'_>,
+        out: &mut Rows<bf16>,
+    ) {
+        let activation = (activation, false);
+        self.project_rows_activated(num_rows, x, linear, activation, Some(adapted), out);
     }
 
     fn route(&mut self, _: usize, _: &Rows<f32>, _: &Routing, rows: &mut Infallible) {
@@ -644,6 +592,17 @@ impl Device for Cuda {
         }
     }
 
+    fn adapt_embeddings(
+        &mut self,
+        step: &CudaStep,
+        adapted: AdaptedRows<'_>,
+        scale: f32,
+        out: &mut Rows<f32>,
+    ) {
+        let tokens = (step.adapters[0], step.token_ids);
+        self.adapt_embedded(tokens, adapted, scale, out);
+    }
+
     fn logits(
         &mut self,
         num_rows: usize,
@@ -652,9 +611,19 @@ impl Device for Cuda {
         transform: LogitsTransform,
         out: &mut Logits,
     ) {
-        let address = out.rows.address();
-        self.multiply(num_rows, states.address(), lm_head, Output::Store, address);
-        self.transform_logits(num_rows, lm_head.n(), transform, address);
+        self.logits_of_rows(num_rows, states, lm_head, transform, None, out);
+    }
+
+    fn logits_adapted(
+        &mut self,
+        num_rows: usize,
+        states: &Rows<bf16>,
+        lm_head: &Matrix,
+        transform: LogitsTransform,
+        adapted: AdaptedRows<'_>,
+        out: &mut Logits,
+    ) {
+        self.logits_of_rows(num_rows, states, lm_head, transform, Some(adapted), out);
     }
 
     fn sample(&mut self, step: &CudaStep, logits: &mut Logits) {
@@ -697,24 +666,19 @@ impl Device for Cuda {
         transform: LogitsTransform,
         out: &mut [f32],
     ) {
-        let vocab_size = lm_head.n();
-        let chunks = out.chunks_mut(CONTEXT_LOGITS_ROWS * vocab_size);
-        for (start, chunk) in rows.step_by(CONTEXT_LOGITS_ROWS).zip(chunks) {
-            let num_rows = chunk.len() / vocab_size;
-            // Products need aligned inputs, and a row may begin anywhere.
-            let x = self.scratch.address()
-                + (4 * CONTEXT_LOGITS_ROWS * vocab_size).next_multiple_of(256) as u64;
-            self.copy(x, states.row_address(start), num_rows * states.row_bytes());
-            let logits = self.scratch.address();
-            self.multiply(num_rows, x, lm_head, Output::Store, logits);
-            self.transform_logits(num_rows, vocab_size, transform, logits);
-            if self.failure.is_none() {
-                let read = self
-                    .scratch
-                    .read(&self.stream, bytemuck::cast_slice_mut(chunk));
-                self.record("reading context logits", read);
-            }
-        }
+        self.rows_of_context_logits(states, rows, lm_head, transform, None, out);
+    }
+
+    fn context_logits_adapted(
+        &mut self,
+        states: &Rows<bf16>,
+        rows: Range<usize>,
+        lm_head: &Matrix,
+        transform: LogitsTransform,
+        adapted: AdaptedRows<'_>,
+        out: &mut [f32],
+    ) {
+        self.rows_of_context_logits(states, rows, lm_head, transform, Some(adapted), out);
     }
 
     fn end_step(&mut self, _: CudaStep) {
@@ -777,75 +741,39 @@ impl Cuda {
         capacity: &StepCapacity,
         widths: &StepWidths,
         max_logits_rows: usize,
+        options: &CudaOptions,
     ) -> u64 {
         let max_rows = capacity.max_num_tokens + gemm::MAX_ROUNDING;
         let rows = max_rows * (4 * widths.sums + 2 * widths.inputs);
         let gated = 8 * max_rows * widths.widest_inputs;
         let logits = 4 * (max_logits_rows + gemm::MAX_ROUNDING) * widths.logits;
         let counts = logits::num_count_bytes(max_logits_rows, widths.logits);
-        (rows + gated.max(context_logits_bytes(widths.logits)) + logits + counts) as u64
+        let fp8 = match options.fp8_activations {
+            true => fp8_gemm::num_scratch_bytes(&widths.quantised, capacity.max_num_tokens),
+            false => 0,
+        };
+        let adapters = adapters::num_bytes(capacity);
+        let scratch = gated.max(context_logits_bytes(widths.logits));
+        (rows + scratch + logits + counts + fp8 + adapters) as u64
             + quantised_gemm::num_scratch_bytes(&widths.quantised, capacity.max_num_tokens) as u64
             + (gemm::WORKSPACE_BYTES + attention::MAX_PARTIAL_BYTES) as u64
             // Kernels, descriptors, the upload of a step, and what the driver rounds up.
             + OTHER_BYTES
     }
 
-    /// Launches the graph of the last step again, some times one after the other, and waits for all: what a step takes
-    /// without the host. It computes what it has computed. Gives whether there is such a graph.
-    ///
-    /// # Errors
-    ///
-    /// An operation has failed.
-    pub fn repeat_step(&mut self, num_times: u32) -> Result<bool, StepError> {
-        self.check()?;
-        let Some(graph) = self.graphs.last() else {
-            return Ok(false);
+    /// Brings in the adapters of a step. Returns the tiles of all its rows, of its kept rows, and of its sampled rows.
+    fn bring_in_adapters(&mut self, inputs: &StepInputs<'_>) -> [Vec<AdapterTile>; NUM_KINDS] {
+        let Some(mut adapters) = self.adapters.take_if(|_| !inputs.adapters.is_empty()) else {
+            return Default::default();
         };
-        let launched = (0..num_times).try_for_each(|_| graph.launch());
-        let ended = launched.and_then(|()| self.stream.synchronize());
-        ended.map_err(|error| self.step_failed(&error))?;
-        Ok(true)
-    }
-
-    /// Begins to record a step, or leaves its operations to a graph.
-    fn begin_graph(&mut self, step: &CudaStep) {
-        let Some(shape) = step.shape else {
-            return;
-        };
-        self.padded_rows = Some(shape.num_rows);
-        self.mode = self.graphs.mode(shape, self.num_steps);
-        if let StepMode::Recording(_) = self.mode {
-            // Other threads may use the driver meanwhile, for models of their own.
-            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-            let begun = self.stream.begin_capture(mode);
-            self.record("recording a step", begun);
-        }
-    }
-
-    /// Launches the graph of a step that has one.
-    fn end_graph(&mut self) {
-        self.padded_rows = None;
-        let mode = std::mem::take(&mut self.mode);
-        self.graphs.set_last(None);
-        if let StepMode::Recording(shape) = mode {
-            // After an operation has failed, too: the stream must not stay captured.
-            let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
-            if let Some(Some(graph)) = self.record("recording a step", graph) {
-                self.graphs.insert(shape, graph);
-            }
-        }
-        if let StepMode::Recording(shape) | StepMode::Replaying(shape) = mode
-            && self.failure.is_none()
-            && let Some(graph) = self.graphs.get(shape)
-        {
-            let launched = graph.launch();
-            self.record("launching a step", launched);
-            self.graphs.set_last(Some(shape));
-        }
+        let tiles = adapters.bring_in(&self.stream, inputs, self.num_steps);
+        self.adapters = Some(adapters);
+        self.record("copying adapters to the GPU", tiles)
+            .unwrap_or_default()
     }
 
     /// Rows that an operation computes: more than asked for in a step whose rows are rounded up.
-    fn padded(&self, num_rows: usize) -> usize {
+    pub(super) fn padded(&self, num_rows: usize) -> usize {
         self.padded_rows.unwrap_or(num_rows)
     }
 
@@ -856,191 +784,5 @@ impl Cuda {
             self.scratch = DeviceMemory::new(&self.stream, num_bytes)?;
         }
         Ok(())
-    }
-
-    fn multiply(&mut self, num_rows: usize, x: u64, matrix: &Matrix, output: Output, out: u64) {
-        let num_rows = self.padded(num_rows);
-        if num_rows == 0 {
-            return;
-        }
-        let (n, k) = (matrix.n(), matrix.k());
-        match &matrix.weights {
-            Weights::Bf16(memory) => self.multiply_floats(
-                num_rows,
-                Operands {
-                    x,
-                    weights: memory.address(),
-                    n,
-                    k,
-                    output,
-                    out,
-                    out_width: n,
-                },
-            ),
-            Weights::Quantised(weights) => self.multiply_quantised(QuantisedProduct {
-                num_rows,
-                x,
-                weights,
-                n,
-                k,
-                output,
-                out,
-            }),
-        }
-    }
-
-    pub(super) fn multiply_floats(&mut self, num_rows: usize, operands: Operands) {
-        if self.is_launching() {
-            let result = self.gemm.multiply(&self.stream, num_rows, operands);
-            self.record("a matrix product", result);
-        }
-    }
-
-    /// Changes logits in place, if there is anything to change.
-    fn transform_logits(
-        &mut self,
-        num_rows: usize,
-        width: usize,
-        transform: LogitsTransform,
-        logits: u64,
-    ) {
-        if transform == LogitsTransform::IDENTITY || num_rows == 0 {
-            return;
-        }
-        launch!(
-            self,
-            self.kernels.transform_logits,
-            "transform_logits",
-            shared_row_grid(self.padded(num_rows), width),
-            logits,
-            transform.scale,
-            transform.soft_cap.unwrap_or(0.0),
-            width as i32
-        );
-    }
-
-    /// Normalises queries and keys in place, each over all of their heads.
-    fn normalise_rows(
-        &mut self,
-        num_rows: usize,
-        heads: HeadShape,
-        qkv: &mut Rows<f32>,
-        (q_weight, k_weight, eps): (u64, u64, f32),
-    ) {
-        let (q_width, k_width) = (heads.q_len(), heads.num_kv_heads * heads.head_dim);
-        let config = LaunchConfig {
-            grid_dim: (num_rows as u32, 2, 1),
-            ..row_grid(num_rows, row_threads(q_width))
-        };
-        launch!(
-            self,
-            self.kernels.qk_norm,
-            "qk_norm",
-            config,
-            qkv.address(),
-            q_weight,
-            k_weight,
-            eps,
-            q_width as i32,
-            k_width as i32
-        );
-    }
-
-    /// Moves the rows with these indices to the front.
-    fn gather<T>(&mut self, num_rows: usize, indices: u64, rows: &mut Rows<T>) {
-        if num_rows == 0 {
-            return;
-        }
-        let row_bytes = rows.row_bytes();
-        let (kernel, unit) = match row_bytes.is_multiple_of(16) {
-            true => (&self.kernels.gather_rows, 16),
-            false => (&self.kernels.gather_rows_4, 4),
-        };
-        assert!(row_bytes.is_multiple_of(unit), "rows of {row_bytes} bytes");
-        let units = row_bytes / unit;
-        let scratch = self.scratch.address();
-        launch!(
-            self,
-            kernel,
-            "gather_rows",
-            shared_row_grid(num_rows, units),
-            scratch,
-            rows.address(),
-            indices,
-            units as i32
-        );
-        self.copy(rows.address(), scratch, num_rows * row_bytes);
-    }
-
-    /// Copies bytes of one buffer to another one.
-    fn copy(&mut self, target: u64, source: u64, num_bytes: usize) {
-        if self.is_launching() {
-            let copied = memory::copy(&self.stream, target, source, num_bytes);
-            self.record("moving rows", copied);
-        }
-    }
-
-    /// Copies positions of at most [`MAX_COPIES`] blocks, one after the other: a later copy may overwrite what an
-    /// earlier one has read.
-    fn copy_some(
-        &mut self,
-        cache: &KvCache,
-        copies: impl Iterator<Item = (BlockId, BlockId, usize)>,
-    ) {
-        let Some(mut buffer) = self.copies.take() else {
-            unreachable!("reserve comes before steps");
-        };
-        let mut num_copies = 0;
-        let filled = buffer.staging().map(|words| {
-            for ((source, target, num_positions), words) in
-                copies.zip(words.chunks_exact_mut(COPY_WORDS))
-            {
-                cache
-                    .layout
-                    .check_copy(cache.num_blocks, source, target, num_positions);
-                words.copy_from_slice(&[
-                    source.index() as u32,
-                    target.index() as u32,
-                    num_positions as u32,
-                ]);
-                num_copies += 1;
-            }
-        });
-        let uploaded = filled.and_then(|()| buffer.upload(&self.stream, COPY_WORDS * num_copies));
-        self.record("uploading copies", uploaded);
-        let (regions, num_regions) = cache.device_regions();
-        let num_heads = cache.layout.num_kv_heads;
-        for copy in 0..num_copies {
-            let config = LaunchConfig {
-                grid_dim: ((num_regions * num_heads) as u32, 1, 1),
-                block_dim: (ROW_THREADS, 1, 1),
-                shared_mem_bytes: 0,
-            };
-            launch!(
-                self,
-                self.kernels.copy_positions,
-                "copy_positions",
-                config,
-                cache.address(),
-                regions,
-                buffer.address(COPY_WORDS * copy),
-                num_heads as i32
-            );
-        }
-        self.copies = Some(buffer);
-    }
-}
-
-/// Bytes of scratch memory for context logits, and for the states that they are computed from, which are narrower.
-fn context_logits_bytes(vocab_size: usize) -> usize {
-    (4 * CONTEXT_LOGITS_ROWS * vocab_size).next_multiple_of(256)
-        + 2 * CONTEXT_LOGITS_ROWS * vocab_size
-}
-
-/// Threads for a norm over rows of this width: the same for all rows of a width, since it decides the order of sums.
-fn row_threads(width: usize) -> u32 {
-    match width <= MAX_ROW_THREADS_WIDTH {
-        true => ROW_THREADS,
-        false => WIDE_ROW_THREADS,
     }
 }

@@ -35,10 +35,12 @@ unsafe impl Send for Gemm {}
 /// What a product reads and writes.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
-    /// The address of `[num_rows, k]` in bf16.
+    /// The address of `[num_rows, k]`.
     pub x: u64,
-    /// The address of `[n, k]` in bf16.
+    /// The address of `[n, k]`.
     pub weights: u64,
+    /// What both are.
+    pub elements: Elements,
     pub n: usize,
     pub k: usize,
     pub output: Output,
@@ -48,6 +50,14 @@ pub(super) struct Operands {
     pub out_width: usize,
 }
 
+/// The numbers that are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Elements {
+    Bf16,
+    /// FP8, without scales. `n` and `k` are multiples of 16.
+    E4m3,
+}
+
 /// The shape of a product `[m, k] x [n, k]^T`, `m` rounded up.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
@@ -55,12 +65,16 @@ struct Shape {
     weights: Weights,
 }
 
-/// What does not depend on the number of rows: weights `[n, k]`, and the elements from a row of the output to the next one.
+/// What does not depend on the number of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Weights {
-    n: usize,
-    k: usize,
-    out_width: usize,
+pub(super) struct Weights {
+    /// Outputs.
+    pub n: usize,
+    /// Inputs.
+    pub k: usize,
+    pub elements: Elements,
+    /// Elements from a row of the output to the next one.
+    pub out_width: usize,
 }
 
 /// The number of rows that the algorithm of deterministic products is chosen for. It computes all other numbers of rows as
@@ -131,9 +145,9 @@ impl Gemm {
         self.is_deterministic
     }
 
-    /// Takes note of weights `[n, k]`, of products with at least `min_rows` rows.
-    pub fn add(&mut self, n: usize, k: usize, out_width: usize, min_rows: usize) {
-        self.noted.insert((Weights { n, k, out_width }, min_rows));
+    /// Takes note of weights, of products with at least `min_rows` rows.
+    pub fn add(&mut self, weights: Weights, min_rows: usize) {
+        self.noted.insert((weights, min_rows));
     }
 
     /// Makes the plans of all products with the noted weights and up to `max_rows` rows, so that no step does. If they are
@@ -152,9 +166,9 @@ impl Gemm {
         });
         for shape in shapes.take(MAX_PREPARED_PLANS) {
             self.plan(shape).map_err(|error| {
-                let Weights { n, k, .. } = shape.weights;
+                let Weights { n, k, elements, .. } = shape.weights;
                 LoadError::Resource(format!(
-                    "cuBLASLt cannot multiply {} rows with weights of {n} x {k}: {error}",
+                    "cuBLASLt cannot multiply {} rows with weights of {n} x {k} in {elements:?}: {error}",
                     shape.m
                 ))
             })?;
@@ -176,6 +190,7 @@ impl Gemm {
         let Operands {
             x,
             weights,
+            elements,
             n,
             k,
             output,
@@ -184,7 +199,12 @@ impl Gemm {
         } = operands;
         let shape = Shape {
             m: rounded_rows(num_rows),
-            weights: Weights { n, k, out_width },
+            weights: Weights {
+                n,
+                k,
+                elements,
+                out_width,
+            },
         };
         self.plan(shape)?;
         let plan = &self.plans[&shape];
@@ -269,14 +289,22 @@ impl Drop for Gemm {
 impl Descriptors {
     fn new(shape: Shape) -> Result<Self, CublasError> {
         let Shape { m, weights } = shape;
-        let Weights { n, k, out_width } = weights;
+        let Weights {
+            n,
+            k,
+            elements,
+            out_width,
+        } = weights;
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let f32_type = sys::cudaDataType_t::CUDA_R_32F;
-        let bf16_type = sys::cudaDataType_t::CUDA_R_16BF;
+        let input_type = match elements {
+            Elements::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+            Elements::E4m3 => sys::cudaDataType_t::CUDA_R_8F_E4M3,
+        };
         // Descriptors of a plan that fails half-way are not freed: the model does not load then.
         let product = result::create_matmul_desc(compute, f32_type)?;
-        let weights = result::create_matrix_layout(bf16_type, k as u64, n as u64, k as i64)?;
-        let inputs = result::create_matrix_layout(bf16_type, k as u64, m as u64, k as i64)?;
+        let weights = result::create_matrix_layout(input_type, k as u64, n as u64, k as i64)?;
+        let inputs = result::create_matrix_layout(input_type, k as u64, m as u64, k as i64)?;
         let outputs = result::create_matrix_layout(f32_type, n as u64, m as u64, out_width as i64)?;
         // CUBLAS_OP_T of cublas_api.h; cuBLASLt's own header refers to it as a number of 32 bits.
         let transposed = 1_i32;

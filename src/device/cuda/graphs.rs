@@ -17,9 +17,12 @@
 use std::collections::HashMap;
 
 use cudarc::driver::CudaGraph;
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 
+use super::Cuda;
 use super::attention_tiles::SPLIT_LEN;
 use super::gemm::rounded_rows;
+use crate::base::StepError;
 use crate::device::{FirstStep, StepCapacity};
 
 /// What the launches of a generation step depend on.
@@ -152,6 +155,62 @@ impl Graphs {
     }
 }
 
+impl Cuda {
+    /// Begins to record a step, or leaves its operations to a graph.
+    pub(super) fn begin_graph(&mut self, shape: Option<GraphShape>) {
+        let Some(shape) = shape else {
+            return;
+        };
+        self.padded_rows = Some(shape.num_rows);
+        self.mode = self.graphs.mode(shape, self.num_steps);
+        if let StepMode::Recording(_) = self.mode {
+            // Other threads may use the driver meanwhile, for models of their own.
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            let begun = self.stream.begin_capture(mode);
+            self.record("recording a step", begun);
+        }
+    }
+
+    /// Launches the graph of a step that has one.
+    pub(super) fn end_graph(&mut self) {
+        self.padded_rows = None;
+        let mode = std::mem::take(&mut self.mode);
+        self.graphs.set_last(None);
+        if let StepMode::Recording(shape) = mode {
+            // After an operation has failed, too: the stream must not stay captured.
+            let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
+            if let Some(Some(graph)) = self.record("recording a step", graph) {
+                self.graphs.insert(shape, graph);
+            }
+        }
+        if let StepMode::Recording(shape) | StepMode::Replaying(shape) = mode
+            && self.failure.is_none()
+            && let Some(graph) = self.graphs.get(shape)
+        {
+            let launched = graph.launch();
+            self.record("launching a step", launched);
+            self.graphs.set_last(Some(shape));
+        }
+    }
+
+    /// Launches the graph of the last step again, some times one after the other, and waits for all: what a step takes
+    /// without the host. It computes what it has computed. Gives whether there is such a graph.
+    ///
+    /// # Errors
+    ///
+    /// An operation has failed.
+    pub fn repeat_step(&mut self, num_times: u32) -> Result<bool, StepError> {
+        self.check()?;
+        let Some(graph) = self.graphs.last() else {
+            return Ok(false);
+        };
+        let launched = (0..num_times).try_for_each(|_| graph.launch());
+        let ended = launched.and_then(|()| self.stream.synchronize());
+        ended.map_err(|error| self.step_failed(&error))?;
+        Ok(true)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,6 +223,7 @@ mod tests {
             max_seq_len,
             max_blocks_per_sequence: 8,
             num_q_heads: 8,
+            adapters: Default::default(),
         };
         let steps = |capacity: &StepCapacity, max_graphs| -> Vec<_> {
             let steps = first_steps(capacity, max_graphs).into_iter();

@@ -24,6 +24,9 @@ struct Image {
     bytes: &'static [u8],
 }
 
+/// The lowest compute capability whose tensor cores multiply FP8.
+const MIN_FP8_CAPABILITY: u32 = 89;
+
 /// Threads of a block of the kernels whose blocks share the elements of a row.
 const ROW_THREADS: u32 = 256;
 
@@ -131,6 +134,25 @@ impl Kernels {
             capability,
             context: Arc::clone(context),
         })
+    }
+
+    /// # Errors
+    ///
+    /// The GPU does not multiply FP8.
+    pub fn check_fp8(&self, gpu: usize) -> Result<(), LoadError> {
+        match self.capability {
+            MIN_FP8_CAPABILITY.. => Ok(()),
+            capability => Err(LoadError::Config {
+                problem: format!(
+                    "fp8_activations is true, and GPU {gpu} has compute capability {}.{}: products of FP8 need {}.{}",
+                    capability / 10,
+                    capability % 10,
+                    MIN_FP8_CAPABILITY / 10,
+                    MIN_FP8_CAPABILITY % 10
+                ),
+                remedy: "leave it out: activations are bf16 then".to_owned(),
+            }),
+        }
     }
 
     /// A function of the file `file`, with room for `shared_bytes` of dynamic shared memory.

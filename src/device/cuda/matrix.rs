@@ -6,11 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use cudarc::driver::CudaStream;
 use half::{bf16, f16};
 
+use super::fp8_gemm::Fp8Weights;
 use super::memory::DeviceMemory;
 use super::quantised::QuantisedWeights;
 use crate::base::LoadError;
 use crate::device::matrix::convert_elements;
-use crate::device::{Dtype, FloatRows, NotFinite, PackedWeights, Pool, QuantisedRows};
+use crate::device::{
+    Dtype, FloatRows, NotFinite, PackedReader, PackedShape, PackedWeights, Pool, QuantisedRows,
+};
 
 /// Bytes that are read and converted at a time, by all threads.
 const PIECE_BYTES: usize = 32 << 20;
@@ -27,6 +30,8 @@ pub(super) enum Weights {
     /// bf16, row by row.
     Bf16(DeviceMemory),
     Quantised(Box<QuantisedWeights>),
+    /// For activations that are rounded to FP8 too.
+    Fp8(Fp8Weights),
 }
 
 impl PackedWeights for Matrix {
@@ -42,6 +47,7 @@ impl PackedWeights for Matrix {
         match &self.weights {
             Weights::Bf16(memory) => memory.num_bytes(),
             Weights::Quantised(weights) => weights.num_bytes(),
+            Weights::Fp8(weights) => weights.num_bytes(),
         }
     }
 
@@ -105,24 +111,59 @@ impl Matrix {
         }))
     }
 
-    /// Uploads quantised matrices, one after the other.
+    /// Uploads quantised matrices, one after the other; `is_fp8`: to be multiplied in FP8.
     ///
     /// # Errors
     ///
-    /// As [`QuantisedWeights::upload`].
+    /// As [`QuantisedWeights::upload`] and [`Fp8Weights::upload`].
     pub(super) fn upload_quantised(
         stream: &Arc<CudaStream>,
         pool: &mut Pool,
         parts: &[&dyn QuantisedRows],
+        is_fp8: bool,
     ) -> Result<Result<Self, NotFinite>, LoadError> {
         let n = parts.iter().map(|part| part.rows()).sum();
         let k = parts.first().map_or(0, |part| part.columns());
-        let weights = QuantisedWeights::upload(stream, pool, parts)?;
+        let weights = match is_fp8 {
+            true => Fp8Weights::upload(stream, pool, parts)?.map(Weights::Fp8),
+            false => QuantisedWeights::upload(stream, pool, parts)?
+                .map(|weights| Weights::Quantised(Box::new(weights))),
+        };
+        Ok(weights.map(|weights| Self { weights, n, k }))
+    }
+
+    /// Reads quantised matrices from bytes that [`Matrix::packed_parts`] had. `None` if their number is wrong.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough memory, or the driver refuses.
+    pub(super) fn read(
+        stream: &Arc<CudaStream>,
+        pool: &mut Pool,
+        shape: PackedShape<'_>,
+        parts: [PackedReader<'_>; 2],
+        is_fp8: bool,
+    ) -> Result<Option<Self>, LoadError> {
+        let [codes, scales] = parts;
+        let weights = match is_fp8 {
+            true => Fp8Weights::read(stream, pool, shape, codes, scales)?.map(Weights::Fp8),
+            false => QuantisedWeights::read(stream, pool, shape, codes, scales)?
+                .map(|weights| Weights::Quantised(Box::new(weights))),
+        };
         Ok(weights.map(|weights| Self {
-            weights: Weights::Quantised(Box::new(weights)),
-            n,
-            k,
+            weights,
+            n: shape.num_rows.iter().sum(),
+            k: shape.columns,
         }))
+    }
+
+    /// Codes and scales, if these are all that there is.
+    pub(super) fn packed_parts(&self) -> Option<[&DeviceMemory; 2]> {
+        match &self.weights {
+            Weights::Bf16(_) => None,
+            Weights::Quantised(weights) => weights.parts(),
+            Weights::Fp8(weights) => Some(weights.parts()),
+        }
     }
 
     /// The address of its rows.
@@ -133,7 +174,7 @@ impl Matrix {
     pub(super) fn rows_address(&self) -> u64 {
         match &self.weights {
             Weights::Bf16(memory) => memory.address(),
-            Weights::Quantised(_) => panic!("rows of a quantised matrix"),
+            Weights::Quantised(_) | Weights::Fp8(_) => panic!("rows of a quantised matrix"),
         }
     }
 }

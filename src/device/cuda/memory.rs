@@ -12,6 +12,11 @@ use cudarc::driver::{
 
 use super::gpu::load_error;
 use crate::base::LoadError;
+use crate::device::disjoint_slice::DisjointSlice;
+use crate::device::{PACKED_PIECE_BYTES, PackedReader, Pool};
+
+/// Pieces of a file that are read at a time.
+const STAGING_PIECES: usize = 32;
 
 /// Device memory. It may hold anything until it is written.
 pub(super) struct DeviceMemory {
@@ -104,14 +109,72 @@ impl DeviceMemory {
         offset: usize,
         bytes: &[u8],
     ) -> Result<(), LoadError> {
+        self.write_pieces(stream, [(offset, bytes)])
+    }
+
+    /// Writes pieces from these offsets on, and waits until they have been read.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses.
+    pub fn write_pieces<'a>(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        pieces: impl IntoIterator<Item = (usize, &'a [u8])>,
+    ) -> Result<(), LoadError> {
         let Some(memory) = &mut self.bytes else {
             return Ok(());
         };
-        let mut target = memory.slice_mut(offset..offset + bytes.len());
-        stream
-            .memcpy_htod(bytes, &mut target)
-            .and_then(|()| stream.synchronize())
-            .map_err(|error| load_error("copying weights to the GPU", &error))
+        let mut pieces = pieces.into_iter();
+        let copied = pieces.try_for_each(|(offset, bytes)| {
+            let mut target = memory.slice_mut(offset..offset + bytes.len());
+            stream.memcpy_htod(bytes, &mut target)
+        });
+        // Those that were begun, if one was refused.
+        let read = stream.synchronize();
+        let written = copied.and(read);
+        written.map_err(|error| load_error("copying weights to the GPU", &error))
+    }
+
+    /// Memory with the bytes of a file, which all threads read.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceMemory::new`].
+    pub fn read_from(
+        stream: &Arc<CudaStream>,
+        pool: &mut Pool,
+        from: PackedReader<'_>,
+    ) -> Result<Self, LoadError> {
+        let mut memory = Self::new(stream, from.num_bytes)?;
+        let mut staging = vec![0_u8; from.num_bytes.min(STAGING_PIECES * PACKED_PIECE_BYTES)];
+        let mut states = vec![(); pool.num_threads()];
+        for start in (0..from.num_bytes).step_by(staging.len().max(1)) {
+            let num_bytes = staging.len().min(from.num_bytes - start);
+            let bytes = &mut staging[..num_bytes];
+            let pieces = DisjointSlice::new(bytes);
+            let num_pieces = num_bytes.div_ceil(PACKED_PIECE_BYTES);
+            pool.for_each(&mut states, num_pieces, |(), index| {
+                let at = index * PACKED_PIECE_BYTES;
+                let len = PACKED_PIECE_BYTES.min(num_bytes - at);
+                // SAFETY: each piece belongs to one task.
+                (from.read)(start + at, unsafe { pieces.slice(at, len) });
+            });
+            memory.write(stream, start, bytes)?;
+        }
+        Ok(memory)
+    }
+
+    /// All of its bytes, after the stream's other work.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses.
+    pub fn to_host(&self, stream: &CudaStream) -> Result<Vec<u8>, LoadError> {
+        let mut bytes = vec![0; self.num_bytes];
+        self.read(stream, &mut bytes)
+            .map_err(|error| load_error("copying weights from the GPU", &error))?;
+        Ok(bytes)
     }
 
     /// The address of its first byte.

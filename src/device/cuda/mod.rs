@@ -6,14 +6,21 @@
 //! gemm.rs         matrix products by cuBLASLt, with a cache of plans
 //! memory.rs       device memory, and pinned memory that steps are uploaded from
 //! quantised.rs quantised_gemm.rs   weights of 4 and 8 bits, and products with them
+//! fp8_gemm.rs     products of FP8 weights with FP8 activations
 //! rows.rs matrix.rs kv_cache.rs   what operations read and write
 //! logits.rs       rows of logits, what is sampled from them, and what of both the host gets
 //! host_blocks.rs  blocks of the KV cache in pinned memory of the host
 //! step.rs         one upload of everything that a step needs from the host
 //! graphs.rs       generation steps that are recorded, and launched as a whole
+//! adapters.rs adapter_memory.rs lru_arena.rs   adapters, and their copies in the memory of the GPU
 //! attention_tiles.rs  which kernel computes which queries
 //! attention.rs    its launches
-//! device.rs       the operations
+//! products.rs     matrix products with weights of any kind
+//! projections.rs  projections, with and without adapters
+//! norms.rs        norms of rows
+//! output_layer.rs logits
+//! moves.rs        rows and positions of the cache that move
+//! device.rs       the other operations, and the device as a whole
 //! ```
 //!
 //! The driver and cuBLASLt are opened at run time, so the library loads on machines without them. Kernels are in
@@ -27,9 +34,12 @@
 //! splits its sums differently for other numbers of rows, unless [`CudaOptions::deterministic`] forbids splits; and products
 //! with quantised weights are computed in another way for many rows, unless it forbids that.
 
+mod adapter_memory;
+mod adapters;
 mod attention;
 mod attention_tiles;
 mod device;
+mod fp8_gemm;
 mod gemm;
 mod gpu;
 mod graphs;
@@ -37,8 +47,14 @@ mod host_blocks;
 mod kernels;
 mod kv_cache;
 mod logits;
+mod lru_arena;
 mod matrix;
 mod memory;
+mod moves;
+mod norms;
+mod output_layer;
+mod products;
+mod projections;
 mod quantised;
 mod quantised_gemm;
 mod rows;
@@ -50,7 +66,9 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DriverError};
 
 use crate::base::{LoadError, StepError};
+use crate::device::cuda::adapters::Adapters;
 use crate::device::cuda::attention::AttentionScratch;
+use crate::device::cuda::fp8_gemm::Fp8Products;
 use crate::device::cuda::gemm::Gemm;
 use crate::device::cuda::graphs::{Graphs, StepMode};
 use crate::device::cuda::kernels::Kernels;
@@ -71,6 +89,8 @@ pub struct CudaOptions {
     pub num_threads: Option<NonZeroUsize>,
     /// Whether matrix products of a row do not depend on the number of rows either.
     pub deterministic: bool,
+    /// Whether activations are rounded to FP8 for products with FP8 weights that have one scale for each output.
+    pub fp8_activations: bool,
     /// CUDA graphs of generation steps that are kept, at most; 0: every operation is launched by itself.
     pub max_graphs: usize,
 }
@@ -81,6 +101,7 @@ impl Default for CudaOptions {
             gpu: 0,
             num_threads: None,
             deterministic: false,
+            fp8_activations: false,
             max_graphs: 64,
         }
     }
@@ -97,6 +118,10 @@ pub struct Cuda {
     scratch: DeviceMemory,
     /// There if a matrix is quantised.
     quantised: Option<QuantisedProducts>,
+    /// Whether activations are rounded to FP8 where weights are.
+    has_fp8_activations: bool,
+    /// There if a matrix is multiplied with such activations.
+    fp8: Option<Fp8Products>,
     /// Where tokens are sampled; there with rows of logits.
     sampled_tokens: Option<Arc<DeviceMemory>>,
     /// Steps that have begun.
@@ -113,6 +138,8 @@ pub struct Cuda {
     /// What a step uploads; there after [`Device::reserve`](super::Device::reserve).
     step: Option<StepBuffer>,
     attention: Option<AttentionScratch>,
+    /// There if sequences may have adapters.
+    adapters: Option<Adapters>,
     /// What copies of blocks are uploaded through.
     copies: Option<UploadBuffer>,
 }
@@ -127,9 +154,13 @@ impl Cuda {
         let context = gpu::open(options.gpu)?;
         let failed = |error: DriverError| gpu::load_error("opening the GPU", &error);
         let stream = context.new_stream().map_err(failed)?;
+        let kernels = Kernels::load(&context)?;
+        if options.fp8_activations {
+            kernels.check_fp8(options.gpu)?;
+        }
         Ok(Self {
             gpu: options.gpu,
-            kernels: Kernels::load(&context)?,
+            kernels,
             gemm: Gemm::new(&stream, options.deterministic)?,
             pool: Pool::of_device(options.num_threads)?,
             sampled_tokens: None,
@@ -140,9 +171,12 @@ impl Cuda {
             first_steps: Vec::new(),
             scratch: DeviceMemory::new(&stream, 0)?,
             quantised: None,
+            has_fp8_activations: options.fp8_activations,
+            fp8: None,
             failure: None,
             step: None,
             attention: None,
+            adapters: None,
             copies: None,
             stream,
         })

@@ -11,7 +11,8 @@ use super::memory::DeviceMemory;
 use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::{
-    CodeBits, NotFinite, Pool, QuantFormat, QuantisedRow, QuantisedRows, can_be_packed_together,
+    CodeBits, NotFinite, PackedReader, PackedShape, Pool, QuantFormat, QuantisedRow, QuantisedRows,
+    can_be_packed_together,
 };
 
 /// Bytes of codes that are packed at a time, by all threads.
@@ -22,6 +23,10 @@ pub(super) const TILE_ROWS: usize = 16;
 const TILE_WORDS: usize = 128;
 /// The unit of stored scales and offsets.
 const UNIT: f32 = 1.0 / 4096.0;
+
+/// The version of the layout of codes and scales: in [`QuantisedWeights`], and in
+/// [`Fp8Weights`](super::fp8_gemm::Fp8Weights). To be raised when one of them changes.
+pub(super) const LAYOUT_VERSION: u32 = 1;
 
 /// Codes, scales and offsets as `kernels/quantised.cuh` describes them.
 pub(super) struct QuantisedWeights {
@@ -158,6 +163,40 @@ impl QuantisedWeights {
         Ok(Ok(weights))
     }
 
+    /// Reads matrices of `n` outputs and `k` inputs from bytes that [`QuantisedWeights::parts`] had. `None` if their number is
+    /// wrong.
+    ///
+    /// # Errors
+    ///
+    /// There is not enough memory, or the driver refuses.
+    pub(super) fn read(
+        stream: &Arc<CudaStream>,
+        pool: &mut Pool,
+        shape: PackedShape<'_>,
+        codes: PackedReader<'_>,
+        scales: PackedReader<'_>,
+    ) -> Result<Option<Self>, LoadError> {
+        let num_tiles = shape.num_rows.iter().sum::<usize>().div_ceil(TILE_ROWS);
+        let tile = RowTile::new(shape.format, shape.columns);
+        let expected = [4 * tile.num_words, 2 * tile.num_scales].map(|bytes| num_tiles * bytes);
+        if shape.format.has_offsets || expected != [codes.num_bytes, scales.num_bytes] {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            format: shape.format,
+            codes: DeviceMemory::read_from(stream, pool, codes)?,
+            scales: DeviceMemory::read_from(stream, pool, scales)?,
+            offsets: DeviceMemory::new(stream, 0)?,
+            input_order: None,
+        }))
+    }
+
+    /// Codes and scales, if these are all that there is.
+    pub(super) fn parts(&self) -> Option<[&DeviceMemory; 2]> {
+        let is_all = !self.format.has_offsets && self.input_order.is_none();
+        is_all.then_some([&self.codes, &self.scales])
+    }
+
     /// Bytes of all of it.
     pub(super) fn num_bytes(&self) -> usize {
         let order = self.input_order.as_ref();
@@ -253,7 +292,7 @@ impl Piece {
 }
 
 /// The part that a row of the concatenated parts belongs to, and its index in that part.
-fn locate(parts: &[&dyn QuantisedRows], mut row: usize) -> (usize, usize) {
+pub(super) fn locate(parts: &[&dyn QuantisedRows], mut row: usize) -> (usize, usize) {
     for (part, rows) in parts.iter().enumerate() {
         if row < rows.rows() {
             return (part, row);
@@ -294,7 +333,7 @@ fn write_codes(bits: CodeBits, codes: &[i8], row: usize, words: &mut [u32]) {
 }
 
 /// Whether one of these 8-bit floats is NaN.
-fn has_nan(codes: &[i8]) -> bool {
+pub(super) fn has_nan(codes: &[i8]) -> bool {
     codes
         .iter()
         .fold(false, |has_nan, code| has_nan | (code & 0x7f == 0x7f))

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 
 use super::Cuda;
-use super::gemm::{self, Operands};
+use super::gemm::{self, Elements, Operands};
 use super::kernels::{Kernels, launch, shared_row_grid};
 use super::memory::DeviceMemory;
 use super::quantised::{QuantisedWeights, TILE_ROWS, tile_columns};
@@ -347,11 +347,12 @@ impl Cuda {
                 k as i32,
                 format.group_size.min(k.next_multiple_of(32)) as i32
             );
-            self.multiply_floats(
+            self.multiply_elements(
                 num_rows,
                 Operands {
                     x,
                     weights: dequantised,
+                    elements: Elements::Bf16,
                     n: num_outputs,
                     k,
                     output,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DriverError};
 
+use super::adapters::{AdapterTile, AdapterTiles, NUM_KINDS, TILE_WORDS};
 use super::attention_tiles::{TileLists, WorkLists};
 use super::gemm::{MAX_ROUNDING, rounded_rows};
 use super::graphs::GraphShape;
@@ -27,7 +28,7 @@ const WORDS_PER_UNIT: usize = 4;
 ///
 /// ```text
 /// | token ids | positions | slots | kept rows | sampled rows | sampling of these |
-/// | lists of attention tiles | block tables | changes of logits |
+/// | lists of attention tiles | block tables | changes of logits | tiles of adapters: of all rows, kept rows, sampled rows |
 /// ```
 ///
 /// Lists up to those of the tiles begin at places that only the numbers of rows decide, and tiles say where their block tables
@@ -65,6 +66,8 @@ pub struct CudaStep {
     pub(super) words: u64,
     pub(super) block_tables: u64,
     pub(super) lists: WorkLists,
+    /// Of all rows, of kept rows, and of sampled rows.
+    pub(super) adapters: [AdapterTiles; NUM_KINDS],
 }
 
 /// Writes words one after the other.
@@ -94,7 +97,8 @@ impl StepBuffer {
                 capacity.max_num_sequences,
                 capacity.max_seq_len,
             ))
-            .saturating_add(10 * WORDS_PER_UNIT);
+            .saturating_add(max_adapter_words(capacity))
+            .saturating_add(12 * WORDS_PER_UNIT);
         Ok(Self {
             upload: UploadBuffer::new(stream, num_words)?,
             lists,
@@ -103,7 +107,7 @@ impl StepBuffer {
         })
     }
 
-    /// Uploads a step, for a graph if it is a generation step and `may_have_graph`.
+    /// Uploads a step, for a graph if it is a generation step without adapters and `may_have_graph`.
     ///
     /// # Errors
     ///
@@ -117,6 +121,7 @@ impl StepBuffer {
         stream: &CudaStream,
         batch: &KvBatch<'_>,
         inputs: &StepInputs<'_>,
+        adapters: [&[AdapterTile]; NUM_KINDS],
         may_have_graph: bool,
     ) -> Result<CudaStep, DriverError> {
         self.lists.set(batch);
@@ -178,6 +183,7 @@ impl StepBuffer {
         assert_eq!(tables, start, "the block tables follow the lists");
         let changes = writer.words(inputs.change_lists);
         assert_eq!(changes, change_lists, "the changes follow the block tables");
+        let adapter_tiles = adapters.map(|tiles| writer.words(bytemuck::cast_slice(tiles)));
         let num_words = writer.len;
         self.upload.upload(stream, num_words)?;
         let address = |word| self.upload.address(word);
@@ -198,6 +204,16 @@ impl StepBuffer {
             words: address(0),
             block_tables: address(0),
             lists: self.lists.at(address(generation), address(context)),
+            adapters: [
+                (inputs.token_ids.len(), adapter_tiles[0], adapters[0]),
+                (inputs.kept_rows.len(), adapter_tiles[1], adapters[1]),
+                (inputs.sampled_rows.len(), adapter_tiles[2], adapters[2]),
+            ]
+            .map(|(num_rows, word, tiles)| AdapterTiles {
+                num_rows,
+                address: address(word),
+                num_tiles: tiles.len(),
+            }),
         })
     }
 
@@ -208,6 +224,7 @@ impl StepBuffer {
             && inputs.spans.len() == num_rows
             && inputs.kept_rows.len() == num_rows
             && inputs.sampled_rows.len() == num_rows
+            && inputs.adapters.is_empty()
             && !inputs.has_context_logits;
         (is_generation && num_rows > 0).then(|| GraphShape {
             num_rows: rounded_rows(num_rows),
@@ -244,6 +261,14 @@ impl Writer<'_> {
     /// The index of the first word of the next list.
     fn next_list(&self) -> usize {
         next_list(self.len)
+    }
+}
+
+/// Words of the tiles of adapters: in the worst case each row has a tile of its own, is kept, and is sampled from.
+fn max_adapter_words(capacity: &StepCapacity) -> usize {
+    match capacity.adapters.max_rank {
+        0 => 0,
+        _ => NUM_KINDS * TILE_WORDS * capacity.max_num_tokens,
     }
 }
 

@@ -1,0 +1,95 @@
+//! Projections, and what adapters make of their rows.
+
+use cudarc::driver::PushKernelArg;
+use half::bf16;
+
+use super::Cuda;
+use super::adapters::ProductRows;
+use super::device::VECTOR;
+use super::kernels::{launch, shared_row_grid};
+use super::rows::Rows;
+use crate::device::{Activation, AdaptedRows, Linear, Output, PackedWeights};
+
+impl Cuda {
+    /// `out = x * W^T + bias`, or that added to `out`.
+    pub(super) fn project_rows(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        output: Output,
+        adapted: Option<AdaptedRows<'_>>,
+        out: &mut Rows<f32>,
+    ) {
+        self.multiply_adapted(num_rows, x, linear, output, adapted, out.address());
+        if let Some(bias) = &linear.bias {
+            let n = linear.matrix.n();
+            launch!(
+                self,
+                self.kernels.add_bias,
+                "add_bias",
+                shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
+                out.address(),
+                bias.memory.address(),
+                n as i32
+            );
+        }
+    }
+
+    /// `out = activation(gate) * up`, where gate and up are the halves of `x * W^T + bias`; without a gate, `out =
+    /// activation(x * W^T + bias)`.
+    pub(super) fn project_rows_activated(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        (activation, is_gated): (Activation, bool),
+        adapted: Option<AdaptedRows<'_>>,
+        out: &mut Rows<bf16>,
+    ) {
+        let scratch = self.scratch.address();
+        self.multiply_adapted(num_rows, x, linear, Output::Store, adapted, scratch);
+        let (kernels, width) = match is_gated {
+            true => (&self.kernels.gated, linear.matrix.n() / 2),
+            false => (&self.kernels.plain, linear.matrix.n()),
+        };
+        let bias = linear.bias.as_ref().map_or(0, |bias| bias.memory.address());
+        launch!(
+            self,
+            kernels.of(activation),
+            "an activation",
+            shared_row_grid(self.padded(num_rows), width.div_ceil(VECTOR)),
+            out.address(),
+            scratch,
+            bias,
+            width as i32
+        );
+    }
+
+    /// A product, with what adapters make of it. Biases of the model come afterwards: factors do not apply to them.
+    fn multiply_adapted(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        output: Output,
+        adapted: Option<AdaptedRows<'_>>,
+        out: u64,
+    ) {
+        let tiles = self.adapters.as_ref().map(|it| it.projected(num_rows));
+        let rows = ProductRows {
+            tiles: tiles.unwrap_or_default(),
+            x: x.address(),
+            out,
+            width: linear.matrix.n(),
+        };
+        let saved = match (output, adapted) {
+            (Output::Add, Some(adapted)) => self.take_adapted(rows, adapted),
+            _ => 0,
+        };
+        self.multiply(num_rows, rows.x, &linear.matrix, output, out);
+        if let Some(adapted) = adapted {
+            self.add_adapted(rows, adapted, saved);
+        }
+    }
+}
