@@ -397,17 +397,20 @@ def test_conversations_do_not_starve_others(talks):
 def test_an_idle_conversation_ends_and_gives_its_blocks_up(talks):
     """Triton ends the sequence one second after its last request, and the backend one second after its last turn."""
 
+    async def num_left(client):
+        """How many blocks of the conversation outlast a churn."""
+        await churn(client, "impatient")
+        other = Conversation(client, "impatient")
+        return num_reused(await other.check(PREFIX, start=True, end=True, **FIGURES))
+
     async def main(client):
         conversation = Conversation(client, "impatient")
         await conversation.check(PREFIX, start=True)
         for _ in range(200):
-            await churn(client, "impatient")
-            other = Conversation(client, "impatient")
-            reused = num_reused(await other.check(PREFIX, start=True, end=True, **FIGURES))
-            if reused == 0:
+            if await num_left(client) < 25:
                 break
-            assert reused == 25, "the blocks of a conversation are kept whole"
-        assert reused == 0
+        # Where the conversation ended in the middle of a churn, some of its blocks outlasted that one.
+        assert await num_left(client) == 0
         with pytest.raises(Refused, match="must specify the START flag"):
             await conversation.ask([1], max_tokens=1)
 

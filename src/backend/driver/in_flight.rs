@@ -14,7 +14,7 @@ use crate::backend::request::preparer::Preparation;
 use crate::backend::response::answer::Answer;
 use crate::base::{RequestError, RequestId, SequenceId};
 use crate::guidance::Compilation;
-use crate::manager::AdapterLoad;
+use crate::manager::{AdapterLoad, UploadWriter};
 use crate::sampling::FinishReason;
 use crate::triton::{Error, ResponseFactory, Timestamps, now_ns};
 
@@ -32,6 +32,8 @@ pub struct InFlight {
     pub identity: usize,
     /// Sends its responses, and tells whether it was cancelled.
     pub factory: ResponseFactory,
+    /// Takes the adapter that it brings, until all of that is copied.
+    pub adapter_writer: Option<UploadWriter>,
     /// Where in its life it is.
     pub stage: Stage,
     /// Its answer: `None` until the request is prepared, and while the responder has it.

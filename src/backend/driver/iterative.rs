@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! accept       new requests are read or refused, cancelled ones leave, known ones return
-//! step over    see `step_driver.rs`
+//! step over    see `step_driver/`
 //! ```
 //!
 //! Triton never reports that it has ended a sequence. So each step checks the requests that are missing from its batch,
@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use crate::backend::driver::correlation::CorrelationKey;
 use crate::backend::driver::in_flight::Presence;
-use crate::backend::driver::step_driver::{Batch, StepClock, StepDriver, instant_timestamps};
+use crate::backend::driver::step_clock::{StepClock, instant_timestamps};
+use crate::backend::driver::step_driver::{Batch, StepDriver};
 use crate::backend::driver::watched::Driver;
 use crate::base::{RequestId, StepError};
 use crate::triton::lifecycle::catch;

@@ -4,7 +4,8 @@
 //! watched.rs        a driver, and the thread that watches its requests
 //! iterative.rs      an Execute call is a step
 //! queued.rs         a thread steps, and Execute calls bring requests
-//! step_driver.rs    a step, for both
+//! step_driver/      a step, for both
+//! step_clock.rs     the times of a step
 //! conversations.rs  sequences of several requests
 //! turn.rs           a request of one of them
 //! service.rs        when the model has begun to serve, and when its requests must end
@@ -20,6 +21,7 @@ pub mod iterative;
 pub mod queued;
 pub mod service;
 mod slots_in_doubt;
+mod step_clock;
 pub mod step_driver;
 mod turn;
 pub mod watched;
