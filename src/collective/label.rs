@@ -1,0 +1,59 @@
+//! What the ranks of a round must agree on.
+
+use std::fmt;
+
+/// What a message belongs to: the same for all ranks of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// The operation.
+    pub operation: Operation,
+    /// What distinguishes the step, such as a hash of its plan.
+    pub step: u64,
+    /// The values of all its messages.
+    pub len: usize,
+}
+
+/// A collective operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Operation {
+    /// A sum over all ranks.
+    AllReduce = 1,
+    /// The values of all ranks.
+    AllGather = 2,
+    /// A message of one rank.
+    Broadcast = 3,
+}
+
+impl Operation {
+    /// The operation with this number.
+    pub(super) const fn from_number(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::AllReduce),
+            2 => Some(Self::AllGather),
+            3 => Some(Self::Broadcast),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AllReduce => "an all-reduce",
+            Self::AllGather => "an all-gather",
+            Self::Broadcast => "a broadcast",
+        })
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            operation,
+            step,
+            len,
+        } = self;
+        write!(f, "{operation} of {len} values in step {step:016x}")
+    }
+}

@@ -1,0 +1,146 @@
+//! Sums and messages between ranks.
+
+use super::error::CollectiveError;
+use super::exchange::Exchange;
+use super::label::{Label, Operation};
+use super::sums::add_ranks;
+
+/// Operations of all ranks of a model. Each is called by all of them, in the same order, with the same `step`.
+///
+/// # Errors
+///
+/// Every operation fails if a rank has failed, has ended, does another operation or another step, or does not take part
+/// within the time limit. Later ones fail, too.
+pub trait Collective: Send {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// All ranks.
+    fn num_ranks(&self) -> usize;
+
+    /// Sums values over all ranks. All get the same bits: each value is summed in pairs of ranks, `(0 + 1) + (2 + 3)`.
+    ///
+    /// # Errors
+    ///
+    /// See [`Collective`].
+    fn all_reduce(&mut self, step: u64, values: &mut [f32]) -> Result<(), CollectiveError>;
+
+    /// Calls `write(rank, first, values)` for pieces of what each rank has, this one included; `first` is the index of
+    /// the first value of a piece. `lens` are the numbers of values of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// See [`Collective`].
+    ///
+    /// # Panics
+    ///
+    /// If `own` has another length than `lens` says.
+    fn all_gather(
+        &mut self,
+        step: u64,
+        own: &[f32],
+        lens: &[usize],
+        write: &mut dyn FnMut(usize, usize, &[f32]),
+    ) -> Result<(), CollectiveError>;
+
+    /// Replaces the words of all ranks by those of `root`. All have equally many.
+    ///
+    /// # Errors
+    ///
+    /// See [`Collective`].
+    fn broadcast(
+        &mut self,
+        step: u64,
+        root: usize,
+        words: &mut [u32],
+    ) -> Result<(), CollectiveError>;
+
+    /// Ends the operations of all ranks with an error, for this rank has failed.
+    fn abort(&mut self, reason: &str);
+}
+
+impl<E: Exchange> Collective for E {
+    fn rank(&self) -> usize {
+        Exchange::rank(self)
+    }
+
+    fn num_ranks(&self) -> usize {
+        Exchange::num_ranks(self)
+    }
+
+    fn all_reduce(&mut self, step: u64, values: &mut [f32]) -> Result<(), CollectiveError> {
+        if Exchange::num_ranks(self) == 1 {
+            return Ok(());
+        }
+        let label = Label {
+            operation: Operation::AllReduce,
+            step,
+            len: values.len(),
+        };
+        let max_words = self.max_words();
+        for piece in values.chunks_mut(max_words) {
+            self.publish(label, bytemuck::cast_slice(piece))?;
+            self.read(&mut |messages| add_ranks(messages, piece))?;
+        }
+        Ok(())
+    }
+
+    fn all_gather(
+        &mut self,
+        step: u64,
+        own: &[f32],
+        lens: &[usize],
+        write: &mut dyn FnMut(usize, usize, &[f32]),
+    ) -> Result<(), CollectiveError> {
+        let rank = Exchange::rank(self);
+        assert_eq!(lens.len(), Exchange::num_ranks(self), "a length per rank");
+        assert_eq!(own.len(), lens[rank], "the values of rank {rank}");
+        let label = Label {
+            operation: Operation::AllGather,
+            step,
+            len: lens.iter().sum(),
+        };
+        let max_words = self.max_words();
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        for first in (0..longest).step_by(max_words) {
+            let piece = |len: usize| first.min(len)..(first + max_words).min(len);
+            self.publish(label, bytemuck::cast_slice(&own[piece(own.len())]))?;
+            self.read(&mut |messages| {
+                for (rank, (words, &len)) in messages.iter().zip(lens).enumerate() {
+                    let values = &words[..words.len().min(piece(len).len())];
+                    if !values.is_empty() {
+                        write(rank, first, bytemuck::cast_slice(values));
+                    }
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn broadcast(
+        &mut self,
+        step: u64,
+        root: usize,
+        words: &mut [u32],
+    ) -> Result<(), CollectiveError> {
+        let label = Label {
+            operation: Operation::Broadcast,
+            step,
+            len: words.len(),
+        };
+        let is_root = Exchange::rank(self) == root;
+        let max_words = self.max_words();
+        for piece in words.chunks_mut(max_words) {
+            self.publish(label, if is_root { piece } else { &[] })?;
+            self.read(&mut |messages| {
+                let len = piece.len().min(messages[root].len());
+                piece[..len].copy_from_slice(&messages[root][..len]);
+            })?;
+        }
+        Ok(())
+    }
+
+    fn abort(&mut self, reason: &str) {
+        Exchange::abort(self, reason);
+    }
+}

@@ -1,0 +1,133 @@
+//! A CPU as one of the ranks of a model.
+
+use std::hash::Hasher;
+use std::ops::Range;
+
+use half::bf16;
+use rustc_hash::FxHasher;
+
+use super::{Cpu, PackedMatrix};
+use crate::base::StepError;
+use crate::collective::{Collective, CollectiveError, MAX_RANKS};
+use crate::device::{Output, StepInputs};
+
+/// The other ranks.
+pub(super) struct Ranks {
+    collective: Box<dyn Collective>,
+    /// A hash of the current step, which is the same on all ranks.
+    step: u64,
+    /// What went wrong first. Nothing is sent after that.
+    failure: Option<CollectiveError>,
+}
+
+impl Ranks {
+    pub(super) fn new(collective: Box<dyn Collective>) -> Self {
+        Self {
+            collective,
+            step: 0,
+            failure: None,
+        }
+    }
+
+    /// Begins a step, whose plan all ranks must have.
+    pub(super) fn begin_step(&mut self, inputs: &StepInputs<'_>) {
+        self.step = hash_of(inputs, self.step);
+    }
+
+    /// What went wrong.
+    ///
+    /// # Errors
+    ///
+    /// Something did.
+    pub(super) fn check(&self) -> Result<(), StepError> {
+        match &self.failure {
+            None => Ok(()),
+            Some(error) => Err(StepError(error.to_string())),
+        }
+    }
+
+    /// Sums values over all ranks.
+    pub(super) fn all_reduce(&mut self, values: &mut [f32]) {
+        self.run(|collective, step| collective.all_reduce(step, values));
+    }
+
+    /// Collects the columns of a matrix from all ranks: `widths` are the numbers of their columns, `part` has this one's.
+    pub(super) fn gather_columns(&mut self, widths: &[usize], part: &[f32], out: &mut [f32]) {
+        let width: usize = widths.iter().sum();
+        let num_rows = out.len() / width;
+        assert_eq!(out.len(), num_rows * width, "out is [m, {width}]");
+        let mut lens = [0; MAX_RANKS];
+        for (len, width) in lens.iter_mut().zip(widths) {
+            *len = num_rows * width;
+        }
+        let lens = &lens[..widths.len()];
+        let mut write = |rank: usize, first: usize, mut values: &[f32]| {
+            let first_column: usize = widths[..rank].iter().sum();
+            let (mut row, mut column) = (first / widths[rank], first % widths[rank]);
+            while !values.is_empty() {
+                let len = (widths[rank] - column).min(values.len());
+                let (copied, rest) = values.split_at(len);
+                let start = row * width + first_column + column;
+                out[start..start + len].copy_from_slice(copied);
+                (values, row, column) = (rest, row + 1, 0);
+            }
+        };
+        self.run(|collective, step| collective.all_gather(step, part, lens, &mut write));
+    }
+
+    fn run(
+        &mut self,
+        operation: impl FnOnce(&mut dyn Collective, u64) -> Result<(), CollectiveError>,
+    ) {
+        if self.failure.is_none() {
+            self.failure = operation(self.collective.as_mut(), self.step).err();
+        }
+    }
+}
+
+impl Cpu {
+    /// As [`Cpu::gemm`], with some columns of `x`, which has rows of `width`.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
+    pub(super) fn gemm_part(
+        &mut self,
+        x: &[bf16],
+        width: usize,
+        columns: Range<usize>,
+        weights: &PackedMatrix,
+        bias: Option<&[f32]>,
+        output: Output,
+        out: &mut [f32],
+    ) {
+        let m = x.len() / width;
+        if columns == (0..width) {
+            return self.gemm(x, m, weights, bias, output, out);
+        }
+        let mut part = std::mem::take(&mut self.part_x);
+        part.clear();
+        let rows = x.chunks_exact(width);
+        part.extend(rows.flat_map(|row| &row[columns.clone()]));
+        self.gemm(&part, m, weights, bias, output, out);
+        self.part_x = part;
+    }
+}
+
+/// A hash of the plan of a step, and of the steps before it.
+fn hash_of(inputs: &StepInputs<'_>, earlier: u64) -> u64 {
+    let mut hasher = FxHasher::default();
+    hasher.write_u64(earlier);
+    let mut write = |values: &mut dyn Iterator<Item = u32>| {
+        let mut len = 0;
+        for value in values {
+            hasher.write_u32(value);
+            len += 1;
+        }
+        hasher.write_usize(len);
+    };
+    write(&mut inputs.token_ids.iter().copied());
+    let spans = inputs.spans.iter();
+    write(&mut spans.flat_map(|span| [span.tokens.end, span.kv_len, span.block_table.end]));
+    write(&mut inputs.block_tables.iter().map(|block| block.0));
+    write(&mut inputs.kept_rows.iter().copied());
+    write(&mut inputs.sampled_rows.iter().copied());
+    hasher.finish()
+}

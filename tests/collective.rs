@@ -1,0 +1,395 @@
+//! Sums and messages between ranks: threads of this process, and processes that share memory.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use triton_inflight::collective::{Collective, CollectiveError, Local, Shm, ShmWorld};
+
+/// Longer than any operation of these tests takes.
+const PATIENT: Duration = Duration::from_secs(60);
+
+/// How the ranks of a test are connected.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Local,
+    Shm,
+}
+
+const KINDS: [Kind; 2] = [Kind::Local, Kind::Shm];
+
+fn world(kind: Kind, num_ranks: usize, time_limit: Duration) -> Vec<Box<dyn Collective>> {
+    let boxed = |rank| -> Box<dyn Collective> { rank };
+    match kind {
+        Kind::Local => {
+            let ranks = Local::world(num_ranks, time_limit).into_iter();
+            ranks.map(|rank| boxed(Box::new(rank))).collect()
+        }
+        Kind::Shm => {
+            let world = ShmWorld::new(num_ranks).expect("shared memory");
+            let ranks = (0..num_ranks).map(|rank| world.attach(rank, time_limit));
+            ranks
+                .map(|rank| boxed(Box::new(rank.expect("a free place"))))
+                .collect()
+        }
+    }
+}
+
+/// Calls `body` for each rank in a thread of its own, and collects the results.
+fn on_ranks<R: Send>(
+    ranks: Vec<Box<dyn Collective>>,
+    body: impl Fn(&mut dyn Collective) -> R + Sync,
+) -> Vec<R> {
+    let body = &body;
+    thread::scope(|scope| {
+        let threads: Vec<_> = ranks
+            .into_iter()
+            .map(|mut rank| scope.spawn(move || body(rank.as_mut())))
+            .collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.map(|result| result.expect("no panic")).collect()
+    })
+}
+
+/// A value that depends on its rank, its operation and its place; sums of it are rounded.
+fn value(rank: usize, operation: usize, index: usize) -> f32 {
+    let seed = (rank * 7919 + operation * 104_729 + index * 31) % 10_007;
+    (seed as f32 - 5000.0) * 0.37
+}
+
+fn values(rank: usize, operation: usize, len: usize) -> Vec<f32> {
+    (0..len)
+        .map(|index| value(rank, operation, index))
+        .collect()
+}
+
+/// The sum in pairs, by its definition.
+fn sum(values: &[f32]) -> f32 {
+    match values {
+        [one] => *one,
+        _ => {
+            let pairs = values
+                .chunks(2)
+                .map(|pair| pair.iter().copied().reduce(|a, b| a + b));
+            sum(&pairs.flatten().collect::<Vec<_>>())
+        }
+    }
+}
+
+/// An operation of all ranks, with the lengths of what each of them has.
+#[derive(Clone, Debug)]
+enum Call {
+    AllReduce(usize),
+    AllGather(Vec<usize>),
+    Broadcast(usize, usize),
+}
+
+/// Lengths up to a few messages.
+fn len() -> impl Strategy<Value = usize> {
+    prop_oneof![0..40_usize, 65_000..66_000_usize, 131_000..140_000_usize]
+}
+
+fn call(num_ranks: usize) -> impl Strategy<Value = Call> {
+    prop_oneof![
+        len().prop_map(Call::AllReduce),
+        prop::collection::vec(len(), num_ranks).prop_map(Call::AllGather),
+        (0..num_ranks, len()).prop_map(|(root, len)| Call::Broadcast(root, len)),
+    ]
+}
+
+fn calls() -> impl Strategy<Value = (usize, Vec<Call>, Vec<u64>)> {
+    (1..=5_usize).prop_flat_map(|num_ranks| {
+        (
+            Just(num_ranks),
+            prop::collection::vec(call(num_ranks), 1..8),
+            prop::collection::vec(0..400_u64, 5),
+        )
+    })
+}
+
+/// Makes one call as a rank, and compares its result with the definition.
+fn make_call(collective: &mut dyn Collective, index: usize, call: &Call) {
+    let (rank, num_ranks) = (collective.rank(), collective.num_ranks());
+    let step = index as u64;
+    match call {
+        Call::AllReduce(len) => {
+            let mut sums = values(rank, index, *len);
+            collective.all_reduce(step, &mut sums).expect("a sum");
+            for (place, got) in sums.iter().enumerate() {
+                let all: Vec<_> = (0..num_ranks)
+                    .map(|rank| value(rank, index, place))
+                    .collect();
+                assert_eq!(got.to_bits(), sum(&all).to_bits(), "sum {place} of {len}");
+            }
+        }
+        Call::AllGather(lens) => {
+            let mut got: Vec<_> = lens.iter().map(|&len| vec![f32::NAN; len]).collect();
+            let own = values(rank, index, lens[rank]);
+            let mut write = |rank: usize, first: usize, piece: &[f32]| {
+                got[rank][first..][..piece.len()].copy_from_slice(piece);
+            };
+            let gathered = collective.all_gather(step, &own, lens, &mut write);
+            gathered.expect("all values");
+            for (rank, got) in got.iter().enumerate() {
+                assert!(*got == values(rank, index, lens[rank]), "values of {rank}");
+            }
+        }
+        Call::Broadcast(root, len) => {
+            let words = |rank: usize| (0..*len).map(move |word| (word * 3 + rank) as u32);
+            let mut got: Vec<_> = words(rank).collect();
+            collective.broadcast(step, *root, &mut got).expect("words");
+            assert!(got.into_iter().eq(words(*root)), "words of {root}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn operations_do_what_they_say_whatever_their_lengths_and_delays((num_ranks, calls, delays) in calls()) {
+        for kind in KINDS {
+            on_ranks(world(kind, num_ranks, PATIENT), |collective| {
+                for (index, call) in calls.iter().enumerate() {
+                    let delay = delays[(index + collective.rank()) % delays.len()];
+                    thread::sleep(Duration::from_micros(delay));
+                    make_call(collective, index, call);
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn many_rounds_mix_up_no_messages() {
+    for kind in KINDS {
+        on_ranks(world(kind, 3, PATIENT), |collective| {
+            for round in 0..5000 {
+                make_call(collective, round, &Call::AllReduce(5));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_is_late_is_an_error_in_time() {
+    let limit = Duration::from_millis(100);
+    for kind in KINDS {
+        let results = on_ranks(world(kind, 3, limit), |collective| {
+            if collective.rank() == 2 {
+                // Alive all the time that the others wait.
+                thread::sleep(Duration::from_millis(600));
+            }
+            let started = Instant::now();
+            let result = collective.all_reduce(0, &mut [1.0]);
+            (result.expect_err("too late"), started.elapsed())
+        });
+        for (error, waited) in &results {
+            assert!(*waited < Duration::from_millis(500), "{kind:?}: {waited:?}");
+            assert!(!matches!(error, CollectiveError::Ended { .. }), "{error}");
+        }
+        let timed_out = |rank| CollectiveError::TimedOut {
+            rank,
+            missing: 2,
+            limit,
+        };
+        let [first, second, _] = &results[..] else {
+            unreachable!("three ranks")
+        };
+        // Who notices first tells the other one.
+        assert!(
+            [&first.0, &second.0]
+                .into_iter()
+                .zip(0..)
+                .any(|(error, rank)| *error == timed_out(rank)),
+            "{results:?}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_that_has_ended_is_an_error_at_once() {
+    for kind in KINDS {
+        let errors = on_ranks(world(kind, 3, PATIENT), |collective| {
+            collective.all_reduce(0, &mut [1.0]).expect("all are there");
+            match collective.rank() {
+                1 => None,
+                _ => Some(
+                    collective
+                        .all_reduce(1, &mut [1.0])
+                        .expect_err("rank 1 has ended"),
+                ),
+            }
+        });
+        let errors: Vec<_> = errors.into_iter().flatten().collect();
+        assert_eq!(errors.len(), 2);
+        for error in errors {
+            assert!(error.to_string().contains("rank 1 has ended"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_fails_tells_the_others_why() {
+    for kind in KINDS {
+        let results = on_ranks(world(kind, 4, PATIENT), |collective| {
+            if collective.rank() == 3 {
+                thread::sleep(Duration::from_millis(30));
+                collective.abort("its disk is full");
+            }
+            let first = collective.all_reduce(0, &mut [1.0]).expect_err("rank 3");
+            let second = collective.broadcast(1, 0, &mut [1]).expect_err("still");
+            assert_eq!(first, second);
+            first
+        });
+        let expected = CollectiveError::Aborted {
+            by: 3,
+            reason: "its disk is full".to_owned(),
+        };
+        assert_eq!(results, vec![expected; 4]);
+    }
+}
+
+#[test]
+fn ranks_that_do_different_things_notice_it() {
+    for kind in KINDS {
+        for what in ["operation", "step", "length"] {
+            let results = on_ranks(world(kind, 2, PATIENT), |collective| {
+                match (collective.rank(), what) {
+                    (1, "operation") => collective.broadcast(0, 0, &mut [1]),
+                    (1, "step") => collective.all_reduce(1, &mut [1.0]),
+                    (1, _) => collective.all_reduce(0, &mut [1.0; 2]),
+                    _ => collective.all_reduce(0, &mut [1.0]),
+                }
+            });
+            for result in results {
+                let error = result.expect_err("they differ").to_string();
+                assert!(error.contains("different steps"), "{what}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_that_is_none_of_ranks_is_refused() {
+    let fail = |memory, rank| match Shm::attach(memory, rank, PATIENT) {
+        Ok(_) => panic!("it is refused"),
+        Err(error) => error.to_string(),
+    };
+    let file = std::fs::File::open("/dev/null").expect("/dev/null");
+    assert!(fail(file.as_fd(), 0).contains("not memory of"));
+    let world = ShmWorld::new(2).expect("shared memory");
+    assert!(fail(world.as_fd(), 2).contains("is not below 2"));
+    let first = world.attach(0, PATIENT).expect("a free place");
+    assert!(fail(world.as_fd(), 0).contains("another process is this rank"));
+    drop(first);
+    assert!(fail(world.as_fd(), 0).contains("has been taken before"));
+    assert!(ShmWorld::new(0).is_err() && ShmWorld::new(17).is_err());
+}
+
+/// Where a process that a test starts finds its memory.
+const MEMORY: &str = "INFLIGHT_TEST_RANK_MEMORY";
+
+/// Rank 1 of the tests below, in a process of its own: sums until it is killed, or until the step that it is told.
+#[test]
+fn rank_1() {
+    let Some(path) = std::env::var_os(MEMORY) else {
+        return;
+    };
+    let memory = std::fs::File::options().read(true).write(true).open(path);
+    let memory = memory.expect("the memory of the test");
+    let mut rank = Shm::attach(memory.as_fd(), 1, PATIENT).expect("a free place");
+    for step in 0.. {
+        let call = Call::AllReduce(1 + step % 3000);
+        let mut end = [0];
+        rank.broadcast(step as u64, 0, &mut end).expect("rank 0");
+        if end == [1] {
+            return;
+        }
+        make_call(&mut rank, step, &call);
+    }
+}
+
+fn start_rank_1(world: &ShmWorld) -> Child {
+    let id = std::process::id();
+    let path = format!("/proc/{id}/fd/{}", world.as_fd().as_raw_fd());
+    let program = std::env::current_exe().expect("this test");
+    let mut command = Command::new(program);
+    command.args(["--exact", "rank_1"]).env(MEMORY, path);
+    command.stdout(Stdio::null()).spawn().expect("a process")
+}
+
+#[test]
+fn two_processes_sum() {
+    let world = ShmWorld::new(2).expect("shared memory");
+    let mut child = start_rank_1(&world);
+    let mut rank = world.attach(0, PATIENT).expect("a free place");
+    for step in 0..2000 {
+        rank.broadcast(step as u64, 0, &mut [0]).expect("rank 1");
+        make_call(&mut rank, step, &Call::AllReduce(1 + step % 3000));
+    }
+    rank.broadcast(2000, 0, &mut [1]).expect("rank 1");
+    assert!(child.wait().expect("it ends").success());
+}
+
+#[test]
+fn a_process_that_is_killed_is_an_error_at_once() {
+    for num_steps in [1, 300] {
+        let world = ShmWorld::new(2).expect("shared memory");
+        let mut child = start_rank_1(&world);
+        let mut rank = world.attach(0, PATIENT).expect("a free place");
+        let mut killed = None;
+        let error = (0..).find_map(|step| {
+            if step == num_steps {
+                child.kill().expect("a process");
+                killed = Some(Instant::now());
+            }
+            let mut sums = values(0, step, 1 + step % 3000);
+            let result = rank.broadcast(step as u64, 0, &mut [0]);
+            result
+                .and_then(|()| rank.all_reduce(step as u64, &mut sums))
+                .err()
+        });
+        let expected = CollectiveError::Ended {
+            rank: 0,
+            missing: 1,
+        };
+        assert_eq!(error, Some(expected));
+        let waited = killed.expect("it was killed").elapsed();
+        assert!(waited < Duration::from_secs(5), "{waited:?}");
+        child.wait().expect("it has ended");
+    }
+}
+
+#[test]
+fn a_process_that_is_stopped_is_an_error_in_time() {
+    let world = ShmWorld::new(2).expect("shared memory");
+    let mut child = start_rank_1(&world);
+    // It starts and makes the first step in this time.
+    let limit = Duration::from_secs(5);
+    let mut rank = world.attach(0, limit).expect("a free place");
+    rank.broadcast(0, 0, &mut [0]).expect("rank 1");
+    make_call(&mut rank, 0, &Call::AllReduce(1));
+    let stop = Command::new("kill")
+        .args(["-STOP", &child.id().to_string()])
+        .status();
+    assert!(stop.expect("kill").success());
+    let stopped = Instant::now();
+    let error = (1..).find_map(|step| {
+        let mut sums = values(0, step, 1 + step % 3000);
+        let result = rank.broadcast(step as u64, 0, &mut [0]);
+        let result = result.and_then(|()| rank.all_reduce(step as u64, &mut sums));
+        result.err()
+    });
+    let expected = CollectiveError::TimedOut {
+        rank: 0,
+        missing: 1,
+        limit,
+    };
+    assert_eq!(error, Some(expected));
+    assert!(stopped.elapsed() < 2 * limit);
+    child.kill().expect("a process");
+    child.wait().expect("it has ended");
+}

@@ -1,0 +1,494 @@
+//! One model on several ranks: threads that each have their share of the weights, and serve the same requests.
+//!
+//! The oracle is one rank with all of the model, whose sums are cut into the same tiles: every bit is the same.
+
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use serde_json::json;
+use triton_inflight::base::LoadError;
+use triton_inflight::collective::{Collective, Local, Shm, ShmWorld};
+use triton_inflight::device::cpu::CpuOptions;
+use triton_inflight::engine::{BlockReuse, CapacityPolicy, Engine, StepOutput};
+use triton_inflight::runner::{CpuRunner, ModelSource, WeightPrecision};
+
+use crate::batching;
+use crate::copy::Copy;
+use crate::devices::{assert_near, assert_same_bits, requests, setups};
+use crate::support::{Happened, Request, Served, Setup, fixture, serve, simds};
+
+/// Longer than any step of these tests takes.
+const PATIENT: Duration = Duration::from_secs(120);
+
+/// Every family without experts and without norms over whole rows. Some have 4 query heads and 2 key heads, some 6 and 3,
+/// which divide neither by 2 nor by 4, and some only 3 query heads.
+const MODELS: [&str; 34] = [
+    "cohere",
+    "cohere2",
+    "ernie4-5",
+    "exaone4",
+    "falcon",
+    "falcon-grouped",
+    "gemma2",
+    "gemma3",
+    "glm",
+    "gpt-neox",
+    "gpt2",
+    "granite",
+    "helium",
+    "llama-biases",
+    "llama-linear",
+    "llama-yarn",
+    "llama2",
+    "llama3",
+    "ministral",
+    "mistral",
+    "mistral-window",
+    "nemotron",
+    "opt",
+    "phi3",
+    "phi4-mini",
+    "qwen2",
+    "qwen2-windows",
+    "qwen3",
+    "qwen3-windows",
+    "seed-oss",
+    "sharded",
+    "smollm3",
+    "stablelm",
+    "stored-f16",
+];
+
+fn local(num_ranks: usize, time_limit: Duration) -> Vec<Box<dyn Collective>> {
+    let ranks = Local::world(num_ranks, time_limit).into_iter();
+    ranks
+        .map(|rank| -> Box<dyn Collective> { Box::new(rank) })
+        .collect()
+}
+
+fn load(
+    dir: &Path,
+    setup: &Setup,
+    collective: Box<dyn Collective>,
+) -> Result<CpuRunner, LoadError> {
+    let options = CpuOptions {
+        num_threads: NonZeroUsize::new(setup.num_threads),
+        simd: setup.simd,
+    };
+    let source = ModelSource::open(dir).expect("the checkpoint opens");
+    CpuRunner::of_rank(&source, setup.runner_limits(), &options, collective)
+}
+
+/// Serves requests on ranks, each in a thread with an engine of its own. All have the same results.
+fn serve_on(
+    dir: &Path,
+    setup: &Setup,
+    requests: &[Request],
+    ranks: Vec<Box<dyn Collective>>,
+) -> (Vec<Served>, Happened) {
+    let mut results: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = ranks
+            .into_iter()
+            .map(|collective| {
+                scope.spawn(move || {
+                    let mut runner = load(dir, setup, collective).expect("it loads");
+                    serve(&mut runner, setup, requests)
+                })
+            })
+            .collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.map(|result| result.expect("no panic")).collect()
+    });
+    let first = results.remove(0);
+    for (others, _) in results {
+        assert_same(
+            &format!("{}, another rank", dir.display()),
+            &first.0,
+            &others,
+        );
+    }
+    first
+}
+
+fn assert_same(what: &str, expected: &[Served], got: &[Served]) {
+    assert_eq!(expected.len(), got.len(), "{what}");
+    for (expected, got) in expected.iter().zip(got) {
+        assert_same_bits(what, expected, got);
+        assert!(expected.hypotheses == got.hypotheses, "{what}: hypotheses");
+        assert!(expected.log_probs == got.log_probs, "{what}: log-probs");
+        let (expected, got) = (&expected.generation_logits, &got.generation_logits);
+        assert!(expected == got, "{what}: generation logits");
+    }
+}
+
+/// Serves requests on 1, 2 and 4 ranks, as far as the model has query heads for them, and compares every bit.
+fn assert_ranks_change_nothing(
+    dir: &Path,
+    what: &str,
+    setup: &Setup,
+    requests: &[Request],
+) -> Happened {
+    let (alone, happened) = serve_on(dir, setup, requests, local(1, PATIENT));
+    let source = ModelSource::open(dir).expect("the checkpoint opens");
+    // A rank has a query head at least.
+    let num_ranks = [2, 4].into_iter();
+    for num_ranks in num_ranks.filter(|num_ranks| *num_ranks <= source.spec().num_heads) {
+        let (together, _) = serve_on(dir, setup, requests, local(num_ranks, PATIENT));
+        let what = format!("{}, {what}, {num_ranks} ranks", dir.display());
+        assert_same(&what, &alone, &together);
+    }
+    happened
+}
+
+#[test]
+fn every_family_is_the_same_on_1_2_and_4_ranks() {
+    let (what, setup) = setups().swap_remove(0);
+    for name in MODELS {
+        let happened = assert_ranks_change_nothing(&fixture(name), what, &setup, &requests());
+        assert!(happened.num_chunks > 0 && happened.max_sequences > 1);
+    }
+}
+
+#[test]
+fn ranks_change_nothing_however_requests_are_scheduled() {
+    // Keys that divide by 2, and 3 keys that divide by nothing.
+    for name in ["llama3", "phi3"] {
+        for (what, setup) in setups() {
+            let happened = assert_ranks_change_nothing(&fixture(name), what, &setup, &requests());
+            if what == "copies and drafts" {
+                assert!(happened.num_copies > 0 && happened.drafts.num_accepted > 0);
+            }
+        }
+        let pausing = Setup {
+            policy: CapacityPolicy::MaxUtilization,
+            enable_chunked_context: true,
+            max_num_tokens: 16,
+            block_size: 8,
+            num_blocks: 14,
+            num_threads: 2,
+            ..Setup::default()
+        };
+        let happened =
+            assert_ranks_change_nothing(&fixture(name), "pauses", &pausing, &batching::requests());
+        assert!(happened.num_pauses > 0, "{happened:?}");
+        let returning = Setup {
+            num_host_blocks: 64,
+            reuse: BlockReuse::PartialBlocks,
+            ..pausing
+        };
+        let mut twice = batching::requests();
+        let later = twice.iter().map(|request| Request {
+            arrival: request.arrival + 120,
+            ..request.clone()
+        });
+        twice.extend(later.collect::<Vec<_>>());
+        let happened =
+            assert_ranks_change_nothing(&fixture(name), "host memory", &returning, &twice);
+        assert!(happened.num_onboarded > 0, "{happened:?}");
+        let separate = Setup {
+            separate_calls: true,
+            moves_blocks: true,
+            block_size: 5,
+            num_blocks: 256,
+            num_runner_blocks: Some(512),
+            ..Setup::default()
+        };
+        let happened = assert_ranks_change_nothing(
+            &fixture(name),
+            "separate calls",
+            &separate,
+            &batching::requests(),
+        );
+        assert!(happened.num_moves > 50, "{happened:?}");
+    }
+}
+
+#[test]
+fn ranks_change_nothing_with_beams() {
+    let setup = Setup {
+        max_beam_width: 4,
+        max_num_tokens: 37,
+        enable_chunked_context: true,
+        reuse: BlockReuse::PartialBlocks,
+        num_blocks: 128,
+        ..Setup::default()
+    };
+    let requests = batching::requests_with_beams();
+    for name in ["qwen3", "seed-oss"] {
+        let happened = assert_ranks_change_nothing(&fixture(name), "beams", &setup, &requests);
+        assert!(happened.num_copies > 10, "{happened:?}");
+    }
+}
+
+#[test]
+fn ranks_change_nothing_on_any_instruction_set() {
+    for simd in simds() {
+        let setup = Setup {
+            simd: Some(simd),
+            ..Setup::default()
+        };
+        for name in ["gemma2", "qwen2"] {
+            assert_ranks_change_nothing(&fixture(name), &simd.to_string(), &setup, &requests());
+        }
+    }
+}
+
+/// Where a process that a test starts finds its memory.
+const MEMORY: &str = "INFLIGHT_TEST_MODEL_RANK_MEMORY";
+
+/// Rank 1 of the test below, in a process of its own.
+#[test]
+fn rank_1() {
+    let Some(path) = std::env::var_os(MEMORY) else {
+        return;
+    };
+    let memory = File::options().read(true).write(true).open(path);
+    let memory = memory.expect("the memory of the test");
+    let rank = Shm::attach(memory.as_fd(), 1, PATIENT).expect("a free place");
+    let setup = Setup::default();
+    let mut runner = load(&fixture("qwen3"), &setup, Box::new(rank)).expect("it loads");
+    serve(&mut runner, &setup, &requests());
+}
+
+#[test]
+fn two_processes_are_the_same_as_two_threads() {
+    let world = ShmWorld::new(2).expect("shared memory");
+    let id = std::process::id();
+    let path = format!("/proc/{id}/fd/{}", world.as_fd().as_raw_fd());
+    let mut other = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "ranks::rank_1"])
+        .env(MEMORY, path)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("a process");
+    let rank = world.attach(0, PATIENT).expect("a free place");
+    let (dir, setup) = (fixture("qwen3"), Setup::default());
+    let (processes, _) = serve_on(&dir, &setup, &requests(), vec![Box::new(rank)]);
+    assert!(other.wait().expect("it ends").success());
+    let (threads, _) = serve_on(&dir, &setup, &requests(), local(2, PATIENT));
+    assert_same("two processes", &threads, &processes);
+}
+
+/// The sizes of a model.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    intermediate_size: usize,
+    vocab_size: usize,
+}
+
+/// A Llama of these sizes with biases everywhere, whose weights are pseudo-random.
+fn random_llama(sizes: Sizes) -> Copy {
+    let Sizes {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        intermediate_size,
+        vocab_size,
+    } = sizes;
+    const HIDDEN: usize = 34;
+    let copy = Copy::of("llama-biases").config(json!({
+        "hidden_size": HIDDEN,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate_size,
+        "vocab_size": vocab_size,
+    }));
+    let mut shapes = vec![
+        (
+            "model.embed_tokens.weight".to_owned(),
+            vec![vocab_size, HIDDEN],
+        ),
+        ("lm_head.weight".to_owned(), vec![vocab_size, HIDDEN]),
+        ("model.norm.weight".to_owned(), vec![HIDDEN]),
+    ];
+    for layer in 0..2 {
+        let [q, kv] = [num_heads, num_kv_heads].map(|heads| heads * head_dim);
+        for (linear, outputs, inputs) in [
+            ("self_attn.q_proj", q, HIDDEN),
+            ("self_attn.k_proj", kv, HIDDEN),
+            ("self_attn.v_proj", kv, HIDDEN),
+            ("self_attn.o_proj", HIDDEN, q),
+            ("mlp.gate_proj", intermediate_size, HIDDEN),
+            ("mlp.up_proj", intermediate_size, HIDDEN),
+            ("mlp.down_proj", HIDDEN, intermediate_size),
+        ] {
+            let name = format!("model.layers.{layer}.{linear}");
+            shapes.push((format!("{name}.weight"), vec![outputs, inputs]));
+            shapes.push((format!("{name}.bias"), vec![outputs]));
+        }
+        for norm in ["input_layernorm", "post_attention_layernorm"] {
+            let name = format!("model.layers.{layer}.{norm}.weight");
+            shapes.push((name, vec![HIDDEN]));
+        }
+    }
+    let mut state = 1_u64;
+    let mut random = || {
+        // xorshift64
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
+        .into_iter()
+        .map(|(name, shape)| {
+            let len = shape.iter().product::<usize>();
+            let bytes = (0..len).flat_map(|_| (0.3 * random()).to_le_bytes());
+            let bytes = bytes.collect();
+            (name, shape, bytes)
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        let view = TensorView::new(Dtype::F32, shape.clone(), bytes);
+        (name.as_str(), view.expect("the bytes of its shape"))
+    });
+    serialize_to_file(views, None, &copy.path("model.safetensors")).expect("written");
+    copy
+}
+
+#[test]
+fn sizes_that_do_not_divide_change_nothing() {
+    let (_, setup) = setups().swap_remove(0);
+    for (heads, width, vocab_size) in [
+        ((5, 5, 6), 30, 97),
+        ((7, 1, 8), 45, 131),
+        ((12, 3, 4), 18, 101),
+        ((10, 2, 2), 64, 99),
+        ((9, 9, 4), 95, 103),
+        ((4, 1, 10), 9, 98),
+    ] {
+        let (num_heads, num_kv_heads, head_dim) = heads;
+        let copy = random_llama(Sizes {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            intermediate_size: width,
+            vocab_size,
+        });
+        let requests = requests();
+        assert_ranks_change_nothing(copy.dir(), "odd sizes", &setup, &requests);
+        let (ours, _) = serve(&mut setup.load_from(copy.dir()), &setup, &requests);
+        for num_ranks in [1, 3] {
+            let (theirs, _) = serve_on(copy.dir(), &setup, &requests, local(num_ranks, PATIENT));
+            assert_near(
+                &format!("{heads:?}, {num_ranks} ranks"),
+                &ours,
+                &theirs,
+                0.1,
+            );
+        }
+    }
+}
+
+#[test]
+fn tiles_and_any_number_of_ranks_change_only_the_rounding() {
+    let setup = Setup::default();
+    for name in MODELS {
+        let requests = requests();
+        let (ours, _) = serve(&mut setup.load(name), &setup, &requests);
+        // On 3 ranks there are 3 tiles.
+        for num_ranks in [1, 3] {
+            let (theirs, _) =
+                serve_on(&fixture(name), &setup, &requests, local(num_ranks, PATIENT));
+            assert_near(&format!("{name}, {num_ranks} ranks"), &ours, &theirs, 0.1);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_split_is_refused() {
+    let fail = |name: &str, setup: &Setup, num_ranks: usize| {
+        let rank = local(num_ranks, PATIENT).swap_remove(0);
+        match load(&fixture(name), setup, rank) {
+            Ok(_) => panic!("{name} is refused on {num_ranks} ranks"),
+            Err(error) => error.to_string(),
+        }
+    };
+    let setup = Setup::default();
+    let rounded = Setup {
+        weights: WeightPrecision::new(triton_inflight::device::CodeBits::Eight).into(),
+        ..Setup::default()
+    };
+    for (error, part) in [
+        (fail("mixtral", &setup, 2), "experts cannot be split"),
+        (fail("olmo2", &setup, 2), "normalises all queries"),
+        (fail("llama3", &setup, 5), "only 4 query heads"),
+        (fail("llama3", &rounded, 2), "weight_only_precision"),
+        (
+            fail("quantised/awq", &setup, 2),
+            "quantised weights cannot be split over several ranks yet",
+        ),
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+/// Computes steps of a request until one fails, as a rank that may end or see another request.
+fn steps_until_failure(
+    collective: Box<dyn Collective>,
+    prompt_len: u32,
+    max_steps: usize,
+) -> String {
+    let setup = Setup::default();
+    let mut runner = load(&fixture("llama3"), &setup, collective).expect("it loads");
+    let mut engine = Engine::new(setup.engine_config());
+    let prompt = (3..3 + prompt_len).collect();
+    let request = triton_inflight::engine::NewRequest::new(
+        triton_inflight::base::SequenceId(0),
+        prompt,
+        triton_inflight::base::Tokens(60),
+    );
+    engine.add(request).expect("a valid request");
+    let (mut output, mut events) = (StepOutput::default(), Vec::new());
+    for _ in 0..max_steps {
+        let step = engine.schedule();
+        output.clear();
+        for plan in step.plans() {
+            if let Err(error) = runner.run(plan, &mut output) {
+                return error.to_string();
+            }
+        }
+        engine.apply(step, &mut output, &mut events);
+    }
+    "no failure".to_owned()
+}
+
+/// Runs two ranks, with prompts of these lengths, for so many steps.
+fn failures(time_limit: Duration, prompt_lens: [u32; 2], max_steps: [usize; 2]) -> [String; 2] {
+    let ranks = local(2, time_limit);
+    let results: Vec<_> = thread::scope(|scope| {
+        let ranks = ranks.into_iter().zip(prompt_lens).zip(max_steps);
+        let threads: Vec<_> = ranks
+            .map(|((rank, len), steps)| scope.spawn(move || steps_until_failure(rank, len, steps)))
+            .collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.map(|result| result.expect("no panic")).collect()
+    });
+    results.try_into().expect("two ranks")
+}
+
+#[test]
+fn a_rank_that_ends_fails_the_step_of_the_others() {
+    let started = Instant::now();
+    let [first, second] = failures(PATIENT, [7, 7], [40, 5]);
+    assert_eq!(second, "no failure");
+    assert!(first.contains("rank 1 has ended"), "{first}");
+    assert!(started.elapsed() < PATIENT / 2);
+}
+
+#[test]
+fn ranks_with_different_plans_notice_it_in_the_first_step() {
+    for error in failures(PATIENT, [7, 8], [5, 5]) {
+        assert!(error.contains("different steps"), "{error}");
+    }
+}
