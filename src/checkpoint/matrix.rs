@@ -1,8 +1,11 @@
 //! A matrix of a checkpoint, in whatever form it is stored.
 
+use std::ops::Range;
+
 use super::fp8_matrix::Fp8Matrix;
 use super::row_order::RowSelection;
 use super::tensor::{Tensor, TensorLocation};
+use super::transposed::Transposed;
 use crate::base::LoadError;
 use crate::device::{FloatRows, QuantisedRow, QuantisedRows, QuantisedShape, RawMatrix};
 
@@ -10,6 +13,8 @@ use crate::device::{FloatRows, QuantisedRow, QuantisedRows, QuantisedShape, RawM
 pub enum Matrix<'a> {
     /// Floating point.
     Float(Tensor<'a>),
+    /// Floating point, stored by columns.
+    Transposed(Transposed<'a>),
     /// Integer codes in a format that the kernels compute with.
     Quantised(TensorLocation<'a>, Box<dyn StoredQuantisedRows + 'a>),
     /// 8-bit floats with scales: codes for devices that multiply with them, floating point for others.
@@ -51,6 +56,7 @@ impl<'a> Matrix<'a> {
     pub fn select(self, rows: RowSelection) -> Self {
         match self {
             Self::Float(tensor) => Self::Float(tensor.select(rows)),
+            Self::Transposed(matrix) => Self::Transposed(matrix.select(rows)),
             Self::Quantised(location, all) => {
                 Self::Quantised(location, Box::new(SelectedRows { all, rows }))
             }
@@ -69,10 +75,32 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// Some of its rows, in the order that they are read in, and some elements of each: what a rank of several reads.
+    ///
+    /// # Errors
+    /// It is quantised.
+    ///
+    /// # Panics
+    /// If it does not have them.
+    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Result<Self, LoadError> {
+        match self {
+            Self::Float(tensor) => Ok(Self::Float(tensor.part(rows, columns))),
+            Self::Transposed(matrix) => Ok(Self::Transposed(matrix.part(rows, columns))),
+            Self::Quantised(location, _)
+            | Self::Fp8(location, _)
+            | Self::Dequantised { location, .. } => Err(location.error(
+                "is quantised, and quantised weights cannot be split over several ranks yet: use a checkpoint with float \
+                 weights, or one rank"
+                    .to_owned(),
+            )),
+        }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         match self {
             Self::Float(tensor) => tensor.rows(),
+            Self::Transposed(matrix) => matrix.rows(),
             Self::Fp8(_, rows) => rows.num_rows(),
             Self::Quantised(_, codes) => codes.rows(),
             Self::Dequantised { rows, .. } => *rows,
@@ -83,6 +111,7 @@ impl<'a> Matrix<'a> {
     pub fn columns(&self) -> usize {
         match self {
             Self::Float(tensor) => tensor.columns(),
+            Self::Transposed(matrix) => matrix.columns(),
             Self::Fp8(_, rows) => rows.num_columns(),
             Self::Quantised(_, codes) => codes.columns(),
             Self::Dequantised { columns, .. } => *columns,
@@ -93,6 +122,7 @@ impl<'a> Matrix<'a> {
     pub fn location(&self) -> TensorLocation<'_> {
         match self {
             Self::Float(tensor) => tensor.location(),
+            Self::Transposed(matrix) => matrix.location(),
             Self::Quantised(location, _)
             | Self::Fp8(location, _)
             | Self::Dequantised { location, .. } => *location,
@@ -103,6 +133,7 @@ impl<'a> Matrix<'a> {
     pub fn float_rows(&self) -> Option<&dyn FloatRows> {
         match self {
             Self::Float(tensor) => Some(tensor),
+            Self::Transposed(matrix) => Some(matrix),
             Self::Fp8(_, rows) => Some(rows),
             Self::Quantised(..) | Self::Dequantised { .. } => None,
         }
@@ -123,6 +154,7 @@ impl<'a> Matrix<'a> {
     pub fn preload(&self) -> Result<(), LoadError> {
         match self {
             Self::Quantised(_, codes) => codes.preload(),
+            Self::Transposed(matrix) => matrix.preload(),
             Self::Float(_) | Self::Fp8(..) | Self::Dequantised { .. } => Ok(()),
         }
     }
@@ -131,12 +163,8 @@ impl<'a> Matrix<'a> {
     pub fn read_row(&self, index: usize, out: &mut [f32]) {
         match self {
             Self::Float(tensor) => tensor.read_row(index, out),
-            Self::Fp8(_, rows) => {
-                let dtype = rows.dtype();
-                let mut bytes = vec![0; out.len() * dtype.size()];
-                rows.read_rows(index..index + 1, &mut bytes);
-                RawMatrix::new(dtype, 1, out.len(), &bytes).row_to_f32(0, out);
-            }
+            Self::Transposed(matrix) => read_float_row(matrix, index, out),
+            Self::Fp8(_, rows) => read_float_row(rows, index, out),
             Self::Quantised(_, codes) => dequantise_row(codes.as_ref(), index, out),
             Self::Dequantised { read, .. } => read(index, out),
         }
@@ -146,6 +174,7 @@ impl<'a> Matrix<'a> {
     pub fn not_finite(&self, row: usize) -> LoadError {
         match self {
             Self::Float(tensor) => tensor.location().not_finite(row),
+            Self::Transposed(matrix) => matrix.location().not_finite(row),
             Self::Fp8(location, _) => location.not_finite(row),
             Self::Quantised(location, _) | Self::Dequantised { location, .. } => {
                 location.error(format!(
@@ -177,6 +206,13 @@ impl StoredQuantisedRows for SelectedRows<'_> {
     fn preload(&self) -> Result<(), LoadError> {
         self.all.preload()
     }
+}
+
+fn read_float_row(rows: &dyn FloatRows, index: usize, out: &mut [f32]) {
+    let dtype = rows.dtype();
+    let mut bytes = vec![0; out.len() * dtype.size()];
+    rows.read_rows(index..index + 1, &mut bytes);
+    RawMatrix::new(dtype, 1, out.len(), &bytes).row_to_f32(0, out);
 }
 
 fn dequantise_row(codes: &dyn StoredQuantisedRows, index: usize, out: &mut [f32]) {

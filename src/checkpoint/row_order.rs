@@ -10,6 +10,8 @@
 //! read              a0 a1 a2 p0 b0 b1 b2 p1
 //! ```
 
+use std::ops::Range;
+
 /// The order of the rows of a matrix in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOrder {
@@ -44,6 +46,20 @@ pub struct RowSelection {
     pub len: usize,
     /// Their order in the file.
     pub order: RowOrder,
+    /// Where they are, if rows of other layers are between them.
+    pub runs: Option<RowRuns>,
+}
+
+/// Rows in runs of equal length, with rows of other layers between: of a module that holds queries, keys and values, head by
+/// head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowRuns {
+    /// Rows of a run; with [`RowOrder::Heads`] whole heads.
+    len: usize,
+    /// From the first row of a run to that of the next one.
+    stride: usize,
+    /// Rows before the first one.
+    num_skipped: usize,
 }
 
 impl RowOrder {
@@ -86,10 +102,69 @@ impl RowOrder {
     }
 }
 
+impl RowRuns {
+    /// Runs of `len` rows; the next one begins `stride` rows after the one before.
+    pub fn new(len: usize, stride: usize) -> Self {
+        Self {
+            len,
+            stride,
+            num_skipped: 0,
+        }
+    }
+}
+
 impl RowSelection {
+    /// Some of its rows, in the order that they are read in.
+    ///
+    /// # Panics
+    ///
+    /// If it does not have them, or they do not begin with a head.
+    pub fn part(self, rows: Range<usize>) -> Self {
+        assert!(
+            rows.start <= rows.end && rows.end <= self.len,
+            "rows {rows:?}"
+        );
+        if let RowOrder::Heads { head_dim, .. } = self.order {
+            assert!(rows.start.is_multiple_of(head_dim), "rows of whole heads");
+        }
+        let len = rows.len();
+        match self.runs {
+            None => Self {
+                first: self.first + rows.start,
+                len,
+                ..self
+            },
+            Some(runs) => Self {
+                runs: Some(RowRuns {
+                    num_skipped: runs.num_skipped + rows.start,
+                    ..runs
+                }),
+                len,
+                ..self
+            },
+        }
+    }
+
     /// The index in the file of a row.
-    pub(super) fn stored_row(&self, row: usize) -> usize {
-        self.first + self.order.stored_row(row)
+    pub fn stored_row(&self, row: usize) -> usize {
+        let row = self.order.stored_row(row);
+        let place = match self.runs {
+            None => row,
+            Some(RowRuns {
+                len,
+                stride,
+                num_skipped,
+            }) => {
+                let row = num_skipped + row;
+                row / len * stride + row % len
+            }
+        };
+        self.first + place
+    }
+
+    /// Whether they follow one another in the file.
+    pub fn is_contiguous(&self) -> bool {
+        self.order == RowOrder::Same && self.runs.is_none()
     }
 }
 
@@ -114,6 +189,38 @@ mod tests {
         assert_eq!(stored(halves, 8), [0, 1, 2, 6, 3, 4, 5, 7]);
         let adjacent = RowOrder::of_heads(8, 4, RotaryPairs::Adjacent);
         assert_eq!(stored(adjacent, 8), [0, 2, 4, 5, 1, 3, 6, 7]);
+    }
+
+    #[test]
+    fn rows_in_runs_are_reordered_head_by_head() {
+        // Of 2 heads, each with 4 rows of queries, of keys, and of values.
+        let keys = RowSelection {
+            first: 4,
+            len: 8,
+            order: RowOrder::of_heads(4, 2, RotaryPairs::Halves),
+            runs: Some(RowRuns::new(4, 12)),
+        };
+        assert!(!keys.is_contiguous());
+        let rows: Vec<_> = (0..8).map(|row| keys.stored_row(row)).collect();
+        assert_eq!(rows, [4, 6, 5, 7, 16, 18, 17, 19]);
+    }
+
+    #[test]
+    fn a_part_has_rows_in_the_order_of_the_whole() {
+        let order = RowOrder::of_heads(8, 4, RotaryPairs::Adjacent);
+        let whole = RowSelection {
+            first: 5,
+            len: 32,
+            order,
+            runs: None,
+        };
+        // Also one that begins in the middle of a run of two heads.
+        let runs = Some(RowRuns::new(16, 40));
+        for whole in [whole, RowSelection { runs, ..whole }] {
+            let part = whole.part(8..32).part(8..16);
+            let rows = (0..part.len).map(|row| part.stored_row(row));
+            assert!(rows.eq((16..24).map(|row| whole.stored_row(row))));
+        }
     }
 
     #[test]

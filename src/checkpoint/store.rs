@@ -6,6 +6,7 @@ use super::quantised::Quantisation;
 use super::row_order::RowOrder;
 use super::safetensors::SafetensorsFolder;
 use super::tensor::Tensor;
+use super::transposed::Transposed;
 use crate::base::LoadError;
 
 /// Looks up weights under the names of their format.
@@ -53,6 +54,32 @@ impl<'a> Store<'a> {
                 quantisation.matrix(tensors, module, outputs, inputs)
             }
             (WeightFiles::Gguf(tensors), _) => tensors.matrix(&name, &[outputs, inputs], row_order),
+        }
+    }
+
+    /// The weights of a linear layer that safetensors hold as `[inputs, outputs]`, as rows of outputs. Only floating point in
+    /// safetensors.
+    ///
+    /// # Errors
+    /// As [`Store::matrix`].
+    pub fn transposed_matrix(
+        &self,
+        module: &str,
+        outputs: usize,
+        inputs: usize,
+    ) -> Result<Matrix<'a>, LoadError> {
+        match (self.files, &self.quantisation) {
+            (WeightFiles::Safetensors(tensors), None) => {
+                let weight = tensors.get(&format!("{module}.weight"), &[inputs, outputs])?;
+                Ok(Matrix::Transposed(Transposed::new(weight.to_float()?)))
+            }
+            (WeightFiles::Safetensors(tensors), Some(_)) => Err(tensors.error(
+                &format!("{module}.weight"),
+                "belongs to a family that stores weights as [inputs, outputs]; quantised checkpoints of these are not \
+                 supported: use one that is not, with weight_only_precision"
+                    .to_owned(),
+            )),
+            (WeightFiles::Gguf(_), _) => self.matrix(module, outputs, inputs, RowOrder::Same),
         }
     }
 

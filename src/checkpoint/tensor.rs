@@ -45,6 +45,9 @@ pub struct Tensor<'a> {
     bytes: FileRange<'a>,
     /// Of a matrix its rows, of a vector its elements.
     rows: RowSelection,
+    /// Of each row, the first element that is read, and how many are; of a vector, its length.
+    first_column: usize,
+    num_columns: usize,
 }
 
 impl<'a> Tensor<'a> {
@@ -68,20 +71,59 @@ impl<'a> Tensor<'a> {
                     _ => shape.iter().rev().skip(1).product(),
                 },
                 order: row_order,
+                runs: None,
             },
+            first_column: 0,
+            num_columns: shape.last().copied().unwrap_or(1),
         }
     }
 
     /// Some of its rows; of a vector, some of its elements. It has all of them, in the order of the file.
     pub fn select(self, rows: RowSelection) -> Self {
-        debug_assert_eq!(self.rows.first, 0);
-        debug_assert_eq!(self.rows.order, RowOrder::Same);
+        debug_assert!(self.rows.first == 0 && self.rows.is_contiguous());
         Self { rows, ..self }
+    }
+
+    /// Some of its rows, in the order that they are read in, and some elements of each.
+    ///
+    /// # Panics
+    ///
+    /// If it does not have them.
+    #[must_use]
+    pub fn part(self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        assert!(
+            columns.start <= columns.end && columns.end <= self.num_columns,
+            "columns {columns:?}"
+        );
+        Self {
+            rows: self.rows.part(rows),
+            first_column: self.first_column + columns.start,
+            num_columns: columns.len(),
+            ..self
+        }
+    }
+
+    /// Some elements of a vector, in the order that they are read in.
+    ///
+    /// # Panics
+    ///
+    /// If it does not have them.
+    #[must_use]
+    pub fn elements(self, elements: Range<usize>) -> Self {
+        Self {
+            rows: self.rows.part(elements),
+            ..self
+        }
     }
 
     /// Its file and name.
     pub fn location(&self) -> TensorLocation<'a> {
         self.location
+    }
+
+    /// Its dimensions in the file.
+    pub fn shape(&self) -> &'a [usize] {
+        self.shape
     }
 
     /// Number of rows; a vector is one.
@@ -95,7 +137,7 @@ impl<'a> Tensor<'a> {
 
     /// Elements of a row.
     pub fn columns(&self) -> usize {
-        self.shape.last().copied().unwrap_or(1)
+        self.num_columns
     }
 
     /// Writes a row as f32.
@@ -122,7 +164,12 @@ impl<'a> Tensor<'a> {
     }
 
     fn row_bytes(&self) -> usize {
-        self.columns() * self.dtype.size()
+        self.num_columns * self.dtype.size()
+    }
+
+    /// Bytes of a whole row in the file.
+    fn stored_row_bytes(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1) * self.dtype.size()
     }
 }
 
@@ -141,13 +188,15 @@ impl FloatRows for Tensor<'_> {
 
     fn read_rows(&self, rows: Range<usize>, out: &mut [u8]) {
         let row_bytes = self.row_bytes();
-        if self.rows.order == RowOrder::Same {
+        let stored_bytes = self.stored_row_bytes();
+        if self.rows.is_contiguous() && row_bytes == stored_bytes {
             let first = self.rows.first + rows.start;
             return self.bytes.read_at(first * row_bytes, out);
         }
+        let first_byte = self.first_column * self.dtype.size();
         for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
             let stored = self.rows.stored_row(row);
-            self.bytes.read_at(stored * row_bytes, out);
+            self.bytes.read_at(stored * stored_bytes + first_byte, out);
         }
     }
 }

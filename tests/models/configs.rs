@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 
 use log::Level;
 use safetensors::SafeTensors;
+use safetensors::tensor::serialize_to_file;
 use serde_json::{Value, json};
 use triton_inflight::base::BlockSize;
 use triton_inflight::device::KvDtype;
@@ -12,7 +13,7 @@ use triton_inflight::runner::{CpuRunner, ModelSource, Rope, RopeScaling};
 
 use crate::copy::Copy;
 use crate::log_lines;
-use crate::support::fixture;
+use crate::support::{Request, Setup, fixture, serve};
 
 const FIXTURES: [&str; 14] = [
     "llama2",
@@ -260,5 +261,121 @@ fn a_longrope_or_a_partial_rotation_that_cannot_be_is_rejected() {
     ] {
         let error = rope(changes).expect("refused");
         assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn older_configs_of_families_with_layer_norm_mean_the_same() {
+    let spec = |name: &str, changes: Value| {
+        let copy = Copy::of(name).config(changes);
+        let checkpoint = ModelSource::open(copy.dir()).expect("it opens");
+        checkpoint.spec().clone()
+    };
+    for (name, changes) in [
+        (
+            "gpt-neox",
+            json!({"rope_parameters": null, "rotary_pct": 0.3, "rotary_emb_base": 10000}),
+        ),
+        (
+            "stablelm",
+            json!({"rope_parameters": null, "partial_rotary_factor": 0.4, "rope_theta": 10000}),
+        ),
+        (
+            "nemotron",
+            json!({"rope_parameters": null, "norm_eps": null, "hidden_act": null}),
+        ),
+        (
+            "opt",
+            json!({"word_embed_proj_dim": 48, "activation_function": null}),
+        ),
+        (
+            "gpt2",
+            json!({"activation_function": null, "tie_word_embeddings": null}),
+        ),
+        (
+            "cohere2",
+            json!({"layer_types": null, "sliding_window_pattern": 2}),
+        ),
+        ("falcon", json!({"num_kv_heads": null, "multi_query": true})),
+        ("falcon-grouped", json!({"num_ln_in_parallel_attn": null})),
+    ] {
+        assert_eq!(spec(name, changes), spec(name, json!({})), "{name}");
+    }
+    let copy = Copy::of("falcon");
+    let path = copy.path("config.json");
+    let text = fs::read_to_string(&path).expect("the file");
+    fs::write(&path, text.replace("max_position_embeddings", "_")).expect("written");
+    let falcon = ModelSource::open(copy.dir()).expect("it opens");
+    assert_eq!(falcon.spec().max_position_embeddings, 2048);
+    let gpt2 = spec("gpt2", json!({"n_inner": null}));
+    assert_eq!(gpt2.max_intermediate_size(), 4 * gpt2.hidden_size);
+}
+
+#[test]
+fn models_that_their_family_only_almost_describes_are_refused() {
+    for (name, changes, words) in [
+        (
+            "opt",
+            json!({"word_embed_proj_dim": 24}),
+            "word_embed_proj_dim: 24",
+        ),
+        (
+            "opt",
+            json!({"do_layer_norm_before": false}),
+            "do_layer_norm_before: false",
+        ),
+        (
+            "opt",
+            json!({"_remove_final_layer_norm": true}),
+            "_remove_final_layer_norm: true",
+        ),
+        (
+            "gpt2",
+            json!({"add_cross_attention": true}),
+            "add_cross_attention: true",
+        ),
+        ("cohere", json!({"use_qk_norm": true}), "use_qk_norm: true"),
+        (
+            "stablelm",
+            json!({"qk_layernorm": true}),
+            "qk_layernorm: true",
+        ),
+        ("falcon", json!({"alibi": true}), "alibi: true"),
+        (
+            "falcon-grouped",
+            json!({"parallel_attn": false}),
+            "parallel_attn: false",
+        ),
+    ] {
+        Copy::of(name).config(changes).refused(&[words]);
+    }
+    // Grouped queries have one module of another shape.
+    Copy::of("falcon-grouped")
+        .config(json!({"num_kv_heads": 2}))
+        .refused(&["query_key_value.weight", "[100, 60]"]);
+}
+
+/// As OpenAI's own checkpoints of GPT-2.
+#[test]
+fn names_may_lack_the_part_that_stands_for_the_model_below_its_output_layer() {
+    for (name, prefix) in [
+        ("gpt2", "transformer."),
+        ("opt", "model."),
+        ("qwen3", "model."),
+    ] {
+        let copy = Copy::of(name);
+        let path = copy.path("model.safetensors");
+        let bytes = fs::read(&path).expect("the file");
+        let tensors = SafeTensors::deserialize(&bytes).expect("whole");
+        let tensors = tensors.tensors().into_iter().map(|(name, tensor)| {
+            let short = name.strip_prefix(prefix).expect("a tensor of the model");
+            (short.to_owned(), tensor)
+        });
+        serialize_to_file(tensors, None, &path).expect("written");
+        let setup = Setup::default();
+        let requests = [Request::greedy(&[5, 6, 7], 8)];
+        let (short, _) = serve(&mut setup.load_from(copy.dir()), &setup, &requests);
+        let (long, _) = serve(&mut setup.load(name), &setup, &requests);
+        assert_eq!(short[0].logits, long[0].logits, "{name}");
     }
 }

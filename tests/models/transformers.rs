@@ -63,7 +63,10 @@ pub fn agrees_within(name: &str, share_of_cost: f32) {
 fn reference_agrees_with_transformers(name: &str) {
     for has_whole_sums in [true, false] {
         let setup = Setup::default();
-        let options = ReferenceOptions { has_whole_sums };
+        let options = ReferenceOptions {
+            has_whole_sums,
+            ..ReferenceOptions::default()
+        };
         let load = || setup.load_on::<Reference>(&fixture(name), &options);
         agrees_on(&format!("{name}, {options:?}"), name, &setup, load, 0.1);
     }
@@ -213,6 +216,15 @@ agree! {
     olmo_2_agrees_with_transformers: "olmo2",
     granite_agrees_with_transformers: "granite",
     exaone_4_agrees_with_transformers: "exaone4",
+    gpt_neox_agrees_with_transformers: "gpt-neox",
+    opt_agrees_with_transformers: "opt",
+    gpt_2_agrees_with_transformers: "gpt2",
+    cohere_agrees_with_transformers: "cohere",
+    cohere_2_agrees_with_transformers: "cohere2",
+    stable_lm_agrees_with_transformers: "stablelm",
+    nemotron_agrees_with_transformers: "nemotron",
+    falcon_agrees_with_transformers: "falcon",
+    falcon_with_grouped_queries_agrees_with_transformers: "falcon-grouped",
     mixtral_agrees_with_transformers: "mixtral",
     mixtral_with_all_experts_in_one_tensor_agrees_with_transformers: "mixtral-stacked",
     qwen_2_moe_agrees_with_transformers: "qwen2-moe",
@@ -239,6 +251,13 @@ fn the_reference_device_agrees_with_transformers() {
         "gemma3",
         "olmo2",
         "granite",
+        "gpt-neox",
+        "opt",
+        "gpt2",
+        "cohere2",
+        "stablelm",
+        "nemotron",
+        "falcon-grouped",
         "mixtral",
         "mixtral-stacked",
     ] {

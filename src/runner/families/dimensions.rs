@@ -187,6 +187,31 @@ impl Dimensions {
         }
     }
 
+    /// Queries, keys and values in one module: the query heads of a key head, that key head, its value head, and so on for all
+    /// key heads.
+    pub fn qkv_by_group(&self, module: &'static str) -> Projection {
+        let queries = self.num_heads / self.num_kv_heads * self.head_dim;
+        let mut qkv = Projection::fused_in_runs(
+            module,
+            &[queries, self.head_dim, self.head_dim],
+            self.num_kv_heads,
+            self.hidden_size,
+            Stacking::Concatenated,
+        );
+        self.order_heads(&mut qkv);
+        qkv
+    }
+
+    /// A feed-forward block without a gate.
+    pub fn plain(&self, up: &'static str, down: &'static str) -> FeedForward {
+        let (inner, hidden) = (self.intermediate_size, self.hidden_size);
+        FeedForward::Plain {
+            up: Projection::single(up, inner, hidden),
+            activation: self.activation,
+            down: Projection::single(down, hidden, inner),
+        }
+    }
+
     /// Widths of all query heads, all key heads, and all value heads.
     pub fn qkv_widths(&self) -> [usize; 3] {
         let kv = self.num_kv_heads * self.head_dim;

@@ -17,21 +17,27 @@
 //! compute it.
 
 mod bounds;
+mod cohere;
 mod dimensions;
 mod ernie4_5;
 mod exaone4;
 mod experts;
+mod falcon;
 mod family;
 mod gemma;
 mod gguf;
 mod glm;
+mod gpt2;
+mod gpt_neox;
 mod granite;
 mod helium;
 mod llama;
 mod mistral;
 mod mixtral;
+mod nemotron;
 mod olmo2;
 mod olmoe;
+mod opt;
 mod phi3;
 mod qwen2;
 mod qwen2_moe;
@@ -40,6 +46,7 @@ mod qwen3_moe;
 mod rope_config;
 mod seed_oss;
 mod smollm3;
+mod stablelm;
 mod windows;
 
 use self::family::Family;
@@ -52,7 +59,7 @@ pub(super) use gguf::{
     GgufArchitecture, end_ids as gguf_end_ids, gguf_name, has_parameter as gguf_has,
 };
 
-const FAMILIES: [Family; 21] = [
+const FAMILIES: [Family; 29] = [
     llama::FAMILY,
     mistral::FAMILY,
     mistral::MINISTRAL,
@@ -74,6 +81,14 @@ const FAMILIES: [Family; 21] = [
     qwen2_moe::FAMILY,
     qwen3_moe::FAMILY,
     olmoe::FAMILY,
+    gpt_neox::FAMILY,
+    opt::FAMILY,
+    gpt2::FAMILY,
+    cohere::COHERE,
+    cohere::COHERE2,
+    stablelm::FAMILY,
+    nemotron::FAMILY,
+    falcon::FAMILY,
 ];
 
 /// Describes the model of a config.json.

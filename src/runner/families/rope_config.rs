@@ -11,7 +11,8 @@ use crate::runner::rope::{Rope, RopeScaling};
 
 const ORIGINAL_LEN: &str = "original_max_position_embeddings";
 const FACTOR: RangeInclusive<f64> = 1.0..=1e6;
-const THETA: RangeInclusive<f64> = 1.0..=1e15;
+/// What `rope_theta` may be.
+pub const THETA: RangeInclusive<f64> = 1.0..=1e15;
 const SUPPORTED: &str = "'default', 'linear', 'llama3', 'longrope' and 'yarn'";
 
 /// What a family's position embedding is where config.json is silent.

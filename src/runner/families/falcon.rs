@@ -1,0 +1,104 @@
+//! Falcon 7B, 40B, 180B and 11B (Falcon 2), by TII. Falcon 3 has Llama's shape and class.
+//!
+//! LayerNorm with biases, and a feed-forward block without a gate. Queries, keys and values are one module: the query heads of a
+//! key head, that key head, its value head, and so on for all key heads. `bias` adds biases to all linear layers.
+//!
+//! - Falcon 7B: one key head (`multi_query`); both blocks read the residual stream through the same norm (`parallel_attn`), or
+//!   one follows the other.
+//! - The others (`new_decoder_architecture`): `num_kv_heads` key heads; the blocks have a norm each, or one for both
+//!   (`num_ln_in_parallel_attn`).
+//!
+//! Falcon-RW has ALiBi in place of RoPE (`alibi`), and is refused.
+//!
+//! Source: modeling_falcon.py and configuration_falcon.py of transformers; Almazrouei et al., arXiv:2311.16867.
+
+use serde_json::json;
+
+use super::dimensions::{Defaults, Dimensions, Keys};
+use super::family::Family;
+use super::windows::no_windows;
+use crate::base::LoadError;
+use crate::checkpoint::JsonFile;
+use crate::device::Activation;
+use crate::runner::spec::{ModelModules, ModelSpec, NormKind, Norms, Projection};
+
+pub const FAMILY: Family = Family {
+    class: "FalconForCausalLM",
+    gguf: None,
+    describe,
+};
+
+const DEFAULTS: Defaults = Defaults {
+    norm_eps: 1e-5,
+    tied_embeddings: true,
+    activation: Activation::Gelu,
+    keys: Keys {
+        num_kv_heads: "num_kv_heads",
+        intermediate_size: "ffn_hidden_size",
+        may_lack_intermediate_size: true,
+        activation: "activation",
+        norm_eps: "layer_norm_epsilon",
+        ..Keys::LLAMA
+    },
+    ..Defaults::LLAMA
+};
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let defaults = [(DEFAULTS.keys.positions, json!(2048))];
+    let config = &config.clone().with_defaults(defaults);
+    if config.bool_or("alibi", false)? {
+        return Err(config.unexpected("alibi", true, "supported; only false is"));
+    }
+    let is_new = config.bool_or("new_decoder_architecture", false)?;
+    let mut dimensions = Dimensions::from_config(config, &DEFAULTS)?;
+    dimensions.norm.kind = NormKind::Layer { has_bias: true };
+    if !is_new {
+        dimensions.num_kv_heads = match config.bool_or("multi_query", true)? {
+            true => 1,
+            false => dimensions.num_heads,
+        };
+    }
+    let (hidden, q_width) = (dimensions.hidden_size, dimensions.qkv_widths()[0]);
+    let has_bias = config.bool_or("bias", false)?;
+    let mut layer = dimensions.llama_layer();
+    layer.norms = norms(config, is_new)?;
+    layer.attention.qkv = dimensions.qkv_by_group("self_attention.query_key_value");
+    layer.attention.o = Projection::single("self_attention.dense", hidden, q_width);
+    layer.attention.set_biases(has_bias);
+    layer.feed_forward = dimensions.plain("mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
+    layer.feed_forward.set_biases(has_bias);
+    let windows = no_windows(dimensions.num_layers);
+    Ok(ModelSpec {
+        modules: ModelModules {
+            embedding: "transformer.word_embeddings",
+            layers: "transformer.h",
+            final_norm: "transformer.ln_f",
+            output_layer: "lm_head",
+        },
+        ..dimensions.model(FAMILY.class, layer, windows)
+    })
+}
+
+fn norms(config: &JsonFile, is_new: bool) -> Result<Norms, LoadError> {
+    const PARALLEL: &str = "parallel_attn";
+    let of_both = Norms::Parallel {
+        attention: "input_layernorm",
+        feed_forward: None,
+    };
+    let is_parallel = config.bool_or(PARALLEL, true)?;
+    match (is_new, is_parallel) {
+        (false, false) => Ok(Norms::before("input_layernorm", "post_attention_layernorm")),
+        (false, true) => Ok(of_both),
+        (true, false) => {
+            let expected = "supported with new_decoder_architecture; only true is";
+            Err(config.unexpected(PARALLEL, false, expected))
+        }
+        (true, true) => match config.size("num_ln_in_parallel_attn", 1..=2)? {
+            Some(1) => Ok(of_both),
+            _ => Ok(Norms::Parallel {
+                attention: "ln_attn",
+                feed_forward: Some("ln_mlp"),
+            }),
+        },
+    }
+}

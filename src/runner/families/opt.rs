@@ -1,0 +1,90 @@
+//! OPT, by Meta.
+//!
+//! LayerNorm with biases, ReLU in a feed-forward block without a gate, and learned positions, whose first two rows are unused.
+//! All linear layers have biases unless `enable_bias` is false. Refused: OPT 350M, whose norms are behind the residual sums
+//! (`do_layer_norm_before: false`) and whose embeddings are narrower than its layers (`word_embed_proj_dim`), and checkpoints
+//! without a final norm or without weights of norms.
+//!
+//! Source: modeling_opt.py of transformers; Zhang et al., arXiv:2205.01068.
+
+use super::bounds::MAX_WIDTH;
+use super::dimensions::{Defaults, Dimensions, Keys};
+use super::family::Family;
+use super::windows::no_windows;
+use crate::base::LoadError;
+use crate::checkpoint::JsonFile;
+use crate::device::Activation;
+use crate::runner::rope::Rope;
+use crate::runner::spec::{LearnedPositions, ModelModules, ModelSpec, NormKind, Norms, Projection};
+
+pub const FAMILY: Family = Family {
+    class: "OPTForCausalLM",
+    gguf: None,
+    describe,
+};
+
+/// The row of position 0.
+const FIRST_POSITION: usize = 2;
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        norm_eps: 1e-5,
+        tied_embeddings: true,
+        activation: Activation::Relu,
+        keys: Keys {
+            intermediate_size: "ffn_dim",
+            activation: "activation_function",
+            ..Keys::LLAMA
+        },
+        ..Defaults::LLAMA
+    };
+    let mut dimensions = Dimensions::from_config(config, &defaults)?;
+    check(config, dimensions.hidden_size)?;
+    dimensions.norm.kind = NormKind::Layer { has_bias: true };
+    dimensions.rope = Rope::none();
+    let (hidden, q_width) = (dimensions.hidden_size, dimensions.qkv_widths()[0]);
+    let has_bias = config.bool_or("enable_bias", true)?;
+    let mut layer = dimensions.llama_layer();
+    layer.norms = Norms::before("self_attn_layer_norm", "final_layer_norm");
+    layer.attention.o = Projection::single("self_attn.out_proj", hidden, q_width);
+    layer.attention.set_biases(has_bias);
+    layer.feed_forward = dimensions.plain("fc1", "fc2");
+    layer.feed_forward.set_biases(has_bias);
+    let windows = no_windows(dimensions.num_layers);
+    let num_positions = dimensions.max_position_embeddings;
+    Ok(ModelSpec {
+        learned_positions: Some(LearnedPositions {
+            module: "model.decoder.embed_positions",
+            first_row: FIRST_POSITION,
+            num_rows: FIRST_POSITION + num_positions,
+        }),
+        modules: ModelModules {
+            embedding: "model.decoder.embed_tokens",
+            layers: "model.decoder.layers",
+            final_norm: "model.decoder.final_layer_norm",
+            output_layer: "lm_head",
+        },
+        ..dimensions.model(FAMILY.class, layer, windows)
+    })
+}
+
+fn check(config: &JsonFile, hidden_size: usize) -> Result<(), LoadError> {
+    const WIDTH: &str = "word_embed_proj_dim";
+    if let Some(width) = config.size(WIDTH, 1..=MAX_WIDTH)?
+        && width != hidden_size
+    {
+        let expected = format!("hidden_size {hidden_size}; other widths are not supported");
+        return Err(config.unexpected(WIDTH, width, expected));
+    }
+    for (key, supported) in [
+        ("do_layer_norm_before", true),
+        ("layer_norm_elementwise_affine", true),
+        ("_remove_final_layer_norm", false),
+    ] {
+        if config.bool_or(key, supported)? != supported {
+            let expected = format!("supported; only {supported} is");
+            return Err(config.unexpected(key, !supported, expected));
+        }
+    }
+    Ok(())
+}

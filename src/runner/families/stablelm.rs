@@ -1,0 +1,52 @@
+//! StableLM 2 and StableLM 3B, by Stability AI.
+//!
+//! Llama with LayerNorm and its biases, and RoPE on the first part of each head (`partial_rotary_factor`, 0.25 where
+//! config.json is silent). `use_qkv_bias` adds biases to queries, keys and values. With `use_parallel_residual`, both blocks read
+//! the residual stream through the same norm. StableLM 2 12B has norms for each head (`qk_layernorm`), and is refused.
+//!
+//! Source: modeling_stablelm.py of transformers; Bellagente et al., arXiv:2402.17834.
+
+use super::dimensions::{Defaults, Dimensions, Keys};
+use super::family::Family;
+use super::rope_config::RopeDefaults;
+use super::windows::no_windows;
+use crate::base::LoadError;
+use crate::checkpoint::JsonFile;
+use crate::runner::spec::{ModelSpec, NormKind, Norms};
+
+pub const FAMILY: Family = Family {
+    class: "StableLmForCausalLM",
+    gguf: None,
+    describe,
+};
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    if config.bool_or("qk_layernorm", false)? {
+        return Err(config.unexpected("qk_layernorm", true, "supported; only false is"));
+    }
+    let defaults = Defaults {
+        num_kv_heads: Some(32),
+        norm_eps: 1e-5,
+        rope: RopeDefaults {
+            partial_rotary_factor: Some(0.25),
+            ..Defaults::LLAMA.rope
+        },
+        keys: Keys {
+            norm_eps: "layer_norm_eps",
+            ..Keys::LLAMA
+        },
+        ..Defaults::LLAMA
+    };
+    let mut dimensions = Dimensions::from_config(config, &defaults)?;
+    dimensions.norm.kind = NormKind::Layer { has_bias: true };
+    let mut layer = dimensions.llama_layer();
+    layer.attention.qkv.has_bias = config.bool_or("use_qkv_bias", false)?;
+    if config.bool_or("use_parallel_residual", false)? {
+        layer.norms = Norms::Parallel {
+            attention: "input_layernorm",
+            feed_forward: None,
+        };
+    }
+    let windows = no_windows(dimensions.num_layers);
+    Ok(dimensions.model(FAMILY.class, layer, windows))
+}
