@@ -19,14 +19,15 @@ use std::ops::Range;
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::probe::{Operation, Probe, Work};
-use super::residual::{Probed, ResidualStream};
+use super::residual::{Probed, ResidualStream, adapted_rows};
 use super::rope::Rope;
+use super::share::ModelShare;
 use super::spec::{ModelSpec, Norms};
 use super::weights::{DenseWeights, FeedForwardWeights, Layer, Weights};
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::device::{
-    AttentionParams, Device, HeadShape, KvDtype, KvLayout, LogitsTransform, MixtureShape, QkNorm,
-    QkNormWidth, RopeParams, RopeTable, Routing, StepInputs,
+    AdapterRun, AttentionParams, Device, HeadShape, KvDtype, KvLayout, LogitsTransform,
+    MixtureShape, QkNorm, QkNormWidth, RopeParams, RopeTable, Routing, StepInputs,
 };
 
 /// A model's weights on a device, and the activations of its largest step.
@@ -37,6 +38,10 @@ pub(super) struct Decoder<D: Device> {
     heads: HeadShape,
     attention: Vec<LayerAttention>,
     logits: LogitsTransform,
+    /// Of the output layer, in the weights of adapters.
+    output_place: usize,
+    /// Only for a rank of several.
+    vocabulary: Option<VocabularyPart<D>>,
     kv_bytes_per_position: usize,
     residual: ResidualStream<D>,
     buffers: Buffers<D>,
@@ -66,6 +71,16 @@ struct Buffers<D: Device> {
     inner: D::Inputs,
 }
 
+/// The part of the vocabulary that a rank of several has the embeddings and the logits of.
+struct VocabularyPart<D: Device> {
+    first_token: usize,
+    /// Tokens of all ranks.
+    widths: Vec<usize>,
+    /// `[max_sampled_rows, num_tokens]`.
+    logits: D::Logits,
+    num_tokens: usize,
+}
+
 /// What mixtures of experts need.
 struct MixtureBuffers<D: Device> {
     routing: Routing,
@@ -75,20 +90,26 @@ struct MixtureBuffers<D: Device> {
 }
 
 impl<D: Device> Decoder<D> {
-    /// Loads the weights, and sizes everything for `limits`.
+    /// Loads the weights, or those of the share of a rank, and sizes everything for `limits`. `spec` has the sizes of this
+    /// share.
     pub(super) fn new(
         source: &ModelSource,
+        spec: &ModelSpec,
+        share: Option<&ModelShare>,
         limits: &RunnerLimits,
         device: &mut D,
     ) -> Result<Self, LoadError> {
-        let spec = source.spec();
         let max_rows = limits.max_num_tokens.index();
         // Before the weights: not all devices have experts.
         let mixture = match spec.mixture() {
             Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
             None => None,
         };
-        let weights = Weights::load(source, limits.weights, device)?;
+        let weights = Weights::load(source, limits.weights, share, device)?;
+        let vocabulary = match share {
+            Some(share) if !share.is_whole() => Some(VocabularyPart::new(device, share, limits)?),
+            _ => None,
+        };
         // A sequence is not longer than the pool, unless it gives blocks back.
         let longest = limits.num_blocks.tokens(limits.block_size);
         let num_positions = match spec.largest_window(&limits.attention, limits.max_seq_len) {
@@ -104,9 +125,16 @@ impl<D: Device> Decoder<D> {
             heads,
             attention,
             logits: spec.logits,
+            output_place: spec.output_place(),
+            vocabulary,
             kv_bytes_per_position: D::kv_bytes_per_block(&layout, 1)
                 / layout.block_size.tokens().index(),
-            residual: ResidualStream::new(device, max_rows, spec)?,
+            residual: ResidualStream::new(
+                device,
+                max_rows,
+                spec,
+                share.map_or(1, ModelShare::num_tiles),
+            )?,
             buffers: Buffers {
                 qkv: device.alloc_sums(max_rows, heads.qkv_len())?,
                 q: device.alloc_inputs(max_rows, heads.q_len())?,
@@ -134,7 +162,8 @@ impl<D: Device> Decoder<D> {
         };
         let mut num_rows = inputs.token_ids.len();
         let weights = &self.weights;
-        let (table, positions) = (weights.embedding(), weights.positions());
+        let first_token = self.vocabulary.as_ref().map(|part| part.first_token);
+        let (table, positions) = ((weights.embedding(), first_token), weights.positions());
         self.residual.embed(run, step, num_rows, table, positions);
         let first = weights.layers[0].norms.first();
         self.residual.norm(run, num_rows, first);
@@ -156,11 +185,12 @@ impl<D: Device> Decoder<D> {
         }
     }
 
-    /// Computes the logits of the first `num_rows` kept rows.
+    /// Computes the logits of the first `num_rows` kept rows, some of which have adapters.
     pub(super) fn logits(
         &mut self,
         device: &mut D,
         num_rows: usize,
+        adapters: &[AdapterRun],
         out: &mut D::Logits,
         probe: &mut impl Probe,
     ) {
@@ -168,23 +198,54 @@ impl<D: Device> Decoder<D> {
             return;
         }
         let lm_head = &self.weights.lm_head;
-        device.logits(num_rows, self.residual.normed(), lm_head, self.logits, out);
+        let states = self.residual.normed();
+        match adapted_rows(adapters, Some(self.output_place)) {
+            None => match &mut self.vocabulary {
+                None => device.logits(num_rows, states, lm_head, self.logits, out),
+                Some(VocabularyPart { widths, logits, .. }) => {
+                    device.logits(num_rows, states, lm_head, self.logits, logits);
+                    device.gather_logits(num_rows, widths, logits, out);
+                }
+            },
+            Some(adapted) => {
+                device.logits_adapted(num_rows, states, lm_head, self.logits, adapted, out);
+            }
+        }
         probe.ended(Operation::LmHead, || {
             Work::product(num_rows, lm_head, false)
         });
     }
 
-    /// Computes the logits of some of the kept rows in memory of the host, `[rows.len(), vocab_size]`.
+    /// Computes the logits of some of the kept rows, which may have an adapter, in memory of the host, `[rows.len(),
+    /// vocab_size]`.
     pub(super) fn context_logits(
         &mut self,
         device: &mut D,
         rows: Range<usize>,
+        adapter: Option<&AdapterRun>,
         out: &mut [f32],
         probe: &mut impl Probe,
     ) {
         let num_rows = rows.len();
         let lm_head = &self.weights.lm_head;
-        device.context_logits(self.residual.normed(), rows, lm_head, self.logits, out);
+        let states = self.residual.normed();
+        let own = adapter.map(|run| AdapterRun {
+            rows: 0..num_rows as u32,
+            ..run.clone()
+        });
+        match adapted_rows(own.as_slice(), Some(self.output_place)) {
+            None => match &self.vocabulary {
+                None => device.context_logits(states, rows, lm_head, self.logits, out),
+                Some(part) => {
+                    let mut logits = vec![0.0; num_rows * part.num_tokens];
+                    device.context_logits(states, rows, lm_head, self.logits, &mut logits);
+                    device.gather_context_logits(&part.widths, &logits, out);
+                }
+            },
+            Some(adapted) => {
+                device.context_logits_adapted(states, rows, lm_head, self.logits, adapted, out);
+            }
+        }
         probe.ended(Operation::LmHead, || {
             Work::product(num_rows, lm_head, false)
         });
@@ -311,6 +372,18 @@ impl<D: Device> Decoder<D> {
                 unreachable!("no family has experts beside attention")
             }
         }
+    }
+}
+
+impl<D: Device> VocabularyPart<D> {
+    fn new(device: &mut D, share: &ModelShare, limits: &RunnerLimits) -> Result<Self, LoadError> {
+        let num_tokens = share.vocabulary.len();
+        Ok(Self {
+            first_token: share.vocabulary.start,
+            widths: share.vocabulary_sizes.clone(),
+            logits: device.alloc_logits(limits.max_sampled_rows.index(), num_tokens)?,
+            num_tokens,
+        })
     }
 }
 

@@ -73,11 +73,12 @@ fn compute_one<D: Device>(
         change_lists: &[],
         adapters: &[],
         kept_adapters: &[],
+        sampled_adapters: &[],
         has_context_logits: false,
     };
     let step = device.begin_step(cache, inputs);
     decoder.forward(device, cache, &step, inputs, &mut ());
-    decoder.logits(device, num_sequences, logits, &mut ());
+    decoder.logits(device, num_sequences, &[], logits, &mut ());
     device.sample(&step, logits);
     device.end_step(step);
 }

@@ -30,10 +30,23 @@ pub struct RunnerLimits {
     pub weights: Option<WeightPrecision>,
     /// Attention windows beyond those of the model.
     pub attention: AttentionWindows,
+    /// What adapters may take.
+    pub adapters: AdapterRoom,
+}
+
+/// What the adapters of sequences may take. The default is that of sequences without adapters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdapterRoom {
+    /// The largest rank; 0: there are none.
+    pub max_rank: usize,
+    /// Bytes of all that are kept in memory of the host.
+    pub num_bytes: u64,
+    /// Bytes of those that sequences are computed with at a time.
+    pub num_running_bytes: u64,
 }
 
 impl RunnerLimits {
-    /// The limits of an engine's steps, with bf16 weights, a bf16 KV cache, and unlimited attention.
+    /// The limits of an engine's steps, with bf16 weights, a bf16 KV cache, unlimited attention, and no adapters.
     pub fn of(config: &EngineConfig) -> Self {
         Self {
             max_num_tokens: config.max_num_tokens,
@@ -46,6 +59,7 @@ impl RunnerLimits {
             kv_dtype: KvDtype::Bf16,
             weights: None,
             attention: AttentionWindows::default(),
+            adapters: AdapterRoom::default(),
         }
     }
 }

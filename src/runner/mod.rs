@@ -9,9 +9,11 @@
 //! packer.rs       packs matrices for a device
 //! precision.rs    the precision that float weights are rounded to
 //! weight_cache.rs rounded weights, kept in a file for the next load
+//! share.rs        what a rank of several has of a model
 //! weights.rs      all weights, packed
 //! first_steps.rs  steps before the first request, which prepare a device
 //! adapter.rs      the weights of an adapter, packed for the places of a model
+//! adapter_sizes.rs    what adapters take in memory, before there are any
 //! decoder.rs      the forward pass over the packed tokens of a step, on any device
 //! residual.rs     the residual stream between its operations
 //! model_runner.rs ModelRunner: plan -> forward pass -> logits -> sampled tokens
@@ -28,6 +30,7 @@
 //! policies or how requests end, and all it keeps of a sequence are the keys and values in its blocks.
 
 mod adapter;
+mod adapter_sizes;
 mod decoder;
 mod families;
 mod first_steps;
@@ -45,6 +48,7 @@ mod progress;
 mod residual;
 mod rope;
 mod sampling_worker;
+mod share;
 pub mod spec;
 mod step_layout;
 mod step_sampling;
@@ -59,8 +63,9 @@ use crate::device::cuda::Cuda;
 use crate::engine::{BlockMove, StepOutput, StepPlan};
 
 pub use adapter::{PreparedAdapter, UsedAdapter};
+pub use adapter_sizes::AdapterSizes;
 pub use kv_file::KvFile;
-pub use limits::{AttentionWindows, RunnerLimits};
+pub use limits::{AdapterRoom, AttentionWindows, RunnerLimits};
 pub use model_runner::ModelRunner;
 pub use model_source::ModelSource;
 pub use precision::WeightPrecision;

@@ -1,17 +1,23 @@
 //! The runner of a real model: plan -> forward pass -> logits -> sampled tokens.
 
+use std::borrow::Cow;
+
 use super::decoder::{Decoder, head_shape, kv_layout};
 use super::first_steps;
 use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::precision::WeightPrecision;
 use super::probe::{Operation, Probe, Work};
+use super::share::{ModelShare, Rank};
 use super::spec::ModelSpec;
 use super::step_layout::{SampledRows, StepLayout};
 use super::step_sampling::StepSampling;
 use crate::base::{BlockSize, HostBlockId, LoadError, StepError};
-use crate::device::cuda::Cuda;
-use crate::device::{Device, DeviceSample, KvDtype, StepCapacity, StepResults, StepWidths};
+use crate::collective::Collective;
+use crate::device::cuda::{Cuda, CudaOptions};
+use crate::device::{
+    AdapterCapacity, Device, DeviceSample, KvDtype, StepCapacity, StepResults, StepWidths,
+};
 use crate::engine::{BlockCopy, BlockMove, StepOutput, StepPlan};
 
 /// A model on a device: weights, KV cache, and the buffers of its largest step. `P` is the profiling probe.
@@ -26,6 +32,7 @@ pub struct ModelRunner<D: Device, P = ()> {
     host_blocks: D::HostBlocks,
     limits: RunnerLimits,
     vocab_size: usize,
+    has_adapters: bool,
     /// `[max_sampled_rows, vocab_size]`.
     logits: D::Logits,
     sampling: StepSampling,
@@ -61,6 +68,22 @@ impl<D: Device> ModelRunner<D> {
         Self::with_probe(source, limits, options, ())
     }
 
+    /// Loads a rank's share of the weights, to compute steps together with the other ranks: each is given the same plans.
+    /// On 1, 2 and 4 ranks of the same device the results are the same bits; those of [`ModelRunner::new`] are summed in
+    /// another order.
+    ///
+    /// # Errors
+    /// As [`ModelRunner::new`], or if the model or the device cannot be one of several ranks, or weights are quantised or
+    /// are to be rounded.
+    pub fn of_rank(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &D::Options,
+        collective: Box<dyn Collective>,
+    ) -> Result<Self, LoadError> {
+        Self::load(source, limits, options, (), Some(collective))
+    }
+
     /// Bytes of one block of the KV cache, padding and scales included.
     pub fn kv_bytes_per_block(spec: &ModelSpec, block_size: BlockSize, dtype: KvDtype) -> usize {
         D::kv_bytes_per_block(&kv_layout(spec, block_size, dtype), spec.num_layers())
@@ -83,7 +106,11 @@ impl ModelRunner<Cuda> {
     ///
     /// # Errors
     /// A tensor is missing, or has the wrong shape or type.
-    pub fn num_step_bytes(source: &ModelSource, limits: &RunnerLimits) -> Result<u64, LoadError> {
+    pub fn num_step_bytes(
+        source: &ModelSource,
+        limits: &RunnerLimits,
+        options: &CudaOptions,
+    ) -> Result<u64, LoadError> {
         let spec = source.spec();
         let heads = head_shape(spec);
         let widths = StepWidths {
@@ -97,7 +124,8 @@ impl ModelRunner<Cuda> {
         };
         let max_sampled_rows = limits.max_sampled_rows.index();
         let capacity = step_capacity(spec, limits);
-        Ok(Cuda::num_step_bytes(&capacity, &widths, max_sampled_rows))
+        let num_bytes = Cuda::num_step_bytes(&capacity, &widths, max_sampled_rows, options);
+        Ok(num_bytes)
     }
 }
 
@@ -122,10 +150,27 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         options: &D::Options,
         probe: P,
     ) -> Result<Self, LoadError> {
-        let spec = source.spec();
-        check(spec, &limits)?;
+        Self::load(source, limits, options, probe, None)
+    }
+
+    fn load(
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &D::Options,
+        probe: P,
+        collective: Option<Box<dyn Collective>>,
+    ) -> Result<Self, LoadError> {
+        check(source.spec(), &limits)?;
         let mut device = D::open(options)?;
-        let mut decoder = Decoder::new(source, &limits, &mut device)?;
+        let share = match collective {
+            Some(collective) => Some(join_ranks(&mut device, source, &limits, collective)?),
+            None => None,
+        };
+        let spec = &match &share {
+            Some(share) => Cow::Owned(share.local_spec(source.spec())),
+            None => Cow::Borrowed(source.spec()),
+        };
+        let mut decoder = Decoder::new(source, spec, share.as_ref(), &limits, &mut device)?;
         let num_threads = device.host_threads().num_threads();
         let mut cache = kv_cache(&mut device, spec, &limits)?;
         let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
@@ -139,6 +184,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             &mut logits,
         )?;
         Ok(Self {
+            has_adapters: D::HAS_ADAPTERS && share.is_none(),
             decoder,
             cache,
             host_blocks,
@@ -292,7 +338,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
 
     /// Whether its sequences may have adapters.
     pub fn has_adapters(&self) -> bool {
-        D::HAS_ADAPTERS
+        self.has_adapters
     }
 
     /// What it computes with.
@@ -370,13 +416,20 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         decoder.forward(device, cache, &step, inputs, probe);
         for context in layout.contexts() {
             let mut logits = vec![0.0; context.rows.len() * self.vocab_size];
-            decoder.context_logits(device, context.rows.clone(), &mut logits, probe);
+            let adapter = layout.adapter_of(&context.rows);
+            decoder.context_logits(device, context.rows.clone(), adapter, &mut logits, probe);
             context_logits.push((context.sequence, logits));
         }
         if !layout.contexts().is_empty() {
             decoder.keep_sampled_rows(device, &step);
         }
-        decoder.logits(device, layout.num_sampled_rows(), &mut self.logits, probe);
+        decoder.logits(
+            device,
+            layout.num_sampled_rows(),
+            layout.sampled_adapters(),
+            &mut self.logits,
+            probe,
+        );
         device.sample(&step, &mut self.logits);
         device.end_step(step);
         device.keep_samples(&mut self.logits, layout.num_sampled_rows());
@@ -389,6 +442,27 @@ fn copy_of(one: &BlockMove) -> Option<&BlockCopy> {
         BlockMove::Copy(copy) => Some(copy),
         BlockMove::Offload { .. } | BlockMove::Onboard { .. } => None,
     }
+}
+
+/// Makes a device one of several ranks, and tells which share of the model it has.
+fn join_ranks<D: Device>(
+    device: &mut D,
+    source: &ModelSource,
+    limits: &RunnerLimits,
+    collective: Box<dyn Collective>,
+) -> Result<ModelShare, LoadError> {
+    if limits.weights.is_some() {
+        return Err(LoadError::Config {
+            problem: "weights that are split over ranks cannot be rounded yet".to_owned(),
+            remedy: "leave out weight_only_precision, or use one rank".to_owned(),
+        });
+    }
+    let rank = Rank::new(collective.rank(), collective.num_ranks());
+    let share = ModelShare::new(rank, source.spec())?;
+    if !share.is_whole() {
+        device.join_ranks(collective)?;
+    }
+    Ok(share)
 }
 
 fn kv_cache<D: Device>(
@@ -415,6 +489,11 @@ fn step_capacity(spec: &ModelSpec, limits: &RunnerLimits) -> StepCapacity {
         max_seq_len: limits.max_seq_len.index(),
         max_blocks_per_sequence: limits.max_seq_len.blocks_ceil(limits.block_size).index(),
         num_q_heads: spec.num_heads,
+        adapters: AdapterCapacity {
+            max_rank: limits.adapters.max_rank,
+            max_bytes: limits.adapters.num_running_bytes as usize,
+            num_places: spec.num_places(),
+        },
     }
 }
 

@@ -129,10 +129,11 @@ impl ModelSource {
     pub(super) fn open_weight_cache<D: Device>(
         &self,
         precision: Option<WeightPrecision>,
+        device: &D,
     ) -> Option<WeightCache> {
         let WeightCacheFile { path, mode } = self.weight_cache.as_ref()?;
         let stamps = self.checkpoint.stamps();
-        WeightCache::open::<D>(path, *mode, precision, stamps)
+        WeightCache::open(path, *mode, precision, stamps, device)
     }
 }
 

@@ -11,6 +11,8 @@ pub(super) struct ModelTensors<'a> {
     store: Store<'a>,
     /// The architecture of GGUF files, which have their own names and row order.
     gguf: Option<GgufArchitecture>,
+    /// What names lack in a checkpoint of the model without its output layer.
+    missing_prefix: Option<&'static str>,
 }
 
 impl<'a> ModelTensors<'a> {
@@ -19,7 +21,16 @@ impl<'a> ModelTensors<'a> {
         store: Store<'a>,
         gguf: Option<GgufArchitecture>,
     ) -> Self {
-        Self { spec, store, gguf }
+        let missing_prefix = match gguf {
+            Some(_) => None,
+            None => missing_prefix(&store, spec.modules.embedding),
+        };
+        Self {
+            spec,
+            store,
+            gguf,
+            missing_prefix,
+        }
     }
 
     /// The weights of a linear layer or of the embedding, `[num_rows, num_columns]`.
@@ -35,6 +46,30 @@ impl<'a> ModelTensors<'a> {
         let name = self.stored_name(module);
         let row_order = self.row_order(module);
         self.store.matrix(&name, num_rows, num_columns, row_order)
+    }
+
+    /// The weights of a linear layer with `num_inputs` inputs: of its module, the rows that are its own.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn linear(
+        &self,
+        module: Module,
+        part: &Linear,
+        num_inputs: usize,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let num_rows = part.num_module_outputs();
+        let matrix = match part.is_transposed {
+            true => {
+                let name = self.stored_name(module);
+                self.store.transposed_matrix(&name, num_rows, num_inputs)?
+            }
+            false => self.matrix(module, num_rows, num_inputs)?,
+        };
+        Ok(match part.selected_rows() {
+            Some(rows) => matrix.select(rows),
+            None => matrix,
+        })
     }
 
     /// The weights of a linear layer of one of `num_experts` experts, `[part.num_outputs, num_inputs]`. `is_stacked` if the
@@ -53,14 +88,10 @@ impl<'a> ModelTensors<'a> {
         let num_rows = part.num_module_outputs();
         let stacked_name = match self.gguf {
             Some(_) => gguf_name(module).map(|name| format!("{name}.weight")),
-            None => is_stacked.then(|| self.spec.module_path(module)),
+            None => is_stacked.then(|| self.stored_name(module)),
         };
         let Some(name) = stacked_name else {
-            let matrix = self.matrix(module, num_rows, num_inputs)?;
-            return Ok(match part.selected_rows() {
-                Some(rows) => matrix.select(rows),
-                None => matrix,
-            });
+            return self.linear(module, part, num_inputs);
         };
         let shape = [num_experts, num_rows, num_inputs];
         let all = self.store.stacked_matrices(&name, shape)?;
@@ -69,12 +100,13 @@ impl<'a> ModelTensors<'a> {
                 + part.fused.map_or(0, |fused| fused.first),
             len: part.num_outputs,
             order: part.row_order,
+            runs: None,
         }))
     }
 
     /// Whether there is a tensor with the name of this module.
     pub(super) fn has_tensor(&self, module: Module) -> bool {
-        self.store.has(&self.spec.module_path(module))
+        self.store.has(&self.stored_name(module))
     }
 
     /// The weight of a norm, `[len]`.
@@ -104,7 +136,13 @@ impl<'a> ModelTensors<'a> {
 
     fn stored_name(&self, module: Module) -> String {
         let gguf = self.gguf.and_then(|_| gguf_name(module));
-        gguf.unwrap_or_else(|| self.spec.module_path(module))
+        gguf.unwrap_or_else(|| {
+            let path = self.spec.module_path(module);
+            match self.missing_prefix.and_then(|it| path.strip_prefix(it)) {
+                Some(rest) => rest.to_owned(),
+                None => path,
+            }
+        })
     }
 
     fn row_order(&self, module: Module) -> RowOrder {
@@ -113,4 +151,12 @@ impl<'a> ModelTensors<'a> {
             gguf.row_order(module, self.spec.head_dim)
         })
     }
+}
+
+/// The first part of a module's name, with its dot, if the checkpoint has the module only without it. transformers loads
+/// such a checkpoint too (`base_model_prefix`).
+fn missing_prefix(store: &Store<'_>, module: &'static str) -> Option<&'static str> {
+    let (prefix, rest) = module.split_at(module.find('.')? + 1);
+    let has = |module| store.has(&format!("{module}.weight"));
+    (!has(module) && has(rest)).then_some(prefix)
 }

@@ -8,11 +8,14 @@ use crate::device::{CodeBits, QuantFormat};
 pub struct WeightPrecision {
     /// What the projections become. The output layer always has 8 bits: its errors are errors of the logits.
     pub bits: CodeBits,
-    /// Adjacent inputs of an output that share a 16-bit scale; a multiple of 32.
+    /// Adjacent inputs of an output that share a 16-bit scale: a multiple of 32, or [all](Self::WHOLE_ROWS).
     pub group_size: usize,
 }
 
 impl WeightPrecision {
+    /// A group size beyond that of any row.
+    pub const WHOLE_ROWS: usize = u32::MAX as usize;
+
     /// The default group size: 8 bits lose little in any group, 4 bits less in small ones.
     pub const fn new(bits: CodeBits) -> Self {
         let group_size = match bits {

@@ -2,7 +2,7 @@
 
 use super::probe::{Operation, Probe, Work};
 use super::spec::{ModelSpec, NormKind, NormSpec};
-use super::weights::NormWeights;
+use super::weights::{NormWeights, SummedLinear, Tile};
 use crate::base::LoadError;
 use crate::device::{
     Activation, AdaptedRows, AdapterRun, Device, EmbeddingTable, Experts, Linear, Norm, Output,
@@ -16,12 +16,16 @@ use crate::device::{
 pub(super) struct ResidualStream<D: Device> {
     hidden_size: usize,
     embedding_scale: f32,
+    /// Of the embedding, in the weights of adapters.
+    embedding_place: usize,
     norm: NormSpec,
     has_whole_sums: bool,
     hidden: D::Sums,
     normed: D::Inputs,
-    /// The result of a block that is not added at once: this rank's part of a sum, or what is normalised first.
+    /// The result of a block that is not added at once: a sum of tiles, this rank's part of a sum, or what is normalised first.
     result: Option<D::Sums>,
+    /// Sums of later tiles.
+    tile_sums: Vec<D::Sums>,
 }
 
 /// A device, the profiling probe, and the rows that have adapters.
@@ -32,10 +36,17 @@ pub(super) struct Probed<'a, D, P> {
 }
 
 impl<D: Device> ResidualStream<D> {
-    /// Reserves `[max_rows, hidden_size]`.
-    pub fn new(device: &mut D, max_rows: usize, spec: &ModelSpec) -> Result<Self, LoadError> {
+    /// Reserves `[max_rows, hidden_size]`, for projections in so many tiles.
+    pub fn new(
+        device: &mut D,
+        max_rows: usize,
+        spec: &ModelSpec,
+        num_tiles: usize,
+    ) -> Result<Self, LoadError> {
         let hidden_size = spec.hidden_size;
-        let has_whole_sums = device.has_whole_sums();
+        let has_whole_sums = device.has_whole_sums() && num_tiles == 1;
+        // Of each level of pairs but the first, which adds to the sum of its first tile.
+        let num_tile_sums = num_tiles.ilog2().saturating_sub(1);
         let has_after = spec.layers.iter().any(|layer| layer.norms.has_after());
         let result = match has_whole_sums && !has_after {
             true => None,
@@ -44,11 +55,15 @@ impl<D: Device> ResidualStream<D> {
         Ok(Self {
             hidden_size,
             embedding_scale: spec.embedding_scale,
+            embedding_place: spec.embedding_place(),
             norm: spec.norm,
             has_whole_sums,
             hidden: device.alloc_sums(max_rows, hidden_size)?,
             normed: device.alloc_inputs(max_rows, hidden_size)?,
             result,
+            tile_sums: (0..num_tile_sums)
+                .map(|_| device.alloc_sums(max_rows, hidden_size))
+                .collect::<Result<_, _>>()?,
         })
     }
 
@@ -62,17 +77,28 @@ impl<D: Device> ResidualStream<D> {
         &mut self.normed
     }
 
-    /// Starts with the embeddings of a step's tokens, and of their positions.
+    /// Starts with the embeddings of a step's tokens, and of their positions. With `first_token`, the table is the part of a
+    /// rank of several, and its first row is that of this token.
     pub fn embed<P: Probe>(
         &mut self,
         run: &mut Probed<'_, D, P>,
         step: &D::Step<'_>,
         num_rows: usize,
-        table: EmbeddingTable<'_, D>,
+        (table, first_token): (EmbeddingTable<'_, D>, Option<usize>),
         positions: Option<&D::Embedding>,
     ) {
-        run.device
-            .embed(step, table, self.embedding_scale, &mut self.hidden);
+        let (scale, hidden) = (self.embedding_scale, &mut self.hidden);
+        match first_token {
+            None => run.device.embed(step, table, scale, hidden),
+            Some(first) => {
+                run.device.embed_part(step, table, first, scale, hidden);
+                run.device.all_reduce(num_rows, hidden);
+            }
+        }
+        if let Some(adapted) = adapted_rows(run.adapters, Some(self.embedding_place)) {
+            run.device
+                .adapt_embeddings(step, adapted, self.embedding_scale, &mut self.hidden);
+        }
         if let Some(positions) = positions {
             run.device.add_positions(step, positions, &mut self.hidden);
         }
@@ -100,25 +126,20 @@ impl<D: Device> ResidualStream<D> {
         run: &mut Probed<'_, D, P>,
         operation: Operation,
         num_rows: usize,
-        (x, linear): (&D::Inputs, &Linear<D>),
+        (x, linear): (&D::Inputs, &SummedLinear<D>),
         after: Option<&NormWeights<D>>,
         next: Option<&NormWeights<D>>,
     ) {
-        let work = || Work::product(num_rows, &linear.matrix, true);
-        let result = match &mut self.result {
-            Some(result) if !self.has_whole_sums || after.is_some() => result,
-            _ => {
-                run.device
-                    .project(num_rows, x, linear, Output::Add, &mut self.hidden);
-                run.add_adapters(x, linear, &mut self.hidden);
-                run.probe.ended(operation, work);
-                return self.norm(run, num_rows, next);
-            }
-        };
-        run.device
-            .project(num_rows, x, linear, Output::Store, result);
-        run.add_adapters(x, linear, result);
-        run.device.all_reduce(num_rows, result);
+        let work = || work_of(num_rows, linear);
+        if self.has_whole_sums
+            && after.is_none()
+            && let Some(linear) = linear.whole()
+        {
+            run.project(num_rows, x, linear, Output::Add, &mut self.hidden);
+            run.probe.ended(operation, work);
+            return self.norm(run, num_rows, next);
+        }
+        self.sum(run, num_rows, x, linear);
         run.probe.ended(operation, work);
         self.add_result(run, num_rows, after, next);
     }
@@ -128,27 +149,51 @@ impl<D: Device> ResidualStream<D> {
         &mut self,
         run: &mut Probed<'_, D, P>,
         num_rows: usize,
-        (attended, o): (&D::Inputs, &Linear<D>),
-        (inner, down): (&D::Inputs, &Linear<D>),
+        (attended, o): (&D::Inputs, &SummedLinear<D>),
+        (inner, down): (&D::Inputs, &SummedLinear<D>),
         next: Option<&NormWeights<D>>,
     ) {
-        let work = |linear: &Linear<D>| Work::product(num_rows, &linear.matrix, true);
-        let (sums, first) = match &mut self.result {
-            Some(result) if !self.has_whole_sums => (result, Output::Store),
-            _ => (&mut self.hidden, Output::Add),
-        };
-        run.device.project(num_rows, attended, o, first, sums);
-        run.add_adapters(attended, o, sums);
-        run.probe.ended(Operation::O, || work(o));
-        run.device.project(num_rows, inner, down, Output::Add, sums);
-        run.add_adapters(inner, down, sums);
-        if self.has_whole_sums {
-            run.probe.ended(Operation::Down, || work(down));
+        if self.has_whole_sums
+            && let Some((whole_o, whole_down)) = o.whole().zip(down.whole())
+        {
+            let hidden = &mut self.hidden;
+            run.project(num_rows, attended, whole_o, Output::Add, hidden);
+            run.probe.ended(Operation::O, || work_of(num_rows, o));
+            run.project(num_rows, inner, whole_down, Output::Add, hidden);
+            run.probe.ended(Operation::Down, || work_of(num_rows, down));
             return self.norm(run, num_rows, next);
         }
-        run.device.all_reduce(num_rows, sums);
-        run.probe.ended(Operation::Down, || work(down));
+        self.sum(run, num_rows, attended, o);
+        if let Some(result) = &self.result {
+            let hidden = &mut self.hidden;
+            run.device
+                .add_normed(num_rows, result, Norm::Identity, hidden);
+        }
+        run.probe.ended(Operation::O, || work_of(num_rows, o));
+        self.sum(run, num_rows, inner, down);
+        run.probe.ended(Operation::Down, || work_of(num_rows, down));
         self.add_result(run, num_rows, None, next);
+    }
+
+    /// `result = linear(x)`, summed over all tiles of all ranks.
+    fn sum<P: Probe>(
+        &mut self,
+        run: &mut Probed<'_, D, P>,
+        num_rows: usize,
+        x: &D::Inputs,
+        linear: &SummedLinear<D>,
+    ) {
+        let Some(result) = &mut self.result else {
+            unreachable!("it was reserved, for not all results are added at once")
+        };
+        match linear.whole() {
+            Some(linear) => run.project(num_rows, x, linear, Output::Store, result),
+            None => {
+                let others = &mut self.tile_sums;
+                sum_tiles(run.device, num_rows, x, &linear.tiles, result, others);
+            }
+        }
+        run.device.all_reduce(num_rows, result);
     }
 
     /// `hidden += after(experts(normed)); normed = next(hidden)`. The experts of each row were chosen.
@@ -234,8 +279,7 @@ impl<'a, D: Device, P: Probe> Probed<'a, D, P> {
         linear: &Linear<D>,
         out: &mut D::Sums,
     ) {
-        self.device.project(num_rows, x, linear, Output::Store, out);
-        self.add_adapters(x, linear, out);
+        self.project(num_rows, x, linear, Output::Store, out);
         self.probe.ended(Operation::Qkv, || {
             Work::product(num_rows, &linear.matrix, false)
         });
@@ -303,19 +347,89 @@ impl<'a, D: Device, P: Probe> Probed<'a, D, P> {
         });
     }
 
-    /// Adds what the adapters of some rows make of `x` to a projection of it.
-    fn add_adapters(&mut self, x: &D::Inputs, linear: &Linear<D>, out: &mut D::Sums) {
-        if let Some(adapted) = self.adapted_rows(linear) {
-            self.device.add_adapters(x, adapted, out);
+    /// A projection with what adapters make of their rows.
+    fn project(
+        &mut self,
+        num_rows: usize,
+        x: &D::Inputs,
+        linear: &Linear<D>,
+        output: Output,
+        out: &mut D::Sums,
+    ) {
+        match self.adapted_rows(linear) {
+            None => self.device.project(num_rows, x, linear, output, out),
+            Some(adapted) => self
+                .device
+                .project_adapted(num_rows, x, linear, output, adapted, out),
         }
     }
 
-    /// The rows of a projection that have adapters, if there are any.
+    /// The rows of a projection that adapters change, if there are any.
     fn adapted_rows(&self, linear: &Linear<D>) -> Option<AdaptedRows<'a>> {
-        let runs = self.adapters;
-        let place = linear.place.filter(|_| !runs.is_empty())?;
-        Some(AdaptedRows { runs, place })
+        adapted_rows(self.adapters, linear.place)
     }
+}
+
+/// `out` becomes the sum of the products of tiles, in pairs. `false` if none has inputs; then `out` stays as it is.
+fn sum_tiles<D: Device>(
+    device: &mut D,
+    num_rows: usize,
+    x: &D::Inputs,
+    tiles: &[Option<Tile<D>>],
+    out: &mut D::Sums,
+    others: &mut [D::Sums],
+) -> bool {
+    let mut project = |tile: &Option<Tile<D>>, output: Output, out: &mut D::Sums| {
+        let Some(Tile { inputs, linear }) = tile else {
+            return false;
+        };
+        device.project_part(num_rows, x, inputs.clone(), linear, output, out);
+        true
+    };
+    match tiles {
+        [] => false,
+        [one] => project(one, Output::Store, out),
+        [first, second] => match project(first, Output::Store, out) {
+            true => {
+                project(second, Output::Add, out);
+                true
+            }
+            false => project(second, Output::Store, out),
+        },
+        _ => {
+            let (first, second) = tiles.split_at(tiles.len() / 2);
+            if !sum_tiles(device, num_rows, x, first, out, others) {
+                return sum_tiles(device, num_rows, x, second, out, others);
+            }
+            let Some((own, others)) = others.split_first_mut() else {
+                unreachable!("a buffer for each level of pairs was reserved")
+            };
+            if sum_tiles(device, num_rows, x, second, own, others) {
+                device.add_normed(num_rows, own, Norm::Identity, out);
+            }
+            true
+        }
+    }
+}
+
+/// The work of a projection to the residual stream.
+fn work_of<D: Device>(num_rows: usize, linear: &SummedLinear<D>) -> Work {
+    let works = linear
+        .linears()
+        .map(|tile| Work::product(num_rows, &tile.matrix, true));
+    works.fold(Work::default(), |sum, work| Work {
+        num_bytes: sum.num_bytes + work.num_bytes,
+        num_operations: sum.num_operations + work.num_operations,
+    })
+}
+
+/// The rows that adapters change at a place, if there are any.
+pub(super) fn adapted_rows(runs: &[AdapterRun], place: Option<usize>) -> Option<AdaptedRows<'_>> {
+    let adapted = AdaptedRows {
+        runs,
+        place: place?,
+    };
+    adapted.changed().next().is_some().then_some(adapted)
 }
 
 /// A norm of the residual stream.

@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use super::limits::AttentionWindows;
 use super::rope::Rope;
 use crate::base::Tokens;
-use crate::checkpoint::{RowOrder, RowSelection};
+use crate::checkpoint::{RowOrder, RowRuns, RowSelection};
 use crate::device::{Activation, LogitsTransform, MixtureShape, QkNormWidth, Routing, Stacking};
 
 /// A decoder-only transformer. Sizes are in elements.
@@ -265,6 +265,8 @@ pub struct Linear {
     pub fused: Option<FusedOutputs>,
     /// How the checkpoint orders them.
     pub row_order: RowOrder,
+    /// Whether the checkpoint stores the weights as `[inputs, outputs]`.
+    pub is_transposed: bool,
 }
 
 /// The outputs of a linear layer among those of the module that it is a part of.
@@ -274,6 +276,8 @@ pub struct FusedOutputs {
     pub first: usize,
     /// Outputs of the whole module.
     pub num_outputs: usize,
+    /// Where they are, if outputs of other layers are between them.
+    pub runs: Option<RowRuns>,
 }
 
 impl Module {
@@ -313,6 +317,7 @@ impl Linear {
             num_outputs,
             fused: None,
             row_order: RowOrder::Same,
+            is_transposed: false,
         }
     }
 
@@ -331,6 +336,7 @@ impl Linear {
             first: self.fused.map_or(0, |fused| fused.first),
             len: self.num_outputs,
             order: self.row_order,
+            runs: self.fused.and_then(|fused| fused.runs),
         })
     }
 }
@@ -368,6 +374,21 @@ impl ModelSpec {
     pub fn place_of(&self, projection: &Projection) -> Option<usize> {
         self.projections()
             .position(|(_, other)| std::ptr::eq(other, projection))
+    }
+
+    /// The place of the embedding of tokens in the weights of adapters, behind those of projections.
+    pub fn embedding_place(&self) -> usize {
+        self.projections().count()
+    }
+
+    /// The place of the output layer in the weights of adapters.
+    pub fn output_place(&self) -> usize {
+        self.embedding_place() + 1
+    }
+
+    /// The places in the weights of adapters.
+    pub fn num_places(&self) -> usize {
+        self.output_place() + 1
     }
 
     /// Width of all query heads.
@@ -663,6 +684,7 @@ impl Projection {
             let fused = FusedOutputs {
                 first,
                 num_outputs: num_module_outputs,
+                runs: None,
             };
             first += num_outputs;
             Linear {
@@ -676,6 +698,35 @@ impl Projection {
             has_bias: false,
             stacking,
         }
+    }
+
+    /// A projection whose parts take turns in a single module: each has `num_runs` runs of this many outputs.
+    pub fn fused_in_runs(
+        module: &'static str,
+        parts: &[usize],
+        num_runs: usize,
+        num_inputs: usize,
+        stacking: Stacking,
+    ) -> Self {
+        let mut fused = Self::fused(module, parts, num_inputs, stacking);
+        let stride = parts.iter().sum();
+        for (linear, &len) in fused.parts.iter_mut().zip(parts) {
+            linear.num_outputs = len * num_runs;
+            if let Some(fused) = &mut linear.fused {
+                fused.num_outputs *= num_runs;
+                fused.runs = Some(RowRuns::new(len, stride));
+            }
+        }
+        fused
+    }
+
+    /// The same, stored as `[inputs, outputs]`.
+    #[must_use]
+    pub fn transposed(mut self) -> Self {
+        for linear in &mut self.parts {
+            linear.is_transposed = true;
+        }
+        self
     }
 
     /// The same with or without biases.

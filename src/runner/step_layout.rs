@@ -40,6 +40,8 @@ pub(super) struct StepLayout {
     adapters: Vec<AdapterRun>,
     /// The kept rows that have one, as indices of kept rows.
     kept_adapters: Vec<AdapterRun>,
+    /// The sampled rows that have one, as indices of sampled rows.
+    sampled_adapters: Vec<AdapterRun>,
 }
 
 /// The sampled rows of the sequences of a step, by slot.
@@ -94,6 +96,7 @@ impl StepLayout {
             contexts: Vec::new(),
             adapters: Vec::new(),
             kept_adapters: Vec::new(),
+            sampled_adapters: Vec::new(),
         }
     }
 
@@ -117,6 +120,7 @@ impl StepLayout {
                 block_table: sequence.block_table.clone(),
             });
             let first_kept = self.kept_rows.len() as u32;
+            let first_sampled = self.sampled_rows.len() as u32;
             let context_logits = plan.context_logits(index);
             if !context_logits.is_empty() {
                 let start = self.kept_rows.len();
@@ -142,8 +146,14 @@ impl StepLayout {
                 let weights = adapter.expect("an adapter of this runner").weights();
                 add_run(&mut self.adapters, weights, sequence.tokens.clone());
                 let kept = first_kept..self.kept_rows.len() as u32;
-                if !kept.is_empty() {
-                    add_run(&mut self.kept_adapters, weights, kept);
+                let sampled = first_sampled..self.sampled_rows.len() as u32;
+                for (runs, rows) in [
+                    (&mut self.kept_adapters, kept),
+                    (&mut self.sampled_adapters, sampled),
+                ] {
+                    if !rows.is_empty() {
+                        add_run(runs, weights, rows);
+                    }
                 }
             }
         }
@@ -153,6 +163,19 @@ impl StepLayout {
     pub fn forget_adapters(&mut self) {
         self.adapters.clear();
         self.kept_adapters.clear();
+        self.sampled_adapters.clear();
+    }
+
+    /// The adapter of some of the kept rows, which are of one sequence.
+    pub fn adapter_of(&self, kept_rows: &Range<usize>) -> Option<&AdapterRun> {
+        let row = kept_rows.start as u32;
+        let mut runs = self.kept_adapters.iter();
+        runs.find(|run| run.rows.contains(&row))
+    }
+
+    /// The sampled rows that have adapters, as indices of sampled rows.
+    pub fn sampled_adapters(&self) -> &[AdapterRun] {
+        &self.sampled_adapters
     }
 
     /// Adds how a device may sample the tokens of `plan`, whose layout this is: wherever nothing but the token is wanted,
@@ -219,6 +242,7 @@ impl StepLayout {
             change_lists: self.change_lists.words(),
             adapters: &self.adapters,
             kept_adapters: &self.kept_adapters,
+            sampled_adapters: &self.sampled_adapters,
             has_context_logits: !self.contexts.is_empty(),
         }
     }

@@ -2,9 +2,12 @@
 //!
 //! So sizes that a config makes up cost no memory, and a bad checkpoint fails at once.
 
+use std::ops::Range;
+
 use super::model_tensors::ModelTensors;
 use super::packer::{PackedForm, Packing};
 use super::precision::WeightPrecision;
+use super::share::{ModelShare, whole};
 use super::spec::{
     ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Module, NormKind, NormSpec, Norms, Projection,
     QkNormSpec,
@@ -69,6 +72,8 @@ pub(super) struct ProjectionSource<'a> {
     pub(super) packing: Packing,
     /// Its place in the weights of adapters.
     pub(super) place: Option<usize>,
+    /// The inputs whose products are summed by themselves, counted from the first one of this rank. Empty: all at once.
+    pub(super) tiles: Vec<Range<usize>>,
 }
 
 impl<'a> WeightSources<'a> {
@@ -101,6 +106,27 @@ impl<'a> WeightSources<'a> {
                 hidden,
             )?,
             output_layer,
+        })
+    }
+
+    /// What a rank has of them.
+    ///
+    /// # Errors
+    /// Some are quantised, which cannot be split yet.
+    pub(super) fn share(self, share: &ModelShare, spec: &ModelSpec) -> Result<Self, LoadError> {
+        let rows = |matrix: &Matrix<'a>| {
+            let columns = 0..matrix.columns();
+            matrix.part(share.vocabulary.clone(), columns)
+        };
+        Ok(Self {
+            embedding: rows(&self.embedding)?,
+            layers: self
+                .layers
+                .into_iter()
+                .map(|layer| layer.share(share, spec.head_dim))
+                .collect::<Result<_, _>>()?,
+            output_layer: self.output_layer.as_ref().map(rows).transpose()?,
+            ..self
         })
     }
 
@@ -208,6 +234,32 @@ impl<'a> LayerSource<'a> {
         })
     }
 
+    fn share(self, share: &ModelShare, head_dim: usize) -> Result<Self, LoadError> {
+        let of_heads = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
+        let queries = vec![of_heads(&share.heads.queries)];
+        let keys: Vec<_> = share.heads.key_runs().iter().map(of_heads).collect();
+        let feed_forward = match self.feed_forward {
+            FeedForwardSource::Dense(spec, block) => {
+                let tiles = share.inner(spec.width());
+                let rows = vec![vec![whole(&tiles)]; block.up.matrices.len()];
+                let block = DenseSource {
+                    up: block.up.outputs(&rows)?,
+                    down: block.down.inputs(&tiles, share)?,
+                };
+                FeedForwardSource::Dense(spec, block)
+            }
+            FeedForwardSource::Experts { .. } => {
+                unreachable!("the share of a model with experts is refused")
+            }
+        };
+        Ok(Self {
+            qkv: self.qkv.outputs(&[queries, keys.clone(), keys])?,
+            o: self.o.inputs(&share.attended(head_dim), share)?,
+            feed_forward,
+            ..self
+        })
+    }
+
     fn projections(&self) -> impl Iterator<Item = &ProjectionSource<'a>> {
         let (router, blocks) = match &self.feed_forward {
             FeedForwardSource::Dense(_, block) => (None, vec![block]),
@@ -283,6 +335,7 @@ fn find_experts<'a>(
                 is_exact: false,
             },
             place: None,
+            tiles: Vec::new(),
         })
     };
     let chosen = (0..num_experts).map(|expert| {
@@ -328,25 +381,60 @@ impl<'a> ProjectionSource<'a> {
                 is_exact: false,
             },
             place: None,
+            tiles: Vec::new(),
         };
         for part in &projection.parts {
             let module = Module::of_layer(layer, part.module);
             let num_outputs = part.num_module_outputs();
-            let rows = part.selected_rows();
-            let matrix = tensors.matrix(module, num_outputs, projection.num_inputs)?;
-            source.matrices.push(match rows {
-                Some(rows) => matrix.select(rows),
-                None => matrix,
-            });
+            let matrix = tensors.linear(module, part, projection.num_inputs)?;
+            source.matrices.push(matrix);
             if projection.has_bias {
                 let bias = tensors.bias(module, num_outputs)?;
-                source.biases.push(match rows {
+                source.biases.push(match part.selected_rows() {
                     Some(rows) => bias.select(rows),
                     None => bias,
                 });
             }
         }
         Ok(source)
+    }
+
+    /// Some outputs of each of its linear layers, in the order that they are read in.
+    fn outputs(self, outputs: &[Vec<Range<usize>>]) -> Result<Self, LoadError> {
+        debug_assert_eq!(outputs.len(), self.matrices.len());
+        let mut matrices = Vec::new();
+        let mut biases = Vec::new();
+        for (index, outputs) in outputs.iter().enumerate() {
+            let matrix = &self.matrices[index];
+            for rows in outputs {
+                matrices.push(matrix.part(rows.clone(), 0..matrix.columns())?);
+                let bias = self.biases.get(index);
+                biases.extend(bias.map(|bias| bias.elements(rows.clone())));
+            }
+        }
+        Ok(Self {
+            matrices,
+            biases,
+            ..self
+        })
+    }
+
+    /// Some inputs of its only linear layer, in tiles. One rank has the bias.
+    fn inputs(self, tiles: &[Range<usize>], share: &ModelShare) -> Result<Self, LoadError> {
+        let Range { start, end } = whole(tiles);
+        let matrix = &self.matrices[0];
+        Ok(Self {
+            matrices: vec![matrix.part(0..matrix.rows(), start..end)?],
+            biases: match share.has_biases_of_sums() {
+                true => self.biases,
+                false => Vec::new(),
+            },
+            tiles: tiles
+                .iter()
+                .map(|tile| tile.start - start..tile.end - start)
+                .collect(),
+            ..self
+        })
     }
 
     fn form(&self, precision: Option<WeightPrecision>, has_fp8: bool) -> PackedForm<'_> {
@@ -368,6 +456,7 @@ fn positions<'a>(
         first: positions.first_row,
         len: spec.max_position_embeddings,
         order: RowOrder::Same,
+        runs: None,
     })))
 }
 
@@ -379,6 +468,7 @@ fn in_order_of_heads(norm: Tensor<'_>, len: usize, order: RowOrder) -> Tensor<'_
             first: 0,
             len,
             order,
+            runs: None,
         }),
     }
 }

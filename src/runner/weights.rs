@@ -1,5 +1,6 @@
 //! The weights of a decoder, packed for a device.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -11,6 +12,7 @@ use super::model_source::ModelSource;
 use super::packer::Packer;
 use super::precision::WeightPrecision;
 use super::progress::Progress;
+use super::share::ModelShare;
 use super::spec::{FeedForward, Norms};
 use super::weight_sources::{
     DenseSource, FeedForwardSource, LayerSource, NormSource, ProjectionSource, WeightSources,
@@ -39,7 +41,7 @@ pub(super) struct Layer<D: Device> {
     /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[D::Vector; 2]>,
     /// `[hidden_size, q_width]`.
-    pub(super) o: Linear<D>,
+    pub(super) o: SummedLinear<D>,
     pub(super) feed_forward: FeedForwardWeights<D>,
 }
 
@@ -60,7 +62,19 @@ pub(super) struct DenseWeights<D: Device> {
     pub(super) is_gated: bool,
     pub(super) activation: Activation,
     /// `[hidden_size, intermediate_size]`.
-    pub(super) down: Linear<D>,
+    pub(super) down: SummedLinear<D>,
+}
+
+/// A projection to the residual stream: whole, or the tiles of a rank of several, whose products are summed in pairs.
+pub(super) struct SummedLinear<D: Device> {
+    /// One, or a power of two. `None`: one without inputs.
+    pub(super) tiles: Vec<Option<Tile<D>>>,
+}
+
+/// A projection of some of the inputs.
+pub(super) struct Tile<D: Device> {
+    pub(super) inputs: Range<usize>,
+    pub(super) linear: Linear<D>,
 }
 
 /// A norm of the residual stream, `[hidden_size]` each.
@@ -72,9 +86,13 @@ pub(super) struct NormWeights<D: Device> {
 impl<D: Device> Layer<D> {
     /// In the order in which they were packed.
     fn matrices(&self) -> impl Iterator<Item = &D::Matrix> {
-        let mut linears = vec![&self.qkv, &self.o];
+        let mut linears = vec![&self.qkv];
+        linears.extend(self.o.linears());
         match &self.feed_forward {
-            FeedForwardWeights::Dense(dense) => linears.extend([&dense.up, &dense.down]),
+            FeedForwardWeights::Dense(dense) => {
+                linears.push(&dense.up);
+                linears.extend(dense.down.linears());
+            }
             FeedForwardWeights::Experts { router, experts } => {
                 linears.push(router);
                 let all = experts.chosen.iter().chain(&experts.shared);
@@ -85,22 +103,42 @@ impl<D: Device> Layer<D> {
     }
 }
 
+impl<D: Device> SummedLinear<D> {
+    /// The projection of all inputs at once, if it is one.
+    pub(super) fn whole(&self) -> Option<&Linear<D>> {
+        match &self.tiles[..] {
+            [Some(tile)] => Some(&tile.linear),
+            _ => None,
+        }
+    }
+
+    /// The projections of all tiles.
+    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear<D>> {
+        self.tiles.iter().flatten().map(|tile| &tile.linear)
+    }
+}
+
 impl<D: Device> Weights<D> {
-    /// Finds, checks and packs all weights.
+    /// Finds, checks and packs all weights, or the share of a rank.
     ///
     /// # Errors
-    /// A tensor is missing, misshapen, not finite or changed while it was read; memory is short.
+    /// A tensor is missing, misshapen, not finite or changed while it was read; memory is short; or the share has quantised
+    /// weights.
     pub(super) fn load(
         source: &ModelSource,
         precision: Option<WeightPrecision>,
+        share: Option<&ModelShare>,
         device: &mut D,
     ) -> Result<Self, LoadError> {
         let started = Instant::now();
         let spec = source.spec();
         let tensors = source.tensors()?;
         let store = tensors.store();
-        let sources = WeightSources::find(&tensors, spec)?;
-        let cache = source.open_weight_cache::<D>(precision);
+        let whole = WeightSources::find(&tensors, spec)?;
+        let (sources, cache) = match share {
+            None => (whole, source.open_weight_cache(precision, device)),
+            Some(share) => (whole.share(share, spec)?, None),
+        };
         let mut packer = Packer::new(device, precision, cache);
 
         let mut layers = Vec::with_capacity(spec.num_layers());
@@ -174,7 +212,7 @@ impl LayerSource<'_> {
                 Some([q, k]) => Some([q.load(packer)?.weight, k.load(packer)?.weight]),
                 None => None,
             },
-            o: self.o.load(packer)?,
+            o: self.o.load_summed(packer)?,
             feed_forward: self.feed_forward.load(packer)?,
         })
     }
@@ -190,7 +228,7 @@ impl FeedForwardSource<'_> {
                 up: block.up.load(packer)?,
                 is_gated: matches!(spec, FeedForward::Gated { .. }),
                 activation: spec.activation(),
-                down: block.down.load(packer)?,
+                down: block.down.load_summed(packer)?,
             }),
             Self::Experts {
                 router,
@@ -245,6 +283,42 @@ impl ProjectionSource<'_> {
             },
             matrix: packer.pack(&self.matrices, self.packing)?,
             place: self.place,
+        })
+    }
+
+    /// A projection to the residual stream.
+    fn load_summed<D: Device>(
+        &self,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<SummedLinear<D>, LoadError> {
+        if self.tiles.is_empty() {
+            let inputs = 0..self.matrices[0].columns();
+            let linear = self.load(packer)?;
+            return Ok(SummedLinear {
+                tiles: vec![Some(Tile { inputs, linear })],
+            });
+        }
+        let matrix = &self.matrices[0];
+        let last = self.tiles.iter().rposition(|tile| !tile.is_empty());
+        let tiles = self.tiles.iter().enumerate().map(|(index, inputs)| {
+            if inputs.is_empty() {
+                return Ok(None);
+            }
+            let part = matrix.part(0..matrix.rows(), inputs.clone())?;
+            Ok(Some(Tile {
+                inputs: inputs.clone(),
+                linear: Linear {
+                    bias: match self.biases.is_empty() || last != Some(index) {
+                        true => None,
+                        false => Some(packer.upload_bias(&self.biases)?),
+                    },
+                    matrix: packer.pack(&[part], self.packing)?,
+                    place: self.place,
+                },
+            }))
+        });
+        Ok(SummedLinear {
+            tiles: tiles.collect::<Result<_, LoadError>>()?,
         })
     }
 }
