@@ -7,7 +7,7 @@ mod engine_support;
 
 use std::num::NonZeroU32;
 
-use engine_support::{TestRequest, VOCAB_SIZE, World};
+use engine_support::{TestRequest, VOCAB_SIZE, World, num_pages};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -74,56 +74,60 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         speculation,
     );
     let beams = prop_oneof![1 => Just(1u32), 2 => 2u32..5];
-    (sizes, options, beams).prop_map(|(sizes, options, max_beam_width)| {
-        let (block_size, max_seq_len, blocks, max_num_requests, more_tokens) = sizes;
-        let (more_blocks, num_host_blocks) = blocks;
-        let (scheme, policy, chunks, reuse, window, out, speculation) = options;
-        let (num_micro_batches, plan_ahead) = out;
-        let lockstep = scheme == BatchingScheme::V1;
-        let policy = match policy {
-            CapacityPolicy::MaxUtilization if lockstep => CapacityPolicy::GuaranteedNoEvict,
-            policy => policy,
-        };
-        let pauses = policy == CapacityPolicy::MaxUtilization;
-        let least_tokens = match (chunks, pauses) {
-            (Some(_), _) => block_size,
-            (None, _) if lockstep => block_size,
-            (None, true) => max_seq_len,
-            (None, false) => 1,
-        };
-        let block_size = BlockSize::new(block_size).expect("not zero");
-        let window = window.map(|(size, num_sinks)| AttentionWindow {
-            size: Tokens(size),
-            num_sinks: Tokens(num_sinks),
-        });
-        let mut config = EngineConfig {
-            scheme,
-            max_num_requests,
-            max_seq_len: Tokens(max_seq_len),
-            max_beam_width,
-            max_num_tokens: Tokens(
-                least_tokens.max(max_num_requests).max(max_beam_width) + more_tokens,
-            ),
-            block_size,
-            chunk_unit: block_size,
-            num_blocks: Blocks(u32::MAX / 8),
-            policy,
-            enable_chunked_context: chunks.is_some(),
-            chunk_policy: chunks.unwrap_or(ContextChunkPolicy::FirstComeFirstServed),
-            num_micro_batches: if lockstep { 1 } else { num_micro_batches },
-            plan_ahead: plan_ahead && scheme == BatchingScheme::InflightFused,
-            reuse,
-            window,
-            speculation: speculation.filter(|_| !lockstep),
-            record_requests: true,
-            ..EngineConfig::default()
-        };
-        config.num_blocks = config.min_num_blocks() + Blocks(more_blocks);
-        if config.reuse != BlockReuse::Off {
-            config.num_host_blocks = Blocks(num_host_blocks);
-        }
-        config
-    })
+    let adapters = proptest::option::of(1u32..=8);
+    (sizes, options, beams, adapters).prop_map(
+        |(sizes, options, max_beam_width, num_adapter_pages)| {
+            let (block_size, max_seq_len, blocks, max_num_requests, more_tokens) = sizes;
+            let (more_blocks, num_host_blocks) = blocks;
+            let (scheme, policy, chunks, reuse, window, out, speculation) = options;
+            let (num_micro_batches, plan_ahead) = out;
+            let lockstep = scheme == BatchingScheme::V1;
+            let policy = match policy {
+                CapacityPolicy::MaxUtilization if lockstep => CapacityPolicy::GuaranteedNoEvict,
+                policy => policy,
+            };
+            let pauses = policy == CapacityPolicy::MaxUtilization;
+            let least_tokens = match (chunks, pauses) {
+                (Some(_), _) => block_size,
+                (None, _) if lockstep => block_size,
+                (None, true) => max_seq_len,
+                (None, false) => 1,
+            };
+            let block_size = BlockSize::new(block_size).expect("not zero");
+            let window = window.map(|(size, num_sinks)| AttentionWindow {
+                size: Tokens(size),
+                num_sinks: Tokens(num_sinks),
+            });
+            let mut config = EngineConfig {
+                scheme,
+                max_num_requests,
+                max_seq_len: Tokens(max_seq_len),
+                max_beam_width,
+                max_num_tokens: Tokens(
+                    least_tokens.max(max_num_requests).max(max_beam_width) + more_tokens,
+                ),
+                block_size,
+                chunk_unit: block_size,
+                num_blocks: Blocks(u32::MAX / 8),
+                policy,
+                enable_chunked_context: chunks.is_some(),
+                chunk_policy: chunks.unwrap_or(ContextChunkPolicy::FirstComeFirstServed),
+                num_micro_batches: if lockstep { 1 } else { num_micro_batches },
+                num_adapter_pages,
+                plan_ahead: plan_ahead && scheme == BatchingScheme::InflightFused,
+                reuse,
+                window,
+                speculation: speculation.filter(|_| !lockstep),
+                record_requests: true,
+                ..EngineConfig::default()
+            };
+            config.num_blocks = config.min_num_blocks() + Blocks(more_blocks);
+            if config.reuse != BlockReuse::Off {
+                config.num_host_blocks = Blocks(num_host_blocks);
+            }
+            config
+        },
+    )
 }
 
 /// Requests, some of them too long for most configurations.
@@ -161,7 +165,7 @@ fn test_requests() -> impl Strategy<Value = TestRequest> {
         reuse,
         outputs,
         guesses(),
-        (beams(), any::<bool>()),
+        (beams(), any::<bool>(), proptest::option::of(0u32..10)),
     )
         .prop_map(|(tokens, priority, reuse, outputs, guesses, search)| {
             let (prompt, max_new_tokens, has_end_id, fails_after) = tokens;
@@ -176,6 +180,7 @@ fn test_requests() -> impl Strategy<Value = TestRequest> {
                 drafts: DraftOptions::default(),
                 beam_search: search.0,
                 has_stop_text: search.1,
+                adapter: search.2,
             };
             request.drafts = guesses.of(&request);
             request
@@ -280,6 +285,11 @@ fn walk(config: EngineConfig, moves: &[Move]) -> (Vec<Vec<PlannedSequence>>, Vec
         }
     }
     world.run_to_end();
+    // Two worlds have different ones.
+    for planned in plans.iter_mut().flatten() {
+        let planned: &mut PlannedSequence = planned;
+        planned.adapter = None;
+    }
     (plans, events, world)
 }
 
@@ -292,6 +302,12 @@ fn fits_alone(config: &EngineConfig, request: &TestRequest) -> bool {
             || config.scheme == BatchingScheme::V1
             || request.prompt.len() <= in_one_step)
         && (request.beam_search.is_none() || beams_fit_alone(config, request))
+        && adapter_fits_alone(config, request)
+}
+
+fn adapter_fits_alone(config: &EngineConfig, request: &TestRequest) -> bool {
+    let needed = request.adapter.map_or(0, num_pages);
+    config.num_adapter_pages.is_none_or(|max| needed <= max)
 }
 
 /// Whether the pool can hold all beams if they share only the full blocks of their prompt; with a window, each as if it
@@ -361,6 +377,39 @@ fn a_pool_that_is_far_too_small_pauses_often_and_still_serves_everybody() {
     }
     world.run_to_end();
     assert!(world.num_pauses > 64, "only {} pauses", world.num_pauses);
+}
+
+#[test]
+fn more_adapters_than_pages_take_turns_and_everybody_is_served() {
+    for policy in [
+        CapacityPolicy::MaxUtilization,
+        CapacityPolicy::GuaranteedNoEvict,
+        CapacityPolicy::StaticBatch,
+    ] {
+        let config = EngineConfig {
+            policy,
+            num_blocks: Blocks(24),
+            num_adapter_pages: Some(5),
+            ..engine_support::wide_config()
+        };
+        let mut world = World::new(config);
+        for n in 0..64 {
+            let request = TestRequest::of_lengths(1 + n % 9, 12);
+            let request = match n % 3 {
+                0 => request,
+                _ => request.with_adapter(n % 10),
+            };
+            world.add(request).expect("fits");
+        }
+        let mut num_waiting = 0;
+        while !world.engine.is_idle() {
+            world.step();
+            let stats = world.engine.stats().expect("a request is active");
+            num_waiting += stats.adapters.expect("pages").num_waiting;
+        }
+        world.run_to_end();
+        assert!(num_waiting > 64, "{policy:?}: {num_waiting} waits");
+    }
 }
 
 #[test]

@@ -478,6 +478,35 @@ fn further_requests_could_start_while_none_waits_and_a_place_is_free() {
 }
 
 #[test]
+fn requests_that_wait_for_pages_leave_room_for_others() {
+    let mut world = World::new(EngineConfig {
+        num_adapter_pages: Some(3),
+        ..wide_config()
+    });
+    // Adapters 1 and 5 have two pages each.
+    for adapter in [1, 5, 5] {
+        let request = TestRequest::of_lengths(5, 4).with_adapter(adapter);
+        world.add(request).expect("fits");
+    }
+    assert_eq!(world.engine.num_startable(), 0, "three have not been tried");
+    world.step();
+    let max_num_requests = world.config.max_num_requests as usize;
+    assert_eq!(world.engine.num_startable(), max_num_requests - 3);
+    world.add(TestRequest::of_lengths(5, 4)).expect("fits");
+    assert_eq!(world.engine.num_startable(), 0, "one has not been tried");
+    world.step();
+    assert_eq!(world.engine.num_startable(), max_num_requests - 4);
+    world.run_to_end();
+    let request = TestRequest::of_lengths(5, 4).with_adapter(3);
+    let error = world.add(request).expect_err("it has four pages");
+    let error = error.to_string();
+    assert!(
+        error.contains("4 pages") && error.contains("together have 3"),
+        "{error}"
+    );
+}
+
+#[test]
 fn no_further_request_could_start_without_blocks_for_it() {
     // Blocks for one request of the largest length, and one block more.
     let config = wide_config();

@@ -27,6 +27,7 @@ struct Arrival {
     priority: i32,
     /// Number of correct draft tokens; wrong ones follow. 0 for no drafts.
     num_foreseen: usize,
+    adapter: Option<u32>,
 }
 
 const fn at(before_step: u64, num_prompt_tokens: u32, max_new_tokens: u32) -> Arrival {
@@ -36,6 +37,7 @@ const fn at(before_step: u64, num_prompt_tokens: u32, max_new_tokens: u32) -> Ar
         max_new_tokens,
         priority: 0,
         num_foreseen: 0,
+        adapter: None,
     }
 }
 
@@ -51,6 +53,14 @@ const fn of_priority(priority: i32, arrival: Arrival) -> Arrival {
 const fn foreseen(num_foreseen: usize, arrival: Arrival) -> Arrival {
     Arrival {
         num_foreseen,
+        ..arrival
+    }
+}
+
+/// The same with an adapter, see [`num_pages`](engine_support::num_pages).
+const fn with_adapter(adapter: u32, arrival: Arrival) -> Arrival {
+    Arrival {
+        adapter: Some(adapter),
         ..arrival
     }
 }
@@ -79,6 +89,7 @@ fn time_table(config: EngineConfig, arrivals: &[Arrival], cancelled: &[(u64, u64
         {
             let mut request = TestRequest {
                 priority: arrival.priority,
+                adapter: arrival.adapter,
                 ..TestRequest::of_lengths(arrival.num_prompt_tokens, arrival.max_new_tokens)
             };
             if arrival.num_foreseen > 0 {
@@ -552,6 +563,93 @@ fn drafts_take_the_blocks_that_were_set_aside() {
            1     12      4   c6   c6
            2      6      5 g4/4    g
            3      5      6 g3/3    g
+        ",
+    );
+}
+
+#[test]
+fn a_request_waits_for_the_pages_of_its_adapter_and_holds_up_only_others_with_adapters() {
+    let config = EngineConfig {
+        num_adapter_pages: Some(3),
+        ..wide_config()
+    };
+    // Adapters 1 and 5 have 2 pages each. R4's is held by R1, but would keep R2 waiting.
+    let arrivals = [
+        with_adapter(1, at(1, 2, 3)),
+        with_adapter(5, at(1, 2, 2)),
+        at(1, 2, 3),
+        with_adapter(1, at(2, 2, 2)),
+        at(3, 2, 1),
+    ];
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3   R4   R5
+           1      4      2   c2    w   c2    .    .
+           2      2      2    g    w    g    w    .
+           3      4      3    g    w    g    w   c2
+           4      2      1    .   c2    .    w    .
+           5      1      1    .    g    .    w    .
+           6      2      1    .    .    .   c2    .
+           7      1      1    .    .    .    g    .
+        ",
+    );
+}
+
+#[test]
+fn sequences_with_one_adapter_share_its_pages() {
+    let config = EngineConfig {
+        num_adapter_pages: Some(2),
+        ..wide_config()
+    };
+    let arrivals = [with_adapter(1, at(1, 2, 3)), with_adapter(1, at(2, 2, 3))];
+    // The pages are free when the second has ended, too, or was cancelled.
+    let third = [with_adapter(5, at(2, 2, 1))];
+    let arrivals: Vec<_> = arrivals.into_iter().chain(third).collect();
+    let table = "
+        step tokens blocks   R1   R2   R3
+           1      2      1   c2    .    .
+           2      3      2    g   c2    w
+           3      2      2    g    g    w
+    ";
+    let to_end = "
+           4      1      1    .    g    w
+           5      2      1    .    .   c2
+    ";
+    let expected = format!("{table}{to_end}");
+    assert_table(time_table(config.clone(), &arrivals, &[]), &expected);
+    let cancelled = format!("{table}\n           4      2      1    .    .   c2\n");
+    assert_table(time_table(config, &arrivals, &[(2, 4)]), &cancelled);
+}
+
+#[test]
+fn a_paused_sequence_keeps_the_pages_of_its_adapter() {
+    let config = EngineConfig {
+        num_adapter_pages: Some(3),
+        ..small_pool(CapacityPolicy::MaxUtilization)
+    };
+    let [first, second, third] = THREE;
+    let arrivals = [first, with_adapter(1, second), with_adapter(5, third)];
+    assert_table(
+        time_table(config, &arrivals, &[]),
+        "
+        step tokens blocks   R1   R2   R3
+           1     12      4   c6   c6    w
+           2      2      4    g    g    w
+           3      2      4    g    g    w
+           4      2      6    g    g    w
+           5      2      6    g    g    w
+           6      2      6    g    g    w
+           7      2      6    g    g    w
+           8      1      4    g    p    w
+           9      1      4    g    p    w
+          10      1      4    g    p    w
+          11     13      4    .  c13    w
+          12      1      4    .    g    w
+          13      1      4    .    g    w
+          14      2      1    .    .   c2
+          15      1      1    .    .    g
+          16      1      1    .    .    g
         ",
     );
 }

@@ -14,7 +14,7 @@ use crate::base::{LoadError, check_byte_order_mark};
 const MAX_BYTES: u64 = 64 << 20;
 
 /// A JSON object, and the file it comes from.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct JsonFile {
     path: PathBuf,
     /// The dotted path of the object inside the file; empty for the whole file.

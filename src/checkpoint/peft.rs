@@ -2,30 +2,30 @@
 //!
 //! The adapter of a linear layer is `scale * B * A`, with A `[rank, inputs]` and B `[outputs, rank]`. In the file they are
 //! `base_model.model.<module>.lora_A.weight` and `...lora_B.weight`; the scale is `lora_alpha / rank`, or `lora_alpha /
-//! sqrt(rank)` with `use_rslora`. See <https://huggingface.co/docs/peft/developer_guides/checkpoint>.
+//! sqrt(rank)` with `use_rslora`. See <https://huggingface.co/docs/peft/developer_guides/checkpoint>. Of an embedding they are
+//! `lora_embedding_A`, `[rank, tokens]`, and `lora_embedding_B`, `[width, rank]`. With DoRA (Liu et al., arXiv:2402.09353)
+//! there is `lora_magnitude_vector`, `[outputs]`, too. A module that was trained as a whole (`modules_to_save`, `bias`) is
+//! there as in a checkpoint, with `.base_layer` behind its name if it has A and B as well.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::file_stamp::FileStamp;
 use super::json_file::JsonFile;
 use super::safetensors::SafetensorsFile;
 use super::tensor::Tensor;
 use crate::base::LoadError;
 
-const CONFIG: &str = "adapter_config.json";
-const WEIGHTS: &str = "adapter_model.safetensors";
+pub(super) const CONFIG: &str = "adapter_config.json";
+pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 /// In front of the names of the model's modules.
 const PREFIX: &str = "base_model.model.";
 
 /// Keys that, with any other value than these, mean that the adapter does something else, or changes the base model.
 const NEUTRAL: &[(&str, &[&str])] = &[
     ("peft_type", &["\"LORA\""]),
-    ("use_dora", &["false"]),
     ("use_qalora", &["false"]),
     ("use_bdlora", &["null", "false"]),
-    ("lora_bias", &["false"]),
-    ("bias", &["\"none\""]),
+    ("bias", &["\"none\"", "\"all\"", "\"lora_only\""]),
     ("layer_replication", &["null"]),
     ("alora_invocation_tokens", &["null"]),
     ("arrow_config", &["null"]),
@@ -53,10 +53,49 @@ pub struct PeftAdapter {
 /// The tensors of a module, and its factor.
 #[derive(Default)]
 struct TensorNames {
-    a: Option<String>,
-    b: Option<String>,
+    by_role: BTreeMap<Role, String>,
     rank: usize,
     scale: f32,
+}
+
+/// What a tensor is to its module.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Role {
+    A,
+    B,
+    EmbeddingA,
+    EmbeddingB,
+    BiasOfB,
+    Magnitudes,
+    Weight,
+    Bias,
+}
+
+/// The ends of names. The first one that fits says what a tensor is.
+const ROLES: &[(&str, Role)] = &[
+    (".lora_A.weight", Role::A),
+    (".lora_B.weight", Role::B),
+    (".lora_B.bias", Role::BiasOfB),
+    (".lora_embedding_A", Role::EmbeddingA),
+    (".lora_embedding_B", Role::EmbeddingB),
+    (".lora_magnitude_vector", Role::Magnitudes),
+    (".lora_magnitude_vector.weight", Role::Magnitudes),
+    (".base_layer.weight", Role::Weight),
+    (".base_layer.bias", Role::Bias),
+    (".weight", Role::Weight),
+    (".bias", Role::Bias),
+];
+
+/// What an adapter changes of one module.
+pub struct AdaptedModule<'a> {
+    /// What is added to its weights.
+    pub low_rank: Option<LowRankModule<'a>>,
+    /// DoRA: the lengths of the rows of its weights after that, `[outputs]`.
+    pub magnitudes: Option<Tensor<'a>>,
+    /// What takes the place of its weights, `[outputs, inputs]`.
+    pub weight: Option<Tensor<'a>>,
+    /// What takes the place of its bias, `[outputs]`.
+    pub bias: Option<Tensor<'a>>,
 }
 
 /// The adapter of one module: `scale * B * A`.
@@ -65,29 +104,12 @@ pub struct LowRankModule<'a> {
     pub rank: usize,
     /// The factor of the product.
     pub scale: f32,
-    /// `[rank, inputs]`.
+    /// `[rank, inputs]`; of an embedding, `[rank, tokens]`.
     pub a: Tensor<'a>,
     /// `[outputs, rank]`.
     pub b: Tensor<'a>,
-}
-
-/// The stamps of an adapter's files: equal ones have equal contents.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AdapterStamp([FileStamp; 2]);
-
-impl AdapterStamp {
-    /// The stamps of the files in `dir`; `None` if one of them is not there.
-    pub fn of(dir: &Path) -> Option<Self> {
-        let [config, weights] = [CONFIG, WEIGHTS].map(|name| FileStamp::of(&dir.join(name)));
-        Some(Self([config?, weights?]))
-    }
-}
-
-impl std::fmt::Display for AdapterStamp {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [config, weights] = &self.0;
-        write!(f, "{config}; {weights}")
-    }
+    /// The bias of B, `[outputs]`, which has the factor, too.
+    pub bias: Option<Tensor<'a>>,
 }
 
 /// The keys of adapter_config.json that factors depend on.
@@ -95,6 +117,8 @@ struct Scaling {
     rank: usize,
     alpha: f64,
     is_rank_stabilised: bool,
+    has_magnitudes: bool,
+    has_biases: bool,
     ranks: Vec<(Pattern, f64)>,
     alphas: Vec<(Pattern, f64)>,
 }
@@ -121,33 +145,30 @@ impl PeftAdapter {
         };
         let names: Vec<_> = adapter.file.tensor_names().collect();
         for name in names {
-            let module = name.strip_prefix(PREFIX).and_then(|name| {
-                let a = name.strip_suffix(".lora_A.weight").map(|it| (it, true));
-                a.or_else(|| name.strip_suffix(".lora_B.weight").map(|it| (it, false)))
+            let role = name.strip_prefix(PREFIX).and_then(|name| {
+                let mut roles = ROLES.iter();
+                roles.find_map(|(end, role)| name.strip_suffix(end).map(|module| (module, *role)))
             });
-            let Some((module, is_a)) = module else {
+            let Some((module, role)) = role else {
                 let tensor = adapter.file.tensor(&name)?;
                 return Err(tensor.location.error(
-                    "is neither A nor B of a linear layer; save the adapter without modules_to_save, embeddings and \
-                     biases (save_embedding_layers=False), or merge it into the checkpoint"
+                    "is not known: neither a tensor of a LoRA adapter nor weights or bias of a module; save the \
+                     adapter with PEFT, or merge it into the checkpoint"
                         .to_owned(),
                 ));
             };
-            let names = adapter.modules.entry(module.to_owned()).or_default();
-            *(if is_a { &mut names.a } else { &mut names.b }) = Some(name);
+            let tensors = adapter.modules.entry(module.to_owned()).or_default();
+            if let Some(other) = tensors.by_role.insert(role, name.clone()) {
+                return Err(adapter.error(format!("has both {other} and {name}")));
+            }
         }
         if adapter.modules.is_empty() {
             return Err(adapter.error("has no weights: its file has no tensors".to_owned()));
         }
         let mut modules = std::mem::take(&mut adapter.modules);
         for (module, names) in &mut modules {
-            let (Some(a), Some(_)) = (&names.a, &names.b) else {
-                let missing = if names.a.is_none() {
-                    "lora_A"
-                } else {
-                    "lora_B"
-                };
-                return Err(adapter.error(format!("has no {missing} of {module}")));
+            let Some((a, _)) = adapter.factors(module, names, &scaling)? else {
+                continue;
             };
             let a = adapter.file.tensor(a)?;
             let rank = a.shape.first().copied().unwrap_or_default();
@@ -176,19 +197,42 @@ impl PeftAdapter {
         Ok(adapter)
     }
 
-    /// The adapter of a module; `None` if it has none.
+    /// What it changes of a module; `None` if nothing. `is_embedding` if that is the embedding of tokens.
     ///
     /// # Errors
-    /// A tensor has a type that is not floating point, or is no matrix.
-    pub fn module(&self, name: &str) -> Result<Option<LowRankModule<'_>>, LoadError> {
+    /// A tensor has a type that is not floating point, or is neither matrix nor vector.
+    pub fn module(
+        &self,
+        name: &str,
+        is_embedding: bool,
+    ) -> Result<Option<AdaptedModule<'_>>, LoadError> {
         let Some(names) = self.modules.get(name) else {
             return Ok(None);
         };
-        Ok(Some(LowRankModule {
-            rank: names.rank,
-            scale: names.scale,
-            a: self.matrix(names.a.as_deref())?,
-            b: self.matrix(names.b.as_deref())?,
+        let tensor = |role, num_dimensions| self.tensor(names, role, num_dimensions);
+        let (of_a, of_b) = match is_embedding {
+            true => (Role::EmbeddingA, Role::EmbeddingB),
+            false => (Role::A, Role::B),
+        };
+        let (a, b) = (tensor(of_a, 2)?, tensor(of_b, 2)?);
+        if names.rank > 0 && a.is_none() {
+            return Err(self.error(match is_embedding {
+                true => format!("has A and B of a linear layer for {name}, which is an embedding"),
+                false => format!("has A and B of an embedding for {name}, which is a linear layer"),
+            }));
+        }
+        let bias = tensor(Role::BiasOfB, 1)?;
+        Ok(Some(AdaptedModule {
+            low_rank: a.zip(b).map(|(a, b)| LowRankModule {
+                rank: names.rank,
+                scale: names.scale,
+                a,
+                b,
+                bias,
+            }),
+            magnitudes: tensor(Role::Magnitudes, 1)?,
+            weight: tensor(Role::Weight, 2)?,
+            bias: tensor(Role::Bias, 1)?,
         }))
     }
 
@@ -218,13 +262,76 @@ impl PeftAdapter {
         }
     }
 
-    fn matrix<'a>(&'a self, name: Option<&'a str>) -> Result<Tensor<'a>, LoadError> {
-        let tensor = self.file.tensor(name.expect("both were found"))?;
-        match tensor.shape.len() {
-            2 => tensor.to_float(),
-            _ => Err(tensor
+    /// The names of A and B of a module, if it has them. Whatever else belongs to them is there, too.
+    fn factors<'n>(
+        &self,
+        module: &str,
+        names: &'n TensorNames,
+        scaling: &Scaling,
+    ) -> Result<Option<(&'n str, &'n str)>, LoadError> {
+        let name = |role| names.by_role.get(&role).map(String::as_str);
+        let is_embedding = [Role::EmbeddingA, Role::EmbeddingB]
+            .iter()
+            .any(|role| name(*role).is_some());
+        let (a, b, end) = match is_embedding {
+            true => (name(Role::EmbeddingA), name(Role::EmbeddingB), "embedding_"),
+            false => (name(Role::A), name(Role::B), ""),
+        };
+        let has_factors = a.is_some() || b.is_some();
+        for (tensor, other, role) in [(a, b, "A"), (b, a, "B")] {
+            if tensor.is_none() && other.is_some() {
+                return Err(self.error(format!("has no lora_{end}{role} of {module}")));
+            }
+        }
+        for (role, what, key, is_on) in [
+            (
+                Role::Magnitudes,
+                "lora_magnitude_vector",
+                "use_dora",
+                scaling.has_magnitudes,
+            ),
+            (
+                Role::BiasOfB,
+                "bias of lora_B",
+                "lora_bias",
+                scaling.has_biases,
+            ),
+        ] {
+            let is_expected = is_on && has_factors && !is_embedding;
+            if is_on && is_embedding && role == Role::Magnitudes {
+                return Err(self.error(format!(
+                    "has DoRA for the embedding {module}; train it without, or merge the adapter into the checkpoint"
+                )));
+            }
+            if name(role).is_some() != is_expected {
+                let is = if is_expected { "has no" } else { "has a" };
+                return Err(self.error(format!(
+                    "{is} {what} of {module}; {key} is {is_on} in {CONFIG}"
+                )));
+            }
+        }
+        Ok(a.zip(b))
+    }
+
+    fn tensor<'a>(
+        &'a self,
+        names: &'a TensorNames,
+        role: Role,
+        num_dimensions: usize,
+    ) -> Result<Option<Tensor<'a>>, LoadError> {
+        let Some(name) = names.by_role.get(&role) else {
+            return Ok(None);
+        };
+        let tensor = self.file.tensor(name)?;
+        let what = match num_dimensions {
+            1 => "vector",
+            _ => "matrix",
+        };
+        match tensor.shape.len() == num_dimensions {
+            true => tensor.to_float().map(Some),
+            false => Err(tensor
                 .location
-                .error(format!("has shape {:?}, and is no matrix", tensor.shape))),
+                .error(format!("has shape {:?}, and is no {what}", tensor.shape))),
         }
     }
 }
@@ -238,8 +345,7 @@ impl Scaling {
             };
             if !neutral.contains(&value.to_string().as_str()) {
                 let expected = format!(
-                    "{}: adapters are A and B of linear layers over an unchanged base model; merge this one into its \
-                     checkpoint, or convert it with PEFT",
+                    "{}: other adapters are not supported; merge this one into its checkpoint, or convert it with PEFT",
                     neutral.join(" or ")
                 );
                 return Err(config.unexpected(key, value, expected));
@@ -253,6 +359,8 @@ impl Scaling {
             rank,
             alpha,
             is_rank_stabilised: config.bool_or("use_rslora", false)?,
+            has_magnitudes: config.bool_or("use_dora", false)?,
+            has_biases: config.bool_or("lora_bias", false)?,
             ranks: patterns(config, "rank_pattern")?,
             alphas: patterns(config, "alpha_pattern")?,
         })

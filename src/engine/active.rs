@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 
 use crate::base::{BlockSize, SeqSlot, SequenceId};
+use crate::engine::adapter_pages::AdapterPages;
 use crate::engine::kv::{BlockTable, KvCacheManager, NextBlock};
 use crate::engine::queue::{Arrival, Queue, QueueCursor, QueueEntry};
 use crate::engine::sequence::{Rank, Sequence};
@@ -20,6 +21,7 @@ use crate::engine::{EngineConfig, Event, NewRequest, Speculation};
 pub(super) struct ActiveSequences {
     table: SequenceTable,
     kv: KvCacheManager,
+    adapters: AdapterPages,
     /// In order of rank.
     running: Vec<SeqSlot>,
     queue: Queue,
@@ -37,6 +39,7 @@ impl ActiveSequences {
         Self {
             table: SequenceTable::new(max_rows),
             kv: KvCacheManager::new(config.kv_cache()),
+            adapters: AdapterPages::new(config.num_adapter_pages),
             running: Vec::with_capacity(max_rows as usize),
             queue: Queue::new(max_rows as usize),
             cancelled: Vec::new(),
@@ -144,7 +147,7 @@ impl ActiveSequences {
 
     /// Sequences that have not ended.
     pub(super) fn len(&self) -> usize {
-        self.running.len() + self.queue.num_paused() + self.queue.num_waiting()
+        self.running.len() + self.num_queued()
     }
 
     /// Whether no sequence is active.
@@ -170,6 +173,11 @@ impl ActiveSequences {
         !self.queue.is_empty()
     }
 
+    /// How many are paused or wait to start.
+    pub(super) fn num_queued(&self) -> usize {
+        self.queue.num_paused() + self.queue.num_waiting()
+    }
+
     /// The next entry of the queue that could start and that `cursor` has not skipped.
     pub(super) fn next_queued(&self, cursor: &QueueCursor) -> Option<QueueEntry> {
         self.queue.next(cursor, self.table.has_free_row())
@@ -189,6 +197,23 @@ impl ActiveSequences {
     /// The same, to be changed.
     pub(super) fn kv_mut(&mut self) -> &mut KvCacheManager {
         &mut self.kv
+    }
+
+    /// The pages of adapters in flight.
+    pub(super) fn adapters(&self) -> &AdapterPages {
+        &self.adapters
+    }
+
+    /// Whether the pages of the adapter of an entry of the queue are there. `None` if it needs none: it has no adapter, or
+    /// is paused and holds its adapter still.
+    pub(super) fn has_pages(&self, entry: QueueEntry) -> Option<bool> {
+        match entry {
+            QueueEntry::Paused(_) => None,
+            QueueEntry::Waiting(arrival) => {
+                let adapter = self.queue.waiting(arrival).adapter.as_ref()?;
+                Some(self.adapters.fits(adapter))
+            }
+        }
     }
 
     /// The first full block that the sequence in `slot` has still to write, if others will find it then.
@@ -237,6 +262,9 @@ impl ActiveSequences {
     fn admit(&mut self, request: NewRequest, speculation: Option<&Speculation>) -> SeqSlot {
         // The only place where memory is allocated for its later tokens and blocks.
         let max_blocks = request.max_kv_len().blocks_ceil(self.block_size);
+        if let Some(adapter) = &request.adapter {
+            self.adapters.take(adapter);
+        }
         let blocks = BlockTable::with_capacity(max_blocks);
         let rank = Rank {
             priority: request.priority,
@@ -303,6 +331,9 @@ impl ActiveSequences {
         }
         let mut sequence = self.table.remove(slot);
         sequence.release(&mut self.kv);
+        if let Some(adapter) = sequence.adapter() {
+            self.adapters.release(adapter);
+        }
     }
 
     /// Removes those that have ended from those that run.
@@ -335,6 +366,9 @@ impl ActiveSequences {
             .iter()
             .flat_map(|(_, sequence)| sequence.tables());
         self.kv.check_integrity(tables);
+        let adapters = self.table.iter();
+        self.adapters
+            .check_integrity(adapters.filter_map(|(_, sequence)| sequence.adapter()));
 
         let paused = self.queue.paused().map(|(_, slot)| slot);
         let admitted: Vec<_> = self.running.iter().copied().chain(paused).collect();

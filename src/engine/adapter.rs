@@ -9,24 +9,36 @@ use std::sync::Arc;
 /// Sequences with different adapters must not share blocks: a request with one has a
 /// [salt](super::ReuseOptions::salt) of this version of it.
 #[derive(Clone)]
-pub struct Adapter(Arc<dyn Any + Send + Sync>);
+pub struct Adapter {
+    contents: Arc<dyn Any + Send + Sync>,
+    num_pages: u32,
+}
 
 impl Adapter {
-    /// An adapter with these contents.
-    pub fn new(contents: Arc<impl Any + Send + Sync>) -> Self {
-        Self(contents)
+    /// An adapter with these contents, which takes `num_pages` of the [pages](super::EngineConfig::num_adapter_pages) for
+    /// adapters.
+    pub fn new(contents: Arc<impl Any + Send + Sync>, num_pages: u32) -> Self {
+        Self {
+            contents,
+            num_pages,
+        }
+    }
+
+    /// The pages that it takes.
+    pub fn num_pages(&self) -> u32 {
+        self.num_pages
     }
 
     /// Its contents, if they are of this type.
     pub fn contents<T: 'static>(&self) -> Option<&T> {
-        self.0.downcast_ref()
+        self.contents.downcast_ref()
     }
 }
 
 impl PartialEq for Adapter {
     /// Whether both are the same one.
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.contents, &other.contents)
     }
 }
 
@@ -34,6 +46,6 @@ impl Eq for Adapter {}
 
 impl fmt::Debug for Adapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Adapter({:p})", Arc::as_ptr(&self.0))
+        write!(f, "Adapter({:p})", Arc::as_ptr(&self.contents))
     }
 }

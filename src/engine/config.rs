@@ -49,6 +49,8 @@ pub struct EngineConfig {
     pub paged_kv: bool,
     /// Speculation with draft tokens; `None` is off.
     pub speculation: Option<Speculation>,
+    /// The most pages that the adapters of sequences in flight take together; `None` if they are not limited.
+    pub num_adapter_pages: Option<u32>,
     /// Whether [`Engine::request_stages`](crate::engine::Engine::request_stages) is kept.
     pub record_requests: bool,
 }
@@ -88,6 +90,7 @@ impl Default for EngineConfig {
             window: None,
             paged_kv: true,
             speculation: None,
+            num_adapter_pages: None,
             record_requests: false,
         }
     }

@@ -73,8 +73,8 @@ impl Engine {
     /// Queues a request. Its `max_new_tokens` is lowered to what `max_seq_len` leaves room for.
     ///
     /// # Errors
-    /// A request that could never run because it is empty, too long or has too many beams; or one more than
-    /// `max_num_active`. The engine is unchanged.
+    /// A request that could never run because it is empty, too long, has too many beams, or an adapter of too many pages;
+    /// or one more than `max_num_active`. The engine is unchanged.
     ///
     /// # Panics
     /// If an active sequence has the id: at once, or in a later step.
@@ -92,6 +92,9 @@ impl Engine {
             )));
         }
         let max_new_tokens = self.config.room_for_output(&request)?;
+        if let Some(adapter) = &request.adapter {
+            self.active.adapters().check(adapter)?;
+        }
         request.stop.max_new_tokens = request.stop.max_new_tokens.min(max_new_tokens);
         if request.sampling.beam_search.is_some() {
             let width = request.sampling.beam_width();
@@ -303,19 +306,23 @@ impl Engine {
         self.active.is_empty()
     }
 
-    /// How many further requests could start in the next step, whatever their lengths: none while others wait. If
-    /// there are too few blocks for one of the largest length, but some, a shorter one may fit: then it is one.
+    /// How many further requests could start in the next step, whatever their lengths: none while others wait, except for
+    /// the pages of their adapters, and then as many fewer as wait for these. If there are too few blocks for one of the
+    /// largest length, but some, a shorter one may fit: then it is one.
     pub fn num_startable(&self) -> usize {
         let num_running = self.active.num_running();
         let is_closed = self.lockstep.is_some() && !LockstepBatch::is_open(num_running);
         let may_start = capacity::may_start(self.config.policy, num_running > 0, false);
-        if self.active.any_queued() || is_closed || !may_start {
+        let num_for_pages = self.scheduler.num_waiting_for_pages();
+        if self.active.num_queued() > num_for_pages || is_closed || !may_start {
             return 0;
         }
         let largest = self.active.kv().max_blocks(self.config.max_seq_len);
         let blocks = BlockNeeds::new(&self.config, &self.active).budget();
         let num_free_rows = self.active.num_free_rows();
-        blocks.num_startable(largest).min(num_free_rows)
+        // So that those that wait for pages are not without number.
+        let num_left = num_free_rows.saturating_sub(num_for_pages);
+        blocks.num_startable(largest).min(num_left)
     }
 
     /// What further requests can have in the next step, beside those that run. Where they start together or not at
@@ -382,6 +389,7 @@ impl Engine {
     /// 5. Running and paused sequences are in order of rank.
     /// 6. No sequence is longer than `max_seq_len`.
     /// 7. The blocks that beams may still need are free, or will be when others pause.
+    /// 8. The pages of adapters are held by the sequences that have them, and by no others.
     pub fn check_integrity(&self) {
         self.active.check_integrity();
         let running = self.active.running().map(|(_, sequence)| sequence);

@@ -22,6 +22,7 @@
 //! recorder.rs         what is counted, and the record of a step
 //! room.rs             what further requests can have in the next step
 //! adapter.rs          the adapter that a sequence is computed with
+//! adapter_pages.rs    the pages that adapters in flight hold
 //! config.rs request.rs plan.rs output.rs extra_outputs.rs stats.rs    what goes in and out: plain data
 //! ```
 //!
@@ -33,7 +34,8 @@
 //!   micro-batch and is never paused. A paused sequence resumes before any request of its priority starts. So every
 //!   request ends, unless requests with smaller numbers keep coming without end.
 //! - Requests of one priority start in order of arrival, except those that wait for blocks which another sequence is
-//!   about to write.
+//!   about to write, or for the pages of their adapter. Behind a request that waits for pages, all that have adapters
+//!   wait, too, so that none waits forever; those without start.
 //! - Sequences are paused only under [`CapacityPolicy::MaxUtilization`]. One with beams is never paused: all the
 //!   blocks that it may need are set aside.
 //! - Every accepted request ends exactly once: with an [`Event::Finished`], or with an [`Engine::cancel`] that
@@ -44,6 +46,7 @@
 
 mod active;
 mod adapter;
+mod adapter_pages;
 mod apply;
 mod beam;
 mod beams;
@@ -76,6 +79,7 @@ mod step;
 mod table_rows;
 
 pub use adapter::Adapter;
+pub use adapter_pages::AdapterUsage;
 pub use config::{BatchingScheme, BlockReuse, CapacityPolicy, ContextChunkPolicy, EngineConfig};
 pub use draft::{
     DraftOptions, DraftTotals, MAX_DRAFT_TOKENS, MAX_NGRAM, PromptLookup, Speculation,

@@ -5,7 +5,9 @@ use crate::engine::active::ActiveSequences;
 use crate::engine::lockstep::{LockstepBatch, LockstepTotals};
 use crate::engine::scheduler::Scheduler;
 use crate::engine::sequence::Sequence;
-use crate::engine::{DraftTotals, EngineConfig, RequestStage, Stage, Step, StepStats, Totals};
+use crate::engine::{
+    AdapterUsage, DraftTotals, EngineConfig, RequestStage, Stage, Step, StepStats, Totals,
+};
 
 /// The counters of an engine and the records of its last step.
 #[derive(Default)]
@@ -125,6 +127,10 @@ impl Recorder {
             reuse: active.kv().totals(),
             ended: self.ended,
             drafts: config.speculation.map(|_| self.drafts),
+            adapters: active.adapters().usage().map(|usage| AdapterUsage {
+                num_waiting: scheduler.num_waiting_for_pages() as u32,
+                ..usage
+            }),
         });
     }
 

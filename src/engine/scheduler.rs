@@ -20,6 +20,9 @@ use crate::engine::{BatchingScheme, EngineConfig, Event};
 /// each, its whole prompt is looked up.
 const MAX_SKIPPED: usize = 16;
 
+/// How many queued requests one step may skip because they wait for pages of adapters: for each, the queue is looked up.
+const MAX_SKIPPED_FOR_PAGES: usize = 1024;
+
 /// Plans steps. Its lists keep their memory from step to step.
 pub(super) struct Scheduler {
     /// The running sequences that are in context phase when the budget pass begins.
@@ -30,6 +33,8 @@ pub(super) struct Scheduler {
     contexts: Vec<(SeqSlot, ContextChunk)>,
     /// The blocks that these are about to write and that others could reuse.
     being_written: Vec<NextBlock>,
+    /// Requests that wait for the pages of their adapters.
+    num_waiting_for_pages: usize,
 }
 
 /// The state that the scheduler decides on.
@@ -50,6 +55,7 @@ impl Scheduler {
             generating: Vec::with_capacity(max_rows),
             contexts: Vec::with_capacity(max_rows),
             being_written: Vec::with_capacity(max_rows),
+            num_waiting_for_pages: 0,
         }
     }
 
@@ -57,6 +63,7 @@ impl Scheduler {
     pub(super) fn plan(&mut self, scope: &mut Scope<'_>, micro_batch: usize, step: &mut Step) {
         step.begin(micro_batch);
         self.contexts.clear();
+        self.num_waiting_for_pages = 0;
         let is_ahead = scope.config.plan_ahead && scope.micro_batches.any_out();
         if is_ahead && !scope.active.can_plan_ahead() {
             return;
@@ -82,6 +89,11 @@ impl Scheduler {
     /// The context tokens in it.
     pub(super) fn num_context_tokens(&self) -> Tokens {
         self.contexts.iter().map(|(_, chunk)| chunk.len()).sum()
+    }
+
+    /// Requests that it skipped because they wait for the pages of their adapters.
+    pub(super) fn num_waiting_for_pages(&self) -> usize {
+        self.num_waiting_for_pages
     }
 
     /// Whether any sequence generates in it.
@@ -169,6 +181,16 @@ impl Scheduler {
             let Some(entry) = active.next_queued(&cursor) else {
                 return;
             };
+            // None takes pages before one that has waited for some longer.
+            let has_pages = active.has_pages(entry);
+            if has_pages.is_some_and(|has_pages| !has_pages || self.num_waiting_for_pages > 0) {
+                self.num_waiting_for_pages += 1;
+                if self.num_waiting_for_pages == MAX_SKIPPED_FOR_PAGES {
+                    return;
+                }
+                cursor.skip(entry);
+                continue;
+            }
             let Prospect {
                 len,
                 reused,

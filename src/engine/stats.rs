@@ -9,7 +9,7 @@ use serde::ser::{SerializeMap, Serializer};
 
 use crate::base::{Blocks, SequenceId, Tokens};
 use crate::engine::{
-    BatchingScheme, DraftTotals, EngineConfig, KvUsage, LockstepTotals, ReuseTotals,
+    AdapterUsage, BatchingScheme, DraftTotals, EngineConfig, KvUsage, LockstepTotals, ReuseTotals,
 };
 
 /// The statistics record of one step.
@@ -49,6 +49,8 @@ pub struct StepStats {
     pub ended: Totals,
     /// The totals of drafts before the step and, once it has landed, with it; `None` without speculation.
     pub drafts: Option<DraftTotals>,
+    /// The pages of adapters during the step; `None` if the model has no adapters.
+    pub adapters: Option<AdapterUsage>,
 }
 
 /// The totals of requests that have ended and were not cancelled.
@@ -123,6 +125,10 @@ impl StepStats {
             reuse: ReuseTotals::default(),
             ended: Totals::default(),
             drafts: config.speculation.map(|_| DraftTotals::default()),
+            adapters: config.num_adapter_pages.map(|num_pages| AdapterUsage {
+                num_pages,
+                ..AdapterUsage::default()
+            }),
         }
     }
 
@@ -138,6 +144,10 @@ impl StepStats {
             num_paused: 0,
             num_waiting: 0,
             kv,
+            adapters: self.adapters.map(|it| AdapterUsage {
+                num_pages: it.num_pages,
+                ..AdapterUsage::default()
+            }),
             ..self.clone()
         }
     }
@@ -146,6 +156,7 @@ impl StepStats {
     pub fn gone(&self) -> Self {
         Self {
             max_num_active: 0,
+            adapters: self.adapters.map(|_| AdapterUsage::default()),
             ..self.idle(KvUsage {
                 num_blocks: Blocks::ZERO,
                 num_used: Blocks::ZERO,
@@ -169,6 +180,10 @@ impl StepStats {
             reuse: a.reuse.plus(b.reuse),
             ended: a.ended.plus(b.ended),
             drafts: match (a.drafts, b.drafts) {
+                (Some(a), Some(b)) => Some(a.plus(b)),
+                (one, other) => one.or(other),
+            },
+            adapters: match (a.adapters, b.adapters) {
                 (Some(a), Some(b)) => Some(a.plus(b)),
                 (one, other) => one.or(other),
             },
@@ -266,6 +281,12 @@ impl Serialize for TimestampedStats<'_> {
         if let Some(drafts) = stats.drafts {
             put("Total Draft Tokens", drafts.num_drafted)?;
             put("Total Accepted Draft Tokens", drafts.num_accepted)?;
+        }
+        if let Some(adapters) = stats.adapters {
+            put("Max LoRA pages", adapters.num_pages.into())?;
+            put("Used LoRA pages", adapters.num_used.into())?;
+            put("Running LoRA adapters", adapters.num_adapters.into())?;
+            put("Waiting LoRA requests", adapters.num_waiting.into())?;
         }
         if stats.paged_kv {
             let fraction_used = f64::from(kv.num_used.0) / f64::from(kv.num_blocks.0);
@@ -383,6 +404,36 @@ mod tests {
         );
         let json = json(&with_host_blocks);
         assert!(json.contains(fields), "{json}");
+    }
+
+    #[test]
+    fn a_record_has_adapters_where_requests_may_name_some() {
+        let config = EngineConfig::default();
+        assert!(!json(&stats(&config)).contains("LoRA"));
+        let config = EngineConfig {
+            num_adapter_pages: Some(16),
+            ..config
+        };
+        let busy = StepStats {
+            adapters: Some(AdapterUsage {
+                num_pages: 16,
+                num_used: 12,
+                num_adapters: 3,
+                num_waiting: 2,
+            }),
+            ..stats(&config)
+        };
+        let fields = concat!(
+            r#""Max LoRA pages":16,"#,
+            r#""Used LoRA pages":12,"#,
+            r#""Running LoRA adapters":3,"#,
+            r#""Waiting LoRA requests":2"#,
+        );
+        assert!(json(&busy).contains(fields), "{}", json(&busy));
+        let both = StepStats::together([&busy, &busy]).expect("two records");
+        assert_eq!(both.adapters.map(|it| it.num_used), Some(24));
+        let idle = busy.idle(kv(0)).adapters.expect("it has pages");
+        assert_eq!((idle.num_pages, idle.num_used), (16, 0));
     }
 
     #[test]

@@ -90,7 +90,8 @@ impl BatchManager {
     ///
     /// # Errors
     /// A request that could never run, or with a token outside the vocabulary. A request with a logits processor in
-    /// lockstep. A request with an adapter, on a GPU. A request for a logits processor, guided decoding, log-probabilities or logits if the runner has none.
+    /// lockstep. A request with an adapter, or for a logits processor, guided decoding, log-probabilities or logits, if the runner has
+    /// none.
     ///
     /// # Panics
     /// As for [`Engine::add`](crate::engine::Engine::add).
@@ -109,7 +110,7 @@ impl BatchManager {
         }
         if request.adapter.is_some() && !self.has_adapters {
             return Err(RequestError::Invalid(
-                "an adapter needs a model that runs on the CPU".to_owned(),
+                "an adapter needs a model: the synthetic runner has none".to_owned(),
             ));
         }
         if request.outputs.needs_logits() && !self.has_logits {

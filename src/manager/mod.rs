@@ -38,7 +38,10 @@ mod step_runner;
 mod tensors;
 mod thread;
 
-pub use adapters::{AdapterFolders, AdapterLoad, AdapterStore, LoadedAdapter};
+pub use adapters::{
+    AdapterCacheUsage, AdapterFolders, AdapterLimits, AdapterLoad, AdapterPageLimits, AdapterStore,
+    AdapterUpload, LoadedAdapter, UploadHeader, UploadWriter,
+};
 pub use batch_manager::BatchManager;
 pub use callbacks::{Callbacks, Response, Submission};
 pub use executor::{Executor, ExecutorOptions, OwnedResponse};

@@ -15,7 +15,7 @@ use triton_inflight::base::{
     BlockId, BlockSize, Blocks, RequestError, SeqSlot, SequenceId, TokenId, Tokens,
 };
 use triton_inflight::engine::{
-    BatchingScheme, BeamCandidates, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
+    Adapter, BatchingScheme, BeamCandidates, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
     DraftTotals, Engine, EngineConfig, Event, ExtraOutputs, KvBlocks, NewRequest, OutputOptions,
     PlannedSequence, ReuseOptions, Sampled, Stage, Step, StepOutput, StepPlan,
 };
@@ -49,6 +49,13 @@ pub struct TestRequest {
     pub beam_search: Option<BeamSearch>,
     /// Whether two consecutive tokens whose sum is a multiple of 7 are a stop word of its beams.
     pub has_stop_text: bool,
+    /// The number of its adapter, if it has one.
+    pub adapter: Option<u32>,
+}
+
+/// The pages that an adapter takes.
+pub fn num_pages(adapter: u32) -> u32 {
+    adapter % 4 + 1
 }
 
 /// Finds that stop word.
@@ -84,6 +91,15 @@ impl TestRequest {
             drafts: DraftOptions::default(),
             beam_search: None,
             has_stop_text: false,
+            adapter: None,
+        }
+    }
+
+    /// The same with an adapter.
+    pub fn with_adapter(self, adapter: u32) -> Self {
+        Self {
+            adapter: Some(adapter),
+            ..self
         }
     }
 
@@ -390,6 +406,7 @@ pub struct World {
     /// Block copies of the last planned step.
     pub num_copies: usize,
     pub events: Vec<Event>,
+    adapters: BTreeMap<u32, Adapter>,
     next_id: u64,
     pub num_steps: u64,
     pub num_pauses: u64,
@@ -414,6 +431,7 @@ impl World {
             num_padding_tokens: 0,
             num_copies: 0,
             events: Vec::new(),
+            adapters: BTreeMap::new(),
             next_id: 1,
             num_steps: 0,
             num_pauses: 0,
@@ -425,7 +443,13 @@ impl World {
 
     pub fn add(&mut self, request: TestRequest) -> Result<SequenceId, RequestError> {
         let id = SequenceId(self.next_id);
-        self.engine.add(request.to_request(id))?;
+        let mut new = request.to_request(id);
+        if let Some(adapter) = request.adapter {
+            let salt = request.reuse.salt.as_deref().unwrap_or_default();
+            new.reuse.salt = Some(format!("{adapter}, {salt}").into());
+            new.adapter = Some(self.adapter(adapter));
+        }
+        self.engine.add(new)?;
         self.next_id += 1;
         self.streams.insert(
             id,
@@ -446,6 +470,11 @@ impl World {
             },
         );
         Ok(id)
+    }
+
+    fn adapter(&mut self, number: u32) -> Adapter {
+        let made = || Adapter::new(Arc::new(number), num_pages(number));
+        self.adapters.entry(number).or_insert_with(made).clone()
     }
 
     /// Cancels a request, even one that has ended.
@@ -524,8 +553,41 @@ impl World {
             self.check_events();
         }
         self.engine.check_integrity();
+        self.check_adapters(&planned);
         assert_eq!(self.engine.num_active(), self.active().count());
         planned
+    }
+
+    /// Checks that sequences are computed with their adapters, that these have room, and that no request has overtaken
+    /// another that waits for pages.
+    fn check_adapters(&self, planned: &[PlannedSequence]) {
+        for planned in planned {
+            let number = self.streams[&planned.id].request.adapter;
+            let adapter = number.map(|number| &self.adapters[&number]);
+            assert_eq!(planned.adapter.as_ref(), adapter, "{:?}", planned.id);
+        }
+        let Some(max_pages) = self.config.num_adapter_pages else {
+            return;
+        };
+        let with_adapter = self
+            .active()
+            .filter_map(|(id, stream)| Some((id, stream, stream.request.adapter?)));
+        let (started, waiting): (Vec<_>, Vec<_>) =
+            with_adapter.partition(|(_, stream, _)| stream.admitted);
+        let held: BTreeSet<_> = started.iter().map(|&(.., adapter)| adapter).collect();
+        let num_held: u32 = held.into_iter().map(num_pages).sum();
+        assert!(num_held <= max_pages, "{num_held} pages of {max_pages}");
+        // With reuse, some wait for blocks that others write.
+        if self.config.reuse == BlockReuse::Off {
+            for (id, stream, _) in waiting {
+                let priority = stream.request.priority;
+                let is_behind = |(other, stream, _): &&(SequenceId, &Stream, u32)| {
+                    *other > id && stream.request.priority == priority
+                };
+                let overtakes = started.iter().find(is_behind).map(|(other, ..)| other);
+                assert_eq!(overtakes, None, "{id:?} waits for its adapter");
+            }
+        }
     }
 
     fn apply(&mut self, out: OutStep) {
@@ -861,6 +923,7 @@ fn check_step(step: &Step, config: &EngineConfig, streams: &mut BTreeMap<Sequenc
     let may_overtake = config.max_steps_out() > 1
         || config.reuse != BlockReuse::Off
         || config.scheme == BatchingScheme::V1
+        || config.num_adapter_pages.is_some()
         || streams.values().any(|stream| stream.request.priority != 0);
     if !may_overtake {
         let mut active = streams.iter().filter(|(_, stream)| !stream.ended);

@@ -78,6 +78,11 @@ impl SafetensorsFolder {
         stored.of_shape(shape)
     }
 
+    /// An error about a tensor of this name.
+    pub fn error(&self, name: &str, reason: String) -> LoadError {
+        tensor_error(&self.dir, name, reason)
+    }
+
     /// Whether two tensors hold the same bytes, or the second is absent.
     pub fn are_equal(&self, first: &str, second: &str) -> Result<bool, LoadError> {
         const PIECE: usize = 1 << 22;

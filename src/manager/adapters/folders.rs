@@ -25,18 +25,24 @@ pub struct AdapterFolders {
     named: BTreeMap<String, PathBuf>,
     /// `lora_dir`: each folder in it is an adapter of that name.
     dir: Option<PathBuf>,
+    /// `lora_prefetch_dir`: each folder in it whose name is a number is one, too.
+    numbered_dir: Option<PathBuf>,
+    /// Whether requests may bring adapters, which have no folder.
+    takes_uploads: bool,
 }
 
 impl AdapterFolders {
-    /// The adapters of a model in the repository folder `model_path`. `None` if it has none: neither `lora_dir` nor a
-    /// `multi_lora.json` in the folder of its version, or beside its checkpoint.
+    /// The adapters of a model in the repository folder `model_path`. `None` if it has none: neither `lora_dir` nor
+    /// `lora_prefetch_dir` nor a `multi_lora.json` in the folder of its version, or beside its checkpoint, and no requests
+    /// that bring adapters.
     ///
     /// # Errors
-    /// `multi_lora.json` is not an object of names and paths, or `lora_dir` is no folder.
+    /// `multi_lora.json` is not an object of names and paths, or a folder of adapters is none.
     pub fn open(
         settings: &Settings,
         model_path: &Path,
         version: u64,
+        takes_uploads: bool,
     ) -> Result<Option<Self>, LoadError> {
         let checkpoint = settings.checkpoint_path(model_path, version);
         let places = [model_path.join(version.to_string()), checkpoint];
@@ -46,16 +52,16 @@ impl AdapterFolders {
             Some(path) => read_table(path, model_path)?,
             None => BTreeMap::new(),
         };
-        let dir = settings.lora_dir.as_ref().map(|dir| model_path.join(dir));
-        if let Some(dir) = &dir
-            && !dir.is_dir()
-        {
-            return Err(LoadError::File {
-                path: dir.clone(),
-                reason: "is not a folder; lora_dir names one whose folders are adapters".to_owned(),
-            });
-        }
-        Ok((table.is_some() || dir.is_some()).then_some(Self { named, dir }))
+        let dir = folder_of("lora_dir", settings.lora_dir.as_ref(), model_path)?;
+        let numbered_dir = settings.lora_prefetch_dir.as_ref();
+        let numbered_dir = folder_of("lora_prefetch_dir", numbered_dir, model_path)?;
+        let has_some = table.is_some() || dir.is_some() || numbered_dir.is_some();
+        Ok((has_some || takes_uploads).then_some(Self {
+            named,
+            dir,
+            numbered_dir,
+            takes_uploads,
+        }))
     }
 
     /// The folder of an adapter, which need not be there.
@@ -63,10 +69,18 @@ impl AdapterFolders {
     /// # Errors
     /// No adapter can have this name.
     pub(super) fn find(&self, name: &str) -> Result<PathBuf, RequestError> {
-        match (self.named.get(name), &self.dir) {
-            (Some(folder), _) => Ok(folder.clone()),
-            (None, Some(dir)) if is_plain(name) => Ok(dir.join(name)),
-            _ => Err(self.unknown(name)),
+        if let Some(folder) = self.named.get(name) {
+            return Ok(folder.clone());
+        }
+        let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
+        let numbered_dir = self.numbered_dir.as_ref().filter(|_| is_number);
+        let dirs = self.dir.iter().chain(numbered_dir);
+        let mut folders = dirs.filter(|_| is_plain(name)).map(|dir| dir.join(name));
+        // One that is not there is an error when it is read.
+        let first = folders.next().ok_or_else(|| self.unknown(name))?;
+        match folders.next() {
+            Some(second) if !first.is_dir() => Ok(second),
+            _ => Ok(first),
         }
     }
 
@@ -86,10 +100,35 @@ impl AdapterFolders {
         if self.dir.is_some() {
             places.push("lora_dir has no adapter in a folder of this name".to_owned());
         }
+        if self.numbered_dir.is_some() {
+            places.push("lora_prefetch_dir has no adapter in a folder of this number".to_owned());
+        }
+        if self.takes_uploads {
+            places.push(
+                "no request has brought it, or it has left the memory since: send lora_weights and lora_config with the request"
+                    .to_owned(),
+            );
+        }
         RequestError::Invalid(format!(
             "the adapter '{shown}' is not known: {}",
             places.join(", and ")
         ))
+    }
+}
+
+/// A folder of adapters, if the parameter `key` names one.
+fn folder_of(
+    key: &str,
+    dir: Option<&PathBuf>,
+    model_path: &Path,
+) -> Result<Option<PathBuf>, LoadError> {
+    let dir = dir.map(|dir| model_path.join(dir));
+    match dir {
+        Some(path) if !path.is_dir() => Err(LoadError::File {
+            path,
+            reason: format!("is not a folder; {key} names one whose folders are adapters"),
+        }),
+        dir => Ok(dir),
     }
 }
 
@@ -128,7 +167,42 @@ mod tests {
             lora_dir: lora_dir.map(PathBuf::from),
             ..Settings::default()
         };
-        AdapterFolders::open(&settings, dir, 1)
+        AdapterFolders::open(&settings, dir, 1, false)
+    }
+
+    #[test]
+    fn numbers_lead_to_both_folders_and_names_to_one() {
+        let model = TestFolder::new("numbers");
+        let path = model.path();
+        for folder in ["adapters/1", "adapters/7", "numbered/7", "numbered/8"] {
+            fs::create_dir_all(path.join(folder)).expect("written");
+        }
+        let open = |lora_dir: Option<&str>| {
+            let settings = Settings {
+                lora_dir: lora_dir.map(PathBuf::from),
+                lora_prefetch_dir: Some("numbered".into()),
+                ..Settings::default()
+            };
+            let folders = AdapterFolders::open(&settings, path, 1, false).expect("folders");
+            folders.expect("some")
+        };
+        let find =
+            |folders: &AdapterFolders, name| folders.find(name).map_err(|error| error.to_string());
+        let both = open(Some("adapters"));
+        for (name, folder) in [
+            ("1", "adapters/1"),
+            ("7", "adapters/7"),
+            ("8", "numbered/8"),
+            ("poet", "adapters/poet"),
+        ] {
+            assert_eq!(find(&both, name), Ok(path.join(folder)));
+        }
+        let numbered = open(None);
+        assert_eq!(find(&numbered, "7"), Ok(path.join("numbered/7")));
+        for name in ["poet", "", "7/..", "-1"] {
+            let error = find(&numbered, name).expect_err("no number");
+            assert!(error.contains("lora_prefetch_dir has no"), "{error}");
+        }
     }
 
     #[test]

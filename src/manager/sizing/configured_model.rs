@@ -75,9 +75,14 @@ impl ConfiguredModel<'_> {
             WeightOnlyPrecision::Fp8 => CodeBits::Fp8,
         };
         let usual = WeightPrecision::new(bits);
-        let group_size = self.settings.weight_only_group_size;
+        let group_size = match self.settings.weight_only_group_size {
+            Some(size) => size as usize,
+            // Products with FP8 activations need one scale for each output.
+            None if self.settings.fp8_activations => WeightPrecision::WHOLE_ROWS,
+            None => usual.group_size,
+        };
         Some(WeightPrecision {
-            group_size: group_size.map_or(usual.group_size, |size| size as usize),
+            group_size,
             ..usual
         })
     }

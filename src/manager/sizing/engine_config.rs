@@ -95,6 +95,7 @@ pub fn engine_config(
         }),
         paged_kv,
         speculation,
+        num_adapter_pages: None,
         record_requests: settings.stats_file.is_some(),
     };
     engine.check()?;
@@ -249,6 +250,7 @@ mod tests {
             scheduling: Scheduling::Iterative {
                 max_sequence_idle_us: 0,
             },
+            takes_adapters: false,
             controls: Vec::new(),
             num_warm_ups: 0,
             settings: Settings::parse(parameters.iter().copied()).expect("good parameters"),

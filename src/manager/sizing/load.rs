@@ -13,8 +13,8 @@ use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, free_memory_bytes};
 use crate::engine::EngineConfig;
 use crate::runner::{
-    CpuRunner, CudaRunner, KvFile, ModelSource, Runner, RunnerLimits, SyntheticOptions,
-    SyntheticRunner,
+    AdapterRoom, CpuRunner, CudaRunner, KvFile, ModelSource, Runner, RunnerLimits,
+    SyntheticOptions, SyntheticRunner,
 };
 
 /// A runner, the engine configuration that it was sized for, and the memory that both may use.
@@ -31,7 +31,7 @@ pub struct LoadedRunner {
 
 /// Sizes the KV cache by the memory that is free, and loads the weights, on a GPU or on the CPU. Without a checkpoint the
 /// runner is the synthetic one, which runs on the CPU; files that the configuration names are relative to `folder`, the
-/// model's folder. `adapter_bytes` of host memory are left for adapters.
+/// model's folder. Memory for `adapters` is left on the host, and on the GPU that they are computed on.
 ///
 /// # Errors
 /// Settings that contradict each other, a checkpoint that cannot be loaded, a GPU that is not there, or memory that does
@@ -41,7 +41,7 @@ pub fn load_runner(
     source: Option<&ModelSource>,
     folder: &Path,
     gpu: Option<usize>,
-    adapter_bytes: u64,
+    adapters: AdapterRoom,
 ) -> Result<LoadedRunner, LoadError> {
     let model = ConfiguredModel {
         settings: &config.settings,
@@ -50,8 +50,8 @@ pub fn load_runner(
     };
     check_kv_file(&config.settings)?;
     let loaded = match (source, gpu) {
-        (Some(source), Some(gpu)) => load_on_gpu(config, &model, source, gpu),
-        _ => load_on_cpu(config, &model, folder, adapter_bytes),
+        (Some(source), Some(gpu)) => load_on_gpu(config, &model, source, gpu, adapters),
+        _ => load_on_cpu(config, &model, folder, adapters),
     }?;
     Ok(LoadedRunner {
         kv_file: kv_file(&model, &loaded, folder),
@@ -59,8 +59,14 @@ pub fn load_runner(
     })
 }
 
-/// Refuses weights that only GPUs multiply with.
-fn check_weights_on_cpu(settings: &Settings) -> Result<(), LoadError> {
+/// Refuses weights and activations that only GPUs multiply with.
+fn check_products_on_cpu(settings: &Settings) -> Result<(), LoadError> {
+    if settings.fp8_activations {
+        return Err(LoadError::Config {
+            problem: "fp8_activations is true, and only GPUs multiply FP8".to_owned(),
+            remedy: "leave it out, or serve the model on a GPU".to_owned(),
+        });
+    }
     match settings.weight_only_precision {
         Some(WeightOnlyPrecision::Fp8) => Err(LoadError::Config {
             problem: "weight_only_precision is fp8, which only GPUs compute with".to_owned(),
@@ -88,13 +94,14 @@ fn check_kv_file(settings: &Settings) -> Result<(), LoadError> {
 fn kv_file(model: &ConfiguredModel<'_>, loaded: &LoadedRunner, folder: &Path) -> Option<KvFile> {
     let path = folder.join(model.settings.kv_cache_file.as_ref()?);
     let made_from = format!(
-        "inflight {}, {}, {:?}, {:?}, {:?}, deterministic {}\n{}",
+        "inflight {}, {}, {:?}, {:?}, {:?}, deterministic {}, fp8_activations {}\n{}",
         env!("CARGO_PKG_VERSION"),
         loaded.runner.description(),
         model.kv_dtype(),
         model.weights(),
         model.attention(),
         model.settings.deterministic,
+        model.settings.fp8_activations,
         model.source.map_or_else(String::new, ModelSource::stamps),
     );
     Some(KvFile::new(path, made_from))
@@ -104,24 +111,24 @@ fn load_on_cpu(
     config: &ModelConfig,
     model: &ConfiguredModel<'_>,
     folder: &Path,
-    adapter_bytes: u64,
+    adapters: AdapterRoom,
 ) -> Result<LoadedRunner, LoadError> {
     let settings = &config.settings;
     if model.source.is_some() {
         model.kv_dtype().check_on_cpu()?;
-        check_weights_on_cpu(settings)?;
+        check_products_on_cpu(settings)?;
     }
     let weight_bytes = model.num_weight_bytes()?;
     let (engine, reservation) = host_memory::reserve(|available_bytes| {
         // The KV cache shares what the weights, the host blocks and the adapters leave.
-        let taken = weight_bytes + settings.kv_cache_host_memory_bytes + adapter_bytes;
+        let taken = weight_bytes + settings.kv_cache_host_memory_bytes + adapters.num_bytes;
         check_host_memory(settings, available_bytes)?;
         let left = available_bytes.map(|bytes| bytes.saturating_sub(taken));
         let engine = engine_config(config, model, left)?;
         let num_bytes = weight_bytes + kv_bytes(model, &engine) + host_bytes(model, &engine);
         Ok::<_, LoadError>((engine, num_bytes))
     })?;
-    let limits = limits(model, &engine);
+    let limits = limits(model, &engine, adapters);
     let runner = match model.source {
         Some(source) => {
             let runner = CpuRunner::new(source, limits, &cpu_options(settings)?)?;
@@ -144,31 +151,24 @@ fn load_on_gpu(
     model: &ConfiguredModel<'_>,
     source: &ModelSource,
     gpu: usize,
+    adapters: AdapterRoom,
 ) -> Result<LoadedRunner, LoadError> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock();
+    let options = cuda_options(&config.settings, gpu);
     let free_bytes = free_memory_bytes(gpu)?;
     let weight_bytes = model.num_weight_bytes()?;
     let left = free_bytes.saturating_sub(weight_bytes);
     // The activations of a step come first, and how many there are is known from the configuration without them.
-    let largest = limits(model, &engine_config(config, model, Some(left))?);
-    let left = left.saturating_sub(CudaRunner::num_step_bytes(source, &largest)?);
+    let largest = limits(model, &engine_config(config, model, Some(left))?, adapters);
+    let left = left.saturating_sub(CudaRunner::num_step_bytes(source, &largest, &options)?);
     let engine = engine_config(config, model, Some(left))?;
-    let options = CudaOptions {
-        gpu,
-        num_threads: config.settings.num_threads,
-        deterministic: config.settings.deterministic,
-        max_graphs: match config.settings.cuda_graph_mode {
-            true => config.settings.cuda_graph_cache_size as usize,
-            false => 0,
-        },
-    };
     let pinned_bytes = host_bytes(model, &engine);
     let ((), reservation) = host_memory::reserve(|available_bytes| {
         check_host_memory(&config.settings, available_bytes)?;
         Ok::<_, LoadError>(((), pinned_bytes))
     })?;
-    let runner = CudaRunner::new(source, limits(model, &engine), &options)?;
+    let runner = CudaRunner::new(source, limits(model, &engine, adapters), &options)?;
     let plan_ahead = engine.plan_ahead && runner.can_run_ahead();
     if engine.plan_ahead && !plan_ahead {
         log::warn!(
@@ -188,6 +188,19 @@ fn load_on_gpu(
             ..engine
         },
     })
+}
+
+fn cuda_options(settings: &Settings, gpu: usize) -> CudaOptions {
+    CudaOptions {
+        gpu,
+        num_threads: settings.num_threads,
+        deterministic: settings.deterministic,
+        fp8_activations: settings.fp8_activations,
+        max_graphs: match settings.cuda_graph_mode {
+            true => settings.cuda_graph_cache_size as usize,
+            false => 0,
+        },
+    }
 }
 
 /// Refuses more host memory for KV cache blocks than there is: the machine would kill a process later.
@@ -212,8 +225,13 @@ fn kv_bytes(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> u64 {
     u64::from(engine.num_blocks.0) * model.kv_bytes_per_block(engine.block_size)
 }
 
-fn limits(model: &ConfiguredModel<'_>, engine: &EngineConfig) -> RunnerLimits {
+fn limits(
+    model: &ConfiguredModel<'_>,
+    engine: &EngineConfig,
+    adapters: AdapterRoom,
+) -> RunnerLimits {
     RunnerLimits {
+        adapters,
         kv_dtype: model.kv_dtype(),
         weights: model.weights(),
         attention: model.attention(),
