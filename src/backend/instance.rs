@@ -22,9 +22,10 @@ use crate::backend::response::log_probs;
 use crate::backend::response::responder::Responder;
 use crate::base::LoadError;
 use crate::config::Scheduling;
-use crate::engine::StepStats;
+use crate::engine::{EngineConfig, StepStats};
 use crate::manager::BatchManager;
 use crate::manager::sizing::{LoadedRunner, load_runner};
+use crate::runner::AdapterRoom;
 use crate::triton::{Error, Health, Instance};
 
 /// Bytes of the requests that wait to be tokenised.
@@ -44,10 +45,11 @@ pub fn load_instance(
     let gpu = handle
         .gpu()?
         .or_else(|| settings.gpu_device_ids.map(|gpu| gpu as usize));
-    if gpu.is_some() && model.adapters.is_some() {
-        return Err(no_adapters_on_gpus().into());
-    }
-    let adapter_bytes = model.adapters.as_ref().map_or(0, |it| it.max_bytes());
+    let adapters = model.adapters.as_ref().map(|adapters| AdapterRoom {
+        max_rank: settings.lora_cache_max_adapter_size as usize,
+        num_bytes: adapters.pages().num_bytes(),
+        num_running_bytes: adapters.pages().num_running_bytes(),
+    });
     let LoadedRunner {
         config: engine_config,
         runner,
@@ -55,11 +57,18 @@ pub fn load_instance(
         kv_file,
     } = load_runner(
         &model.config,
-        model.source.as_ref(),
+        model.source.as_deref(),
         &model.folder,
         gpu,
-        adapter_bytes,
+        adapters.unwrap_or_default(),
     )?;
+    let engine_config = EngineConfig {
+        num_adapter_pages: model
+            .adapters
+            .as_ref()
+            .map(|adapters| adapters.pages().num_running_pages),
+        ..engine_config
+    };
     if let Err(error) = handle.report_system_memory(memory.usage().host_bytes as usize) {
         log::debug!("{name}: its memory could not be reported: {error}");
     }
@@ -100,6 +109,7 @@ pub fn load_instance(
         stats_file.as_deref(),
         stats,
         memory,
+        model.adapters.clone(),
     )?;
     let tokenizer = model.text.as_ref().map(|parts| &*parts.tokenizer);
     let admission = Arc::new(Admission {
@@ -185,17 +195,6 @@ pub fn load_instance(
         health,
     };
     Ok(WatchedDriver::start(&name, driver, context)?)
-}
-
-/// The error of a model with adapters on a GPU: no CUDA kernel adds them to projections.
-fn no_adapters_on_gpus() -> LoadError {
-    LoadError::Config {
-        problem: "there is a lora_dir or a multi_lora.json, and adapters are not supported on GPUs yet"
-            .to_owned(),
-        remedy: "serve the model on the CPU, with instance_group [{ kind: KIND_CPU }] and without gpu_device_ids, or \
-                 merge each adapter into a checkpoint of its own"
-            .to_owned(),
-    }
 }
 
 /// Starts the thread that prepares requests. Triton has at most two requests for each of its slots here, see

@@ -16,7 +16,7 @@ use crate::base::LoadError;
 use crate::config::{AutoComplete, InputKind, ModelConfig, RunnerKind, Settings};
 use crate::guidance::Compiler;
 use crate::manager::sizing::{ConfiguredModel, open_model_source};
-use crate::manager::{AdapterFolders, AdapterStore};
+use crate::manager::{AdapterFolders, AdapterLimits, AdapterStore};
 use crate::post_processors::PostProcessors;
 use crate::runner::ModelSource;
 use crate::triton::{self, Error, ServedModel};
@@ -30,7 +30,7 @@ pub struct Model {
     /// Its configuration.
     pub config: Arc<ModelConfig>,
     /// Its weights; none for the synthetic runner.
-    pub source: Option<ModelSource>,
+    pub source: Option<Arc<ModelSource>>,
     /// The options that its checkpoint recommends; none unless its requests take them.
     pub recommended: RequestOptions,
     /// Its tokenizer; `None` if it takes and returns token ids only.
@@ -93,7 +93,8 @@ impl Model {
             Some(path) => source.map(|source| source.with_weight_cache(path, mode)),
             None => source,
         };
-        let recommended = recommended_options(&config.settings, source.as_ref())?;
+        let source = source.map(Arc::new);
+        let recommended = recommended_options(&config.settings, source.as_deref())?;
         let text = match text_source.has_tokenizer() || config.input == InputKind::Text {
             true => Some(text_source.load()?),
             false => None,
@@ -103,7 +104,7 @@ impl Model {
             let vocab_size = source.spec().vocab_size as u32;
             Arc::new(Compiler::new(text.tokenizer.clone(), vocab_size))
         });
-        let adapters = adapters(&config.settings, source.as_ref(), &folder, version)?;
+        let adapters = adapters(&config, source.as_ref(), &folder, version)?;
         let text_lengths = Arc::new(TextLengths::default());
         let batching = BatchStrategy::new(VolumeReader {
             input: config.input,
@@ -131,7 +132,7 @@ impl Model {
     pub fn configured(&self) -> ConfiguredModel<'_> {
         ConfiguredModel {
             settings: &self.config.settings,
-            source: self.source.as_ref(),
+            source: self.source.as_deref(),
             gpu: None,
         }
     }
@@ -195,25 +196,28 @@ fn post_processors(settings: &Settings, folder: &Path) -> Result<PostProcessors,
 
 /// The adapters of a model, which has a checkpoint then.
 fn adapters(
-    settings: &Settings,
-    source: Option<&ModelSource>,
+    config: &ModelConfig,
+    source: Option<&Arc<ModelSource>>,
     folder: &Path,
     version: u64,
 ) -> Result<Option<Arc<AdapterStore>>, LoadError> {
-    let Some(folders) = AdapterFolders::open(settings, folder, version)? else {
+    let settings = &config.settings;
+    // The configurations of TensorRT-LLM's models declare the inputs whether or not there are adapters.
+    let takes_uploads = config.takes_adapters && source.is_some();
+    let Some(folders) = AdapterFolders::open(settings, folder, version, takes_uploads)? else {
         return Ok(None);
     };
     let Some(source) = source else {
         return Err(LoadError::Config {
-            problem: "there is a lora_dir or a multi_lora.json, and the synthetic runner computes no adapters"
+            problem: "there is a lora_dir, a lora_prefetch_dir or a multi_lora.json, \
+                      and the synthetic runner computes no adapters"
                 .to_owned(),
             remedy: "leave it out, or serve a checkpoint".to_owned(),
         });
     };
     Ok(Some(Arc::new(AdapterStore::new(
         folders,
-        source.spec().clone(),
-        settings.lora_cache_max_adapter_size as usize,
-        settings.lora_cache_host_memory_bytes,
+        Arc::clone(source),
+        AdapterLimits::new(settings, source.spec()),
     ))))
 }

@@ -18,16 +18,21 @@ pub(super) fn foreign(name: &str) -> Option<Foreign> {
     NAMES.iter().find(known).map(|&(_, foreign)| foreign)
 }
 
-const LORA_PAGES: Foreign = Foreign::NoEffect(
-    "an adapter takes the memory of its own rank, of lora_cache_host_memory_bytes, and there are no pages",
+const LORA_STREAMS: Foreign = Foreign::NoEffect(
+    "the threads of lora_cache_num_ensure_workers read adapters into host memory; a step copies those that it uses to its GPU",
 );
-const LORA_THREADS: Foreign = Foreign::NoEffect("one thread loads adapters while steps go on");
-const LORA_ON_GPU: Foreign = Foreign::Unsupported("adapters are not supported on GPUs yet");
+const LORA_BLOCKS: Foreign = Foreign::NoEffect(
+    "memory is allocated with each adapter and given back when it is evicted, not in blocks of pages",
+);
+const LORA_GPU_BLOCKS: Foreign =
+    Foreign::NoEffect("copies of adapters in the memory of a GPU are not divided into blocks");
+const LORA_GPU_FRACTION: Foreign = Foreign::Unsupported(
+    "the memory of a GPU for adapters is what lora_cache_num_device_module_layer says, or as much as on the host",
+);
 const LORA_ENABLED: Foreign = Foreign::NoEffect(
-    "requests may name adapters where the model has lora_dir or a multi_lora.json",
+    "requests may name adapters where the model has lora_dir, lora_prefetch_dir or a multi_lora.json, and bring them where it \
+     declares the inputs lora_weights and lora_config",
 );
-const LORA_FILES: Foreign =
-    Foreign::Unsupported("adapters are read as PEFT saves them: name their folder in lora_dir");
 const WEIGHT_STREAMING: Foreign =
     Foreign::Unsupported("all weights are in the memory of the device that the model runs on");
 const ATTENTION: Foreign = Foreign::NoEffect(
@@ -134,19 +139,34 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
         Foreign::RenamedTo("lora_cache_host_memory_bytes"),
     ),
     ("use_lora_plugin", LORA_ENABLED),
-    ("numHostModuleLayer", LORA_PAGES),
-    ("numDeviceModuleLayer", LORA_ON_GPU),
-    ("optimalAdapterSize", LORA_PAGES),
+    (
+        "numHostModuleLayer",
+        Foreign::RenamedTo("lora_cache_num_host_module_layer"),
+    ),
+    (
+        "numDeviceModuleLayer",
+        Foreign::RenamedTo("lora_cache_num_device_module_layer"),
+    ),
+    (
+        "optimalAdapterSize",
+        Foreign::RenamedTo("lora_cache_optimal_adapter_size"),
+    ),
     (
         "maxAdapterSize",
         Foreign::RenamedTo("lora_cache_max_adapter_size"),
     ),
-    ("numPutWorkers", LORA_THREADS),
-    ("numEnsureWorkers", LORA_THREADS),
-    ("numCopyStreams", LORA_ON_GPU),
-    ("maxPagesPerBlockHost", LORA_PAGES),
-    ("maxPagesPerBlockDevice", LORA_ON_GPU),
-    ("deviceCachePercent", LORA_ON_GPU),
+    (
+        "numPutWorkers",
+        Foreign::RenamedTo("lora_cache_num_put_workers"),
+    ),
+    (
+        "numEnsureWorkers",
+        Foreign::RenamedTo("lora_cache_num_ensure_workers"),
+    ),
+    ("numCopyStreams", LORA_STREAMS),
+    ("maxPagesPerBlockHost", LORA_BLOCKS),
+    ("maxPagesPerBlockDevice", LORA_GPU_BLOCKS),
+    ("deviceCachePercent", LORA_GPU_FRACTION),
     ("gptModelPath", Foreign::RenamedTo("gpt_model_path")),
     ("engine_dir", Foreign::RenamedTo("gpt_model_path")),
     (
@@ -159,9 +179,10 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
         Foreign::RenamedTo("kv_cache_free_gpu_mem_fraction"),
     ),
     ("stats_path", STATS_FILE),
-    ("lora_cache_optimal_adapter_size", LORA_PAGES),
-    ("lora_cache_gpu_memory_fraction", LORA_ON_GPU),
-    ("lora_prefetch_dir", LORA_FILES),
+    ("lora_cache_num_copy_streams", LORA_STREAMS),
+    ("lora_cache_max_pages_per_block_host", LORA_BLOCKS),
+    ("lora_cache_max_pages_per_block_device", LORA_GPU_BLOCKS),
+    ("lora_cache_gpu_memory_fraction", LORA_GPU_FRACTION),
     ("gpu_weights_percent", WEIGHT_STREAMING),
     ("multi_block_mode", ATTENTION),
     ("enable_context_fmha_fp32_acc", ATTENTION),
@@ -233,6 +254,32 @@ mod tests {
             if let Foreign::RenamedTo(ours) = foreign {
                 assert!(is_ours(ours), "{name}: {ours}");
             }
+        }
+    }
+
+    #[test]
+    fn every_parameter_of_the_adapter_cache_is_read_or_ignored_for_a_reason() {
+        let knobs = knobs();
+        for name in [
+            "num_host_module_layer",
+            "num_device_module_layer",
+            "optimal_adapter_size",
+            "max_adapter_size",
+            "num_put_workers",
+            "num_ensure_workers",
+            "num_copy_streams",
+            "max_pages_per_block_host",
+            "max_pages_per_block_device",
+            "gpu_memory_fraction",
+            "host_memory_bytes",
+        ] {
+            let name = format!("lora_cache_{name}");
+            let is_ours = knobs.iter().any(|knob| knob.key == name);
+            let is_ignored = matches!(
+                foreign(&name),
+                Some(Foreign::NoEffect(_) | Foreign::Unsupported(_))
+            );
+            assert!(is_ours != is_ignored, "{name}");
         }
     }
 

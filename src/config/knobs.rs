@@ -11,8 +11,8 @@ use crate::config::choices::{
 use crate::config::client_compatibility::ClientCompatibility;
 use crate::config::settings::Settings;
 use crate::config::values::{
-    Kind, MAX_COUNT, block_size, choice, count, file, flag, folder, fraction, gpu, group_size,
-    instruction_set, integer, microseconds, num_threads, optional, windows,
+    Kind, MAX_COUNT, MAX_THREADS, block_size, choice, count, file, flag, folder, fraction, gpu,
+    group_size, instruction_set, integer, microseconds, num_threads, optional, or_empty, windows,
 };
 
 /// One parameter of config.pbtxt.
@@ -195,16 +195,28 @@ pub(super) fn knobs() -> Vec<Knob> {
         ).with_note(": as in the checkpoint; floating-point weights as bf16"),
         knob(
             "weight_only_group_size",
-            optional(group_size(), "128 for `int8` and `fp8`, 32 for `int4`"),
+            optional(
+                group_size(),
+                "128 for `int8` and `fp8`, 32 for `int4`, all with `fp8_activations`",
+            ),
             |s| &mut s.weight_only_group_size,
             "With `weight_only_precision`: number of consecutive inputs of an output that share a 16-bit scale. \
              Smaller groups are more accurate and take more memory.",
         ),
         knob(
+            "fp8_activations",
+            flag(),
+            |s| &mut s.fp8_activations,
+            "On a GPU with compute capability 8.9 or higher, whether activations are rounded to FP8 (E4M3) too, each token by a \
+             scale of its own, where weights are FP8 with one scale for each output or for the whole matrix: those of the \
+             checkpoint, or of `weight_only_precision: fp8`. Products are up to twice as fast then where they are bound by \
+             arithmetic, and less exact. See [GPUs](gpus.md#products-of-fp8-with-fp8).",
+        ),
+        knob(
             "weight_cache_dir",
             optional(folder(), "none: weights are quantised at each load"),
             |s| &mut s.weight_cache_dir,
-            "Folder for weights that were quantised at load, in one file per model and version, so that the next \
+            "Folder for weights that were quantised at load, in one file per model, version, and kind of device, so that the next \
              load reads them instead (see [Checkpoints](checkpoints.md#keeping-rounded-weights-between-loads)). It is created if missing; choose one \
              outside the model repository. A relative path is resolved against the model's folder in the \
              repository.",
@@ -293,9 +305,16 @@ pub(super) fn knobs() -> Vec<Knob> {
             "lora_dir",
             optional(folder(), "none"),
             |s| &mut s.lora_dir,
-            "A folder of LoRA adapters: each folder in it, as PEFT saves one, is an adapter that requests name with \
-             `lora_name`. It is looked for when a request names it, and loaded again when its files change. A relative \
+            "A folder of LoRA adapters: each folder in it, as PEFT saves one or with TensorRT-LLM's `.npy` files, is an \
+             adapter that requests name with `lora_name`. It is looked for when a request names it, and loaded again when its files change. A relative \
              path is resolved against the model's folder in the repository. See [Adapters](adapters.md).",
+        ),
+        knob(
+            "lora_prefetch_dir",
+            or_empty(folder()),
+            |s| &mut s.lora_prefetch_dir,
+            "A folder of LoRA adapters whose folders have numbers, which requests give in `lora_task_id`. An adapter is \
+             read when a request names it, and not before. Otherwise as `lora_dir`.",
         ),
         knob(
             "lora_cache_max_adapter_size",
@@ -304,12 +323,47 @@ pub(super) fn knobs() -> Vec<Knob> {
             "The largest rank of an adapter.",
         ),
         knob(
+            "lora_cache_optimal_adapter_size",
+            count(0..=4096),
+            |s| &mut s.lora_cache_optimal_adapter_size,
+            "The rank that pages are made for: a page of the memory for adapters holds an adapter of this rank in every \
+             module, or one module of rank `lora_cache_max_adapter_size` if that is more. An adapter takes whole pages, \
+             so a smaller number suits adapters that change few modules. 0 makes the smallest pages.",
+        ),
+        knob(
             "lora_cache_host_memory_bytes",
             integer(0..=1 << 45),
             |s| &mut s.lora_cache_host_memory_bytes,
-            "Memory for adapters, in bytes. Those that no request in flight uses are kept until others need their \
-             place. A request waits while requests with other adapters need all of it. Shared by the instances of a \
-             model.",
+            "Memory for adapters, in bytes, of which there are as many pages as fit. Those that no request in flight uses \
+             are kept until others need their place. A request waits while requests with other adapters need all of it. \
+             Shared by the instances of a model.",
+        ),
+        knob(
+            "lora_cache_num_host_module_layer",
+            integer(0..=1 << 45),
+            |s| &mut s.lora_cache_num_host_module_layer,
+            "The same as a number of rows: weights of rank 1 for the narrowest module of a layer. Unless it is 0, it is \
+             taken instead of `lora_cache_host_memory_bytes`.",
+        ),
+        knob(
+            "lora_cache_num_device_module_layer",
+            integer(0..=1 << 45),
+            |s| &mut s.lora_cache_num_device_module_layer,
+            "The most memory for the adapters of one step, as a number of such rows. Requests whose adapters do not fit \
+             wait; requests without adapters do not. 0: all of the memory.",
+        ),
+        knob(
+            "lora_cache_num_put_workers",
+            count(1..=MAX_THREADS),
+            |s| &mut s.lora_cache_num_put_workers,
+            "The most threads that look for adapters and check their files. A file that is slow to read holds up one of \
+             them.",
+        ),
+        knob(
+            "lora_cache_num_ensure_workers",
+            count(1..=MAX_THREADS),
+            |s| &mut s.lora_cache_num_ensure_workers,
+            "The most threads that read the weights of adapters.",
         ),
         knob(
             "logits_memory_bytes",
@@ -380,7 +434,7 @@ pub(super) fn knobs() -> Vec<Knob> {
         ),
         knob(
             "gpu_device_ids",
-            gpu(),
+            or_empty(gpu()),
             |s| &mut s.gpu_device_ids,
             "The GPU of instances with `kind: KIND_CPU` or `KIND_MODEL`, as the driver counts them: for servers that \
              were built without GPU support, and refuse `KIND_GPU`. Instances with `kind: KIND_GPU` run on the GPU \
@@ -571,6 +625,7 @@ mod tests {
             &["fp4", ""],
         ),
         ("weight_only_group_size", &["32", "128"], &["0", "16", "48"]),
+        ("fp8_activations", &["true"], &["yes"]),
         (
             "weight_cache_dir",
             &["/var/cache/weights", "cache"],
@@ -626,10 +681,32 @@ mod tests {
             &["", "${file}"],
         ),
         ("lora_dir", &["/srv/adapters", "adapters"], &["", "${dir}"]),
+        ("lora_prefetch_dir", &["/srv/adapters", ""], &["${dir}"]),
         (
             "lora_cache_max_adapter_size",
             &["1", "64", "4096"],
             &["0", "4097"],
+        ),
+        (
+            "lora_cache_optimal_adapter_size",
+            &["0", "8", "4096"],
+            &["-1", "4097"],
+        ),
+        (
+            "lora_cache_num_host_module_layer",
+            &["0", "35184372088832"],
+            &["-1", "35184372088833"],
+        ),
+        (
+            "lora_cache_num_device_module_layer",
+            &["0", "35184372088832"],
+            &["-1", "35184372088833"],
+        ),
+        ("lora_cache_num_put_workers", &["1", "1024"], &["0", "1025"]),
+        (
+            "lora_cache_num_ensure_workers",
+            &["1", "1024"],
+            &["0", "1025"],
         ),
         (
             "lora_cache_host_memory_bytes",

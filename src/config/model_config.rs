@@ -70,6 +70,8 @@ pub struct ModelConfig {
     pub scheduling: Scheduling,
     /// The input tensors that Triton adds to requests of sequences.
     pub controls: Vec<String>,
+    /// Whether requests may bring adapters: the inputs `lora_weights` and `lora_config` are declared.
+    pub takes_adapters: bool,
     /// Requests of the warm-up that Triton sends to each instance before all others.
     pub num_warm_ups: u64,
     /// The backend's parameters.
@@ -183,6 +185,9 @@ impl ModelConfig {
             outputs,
             scheduling,
             controls: controls(config),
+            takes_adapters: ["lora_weights", "lora_config"]
+                .iter()
+                .all(|name| inputs(config).iter().any(|it| field(it, "name") == *name)),
             num_warm_ups: num_warm_ups(config),
             settings,
         })
@@ -274,21 +279,23 @@ fn output_field(kind: OutputKind, compatibility: ClientCompatibility) -> Value {
     json!({ "name": kind.name(), "data_type": data_type, "dims": kind.dims() })
 }
 
+/// The declared inputs.
+fn inputs(config: &Value) -> &[Value] {
+    let inputs = config.get("input").and_then(Value::as_array);
+    inputs.map_or(&[], Vec::as_slice)
+}
+
 fn check_inputs(
     config: &Value,
     auto_complete: AutoComplete,
     errors: &mut Vec<LoadError>,
 ) -> Option<InputKind> {
-    let inputs = config
-        .get("input")
-        .and_then(Value::as_array)
-        .map_or(&[][..], Vec::as_slice);
     let remedy = auto_complete.or_leave_out(
         "request options are request parameters, not inputs; write input [{ name: \"text_input\" \
          data_type: TYPE_STRING dims: [ 1 ] }] or input [{ name: \"input_ids\" data_type: TYPE_INT32 \
          dims: [ -1 ] allow_ragged_batch: true }]",
     );
-    let (prompts, options): (Vec<_>, Vec<_>) = inputs
+    let (prompts, options): (Vec<_>, Vec<_>) = inputs(config)
         .iter()
         .partition(|input| InputKind::of_one(input).is_some());
     for input in options {
@@ -317,6 +324,14 @@ fn check_inputs(
     Some(kind)
 }
 
+/// Other types and shapes of the inputs of adapters: the weights have the model's type, and DoRA a fourth column.
+const ADAPTER_VARIANTS: &[(&str, &str, &[i64])] = &[
+    ("lora_weights", "TYPE_BF16", &[-1, -1]),
+    ("lora_weights", "TYPE_FP32", &[-1, -1]),
+    ("lora_config", "TYPE_INT32", &[-1, 4]),
+    ("lora_config", "TYPE_INT32", &[-1, -1]),
+];
+
 /// Checks an input that carries a request option, as sent by clients of other backends.
 fn check_option_input(input: &Value, remedy: &str, must_be_ragged: bool) -> Result<(), LoadError> {
     let name = field(input, "name");
@@ -326,9 +341,14 @@ fn check_option_input(input: &Value, remedy: &str, must_be_ragged: bool) -> Resu
             &format!("use only the inputs listed in docs/src/clients.md; {remedy}"),
         ));
     };
-    let data_type = known.data_type;
-    let remedy = format!("write data_type: {data_type} dims: {:?}", known.dims);
-    check_tensor(input, data_type, known.dims, &remedy, must_be_ragged)
+    let (data_type, dims) = match ADAPTER_VARIANTS.iter().find(|(own, data_type, dims)| {
+        *own == name && field(input, "data_type") == *data_type && self::dims(input) == *dims
+    }) {
+        Some((_, data_type, dims)) => (*data_type, *dims),
+        None => (known.data_type, known.dims),
+    };
+    let remedy = format!("write data_type: {data_type} dims: {dims:?}");
+    check_tensor(input, data_type, dims, &remedy, must_be_ragged)
 }
 
 /// Whether inputs must be ragged. With the direct strategy, Triton holds a request with another input shape back until
@@ -461,6 +481,36 @@ mod tests {
             None,
             "nothing is missing"
         );
+    }
+
+    #[test]
+    fn the_tensors_of_adapters_are_declared_in_the_type_of_their_weights() {
+        let parse = |inputs: &[(&str, &str, &[i64])]| {
+            let mut config = completed();
+            let declared = config["input"].as_array_mut().expect("a list");
+            declared.extend(inputs.iter().map(|(name, data_type, dims)| {
+                json!({ "name": name, "data_type": data_type, "dims": dims, "optional": true,
+                    "allow_ragged_batch": true })
+            }));
+            ModelConfig::parse(&config, AutoComplete::Enabled)
+                .map(|config| config.takes_adapters)
+                .map_err(|error| error.to_string())
+        };
+        let config: (_, _, &[i64]) = ("lora_config", "TYPE_INT32", &[-1, 3]);
+        for data_type in ["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"] {
+            let weights: (_, _, &[i64]) = ("lora_weights", data_type, &[-1, -1]);
+            assert_eq!(parse(&[weights, config]), Ok(true), "{data_type}");
+            assert_eq!(parse(&[weights]), Ok(false), "one alone");
+            for columns in [4, -1] {
+                let wider: (_, _, &[i64]) = ("lora_config", "TYPE_INT32", &[-1, columns]);
+                assert_eq!(parse(&[weights, wider]), Ok(true));
+            }
+        }
+        let error = parse(&[("lora_weights", "TYPE_FP64", &[-1, -1]), config]);
+        let error = error.expect_err("no weights are of this type");
+        assert!(error.contains("write data_type: TYPE_FP16"), "{error}");
+        let error = parse(&[("lora_config", "TYPE_INT32", &[-1, 5])]);
+        assert!(error.expect_err("five columns").contains("[-1, 3]"));
     }
 
     #[test]

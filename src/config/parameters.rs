@@ -114,7 +114,7 @@ mod tests {
             ("gpu_weights_percent", "all weights are in the memory"),
             (
                 "lora_cache_gpu_memory_fraction",
-                "adapters are not supported on GPUs yet",
+                "the memory of a GPU for adapters is what lora_cache_num_device_module_layer says",
             ),
             ("FORCE_CPU_ONLY_INPUT_TENSORS", "host memory"),
         ];

@@ -80,10 +80,22 @@ pub struct Settings {
     pub kv_cache_file: Option<PathBuf>,
     /// `lora_dir`
     pub lora_dir: Option<PathBuf>,
+    /// `lora_prefetch_dir`
+    pub lora_prefetch_dir: Option<PathBuf>,
     /// `lora_cache_max_adapter_size`
     pub lora_cache_max_adapter_size: u32,
+    /// `lora_cache_optimal_adapter_size`
+    pub lora_cache_optimal_adapter_size: u32,
     /// `lora_cache_host_memory_bytes`
     pub lora_cache_host_memory_bytes: u64,
+    /// `lora_cache_num_host_module_layer`
+    pub lora_cache_num_host_module_layer: u64,
+    /// `lora_cache_num_device_module_layer`
+    pub lora_cache_num_device_module_layer: u64,
+    /// `lora_cache_num_put_workers`
+    pub lora_cache_num_put_workers: u32,
+    /// `lora_cache_num_ensure_workers`
+    pub lora_cache_num_ensure_workers: u32,
     /// `enable_chunked_context`; None: if possible
     pub enable_chunked_context: Option<bool>,
     /// `logits_memory_bytes`
@@ -108,6 +120,8 @@ pub struct Settings {
     pub gpu_device_ids: Option<u32>,
     /// `deterministic`
     pub deterministic: bool,
+    /// `fp8_activations`
+    pub fp8_activations: bool,
     /// `cuda_graph_mode`
     pub cuda_graph_mode: bool,
     /// `cuda_graph_cache_size`
@@ -165,8 +179,14 @@ impl Default for Settings {
             kv_cache_host_memory_bytes: 0,
             kv_cache_file: None,
             lora_dir: None,
+            lora_prefetch_dir: None,
             lora_cache_max_adapter_size: 64,
+            lora_cache_optimal_adapter_size: 8,
             lora_cache_host_memory_bytes: 1 << 30,
+            lora_cache_num_host_module_layer: 0,
+            lora_cache_num_device_module_layer: 0,
+            lora_cache_num_put_workers: 4,
+            lora_cache_num_ensure_workers: 4,
             enable_chunked_context: None,
             logits_memory_bytes: 1 << 30,
             logits_post_processor_library: None,
@@ -179,6 +199,7 @@ impl Default for Settings {
             use_generation_config: false,
             gpu_device_ids: None,
             deterministic: false,
+            fp8_activations: false,
             cuda_graph_mode: true,
             cuda_graph_cache_size: 64,
             num_threads: None,

@@ -132,13 +132,18 @@ pub(super) fn num_threads() -> Kind<NonZeroUsize> {
     )
 }
 
-/// The index of a GPU; an empty text, as in a template whose placeholder is filled with nothing, is none.
-pub(super) fn gpu() -> Kind<Option<u32>> {
+/// The index of a GPU.
+pub(super) fn gpu() -> Kind<u32> {
+    count(0..=MAX_GPU)
+}
+
+/// An optional value; an empty text, as in a template whose placeholder is filled with nothing, is none.
+pub(super) fn or_empty<T: 'static>(kind: Kind<T>) -> Kind<Option<T>> {
     let Kind {
         expected,
         read,
         show,
-    } = optional(count(0..=MAX_GPU), "none");
+    } = optional(kind, "none");
     Kind::new(
         format!("{expected}, or empty"),
         move |text| {

@@ -84,6 +84,7 @@ impl From<RequestError> for Error {
             | RequestError::UnknownOption { .. }
             | RequestError::Invalid(_) => ErrorCode::InvalidArg,
             RequestError::InFlight(_) => ErrorCode::AlreadyExists,
+            RequestError::Busy(_) => ErrorCode::Unavailable,
             RequestError::Internal(_) => ErrorCode::Internal,
         };
         Self::new(code, error.to_string())

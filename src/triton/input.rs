@@ -134,6 +134,36 @@ impl<'request> Input<'request> {
         Ok(Cow::Owned(bytes))
     }
 
+    /// The data from the byte `start` on, as far as it lies in one buffer; nothing behind the end.
+    ///
+    /// # Errors
+    /// It is in GPU memory.
+    pub fn bytes_from(&self, start: usize) -> Result<&'request [u8], Error> {
+        let mut first = 0;
+        for index in 0..self.num_buffers {
+            let buffer = self.buffer(index)?;
+            if start < first + buffer.len() {
+                return Ok(&buffer[start - first..]);
+            }
+            first += buffer.len();
+        }
+        Ok(&[])
+    }
+
+    /// The shape, in elements of so many bytes.
+    ///
+    /// # Errors
+    /// The tensor's bytes do not match it.
+    pub fn shape(&self, element_bytes: usize) -> Result<Vec<usize>, Error> {
+        shape_of(
+            self.name,
+            self.data_type,
+            self.shape,
+            element_bytes,
+            self.num_bytes,
+        )
+    }
+
     /// The number of elements of type `T`.
     ///
     /// # Errors
@@ -221,11 +251,25 @@ fn num_elements<T: Element>(
             T::DATA_TYPE
         )));
     }
-    let num_elements = shape.iter().try_fold(1usize, |product, &size| {
-        product.checked_mul(usize::try_from(size).ok()?)
-    });
-    let fits = |&count: &usize| count.checked_mul(size_of::<T>()) == Some(num_bytes);
-    num_elements.filter(fits).ok_or_else(|| {
+    let shape = shape_of(name, data_type, shape, size_of::<T>(), num_bytes)?;
+    Ok(shape.iter().product())
+}
+
+/// The sizes of a tensor's dimensions, whose product is known to be as many elements as there are bytes for.
+fn shape_of(
+    name: &str,
+    data_type: DataType,
+    shape: &[i64],
+    element_bytes: usize,
+    num_bytes: usize,
+) -> Result<Vec<usize>, Error> {
+    let sizes = shape.iter().map(|&size| usize::try_from(size).ok());
+    let sizes: Option<Vec<_>> = sizes.collect();
+    let fits = |sizes: &Vec<usize>| {
+        let mut all = sizes.iter().chain([&element_bytes]);
+        all.try_fold(1_usize, |product, &size| product.checked_mul(size)) == Some(num_bytes)
+    };
+    sizes.filter(fits).ok_or_else(|| {
         Error::invalid(format!(
             "input '{name}' of shape {shape:?} and type {data_type} has {num_bytes} bytes"
         ))

@@ -18,7 +18,8 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use crate::backend::response::answer::Answer;
-use crate::engine::{DraftTotals, KvUsage, LockstepTotals, StepStats};
+use crate::engine::{AdapterUsage, DraftTotals, KvUsage, LockstepTotals, StepStats};
+use crate::manager::AdapterCacheUsage;
 use crate::manager::sizing::MemoryUsage;
 use crate::triton::{Counter, Error, Gauge, Histogram, MetricFamily};
 
@@ -103,6 +104,17 @@ const GAUGES: &[GaugeFamily] = &[
         ],
     ),
     (
+        c"nv_inflight_lora_metrics",
+        c"LoRA adapters of the requests in the last step, and their pages",
+        "lora_type",
+        &[
+            ("max_pages", |s| adapters(s, |it| it.num_pages)),
+            ("used_pages", |s| adapters(s, |it| it.num_used)),
+            ("running_adapters", |s| adapters(s, |it| it.num_adapters)),
+            ("waiting_requests", |s| adapters(s, |it| it.num_waiting)),
+        ],
+    ),
+    (
         c"nv_trt_llm_general_metrics",
         c"Time of the last step in microseconds since 1970, and the number of steps",
         "general_type",
@@ -114,6 +126,18 @@ const GAUGES: &[GaugeFamily] = &[
         ],
     ),
 ];
+
+/// The family of the memory for adapters, which the instances of a model share.
+const ADAPTERS: (&CStr, &CStr, &str) = (
+    c"nv_inflight_lora_cache_metrics",
+    c"Memory for LoRA adapters, in pages, and what it is used for",
+    "lora_cache_type",
+);
+
+/// A value that is 0 for models without adapters.
+fn adapters(stats: &StepStats, value: fn(&AdapterUsage) -> u32) -> f64 {
+    stats.adapters.as_ref().map_or(0, value).into()
+}
 
 /// A value that is 0 for what batches in flight.
 fn lockstep(stats: &StepStats, value: fn(&LockstepTotals) -> u64) -> f64 {
@@ -141,6 +165,11 @@ pub struct Metrics {
     /// Tokens that were drafted, and those that were accepted.
     draft_tokens: Counter,
     accepted_tokens: Counter,
+    /// Pages in all, pages in use, adapters that are kept, and requests that wait for theirs.
+    adapters: [Gauge; 4],
+    /// Adapters that were loaded, and those that were evicted.
+    loaded_adapters: Counter,
+    evicted_adapters: Counter,
     input_tokens: Histogram,
     output_tokens: Histogram,
     queue: Histogram,
@@ -255,6 +284,11 @@ impl InstanceMetrics {
         });
     }
 
+    /// Shows the memory for the model's adapters. `counts` are those that were loaded and evicted since the last time.
+    pub fn adapters_used(&self, usage: AdapterCacheUsage, counts: (u64, u64)) {
+        self.metrics.0.adapters_used(usage, counts);
+    }
+
     /// Counts a request that has ended, and each sequence that it has generated.
     pub fn request_ended(&self, answer: &Answer) {
         self.metrics.0.request_ended(answer);
@@ -300,7 +334,23 @@ impl Metrics {
             let family = MetricFamily::counters(name, help)?;
             family.map(|family| family.counter(&plain)).transpose()
         };
-        let (Some(draft_tokens), Some(accepted_tokens)) = (
+        let (name, help, label) = ADAPTERS;
+        let Some(family) = MetricFamily::gauges(name, help)? else {
+            return Ok(None);
+        };
+        let adapters = |kind| family.gauge(&labels((label, kind)));
+        let adapters = [
+            adapters("max_pages")?,
+            adapters("used_pages")?,
+            adapters("kept_adapters")?,
+            adapters("loading_requests")?,
+        ];
+        let (
+            Some(draft_tokens),
+            Some(accepted_tokens),
+            Some(loaded_adapters),
+            Some(evicted_adapters),
+        ) = (
             counter(
                 c"nv_inflight_spec_decode_num_draft_tokens",
                 c"Draft tokens that were computed",
@@ -309,7 +359,16 @@ impl Metrics {
                 c"nv_inflight_spec_decode_num_accepted_tokens",
                 c"Draft tokens that were accepted",
             )?,
-        ) else {
+            counter(
+                c"nv_inflight_lora_num_loaded",
+                c"LoRA adapters that were loaded",
+            )?,
+            counter(
+                c"nv_inflight_lora_num_evicted",
+                c"LoRA adapters that left the memory for others",
+            )?,
+        )
+        else {
             return Ok(None);
         };
         let histogram = |name, help, extra: Option<(&'static str, &'static str)>, buckets| {
@@ -375,6 +434,9 @@ impl Metrics {
             memory,
             draft_tokens,
             accepted_tokens,
+            adapters,
+            loaded_adapters,
+            evicted_adapters,
             input_tokens,
             output_tokens,
             queue,
@@ -393,7 +455,8 @@ impl Metrics {
             for (gauge, value) in &self.gauges {
                 gauge.set(value(gone));
             }
-            self.memory.iter().for_each(|gauge| gauge.set(0.0));
+            let gone = self.memory.iter().chain(&self.adapters);
+            gone.for_each(|gauge| gauge.set(0.0));
         }
     }
 
@@ -415,6 +478,21 @@ impl Metrics {
         for (gauge, bytes) in self.memory.iter().zip(bytes) {
             gauge.set(bytes as f64);
         }
+    }
+
+    /// Shows the memory for adapters, and counts those that were loaded and evicted.
+    fn adapters_used(&self, usage: AdapterCacheUsage, (num_loaded, num_evicted): (u64, u64)) {
+        let values = [
+            usage.num_pages,
+            usage.num_used,
+            usage.num_kept,
+            usage.num_loading,
+        ];
+        for (gauge, value) in self.adapters.iter().zip(values) {
+            gauge.set(value.into());
+        }
+        self.loaded_adapters.add(num_loaded);
+        self.evicted_adapters.add(num_evicted);
     }
 
     /// Counts the drafts between two records of an instance.

@@ -4,6 +4,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
@@ -13,7 +14,7 @@ use crate::backend::response::answer::Answer;
 use crate::base::LoadError;
 use crate::engine::{KvUsage, RequestStage, StepStats};
 use crate::manager::sizing::{InstanceMemory, MemoryUsage};
-use crate::manager::{LandedStep, StepTimes, timestamp};
+use crate::manager::{AdapterCacheUsage, AdapterStore, LandedStep, StepTimes, timestamp};
 use crate::triton;
 
 /// A step, as it is recorded.
@@ -68,6 +69,8 @@ struct JsonRecord<'a, S: Serialize> {
     stats: S,
     #[serde(flatten)]
     memory: MemoryUsage,
+    #[serde(flatten)]
+    adapters: Option<AdapterCacheUsage>,
     /// The Batch Manager's time for moving blocks between machines, which is always 0 here.
     #[serde(rename = "KV cache transfer time")]
     kv_transfer_time: f64,
@@ -78,6 +81,8 @@ struct JsonRecord<'a, S: Serialize> {
 /// Records the steps and requests of one instance.
 pub struct Observer {
     memory: InstanceMemory,
+    /// The model's adapters, if it has any.
+    adapters: Option<Arc<AdapterStore>>,
     metrics: Option<InstanceMetrics>,
     stats_file: Option<File>,
     /// The record of a lockstep batch that is not complete yet.
@@ -96,6 +101,7 @@ impl Observer {
         stats_file: Option<&Path>,
         stats: StepStats,
         memory: InstanceMemory,
+        adapters: Option<Arc<AdapterStore>>,
     ) -> Result<Self, LoadError> {
         let open = |path: &Path| {
             OpenOptions::new()
@@ -107,13 +113,18 @@ impl Observer {
                     reason: format!("the statistics file cannot be written: {e}"),
                 })
         };
-        Ok(Self {
+        let observer = Self {
             metrics: metrics.map(|metrics| metrics.instance(stats, memory.usage())),
             stats_file: stats_file.map(open).transpose()?,
             memory,
+            adapters,
             span: Span::default(),
             lines: Vec::new(),
-        })
+        };
+        if let Some(metrics) = &observer.metrics {
+            observer.show_adapters(metrics);
+        }
+        Ok(observer)
     }
 
     /// Records steps in order. The metrics page shows the last one.
@@ -127,6 +138,7 @@ impl Observer {
             self.memory.mark_used(used);
         }
         if let (Some(metrics), Some(last)) = (&self.metrics, steps.next_back()) {
+            self.show_adapters(metrics);
             metrics.step_done(last);
         }
         let verbose = triton::verbose_enabled();
@@ -163,7 +175,9 @@ impl Observer {
             return;
         };
         let start = self.lines.len();
-        let written = write_json(stats, &self.span, ended_at, memory, &mut self.lines);
+        let adapters = self.adapters.as_ref().map(|adapters| adapters.usage());
+        let usage = (memory, adapters);
+        let written = write_json(stats, &self.span, ended_at, usage, &mut self.lines);
         self.span.start = None;
         self.span.model = Duration::ZERO;
         self.span.requests.clear();
@@ -180,7 +194,14 @@ impl Observer {
     /// Shows that nothing is active. There is no record of it: a record is a step.
     pub fn idle(&mut self, kv: KvUsage) {
         if let Some(metrics) = &self.metrics {
+            self.show_adapters(metrics);
             metrics.idle(kv);
+        }
+    }
+
+    fn show_adapters(&self, metrics: &InstanceMetrics) {
+        if let Some(adapters) = &self.adapters {
+            metrics.adapters_used(adapters.usage(), adapters.take_counts());
         }
     }
 
@@ -199,7 +220,7 @@ fn write_json(
     stats: &StepStats,
     span: &Span,
     ended_at: SystemTime,
-    memory: MemoryUsage,
+    (memory, adapters): (MemoryUsage, Option<AdapterCacheUsage>),
     line: &mut Vec<u8>,
 ) -> serde_json::Result<()> {
     let timestamp = timestamp(ended_at);
@@ -207,6 +228,7 @@ fn write_json(
     let json = JsonRecord {
         stats: stats.with_timestamp(&timestamp),
         memory,
+        adapters,
         kv_transfer_time: 0.0,
         times: StepTimes {
             start_us: micros(start),

@@ -27,7 +27,7 @@ use crate::base::{ClientId, RequestError, SequenceId, TokenId, Tokens};
 use crate::config::{ModelConfig, OutputKind};
 use crate::engine::NewRequest;
 use crate::guidance::{Compilation, Compiler};
-use crate::manager::{AdapterLoad, AdapterStore};
+use crate::manager::{AdapterLoad, AdapterStore, AdapterUpload};
 use crate::post_processors::{PostProcessors, ProcessedRequest};
 use crate::sampling::{LogitsProcessor, SamplingParams, StopRule, StopText};
 use crate::triton::{Error, Request};
@@ -100,6 +100,7 @@ impl Admission {
         let reader = RequestReader {
             config: &self.config,
             encoder: &self.encoder,
+            adapters: self.adapters.as_deref(),
         };
         reader.read(request, now)
     }
@@ -225,7 +226,7 @@ impl Admission {
             0 => options.timeout_us,
             timeout_us => timeout_us,
         };
-        let load = self.adapter(&options)?;
+        let load = self.adapter(&options, arrival.adapter)?;
         let mut request = NewRequest {
             id: SequenceId::default(),
             client_id: options.client_id,
@@ -402,18 +403,35 @@ impl Admission {
         }
     }
 
-    /// Starts to load the request's adapter, if it names one. One that was used a moment ago is at hand.
-    fn adapter(&self, options: &RequestOptions) -> Result<Option<AdapterLoad>, RequestError> {
+    /// Starts to load the request's adapter, if it names or brings one. One that was used a moment ago is at hand.
+    fn adapter(
+        &self,
+        options: &RequestOptions,
+        upload: Option<AdapterUpload>,
+    ) -> Result<Option<AdapterLoad>, RequestError> {
         let Some((option, name)) = options.adapter()? else {
-            return Ok(None);
+            return match upload {
+                None => Ok(None),
+                Some(_) => Err(RequestError::Invalid(
+                    "lora_weights is given, and no lora_task_id: send the number that the adapter is to be kept under"
+                        .to_owned(),
+                )),
+            };
         };
         let Some(adapters) = &self.adapters else {
             return Err(RequestError::Invalid(format!(
-                "option '{option}': this model has no adapters; name their folder in lora_dir in its config.pbtxt, or \
-                 write a multi_lora.json into the folder of its version"
+                "option '{option}': this model has no adapters; name their folder in lora_dir in its config.pbtxt, \
+                 write a multi_lora.json into the folder of its version, or declare the inputs lora_weights and lora_config"
             )));
         };
-        adapters.load(&name).map(Some)
+        match upload {
+            None => adapters.load(&name).map(Some),
+            Some(_) if option == "lora_name" => Err(RequestError::Invalid(
+                "lora_weights goes with lora_task_id, and the request has a lora_name: a name is that of files"
+                    .to_owned(),
+            )),
+            Some(upload) => adapters.load_upload(&name, upload).map(Some),
+        }
     }
 
     /// Starts to compile the request's guide, if it has one. A cached guide is ready at once.

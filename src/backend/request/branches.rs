@@ -9,9 +9,9 @@
 
 use std::sync::Arc;
 
-use crate::base::SequenceId;
+use crate::base::{RequestError, SequenceId};
 use crate::engine::NewRequest;
-use crate::manager::LoadedAdapter;
+use crate::manager::{BatchManager, LoadedAdapter};
 use crate::sampling::{Guide, LogitsProcessor};
 
 /// The engine's ids of a request's branches, which follow one another.
@@ -45,6 +45,13 @@ impl Branches {
     /// Their ids, in order.
     pub fn ids(self) -> impl Iterator<Item = SequenceId> {
         (0..u64::from(self.num)).map(move |branch| SequenceId(self.first.0 + branch))
+    }
+
+    /// Cancels all of them.
+    pub fn cancel(self, manager: &mut BatchManager) {
+        for sequence in self.ids() {
+            manager.cancel(sequence);
+        }
     }
 
     /// The row of the answer that `branch`, one of them, adds to.
@@ -93,6 +100,13 @@ impl NewBranches {
     /// The engine request of the first.
     pub fn first(&self) -> &NewRequest {
         &self.first
+    }
+
+    /// Gives the manager all of them, or none.
+    pub fn add_to(self, manager: &mut BatchManager) -> Result<(), RequestError> {
+        let branches = self.branches;
+        let added = self.requests().try_for_each(|request| manager.add(request));
+        added.inspect_err(|_| branches.cancel(manager))
     }
 
     /// The engine request of each branch.

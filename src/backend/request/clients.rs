@@ -148,6 +148,9 @@ fn handling_of(name: &str) -> String {
     match foreign(name).map(|field| &field.handling) {
         Some(Handling::Ignored(reason)) => format!("ignored, with a warning: {reason}"),
         Some(Handling::Only { expected, .. }) => format!("only {expected}"),
+        Some(Handling::AdapterTensor) => {
+            "the same, a tensor only: the adapter `lora_task_id`".to_owned()
+        }
         Some(Handling::Refused(reason)) => format!("refused: {reason}"),
         None => "unknown; refused".to_owned(),
     }
@@ -218,6 +221,10 @@ mod tests {
                         error.contains(&format!("'{name}': 7 is not {expected}")),
                         "{error}"
                     );
+                }
+                Handling::AdapterTensor => {
+                    let error = parse(name, json!(7)).expect_err("refused").to_string();
+                    assert!(error.contains("two input tensors"), "{error}");
                 }
                 Handling::Refused(reason) => {
                     let error = parse(name, json!(7)).expect_err("refused").to_string();

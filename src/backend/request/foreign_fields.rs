@@ -22,11 +22,17 @@ pub(super) enum Handling {
         /// The value that is accepted, worded to follow "is not".
         expected: &'static str,
     },
+    /// It is a tensor of models that have adapters.
+    AdapterTensor,
     /// It is refused, for this reason, with the alternative.
     Refused(&'static str),
 }
 
-use Handling::{Ignored, Only, Refused};
+use Handling::{AdapterTensor, Ignored, Only, Refused};
+
+/// The error about an adapter's tensor where there can be none.
+pub(super) const ADAPTER_TENSOR: &str = "an adapter comes in two input tensors, lora_weights and lora_config, of models \
+                                         that declare both and serve a checkpoint";
 
 const ONLY_SPEED: Handling = Ignored("it only affects speed, not the text");
 const EXACT_DRAFTS: Handling = Ignored(
@@ -72,8 +78,8 @@ pub(super) const FOREIGN: &[ForeignField] = &[
     field("prompt_table_extra_ids", NO_PROMPT_TABLE),
     field("prompt_table_extra_id", NO_PROMPT_TABLE),
     field("prompt_vocab_size", NO_PROMPT_TABLE),
-    field("lora_weights", NAMED_ADAPTERS),
-    field("lora_config", NAMED_ADAPTERS),
+    field("lora_weights", AdapterTensor),
+    field("lora_config", AdapterTensor),
     field("lora_id", NAMED_ADAPTERS),
     field("lora_path", NAMED_ADAPTERS),
     field("lora_ckpt_source", NAMED_ADAPTERS),
@@ -117,7 +123,10 @@ pub(super) fn foreign(name: &str) -> Option<&'static ForeignField> {
 /// Whether a field is ignored or refused with any value, so that the value is not read.
 pub(super) fn is_unread(name: &str) -> bool {
     let handling = foreign(name).map(|field| &field.handling);
-    matches!(handling, Some(Handling::Ignored(_) | Handling::Refused(_)))
+    matches!(
+        handling,
+        Some(Handling::Ignored(_) | Handling::AdapterTensor | Handling::Refused(_))
+    )
 }
 
 /// The name without the prefix of TensorRT-LLM's LLM API model.

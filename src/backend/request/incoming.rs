@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 
+use crate::backend::request::adapter_tensors::{self, is_adapter_tensor};
 use crate::backend::request::foreign_fields::{foreign, is_unread};
 use crate::backend::request::option_sizes::OptionSizes;
 use crate::backend::request::option_tensors::option_of;
@@ -16,6 +17,7 @@ use crate::backend::request::options::{self, RequestOptions};
 use crate::backend::request::prompt::{ArrivedIds, ArrivedPrompt, PromptEncoder};
 use crate::base::{RequestError, TokenId};
 use crate::config::{InputKind, ModelConfig, OutputKind, Scheduling};
+use crate::manager::{AdapterStore, AdapterUpload, UploadWriter};
 use crate::triton::{Error, Input, OwnedInput, ParameterValue, Request, strings};
 
 /// The parameter in which Triton's /generate passes the request id.
@@ -28,6 +30,8 @@ pub struct RequestReader<'model> {
     pub config: &'model ModelConfig,
     /// Encodes prompts.
     pub encoder: &'model PromptEncoder,
+    /// Takes the adapters that requests bring.
+    pub adapters: Option<&'model AdapterStore>,
 }
 
 /// The purpose of a new request.
@@ -60,6 +64,9 @@ pub struct Arrival {
     pub timeout_us: u64,
     /// The conversation that it continues.
     pub turn: Option<TurnPrompt>,
+    /// Takes the adapter that it brings.
+    pub adapter_writer: Option<UploadWriter>,
+    pub(super) adapter: Option<AdapterUpload>,
     pub(super) prompt: Result<ArrivedPrompt, Error>,
     options: ArrivedOptions,
     option_bytes: usize,
@@ -118,6 +125,11 @@ impl RequestReader<'_> {
             }
             _ => {}
         }
+        let arriving = match self.adapters {
+            Some(adapters) => adapter_tensors::receive(request, adapters)?,
+            None => None,
+        };
+        let (adapter, adapter_writer) = arriving.unzip();
         let (given, option_bytes) = self.given_options(request, &client_request_id)?;
         let mut options = ArrivedOptions::Given(given);
         let prompt = match prompt_input(self.config.input, request) {
@@ -136,6 +148,8 @@ impl RequestReader<'_> {
             outputs: self.requested_outputs(request)?,
             timeout_us: request.timeout_us()?,
             turn: None,
+            adapter_writer,
+            adapter,
             prompt,
             options,
             option_bytes,
@@ -217,6 +231,10 @@ impl RequestReader<'_> {
             given.push((name.to_owned(), GivenOption::Parameter(value)));
         }
         for input in self.option_inputs(request)? {
+            if self.adapters.is_some() && is_adapter_tensor(input.name()) {
+                sizes.add(0)?;
+                continue;
+            }
             let option = match is_unread(input.name()) {
                 // Adapters and embeddings are large, and refused by name.
                 true => GivenOption::Parameter(Value::Bool(true)),

@@ -1,5 +1,6 @@
 //! From a Triton request to one that the engine takes: its options and its prompt, parsed and checked.
 
+pub mod adapter_tensors;
 pub mod admission;
 pub mod branches;
 mod clients;

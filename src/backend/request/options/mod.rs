@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::backend::request::foreign_fields::{Handling, foreign, plain_name};
+use crate::backend::request::foreign_fields::{ADAPTER_TENSOR, Handling, foreign, plain_name};
 use crate::backend::request::guide_options::GuideOptions;
 use crate::backend::request::post_processor_options::PostProcessorOptions;
 use crate::base::{ClientId, RequestError, TokenId, nearest_name};
@@ -545,11 +545,14 @@ impl RequestOptions {
                 value: shortened(&value.to_string()),
                 expected: expected.to_owned(),
             }),
-            Handling::Refused(reason) => {
-                Err(RequestError::Invalid(format!("option '{name}': {reason}")))
-            }
+            Handling::AdapterTensor => Err(refused(name, ADAPTER_TENSOR)),
+            Handling::Refused(reason) => Err(refused(name, reason)),
         }
     }
+}
+
+fn refused(name: &str, reason: &str) -> RequestError {
+    RequestError::Invalid(format!("option '{name}': {reason}"))
 }
 
 /// An option that the request gives.

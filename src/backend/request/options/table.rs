@@ -387,7 +387,8 @@ pub(super) const OPTIONS: &[RequestOption] = &[
         aliases: &[],
         expected: "an integer from 0 to 18446744073709551615",
         default: "none",
-        doc: "The same, for an adapter whose name is a number.",
+        doc: "The same, for an adapter whose name is a number, that is in a folder of that number in `lora_prefetch_dir`, or \
+              that a request has brought under it.",
         set: |o, v| set(&mut o.lora_task_id, v.as_u64().map(Some)),
     },
     RequestOption {
