@@ -1,7 +1,8 @@
-//! Adapters: products of two narrow matrices that are added to projections (LoRA, Hu et al., arXiv:2106.09685).
+//! Adapters: products of two narrow matrices that are added to projections (LoRA, Hu et al., arXiv:2106.09685), whose
+//! outputs may have factors then (DoRA, Liu et al., arXiv:2402.09353), and biases.
 //!
 //! ```text
-//! out += scale * (x * A^T) * B^T        x [m, k], A [rank, k], B [n, rank]
+//! out = (x * W^T + scale * (x * A^T) * B^T) * factors + bias        x [m, k], W [n, k], A [rank, k], B [n, rank]
 //!
 //! A as packed   panels of 16 ranks:   for each input, the weights of these ranks
 //! B as packed   panels of 64 outputs: for each rank, the weights of these outputs
@@ -33,10 +34,27 @@ pub struct LowRank {
     b: Vec<bf16>,
 }
 
-/// The weights of an adapter: for each place of a model, what is added there. A place is a projection of a layer.
+/// The weights of an adapter: for each place of a model, what is changed there. A place is a projection of a layer, the
+/// embedding of tokens, or the output layer.
 #[derive(Debug)]
 pub struct AdapterWeights {
-    places: Vec<Vec<LowRank>>,
+    places: Vec<AdaptedPlace>,
+}
+
+/// What an adapter changes at one place.
+#[derive(Debug, Default)]
+pub struct AdaptedPlace {
+    parts: Vec<LowRank>,
+    factors: Option<Vec<f32>>,
+    bias: Option<Vec<f32>>,
+    replacement: Option<DenseRows>,
+}
+
+/// Weights that take the place of those of the model: `[rows, columns]`, of the embedding or of the output layer.
+#[derive(Debug)]
+pub struct DenseRows {
+    columns: usize,
+    values: Vec<bf16>,
 }
 
 /// Rows of a step that an adapter is added to.
@@ -69,11 +87,6 @@ impl LowRank {
         outputs: Range<usize>,
         scale: f32,
     ) -> Result<Self, LoadError> {
-        let alloc = |len| {
-            try_zeroed_vec(len).map_err(|()| {
-                LoadError::Resource(format!("no memory for {len} bf16 of an adapter"))
-            })
-        };
         Ok(Self {
             rank,
             num_inputs,
@@ -150,6 +163,16 @@ impl LowRank {
         self.b[(panel + rank) * OUTPUT_PANEL + output % OUTPUT_PANEL]
     }
 
+    /// A as packed.
+    pub(super) fn packed_a(&self) -> &[bf16] {
+        &self.a
+    }
+
+    /// B as packed.
+    pub(super) fn packed_b(&self) -> &[bf16] {
+        &self.b
+    }
+
     /// The panels of A, each `[num_inputs, 16]`.
     pub(super) fn rank_panels(&self) -> impl ExactSizeIterator<Item = &[bf16]> {
         self.a.chunks_exact(self.num_inputs * RANK_PANEL)
@@ -161,11 +184,53 @@ impl LowRank {
     }
 }
 
+impl DenseRows {
+    /// Weights that are zero.
+    ///
+    /// # Errors
+    ///
+    /// If there is not enough memory.
+    pub fn new(rows: usize, columns: usize) -> Result<Self, LoadError> {
+        let values = alloc(rows * columns)?;
+        Ok(Self { columns, values })
+    }
+
+    /// Bytes of the weights.
+    pub fn num_bytes_of(rows: usize, columns: usize) -> u64 {
+        (rows * columns * size_of::<bf16>()) as u64
+    }
+
+    /// Rows: tokens.
+    pub fn rows(&self) -> usize {
+        self.values.len() / self.columns
+    }
+
+    /// Weights of a row.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// The weights of all tokens.
+    pub fn values(&self) -> &[bf16] {
+        &self.values
+    }
+
+    /// The weights of a token.
+    pub fn row(&self, index: usize) -> &[bf16] {
+        &self.values[index * self.columns..][..self.columns]
+    }
+
+    /// The weights of a token, to be set.
+    pub fn row_mut(&mut self, index: usize) -> &mut [bf16] {
+        &mut self.values[index * self.columns..][..self.columns]
+    }
+}
+
 impl AdapterWeights {
-    /// An adapter that adds nothing at any of these places.
+    /// An adapter that changes nothing at any of these places.
     pub fn new(num_places: usize) -> Self {
         Self {
-            places: (0..num_places).map(|_| Vec::new()).collect(),
+            places: (0..num_places).map(|_| AdaptedPlace::default()).collect(),
         }
     }
 
@@ -178,22 +243,103 @@ impl AdapterWeights {
         let is_apart = |other: &LowRank| {
             other.outputs.end <= weights.outputs.start || weights.outputs.end <= other.outputs.start
         };
-        assert!(self.places[place].iter().all(is_apart), "outputs overlap");
-        self.places[place].push(weights);
+        let parts = &mut self.places[place].parts;
+        assert!(parts.iter().all(is_apart), "outputs overlap");
+        parts.push(weights);
     }
 
-    /// What is added at a place.
-    pub fn at(&self, place: usize) -> &[LowRank] {
+    /// Sets the factors of some of the outputs of a place, which has `num_outputs`. Others keep theirs, 1 at first.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such place, or it has fewer outputs.
+    pub fn set_factors(&mut self, place: usize, num_outputs: usize, first: usize, values: &[f32]) {
+        let factors = &mut self.places[place].factors;
+        let factors = factors.get_or_insert_with(|| vec![1.0; num_outputs]);
+        factors[first..][..values.len()].copy_from_slice(values);
+    }
+
+    /// Adds to the bias of some of the outputs of a place, which has `num_outputs`.
+    ///
+    /// # Panics
+    ///
+    /// As [`AdapterWeights::set_factors`].
+    pub fn add_bias(&mut self, place: usize, num_outputs: usize, first: usize, values: &[f32]) {
+        let bias = &mut self.places[place].bias;
+        let bias = bias.get_or_insert_with(|| vec![0.0; num_outputs]);
+        for (bias, value) in bias[first..][..values.len()].iter_mut().zip(values) {
+            *bias += value;
+        }
+    }
+
+    /// Replaces the model's weights at a place: the embedding or the output layer.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such place.
+    pub fn replace(&mut self, place: usize, rows: DenseRows) {
+        self.places[place].replacement = Some(rows);
+    }
+
+    /// What is changed at each place.
+    pub fn places(&self) -> &[AdaptedPlace] {
+        &self.places
+    }
+
+    /// What is changed at a place.
+    pub fn at(&self, place: usize) -> &AdaptedPlace {
         &self.places[place]
     }
 }
 
-impl AdaptedRows<'_> {
+impl AdaptedPlace {
+    /// Whether the place is as without the adapter.
+    pub fn is_unchanged(&self) -> bool {
+        let has_vectors = self.factors.is_some() || self.bias.is_some();
+        self.parts.is_empty() && !has_vectors && self.replacement.is_none()
+    }
+
+    /// The products that are added. Each has outputs of its own.
+    pub fn parts(&self) -> &[LowRank] {
+        &self.parts
+    }
+
+    /// The factors of all outputs, without biases.
+    pub fn factors(&self) -> Option<&[f32]> {
+        self.factors.as_deref()
+    }
+
+    /// What is added to all outputs in the end.
+    pub fn bias(&self) -> Option<&[f32]> {
+        self.bias.as_deref()
+    }
+
+    /// The weights that the place has instead of the model's.
+    pub fn replacement(&self) -> Option<&DenseRows> {
+        self.replacement.as_ref()
+    }
+}
+
+impl<'a> AdaptedRows<'a> {
     /// Whether no row is in two runs.
     pub(super) fn are_ascending(self) -> bool {
         let is_before = |two: &[AdapterRun]| two[0].rows.end <= two[1].rows.start;
         self.runs.windows(2).all(is_before)
     }
+
+    /// The runs with something at the place, and what that is.
+    pub fn changed(self) -> impl Iterator<Item = (&'a AdapterRun, &'a AdaptedPlace)> {
+        let places = self
+            .runs
+            .iter()
+            .map(move |run| (run, run.weights.at(self.place)));
+        places.filter(|(_, place)| !place.is_unchanged())
+    }
+}
+
+fn alloc(len: usize) -> Result<Vec<bf16>, LoadError> {
+    let values = try_zeroed_vec(len);
+    values.map_err(|()| LoadError::Resource(format!("no memory for {len} bf16 of an adapter")))
 }
 
 fn a_len(rank: usize, num_inputs: usize) -> usize {

@@ -31,25 +31,27 @@ mod pool;
 mod quantised;
 mod rope;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use half::bf16;
 
 use crate::base::{BlockId, HostBlockId, LoadError, StepError};
+use crate::collective::Collective;
 
 pub use attention::{AttentionParams, HeadShape, QkNorm, QkNormWidth};
 pub use e4m3::{MAX_E4M3, from_e4m3, to_e4m3};
 pub use experts::{Expert, Experts, MixtureShape, Routing, RoutingRule};
 pub use kv_batch::{KvBatch, KvSpan};
 pub use kv_layout::{KvDtype, KvLayout};
-pub use low_rank::{AdaptedRows, AdapterRun, AdapterWeights, LowRank};
+pub use low_rank::{AdaptedPlace, AdaptedRows, AdapterRun, AdapterWeights, DenseRows, LowRank};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
-    Activation, DeviceSample, EmbeddingTable, FirstStep, Linear, LogitsTransform, Norm, Output,
-    PackedWeights, QuantisedWidths, RopeParams, StepCapacity, StepInputs, StepResults, StepWidths,
-    TokenInFlight,
+    Activation, AdapterCapacity, DeviceSample, EmbeddingTable, FirstStep, Linear, LogitsTransform,
+    Norm, Output, PackedWeights, QuantisedWidths, RopeParams, StepCapacity, StepInputs,
+    StepResults, StepWidths, TokenInFlight,
 };
-pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape};
+pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, PackedShape};
 pub use pool::{Pool, Turn, yield_to_others};
 pub use quantised::{
     CodeBits, QuantFormat, QuantisedRow, QuantisedRows, QuantisedShape, can_be_packed_together,
@@ -113,6 +115,9 @@ pub trait Device: Sized {
     /// Whether it multiplies with weights of [`CodeBits::Fp8`]. If not, they become bf16.
     const HAS_FP8: bool = false;
 
+    /// What sets the names of files of packed weights apart from those of other kinds of devices.
+    const PACKED_FILE_KIND: Option<&'static str> = None;
+
     /// Whether it adds [adapters](AdapterWeights) to projections.
     const HAS_ADAPTERS: bool = false;
 
@@ -151,18 +156,31 @@ pub trait Device: Sized {
         stacking: Stacking,
     ) -> Result<Result<Self::Matrix, NotFinite>, LoadError>;
 
-    /// The layout of [`Device::packed_bytes`], with its version: what files of packed weights depend on. `None` if there
+    /// The layout of [`Device::packed_part`], with its version: what files of packed weights depend on. `None` if there
     /// are no such files for this device.
-    fn packed_layout() -> Option<String> {
+    fn packed_layout(&self) -> Option<String> {
         None
     }
 
-    /// The bytes of a packed quantised matrix; `None` if this one cannot be kept in a file.
-    fn packed_bytes(_matrix: &Self::Matrix) -> Option<PackedBytes<'_>> {
+    /// Bytes of the codes and of the scales of a packed quantised matrix; `None` if this one cannot be kept in a file.
+    fn packed_len(_matrix: &Self::Matrix) -> Option<[usize; 2]> {
         None
     }
 
-    /// Reads a matrix from the bytes that [`Device::packed_bytes`] gave. `None` if their number is wrong.
+    /// The codes or the scales of a matrix that has a [length](Device::packed_len).
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be read.
+    fn packed_part<'m>(
+        &mut self,
+        _matrix: &'m Self::Matrix,
+        _part: PackedPart,
+    ) -> Result<Cow<'m, [u8]>, LoadError> {
+        Ok(Cow::Borrowed(&[]))
+    }
+
+    /// Reads a matrix from the bytes that [`Device::packed_part`] gave. `None` if their number is wrong.
     ///
     /// # Errors
     ///
@@ -357,16 +375,68 @@ pub trait Device: Sized {
         out: &mut Self::Inputs,
     );
 
-    /// Adds to rows of a projection of `x` what adapters make of these rows.
+    /// As [`Device::project`]; adapters change rows.
     ///
     /// # Panics
     ///
     /// If the device has no adapters.
-    fn add_adapters(
+    fn project_adapted(
         &mut self,
+        _num_rows: usize,
         _x: &Self::Inputs,
+        _linear: &Linear<Self>,
+        _output: Output,
         _adapted: AdaptedRows<'_>,
         _out: &mut Self::Sums,
+    ) {
+        unreachable!("the device has no adapters");
+    }
+
+    /// Changes the embeddings of tokens that have adapters. `scale` is the factor of [`Device::embed`].
+    ///
+    /// # Panics
+    ///
+    /// If the device has no adapters.
+    fn adapt_embeddings(
+        &mut self,
+        _step: &Self::Step<'_>,
+        _adapted: AdaptedRows<'_>,
+        _scale: f32,
+        _out: &mut Self::Sums,
+    ) {
+        unreachable!("the device has no adapters");
+    }
+
+    /// As [`Device::logits`]; adapters change rows in front of the transform.
+    ///
+    /// # Panics
+    ///
+    /// If the device has no adapters.
+    fn logits_adapted(
+        &mut self,
+        _num_rows: usize,
+        _states: &Self::Inputs,
+        _lm_head: &Self::Matrix,
+        _transform: LogitsTransform,
+        _adapted: AdaptedRows<'_>,
+        _out: &mut Self::Logits,
+    ) {
+        unreachable!("the device has no adapters");
+    }
+
+    /// As [`Device::context_logits`]; adapters change rows, counted from the first of `rows`.
+    ///
+    /// # Panics
+    ///
+    /// If the device has no adapters.
+    fn context_logits_adapted(
+        &mut self,
+        _states: &Self::Inputs,
+        _rows: Range<usize>,
+        _lm_head: &Self::Matrix,
+        _transform: LogitsTransform,
+        _adapted: AdaptedRows<'_>,
+        _out: &mut [f32],
     ) {
         unreachable!("the device has no adapters");
     }
@@ -453,6 +523,19 @@ pub trait Device: Sized {
         out: &mut Self::Inputs,
     );
 
+    /// Makes it one of the ranks of a model, which compute all steps together. What goes wrong between them is an error of
+    /// [`Device::results`]. By default it can only be alone.
+    ///
+    /// # Errors
+    ///
+    /// If it can only be alone.
+    fn join_ranks(&mut self, _collective: Box<dyn Collective>) -> Result<(), LoadError> {
+        Err(LoadError::Resource(format!(
+            "{} cannot compute a model together with other ranks yet: use one rank",
+            self.description()
+        )))
+    }
+
     /// Whether a projection on this rank gives whole sums, so that it may add to the residual stream itself.
     /// If not, its result is stored, summed over all ranks, and added afterwards. By default it is the only rank.
     fn has_whole_sums(&self) -> bool {
@@ -462,6 +545,53 @@ pub trait Device: Sized {
     /// Sums rows over all ranks.
     fn all_reduce(&mut self, _num_rows: usize, _rows: &mut Self::Sums) {
         // The only rank has the sums.
+    }
+
+    /// As [`Device::project`], of some of the inputs in `x`: `out = x[inputs] * W^T + bias`, or that added to `out`.
+    ///
+    /// # Panics
+    ///
+    /// If it can only be [alone](Device::join_ranks). The same holds for the three that follow.
+    fn project_part(
+        &mut self,
+        _num_rows: usize,
+        _x: &Self::Inputs,
+        _inputs: Range<usize>,
+        _linear: &Linear<Self>,
+        _output: Output,
+        _out: &mut Self::Sums,
+    ) {
+        unreachable!("the device has no ranks");
+    }
+
+    /// As [`Device::embed`], with this rank's part of the table, whose first row is that of `first_token`. The embeddings of
+    /// other tokens become -0, which changes no sum over all ranks.
+    fn embed_part(
+        &mut self,
+        _step: &Self::Step<'_>,
+        _table: EmbeddingTable<'_, Self>,
+        _first_token: usize,
+        _scale: f32,
+        _out: &mut Self::Sums,
+    ) {
+        unreachable!("the device has no ranks");
+    }
+
+    /// Collects the logits of all ranks, each of which has those of some tokens: `widths` are the numbers of tokens of all
+    /// ranks, `part` has this one's.
+    fn gather_logits(
+        &mut self,
+        _num_rows: usize,
+        _widths: &[usize],
+        _part: &mut Self::Logits,
+        _out: &mut Self::Logits,
+    ) {
+        unreachable!("the device has no ranks");
+    }
+
+    /// The same, in memory of the host.
+    fn gather_context_logits(&mut self, _widths: &[usize], _part: &[f32], _out: &mut [f32]) {
+        unreachable!("the device has no ranks");
     }
 
     /// Moves the step's kept rows of both to the front.

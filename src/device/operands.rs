@@ -30,6 +30,8 @@ pub struct StepInputs<'a> {
     pub adapters: &'a [AdapterRun],
     /// Which of the kept rows have one, as indices into `kept_rows`.
     pub kept_adapters: &'a [AdapterRun],
+    /// Which of the sampled rows have one, as indices into `sampled_rows`.
+    pub sampled_adapters: &'a [AdapterRun],
     /// Whether [`Device::context_logits`] is called in this step.
     pub has_context_logits: bool,
 }
@@ -75,6 +77,19 @@ pub struct StepCapacity {
     pub max_blocks_per_sequence: usize,
     /// Query heads of a layer.
     pub num_q_heads: usize,
+    /// The adapters of sequences.
+    pub adapters: AdapterCapacity,
+}
+
+/// The largest adapters of a step. The default is that of sequences without adapters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdapterCapacity {
+    /// The largest rank; 0: there are none.
+    pub max_rank: usize,
+    /// Bytes of the packed weights of all adapters of a step.
+    pub max_bytes: usize,
+    /// Places of a model that adapters have weights for.
+    pub num_places: usize,
 }
 
 /// The widths of a model's activations, in elements per row.

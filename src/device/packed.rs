@@ -12,6 +12,15 @@ pub struct PackedBytes<'a> {
     pub scales: &'a [u8],
 }
 
+/// A part of a packed quantised matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PackedPart {
+    /// The codes.
+    Codes,
+    /// The scales.
+    Scales,
+}
+
 /// Packed bytes are read in pieces of this size.
 pub const PACKED_PIECE_BYTES: usize = 1 << 20;
 

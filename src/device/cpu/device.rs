@@ -1,5 +1,6 @@
 //! The CPU as a [`Device`].
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use half::bf16;
@@ -8,14 +9,16 @@ use super::experts::ExpertRows;
 use super::kv_cache::{HostBlocks, KvCache};
 use super::packed_matrix::PackedMatrix;
 use super::quantised::PANELS_VERSION;
+use super::ranks::Ranks;
 use super::rows::Rows;
 use super::{Cpu, CpuOptions};
 use crate::base::{BlockId, HostBlockId, LoadError, StepError, TokenId};
+use crate::collective::Collective;
 use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, Dtype, EmbeddingTable, Experts, FloatRows,
     KvBatch, KvLayout, Linear, LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedBytes,
-    PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QuantisedRows, RawMatrix, RopeParams,
-    RopeTable, Routing, Stacking, StepCapacity, StepInputs, Turn,
+    PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QuantisedRows, RawMatrix,
+    RopeParams, RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, Turn,
 };
 
 /// The rows of a token embedding.
@@ -30,8 +33,8 @@ pub struct CpuStep<'a> {
     token_ids: &'a [TokenId],
     kept_rows: &'a [u32],
     sampled_rows: &'a [u32],
-    /// Until the step ends.
-    _turn: Turn,
+    /// Until the step ends; `None` for a rank of several, which waits for the others in the step.
+    _turn: Option<Turn>,
 }
 
 impl PackedWeights for PackedMatrix {
@@ -96,12 +99,25 @@ impl Device for Cpu {
         self.pack_quantised(parts, stacking)
     }
 
-    fn packed_layout() -> Option<String> {
+    fn packed_layout(&self) -> Option<String> {
         Some(format!("panels {PANELS_VERSION}"))
     }
 
-    fn packed_bytes(matrix: &PackedMatrix) -> Option<PackedBytes<'_>> {
-        matrix.panel_bytes()
+    fn packed_len(matrix: &PackedMatrix) -> Option<[usize; 2]> {
+        let PackedBytes { codes, scales } = matrix.panel_bytes()?;
+        Some([codes.len(), scales.len()])
+    }
+
+    fn packed_part<'m>(
+        &mut self,
+        matrix: &'m PackedMatrix,
+        part: PackedPart,
+    ) -> Result<Cow<'m, [u8]>, LoadError> {
+        let bytes = matrix.panel_bytes().map(|bytes| match part {
+            PackedPart::Codes => bytes.codes,
+            PackedPart::Scales => bytes.scales,
+        });
+        Ok(Cow::Borrowed(bytes.unwrap_or_default()))
     }
 
     fn read_packed(
@@ -214,8 +230,15 @@ impl Device for Cpu {
     }
 
     fn begin_step<'a>(&mut self, cache: &KvCache, inputs: StepInputs<'a>) -> CpuStep<'a> {
+        let turn = match &mut self.ranks {
+            None => Some(self.turn()),
+            Some(ranks) => {
+                ranks.begin_step(&inputs);
+                None
+            }
+        };
         CpuStep {
-            _turn: self.turn(),
+            _turn: turn,
             batch: cache.batch(inputs.spans, inputs.block_tables),
             token_ids: inputs.token_ids,
             kept_rows: inputs.kept_rows,
@@ -342,9 +365,59 @@ impl Device for Cpu {
         );
     }
 
-    fn add_adapters(&mut self, x: &Rows<bf16>, adapted: AdaptedRows<'_>, out: &mut Rows<f32>) {
-        let n = out.width();
-        self.add_adapters(x.all(), adapted, out.all_mut(), n);
+    fn project_adapted(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        linear: &Linear<Self>,
+        output: Output,
+        adapted: AdaptedRows<'_>,
+        out: &mut Rows<f32>,
+    ) {
+        let (x, out) = (x.first(num_rows), out.first_mut(num_rows));
+        let (matrix, bias) = (&linear.matrix, linear.bias.as_deref());
+        self.gemm_adapted(x, num_rows, matrix, bias, adapted, output, out);
+    }
+
+    fn adapt_embeddings(
+        &mut self,
+        step: &CpuStep<'_>,
+        adapted: AdaptedRows<'_>,
+        scale: f32,
+        out: &mut Rows<f32>,
+    ) {
+        let (token_ids, n) = (step.token_ids, out.width());
+        let out = out.first_mut(token_ids.len());
+        self.adapt_embeddings(token_ids, adapted, scale, out, n);
+    }
+
+    fn logits_adapted(
+        &mut self,
+        num_rows: usize,
+        states: &Rows<bf16>,
+        lm_head: &PackedMatrix,
+        transform: LogitsTransform,
+        adapted: AdaptedRows<'_>,
+        out: &mut Rows<f32>,
+    ) {
+        let (states, out) = (states.first(num_rows), out.first_mut(num_rows));
+        self.gemm_adapted(states, num_rows, lm_head, None, adapted, Output::Store, out);
+        self.transform_logits(transform, out);
+    }
+
+    fn context_logits_adapted(
+        &mut self,
+        states: &Rows<bf16>,
+        rows: Range<usize>,
+        lm_head: &PackedMatrix,
+        transform: LogitsTransform,
+        adapted: AdaptedRows<'_>,
+        out: &mut [f32],
+    ) {
+        let num_rows = rows.len();
+        let states = states.range(rows);
+        self.gemm_adapted(states, num_rows, lm_head, None, adapted, Output::Store, out);
+        self.transform_logits(transform, out);
     }
 
     fn project_gated_adapted(
@@ -459,6 +532,81 @@ impl Device for Cpu {
         );
     }
 
+    fn join_ranks(&mut self, collective: Box<dyn Collective>) -> Result<(), LoadError> {
+        self.ranks = Some(Ranks::new(collective));
+        Ok(())
+    }
+
+    fn has_whole_sums(&self) -> bool {
+        self.ranks.is_none()
+    }
+
+    fn all_reduce(&mut self, num_rows: usize, rows: &mut Rows<f32>) {
+        if let Some(ranks) = &mut self.ranks {
+            ranks.all_reduce(rows.first_mut(num_rows));
+        }
+    }
+
+    fn project_part(
+        &mut self,
+        num_rows: usize,
+        x: &Rows<bf16>,
+        inputs: Range<usize>,
+        linear: &Linear<Self>,
+        output: Output,
+        out: &mut Rows<f32>,
+    ) {
+        let (width, x, out) = (x.width(), x.first(num_rows), out.first_mut(num_rows));
+        let (matrix, bias) = (&linear.matrix, linear.bias.as_deref());
+        self.gemm_part(x, width, inputs, matrix, bias, output, out);
+    }
+
+    fn embed_part(
+        &mut self,
+        step: &CpuStep<'_>,
+        table: EmbeddingTable<'_, Self>,
+        first_token: usize,
+        scale: f32,
+        out: &mut Rows<f32>,
+    ) {
+        let width = out.width();
+        let out = out.first_mut(step.token_ids.len());
+        self.embed_rows(step.token_ids, width, scale, out, |id, row| {
+            let index = (id as usize).checked_sub(first_token);
+            match (index, &table) {
+                (Some(index), EmbeddingTable::Own(own)) if index < own.rows.len() / width => {
+                    let table = RawMatrix::new(
+                        Dtype::Bf16,
+                        own.rows.len() / width,
+                        width,
+                        bytemuck::cast_slice(&own.rows),
+                    );
+                    table.row_to_f32(index, row);
+                }
+                (Some(index), EmbeddingTable::Tied(matrix)) if index < matrix.n() => {
+                    matrix.row_to_f32(index, row);
+                }
+                _ => row.fill(-0.0),
+            }
+        });
+    }
+
+    fn gather_logits(
+        &mut self,
+        num_rows: usize,
+        widths: &[usize],
+        part: &mut Rows<f32>,
+        out: &mut Rows<f32>,
+    ) {
+        self.gather_context_logits(widths, part.first(num_rows), out.first_mut(num_rows));
+    }
+
+    fn gather_context_logits(&mut self, widths: &[usize], part: &[f32], out: &mut [f32]) {
+        if let Some(ranks) = &mut self.ranks {
+            ranks.gather_columns(widths, part, out);
+        }
+    }
+
     fn keep_rows(&mut self, step: &CpuStep<'_>, hidden: &mut Rows<f32>, attended: &mut Rows<bf16>) {
         hidden.keep(step.kept_rows);
         attended.keep(step.kept_rows);
@@ -498,6 +646,18 @@ impl Device for Cpu {
     fn end_step(&mut self, step: CpuStep<'_>) {
         // Others have their turn while this one samples, which may wait for guides and logits processors.
         drop(step);
+    }
+
+    fn results<'l>(
+        &mut self,
+        logits: &'l mut Rows<f32>,
+        num_rows: usize,
+    ) -> Result<StepResults<'l>, StepError> {
+        self.ranks.as_ref().map_or(Ok(()), Ranks::check)?;
+        Ok(StepResults {
+            logits: logits.first_mut(num_rows),
+            samples: &[],
+        })
     }
 
     fn host_logits<'l>(

@@ -146,7 +146,7 @@ impl Cpu {
     }
 
     /// Calls `read(id, row)` for each token and its row of `out`, on all threads.
-    fn embed_rows(
+    pub(super) fn embed_rows(
         &mut self,
         token_ids: &[TokenId],
         d: usize,

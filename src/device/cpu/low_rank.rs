@@ -1,41 +1,52 @@
 //! Adapters: `out += scale * (x * A^T) * B^T` for the rows that have one.
 //!
 //! ```text
-//! shrink   x * A^T, scaled   a task is some rows of a run and a panel of 16 ranks
-//! expand   that * B^T        a task is some rows of a run and some panels of 64 outputs
+//! shrink   x * A^T, scaled   a task is some rows of an adapter and a panel of 16 ranks
+//! expand   that * B^T        a task is some rows of an adapter and some panels of 64 outputs
+//! finish   factors (DoRA), and biases
 //! ```
 //!
-//! A sum over inputs is four sums, of every fourth input each, that are added at the end; a sum over ranks goes in
-//! their order. So a row has the same bits whatever else is in the step. Several rows share the reading of weights.
+//! A sum over inputs has the order of `shrink.rs`; a sum over ranks goes in their order. So a row has the same bits whatever
+//! else is in the step. The rows of an adapter share the reading of its weights, wherever they are in the step.
+//!
+//! With factors, a row of the residual stream is put aside first, and added in the end.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use super::Cpu;
+use super::expand::expand;
 use super::math::from_bf16_bits;
+use super::shrink::shrink;
 use super::simd::for_each_simd;
+use super::{Cpu, PackedMatrix};
+use crate::base::TokenId;
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::low_rank::{OUTPUT_PANEL, RANK_PANEL};
-use crate::device::{AdaptedRows, LowRank};
+use crate::device::{AdaptedPlace, AdaptedRows, AdapterRun, DenseRows, LowRank, Output};
 
 /// Rows of a task.
 const MAX_ROWS: usize = 16;
 /// Panels of outputs of a task.
 const MAX_OUTPUT_PANELS: usize = 8;
-/// Sums over inputs that one element is divided into.
-const CHAINS: usize = 4;
 
 /// Memory for the products of a step with adapters.
 #[derive(Default)]
 pub(super) struct AdapterScratch {
+    /// The runs, those with the same adapter beside each other.
+    order: Vec<usize>,
+    /// The rows of each adapter, one adapter after the other.
+    rows: Vec<RowPlace>,
     parts: Vec<Part>,
     tasks: Vec<Task>,
     /// `x * A^T`, scaled: for each part and each of its rows, all its panels of ranks.
     shrunk: Vec<f32>,
     /// What is added to the rows of a gated projection, `[num_adapted_rows, num_outputs]`.
     added: Vec<f32>,
+    /// Rows of the residual stream that are added in the end.
+    put_aside: Vec<f32>,
     /// For each row of the step, its index among the adapted ones, or [`NOT_ADAPTED`].
     indices: Vec<u32>,
 }
@@ -43,13 +54,20 @@ pub(super) struct AdapterScratch {
 /// Stands for the index of a row without an adapter.
 const NOT_ADAPTED: u32 = u32::MAX;
 
-/// What one adapter adds to one run at one linear layer.
+/// Where a row is.
+#[derive(Clone, Copy)]
+struct RowPlace {
+    input: usize,
+    output: usize,
+}
+
+/// What one adapter adds to its rows at one linear layer.
 struct Part {
-    /// The run, and which of the things that the adapter adds there.
+    /// One of its runs, and which of the things that the adapter adds there.
     run: usize,
     index: usize,
-    /// The first row of the run in the output.
-    first_output_row: usize,
+    /// Its rows among [`AdapterScratch::rows`].
+    rows: Range<usize>,
     /// Where its rows begin in [`AdapterScratch::shrunk`], and how long each is.
     shrunk: usize,
     shrunk_width: usize,
@@ -62,26 +80,216 @@ struct Task {
     panels: Range<usize>,
 }
 
-/// What is added to rows of a gated projection in front of its activation.
+/// What changes rows of a projection in front of its activation.
 #[derive(Clone, Copy)]
 pub(super) struct AddedRows<'a> {
     values: &'a [f32],
     indices: &'a [u32],
     num_outputs: usize,
+    adapted: AdaptedRows<'a>,
+}
+
+/// What changes one of them.
+#[derive(Clone, Copy)]
+pub(super) struct AddedRow<'a> {
+    /// Of all outputs.
+    values: &'a [f32],
+    place: &'a AdaptedPlace,
 }
 
 impl<'a> AddedRows<'a> {
-    /// What is added to a row: all outputs of gate, then those of up.
-    pub fn row(self, row: usize) -> Option<&'a [f32]> {
+    /// What changes a row.
+    pub fn row(self, row: usize) -> Option<AddedRow<'a>> {
         let index = self.indices[row];
-        (index != NOT_ADAPTED).then(|| {
-            let start = index as usize * self.num_outputs;
-            &self.values[start..start + self.num_outputs]
+        if index == NOT_ADAPTED {
+            return None;
+        }
+        let runs = self.adapted.runs;
+        let run = &runs[runs.partition_point(|run| run.rows.end as usize <= row)];
+        let start = index as usize * self.num_outputs;
+        Some(AddedRow {
+            values: &self.values[start..start + self.num_outputs],
+            place: run.weights.at(self.adapted.place),
         })
     }
 }
 
+impl AddedRow<'_> {
+    /// Changes the sums of some outputs. `bias` is that of all of them.
+    pub fn apply(self, outputs: &Range<usize>, bias: Option<&[f32]>, sums: &mut [f32]) {
+        add_to(sums, &self.values[outputs.clone()]);
+        if let Some(factors) = self.place.factors() {
+            for (sum, factor) in sums.iter_mut().zip(&factors[outputs.clone()]) {
+                *sum *= factor;
+            }
+        }
+        for bias in bias.into_iter().chain(self.place.bias()) {
+            add_to(sums, &bias[outputs.clone()]);
+        }
+    }
+}
+
 impl Cpu {
+    /// As [`Cpu::gemm`], with what adapters make of their rows.
+    ///
+    /// # Panics
+    ///
+    /// If the rows or the widths do not agree.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
+    pub fn gemm_adapted(
+        &mut self,
+        x: &[bf16],
+        m: usize,
+        weights: &PackedMatrix,
+        bias: Option<&[f32]>,
+        adapted: AdaptedRows<'_>,
+        output: Output,
+        out: &mut [f32],
+    ) {
+        let n = weights.n();
+        let mut put_aside = std::mem::take(&mut self.adapters.put_aside);
+        put_aside.clear();
+        if output == Output::Add {
+            for (run, _) in adapted
+                .changed()
+                .filter(|(_, place)| place.factors().is_some())
+            {
+                let rows = &mut out[elements(run, n)];
+                put_aside.extend_from_slice(rows);
+                rows.fill(0.0);
+            }
+        }
+        self.gemm(x, m, weights, bias, output, out);
+        for (run, place) in adapted.changed() {
+            if let Some(replacement) = place.replacement() {
+                let x = &x[elements(run, weights.k())];
+                self.multiply_dense(x, replacement, &mut out[elements(run, n)]);
+            }
+        }
+        self.add_adapters(x, adapted, out, n);
+        let mut put_aside_rows = &put_aside[..];
+        for (run, place) in adapted.changed() {
+            let rows = &mut out[elements(run, n)];
+            let mut before = None;
+            if output == Output::Add && place.factors().is_some() {
+                let own;
+                (own, put_aside_rows) = put_aside_rows.split_at(rows.len());
+                before = Some(own);
+            }
+            self.finish_rows(place, bias, before, rows, n);
+        }
+        self.adapters.put_aside = put_aside;
+    }
+
+    /// Changes embedded tokens, `[m, n]`, which have been multiplied by `scale`.
+    ///
+    /// # Panics
+    ///
+    /// If there are no such tokens, or the widths do not agree.
+    pub fn adapt_embeddings(
+        &mut self,
+        token_ids: &[TokenId],
+        adapted: AdaptedRows<'_>,
+        scale: f32,
+        out: &mut [f32],
+        n: usize,
+    ) {
+        assert!(adapted.are_ascending(), "ascending rows");
+        for (run, place) in adapted.changed() {
+            let token_ids = &token_ids[run.rows.start as usize..run.rows.end as usize];
+            let simd = self.simd;
+            self.for_each_row_block(
+                token_ids.len(),
+                n,
+                &mut out[elements(run, n)],
+                |first, rows| {
+                    let mut shrunk = Vec::new();
+                    for (&id, row) in token_ids[first..].iter().zip(rows.chunks_exact_mut(n)) {
+                        if let Some(table) = place.replacement() {
+                            for (out, weight) in row.iter_mut().zip(table.row(id as usize)) {
+                                *out = weight.to_f32() * scale;
+                            }
+                        }
+                        for part in place.parts() {
+                            shrunk.clear();
+                            let factor = part.scale() * scale;
+                            shrunk.extend(
+                                (0..part.rank())
+                                    .map(|rank| part.a(rank, id as usize).to_f32() * factor),
+                            );
+                            for (b, out) in part.output_panels().zip(row.chunks_mut(OUTPUT_PANEL)) {
+                                expand(
+                                    simd,
+                                    &shrunk,
+                                    shrunk.len(),
+                                    b.reinterpret_cast(),
+                                    |_, sums| add_to(out, sums),
+                                );
+                            }
+                        }
+                    }
+                },
+            );
+        }
+    }
+
+    /// `out = x * weights^T`. `x` is `[m, k]`, `out` is `[m, n]`.
+    fn multiply_dense(&mut self, x: &[bf16], weights: &DenseRows, out: &mut [f32]) {
+        let (n, k) = (weights.rows(), weights.columns());
+        let x: &[u16] = x.reinterpret_cast();
+        let m = x.len() / k;
+        assert_eq!(out.len(), m * n, "out is [m, n] = [{m}, {n}]");
+        let simd = self.simd;
+        let out = DisjointSlice::new(out);
+        let num_tasks = n.div_ceil(OUTPUT_PANEL);
+        self.pool.for_each(&mut self.workers, num_tasks, |_, task| {
+            let first = task * OUTPUT_PANEL;
+            for (row, x) in x.chunks_exact(k).enumerate() {
+                // SAFETY: each panel of outputs belongs to one task.
+                let out = unsafe { out.slice(row * n + first, OUTPUT_PANEL.min(n - first)) };
+                for (output, out) in (first..).zip(out) {
+                    let w: &[u16] = weights.row(output).reinterpret_cast();
+                    for_each_simd!(simd, dot, (x: &[u16], w: &[u16], out: &mut f32));
+                }
+            }
+        });
+    }
+
+    /// Ends the rows of a run, `[_, n]`: factors and biases, and what was put aside is added.
+    fn finish_rows(
+        &mut self,
+        place: &AdaptedPlace,
+        bias: Option<&[f32]>,
+        put_aside: Option<&[f32]>,
+        rows: &mut [f32],
+        n: usize,
+    ) {
+        if place.factors().is_none() && place.bias().is_none() {
+            return;
+        }
+        self.for_each_row_block(rows.len() / n, n, rows, |first, rows| {
+            for (row, out) in (first..).zip(rows.chunks_exact_mut(n)) {
+                match (place.factors(), bias) {
+                    (None, _) => {}
+                    (Some(factors), None) => {
+                        for (out, factor) in out.iter_mut().zip(factors) {
+                            *out *= factor;
+                        }
+                    }
+                    (Some(factors), Some(bias)) => {
+                        for ((out, factor), bias) in out.iter_mut().zip(factors).zip(bias) {
+                            *out = (*out - bias) * factor + bias;
+                        }
+                    }
+                }
+                let put_aside = put_aside.map(|rows| &rows[row * n..][..n]);
+                for added in place.bias().into_iter().chain(put_aside) {
+                    add_to(out, added);
+                }
+            }
+        });
+    }
+
     /// Adds what adapters make of their rows of `x` to those rows of `out`. `x` is `[m, k]`, `out` is `[m, n]`.
     ///
     /// # Panics
@@ -119,7 +327,7 @@ impl Cpu {
         indices.clear();
         indices.resize(num_rows, NOT_ADAPTED);
         let mut num_adapted = 0;
-        for run in adapted.runs {
+        for (run, _) in adapted.changed() {
             for row in run.rows.clone() {
                 indices[row as usize] = num_adapted;
                 num_adapted += 1;
@@ -133,6 +341,7 @@ impl Cpu {
             values: &added,
             indices: &indices,
             num_outputs,
+            adapted,
         };
         multiply(self, rows);
         (scratch.added, scratch.indices) = (added, indices);
@@ -150,27 +359,48 @@ impl Cpu {
         n: usize,
     ) {
         let AdapterScratch {
+            order,
+            rows: row_places,
             parts,
             tasks,
             shrunk,
             ..
         } = scratch;
         assert!(adapted.are_ascending(), "ascending rows");
+        let adapter = |run: &usize| Arc::as_ptr(&adapted.runs[*run].weights);
+        order.clear();
+        order.extend(0..adapted.runs.len());
+        order.sort_unstable_by_key(|run| (adapter(run), *run));
+        row_places.clear();
         parts.clear();
         tasks.clear();
         let mut num_shrunk = 0;
-        for (index, run) in adapted.runs.iter().enumerate() {
-            for (which, weights) in run.weights.at(adapted.place).iter().enumerate() {
+        for runs in order.chunk_by(|a, b| adapter(a) == adapter(b)) {
+            let weights = adapted.runs[runs[0]].weights.at(adapted.place).parts();
+            if weights.is_empty() {
+                continue;
+            }
+            let first = row_places.len();
+            for run in runs {
+                let rows = &adapted.runs[*run].rows;
+                let first_output = first_output_row(rows);
+                row_places.extend((0..rows.len()).map(|row| RowPlace {
+                    input: rows.start as usize + row,
+                    output: first_output + row,
+                }));
+            }
+            let num_rows = row_places.len() - first;
+            for (which, weights) in weights.iter().enumerate() {
                 let num_panels = weights.rank().div_ceil(RANK_PANEL);
                 parts.push(Part {
-                    run: index,
+                    run: runs[0],
                     index: which,
-                    first_output_row: first_output_row(&run.rows),
+                    rows: first..first + num_rows,
                     shrunk: num_shrunk,
                     shrunk_width: num_panels * RANK_PANEL,
                 });
-                num_shrunk += run.rows.len() * num_panels * RANK_PANEL;
-                push_tasks(tasks, parts.len() - 1, run.rows.len(), num_panels, 1);
+                num_shrunk += num_rows * num_panels * RANK_PANEL;
+                push_tasks(tasks, parts.len() - 1, num_rows, num_panels, 1);
             }
         }
         if parts.is_empty() {
@@ -179,37 +409,37 @@ impl Cpu {
         shrunk.resize(num_shrunk.max(shrunk.len()), 0.0);
         let x: &[u16] = x.reinterpret_cast();
         let simd = self.simd;
-        let weights_of = |part: &Part| {
-            let run = &adapted.runs[part.run];
-            let weights: &LowRank = &run.weights.at(adapted.place)[part.index];
-            (run.rows.start as usize, weights)
+        let row_places = &*row_places;
+        let weights_of = |part: &Part| -> &LowRank {
+            &adapted.runs[part.run].weights.at(adapted.place).parts()[part.index]
         };
         let rows_of_shrunk = DisjointSlice::new(shrunk);
-        self.pool.for_each(&mut self.workers, tasks.len(), |_, task| {
-            let Task { part, rows, panels } = &tasks[task];
-            let part = &parts[*part];
-            let (first_row, weights) = weights_of(part);
-            let k = weights.num_inputs();
-            let panel = panels.start;
-            let a = weights.rank_panels().nth(panel).expect("a panel of A");
-            let a: &[u16] = a.reinterpret_cast();
-            let scale = weights.scale();
-            for row in rows.clone() {
-                let x = &x[(first_row + row) * k..][..k];
-                let start = part.shrunk + row * part.shrunk_width + panel * RANK_PANEL;
-                // SAFETY: each row and panel of ranks belongs to one task.
-                let out = unsafe { rows_of_shrunk.slice(start, RANK_PANEL) };
-                for_each_simd!(simd, shrink, (x: &[u16], a: &[u16], scale: f32, out: &mut [f32]));
-            }
-        });
+        self.pool
+            .for_each(&mut self.workers, tasks.len(), |_, task| {
+                let Task { part, rows, panels } = &tasks[task];
+                let part = &parts[*part];
+                let weights = weights_of(part);
+                let k = weights.num_inputs();
+                let panel = panels.start;
+                let a = weights.rank_panels().nth(panel).expect("a panel of A");
+                let a: &[u16] = a.reinterpret_cast();
+                let scale = weights.scale();
+                let places = &row_places[part.rows.clone()][rows.clone()];
+                let x = |row: usize| &x[places[row].input * k..][..k];
+                shrink(simd, rows.len(), x, a, scale, |row, sums| {
+                    let row = part.shrunk + (rows.start + row) * part.shrunk_width;
+                    // SAFETY: each row and panel of ranks belongs to one task.
+                    let out = unsafe { rows_of_shrunk.slice(row + panel * RANK_PANEL, RANK_PANEL) };
+                    out.copy_from_slice(sums);
+                });
+            });
 
         tasks.clear();
         for (index, part) in parts.iter().enumerate() {
-            let num_rows = adapted.runs[part.run].rows.len();
-            let (_, weights) = weights_of(part);
+            let weights = weights_of(part);
             assert!(weights.outputs().end <= n, "outputs of the projection");
             let num_panels = weights.outputs().len().div_ceil(OUTPUT_PANEL);
-            push_tasks(tasks, index, num_rows, num_panels, MAX_OUTPUT_PANELS);
+            push_tasks(tasks, index, part.rows.len(), num_panels, MAX_OUTPUT_PANELS);
         }
         let shrunk = &*shrunk;
         let out = DisjointSlice::new(out);
@@ -217,8 +447,9 @@ impl Cpu {
             .for_each(&mut self.workers, tasks.len(), |_, task| {
                 let Task { part, rows, panels } = &tasks[task];
                 let part = &parts[*part];
-                let (_, weights) = weights_of(part);
+                let weights = weights_of(part);
                 let outputs = weights.outputs();
+                let places = &row_places[part.rows.clone()][rows.clone()];
                 for (panel, b) in panels
                     .clone()
                     .zip(weights.output_panels().skip(panels.start))
@@ -226,14 +457,16 @@ impl Cpu {
                     let b: &[u16] = b.reinterpret_cast();
                     let first = outputs.start + panel * OUTPUT_PANEL;
                     let len = OUTPUT_PANEL.min(outputs.end - first);
-                    for row in rows.clone() {
-                        let shrunk =
-                            &shrunk[part.shrunk + row * part.shrunk_width..][..weights.rank()];
-                        // SAFETY: parts of a run have outputs of their own, and each row and panel of them belongs to one task.
-                        let out =
-                            unsafe { out.slice((part.first_output_row + row) * n + first, len) };
-                        for_each_simd!(simd, expand, (shrunk: &[f32], b: &[u16], out: &mut [f32]));
-                    }
+                    let width = part.shrunk_width;
+                    let start = part.shrunk + rows.start * width;
+                    let shrunk = &shrunk[start..start + rows.len() * width];
+                    expand(simd, shrunk, width, b, |row, sums| {
+                        let place = places[row].output * n + first;
+                        // SAFETY: parts of an adapter have outputs of their own, and each row and panel of them belongs to
+                        // one task.
+                        let out = unsafe { out.slice(place, len) };
+                        add_to(out, sums);
+                    });
                 }
             });
     }
@@ -258,46 +491,30 @@ fn push_tasks(
     }
 }
 
-/// `out = scale * x * a`. `x` is `[k]`, `a` is `[k, 16]`, `out` is `[16]`.
+/// `out = x * w`, both `[k]`: 16 sums, of every sixteenth input each, which are added in their order.
 #[inline(always)]
-fn shrink(x: &[u16], a: &[u16], scale: f32, out: &mut [f32]) {
-    let mut sums = [[0.0_f32; RANK_PANEL]; CHAINS];
-    let (rows, _) = a.as_chunks::<RANK_PANEL>();
-    let (x_chunks, x_rest) = x.as_chunks::<CHAINS>();
-    let (row_chunks, row_rest) = rows.as_chunks::<CHAINS>();
-    for (x, rows) in x_chunks.iter().zip(row_chunks) {
-        for ((sums, x), row) in sums.iter_mut().zip(x).zip(rows) {
-            add_product(sums, from_bf16_bits(*x), row);
+fn dot(x: &[u16], w: &[u16], out: &mut f32) {
+    let mut sums = [0.0_f32; RANK_PANEL];
+    let (x_chunks, x_rest) = x.as_chunks::<RANK_PANEL>();
+    let (w_chunks, w_rest) = w.as_chunks::<RANK_PANEL>();
+    for (x, w) in x_chunks.iter().zip(w_chunks) {
+        for ((sum, x), w) in sums.iter_mut().zip(x).zip(w) {
+            *sum += from_bf16_bits(*x) * from_bf16_bits(*w);
         }
     }
-    for ((sums, x), row) in sums.iter_mut().zip(x_rest).zip(row_rest) {
-        add_product(sums, from_bf16_bits(*x), row);
+    for ((sum, x), w) in sums.iter_mut().zip(x_rest).zip(w_rest) {
+        *sum += from_bf16_bits(*x) * from_bf16_bits(*w);
     }
-    let [a, b, c, d] = &sums;
-    for (lane, out) in out.iter_mut().enumerate() {
-        *out = ((a[lane] + b[lane]) + (c[lane] + d[lane])) * scale;
+    *out = sums.iter().sum();
+}
+
+fn add_to(sums: &mut [f32], added: &[f32]) {
+    for (sum, added) in sums.iter_mut().zip(added) {
+        *sum += added;
     }
 }
 
-/// `out += shrunk * b`. `shrunk` is `[rank]`, `b` is `[rank, 64]`, and `out` is `[n]` with `n <= 64`: the columns of `b` beyond `n` are
-/// padding.
-#[inline(always)]
-fn expand(shrunk: &[f32], b: &[u16], out: &mut [f32]) {
-    let mut sums = [[0.0_f32; RANK_PANEL]; OUTPUT_PANEL / RANK_PANEL];
-    for (shrunk, row) in shrunk.iter().zip(b.as_chunks::<OUTPUT_PANEL>().0) {
-        let (quarters, _) = row.as_chunks::<RANK_PANEL>();
-        for (sums, weights) in sums.iter_mut().zip(quarters) {
-            add_product(sums, *shrunk, weights);
-        }
-    }
-    for (out, sum) in out.iter_mut().zip(sums.as_flattened()) {
-        *out += sum;
-    }
-}
-
-#[inline(always)]
-fn add_product(sums: &mut [f32; RANK_PANEL], x: f32, weights: &[u16; RANK_PANEL]) {
-    for (sum, weight) in sums.iter_mut().zip(weights) {
-        *sum += x * from_bf16_bits(*weight);
-    }
+/// The elements of the rows of a run, each of this length.
+fn elements(run: &AdapterRun, row_len: usize) -> Range<usize> {
+    run.rows.start as usize * row_len..run.rows.end as usize * row_len
 }

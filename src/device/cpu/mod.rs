@@ -16,6 +16,7 @@ mod avx2;
 mod avx512;
 mod device;
 mod elementwise;
+mod expand;
 mod experts;
 mod gemm;
 mod kv_cache;
@@ -27,8 +28,10 @@ mod pack;
 mod packed_matrix;
 mod panel_order;
 mod quantised;
+mod ranks;
 mod rope;
 mod rows;
+mod shrink;
 mod simd;
 
 use std::num::NonZeroUsize;
@@ -63,6 +66,8 @@ pub struct Cpu {
     workers: Vec<Worker>,
     /// Activations padded to an even length, for a GEMM over an odd `k`.
     padded_x: Vec<bf16>,
+    /// Some columns of activations, for a tile of inputs.
+    part_x: Vec<bf16>,
     /// Activations in f32, for kernels that need them.
     wide_x: Vec<f32>,
     /// Activations rounded to 8 bits, for a GEMM over quantised weights.
@@ -75,6 +80,8 @@ pub struct Cpu {
     tile_starts: Vec<usize>,
     /// For [`Cpu::paged_attention`]: the results of the parts of split tasks.
     totals: Vec<f32>,
+    /// `None` if it is alone.
+    ranks: Option<ranks::Ranks>,
 }
 
 /// Scratch memory of one thread.
@@ -108,12 +115,14 @@ impl Cpu {
             workers: (0..pool.num_threads()).map(|_| Worker::default()).collect(),
             pool,
             padded_x: Vec::new(),
+            part_x: Vec::new(),
             wide_x: Vec::new(),
             rounded_x: quantised::RoundedActivations::default(),
             adapters: low_rank::AdapterScratch::default(),
             segment_starts: Vec::new(),
             tile_starts: Vec::new(),
             totals: Vec::new(),
+            ranks: None,
         })
     }
 

@@ -118,7 +118,6 @@ impl Cpu {
         let simd = self.simd;
         let out = DisjointSlice::new(out.reinterpret_cast_mut());
         self.multiply(x, m, weights, |rows, outputs, [gate, up]: [&[f32]; 2]| {
-            let bias = bias.map(|bias| of_outputs(bias, &outputs));
             let sums = gate.as_chunks::<PANEL>().0.iter().zip(up.as_chunks().0);
             for (row, (gate, up)) in rows.zip(sums) {
                 // SAFETY: each rectangle of rows and outputs belongs to one task.
@@ -129,13 +128,12 @@ impl Cpu {
                 let added = added.and_then(|added| added.row(row));
                 let (mut gate_added, mut up_added);
                 let (gate, up, bias) = match added {
-                    None => (gate, up, bias),
+                    None => (gate, up, bias.map(|bias| of_outputs(bias, &outputs))),
                     Some(added) => {
                         (gate_added, up_added) = (*gate, *up);
-                        for added in bias.into_iter().chain([of_outputs(added, &outputs)]) {
-                            add_to(&mut gate_added, added[0]);
-                            add_to(&mut up_added, added[1]);
-                        }
+                        added.apply(&outputs, bias, &mut gate_added);
+                        let of_up = inter + outputs.start..inter + outputs.end;
+                        added.apply(&of_up, bias, &mut up_added);
                         (&gate_added, &up_added, None)
                     }
                 };
@@ -188,7 +186,6 @@ impl Cpu {
         let simd = self.simd;
         let out = DisjointSlice::new(out.reinterpret_cast_mut());
         self.multiply(x, m, weights, |rows, outputs, [sums]: [&[f32]; 1]| {
-            let bias = bias.map(|bias| &bias[outputs.clone()]);
             for (row, sums) in rows.zip(sums.as_chunks::<PANEL>().0) {
                 // SAFETY: each rectangle of rows and outputs belongs to one task.
                 let out: &mut [u16] = unsafe { out.slice(row * n + outputs.start, outputs.len()) };
@@ -197,12 +194,10 @@ impl Cpu {
                 let added = added.and_then(|added| added.row(row));
                 let mut with_added;
                 let (sums, bias) = match added {
-                    None => (sums, bias),
+                    None => (sums, bias.map(|bias| &bias[outputs.clone()])),
                     Some(added) => {
                         with_added = *sums;
-                        for added in bias.into_iter().chain([&added[outputs.clone()]]) {
-                            add_to(&mut with_added, added);
-                        }
+                        added.apply(&outputs, bias, &mut with_added);
                         (&with_added, None)
                     }
                 };
@@ -340,12 +335,6 @@ fn widen(x: &[u16], out: &mut [f32]) {
 fn of_outputs<'a>(values: &'a [f32], outputs: &Range<usize>) -> [&'a [f32]; 2] {
     let (gate, up) = values.split_at(values.len() / 2);
     [&gate[outputs.clone()], &up[outputs.clone()]]
-}
-
-fn add_to(sums: &mut [f32; PANEL], added: &[f32]) {
-    for (sum, added) in sums.iter_mut().zip(added) {
-        *sum += added;
-    }
 }
 
 fn write_row(sums: &[f32; PANEL], bias: Option<&[f32]>, output: Output, out: &mut [f32]) {
