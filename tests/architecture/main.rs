@@ -21,6 +21,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("config", 1),
     ("sampling", 1),
     ("engine", 2),
+    ("collective", 2),
     ("post_processors", 2),
     ("device", 3),
     ("checkpoint", 4),
@@ -34,8 +35,8 @@ const LEVELS: &[(&str, u32)] = &[
 ];
 
 /// Where `unsafe` may stand: Triton's C API, kernels and their launches, the exported functions, a user's library, the C
-/// functions of the batch manager and of the stand-in for a GPU, what measures the machine and checks a GPU, and the process group of
-/// a server.
+/// functions of the batch manager and of the stand-in for a GPU, what measures the machine and checks a GPU, memory that processes
+/// share, and the process group of a server.
 const UNSAFE: &[&str] = &[
     "crates/cuda-stand-in/src/",
     "crates/embed/src/",
@@ -43,6 +44,7 @@ const UNSAFE: &[&str] = &[
     "crates/kernels-on-cpu/src/",
     "crates/roofline/src/",
     "src/triton/",
+    "src/collective/shm/",
     "src/device/",
     "src/entry.rs",
     "xtask/src/process.rs",

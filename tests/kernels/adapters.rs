@@ -24,7 +24,7 @@ fn weights(rng: &mut Rng, rank: usize, k: usize, outputs: Range<usize>) -> LowRa
 /// What the adapters of a row add to one output, and the sum of the magnitudes.
 fn exact(adapter: &AdapterWeights, x: &[bf16], output: usize) -> (f64, f64) {
     let mut sums = (0.0, 0.0);
-    for part in adapter.at(0) {
+    for part in adapter.at(0).parts() {
         let outputs = part.outputs();
         if !outputs.contains(&output) {
             continue;

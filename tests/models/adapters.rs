@@ -4,11 +4,12 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use safetensors::tensor::{TensorView, serialize_to_file};
 use serde::Deserialize;
 use triton_inflight::base::TokenId;
-use triton_inflight::checkpoint::PeftAdapter;
+use triton_inflight::checkpoint::{AdapterArrays, AdapterFiles};
 use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::device::{CodeBits, Device, KvDtype};
+use triton_inflight::device::{CodeBits, Device, Dtype, KvDtype};
 use triton_inflight::engine::{Adapter, BlockReuse, CapacityPolicy, OutputOptions};
 use triton_inflight::runner::{
     CpuRunner, ModelRunner, ModelSource, PreparedAdapter, UsedAdapter, WeightPrecision,
@@ -33,15 +34,24 @@ struct Prompt {
 }
 
 /// An adapter fixture, for the model in a folder.
-fn adapter(name: &str, base: &Path) -> Adapter {
+pub fn adapter(name: &str, base: &Path) -> Adapter {
     let source = ModelSource::open(base).expect("the checkpoint opens");
-    let files = PeftAdapter::open(&fixture("adapters").join(name), 64).expect("the adapter opens");
-    let prepared = PreparedAdapter::new(&files, source.spec()).expect("it is for this model");
+    let files = AdapterFiles::open(&fixture("adapters").join(name), 64).expect("the adapter opens");
+    let prepared = PreparedAdapter::new(&files, &source).expect("it is for this model");
     let weights = Arc::new(prepared.load().expect("it is read"));
-    Adapter::new(Arc::new(UsedAdapter::new(weights, || {})))
+    Adapter::new(Arc::new(UsedAdapter::new(weights, || {})), 1)
 }
 
-fn agrees_on<D: Device>(name: &str, share_of_cost: f32, options: &D::Options) {
+/// Bytes of the packed weights of an adapter.
+pub fn num_bytes(name: &str, base: &Path) -> u64 {
+    let source = ModelSource::open(base).expect("the checkpoint opens");
+    let files = AdapterFiles::open(&fixture("adapters").join(name), 64).expect("the adapter opens");
+    let prepared = PreparedAdapter::new(&files, &source).expect("it is for this model");
+    prepared.num_bytes()
+}
+
+/// Compares an adapter on a device with PEFT; logits differ by this share of what rounding to bf16 costs.
+pub fn agrees_on<D: Device>(name: &str, share_of_cost: f32, options: &D::Options) {
     let text = fs::read_to_string(fixture("adapters").join(name).join("expected.json"));
     let expected: Expected =
         serde_json::from_str(&text.expect("a fixture")).expect("as it was written");
@@ -87,7 +97,14 @@ fn agrees_with_peft(name: &str) {
         agrees_on::<triton_inflight::device::cpu::Cpu>(name, 0.5, &options);
     }
     for has_whole_sums in [true, false] {
-        agrees_on::<Reference>(name, 0.5, &ReferenceOptions { has_whole_sums });
+        agrees_on::<Reference>(
+            name,
+            0.5,
+            &ReferenceOptions {
+                has_whole_sums,
+                ..ReferenceOptions::default()
+            },
+        );
     }
 }
 
@@ -108,11 +125,26 @@ agree_with_peft! {
     an_adapter_over_biases: "biases",
     an_adapter_of_fused_modules: "fused",
     an_adapter_of_heads_that_are_reordered: "reordered-heads",
+    an_adapter_of_a_module_that_is_fused_head_by_head: "head-by-head",
+    dora_of_weights_that_are_stored_by_columns: "stored-by-columns",
+    dora_over_biases: "dora",
+    dora_of_fused_modules: "dora-fused",
+    dora_in_front_of_norms: "dora-norms-after",
+    an_adapter_with_biases_of_its_own: "trained-biases",
+    an_adapter_of_the_embedding_and_the_output_layer: "outside-layers",
+    an_adapter_of_scaled_embeddings_and_capped_logits: "soft-cap",
+    an_adapter_with_an_embedding_and_an_output_layer_of_its_own: "saved-modules",
+    dora_of_the_output_layer: "dora-output-layer",
+    rows_of_fused_modules: "rows",
+    rows_with_dora: "rows-dora",
 }
 
 /// Requests with two adapters, and with none, in turns.
-fn mixed(base: &Path) -> Vec<Request> {
-    let adapters = ["all-modules", "rank-33"].map(|name| adapter(name, base));
+pub fn mixed(base: &Path, names: [&str; 2]) -> Vec<Request> {
+    in_turns(&names.map(|name| adapter(name, base)))
+}
+
+fn in_turns(adapters: &[Adapter; 2]) -> Vec<Request> {
     let mut requests = requests();
     for (index, request) in requests.iter_mut().enumerate() {
         request.adapter = adapters.get(index % 3).cloned();
@@ -123,21 +155,28 @@ fn mixed(base: &Path) -> Vec<Request> {
 /// Serves requests with different adapters in the same steps, and compares each with its run alone. Those without an
 /// adapter are compared with a model that has never seen one.
 fn each_as_alone(setup: &Setup) {
-    let base = fixture("llama3");
-    let requests = mixed(&base);
+    each_of_as_alone("llama3", ["all-modules", "rank-33"], setup);
+}
+
+fn each_of_as_alone(base: &str, names: [&str; 2], setup: &Setup) {
+    let base = fixture(base);
+    each_request_as_alone(&base, &mixed(&base, names), setup);
+}
+
+fn each_request_as_alone(base: &Path, requests: &[Request], setup: &Setup) {
     let alone_setup = Setup {
         kv_dtype: setup.kv_dtype,
         weights: setup.weights,
         max_beam_width: setup.max_beam_width,
         ..Setup::default()
     };
-    let mut alone = alone_setup.load_from(&base);
-    let mut without = alone_setup.load_from(&base);
-    let (served, happened) = serve(&mut setup.load_from(&base), setup, &requests);
+    let mut alone = alone_setup.load_from(base);
+    let mut without = alone_setup.load_from(base);
+    let (served, happened) = serve(&mut setup.load_from(base), setup, requests);
     assert!(happened.max_sequences > 2, "{happened:?}");
     let mut num_changed = 0;
-    for (index, (served, request)) in served.iter().zip(&requests).enumerate() {
-        let what = format!("request {index}, {setup:?}");
+    for (index, (served, request)) in served.iter().zip(requests).enumerate() {
+        let what = format!("{}, request {index}, {setup:?}", base.display());
         let runner: &mut CpuRunner = match request.adapter {
             Some(_) => &mut alone,
             None => &mut without,
@@ -181,6 +220,25 @@ fn adapters_stay_with_their_requests_through_chunks_pauses_and_reused_blocks() {
 }
 
 #[test]
+fn whatever_an_adapter_changes_others_keep_their_bits() {
+    let setup = Setup {
+        max_num_tokens: 24,
+        enable_chunked_context: true,
+        block_size: 4,
+        num_threads: 3,
+        ..Setup::default()
+    };
+    for (base, names) in [
+        ("llama-biases", ["dora", "trained-biases"]),
+        ("llama2", ["dora-output-layer", "saved-modules"]),
+        ("llama3", ["outside-layers", "rank-33"]),
+        ("gemma2", ["soft-cap", "dora-norms-after"]),
+    ] {
+        each_of_as_alone(base, names, &setup);
+    }
+}
+
+#[test]
 fn adapters_are_added_to_rounded_weights() {
     for bits in [CodeBits::Eight, CodeBits::Four] {
         each_as_alone(&Setup {
@@ -195,16 +253,78 @@ fn adapters_are_added_to_rounded_weights() {
     }
 }
 
+/// An adapter of every linear layer of a model, with random weights.
+fn random_adapter(base: &Path, rank: usize, seed: u32) -> Adapter {
+    let source = ModelSource::open(base).expect("the checkpoint opens");
+    let num_layers = source.spec().num_layers();
+    let config: Vec<_> = (0..num_layers as i32)
+        .flat_map(|layer| (1..8).flat_map(move |module| [module, layer, rank as i32]))
+        .collect();
+    let num_rows = config.len() / 3;
+    // More than the widest module has.
+    let width = rank * 512;
+    let mut state = seed;
+    let weights = (0..num_rows * width).flat_map(|_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state as i32 as f32 / i32::MAX as f32 / 3.0).to_le_bytes()
+    });
+    let weights: Vec<_> = weights.collect();
+    let arrays = AdapterArrays::new(
+        (config, vec![num_rows, 3]),
+        (weights, vec![num_rows, width]),
+        Dtype::F32,
+    );
+    let files = AdapterFiles::of_arrays(&Arc::new(arrays), 64).expect("good rows");
+    let prepared = PreparedAdapter::new(&files, &source).expect("it is for this model");
+    let weights = Arc::new(prepared.load().expect("it is read"));
+    Adapter::new(Arc::new(UsedAdapter::new(weights, || {})), 1)
+}
+
+#[test]
+fn adapters_are_added_to_weights_that_a_checkpoint_has_quantised() {
+    for base in [
+        "gptq",
+        "gptq-act-order",
+        "gptq-8bit-v2",
+        "awq",
+        "compressed-w8a8",
+        "compressed-w4a16",
+        "bnb-int8",
+        "bnb-nf4",
+        "gguf-q8_0",
+        "gguf-q4_k",
+        "gguf-iq4_nl",
+        "gguf-mixed",
+    ] {
+        let base = fixture("quantised").join(base);
+        let adapters = [(5, 1), (17, 2)].map(|(rank, seed)| random_adapter(&base, rank, seed));
+        let mut requests = in_turns(&adapters);
+        let source = ModelSource::open(&base).expect("the checkpoint opens");
+        let vocab_size = source.spec().vocab_size as TokenId;
+        for request in &mut requests {
+            request.prompt.iter_mut().for_each(|id| *id %= vocab_size);
+        }
+        let setup = Setup {
+            max_num_tokens: 24,
+            enable_chunked_context: true,
+            block_size: 4,
+            num_threads: 2,
+            ..Setup::default()
+        };
+        each_request_as_alone(&base, &requests, &setup);
+    }
+}
+
 #[test]
 fn an_adapter_for_another_model_is_refused_by_its_tensors() {
     let refusal = |name: &str, base: &str, max_rank| {
         let source = ModelSource::open(&fixture(base)).expect("the checkpoint opens");
         let folder = fixture("adapters").join(name);
-        let files = match PeftAdapter::open(&folder, max_rank) {
+        let files = match AdapterFiles::open(&folder, max_rank) {
             Ok(files) => files,
             Err(error) => return error.to_string(),
         };
-        match PreparedAdapter::new(&files, source.spec()) {
+        match PreparedAdapter::new(&files, &source) {
             Ok(_) => panic!("{name} over {base} is accepted"),
             Err(error) => error.to_string(),
         }
@@ -228,10 +348,181 @@ fn an_adapter_for_another_model_is_refused_by_its_tensors() {
             32,
             &["rank 33", "lora_cache_max_adapter_size is 32"],
         ),
+        (
+            "trained-biases",
+            "llama2",
+            64,
+            &[
+                "q_proj.base_layer.bias",
+                "is a bias",
+                "q_proj of the model has none",
+            ],
+        ),
     ] {
         let error = refusal(name, base, max_rank);
         for word in words {
             assert!(error.contains(word), "{name}: {error}");
         }
     }
+}
+
+/// An array as NumPy writes it.
+fn npy(descr: &str, shape: [usize; 2], data: &[u8]) -> Vec<u8> {
+    let [rows, columns] = shape;
+    let header =
+        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {columns}), }}\n");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+#[test]
+fn rows_that_are_not_for_the_model_are_refused_by_their_numbers() {
+    let source = ModelSource::open(&fixture("llama3")).expect("the checkpoint opens");
+    let folder = std::env::temp_dir().join(format!("inflight-rows-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder");
+    let refusal = |config: &[&[i32]], num_rows: usize, width: usize| {
+        let columns = config[0].len();
+        let numbers: Vec<u8> = config
+            .iter()
+            .copied()
+            .flatten()
+            .flat_map(|it| it.to_le_bytes())
+            .collect();
+        let config = npy("<i4", [config.len(), columns], &numbers);
+        fs::write(folder.join("model.lora_config.npy"), config).expect("written");
+        let weights = npy("<f2", [num_rows, width], &vec![0; 2 * num_rows * width]);
+        fs::write(folder.join("model.lora_weights.npy"), weights).expect("written");
+        let files = match AdapterFiles::open(&folder, 8) {
+            Ok(files) => files,
+            Err(error) => return Some(error.to_string()),
+        };
+        let refused = PreparedAdapter::new(&files, &source).err();
+        refused.map(|error| error.to_string())
+    };
+    // The model has two layers, and its queries have 64 inputs and as many outputs.
+    assert_eq!(refusal(&[&[1, 0, 3], &[4, 1, 2]], 2, 3 * 128), None);
+    assert_eq!(refusal(&[&[1, 0, 3, 1]], 1, 3 * 128 + 64), None);
+    for (config, num_rows, width, words) in [
+        (
+            &[&[1, 0, 3][..]][..],
+            1,
+            3 * 128 - 1,
+            &[
+                "lora_weights.npy",
+                "attn_q of layer 0",
+                "383 values",
+                "has 384",
+            ][..],
+        ),
+        (&[&[1, 0, 3, 1]], 1, 3 * 128, &["384 values", "has 448"]),
+        (&[&[1, 2, 3]], 1, 384, &["attn_q of layer 2", "2 layers"]),
+        (
+            &[&[1, 0, 9]],
+            1,
+            4096,
+            &["lora_config.npy", "rank 9", "is 8"],
+        ),
+        (&[&[8, 0, 1]], 1, 4096, &["module id 8", "0 to 7"]),
+        (&[&[1, 0, 0]], 1, 4096, &["[1, 0, 0]", "a rank from 1"]),
+        (&[&[-1, 0, 1]], 1, 4096, &["[-1, 0, 1]"]),
+        (&[&[1, 0, 1, 2]], 1, 4096, &["fourth column"]),
+        (
+            &[&[1, 0, 1], &[0, 0, 1]],
+            2,
+            4096,
+            &["attn_qkv of layer 0", "a row before"],
+        ),
+        (
+            &[&[1, 0, 1]],
+            2,
+            256,
+            &["lora_weights.npy", "[2, 256]", "1 modules"],
+        ),
+        (&[&[1, 0]], 1, 256, &["[1, 2]", "[n, 3] or [n, 4]"]),
+    ] {
+        let error = refusal(config, num_rows, width).expect("it is refused");
+        for word in words {
+            assert!(error.contains(word), "{config:?}: {error}");
+        }
+    }
+    fs::remove_dir_all(&folder).expect("removed");
+}
+
+#[test]
+fn a_configuration_that_does_not_fit_its_tensors_is_refused() {
+    for (name, key, value, words) in [
+        (
+            "dora",
+            "use_dora",
+            "false",
+            &["has a lora_magnitude_vector of", "use_dora is false"][..],
+        ),
+        (
+            "all-modules",
+            "use_dora",
+            "true",
+            &["has no lora_magnitude_vector of", "use_dora is true"],
+        ),
+        (
+            "all-modules",
+            "lora_bias",
+            "true",
+            &["has no bias of lora_B of", "lora_bias is true"],
+        ),
+        (
+            "all-modules",
+            "bias",
+            "\"some\"",
+            &["bias", "\"lora_only\""],
+        ),
+        (
+            "all-modules",
+            "r",
+            "4",
+            &["lora_A", "[5, 64]", "calls for rank 4"],
+        ),
+    ] {
+        let folder =
+            std::env::temp_dir().join(format!("inflight-{name}-{key}-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let from = fixture("adapters").join(name);
+        let weights = "adapter_model.safetensors";
+        fs::copy(from.join(weights), folder.join(weights)).expect("copied");
+        let config = fs::read_to_string(from.join("adapter_config.json")).expect("a fixture");
+        let mut config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
+        config[key] = serde_json::from_str(value).expect("JSON");
+        fs::write(folder.join("adapter_config.json"), config.to_string()).expect("written");
+        let opened = AdapterFiles::open(&folder, 64);
+        fs::remove_dir_all(&folder).expect("removed");
+        let error = opened.err().expect("it is refused").to_string();
+        for word in words {
+            assert!(error.contains(word), "{name} with {key} {value}: {error}");
+        }
+    }
+}
+
+#[test]
+fn dora_of_an_embedding_is_refused() {
+    let folder = std::env::temp_dir().join(format!("inflight-embedding-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder");
+    let zeros = [0; 4 * 4 * 160];
+    let tensors = [("A", [4, 160]), ("B", [32, 4])].map(|(end, shape)| {
+        let bytes = &zeros[..4 * shape[0] * shape[1]];
+        let view = TensorView::new(safetensors::Dtype::F32, shape.to_vec(), bytes);
+        let name = format!("base_model.model.model.embed_tokens.lora_embedding_{end}");
+        (name, view.expect("as many bytes"))
+    });
+    serialize_to_file(tensors, None, &folder.join("adapter_model.safetensors")).expect("written");
+    let config = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 4, "use_dora": true}"#;
+    fs::write(folder.join("adapter_config.json"), config).expect("written");
+    let opened = AdapterFiles::open(&folder, 64);
+    fs::remove_dir_all(&folder).expect("removed");
+    let error = opened.err().expect("it is refused").to_string();
+    assert!(
+        error.contains("has DoRA for the embedding model.embed_tokens"),
+        "{error}"
+    );
 }

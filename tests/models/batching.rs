@@ -357,6 +357,8 @@ fn a_request_is_the_same_with_rounded_weights_however_it_is_scheduled() {
         ("llama3", WeightPrecision::new(CodeBits::Eight)),
         ("qwen2", WeightPrecision::new(CodeBits::Four)),
         ("qwen3", WeightPrecision::new(CodeBits::Four)),
+        ("gpt-neox", WeightPrecision::new(CodeBits::Eight)),
+        ("gpt2", WeightPrecision::new(CodeBits::Four)),
         ("mixtral-stacked", WeightPrecision::new(CodeBits::Eight)),
         ("qwen2-moe", WeightPrecision::new(CodeBits::Four)),
     ] {
@@ -416,6 +418,15 @@ fn a_request_is_the_same_under_everything_at_once() {
         ("olmo2", &[]),
         ("granite", &[]),
         ("exaone4", &[50, 20]),
+        ("gpt-neox", &[]),
+        ("opt", &[]),
+        ("gpt2", &[30, 17]),
+        ("cohere", &[]),
+        ("cohere2", &[50, 20]),
+        ("stablelm", &[]),
+        ("nemotron", &[]),
+        ("falcon", &[]),
+        ("falcon-grouped", &[]),
         ("mixtral", &[]),
         ("qwen3-moe", &[17, 30]),
     ] {
@@ -596,7 +607,7 @@ fn a_request_is_the_same_with_speculation() {
 }
 
 /// Some use 2 to 4 beams, and some of those end early.
-fn requests_with_beams() -> Vec<Request> {
+pub fn requests_with_beams() -> Vec<Request> {
     let mut requests = requests_that_share();
     for (index, request) in requests.iter_mut().enumerate().filter(|(n, _)| n % 3 != 1) {
         request.outputs = OutputOptions {

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
+use triton_inflight::checkpoint::AdapterFiles;
 use triton_inflight::device::CodeBits;
 use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::runner::{CpuRunner, ModelSource, WeightPrecision};
+use triton_inflight::runner::{CpuRunner, ModelSource, PreparedAdapter, WeightPrecision};
 
 use crate::copy::Copy;
-use crate::support::{Request, Setup, serve_alone};
+use crate::support::{Request, Setup, fixture, serve_alone};
 
 /// One checkpoint for each storage format of weights.
 const FORMS: &[&str] = &[
@@ -91,6 +92,38 @@ fn a_file_that_is_truncated_during_a_load_fails_that_load() {
                 }
                 fs::write(&file, &whole).expect("written");
             }
+        }
+    }
+}
+
+/// Factors of DoRA, and biases, follow from the model's own weights.
+#[test]
+fn an_adapter_that_reads_a_model_whose_file_was_cut_is_refused() {
+    for (name, base, reads_model) in [
+        ("dora", "llama-biases", true),
+        ("trained-biases", "llama-biases", true),
+        ("rank-33", "llama3", false),
+    ] {
+        let copy = Copy::of(base);
+        let source = ModelSource::open(copy.dir()).expect("it opens");
+        let files = fixture("adapters").join(name);
+        let files = AdapterFiles::open(&files, 64).expect("the adapter opens");
+        let load = || {
+            PreparedAdapter::new(&files, &source)
+                .expect("it fits")
+                .load()
+        };
+        assert!(load().is_ok(), "{name}");
+        for file in weight_files(&copy) {
+            cut(&file, 0);
+        }
+        match (load(), reads_model) {
+            (Ok(_), false) => {}
+            (Err(error), true) => {
+                let error = error.to_string();
+                assert!(error.contains("has been cut short"), "{name}: {error}");
+            }
+            (_, reads_model) => panic!("{name} reads the model: {reads_model}"),
         }
     }
 }

@@ -175,7 +175,10 @@ fn configs_that_make_no_sense_are_refused() {
 #[test]
 fn the_cpu_and_the_reference_device_agree_on_experts() {
     for (name, has_whole_sums) in [("mixtral", true), ("qwen2-moe", false), ("qwen3-moe", true)] {
-        let options = ReferenceOptions { has_whole_sums };
+        let options = ReferenceOptions {
+            has_whole_sums,
+            ..ReferenceOptions::default()
+        };
         // Where a number of 8 bits is rounded the other way, another expert may be chosen.
         for (what, setup) in setups()
             .into_iter()

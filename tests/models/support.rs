@@ -13,8 +13,8 @@ use triton_inflight::engine::{
     Speculation, StepOutput,
 };
 use triton_inflight::runner::{
-    AttentionWindows, CpuRunner, ModelRunner, ModelSource, RunnerLimits, SyntheticRunner,
-    WeightPrecision,
+    AdapterRoom, AttentionWindows, CpuRunner, ModelRunner, ModelSource, RunnerLimits,
+    SyntheticRunner, WeightPrecision,
 };
 use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 
@@ -54,6 +54,8 @@ pub struct Setup {
     pub kv_dtype: KvDtype,
     /// Rounding of the weights; `None` for bf16.
     pub weights: Option<WeightPrecision>,
+    /// Memory of a GPU for adapters.
+    pub adapter_bytes: u64,
     /// The user's limits of the layers' windows and sinks.
     pub windows: &'static [u32],
     pub num_sinks: u32,
@@ -91,6 +93,7 @@ impl Default for Setup {
             num_threads: 1,
             kv_dtype: KvDtype::Bf16,
             weights: None,
+            adapter_bytes: 8 << 20,
             windows: &[],
             num_sinks: 0,
             gives_back: false,
@@ -136,6 +139,11 @@ impl Setup {
             kv_dtype: self.kv_dtype,
             weights: self.weights,
             attention: self.attention_limits(),
+            adapters: AdapterRoom {
+                max_rank: 64,
+                num_bytes: 0,
+                num_running_bytes: self.adapter_bytes,
+            },
             ..RunnerLimits::of(&self.engine_config())
         }
     }

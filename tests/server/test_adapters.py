@@ -2,16 +2,21 @@
 that are replaced while they are in use."""
 
 import asyncio
+import concurrent.futures
+import fcntl
 import itertools
 import json
 import os
 import random
 import shutil
+import signal
+import threading
+import time
 
 import pytest
 
 from harness import clients
-from harness.adapters import RANK, num_bytes_of_one, write_adapter
+from harness.adapters import RANK, num_bytes_of_one, page_bytes, rows_of, write_adapter
 from harness.clients import Refused, described, generate, grpc, streams
 from harness.repository import ROOT, STORIES, add_model
 from harness.server import Server
@@ -20,6 +25,7 @@ FIXTURES = ROOT / "tests" / "fixtures" / "adapters"
 NUM_ADAPTERS = 200
 NUM_CLIENTS = 64
 NUM_KEPT = 16
+NUM_TOGETHER = 3
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +43,20 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory, folders):
     repository = tmp_path_factory.mktemp("adapters") / "repository"
-    few = {"lora_cache_host_memory_bytes": NUM_KEPT * num_bytes_of_one() + 1}
-    add_model(repository, "few", {"lora_dir": folders, **few}, checkpoint=STORIES)
+    # Each takes a page.
+    few = {"lora_cache_host_memory_bytes": NUM_KEPT * page_bytes() + 1}
+    add_model(repository, "few", {"lora_dir": folders, **few, "stats_file": repository / "few.jsonl"}, checkpoint=STORIES)
+    together = {"lora_cache_num_device_module_layer": rows_of(NUM_TOGETHER)}
+    together["stats_file"] = repository / "together.jsonl"
+    add_model(repository, "together", {"lora_dir": folders, **few, **together}, checkpoint=STORIES)
     add_model(
         repository,
         "queued",
-        {"lora_dir": folders, **few},
+        {"lora_dir": folders, **few, "stats_file": repository / "queued.jsonl"},
         fields="dynamic_batching {}",
         checkpoint=STORIES,
     )
-    one = {"lora_cache_host_memory_bytes": num_bytes_of_one() - 1, "lora_cache_max_adapter_size": RANK}
+    one = {"lora_cache_host_memory_bytes": page_bytes(max_rank=RANK) - 1, "lora_cache_max_adapter_size": RANK}
     add_model(repository, "none_fits", {"lora_dir": folders, **one}, checkpoint=STORIES)
     add_model(repository, "low_rank", {"lora_dir": folders, "lora_cache_max_adapter_size": RANK - 1}, checkpoint=STORIES)
     version = add_model(repository, "table", checkpoint=STORIES)
@@ -55,8 +65,15 @@ def adapters(tmp_path_factory, folders):
     base = FIXTURES.parent / "llama3"
     ids = 'input [{ name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }]'
     add_model(repository, "llama3", {"gpt_model_path": base, "lora_dir": FIXTURES}, fields=ids)
+    numbered = folders.parent / "numbered"
+    numbered.mkdir(exist_ok=True)
+    for number, name in [("7", "rows"), ("8", "dora-fused")]:
+        shutil.copytree(FIXTURES / name, numbered / number)
+    base = FIXTURES.parent / "phi3"
+    add_model(repository, "phi3", {"gpt_model_path": base, "lora_prefetch_dir": numbered}, fields=ids)
     add_model(repository, "stories", checkpoint=STORIES)
     with Server(repository) as server:
+        server.records = lambda model: [json.loads(line) for line in (repository / f"{model}.jsonl").read_text().splitlines()]
         yield server
 
 
@@ -75,8 +92,28 @@ def requests(num, seed):
         yield prompt, options
 
 
-@pytest.mark.parametrize("model", ["few", "queued"])
-def test_64_clients_get_of_200_adapters_what_each_gives_alone(adapters, model):
+def counted(server, model):
+    """The metrics and the statistics records of a model's adapters, once they agree that nothing is active."""
+    families = {"nv_inflight_lora_metrics": "lora_type", "nv_inflight_lora_cache_metrics": "lora_cache_type"}
+    deadline = time.monotonic() + 30
+    while True:
+        found = {}
+        for (family, labels), value in server.metrics().items():
+            labels = dict(labels)
+            if labels.get("model") == model and family.startswith("nv_inflight_lora"):
+                found[family, labels.get(families.get(family))] = value
+        records = server.records(model)
+        num_loading = found["nv_inflight_lora_cache_metrics", "loading_requests"]
+        num_used = found["nv_inflight_lora_metrics", "used_pages"]
+        num_loaded = found["nv_inflight_lora_num_loaded", None]
+        if num_used == num_loading == 0 and records[-1]["Loaded LoRA adapters"] == num_loaded:
+            return found, records
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("model, num_together", [("few", NUM_KEPT), ("queued", NUM_KEPT), ("together", NUM_TOGETHER)])
+def test_64_clients_get_of_200_adapters_what_each_gives_alone(adapters, model, num_together):
     rng = random.Random(model)
     sent = [list(requests(2, rng.random())) for _ in range(NUM_CLIENTS)]
 
@@ -100,6 +137,21 @@ def test_64_clients_get_of_200_adapters_what_each_gives_alone(adapters, model):
             num_changed += streams(adapters, "stories", [(prompt, plain)])[0].ids != alone.ids
     assert num_changed > len(sent) / 2
 
+    metrics, records = counted(adapters, model)
+    cache = {name: value for (family, name), value in metrics.items() if family == "nv_inflight_lora_cache_metrics"}
+    assert cache["max_pages"] == NUM_KEPT and cache["used_pages"] == cache["kept_adapters"] == NUM_KEPT
+    num_loaded, num_evicted = (metrics[f"nv_inflight_lora_num_{name}", None] for name in ["loaded", "evicted"])
+    assert num_loaded - num_evicted == NUM_KEPT and num_evicted > NUM_KEPT
+    assert metrics["nv_inflight_lora_metrics", "max_pages"] == num_together
+    running = [record["Running LoRA adapters"] for record in records]
+    assert 1 < max(running) <= num_together
+    assert all(record["Used LoRA pages"] == record["Running LoRA adapters"] for record in records)
+    assert any(record["Loading LoRA requests"] > 0 for record in records)
+    has_waited = any(record["Waiting LoRA requests"] > 0 for record in records)
+    assert has_waited == (num_together < NUM_KEPT)
+    last = records[-1]
+    assert last["Loaded LoRA adapters"] == num_loaded and last["Evicted LoRA adapters"] == num_evicted
+
 
 def test_an_adapter_generates_what_peft_does(adapters):
     for name in ["all-modules", "rank-33"]:
@@ -108,6 +160,17 @@ def test_an_adapter_generates_what_peft_does(adapters):
         sent = [(it["prompt"], {"max_tokens": len(it["greedy"]), **options}) for it in expected]
         answers = streams(adapters, "llama3", sent)
         assert [answer.ids for answer in answers] == [it["greedy"] for it in expected]
+
+
+def test_a_number_names_a_folder_in_either_format(adapters):
+    for number, name in [(7, "rows"), (8, "dora-fused")]:
+        expected = json.loads((FIXTURES / name / "expected.json").read_text())["prompts"]
+        options = {"lora_task_id": number, "ignore_eos": True}
+        sent = [(it["prompt"], {"max_tokens": len(it["greedy"]), **options}) for it in expected]
+        answers = streams(adapters, "phi3", sent)
+        assert [answer.ids for answer in answers] == [it["greedy"] for it in expected]
+    with pytest.raises(Refused, match="lora_prefetch_dir has no adapter in a folder of this number"):
+        streams(adapters, "phi3", [([1, 2, 3], {"lora_task_id": 9})])
 
 
 def test_a_table_names_adapters(adapters):
@@ -129,9 +192,9 @@ def test_a_table_names_adapters(adapters):
         ("few", {"lora_name": "0", "lora_task_id": 0}, ["lora_task_id", "lora_name, which is '0'"]),
         ("few", {"lora_name": "for-another-model"}, ["adapter_model.safetensors", "lora_A.weight", "another model"]),
         ("few", {"lora_name": "cut-short"}, ["adapter_model.safetensors", "not a whole safetensors file"]),
-        ("few", {"lora_weights": "x"}, ["lora_weights", "lora_name"]),
+        ("few", {"lora_weights": "x"}, ["lora_weights", "two input tensors"]),
         ("table", {"lora_name": "gone"}, ["'gone' is not known", "multi_lora.json has gone, poet"]),
-        ("none_fits", {"lora_name": "1"}, [f"takes {num_bytes_of_one()} bytes", "lora_cache_host_memory_bytes"]),
+        ("none_fits", {"lora_name": "1"}, [f"takes {num_bytes_of_one()} bytes", "and there are 0", "lora_cache_host_memory_bytes"]),
         ("low_rank", {"lora_name": "1"}, [f"rank {RANK}", f"lora_cache_max_adapter_size is {RANK - 1}"]),
     ],
 )
@@ -180,6 +243,90 @@ def test_an_adapter_is_replaced_under_load(adapters, folders):
     assert seen[:3] == [old] * 3
     first_new = seen.index(new)
     assert seen == [old] * first_new + [new] * (len(seen) - first_new)
+
+
+def test_adapters_are_replaced_and_deleted_while_requests_run(adapters, folders):
+    """Every answer is that of a version, or says that there is none at the moment; and nothing is left in use."""
+    prompt, options, names = "Once upon a time", {"max_tokens": 6}, ["changing-0", "changing-1", "changing-2"]
+    for version in range(2):
+        write_adapter(folders / f"version-{version}", 3000 + version)
+    versions = [generate(adapters, "few", prompt, lora_name=f"version-{n}", **options).text for n in range(2)]
+    assert versions[0] != versions[1]
+    is_over = threading.Event()
+
+    def remove(name):
+        if (folders / name).exists():
+            os.rename(folders / name, folders / ".removed")
+            shutil.rmtree(folders / ".removed")
+
+    def put(name, version):
+        shutil.copytree(folders / f"version-{version}", folders / ".new")
+        remove(name)
+        os.rename(folders / ".new", folders / name)
+
+    def change():
+        rng = random.Random(5)
+        while not is_over.wait(0.01):
+            name = rng.choice(names)
+            if rng.random() < 0.3:
+                remove(name)
+            else:
+                put(name, rng.randrange(2))
+        for name in names:
+            put(name, 1)
+
+    def ask(seed):
+        rng = random.Random(seed)
+        num_answers = 0
+        for _ in range(12):
+            try:
+                answer = generate(adapters, "few", prompt, lora_name=rng.choice(names), **options)
+            except Refused as refused:
+                words = ["is not known", "cannot be used", "change while they are read"]
+                assert any(word in str(refused) for word in words), refused
+            else:
+                assert answer.text in versions
+                num_answers += 1
+        return num_answers
+
+    with concurrent.futures.ThreadPoolExecutor(9) as threads:
+        changing = threads.submit(change)
+        try:
+            num_answers = sum(threads.map(ask, range(8)))
+        finally:
+            is_over.set()
+        changing.result()
+    assert num_answers > 0
+    for name in names:
+        deadline = time.monotonic() + 30
+        while generate(adapters, "few", prompt, lora_name=name, **options).text != versions[1]:
+            assert time.monotonic() < deadline
+    counted(adapters, "few")
+
+
+def test_a_file_that_cannot_be_read_yet_holds_up_no_other_adapter(adapters, folders):
+    """With a lease, the kernel lets nobody open the file until it is given back, and tells when somebody waits."""
+    folder = folders / "slow"
+    write_adapter(folder, 2000)
+    waits = threading.Event()
+    before = signal.signal(signal.SIGIO, lambda *_: waits.set())
+    file = os.open(folder / "adapter_model.safetensors", os.O_RDWR)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            slow = threads.submit(generate, adapters, "few", "Once upon a time", lora_name="slow", max_tokens=4)
+            try:
+                assert waits.wait(clients.TIMEOUT_S)
+                loaded = [generate(adapters, "few", "Once upon a time", lora_name=str(n), max_tokens=4) for n in range(40, 44)]
+                assert all(answer.text for answer in loaded)
+                assert generate(adapters, "few", "Once upon a time", max_tokens=4).text
+                assert not slow.done()
+            finally:
+                fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            assert slow.result().text
+    finally:
+        os.close(file)
+        signal.signal(signal.SIGIO, before)
 
 
 def test_adapters_are_refused_where_there_is_nothing_to_add_them_to(tmp_path, folders):

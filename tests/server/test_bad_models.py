@@ -101,8 +101,8 @@ BAD_CHECKPOINTS = {
     "one layer more": ("config.json", set_key("num_hidden_layers", 6), ["model.layers.5"]),
     "an unknown architecture": (
         "config.json",
-        set_key("architectures", ["GPTNeoXForCausalLM"]),
-        ["GPTNeoXForCausalLM", "LlamaForCausalLM"],
+        set_key("architectures", ["BloomForCausalLM"]),
+        ["BloomForCausalLM", "LlamaForCausalLM"],
     ),
     "heads that do not divide": ("config.json", set_key("num_key_value_heads", 3), ["num_key_value_heads"]),
     "no hidden size": ("config.json", remove_key("hidden_size"), ["hidden_size"]),

@@ -170,11 +170,13 @@ def assert_same_as_alone(server, alone, name, parameters, windowed):
         server.unload(name)
 
 
+@pytest.mark.also_on_gpu
 def test_a_contiguous_cache_gives_each_request_what_it_gets_alone(server, alone):
     server.load("contiguous")
     assert serve(server, "contiguous", list(requests(""))) == alone[False]
 
 
+@pytest.mark.also_on_gpu
 def test_an_int8_cache_gives_each_request_what_it_gets_alone(server):
     for model in ["int8", "int8-alone"]:
         server.load(model)

@@ -2,7 +2,7 @@
 unloaded."""
 
 from contents import ADAPTERS
-from harness.adapters import num_bytes_of_one, write_adapter
+from harness.adapters import page_bytes, write_adapter
 from harness.repository import FULL_ANSWER, STORIES, TIGHT, add_model, add_synthetic
 
 IDS = 'input [{ name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }]'
@@ -18,7 +18,7 @@ COMMON = {
     "num_threads": 2,
     # Beside the repository. Half of the adapters have room.
     "lora_dir": "../../adapters",
-    "lora_cache_host_memory_bytes": len(ADAPTERS) // 2 * num_bytes_of_one(),
+    "lora_cache_host_memory_bytes": len(ADAPTERS) // 2 * page_bytes(),
 }
 BLOCKS = {"max_tokens_in_paged_kv_cache": 8192}
 # Blocks for a few requests only, as many as in the tests, with as many positions per request as the other

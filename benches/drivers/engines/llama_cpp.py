@@ -9,13 +9,13 @@ from . import setup
 
 BUILD_TIMEOUT_S = 7200
 RUN_TIMEOUT_S = 1800
-PROGRAMS = ["llama-bench", "llama-batched-bench", "llama-quantize", "llama-perplexity"]
+PROGRAMS = ["llama-bench", "llama-batched-bench", "llama-quantize", "llama-perplexity", "llama-server"]
 BUILD_OPTIONS = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
     "-DBUILD_SHARED_LIBS=OFF",
-    # Parts that the programs do not need; the build would download the server's web pages.
-    *(f"-DLLAMA_{what}=OFF" for what in ("OPENSSL", "BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_APP", "BUILD_SERVER")),
+    # Parts that the programs do not need. The server's web pages would be downloaded.
+    *(f"-DLLAMA_{what}=OFF" for what in ("OPENSSL", "BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_APP", "USE_PREBUILT_UI")),
 ]
 # Our precision, llama.cpp's name for the format, and a description.
 PRECISIONS = {
@@ -41,6 +41,11 @@ class Programs:
         """Converts a checkpoint to a bf16 GGUF file."""
         script = setup.HERE / "programs/to_gguf.py"
         setup.run(self.python, script, self.folder / "tree", checkpoint, "--outfile", file, "--outtype", "bf16")
+
+    def convert_adapter(self, checkpoint, adapter, file):
+        """Converts an adapter as PEFT saves it to a GGUF file."""
+        script = self.folder / "tree/convert_lora_to_gguf.py"
+        setup.run(self.python, script, "--base", checkpoint, "--outfile", file, "--outtype", "bf16", adapter)
 
 
 class LlamaCpp:
@@ -100,7 +105,7 @@ def build(python, folder):
     setup.run("cmake", "--build", folder / "build", *targets, env=tools, timeout=BUILD_TIMEOUT_S)
     for program in PROGRAMS:
         shutil.copy(folder / "build/bin" / program, folder)
-    for part in ("convert_hf_to_gguf.py", "conversion", "gguf-py"):
+    for part in ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "conversion", "gguf-py"):
         copy = shutil.copytree if (tree / part).is_dir() else shutil.copy
         (folder / "tree").mkdir(exist_ok=True)
         copy(tree / part, folder / "tree" / part)

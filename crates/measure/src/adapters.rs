@@ -110,7 +110,7 @@ pub fn run(options: &Options) -> Result<String> {
 
 /// An adapter of all projections with small weights.
 fn adapter(spec: &ModelSpec, rank: usize, seed: u32) -> Result<Adapter> {
-    let mut weights = AdapterWeights::new(spec.projections().count());
+    let mut weights = AdapterWeights::new(spec.num_places());
     let mut state = seed;
     let mut next = || {
         // Numerical Recipes' linear congruential generator.
@@ -136,8 +136,6 @@ fn adapter(spec: &ModelSpec, rank: usize, seed: u32) -> Result<Adapter> {
             weights.push(place, part_weights);
         }
     }
-    Ok(Adapter::new(Arc::new(UsedAdapter::new(
-        Arc::new(weights),
-        || {},
-    ))))
+    let used = UsedAdapter::new(Arc::new(weights), || {});
+    Ok(Adapter::new(Arc::new(used), 1))
 }

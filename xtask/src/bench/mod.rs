@@ -32,6 +32,8 @@ pub enum Bench {
     Engine(Program),
     /// Time that adapters add to a generation step, in process
     Adapters(Program),
+    /// Requests with different adapters in a real tritonserver, beside llama.cpp's server
+    AdapterPeers(Program),
     /// Other engines on the same checkpoint, alternating with ours: llama.cpp, OpenVINO GenAI, vLLM
     Peers(Program),
     /// Quality lost by int8 and int4 weights, compared with llama.cpp's formats of the same checkpoint
@@ -228,6 +230,9 @@ pub fn run(bench: &Bench) -> Result<()> {
         ),
         Bench::Engine(program) => measure("engine", program),
         Bench::Adapters(program) => measure("adapters", program),
+        Bench::AdapterPeers(program) => {
+            run_to_stdout(script("adapter_peers.py")?.args(&program.arguments))
+        }
         Bench::Peers(program) => run_to_stdout(&mut with_measure(script("peers.py")?, program)?),
         Bench::Quality(program) => {
             let script = python_script("quality.py")?;
