@@ -18,6 +18,7 @@ compile_error!("a panic must not take tritonserver down: build with panic = \"un
 pub mod backend;
 pub mod base;
 pub mod checkpoint;
+pub mod collective;
 pub mod config;
 pub mod device;
 pub mod engine;
