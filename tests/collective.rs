@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -175,19 +176,21 @@ fn many_rounds_mix_up_no_messages() {
 
 #[test]
 fn a_rank_that_is_late_is_an_error_in_time() {
-    let limit = Duration::from_millis(100);
+    // Long enough for ranks 0 and 1 to meet on a busy machine.
+    let limit = Duration::from_secs(2);
     for kind in KINDS {
+        let have_waited = Barrier::new(3);
         let results = on_ranks(world(kind, 3, limit), |collective| {
             if collective.rank() == 2 {
                 // Alive all the time that the others wait.
-                thread::sleep(Duration::from_millis(600));
+                have_waited.wait();
+                return collective.all_reduce(0, &mut [1.0]).expect_err("too late");
             }
-            let started = Instant::now();
-            let result = collective.all_reduce(0, &mut [1.0]);
-            (result.expect_err("too late"), started.elapsed())
+            let error = collective.all_reduce(0, &mut [1.0]).expect_err("late");
+            have_waited.wait();
+            error
         });
-        for (error, waited) in &results {
-            assert!(*waited < Duration::from_millis(500), "{kind:?}: {waited:?}");
+        for error in &results {
             assert!(!matches!(error, CollectiveError::Ended { .. }), "{error}");
         }
         let timed_out = |rank| CollectiveError::TimedOut {
@@ -200,7 +203,7 @@ fn a_rank_that_is_late_is_an_error_in_time() {
         };
         // Who notices first tells the other one.
         assert!(
-            [&first.0, &second.0]
+            [first, second]
                 .into_iter()
                 .zip(0..)
                 .any(|(error, rank)| *error == timed_out(rank)),
@@ -358,7 +361,7 @@ fn a_process_that_is_killed_is_an_error_at_once() {
         };
         assert_eq!(error, Some(expected));
         let waited = killed.expect("it was killed").elapsed();
-        assert!(waited < Duration::from_secs(5), "{waited:?}");
+        assert!(waited < PATIENT / 2, "{waited:?}");
         child.wait().expect("it has ended");
     }
 }

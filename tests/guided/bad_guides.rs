@@ -167,7 +167,7 @@ fn a_hostile_guide_compiles_or_fails_soon() {
             let restricted = guide.0.restrict(&mut logits, &generated);
             let took = started.elapsed();
             assert!(
-                took < Duration::from_secs(2),
+                took < Duration::from_secs(10),
                 "{name}: a token took {took:?}"
             );
             let allowed = logits.iter().rposition(|logit| *logit == 0.0);
