@@ -11,9 +11,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytemuck::allocation::try_zeroed_vec;
 use half::bf16;
 
+use super::adapter_values::{AdapterValues, gather};
 use crate::base::LoadError;
 
 /// Ranks of a panel of A.
@@ -30,8 +30,8 @@ pub struct LowRank {
     /// Among those of the projection that the layer is a part of; of interleaved parts, one after the other.
     outputs: Range<usize>,
     scale: f32,
-    a: Vec<bf16>,
-    b: Vec<bf16>,
+    a: AdapterValues,
+    b: AdapterValues,
 }
 
 /// The weights of an adapter: for each place of a model, what is changed there. A place is a projection of a layer, the
@@ -54,7 +54,7 @@ pub struct AdaptedPlace {
 #[derive(Debug)]
 pub struct DenseRows {
     columns: usize,
-    values: Vec<bf16>,
+    values: AdapterValues,
 }
 
 /// Rows of a step that an adapter is added to.
@@ -90,8 +90,8 @@ impl LowRank {
         Ok(Self {
             rank,
             num_inputs,
-            a: alloc(a_len(rank, num_inputs))?,
-            b: alloc(b_len(rank, outputs.len()))?,
+            a: AdapterValues::zeroed(a_len(rank, num_inputs))?,
+            b: AdapterValues::zeroed(b_len(rank, outputs.len()))?,
             outputs,
             scale,
         })
@@ -111,7 +111,7 @@ impl LowRank {
     pub fn set_rank(&mut self, rank: usize, weights: &[bf16]) {
         assert!(rank < self.rank && weights.len() == self.num_inputs);
         let (panel, lane) = (rank / RANK_PANEL, rank % RANK_PANEL);
-        let panel = &mut self.a[panel * self.num_inputs * RANK_PANEL..];
+        let panel = &mut self.a.as_mut_slice()[panel * self.num_inputs * RANK_PANEL..];
         for (lanes, weight) in panel.chunks_exact_mut(RANK_PANEL).zip(weights) {
             lanes[lane] = *weight;
         }
@@ -125,7 +125,7 @@ impl LowRank {
     pub fn set_output(&mut self, output: usize, weights: &[bf16]) {
         assert!(output < self.outputs.len() && weights.len() == self.rank);
         let (panel, lane) = (output / OUTPUT_PANEL, output % OUTPUT_PANEL);
-        let panel = &mut self.b[panel * self.rank * OUTPUT_PANEL..];
+        let panel = &mut self.b.as_mut_slice()[panel * self.rank * OUTPUT_PANEL..];
         for (lanes, weight) in panel.chunks_exact_mut(OUTPUT_PANEL).zip(weights) {
             lanes[lane] = *weight;
         }
@@ -191,7 +191,7 @@ impl DenseRows {
     ///
     /// If there is not enough memory.
     pub fn new(rows: usize, columns: usize) -> Result<Self, LoadError> {
-        let values = alloc(rows * columns)?;
+        let values = AdapterValues::zeroed(rows * columns)?;
         Ok(Self { columns, values })
     }
 
@@ -222,7 +222,7 @@ impl DenseRows {
 
     /// The weights of a token, to be set.
     pub fn row_mut(&mut self, index: usize) -> &mut [bf16] {
-        &mut self.values[index * self.columns..][..self.columns]
+        &mut self.values.as_mut_slice()[index * self.columns..][..self.columns]
     }
 }
 
@@ -281,6 +281,22 @@ impl AdapterWeights {
         self.places[place].replacement = Some(rows);
     }
 
+    /// Moves all weights to one buffer, in the order of places. To be called once they have been set.
+    ///
+    /// # Errors
+    ///
+    /// If there is not enough memory.
+    pub fn gather(&mut self) -> Result<(), LoadError> {
+        let mut values = Vec::new();
+        for place in &mut self.places {
+            for part in &mut place.parts {
+                values.extend([&mut part.a, &mut part.b]);
+            }
+            values.extend(place.replacement.as_mut().map(|rows| &mut rows.values));
+        }
+        gather(&mut values)
+    }
+
     /// What is changed at each place.
     pub fn places(&self) -> &[AdaptedPlace] {
         &self.places
@@ -337,11 +353,6 @@ impl<'a> AdaptedRows<'a> {
     }
 }
 
-fn alloc(len: usize) -> Result<Vec<bf16>, LoadError> {
-    let values = try_zeroed_vec(len);
-    values.map_err(|()| LoadError::Resource(format!("no memory for {len} bf16 of an adapter")))
-}
-
 fn a_len(rank: usize, num_inputs: usize) -> usize {
     rank.next_multiple_of(RANK_PANEL) * num_inputs
 }
@@ -367,14 +378,17 @@ mod tests {
             let row_of_b: Vec<_> = (0..rank).map(|rank| number(output, rank)).collect();
             weights.set_output(output, &row_of_b);
         }
-        for row in 0..rank {
-            for input in 0..num_inputs {
-                assert_eq!(weights.a(row, input), number(row, input));
+        let check = |weights: &LowRank| {
+            for row in 0..rank {
+                for input in 0..num_inputs {
+                    assert_eq!(weights.a(row, input), number(row, input));
+                }
+                for output in 0..num_outputs {
+                    assert_eq!(weights.b(output, row), number(output, row));
+                }
             }
-            for output in 0..num_outputs {
-                assert_eq!(weights.b(output, row), number(output, row));
-            }
-        }
+        };
+        check(&weights);
         assert_eq!(weights.rank_panels().len(), 2);
         assert_eq!(weights.output_panels().len(), 3);
         let num_bytes = 2 * (weights.a.len() + weights.b.len()) as u64;
@@ -382,5 +396,24 @@ mod tests {
             LowRank::num_bytes_of(rank, num_inputs, num_outputs),
             num_bytes
         );
+
+        let mut table = DenseRows::new(3, 4).expect("memory");
+        for row in 0..3 {
+            table.row_mut(row).fill(number(row, 1));
+        }
+        let mut adapter = AdapterWeights::new(2);
+        adapter.push(1, weights);
+        adapter.replace(0, table);
+        adapter.gather().expect("memory");
+        check(&adapter.at(1).parts()[0]);
+        let table = adapter.at(0).replacement().expect("a table");
+        for row in 0..3 {
+            assert_eq!(table.row(row), [number(row, 1); 4]);
+        }
+        let [end_of_table, start_of_a] = [
+            table.values().as_ptr_range().end,
+            adapter.at(1).parts()[0].packed_a().as_ptr(),
+        ];
+        assert_eq!(end_of_table, start_of_a, "one after the other");
     }
 }

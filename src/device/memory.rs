@@ -5,6 +5,7 @@ use memmap2::{MmapMut, MmapOptions};
 use crate::base::LoadError;
 
 /// `u16` elements (the bits of bf16), initially zero. They take no physical memory until they are written.
+#[derive(Debug)]
 pub(super) struct Buffer {
     map: MmapMut,
     len: usize,
@@ -66,17 +67,4 @@ impl Buffer {
         // patterns are elements.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
-}
-
-/// Prefetches a cache line. Any address is allowed.
-#[inline(always)]
-pub(super) fn prefetch(line: *const u16) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: every x86-64 has this instruction, and it never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = line;
 }

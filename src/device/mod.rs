@@ -5,9 +5,10 @@
 //! e4m3.rs                     floats of 8 bits
 //! attention.rs rope.rs        heads, windows and sinks, rotary angles
 //! kv_layout.rs kv_batch.rs    the blocks of a KV cache, and which of them a step uses
-//! low_rank.rs                 adapters
+//! low_rank.rs adapter_values.rs   adapters
 //! operands.rs packed.rs       what operations are given; packed weights as bytes
 //! experts.rs                  mixtures of experts
+//! memory.rs                   large buffers of the host
 //! pool/ disjoint_slice.rs     the host's threads
 //! cpu/ cuda/                  the operations on CPU, and on NVIDIA GPUs
 //! ```
@@ -15,6 +16,7 @@
 //! A [`Device`] is a machine with the operations of a decoder. An operation knows rows, sizes and block tables;
 //! it knows neither requests nor the meaning of layers.
 
+mod adapter_values;
 mod attention;
 pub mod cpu;
 pub mod cuda;
@@ -25,6 +27,7 @@ mod kv_batch;
 mod kv_layout;
 mod low_rank;
 mod matrix;
+mod memory;
 mod operands;
 mod packed;
 mod pool;

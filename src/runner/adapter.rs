@@ -146,6 +146,7 @@ impl<'a> PreparedAdapter<'a> {
         if has_read_model {
             self.source.tensors()?.store().check()?;
         }
+        weights.gather()?;
         Ok(weights)
     }
 }

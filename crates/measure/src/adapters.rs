@@ -136,6 +136,7 @@ fn adapter(spec: &ModelSpec, rank: usize, seed: u32) -> Result<Adapter> {
             weights.push(place, part_weights);
         }
     }
+    weights.gather()?;
     let used = UsedAdapter::new(Arc::new(weights), || {});
     Ok(Adapter::new(Arc::new(used), 1))
 }

@@ -7,12 +7,12 @@ use half::f16;
 
 use super::Cpu;
 use super::math::to_bf16_bits;
-use super::memory::Buffer;
 use super::packed_matrix::{Bf16Panels, PackedMatrix};
 use super::panel_order::{PANEL, PanelOrder, locate};
 use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::matrix::convert_elements;
+use crate::device::memory::Buffer;
 use crate::device::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 
 /// Rows that are transposed together.

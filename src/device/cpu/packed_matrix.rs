@@ -1,10 +1,10 @@
 //! Weights in the layout that the GEMM kernels stream.
 
 use super::math::from_bf16_bits;
-use super::memory::Buffer;
 use super::panel_order::{PANEL, PanelOrder};
 use super::quantised::Panels;
 use crate::device::Stacking;
+use crate::device::memory::Buffer;
 
 /// Packed weights `[n, k]`: bf16 in panels of 48 outputs and pairs of inputs, or
 /// [quantised](crate::device::QuantFormat).

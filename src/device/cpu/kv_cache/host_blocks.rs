@@ -2,7 +2,7 @@
 
 use super::KvCache;
 use crate::base::{BlockId, HostBlockId, LoadError};
-use crate::device::cpu::memory::Buffer;
+use crate::device::memory::Buffer;
 
 /// Copies of blocks, `[num_blocks][num_layers]` of what a block has in a layer. Physical memory is taken when one is
 /// first written.

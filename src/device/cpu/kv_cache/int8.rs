@@ -5,7 +5,7 @@
 
 use super::GROUP;
 use crate::device::cpu::math::ROUNDER;
-use crate::device::cpu::memory::prefetch;
+use crate::device::cpu::prefetch::prefetch;
 
 /// Quantises `x`, and returns the scale as the bits of a bf16. If an element of `x` is not finite, the scale is
 /// not finite either.

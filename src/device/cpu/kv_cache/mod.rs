@@ -7,8 +7,8 @@ mod layout;
 
 use std::ops::Range;
 
-use super::memory::Buffer;
 use crate::base::{BlockId, LoadError};
+use crate::device::memory::Buffer;
 use crate::device::{KvBatch, KvLayout, KvSpan};
 
 pub use host_blocks::HostBlocks;

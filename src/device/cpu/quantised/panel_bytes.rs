@@ -1,12 +1,12 @@
 //! Packed quantised weights as bytes, which can be kept in a file.
 
 use super::super::Cpu;
-use super::super::memory::Buffer;
 use super::super::packed_matrix::{Packed, PackedMatrix};
 use super::super::panel_order::PanelOrder;
 use super::panels::Panels;
 use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;
+use crate::device::memory::Buffer;
 use crate::device::{PACKED_PIECE_BYTES, PackedBytes, PackedReader, PackedShape};
 
 /// The version of the layout of panels and of the rounding of [`Rounded`](super::Rounded). It must change if either

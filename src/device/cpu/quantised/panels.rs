@@ -1,10 +1,10 @@
 //! Quantised weights in the layout that the kernels stream.
 
 use super::super::math::nearest_f16;
-use super::super::memory::Buffer;
 use super::super::panel_order::PANEL;
 use super::BLOCK;
 use crate::base::LoadError;
+use crate::device::memory::Buffer;
 use crate::device::{CodeBits, PackedBytes, QuantFormat};
 
 /// The unit of stored scales and offsets, which are f16: small ones keep their precision. The range is that of f16

@@ -8,7 +8,7 @@ mod int8;
 mod softmax;
 
 use super::super::kv_cache::GROUP;
-use super::super::memory::prefetch;
+use super::super::prefetch::prefetch;
 use super::{AttentionTile, TILE};
 
 pub(super) use self::bf16::tile as bf16_tile;
