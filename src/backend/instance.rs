@@ -48,13 +48,15 @@ pub fn load_instance(
     let adapters = model.adapters.as_ref().map(|adapters| AdapterRoom {
         max_rank: settings.lora_cache_max_adapter_size as usize,
         num_bytes: adapters.pages().num_bytes(),
-        num_running_bytes: adapters.pages().num_running_bytes(),
+        page_bytes: adapters.pages().page_bytes,
+        num_running_pages: adapters.pages().num_running_pages,
     });
     let LoadedRunner {
         config: engine_config,
         runner,
         memory,
         kv_file,
+        adapters,
     } = load_runner(
         &model.config,
         model.source.as_deref(),
@@ -63,10 +65,7 @@ pub fn load_instance(
         adapters.unwrap_or_default(),
     )?;
     let engine_config = EngineConfig {
-        num_adapter_pages: model
-            .adapters
-            .as_ref()
-            .map(|adapters| adapters.pages().num_running_pages),
+        num_adapter_pages: model.adapters.as_ref().map(|_| adapters.num_running_pages),
         ..engine_config
     };
     if let Err(error) = handle.report_system_memory(memory.usage().host_bytes as usize) {

@@ -26,9 +26,6 @@ const LORA_BLOCKS: Foreign = Foreign::NoEffect(
 );
 const LORA_GPU_BLOCKS: Foreign =
     Foreign::NoEffect("copies of adapters in the memory of a GPU are not divided into blocks");
-const LORA_GPU_FRACTION: Foreign = Foreign::Unsupported(
-    "the memory of a GPU for adapters is what lora_cache_num_device_module_layer says, or as much as on the host",
-);
 const LORA_ENABLED: Foreign = Foreign::NoEffect(
     "requests may name adapters where the model has lora_dir, lora_prefetch_dir or a multi_lora.json, and bring them where it \
      declares the inputs lora_weights and lora_config",
@@ -166,7 +163,10 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
     ("numCopyStreams", LORA_STREAMS),
     ("maxPagesPerBlockHost", LORA_BLOCKS),
     ("maxPagesPerBlockDevice", LORA_GPU_BLOCKS),
-    ("deviceCachePercent", LORA_GPU_FRACTION),
+    (
+        "deviceCachePercent",
+        Foreign::RenamedTo("lora_cache_gpu_memory_fraction"),
+    ),
     ("gptModelPath", Foreign::RenamedTo("gpt_model_path")),
     ("engine_dir", Foreign::RenamedTo("gpt_model_path")),
     (
@@ -182,7 +182,6 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
     ("lora_cache_num_copy_streams", LORA_STREAMS),
     ("lora_cache_max_pages_per_block_host", LORA_BLOCKS),
     ("lora_cache_max_pages_per_block_device", LORA_GPU_BLOCKS),
-    ("lora_cache_gpu_memory_fraction", LORA_GPU_FRACTION),
     ("gpu_weights_percent", WEIGHT_STREAMING),
     ("multi_block_mode", ATTENTION),
     ("enable_context_fmha_fp32_acc", ATTENTION),

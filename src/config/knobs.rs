@@ -350,7 +350,15 @@ pub(super) fn knobs() -> Vec<Knob> {
             integer(0..=1 << 45),
             |s| &mut s.lora_cache_num_device_module_layer,
             "The most memory for the adapters of one step, as a number of such rows. Requests whose adapters do not fit \
-             wait; requests without adapters do not. 0: all of the memory.",
+             wait; requests without adapters do not. 0: all of the memory; on a GPU, what \
+             `lora_cache_gpu_memory_fraction` allows.",
+        ),
+        knob(
+            "lora_cache_gpu_memory_fraction",
+            fraction(),
+            |s| &mut s.lora_cache_gpu_memory_fraction,
+            "Fraction of the GPU memory left after loading the weights that the adapters of one step may use. Without \
+             effect on the CPU, or if `lora_cache_num_device_module_layer` is not 0.",
         ),
         knob(
             "lora_cache_num_put_workers",
@@ -701,6 +709,11 @@ mod tests {
             "lora_cache_num_device_module_layer",
             &["0", "35184372088832"],
             &["-1", "35184372088833"],
+        ),
+        (
+            "lora_cache_gpu_memory_fraction",
+            &["0.05", "1"],
+            &["0", "1.1", "nan"],
         ),
         ("lora_cache_num_put_workers", &["1", "1024"], &["0", "1025"]),
         (

@@ -113,8 +113,8 @@ mod tests {
         let parameters = [
             ("gpu_weights_percent", "all weights are in the memory"),
             (
-                "lora_cache_gpu_memory_fraction",
-                "the memory of a GPU for adapters is what lora_cache_num_device_module_layer says",
+                "lora_cache_num_copy_streams",
+                "read adapters into host memory",
             ),
             ("FORCE_CPU_ONLY_INPUT_TENSORS", "host memory"),
         ];

@@ -92,6 +92,8 @@ pub struct Settings {
     pub lora_cache_num_host_module_layer: u64,
     /// `lora_cache_num_device_module_layer`
     pub lora_cache_num_device_module_layer: u64,
+    /// `lora_cache_gpu_memory_fraction`
+    pub lora_cache_gpu_memory_fraction: f64,
     /// `lora_cache_num_put_workers`
     pub lora_cache_num_put_workers: u32,
     /// `lora_cache_num_ensure_workers`
@@ -185,6 +187,7 @@ impl Default for Settings {
             lora_cache_host_memory_bytes: 1 << 30,
             lora_cache_num_host_module_layer: 0,
             lora_cache_num_device_module_layer: 0,
+            lora_cache_gpu_memory_fraction: 0.05,
             lora_cache_num_put_workers: 4,
             lora_cache_num_ensure_workers: 4,
             enable_chunked_context: None,

@@ -71,7 +71,7 @@ impl AdapterPages {
             Some(num_pages) if adapter.num_pages() > num_pages => {
                 Err(RequestError::Invalid(format!(
                     "the request's adapter has {} pages, and all adapters that run together have {num_pages}: raise \
-                     lora_cache_num_device_module_layer, or leave it out",
+                     lora_cache_num_device_module_layer or lora_cache_gpu_memory_fraction",
                     adapter.num_pages()
                 )))
             }

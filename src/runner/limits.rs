@@ -41,8 +41,17 @@ pub struct AdapterRoom {
     pub max_rank: usize,
     /// Bytes of all that are kept in memory of the host.
     pub num_bytes: u64,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// The most pages of those that sequences are computed with at a time.
+    pub num_running_pages: u32,
+}
+
+impl AdapterRoom {
     /// Bytes of those that sequences are computed with at a time.
-    pub num_running_bytes: u64,
+    pub fn num_running_bytes(&self) -> u64 {
+        u64::from(self.num_running_pages) * self.page_bytes
+    }
 }
 
 impl RunnerLimits {

@@ -491,7 +491,7 @@ fn step_capacity(spec: &ModelSpec, limits: &RunnerLimits) -> StepCapacity {
         num_q_heads: spec.num_heads,
         adapters: AdapterCapacity {
             max_rank: limits.adapters.max_rank,
-            max_bytes: limits.adapters.num_running_bytes as usize,
+            max_bytes: limits.adapters.num_running_bytes() as usize,
             num_places: spec.num_places(),
         },
     }

@@ -142,7 +142,8 @@ impl Setup {
             adapters: AdapterRoom {
                 max_rank: 64,
                 num_bytes: 0,
-                num_running_bytes: self.adapter_bytes,
+                page_bytes: self.adapter_bytes,
+                num_running_pages: 1,
             },
             ..RunnerLimits::of(&self.engine_config())
         }

@@ -57,11 +57,6 @@ impl AdapterPageLimits {
         u64::from(self.num_pages) * self.page_bytes
     }
 
-    /// Bytes of the pages of adapters that are computed with at a time.
-    pub fn num_running_bytes(&self) -> u64 {
-        u64::from(self.num_running_pages) * self.page_bytes
-    }
-
     /// The pages of an adapter.
     pub fn pages_of(&self, num_bytes: u64) -> u32 {
         u32::try_from(num_bytes.div_ceil(self.page_bytes)).unwrap_or(u32::MAX)

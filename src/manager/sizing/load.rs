@@ -27,6 +27,8 @@ pub struct LoadedRunner {
     pub memory: InstanceMemory,
     /// Where KV cache blocks are kept between loads.
     pub kv_file: Option<KvFile>,
+    /// What adapters may take there.
+    pub adapters: AdapterRoom,
 }
 
 /// Sizes the KV cache by the memory that is free, and loads the weights, on a GPU or on the CPU. Without a checkpoint the
@@ -142,6 +144,7 @@ fn load_on_cpu(
         runner,
         memory: InstanceMemory::new(reservation, weight_bytes, bytes_per_block),
         kv_file: None,
+        adapters,
     })
 }
 
@@ -159,6 +162,7 @@ fn load_on_gpu(
     let free_bytes = free_memory_bytes(gpu)?;
     let weight_bytes = model.num_weight_bytes()?;
     let left = free_bytes.saturating_sub(weight_bytes);
+    let adapters = adapters_on_gpu(&config.settings, adapters, left);
     // The activations of a step come first, and how many there are is known from the configuration without them.
     let largest = limits(model, &engine_config(config, model, Some(left))?, adapters);
     let left = left.saturating_sub(CudaRunner::num_step_bytes(source, &largest, &options)?);
@@ -183,11 +187,34 @@ fn load_on_gpu(
         runner: Runner::Cuda(Box::new(runner)),
         memory: InstanceMemory::on_gpu(gpu_bytes, pinned_bytes),
         kv_file: None,
+        adapters,
         config: EngineConfig {
             plan_ahead,
             ..engine
         },
     })
+}
+
+/// The part of the room for adapters that a GPU gives them, whose weights leave `free_bytes`. The rule is that of
+/// TensorRT-LLM's cache (`peftCacheManager.cpp`): a number of rows is taken instead of the fraction.
+fn adapters_on_gpu(settings: &Settings, adapters: AdapterRoom, free_bytes: u64) -> AdapterRoom {
+    if settings.lora_cache_num_device_module_layer != 0 || adapters.page_bytes == 0 {
+        return adapters;
+    }
+    let max_bytes = free_bytes as f64 * settings.lora_cache_gpu_memory_fraction;
+    let max_pages = u32::try_from(max_bytes as u64 / adapters.page_bytes).unwrap_or(u32::MAX);
+    if max_pages < adapters.num_running_pages {
+        log::info!(
+            "adapters take {max_pages} pages of {} bytes of GPU memory: lora_cache_gpu_memory_fraction ({}) of the \
+             {free_bytes} bytes that the weights leave",
+            adapters.page_bytes,
+            settings.lora_cache_gpu_memory_fraction,
+        );
+    }
+    AdapterRoom {
+        num_running_pages: adapters.num_running_pages.min(max_pages),
+        ..adapters
+    }
 }
 
 fn cuda_options(settings: &Settings, gpu: usize) -> CudaOptions {
@@ -267,4 +294,38 @@ fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> {
         num_threads: settings.num_threads,
         simd: simd.transpose()?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_on_a_gpu_take_a_fraction_of_what_the_weights_leave_or_rows() {
+        let room = AdapterRoom {
+            max_rank: 64,
+            num_bytes: 100_000,
+            page_bytes: 1000,
+            num_running_pages: 100,
+        };
+        let pages = |parameters: &[(&str, &str)], free_bytes| {
+            let settings = Settings::parse(parameters.iter().copied()).expect("valid");
+            adapters_on_gpu(&settings, room, free_bytes).num_running_pages
+        };
+        assert_eq!(pages(&[], 1_000_000), 50);
+        assert_eq!(
+            pages(&[], 1_000_000_000),
+            100,
+            "never more than on the host"
+        );
+        let half = ("lora_cache_gpu_memory_fraction", "0.5");
+        assert_eq!(pages(&[half], 21_999), 10);
+        assert_eq!(pages(&[half], 0), 0);
+        let rows = ("lora_cache_num_device_module_layer", "7");
+        assert_eq!(
+            pages(&[half, rows], 21_999),
+            100,
+            "as many as the rows gave"
+        );
+    }
 }
