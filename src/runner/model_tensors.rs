@@ -1,6 +1,6 @@
 //! The weights of a model by transformers' names, whatever format its checkpoint has.
 
-use super::families::{GgufArchitecture, gguf_name};
+use super::families::GgufArchitecture;
 use super::spec::{Linear, ModelSpec, Module};
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, RowOrder, RowSelection, Store, Tensor};
@@ -87,7 +87,9 @@ impl<'a> ModelTensors<'a> {
     ) -> Result<Matrix<'a>, LoadError> {
         let num_rows = part.num_module_outputs();
         let stacked_name = match self.gguf {
-            Some(_) => gguf_name(module).map(|name| format!("{name}.weight")),
+            Some(gguf) => gguf
+                .module_name(module)
+                .map(|name| format!("{name}.weight")),
             None => is_stacked.then(|| self.stored_name(module)),
         };
         let Some(name) = stacked_name else {
@@ -135,7 +137,7 @@ impl<'a> ModelTensors<'a> {
     }
 
     fn stored_name(&self, module: Module) -> String {
-        let gguf = self.gguf.and_then(|_| gguf_name(module));
+        let gguf = self.gguf.and_then(|gguf| gguf.module_name(module));
         gguf.unwrap_or_else(|| {
             let path = self.spec.module_path(module);
             match self.missing_prefix.and_then(|it| path.strip_prefix(it)) {

@@ -16,6 +16,7 @@ mod cuda_quantised;
 mod cuda_weight_cache;
 mod devices;
 mod experts;
+mod family_gguf;
 mod fp8;
 mod gguf;
 mod log_lines;

@@ -49,13 +49,14 @@ impl ArrayPlace {
         texts.collect()
     }
 
-    /// The elements of an array of numbers, from its bytes; `None` if it holds something else.
+    /// The elements of an array of numbers, from its bytes, or of truth values, as 0 and 1; `None` if it holds something else.
     pub fn numbers(&self, bytes: &[u8]) -> Option<Vec<f64>> {
         let elements = self.elements(bytes)?.into_iter();
         let numbers = elements.map(|element| match element {
             MetadataValue::Unsigned(number) => Some(number as f64),
             MetadataValue::Signed(number) => Some(number as f64),
             MetadataValue::Float(number) => Some(number),
+            MetadataValue::Bool(value) => Some(value.into()),
             _ => None,
         });
         numbers.collect()

@@ -12,6 +12,7 @@
 use super::bounds::MAX_LAYERS;
 use super::dimensions::{Defaults, Dimensions, Keys};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::rope_config::RopeDefaults;
 use super::windows::{no_windows, windows_except_every};
 use crate::base::LoadError;
@@ -22,7 +23,10 @@ use crate::runner::spec::{LayerSpec, ModelSpec, NormKind, Norms};
 
 pub const COHERE: Family = Family {
     class: "CohereForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        keys: &[("logit_scale", "logit_scale")],
+        ..GgufArchitecture::named("command-r")
+    }),
     describe: |config| {
         if config.bool_or("use_qk_norm", false)? {
             return Err(config.unexpected("use_qk_norm", true, "supported; only false is"));
@@ -35,7 +39,11 @@ pub const COHERE: Family = Family {
 
 pub const COHERE2: Family = Family {
     class: "Cohere2ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        keys: &[("logit_scale", "logit_scale")],
+        has_windows: true,
+        ..GgufArchitecture::named("cohere2")
+    }),
     describe: |config| {
         let (dimensions, layer) = parts(config, 10_000.0)?;
         let interval = config.size("sliding_window_pattern", 1..=MAX_LAYERS)?;

@@ -6,6 +6,7 @@
 
 use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use crate::base::LoadError;
@@ -14,7 +15,7 @@ use crate::runner::spec::ModelSpec;
 
 pub const FAMILY: Family = Family {
     class: "Ernie4_5ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture::named("ernie4_5")),
     describe,
 };
 

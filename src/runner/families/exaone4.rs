@@ -11,6 +11,7 @@ use std::num::NonZeroU32;
 use super::bounds::MAX_LAYERS;
 use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::windows::{no_windows, window, windows_except_every};
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
@@ -20,7 +21,11 @@ use crate::runner::spec::{ModelSpec, Norms, QkNormSpec};
 
 pub const FAMILY: Family = Family {
     class: "Exaone4ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: NORMS_AROUND,
+        has_windows: true,
+        ..GgufArchitecture::named("exaone4")
+    }),
     describe,
 };
 

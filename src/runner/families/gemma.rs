@@ -12,11 +12,12 @@
 //! Source: modeling_gemma2.py and modeling_gemma3.py of transformers; Gemma Team, arXiv:2408.00118 and arXiv:2503.19786.
 
 use half::bf16;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::bounds::MAX_POSITIONS;
 use super::dimensions::{Defaults, Dimensions, Keys};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::rope_config::{RopeDefaults, rope_of};
 use super::windows::windows_except_every;
 use crate::base::LoadError;
@@ -26,7 +27,15 @@ use crate::runner::spec::{BlockNorms, ModelModules, ModelSpec, Norms, QkNormSpec
 
 pub const GEMMA2: Family = Family {
     class: "Gemma2ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        name: "gemma2",
+        keys: &[
+            ("attn_logit_softcapping", "attn_logit_softcapping"),
+            ("final_logit_softcapping", "final_logit_softcapping"),
+        ],
+        add_fixed: |config| add_scale(config, 46),
+        ..GGUF
+    }),
     describe: |config| {
         let mut spec = describe(config, GEMMA2.class, &Special::GEMMA2)?;
         let interval = 2;
@@ -37,7 +46,15 @@ pub const GEMMA2: Family = Family {
 
 pub const GEMMA3: Family = Family {
     class: "Gemma3ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        name: "gemma3",
+        keys: &[
+            ("final_logit_softcapping", "final_logit_softcapping"),
+            ("rope.freq_base_swa", "rope_local_base_freq"),
+        ],
+        add_fixed: |config| add_scale(config, 62),
+        ..GGUF
+    }),
     describe: |config| describe_gemma3(config, GEMMA3.class),
 };
 
@@ -63,6 +80,29 @@ pub const GEMMA3_WITH_IMAGES: Family = Family {
         Ok(spec)
     },
 };
+
+/// What GGUF files of both have in common.
+const GGUF: GgufArchitecture = GgufArchitecture {
+    modules: NORMS_AROUND,
+    has_windows: true,
+    norms_include_one: true,
+    ..GgufArchitecture::named("gemma")
+};
+
+/// Adds `query_pre_attn_scalar`, which GGUF files lack: the width of a head or, in the largest model, which has so many layers,
+/// its share of the hidden size (gemma2.cpp and gemma3.cpp of llama.cpp).
+fn add_scale(config: &mut Map<String, Value>, num_layers_of_largest: u64) {
+    let number = |key| config.get(key).and_then(Value::as_u64);
+    let is_largest = number("num_hidden_layers") == Some(num_layers_of_largest);
+    let share = number("hidden_size").zip(number("num_attention_heads"));
+    let scalar = match share {
+        Some((size, num_heads)) if is_largest && num_heads > 0 => Some(size / num_heads),
+        _ => number("head_dim"),
+    };
+    if let Some(scalar) = scalar {
+        config.insert("query_pre_attn_scalar".to_owned(), json!(scalar));
+    }
+}
 
 /// What differs between the generations.
 struct Special {

@@ -6,6 +6,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::bounds::MAX_WIDTH;
 use crate::base::LoadError;
 use crate::checkpoint::{GgufFolder, JsonFile, MetadataValue, RotaryPairs, RowOrder};
 use crate::runner::rope::RopeScaling;
@@ -48,15 +49,37 @@ const LAYER_MODULES: [(&str, &str); 23] = [
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
 ];
 
+/// Names of the norms in front of blocks and behind them, likewise.
+pub const NORMS_AROUND: &[(&str, &str)] = &[
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+/// The modules whose rows the converter permutes for most architectures.
+pub const QUERIES_AND_KEYS: &[&str] = &["self_attn.q_proj", "self_attn.k_proj"];
+
 /// An architecture of llama.cpp.
 #[derive(Clone, Copy, Debug)]
 pub struct GgufArchitecture {
     /// `general.architecture`.
     pub name: &'static str,
+    /// Modules of a layer with names of their own.
+    pub modules: &'static [(&'static str, &'static str)],
     /// Modules of a layer whose rows the converter permutes: queries and keys, if it does.
     pub permuted: &'static [&'static str],
+    /// Further metadata, behind the name of the architecture, and the keys of config.json that they are.
+    pub keys: &'static [(&'static str, &'static str)],
+    /// Whether layers have windows.
+    pub has_windows: bool,
+    /// Whether a part of a head may be rotated.
+    pub has_partial_rotary: bool,
+    /// Whether the converter adds 1 to the weights of norms, which are stored as differences from 1 otherwise.
+    pub norms_include_one: bool,
     /// Of an architecture with experts, how llama.cpp weighs those of a token.
     pub experts: Option<GgufExperts>,
+    /// Adds what is a part of llama.cpp's code, and not of the metadata.
+    pub add_fixed: fn(&mut Map<String, Json>),
 }
 
 /// The experts of an architecture.
@@ -67,6 +90,42 @@ pub struct GgufExperts {
 }
 
 impl GgufArchitecture {
+    /// An architecture whose tensors have the usual names and rows, and whose layers have no window.
+    pub const fn named(name: &'static str) -> Self {
+        Self {
+            name,
+            modules: &[],
+            permuted: &[],
+            keys: &[],
+            has_windows: false,
+            has_partial_rotary: false,
+            norms_include_one: false,
+            experts: None,
+            add_fixed: |_| {},
+        }
+    }
+
+    /// The name of a module in GGUF files, such as `blk.3.ffn_up`; `None` if it has none.
+    pub fn module_name(&self, module: Module) -> Option<String> {
+        let find = |names: &[(&str, &'static str)]| {
+            let found = names.iter().find(|(name, _)| *name == module.name);
+            found.map(|(_, gguf)| *gguf)
+        };
+        match module.layer {
+            Some(layer) => {
+                let name = find(self.modules).or_else(|| find(&LAYER_MODULES))?;
+                Some(format!("blk.{layer}.{name}"))
+            }
+            None => find(&MODEL_MODULES).map(str::to_owned),
+        }
+    }
+
+    /// Whether GGUF files have this parameter of a module.
+    pub fn has_parameter(&self, gguf: &GgufFolder, module: Module, parameter: &str) -> bool {
+        let name = self.module_name(module);
+        name.is_some_and(|name| gguf.shape(&format!("{name}.{parameter}")).is_some())
+    }
+
     /// The row order of a module.
     pub fn row_order(&self, module: Module, head_dim: usize) -> RowOrder {
         match module.layer.is_some() && self.permuted.contains(&module.name) {
@@ -74,24 +133,6 @@ impl GgufArchitecture {
             false => RowOrder::Same,
         }
     }
-}
-
-/// The name of a module in GGUF files, such as `blk.3.ffn_up`; `None` if it has none.
-pub fn gguf_name(module: Module) -> Option<String> {
-    let find = |names: &[(&str, &'static str)]| {
-        let found = names.iter().find(|(name, _)| *name == module.name);
-        found.map(|(_, gguf)| *gguf)
-    };
-    match module.layer {
-        Some(layer) => Some(format!("blk.{layer}.{}", find(&LAYER_MODULES)?)),
-        None => find(&MODEL_MODULES).map(str::to_owned),
-    }
-}
-
-/// Whether GGUF files have this parameter of a module.
-pub fn has_parameter(gguf: &GgufFolder, module: Module, parameter: &str) -> bool {
-    let name = gguf_name(module).map(|name| format!("{name}.{parameter}"));
-    name.is_some_and(|name| gguf.shape(&name).is_some())
 }
 
 /// The tokens that end a text: `tokenizer.ggml.eos_token_id` and its relatives, each once.
@@ -128,12 +169,6 @@ impl<'a> GgufConfig<'a> {
     /// A key is missing, or its value is not supported.
     pub fn config(&self, class: &str) -> Result<JsonFile, LoadError> {
         let Self { gguf, .. } = self;
-        const WINDOW: &str = "attention.sliding_window";
-        if let Some(value) = self.get(WINDOW)
-            && *value != MetadataValue::Unsigned(0)
-        {
-            return Err(self.error(WINDOW, "is not supported in a GGUF file", REMEDY));
-        }
         let num_heads = self.required("attention.head_count")?;
         let mut config = match self.architecture.experts {
             Some(experts) => self.experts(experts)?,
@@ -151,40 +186,85 @@ impl<'a> GgufConfig<'a> {
         );
         set("num_attention_heads", num_heads);
         set("max_position_embeddings", self.required("context_length")?);
-        set(
-            "rms_norm_eps",
-            self.required("attention.layer_norm_rms_epsilon")?,
-        );
+        const RMS_NORM_EPS: &str = "attention.layer_norm_rms_epsilon";
+        match self.number("attention.layer_norm_epsilon")? {
+            Some(eps) => set("layer_norm_eps", eps),
+            None => set("rms_norm_eps", self.required(RMS_NORM_EPS)?),
+        };
         let embedding = gguf.shape("token_embd.weight");
         let vocab_size = embedding.and_then(<[usize]>::first).copied();
         set("vocab_size", json!(vocab_size.unwrap_or(0)));
-        set("rope_parameters", self.rope()?);
-        let head_dim = match self.number("attention.key_length")? {
-            Some(head_dim) => Some(head_dim),
-            None => self.number("rope.dimension_count")?,
-        };
-        for same in ["attention.value_length", "rope.dimension_count"] {
-            if let (Some(other), Some(head_dim)) = (self.number(same)?, &head_dim)
-                && other != *head_dim
-            {
-                return Err(self.error(
-                    same,
-                    "is not the width of a head",
-                    "such models are not supported",
-                ));
-            }
-        }
+        let head_dim = self.head_dim()?;
+        set("rope_parameters", self.rope(head_dim.as_ref())?);
         // An explicit null is the share of a head in the hidden size, and not the default of the family.
         set("head_dim", head_dim.unwrap_or(Json::Null));
         // In transformers, a llama has biases on all projections of a block or on none.
-        let bias = |module| json!(has_parameter(gguf, Module::of_layer(0, module), "bias"));
+        let bias = |module| {
+            let module = Module::of_layer(0, module);
+            json!(self.architecture.has_parameter(gguf, module, "bias"))
+        };
         set("attention_bias", bias("self_attn.o_proj"));
+        set("attention_out_bias", bias("self_attn.o_proj"));
         set("mlp_bias", bias("mlp.down_proj"));
+        set("use_bias", bias("mlp.down_proj"));
+        for (key, ours) in self.architecture.keys {
+            if let Some(value) = self.number(key)? {
+                set(ours, value);
+            }
+        }
+        self.add_windows(&mut config)?;
+        (self.architecture.add_fixed)(&mut config);
         Ok(JsonFile::new(
             gguf.path(),
             "its metadata as config.json: ",
             config,
         ))
+    }
+
+    /// The width of a head, if the metadata tell it.
+    fn head_dim(&self) -> Result<Option<Json>, LoadError> {
+        const ROTARY: &str = "rope.dimension_count";
+        let (key_length, rotary) = (self.number("attention.key_length")?, self.number(ROTARY)?);
+        let has_partial_rotary = self.architecture.has_partial_rotary;
+        let head_dim = match key_length {
+            None if !has_partial_rotary => rotary.clone(),
+            key_length => key_length,
+        };
+        let value_length = self.number("attention.value_length")?;
+        let rotary = rotary.filter(|_| !has_partial_rotary);
+        for (key, other) in [("attention.value_length", value_length), (ROTARY, rotary)] {
+            if let (Some(other), Some(head_dim)) = (other, &head_dim)
+                && other != *head_dim
+            {
+                let problem = "is not the width of a head";
+                return Err(self.error(key, problem, "such models are not supported"));
+            }
+        }
+        Ok(head_dim)
+    }
+
+    /// The width of windows, and the layers that have them, if the metadata tell which. 0 is no window.
+    fn add_windows(&self, config: &mut Map<String, Json>) -> Result<(), LoadError> {
+        const WINDOW: &str = "attention.sliding_window";
+        const LAYERS: &str = "attention.sliding_window_pattern";
+        let window = self.number(WINDOW)?;
+        let window = window.filter(|window| window.as_u64() != Some(0));
+        if window.is_some() && !self.architecture.has_windows {
+            return Err(self.error(WINDOW, "is not supported in a GGUF file", REMEDY));
+        }
+        config.insert("sliding_window".to_owned(), window.unwrap_or(Json::Null));
+        let layers = self.gguf.numbers(&self.key(LAYERS))?;
+        let kinds = layers.map(|layers| {
+            let kind = |is_local: f64| match is_local != 0.0 {
+                true => "sliding_attention",
+                false => "full_attention",
+            };
+            layers.into_iter().map(kind).collect::<Vec<_>>()
+        });
+        if let Some(kinds) = kinds {
+            config.insert("layer_types".to_owned(), json!(kinds));
+        }
+        Ok(())
     }
 
     /// The keys of mixtures of experts.
@@ -224,9 +304,10 @@ impl<'a> GgufConfig<'a> {
     /// The number of divisors is wrong, or one of them is not above 0.
     pub fn complete(&self, spec: &mut ModelSpec) -> Result<(), LoadError> {
         let first = spec.layers.first().map(|layer| &layer.attention.qkv);
-        let has_bias = first
-            .and_then(|qkv| qkv.parts.first())
-            .is_some_and(|q| has_parameter(self.gguf, Module::of_layer(0, q.module), "bias"));
+        let has_bias = first.and_then(|qkv| qkv.parts.first()).is_some_and(|q| {
+            let module = Module::of_layer(0, q.module);
+            self.architecture.has_parameter(self.gguf, module, "bias")
+        });
         let divisors = self.rope_divisors(spec.head_dim)?;
         for layer in &mut spec.layers {
             layer.attention.qkv.has_bias = has_bias;
@@ -255,8 +336,11 @@ impl<'a> GgufConfig<'a> {
     }
 
     fn get(&self, key: &str) -> Option<&'a MetadataValue> {
-        self.gguf
-            .metadata(&format!("{}.{key}", self.architecture.name))
+        self.gguf.metadata(&self.key(key))
+    }
+
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture.name)
     }
 
     /// A number, which the reader of the config checks.
@@ -279,8 +363,21 @@ impl<'a> GgufConfig<'a> {
     }
 
     /// `rope_parameters` of config.json.
-    fn rope(&self) -> Result<Json, LoadError> {
+    fn rope(&self, head_dim: Option<&Json>) -> Result<Json, LoadError> {
         let mut rope = Map::new();
+        if self.architecture.has_partial_rotary
+            && let Some(rotary) = self.number("rope.dimension_count")?
+        {
+            let widths = [
+                self.number("embedding_length")?,
+                self.number("attention.head_count")?,
+            ];
+            let [hidden_size, num_heads] = widths.map(|it| it.and_then(|it| it.as_f64()));
+            let share = hidden_size.zip(num_heads).map(|(size, num)| size / num);
+            let head_dim = head_dim.and_then(Json::as_f64).or(share);
+            let factor = rotary.as_f64().zip(head_dim).map(|(part, all)| part / all);
+            rope.insert("partial_rotary_factor".to_owned(), json!(factor));
+        }
         if let Some(theta) = self.number("rope.freq_base")? {
             rope.insert("rope_theta".to_owned(), theta);
         }
@@ -302,6 +399,15 @@ impl<'a> GgufConfig<'a> {
                 rope.insert(ours.to_owned(), value);
             }
         }
+        if let Some([long, short]) = self.long_rope()? {
+            rope.insert("rope_type".to_owned(), json!("longrope"));
+            rope.insert("long_factor".to_owned(), json!(long));
+            rope.insert("short_factor".to_owned(), json!(short));
+            if let Some(factor) = self.number("rope.scaling.attn_factor")? {
+                rope.insert("attention_factor".to_owned(), factor);
+            }
+            return Ok(Json::Object(rope));
+        }
         for other in [
             "attn_factor",
             "yarn_attn_factor",
@@ -316,6 +422,26 @@ impl<'a> GgufConfig<'a> {
             }
         }
         Ok(Json::Object(rope))
+    }
+
+    /// The divisors of LongRoPE, for long and for short sequences, if the files have them.
+    fn long_rope(&self) -> Result<Option<[Vec<f32>; 2]>, LoadError> {
+        let names = ["rope_factors_long.weight", "rope_factors_short.weight"];
+        let [Some(&[num_long]), Some(&[num_short])] = names.map(|name| self.gguf.shape(name))
+        else {
+            return Ok(None);
+        };
+        if num_long.max(num_short) > MAX_WIDTH {
+            return Err(self.gguf.error(format!(
+                "{} has {num_long} values, and {} {num_short}; the file is damaged",
+                names[0], names[1]
+            )));
+        }
+        let read = |name, len| self.gguf.vector(name, len, RowOrder::Same)?.to_f32();
+        Ok(Some([
+            read(names[0], num_long)?,
+            read(names[1], num_short)?,
+        ]))
     }
 
     fn error(&self, key: &str, problem: &str, remedy: &str) -> LoadError {
@@ -337,6 +463,10 @@ mod tests {
     #[test]
     fn modules_have_names_and_permuted_ones_their_row_order() {
         let layer = |index, name| Module::of_layer(index, name);
+        let llama = GgufArchitecture {
+            permuted: &["self_attn.k_proj"],
+            ..GgufArchitecture::named("llama")
+        };
         for (module, name) in [
             (Module::of_model("model.embed_tokens"), "token_embd"),
             (Module::of_model("lm_head"), "output"),
@@ -344,15 +474,20 @@ mod tests {
             (layer(11, "self_attn.q_proj"), "blk.11.attn_q"),
             (layer(0, "post_attention_layernorm"), "blk.0.ffn_norm"),
         ] {
-            assert_eq!(gguf_name(module).as_deref(), Some(name));
+            assert_eq!(llama.module_name(module).as_deref(), Some(name));
         }
-        assert_eq!(gguf_name(layer(0, "mlp.router")), None);
-        assert_eq!(gguf_name(Module::of_model("self_attn.q_proj")), None);
-        let llama = GgufArchitecture {
-            name: "llama",
-            permuted: &["self_attn.k_proj"],
-            experts: None,
+        assert_eq!(llama.module_name(layer(0, "mlp.router")), None);
+        assert_eq!(
+            llama.module_name(Module::of_model("self_attn.q_proj")),
+            None
+        );
+        let gemma = GgufArchitecture {
+            modules: NORMS_AROUND,
+            ..llama
         };
+        let norm = layer(1, "post_attention_layernorm");
+        let name = gemma.module_name(norm);
+        assert_eq!(name.as_deref(), Some("blk.1.post_attention_norm"));
         let order = |name| llama.row_order(layer(0, name), 16);
         let pairs = RowOrder::of_heads(16, 16, RotaryPairs::Adjacent);
         assert_eq!(order("self_attn.k_proj"), pairs);

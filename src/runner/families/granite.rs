@@ -12,6 +12,7 @@
 
 use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
@@ -20,7 +21,16 @@ use crate::runner::spec::ModelSpec;
 
 pub const FAMILY: Family = Family {
     class: "GraniteForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        permuted: QUERIES_AND_KEYS,
+        keys: &[
+            ("attention.scale", "attention_multiplier"),
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+            ("logit_scale", "logits_scaling"),
+        ],
+        ..GgufArchitecture::named("granite")
+    }),
     describe,
 };
 

@@ -12,7 +12,7 @@
 
 use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
-use super::gguf::GgufArchitecture;
+use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
@@ -21,9 +21,8 @@ use crate::runner::spec::ModelSpec;
 pub const FAMILY: Family = Family {
     class: "LlamaForCausalLM",
     gguf: Some(GgufArchitecture {
-        name: "llama",
-        permuted: &["self_attn.q_proj", "self_attn.k_proj"],
-        experts: None,
+        permuted: QUERIES_AND_KEYS,
+        ..GgufArchitecture::named("llama")
     }),
     describe,
 };

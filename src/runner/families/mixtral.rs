@@ -11,7 +11,7 @@
 use super::dimensions::{Defaults, Dimensions};
 use super::experts::{ExpertDefaults, ExpertModules, routing};
 use super::family::Family;
-use super::gguf::{GgufArchitecture, GgufExperts};
+use super::gguf::{GgufArchitecture, GgufExperts, QUERIES_AND_KEYS};
 use super::rope_config::RopeDefaults;
 use super::windows::{no_windows, windows_in_all_layers};
 use crate::base::LoadError;
@@ -22,11 +22,11 @@ use crate::runner::spec::{FeedForward, ModelSpec, StackedExperts};
 pub const FAMILY: Family = Family {
     class: "MixtralForCausalLM",
     gguf: Some(GgufArchitecture {
-        name: "llama",
-        permuted: &["self_attn.q_proj", "self_attn.k_proj"],
+        permuted: QUERIES_AND_KEYS,
         experts: Some(GgufExperts {
             is_normalised: true,
         }),
+        ..GgufArchitecture::named("llama")
     }),
     describe,
 };

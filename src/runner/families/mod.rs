@@ -55,9 +55,7 @@ use super::spec::ModelSpec;
 use crate::base::LoadError;
 use crate::checkpoint::{GgufFolder, JsonFile, MetadataValue};
 
-pub(super) use gguf::{
-    GgufArchitecture, end_ids as gguf_end_ids, gguf_name, has_parameter as gguf_has,
-};
+pub(super) use gguf::{GgufArchitecture, end_ids as gguf_end_ids};
 
 const FAMILIES: [Family; 29] = [
     llama::FAMILY,
@@ -146,8 +144,13 @@ fn find_gguf(gguf: &GgufFolder) -> Result<(GgufArchitecture, Family), LoadError>
         .filter_map(|family| Some((family.gguf?, family)))
         .find(|(known, _)| known.name == name && known.experts.is_some() == has_experts)
         .ok_or_else(|| {
-            let known =
-                "llama (which includes Mistral and Mixtral), qwen2, qwen3, qwen2moe, qwen3moe, olmoe";
+            let mut known: Vec<_> = FAMILIES
+                .into_iter()
+                .filter_map(|family| Some(family.gguf?.name))
+                .collect();
+            known.sort_unstable();
+            known.dedup();
+            let known = known.join(", ");
             gguf.error(match has_experts {
                 true => format!(
                     "general.architecture: '{name}' with {name}.expert_count is not one of {known}"

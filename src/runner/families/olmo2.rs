@@ -7,6 +7,7 @@
 
 use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, NORMS_AROUND};
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
@@ -15,7 +16,10 @@ use crate::runner::spec::{ModelSpec, Norms, QkNormSpec};
 
 pub const FAMILY: Family = Family {
     class: "Olmo2ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: NORMS_AROUND,
+        ..GgufArchitecture::named("olmo2")
+    }),
     describe,
 };
 

@@ -20,11 +20,10 @@ use crate::runner::spec::{FeedForward, ModelSpec, QkNormSpec};
 pub const FAMILY: Family = Family {
     class: "OlmoeForCausalLM",
     gguf: Some(GgufArchitecture {
-        name: "olmoe",
-        permuted: &[],
         experts: Some(GgufExperts {
             is_normalised: false,
         }),
+        ..GgufArchitecture::named("olmoe")
     }),
     describe,
 };

@@ -9,6 +9,7 @@
 
 use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::rope_config::RopeDefaults;
 use super::windows::{no_windows, windows_in_all_layers};
 use crate::base::LoadError;
@@ -17,7 +18,19 @@ use crate::runner::spec::ModelSpec;
 
 pub const FAMILY: Family = Family {
     class: "Phi3ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("self_attn.qkv_proj", "attn_qkv"),
+            ("mlp.gate_up_proj", "ffn_up"),
+        ],
+        keys: &[(
+            "rope.scaling.original_context_length",
+            "original_max_position_embeddings",
+        )],
+        has_windows: true,
+        has_partial_rotary: true,
+        ..GgufArchitecture::named("phi3")
+    }),
     describe,
 };
 

@@ -15,11 +15,7 @@ use crate::runner::spec::ModelSpec;
 
 pub const FAMILY: Family = Family {
     class: "Qwen2ForCausalLM",
-    gguf: Some(GgufArchitecture {
-        name: "qwen2",
-        permuted: &[],
-        experts: None,
-    }),
+    gguf: Some(GgufArchitecture::named("qwen2")),
     describe,
 };
 

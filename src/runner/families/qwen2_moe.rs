@@ -28,11 +28,10 @@ use crate::runner::spec::{FeedForward, Linear, ModelSpec};
 pub const FAMILY: Family = Family {
     class: "Qwen2MoeForCausalLM",
     gguf: Some(GgufArchitecture {
-        name: "qwen2moe",
-        permuted: &[],
         experts: Some(GgufExperts {
             is_normalised: false,
         }),
+        ..GgufArchitecture::named("qwen2moe")
     }),
     describe,
 };

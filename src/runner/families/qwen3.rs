@@ -16,11 +16,7 @@ use crate::runner::spec::{ModelSpec, QkNormSpec};
 
 pub const FAMILY: Family = Family {
     class: "Qwen3ForCausalLM",
-    gguf: Some(GgufArchitecture {
-        name: "qwen3",
-        permuted: &[],
-        experts: None,
-    }),
+    gguf: Some(GgufArchitecture::named("qwen3")),
     describe,
 };
 

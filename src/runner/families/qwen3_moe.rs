@@ -20,11 +20,10 @@ use crate::runner::spec::{FeedForward, ModelSpec, QkNormSpec};
 pub const FAMILY: Family = Family {
     class: "Qwen3MoeForCausalLM",
     gguf: Some(GgufArchitecture {
-        name: "qwen3moe",
-        permuted: &[],
         experts: Some(GgufExperts {
             is_normalised: true,
         }),
+        ..GgufArchitecture::named("qwen3moe")
     }),
     describe,
 };

@@ -7,6 +7,7 @@
 
 use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
@@ -14,7 +15,10 @@ use crate::runner::spec::ModelSpec;
 
 pub const FAMILY: Family = Family {
     class: "SeedOssForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[("post_attention_layernorm", "post_attention_norm")],
+        ..GgufArchitecture::named("seed_oss")
+    }),
     describe,
 };
 

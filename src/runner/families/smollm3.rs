@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::bounds::{MAX_LAYERS, MAX_POSITIONS};
 use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, QUERIES_AND_KEYS};
 use super::rope_config::RopeDefaults;
 use super::windows::{no_windows, windows_in_some_layers};
 use crate::base::LoadError;
@@ -22,7 +23,10 @@ use crate::runner::spec::ModelSpec;
 
 pub const FAMILY: Family = Family {
     class: "SmolLM3ForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        permuted: QUERIES_AND_KEYS,
+        ..GgufArchitecture::named("smollm3")
+    }),
     describe,
 };
 

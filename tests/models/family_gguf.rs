@@ -1,0 +1,96 @@
+//! GGUF files of model families, written by llama.cpp's own converter from the checkpoints of other fixtures: see
+//! tests/fixtures/make_family_gguf_fixtures.py.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value;
+use triton_inflight::engine::OutputOptions;
+
+use crate::copy::Copy;
+use crate::devices::{assert_near, assert_same_bits, requests};
+use crate::support::{Request, Served, Setup, fixture, serve};
+
+fn file(name: &str, extension: &str) -> PathBuf {
+    fixture("family-gguf").join(format!("{name}.{extension}"))
+}
+
+/// The fixture as the GGUF file has it: llama.cpp's code decides some values of its config.
+fn checkpoint(name: &str) -> Copy {
+    let changes = fs::read(file(name, "json")).expect("the file");
+    let changes: Value = serde_json::from_slice(&changes).expect("JSON");
+    let copy = Copy::of(name).config(changes);
+    let changed_weights = file(name, "safetensors");
+    if changed_weights.exists() {
+        fs::copy(changed_weights, copy.path("model.safetensors")).expect("a copy");
+    }
+    copy
+}
+
+/// The same, with the GGUF file in place of its weights.
+fn gguf_with_config(name: &str) -> Copy {
+    let copy = checkpoint(name);
+    fs::remove_file(copy.path("model.safetensors")).expect("the file");
+    fs::copy(file(name, "gguf"), copy.path("model.gguf")).expect("a copy");
+    copy
+}
+
+/// The GGUF file alone.
+fn gguf(name: &str) -> Copy {
+    let copy = gguf_with_config(name);
+    fs::remove_file(copy.path("config.json")).expect("the file");
+    copy
+}
+
+fn served(copy: &Copy) -> Vec<Served> {
+    let setup = Setup::default();
+    let requests: Vec<_> = requests()
+        .into_iter()
+        .map(|request| Request {
+            outputs: OutputOptions {
+                generation_logits: true,
+                ..request.outputs
+            },
+            ..request
+        })
+        .collect();
+    let (served, _) = serve(&mut setup.load_from(copy.dir()), &setup, &requests);
+    served
+}
+
+fn has_the_bits_of_its_checkpoint(name: &str) {
+    let expected = served(&checkpoint(name));
+    for copy in [gguf(name), gguf_with_config(name)] {
+        for (expected, found) in expected.iter().zip(&served(&copy)) {
+            assert_same_bits(name, expected, found);
+        }
+    }
+}
+
+/// Metadata are f32, so that a factor or an epsilon of the config may be rounded.
+fn is_near_its_checkpoint(name: &str) {
+    let expected = served(&checkpoint(name));
+    for copy in [gguf(name), gguf_with_config(name)] {
+        assert_near(name, &expected, &served(&copy), 0.05);
+    }
+}
+
+crate::transformers::agree! {
+    has_the_bits_of_its_checkpoint;
+    a_gemma_2_has_the_bits_of_its_checkpoint: "gemma2",
+    a_gemma_3_has_the_bits_of_its_checkpoint: "gemma3",
+    a_phi_3_has_the_bits_of_its_checkpoint: "phi3",
+    an_olmo_2_has_the_bits_of_its_checkpoint: "olmo2",
+    a_smollm_3_has_the_bits_of_its_checkpoint: "smollm3",
+    a_seed_oss_has_the_bits_of_its_checkpoint: "seed-oss",
+    an_exaone_4_has_the_bits_of_its_checkpoint: "exaone4",
+    an_ernie_4_5_has_the_bits_of_its_checkpoint: "ernie4-5",
+    a_command_r_has_the_bits_of_its_checkpoint: "cohere",
+    a_command_r7b_has_the_bits_of_its_checkpoint: "cohere2",
+}
+
+crate::transformers::agree! {
+    is_near_its_checkpoint;
+    a_phi_4_mini_is_near_its_checkpoint: "phi4-mini",
+    a_granite_is_near_its_checkpoint: "granite",
+}
