@@ -9,6 +9,9 @@ use triton_inflight::engine::{BlockReuse, DraftOptions, OutputOptions, PromptLoo
 use crate::reference_device::{Reference, ReferenceOptions};
 use crate::support::{Request, Served, Setup, fixture, serve};
 
+/// A key or value may be rounded to the next 8-bit integer where the devices' sums differ in the last bits.
+const INT8_TOLERANCE: f32 = 0.25;
+
 /// Prompts that share beginnings, so that blocks are copied, and repeat themselves, so that there are drafts.
 pub fn requests() -> Vec<Request> {
     let common: Vec<_> = (0..21).map(|i| (i * 37 + 11) % 90 + 3).collect();
@@ -82,7 +85,11 @@ pub fn assert_devices_agree<D: Device>(name: &str, options: &D::Options) {
         if what == "copies and drafts" {
             assert!(happened.num_copies > 0 && happened.drafts.num_accepted > 0);
         }
-        assert_near(&format!("{name}, {what}"), &ours, &theirs, 0.1);
+        let tolerance = match setup.kv_dtype {
+            KvDtype::Int8 => INT8_TOLERANCE,
+            _ => 0.1,
+        };
+        assert_near(&format!("{name}, {what}"), &ours, &theirs, tolerance);
     }
 }
 
