@@ -86,7 +86,7 @@ impl Link {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // The other process has ended with messages that it had not read.
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(false),
-                Err(error) => return Err(error),
+                Err(error) => return Err(in_words(error)),
             }
         }
         let len = u32::from_ne_bytes(len) as usize;
@@ -94,7 +94,7 @@ impl Link {
             return Err(too_long(len));
         }
         message.resize(len, 0);
-        self.0.read_exact(message)?;
+        self.0.read_exact(message).map_err(in_words)?;
         Ok(true)
     }
 
@@ -198,7 +198,7 @@ impl Link {
                 Err(_) => {
                     let error = io::Error::last_os_error();
                     if error.kind() != ErrorKind::Interrupted {
-                        return Err(error);
+                        return Err(in_words(error));
                     }
                 }
             }
@@ -257,6 +257,14 @@ fn one_byte(byte: &mut [u8; 1]) -> libc::iovec {
     libc::iovec {
         iov_base: byte.as_mut_ptr().cast(),
         iov_len: 1,
+    }
+}
+
+/// What the system calls an operation that would block.
+fn in_words(error: io::Error) -> io::Error {
+    match error.kind() {
+        ErrorKind::WouldBlock => io::Error::new(ErrorKind::TimedOut, "no answer in time"),
+        _ => error,
     }
 }
 

@@ -11,12 +11,13 @@ use super::task::Task;
 use crate::base::{HostBlockId, LoadError, StepError};
 use crate::collective::ShmWorld;
 use crate::device::RankRole;
-use crate::device::cpu::CpuOptions;
+use crate::device::cpu::{Cpu, CpuOptions};
 use crate::engine::{BlockMove, StepOutput, StepPlan};
-use crate::runner::model_runner::RankOptions;
+use crate::runner::limits::RunnerLimits;
+use crate::runner::model_runner::{ModelRunner, RankOptions};
+use crate::runner::model_source::ModelSource;
 use crate::runner::share::ModelShare;
 use crate::runner::step_layout::StepLayout;
-use crate::runner::{CpuRunner, ModelSource, RunnerLimits};
 
 /// How long a process may take to start and to open the checkpoint.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -32,7 +33,7 @@ pub struct RankLimits {
 
 /// Rank 0 of a model, and the processes that are the others.
 pub struct LeadingRunner {
-    runner: CpuRunner,
+    runner: ModelRunner<Cpu>,
     processes: Vec<RankProcess>,
     /// The number of the next call.
     number: u32,
@@ -51,7 +52,7 @@ impl LeadingRunner {
     /// Starts `program` once for each rank but the first, and loads the shares of all ranks at the same time.
     ///
     /// # Errors
-    /// As [`CpuRunner::of_rank`], or a process cannot be started, is of another build, has other files, ends, or does not
+    /// As [`ModelRunner::of_rank`], or a process cannot be started, is of another build, has other files, ends, or does not
     /// load in time.
     pub fn new(
         program: &Path,
@@ -91,7 +92,7 @@ impl LeadingRunner {
             role: RankRole::Samples,
             time_limit: step,
         };
-        let runner = CpuRunner::of_rank(source, limits, options, rank)
+        let runner = ModelRunner::of_rank(source, limits, options, rank)
             .map_err(|error| processes.explain_load(error))?;
         for process in &mut processes.0 {
             let limited = process.set_time_limit(step);
@@ -108,7 +109,7 @@ impl LeadingRunner {
         })
     }
 
-    /// Computes one model call of a step together with the other ranks, see [`CpuRunner::run`].
+    /// Computes one model call of a step together with the other ranks, see [`ModelRunner::run`].
     ///
     /// # Errors
     /// As there, or a rank has failed. The others are ended then, and no further call is computed.
@@ -128,7 +129,7 @@ impl LeadingRunner {
         }
     }
 
-    /// This rank's part of a block in host memory, see [`CpuRunner::host_block`].
+    /// This rank's part of a block in host memory, see [`ModelRunner::host_block`].
     ///
     /// # Errors
     /// As there.
@@ -145,6 +146,11 @@ impl LeadingRunner {
     /// The size of the vocabulary: token ids are below it.
     pub fn vocab_size(&self) -> usize {
         self.runner.vocab_size()
+    }
+
+    /// See [`ModelRunner::logits`].
+    pub fn logits(&mut self) -> &[f32] {
+        self.runner.logits()
     }
 
     /// Tells whether the other ranks live.

@@ -12,8 +12,9 @@ use super::task::{BUILD, Greeting, Report, Task, receive, send};
 use crate::base::BlockSize;
 use crate::collective::{Link, Shm, follow_parent};
 use crate::device::RankRole;
-use crate::runner::model_runner::RankOptions;
-use crate::runner::{CpuRunner, ModelSource};
+use crate::device::cpu::Cpu;
+use crate::runner::model_runner::{ModelRunner, RankOptions};
+use crate::runner::model_source::ModelSource;
 
 /// How long rank 0 may take to say what there is to do.
 const MAX_WAIT: Duration = Duration::from_secs(60);
@@ -82,7 +83,7 @@ fn load(
     link: &mut Link,
     task: &Task,
     memory: &impl AsFd,
-) -> Result<(CpuRunner, BlockSize), String> {
+) -> Result<(ModelRunner<Cpu>, BlockSize), String> {
     let unknown = || "the task of rank 0 is of another version".to_owned();
     let limits = task.limits().ok_or_else(unknown)?;
     let options = task.options().ok_or_else(unknown)?;
@@ -101,7 +102,7 @@ fn load(
         role: RankRole::Computes,
         time_limit: task.time_limit,
     };
-    let runner = CpuRunner::of_rank(&source, limits, &options, rank).map_err(text)?;
+    let runner = ModelRunner::of_rank(&source, limits, &options, rank).map_err(text)?;
     Ok((runner, block_size))
 }
 

@@ -20,8 +20,10 @@ pub const RANK_PROGRAM: &str = "inflight-rank";
 const PERIOD: Duration = Duration::from_millis(50);
 /// How long a process may take to end by itself.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long after the end of its connection it is waited for that the system says how a process has ended.
+/// How long a process that lives may take to say why it has failed.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How long after the end of its connection the system may take to say how a process has ended.
+const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// A process that is another rank. Dropping it ends the process.
 pub(super) struct RankProcess {
@@ -111,7 +113,7 @@ impl RankProcess {
                 "{RANK_PROGRAM} is of build {build}, and the library beside it of build {BUILD}: install both of one \
                  build"
             ))),
-            Ok(None) => Err(self.failure("it has ended")),
+            Ok(None) => Err(self.has_ended()),
             Err(error) => Err(self.failure(&error.to_string())),
         }
     }
@@ -124,7 +126,7 @@ impl RankProcess {
         match self.link(receive::<Report>) {
             Ok(Some(Report::Ready)) => Ok(()),
             Ok(Some(Report::Failed(reason))) => Err(self.failure(&reason)),
-            Ok(None) => Err(self.failure("it has ended")),
+            Ok(None) => Err(self.has_ended()),
             Err(error) => Err(self.failure(&error.to_string())),
         }
     }
@@ -155,7 +157,7 @@ impl RankProcess {
         match report {
             Ok(Some(Report::Failed(reason))) => Some(format!("rank {rank}: {reason}")),
             Ok(None) => {
-                let how = self.ending.wait(PATIENCE)?;
+                let how = self.ending.wait(END_LIMIT)?;
                 Some(format!("the process of rank {rank} has ended ({how})"))
             }
             // It has something else to say, or nothing.
@@ -181,11 +183,13 @@ impl RankProcess {
         }
     }
 
+    fn has_ended(&self) -> LoadError {
+        let how = self.ending.wait(END_LIMIT).unwrap_or("without a status");
+        self.failure(&format!("it has ended ({how})"))
+    }
+
     fn failure(&self, reason: &str) -> LoadError {
-        let rank = self.rank;
-        let how = self.ending.wait(PATIENCE);
-        let how = how.map_or(String::new(), |how| format!(" ({how})"));
-        LoadError::Resource(format!("the process of rank {rank}: {reason}{how}"))
+        LoadError::Resource(format!("the process of rank {}: {reason}", self.rank))
     }
 }
 
