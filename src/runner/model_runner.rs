@@ -18,8 +18,7 @@ use crate::base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
 use crate::collective::Collective;
 use crate::device::cuda::{Cuda, CudaOptions};
 use crate::device::{
-    AdapterCapacity, Device, DeviceSample, KvDtype, RankRole, StepCapacity, StepResults,
-    StepWidths,
+    AdapterCapacity, Device, DeviceSample, KvDtype, RankRole, StepCapacity, StepResults, StepWidths,
 };
 use crate::engine::{BlockCopy, BlockMove, StepOutput, StepPlan};
 

@@ -43,14 +43,7 @@ fn load(
         adapters: AdapterRoom::default(),
         ..setup.runner_limits()
     };
-    LeadingRunner::new(
-        program,
-        num_ranks,
-        &source,
-        runner_limits,
-        &options,
-        limits,
-    )
+    LeadingRunner::new(program, num_ranks, &source, runner_limits, &options, limits)
 }
 
 #[test]
@@ -132,14 +125,15 @@ impl Script {
     fn new(script: &str) -> Self {
         let copy = Copy::of("llama3");
         let folder = copy.dir().to_str().expect("a name");
-        let script = script
-            .replace("PROGRAM", PROGRAM)
-            .replace("FOLDER", folder);
+        let script = script.replace("PROGRAM", PROGRAM).replace("FOLDER", folder);
         let path = copy.path("program");
         // Written by another process: one that a thread of this one starts in the meantime would hold the file open, and the
         // system runs no such program.
         let written = Command::new("/bin/sh")
-            .args(["-c", r#"printf '#!/bin/sh\n%s\n' "$1" > "$2" && chmod +x "$2""#])
+            .args([
+                "-c",
+                r#"printf '#!/bin/sh\n%s\n' "$1" > "$2" && chmod +x "$2""#,
+            ])
             .args(["sh", &script])
             .arg(&path)
             .status();

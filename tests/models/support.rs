@@ -4,9 +4,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use triton_inflight::base::{
-    BlockId, BlockSize, Blocks, SequenceId, StepError, TokenId, Tokens,
-};
+use triton_inflight::base::{BlockId, BlockSize, Blocks, SequenceId, StepError, TokenId, Tokens};
 use triton_inflight::device::cpu::{CpuOptions, Simd};
 use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{
@@ -15,8 +13,8 @@ use triton_inflight::engine::{
     Speculation, StepOutput, StepPlan,
 };
 use triton_inflight::runner::{
-    AdapterRoom, AttentionWindows, CpuRunner, LeadingRunner, ModelRunner, ModelSource, RunnerLimits,
-    SyntheticRunner, WeightPrecision,
+    AdapterRoom, AttentionWindows, CpuRunner, LeadingRunner, ModelRunner, ModelSource,
+    RunnerLimits, SyntheticRunner, WeightPrecision,
 };
 use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 

@@ -2,10 +2,13 @@
 load that works again whatever happens to a process."""
 
 import asyncio
+import contextlib
 import os
 import pathlib
+import random
 import shutil
 import signal
+import threading
 import time
 
 import numpy
@@ -347,3 +350,98 @@ def test_what_cannot_be_split_is_refused_with_the_reason(repository):
                 assert word in error, (name, error)
         wait_for(lambda: processes(server) == [], "a process is left")
         assert generate(server, "one", "The fox", max_tokens=3, stream=False).ids
+
+
+# Random faults: whatever happens, answers are right or errors name a rank, nothing is left, and a load works again.
+
+
+def kill(pids, rng):
+    os.kill(rng.choice(pids), signal.SIGKILL)
+
+
+def stop(pids, rng):
+    os.kill(rng.choice(pids), signal.SIGSTOP)
+
+
+def pause(pids, rng):
+    pid = rng.choice(pids)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(rng.uniform(0, 0.2))
+    os.kill(pid, signal.SIGCONT)
+
+
+def kill_all(pids, _):
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def nothing(*_):
+    pass
+
+
+def happen(fault, pids, rng):
+    # A fault may come after the end of its process.
+    with contextlib.suppress(ProcessLookupError):
+        fault(pids, rng)
+
+
+FAULTS = [kill, kill, stop, pause, kill_all, nothing]
+
+
+def load_with_fault(server, rng):
+    """Loads the model while one of its processes may be killed; the error must name a rank."""
+    result = []
+    thread = threading.Thread(target=lambda: result.append(server.load("three")))
+    thread.start()
+    time.sleep(rng.uniform(0, 0.5))
+    with contextlib.suppress(ProcessLookupError):
+        of_model = [pid for pid in processes(server) if pid not in server.calm]
+        if of_model:
+            os.kill(rng.choice(of_model), signal.SIGKILL)
+    thread.join(clients.TIMEOUT_S)
+    assert not thread.is_alive(), "the load never ends"
+    assert result[0] is None or "rank" in result[0], result
+
+
+def test_random_faults_leave_nothing_behind(repository, deployment):
+    seed = int(os.environ.get("INFLIGHT_SEED", time.time_ns()))
+    num_faults = int(os.environ.get("INFLIGHT_NUM_FAULTS", 8))
+    print(f"INFLIGHT_SEED={seed}")
+    rng = random.Random(seed)
+    # Where a rank has no core for a second that is a fault, too.
+    deployment.add_model(repository, "calm", RANKS, checkpoint=STORIES)
+    quick = {"tensor_parallel_size": 3, "rank_timeout_seconds": 1}
+    deployment.add_model(repository, "three", {**RANKS, **quick}, checkpoint=STORIES)
+    deployment.add_model(repository, "calm_three", {**RANKS, "tensor_parallel_size": 3}, checkpoint=STORIES)
+    asked = requests()[:8]
+    with deployment.server(repository, "--model-control-mode=explicit", "--load-model=calm_three") as server:
+        expected = bits(clients.streams(server, "calm_three", asked))
+        server.unload("calm_three")
+        server.wait_for_state("calm_three", "UNAVAILABLE")
+        assert server.load("calm") is None
+        server.calm = processes(server)
+        of_calm = answer(server, "calm")
+        for number in range(num_faults):
+            if rng.random() < 0.2:
+                load_with_fault(server, rng)
+            else:
+                assert server.load("three") is None
+            pids = [pid for pid in processes(server) if pid not in server.calm]
+            fault = rng.choice(FAULTS)
+            if len(pids) == 2:
+                timer = threading.Timer(rng.uniform(0, 0.4), happen, (fault, pids, rng))
+                timer.start()
+                answers = clients.streams(server, "three", asked, may_fail=True)
+                timer.join(clients.TIMEOUT_S)
+                for one, right in zip(answers, expected):
+                    if isinstance(one, Refused):
+                        assert "rank" in str(one), (seed, number, fault, one)
+                    else:
+                        assert described(one) == right, (seed, number, fault)
+            with contextlib.suppress(AssertionError):
+                server.unload("three")
+            server.wait_for_state("three", "UNAVAILABLE")
+            for pid in pids:
+                wait_for(lambda: has_ended(pid), f"process {pid} is left: {seed}, {number}, {fault}")
+            assert answer(server, "calm") == of_calm
+        assert server.load("three") is None

@@ -18,7 +18,7 @@ const RANK_PROGRAM: &str = "inflight-rank";
 /// Builds `libtriton_inflight.so` and `inflight-rank`; returns a backend directory that contains them.
 pub fn backend_directory() -> Result<PathBuf> {
     // It comes first: it builds the library, too, as `build` must not leave it.
-    let program = program_of("triton-inflight", &["--bin", RANK_PROGRAM], "release")?;
+    let program = rank_program()?;
     let library = build()?;
     let backends = target("backends");
     let folder = backends.join("inflight");
@@ -35,6 +35,11 @@ pub fn backend_directory() -> Result<PathBuf> {
         symlink(LIBRARY, strategy)?;
     }
     Ok(backends)
+}
+
+/// Builds the program of the other ranks of a model; returns its path.
+pub fn rank_program() -> Result<PathBuf> {
+    program_of("triton-inflight", &["--bin", RANK_PROGRAM], "release")
 }
 
 /// Builds `inflight-sim` (crates/simulator) with a profile of Cargo.toml; returns the program's path.

@@ -19,7 +19,8 @@ use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, Dtype, EmbeddingTable, Experts, FloatRows,
     KvBatch, KvLayout, Linear, LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedBytes,
     PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QuantisedRows, RankRole,
-    RawMatrix, RopeParams, RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, Turn,
+    RawMatrix, RopeParams, RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults,
+    Turn,
 };
 
 /// The rows of a token embedding.
