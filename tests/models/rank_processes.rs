@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::LoadError;
+use triton_inflight::base::{LoadError, SequenceId, StepError, Tokens};
 use triton_inflight::device::cpu::CpuOptions;
-use triton_inflight::engine::{BlockReuse, CapacityPolicy};
+use triton_inflight::engine::{BlockReuse, CapacityPolicy, Engine, NewRequest, StepOutput};
 use triton_inflight::runner::{AdapterRoom, LeadingRunner, ModelSource, RankLimits, RunnerLimits};
 
 use crate::batching;
@@ -231,46 +231,44 @@ fn a_program_that_is_not_there_is_named() {
     }
 }
 
+/// Computes a request to its end, or to the first error.
+fn compute(runner: &mut LeadingRunner, setup: &Setup) -> Result<(), StepError> {
+    let mut engine = Engine::new(setup.engine_config());
+    let request = NewRequest::new(SequenceId(0), (3..40).collect(), Tokens(50));
+    engine.add(request).expect("a valid request");
+    let (mut output, mut events) = (StepOutput::default(), Vec::new());
+    while !engine.is_idle() {
+        let step = engine.schedule();
+        output.clear();
+        step.plans()
+            .try_for_each(|plan| runner.run(plan, &mut output))?;
+        engine.apply(step, &mut output, &mut events);
+    }
+    Ok(())
+}
+
 #[test]
 fn a_rank_that_ends_in_a_step_is_noticed_and_named() {
-    // The program ends by itself when it has been computing for a while: its own limit of processor time.
+    // The system ends the process when it has computed for a second.
     let script = Script::new("ulimit -t 1; exec PROGRAM");
     let setup = Setup::default();
     let runner = load(&script.program(), script.0.dir(), &setup, 2, PATIENT);
     let mut runner = runner.expect("it loads");
     let watch = runner.watch();
-    let mut output = triton_inflight::engine::StepOutput::default();
+    watch.check().expect("it lives");
     let started = Instant::now();
     let error = loop {
-        let mut engine = triton_inflight::engine::Engine::new(setup.engine_config());
-        let request = triton_inflight::engine::NewRequest::new(
-            triton_inflight::base::SequenceId(0),
-            (3..40).collect(),
-            triton_inflight::base::Tokens(50),
-        );
-        engine.add(request).expect("a valid request");
-        let mut events = Vec::new();
-        let failure = std::iter::from_fn(|| (!engine.is_idle()).then_some(())).find_map(|()| {
-            let step = engine.schedule();
-            output.clear();
-            let mut plans = step.plans();
-            let failure = plans.find_map(|plan| runner.run(plan, &mut output).err());
-            drop(plans);
-            match failure {
-                Some(error) => Some(error.to_string()),
-                None => {
-                    engine.apply(step, &mut output, &mut events);
-                    None
-                }
-            }
-        });
-        match failure {
-            Some(error) => break error,
-            None => assert!(started.elapsed() < PATIENT.step, "the rank never ends"),
+        match compute(&mut runner, &setup) {
+            Err(error) => break error.to_string(),
+            Ok(()) => assert!(started.elapsed() < PATIENT.step, "the rank never ends"),
         }
     };
-    assert!(error.contains("rank 1"), "{error}");
-    assert!(error.contains("signal: "), "{error}");
+    assert!(
+        error.contains("rank 1") && error.contains("signal: "),
+        "{error}"
+    );
     let ended = watch.check().expect_err("it has ended").to_string();
     assert!(ended.contains("rank 1 has ended (signal: "), "{ended}");
+    let again = compute(&mut runner, &setup).expect_err("it stays so");
+    assert_eq!(again.to_string(), error);
 }
