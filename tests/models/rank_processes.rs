@@ -178,11 +178,11 @@ fn a_rank_that_cannot_load_is_named_with_the_reason() {
         ),
         // A greeting of another build.
         (
-            r#"printf '\021\000\000\000{"build":"0 old"}' >&0; sleep 100"#,
+            r#"printf '\021\000\000\000{"build":"0 old"}' >&0; exec sleep 100"#,
             &["build 0 old", "install both"],
         ),
         (
-            r#"printf '\003\000\000\000???' >&0; sleep 100"#,
+            r#"printf '\003\000\000\000???' >&0; exec sleep 100"#,
             &["rank 1", "expected value"],
         ),
         (
@@ -204,7 +204,7 @@ fn a_rank_that_cannot_load_is_named_with_the_reason() {
 #[test]
 fn a_rank_that_does_not_answer_is_ended_at_the_time_limit() {
     let started = Instant::now();
-    for script in ["sleep 1000", "kill -STOP $$; exec PROGRAM"] {
+    for script in ["exec sleep 1000", "kill -STOP $$; exec PROGRAM"] {
         let error = Script::new(script).failure(Duration::from_secs(1));
         assert!(
             error.contains("the process of rank 1: no answer in time"),

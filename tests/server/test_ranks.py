@@ -304,7 +304,7 @@ def test_a_program_that_is_missing_or_of_another_build_is_named(repository, tmp_
         error = server.load("two")
         assert "inflight-rank" in error and "No such file" in error, error
         program = folder / "inflight-rank"
-        program.write_text("""#!/bin/sh\nprintf '\\021\\000\\000\\000{"build":"0 old"}' >&0\nsleep 1000\n""")
+        program.write_text("""#!/bin/sh\nprintf '\\021\\000\\000\\000{"build":"0 old"}' >&0\nexec sleep 1000\n""")
         program.chmod(0o755)
         error = server.load("two")
         assert "is of build 0 old" in error and "install both" in error, error
