@@ -337,7 +337,6 @@ def test_what_cannot_be_split_is_refused_with_the_reason(repository):
         "quantised": ({}, FIXTURES / "quantised" / "awq", ["quantised weights cannot be split"]),
         "heads": ({"tensor_parallel_size": 5}, STORIES, ["5 ranks", "only 4 query heads"]),
         "many": ({"tensor_parallel_size": 17}, STORIES, ["'17'", "1 to 16"]),
-        "stages": ({"pipeline_parallel_size": 2}, STORIES, ["pipeline_parallel_size", "tensor_parallel_size"]),
         "synthetic": ({"runner": "synthetic"}, None, ["synthetic"]),
     }
     for name, (parameters, checkpoint, _) in cases.items():
