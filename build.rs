@@ -9,9 +9,12 @@
 //! `cargo xtask kernels` compiles the kernels into `target/kernels`, one image for each kind of GPU, beside a copy of their
 //! sources. If they are missing or of other sources, the library is built without kernels, and serves on CPU only.
 //! `INFLIGHT_KERNELS` names another folder.
+//!
+//! `INFLIGHT_BUILD` is a hash of the sources, by which the processes of a model's ranks know that they are of one build.
 
 use std::env;
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -20,6 +23,7 @@ use inflight_kernel_sources::{files, snapshot};
 fn main() {
     println!("cargo::rerun-if-changed=hidden_symbols.map");
     embed_kernels();
+    name_build();
     if is_linked_by_lld() {
         let folder = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
         println!("cargo::rustc-cdylib-link-arg=-Wl,--version-script={folder}/hidden_symbols.map");
@@ -57,6 +61,34 @@ fn embed_kernels() {
     table += "];\n";
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     fs::write(out.join("kernel_images.rs"), table).expect("OUT_DIR can be written");
+}
+
+/// Sets `INFLIGHT_BUILD`: a hash of all that the library is compiled from, and how.
+fn name_build() {
+    let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let mut hasher = DefaultHasher::new();
+    for name in ["src", "Cargo.lock", "Cargo.toml"] {
+        let path = package.join(name);
+        println!("cargo::rerun-if-changed={}", path.display());
+        hash(&path, &mut hasher);
+    }
+    for name in ["PROFILE", "OPT_LEVEL", "TARGET", "CARGO_ENCODED_RUSTFLAGS"] {
+        env::var_os(name).hash(&mut hasher);
+    }
+    println!("cargo::rustc-env=INFLIGHT_BUILD={:016x}", hasher.finish());
+}
+
+/// Hashes a file, or those of a folder in the order of their names. What is not there has no content.
+fn hash(path: &Path, hasher: &mut DefaultHasher) {
+    path.file_name().hash(hasher);
+    match fs::read_dir(path) {
+        Ok(entries) => {
+            let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+            paths.sort();
+            paths.iter().for_each(|path| self::hash(path, hasher));
+        }
+        Err(_) => fs::read(path).unwrap_or_default().hash(hasher),
+    }
 }
 
 /// The source's name, the compute capability and the kind of an image: `embed.sm_80.cubin` or `embed.compute_90.ptx`.

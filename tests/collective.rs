@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use triton_inflight::collective::{Collective, CollectiveError, Local, Shm, ShmWorld};
+use triton_inflight::collective::{Collective, CollectiveError, Link, Local, Shm, ShmWorld};
 
 /// Longer than any operation of these tests takes.
 const PATIENT: Duration = Duration::from_secs(60);
@@ -395,4 +395,54 @@ fn a_process_that_is_stopped_is_an_error_in_time() {
     assert!(stopped.elapsed() < 2 * limit);
     child.kill().expect("a process");
     child.wait().expect("it has ended");
+}
+
+#[test]
+fn a_link_carries_messages_and_files_in_order() {
+    let (mut here, mut there) = Link::pair().expect("a connection");
+    let mut message = vec![7; 3];
+    for len in [0, 1, 5000] {
+        here.send(&vec![len as u8; len]).expect("it is sent");
+    }
+    let world = ShmWorld::new(2).expect("shared memory");
+    let zero = world.attach(0, Duration::from_secs(60)).expect("a place");
+    for len in [0, 1, 5000] {
+        assert!(there.receive(&mut message).expect("a message"));
+        assert_eq!(message, vec![len as u8; len]);
+    }
+    here.send_file(world.as_fd()).expect("it is sent");
+    let memory = there.receive_file().expect("a file");
+    drop(world);
+    let one = Shm::attach(memory.as_fd(), 1, Duration::from_secs(60)).expect("a place");
+    let ranks: [Box<dyn Collective>; 2] = [Box::new(zero), Box::new(one)];
+    thread::scope(|scope| {
+        for mut rank in ranks {
+            scope.spawn(move || {
+                let mut values = [1.0, 2.0];
+                rank.all_reduce(1, &mut values).expect("both take part");
+                assert_eq!(values, [2.0, 4.0]);
+            });
+        }
+    });
+    // A message where a file is expected.
+    here.send(b"text").expect("it is sent");
+    assert!(there.receive_file().is_err());
+}
+
+#[test]
+fn a_link_ends_with_either_side_and_waits_no_longer_than_allowed() {
+    let (here, mut there) = Link::pair().expect("a connection");
+    let mut message = Vec::new();
+    there
+        .set_time_limit(Some(Duration::from_millis(20)))
+        .expect("a limit");
+    assert!(there.receive(&mut message).is_err(), "nothing comes");
+    // Nobody reads: at some length it does not fit.
+    assert!((0..1000).any(|_| there.send(&[0; 1 << 16]).is_err()));
+    let watched = there.try_clone().expect("a second handle");
+    let watch = thread::spawn(move || watched.wait_for_end());
+    drop(here);
+    watch.join().expect("no panic");
+    assert!(!there.receive(&mut message).expect("the end"));
+    assert!(there.send(&[0; 8]).is_err(), "and no signal");
 }

@@ -25,8 +25,8 @@ use crate::config::Scheduling;
 use crate::engine::{EngineConfig, StepStats};
 use crate::manager::BatchManager;
 use crate::manager::sizing::{LoadedRunner, load_runner};
-use crate::runner::AdapterRoom;
-use crate::triton::{Error, Health, Instance};
+use crate::runner::{AdapterRoom, RANK_PROGRAM};
+use crate::triton::{Error, Health, Instance, library_path};
 
 /// Bytes of the requests that wait to be tokenised.
 const MAX_PREPARING_BYTES: usize = 256 << 20;
@@ -63,7 +63,9 @@ pub fn load_instance(
         &model.folder,
         gpu,
         adapters.unwrap_or_default(),
+        &rank_program(),
     )?;
+    let ranks = runner.rank_watch();
     let engine_config = EngineConfig {
         num_adapter_pages: model.adapters.as_ref().map(|_| adapters.num_running_pages),
         ..engine_config
@@ -192,6 +194,7 @@ pub fn load_instance(
             .drain_timeout_seconds
             .map(|seconds| Duration::from_secs(seconds.into())),
         health,
+        ranks,
     };
     Ok(WatchedDriver::start(&name, driver, context)?)
 }
@@ -203,6 +206,12 @@ fn start_preparer(name: &str, admission: &Arc<Admission>) -> Result<RequestPrepa
     let admission = Arc::clone(admission);
     let prepare = move |arrival| admission.prepare(arrival);
     Preparer::start(name, capacity, MAX_PREPARING_BYTES, prepare)
+}
+
+/// The program beside this library that is another rank of a model.
+fn rank_program() -> PathBuf {
+    let library = library_path().unwrap_or_default();
+    library.with_file_name(RANK_PROGRAM)
 }
 
 /// The path of a file that is to be written, with links resolved. A relative path starts at the server's working

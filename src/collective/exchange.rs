@@ -1,5 +1,7 @@
 //! One message of each rank to all ranks.
 
+use std::time::Duration;
+
 use super::error::CollectiveError;
 use super::label::Label;
 
@@ -19,6 +21,9 @@ pub trait Exchange: Send {
 
     /// The most words of a message.
     fn max_words(&self) -> usize;
+
+    /// Has no later round take longer.
+    fn set_time_limit(&mut self, limit: Duration);
 
     /// Publishes this rank's message of a round.
     ///

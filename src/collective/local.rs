@@ -133,6 +133,10 @@ impl Exchange for Local {
         MAX_WORDS
     }
 
+    fn set_time_limit(&mut self, limit: Duration) {
+        self.time_limit = limit;
+    }
+
     fn publish(&mut self, label: Label, words: &[u32]) -> Result<(), CollectiveError> {
         assert!(words.len() <= MAX_WORDS, "{} words", words.len());
         let World {

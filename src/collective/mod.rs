@@ -26,4 +26,4 @@ pub use exchange::{Exchange, MAX_RANKS};
 pub use label::{Label, Operation};
 pub use local::Local;
 pub use operations::Collective;
-pub use shm::{Shm, ShmWorld};
+pub use shm::{Link, Shm, ShmWorld, follow_parent};

@@ -1,5 +1,7 @@
 //! Sums and messages between ranks.
 
+use std::time::Duration;
+
 use super::error::CollectiveError;
 use super::exchange::Exchange;
 use super::label::{Label, Operation};
@@ -17,6 +19,9 @@ pub trait Collective: Send {
 
     /// All ranks.
     fn num_ranks(&self) -> usize;
+
+    /// Has no later operation take longer.
+    fn set_time_limit(&mut self, limit: Duration);
 
     /// Sums values over all ranks. All get the same bits: each value is summed in pairs of ranks, `(0 + 1) + (2 + 3)`.
     ///
@@ -66,6 +71,10 @@ impl<E: Exchange> Collective for E {
 
     fn num_ranks(&self) -> usize {
         Exchange::num_ranks(self)
+    }
+
+    fn set_time_limit(&mut self, limit: Duration) {
+        Exchange::set_time_limit(self, limit);
     }
 
     fn all_reduce(&mut self, step: u64, values: &mut [f32]) -> Result<(), CollectiveError> {

@@ -35,8 +35,16 @@ const WEIGHT_STREAMING: Foreign =
 const ATTENTION: Foreign = Foreign::NoEffect(
     "attention always splits long sequences over blocks, and always accumulates in f32",
 );
-const RANKS: Foreign =
-    Foreign::Unsupported("models across several devices or machines are not supported yet");
+const RANKS: Foreign = Foreign::Unsupported(
+    "models across several GPUs or machines are not supported yet; tensor_parallel_size splits a model over the CPUs of one \
+     host",
+);
+const STAGES: Foreign = Foreign::Unsupported(
+    "the layers of a model cannot be split over processes yet; tensor_parallel_size splits each of them",
+);
+const ORCHESTRATOR: Foreign = Foreign::NoEffect(
+    "the server starts the processes of tensor_parallel_size itself, from the program beside the library",
+);
 const ENCODER: Foreign = Foreign::Unsupported("encoders are not supported, only decoders");
 const SPECULATION: Foreign = Foreign::Unsupported(
     "draft models and draft heads are not supported; the parameter 'speculation' works without them",
@@ -44,7 +52,6 @@ const SPECULATION: Foreign = Foreign::Unsupported(
 const HOST_CACHE: Foreign = Foreign::RenamedTo("kv_cache_host_memory_bytes");
 const ONBOARD: Foreign =
     Foreign::NoEffect("blocks in host memory always come back to the cache before they are read");
-const WORKERS: Foreign = Foreign::NoEffect("the model runs inside the server process");
 const STATISTICS: Foreign =
     Foreign::NoEffect("every step and request is recorded, and no history is kept");
 const STATS_FILE: Foreign = Foreign::RenamedTo("stats_file");
@@ -187,6 +194,11 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
     ("enable_context_fmha_fp32_acc", ATTENTION),
     ("participant_ids", RANKS),
     ("num_nodes", RANKS),
+    ("tensorParallel", Foreign::RenamedTo("tensor_parallel_size")),
+    ("tp_size", Foreign::RenamedTo("tensor_parallel_size")),
+    ("pipeline_parallel_size", STAGES),
+    ("pipelineParallel", STAGES),
+    ("pp_size", STAGES),
     ("encoder_model_path", ENCODER),
     ("encoder_engine_dir", ENCODER),
     ("cross_kv_cache_fraction", ENCODER),
@@ -224,7 +236,7 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
         "recv_poll_period_ms",
         Foreign::NoEffect("requests arrive with the step; nothing is polled"),
     ),
-    ("executor_worker_path", WORKERS),
+    ("executor_worker_path", ORCHESTRATOR),
     ("normalize_log_probs", NORMALIZED),
     (
         "FORCE_CPU_ONLY_INPUT_TENSORS",

@@ -33,6 +33,12 @@ type Set = dyn Fn(&mut Settings, &str) -> Option<()>;
 /// Bounds the work of a step: each beam has this many candidates, which are sorted together.
 const MAX_BEAM_WIDTH: u32 = 256;
 
+/// As many as the operations between ranks are made for.
+const MAX_RANKS: u32 = 16;
+
+/// A day.
+const MAX_RANK_SECONDS: u32 = 24 * 60 * 60;
+
 /// A day.
 const MAX_DRAIN_SECONDS: u32 = 24 * 60 * 60;
 
@@ -472,6 +478,27 @@ pub(super) fn knobs() -> Vec<Knob> {
              beyond. A graph takes a little device memory.",
         ),
         knob(
+            "tensor_parallel_size",
+            count(1..=MAX_RANKS),
+            |s| &mut s.tensor_parallel_size,
+            "Number of processes that compute the model together on this host's CPUs, each with its part of the weights \
+             and of the KV cache: see [Ranks](ranks.md). Not yet with quantised weights, experts, adapters, \
+             `kv_cache_file` or GPUs.",
+        ),
+        knob(
+            "rank_timeout_seconds",
+            count(1..=MAX_RANK_SECONDS),
+            |s| &mut s.rank_timeout_seconds,
+            "With `tensor_parallel_size`: how long the processes wait for each other within a step. Then the requests in \
+             flight get an error, and the instance is not ready.",
+        ),
+        knob(
+            "rank_load_timeout_seconds",
+            count(1..=MAX_RANK_SECONDS),
+            |s| &mut s.rank_load_timeout_seconds,
+            "With `tensor_parallel_size`: how long the processes wait until all of them have loaded their weights.",
+        ),
+        knob(
             "num_threads",
             optional(num_threads(), "the CPUs available to the process"),
             |s| &mut s.num_threads,
@@ -751,6 +778,13 @@ mod tests {
         ("deterministic", &["true"], &["2"]),
         ("cuda_graph_mode", &["false"], &["2"]),
         ("cuda_graph_cache_size", &["0", "4096"], &["-1", "4097"]),
+        ("tensor_parallel_size", &["1", "16"], &["0", "17", "auto"]),
+        ("rank_timeout_seconds", &["1", "86400"], &["0", "86401"]),
+        (
+            "rank_load_timeout_seconds",
+            &["1", "86400"],
+            &["0", "86401"],
+        ),
         ("num_threads", &["1", "1024"], &["0", "1025"]),
         (
             "cpu_instruction_set",

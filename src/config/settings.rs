@@ -128,6 +128,12 @@ pub struct Settings {
     pub cuda_graph_mode: bool,
     /// `cuda_graph_cache_size`
     pub cuda_graph_cache_size: u32,
+    /// `tensor_parallel_size`
+    pub tensor_parallel_size: u32,
+    /// `rank_timeout_seconds`
+    pub rank_timeout_seconds: u32,
+    /// `rank_load_timeout_seconds`
+    pub rank_load_timeout_seconds: u32,
     /// `num_threads`
     pub num_threads: Option<NonZeroUsize>,
     /// `cpu_instruction_set`; `None` is `auto`
@@ -205,6 +211,9 @@ impl Default for Settings {
             fp8_activations: false,
             cuda_graph_mode: true,
             cuda_graph_cache_size: 64,
+            tensor_parallel_size: 1,
+            rank_timeout_seconds: 30,
+            rank_load_timeout_seconds: 600,
             num_threads: None,
             cpu_instruction_set: None,
             stats_file: None,

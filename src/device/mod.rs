@@ -36,6 +36,7 @@ mod rope;
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::time::Duration;
 
 use half::bf16;
 
@@ -51,7 +52,7 @@ pub use low_rank::{AdaptedPlace, AdaptedRows, AdapterRun, AdapterWeights, DenseR
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
     Activation, AdapterCapacity, DeviceSample, EmbeddingTable, FirstStep, Linear, LogitsTransform,
-    Norm, Output, PackedWeights, QuantisedWidths, RopeParams, StepCapacity, StepInputs,
+    Norm, Output, PackedWeights, QuantisedWidths, RankRole, RopeParams, StepCapacity, StepInputs,
     StepResults, StepWidths, TokenInFlight,
 };
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, PackedShape};
@@ -532,11 +533,25 @@ pub trait Device: Sized {
     /// # Errors
     ///
     /// If it can only be alone.
-    fn join_ranks(&mut self, _collective: Box<dyn Collective>) -> Result<(), LoadError> {
+    fn join_ranks(
+        &mut self,
+        _collective: Box<dyn Collective>,
+        _role: RankRole,
+    ) -> Result<(), LoadError> {
         Err(LoadError::Resource(format!(
             "{} cannot compute a model together with other ranks yet: use one rank",
             self.description()
         )))
+    }
+
+    /// Waits until all ranks have loaded their weights. No later operation between them takes longer than `time_limit`. By
+    /// default it is the only rank.
+    ///
+    /// # Errors
+    ///
+    /// A rank has failed, or does not load in time.
+    fn meet_ranks(&mut self, _time_limit: Duration) -> Result<(), LoadError> {
+        Ok(())
     }
 
     /// Whether a projection on this rank gives whole sums, so that it may add to the residual stream itself.
@@ -581,7 +596,7 @@ pub trait Device: Sized {
     }
 
     /// Collects the logits of all ranks, each of which has those of some tokens: `widths` are the numbers of tokens of all
-    /// ranks, `part` has this one's.
+    /// ranks, `part` has this one's. A rank that does not sample does not get them.
     fn gather_logits(
         &mut self,
         _num_rows: usize,

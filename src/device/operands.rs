@@ -138,6 +138,15 @@ impl QuantisedWidths {
     }
 }
 
+/// What one of several ranks does with the logits of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankRole {
+    /// It collects them from all ranks, and samples.
+    Samples,
+    /// It computes those of its part of the vocabulary for the others.
+    Computes,
+}
+
 /// How a matrix product stores its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {

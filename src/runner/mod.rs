@@ -10,6 +10,7 @@
 //! precision.rs    the precision that float weights are rounded to
 //! weight_cache.rs rounded weights, kept in a file for the next load
 //! share.rs        what a rank of several has of a model
+//! ranks/          the processes of several ranks
 //! weights.rs      all weights, packed
 //! first_steps.rs  steps before the first request, which prepare a device
 //! adapter.rs      the weights of an adapter, packed for the places of a model
@@ -45,6 +46,7 @@ mod packer;
 mod precision;
 mod probe;
 mod progress;
+mod ranks;
 mod residual;
 mod rope;
 mod sampling_worker;
@@ -66,11 +68,13 @@ pub use adapter::{PreparedAdapter, UsedAdapter};
 pub use adapter_sizes::AdapterSizes;
 pub use kv_file::KvFile;
 pub use limits::{AdapterRoom, AttentionWindows, RunnerLimits};
-pub use model_runner::ModelRunner;
+pub use model_runner::{ModelRunner, RankOptions};
 pub use model_source::ModelSource;
 pub use precision::WeightPrecision;
 pub use probe::{Operation, Probe, Work};
+pub use ranks::{LeadingRunner, RANK_PROGRAM, RankLimits, RankWatch, rank_main};
 pub use rope::{Rope, RopeScaling};
+pub use share::specs_of_ranks;
 pub use spec::ModelSpec;
 pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
 
@@ -84,6 +88,8 @@ pub type CudaRunner<P = ()> = ModelRunner<Cuda, P>;
 pub enum Runner {
     /// A real model on CPU.
     Cpu(Box<CpuRunner>),
+    /// A real model on several CPUs, each of which has a part of it.
+    Ranks(Box<LeadingRunner>),
     /// A real model on a GPU.
     Cuda(Box<CudaRunner>),
     /// No model: hashes, after a given time.
@@ -98,6 +104,7 @@ impl Runner {
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
         match self {
             Self::Cpu(runner) => runner.run(plan, output),
+            Self::Ranks(runner) => runner.run(plan, output),
             Self::Cuda(runner) => runner.run(plan, output),
             Self::Synthetic(runner) => runner.run(plan, output),
         }
@@ -108,7 +115,7 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.can_run_ahead(),
             Self::Cuda(runner) => runner.can_run_ahead(),
-            Self::Synthetic(_) => false,
+            Self::Ranks(_) | Self::Synthetic(_) => false,
         }
     }
 
@@ -120,8 +127,8 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.launch(plan),
             Self::Cuda(runner) => runner.launch(plan),
-            // It has no device: what is launched is computed when it is collected.
-            Self::Synthetic(_) => Ok(()),
+            // They have no device that runs ahead: what is launched is computed when it is collected.
+            Self::Ranks(_) | Self::Synthetic(_) => Ok(()),
         }
     }
 
@@ -136,6 +143,7 @@ impl Runner {
     ) -> Result<(), StepError> {
         match self {
             Self::Cpu(runner) => runner.collect(plan, output),
+            Self::Ranks(runner) => runner.run(*plan, output),
             Self::Cuda(runner) => runner.collect(plan, output),
             Self::Synthetic(runner) => runner.run(*plan, output),
         }
@@ -145,6 +153,7 @@ impl Runner {
     pub fn move_blocks(&mut self, moves: &[BlockMove]) {
         match self {
             Self::Cpu(runner) => runner.move_blocks(moves),
+            Self::Ranks(runner) => runner.move_blocks(moves),
             Self::Cuda(runner) => runner.move_blocks(moves),
             Self::Synthetic(runner) => runner.move_blocks(moves),
         }
@@ -160,6 +169,7 @@ impl Runner {
     pub fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError> {
         match self {
             Self::Cpu(runner) => runner.host_block(block),
+            Self::Ranks(runner) => runner.host_block(block),
             Self::Cuda(runner) => runner.host_block(block),
             Self::Synthetic(runner) => Ok(runner.host_block(block)),
         }
@@ -169,6 +179,7 @@ impl Runner {
     pub fn description(&self) -> String {
         match self {
             Self::Cpu(runner) => runner.description(),
+            Self::Ranks(runner) => runner.description(),
             Self::Cuda(runner) => runner.description(),
             Self::Synthetic(_) => "hashes".to_owned(),
         }
@@ -179,14 +190,22 @@ impl Runner {
         match self {
             Self::Cpu(runner) => runner.has_adapters(),
             Self::Cuda(runner) => runner.has_adapters(),
-            Self::Synthetic(_) => false,
+            Self::Ranks(_) | Self::Synthetic(_) => false,
+        }
+    }
+
+    /// Tells whether the processes of the other ranks live; `None` if there are none.
+    pub fn rank_watch(&self) -> Option<RankWatch> {
+        match self {
+            Self::Ranks(runner) => Some(runner.watch()),
+            Self::Cpu(_) | Self::Cuda(_) | Self::Synthetic(_) => None,
         }
     }
 
     /// Whether tokens are chosen from logits.
     pub fn has_logits(&self) -> bool {
         match self {
-            Self::Cpu(_) | Self::Cuda(_) => true,
+            Self::Cpu(_) | Self::Ranks(_) | Self::Cuda(_) => true,
             Self::Synthetic(_) => false,
         }
     }
@@ -195,6 +214,7 @@ impl Runner {
     pub fn vocab_size(&self) -> u32 {
         match self {
             Self::Cpu(runner) => runner.vocab_size() as u32,
+            Self::Ranks(runner) => runner.vocab_size() as u32,
             Self::Cuda(runner) => runner.vocab_size() as u32,
             Self::Synthetic(runner) => runner.vocab_size(),
         }

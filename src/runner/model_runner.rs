@@ -1,6 +1,7 @@
 //! The runner of a real model: plan -> forward pass -> logits -> sampled tokens.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use super::decoder::{Decoder, head_shape, kv_layout};
 use super::first_steps;
@@ -8,15 +9,16 @@ use super::limits::RunnerLimits;
 use super::model_source::ModelSource;
 use super::precision::WeightPrecision;
 use super::probe::{Operation, Probe, Work};
+use super::ranks::RankCall;
 use super::share::{ModelShare, Rank};
 use super::spec::ModelSpec;
 use super::step_layout::{SampledRows, StepLayout};
 use super::step_sampling::StepSampling;
-use crate::base::{BlockSize, HostBlockId, LoadError, StepError};
+use crate::base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
 use crate::collective::Collective;
 use crate::device::cuda::{Cuda, CudaOptions};
 use crate::device::{
-    AdapterCapacity, Device, DeviceSample, KvDtype, StepCapacity, StepResults, StepWidths,
+    AdapterCapacity, Device, DeviceSample, KvDtype, RankRole, StepCapacity, StepResults, StepWidths,
 };
 use crate::engine::{BlockCopy, BlockMove, StepOutput, StepPlan};
 
@@ -45,6 +47,16 @@ pub struct ModelRunner<D: Device, P = ()> {
     sampled_rows: SampledRows,
     /// For each sampled row of the one that was collected last, whether the device has sampled a token.
     has_token: Vec<bool>,
+}
+
+/// How a runner is one of several ranks.
+pub struct RankOptions {
+    /// Its connection with the others. Its time limit is that of loading.
+    pub collective: Box<dyn Collective>,
+    /// What it does with logits.
+    pub role: RankRole,
+    /// The longest that an operation between ranks may take once all have loaded their weights.
+    pub time_limit: Duration,
 }
 
 /// A model call, besides its plan.
@@ -79,9 +91,9 @@ impl<D: Device> ModelRunner<D> {
         source: &ModelSource,
         limits: RunnerLimits,
         options: &D::Options,
-        collective: Box<dyn Collective>,
+        rank: RankOptions,
     ) -> Result<Self, LoadError> {
-        Self::load(source, limits, options, (), Some(collective))
+        Self::load(source, limits, options, (), Some(rank))
     }
 
     /// Bytes of one block of the KV cache, padding and scales included.
@@ -158,12 +170,13 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         limits: RunnerLimits,
         options: &D::Options,
         probe: P,
-        collective: Option<Box<dyn Collective>>,
+        rank: Option<RankOptions>,
     ) -> Result<Self, LoadError> {
         check(source.spec(), &limits)?;
         let mut device = D::open(options)?;
-        let share = match collective {
-            Some(collective) => Some(join_ranks(&mut device, source, &limits, collective)?),
+        let time_limit = rank.as_ref().map(|rank| rank.time_limit);
+        let share = match rank {
+            Some(rank) => Some(join_ranks(&mut device, source, &limits, rank)?),
             None => None,
         };
         let spec = &match &share {
@@ -176,6 +189,9 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
         device.reserve(&cache, &step_capacity(spec, &limits))?;
         let mut logits = device.alloc_logits(limits.max_sampled_rows.index(), spec.vocab_size)?;
+        if let Some(time_limit) = time_limit {
+            device.meet_ranks(time_limit)?;
+        }
         first_steps::compute(
             &mut device,
             &mut decoder,
@@ -326,6 +342,44 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         Ok(())
     }
 
+    /// Computes this rank's share of a model call, for the rank that samples. It has no results.
+    ///
+    /// # Errors
+    /// The call is not one of this model, or the device or another rank has failed.
+    ///
+    /// # Panics
+    /// If it exceeds the limits that the runner was made for, or names blocks outside of the pool.
+    pub(super) fn run_share(&mut self, call: &RankCall) -> Result<(), StepError> {
+        self.check_tokens(&call.token_ids)?;
+        self.move_blocks(&call.moves);
+        if call.token_ids.is_empty() {
+            return Ok(());
+        }
+        let inputs = call.inputs();
+        let Self {
+            probe,
+            device,
+            decoder,
+            cache,
+            logits,
+            ..
+        } = self;
+        let step = device.begin_step(cache, inputs);
+        decoder.forward(device, cache, &step, inputs, probe);
+        for rows in &call.context_rows {
+            // It gets none of them.
+            decoder.context_logits(device, rows.clone(), None, &mut [], probe);
+        }
+        if !call.context_rows.is_empty() {
+            decoder.keep_sampled_rows(device, &step);
+        }
+        let num_rows = call.sampled_rows.len();
+        decoder.logits(device, num_rows, &[], logits, probe);
+        device.end_step(step);
+        device.results(logits, num_rows)?;
+        Ok(())
+    }
+
     /// The logits that the tokens of the last run were chosen from, `[num_sampled, vocab_size]`, in the order of
     /// its output, followed within a sequence by those of its rejected drafts. Where a token was chosen,
     /// penalties and biases are applied; temperature is not.
@@ -386,8 +440,12 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         assert!(plan.token_ids.len() <= self.limits.max_num_tokens.index());
         assert!(plan.sequences.len() <= self.limits.max_num_requests as usize);
         assert_eq!(plan.block_size, self.limits.block_size);
+        self.check_tokens(plan.token_ids)
+    }
+
+    fn check_tokens(&self, token_ids: &[TokenId]) -> Result<(), StepError> {
         let vocab_size = self.vocab_size;
-        match plan.token_ids.iter().find(|&&id| id as usize >= vocab_size) {
+        match token_ids.iter().find(|&&id| id as usize >= vocab_size) {
             Some(id) => Err(StepError(format!(
                 "token id {id} is not below the vocabulary size {vocab_size}"
             ))),
@@ -449,8 +507,9 @@ fn join_ranks<D: Device>(
     device: &mut D,
     source: &ModelSource,
     limits: &RunnerLimits,
-    collective: Box<dyn Collective>,
+    options: RankOptions,
 ) -> Result<ModelShare, LoadError> {
+    let collective = options.collective;
     if limits.weights.is_some() {
         return Err(LoadError::Config {
             problem: "weights that are split over ranks cannot be rounded yet".to_owned(),
@@ -460,7 +519,7 @@ fn join_ranks<D: Device>(
     let rank = Rank::new(collective.rank(), collective.num_ranks());
     let share = ModelShare::new(rank, source.spec())?;
     if !share.is_whole() {
-        device.join_ranks(collective)?;
+        device.join_ranks(collective, options.role)?;
     }
     Ok(share)
 }

@@ -62,6 +62,11 @@ impl ModelSource {
         }
     }
 
+    /// The checkpoint folder.
+    pub fn folder(&self) -> &Path {
+        self.checkpoint.dir()
+    }
+
     /// What the model computes.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec

@@ -90,7 +90,25 @@ impl Rank {
     }
 }
 
+/// The sizes of the parts of a model on each of so many ranks.
+///
+/// # Errors
+/// The model cannot be split over so many ranks.
+pub fn specs_of_ranks(num_ranks: usize, spec: &ModelSpec) -> Result<Vec<ModelSpec>, LoadError> {
+    let ranks = (0..num_ranks).map(|index| Rank::new(index, num_ranks));
+    let shares = ranks.map(|rank| ModelShare::new(rank, spec));
+    shares.map(|share| Ok(share?.local_spec(spec))).collect()
+}
+
 impl ModelShare {
+    /// Whether a model can be split over so many ranks.
+    ///
+    /// # Errors
+    /// It cannot.
+    pub(super) fn check_ranks(num_ranks: usize, spec: &ModelSpec) -> Result<(), LoadError> {
+        check(Rank::new(0, num_ranks), spec)
+    }
+
     /// The share of a rank.
     ///
     /// # Errors

@@ -32,6 +32,7 @@ const LEVELS: &[(&str, u32)] = &[
     ("manager", 6),
     ("backend", 7),
     ("entry", 8),
+    ("bin", 8),
 ];
 
 /// Where `unsafe` may stand: Triton's C API, kernels and their launches, the exported functions, a user's library, the C

@@ -26,6 +26,7 @@ mod missing;
 mod moves;
 mod quality;
 mod quantised;
+mod rank_processes;
 mod ranks;
 mod reference_device;
 mod support;

@@ -14,9 +14,10 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
 use triton_inflight::base::LoadError;
 use triton_inflight::collective::{Collective, Local, Shm, ShmWorld};
+use triton_inflight::device::RankRole;
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{BlockReuse, CapacityPolicy, Engine, StepOutput};
-use triton_inflight::runner::{CpuRunner, ModelSource, WeightPrecision};
+use triton_inflight::runner::{CpuRunner, ModelSource, RankOptions, WeightPrecision};
 
 use crate::batching;
 use crate::copy::Copy;
@@ -82,7 +83,12 @@ fn load(
         simd: setup.simd,
     };
     let source = ModelSource::open(dir).expect("the checkpoint opens");
-    CpuRunner::of_rank(&source, setup.runner_limits(), &options, collective)
+    let rank = RankOptions {
+        collective,
+        role: RankRole::Samples,
+        time_limit: PATIENT,
+    };
+    CpuRunner::of_rank(&source, setup.runner_limits(), &options, rank)
 }
 
 /// Serves requests on ranks, each in a thread with an engine of its own. All have the same results.
@@ -116,7 +122,7 @@ fn serve_on(
     first
 }
 
-fn assert_same(what: &str, expected: &[Served], got: &[Served]) {
+pub fn assert_same(what: &str, expected: &[Served], got: &[Served]) {
     assert_eq!(expected.len(), got.len(), "{what}");
     for (expected, got) in expected.iter().zip(got) {
         assert_same_bits(what, expected, got);
@@ -125,6 +131,11 @@ fn assert_same(what: &str, expected: &[Served], got: &[Served]) {
         let (expected, got) = (&expected.generation_logits, &got.generation_logits);
         assert!(expected == got, "{what}: generation logits");
     }
+}
+
+/// Serves requests on one rank, with the tiles of several.
+pub fn alone(dir: &Path, setup: &Setup, requests: &[Request]) -> (Vec<Served>, Happened) {
+    serve_on(dir, setup, requests, local(1, PATIENT))
 }
 
 /// Serves requests on 1, 2 and 4 ranks, as far as the model has query heads for them, and compares every bit.

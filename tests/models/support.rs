@@ -4,17 +4,17 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use triton_inflight::base::{BlockId, BlockSize, Blocks, SequenceId, TokenId, Tokens};
+use triton_inflight::base::{BlockId, BlockSize, Blocks, SequenceId, StepError, TokenId, Tokens};
 use triton_inflight::device::cpu::{CpuOptions, Simd};
 use triton_inflight::device::{Device, KvDtype};
 use triton_inflight::engine::{
     Adapter, AttentionWindow, BatchingScheme, BlockMove, BlockReuse, CapacityPolicy, DraftOptions,
     DraftTotals, Engine, EngineConfig, Event, NewRequest, OutputOptions, ReuseOptions, Sampled,
-    Speculation, StepOutput,
+    Speculation, StepOutput, StepPlan,
 };
 use triton_inflight::runner::{
-    AdapterRoom, AttentionWindows, CpuRunner, ModelRunner, ModelSource, RunnerLimits,
-    SyntheticRunner, WeightPrecision,
+    AdapterRoom, AttentionWindows, CpuRunner, LeadingRunner, ModelRunner, ModelSource,
+    RunnerLimits, SyntheticRunner, WeightPrecision,
 };
 use triton_inflight::sampling::{Hypothesis, SamplingParams, TokenLogProbs};
 
@@ -266,9 +266,44 @@ pub struct Happened {
     pub drafts: DraftTotals,
 }
 
+/// What computes model calls.
+pub trait CallRunner {
+    fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError>;
+    fn logits(&mut self) -> &[f32];
+    fn vocab_size(&self) -> usize;
+}
+
+impl<D: Device> CallRunner for ModelRunner<D> {
+    fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        self.run(plan, output)
+    }
+
+    fn logits(&mut self) -> &[f32] {
+        self.logits()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size()
+    }
+}
+
+impl CallRunner for LeadingRunner {
+    fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        self.run(plan, output)
+    }
+
+    fn logits(&mut self) -> &[f32] {
+        self.logits()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size()
+    }
+}
+
 /// Serves the requests to their ends.
-pub fn serve<D: Device>(
-    runner: &mut ModelRunner<D>,
+pub fn serve(
+    runner: &mut impl CallRunner,
     setup: &Setup,
     requests: &[Request],
 ) -> (Vec<Served>, Happened) {

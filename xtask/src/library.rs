@@ -12,23 +12,34 @@ use crate::process::{cargo, output};
 use crate::workspace::target;
 
 const LIBRARY: &str = "libtriton_inflight.so";
+/// The other ranks of a model, beside the library.
+const RANK_PROGRAM: &str = "inflight-rank";
 
-/// Builds `libtriton_inflight.so`; returns a backend directory that contains it.
+/// Builds `libtriton_inflight.so` and `inflight-rank`; returns a backend directory that contains them.
 pub fn backend_directory() -> Result<PathBuf> {
+    // It comes first: it builds the library, too, as `build` must not leave it.
+    let program = rank_program()?;
     let library = build()?;
     let backends = target("backends");
     let folder = backends.join("inflight");
     fs::create_dir_all(&folder)?;
     // Renaming over the file leaves the old one intact for a running server that has it mapped.
-    let new = folder.join(format!("{LIBRARY}.new"));
-    fs::copy(library, &new)?;
-    fs::rename(new, folder.join(LIBRARY))?;
+    for (built, name) in [(library, LIBRARY), (program, RANK_PROGRAM)] {
+        let new = folder.join(format!("{name}.new"));
+        fs::copy(built, &new)?;
+        fs::rename(new, folder.join(name))?;
+    }
     // The library is its own batch strategy.
     let strategy = folder.join("batchstrategy.so");
     if !strategy.is_symlink() {
         symlink(LIBRARY, strategy)?;
     }
     Ok(backends)
+}
+
+/// Builds the program of the other ranks of a model; returns its path.
+pub fn rank_program() -> Result<PathBuf> {
+    program_of("triton-inflight", &["--bin", RANK_PROGRAM], "release")
 }
 
 /// Builds `inflight-sim` (crates/simulator) with a profile of Cargo.toml; returns the program's path.
@@ -77,9 +88,14 @@ pub fn test_programs(package: &str, names: &[&str]) -> Result<Vec<(String, PathB
 }
 
 fn program(package: &str, profile: &str) -> Result<PathBuf> {
+    program_of(package, &[], profile)
+}
+
+fn program_of(package: &str, targets: &[&str], profile: &str) -> Result<PathBuf> {
     let messages = output(
         cargo()
             .args(["build", "--package", package, "--profile", profile])
+            .args(targets)
             .arg("--message-format=json-render-diagnostics"),
     )?;
     artifacts(&messages)

@@ -9,6 +9,7 @@
 //! figures.rs    medians and rounding
 //! engine.rs     `cargo xtask bench engine`: prompts and generation, row by row
 //! adapters.rs   `cargo xtask bench adapters`: what adapters add to a step
+//! ranks.rs      `cargo xtask bench ranks`: several ranks beside one
 //! profile.rs    `cargo xtask profile`: the time of a step by operation
 //! stopwatch.rs  the probe that times each operation
 //! divergence.rs divergence of logits from reference logits
@@ -26,6 +27,7 @@ pub mod machine;
 pub mod model;
 pub mod profile;
 pub mod quality;
+pub mod ranks;
 pub mod roofline;
 pub mod stopwatch;
 pub mod text;

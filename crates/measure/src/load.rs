@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use triton_inflight::base::{SequenceId, TokenId, Tokens};
+use triton_inflight::base::{SequenceId, StepError, TokenId, Tokens};
 use triton_inflight::device::Device;
-use triton_inflight::engine::{Adapter, Engine, EngineConfig, Event, NewRequest, StepOutput};
+use triton_inflight::engine::{
+    Adapter, Engine, EngineConfig, Event, NewRequest, StepOutput, StepPlan,
+};
 use triton_inflight::runner::{ModelRunner, Probe};
 
 use crate::Result;
@@ -84,7 +86,33 @@ impl Load {
         config: &EngineConfig,
         adapters: &[Adapter],
     ) -> Result<Outcome> {
-        let mut engine = self.start_with(runner.vocab_size(), config, adapters)?;
+        let vocab_size = runner.vocab_size();
+        self.drive(vocab_size, config, adapters, |plan, output| {
+            runner.run(plan, output)
+        })
+    }
+
+    /// As [`Load::run`], with anything that computes model calls.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_by(
+        &self,
+        vocab_size: usize,
+        config: &EngineConfig,
+        run: impl FnMut(StepPlan<'_>, &mut StepOutput) -> std::result::Result<(), StepError>,
+    ) -> Result<Outcome> {
+        self.drive(vocab_size, config, &[], run)
+    }
+
+    fn drive(
+        &self,
+        vocab_size: usize,
+        config: &EngineConfig,
+        adapters: &[Adapter],
+        mut run: impl FnMut(StepPlan<'_>, &mut StepOutput) -> std::result::Result<(), StepError>,
+    ) -> Result<Outcome> {
+        let mut engine = self.start_with(vocab_size, config, adapters)?;
         let num_tokens = self.output as usize;
         let mut moments = vec![Vec::with_capacity(num_tokens); self.concurrency as usize];
         let mut output = StepOutput::default();
@@ -94,7 +122,7 @@ impl Load {
             let step = engine.schedule();
             output.clear();
             for plan in step.plans() {
-                runner.run(plan, &mut output)?;
+                run(plan, &mut output)?;
             }
             engine.apply(step, &mut output, &mut events);
             let now = start.elapsed();

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use inflight_measure::{adapters, engine, profile, quality};
+use inflight_measure::{adapters, engine, profile, quality, ranks};
 
 #[derive(Parser)]
 #[command(name = "inflight-measure", about = "Measures the library in process")]
@@ -12,6 +12,8 @@ enum Command {
     Engine(engine::Options),
     /// Measures what adapters add to the time of a step
     Adapters(adapters::Options),
+    /// Measures several ranks beside one that has as many threads
+    Ranks(ranks::Options),
     /// Measures the time of a step, operation by operation
     Profile(profile::Options),
     /// Measures the quality that quantised weights lose, on a text
@@ -22,6 +24,7 @@ fn main() -> ExitCode {
     let measured = match Command::parse() {
         Command::Engine(options) => engine::run(&options),
         Command::Adapters(options) => adapters::run(&options),
+        Command::Ranks(options) => ranks::run(&options),
         Command::Profile(options) => profile::run(&options),
         Command::Quality(options) => quality::run(&options),
     };

@@ -93,7 +93,11 @@ impl Options {
         })
     }
 
-    fn engine_config(&self, loads: &[Load]) -> Result<EngineConfig> {
+    /// The configuration of an engine for each of `loads`.
+    ///
+    /// # Errors
+    /// If none can serve them.
+    pub fn engine_config(&self, loads: &[Load]) -> Result<EngineConfig> {
         let block_size = BlockSize::new(BLOCK_SIZE).ok_or("a block has positions")?;
         let max_num_requests = loads.iter().map(|load| load.concurrency).max().unwrap_or(1);
         let longest = loads.iter().map(Load::num_tokens).max();

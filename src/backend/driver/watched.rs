@@ -8,6 +8,8 @@
 //! Triton does not report that it ends a request between two steps. A step finds the requests that are missing from its
 //! batch; while there are no steps, this thread does. It locks the driver only while no Execute call holds it.
 //!
+//! It also notices that the process of another rank has ended while there are no steps.
+//!
 //! Nor does Triton finalise every model that is unloaded: a request that server 2.51 leaks (which can happen if its gRPC
 //! stream is cancelled) keeps the model forever. So the thread also checks whether the model is still served, and
 //! frees the resources of the instance if it has not been for a while.
@@ -22,6 +24,7 @@ use parking_lot::Mutex;
 use crate::backend::driver::service::Service;
 use crate::backend::observe::metrics::MetricsShare;
 use crate::base::{LoadError, StepError};
+use crate::runner::RankWatch;
 use crate::triton::lifecycle::catch;
 use crate::triton::{Health, Request, ServedModel};
 
@@ -47,6 +50,8 @@ pub struct WatchContext {
     pub drain_timeout: Option<Duration>,
     /// Whether the instance can serve, as the server sees it.
     pub health: Health,
+    /// Whether the processes of the other ranks live; `None` if there are none.
+    pub ranks: Option<RankWatch>,
 }
 
 /// Executes the requests of one instance.
@@ -141,7 +146,14 @@ fn watch(shared: &SharedDriver, context: &WatchContext, end: &Receiver<()>) {
             return;
         };
         let now = Instant::now();
-        let looked = catch(|| driver.look_after(now, PERIOD));
+        let looked = catch(|| {
+            driver.look_after(now, PERIOD)?;
+            // A step notices by itself that a rank is missing, and knows why.
+            match &context.ranks {
+                Some(ranks) if driver.is_idle_for(Duration::ZERO, now) => ranks.check(),
+                _ => Ok(()),
+            }
+        });
         let end = match looked.unwrap_or_else(|panic| Err(StepError(panic))) {
             Err(error) => {
                 log::error!("the instance has failed between its requests: {error}");

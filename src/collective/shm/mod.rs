@@ -3,6 +3,7 @@
 //! ```text
 //! area.rs     the shared memory: who has published what
 //! futex.rs    waiting for a word of it
+//! link.rs     a connection between two of the processes
 //! place.rs    the place of a rank, which the system frees when its process ends
 //! ```
 //!
@@ -12,6 +13,7 @@
 
 mod area;
 mod futex;
+mod link;
 mod place;
 
 use std::fs::File;
@@ -19,6 +21,8 @@ use std::hint;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+pub use self::link::{Link, follow_parent};
 
 use self::area::{Area, Control, MAX_WORDS};
 use self::place::Place;
@@ -220,6 +224,10 @@ impl Exchange for Shm {
 
     fn max_words(&self) -> usize {
         MAX_WORDS
+    }
+
+    fn set_time_limit(&mut self, limit: Duration) {
+        self.time_limit = limit;
     }
 
     fn publish(&mut self, label: Label, words: &[u32]) -> Result<(), CollectiveError> {

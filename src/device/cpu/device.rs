@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::time::Duration;
 
 use half::bf16;
 
@@ -17,8 +18,9 @@ use crate::collective::Collective;
 use crate::device::{
     Activation, AdaptedRows, AttentionParams, Device, Dtype, EmbeddingTable, Experts, FloatRows,
     KvBatch, KvLayout, Linear, LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedBytes,
-    PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QuantisedRows, RawMatrix,
-    RopeParams, RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults, Turn,
+    PackedPart, PackedReader, PackedShape, PackedWeights, Pool, QkNorm, QuantisedRows, RankRole,
+    RawMatrix, RopeParams, RopeTable, Routing, Stacking, StepCapacity, StepInputs, StepResults,
+    Turn,
 };
 
 /// The rows of a token embedding.
@@ -532,9 +534,20 @@ impl Device for Cpu {
         );
     }
 
-    fn join_ranks(&mut self, collective: Box<dyn Collective>) -> Result<(), LoadError> {
-        self.ranks = Some(Ranks::new(collective));
+    fn join_ranks(
+        &mut self,
+        collective: Box<dyn Collective>,
+        role: RankRole,
+    ) -> Result<(), LoadError> {
+        self.ranks = Some(Ranks::new(collective, role));
         Ok(())
+    }
+
+    fn meet_ranks(&mut self, time_limit: Duration) -> Result<(), LoadError> {
+        match &mut self.ranks {
+            Some(ranks) => ranks.meet(time_limit),
+            None => Ok(()),
+        }
     }
 
     fn has_whole_sums(&self) -> bool {

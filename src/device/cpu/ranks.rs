@@ -2,18 +2,20 @@
 
 use std::hash::Hasher;
 use std::ops::Range;
+use std::time::Duration;
 
 use half::bf16;
 use rustc_hash::FxHasher;
 
 use super::{Cpu, PackedMatrix};
-use crate::base::StepError;
+use crate::base::{LoadError, StepError};
 use crate::collective::{Collective, CollectiveError, MAX_RANKS};
-use crate::device::{Output, StepInputs};
+use crate::device::{Output, RankRole, StepInputs};
 
 /// The other ranks.
 pub(super) struct Ranks {
     collective: Box<dyn Collective>,
+    role: RankRole,
     /// A hash of the current step, which is the same on all ranks.
     step: u64,
     /// What went wrong first. Nothing is sent after that.
@@ -21,12 +23,24 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
-    pub(super) fn new(collective: Box<dyn Collective>) -> Self {
+    pub(super) fn new(collective: Box<dyn Collective>, role: RankRole) -> Self {
         Self {
             collective,
+            role,
             step: 0,
             failure: None,
         }
+    }
+
+    /// Waits until all ranks have come this far. No later operation takes longer than `time_limit`.
+    ///
+    /// # Errors
+    ///
+    /// One has failed, or does not come in time.
+    pub(super) fn meet(&mut self, time_limit: Duration) -> Result<(), LoadError> {
+        let met = self.collective.broadcast(0, 0, &mut [0]);
+        self.collective.set_time_limit(time_limit);
+        met.map_err(|error| LoadError::Resource(error.to_string()))
     }
 
     /// Begins a step, whose plan all ranks must have.
@@ -51,17 +65,25 @@ impl Ranks {
         self.run(|collective, step| collective.all_reduce(step, values));
     }
 
-    /// Collects the columns of a matrix from all ranks: `widths` are the numbers of their columns, `part` has this one's.
+    /// Collects the columns of a matrix from all ranks: `widths` are the numbers of their columns, `part` has this one's. On a
+    /// rank that does not sample, `out` is left as it is.
     pub(super) fn gather_columns(&mut self, widths: &[usize], part: &[f32], out: &mut [f32]) {
         let width: usize = widths.iter().sum();
-        let num_rows = out.len() / width;
-        assert_eq!(out.len(), num_rows * width, "out is [m, {width}]");
+        let num_rows = part.len() / widths[self.collective.rank()];
+        let samples = self.role == RankRole::Samples;
+        assert!(
+            !samples || out.len() == num_rows * width,
+            "out is [m, {width}]"
+        );
         let mut lens = [0; MAX_RANKS];
         for (len, width) in lens.iter_mut().zip(widths) {
             *len = num_rows * width;
         }
         let lens = &lens[..widths.len()];
         let mut write = |rank: usize, first: usize, mut values: &[f32]| {
+            if !samples {
+                return;
+            }
             let first_column: usize = widths[..rank].iter().sum();
             let (mut row, mut column) = (first / widths[rank], first % widths[rank]);
             while !values.is_empty() {
@@ -111,7 +133,7 @@ impl Cpu {
     }
 }
 
-/// A hash of the plan of a step, and of the steps before it.
+/// A hash of the plan of a step, and of the steps before it. Of the block tables, only what the sequences have is in it.
 fn hash_of(inputs: &StepInputs<'_>, earlier: u64) -> u64 {
     let mut hasher = FxHasher::default();
     hasher.write_u64(earlier);
@@ -124,9 +146,11 @@ fn hash_of(inputs: &StepInputs<'_>, earlier: u64) -> u64 {
         hasher.write_usize(len);
     };
     write(&mut inputs.token_ids.iter().copied());
-    let spans = inputs.spans.iter();
-    write(&mut spans.flat_map(|span| [span.tokens.end, span.kv_len, span.block_table.end]));
-    write(&mut inputs.block_tables.iter().map(|block| block.0));
+    for span in inputs.spans {
+        write(&mut [span.tokens.end, span.kv_len].into_iter());
+        let blocks = span.block_table.start as usize..span.block_table.end as usize;
+        write(&mut inputs.block_tables[blocks].iter().map(|block| block.0));
+    }
     write(&mut inputs.kept_rows.iter().copied());
     write(&mut inputs.sampled_rows.iter().copied());
     hasher.finish()

@@ -8,7 +8,8 @@ use crate::base::{BlockSize, LoadError, Tokens};
 use crate::config::{KvCacheDtype, ModelConfig, RunnerKind, Settings, WeightOnlyPrecision};
 use crate::device::{CodeBits, KvDtype};
 use crate::runner::{
-    AttentionWindows, CpuRunner, CudaRunner, ModelSource, SyntheticRunner, WeightPrecision,
+    AttentionWindows, CpuRunner, CudaRunner, ModelSource, ModelSpec, SyntheticRunner,
+    WeightPrecision, specs_of_ranks,
 };
 
 /// The longest sequence of the synthetic runner, which has no limit of its own.
@@ -99,6 +100,17 @@ impl ConfiguredModel<'_> {
         }
     }
 
+    /// The processes that compute it.
+    pub fn num_ranks(&self) -> usize {
+        self.settings.tensor_parallel_size as usize
+    }
+
+    /// The sizes of its parts on several ranks; `None` on one, and if it cannot be split.
+    fn specs_of_ranks(&self, source: &ModelSource) -> Option<Vec<ModelSpec>> {
+        let num_ranks = Some(self.num_ranks()).filter(|num_ranks| *num_ranks > 1)?;
+        specs_of_ranks(num_ranks, source.spec()).ok()
+    }
+
     /// Whether any layer's attention window is shorter than `max_seq_len`.
     pub fn has_windows(&self, max_seq_len: Tokens) -> bool {
         let attention = self.attention();
@@ -129,12 +141,17 @@ impl ModelDimensions for ConfiguredModel<'_> {
         }
     }
 
+    /// Of all ranks together: they are on one host, so what it has left is divided among them as they need it.
     fn kv_bytes_per_block(&self, block_size: BlockSize) -> u64 {
         match self.source {
             Some(source) => {
                 let (spec, dtype) = (source.spec(), self.kv_dtype());
+                let on_cpu = |spec| CpuRunner::kv_bytes_per_block(spec, block_size, dtype);
                 let num_bytes = match self.gpu {
-                    None => CpuRunner::kv_bytes_per_block(spec, block_size, dtype),
+                    None => match self.specs_of_ranks(source) {
+                        Some(specs) => specs.iter().map(on_cpu).sum(),
+                        None => on_cpu(spec),
+                    },
                     Some(_) => CudaRunner::kv_bytes_per_block(spec, block_size, dtype),
                 };
                 num_bytes as u64

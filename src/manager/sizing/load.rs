@@ -1,6 +1,9 @@
 //! Sizes an instance and loads its runner.
 
+use std::num::NonZeroUsize;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -13,8 +16,8 @@ use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, free_memory_bytes};
 use crate::engine::EngineConfig;
 use crate::runner::{
-    AdapterRoom, CpuRunner, CudaRunner, KvFile, ModelSource, Runner, RunnerLimits,
-    SyntheticOptions, SyntheticRunner,
+    AdapterRoom, CpuRunner, CudaRunner, KvFile, LeadingRunner, ModelSource, RankLimits, Runner,
+    RunnerLimits, SyntheticOptions, SyntheticRunner,
 };
 
 /// A runner, the engine configuration that it was sized for, and the memory that both may use.
@@ -33,7 +36,8 @@ pub struct LoadedRunner {
 
 /// Sizes the KV cache by the memory that is free, and loads the weights, on a GPU or on the CPU. Without a checkpoint the
 /// runner is the synthetic one, which runs on the CPU; files that the configuration names are relative to `folder`, the
-/// model's folder. Memory for `adapters` is left on the host, and on the GPU that they are computed on.
+/// model's folder. Memory for `adapters` is left on the host, and on the GPU that they are computed on. Of several ranks, all
+/// but the first are processes of `rank_program`.
 ///
 /// # Errors
 /// Settings that contradict each other, a checkpoint that cannot be loaded, a GPU that is not there, or memory that does
@@ -44,6 +48,7 @@ pub fn load_runner(
     folder: &Path,
     gpu: Option<usize>,
     adapters: AdapterRoom,
+    rank_program: &Path,
 ) -> Result<LoadedRunner, LoadError> {
     let model = ConfiguredModel {
         settings: &config.settings,
@@ -51,9 +56,10 @@ pub fn load_runner(
         gpu,
     };
     check_kv_file(&config.settings)?;
+    check_ranks(&model, adapters)?;
     let loaded = match (source, gpu) {
         (Some(source), Some(gpu)) => load_on_gpu(config, &model, source, gpu, adapters),
-        _ => load_on_cpu(config, &model, folder, adapters),
+        _ => load_on_cpu(config, &model, folder, adapters, rank_program),
     }?;
     Ok(LoadedRunner {
         kv_file: kv_file(&model, &loaded, folder),
@@ -92,6 +98,43 @@ fn check_kv_file(settings: &Settings) -> Result<(), LoadError> {
     }
 }
 
+/// Refuses what cannot be split over ranks yet. The runner refuses models and precisions.
+fn check_ranks(model: &ConfiguredModel<'_>, adapters: AdapterRoom) -> Result<(), LoadError> {
+    let num_ranks = model.num_ranks();
+    if num_ranks == 1 {
+        return Ok(());
+    }
+    let refusals = [
+        (
+            model.source.is_none(),
+            "the synthetic runner has no weights to split",
+        ),
+        (
+            model.gpu.is_some(),
+            "GPUs cannot compute a model together yet; write instance_group [{ kind: KIND_CPU }]",
+        ),
+        (
+            adapters != AdapterRoom::default(),
+            "adapters cannot be split over ranks yet",
+        ),
+        (
+            model.settings.kv_cache_file.is_some(),
+            "kv_cache_file would have the KV cache of one rank only",
+        ),
+        (
+            model.settings.weight_only_precision.is_some(),
+            "weights that are rounded at load cannot be split over ranks yet; leave out weight_only_precision",
+        ),
+    ];
+    match refusals.into_iter().find(|(is_refused, _)| *is_refused) {
+        None => Ok(()),
+        Some((_, reason)) => Err(LoadError::Config {
+            problem: format!("tensor_parallel_size is {num_ranks}, and {reason}"),
+            remedy: "or leave out tensor_parallel_size".to_owned(),
+        }),
+    }
+}
+
 /// The file that the configuration names, with all that keys and values depend on.
 fn kv_file(model: &ConfiguredModel<'_>, loaded: &LoadedRunner, folder: &Path) -> Option<KvFile> {
     let path = folder.join(model.settings.kv_cache_file.as_ref()?);
@@ -114,6 +157,7 @@ fn load_on_cpu(
     model: &ConfiguredModel<'_>,
     folder: &Path,
     adapters: AdapterRoom,
+    rank_program: &Path,
 ) -> Result<LoadedRunner, LoadError> {
     let settings = &config.settings;
     if model.source.is_some() {
@@ -133,8 +177,18 @@ fn load_on_cpu(
     let limits = limits(model, &engine, adapters);
     let runner = match model.source {
         Some(source) => {
-            let runner = CpuRunner::new(source, limits, &cpu_options(settings)?)?;
-            Runner::Cpu(Box::new(runner))
+            let options = cpu_options(settings)?;
+            match model.num_ranks() {
+                1 => Runner::Cpu(Box::new(CpuRunner::new(source, limits, &options)?)),
+                num_ranks => Runner::Ranks(Box::new(LeadingRunner::new(
+                    rank_program,
+                    num_ranks,
+                    source,
+                    limits,
+                    &options,
+                    rank_limits(settings),
+                )?)),
+            }
         }
         None => Runner::Synthetic(synthetic(settings, &limits, folder)?),
     };
@@ -282,6 +336,14 @@ fn synthetic(
         .gated_by(gate.map(|path| folder.join(path))))
 }
 
+fn rank_limits(settings: &Settings) -> RankLimits {
+    let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+    RankLimits {
+        load: seconds(settings.rank_load_timeout_seconds),
+        step: seconds(settings.rank_timeout_seconds),
+    }
+}
+
 fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> {
     let simd = settings.cpu_instruction_set.as_deref().map(|name| {
         name.parse::<Simd>().map_err(|_| LoadError::Knob {
@@ -290,8 +352,18 @@ fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> {
             expected: "one that this build has".to_owned(),
         })
     });
+    // By default the ranks share the cores.
+    let num_ranks = settings.tensor_parallel_size as usize;
+    let shared = |num: NonZeroUsize| NonZeroUsize::new(num.get() / num_ranks);
+    let num_threads = match (settings.num_threads, num_ranks) {
+        (None, 2..) => {
+            let of_all = thread::available_parallelism().ok();
+            of_all.map(|num| shared(num).unwrap_or(NonZeroUsize::MIN))
+        }
+        (given, _) => given,
+    };
     Ok(CpuOptions {
-        num_threads: settings.num_threads,
+        num_threads,
         simd: simd.transpose()?,
     })
 }

@@ -32,6 +32,8 @@ pub enum Bench {
     Engine(Program),
     /// Time that adapters add to a generation step, in process
     Adapters(Program),
+    /// Several ranks beside one that has as many threads, in process and in processes of theirs
+    Ranks(Program),
     /// Requests with different adapters in a real tritonserver, beside llama.cpp's server
     AdapterPeers(Program),
     /// Other engines on the same checkpoint, alternating with ours: llama.cpp, OpenVINO GenAI, vLLM
@@ -230,6 +232,11 @@ pub fn run(bench: &Bench) -> Result<()> {
         ),
         Bench::Engine(program) => measure("engine", program),
         Bench::Adapters(program) => measure("adapters", program),
+        Bench::Ranks(program) => {
+            let mut arguments = vec!["--program".into(), library::rank_program()?.into()];
+            arguments.extend_from_slice(&program.arguments);
+            measure("ranks", &Program { arguments })
+        }
         Bench::AdapterPeers(program) => {
             run_to_stdout(script("adapter_peers.py")?.args(&program.arguments))
         }

@@ -1,0 +1,234 @@
+//! Rank 0: the runner of a model that several processes compute.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use super::rank_call::RankCall;
+use super::rank_process::{Ending, RankProcess};
+use super::task::Task;
+use crate::base::{HostBlockId, LoadError, StepError};
+use crate::collective::ShmWorld;
+use crate::device::RankRole;
+use crate::device::cpu::{Cpu, CpuOptions};
+use crate::engine::{BlockMove, StepOutput, StepPlan};
+use crate::runner::limits::RunnerLimits;
+use crate::runner::model_runner::{ModelRunner, RankOptions};
+use crate::runner::model_source::ModelSource;
+use crate::runner::share::ModelShare;
+use crate::runner::step_layout::StepLayout;
+
+/// How long a process may take to start and to open the checkpoint.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long ranks wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankLimits {
+    /// Until all have loaded their weights.
+    pub load: Duration,
+    /// In an operation of a step.
+    pub step: Duration,
+}
+
+/// Rank 0 of a model, and the processes that are the others.
+pub struct LeadingRunner {
+    runner: ModelRunner<Cpu>,
+    processes: Vec<RankProcess>,
+    /// The number of the next call.
+    number: u32,
+    /// Those of the last call.
+    layout: StepLayout,
+    call: RankCall,
+    words: Vec<u32>,
+    failure: Option<StepError>,
+}
+
+/// Tells whether the processes of the other ranks live.
+#[derive(Clone)]
+pub struct RankWatch(Vec<Ending>);
+
+impl LeadingRunner {
+    /// Starts `program` once for each rank but the first, and loads the shares of all ranks at the same time.
+    ///
+    /// # Errors
+    /// As [`ModelRunner::of_rank`], or a process cannot be started, is of another build, has other files, ends, or does not
+    /// load in time.
+    pub fn new(
+        program: &Path,
+        num_ranks: usize,
+        source: &ModelSource,
+        limits: RunnerLimits,
+        options: &CpuOptions,
+        time_limits: RankLimits,
+    ) -> Result<Self, LoadError> {
+        // Before a process is started.
+        ModelShare::check_ranks(num_ranks, source.spec())?;
+        let RankLimits { load, step } = time_limits;
+        let resource = |error: &dyn ToString| LoadError::Resource(error.to_string());
+        let world = ShmWorld::new(num_ranks).map_err(|error| resource(&error))?;
+        let collective = world.attach(0, load).map_err(|error| resource(&error))?;
+        let task = Task::new(
+            source.folder().to_owned(),
+            source.stamps(),
+            &limits,
+            options,
+            [load, step],
+        );
+        let processes = (1..num_ranks).map(|rank| RankProcess::start(program, rank));
+        let mut processes = Processes(processes.collect::<Result<Vec<_>, _>>()?);
+        let start_limit = START_LIMIT.min(load);
+        for (process, rank) in processes.0.iter_mut().zip(1..) {
+            let mut task = task.clone();
+            task.rank = rank;
+            process.instruct(&task, world.as_fd(), start_limit)?;
+        }
+        for process in &mut processes.0 {
+            process.wait_until_ready()?;
+        }
+        let layout = StepLayout::new(&limits);
+        let rank = RankOptions {
+            collective: Box::new(collective),
+            role: RankRole::Samples,
+            time_limit: step,
+        };
+        let runner = ModelRunner::of_rank(source, limits, options, rank)
+            .map_err(|error| processes.explain_load(error))?;
+        for process in &mut processes.0 {
+            let limited = process.set_time_limit(step);
+            limited.map_err(|error| resource(&error))?;
+        }
+        Ok(Self {
+            runner,
+            processes: std::mem::take(&mut processes.0),
+            number: 0,
+            layout,
+            call: RankCall::default(),
+            words: Vec::new(),
+            failure: None,
+        })
+    }
+
+    /// Computes one model call of a step together with the other ranks, see [`ModelRunner::run`].
+    ///
+    /// # Errors
+    /// As there, or a rank has failed. The others are ended then, and no further call is computed.
+    pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        self.layout.set(&plan);
+        self.call.set(&plan, &self.layout);
+        self.send()?;
+        let result = self.runner.run(plan, output);
+        result.map_err(|error| self.fail(error))
+    }
+
+    /// Makes moves of blocks on all ranks. A failure is an error of the next call.
+    pub fn move_blocks(&mut self, moves: &[BlockMove]) {
+        self.call.set_moves(moves);
+        if self.send().is_ok() {
+            self.runner.move_blocks(moves);
+        }
+    }
+
+    /// This rank's part of a block in host memory, see [`ModelRunner::host_block`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn host_block(&mut self, block: HostBlockId) -> Result<&mut [u8], StepError> {
+        self.runner.host_block(block)
+    }
+
+    /// What it computes with.
+    pub fn description(&self) -> String {
+        let own = self.runner.description();
+        format!("{} ranks, each {own}", 1 + self.processes.len())
+    }
+
+    /// The size of the vocabulary: token ids are below it.
+    pub fn vocab_size(&self) -> usize {
+        self.runner.vocab_size()
+    }
+
+    /// See [`ModelRunner::logits`].
+    pub fn logits(&mut self) -> &[f32] {
+        self.runner.logits()
+    }
+
+    /// Tells whether the other ranks live.
+    pub fn watch(&self) -> RankWatch {
+        let endings = self.processes.iter();
+        RankWatch(endings.map(|process| process.ending().clone()).collect())
+    }
+
+    /// Sends the call to the other ranks.
+    fn send(&mut self) -> Result<(), StepError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        self.call.write(self.number, &mut self.words);
+        self.number = self.number.wrapping_add(1);
+        let message = bytemuck::cast_slice(&self.words);
+        let mut processes = self.processes.iter_mut().zip(1..);
+        let sent = processes.try_for_each(|(process, rank)| {
+            process.send(message).map_err(|error: io::Error| {
+                StepError(format!("rank {rank} has not taken a model call: {error}"))
+            })
+        });
+        sent.map_err(|error| self.fail(error))
+    }
+
+    /// Ends the other ranks, and says what is known of them.
+    fn fail(&mut self, error: StepError) -> StepError {
+        let explained = StepError(explain(&error.0, &mut self.processes));
+        self.processes.iter_mut().for_each(RankProcess::close);
+        self.failure.insert(explained).clone()
+    }
+}
+
+impl RankWatch {
+    /// Whether all live.
+    ///
+    /// # Errors
+    /// One has ended.
+    pub fn check(&self) -> Result<(), StepError> {
+        let mut endings = self.0.iter().zip(1..);
+        let ended = endings.find_map(|(ending, rank)| Some((rank, ending.get()?)));
+        match ended {
+            None => Ok(()),
+            Some((rank, how)) => Err(StepError(format!(
+                "the process of rank {rank} has ended ({how})"
+            ))),
+        }
+    }
+}
+
+/// Processes that are ended together.
+struct Processes(Vec<RankProcess>);
+
+impl Processes {
+    fn explain_load(&mut self, error: LoadError) -> LoadError {
+        match error {
+            LoadError::Resource(error) => LoadError::Resource(explain(&error, &mut self.0)),
+            // The configuration or a file.
+            error => error,
+        }
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        self.0.iter_mut().for_each(RankProcess::close);
+    }
+}
+
+impl Drop for LeadingRunner {
+    fn drop(&mut self) {
+        self.processes.iter_mut().for_each(RankProcess::close);
+    }
+}
+
+/// An error, and what has happened to the other ranks.
+fn explain(error: &str, processes: &mut [RankProcess]) -> String {
+    let happened = processes.iter_mut().filter_map(RankProcess::what_happened);
+    let texts = std::iter::once(error.to_owned()).chain(happened);
+    texts.collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,36 @@
+//! A model on several ranks of one host: rank 0 in this process, each of the others in a process of its own.
+//!
+//! ```text
+//! rank_call.rs    what a rank needs of a model call to compute its share
+//! task.rs         what a rank is told before it loads its share of the model
+//! leader.rs       rank 0: has the others compute each call together with it
+//! rank_process.rs the processes of the others, from the start to the end
+//! rank_main.rs    what such a process does
+//! ```
+//!
+//! ```text
+//! rank 0   engine -> plan | share of the call ------ logits | sampling -> engine
+//!                  \ call      ||  ||  ||  sums     /
+//! rank 1            \......| share of the call ----/        | waits for the next call
+//! ```
+//!
+//! Only rank 0 has an engine and samples. It sends the others what their share of each model call depends on: tokens, block
+//! tables, moves of blocks, and the rows whose logits are wanted. An engine on every rank, fed with the same requests, would
+//! have to be given every sampled token, and whatever else decides a plan: cancellations, stop words, guides, callbacks,
+//! beams, drafts. One that was forgotten would let the ranks diverge. A model call is a few kilobytes and has all of it, so
+//! pauses, copies of blocks, drafts and beams need nothing here; and a rank needs no tokenizer, no guides and no sampler.
+//! Every operation between ranks carries a hash of the plan, so a difference ends the step with an error.
+//!
+//! Calls go over the connection that tells each side of the other's end, so that a rank waits for the next one without a
+//! time limit and without spinning. Sums go through shared memory.
+
+mod leader;
+mod rank_call;
+mod rank_main;
+mod rank_process;
+mod task;
+
+pub use leader::{LeadingRunner, RankLimits, RankWatch};
+pub(super) use rank_call::RankCall;
+pub use rank_main::rank_main;
+pub use rank_process::RANK_PROGRAM;

@@ -1,0 +1,117 @@
+//! What the process of another rank does.
+
+use std::any::Any;
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{ExitCode, exit};
+use std::thread;
+use std::time::Duration;
+
+use super::rank_call::RankCall;
+use super::task::{BUILD, Greeting, Report, Task, receive, send};
+use crate::base::BlockSize;
+use crate::collective::{Link, Shm, follow_parent};
+use crate::device::RankRole;
+use crate::device::cpu::Cpu;
+use crate::runner::model_runner::{ModelRunner, RankOptions};
+use crate::runner::model_source::ModelSource;
+
+/// How long rank 0 may take to say what there is to do.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+
+/// Is a rank of the process that has started this one, until that has no more to compute or has ended.
+pub fn rank_main() -> ExitCode {
+    follow_parent();
+    let Ok(mut link) = Link::of_standard_input() else {
+        eprintln!("this program is started by Triton's backend inflight, see docs/src/ranks.md");
+        return ExitCode::from(2);
+    };
+    // Rank 0 may end while this rank computes, or waits for another one.
+    let watched = link.try_clone().map(|link| {
+        let exit_at_end = move || {
+            link.wait_for_end();
+            exit(0);
+        };
+        thread::Builder::new()
+            .name("inflight-watch".to_owned())
+            .spawn(exit_at_end)
+    });
+    let served = match watched {
+        Ok(Ok(_)) => catch_unwind(AssertUnwindSafe(|| serve(&mut link))),
+        Ok(Err(error)) | Err(error) => Ok(Err(error.to_string())),
+    };
+    let served = served.unwrap_or_else(|panic| Err(message(&*panic)));
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            // Rank 0 may have ended, too.
+            let _ = send(&mut link, &Report::Failed(reason));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(link: &mut Link) -> Result<(), String> {
+    let greeting = Greeting {
+        build: BUILD.to_owned(),
+    };
+    link.set_time_limit(Some(MAX_WAIT)).map_err(text)?;
+    send(link, &greeting).map_err(text)?;
+    let Some(task) = receive::<Task>(link).map_err(text)? else {
+        return Ok(());
+    };
+    let memory = link.receive_file().map_err(text)?;
+    let (mut runner, block_size) = load(link, &task, &memory)?;
+    link.set_time_limit(None).map_err(text)?;
+    let (mut message, mut words) = (Vec::new(), Vec::new());
+    let mut call = RankCall::default();
+    for number in (0..=u32::MAX).cycle() {
+        if !link.receive(&mut message).map_err(text)? {
+            break;
+        }
+        words.clear();
+        let (chunks, _) = message.as_chunks();
+        words.extend(chunks.iter().map(|word| u32::from_ne_bytes(*word)));
+        call.read(number, block_size, &words).map_err(text)?;
+        runner.run_share(&call).map_err(text)?;
+    }
+    Ok(())
+}
+
+/// Loads its share of the model.
+fn load(
+    link: &mut Link,
+    task: &Task,
+    memory: &impl AsFd,
+) -> Result<(ModelRunner<Cpu>, BlockSize), String> {
+    let unknown = || "the task of rank 0 is of another version".to_owned();
+    let limits = task.limits().ok_or_else(unknown)?;
+    let options = task.options().ok_or_else(unknown)?;
+    let source = ModelSource::open(&task.folder).map_err(text)?;
+    if source.stamps() != task.stamps {
+        return Err(format!(
+            "the files in {} are not those that rank 0 has opened: load the model again",
+            task.folder.display()
+        ));
+    }
+    let shm = Shm::attach(memory.as_fd(), task.rank, task.load_limit).map_err(text)?;
+    send(link, &Report::Ready).map_err(text)?;
+    let block_size = limits.block_size;
+    let rank = RankOptions {
+        collective: Box::new(shm),
+        role: RankRole::Computes,
+        time_limit: task.time_limit,
+    };
+    let runner = ModelRunner::of_rank(&source, limits, &options, rank).map_err(text)?;
+    Ok((runner, block_size))
+}
+
+fn text(error: impl ToString) -> String {
+    error.to_string()
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panic: {}", text.unwrap_or("without a message"))
+}

@@ -1,0 +1,185 @@
+//! What a rank is told before it loads its share of the model.
+
+use std::io;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::{BlockSize, Blocks, Tokens};
+use crate::collective::Link;
+use crate::device::KvDtype;
+use crate::device::cpu::{CpuOptions, Simd};
+use crate::runner::limits::{AdapterRoom, AttentionWindows, RunnerLimits};
+
+/// The version of this library, and a hash of its sources: processes of different builds may compute different bits, and
+/// understand each other wrong.
+pub(super) const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), " ", env!("INFLIGHT_BUILD"));
+
+/// What a process sends first.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Greeting {
+    pub(super) build: String,
+}
+
+/// What it gets then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Task {
+    pub(super) rank: usize,
+    /// The checkpoint.
+    pub(super) folder: PathBuf,
+    /// Its files, as rank 0 has opened them.
+    pub(super) stamps: String,
+    /// Of loading, and of an operation between ranks after that.
+    pub(super) load_limit: Duration,
+    pub(super) time_limit: Duration,
+    limits: Limits,
+    num_threads: Option<NonZeroUsize>,
+    simd: Option<String>,
+}
+
+/// What it sends then, when it takes part in the operations between ranks, and once more if it has failed.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Report {
+    Ready,
+    Failed(String),
+}
+
+/// [`RunnerLimits`] without what cannot be split yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Limits {
+    max_num_tokens: u32,
+    max_num_requests: u32,
+    max_sampled_rows: u32,
+    max_seq_len: u32,
+    block_size: u32,
+    num_blocks: u32,
+    num_host_blocks: u32,
+    kv_dtype: String,
+    windows: Vec<NonZeroU32>,
+    num_sinks: u32,
+}
+
+impl Task {
+    /// The task of rank 1, for runners with these limits.
+    pub(super) fn new(
+        folder: PathBuf,
+        stamps: String,
+        limits: &RunnerLimits,
+        options: &CpuOptions,
+        [load_limit, time_limit]: [Duration; 2],
+    ) -> Self {
+        Self {
+            rank: 1,
+            folder,
+            stamps,
+            load_limit,
+            time_limit,
+            limits: Limits {
+                max_num_tokens: limits.max_num_tokens.0,
+                max_num_requests: limits.max_num_requests,
+                max_sampled_rows: limits.max_sampled_rows.0,
+                max_seq_len: limits.max_seq_len.0,
+                block_size: limits.block_size.tokens().0,
+                num_blocks: limits.num_blocks.0,
+                num_host_blocks: limits.num_host_blocks.0,
+                kv_dtype: limits.kv_dtype.as_str().to_owned(),
+                windows: limits.attention.windows.clone(),
+                num_sinks: limits.attention.num_sinks.0,
+            },
+            num_threads: options.num_threads,
+            simd: options.simd.map(|simd| simd.to_string()),
+        }
+    }
+
+    /// The limits; `None` if they are none.
+    pub(super) fn limits(&self) -> Option<RunnerLimits> {
+        let limits = &self.limits;
+        let mut dtypes = KvDtype::ALL.into_iter();
+        Some(RunnerLimits {
+            max_num_tokens: Tokens(limits.max_num_tokens),
+            max_num_requests: limits.max_num_requests,
+            max_sampled_rows: Tokens(limits.max_sampled_rows),
+            max_seq_len: Tokens(limits.max_seq_len),
+            block_size: BlockSize::new(limits.block_size)?,
+            num_blocks: Blocks(limits.num_blocks),
+            num_host_blocks: Blocks(limits.num_host_blocks),
+            kv_dtype: dtypes.find(|dtype| dtype.as_str() == limits.kv_dtype)?,
+            weights: None,
+            attention: AttentionWindows {
+                windows: limits.windows.clone(),
+                num_sinks: Tokens(limits.num_sinks),
+            },
+            adapters: AdapterRoom::default(),
+        })
+    }
+
+    /// The options of its CPU; `None` if they are none.
+    pub(super) fn options(&self) -> Option<CpuOptions> {
+        let simd = self.simd.as_deref().map(str::parse::<Simd>);
+        Some(CpuOptions {
+            num_threads: self.num_threads,
+            simd: simd.transpose().ok()?,
+        })
+    }
+}
+
+/// Sends a message of this kind.
+///
+/// # Errors
+/// As [`Link::send`].
+pub(super) fn send(link: &mut Link, message: &impl Serialize) -> io::Result<()> {
+    link.send(&serde_json::to_vec(message)?)
+}
+
+/// The next message of this kind; `None` if there will be none.
+///
+/// # Errors
+/// As [`Link::receive`], or the message is of another kind.
+pub(super) fn receive<T: for<'de> Deserialize<'de>>(link: &mut Link) -> io::Result<Option<T>> {
+    let mut message = Vec::new();
+    match link.receive(&mut message)? {
+        true => Ok(Some(serde_json::from_slice(&message)?)),
+        false => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::EngineConfig;
+
+    #[test]
+    fn a_task_says_all_that_a_runner_depends_on() {
+        let limits = RunnerLimits {
+            kv_dtype: KvDtype::Int8,
+            num_host_blocks: Blocks(7),
+            attention: AttentionWindows {
+                windows: vec![NonZeroU32::new(16).expect("not zero")],
+                num_sinks: Tokens(4),
+            },
+            ..RunnerLimits::of(&EngineConfig::default())
+        };
+        let options = CpuOptions {
+            num_threads: NonZeroUsize::new(3),
+            simd: Some(Simd::detect()),
+        };
+        let seconds = [9, 5].map(Duration::from_secs);
+        let task = Task::new("folder".into(), "stamps".into(), &limits, &options, seconds);
+        let (mut here, mut there) = Link::pair().expect("a connection");
+        send(&mut here, &task).expect("it is sent");
+        let read: Task = receive(&mut there)
+            .expect("a message")
+            .expect("one is there");
+        assert_eq!(read, task);
+        assert_eq!(read.limits(), Some(limits));
+        let read = read.options().expect("an instruction set");
+        assert_eq!(
+            (read.num_threads, read.simd),
+            (options.num_threads, options.simd)
+        );
+        drop(here);
+        assert_eq!(receive::<Task>(&mut there).expect("the end"), None);
+    }
+}

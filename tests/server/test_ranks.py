@@ -1,0 +1,446 @@
+"""A model on several processes of one host: the same answers as on any other number, and a clear error, no orphan and a
+load that works again whatever happens to a process."""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import random
+import shutil
+import signal
+import threading
+import time
+
+import numpy
+import pytest
+
+from harness import clients
+from harness.clients import GrpcStream, Refused, described, generate
+from harness.repository import ROOT, STORIES, TIGHT, add_model
+from harness.server import STOP_TIMEOUT_S, Server, assert_blocks_come_back, until
+
+FIXTURES = ROOT / "tests" / "fixtures"
+# No wait of a test that expects no fault ends in the processes' own time limit.
+RANKS = {"tensor_parallel_size": 2, "num_threads": 1, "rank_timeout_seconds": 100}
+PROMPTS = ["Once upon a time", "The fox", "A little girl named", "One day, the dog", "In the garden there was"]
+LONG = {"max_tokens": 900, "ignore_eos": True}
+
+
+def requests():
+    """Requests of all kinds: greedy ones, sampled ones, with penalties, of different lengths."""
+    kinds = [
+        {},
+        {"temperature": 1.2, "seed": 3, "top_k": 20},
+        {"repetition_penalty": 1.3},
+        {"temperature": 0.8, "seed": 11, "top_p": 0.9},
+    ]
+    return [
+        (prompt, {"max_tokens": 12 + 3 * i + 5 * j, "return_log_probs": True, "ignore_eos": True, **kind})
+        for i, prompt in enumerate(PROMPTS)
+        for j, kind in enumerate(kinds)
+    ]
+
+
+def bits(answers):
+    return [described(answer) for answer in answers]
+
+
+def processes(server):
+    """The process ids of the other ranks of a server's models."""
+    found = []
+    for folder in pathlib.Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+            status = (folder / "status").read_text()
+        except OSError:
+            continue
+        parent = int(status.split("PPid:")[1].split()[0])
+        if parent == server.process.pid and command[0].endswith(b"inflight-rank"):
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+def has_ended(pid):
+    """Whether a process has ended: nobody may be there who waits for it."""
+    try:
+        status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return status.rpartition(")")[2].split()[0] in ("Z", "X")
+
+
+def wait_for(condition, what):
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, deployment):
+    repository = tmp_path_factory.mktemp("ranks") / "repository"
+    add = deployment.add_model
+    beams = {"max_beam_width": 4}
+    add(repository, "one", {"num_threads": 1, **beams}, checkpoint=STORIES)
+    add(repository, "two", {**RANKS, **beams}, checkpoint=STORIES)
+    add(repository, "four", {**RANKS, "tensor_parallel_size": 4, **beams}, checkpoint=STORIES)
+    host = {"kv_cache_host_memory_bytes": 1 << 24}
+    add(repository, "tight", {**RANKS, **TIGHT, **host}, checkpoint=STORIES)
+    drafts = {"speculation": "prompt_lookup", "enable_trt_overlap": "true"}
+    add(repository, "drafts", {**RANKS, **drafts}, checkpoint=STORIES)
+    with deployment.server(repository) as server:
+        yield server
+
+
+def test_any_number_of_processes_gives_the_same_bits(server):
+    assert len(processes(server)) == 1 + 3 + 1 + 1
+    expected = [clients.streams(server, "two", [request])[0] for request in requests()]
+    for model in ("two", "four", "tight", "drafts"):
+        assert bits(clients.streams(server, model, requests())) == bits(expected), model
+    for model in ("two", "four", "tight", "drafts"):
+        assert_blocks_come_back(server, model)
+
+
+def test_one_process_differs_only_in_rounding(server):
+    options = {"max_tokens": 1, "return_context_logits": True, "exclude_input_in_output": True}
+    asked = [(prompt, options) for prompt in PROMPTS]
+    for one, two in zip(clients.streams(server, "one", asked), clients.streams(server, "two", asked)):
+        [one], [two] = one.tensors("context_logits"), two.tensors("context_logits")
+        assert one.shape == two.shape
+        assert numpy.allclose(one, two, atol=0.5)
+
+
+def test_beams_are_the_same_on_any_number_of_processes(server):
+    options = {"beam_width": 4, "max_tokens": 20, "stream": False, "return_log_probs": True}
+    asked = [(prompt, {**options, "exclude_input_in_output": True}) for prompt in PROMPTS]
+    found = [clients.streams(server, model, asked) for model in ("two", "four")]
+    two, four = ([[described(beam) for beam in answer.sequences()] for answer in answers] for answers in found)
+    assert two == four
+    assert all(len(beams) == 4 for beams in two)
+
+
+def test_cancelled_and_bad_requests_change_nothing_for_the_others(server):
+    expected = bits(clients.streams(server, "two", requests()))
+
+    async def cancelled(client, prompt):
+        call = GrpcStream(client, "tight", prompt, stream=True, max_tokens=200, ignore_eos=True)
+        async for _ in call:
+            break
+        call.cancel()
+
+    async def bad(client, options, reason):
+        with pytest.raises(Refused, match=reason):
+            await clients.stream(client, "tight", "The fox", **options)
+
+    async def main():
+        async with clients.grpc(server) as client:
+            good = [clients.stream(client, "tight", prompt, **options) for prompt, options in requests()]
+            others = [cancelled(client, prompt) for prompt in PROMPTS]
+            others += [
+                bad(client, {"max_tokens": 5, "top_p": 2.0}, "top_p"),
+                bad(client, {"max_tokens": 5, "temperature": -1.0}, "temperature"),
+                bad(client, {"max_tokens": 5, "beam_width": 3}, "beam_width"),
+            ]
+            answers = await asyncio.gather(*good, *others)
+            return answers[: len(good)]
+
+    assert bits(clients.run(main())) == expected
+    assert_blocks_come_back(server, "tight")
+
+
+# Faults. Each test has a server of its own.
+
+
+@pytest.fixture
+def faulty(repository, deployment):
+    """A server with a model whose processes wait for each other for 8 s, and one in one process."""
+    deployment.add_model(repository, "two", {**RANKS, "rank_timeout_seconds": 8}, checkpoint=STORIES)
+    deployment.add_model(repository, "one", {"num_threads": 1}, checkpoint=STORIES)
+    with deployment.server(repository) as server:
+        yield server
+
+
+def answer(server, model="two"):
+    return clients.streams(server, model, [("The fox", {"max_tokens": 20, "ignore_eos": True})])[0].ids
+
+
+def failures_after(server, fault, num_streams=4):
+    """The errors of requests in flight in the middle of which `fault` happens."""
+
+    async def one(client, prompt, started):
+        try:
+            async for _ in GrpcStream(client, "two", prompt, stream=True, **LONG):
+                started.set()
+        except Refused as error:
+            return str(error)
+        finally:
+            started.set()
+
+    async def main():
+        async with clients.grpc(server) as client:
+            started = [asyncio.Event() for _ in range(num_streams)]
+            prompts = (PROMPTS[i % len(PROMPTS)] for i in range(num_streams))
+            tasks = [asyncio.create_task(one(client, prompt, event)) for prompt, event in zip(prompts, started)]
+            await asyncio.wait_for(asyncio.gather(*(event.wait() for event in started)), clients.TIMEOUT_S)
+            assert not any(task.done() for task in tasks), "they are in flight"
+            fault()
+            return await asyncio.wait_for(asyncio.gather(*tasks), clients.TIMEOUT_S)
+
+    return clients.run(main())
+
+
+def assert_failed_and_loads_again(server, pids, expected):
+    """No process of the model is left, its requests get an error, the other model serves, and a new load serves the same.
+    (Server 2.51 does not ask whether an instance is ready.)"""
+    for pid in pids:
+        wait_for(lambda: has_ended(pid), f"process {pid} is left")
+    assert processes(server) == []
+    with pytest.raises(Refused, match="the model instance has failed.*rank 1"):
+        answer(server)
+    assert len(answer(server, "one")) > 0
+    server.unload("two")
+    server.wait_for_state("two", "UNAVAILABLE")
+    assert server.load("two") is None
+    assert answer(server) == expected
+    assert len(processes(server)) == 1
+
+
+def test_a_process_that_is_killed_in_a_step_is_an_error_for_every_request_in_flight(faulty):
+    expected = answer(faulty)
+    [pid] = processes(faulty)
+    errors = failures_after(faulty, lambda: os.kill(pid, signal.SIGKILL))
+    for error in errors:
+        assert error is not None and "rank 1" in error and "SIGKILL" in error, errors
+    assert_failed_and_loads_again(faulty, [pid], expected)
+
+
+def test_a_process_that_is_stopped_in_a_step_is_an_error_within_the_time_limit(faulty):
+    expected = answer(faulty)
+    [pid] = processes(faulty)
+    started = time.monotonic()
+    errors = failures_after(faulty, lambda: os.kill(pid, signal.SIGSTOP))
+    assert time.monotonic() - started < 60
+    for error in errors:
+        assert error is not None and "rank 1" in error, errors
+    assert_failed_and_loads_again(faulty, [pid], expected)
+
+
+def test_a_process_that_is_killed_between_requests_fails_the_instance(faulty):
+    expected = answer(faulty)
+    [pid] = processes(faulty)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: "the process of rank 1 has ended (signal: 9 (SIGKILL))" in faulty.log(), "it is not noticed")
+    assert_failed_and_loads_again(faulty, [pid], expected)
+
+
+def test_a_process_that_pauses_for_less_than_the_time_limit_changes_nothing(faulty):
+    expected = answer(faulty)
+    [pid] = processes(faulty)
+
+    async def main():
+        async with clients.grpc(faulty) as client:
+            asked = {"max_tokens": 20, "ignore_eos": True}
+            tasks = [asyncio.create_task(clients.stream(client, "two", "The fox", **asked)) for _ in range(3)]
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(0.3)
+            os.kill(pid, signal.SIGCONT)
+            return await asyncio.gather(*tasks)
+
+    assert [answer.ids for answer in clients.run(main())] == [expected] * 3
+
+
+def test_signals_that_end_a_server_are_left_to_it(faulty):
+    expected = answer(faulty)
+    [pid] = processes(faulty)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(pid, number)
+    assert answer(faulty) == expected
+    assert processes(faulty) == [pid]
+
+
+def test_an_unload_ends_the_processes_and_a_load_starts_new_ones(faulty):
+    expected = answer(faulty)
+    for _ in range(3):
+        pids = processes(faulty)
+        assert len(pids) == 1
+        faulty.unload("two")
+        faulty.wait_for_state("two", "UNAVAILABLE")
+        for pid in pids:
+            wait_for(lambda: has_ended(pid), f"process {pid} is left")
+        assert faulty.load("two") is None
+        assert answer(faulty) == expected
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_server_that_is_killed_leaves_no_process(repository, deployment, is_stopped):
+    deployment.add_model(repository, "four", {**RANKS, "tensor_parallel_size": 4}, checkpoint=STORIES)
+    server = deployment.server(repository)
+    try:
+        pids = processes(server)
+        assert len(pids) == 3
+        if is_stopped:
+            os.kill(pids[1], signal.SIGSTOP)
+    finally:
+        server.process.kill()
+        server.process.wait()
+    for pid in pids:
+        wait_for(lambda: has_ended(pid), f"process {pid} is left")
+
+
+# Loads that fail. The drivers do not matter.
+
+
+@pytest.mark.deployments("iterative")
+def test_a_program_that_is_missing_or_of_another_build_is_named(repository, tmp_path):
+    folder = tmp_path / "backends" / "inflight"
+    folder.mkdir(parents=True)
+    shutil.copy(pathlib.Path(os.environ["TRITON_BACKENDS"]) / "inflight" / "libtriton_inflight.so", folder)
+    add_model(repository, "one", {"num_threads": 1}, checkpoint=STORIES)
+    add_model(repository, "two", RANKS, checkpoint=STORIES)
+    arguments = ["--model-control-mode=explicit", "--load-model=one"]
+    with Server(repository, *arguments, backends=folder.parent) as server:
+        error = server.load("two")
+        assert "inflight-rank" in error and "No such file" in error, error
+        program = folder / "inflight-rank"
+        program.write_text("""#!/bin/sh\nprintf '\\021\\000\\000\\000{"build":"0 old"}' >&0\nexec sleep 1000\n""")
+        program.chmod(0o755)
+        error = server.load("two")
+        assert "is of build 0 old" in error and "install both" in error, error
+        real = pathlib.Path(os.environ["TRITON_BACKENDS"]) / "inflight" / "inflight-rank"
+        changed = tmp_path / "changed"
+        program.write_text(f'#!/bin/sh\ntouch {changed}/config.json\nexec {real} "$@"\n')
+        shutil.copytree(STORIES, changed, symlinks=False)
+        add_model(repository, "changing", {**RANKS, "gpt_model_path": changed})
+        error = server.load("changing")
+        assert "are not those that rank 0 has opened" in error, error
+        program.unlink()
+        program.symlink_to(real)
+        assert server.load("two") is None
+        assert answer(server) == answer(server)
+        assert len(answer(server, "one")) == 20
+
+
+@pytest.mark.deployments("iterative")
+def test_what_cannot_be_split_is_refused_with_the_reason(repository):
+    add_model(repository, "one", {"num_threads": 1}, checkpoint=STORIES)
+    cases = {
+        "precision": ({"weight_only_precision": "int8"}, STORIES, ["weight_only_precision"]),
+        "kv_file": (
+            {"kv_cache_file": "kv", "kv_cache_host_memory_bytes": 1 << 24},
+            STORIES,
+            ["kv_cache_file"],
+        ),
+        "gpu": ({"gpu_device_ids": 0}, STORIES, ["GPUs cannot compute a model together yet"]),
+        "experts": ({}, FIXTURES / "mixtral", ["experts cannot be split"]),
+        "quantised": ({}, FIXTURES / "quantised" / "awq", ["quantised weights cannot be split"]),
+        "heads": ({"tensor_parallel_size": 5}, STORIES, ["5 ranks", "only 4 query heads"]),
+        "many": ({"tensor_parallel_size": 17}, STORIES, ["'17'", "1 to 16"]),
+        "synthetic": ({"runner": "synthetic"}, None, ["synthetic"]),
+    }
+    for name, (parameters, checkpoint, _) in cases.items():
+        add_model(repository, name, {**RANKS, **parameters}, checkpoint=checkpoint)
+    with Server(repository, "--model-control-mode=explicit", "--load-model=one") as server:
+        for name, (_, _, words) in cases.items():
+            error = server.load(name)
+            assert error is not None, name
+            for word in words:
+                assert word in error, (name, error)
+        wait_for(lambda: processes(server) == [], "a process is left")
+        assert generate(server, "one", "The fox", max_tokens=3, stream=False).ids
+
+
+# Random faults: whatever happens, answers are right or errors name a rank, nothing is left, and a load works again.
+
+
+def kill(pids, rng):
+    os.kill(rng.choice(pids), signal.SIGKILL)
+
+
+def stop(pids, rng):
+    os.kill(rng.choice(pids), signal.SIGSTOP)
+
+
+def pause(pids, rng):
+    pid = rng.choice(pids)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(rng.uniform(0, 0.2))
+    os.kill(pid, signal.SIGCONT)
+
+
+def kill_all(pids, _):
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def nothing(*_):
+    pass
+
+
+def happen(fault, pids, rng):
+    # A fault may come after the end of its process.
+    with contextlib.suppress(ProcessLookupError):
+        fault(pids, rng)
+
+
+FAULTS = [kill, kill, stop, pause, kill_all, nothing]
+
+
+def load_with_fault(server, rng):
+    """Loads the model while one of its processes may be killed; the error must name a rank."""
+    result = []
+    thread = threading.Thread(target=lambda: result.append(server.load("three")))
+    thread.start()
+    time.sleep(rng.uniform(0, 0.5))
+    with contextlib.suppress(ProcessLookupError):
+        of_model = [pid for pid in processes(server) if pid not in server.calm]
+        if of_model:
+            os.kill(rng.choice(of_model), signal.SIGKILL)
+    thread.join(clients.TIMEOUT_S)
+    assert not thread.is_alive(), "the load never ends"
+    assert result[0] is None or "rank" in result[0], result
+
+
+def test_random_faults_leave_nothing_behind(repository, deployment):
+    seed = int(os.environ.get("INFLIGHT_SEED", time.time_ns()))
+    num_faults = int(os.environ.get("INFLIGHT_NUM_FAULTS", 8))
+    print(f"INFLIGHT_SEED={seed}")
+    rng = random.Random(seed)
+    # Where a rank has no core for a second that is a fault, too.
+    deployment.add_model(repository, "calm", RANKS, checkpoint=STORIES)
+    quick = {"tensor_parallel_size": 3, "rank_timeout_seconds": 1}
+    deployment.add_model(repository, "three", {**RANKS, **quick}, checkpoint=STORIES)
+    deployment.add_model(repository, "calm_three", {**RANKS, "tensor_parallel_size": 3}, checkpoint=STORIES)
+    asked = requests()[:8]
+    with deployment.server(repository, "--model-control-mode=explicit", "--load-model=calm_three") as server:
+        expected = bits(clients.streams(server, "calm_three", asked))
+        server.unload("calm_three")
+        server.wait_for_state("calm_three", "UNAVAILABLE")
+        assert server.load("calm") is None
+        server.calm = processes(server)
+        of_calm = answer(server, "calm")
+        for number in range(num_faults):
+            if rng.random() < 0.2:
+                load_with_fault(server, rng)
+            else:
+                assert server.load("three") is None
+            pids = [pid for pid in processes(server) if pid not in server.calm]
+            fault = rng.choice(FAULTS)
+            if len(pids) == 2:
+                timer = threading.Timer(rng.uniform(0, 0.4), happen, (fault, pids, rng))
+                timer.start()
+                answers = clients.streams(server, "three", asked, may_fail=True)
+                timer.join(clients.TIMEOUT_S)
+                for one, right in zip(answers, expected):
+                    if isinstance(one, Refused):
+                        assert "rank" in str(one), (seed, number, fault, one)
+                    else:
+                        assert described(one) == right, (seed, number, fault)
+            with contextlib.suppress(AssertionError):
+                server.unload("three")
+            server.wait_for_state("three", "UNAVAILABLE")
+            for pid in pids:
+                wait_for(lambda: has_ended(pid), f"process {pid} is left: {seed}, {number}, {fault}")
+            assert answer(server, "calm") == of_calm
+        assert server.load("three") is None
