@@ -245,11 +245,19 @@ fn a_gpt_oss_that_lacks_something_is_refused() {
             Some((view.dtype(), view.shape().to_vec(), data))
         })
         .refused(&[blocks, "output 1 has a scale", "damaged"]);
-    mxfp4().config(json!({"intermediate_size": 80})).refused(&[
-        "down_proj",
-        "rows of 80 weights",
-        "multiples of 32",
-    ]);
+    let experts = "model.layers.0.mlp.experts";
+    mxfp4()
+        .config(json!({"intermediate_size": 80}))
+        .tensor(&format!("{experts}.gate_up_proj_blocks"), |_| {
+            Some((Dtype::U8, vec![6, 160, 2, 16], vec![0; 6 * 160 * 2 * 16]))
+        })
+        .tensor(&format!("{experts}.gate_up_proj_scales"), |_| {
+            Some((Dtype::U8, vec![6, 160, 2], vec![0; 6 * 160 * 2]))
+        })
+        .tensor(&format!("{experts}.gate_up_proj_bias"), |_| {
+            Some((Dtype::BF16, vec![6, 160], vec![0; 6 * 160 * 2]))
+        })
+        .refused(&["down_proj", "rows of 80 weights", "multiples of 32"]);
     // Without the method, its tensors are not looked for.
     mxfp4()
         .config(json!({"quantization_config": null}))
@@ -258,7 +266,13 @@ fn a_gpt_oss_that_lacks_something_is_refused() {
 
 #[test]
 fn the_bytes_of_all_experts_are_counted() {
-    for name in ["mixtral", "mixtral-stacked", "qwen2-moe"] {
+    for name in [
+        "mixtral",
+        "mixtral-stacked",
+        "qwen2-moe",
+        "phimoe",
+        "gpt-oss",
+    ] {
         let source = source(name);
         let counted = source.num_weight_bytes(None).expect("all tensors");
         assert_eq!(counted, source.spec().num_weight_bytes(), "{name}");
