@@ -521,6 +521,7 @@ pub trait Device: Sized {
     /// # Panics
     ///
     /// If there are some, and the device [has](Device::HAS_SINK_LOGITS) none.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn paged_attention(
         &mut self,
         step: &Self::Step<'_>,

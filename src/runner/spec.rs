@@ -183,6 +183,7 @@ pub struct QkNormSpec {
 
 /// A feed-forward block.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "a model has one a layer")]
 pub enum FeedForward {
     /// `down(activation(gate(x)) * up(x))`.
     Gated {
