@@ -8,7 +8,6 @@ use half::bf16;
 
 use super::Cuda;
 use super::adapters::{Adapters, ProductRows};
-use super::device::VECTOR;
 use super::kernels::{launch, shared_row_grid};
 use super::logits::Logits;
 use super::rows::Rows;
@@ -41,7 +40,7 @@ impl Cuda {
             };
             self.add_adapted(rows, adapted, 0);
         }
-        self.add_bias_of_logits(num_rows, lm_head, address);
+        self.add_bias(num_rows, lm_head, address);
         self.transform_logits(num_rows, vocab_size, transform, address);
     }
 
@@ -76,7 +75,7 @@ impl Cuda {
                 };
                 self.add_adapted(rows, adapted, 0);
             }
-            self.add_bias_of_logits(num_rows, lm_head, logits);
+            self.add_bias(num_rows, lm_head, logits);
             self.transform_logits(num_rows, vocab_size, transform, logits);
             if self.failure.is_none() {
                 let read = self
@@ -85,23 +84,6 @@ impl Cuda {
                 self.record("reading context logits", read);
             }
         }
-    }
-
-    /// Adds the bias of the output layer, if it has one.
-    fn add_bias_of_logits(&mut self, num_rows: usize, lm_head: &Linear<Self>, logits: u64) {
-        let Some(bias) = lm_head.bias.as_ref().filter(|_| num_rows > 0) else {
-            return;
-        };
-        let width = lm_head.matrix.n();
-        launch!(
-            self,
-            self.kernels.add_bias,
-            "add_bias",
-            shared_row_grid(self.padded(num_rows), width.div_ceil(VECTOR)),
-            logits,
-            bias.memory.address(),
-            width as i32
-        );
     }
 
     /// Changes logits in place, if there is anything to change.
