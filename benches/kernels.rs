@@ -227,7 +227,7 @@ fn attend(
     let mut layer = 0;
     let seconds = bench.time(|| {
         let batch = cache.batch(&spans, &tables);
-        cpu.paged_attention(q, &params, &batch, &cache, layer, &mut out);
+        cpu.paged_attention(q, (&params, None), &batch, &cache, layer, &mut out);
         layer = (layer + 1) % num_layers;
     });
     // Scores and weighted values over the positions that each query attends to.

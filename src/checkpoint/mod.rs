@@ -7,10 +7,11 @@
 //! tensor.rs        a float tensor
 //! matrix.rs        a matrix: floating point or quantised
 //! fp8_matrix.rs    a matrix of 8-bit floats
+//! e2m1.rs          floats of 4 bits
 //! transposed.rs    a float matrix that is stored by columns
 //! row_order.rs     which of the stored rows a matrix has
 //! safetensors/     *.safetensors
-//! quantised/       GPTQ, AWQ and compressed-tensors inside of safetensors
+//! quantised/       quantised weights inside of safetensors
 //! gguf/            *.gguf
 //! adapter_files.rs LoRA adapters: as PEFT saves them (peft.rs), or as rows of modules (module_rows.rs, npy.rs,
 //!                  adapter_arrays.rs)
@@ -23,6 +24,7 @@
 
 mod adapter_arrays;
 mod adapter_files;
+mod e2m1;
 mod file_stamp;
 mod folder;
 mod fp8_matrix;

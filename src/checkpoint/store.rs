@@ -3,7 +3,7 @@
 use super::gguf::GgufFolder;
 use super::matrix::Matrix;
 use super::quantised::Quantisation;
-use super::row_order::RowOrder;
+use super::row_order::{RowOrder, RowSelection};
 use super::safetensors::SafetensorsFolder;
 use super::tensor::Tensor;
 use super::transposed::Transposed;
@@ -94,6 +94,52 @@ impl<'a> Store<'a> {
                 Ok(Matrix::Float(tensors.get(name, &shape)?.to_float()?))
             }
             WeightFiles::Gguf(tensors) => tensors.matrix(name, &shape, RowOrder::Same),
+        }
+    }
+
+    /// Some rows of one of the matrices in a tensor that holds them as `[num_matrices, inputs, outputs]`, by its full name:
+    /// `shape` is `[num_matrices, outputs, inputs]`, and rows are outputs. In MXFP4 its tensors hold rows of outputs. Only
+    /// in safetensors.
+    ///
+    /// # Errors
+    /// As [`Store::matrix`].
+    pub fn one_of_transposed(
+        &self,
+        name: &str,
+        shape: [usize; 3],
+        index: usize,
+        rows: RowSelection,
+    ) -> Result<Matrix<'a>, LoadError> {
+        let [num_matrices, outputs, inputs] = shape;
+        let tensors = match self.files {
+            WeightFiles::Safetensors(tensors) => tensors,
+            WeightFiles::Gguf(_) => return self.stacked_matrices(name, shape),
+        };
+        if let Some(Quantisation::MxFp4(method)) = &self.quantisation
+            && let Some(all) = method.matrices(tensors, name, shape)?
+        {
+            return Ok(all.select(RowSelection {
+                first: index * outputs + rows.first,
+                ..rows
+            }));
+        }
+        let stored = tensors.get(name, &[num_matrices, inputs, outputs])?;
+        let stored = stored.to_float()?;
+        let one = stored.part(index * inputs..(index + 1) * inputs, 0..outputs);
+        Ok(Matrix::Transposed(Transposed::new(one).select(rows)))
+    }
+
+    /// Vectors of the same length in one tensor, `[num_vectors, len]`, by its full name.
+    ///
+    /// # Errors
+    /// As [`Store::matrix`].
+    pub fn stacked_vectors(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<'a>, LoadError> {
+        match self.files {
+            WeightFiles::Safetensors(tensors) => tensors.get(name, &shape)?.to_float(),
+            WeightFiles::Gguf(tensors) => {
+                let reason = format!("GGUF files of models with {name} are not supported yet");
+                Err(tensors.error(reason))
+            }
         }
     }
 

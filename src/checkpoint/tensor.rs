@@ -84,6 +84,15 @@ impl<'a> Tensor<'a> {
         Self { rows, ..self }
     }
 
+    /// Its elements, row after row, as those of a vector. It has all of them, in the order of the file.
+    pub fn flattened(self) -> Self {
+        let all = RowSelection {
+            len: self.shape.iter().product(),
+            ..self.rows
+        };
+        self.select(all)
+    }
+
     /// Some of its rows, in the order that they are read in, and some elements of each.
     ///
     /// # Panics
@@ -152,11 +161,15 @@ impl<'a> Tensor<'a> {
     /// # Errors
     /// The file has become shorter, memory is short, or a value is not finite.
     pub fn to_f32(self) -> Result<Vec<f32>, LoadError> {
-        let mut stored = vec![0.0; self.bytes.len() / self.dtype.size()];
-        let bytes = self.bytes.to_vec()?;
+        let indices = || (0..self.rows.len).map(|index| self.rows.stored_row(index));
+        let (Some(first), Some(last)) = (indices().min(), indices().max()) else {
+            return Ok(Vec::new());
+        };
+        let size = self.dtype.size();
+        let bytes = self.bytes.to_vec_of(first * size..(last + 1) * size)?;
+        let mut stored = vec![0.0; last + 1 - first];
         RawMatrix::new(self.dtype, 1, stored.len(), &bytes).row_to_f32(0, &mut stored);
-        let indices = (0..self.rows.len).map(|index| self.rows.stored_row(index));
-        let values: Vec<f32> = indices.map(|index| stored[index]).collect();
+        let values: Vec<f32> = indices().map(|index| stored[index - first]).collect();
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(values),
             Some(index) => Err(self.location.not_finite(index)),

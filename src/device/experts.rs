@@ -10,10 +10,10 @@
 //! Source: Shazeer et al., arXiv:1701.06538; Jiang et al., arXiv:2401.04088.
 
 use super::Device;
-use super::operands::{Activation, Linear};
+use super::operands::{Gating, Linear};
 
 /// How the experts of a token follow from the logits of the router.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
     /// Experts to choose from.
     pub num_experts: usize,
@@ -26,17 +26,24 @@ pub struct Routing {
 }
 
 /// A rule by which experts are chosen. Of equal scores, that of the first expert counts as the larger one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RoutingRule {
     /// The experts with the largest scores, where the scores are the softmax of all logits.
     Softmax {
         /// Whether weights are the scores divided by their sum, or the scores as they are.
         is_normalised: bool,
     },
+    /// One after the other, each the one with the largest logit of the rest. Its weight is its share in the softmax of those
+    /// logits of the rest that are near it: `(largest - logit) / max(|logit|, largest) <= 2 * jitter` (SparseMixer, Liu et
+    /// al., arXiv:2310.00811, without its random choices, which are for training).
+    SparseMixer {
+        /// How near.
+        jitter: f32,
+    },
 }
 
 /// The sizes of a model's mixtures of experts, which all layers share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MixtureShape {
     /// How experts are chosen.
     pub routing: Routing,
@@ -50,8 +57,8 @@ pub struct MixtureShape {
 
 /// The weights of a mixture of experts.
 pub struct Experts<D: Device> {
-    /// The activation of their gates.
-    pub activation: Activation,
+    /// How their gates act.
+    pub gating: Gating,
     /// The experts to choose from.
     pub chosen: Vec<Expert<D>>,
     /// One that all tokens have.

@@ -51,9 +51,9 @@ pub use kv_layout::{KvDtype, KvLayout};
 pub use low_rank::{AdaptedPlace, AdaptedRows, AdapterRun, AdapterWeights, DenseRows, LowRank};
 pub use matrix::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 pub use operands::{
-    Activation, AdapterCapacity, DeviceSample, EmbeddingTable, FirstStep, Linear, LogitsTransform,
-    Norm, Output, PackedWeights, QuantisedWidths, RankRole, RopeParams, StepCapacity, StepInputs,
-    StepResults, StepWidths, TokenInFlight,
+    Activation, AdapterCapacity, DeviceSample, EmbeddingTable, FirstStep, Gating, Linear,
+    LogitsTransform, Norm, Output, PackedWeights, QuantisedWidths, RankRole, RopeParams,
+    StepCapacity, StepInputs, StepResults, StepWidths, TokenInFlight,
 };
 pub use packed::{PACKED_PIECE_BYTES, PackedBytes, PackedPart, PackedReader, PackedShape};
 pub use pool::{Pool, Turn, yield_to_others};
@@ -124,6 +124,9 @@ pub trait Device: Sized {
 
     /// Whether it adds [adapters](AdapterWeights) to projections.
     const HAS_ADAPTERS: bool = false;
+
+    /// Whether [attention](Device::paged_attention) takes scores of no position.
+    const HAS_SINK_LOGITS: bool = false;
 
     /// Opens the device.
     ///
@@ -420,7 +423,7 @@ pub trait Device: Sized {
         &mut self,
         _num_rows: usize,
         _states: &Self::Inputs,
-        _lm_head: &Self::Matrix,
+        _lm_head: &Linear<Self>,
         _transform: LogitsTransform,
         _adapted: AdaptedRows<'_>,
         _out: &mut Self::Logits,
@@ -437,7 +440,7 @@ pub trait Device: Sized {
         &mut self,
         _states: &Self::Inputs,
         _rows: Range<usize>,
-        _lm_head: &Self::Matrix,
+        _lm_head: &Linear<Self>,
         _transform: LogitsTransform,
         _adapted: AdaptedRows<'_>,
         _out: &mut [f32],
@@ -516,11 +519,18 @@ pub trait Device: Sized {
         q: &mut Self::Inputs,
     );
 
-    /// Attention of the queries of all tokens over the cached positions of their sequences, up to their own.
+    /// Attention of the queries of all tokens over the cached positions of their sequences, up to their own. `sink_logits` are
+    /// scores of no position, one for each query head, which only add to the sum that results are divided by.
+    ///
+    /// # Panics
+    ///
+    /// If there are some, and the device [has](Device::HAS_SINK_LOGITS) none.
+    #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     fn paged_attention(
         &mut self,
         step: &Self::Step<'_>,
         params: &AttentionParams,
+        sink_logits: Option<&Self::Vector>,
         q: &Self::Inputs,
         cache: &Self::KvCache,
         layer: usize,
@@ -623,12 +633,12 @@ pub trait Device: Sized {
     /// Moves the step's sampled rows to the front. `states` has its kept rows.
     fn keep_sampled_rows(&mut self, step: &Self::Step<'_>, states: &mut Self::Inputs);
 
-    /// `out = transform(states * W^T)`, to be read with [`Device::results`].
+    /// `out = transform(states * W^T + bias)`, to be read with [`Device::results`].
     fn logits(
         &mut self,
         num_rows: usize,
         states: &Self::Inputs,
-        lm_head: &Self::Matrix,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         out: &mut Self::Logits,
     );
@@ -636,12 +646,12 @@ pub trait Device: Sized {
     /// Samples from the step's rows of logits where [`StepInputs::sampling`] says how. By default the host samples all.
     fn sample(&mut self, _step: &Self::Step<'_>, _logits: &mut Self::Logits) {}
 
-    /// `out = transform(states[rows] * W^T)`, in memory of the host. For the logits of prompts, which are rarely wanted.
+    /// `out = transform(states[rows] * W^T + bias)`, in memory of the host. For the logits of prompts, which are rarely wanted.
     fn context_logits(
         &mut self,
         states: &Self::Inputs,
         rows: Range<usize>,
-        lm_head: &Self::Matrix,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         out: &mut [f32],
     );

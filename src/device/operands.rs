@@ -245,6 +245,27 @@ impl Activation {
     ];
 }
 
+/// How the parts of a gated block are combined.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Gating {
+    /// `activation(gate) * up`.
+    Product(Activation),
+    /// `g * sigmoid(alpha * g) * (u + 1)` with `g = min(gate, limit)` and `u = max(-limit, min(up, limit))` (OpenAI, gpt-oss
+    /// model card, arXiv:2508.10925).
+    Clamped {
+        /// The factor inside of the sigmoid.
+        alpha: f32,
+        /// The bound.
+        limit: f32,
+    },
+}
+
+impl From<Activation> for Gating {
+    fn from(activation: Activation) -> Self {
+        Self::Product(activation)
+    }
+}
+
 /// What becomes of logits `x` when they are computed: `c * tanh(scale * x / c)` with a soft cap `c`, else `scale * x`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitsTransform {

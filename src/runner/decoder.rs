@@ -100,6 +100,14 @@ impl<D: Device> Decoder<D> {
         device: &mut D,
     ) -> Result<Self, LoadError> {
         let max_rows = limits.max_num_tokens.index();
+        let mut layers = spec.layers.iter();
+        if !D::HAS_SINK_LOGITS && layers.any(|layer| layer.attention.sink_logits.is_some()) {
+            return Err(LoadError::Resource(format!(
+                "{} has attention with learned logits of no position, which are computed on the CPU only: use an \
+                 instance_group of kind KIND_CPU",
+                spec.family
+            )));
+        }
         // Before the weights: not all devices have experts.
         let mixture = match spec.mixture() {
             Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
@@ -212,7 +220,7 @@ impl<D: Device> Decoder<D> {
             }
         }
         probe.ended(Operation::LmHead, || {
-            Work::product(num_rows, lm_head, false)
+            Work::product(num_rows, &lm_head.matrix, false)
         });
     }
 
@@ -247,7 +255,7 @@ impl<D: Device> Decoder<D> {
             }
         }
         probe.ended(Operation::LmHead, || {
-            Work::product(num_rows, lm_head, false)
+            Work::product(num_rows, &lm_head.matrix, false)
         });
     }
 
@@ -265,7 +273,12 @@ impl<D: Device> Decoder<D> {
         inputs: StepInputs<'_>,
         index: usize,
     ) {
-        let Layer { qkv, qk_norm, .. } = &self.weights.layers[index];
+        let Layer {
+            qkv,
+            qk_norm,
+            sink_logits,
+            ..
+        } = &self.weights.layers[index];
         let num_rows = inputs.token_ids.len();
         let heads = self.heads;
         let attention = self.attention[index];
@@ -292,8 +305,15 @@ impl<D: Device> Decoder<D> {
             }
         });
         let (q, attended) = (&buffers.q, &mut buffers.attended);
-        run.device
-            .paged_attention(step, &params, q, cache, index, attended);
+        run.device.paged_attention(
+            step,
+            &params,
+            sink_logits.as_ref(),
+            q,
+            cache,
+            index,
+            attended,
+        );
         run.probe.ended(Operation::Attention, || {
             Work::attention(inputs.spans, &params, kv_bytes as u64)
         });
@@ -458,7 +478,7 @@ fn upload_angles<D: Device>(
 ) -> Result<Vec<D::Angles>, LoadError> {
     let tables = ropes.iter().map(|rope| {
         let frequencies = rope.frequencies(spec.head_dim, max_seq_len.index());
-        let factor = rope.attention_factor();
+        let factor = rope.attention_factor(max_seq_len.index());
         let table = RopeTable::new(&frequencies, factor, num_positions.index())?;
         device.upload_angles(table)
     });

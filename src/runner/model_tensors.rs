@@ -1,7 +1,7 @@
 //! The weights of a model by transformers' names, whatever format its checkpoint has.
 
 use super::families::GgufArchitecture;
-use super::spec::{Linear, ModelSpec, Module};
+use super::spec::{Linear, ModelSpec, Module, StackedLayout};
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, RowOrder, RowSelection, Store, Tensor};
 
@@ -72,7 +72,7 @@ impl<'a> ModelTensors<'a> {
         })
     }
 
-    /// The weights of a linear layer of one of `num_experts` experts, `[part.num_outputs, num_inputs]`. `is_stacked` if the
+    /// The weights of a linear layer of one of `num_experts` experts, `[part.num_outputs, num_inputs]`. With a layout, the
     /// tensor of its name has those of all experts, as it has in GGUF files.
     ///
     /// # Errors
@@ -83,26 +83,55 @@ impl<'a> ModelTensors<'a> {
         part: &Linear,
         num_inputs: usize,
         num_experts: usize,
-        is_stacked: bool,
+        layout: Option<StackedLayout>,
     ) -> Result<Matrix<'a>, LoadError> {
         let num_rows = part.num_module_outputs();
         let stacked_name = match self.gguf {
             Some(gguf) => gguf
                 .module_name(module)
                 .map(|name| format!("{name}.weight")),
-            None => is_stacked.then(|| self.stored_name(module)),
+            None => layout.map(|_| self.stored_name(module)),
         };
         let Some(name) = stacked_name else {
             return self.linear(module, part, num_inputs);
         };
         let shape = [num_experts, num_rows, num_inputs];
-        let all = self.store.stacked_matrices(&name, shape)?;
-        Ok(all.select(RowSelection {
-            first: module.expert.unwrap_or(0) * num_rows
-                + part.fused.map_or(0, |fused| fused.first),
+        let expert = module.expert.unwrap_or(0);
+        let rows = RowSelection {
+            first: part.fused.map_or(0, |fused| fused.first),
             len: part.num_outputs,
             order: part.row_order,
-            runs: None,
+            runs: part.fused.and_then(|fused| fused.runs),
+        };
+        if layout == Some(StackedLayout::Inputs) {
+            return self.store.one_of_transposed(&name, shape, expert, rows);
+        }
+        let all = self.store.stacked_matrices(&name, shape)?;
+        Ok(all.select(RowSelection {
+            first: expert * num_rows + rows.first,
+            ..rows
+        }))
+    }
+
+    /// The biases of a linear layer of one of `num_experts` experts, `[part.num_outputs]`, from a tensor with those of all.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn expert_bias(
+        &self,
+        module: Module,
+        part: &Linear,
+        num_experts: usize,
+    ) -> Result<Tensor<'a>, LoadError> {
+        let len = part.num_module_outputs();
+        let name = format!("{}_bias", self.stored_name(module));
+        let all = self.store.stacked_vectors(&name, [num_experts, len])?;
+        let first = part.fused.map_or(0, |fused| fused.first);
+        Ok(all.flattened().select(RowSelection {
+            first: module.expert.unwrap_or(0) * len + first,
+            len: part.num_outputs,
+            order: part.row_order,
+            runs: part.fused.and_then(|fused| fused.runs),
         }))
     }
 
@@ -125,6 +154,15 @@ impl<'a> ModelTensors<'a> {
     /// As [`ModelTensors::matrix`].
     pub(super) fn bias(&self, module: Module, len: usize) -> Result<Tensor<'a>, LoadError> {
         self.vector(module, "bias", len)
+    }
+
+    /// A parameter that is no weight or bias of a module, `[len]`.
+    ///
+    /// # Errors
+    /// As [`ModelTensors::matrix`].
+    pub(super) fn parameter(&self, name: Module, len: usize) -> Result<Tensor<'a>, LoadError> {
+        let name = self.stored_name(name);
+        self.store.vector(&name, len, RowOrder::Same)
     }
 
     pub(super) fn store(&self) -> &Store<'a> {

@@ -53,8 +53,8 @@ pub enum RopeScaling {
         long_divisors: Vec<f64>,
         /// Positions of the first training.
         original_len: usize,
-        /// The factor of cosines and sines.
-        attention_factor: f64,
+        /// The factors of cosines and sines, for sequences up to `original_len` and for longer ones.
+        attention_factors: [f64; 2],
     },
     /// "NTK by parts" with attention temperature (Peng et al., YaRN, 2023).
     Yarn {
@@ -161,15 +161,20 @@ impl Rope {
         frequencies
     }
 
-    /// The factor of cosines and sines: 1 except for YaRN and LongRoPE.
-    pub fn attention_factor(&self) -> f32 {
+    /// The factor of cosines and sines, for sequences of up to `max_seq_len` tokens: 1 except for YaRN and LongRoPE.
+    pub fn attention_factor(&self, max_seq_len: usize) -> f32 {
         match self.scaling {
             RopeScaling::Yarn {
                 attention_factor, ..
-            }
-            | RopeScaling::Long {
-                attention_factor, ..
             } => attention_factor as f32,
+            RopeScaling::Long {
+                attention_factors: [short, long],
+                original_len,
+                ..
+            } => match max_seq_len > original_len {
+                true => long as f32,
+                false => short as f32,
+            },
             _ => 1.0,
         }
     }
@@ -250,11 +255,12 @@ mod tests {
                 short_divisors: vec![1.0, 2.0],
                 long_divisors: vec![4.0, 10.0],
                 original_len: 100,
-                attention_factor: 1.25,
+                attention_factors: [1.25, 1.5],
             },
         };
         assert_eq!(rope.frequencies(4, 100), [1.0, 0.005]);
         assert_eq!(rope.frequencies(4, 101), [0.25, 0.001]);
-        assert_eq!(rope.attention_factor(), 1.25);
+        assert_eq!(rope.attention_factor(100), 1.25);
+        assert_eq!(rope.attention_factor(101), 1.5);
     }
 }

@@ -9,7 +9,9 @@ use super::limits::AttentionWindows;
 use super::rope::Rope;
 use crate::base::Tokens;
 use crate::checkpoint::{RowOrder, RowRuns, RowSelection};
-use crate::device::{Activation, LogitsTransform, MixtureShape, QkNormWidth, Routing, Stacking};
+use crate::device::{
+    Activation, Gating, LogitsTransform, MixtureShape, QkNormWidth, Routing, Stacking,
+};
 
 /// A decoder-only transformer. Sizes are in elements.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +44,8 @@ pub struct ModelSpec {
     pub layers: Vec<LayerSpec>,
     /// Whether the output layer has the weights of the embedding.
     pub tied_embeddings: bool,
+    /// Whether the output layer has a bias.
+    pub output_bias: bool,
 }
 
 /// The modules outside of the layers, by their names in transformers.
@@ -158,6 +162,8 @@ pub struct AttentionSpec {
     pub soft_cap: Option<f32>,
     /// The positions that a query sees, its own included; `None` for all.
     pub window: Option<NonZeroU32>,
+    /// The logits of each query head for no position, `[num_heads]`: their parameter, below the layer.
+    pub sink_logits: Option<&'static str>,
     /// The output projection, `[hidden_size, q_width]`.
     pub o: Projection,
 }
@@ -177,6 +183,7 @@ pub struct QkNormSpec {
 
 /// A feed-forward block.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "a model has one a layer")]
 pub enum FeedForward {
     /// `down(activation(gate(x)) * up(x))`.
     Gated {
@@ -211,8 +218,8 @@ pub struct ExpertsSpec {
     /// Gate and up of an expert, interleaved: `[2 * expert_size, hidden_size]`. In names of modules, `{}` stands for its
     /// index.
     pub gate_up: Projection,
-    /// The activation of the gates.
-    pub activation: Activation,
+    /// How the gates act.
+    pub gating: Gating,
     /// `[hidden_size, expert_size]`.
     pub down: Projection,
     /// An expert that all tokens have.
@@ -235,10 +242,23 @@ pub struct SharedExpert {
 pub struct StackedExperts {
     /// The module of the router's logits.
     pub router: &'static str,
-    /// Gate, then up: `[num_experts, 2 * expert_size, hidden_size]`.
+    /// Gate and up of all experts.
     pub gate_up: &'static str,
-    /// `[num_experts, hidden_size, expert_size]`.
+    /// Their down projections.
     pub down: &'static str,
+    /// How these tensors are laid out.
+    pub layout: StackedLayout,
+}
+
+/// The order of the weights of all experts in a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StackedLayout {
+    /// `[num_experts, outputs, inputs]`, all outputs of gate before those of up. A checkpoint may have tensors of each expert
+    /// instead.
+    Outputs,
+    /// `[num_experts, inputs, outputs]`, or `[num_experts, outputs, inputs]` in MXFP4; the outputs of gate and up take turns.
+    /// Biases are tensors `[num_experts, outputs]`, with `_bias` behind the name. Checkpoints have no other tensors.
+    Inputs,
 }
 
 /// One matrix product of a layer: linear layers that share their input, packed into one matrix.
@@ -617,14 +637,6 @@ impl FeedForward {
                 down.has_bias = has_bias;
             }
             Self::Experts(_) => {}
-        }
-    }
-
-    /// The activation inside of it.
-    pub fn activation(&self) -> Activation {
-        match self {
-            Self::Gated { activation, .. } | Self::Plain { activation, .. } => *activation,
-            Self::Experts(experts) => experts.activation,
         }
     }
 

@@ -10,11 +10,11 @@ use super::precision::WeightPrecision;
 use super::share::{ModelShare, whole};
 use super::spec::{
     ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Module, NormKind, NormSpec, Norms, Projection,
-    QkNormSpec,
+    QkNormSpec, StackedLayout,
 };
 use crate::base::LoadError;
 use crate::checkpoint::{Matrix, RowOrder, RowSelection, Tensor};
-use crate::device::{Activation, QkNormWidth, QuantisedWidths};
+use crate::device::{Gating, QkNormWidth, QuantisedWidths};
 
 /// The weights of a model, not yet read.
 pub(super) struct WeightSources<'a> {
@@ -25,6 +25,8 @@ pub(super) struct WeightSources<'a> {
     pub(super) final_norm: NormSource<'a>,
     /// `None` if it is the embedding.
     pub(super) output_layer: Option<Matrix<'a>>,
+    /// The bias of the output layer.
+    pub(super) output_bias: Option<Tensor<'a>>,
 }
 
 /// The weights of a layer.
@@ -33,6 +35,8 @@ pub(super) struct LayerSource<'a> {
     pub(super) qkv: ProjectionSource<'a>,
     /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[NormSource<'a>; 2]>,
+    /// Of each query head, the logit of no position.
+    pub(super) sink_logits: Option<Tensor<'a>>,
     pub(super) o: ProjectionSource<'a>,
     pub(super) feed_forward: FeedForwardSource<'a>,
 }
@@ -44,7 +48,7 @@ pub(super) enum FeedForwardSource<'a> {
     /// A mixture of experts.
     Experts {
         router: ProjectionSource<'a>,
-        activation: Activation,
+        gating: Gating,
         chosen: Vec<DenseSource<'a>>,
         shared: Option<DenseSource<'a>>,
     },
@@ -106,6 +110,10 @@ impl<'a> WeightSources<'a> {
                 hidden,
             )?,
             output_layer,
+            output_bias: match spec.output_bias {
+                true => Some(tensors.bias(Module::of_model(modules.output_layer), vocab)?),
+                false => None,
+            },
         })
     }
 
@@ -126,6 +134,9 @@ impl<'a> WeightSources<'a> {
                 .map(|layer| layer.share(share, spec.head_dim))
                 .collect::<Result<_, _>>()?,
             output_layer: self.output_layer.as_ref().map(rows).transpose()?,
+            output_bias: self
+                .output_bias
+                .map(|bias| bias.elements(share.vocabulary.clone())),
             ..self
         })
     }
@@ -219,6 +230,13 @@ impl<'a> LayerSource<'a> {
                 }
                 None => None,
             },
+            sink_logits: match attention.sink_logits {
+                Some(name) => {
+                    let module = Module::of_layer(index, name);
+                    Some(tensors.parameter(module, spec.num_heads)?)
+                }
+                None => None,
+            },
             o: find(&attention.o)?,
             feed_forward: match feed_forward {
                 FeedForward::Gated {
@@ -254,6 +272,9 @@ impl<'a> LayerSource<'a> {
         };
         Ok(Self {
             qkv: self.qkv.outputs(&[queries, keys.clone(), keys])?,
+            sink_logits: self
+                .sink_logits
+                .map(|logits| logits.elements(share.heads.queries.clone())),
             o: self.o.inputs(&share.attended(head_dim), share)?,
             feed_forward,
             ..self
@@ -306,29 +327,40 @@ fn find_experts<'a>(
         stacked,
         ..
     } = experts;
-    let is_stacked = tensors.has_tensor(Module::of_layer(layer, stacked.gate_up));
+    let layout = stacked.layout;
+    let is_stacked = layout == StackedLayout::Inputs
+        || tensors.has_tensor(Module::of_layer(layer, stacked.gate_up));
     let (mut router, mut of_one) = (experts.router.clone(), [gate_up.clone(), down.clone()]);
     if is_stacked {
         router.parts[0].module = stacked.router;
-        let outputs: Vec<_> = gate_up.parts.iter().map(|part| part.num_outputs).collect();
-        let fused = Projection::fused(
-            stacked.gate_up,
-            &outputs,
-            gate_up.num_inputs,
-            gate_up.stacking,
-        );
+        let (inputs, stacking) = (gate_up.num_inputs, gate_up.stacking);
+        let inner = down.num_inputs;
+        let fused = match layout {
+            StackedLayout::Outputs => {
+                Projection::fused(stacked.gate_up, &[inner, inner], inputs, stacking)
+            }
+            StackedLayout::Inputs => {
+                Projection::fused_in_runs(stacked.gate_up, &[1, 1], inner, inputs, stacking)
+            }
+        };
         of_one[0].parts = fused.parts;
         of_one[1].parts[0].module = stacked.down;
     }
+    let layout = is_stacked.then_some(layout);
     let num_experts = experts.routing.num_experts;
     let find = |expert, projection: &Projection| {
         let matrices = projection.parts.iter().map(|part| {
             let module = Module::of_expert(layer, expert, part.module);
-            tensors.expert_matrix(module, part, projection.num_inputs, num_experts, is_stacked)
+            tensors.expert_matrix(module, part, projection.num_inputs, num_experts, layout)
+        });
+        let with_bias = projection.parts.iter().filter(|_| projection.has_bias);
+        let biases = with_bias.map(|part| {
+            let module = Module::of_expert(layer, expert, part.module);
+            tensors.expert_bias(module, part, num_experts)
         });
         Ok::<_, LoadError>(ProjectionSource {
             matrices: matrices.collect::<Result<_, _>>()?,
-            biases: Vec::new(),
+            biases: biases.collect::<Result<_, _>>()?,
             packing: Packing {
                 stacking: projection.stacking,
                 expert: Some(expert),
@@ -354,7 +386,7 @@ fn find_experts<'a>(
             },
             ..router
         },
-        activation: experts.activation,
+        gating: experts.gating,
         chosen: chosen.collect::<Result<_, LoadError>>()?,
         shared: match &experts.shared {
             Some(shared) => Some(DenseSource {

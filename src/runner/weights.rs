@@ -30,7 +30,7 @@ pub(super) struct Weights<D: Device> {
     pub(super) layers: Vec<Layer<D>>,
     pub(super) final_norm: NormWeights<D>,
     /// `[vocab_size, hidden_size]`.
-    pub(super) lm_head: D::Matrix,
+    pub(super) lm_head: Linear<D>,
 }
 
 /// One decoder layer.
@@ -40,6 +40,8 @@ pub(super) struct Layer<D: Device> {
     pub(super) qkv: Linear<D>,
     /// The norms of queries and of keys.
     pub(super) qk_norm: Option<[D::Vector; 2]>,
+    /// Of each query head, the logit of no position.
+    pub(super) sink_logits: Option<D::Vector>,
     /// `[hidden_size, q_width]`.
     pub(super) o: SummedLinear<D>,
     pub(super) feed_forward: FeedForwardWeights<D>,
@@ -151,12 +153,19 @@ impl<D: Device> Weights<D> {
         }
         let output_layer = sources.output_layer.as_ref();
         let final_norm = sources.final_norm.load(&mut packer)?;
-        let lm_head = packer.pack_output_layer(output_layer.unwrap_or(&sources.embedding))?;
+        let lm_head = Linear::<D> {
+            matrix: packer.pack_output_layer(output_layer.unwrap_or(&sources.embedding))?,
+            bias: match &sources.output_bias {
+                Some(bias) => Some(packer.upload(bias)?),
+                None => None,
+            },
+            place: Some(spec.output_place()),
+        };
         store.check()?;
         let packed = layers.iter().flat_map(Layer::matrices);
-        packer.keep(packed.chain([&lm_head]));
+        packer.keep(packed.chain([&lm_head.matrix]));
         let num_requantised = packer.num_requantised();
-        let is_embedding = sources.output_layer.is_none() && lm_head.has_rows();
+        let is_embedding = sources.output_layer.is_none() && lm_head.matrix.has_rows();
         let embedding = match is_embedding {
             true => None,
             false => Some(load_embedding(device, &sources.embedding)?),
@@ -198,7 +207,7 @@ impl<D: Device> Weights<D> {
     pub(super) fn embedding(&self) -> EmbeddingTable<'_, D> {
         match &self.embedding {
             Some(embedding) => EmbeddingTable::Own(embedding),
-            None => EmbeddingTable::Tied(&self.lm_head),
+            None => EmbeddingTable::Tied(&self.lm_head.matrix),
         }
     }
 }
@@ -210,6 +219,10 @@ impl LayerSource<'_> {
             qkv: self.qkv.load(packer)?,
             qk_norm: match &self.qk_norm {
                 Some([q, k]) => Some([q.load(packer)?.weight, k.load(packer)?.weight]),
+                None => None,
+            },
+            sink_logits: match &self.sink_logits {
+                Some(logits) => Some(packer.upload(logits)?),
                 None => None,
             },
             o: self.o.load_summed(packer)?,
@@ -224,21 +237,28 @@ impl FeedForwardSource<'_> {
         packer: &mut Packer<'_, D>,
     ) -> Result<FeedForwardWeights<D>, LoadError> {
         Ok(match self {
-            Self::Dense(spec, block) => FeedForwardWeights::Dense(DenseWeights {
-                up: block.up.load(packer)?,
-                is_gated: matches!(spec, FeedForward::Gated { .. }),
-                activation: spec.activation(),
-                down: block.down.load_summed(packer)?,
-            }),
+            Self::Dense(spec, block) => {
+                let (is_gated, activation) = match spec {
+                    FeedForward::Gated { activation, .. } => (true, *activation),
+                    FeedForward::Plain { activation, .. } => (false, *activation),
+                    FeedForward::Experts(_) => unreachable!("its weights are those of experts"),
+                };
+                FeedForwardWeights::Dense(DenseWeights {
+                    up: block.up.load(packer)?,
+                    is_gated,
+                    activation,
+                    down: block.down.load_summed(packer)?,
+                })
+            }
             Self::Experts {
                 router,
-                activation,
+                gating,
                 chosen,
                 shared,
             } => FeedForwardWeights::Experts {
                 router: router.load(packer)?,
                 experts: Experts {
-                    activation: *activation,
+                    gating: *gating,
                     chosen: chosen
                         .iter()
                         .map(|expert| expert.load(packer))

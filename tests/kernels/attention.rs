@@ -136,7 +136,14 @@ impl Model {
             layer,
             &mut q,
         );
-        cpu.paged_attention(&q, &self.params(), &batch, &pool.cache, layer, &mut out);
+        cpu.paged_attention(
+            &q,
+            (&self.params(), None),
+            &batch,
+            &pool.cache,
+            layer,
+            &mut out,
+        );
         let mut rest = &out[..];
         for (sequence, chunk) in work.iter_mut() {
             let rows;

@@ -361,6 +361,8 @@ fn a_request_is_the_same_with_rounded_weights_however_it_is_scheduled() {
         ("gpt2", WeightPrecision::new(CodeBits::Four)),
         ("mixtral-stacked", WeightPrecision::new(CodeBits::Eight)),
         ("qwen2-moe", WeightPrecision::new(CodeBits::Four)),
+        ("phimoe", WeightPrecision::new(CodeBits::Eight)),
+        ("gpt-oss", WeightPrecision::new(CodeBits::Four)),
     ] {
         for simd in simds() {
             let setup = Setup {
@@ -429,6 +431,8 @@ fn a_request_is_the_same_under_everything_at_once() {
         ("falcon-grouped", &[]),
         ("mixtral", &[]),
         ("qwen3-moe", &[17, 30]),
+        ("phimoe", &[]),
+        ("gpt-oss", &[30, 17]),
     ] {
         let happened = serves_as_alone(
             name,

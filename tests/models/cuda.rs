@@ -9,7 +9,7 @@ use triton_inflight::base::{BlockId, BlockSize};
 use triton_inflight::device::cuda::{Cuda, CudaOptions, has_kernels};
 use triton_inflight::device::{
     AdapterCapacity, Device, DeviceSample, Dtype, EmbeddingTable, KvDtype, KvLayout, KvSpan,
-    LogitsTransform, Norm, RawMatrix, Stacking, StepCapacity, StepInputs,
+    Linear, LogitsTransform, Norm, RawMatrix, Stacking, StepCapacity, StepInputs,
 };
 use triton_inflight::engine::OutputOptions;
 use triton_inflight::sampling::{
@@ -131,7 +131,11 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
             let bytes: Vec<_> = weights.flat_map(bf16::to_le_bytes).collect();
             let matrix = RawMatrix::new(Dtype::Bf16, NUM_OUTPUTS, WIDTH, &bytes);
             let matrix = gpu.pack(&[matrix], Stacking::Concatenated).expect("memory");
-            let matrix = matrix.expect("finite weights");
+            let lm_head = Linear {
+                matrix: matrix.expect("finite weights"),
+                bias: None,
+                place: None,
+            };
             let weight = gpu.upload_vector(vec![1.0; WIDTH]).expect("memory");
             let mut sums = gpu.alloc_sums(MANY_ROWS, WIDTH).expect("memory");
             let mut states = gpu.alloc_inputs(MANY_ROWS, WIDTH).expect("memory");
@@ -173,7 +177,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
                 has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);
-            gpu.embed(&step, EmbeddingTable::Tied(&matrix), 1.0, &mut sums);
+            gpu.embed(&step, EmbeddingTable::Tied(&lm_head.matrix), 1.0, &mut sums);
             let norm = Norm::Rms {
                 weight: &weight,
                 eps: 1e-5,
@@ -182,7 +186,7 @@ fn deterministic_products_of_a_row_are_the_same_for_any_number_of_rows() {
             gpu.logits(
                 num_rows,
                 &states,
-                &matrix,
+                &lm_head,
                 LogitsTransform::IDENTITY,
                 &mut logits,
             );
@@ -343,7 +347,11 @@ fn a_gpu_leaves_rows_to_the_host() {
         let bytes: Vec<_> = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
         let matrix = RawMatrix::new(Dtype::Bf16, VOCAB_SIZE, HIDDEN_SIZE, &bytes);
         let lm_head = gpu.pack(&[matrix], Stacking::Concatenated).expect("memory");
-        let lm_head = lm_head.expect("finite weights");
+        let lm_head = Linear {
+            matrix: lm_head.expect("finite weights"),
+            bias: None,
+            place: None,
+        };
         let weight = gpu.upload_vector(vec![1.0; HIDDEN_SIZE]).expect("memory");
         let mut sums = gpu.alloc_sums(8, HIDDEN_SIZE).expect("memory");
         let mut states = gpu.alloc_inputs(8, HIDDEN_SIZE).expect("memory");
@@ -408,7 +416,7 @@ fn a_gpu_leaves_rows_to_the_host() {
                 has_context_logits: false,
             };
             let step = gpu.begin_step(&cache, inputs);
-            gpu.embed(&step, EmbeddingTable::Tied(&lm_head), 1.0, &mut sums);
+            gpu.embed(&step, EmbeddingTable::Tied(&lm_head.matrix), 1.0, &mut sums);
             let norm = Norm::Rms {
                 weight: &weight,
                 eps: 1e-5,

@@ -214,7 +214,15 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
             .collect();
         let narrowing = RawMatrix::new(Dtype::Bf16, NARROW, WIDE, &bytes);
         let narrowing = gpu.pack(&[narrowing], Stacking::Concatenated);
-        let narrowing = narrowing.expect("memory").expect("finite weights");
+        let bias = |output: usize| number(output * 13);
+        let narrowing = Linear {
+            matrix: narrowing.expect("memory").expect("finite weights"),
+            bias: Some(
+                gpu.upload_vector((0..NARROW).map(bias).collect())
+                    .expect("memory"),
+            ),
+            place: None,
+        };
         let table = gpu.upload_embedding(bf16s(NUM_TOKENS * NARROW), NARROW);
         let table = table.expect("memory");
         let [narrow_norm, wide_norm] =
@@ -292,7 +300,9 @@ fn a_row_has_the_same_bits_in_any_piece_of_a_product() {
                 let sums =
                     (0..WIDE).map(|output| 2.0 * dot(x.iter().copied(), widening_row(output)));
                 let x = normalised(&sums.collect::<Vec<_>>());
-                let logits = (0..NARROW).map(|output| dot(x.iter().copied(), row(WIDE, output)));
+                let logits = (0..NARROW).map(|output| {
+                    dot(x.iter().copied(), row(WIDE, output)) + f64::from(bias(output))
+                });
                 logits.collect::<Vec<_>>()
             });
             let expected: Vec<f64> = expected.collect();

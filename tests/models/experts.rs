@@ -1,11 +1,15 @@
 //! Mixtures of experts: checkpoints that are refused, what they take in memory, GGUF files, and devices.
 
+use std::fs;
+use std::num::NonZeroU32;
+
 use inflight_cuda_stand_in::StandIn;
+use safetensors::tensor::Dtype;
 use serde_json::json;
 use triton_inflight::device::cuda::{Cuda, CudaOptions};
-use triton_inflight::device::{CodeBits, RoutingRule};
+use triton_inflight::device::{CodeBits, Gating, RoutingRule};
 use triton_inflight::runner::spec::FeedForward;
-use triton_inflight::runner::{CudaRunner, ModelSource, WeightPrecision};
+use triton_inflight::runner::{CudaRunner, ModelSource, ModelSpec, RopeScaling, WeightPrecision};
 
 use crate::copy::Copy;
 use crate::cuda::on_stand_in;
@@ -24,6 +28,7 @@ agree! {
     a_mixtral_of_q8_0_in_a_gguf_file_agrees_with_transformers: "mixtral-gguf",
     a_qwen_2_moe_in_a_gguf_file_agrees_with_transformers: "qwen2-moe-gguf",
     a_qwen_3_moe_of_q8_0_in_a_gguf_file_agrees_with_transformers: "qwen3-moe-gguf",
+    a_gpt_oss_in_mxfp4_agrees_with_transformers: "gpt-oss-mxfp4",
 }
 
 fn source(name: &str) -> ModelSource {
@@ -62,8 +67,212 @@ fn layers_have_the_experts_that_the_config_gives_them() {
 }
 
 #[test]
+fn a_phi_moe_has_the_defaults_of_its_family_and_is_refused_where_it_differs() {
+    let phimoe = source("phimoe");
+    let spec = phimoe.spec();
+    assert_eq!(mixtures(&phimoe), [Some([6, 2, 38, 0]); 2]);
+    assert!(spec.output_bias && spec.layers[0].attention.o.has_bias);
+    assert_eq!(
+        spec.mixture().expect("experts").routing.rule,
+        RoutingRule::SparseMixer { jitter: 0.2 }
+    );
+    // As on the Hub.
+    let original = Copy::of("phimoe").config(json!({"architectures": ["PhiMoEForCausalLM"]}));
+    let original = ModelSource::open(original.dir()).expect("it opens");
+    assert_eq!(original.spec(), spec);
+    let silent = Copy::of("phimoe").config(json!({
+        "router_jitter_noise": null, "lm_head_bias": null, "attention_bias": null, "sliding_window": null,
+        "num_key_value_heads": null, "num_experts_per_tok": null, "rms_norm_eps": null,
+    }));
+    // An explicit null is no window, and as many key heads as query heads.
+    let silent = ModelSource::open(silent.dir()).expect("it opens");
+    let spec = silent.spec();
+    assert!(!spec.output_bias && !spec.layers[0].attention.qkv.has_bias);
+    assert!(spec.windows().all(|window| window.is_none()) && spec.num_kv_heads == 6);
+    assert_eq!(spec.norm.eps, 1e-5);
+    assert_eq!(
+        spec.mixture().expect("experts").routing.rule,
+        RoutingRule::SparseMixer { jitter: 0.01 }
+    );
+
+    let rope = |changes: serde_json::Value| {
+        let mut rope = json!({
+            "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1, 1, 1, 1, 1], "long_factor": [1, 2, 3, 4, 5],
+            "short_mscale": 1.2, "long_mscale": 1.4, "original_max_position_embeddings": 64,
+        });
+        for (key, value) in changes.as_object().expect("an object") {
+            rope[key] = value.clone();
+        }
+        Copy::of("phimoe").config(json!({"rope_parameters": rope}))
+    };
+    let long = ModelSource::open(rope(json!({})).dir()).expect("it opens");
+    let long = &long.spec().layers[0].attention.rope;
+    assert_eq!([64, 65].map(|len| long.attention_factor(len)), [1.2, 1.4]);
+    rope(json!({"long_mscale": null})).refused(&["long_mscale is missing"]);
+    rope(json!({"short_mscale": "1"})).refused(&["short_mscale", "not a number"]);
+    rope(json!({"rope_type": "linear", "factor": 2.0})).refused(&["rope_type", "'longrope'"]);
+    for (changes, expected) in [
+        (
+            json!({"num_experts_per_tok": 3}),
+            "num_experts_per_tok: 3 is not 2",
+        ),
+        (
+            json!({"router_jitter_noise": -0.5}),
+            "router_jitter_noise: -0.5 is not",
+        ),
+        (json!({"lm_head_bias": 1}), "lm_head_bias"),
+    ] {
+        Copy::of("phimoe").config(changes).refused(&[expected]);
+    }
+    Copy::of("phimoe")
+        .tensor("lm_head.bias", |_| None)
+        .refused(&["lm_head.bias", "is missing", "[160]"]);
+}
+
+#[test]
+fn a_gpt_oss_has_the_defaults_of_its_family() {
+    let source = source("gpt-oss");
+    let spec = source.spec();
+    assert_eq!(mixtures(&source), [Some([6, 3, 36, 0]); 3]);
+    let windows = |spec: &ModelSpec| {
+        let windows = spec.windows();
+        windows
+            .map(|w| w.map_or(0, NonZeroU32::get))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(windows(spec), [20, 0, 20]);
+    let gating = |spec: &ModelSpec| match &spec.layers[0].feed_forward {
+        FeedForward::Experts(experts) => experts.gating,
+        _ => panic!("experts"),
+    };
+    let (alpha, limit) = (1.702, 1.5);
+    assert_eq!(gating(spec), Gating::Clamped { alpha, limit });
+
+    let silent = Copy::of("gpt-oss");
+    let path = silent.path("config.json");
+    let text = fs::read_to_string(&path).expect("the file");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let object = config.as_object_mut().expect("an object");
+    for key in [
+        "sliding_window",
+        "layer_types",
+        "rope_parameters",
+        "swiglu_limit",
+        "swiglu_alpha",
+        "attention_bias",
+        "num_experts_per_tok",
+        "rms_norm_eps",
+        "head_dim",
+        "num_key_value_heads",
+    ] {
+        assert!(object.remove(key).is_some(), "{key}");
+    }
+    object["num_attention_heads"] = json!(16);
+    fs::write(&path, config.to_string()).expect("written");
+    let silent = ModelSource::open(silent.dir()).expect("it opens");
+    let spec = silent.spec();
+    assert_eq!(windows(spec), [128, 0, 128]);
+    let limit = 7.0;
+    assert_eq!(gating(spec), Gating::Clamped { alpha, limit });
+    assert_eq!(
+        (spec.head_dim, spec.num_kv_heads, spec.norm.eps),
+        (64, 8, 1e-5)
+    );
+    assert_eq!(spec.mixture().expect("experts").routing.num_chosen, 4);
+    let attention = &spec.layers[0].attention;
+    assert!(attention.qkv.has_bias && attention.o.has_bias);
+    assert_eq!(attention.rope.theta, 150_000.0);
+    assert_eq!(
+        attention.rope.scaling,
+        RopeScaling::Yarn {
+            factor: 32.0,
+            attention_factor: 0.1 * 32_f64.ln() + 1.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original_len: 4096.0,
+            truncate: false,
+        }
+    );
+}
+
+#[test]
+fn a_gpt_oss_that_lacks_something_is_refused() {
+    for (tensor, shape) in [
+        ("model.layers.2.self_attn.sinks", "[6]"),
+        ("model.layers.1.mlp.router.bias", "[6]"),
+        ("model.layers.0.mlp.experts.gate_up_proj", "[6, 40, 72]"),
+        ("model.layers.0.mlp.experts.gate_up_proj_bias", "[6, 72]"),
+        ("model.layers.1.mlp.experts.down_proj_bias", "[6, 40]"),
+    ] {
+        Copy::of("gpt-oss")
+            .tensor(tensor, |_| None)
+            .refused(&[tensor, "is missing", shape]);
+    }
+    for (changes, expected) in [
+        (json!({"swiglu_limit": 0.0}), "swiglu_limit: 0.0 is not"),
+        (json!({"swiglu_alpha": "1"}), "swiglu_alpha"),
+        (json!({"num_local_experts": 5}), "calls for [5, 40]"),
+        (
+            json!({"layer_types": ["full_attention", "sliding_attention"]}),
+            "layer_types",
+        ),
+    ] {
+        Copy::of("gpt-oss").config(changes).refused(&[expected]);
+    }
+    let blocks = "model.layers.1.mlp.experts.down_proj_blocks";
+    let scales = "model.layers.1.mlp.experts.down_proj_scales";
+    let mxfp4 = || Copy::of("gpt-oss-mxfp4");
+    mxfp4()
+        .tensor(scales, |_| None)
+        .refused(&[scales, "is missing", "[6, 64, 3]"]);
+    mxfp4()
+        .tensor(blocks, |view| {
+            let data = view.data().to_vec();
+            Some((Dtype::U8, vec![6, 64, 6, 8], data))
+        })
+        .refused(&[blocks, "[6, 64, 6, 8]", "calls for [6, 64, 3, 16]"]);
+    mxfp4()
+        .tensor(scales, |view| {
+            let data = view.data().to_vec();
+            Some((Dtype::I8, view.shape().to_vec(), data))
+        })
+        .refused(&[scales, "I8", "MXFP4 has U8"]);
+    // 255 stands for what is not a number.
+    mxfp4()
+        .tensor(scales, |view| {
+            let mut data = view.data().to_vec();
+            data[5] = 255;
+            Some((view.dtype(), view.shape().to_vec(), data))
+        })
+        .refused(&[blocks, "output 1 has a scale", "damaged"]);
+    let experts = "model.layers.0.mlp.experts";
+    mxfp4()
+        .config(json!({"intermediate_size": 80}))
+        .tensor(&format!("{experts}.gate_up_proj_blocks"), |_| {
+            Some((Dtype::U8, vec![6, 160, 2, 16], vec![0; 6 * 160 * 2 * 16]))
+        })
+        .tensor(&format!("{experts}.gate_up_proj_scales"), |_| {
+            Some((Dtype::U8, vec![6, 160, 2], vec![0; 6 * 160 * 2]))
+        })
+        .tensor(&format!("{experts}.gate_up_proj_bias"), |_| {
+            Some((Dtype::BF16, vec![6, 160], vec![0; 6 * 160 * 2]))
+        })
+        .refused(&["down_proj", "rows of 80 weights", "multiples of 32"]);
+    // Without the method, its tensors are not looked for.
+    mxfp4()
+        .config(json!({"quantization_config": null}))
+        .refused(&["model.layers.0.mlp.experts.gate_up_proj", "is missing"]);
+}
+
+#[test]
 fn the_bytes_of_all_experts_are_counted() {
-    for name in ["mixtral", "mixtral-stacked", "qwen2-moe"] {
+    for name in [
+        "mixtral",
+        "mixtral-stacked",
+        "qwen2-moe",
+        "phimoe",
+        "gpt-oss",
+    ] {
         let source = source(name);
         let counted = source.num_weight_bytes(None).expect("all tensors");
         assert_eq!(counted, source.spec().num_weight_bytes(), "{name}");
@@ -174,7 +383,13 @@ fn configs_that_make_no_sense_are_refused() {
 
 #[test]
 fn the_cpu_and_the_reference_device_agree_on_experts() {
-    for (name, has_whole_sums) in [("mixtral", true), ("qwen2-moe", false), ("qwen3-moe", true)] {
+    for (name, has_whole_sums) in [
+        ("mixtral", true),
+        ("qwen2-moe", false),
+        ("qwen3-moe", true),
+        ("phimoe", false),
+        ("gpt-oss", true),
+    ] {
         let options = ReferenceOptions {
             has_whole_sums,
             ..ReferenceOptions::default()
@@ -198,9 +413,14 @@ fn a_model_with_experts_is_refused_on_a_gpu() {
     on_stand_in(StandIn::new(), test, || {
         let options = CudaOptions::default();
         let limits = Setup::default().runner_limits();
-        let error = CudaRunner::new(&source("mixtral"), limits, &options).err();
+        let error = CudaRunner::new(&source("mixtral"), limits.clone(), &options).err();
         let error = error.expect("refused").to_string();
         for part in ["5 experts", "CPU only", "KIND_CPU"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let error = CudaRunner::new(&source("gpt-oss"), limits, &options).err();
+        let error = error.expect("refused").to_string();
+        for part in ["GptOssForCausalLM", "CPU only", "KIND_CPU"] {
             assert!(error.contains(part), "{error}");
         }
         assert_devices_agree::<Cuda>("llama3", &options);

@@ -12,8 +12,8 @@ use half::{bf16, f16};
 use triton_inflight::base::{BlockId, HostBlockId, LoadError, StepError};
 use triton_inflight::device::{
     Activation, AdaptedPlace, AdaptedRows, AttentionParams, CodeBits, Device, Dtype,
-    EmbeddingTable, Expert, Experts, FloatRows, HeadShape, KvBatch, KvDtype, KvLayout, Linear,
-    LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm,
+    EmbeddingTable, Expert, Experts, FloatRows, Gating, HeadShape, KvBatch, KvDtype, KvLayout,
+    Linear, LogitsTransform, MixtureShape, Norm, NotFinite, Output, PackedWeights, Pool, QkNorm,
     QkNormWidth, QuantisedRow, QuantisedRows, RopeParams, RopeTable, Routing, RoutingRule,
     Stacking, StepCapacity, StepInputs,
 };
@@ -215,6 +215,8 @@ impl Device for Reference {
     const HAS_FP8: bool = true;
 
     const HAS_ADAPTERS: bool = true;
+
+    const HAS_SINK_LOGITS: bool = true;
 
     fn open(options: &ReferenceOptions) -> Result<Self, LoadError> {
         Ok(Self {
@@ -582,7 +584,7 @@ impl Device for Reference {
         &mut self,
         num_rows: usize,
         states: &Rows,
-        lm_head: &Weights,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         adapted: AdaptedRows<'_>,
         out: &mut Rows,
@@ -596,23 +598,27 @@ impl Device for Reference {
         &mut self,
         states: &Rows,
         rows: Range<usize>,
-        lm_head: &Weights,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         adapted: AdaptedRows<'_>,
         out: &mut [f32],
     ) {
-        let width = lm_head.n();
+        let width = lm_head.matrix.n();
         self.context_logits(states, rows.clone(), lm_head, transform, out);
         for (run, place) in adapted.changed() {
             for row in run.rows.clone().map(|row| row as usize) {
                 let x = states.row(rows.start + row);
-                let inputs = lm_head.inputs(x);
+                let inputs = lm_head.matrix.inputs(x);
                 for column in 0..width {
                     let own = match place.replacement() {
                         Some(rows) => dot(x, rows.row(column)),
-                        None => lm_head.product(column, &inputs),
+                        None => lm_head.matrix.product(column, &inputs),
                     };
-                    let changed = finished(place, column, own + added(place, column, x), 0.0);
+                    let bias = lm_head
+                        .bias
+                        .as_ref()
+                        .map_or(0.0, |bias| exact(bias[column]));
+                    let changed = finished(place, column, own + added(place, column, x), bias);
                     let scaled = changed * exact(transform.scale);
                     out[row * width + column] = capped(scaled, transform.soft_cap) as f32;
                 }
@@ -672,14 +678,27 @@ impl Device for Reference {
             let mut order: Vec<_> = (0..routing.num_experts).collect();
             order.sort_by(|&a, &b| powers[b].total_cmp(&powers[a]));
             order.truncate(routing.num_chosen);
-            let RoutingRule::Softmax { is_normalised } = routing.rule;
-            let total: f64 = match is_normalised {
-                true => order.iter().map(|&expert| powers[expert]).sum(),
-                false => powers.iter().sum(),
+            let total = |rank: usize| -> f64 {
+                match routing.rule {
+                    RoutingRule::Softmax {
+                        is_normalised: true,
+                    } => order.iter().map(|&expert| powers[expert]).sum(),
+                    RoutingRule::Softmax {
+                        is_normalised: false,
+                    } => powers.iter().sum(),
+                    RoutingRule::SparseMixer { jitter } => {
+                        let largest = exact(logits[order[rank]]);
+                        let rest = (0..logits.len()).filter(|it| !order[..rank].contains(it));
+                        let near = rest.filter(|&expert| {
+                            let logit = exact(logits[expert]);
+                            largest - logit <= 2.0 * exact(jitter) * logit.abs().max(largest)
+                        });
+                        near.map(|expert| powers[expert]).sum()
+                    }
+                }
             };
-            let chosen = order
-                .into_iter()
-                .map(|expert| (expert, powers[expert] / total));
+            let ranks = order.iter().enumerate();
+            let chosen = ranks.map(|(rank, &expert)| (expert, powers[expert] / total(rank)));
             let shared = rest
                 .first()
                 .map_or(1.0, |&gate| 1.0 / (1.0 + (-exact(gate)).exp()));
@@ -709,7 +728,7 @@ impl Device for Reference {
                     .map(|i| {
                         let gate = linear_output(gate_up, i, &x);
                         let up = linear_output(gate_up, width + i, &x);
-                        rounded(activated(experts.activation, gate) * up)
+                        rounded(gated(experts.gating, gate, up))
                     })
                     .collect();
                 let inner = down.matrix.inputs(&inner);
@@ -792,6 +811,7 @@ impl Device for Reference {
         &mut self,
         step: &Step<'_>,
         params: &AttentionParams,
+        sink_logits: Option<&Vec<f32>>,
         q: &Rows,
         cache: &Cache,
         layer: usize,
@@ -837,7 +857,9 @@ impl Device for Reference {
                     // They are inputs of a product too.
                     let weights = scores.iter().map(|s| exact(rounded((s - largest).exp())));
                     let weights: Vec<_> = weights.collect();
-                    let sum: f64 = weights.iter().sum();
+                    let of_sink =
+                        sink_logits.map_or(0.0, |logits| (exact(logits[head]) - largest).exp());
+                    let sum: f64 = weights.iter().sum::<f64>() + of_sink;
                     for i in 0..head_dim {
                         let terms = seen
                             .iter()
@@ -867,14 +889,14 @@ impl Device for Reference {
         &mut self,
         num_rows: usize,
         states: &Rows,
-        lm_head: &Weights,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         out: &mut Rows,
     ) {
         for row in 0..num_rows {
-            let inputs = lm_head.inputs(states.row(row));
-            for token in 0..lm_head.n() {
-                let logit = lm_head.product(token, &inputs) * exact(transform.scale);
+            let inputs = lm_head.matrix.inputs(states.row(row));
+            for token in 0..lm_head.matrix.n() {
+                let logit = linear_output(lm_head, token, &inputs) * exact(transform.scale);
                 out.set(row, token, capped(logit, transform.soft_cap));
             }
         }
@@ -884,14 +906,14 @@ impl Device for Reference {
         &mut self,
         states: &Rows,
         rows: Range<usize>,
-        lm_head: &Weights,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         out: &mut [f32],
     ) {
-        for (row, out) in rows.zip(out.chunks_mut(lm_head.n())) {
-            let inputs = lm_head.inputs(states.row(row));
+        for (row, out) in rows.zip(out.chunks_mut(lm_head.matrix.n())) {
+            let inputs = lm_head.matrix.inputs(states.row(row));
             for (token, out) in out.iter_mut().enumerate() {
-                let logit = lm_head.product(token, &inputs) * exact(transform.scale);
+                let logit = linear_output(lm_head, token, &inputs) * exact(transform.scale);
                 *out = capped(logit, transform.soft_cap) as f32;
             }
         }
@@ -1024,6 +1046,17 @@ fn normed(x: &[f32], norm: Norm<'_, Vec<f32>>) -> Vec<f64> {
             scaled
                 .map(|(i, (&x, &weight))| (exact(x) - mean) * scale * exact(weight) + bias(i))
                 .collect()
+        }
+    }
+}
+
+fn gated(gating: Gating, gate: f64, up: f64) -> f64 {
+    match gating {
+        Gating::Product(activation) => activated(activation, gate) * up,
+        Gating::Clamped { alpha, limit } => {
+            let (alpha, limit) = (exact(alpha), exact(limit));
+            let gate = gate.min(limit);
+            gate / (1.0 + (-alpha * gate).exp()) * (up.clamp(-limit, limit) + 1.0)
         }
     }
 }

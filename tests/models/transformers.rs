@@ -230,6 +230,8 @@ agree! {
     qwen_2_moe_agrees_with_transformers: "qwen2-moe",
     qwen_3_moe_agrees_with_transformers: "qwen3-moe",
     olmoe_agrees_with_transformers: "olmoe",
+    phi_3_5_moe_agrees_with_transformers: "phimoe",
+    gpt_oss_agrees_with_transformers: "gpt-oss",
     a_sharded_checkpoint_agrees_with_transformers: "sharded",
     a_checkpoint_stored_in_f16_agrees_with_transformers: "stored-f16",
     a_checkpoint_stored_in_f32_agrees_with_transformers: "stored-f32",
@@ -260,6 +262,8 @@ fn the_reference_device_agrees_with_transformers() {
         "falcon-grouped",
         "mixtral",
         "mixtral-stacked",
+        "phimoe",
+        "gpt-oss",
     ] {
         reference_agrees_with_transformers(name);
     }

@@ -214,7 +214,7 @@ impl Bench<'_> {
             rows: batch(num_rows),
         };
         self.time("paged_attention", work, &mut device, report, |device, _| {
-            device.paged_attention(&begun, &params, &q, &cache, 0, &mut out);
+            device.paged_attention(&begun, &params, None, &q, &cache, 0, &mut out);
         })
     }
 
@@ -227,7 +227,11 @@ impl Bench<'_> {
         let table = vec![bf16::ONE; step.token_ids.len() * width];
         let table = device.upload_embedding(table, width)?;
         let weight = device.upload_vector(vec![1.0; width])?;
-        let lm_head = random_matrix(&mut device, vocab_size, width)?;
+        let lm_head = Linear {
+            matrix: random_matrix(&mut device, vocab_size, width)?,
+            bias: None,
+            place: None,
+        };
         let mut sums = device.alloc_sums(num_rows, width)?;
         let mut states = device.alloc_inputs(num_rows, width)?;
         let mut logits = device.alloc_logits(num_rows, vocab_size)?;
@@ -299,7 +303,7 @@ impl Bench<'_> {
             rows: format!("prompt of {len}"),
         };
         self.time("paged_attention", work, &mut device, report, |device, _| {
-            device.paged_attention(&begun, &params, &q, &cache, 0, &mut out);
+            device.paged_attention(&begun, &params, None, &q, &cache, 0, &mut out);
         })
     }
 

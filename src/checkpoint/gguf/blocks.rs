@@ -25,14 +25,13 @@
 use half::f16;
 
 use super::tensor_type::{GROUP, SUPER, TensorType};
+use crate::checkpoint::e2m1::{TWICE_E2M1, half_power_of_two};
 use crate::device::QuantisedRow;
 
 /// The levels of IQ4_NL and IQ4_XS.
 const LEVELS: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
-/// Twice the floats of 4 bits (E2M1): 0, 0.5, 1, 1.5, 2, 3, 4, 6, and their negatives.
-const TWICE_E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Decodes the codes of a row.
 ///
@@ -183,15 +182,6 @@ fn read_q6_k(block: &[u8], out: &mut [f32]) {
 fn two_bits(bytes: &[u8], index: usize) -> u8 {
     let (half, row, i) = (index / 128, index / 32 % 4, index % 32);
     bytes[half * 32 + i] >> (2 * row) & 3
-}
-
-/// `2^(exponent - 128)`: half of the scale that the exponent stands for, for codes of twice the weight.
-fn half_power_of_two(exponent: u8) -> f32 {
-    match exponent {
-        // Below the normal numbers.
-        0 | 1 => f32::from_bits(0x0020_0000 << exponent),
-        _ => f32::from_bits(u32::from(exponent - 1) << 23),
-    }
 }
 
 fn f16_at(bytes: &[u8], at: usize) -> f32 {

@@ -6,6 +6,7 @@
 //! compressed.rs   compressed-tensors, int-quantized, pack-quantized and float-quantized
 //! fp8.rs          FP8, of several methods
 //! bitsandbytes.rs 4 bits (NF4, FP4) and 8 bits of bitsandbytes
+//! mxfp4.rs        MXFP4 of gpt-oss
 //! groups.rs       scales and zeros of GPTQ and AWQ
 //! words.rs        codes in 32-bit words, scales, act order
 //! module.rs       a linear layer by name, and what the methods share when they read the config
@@ -22,6 +23,7 @@ mod fp8;
 mod gptq;
 mod groups;
 mod module;
+mod mxfp4;
 mod section;
 mod words;
 
@@ -31,6 +33,7 @@ use self::compressed::CompressedTensors;
 use self::fp8::Fp8;
 use self::gptq::Gptq;
 use self::module::{Module, refused};
+use self::mxfp4::MxFp4;
 pub use self::section::QuantisationSection;
 use super::matrix::Matrix;
 use super::safetensors::SafetensorsFolder;
@@ -44,6 +47,7 @@ pub enum Quantisation {
     CompressedTensors(CompressedTensors),
     Fp8(Fp8),
     BitsAndBytes(BitsAndBytes),
+    MxFp4(MxFp4),
 }
 
 impl Quantisation {
@@ -61,13 +65,14 @@ impl Quantisation {
             }
             Some("fp8") => Self::Fp8(Fp8::from_config(section)?),
             Some("bitsandbytes") => Self::BitsAndBytes(BitsAndBytes::from_config(section)?),
+            Some("mxfp4") => Self::MxFp4(MxFp4),
             Some("modelopt") => Self::Fp8(Fp8::from_modelopt(section)?),
             other => {
                 return Err(refused(
                     section,
                     "quant_method",
                     format_args!("'{}'", other.unwrap_or("none")),
-                    "'gptq', 'awq', 'compressed-tensors', 'fp8', 'bitsandbytes' or 'modelopt'",
+                    "'gptq', 'awq', 'compressed-tensors', 'fp8', 'bitsandbytes', 'mxfp4' or 'modelopt'",
                 ));
             }
         };
@@ -97,6 +102,8 @@ impl Quantisation {
             Self::CompressedTensors(compressed) => compressed.matrix(&module)?,
             Self::Fp8(fp8) => fp8.matrix(&module)?,
             Self::BitsAndBytes(method) => method.matrix(&module)?,
+            // Only experts are.
+            Self::MxFp4(_) => None,
         };
         match quantised {
             Some(matrix) => Ok(matrix),

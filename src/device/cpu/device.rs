@@ -73,6 +73,8 @@ impl Device for Cpu {
 
     const HAS_ADAPTERS: bool = true;
 
+    const HAS_SINK_LOGITS: bool = true;
+
     fn open(options: &CpuOptions) -> Result<Self, LoadError> {
         Self::new(options)
     }
@@ -397,13 +399,14 @@ impl Device for Cpu {
         &mut self,
         num_rows: usize,
         states: &Rows<bf16>,
-        lm_head: &PackedMatrix,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         adapted: AdaptedRows<'_>,
         out: &mut Rows<f32>,
     ) {
         let (states, out) = (states.first(num_rows), out.first_mut(num_rows));
-        self.gemm_adapted(states, num_rows, lm_head, None, adapted, Output::Store, out);
+        let (matrix, bias) = (&lm_head.matrix, lm_head.bias.as_deref());
+        self.gemm_adapted(states, num_rows, matrix, bias, adapted, Output::Store, out);
         self.transform_logits(transform, out);
     }
 
@@ -411,14 +414,15 @@ impl Device for Cpu {
         &mut self,
         states: &Rows<bf16>,
         rows: Range<usize>,
-        lm_head: &PackedMatrix,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         adapted: AdaptedRows<'_>,
         out: &mut [f32],
     ) {
         let num_rows = rows.len();
         let states = states.range(rows);
-        self.gemm_adapted(states, num_rows, lm_head, None, adapted, Output::Store, out);
+        let (matrix, bias) = (&lm_head.matrix, lm_head.bias.as_deref());
+        self.gemm_adapted(states, num_rows, matrix, bias, adapted, Output::Store, out);
         self.transform_logits(transform, out);
     }
 
@@ -434,7 +438,14 @@ impl Device for Cpu {
         let (x, out) = (x.first(num_rows), out.first_mut(num_rows));
         let (matrix, bias) = (&linear.matrix, linear.bias.as_deref());
         self.with_added_rows(x, num_rows, adapted, matrix.n(), |cpu, added| {
-            cpu.gemm_gated_with(x, num_rows, matrix, bias, (activation, Some(added)), out);
+            cpu.gemm_gated_with(
+                x,
+                num_rows,
+                matrix,
+                bias,
+                (activation.into(), Some(added)),
+                out,
+            );
         });
     }
 
@@ -518,6 +529,7 @@ impl Device for Cpu {
         &mut self,
         step: &CpuStep<'_>,
         params: &AttentionParams,
+        sink_logits: Option<&Vec<f32>>,
         q: &Rows<bf16>,
         cache: &KvCache,
         layer: usize,
@@ -526,7 +538,7 @@ impl Device for Cpu {
         let num_rows = step.batch.num_tokens();
         self.paged_attention(
             q.first(num_rows),
-            params,
+            (params, sink_logits.map(Vec::as_slice)),
             &step.batch,
             cache,
             layer,
@@ -633,12 +645,13 @@ impl Device for Cpu {
         &mut self,
         num_rows: usize,
         states: &Rows<bf16>,
-        lm_head: &PackedMatrix,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         out: &mut Rows<f32>,
     ) {
         let (states, out) = (states.first(num_rows), out.first_mut(num_rows));
-        self.gemm(states, num_rows, lm_head, None, Output::Store, out);
+        let (matrix, bias) = (&lm_head.matrix, lm_head.bias.as_deref());
+        self.gemm(states, num_rows, matrix, bias, Output::Store, out);
         self.transform_logits(transform, out);
     }
 
@@ -646,13 +659,14 @@ impl Device for Cpu {
         &mut self,
         states: &Rows<bf16>,
         rows: Range<usize>,
-        lm_head: &PackedMatrix,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         out: &mut [f32],
     ) {
         let num_rows = rows.len();
         let states = states.range(rows);
-        self.gemm(states, num_rows, lm_head, None, Output::Store, out);
+        let (matrix, bias) = (&lm_head.matrix, lm_head.bias.as_deref());
+        self.gemm(states, num_rows, matrix, bias, Output::Store, out);
         self.transform_logits(transform, out);
     }
 

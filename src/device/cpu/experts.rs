@@ -233,12 +233,12 @@ impl Cpu {
         self.gather(x, &chunk.sorted[..num_places], hidden, sorted_x);
         let inner = &mut chunk.inner[..num_places * all.shape.expert_size];
         let sums = &mut chunk.sums[..num_places * hidden];
-        let (of, activation) = (&experts.chosen, experts.activation);
+        let (of, gating) = (&experts.chosen, experts.gating);
         self.gemm_gated_segments(
             sorted_x,
             &chunk.segments,
             |expert| &of[expert].gate_up,
-            activation,
+            gating,
             inner,
         );
         self.gemm_segments(inner, &chunk.segments, |expert| &of[expert].down, sums);
@@ -251,7 +251,7 @@ impl Cpu {
             let inner = &mut chunk.shared_inner[..num_rows * all.shape.shared_size];
             let (gate_up, down) = (&shared.gate_up, &shared.down);
             let bias = gate_up.bias.as_deref();
-            self.gemm_gated(x, num_rows, &gate_up.matrix, bias, activation, inner);
+            self.gemm_gated(x, num_rows, &gate_up.matrix, bias, gating, inner);
             let bias = down.bias.as_deref();
             self.gemm(
                 inner,
@@ -385,7 +385,26 @@ fn choose(logits: &[f32], rule: RoutingRule, experts: &mut [u32], weights: &mut 
                 *weight = power(*weight) / total;
             }
         }
+        RoutingRule::SparseMixer { jitter } => {
+            for rank in 0..num_chosen {
+                weights[rank] =
+                    sparse_mixer_weight(logits, jitter, &experts[..rank], weights[rank]);
+            }
+        }
     }
+}
+
+/// The weight of the expert with the `largest` logit of those that are not `taken`.
+fn sparse_mixer_weight(logits: &[f32], jitter: f32, taken: &[u32], largest: f32) -> f32 {
+    let mut total = 0.0;
+    for (expert, &logit) in logits.iter().enumerate() {
+        // Near is also what cannot be compared: zeros, and what is not a number.
+        let is_far = (largest - logit) / logit.abs().max(largest) > 2.0 * jitter;
+        if !is_far && !taken.contains(&(expert as u32)) {
+            total += exp(logit - largest);
+        }
+    }
+    1.0 / total
 }
 
 fn zeroed<T: Zeroable>(rows: usize, width: usize) -> Result<Vec<T>, LoadError> {
@@ -407,7 +426,7 @@ mod tests {
     use super::*;
     use crate::device::cpu::{CpuOptions, PackedMatrix, Rounded, Simd};
     use crate::device::{
-        Activation, CodeBits, Dtype, Expert, Linear, QuantisedRows, RawMatrix, Stacking,
+        Activation, CodeBits, Dtype, Expert, Gating, Linear, QuantisedRows, RawMatrix, Stacking,
     };
 
     const HIDDEN: usize = 53;
@@ -450,6 +469,39 @@ mod tests {
                 .zip(&weights)
                 .all(|(a, b)| (a - b).abs() < 1e-6)
         );
+    }
+
+    /// Compared with transformers' `sparsemixer`.
+    #[test]
+    fn a_sparse_mixer_weighs_each_expert_among_those_near_it() {
+        let mixed = |logits: &[f32], jitter: f32| {
+            let (mut experts, mut weights) = ([9; 2], [f32::NAN; 2]);
+            let rule = RoutingRule::SparseMixer { jitter };
+            choose(logits, rule, &mut experts, &mut weights);
+            (experts, weights)
+        };
+        let near = |weights: [f32; 2], expected: [f64; 2]| {
+            let pairs = weights.iter().zip(expected);
+            pairs
+                .into_iter()
+                .all(|(weight, expected)| (f64::from(*weight) - expected).abs() < 1e-6)
+        };
+        // Of 2.0, 1.9 is near, and 1.0 is not; of 1.9 none of the rest is.
+        let logits = [1.0, 1.9, -3.0, 2.0];
+        let (experts, weights) = mixed(&logits, 0.05);
+        assert_eq!(experts, [3, 1]);
+        assert!(near(weights, [1.0 / (1.0 + (-0.1_f64).exp()), 1.0]));
+        // All of the same sign are near.
+        let (_, weights) = mixed(&logits, 0.25);
+        let first = 1.0 + (-0.1_f64).exp() + (-1.0_f64).exp();
+        assert!(near(weights, [1.0 / first, 1.0 / (1.0 + (-0.9_f64).exp())]));
+        // Negative ones are measured by the farther one: -1 by 0.5 of 1.5, -2 by 1.5 of 2.
+        let (experts, weights) = mixed(&[-1.5, -0.5, -2.0, -1.0], 0.3);
+        assert_eq!(experts, [1, 3]);
+        let first = 1.0 + (-0.5_f64).exp();
+        let second = 1.0 + (-0.5_f64).exp() + (-1.0_f64).exp();
+        assert!(near(weights, [1.0 / first, 1.0 / second]), "{weights:?}");
+        assert_eq!(mixed(&[0.0, 0.0, -1.0], 0.0).1, [0.5, 1.0]);
     }
 
     #[test]
@@ -553,7 +605,7 @@ mod tests {
                 let (gate_up, down) = (&expert.gate_up, &expert.down);
                 let mut inner = vec![bf16::NAN; INNER];
                 let bias = gate_up.bias.as_deref();
-                cpu.gemm_gated(x, 1, &gate_up.matrix, bias, experts.activation, &mut inner);
+                cpu.gemm_gated(x, 1, &gate_up.matrix, bias, experts.gating, &mut inner);
                 let mut sums = vec![f32::NAN; HIDDEN];
                 let bias = down.bias.as_deref();
                 cpu.gemm(&inner, 1, &down.matrix, bias, Output::Store, &mut sums);
@@ -584,7 +636,13 @@ mod tests {
             {
                 let mut one = cpu(simd, 1);
                 let experts = Experts {
-                    activation: Activation::Silu,
+                    gating: match has_shared {
+                        true => Activation::Silu.into(),
+                        false => Gating::Clamped {
+                            alpha: 1.702,
+                            limit: 0.5,
+                        },
+                    },
                     chosen: (0..7)
                         .map(|_| expert(&mut one, bits, &mut rng, has_bias))
                         .collect(),

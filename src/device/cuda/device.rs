@@ -571,11 +571,13 @@ impl Device for Cuda {
         &mut self,
         step: &CudaStep,
         params: &AttentionParams,
+        sink_logits: Option<&Vector>,
         q: &Rows<bf16>,
         cache: &KvCache,
         layer: usize,
         out: &mut Rows<bf16>,
     ) {
+        assert!(sink_logits.is_none(), "no kernel has sink logits");
         self.attend(step, params, q.address(), cache, layer, out.address());
     }
 
@@ -607,7 +609,7 @@ impl Device for Cuda {
         &mut self,
         num_rows: usize,
         states: &Rows<bf16>,
-        lm_head: &Matrix,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         out: &mut Logits,
     ) {
@@ -618,7 +620,7 @@ impl Device for Cuda {
         &mut self,
         num_rows: usize,
         states: &Rows<bf16>,
-        lm_head: &Matrix,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         adapted: AdaptedRows<'_>,
         out: &mut Logits,
@@ -662,7 +664,7 @@ impl Device for Cuda {
         &mut self,
         states: &Rows<bf16>,
         rows: Range<usize>,
-        lm_head: &Matrix,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         out: &mut [f32],
     ) {
@@ -673,7 +675,7 @@ impl Device for Cuda {
         &mut self,
         states: &Rows<bf16>,
         rows: Range<usize>,
-        lm_head: &Matrix,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         adapted: AdaptedRows<'_>,
         out: &mut [f32],

@@ -10,9 +10,8 @@ use super::Cuda;
 use super::adapters::{Adapters, ProductRows};
 use super::kernels::{launch, shared_row_grid};
 use super::logits::Logits;
-use super::matrix::Matrix;
 use super::rows::Rows;
-use crate::device::{AdaptedRows, AdapterRun, LogitsTransform, Output, PackedWeights};
+use crate::device::{AdaptedRows, AdapterRun, Linear, LogitsTransform, Output, PackedWeights};
 
 /// Rows of context logits that are computed at a time.
 const CONTEXT_LOGITS_ROWS: usize = 64;
@@ -23,24 +22,26 @@ impl Cuda {
         &mut self,
         num_rows: usize,
         states: &Rows<bf16>,
-        lm_head: &Matrix,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         adapted: Option<AdaptedRows<'_>>,
         out: &mut Logits,
     ) {
         let (x, address) = (states.address(), out.rows.address());
-        self.multiply(num_rows, x, lm_head, Output::Store, address);
+        let vocab_size = lm_head.matrix.n();
+        self.multiply(num_rows, x, &lm_head.matrix, Output::Store, address);
         if let Some(adapted) = adapted {
             let tiles = self.adapters.as_ref().map(Adapters::sampled);
             let rows = ProductRows {
                 tiles: tiles.unwrap_or_default(),
                 x,
                 out: address,
-                width: lm_head.n(),
+                width: vocab_size,
             };
             self.add_adapted(rows, adapted, 0);
         }
-        self.transform_logits(num_rows, lm_head.n(), transform, address);
+        self.add_bias(num_rows, lm_head, address);
+        self.transform_logits(num_rows, vocab_size, transform, address);
     }
 
     /// Some rows of context logits after the other.
@@ -48,12 +49,12 @@ impl Cuda {
         &mut self,
         states: &Rows<bf16>,
         rows: Range<usize>,
-        lm_head: &Matrix,
+        lm_head: &Linear<Self>,
         transform: LogitsTransform,
         adapted: Option<AdaptedRows<'_>>,
         out: &mut [f32],
     ) {
-        let vocab_size = lm_head.n();
+        let vocab_size = lm_head.matrix.n();
         let chunks = out.chunks_mut(CONTEXT_LOGITS_ROWS * vocab_size);
         for (first, chunk) in (0..rows.len()).step_by(CONTEXT_LOGITS_ROWS).zip(chunks) {
             let num_rows = chunk.len() / vocab_size;
@@ -63,7 +64,7 @@ impl Cuda {
             let source = states.row_address(rows.start + first);
             self.copy(x, source, num_rows * states.row_bytes());
             let logits = self.scratch.address();
-            self.multiply(num_rows, x, lm_head, Output::Store, logits);
+            self.multiply(num_rows, x, &lm_head.matrix, Output::Store, logits);
             if let Some(adapted) = adapted {
                 let own = runs_within(adapted.runs, first..first + num_rows);
                 let rows = ProductRows {
@@ -74,6 +75,7 @@ impl Cuda {
                 };
                 self.add_adapted(rows, adapted, 0);
             }
+            self.add_bias(num_rows, lm_head, logits);
             self.transform_logits(num_rows, vocab_size, transform, logits);
             if self.failure.is_none() {
                 let read = self

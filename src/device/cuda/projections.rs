@@ -22,18 +22,24 @@ impl Cuda {
         out: &mut Rows<f32>,
     ) {
         self.multiply_adapted(num_rows, x, linear, output, adapted, out.address());
-        if let Some(bias) = &linear.bias {
-            let n = linear.matrix.n();
-            launch!(
-                self,
-                self.kernels.add_bias,
-                "add_bias",
-                shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
-                out.address(),
-                bias.memory.address(),
-                n as i32
-            );
-        }
+        self.add_bias(num_rows, linear, out.address());
+    }
+
+    /// `out += bias`, if there is one.
+    pub(super) fn add_bias(&mut self, num_rows: usize, linear: &Linear<Self>, out: u64) {
+        let Some(bias) = linear.bias.as_ref().filter(|_| num_rows > 0) else {
+            return;
+        };
+        let n = linear.matrix.n();
+        launch!(
+            self,
+            self.kernels.add_bias,
+            "add_bias",
+            shared_row_grid(self.padded(num_rows), n.div_ceil(VECTOR)),
+            out,
+            bias.memory.address(),
+            n as i32
+        );
     }
 
     /// `out = activation(gate) * up`, where gate and up are the halves of `x * W^T + bias`; without a gate, `out =

@@ -81,6 +81,7 @@ impl Defaults {
             theta: 10_000.0,
             partial_rotary_factor: None,
             section: None,
+            has_mscales: false,
         },
         tied_embeddings: false,
         activation: Activation::Silu,
@@ -155,6 +156,7 @@ impl Dimensions {
                 scale: (self.head_dim as f32).sqrt().recip(),
                 soft_cap: None,
                 window: None,
+                sink_logits: None,
                 o: Projection::single("self_attn.o_proj", hidden, q),
             },
             feed_forward: FeedForward::Gated {
@@ -250,6 +252,7 @@ impl Dimensions {
             learned_positions: None,
             norm: self.norm,
             logits: LogitsTransform::IDENTITY,
+            output_bias: false,
             modules: ModelModules {
                 embedding: "model.embed_tokens",
                 layers: "model.layers",

@@ -7,7 +7,7 @@ use super::dimensions::Dimensions;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
 use crate::device::{Routing, RoutingRule, Stacking};
-use crate::runner::spec::{ExpertsSpec, Projection, SharedExpert, StackedExperts};
+use crate::runner::spec::{ExpertsSpec, Projection, SharedExpert, StackedExperts, StackedLayout};
 
 /// The modules of a mixture of experts.
 pub struct ExpertModules {
@@ -28,6 +28,7 @@ pub const EXPERT_MODULES: ExpertModules = ExpertModules {
         router: "mlp.gate",
         gate_up: "mlp.experts.gate_up_proj",
         down: "mlp.experts.down_proj",
+        layout: StackedLayout::Outputs,
     },
 };
 
@@ -130,7 +131,7 @@ impl Dimensions {
             router: Projection::single(modules.router, routing.num_experts, hidden),
             routing,
             gate_up: Projection::stacked(&gate_up, hidden, Stacking::Interleaved),
-            activation: self.activation,
+            gating: self.activation.into(),
             down: Projection::single(modules.down, hidden, expert_size),
             shared: None,
             stacked: modules.stacked,

@@ -17,7 +17,7 @@ use super::windows::{no_windows, windows_in_all_layers};
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
 use crate::device::RoutingRule;
-use crate::runner::spec::{FeedForward, ModelSpec, StackedExperts};
+use crate::runner::spec::{FeedForward, ModelSpec, StackedExperts, StackedLayout};
 
 pub const FAMILY: Family = Family {
     class: "MixtralForCausalLM",
@@ -31,7 +31,7 @@ pub const FAMILY: Family = Family {
     describe,
 };
 
-const MODULES: ExpertModules = ExpertModules {
+pub const MODULES: ExpertModules = ExpertModules {
     router: "block_sparse_moe.gate",
     gate: "block_sparse_moe.experts.{}.w1",
     up: "block_sparse_moe.experts.{}.w3",
@@ -40,6 +40,7 @@ const MODULES: ExpertModules = ExpertModules {
         router: "mlp.gate",
         gate_up: "mlp.experts.gate_up_proj",
         down: "mlp.experts.down_proj",
+        layout: StackedLayout::Outputs,
     },
 };
 

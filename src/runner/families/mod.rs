@@ -29,6 +29,7 @@ mod gguf;
 mod glm;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
 mod helium;
 mod llama;
@@ -39,6 +40,7 @@ mod olmo2;
 mod olmoe;
 mod opt;
 mod phi3;
+mod phimoe;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
@@ -57,7 +59,7 @@ use crate::checkpoint::{GgufFolder, JsonFile, MetadataValue};
 
 pub(super) use gguf::{GgufArchitecture, end_ids as gguf_end_ids};
 
-const FAMILIES: [Family; 29] = [
+const FAMILIES: [Family; 32] = [
     llama::FAMILY,
     mistral::FAMILY,
     mistral::MINISTRAL,
@@ -79,6 +81,9 @@ const FAMILIES: [Family; 29] = [
     qwen2_moe::FAMILY,
     qwen3_moe::FAMILY,
     olmoe::FAMILY,
+    phimoe::FAMILY,
+    phimoe::ORIGINAL,
+    gpt_oss::FAMILY,
     gpt_neox::FAMILY,
     opt::FAMILY,
     gpt2::FAMILY,

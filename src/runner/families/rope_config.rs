@@ -25,6 +25,8 @@ pub struct RopeDefaults {
     /// The part of `rope_parameters` that counts, for families that have several position embeddings. What is not divided
     /// counts as a whole.
     pub section: Option<&'static str>,
+    /// Whether `longrope` has the factors of cosines and sines as `short_mscale` and `long_mscale`.
+    pub has_mscales: bool,
 }
 
 /// The length that scaled position embeddings refer to.
@@ -81,7 +83,7 @@ pub fn rope_of(
             max_position_embeddings,
             original: config.size(ORIGINAL_LEN, 1..=MAX_POSITIONS)?,
         };
-        scaling = scaling_of(parameters, &lengths, rotary_dim)?;
+        scaling = scaling_of(parameters, &lengths, rotary_dim, defaults.has_mscales)?;
     }
     let theta = theta.unwrap_or(defaults.theta);
     if matches!(scaling, RopeScaling::Yarn { .. }) && theta <= 1.0 {
@@ -125,6 +127,7 @@ fn scaling_of(
     parameters: &JsonFile,
     lengths: &Lengths,
     rotary_dim: usize,
+    has_mscales: bool,
 ) -> Result<RopeScaling, LoadError> {
     if let Some((kind, value)) = parameters.entries().find(|(_, value)| value.is_object()) {
         let expected = "supported: all layers have one position embedding";
@@ -165,7 +168,13 @@ fn scaling_of(
                 short_divisors: divisors(parameters, "short_factor", rotary_dim)?,
                 long_divisors: divisors(parameters, "long_factor", rotary_dim)?,
                 original_len,
-                attention_factor: long_attention_factor(parameters, lengths, original_len)?,
+                attention_factors: match has_mscales {
+                    true => [
+                        parameters.required_number("short_mscale", 1e-6..=1e6)?,
+                        parameters.required_number("long_mscale", 1e-6..=1e6)?,
+                    ],
+                    false => [long_attention_factor(parameters, lengths, original_len)?; 2],
+                },
             })
         }
         "yarn" => {

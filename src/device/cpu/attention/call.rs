@@ -49,6 +49,8 @@ pub(super) struct AttentionCall<'a> {
     kernel: AttentionKernel,
     operands: Operands,
     params: &'a AttentionParams,
+    /// One for each query head.
+    sink_logits: Option<&'a [f32]>,
     batch: &'a KvBatch<'a>,
     cache: &'a KvLayer<'a>,
     q: &'a [u16],
@@ -67,7 +69,7 @@ impl<'a> AttentionCall<'a> {
     /// Divides the batch into tasks for some threads. `tile_starts` is scratch memory.
     pub fn new(
         (simd, num_threads): (Simd, usize),
-        params: &'a AttentionParams,
+        (params, sink_logits): (&'a AttentionParams, Option<&'a [f32]>),
         batch: &'a KvBatch<'a>,
         cache: &'a KvLayer<'a>,
         q: &'a [u16],
@@ -87,6 +89,7 @@ impl<'a> AttentionCall<'a> {
             kernel,
             operands,
             params,
+            sink_logits,
             batch,
             cache,
             q,
@@ -327,9 +330,11 @@ impl<'a> AttentionCall<'a> {
             let (start, len) = self.place(task, token);
             // SAFETY: no other task has these tokens and this head.
             let out = unsafe { out.slice(start, len) };
-            for (out, row) in out.chunks_exact_mut(head_dim).zip(&mut rows) {
-                let (sum, values) = parts::sum_and_values(row);
-                for_each_simd!(self.simd, finish, (values: &[f32], sum: f32, out: &mut [u16]));
+            let heads = task.head * self.heads()..;
+            for ((out, row), head) in out.chunks_exact_mut(head_dim).zip(&mut rows).zip(heads) {
+                let sink_logit = self.sink_logits.map(|logits| logits[head]);
+                let (scale, sum, values) = parts::result(row, sink_logit);
+                for_each_simd!(self.simd, finish, (values: &[f32], scale: f32, sum: f32, out: &mut [u16]));
             }
         }
     }
@@ -466,12 +471,12 @@ impl AttentionScratch {
     }
 }
 
-/// Divides by the sum. Results below the normal range of bf16 become positive zero, because they and the sign of a
+/// Scales, and divides by the sum. Results below the normal range of bf16 become positive zero, because they and the sign of a
 /// zero could depend on how many zero products were added.
 #[inline(always)]
-fn finish(acc: &[f32], sum: f32, out: &mut [u16]) {
+fn finish(acc: &[f32], scale: f32, sum: f32, out: &mut [u16]) {
     for (acc, out) in acc.iter().zip(out) {
-        let value = acc / sum;
+        let value = acc * scale / sum;
         *out = to_bf16_bits(if value.abs() < f32::MIN_POSITIVE {
             0.0
         } else {
@@ -525,7 +530,15 @@ mod tests {
         let batch = cache.batch(&spans, &tables);
         let layer = cache.layer(0);
         let machine = (Simd::Portable, num_threads);
-        AttentionCall::new(machine, &params, &batch, &layer, &[], &mut Vec::new()).num_parts()
+        AttentionCall::new(
+            machine,
+            (&params, None),
+            &batch,
+            &layer,
+            &[],
+            &mut Vec::new(),
+        )
+        .num_parts()
     }
 
     #[test]

@@ -132,7 +132,8 @@ fn kernel(simd: Simd, dtype: KvDtype) -> (AttentionKernel, Operands) {
 
 impl Cpu {
     /// Attention of the queries of each token over the positions of its sequence, up to its own. `q` has the rotated
-    /// queries, `[m, q_len]`; the keys and values of the batch are already in the cache; `out` is `[m, q_len]`.
+    /// queries, `[m, q_len]`; the keys and values of the batch are already in the cache; `out` is `[m, q_len]`. With `sink_logits`,
+    /// one for each query head, the probabilities of a query are those of a softmax with one more score, of no position.
     ///
     /// # Panics
     ///
@@ -140,7 +141,7 @@ impl Cpu {
     pub fn paged_attention(
         &mut self,
         q: &[bf16],
-        params: &AttentionParams,
+        (params, sink_logits): (&AttentionParams, Option<&[f32]>),
         batch: &KvBatch<'_>,
         cache: &KvCache,
         layer: usize,
@@ -162,6 +163,10 @@ impl Cpu {
             shape.num_q_heads.is_multiple_of(shape.num_kv_heads),
             "{shape:?}: whole groups"
         );
+        assert!(
+            sink_logits.is_none_or(|logits| logits.len() == shape.num_q_heads),
+            "one for each query head"
+        );
         assert!(cache.fits(batch), "batch of this cache");
         assert!(params.scale > 0.0, "the largest score stays the largest");
 
@@ -169,7 +174,7 @@ impl Cpu {
         let mut tile_starts = std::mem::take(&mut self.tile_starts);
         let operation = &AttentionCall::new(
             (self.simd, self.num_threads()),
-            params,
+            (params, sink_logits),
             batch,
             &cache,
             q.reinterpret_cast(),

@@ -35,9 +35,20 @@ pub(super) fn clear(totals: &mut [f32], row_len: usize) {
     }
 }
 
-/// The sum of a row's probabilities, and its weighted values.
-pub(super) fn sum_and_values(row: &[f32]) -> (f32, &[f32]) {
-    (row[1], &row[HEAD..])
+/// The weighted values of a row, their factor, and the sum to divide them by, which includes the probability of the sink, if
+/// there is one: all relative to the largest score.
+pub(super) fn result(row: &[f32], sink_logit: Option<f32>) -> (f32, f32, &[f32]) {
+    let (head, values) = row.split_at(HEAD);
+    let Some(sink_logit) = sink_logit else {
+        return (1.0, head[1], values);
+    };
+    let max = if sink_logit > head[0] {
+        sink_logit
+    } else {
+        head[0]
+    };
+    let scale = exp(head[0] - max);
+    (scale, head[1] * scale + exp(sink_logit - max), values)
 }
 
 /// Adds the totals of later positions to those of a row.
@@ -99,6 +110,23 @@ mod tests {
             }
             assert_eq!(row.map(f32::to_bits), part.map(f32::to_bits));
         }
+    }
+
+    #[test]
+    fn a_sink_is_one_more_score_whichever_is_larger() {
+        let row = [2.0, 3.0, 6.0, -1.5];
+        assert_eq!(result(&row, None), (1.0, 3.0, &row[HEAD..]));
+        for logit in [-200.0, 1.0, 2.0, 5.0, 200.0_f32] {
+            let (scale, sum, values) = result(&row, Some(logit));
+            let expected = 6.0 / (3.0 + (f64::from(logit) - 2.0).exp());
+            let value = f64::from(values[0] * scale / sum);
+            assert!(
+                (value - expected).abs() <= 1e-6 * expected + 1e-30,
+                "{logit}: {value}"
+            );
+        }
+        let (scale, sum, _) = result(&[1.0, f32::NAN, f32::NAN], Some(0.0));
+        assert!((scale / sum).is_nan());
     }
 
     #[test]

@@ -31,13 +31,13 @@ use half::slice::HalfFloatSliceExt;
 use self::panel::{PanelInputs, multiply_panel};
 use self::tasks::Tasks;
 use super::low_rank::AddedRows;
-use super::math::{from_bf16_bits, gelu, gelu_tanh, relu, silu, squared_relu, to_bf16_bits};
+use super::math::{exp, from_bf16_bits, gelu, gelu_tanh, relu, silu, squared_relu, to_bf16_bits};
 use super::packed_matrix::Packed;
 use super::panel_order::PANEL;
 use super::simd::for_each_simd;
 use super::{Cpu, PackedMatrix, Simd, quantised};
 use crate::device::disjoint_slice::DisjointSlice;
-use crate::device::{Activation, Output, Stacking};
+use crate::device::{Activation, Gating, Output, Stacking};
 
 pub(super) use segments::Segment;
 
@@ -78,7 +78,7 @@ impl Cpu {
         });
     }
 
-    /// `out = activation(gate) * up`, where gate and up are the parts of `x * W^T + bias`. `x` is `[m, k]`, `weights`
+    /// `out = gating(gate, up)`, where gate and up are the parts of `x * W^T + bias`. `x` is `[m, k]`, `weights`
     /// was packed from gate and up, each `[inter, k]`, `bias` is that of gate followed by that of up, `out` is
     /// `[m, inter]`.
     ///
@@ -91,10 +91,10 @@ impl Cpu {
         m: usize,
         weights: &PackedMatrix,
         bias: Option<&[f32]>,
-        activation: Activation,
+        gating: impl Into<Gating>,
         out: &mut [bf16],
     ) {
-        self.gemm_gated_with(x, m, weights, bias, (activation, None), out);
+        self.gemm_gated_with(x, m, weights, bias, (gating.into(), None), out);
     }
 
     /// The same, with what is added to gate and up, whose outputs are one after the other.
@@ -104,7 +104,7 @@ impl Cpu {
         m: usize,
         weights: &PackedMatrix,
         bias: Option<&[f32]>,
-        (activation, added): (Activation, Option<AddedRows<'_>>),
+        (gating, added): (Gating, Option<AddedRows<'_>>),
         out: &mut [bf16],
     ) {
         let inter = weights.n() / 2;
@@ -141,7 +141,7 @@ impl Cpu {
                     gate: &Row,
                     up: &Row,
                     bias: Bias<'_>,
-                    activation: Activation,
+                    gating: Gating,
                     out: &mut [u16],
                 ));
             }
@@ -363,7 +363,7 @@ fn write_gated(
     gate: &[f32; PANEL],
     up: &[f32; PANEL],
     bias: Option<[&[f32]; 2]>,
-    activation: Activation,
+    gating: Gating,
     out: &mut [u16],
 ) {
     let (mut gate, mut up) = (*gate, *up);
@@ -377,7 +377,17 @@ fn write_gated(
             *up += up_bias;
         }
     }
-    activate(&mut gate, activation);
+    match gating {
+        Gating::Product(activation) => activate(&mut gate, activation),
+        Gating::Clamped { alpha, limit } => {
+            for (gate, up) in gate.iter_mut().zip(&mut up) {
+                // What is not a number stays so.
+                let bounded = if *gate > limit { limit } else { *gate };
+                *gate = bounded / (1.0 + exp(-alpha * bounded));
+                *up = up.clamp(-limit, limit) + 1.0;
+            }
+        }
+    }
     let mut products = [0; PANEL];
     for ((gate, up), product) in gate.iter().zip(up).zip(&mut products) {
         *product = to_bf16_bits(gate * up);

@@ -25,7 +25,7 @@ use super::panel::{PanelInputs, multiply_panel};
 use super::tasks::MAX_ROWS;
 use super::{multiply_parts, pad_rows, write_gated, write_row};
 use crate::device::disjoint_slice::DisjointSlice;
-use crate::device::{Activation, CodeBits, Linear, Output, Stacking};
+use crate::device::{CodeBits, Gating, Linear, Output, Stacking};
 
 /// Consecutive rows that are multiplied with the same matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Cpu {
         x: &[bf16],
         segments: &[Segment],
         linear: impl Fn(usize) -> &'w Linear<Self> + Sync,
-        activation: Activation,
+        gating: Gating,
         out: &mut [bf16],
     ) {
         let num_rows = num_rows(segments);
@@ -123,7 +123,7 @@ impl Cpu {
                         gate: &Row,
                         up: &Row,
                         bias: Bias<'_>,
-                        activation: Activation,
+                        gating: Gating,
                         out: &mut [u16],
                     ));
                 }

@@ -1,0 +1,95 @@
+//! gpt-oss, by OpenAI.
+//!
+//! Four experts for each token, weighted by the softmax of their logits. Their gates are clamped
+//! ([`Gating::Clamped`]), and they have biases, as attention (`attention_bias`) and the router have. The weights of all experts
+//! of a layer are in one tensor, as rows of inputs with gate and up taking turns, or in MXFP4 (`quant_method: mxfp4`). Each
+//! query head has a learned logit of no position, which only adds to the sum that its probabilities are divided by. Every
+//! second layer, from the first on, has a window, if `layer_types` does not list them. YaRN's ramp is not rounded to whole
+//! pairs.
+//!
+//! Source: modeling_gpt_oss.py and configuration_gpt_oss.py of transformers; OpenAI, gpt-oss model card, arXiv:2508.10925.
+
+use std::num::NonZeroU32;
+
+use super::dimensions::{Defaults, Dimensions};
+use super::experts::{ExpertDefaults, ExpertModules, routing};
+use super::family::Family;
+use super::rope_config::RopeDefaults;
+use super::windows::windows_except_every;
+use crate::base::LoadError;
+use crate::checkpoint::JsonFile;
+use crate::device::{Gating, RoutingRule};
+use crate::runner::rope::RopeScaling;
+use crate::runner::spec::{FeedForward, ModelSpec, StackedExperts, StackedLayout};
+
+pub const FAMILY: Family = Family {
+    class: "GptOssForCausalLM",
+    gguf: None,
+    describe,
+};
+
+const MODULES: ExpertModules = ExpertModules {
+    router: "mlp.router",
+    gate: "mlp.experts.gate_up_proj",
+    up: "mlp.experts.gate_up_proj",
+    down: "mlp.experts.down_proj",
+    stacked: StackedExperts {
+        router: "mlp.router",
+        gate_up: "mlp.experts.gate_up_proj",
+        down: "mlp.experts.down_proj",
+        layout: StackedLayout::Inputs,
+    },
+};
+
+fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
+    let defaults = Defaults {
+        num_kv_heads: Some(8),
+        head_dim: Some(64),
+        norm_eps: 1e-5,
+        rope: RopeDefaults {
+            theta: 150_000.0,
+            ..Defaults::LLAMA.rope
+        },
+        ..Defaults::LLAMA
+    };
+    let mut dimensions = Dimensions::from_config(config, &defaults)?;
+    if config.get("rope_parameters").is_none() && config.get("rope_scaling").is_none() {
+        dimensions.rope.scaling = RopeScaling::Yarn {
+            factor: 32.0,
+            attention_factor: 0.1 * 32_f64.ln() + 1.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original_len: 4096.0,
+            truncate: false,
+        };
+    }
+    let experts = ExpertDefaults {
+        num_experts: 128,
+        num_chosen: 4,
+    };
+    let rule = RoutingRule::Softmax {
+        is_normalised: true,
+    };
+    let routing = routing(config, &experts, rule)?;
+    let mut experts = dimensions.experts(&MODULES, routing, dimensions.intermediate_size);
+    experts.gating = Gating::Clamped {
+        alpha: config.number("swiglu_alpha", 1e-3..=1e3)?.unwrap_or(1.702) as f32,
+        limit: config.number("swiglu_limit", 1e-3..=1e6)?.unwrap_or(7.0) as f32,
+    };
+    experts.router.has_bias = true;
+    experts.gate_up.has_bias = true;
+    experts.down.has_bias = true;
+    let mut layer = dimensions.llama_layer();
+    layer
+        .attention
+        .set_biases(config.bool_or("attention_bias", true)?);
+    layer.attention.sink_logits = Some("self_attn.sinks");
+    layer.feed_forward = FeedForward::Experts(experts);
+    let mut windows = windows_except_every(config, dimensions.num_layers, 2)?;
+    if !config.has("sliding_window") {
+        for window in windows.iter_mut().flatten() {
+            *window = NonZeroU32::new(128).unwrap_or(*window);
+        }
+    }
+    Ok(dimensions.model(FAMILY.class, layer, windows))
+}
