@@ -216,8 +216,9 @@ def test_a_cancellation_at_the_moment_of_release_does_not_leak_the_slot(
                     pass
 
         clients.run(asyncio.wait_for(both(), clients.TIMEOUT_S))
-        # Triton says so if a sequence that it does not know is ended.
+        # Triton says so if a sequence that it does not know is ended, and if one starts again in the slot that it kept.
         assert "must specify the START flag" not in server.log()
+        assert ("has a conflict" in server.log()) == (not after)
 
 
 @pytest.fixture(autouse=True)
