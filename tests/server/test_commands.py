@@ -144,6 +144,7 @@ def test_cmake_builds_and_installs_a_backend_directory_that_serves(tmp_path, rep
     installed = {str(p.relative_to(prefix)) for p in prefix.rglob("*") if p.is_file()}
     assert installed == {
         "backends/inflight/batchstrategy.so",
+        "backends/inflight/inflight-rank",
         "backends/inflight/libtriton_inflight.so",
         "include/inflight_batch_manager.h",
         "include/inflight_logits_processor.h",

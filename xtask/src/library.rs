@@ -17,9 +17,7 @@ const RANK_PROGRAM: &str = "inflight-rank";
 
 /// Builds `libtriton_inflight.so` and `inflight-rank`; returns a backend directory that contains them.
 pub fn backend_directory() -> Result<PathBuf> {
-    // It comes first: it builds the library, too, as `build` must not leave it.
-    let program = rank_program()?;
-    let library = build()?;
+    let (library, program) = (build()?, rank_program()?);
     let backends = target("backends");
     let folder = backends.join("inflight");
     fs::create_dir_all(&folder)?;
@@ -39,7 +37,7 @@ pub fn backend_directory() -> Result<PathBuf> {
 
 /// Builds the program of the other ranks of a model; returns its path.
 pub fn rank_program() -> Result<PathBuf> {
-    program_of("triton-inflight", &["--bin", RANK_PROGRAM], "release")
+    program_of("triton-inflight", &["--bin", RANK_PROGRAM], "ranks")
 }
 
 /// Builds `inflight-sim` (crates/simulator) with a profile of Cargo.toml; returns the program's path.
