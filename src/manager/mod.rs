@@ -28,7 +28,6 @@ mod batch_manager;
 mod callbacks;
 mod executor;
 mod options;
-mod panic_message;
 mod runner_thread;
 mod serve;
 pub mod sizing;

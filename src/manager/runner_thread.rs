@@ -1,13 +1,11 @@
 //! A runner on a thread of its own, so that the host works on one step while another is computed.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::base::StepError;
+use crate::base::{StepError, catch_panic};
 use crate::engine::{Step, StepOutput};
-use crate::manager::panic_message::panic_message;
 use crate::manager::step_loop::ComputedStep;
 use crate::runner::Runner;
 
@@ -36,8 +34,8 @@ impl RunnerThread {
         let work = move || {
             while let Ok((step, output)) = to_compute.recv() {
                 // A panic in a kernel must reach the caller as an error, not as silence.
-                let result = catch_unwind(AssertUnwindSafe(|| compute(&mut runner, step, output)))
-                    .unwrap_or_else(|panic| Err(StepError(panic_message(&*panic))));
+                let result = catch_panic(|| compute(&mut runner, step, output))
+                    .unwrap_or_else(|panic| Err(StepError(panic)));
                 // After a failure the runner's state is unknown: it computes no more.
                 let has_failed = result.is_err();
                 if computed.send(result).is_err() || has_failed {

@@ -1,14 +1,12 @@
 //! A batch manager on a thread of its own, like TensorRT-LLM's `GptManager`.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::base::{SequenceId, StepError};
+use crate::base::{SequenceId, StepError, catch_panic, panic_message};
 use crate::engine::StepStats;
-use crate::manager::panic_message::panic_message;
 use crate::manager::{BatchManager, Callbacks, Response, Submission, serve};
 
 /// How long an idle thread waits before it asks for requests again.
@@ -42,8 +40,7 @@ impl ManagerThread {
         let work = move || {
             // A panic, of a callback for instance, becomes the result of `join`.
             let served = || serve(&mut manager, max_num_requests, &mut polled);
-            catch_unwind(AssertUnwindSafe(served))
-                .unwrap_or_else(|panic| Err(StepError(panic_message(&*panic))))
+            catch_panic(served).unwrap_or_else(|panic| Err(StepError(panic)))
         };
         let thread = thread::Builder::new().name("inflight-manager".into());
         Ok(Self {
@@ -82,7 +79,7 @@ impl ManagerThread {
         };
         thread.thread().unpark();
         let ended = thread.join();
-        ended.unwrap_or_else(|panic| Err(StepError(panic_message(&*panic))))
+        ended.unwrap_or_else(|panic| Err(StepError(panic_message(panic))))
     }
 }
 

@@ -12,15 +12,16 @@
 //! batcher_initialize, batch_initialize, batch_includes    the strategy by which Triton forms batches of a model
 //! ```
 
-use std::any::{Any, TypeId};
+use std::any::TypeId;
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
-use std::panic::{self, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
 use std::slice;
 
 use parking_lot::Mutex;
+
+use crate::base::catch_panic;
 
 use super::{BackendAttributes, Error, ErrorCode, Health, Instance, Model, Request, sys};
 
@@ -197,7 +198,7 @@ pub unsafe fn instance_execute<B: Implementation>(
     // SAFETY: the state stays until ModelInstanceFinalize and is only ever shared.
     let state = unsafe { state.as_ref() };
     // SAFETY: the requests are alive, and nobody else answers or releases them.
-    if let Err(panic) = catch(|| unsafe { state.execute(requests) }) {
+    if let Err(panic) = catch_panic(|| unsafe { state.execute(requests) }) {
         log::error!("requests could not be answered: {panic}");
     }
     ptr::null_mut()
@@ -344,7 +345,7 @@ impl<B: Implementation> InstanceState<B> {
             NonNull::new(request).map(|request| unsafe { Request::from_raw(request) })
         }));
         if let Some(live) = instance {
-            let failure = match catch(|| B::execute(live, requests)) {
+            let failure = match catch_panic(|| B::execute(live, requests)) {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.to_string()),
                 Err(panic) => Some(panic),
@@ -353,7 +354,7 @@ impl<B: Implementation> InstanceState<B> {
                 log::error!("the instance has failed: {failure}");
                 self.health.fail(&failure);
                 // The instance is dropped first, so that what it still sends goes out before the errors.
-                if let Err(panic) = catch(|| drop(instance.take())) {
+                if let Err(panic) = catch_panic(|| drop(instance.take())) {
                     log::error!("the failed instance could not be dropped: {panic}");
                 }
             }
@@ -377,27 +378,7 @@ fn guard(name: &str, body: impl FnOnce() -> Result<(), Error>) -> *mut sys::TRIT
 
 /// Runs the body of an entry point; a panic becomes an error.
 fn guarded<T>(name: &str, body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch(body).unwrap_or_else(|panic| Err(Error::internal(format!("{name}: {panic}"))))
-}
-
-/// Runs `body`; a panic becomes its message. Callers drop whatever the panic may have left inconsistent.
-pub fn catch<T>(body: impl FnOnce() -> T) -> Result<T, String> {
-    panic::catch_unwind(AssertUnwindSafe(body)).map_err(panic_message)
-}
-
-fn panic_message(payload: Box<dyn Any + Send>) -> String {
-    let payload = match payload.downcast::<String>() {
-        Ok(text) => return format!("panic: {text}"),
-        Err(payload) => payload,
-    };
-    match payload.downcast::<&str>() {
-        Ok(text) => format!("panic: {text}"),
-        Err(payload) => {
-            // The payload may panic when it is dropped, outside of the guard.
-            std::mem::forget(payload);
-            "panic without a message".to_owned()
-        }
-    }
+    catch_panic(body).unwrap_or_else(|panic| Err(Error::internal(format!("{name}: {panic}"))))
 }
 
 /// Stores a boxed state; if Triton refuses, it is dropped.

@@ -17,8 +17,7 @@ use crate::backend::driver::in_flight::Presence;
 use crate::backend::driver::step_clock::{StepClock, instant_timestamps};
 use crate::backend::driver::step_driver::{Batch, StepDriver};
 use crate::backend::driver::watched::Driver;
-use crate::base::{RequestId, StepError};
-use crate::triton::lifecycle::catch;
+use crate::base::{RequestId, StepError, catch_panic};
 use crate::triton::{Error, ErrorCode, Request};
 
 /// The driver of a model with iterative sequences.
@@ -35,7 +34,7 @@ impl Driver for IterativeDriver {
         let mut batch = Batch::with_capacity(requests.len());
         let mut requests = requests.drain(..);
         // A panic must not drop the batch here: that would answer requests whose answers the responder has.
-        let result = catch(|| {
+        let result = catch_panic(|| {
             for request in requests.by_ref() {
                 self.accept(request, &mut batch, clock.start);
             }

@@ -23,9 +23,8 @@ use crate::backend::driver::service::Service;
 use crate::backend::driver::step_clock::StepClock;
 use crate::backend::driver::step_driver::{Batch, StepDriver};
 use crate::backend::driver::watched::Driver;
-use crate::base::{LoadError, StepError};
+use crate::base::{LoadError, StepError, catch_panic};
 use crate::engine::{Room, Volume};
-use crate::triton::lifecycle::catch;
 use crate::triton::{HandedOver, Request};
 
 /// The driver of a model with `dynamic_batching`.
@@ -211,11 +210,11 @@ fn run(shared: &Shared, mut steps: StepDriver, limits: Option<ConversationLimits
     let mut conversations = limits.map(Conversations::new);
     let mut batch = Batch::new();
     // A panic must not drop the batch: that would answer requests whose answers the responder has.
-    let result = catch(|| serve(shared, &mut steps, conversations.as_mut(), &mut batch));
+    let result = catch_panic(|| serve(shared, &mut steps, conversations.as_mut(), &mut batch));
     let Err(failure) = result.unwrap_or_else(|panic| Err(StepError(panic))) else {
         return;
     };
-    let failed = catch(|| {
+    let failed = catch_panic(|| {
         let untaken = shared.fail(failure.clone()).into_iter();
         let untaken = untaken.map(HandedOver::receive);
         let waiting = conversations.map(|mut it| it.take_waiting());

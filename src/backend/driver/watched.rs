@@ -23,9 +23,8 @@ use parking_lot::Mutex;
 
 use crate::backend::driver::service::Service;
 use crate::backend::observe::metrics::MetricsShare;
-use crate::base::{LoadError, StepError};
+use crate::base::{LoadError, StepError, catch_panic};
 use crate::runner::RankWatch;
-use crate::triton::lifecycle::catch;
 use crate::triton::{Health, Request, ServedModel};
 
 /// The longest time until a request that Triton has ended is noticed.
@@ -146,7 +145,7 @@ fn watch(shared: &SharedDriver, context: &WatchContext, end: &Receiver<()>) {
             return;
         };
         let now = Instant::now();
-        let looked = catch(|| {
+        let looked = catch_panic(|| {
             driver.look_after(now, PERIOD)?;
             // A step notices by itself that a rank is missing, and knows why.
             match &context.ranks {
@@ -167,7 +166,7 @@ fn watch(shared: &SharedDriver, context: &WatchContext, end: &Receiver<()>) {
             Ok(()) => continue,
         };
         context.health.fail(&end);
-        if let Err(panic) = catch(|| *driver_lock = Err(end)) {
+        if let Err(panic) = catch_panic(|| *driver_lock = Err(end)) {
             log::error!("the instance could not be dropped: {panic}");
         }
         if is_over {

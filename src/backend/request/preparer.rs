@@ -12,9 +12,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::base::LoadError;
+use crate::base::{LoadError, catch_panic};
 use crate::device::yield_to_others;
-use crate::triton::lifecycle::catch;
 use crate::triton::{Error, ErrorCode};
 
 /// Prepares inputs of type `I` one after the other, each to an output of type `O`. The thread ends when this is
@@ -167,7 +166,7 @@ fn run<I, O>(shared: &Shared<I, O>, prepare: impl Fn(I) -> O) {
         let outcome = match is_abandoned {
             true => None,
             // A panic is the request's own: preparing it has touched nothing else.
-            false => Some(catch(|| prepare(job.input))),
+            false => Some(catch_panic(|| prepare(job.input))),
         };
         let mut queue = shared.queue.lock();
         queue.num_bytes -= num_bytes;

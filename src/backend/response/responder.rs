@@ -24,9 +24,8 @@ use crate::backend::model_anchor::ModelAnchor;
 use crate::backend::observe::observer::{Observer, StepRecord};
 use crate::backend::response::answer::Answer;
 use crate::backend::response::heavy_responder::{HeavyResponder, HeavyWork};
-use crate::base::{LoadError, RequestId, StepError};
+use crate::base::{LoadError, RequestId, StepError, catch_panic};
 use crate::engine::KvUsage;
-use crate::triton::lifecycle::catch;
 use crate::triton::{Error, ResponseFactory};
 
 /// Capacity of the work queue: a few steps, so that a slow client slows steps down rather than letting memory grow.
@@ -88,7 +87,7 @@ impl Responder {
                         let listening =
                             |(_, answer): &&mut StreamAnswer| !answer.factory.is_cancelled();
                         for (_, answer) in streams.iter_mut().filter(listening) {
-                            let sent = catch(|| answer.send_news());
+                            let sent = catch_panic(|| answer.send_news());
                             if let Err(error) = sent.unwrap_or_else(panicked) {
                                 answer.fail(error);
                             }
@@ -238,7 +237,7 @@ fn panicked(panic: String) -> Result<(), Error> {
 
 /// Runs a write of metrics or records. A panic there must not leave requests unanswered.
 fn writing(write: impl FnOnce()) {
-    if let Err(panic) = catch(write) {
+    if let Err(panic) = catch_panic(write) {
         log::error!("a step or a request could not be written down: {panic}");
     }
 }

@@ -16,7 +16,6 @@
 //! file, and a file that is slow to read holds up one worker.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,11 +31,10 @@ use super::pages::AdapterPageLimits;
 use super::signal::Signal;
 use super::upload::{AdapterUpload, UploadHeader, UploadMemory, UploadWriter};
 use super::workers::Workers;
-use crate::base::{LoadError, RequestError};
+use crate::base::{LoadError, RequestError, catch_panic};
 use crate::checkpoint::{AdapterFiles, AdapterStamp};
 use crate::config::Settings;
 use crate::device::{AdapterWeights, yield_to_others};
-use crate::manager::panic_message::panic_message;
 use crate::runner::{ModelSource, ModelSpec, PreparedAdapter};
 
 /// The most requests that wait for adapters.
@@ -636,11 +634,9 @@ impl Job {
 
 /// What `read` returns; an error if it panics.
 fn without_panic<T>(read: impl FnOnce() -> Result<T, RequestError>) -> Result<T, RequestError> {
-    let result = catch_unwind(AssertUnwindSafe(read));
-    result.unwrap_or_else(|panic| {
-        let message = panic_message(&*panic);
+    catch_panic(read).unwrap_or_else(|panic| {
         Err(RequestError::Internal(format!(
-            "an adapter could not be read: {message}"
+            "an adapter could not be read: {panic}"
         )))
     })
 }

@@ -1,22 +1,20 @@
 //! What the process of another rank does.
 
-use std::any::Any;
 use std::os::fd::AsFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{ExitCode, exit};
 use std::thread;
 use std::time::Duration;
 
 use super::rank_call::RankCall;
 use super::task::{BUILD, Greeting, Report, Task, receive, send};
-use crate::base::BlockSize;
+use crate::base::{BlockSize, catch_panic};
 use crate::collective::{Link, Shm, follow_parent};
 use crate::device::RankRole;
 use crate::device::cpu::Cpu;
 use crate::runner::model_runner::{ModelRunner, RankOptions};
 use crate::runner::model_source::ModelSource;
 
-/// How long rank 0 may take to say what there is to do.
+/// Time limit of rank 0 for the task of this rank.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// Is a rank of the process that has started this one, until that has no more to compute or has ended.
@@ -37,10 +35,10 @@ pub fn rank_main() -> ExitCode {
             .spawn(exit_at_end)
     });
     let served = match watched {
-        Ok(Ok(_)) => catch_unwind(AssertUnwindSafe(|| serve(&mut link))),
+        Ok(Ok(_)) => catch_panic(|| serve(&mut link)),
         Ok(Err(error)) | Err(error) => Ok(Err(error.to_string())),
     };
-    let served = served.unwrap_or_else(|panic| Err(message(&*panic)));
+    let served = served.unwrap_or_else(Err);
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
@@ -108,10 +106,4 @@ fn load(
 
 fn text(error: impl ToString) -> String {
     error.to_string()
-}
-
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    format!("panic: {}", text.unwrap_or("without a message"))
 }

@@ -11,9 +11,8 @@ use crate::backend::request::branches::Branches;
 use crate::backend::request::incoming::{Arrival, Incoming, StopRequest, TurnPrompt};
 use crate::backend::request::preparer::Preparation;
 use crate::backend::response::answer::Answer;
-use crate::base::{RequestError, RequestId};
+use crate::base::{RequestError, RequestId, catch_panic};
 use crate::sampling::FinishReason;
-use crate::triton::lifecycle::catch;
 use crate::triton::{Error, Request, ResponseFactory};
 
 /// A request with at most this many bytes to parse and tokenise is prepared at once. That takes less time than a step
@@ -200,7 +199,7 @@ impl StepDriver {
 
 /// Reads or prepares a request. A panic there is that request's own: nothing else has been touched.
 pub(super) fn alone<T>(read: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch(read).unwrap_or_else(|panic| Err(unreadable(&panic)))
+    catch_panic(read).unwrap_or_else(|panic| Err(unreadable(&panic)))
 }
 
 /// The error of a request that a panic ended.

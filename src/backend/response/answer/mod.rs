@@ -19,12 +19,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::backend::response::answer_memory::SetAside;
-use crate::base::TokenId;
+use crate::base::{TokenId, catch_panic};
 use crate::config::{ClientCompatibility, OutputKind};
 use crate::engine::ExtraOutputs;
 use crate::sampling::{FinishReason, Hypothesis, LogitsProcessor};
 use crate::text::Tokenizer;
-use crate::triton::lifecycle::catch;
 use crate::triton::{Completion, Error, ResponseFactory};
 
 pub use row::Row;
@@ -272,7 +271,7 @@ impl Answer {
                 log::warn!("a response could not be sent: {error}");
             }
         };
-        match catch(|| self.send_final()) {
+        match catch_panic(|| self.send_final()) {
             Ok(sent) => log_failure(sent),
             Err(panic) => log_failure(factory.send_error(Error::internal(panic))),
         }
