@@ -30,8 +30,11 @@ use super::error::CollectiveError;
 use super::exchange::{Exchange, MAX_RANKS, check_label};
 use super::label::{Label, Operation};
 
-/// How often a rank looks for the message of another one before it sleeps: some 50 us.
-const NUM_LOOKS: usize = 1000;
+/// How long a rank looks for the message of another one before it sleeps. Shares of a step differ by less, and a core that
+/// sleeps takes some 50 us to wake up.
+const SPIN: Duration = Duration::from_micros(500);
+/// How often it looks between two readings of the clock.
+const NUM_LOOKS: usize = 64;
 /// How long it sleeps at most until it looks whether the other process still lives.
 const NAP: Duration = Duration::from_millis(20);
 
@@ -129,11 +132,16 @@ impl Shm {
     fn wait_for(&self, other: usize, since: Instant) -> Result<(), CollectiveError> {
         let control = self.area.control(other);
         let is_there = |order| has_reached(control.num_published.load(order), self.round);
-        for _ in 0..NUM_LOOKS {
-            if is_there(Ordering::Acquire) {
-                return Ok(());
+        loop {
+            for _ in 0..NUM_LOOKS {
+                if is_there(Ordering::Acquire) {
+                    return Ok(());
+                }
+                hint::spin_loop();
             }
-            hint::spin_loop();
+            if since.elapsed() > SPIN {
+                break;
+            }
         }
         loop {
             self.check_failures()?;

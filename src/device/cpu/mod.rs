@@ -39,6 +39,7 @@ use std::num::NonZeroUsize;
 use half::bf16;
 
 use crate::base::LoadError;
+use crate::device::memory::Arena;
 use crate::device::{Pool, QuantisedRow, Turn};
 
 pub use device::{CpuStep, Embedding};
@@ -64,6 +65,8 @@ pub struct Cpu {
     simd: Simd,
     pool: Pool,
     workers: Vec<Worker>,
+    /// The memory of packed matrices.
+    weights: Arena,
     /// Activations padded to an even length, for a GEMM over an odd `k`.
     padded_x: Vec<bf16>,
     /// Some columns of activations, for a tile of inputs.
@@ -114,6 +117,7 @@ impl Cpu {
             simd,
             workers: (0..pool.num_threads()).map(|_| Worker::default()).collect(),
             pool,
+            weights: Arena::default(),
             padded_x: Vec::new(),
             part_x: Vec::new(),
             wide_x: Vec::new(),

@@ -12,7 +12,6 @@ use super::panel_order::{PANEL, PanelOrder, locate};
 use crate::base::LoadError;
 use crate::device::disjoint_slice::DisjointSlice;
 use crate::device::matrix::convert_elements;
-use crate::device::memory::Buffer;
 use crate::device::{Dtype, FloatRows, NotFinite, RawMatrix, Stacking};
 
 /// Rows that are transposed together.
@@ -46,7 +45,7 @@ impl Cpu {
         let num_pairs = k.div_ceil(2);
         let panel_len = num_pairs * PANEL * 2;
         let num_panels = order.num_panels();
-        let mut buffer = Buffer::zeroed(num_panels * panel_len)?;
+        let mut buffer = self.weights.zeroed(num_panels * panel_len)?;
 
         let bad_row = AtomicUsize::new(usize::MAX);
         let panels = DisjointSlice::new(buffer.as_mut_slice());

@@ -40,7 +40,7 @@ impl Cpu {
         });
         let order = PanelOrder::new(stacking, parts.iter().map(|part| part.rows()));
         let num_panels = order.num_panels();
-        let mut panels = Panels::zeroed(num_panels, k, format)?;
+        let mut panels = Panels::zeroed(&mut self.weights, num_panels, k, format)?;
         panels.input_order = input_order;
         let format = panels.format;
         let padded_k = panels.num_blocks * BLOCK;

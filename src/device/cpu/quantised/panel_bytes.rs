@@ -40,7 +40,12 @@ impl Cpu {
         scales: PackedReader<'_>,
     ) -> Result<Option<PackedMatrix>, LoadError> {
         let order = PanelOrder::new(shape.stacking, shape.num_rows.iter().copied());
-        let mut panels = Panels::zeroed(order.num_panels(), shape.columns, shape.format)?;
+        let mut panels = Panels::zeroed(
+            &mut self.weights,
+            order.num_panels(),
+            shape.columns,
+            shape.format,
+        )?;
         let expected = panels.bytes();
         if (expected.codes.len(), expected.scales.len()) != (codes.num_bytes, scales.num_bytes) {
             return Ok(None);

@@ -4,7 +4,7 @@ use super::super::math::nearest_f16;
 use super::super::panel_order::PANEL;
 use super::BLOCK;
 use crate::base::LoadError;
-use crate::device::memory::Buffer;
+use crate::device::memory::{Arena, Buffer};
 use crate::device::{CodeBits, PackedBytes, QuantFormat};
 
 /// The unit of stored scales and offsets, which are f16: small ones keep their precision. The range is that of f16
@@ -38,7 +38,7 @@ pub(in super::super) struct Panels {
 }
 
 impl Panels {
-    /// Reserves zeroed panels for rows of `k` inputs.
+    /// Zeroed panels of `arena` for rows of `k` inputs.
     ///
     /// # Errors
     ///
@@ -48,6 +48,7 @@ impl Panels {
     ///
     /// If a group is neither a multiple of a block nor a whole row.
     pub(super) fn zeroed(
+        arena: &mut Arena,
         num_panels: usize,
         k: usize,
         format: QuantFormat,
@@ -69,8 +70,8 @@ impl Panels {
         Ok(Self {
             format,
             num_blocks: padded_k / BLOCK,
-            codes: Buffer::zeroed(num_panels * code_bytes / 2)?,
-            scales: Buffer::zeroed(num_panels * scales_len)?,
+            codes: arena.zeroed(num_panels * code_bytes / 2)?,
+            scales: arena.zeroed(num_panels * scales_len)?,
             input_order: None,
         })
     }
