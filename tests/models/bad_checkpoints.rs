@@ -258,6 +258,22 @@ fn an_unknown_architecture_is_rejected_with_the_known_ones() {
 }
 
 #[test]
+fn a_family_that_is_not_supported_is_rejected_with_the_nearest_one() {
+    for (class, hint) in [
+        (
+            "DeepseekV3ForCausalLM",
+            "the nearest supported family is Qwen2MoeForCausalLM, but its attention caches a compressed latent state",
+        ),
+        ("MambaForCausalLM", "a recurrent state instead of attention"),
+        ("LLamaForCausalLM", "did you mean LlamaForCausalLM?"),
+    ] {
+        Copy::of("llama2")
+            .config(json!({"architectures": [class]}))
+            .refused(&["config.json: architectures", class, hint]);
+    }
+}
+
+#[test]
 fn numbers_out_of_range_are_rejected_with_the_range() {
     for (key, value) in [
         ("hidden_size", json!(0)),

@@ -257,6 +257,7 @@ fn an_unsupported_type_or_model_is_rejected_by_name_with_a_way_out() {
         "general.architecture: 'gemma'",
         "llama",
         "qwen3",
+        "the nearest supported family is Gemma2ForCausalLM, but it has no norms after blocks",
     ]);
     patched(Q4_K, Q4_K_FILE, "llama.block_coun", 0, b"X").refused(&[
         "llama.block_count",

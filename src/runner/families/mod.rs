@@ -9,6 +9,7 @@
 //! windows.rs       keys of sliding windows
 //! experts.rs       keys of mixtures of experts
 //! rope_config.rs   keys of the position embedding
+//! unsupported.rs   families that are refused, and why
 //! gguf.rs          GGUF files: names of tensors, and metadata as config.json
 //! ```
 //!
@@ -49,6 +50,7 @@ mod rope_config;
 mod seed_oss;
 mod smollm3;
 mod stablelm;
+mod unsupported;
 mod windows;
 
 use self::family::Family;
@@ -105,12 +107,16 @@ pub(super) fn describe(config: &JsonFile) -> Result<ModelSpec, LoadError> {
             "architectures is missing; it must be one of {known}"
         )));
     };
-    let family = value
-        .as_array()
-        .and_then(|names| names.first())
-        .and_then(|name| name.as_str())
-        .and_then(|name| FAMILIES.into_iter().find(|family| family.class == name))
-        .ok_or_else(|| config.unexpected("architectures", value, format!("one of {known}")))?;
+    let names = value.as_array();
+    let class = names.and_then(|names| names.first()?.as_str());
+    let family = FAMILIES
+        .into_iter()
+        .find(|family| Some(family.class) == class)
+        .ok_or_else(|| {
+            let hint = class.and_then(|class| unsupported::class_hint(class, &FAMILIES));
+            let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
+            config.unexpected("architectures", value, format!("one of {known}{hint}"))
+        })?;
     (family.describe)(config)
 }
 
@@ -156,11 +162,12 @@ fn find_gguf(gguf: &GgufFolder) -> Result<(GgufArchitecture, Family), LoadError>
             known.sort_unstable();
             known.dedup();
             let known = known.join(", ");
+            let hint = unsupported::gguf_hint(name).map_or_else(String::new, |hint| format!("; {hint}"));
             gguf.error(match has_experts {
                 true => format!(
-                    "general.architecture: '{name}' with {name}.expert_count is not one of {known}"
+                    "general.architecture: '{name}' with {name}.expert_count is not one of {known}{hint}"
                 ),
-                false => format!("general.architecture: '{name}' is not one of {known}"),
+                false => format!("general.architecture: '{name}' is not one of {known}{hint}"),
             })
         })
 }
