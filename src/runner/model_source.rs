@@ -175,9 +175,7 @@ fn describe_gguf(checkpoint: &Checkpoint) -> Result<(ModelSpec, Vec<TokenId>), L
     let architecture = families::gguf_architecture(gguf)?;
     let output_layer = Module::of_model(spec.modules.output_layer);
     spec.tied_embeddings = !architecture.has_parameter(gguf, output_layer, "weight");
-    if architecture.norms_include_one {
-        spec.norm.weight_offset = 0.0;
-    }
+    architecture.convert(&mut spec);
     let mut end_ids = end_ids(checkpoint, config, spec.vocab_size)?;
     if end_ids.is_empty() {
         let ids = families::gguf_end_ids(gguf).filter(|&id| id < spec.vocab_size as u64);

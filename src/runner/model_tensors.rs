@@ -59,7 +59,8 @@ impl<'a> ModelTensors<'a> {
         num_inputs: usize,
     ) -> Result<Matrix<'a>, LoadError> {
         let num_rows = part.num_module_outputs();
-        let matrix = match part.is_transposed {
+        // Converters to GGUF transpose such weights.
+        let matrix = match part.is_transposed && self.gguf.is_none() {
             true => {
                 let name = self.stored_name(module);
                 self.store.transposed_matrix(&name, num_rows, num_inputs)?

@@ -732,6 +732,17 @@ impl Projection {
         fused
     }
 
+    /// Has the parts of a module follow one another, each as a whole.
+    pub fn join_runs(&mut self) {
+        let mut first = 0;
+        for linear in &mut self.parts {
+            if let Some(fused) = &mut linear.fused {
+                (fused.first, fused.runs) = (first, None);
+            }
+            first += linear.num_outputs;
+        }
+    }
+
     /// The same, stored as `[inputs, outputs]`.
     #[must_use]
     pub fn transposed(mut self) -> Self {

@@ -87,6 +87,10 @@ crate::transformers::agree! {
     an_ernie_4_5_has_the_bits_of_its_checkpoint: "ernie4-5",
     a_command_r_has_the_bits_of_its_checkpoint: "cohere",
     a_command_r7b_has_the_bits_of_its_checkpoint: "cohere2",
+    a_stablelm_has_the_bits_of_its_checkpoint: "stablelm",
+    a_gpt_2_has_the_bits_of_its_checkpoint: "gpt2",
+    a_gpt_neox_has_the_bits_of_its_checkpoint: "gpt-neox",
+    a_nemotron_has_the_bits_of_its_checkpoint: "nemotron",
 }
 
 crate::transformers::agree! {

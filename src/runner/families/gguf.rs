@@ -16,13 +16,19 @@ use crate::runner::spec::{ModelSpec, Module};
 const REMEDY: &str = "put the config.json of the model that it was made from beside the file";
 
 /// Modules outside of the layers, by their names in transformers and in GGUF files.
-const MODEL_MODULES: [(&str, &str); 3] = [
+const MODEL_MODULES: &[(&str, &str)] = &[
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
     ("lm_head", "output"),
+    ("gpt_neox.embed_in", "token_embd"),
+    ("gpt_neox.final_layer_norm", "output_norm"),
+    ("embed_out", "output"),
+    ("transformer.wte", "token_embd"),
+    ("transformer.wpe", "position_embd"),
+    ("transformer.ln_f", "output_norm"),
 ];
 /// Modules of a layer, likewise.
-const LAYER_MODULES: [(&str, &str); 23] = [
+const LAYER_MODULES: &[(&str, &str)] = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -47,6 +53,17 @@ const LAYER_MODULES: [(&str, &str); 23] = [
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    // Of GPT-NeoX and GPT-2.
+    ("attention.query_key_value", "attn_qkv"),
+    ("attention.dense", "attn_output"),
+    ("mlp.dense_h_to_4h", "ffn_up"),
+    ("mlp.dense_4h_to_h", "ffn_down"),
+    ("ln_1", "attn_norm"),
+    ("attn.c_attn", "attn_qkv"),
+    ("attn.c_proj", "attn_output"),
+    ("ln_2", "ffn_norm"),
+    ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
 ];
 
 /// Names of the norms in front of blocks and behind them, likewise.
@@ -76,6 +93,9 @@ pub struct GgufArchitecture {
     pub has_partial_rotary: bool,
     /// Whether the converter adds 1 to the weights of norms, which are stored as differences from 1 otherwise.
     pub norms_include_one: bool,
+    /// Whether the converter puts all queries of a module before its keys, and those before its values, which alternate by
+    /// groups of heads otherwise.
+    pub has_ordered_qkv: bool,
     /// Of an architecture with experts, how llama.cpp weighs those of a token.
     pub experts: Option<GgufExperts>,
     /// Adds what is a part of llama.cpp's code, and not of the metadata.
@@ -100,6 +120,7 @@ impl GgufArchitecture {
             has_windows: false,
             has_partial_rotary: false,
             norms_include_one: false,
+            has_ordered_qkv: false,
             experts: None,
             add_fixed: |_| {},
         }
@@ -113,10 +134,10 @@ impl GgufArchitecture {
         };
         match module.layer {
             Some(layer) => {
-                let name = find(self.modules).or_else(|| find(&LAYER_MODULES))?;
+                let name = find(self.modules).or_else(|| find(LAYER_MODULES))?;
                 Some(format!("blk.{layer}.{name}"))
             }
-            None => find(&MODEL_MODULES).map(str::to_owned),
+            None => find(MODEL_MODULES).map(str::to_owned),
         }
     }
 
@@ -124,6 +145,18 @@ impl GgufArchitecture {
     pub fn has_parameter(&self, gguf: &GgufFolder, module: Module, parameter: &str) -> bool {
         let name = self.module_name(module);
         name.is_some_and(|name| gguf.shape(&format!("{name}.{parameter}")).is_some())
+    }
+
+    /// Changes a spec that describes safetensors to what the converter has made of them.
+    pub fn convert(&self, spec: &mut ModelSpec) {
+        if self.norms_include_one {
+            spec.norm.weight_offset = 0.0;
+        }
+        if self.has_ordered_qkv {
+            for layer in &mut spec.layers {
+                layer.attention.qkv.join_runs();
+            }
+        }
     }
 
     /// The row order of a module.
@@ -208,7 +241,7 @@ impl<'a> GgufConfig<'a> {
         set("mlp_bias", bias("mlp.down_proj"));
         set("use_bias", bias("mlp.down_proj"));
         for (key, ours) in self.architecture.keys {
-            if let Some(value) = self.number(key)? {
+            if let Some(value) = self.value(key)? {
                 set(ours, value);
             }
         }
@@ -341,6 +374,14 @@ impl<'a> GgufConfig<'a> {
 
     fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture.name)
+    }
+
+    /// A number or a truth value, which the reader of the config checks.
+    fn value(&self, key: &str) -> Result<Option<Json>, LoadError> {
+        match self.get(key) {
+            Some(MetadataValue::Bool(value)) => Ok(Some(json!(value))),
+            _ => self.number(key),
+        }
     }
 
     /// A number, which the reader of the config checks.

@@ -10,6 +10,7 @@
 
 use super::dimensions::{Defaults, Dimensions, Keys};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::windows::no_windows;
 use crate::base::LoadError;
 use crate::checkpoint::JsonFile;
@@ -21,7 +22,17 @@ use crate::runner::spec::{
 
 pub const FAMILY: Family = Family {
     class: "GPT2LMHeadModel",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        keys: &[
+            ("embedding_length", "n_embd"),
+            ("block_count", "n_layer"),
+            ("attention.head_count", "n_head"),
+            ("context_length", "n_positions"),
+            ("feed_forward_length", "n_inner"),
+            ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
+        ],
+        ..GgufArchitecture::named("gpt2")
+    }),
     describe,
 };
 

@@ -9,6 +9,7 @@
 
 use super::dimensions::{Defaults, Dimensions, Keys};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::rope_config::{RopeDefaults, THETA};
 use super::windows::no_windows;
 use crate::base::LoadError;
@@ -18,7 +19,12 @@ use crate::runner::spec::{ModelModules, ModelSpec, NormKind, Norms, Projection};
 
 pub const FAMILY: Family = Family {
     class: "GPTNeoXForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        keys: &[("use_parallel_residual", "use_parallel_residual")],
+        has_partial_rotary: true,
+        has_ordered_qkv: true,
+        ..GgufArchitecture::named("gptneox")
+    }),
     describe,
 };
 

@@ -8,6 +8,7 @@
 
 use super::dimensions::{Defaults, Dimensions, Keys};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use crate::base::LoadError;
@@ -17,7 +18,12 @@ use crate::runner::spec::{ModelSpec, NormKind};
 
 pub const FAMILY: Family = Family {
     class: "NemotronForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        keys: &[("attention.layer_norm_epsilon", "norm_eps")],
+        has_partial_rotary: true,
+        norms_include_one: true,
+        ..GgufArchitecture::named("nemotron")
+    }),
     describe,
 };
 

@@ -8,6 +8,7 @@
 
 use super::dimensions::{Defaults, Dimensions, Keys};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use crate::base::LoadError;
@@ -16,7 +17,11 @@ use crate::runner::spec::{ModelSpec, NormKind, Norms};
 
 pub const FAMILY: Family = Family {
     class: "StableLmForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        keys: &[("use_parallel_residual", "use_parallel_residual")],
+        has_partial_rotary: true,
+        ..GgufArchitecture::named("stablelm")
+    }),
     describe,
 };
 
