@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use triton_inflight::collective::{Collective, CollectiveError, Link, Local, Shm, ShmWorld};
+use triton_inflight::collective::{Collective, CollectiveError, Grid, Link, Local, Shm, ShmWorld};
 
 /// Longer than any operation of these tests takes.
 const PATIENT: Duration = Duration::from_secs(60);
@@ -21,16 +21,17 @@ enum Kind {
 
 const KINDS: [Kind; 2] = [Kind::Local, Kind::Shm];
 
-fn world(kind: Kind, num_ranks: usize, time_limit: Duration) -> Vec<Box<dyn Collective>> {
+fn world(kind: Kind, grid: impl Into<Grid>, time_limit: Duration) -> Vec<Box<dyn Collective>> {
+    let grid = grid.into();
     let boxed = |rank| -> Box<dyn Collective> { rank };
     match kind {
         Kind::Local => {
-            let ranks = Local::world(num_ranks, time_limit).into_iter();
+            let ranks = Local::world(grid, time_limit).into_iter();
             ranks.map(|rank| boxed(Box::new(rank))).collect()
         }
         Kind::Shm => {
-            let world = ShmWorld::new(num_ranks).expect("shared memory");
-            let ranks = (0..num_ranks).map(|rank| world.attach(rank, time_limit));
+            let world = ShmWorld::new(grid).expect("shared memory");
+            let ranks = (0..grid.num_ranks()).map(|rank| world.attach(rank, time_limit));
             ranks
                 .map(|rank| boxed(Box::new(rank.expect("a free place"))))
                 .collect()
@@ -85,6 +86,8 @@ enum Call {
     AllReduce(usize),
     AllGather(Vec<usize>),
     Broadcast(usize, usize),
+    /// Once through all stages.
+    Send(usize),
 }
 
 /// Lengths up to a few messages.
@@ -97,14 +100,22 @@ fn call(num_ranks: usize) -> impl Strategy<Value = Call> {
         len().prop_map(Call::AllReduce),
         prop::collection::vec(len(), num_ranks).prop_map(Call::AllGather),
         (0..num_ranks, len()).prop_map(|(root, len)| Call::Broadcast(root, len)),
+        len().prop_map(Call::Send),
     ]
 }
 
-fn calls() -> impl Strategy<Value = (usize, Vec<Call>, Vec<u64>)> {
-    (1..=5_usize).prop_flat_map(|num_ranks| {
+fn calls() -> impl Strategy<Value = (Grid, Vec<Call>, Vec<u64>)> {
+    let grid = prop_oneof![
+        (1..=5_usize).prop_map(Grid::from),
+        (2..=3_usize, 1..=2_usize).prop_map(|(num_stages, ranks_per_stage)| Grid {
+            num_stages,
+            ranks_per_stage,
+        }),
+    ];
+    grid.prop_flat_map(|grid| {
         (
-            Just(num_ranks),
-            prop::collection::vec(call(num_ranks), 1..8),
+            Just(grid),
+            prop::collection::vec(call(grid.ranks_per_stage), 1..8),
             prop::collection::vec(0..400_u64, 5),
         )
     })
@@ -114,34 +125,57 @@ fn calls() -> impl Strategy<Value = (usize, Vec<Call>, Vec<u64>)> {
 fn make_call(collective: &mut dyn Collective, index: usize, call: &Call) {
     let (rank, num_ranks) = (collective.rank(), collective.num_ranks());
     let step = index as u64;
+    // Other values in each stage.
+    let own = index * collective.grid().num_stages + collective.stage();
     match call {
         Call::AllReduce(len) => {
-            let mut sums = values(rank, index, *len);
+            let mut sums = values(rank, own, *len);
             collective.all_reduce(step, &mut sums).expect("a sum");
             for (place, got) in sums.iter().enumerate() {
-                let all: Vec<_> = (0..num_ranks)
-                    .map(|rank| value(rank, index, place))
-                    .collect();
+                let all: Vec<_> = (0..num_ranks).map(|rank| value(rank, own, place)).collect();
                 assert_eq!(got.to_bits(), sum(&all).to_bits(), "sum {place} of {len}");
             }
         }
         Call::AllGather(lens) => {
             let mut got: Vec<_> = lens.iter().map(|&len| vec![f32::NAN; len]).collect();
-            let own = values(rank, index, lens[rank]);
+            let values_of = |rank: usize| values(rank, own, lens[rank]);
             let mut write = |rank: usize, first: usize, piece: &[f32]| {
                 got[rank][first..][..piece.len()].copy_from_slice(piece);
             };
-            let gathered = collective.all_gather(step, &own, lens, &mut write);
+            let gathered = collective.all_gather(step, &values_of(rank), lens, &mut write);
             gathered.expect("all values");
             for (rank, got) in got.iter().enumerate() {
-                assert!(*got == values(rank, index, lens[rank]), "values of {rank}");
+                assert!(*got == values_of(rank), "values of {rank}");
             }
         }
         Call::Broadcast(root, len) => {
-            let words = |rank: usize| (0..*len).map(move |word| (word * 3 + rank) as u32);
+            let words = |rank: usize| (0..*len).map(move |word| (word * 3 + rank + own) as u32);
             let mut got: Vec<_> = words(rank).collect();
             collective.broadcast(step, *root, &mut got).expect("words");
             assert!(got.into_iter().eq(words(*root)), "words of {root}");
+        }
+        Call::Send(len) => {
+            let Grid {
+                num_stages,
+                ranks_per_stage,
+            } = collective.grid();
+            if num_stages == 1 {
+                return;
+            }
+            // What each rank has depends on its stage and on its place there.
+            let of_stage = |stage| values(stage * ranks_per_stage + rank, index, *len);
+            let stage = collective.stage();
+            let own = of_stage(stage);
+            if stage == 0 {
+                collective.send(step, &own).expect("the next stage");
+            }
+            let mut got = vec![f32::NAN; *len];
+            collective.receive(step, &mut got).expect("values");
+            let previous = (stage + num_stages - 1) % num_stages;
+            assert!(got == of_stage(previous), "values of stage {previous}");
+            if stage > 0 {
+                collective.send(step, &own).expect("the next stage");
+            }
         }
     }
 }
@@ -150,9 +184,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn operations_do_what_they_say_whatever_their_lengths_and_delays((num_ranks, calls, delays) in calls()) {
+    fn operations_do_what_they_say_whatever_their_lengths_and_delays((grid, calls, delays) in calls()) {
         for kind in KINDS {
-            on_ranks(world(kind, num_ranks, PATIENT), |collective| {
+            on_ranks(world(kind, grid, PATIENT), |collective| {
                 for (index, call) in calls.iter().enumerate() {
                     let delay = delays[(index + collective.rank()) % delays.len()];
                     thread::sleep(Duration::from_micros(delay));
@@ -275,6 +309,82 @@ fn ranks_that_do_different_things_notice_it() {
     }
 }
 
+const STAGES: Grid = Grid {
+    num_stages: 3,
+    ranks_per_stage: 1,
+};
+
+#[test]
+fn a_stage_does_not_wait_for_the_next_one_until_it_is_two_messages_ahead() {
+    let limit = Duration::from_millis(50);
+    for kind in KINDS {
+        let mut ranks = world(kind, STAGES, limit);
+        // All on this thread: nobody receives in the meantime.
+        for step in 0..2 {
+            let sent = ranks[0].send(step, &[step as f32; 5]);
+            sent.expect("there is room");
+        }
+        for step in 0..2 {
+            let mut got = [f32::NAN; 5];
+            ranks[1].receive(step, &mut got).expect("it was sent");
+            assert_eq!(got, [step as f32; 5]);
+        }
+        let all = vec![1.5; ranks[0].max_unread()];
+        ranks[0].send(2, &all).expect("there is room for all");
+        let expected = CollectiveError::TimedOut {
+            rank: 0,
+            missing: 1,
+            limit,
+        };
+        assert_eq!(ranks[0].send(3, &[1.0]), Err(expected));
+    }
+}
+
+#[test]
+fn messages_longer_than_there_is_room_arrive() {
+    for kind in KINDS {
+        on_ranks(world(kind, STAGES, PATIENT), |collective| {
+            let len = collective.max_unread() + 5;
+            make_call(collective, 0, &Call::Send(len));
+            make_call(collective, 1, &Call::Send(3));
+        });
+    }
+}
+
+#[test]
+fn a_stage_that_has_ended_is_an_error_of_all_others() {
+    for kind in KINDS {
+        let errors = on_ranks(world(kind, STAGES, PATIENT), |collective| {
+            make_call(collective, 0, &Call::Send(3));
+            match collective.stage() {
+                1 => None,
+                // The last one waits for it, the first one for the last one.
+                _ => collective.receive(1, &mut [0.0]).err(),
+            }
+        });
+        let errors: Vec<_> = errors.into_iter().flatten().collect();
+        assert_eq!(errors.len(), 2);
+        for error in errors {
+            assert!(error.to_string().contains("rank 1 has ended"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn stages_that_compute_different_steps_notice_it() {
+    for kind in KINDS {
+        for (step, len) in [(1, 1), (0, 2)] {
+            let mut ranks = world(kind, STAGES, PATIENT);
+            ranks[0].send(0, &[1.0]).expect("there is room");
+            let error = ranks[1].receive(step, &mut [0.0; 2][..len]);
+            let error = error.expect_err("it is another one").to_string();
+            assert!(error.contains("different steps"), "{error}");
+            let told = ranks[2].receive(0, &mut [0.0]).expect_err("rank 1 failed");
+            assert!(matches!(told, CollectiveError::Aborted { by: 1, .. }));
+        }
+    }
+}
+
 #[test]
 fn memory_that_is_none_of_ranks_is_refused() {
     let fail = |memory, rank| match Shm::attach(memory, rank, PATIENT) {
@@ -290,6 +400,11 @@ fn memory_that_is_none_of_ranks_is_refused() {
     drop(first);
     assert!(fail(world.as_fd(), 0).contains("has been taken before"));
     assert!(ShmWorld::new(0).is_err() && ShmWorld::new(17).is_err());
+    let too_many = Grid {
+        num_stages: 3,
+        ranks_per_stage: 6,
+    };
+    assert!(ShmWorld::new(too_many).is_err());
 }
 
 /// Where a process that a test starts finds its memory.

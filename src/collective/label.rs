@@ -1,8 +1,8 @@
-//! What the ranks of a round must agree on.
+//! What ranks that exchange messages must agree on.
 
 use std::fmt;
 
-/// What a message belongs to: the same for all ranks of a round.
+/// What a message belongs to: the same for all ranks of a round, and for sender and receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
     /// The operation.
@@ -23,6 +23,8 @@ pub enum Operation {
     AllGather = 2,
     /// A message of one rank.
     Broadcast = 3,
+    /// A message from a stage to the next one.
+    Send = 4,
 }
 
 impl Operation {
@@ -32,6 +34,7 @@ impl Operation {
             1 => Some(Self::AllReduce),
             2 => Some(Self::AllGather),
             3 => Some(Self::Broadcast),
+            4 => Some(Self::Send),
             _ => None,
         }
     }
@@ -43,6 +46,7 @@ impl fmt::Display for Operation {
             Self::AllReduce => "an all-reduce",
             Self::AllGather => "an all-gather",
             Self::Broadcast => "a broadcast",
+            Self::Send => "a message to the next stage",
         })
     }
 }

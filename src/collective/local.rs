@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
 use super::error::CollectiveError;
-use super::exchange::{Exchange, MAX_RANKS, check_label};
+use super::exchange::{Exchange, MAX_RANKS, NUM_UNREAD, check_label};
+use super::grid::Grid;
 use super::label::Label;
 
 /// The most words of a message.
@@ -17,26 +18,41 @@ const MAX_WORDS: usize = 64 * 1024;
 pub struct Local {
     world: Arc<World>,
     rank: usize,
-    round: u64,
     time_limit: Duration,
     /// What this rank has published in the current round.
     label: Option<Label>,
+    /// The rounds that it has read, and the messages that it has sent and received.
+    round: u64,
+    num_sent: u64,
+    num_received: u64,
 }
 
 /// What the ranks share.
 struct World {
+    grid: Grid,
     state: Mutex<State>,
     changed: Condvar,
     /// For each rank the messages of even and of odd rounds.
     slots: Vec<[RwLock<Message>; 2]>,
+    /// For each rank the messages to the next stage.
+    sent: Vec<[RwLock<Message>; NUM_UNREAD]>,
 }
 
 struct State {
-    /// For each rank, the number of rounds in which it has published.
-    num_published: Vec<u64>,
-    has_ended: Vec<bool>,
+    ranks: Vec<RankState>,
     /// Who has failed first, and why.
     failure: Option<(usize, String)>,
+}
+
+/// How far a rank is.
+#[derive(Clone, Default)]
+struct RankState {
+    /// The number of rounds in which it has published.
+    num_published: u64,
+    /// The messages that it has sent to the next stage, and received from the previous one.
+    num_sent: u64,
+    num_received: u64,
+    has_ended: bool,
 }
 
 #[derive(Default)]
@@ -51,40 +67,54 @@ impl Local {
     /// # Panics
     ///
     /// If there are no ranks, or more than [`MAX_RANKS`].
-    pub fn world(num_ranks: usize, time_limit: Duration) -> Vec<Self> {
-        assert!((1..=MAX_RANKS).contains(&num_ranks), "{num_ranks} ranks");
+    pub fn world(grid: impl Into<Grid>, time_limit: Duration) -> Vec<Self> {
+        let grid = grid.into();
+        let num_ranks = grid.checked_num_ranks();
+        let num_ranks = num_ranks.unwrap_or_else(|| panic!("{grid:?}: 1 to {MAX_RANKS} ranks"));
         let world = Arc::new(World {
+            grid,
             state: Mutex::new(State {
-                num_published: vec![0; num_ranks],
-                has_ended: vec![false; num_ranks],
+                ranks: vec![RankState::default(); num_ranks],
                 failure: None,
             }),
             changed: Condvar::new(),
-            slots: (0..num_ranks)
-                .map(|_| array::from_fn(|_| RwLock::default()))
-                .collect(),
+            slots: buffers(num_ranks),
+            sent: buffers(num_ranks),
         });
         let ranks = (0..num_ranks).map(|rank| Self {
             world: Arc::clone(&world),
             rank,
-            round: 0,
             time_limit,
             label: None,
+            round: 0,
+            num_sent: 0,
+            num_received: 0,
         });
         ranks.collect()
     }
 
-    fn wait_for_all(&self) -> Result<(), CollectiveError> {
+    /// Waits until `has_come` says that each of some ranks has come far enough.
+    fn wait_for(
+        &self,
+        mut ranks: impl Iterator<Item = usize>,
+        has_come: impl Fn(&RankState) -> bool,
+    ) -> Result<(), CollectiveError> {
         let World { state, changed, .. } = &*self.world;
         let deadline = Instant::now() + self.time_limit;
         let mut state = state.lock();
+        let Some(mut missing) = ranks.next() else {
+            return Ok(());
+        };
         loop {
-            let mut published = state.num_published.iter();
-            let Some(missing) = published.position(|&published| published <= self.round) else {
-                return Ok(());
-            };
+            if has_come(&state.ranks[missing]) {
+                match ranks.next() {
+                    Some(next) => missing = next,
+                    None => return Ok(()),
+                }
+                continue;
+            }
             state.check()?;
-            if state.has_ended[missing] {
+            if state.ranks[missing].has_ended {
                 return Err(CollectiveError::Ended {
                     rank: self.rank,
                     missing,
@@ -102,34 +132,63 @@ impl Local {
 
     fn read_all(&mut self, visit: &mut dyn FnMut(&[&[u32]])) -> Result<(), CollectiveError> {
         let own = self.label.take().expect("a rank publishes, then reads");
-        self.wait_for_all()?;
-        let slots = self.world.slots.iter();
+        let stage = self.world.grid.stage_of(self.rank);
+        self.wait_for(stage.clone(), |state| state.num_published > self.round)?;
+        let slots = self.world.slots[stage.clone()].iter();
         let messages: Vec<RwLockReadGuard<'_, Message>> =
-            slots.map(|slots| slots[self.parity()].read()).collect();
-        for (other, message) in messages.iter().enumerate() {
-            let theirs = message.label.expect("it was published");
-            check_label(self.rank, own, other, theirs)?;
+            slots.map(|slots| slots[turn(self.round)].read()).collect();
+        for (other, message) in stage.zip(&messages) {
+            message.check(self.rank, own, other)?;
         }
         let words: Vec<_> = messages.iter().map(|message| &message.words[..]).collect();
         visit(&words);
         Ok(())
     }
 
-    fn parity(&self) -> usize {
-        (self.round % 2) as usize
+    fn read_sent(
+        &self,
+        label: Label,
+        visit: &mut dyn FnMut(&[u32]),
+    ) -> Result<(), CollectiveError> {
+        let sender = self.world.grid.previous(self.rank);
+        self.wait_for([sender].into_iter(), |state| {
+            state.num_sent > self.num_received
+        })?;
+        let message = self.world.sent[sender][turn(self.num_received)].read();
+        message.check(self.rank, label, sender)?;
+        visit(&message.words);
+        Ok(())
+    }
+
+    /// Tells the others how far this rank is.
+    fn come(&self, change: impl FnOnce(&mut RankState)) {
+        change(&mut self.world.state.lock().ranks[self.rank]);
+        self.world.changed.notify_all();
+    }
+
+    /// Has the others know of a failure.
+    fn noticed<T>(&mut self, result: Result<T, CollectiveError>) -> Result<T, CollectiveError> {
+        if let Err(error) = &result {
+            Exchange::abort(self, &error.to_string());
+        }
+        result
     }
 }
 
 impl Exchange for Local {
+    fn grid(&self) -> Grid {
+        self.world.grid
+    }
+
     fn rank(&self) -> usize {
         self.rank
     }
 
-    fn num_ranks(&self) -> usize {
-        self.world.slots.len()
+    fn max_words(&self) -> usize {
+        MAX_WORDS
     }
 
-    fn max_words(&self) -> usize {
+    fn max_sent_words(&self) -> usize {
         MAX_WORDS
     }
 
@@ -138,31 +197,47 @@ impl Exchange for Local {
     }
 
     fn publish(&mut self, label: Label, words: &[u32]) -> Result<(), CollectiveError> {
-        assert!(words.len() <= MAX_WORDS, "{} words", words.len());
-        let World {
-            state,
-            changed,
-            slots,
-        } = &*self.world;
-        state.lock().check()?;
-        let mut message = slots[self.rank][self.parity()].write();
-        message.label = Some(label);
-        message.words.clear();
-        message.words.extend_from_slice(words);
-        drop(message);
+        self.world.state.lock().check()?;
+        self.world.slots[self.rank][turn(self.round)]
+            .write()
+            .set(label, words);
         self.label = Some(label);
-        state.lock().num_published[self.rank] = self.round + 1;
-        changed.notify_all();
+        self.come(|state| state.num_published = self.round + 1);
         Ok(())
     }
 
     fn read(&mut self, visit: &mut dyn FnMut(&[&[u32]])) -> Result<(), CollectiveError> {
         let read = self.read_all(visit);
-        match &read {
-            Ok(()) => self.round += 1,
-            Err(error) => Exchange::abort(self, &error.to_string()),
-        }
-        read
+        self.noticed(read)?;
+        self.round += 1;
+        Ok(())
+    }
+
+    fn send(&mut self, label: Label, words: &[u32]) -> Result<(), CollectiveError> {
+        self.world.state.lock().check()?;
+        let reader = self.world.grid.next(self.rank);
+        let has_room = self.wait_for([reader].into_iter(), |state| {
+            state.num_received + NUM_UNREAD as u64 > self.num_sent
+        });
+        self.noticed(has_room)?;
+        self.world.sent[self.rank][turn(self.num_sent)]
+            .write()
+            .set(label, words);
+        self.num_sent += 1;
+        self.come(|state| state.num_sent = self.num_sent);
+        Ok(())
+    }
+
+    fn receive(
+        &mut self,
+        label: Label,
+        visit: &mut dyn FnMut(&[u32]),
+    ) -> Result<(), CollectiveError> {
+        let read = self.read_sent(label, visit);
+        self.noticed(read)?;
+        self.num_received += 1;
+        self.come(|state| state.num_received = self.num_received);
+        Ok(())
     }
 
     fn abort(&mut self, reason: &str) {
@@ -174,8 +249,7 @@ impl Exchange for Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        self.world.state.lock().has_ended[self.rank] = true;
-        self.world.changed.notify_all();
+        self.come(|state| state.has_ended = true);
     }
 }
 
@@ -189,4 +263,30 @@ impl State {
             }),
         }
     }
+}
+
+impl Message {
+    fn set(&mut self, label: Label, words: &[u32]) {
+        assert!(words.len() <= MAX_WORDS, "{} words", words.len());
+        self.label = Some(label);
+        self.words.clear();
+        self.words.extend_from_slice(words);
+    }
+
+    /// Compares the label of another rank's message.
+    fn check(&self, rank: usize, own: Label, other: usize) -> Result<(), CollectiveError> {
+        check_label(rank, own, other, self.label.expect("it was written"))
+    }
+}
+
+/// Empty ones for each rank.
+fn buffers<const N: usize>(num_ranks: usize) -> Vec<[RwLock<Message>; N]> {
+    (0..num_ranks)
+        .map(|_| array::from_fn(|_| RwLock::default()))
+        .collect()
+}
+
+/// The buffer of a message: they take turns.
+fn turn(number: u64) -> usize {
+    (number % 2) as usize
 }

@@ -3,18 +3,20 @@
 //! ```text
 //! error.rs        why a collective operation failed
 //! label.rs        what the ranks of a round must agree on
-//! exchange.rs     one message of each rank to all, in rounds
+//! grid.rs         where the ranks of a model are
+//! exchange.rs     one message of each rank to all, in rounds, and messages between stages
 //! operations.rs   Collective: sums and messages, made of rounds
 //! sums.rs         the fixed order in which ranks are summed
 //! local.rs        between threads of a process
 //! shm/            between processes of a host, in shared memory
 //! ```
 //!
-//! All ranks of a model call the same operations in the same order. A rank that ends, fails or does something else is an
+//! All ranks of a stage call the same operations in the same order. A rank that ends, fails or does something else is an
 //! error for all others, within the time limit of the operation.
 
 mod error;
 mod exchange;
+mod grid;
 mod label;
 mod local;
 mod operations;
@@ -23,6 +25,7 @@ mod sums;
 
 pub use error::CollectiveError;
 pub use exchange::{Exchange, MAX_RANKS};
+pub use grid::Grid;
 pub use label::{Label, Operation};
 pub use local::Local;
 pub use operations::Collective;

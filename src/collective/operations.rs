@@ -3,27 +3,35 @@
 use std::time::Duration;
 
 use super::error::CollectiveError;
-use super::exchange::Exchange;
+use super::exchange::{Exchange, NUM_UNREAD};
+use super::grid::Grid;
 use super::label::{Label, Operation};
 use super::sums::add_ranks;
 
-/// Operations of all ranks of a model. Each is called by all of them, in the same order, with the same `step`.
+/// Operations of the ranks of a model. Sums, gatherings and broadcasts are those of the ranks of a stage: each is called by all
+/// of them, in the same order, with the same `step`. What a stage sends, the next one receives in the same order.
 ///
 /// # Errors
 ///
 /// Every operation fails if a rank has failed, has ended, does another operation or another step, or does not take part
 /// within the time limit. Later ones fail, too.
 pub trait Collective: Send {
-    /// This rank.
+    /// All ranks.
+    fn grid(&self) -> Grid;
+
+    /// The stage of this rank.
+    fn stage(&self) -> usize;
+
+    /// This rank, of those of its stage.
     fn rank(&self) -> usize;
 
-    /// All ranks.
+    /// The ranks of its stage.
     fn num_ranks(&self) -> usize;
 
     /// Has no later operation take longer.
     fn set_time_limit(&mut self, limit: Duration);
 
-    /// Sums values over all ranks. All get the same bits: each value is summed in pairs of ranks, `(0 + 1) + (2 + 3)`.
+    /// Sums values over all ranks of the stage. All get the same bits: each value is summed in pairs of ranks, `(0 + 1) + (2 + 3)`.
     ///
     /// # Errors
     ///
@@ -60,17 +68,43 @@ pub trait Collective: Send {
         words: &mut [u32],
     ) -> Result<(), CollectiveError>;
 
-    /// Ends the operations of all ranks with an error, for this rank has failed.
+    /// Sends values to the next stage, to the rank at this one's place; from the last stage to the first one. Waits for it only
+    /// if there are more than [`Collective::max_unread`], or earlier ones that it has not received.
+    ///
+    /// # Errors
+    ///
+    /// See [`Collective`].
+    fn send(&mut self, step: u64, values: &[f32]) -> Result<(), CollectiveError>;
+
+    /// Replaces values by those that the previous stage has sent, of which there are equally many.
+    ///
+    /// # Errors
+    ///
+    /// See [`Collective`].
+    fn receive(&mut self, step: u64, values: &mut [f32]) -> Result<(), CollectiveError>;
+
+    /// The values that can be sent at once before the next stage has received some.
+    fn max_unread(&self) -> usize;
+
+    /// Ends the operations of all ranks of all stages with an error, for this rank has failed.
     fn abort(&mut self, reason: &str);
 }
 
 impl<E: Exchange> Collective for E {
+    fn grid(&self) -> Grid {
+        Exchange::grid(self)
+    }
+
+    fn stage(&self) -> usize {
+        Exchange::grid(self).stage(Exchange::rank(self))
+    }
+
     fn rank(&self) -> usize {
-        Exchange::rank(self)
+        Exchange::rank(self) % Exchange::grid(self).ranks_per_stage
     }
 
     fn num_ranks(&self) -> usize {
-        Exchange::num_ranks(self)
+        Exchange::grid(self).ranks_per_stage
     }
 
     fn set_time_limit(&mut self, limit: Duration) {
@@ -78,7 +112,7 @@ impl<E: Exchange> Collective for E {
     }
 
     fn all_reduce(&mut self, step: u64, values: &mut [f32]) -> Result<(), CollectiveError> {
-        if Exchange::num_ranks(self) == 1 {
+        if self.num_ranks() == 1 {
             return Ok(());
         }
         let label = Label {
@@ -101,8 +135,8 @@ impl<E: Exchange> Collective for E {
         lens: &[usize],
         write: &mut dyn FnMut(usize, usize, &[f32]),
     ) -> Result<(), CollectiveError> {
-        let rank = Exchange::rank(self);
-        assert_eq!(lens.len(), Exchange::num_ranks(self), "a length per rank");
+        let rank = Collective::rank(self);
+        assert_eq!(lens.len(), self.num_ranks(), "a length per rank");
         assert_eq!(own.len(), lens[rank], "the values of rank {rank}");
         let label = Label {
             operation: Operation::AllGather,
@@ -137,7 +171,7 @@ impl<E: Exchange> Collective for E {
             step,
             len: words.len(),
         };
-        let is_root = Exchange::rank(self) == root;
+        let is_root = Collective::rank(self) == root;
         let max_words = self.max_words();
         for piece in words.chunks_mut(max_words) {
             self.publish(label, if is_root { piece } else { &[] })?;
@@ -149,7 +183,36 @@ impl<E: Exchange> Collective for E {
         Ok(())
     }
 
+    fn send(&mut self, step: u64, values: &[f32]) -> Result<(), CollectiveError> {
+        let label = label_of_sent(step, values.len());
+        let mut pieces = values.chunks(self.max_sent_words());
+        pieces.try_for_each(|piece| Exchange::send(self, label, bytemuck::cast_slice(piece)))
+    }
+
+    fn receive(&mut self, step: u64, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let label = label_of_sent(step, values.len());
+        let mut pieces = values.chunks_mut(self.max_sent_words());
+        pieces.try_for_each(|piece| {
+            Exchange::receive(self, label, &mut |words| {
+                let len = piece.len().min(words.len());
+                piece[..len].copy_from_slice(bytemuck::cast_slice(&words[..len]));
+            })
+        })
+    }
+
+    fn max_unread(&self) -> usize {
+        NUM_UNREAD * self.max_sent_words()
+    }
+
     fn abort(&mut self, reason: &str) {
         Exchange::abort(self, reason);
+    }
+}
+
+fn label_of_sent(step: u64, len: usize) -> Label {
+    Label {
+        operation: Operation::Send,
+        step,
+        len,
     }
 }

@@ -1,9 +1,11 @@
 //! The shared memory of ranks.
 //!
 //! ```text
-//! | head | control of rank 0 | control of rank 1 | ... | buffers of rank 0 | buffers of rank 1 | ...
-//!                                                      | even  | odd round |
+//! | head | control of rank 0 | control of rank 1 | ... | buffers of rank 0 | buffers of rank 1 | ... | outbox of rank 0 | ...
+//!                                                      | even  | odd round |                       | even  | odd    |
 //! ```
+//!
+//! There are outboxes for messages to the next stage if there are several stages.
 
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
@@ -15,14 +17,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
 
 use super::super::error::CollectiveError;
-use super::super::exchange::MAX_RANKS;
+use super::super::grid::Grid;
+use super::super::label::{Label, Operation};
+use super::counter::Counter;
 
-/// The most words of a message: what fits in half of a core's L2 cache.
+/// The most words of a message in a round: what fits in half of a core's L2 cache.
 pub(super) const MAX_WORDS: usize = 64 * 1024;
+/// The most words of a message to the next stage: 1024 rows of 4096. Only what is written takes physical memory.
+pub(super) const MAX_SENT_WORDS: usize = 4 * 1024 * 1024;
 /// The most bytes of the text of a failure.
 const MAX_REASON: usize = 480;
 /// Tells this memory, and this version of it, from anything else.
-const MAGIC: u32 = 0x696e_6601;
+const MAGIC: u32 = 0x696e_6602;
 const NAME: &CStr = c"inflight-ranks";
 /// Seals: the memory keeps its size, so reading it cannot end a process.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
@@ -30,7 +36,7 @@ const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEA
 /// The shared memory, mapped.
 pub(super) struct Area {
     map: MmapRaw,
-    num_ranks: usize,
+    grid: Grid,
 }
 
 // SAFETY: all that several threads or processes write at once are atomics; see `message` and `write` for the rest.
@@ -39,16 +45,19 @@ unsafe impl Send for Area {}
 #[repr(C, align(64))]
 struct Head {
     magic: AtomicU32,
-    num_ranks: AtomicU32,
+    num_stages: AtomicU32,
+    ranks_per_stage: AtomicU32,
 }
 
 /// What a rank tells the others.
 #[repr(C, align(128))]
 pub(super) struct Control {
-    /// The rounds in which it has published, modulo 2^32. Others sleep until it changes.
-    pub(super) num_published: AtomicU32,
-    /// How many sleep, or are about to.
-    pub(super) num_waiting: AtomicU32,
+    /// The rounds in which it has published.
+    pub(super) published: Counter,
+    /// The messages that it has sent to the next stage.
+    pub(super) sent: Counter,
+    /// The messages that it has received from the previous stage.
+    pub(super) received: Counter,
     /// One of the constants below.
     state: AtomicU32,
     reason_len: AtomicU32,
@@ -61,19 +70,31 @@ const FREE: u32 = 0;
 const ATTACHED: u32 = 1;
 const FAILED: u32 = 2;
 
-/// A message, and what it belongs to.
+/// What a message belongs to.
 #[repr(C, align(64))]
-pub(super) struct Header {
-    pub(super) step: AtomicU64,
-    pub(super) len: AtomicU64,
-    pub(super) operation: AtomicU32,
+struct Header {
+    step: AtomicU64,
+    len: AtomicU64,
+    operation: AtomicU32,
     num_words: AtomicU32,
 }
 
 #[repr(C, align(64))]
-struct Slot {
+struct Slot<const N: usize> {
     header: Header,
-    words: UnsafeCell<[u32; MAX_WORDS]>,
+    words: UnsafeCell<[u32; N]>,
+}
+
+/// A message of a rank in a round.
+type Published = Slot<MAX_WORDS>;
+/// A message to the next stage.
+type Sent = Slot<MAX_SENT_WORDS>;
+
+/// A place for a message.
+pub(super) struct Buffer<'a> {
+    header: &'a Header,
+    words: *mut u32,
+    max_words: usize,
 }
 
 /// Makes the memory for ranks, all zeros but for its head. It takes no physical memory until it is written.
@@ -81,9 +102,9 @@ struct Slot {
 /// # Errors
 ///
 /// The system refuses it.
-pub(super) fn create(num_ranks: usize) -> Result<File, CollectiveError> {
+pub(super) fn create(grid: Grid) -> Result<File, CollectiveError> {
     let failed = |what: &str, error: io::Error| {
-        CollectiveError::Memory(format!("{what} of {} bytes: {error}", num_bytes(num_ranks)))
+        CollectiveError::Memory(format!("{what} of {} bytes: {error}", num_bytes(grid)))
     };
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is a C string.
@@ -93,15 +114,18 @@ pub(super) fn create(num_ranks: usize) -> Result<File, CollectiveError> {
     }
     // SAFETY: the descriptor is open, and nobody else has it.
     let file = unsafe { File::from_raw_fd(descriptor) };
-    file.set_len(num_bytes(num_ranks) as u64)
+    file.set_len(num_bytes(grid) as u64)
         .map_err(|error| failed("ftruncate", error))?;
     // SAFETY: a call without pointers.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } == -1 {
         return Err(failed("seals", io::Error::last_os_error()));
     }
-    let map = map(&file, num_bytes(num_ranks))?;
+    let map = map(&file, num_bytes(grid))?;
     let head = head(&map);
-    head.num_ranks.store(num_ranks as u32, Ordering::Relaxed);
+    let [num_stages, ranks_per_stage] = [grid.num_stages, grid.ranks_per_stage];
+    head.num_stages.store(num_stages as u32, Ordering::Relaxed);
+    head.ranks_per_stage
+        .store(ranks_per_stage as u32, Ordering::Relaxed);
     head.magic.store(MAGIC, Ordering::Release);
     Ok(file)
 }
@@ -120,23 +144,37 @@ impl Area {
         if seals == -1 || seals & SEALS != SEALS {
             return Err(wrong());
         }
-        let num_ranks = (1..=MAX_RANKS).find(|&num_ranks| num_bytes(num_ranks) as u64 == len);
-        let num_ranks = num_ranks.ok_or_else(wrong)?;
-        let map = map(file, num_bytes(num_ranks))?;
+        let len = usize::try_from(len).map_err(|_| wrong())?;
+        if len < size_of::<Head>() {
+            return Err(wrong());
+        }
+        let map = map(file, len)?;
         let head = head(&map);
-        let stored = [&head.magic, &head.num_ranks].map(|word| word.load(Ordering::Acquire));
-        match stored == [MAGIC, num_ranks as u32] {
-            true => Ok(Self { map, num_ranks }),
+        let stored = [&head.magic, &head.num_stages, &head.ranks_per_stage];
+        let [magic, num_stages, ranks_per_stage] =
+            stored.map(|word| word.load(Ordering::Acquire) as usize);
+        let grid = Grid {
+            num_stages,
+            ranks_per_stage,
+        };
+        let is_ours =
+            magic == MAGIC as usize && grid.checked_num_ranks().is_some() && num_bytes(grid) == len;
+        match is_ours {
+            true => Ok(Self { map, grid }),
             false => Err(wrong()),
         }
     }
 
+    pub(super) fn grid(&self) -> Grid {
+        self.grid
+    }
+
     pub(super) fn num_ranks(&self) -> usize {
-        self.num_ranks
+        self.grid.num_ranks()
     }
 
     pub(super) fn control(&self, rank: usize) -> &Control {
-        assert!(rank < self.num_ranks, "rank {rank}");
+        assert!(rank < self.num_ranks(), "rank {rank}");
         let start = size_of::<Head>().next_multiple_of(align_of::<Control>());
         let offset = start + rank * size_of::<Control>();
         // SAFETY: it is inside of the map, aligned as a page is, zero at first, and changed by atomics only, but for the
@@ -144,47 +182,74 @@ impl Area {
         unsafe { &*self.map.as_mut_ptr().add(offset).cast::<Control>() }
     }
 
-    pub(super) fn header(&self, rank: usize, parity: usize) -> &Header {
-        // SAFETY: the slot is inside of the map, and the header has only atomics.
-        unsafe { &(*self.slot(rank, parity)).header }
+    /// The buffer of a rank for the messages of even or odd rounds.
+    pub(super) fn published(&self, rank: usize, parity: usize) -> Buffer<'_> {
+        assert!(rank < self.num_ranks() && parity < 2, "rank {rank}");
+        self.buffer::<MAX_WORDS>(first_slot(self.num_ranks()), 2 * rank + parity)
     }
 
-    /// The message of a rank.
-    ///
-    /// # Safety
-    ///
-    /// The rank has published it, and does not write to this buffer as long as the message is used.
-    pub(super) unsafe fn message(&self, rank: usize, parity: usize) -> &[u32] {
-        let num_words = self.header(rank, parity).num_words.load(Ordering::Relaxed);
-        // SAFETY: the slot is inside of the map.
-        let words = unsafe { (*self.slot(rank, parity)).words.get() };
-        let num_words = (num_words as usize).min(MAX_WORDS);
-        // SAFETY: so many words are in the slot, and the caller promises that nobody writes them.
-        unsafe { std::slice::from_raw_parts(words.cast::<u32>(), num_words) }
+    /// The buffer of a rank for even or odd messages to the next stage, of which there are several.
+    pub(super) fn sent(&self, rank: usize, parity: usize) -> Buffer<'_> {
+        assert!(rank < self.num_ranks() && parity < 2, "rank {rank}");
+        assert!(self.grid.num_stages > 1, "one stage sends nothing");
+        self.buffer::<MAX_SENT_WORDS>(first_sent(self.num_ranks()), 2 * rank + parity)
     }
 
-    /// Writes the message of a rank.
-    ///
-    /// # Safety
-    ///
-    /// Nobody else uses this buffer.
-    pub(super) unsafe fn write(&self, rank: usize, parity: usize, words: &[u32]) {
-        assert!(words.len() <= MAX_WORDS, "{} words", words.len());
-        let header = self.header(rank, parity);
-        header
-            .num_words
-            .store(words.len() as u32, Ordering::Relaxed);
-        // SAFETY: the slot is inside of the map, has so many words, and the caller promises that nobody else uses them.
-        unsafe {
-            let target = (*self.slot(rank, parity)).words.get().cast::<u32>();
-            target.copy_from_nonoverlapping(words.as_ptr(), words.len());
+    /// The slot of this index of those from `first` on.
+    fn buffer<const N: usize>(&self, first: usize, index: usize) -> Buffer<'_> {
+        let offset = first + index * size_of::<Slot<N>>();
+        let slot = self.map.as_ptr().wrapping_add(offset).cast::<Slot<N>>();
+        // SAFETY: the caller has checked that the slot is inside of the map, and the header has only atomics.
+        let (header, words) = unsafe { (&(*slot).header, (*slot).words.get()) };
+        Buffer {
+            header,
+            words: words.cast(),
+            max_words: N,
         }
     }
+}
 
-    fn slot(&self, rank: usize, parity: usize) -> *const Slot {
-        assert!(rank < self.num_ranks && parity < 2, "rank {rank}");
-        let offset = first_slot(self.num_ranks) + (2 * rank + parity) * size_of::<Slot>();
-        self.map.as_ptr().wrapping_add(offset).cast()
+impl<'a> Buffer<'a> {
+    /// What its message belongs to; `None` if that is nothing.
+    pub(super) fn label(&self) -> Option<Label> {
+        Some(Label {
+            operation: Operation::from_number(self.header.operation.load(Ordering::Relaxed))?,
+            step: self.header.step.load(Ordering::Relaxed),
+            len: self.header.len.load(Ordering::Relaxed) as usize,
+        })
+    }
+
+    /// Its message.
+    ///
+    /// # Safety
+    ///
+    /// Its rank has told that it is there, and does not write to this buffer as long as the message is used.
+    pub(super) unsafe fn message(&self) -> &'a [u32] {
+        let num_words = self.header.num_words.load(Ordering::Relaxed);
+        let num_words = (num_words as usize).min(self.max_words);
+        // SAFETY: so many words are in the slot, and the caller promises that nobody writes them.
+        unsafe { std::slice::from_raw_parts(self.words, num_words) }
+    }
+
+    /// Writes its message.
+    ///
+    /// # Safety
+    ///
+    /// It belongs to this rank, and nobody else uses it.
+    pub(super) unsafe fn write(&self, label: Label, words: &[u32]) {
+        assert!(words.len() <= self.max_words, "{} words", words.len());
+        let header = self.header;
+        let operation = label.operation as u32;
+        header.operation.store(operation, Ordering::Relaxed);
+        header.step.store(label.step, Ordering::Relaxed);
+        header.len.store(label.len as u64, Ordering::Relaxed);
+        let num_words = words.len() as u32;
+        header.num_words.store(num_words, Ordering::Relaxed);
+        // SAFETY: the slot has so many words, and the caller promises that nobody else uses them.
+        unsafe {
+            self.words
+                .copy_from_nonoverlapping(words.as_ptr(), words.len());
+        }
     }
 }
 
@@ -201,6 +266,13 @@ impl Control {
     /// Whether a process is or was this rank.
     pub(super) fn has_attached(&self) -> bool {
         self.state.load(Ordering::Acquire) != FREE
+    }
+
+    /// Wakes all who wait for the rank.
+    pub(super) fn wake(&self) {
+        for counter in [&self.published, &self.sent, &self.received] {
+            counter.wake();
+        }
     }
 
     /// Why the rank has failed.
@@ -232,8 +304,18 @@ fn first_slot(num_ranks: usize) -> usize {
     (controls + num_ranks * size_of::<Control>()).next_multiple_of(4096)
 }
 
-fn num_bytes(num_ranks: usize) -> usize {
-    first_slot(num_ranks) + num_ranks * 2 * size_of::<Slot>()
+fn first_sent(num_ranks: usize) -> usize {
+    first_slot(num_ranks) + num_ranks * 2 * size_of::<Published>()
+}
+
+fn num_bytes(grid: Grid) -> usize {
+    let num_ranks = grid.num_ranks();
+    let num_sent = if grid.num_stages > 1 {
+        2 * num_ranks
+    } else {
+        0
+    };
+    first_sent(num_ranks) + num_sent * size_of::<Sent>()
 }
 
 fn map(file: &File, len: usize) -> Result<MmapRaw, CollectiveError> {

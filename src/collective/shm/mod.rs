@@ -1,47 +1,44 @@
 //! Ranks that are processes of one host.
 //!
 //! ```text
-//! area.rs     the shared memory: who has published what
+//! area.rs     the shared memory: who has published and sent what
+//! counter.rs  a number in it that others wait for
 //! futex.rs    waiting for a word of it
 //! link.rs     a connection between two of the processes
 //! place.rs    the place of a rank, which the system frees when its process ends
 //! ```
 //!
-//! A rank publishes a message by writing it to its own buffer, and then its number of rounds. Others look at that number for
-//! a moment, and then sleep until it changes. While they sleep they look now and then whether its process still lives, so
+//! A rank publishes a message by writing it to its own buffer, and then its number of rounds; a message to the next stage in
+//! the same way. Others look at that number for a moment, and then sleep until it changes. While they sleep they look now and then whether its process still lives, so
 //! that killing it is an error for the others and no hang.
 
 mod area;
+mod counter;
 mod futex;
 mod link;
 mod place;
 
 use std::fs::File;
-use std::hint;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub use self::link::{Link, follow_parent};
 
-use self::area::{Area, Control, MAX_WORDS};
+use self::area::{Area, Buffer, Control, MAX_SENT_WORDS, MAX_WORDS};
+use self::counter::Counter;
 use self::place::Place;
 use super::error::CollectiveError;
-use super::exchange::{Exchange, MAX_RANKS, check_label};
-use super::label::{Label, Operation};
+use super::exchange::{Exchange, MAX_RANKS, NUM_UNREAD, check_label};
+use super::grid::Grid;
+use super::label::Label;
 
-/// How long a rank looks for the message of another one before it sleeps. Shares of a step differ by less, and a core that
-/// sleeps takes some 50 us to wake up.
-const SPIN: Duration = Duration::from_micros(500);
-/// How often it looks between two readings of the clock.
-const NUM_LOOKS: usize = 64;
-/// How long it sleeps at most until it looks whether the other process still lives.
+/// How long a rank sleeps at most until it looks whether the other process still lives.
 const NAP: Duration = Duration::from_millis(20);
 
 /// Shared memory for the ranks of a model: a file without a name, which lives as long as a process has it.
 pub struct ShmWorld {
     file: File,
-    num_ranks: usize,
+    grid: Grid,
 }
 
 /// A rank that is a process of this host.
@@ -49,32 +46,37 @@ pub struct Shm {
     area: Area,
     place: Place,
     rank: usize,
-    /// Modulo 2^32, as are the numbers in shared memory.
-    round: u32,
     time_limit: Duration,
     /// What this rank has published in the current round.
     label: Option<Label>,
+    /// The rounds that it has read, and the messages that it has sent and received: modulo 2^32, as are the numbers in shared
+    /// memory.
+    round: u32,
+    num_sent: u32,
+    num_received: u32,
 }
 
 impl ShmWorld {
-    /// Reserves memory for `num_ranks` ranks.
+    /// Reserves memory for the ranks of a model.
     ///
     /// # Errors
     ///
     /// The system refuses it, or there are no ranks or more than [`MAX_RANKS`].
-    pub fn new(num_ranks: usize) -> Result<Self, CollectiveError> {
-        if !(1..=MAX_RANKS).contains(&num_ranks) {
+    pub fn new(grid: impl Into<Grid>) -> Result<Self, CollectiveError> {
+        let grid = grid.into();
+        if grid.checked_num_ranks().is_none() {
             return Err(CollectiveError::Memory(format!(
-                "{num_ranks} ranks: 1 to {MAX_RANKS} are possible"
+                "{} stages of {} ranks: 1 to {MAX_RANKS} ranks are possible",
+                grid.num_stages, grid.ranks_per_stage
             )));
         }
-        let file = area::create(num_ranks)?;
-        Ok(Self { file, num_ranks })
+        let file = area::create(grid)?;
+        Ok(Self { file, grid })
     }
 
     /// All ranks.
-    pub fn num_ranks(&self) -> usize {
-        self.num_ranks
+    pub fn grid(&self) -> Grid {
+        self.grid
     }
 
     /// Takes part as a rank, see [`Shm::attach`].
@@ -123,39 +125,34 @@ impl Shm {
             area,
             place,
             rank,
-            round: 0,
             time_limit,
             label: None,
+            round: 0,
+            num_sent: 0,
+            num_received: 0,
         })
     }
 
-    fn wait_for(&self, other: usize, since: Instant) -> Result<(), CollectiveError> {
+    /// Waits until a counter of another rank is beyond `value`.
+    fn wait_for(
+        &self,
+        other: usize,
+        counter: impl Fn(&Control) -> &Counter,
+        value: u32,
+        since: Instant,
+    ) -> Result<(), CollectiveError> {
         let control = self.area.control(other);
-        let is_there = |order| has_reached(control.num_published.load(order), self.round);
-        loop {
-            for _ in 0..NUM_LOOKS {
-                if is_there(Ordering::Acquire) {
-                    return Ok(());
-                }
-                hint::spin_loop();
-            }
-            if since.elapsed() > SPIN {
-                break;
-            }
+        let counter = counter(control);
+        if counter.spin_until_beyond(value, since) {
+            return Ok(());
         }
         loop {
             self.check_failures()?;
-            let waited = since.elapsed();
-            let left = self.time_limit.saturating_sub(waited);
-            control.num_waiting.fetch_add(1, Ordering::SeqCst);
-            let seen = control.num_published.load(Ordering::SeqCst);
-            if !has_reached(seen, self.round) && !left.is_zero() {
-                futex::wait(&control.num_published, seen, NAP.min(left));
-            }
-            control.num_waiting.fetch_sub(1, Ordering::SeqCst);
-            // Before it ends, a rank may have published what this one waits for.
+            let left = self.time_limit.saturating_sub(since.elapsed());
+            counter.sleep(value, NAP.min(left));
+            // Before it ends, a rank may have done what this one waits for.
             let has_ended = control.has_attached() && !self.place.is_taken(other);
-            if is_there(Ordering::Acquire) {
+            if counter.is_beyond(value) {
                 return Ok(());
             }
             if has_ended {
@@ -175,35 +172,59 @@ impl Shm {
         }
     }
 
+    /// Compares the label of another rank's message with this one's.
+    fn check_label(
+        &self,
+        own: Label,
+        other: usize,
+        buffer: &Buffer<'_>,
+    ) -> Result<(), CollectiveError> {
+        let theirs = buffer.label().ok_or_else(|| {
+            CollectiveError::Memory(format!("an operation of rank {other} is unknown"))
+        })?;
+        check_label(self.rank, own, other, theirs)
+    }
+
     fn read_all(
         &self,
         own: Label,
         visit: &mut dyn FnMut(&[&[u32]]),
     ) -> Result<(), CollectiveError> {
         let since = Instant::now();
-        let num_ranks = self.area.num_ranks();
-        let parity = self.parity();
+        let stage = self.area.grid().stage_of(self.rank);
+        let num_ranks = stage.len();
         let mut messages: [&[u32]; MAX_RANKS] = [&[]; MAX_RANKS];
-        for (other, message) in messages[..num_ranks].iter_mut().enumerate() {
+        for (other, message) in stage.zip(&mut messages) {
             if other != self.rank {
-                self.wait_for(other, since)?;
+                self.wait_for(other, |control| &control.published, self.round, since)?;
             }
-            let header = self.area.header(other, parity);
-            let operation = header.operation.load(Ordering::Relaxed);
-            let operation = Operation::from_number(operation).ok_or_else(|| {
-                CollectiveError::Memory(format!("operation {operation} of rank {other} is unknown"))
-            })?;
-            let theirs = Label {
-                operation,
-                step: header.step.load(Ordering::Relaxed),
-                len: header.len.load(Ordering::Relaxed) as usize,
-            };
-            check_label(self.rank, own, other, theirs)?;
+            let buffer = self.area.published(other, parity(self.round));
+            self.check_label(own, other, &buffer)?;
             // SAFETY: the rank has published in this round. It writes to this buffer again in the round after the next,
             // which it reaches when this rank has published in the next one: after `visit`.
-            *message = unsafe { self.area.message(other, parity) };
+            *message = unsafe { buffer.message() };
         }
         visit(&messages[..num_ranks]);
+        Ok(())
+    }
+
+    /// Waits until there is room for another message to the next stage.
+    fn wait_for_room(&self) -> Result<(), CollectiveError> {
+        let reader = self.area.grid().next(self.rank);
+        let last_but_one = self.num_sent.wrapping_sub(NUM_UNREAD as u32);
+        let since = Instant::now();
+        self.wait_for(reader, |control| &control.received, last_but_one, since)
+    }
+
+    fn read_sent(&self, own: Label, visit: &mut dyn FnMut(&[u32])) -> Result<(), CollectiveError> {
+        let sender = self.area.grid().previous(self.rank);
+        let since = Instant::now();
+        self.wait_for(sender, |control| &control.sent, self.num_received, since)?;
+        let buffer = self.area.sent(sender, parity(self.num_received));
+        self.check_label(own, sender, &buffer)?;
+        // SAFETY: the rank has sent it. It writes to this buffer again when this rank has told that it has received: after
+        // `visit`.
+        visit(unsafe { buffer.message() });
         Ok(())
     }
 
@@ -216,22 +237,30 @@ impl Shm {
         }
     }
 
-    fn parity(&self) -> usize {
-        (self.round % 2) as usize
+    /// Has the others know of a failure.
+    fn noticed<T>(&mut self, result: Result<T, CollectiveError>) -> Result<T, CollectiveError> {
+        if let Err(error) = &result {
+            Exchange::abort(self, &error.to_string());
+        }
+        result
     }
 }
 
 impl Exchange for Shm {
+    fn grid(&self) -> Grid {
+        self.area.grid()
+    }
+
     fn rank(&self) -> usize {
         self.rank
     }
 
-    fn num_ranks(&self) -> usize {
-        self.area.num_ranks()
-    }
-
     fn max_words(&self) -> usize {
         MAX_WORDS
+    }
+
+    fn max_sent_words(&self) -> usize {
+        MAX_SENT_WORDS
     }
 
     fn set_time_limit(&mut self, limit: Duration) {
@@ -239,35 +268,48 @@ impl Exchange for Shm {
     }
 
     fn publish(&mut self, label: Label, words: &[u32]) -> Result<(), CollectiveError> {
-        assert!(words.len() <= MAX_WORDS, "{} words", words.len());
         self.check_failures()?;
-        let parity = self.parity();
-        let header = self.area.header(self.rank, parity);
-        let operation = label.operation as u32;
-        header.operation.store(operation, Ordering::Relaxed);
-        header.step.store(label.step, Ordering::Relaxed);
-        header.len.store(label.len as u64, Ordering::Relaxed);
+        let buffer = self.area.published(self.rank, parity(self.round));
         // SAFETY: whoever has read the buffer two rounds ago has published in the round after it, and this rank has waited
         // for that.
-        unsafe { self.area.write(self.rank, parity, words) };
+        unsafe { buffer.write(label, words) };
         self.label = Some(label);
         let control = self.area.control(self.rank);
-        let num_published = self.round.wrapping_add(1);
-        control.num_published.store(num_published, Ordering::SeqCst);
-        if control.num_waiting.load(Ordering::SeqCst) > 0 {
-            futex::wake_all(&control.num_published);
-        }
+        control.published.raise(self.round.wrapping_add(1));
         Ok(())
     }
 
     fn read(&mut self, visit: &mut dyn FnMut(&[&[u32]])) -> Result<(), CollectiveError> {
         let own = self.label.take().expect("a rank publishes, then reads");
         let read = self.read_all(own, visit);
-        match &read {
-            Ok(()) => self.round = self.round.wrapping_add(1),
-            Err(error) => Exchange::abort(self, &error.to_string()),
-        }
-        read
+        self.noticed(read)?;
+        self.round = self.round.wrapping_add(1);
+        Ok(())
+    }
+
+    fn send(&mut self, label: Label, words: &[u32]) -> Result<(), CollectiveError> {
+        self.check_failures()?;
+        let has_room = self.wait_for_room();
+        self.noticed(has_room)?;
+        let buffer = self.area.sent(self.rank, parity(self.num_sent));
+        // SAFETY: the last but one message, which was in this buffer, was received.
+        unsafe { buffer.write(label, words) };
+        self.num_sent = self.num_sent.wrapping_add(1);
+        self.area.control(self.rank).sent.raise(self.num_sent);
+        Ok(())
+    }
+
+    fn receive(
+        &mut self,
+        label: Label,
+        visit: &mut dyn FnMut(&[u32]),
+    ) -> Result<(), CollectiveError> {
+        let read = self.read_sent(label, visit);
+        self.noticed(read)?;
+        self.num_received = self.num_received.wrapping_add(1);
+        let control = self.area.control(self.rank);
+        control.received.raise(self.num_received);
+        Ok(())
     }
 
     fn abort(&mut self, reason: &str) {
@@ -275,14 +317,12 @@ impl Exchange for Shm {
             self.area.control(self.rank).fail(reason);
         }
         for other in 0..self.area.num_ranks() {
-            let control: &Control = self.area.control(other);
-            futex::wake_all(&control.num_published);
+            self.area.control(other).wake();
         }
     }
 }
 
-/// Whether a rank has published in a round.
-fn has_reached(num_published: u32, round: u32) -> bool {
-    // It may be one round ahead.
-    num_published.wrapping_sub(round).wrapping_sub(1) < u32::MAX / 2
+/// The buffer of a round or of a message: even and odd ones take turns.
+fn parity(number: u32) -> usize {
+    (number % 2) as usize
 }
