@@ -1,9 +1,10 @@
-//! L8: the functions that tritonserver finds in the library, each behind the guard of
-//! [`lifecycle`].
+//! L8: the functions that tritonserver and the program of other ranks find in the library, each behind a guard.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
 use crate::backend::Inflight;
+use crate::base::catch_panic;
+use crate::runner::rank_main;
 use crate::triton::{lifecycle, sys};
 
 type Outcome = *mut sys::TRITONSERVER_Error;
@@ -175,4 +176,10 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelBatchIncludeRequest(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_ModelBatchFinalize(_batch: *mut c_void) -> Outcome {
     std::ptr::null_mut()
+}
+
+/// Is another rank of a model, as [`rank_main`]: for `inflight-rank` (`crates/rank`). Returns the exit status.
+#[unsafe(no_mangle)]
+pub extern "C" fn INFLIGHT_RankMain() -> c_int {
+    catch_panic(rank_main).unwrap_or(1).into()
 }

@@ -14,7 +14,8 @@ use object::{Endianness, Object, ObjectSymbol};
 /// The oldest supported server.
 const SERVER: &str = include_str!("symbols/server-2.51.0.txt");
 
-const ENTRY_POINTS: [&str; 14] = [
+const ENTRY_POINTS: [&str; 15] = [
+    "INFLIGHT_RankMain",
     "TRITONBACKEND_Finalize",
     "TRITONBACKEND_GetBackendAttribute",
     "TRITONBACKEND_Initialize",

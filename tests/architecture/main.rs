@@ -32,17 +32,17 @@ const LEVELS: &[(&str, u32)] = &[
     ("manager", 6),
     ("backend", 7),
     ("entry", 8),
-    ("bin", 8),
 ];
 
 /// Where `unsafe` may stand: Triton's C API, kernels and their launches, the exported functions, a user's library, the C
 /// functions of the batch manager and of the stand-in for a GPU, what measures the machine and checks a GPU, memory that processes
-/// share, and the process group of a server.
+/// share, the program that opens the library as a rank, and the process group of a server.
 const UNSAFE: &[&str] = &[
     "crates/cuda-stand-in/src/",
     "crates/embed/src/",
     "crates/gpu-check/src/",
     "crates/kernels-on-cpu/src/",
+    "crates/rank/src/",
     "crates/roofline/src/",
     "src/triton/",
     "src/collective/shm/",

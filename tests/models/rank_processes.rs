@@ -2,15 +2,18 @@
 //!
 //! Only the first rank has an engine. The oracle is one rank with all of the model, whose sums are cut into the same tiles.
 
+use std::env;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, exit};
 use std::time::{Duration, Instant};
 
 use triton_inflight::base::{LoadError, SequenceId, StepError, Tokens};
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{BlockReuse, CapacityPolicy, Engine, NewRequest, StepOutput};
-use triton_inflight::runner::{AdapterRoom, LeadingRunner, ModelSource, RankLimits, RunnerLimits};
+use triton_inflight::runner::{
+    AdapterRoom, LeadingRunner, ModelSource, RankLimits, RunnerLimits, rank_main,
+};
 
 use crate::batching;
 use crate::copy::Copy;
@@ -18,8 +21,8 @@ use crate::devices::{requests, setups};
 use crate::ranks::{alone, assert_same};
 use crate::support::{Setup, fixture, serve};
 
-/// The program of the other ranks.
-const PROGRAM: &str = env!("CARGO_BIN_EXE_inflight-rank");
+/// The program of the other ranks: this one. The tests of the server have the real one.
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/rank.sh");
 
 /// Longer than any step of these tests takes.
 const PATIENT: RankLimits = RankLimits {
@@ -44,6 +47,14 @@ fn load(
         ..setup.runner_limits()
     };
     LeadingRunner::new(program, num_ranks, &source, runner_limits, &options, limits)
+}
+
+/// What `PROGRAM` runs.
+#[test]
+fn is_another_rank_if_started_as_one() {
+    if env::var_os("INFLIGHT_TEST_RANK").is_some() {
+        exit(rank_main().into());
+    }
 }
 
 #[test]

@@ -12,12 +12,12 @@ use crate::process::{cargo, output};
 use crate::workspace::target;
 
 const LIBRARY: &str = "libtriton_inflight.so";
-/// The other ranks of a model, beside the library.
+/// The package of the other ranks of a model, and its program, beside the library.
 const RANK_PROGRAM: &str = "inflight-rank";
 
 /// Builds `libtriton_inflight.so` and `inflight-rank`; returns a backend directory that contains them.
 pub fn backend_directory() -> Result<PathBuf> {
-    let (library, program) = (build()?, rank_program()?);
+    let (library, program) = (build()?, program(RANK_PROGRAM, "release")?);
     let backends = target("backends");
     let folder = backends.join("inflight");
     fs::create_dir_all(&folder)?;
@@ -35,9 +35,9 @@ pub fn backend_directory() -> Result<PathBuf> {
     Ok(backends)
 }
 
-/// Builds the program of the other ranks of a model; returns its path.
+/// Builds the library and the program of the other ranks of a model; returns the program's path in the backend directory.
 pub fn rank_program() -> Result<PathBuf> {
-    program_of("triton-inflight", &["--bin", RANK_PROGRAM], "ranks")
+    Ok(backend_directory()?.join("inflight").join(RANK_PROGRAM))
 }
 
 /// Builds `inflight-sim` (crates/simulator) with a profile of Cargo.toml; returns the program's path.
@@ -86,14 +86,9 @@ pub fn test_programs(package: &str, names: &[&str]) -> Result<Vec<(String, PathB
 }
 
 fn program(package: &str, profile: &str) -> Result<PathBuf> {
-    program_of(package, &[], profile)
-}
-
-fn program_of(package: &str, targets: &[&str], profile: &str) -> Result<PathBuf> {
     let messages = output(
         cargo()
             .args(["build", "--package", package, "--profile", profile])
-            .args(targets)
             .arg("--message-format=json-render-diagnostics"),
     )?;
     artifacts(&messages)

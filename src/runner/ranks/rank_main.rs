@@ -1,7 +1,7 @@
 //! What the process of another rank does.
 
 use std::os::fd::AsFd;
-use std::process::{ExitCode, exit};
+use std::process::exit;
 use std::thread;
 use std::time::Duration;
 
@@ -17,12 +17,13 @@ use crate::runner::model_source::ModelSource;
 /// Time limit of rank 0 for the task of this rank.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// Is a rank of the process that has started this one, until that has no more to compute or has ended.
-pub fn rank_main() -> ExitCode {
+/// Is a rank of the process that has started this one, until that has no more to compute or has ended. Returns the exit
+/// status: 0, 1 after a failure, 2 if no such process has started this one.
+pub fn rank_main() -> u8 {
     follow_parent();
     let Ok(mut link) = Link::of_standard_input() else {
         eprintln!("this program is started by Triton's backend inflight, see docs/src/ranks.md");
-        return ExitCode::from(2);
+        return 2;
     };
     // Rank 0 may end while this rank computes, or waits for another one.
     let watched = link.try_clone().map(|link| {
@@ -40,11 +41,11 @@ pub fn rank_main() -> ExitCode {
     };
     let served = served.unwrap_or_else(Err);
     match served {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(reason) => {
             // Rank 0 may have ended, too.
             let _ = send(&mut link, &Report::Failed(reason));
-            ExitCode::FAILURE
+            1
         }
     }
 }
