@@ -5,17 +5,22 @@
 //! steps.rs       kernels of generation steps and of prompts, in bf16 and in FP8
 //! kernels.rs     the kernels that these have not, each in one case
 //! launches.rs    registers and shared memory of every kernel, and how many blocks run at once
+//! ranks.rs       generation steps on several GPUs
 //! page.rs        `docs/src/gpu-figures.md`
 //! ```
 
 mod kernels;
 mod launches;
 mod page;
+mod ranks;
 mod steps;
 
 pub use kernels::{Case, other_kernels};
 pub use launches::{LAUNCHES, Launch};
 pub use page::page;
+pub use ranks::{
+    INFINIBAND, Links, NVLINK, Placement, RankStepTime, all_reduce_seconds, rank_step_time,
+};
 pub use steps::{Kernel, Numbers, StepTime, Unit, generation_step, prompt_step, step_time};
 
 /// A GPU.
@@ -83,5 +88,16 @@ pub const LLAMA_8B: Shape = Shape {
     kv_heads: 8,
     head_dim: 128,
     inter: 14_336,
+    vocab: 128_256,
+};
+
+/// Llama 3.1 70B.
+pub const LLAMA_70B: Shape = Shape {
+    hidden: 8192,
+    layers: 80,
+    heads: 64,
+    kv_heads: 8,
+    head_dim: 128,
+    inter: 28_672,
     vocab: 128_256,
 };

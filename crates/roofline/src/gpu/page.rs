@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use super::steps::{seconds_of, step_time};
 use super::{
-    Gpu, H200, LAUNCHES, LLAMA_8B, Numbers, Shape, generation_step, other_kernels, prompt_step,
+    Gpu, H200, LAUNCHES, LLAMA_8B, LLAMA_70B, Numbers, Placement, Shape, generation_step,
+    other_kernels, prompt_step, rank_step_time,
 };
 
 /// `docs/src/gpu-figures.md`.
@@ -14,6 +15,7 @@ pub fn page() -> String {
     write_kernels(&mut page, gpu, shape);
     write_steps(&mut page, gpu, shape);
     write_prompts(&mut page, gpu, shape);
+    write_ranks(&mut page, gpu);
     write_other_kernels(&mut page, gpu, shape);
     write_launches(&mut page, gpu);
     page
@@ -129,6 +131,61 @@ fn write_prompts(page: &mut String, gpu: &Gpu, shape: &Shape) {
     }
     *page += "\nOf the scaling two thirds follow `gate_up`, where the activation could apply the scales instead.\n";
 }
+
+/// Generation steps on several GPUs.
+fn write_ranks(page: &mut String, gpu: &Gpu) {
+    *page += SEVERAL_GPUS;
+    let placements = [
+        ("2", 2, Placement::OneHost),
+        ("4", 4, Placement::OneHost),
+        ("8", 8, Placement::OneHost),
+        ("2 x 8", 8, Placement::TwoHosts),
+        ("2 x 8, stages", 8, Placement::TwoStages),
+    ];
+    for (name, shape) in [("8B", &LLAMA_8B), ("70B", &LLAMA_70B)] {
+        for (gpus, num_gpus, placement) in placements {
+            let _ = write!(page, "| {name} | {gpus} |");
+            for batch in [1, 32, 256] {
+                let time = rank_step_time(
+                    gpu,
+                    shape,
+                    Numbers::Bf16,
+                    (batch, 1024),
+                    num_gpus,
+                    placement,
+                );
+                let step = time.compute + time.communication;
+                let _ = write!(
+                    page,
+                    " {} | {:.0} % | {} |",
+                    digits(1e3 * step),
+                    100.0 * time.communication / step,
+                    digits(time.tokens_per_s)
+                );
+            }
+            *page += "\n";
+        }
+    }
+    *page += "\nThe time of rounds decides: in a model of 80 layers, 161 of them take a millisecond, and over two hosts four. Two hosts \
+              serve more sequences as stages, which exchange two messages in a step, than as one group.\n";
+}
+
+const SEVERAL_GPUS: &str = "
+## Several GPUs
+
+Generation steps in bf16 with 1024 positions in each sequence, on `n` GPUs of a host (NVLink 4), and on two hosts of 8, with an
+InfiniBand adapter for each GPU. Not written yet, see [ranks](ranks.md). Assumed are `w` = 350 GB/s and `r` = 6 µs for a round
+between the GPUs of a host, 45 GB/s and 12 µs between hosts. `b` is a message: 4 bytes for each hidden element of each sequence.
+
+    step        = kernels of a share + (2 layers + 1) sum + gather
+    sum         = min(r + (n - 1) b / w, 2 (r + (n - 1) / n b / w))            one host: one-shot or split
+    sum         = 2 (r + (n - 1) / n b / w) + 12 µs + b / n / 45 GB/s          two hosts
+    gather      = r + (1 - 1 / ranks) 4 vocabulary sequences / w               logits to the first GPU
+    stages      = step of half of the sequences on n GPUs + 24 µs + b / 45 GB/s
+
+| model | GPUs | 1: ms | sums | tokens/s | 32: ms | sums | tokens/s | 256: ms | sums | tokens/s |
+|---|---|---|---|---|---|---|---|---|---|---|
+";
 
 fn write_other_kernels(page: &mut String, gpu: &Gpu, shape: &Shape) {
     *page += "\n## Other kernels\n\n";
