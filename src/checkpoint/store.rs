@@ -136,10 +136,7 @@ impl<'a> Store<'a> {
     pub fn stacked_vectors(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<'a>, LoadError> {
         match self.files {
             WeightFiles::Safetensors(tensors) => tensors.get(name, &shape)?.to_float(),
-            WeightFiles::Gguf(tensors) => {
-                let reason = format!("GGUF files of models with {name} are not supported yet");
-                Err(tensors.error(reason))
-            }
+            WeightFiles::Gguf(tensors) => tensors.vectors(name, shape),
         }
     }
 

@@ -125,7 +125,8 @@ impl<'a> ModelTensors<'a> {
         num_experts: usize,
     ) -> Result<Tensor<'a>, LoadError> {
         let len = part.num_module_outputs();
-        let name = format!("{}_bias", self.stored_name(module));
+        let separator = if self.gguf.is_some() { '.' } else { '_' };
+        let name = format!("{}{separator}bias", self.stored_name(module));
         let all = self.store.stacked_vectors(&name, [num_experts, len])?;
         let first = part.fused.map_or(0, |fused| fused.first);
         Ok(all.flattened().select(RowSelection {
@@ -162,7 +163,10 @@ impl<'a> ModelTensors<'a> {
     /// # Errors
     /// As [`ModelTensors::matrix`].
     pub(super) fn parameter(&self, name: Module, len: usize) -> Result<Tensor<'a>, LoadError> {
-        let name = self.stored_name(name);
+        let mut name = self.stored_name(name);
+        if self.gguf.is_some() {
+            name += ".weight";
+        }
         self.store.vector(&name, len, RowOrder::Same)
     }
 

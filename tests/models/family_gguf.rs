@@ -91,6 +91,9 @@ crate::transformers::agree! {
     a_gpt_2_has_the_bits_of_its_checkpoint: "gpt2",
     a_gpt_neox_has_the_bits_of_its_checkpoint: "gpt-neox",
     a_nemotron_has_the_bits_of_its_checkpoint: "nemotron",
+    a_glm_has_the_bits_of_its_checkpoint: "glm",
+    a_gpt_oss_has_the_bits_of_its_checkpoint: "gpt-oss",
+    a_gpt_oss_in_mxfp4_has_the_bits_of_its_checkpoint: "gpt-oss-mxfp4",
 }
 
 crate::transformers::agree! {

@@ -140,7 +140,24 @@ impl GgufFolder {
         len: usize,
         row_order: RowOrder,
     ) -> Result<Tensor<'_>, LoadError> {
-        let tensor = self.find(name, &[len], row_order)?;
+        self.floats(name, &[len], row_order)
+    }
+
+    /// Norms or biases of the same length in one tensor, `[num_vectors, len]`.
+    ///
+    /// # Errors
+    /// As [`GgufFolder::vector`].
+    pub fn vectors(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<'_>, LoadError> {
+        self.floats(name, &shape, RowOrder::Same)
+    }
+
+    fn floats(
+        &self,
+        name: &str,
+        shape: &[usize],
+        row_order: RowOrder,
+    ) -> Result<Tensor<'_>, LoadError> {
+        let tensor = self.find(name, shape, row_order)?;
         match tensor.tensor_type.float() {
             Some(dtype) => Ok(tensor.to_float(dtype)),
             None => Err(tensor.location.error(format!(

@@ -117,6 +117,17 @@ pub fn layers_with_experts(config: &JsonFile, num_layers: usize) -> Result<Vec<b
     Ok(has_experts)
 }
 
+impl ExpertsSpec {
+    /// Gives gate, up and down of each expert the names of [`EXPERT_MODULES`], whose weights are `[outputs, inputs]`.
+    pub fn unstack(&mut self) {
+        let (width, hidden) = (self.down.num_inputs, self.gate_up.num_inputs);
+        let gate_up = [(EXPERT_MODULES.gate, width), (EXPERT_MODULES.up, width)];
+        self.gate_up.parts = Projection::stacked(&gate_up, hidden, self.gate_up.stacking).parts;
+        self.down.parts = Projection::single(EXPERT_MODULES.down, hidden, width).parts;
+        self.stacked = EXPERT_MODULES.stacked;
+    }
+}
+
 impl Dimensions {
     /// Experts of a width, without biases.
     pub fn experts(

@@ -10,7 +10,7 @@ use super::bounds::MAX_WIDTH;
 use crate::base::LoadError;
 use crate::checkpoint::{GgufFolder, JsonFile, MetadataValue, RotaryPairs, RowOrder};
 use crate::runner::rope::RopeScaling;
-use crate::runner::spec::{ModelSpec, Module};
+use crate::runner::spec::{FeedForward, ModelSpec, Module};
 
 /// The way out for a model whose metadata do not tell enough.
 const REMEDY: &str = "put the config.json of the model that it was made from beside the file";
@@ -98,6 +98,9 @@ pub struct GgufArchitecture {
     pub has_ordered_qkv: bool,
     /// Of an architecture with experts, how llama.cpp weighs those of a token.
     pub experts: Option<GgufExperts>,
+    /// Whether the converter turns the weights of all experts, `[inputs, outputs]` with gate and up in one tensor, into those of
+    /// most architectures.
+    pub unstacks_experts: bool,
     /// Adds what is a part of llama.cpp's code, and not of the metadata.
     pub add_fixed: fn(&mut Map<String, Json>),
 }
@@ -122,6 +125,7 @@ impl GgufArchitecture {
             norms_include_one: false,
             has_ordered_qkv: false,
             experts: None,
+            unstacks_experts: false,
             add_fixed: |_| {},
         }
     }
@@ -155,6 +159,13 @@ impl GgufArchitecture {
         if self.has_ordered_qkv {
             for layer in &mut spec.layers {
                 layer.attention.qkv.join_runs();
+            }
+        }
+        if self.unstacks_experts {
+            for layer in &mut spec.layers {
+                if let FeedForward::Experts(experts) = &mut layer.feed_forward {
+                    experts.unstack();
+                }
             }
         }
     }

@@ -8,6 +8,7 @@
 
 use super::dimensions::{Defaults, Dimensions};
 use super::family::Family;
+use super::gguf::GgufArchitecture;
 use super::rope_config::RopeDefaults;
 use super::windows::no_windows;
 use crate::base::LoadError;
@@ -16,7 +17,11 @@ use crate::runner::spec::ModelSpec;
 
 pub const FAMILY: Family = Family {
     class: "GlmForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[("mlp.gate_up_proj", "ffn_up")],
+        has_partial_rotary: true,
+        ..GgufArchitecture::named("chatglm")
+    }),
     describe,
 };
 

@@ -11,9 +11,12 @@
 
 use std::num::NonZeroU32;
 
+use serde_json::json;
+
 use super::dimensions::{Defaults, Dimensions};
 use super::experts::{ExpertDefaults, ExpertModules, routing};
 use super::family::Family;
+use super::gguf::{GgufArchitecture, GgufExperts};
 use super::rope_config::RopeDefaults;
 use super::windows::windows_except_every;
 use crate::base::LoadError;
@@ -24,7 +27,25 @@ use crate::runner::spec::{FeedForward, ModelSpec, StackedExperts, StackedLayout}
 
 pub const FAMILY: Family = Family {
     class: "GptOssForCausalLM",
-    gguf: None,
+    gguf: Some(GgufArchitecture {
+        modules: &[
+            ("self_attn.sinks", "attn_sinks"),
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("mlp.router", "ffn_gate_inp"),
+        ],
+        has_windows: true,
+        experts: Some(GgufExperts {
+            is_normalised: true,
+        }),
+        unstacks_experts: true,
+        add_fixed: |config| {
+            // Published models have it; no metadata tell it.
+            if let Some(rope) = config.get_mut("rope_parameters") {
+                rope["truncate"] = json!(false);
+            }
+        },
+        ..GgufArchitecture::named("gpt-oss")
+    }),
     describe,
 };
 
