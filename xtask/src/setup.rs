@@ -142,23 +142,29 @@ fn npm_pack(node: &Path, package: &str, folder: &Path) -> Result<PathBuf> {
 
 /// cargo-deny, built from source once.
 pub fn cargo_deny() -> Result<PathBuf> {
-    Ok(cargo_install("cargo-deny", CARGO_DENY, &[])?.join("cargo-deny"))
+    Ok(cargo_install("cargo-deny", CARGO_DENY)?.join("cargo-deny"))
 }
 
-/// mdBook, built from source once, without optimisation, which would take longer than it saves.
+/// mdBook, built from source once.
 pub fn mdbook() -> Result<PathBuf> {
-    Ok(cargo_install("mdbook", MDBOOK, &["--debug"])?.join("mdbook"))
+    Ok(cargo_install("mdbook", MDBOOK)?.join("mdbook"))
 }
 
-/// A program from crates.io, built into a folder below `target/`; returns the folder of its executable.
-fn cargo_install(folder: &str, package: &str, options: &[&str]) -> Result<PathBuf> {
+/// A program from crates.io, built into a folder below `target/`, without optimisation, which would take longer than it saves;
+/// returns the folder of its executable.
+fn cargo_install(folder: &str, package: &str) -> Result<PathBuf> {
     let _lock = lock()?;
     let folder = target(folder);
     make(&folder, package, || {
         eprintln!("installing {package} in {}", folder.display());
         run(cargo()
-            .args(["install", "--quiet", "--locked", "--no-default-features"])
-            .args(options)
+            .args([
+                "install",
+                "--quiet",
+                "--locked",
+                "--no-default-features",
+                "--debug",
+            ])
             .arg(package)
             .arg("--root")
             .arg(&folder)
