@@ -6,8 +6,6 @@ use super::error::CollectiveError;
 use super::grid::Grid;
 use super::label::Label;
 
-/// The most ranks of a model.
-pub const MAX_RANKS: usize = 16;
 /// The messages that a rank may have sent and the next stage not read.
 pub(super) const NUM_UNREAD: usize = 2;
 

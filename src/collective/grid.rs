@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::exchange::MAX_RANKS;
+/// The most ranks of a model.
+pub const MAX_RANKS: usize = 16;
 
 /// The ranks of a model: stages of its layers, each of which has equally many. Those of the first stage come first.
 ///

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
 use super::error::CollectiveError;
-use super::exchange::{Exchange, MAX_RANKS, NUM_UNREAD, check_label};
-use super::grid::Grid;
+use super::exchange::{Exchange, NUM_UNREAD, check_label};
+use super::grid::{Grid, MAX_RANKS};
 use super::label::Label;
 
 /// The most words of a message.

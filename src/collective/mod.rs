@@ -24,8 +24,8 @@ mod shm;
 mod sums;
 
 pub use error::CollectiveError;
-pub use exchange::{Exchange, MAX_RANKS};
-pub use grid::Grid;
+pub use exchange::Exchange;
+pub use grid::{Grid, MAX_RANKS};
 pub use label::{Label, Operation};
 pub use local::Local;
 pub use operations::Collective;

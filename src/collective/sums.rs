@@ -1,6 +1,6 @@
 //! Sums over ranks in a fixed order.
 
-use super::exchange::MAX_RANKS;
+use super::grid::MAX_RANKS;
 
 /// Writes the sums of what all ranks have published. Ranks are added in pairs, then pairs of pairs, and so on; a last one
 /// without a partner is added one level later.

@@ -19,6 +19,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use super::super::error::CollectiveError;
 use super::super::grid::Grid;
 use super::super::label::{Label, Operation};
+use super::awaited::{Awaited, Kind};
 use super::counter::Counter;
 
 /// The most words of a message in a round: what fits in half of a core's L2 cache.
@@ -58,6 +59,8 @@ pub(super) struct Control {
     pub(super) sent: Counter,
     /// The messages that it has received from the previous stage.
     pub(super) received: Counter,
+    /// What it waits for, see [`Awaited::to_word`]; 0: for nothing.
+    waiting_for: AtomicU64,
     /// One of the constants below.
     state: AtomicU32,
     reason_len: AtomicU32,
@@ -266,6 +269,26 @@ impl Control {
     /// Whether a process is or was this rank.
     pub(super) fn has_attached(&self) -> bool {
         self.state.load(Ordering::Acquire) != FREE
+    }
+
+    /// One of the rank's counters.
+    pub(super) fn counter(&self, kind: Kind) -> &Counter {
+        match kind {
+            Kind::Published => &self.published,
+            Kind::Sent => &self.sent,
+            Kind::Received => &self.received,
+        }
+    }
+
+    /// Tells what the rank waits for.
+    pub(super) fn set_waiting_for(&self, awaited: Option<Awaited>) {
+        let word = awaited.map_or(0, Awaited::to_word);
+        self.waiting_for.store(word, Ordering::Release);
+    }
+
+    /// What the rank waits for.
+    pub(super) fn waiting_for(&self) -> Option<Awaited> {
+        Awaited::from_word(self.waiting_for.load(Ordering::Acquire))
     }
 
     /// Wakes all who wait for the rank.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! area.rs     the shared memory: who has published and sent what
+//! awaited.rs  what a rank waits for, so that who does not go on can be named
 //! counter.rs  a number in it that others wait for
 //! futex.rs    waiting for a word of it
 //! link.rs     a connection between two of the processes
@@ -13,6 +14,7 @@
 //! that killing it is an error for the others and no hang.
 
 mod area;
+mod awaited;
 mod counter;
 mod futex;
 mod link;
@@ -24,12 +26,12 @@ use std::time::{Duration, Instant};
 
 pub use self::link::{Link, follow_parent};
 
-use self::area::{Area, Buffer, Control, MAX_SENT_WORDS, MAX_WORDS};
-use self::counter::Counter;
+use self::area::{Area, Buffer, MAX_SENT_WORDS, MAX_WORDS};
+use self::awaited::{Awaited, Kind};
 use self::place::Place;
 use super::error::CollectiveError;
-use super::exchange::{Exchange, MAX_RANKS, NUM_UNREAD, check_label};
-use super::grid::Grid;
+use super::exchange::{Exchange, NUM_UNREAD, check_label};
+use super::grid::{Grid, MAX_RANKS};
 use super::label::Label;
 
 /// How long a rank sleeps at most until it looks whether the other process still lives.
@@ -133,25 +135,30 @@ impl Shm {
         })
     }
 
-    /// Waits until a counter of another rank is beyond `value`.
-    fn wait_for(
-        &self,
-        other: usize,
-        counter: impl Fn(&Control) -> &Counter,
-        value: u32,
-        since: Instant,
-    ) -> Result<(), CollectiveError> {
-        let control = self.area.control(other);
-        let counter = counter(control);
+    /// Waits for another rank.
+    fn wait_for(&self, awaited: Awaited, since: Instant) -> Result<(), CollectiveError> {
+        let Awaited { rank, kind, value } = awaited;
+        let counter = self.area.control(rank).counter(kind);
         if counter.spin_until_beyond(value, since) {
             return Ok(());
         }
+        let own = self.area.control(self.rank);
+        own.set_waiting_for(Some(awaited));
+        let waited = self.sleep_until(awaited, since);
+        own.set_waiting_for(None);
+        waited
+    }
+
+    fn sleep_until(&self, awaited: Awaited, since: Instant) -> Result<(), CollectiveError> {
+        let Awaited { rank, kind, value } = awaited;
+        let control = self.area.control(rank);
+        let counter = control.counter(kind);
         loop {
             self.check_failures()?;
             let left = self.time_limit.saturating_sub(since.elapsed());
             counter.sleep(value, NAP.min(left));
             // Before it ends, a rank may have done what this one waits for.
-            let has_ended = control.has_attached() && !self.place.is_taken(other);
+            let has_ended = control.has_attached() && !self.place.is_taken(rank);
             if counter.is_beyond(value) {
                 return Ok(());
             }
@@ -159,17 +166,36 @@ impl Shm {
                 self.check_failures()?;
                 return Err(CollectiveError::Ended {
                     rank: self.rank,
-                    missing: other,
+                    missing: rank,
                 });
             }
             if left.is_zero() {
                 return Err(CollectiveError::TimedOut {
                     rank: self.rank,
-                    missing: other,
+                    missing: self.culprit(rank),
                     limit: self.time_limit,
                 });
             }
         }
+    }
+
+    /// The rank that does not go on, where `rank` is waited for: that one, unless it waits for another one itself.
+    fn culprit(&self, mut rank: usize) -> usize {
+        for _ in 0..self.area.num_ranks() {
+            match self.area.control(rank).waiting_for() {
+                Some(next) if self.is_missing(next) => rank = next.rank,
+                _ => break,
+            }
+        }
+        rank
+    }
+
+    /// Whether another rank waits for what is not there: if it were, that rank could go on.
+    fn is_missing(&self, awaited: Awaited) -> bool {
+        let Awaited { rank, kind, value } = awaited;
+        rank < self.area.num_ranks()
+            && rank != self.rank
+            && !self.area.control(rank).counter(kind).is_beyond(value)
     }
 
     /// Compares the label of another rank's message with this one's.
@@ -196,7 +222,12 @@ impl Shm {
         let mut messages: [&[u32]; MAX_RANKS] = [&[]; MAX_RANKS];
         for (other, message) in stage.zip(&mut messages) {
             if other != self.rank {
-                self.wait_for(other, |control| &control.published, self.round, since)?;
+                let published = Awaited {
+                    rank: other,
+                    kind: Kind::Published,
+                    value: self.round,
+                };
+                self.wait_for(published, since)?;
             }
             let buffer = self.area.published(other, parity(self.round));
             self.check_label(own, other, &buffer)?;
@@ -210,16 +241,22 @@ impl Shm {
 
     /// Waits until there is room for another message to the next stage.
     fn wait_for_room(&self) -> Result<(), CollectiveError> {
-        let reader = self.area.grid().next(self.rank);
-        let last_but_one = self.num_sent.wrapping_sub(NUM_UNREAD as u32);
-        let since = Instant::now();
-        self.wait_for(reader, |control| &control.received, last_but_one, since)
+        let received = Awaited {
+            rank: self.area.grid().next(self.rank),
+            kind: Kind::Received,
+            value: self.num_sent.wrapping_sub(NUM_UNREAD as u32),
+        };
+        self.wait_for(received, Instant::now())
     }
 
     fn read_sent(&self, own: Label, visit: &mut dyn FnMut(&[u32])) -> Result<(), CollectiveError> {
         let sender = self.area.grid().previous(self.rank);
-        let since = Instant::now();
-        self.wait_for(sender, |control| &control.sent, self.num_received, since)?;
+        let sent = Awaited {
+            rank: sender,
+            kind: Kind::Sent,
+            value: self.num_received,
+        };
+        self.wait_for(sent, Instant::now())?;
         let buffer = self.area.sent(sender, parity(self.num_received));
         self.check_label(own, sender, &buffer)?;
         // SAFETY: the rank has sent it. It writes to this buffer again when this rank has told that it has received: after
