@@ -39,11 +39,8 @@ const RANKS: Foreign = Foreign::Unsupported(
     "models across several GPUs or machines are not supported yet; tensor_parallel_size splits a model over the CPUs of one \
      host",
 );
-const STAGES: Foreign = Foreign::Unsupported(
-    "the layers of a model cannot be split over processes yet; tensor_parallel_size splits each of them",
-);
 const ORCHESTRATOR: Foreign = Foreign::NoEffect(
-    "the server starts the processes of tensor_parallel_size itself, from the program beside the library",
+    "the server starts the processes of tensor_parallel_size and pipeline_parallel_size itself, from the program beside the library",
 );
 const ENCODER: Foreign = Foreign::Unsupported("encoders are not supported, only decoders");
 const SPECULATION: Foreign = Foreign::Unsupported(
@@ -196,9 +193,11 @@ pub(super) const NAMES: &[(&str, Foreign)] = &[
     ("num_nodes", RANKS),
     ("tensorParallel", Foreign::RenamedTo("tensor_parallel_size")),
     ("tp_size", Foreign::RenamedTo("tensor_parallel_size")),
-    ("pipeline_parallel_size", STAGES),
-    ("pipelineParallel", STAGES),
-    ("pp_size", STAGES),
+    (
+        "pipelineParallel",
+        Foreign::RenamedTo("pipeline_parallel_size"),
+    ),
+    ("pp_size", Foreign::RenamedTo("pipeline_parallel_size")),
     ("encoder_model_path", ENCODER),
     ("encoder_engine_dir", ENCODER),
     ("cross_kv_cache_fraction", ENCODER),

@@ -88,7 +88,8 @@ pub(super) fn knobs() -> Vec<Knob> {
              `inflight_fused_batching`, the next step begins before the host knows the tokens of the last one: see \
              [GPUs](gpus.md#overlap). On the CPU, and with `inflight_batching`, the requests are split into two \
              micro-batches, which take turns: each request then takes part in every second step, and the weights are \
-             read twice as often, so this pays off only if host work is a large part of a step.",
+             read twice as often, so this pays off only if host work is a large part of a step, or if the micro-batches \
+             are computed by [stages](ranks.md#stages) at the same time.",
         ),
         knob(
             "speculation",
@@ -486,17 +487,27 @@ pub(super) fn knobs() -> Vec<Knob> {
              `kv_cache_file` or GPUs.",
         ),
         knob(
+            "pipeline_parallel_size",
+            count(1..=MAX_RANKS),
+            |s| &mut s.pipeline_parallel_size,
+            "Number of stages that the model's layers are cut into, each computed by `tensor_parallel_size` processes: \
+             see [Ranks](ranks.md). No more than the model has layers, and at most 16 processes in all. With \
+             `enable_trt_overlap`, one stage computes a step while another one computes the step before. Not yet with \
+             adapters, `kv_cache_file` or GPUs.",
+        ),
+        knob(
             "rank_timeout_seconds",
             count(1..=MAX_RANK_SECONDS),
             |s| &mut s.rank_timeout_seconds,
-            "With `tensor_parallel_size`: how long the processes wait for each other within a step. Then the requests in \
+            "With `tensor_parallel_size` or `pipeline_parallel_size`: how long the processes wait for each other within a step. Then the requests in \
              flight get an error, and the instance is not ready.",
         ),
         knob(
             "rank_load_timeout_seconds",
             count(1..=MAX_RANK_SECONDS),
             |s| &mut s.rank_load_timeout_seconds,
-            "With `tensor_parallel_size`: how long the processes wait until all of them have loaded their weights.",
+            "With `tensor_parallel_size` or `pipeline_parallel_size`: how long the processes wait until all of them have \
+             loaded their weights.",
         ),
         knob(
             "num_threads",
@@ -779,6 +790,7 @@ mod tests {
         ("cuda_graph_mode", &["false"], &["2"]),
         ("cuda_graph_cache_size", &["0", "4096"], &["-1", "4097"]),
         ("tensor_parallel_size", &["1", "16"], &["0", "17", "auto"]),
+        ("pipeline_parallel_size", &["1", "16"], &["0", "17", "auto"]),
         ("rank_timeout_seconds", &["1", "86400"], &["0", "86401"]),
         (
             "rank_load_timeout_seconds",

@@ -130,6 +130,8 @@ pub struct Settings {
     pub cuda_graph_cache_size: u32,
     /// `tensor_parallel_size`
     pub tensor_parallel_size: u32,
+    /// `pipeline_parallel_size`
+    pub pipeline_parallel_size: u32,
     /// `rank_timeout_seconds`
     pub rank_timeout_seconds: u32,
     /// `rank_load_timeout_seconds`
@@ -212,6 +214,7 @@ impl Default for Settings {
             cuda_graph_mode: true,
             cuda_graph_cache_size: 64,
             tensor_parallel_size: 1,
+            pipeline_parallel_size: 1,
             rank_timeout_seconds: 30,
             rank_load_timeout_seconds: 600,
             num_threads: None,

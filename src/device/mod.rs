@@ -570,7 +570,7 @@ pub trait Device: Sized {
         true
     }
 
-    /// Sums rows over all ranks.
+    /// Sums rows over all ranks of the stage.
     fn all_reduce(&mut self, _num_rows: usize, _rows: &mut Self::Sums) {
         // The only rank has the sums.
     }
@@ -579,7 +579,8 @@ pub trait Device: Sized {
     ///
     /// # Panics
     ///
-    /// If it can only be [alone](Device::join_ranks). The same holds for the three that follow.
+    /// If it can only be [alone](Device::join_ranks). The same holds for those that follow, up to
+    /// [`Device::receive_results`].
     fn project_part(
         &mut self,
         _num_rows: usize,
@@ -605,7 +606,7 @@ pub trait Device: Sized {
         unreachable!("the device has no ranks");
     }
 
-    /// Collects the logits of all ranks, each of which has those of some tokens: `widths` are the numbers of tokens of all
+    /// Collects the logits of all ranks of the stage, each of which has those of some tokens: `widths` are the numbers of tokens of all
     /// ranks, `part` has this one's. A rank that does not sample does not get them.
     fn gather_logits(
         &mut self,
@@ -619,6 +620,40 @@ pub trait Device: Sized {
 
     /// The same, in memory of the host.
     fn gather_context_logits(&mut self, _widths: &[usize], _part: &[f32], _out: &mut [f32]) {
+        unreachable!("the device has no ranks");
+    }
+
+    /// Sends rows to the next stage.
+    fn send_rows(&mut self, _num_rows: usize, _rows: &Self::Sums) {
+        unreachable!("the device has no ranks");
+    }
+
+    /// Waits for the rows of the previous stage.
+    fn receive_rows(&mut self, _num_rows: usize, _rows: &mut Self::Sums) {
+        unreachable!("the device has no ranks");
+    }
+
+    /// The most values of rows that are sent without waiting for the next stage, if that has received all before them.
+    fn max_unread(&self) -> usize {
+        unreachable!("the device has no ranks");
+    }
+
+    /// A number of the step that was begun last, the same on all ranks.
+    fn step_number(&self) -> u64 {
+        unreachable!("the device has no ranks");
+    }
+
+    /// Sends values of a step from the first rank of the last stage to that of the first one.
+    fn send_results(&mut self, _values: &[f32]) {
+        unreachable!("the device has no ranks");
+    }
+
+    /// Waits for values of the last stage, from a step with this number.
+    ///
+    /// # Errors
+    ///
+    /// If an operation between ranks has failed.
+    fn receive_results(&mut self, _step: u64, _values: &mut [f32]) -> Result<(), StepError> {
         unreachable!("the device has no ranks");
     }
 

@@ -138,12 +138,12 @@ impl QuantisedWidths {
     }
 }
 
-/// What one of several ranks does with the logits of a step.
+/// What one of several ranks does with the logits of a step. With several stages, only the first rank of all samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankRole {
     /// It collects them from all ranks, and samples.
     Samples,
-    /// It computes those of its part of the vocabulary for the others.
+    /// It computes those of its part of the vocabulary, or of its stage, for the others.
     Computes,
 }
 

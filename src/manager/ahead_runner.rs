@@ -1,4 +1,5 @@
-//! A runner whose device computes one step while the host launches the next one and works on the results of the one before.
+//! A runner whose device, or whose other ranks, compute one step while the host launches the next one and works on the results
+//! of the one before.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use crate::engine::{Step, StepOutput};
 use crate::manager::step_loop::ComputedStep;
 use crate::runner::Runner;
 
-/// The runner, and the steps that its device has. It is used on the caller's thread.
+/// The runner, and the steps that are on their way. It is used on the caller's thread.
 pub(super) struct AheadRunner {
     runner: Runner,
     /// Its state is unknown.

@@ -21,6 +21,9 @@ use crate::sampling::{FinishReason, Hypothesis};
 /// runner              |------ A ------------||------ B -------------------||---- A' ----
 /// ```
 ///
+/// A runner whose layers are in stages on several ranks computes the first stage on the caller's thread, in `launch`, while
+/// the micro-batch before is in the stages behind.
+///
 /// Where steps are [planned ahead](EngineConfig::plan_ahead), B has the requests of A: their tokens stay on the device.
 /// `land` returns A all the same where B could not be planned before A's tokens are known.
 pub struct BatchManager {

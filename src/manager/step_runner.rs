@@ -1,9 +1,10 @@
-//! A runner as the computer of steps: on the caller's thread, on a thread of its own, or on a device that runs ahead.
+//! A runner as the computer of steps: on the caller's thread, on a thread of its own, or on a device or other stages of ranks
+//! that compute while the caller goes on.
 
 use std::time::Duration;
 
 use crate::base::StepError;
-use crate::engine::{EngineConfig, Step, StepOutput};
+use crate::engine::{BatchingScheme, EngineConfig, Step, StepOutput};
 use crate::manager::ahead_runner::AheadRunner;
 use crate::manager::runner_thread::{RunnerThread, compute};
 use crate::manager::step_loop::{ComputedStep, StepComputer};
@@ -15,7 +16,7 @@ pub(super) enum StepRunner {
     Caller(Box<CallerRunner>),
     /// On a thread, while the caller does something else.
     Thread(RunnerThread),
-    /// On a device, while the caller does something else.
+    /// On a device, or on other stages of ranks, while the caller does something else.
     Ahead(Box<AheadRunner>),
 }
 
@@ -31,11 +32,14 @@ pub(super) struct CallerRunner {
 }
 
 impl StepRunner {
-    /// A runner for the steps of an engine. With two micro-batches it gets a thread of its own.
+    /// A runner for the steps of an engine. With two micro-batches it gets a thread of its own; or one is computed by the first
+    /// stage of ranks, on the caller's thread, while the other one is in the stages behind.
     ///
     /// # Errors
     /// The system refuses the thread.
     pub(super) fn new(runner: Runner, config: &EngineConfig) -> std::io::Result<Self> {
+        // Steps of one call each: the stages have room for two.
+        let overlaps_stages = runner.has_stages() && config.scheme == BatchingScheme::InflightFused;
         Ok(match config.num_micro_batches {
             1 if config.plan_ahead => Self::Ahead(Box::new(AheadRunner::new(runner))),
             1 => Self::Caller(Box::new(CallerRunner {
@@ -44,6 +48,7 @@ impl StepRunner {
                 computed: None,
                 spare: None,
             })),
+            _ if overlaps_stages => Self::Ahead(Box::new(AheadRunner::new(runner))),
             _ => Self::Thread(RunnerThread::start(runner)?),
         })
     }

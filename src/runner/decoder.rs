@@ -23,6 +23,7 @@ use super::residual::{Probed, ResidualStream, adapted_rows};
 use super::rope::Rope;
 use super::share::ModelShare;
 use super::spec::{ModelSpec, Norms};
+use super::stage::{ModelPart, Stage};
 use super::weights::{DenseWeights, FeedForwardWeights, Layer, Weights};
 use crate::base::{BlockSize, LoadError, Tokens};
 use crate::device::{
@@ -32,6 +33,8 @@ use crate::device::{
 
 /// A model's weights on a device, and the activations of its largest step.
 pub(super) struct Decoder<D: Device> {
+    stage: Stage,
+    /// Those of the stage, as all that is said of layers here.
     weights: Weights<D>,
     /// One table for each position embedding that the layers have.
     angles: Vec<D::Angles>,
@@ -90,12 +93,12 @@ struct MixtureBuffers<D: Device> {
 }
 
 impl<D: Device> Decoder<D> {
-    /// Loads the weights, or those of the share of a rank, and sizes everything for `limits`. `spec` has the sizes of this
-    /// share.
+    /// Loads the weights of the part of a rank, and sizes everything for `limits`. `spec` has the sizes of this part, with all
+    /// layers.
     pub(super) fn new(
         source: &ModelSource,
         spec: &ModelSpec,
-        share: Option<&ModelShare>,
+        part: &ModelPart,
         limits: &RunnerLimits,
         device: &mut D,
     ) -> Result<Self, LoadError> {
@@ -113,8 +116,8 @@ impl<D: Device> Decoder<D> {
             Some(shape) => Some(MixtureBuffers::new(device, max_rows, &shape)?),
             None => None,
         };
-        let weights = Weights::load(source, limits.weights, share, device)?;
-        let vocabulary = match share {
+        let weights = Weights::load(source, limits.weights, part, device)?;
+        let vocabulary = match &part.share {
             Some(share) if !share.is_whole() => Some(VocabularyPart::new(device, share, limits)?),
             _ => None,
         };
@@ -124,25 +127,21 @@ impl<D: Device> Decoder<D> {
             Some(_) => limits.max_seq_len,
             None => limits.max_seq_len.min(longest),
         };
-        let (attention, ropes) = layer_attention(spec, limits);
+        let (mut attention, ropes) = layer_attention(spec, limits);
         let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
         let heads = head_shape(spec);
         Ok(Self {
+            stage: part.stage.clone(),
             weights,
             angles: upload_angles(device, spec, &ropes, limits.max_seq_len, num_positions)?,
             heads,
-            attention,
+            attention: attention.drain(part.stage.layers.clone()).collect(),
             logits: spec.logits,
             output_place: spec.output_place(),
             vocabulary,
             kv_bytes_per_position: D::kv_bytes_per_block(&layout, 1)
                 / layout.block_size.tokens().index(),
-            residual: ResidualStream::new(
-                device,
-                max_rows,
-                spec,
-                share.map_or(1, ModelShare::num_tiles),
-            )?,
+            residual: ResidualStream::new(device, max_rows, spec, part.num_tiles())?,
             buffers: Buffers {
                 qkv: device.alloc_sums(max_rows, heads.qkv_len())?,
                 q: device.alloc_inputs(max_rows, heads.q_len())?,
@@ -154,7 +153,7 @@ impl<D: Device> Decoder<D> {
     }
 
     /// Computes a step except for the logits: stores keys and values in `cache`, and leaves the normalised
-    /// hidden states of the kept rows.
+    /// hidden states of the kept rows. A stage begins with the rows of the one before, and sends its own to the one behind.
     pub(super) fn forward(
         &mut self,
         device: &mut D,
@@ -170,15 +169,19 @@ impl<D: Device> Decoder<D> {
         };
         let mut num_rows = inputs.token_ids.len();
         let weights = &self.weights;
-        let first_token = self.vocabulary.as_ref().map(|part| part.first_token);
-        let (table, positions) = ((weights.embedding(), first_token), weights.positions());
-        self.residual.embed(run, step, num_rows, table, positions);
+        if self.stage.is_first() {
+            let first_token = self.vocabulary.as_ref().map(|part| part.first_token);
+            let (table, positions) = ((weights.embedding(), first_token), weights.positions());
+            self.residual.embed(run, step, num_rows, table, positions);
+        } else {
+            self.residual.receive(run.device, num_rows);
+        }
         let first = weights.layers[0].norms.first();
         self.residual.norm(run, num_rows, first);
         let num_layers = weights.layers.len();
         for index in 0..num_layers {
             self.attend(run, cache, step, inputs, index);
-            let is_last = index + 1 == num_layers;
+            let is_last = self.stage.is_last() && index + 1 == num_layers;
             if is_last {
                 // The cache is complete. From here on only the kept rows matter.
                 num_rows = inputs.kept_rows.len();
@@ -191,9 +194,12 @@ impl<D: Device> Decoder<D> {
             }
             self.end_layer(run, index, num_rows, is_last);
         }
+        if !self.stage.is_last() {
+            self.residual.send(run.device, num_rows);
+        }
     }
 
-    /// Computes the logits of the first `num_rows` kept rows, some of which have adapters.
+    /// Computes the logits of the first `num_rows` kept rows, some of which have adapters. Only the last stage has logits.
     pub(super) fn logits(
         &mut self,
         device: &mut D,
@@ -205,7 +211,7 @@ impl<D: Device> Decoder<D> {
         if num_rows == 0 {
             return;
         }
-        let lm_head = &self.weights.lm_head;
+        let lm_head = &self.weights.head().lm_head;
         let states = self.residual.normed();
         match adapted_rows(adapters, Some(self.output_place)) {
             None => match &mut self.vocabulary {
@@ -235,7 +241,7 @@ impl<D: Device> Decoder<D> {
         probe: &mut impl Probe,
     ) {
         let num_rows = rows.len();
-        let lm_head = &self.weights.lm_head;
+        let lm_head = &self.weights.head().lm_head;
         let states = self.residual.normed();
         let own = adapter.map(|run| AdapterRun {
             rows: 0..num_rows as u32,
@@ -257,6 +263,11 @@ impl<D: Device> Decoder<D> {
         probe.ended(Operation::LmHead, || {
             Work::product(num_rows, &lm_head.matrix, false)
         });
+    }
+
+    /// The width of the residual stream.
+    pub(super) fn hidden_size(&self) -> usize {
+        self.residual.hidden_size()
     }
 
     /// Leaves only the sampled rows of the kept ones.
@@ -328,9 +339,7 @@ impl<D: Device> Decoder<D> {
         num_rows: usize,
         is_last: bool,
     ) {
-        let Weights {
-            layers, final_norm, ..
-        } = &self.weights;
+        let Weights { layers, head, .. } = &self.weights;
         let layer = &layers[index];
         let o = &layer.o;
         let Buffers {
@@ -339,7 +348,8 @@ impl<D: Device> Decoder<D> {
         let residual = &mut self.residual;
         let next = match layers.get(index + 1) {
             Some(next) => next.norms.first(),
-            None => Some(final_norm),
+            // The next stage normalises what it receives.
+            None => head.as_ref().map(|head| &head.final_norm),
         };
         match (&layer.norms, &layer.feed_forward) {
             (

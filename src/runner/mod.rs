@@ -9,7 +9,8 @@
 //! packer.rs       packs matrices for a device
 //! precision.rs    the precision that float weights are rounded to
 //! weight_cache.rs rounded weights, kept in a file for the next load
-//! share.rs        what a rank of several has of a model
+//! stage.rs        what a rank of several has of a model: the layers of its stage
+//! share.rs        and its share of each layer
 //! ranks/          the processes of several ranks
 //! weights.rs      all weights, packed
 //! first_steps.rs  steps before the first request, which prepare a device
@@ -52,6 +53,7 @@ mod rope;
 mod sampling_worker;
 mod share;
 pub mod spec;
+mod stage;
 mod step_layout;
 mod step_sampling;
 pub mod synthetic;
@@ -74,8 +76,8 @@ pub use precision::WeightPrecision;
 pub use probe::{Operation, Probe, Work};
 pub use ranks::{LeadingRunner, RANK_PROGRAM, RankLimits, RankWatch, rank_main};
 pub use rope::{Rope, RopeScaling};
-pub use share::specs_of_ranks;
 pub use spec::ModelSpec;
+pub use stage::specs_of_ranks;
 pub use synthetic::{SyntheticOptions, SyntheticRunner, candidates, next_token};
 
 /// A model on CPU.
@@ -110,12 +112,21 @@ impl Runner {
         }
     }
 
-    /// Whether a model call may be launched before the one before it was collected.
+    /// Whether a model call may be launched before the one before it was collected, with tokens that that one samples.
     pub fn can_run_ahead(&self) -> bool {
         match self {
             Self::Cpu(runner) => runner.can_run_ahead(),
             Self::Cuda(runner) => runner.can_run_ahead(),
             Self::Ranks(_) | Self::Synthetic(_) => false,
+        }
+    }
+
+    /// Whether a model call may be launched before the one before it was collected, if it does not depend on it, see
+    /// [`ModelRunner::has_stages`].
+    pub fn has_stages(&self) -> bool {
+        match self {
+            Self::Ranks(runner) => runner.has_stages(),
+            Self::Cpu(_) | Self::Cuda(_) | Self::Synthetic(_) => false,
         }
     }
 
@@ -126,9 +137,10 @@ impl Runner {
     pub fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
         match self {
             Self::Cpu(runner) => runner.launch(plan),
+            Self::Ranks(runner) => runner.launch(plan),
             Self::Cuda(runner) => runner.launch(plan),
-            // They have no device that runs ahead: what is launched is computed when it is collected.
-            Self::Ranks(_) | Self::Synthetic(_) => Ok(()),
+            // It has no device that runs ahead: what is launched is computed when it is collected.
+            Self::Synthetic(_) => Ok(()),
         }
     }
 
@@ -143,7 +155,7 @@ impl Runner {
     ) -> Result<(), StepError> {
         match self {
             Self::Cpu(runner) => runner.collect(plan, output),
-            Self::Ranks(runner) => runner.run(*plan, output),
+            Self::Ranks(runner) => runner.collect(plan, output),
             Self::Cuda(runner) => runner.collect(plan, output),
             Self::Synthetic(runner) => runner.run(*plan, output),
         }

@@ -1,6 +1,5 @@
 //! The runner of a real model: plan -> forward pass -> logits -> sampled tokens.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use super::decoder::{Decoder, head_shape, kv_layout};
@@ -10,8 +9,8 @@ use super::model_source::ModelSource;
 use super::precision::WeightPrecision;
 use super::probe::{Operation, Probe, Work};
 use super::ranks::RankCall;
-use super::share::{ModelShare, Rank};
 use super::spec::ModelSpec;
+use super::stage::{ModelPart, Stage};
 use super::step_layout::{SampledRows, StepLayout};
 use super::step_sampling::StepSampling;
 use crate::base::{BlockSize, HostBlockId, LoadError, StepError, TokenId};
@@ -30,6 +29,9 @@ pub struct ModelRunner<D: Device, P = ()> {
     probe: P,
     device: D,
     decoder: Decoder<D>,
+    stage: Stage,
+    /// Of a rank of several; one that is alone samples.
+    role: RankRole,
     cache: D::KvCache,
     host_blocks: D::HostBlocks,
     limits: RunnerLimits,
@@ -64,6 +66,8 @@ struct LaunchedCall {
     layout: StepLayout,
     /// Context logits, each with the index of its sequence.
     context_logits: Vec<(usize, Vec<f32>)>,
+    /// The device's number of it, if its results come from the last stage and have not been received.
+    awaited: Option<u64>,
 }
 
 impl<D: Device> ModelRunner<D> {
@@ -82,7 +86,9 @@ impl<D: Device> ModelRunner<D> {
 
     /// Loads a rank's share of the weights, to compute steps together with the other ranks: each is given the same plans.
     /// On 1, 2 and 4 ranks of the same device the results are the same bits; those of [`ModelRunner::new`] are summed in
-    /// another order.
+    /// another order. Any number of stages gives the bits of one; with one rank each, those of [`ModelRunner::new`].
+    ///
+    /// With several stages, only the first rank has results.
     ///
     /// # Errors
     /// As [`ModelRunner::new`], or if the model or the device cannot be one of several ranks, or weights are quantised or
@@ -175,17 +181,15 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         check(source.spec(), &limits)?;
         let mut device = D::open(options)?;
         let time_limit = rank.as_ref().map(|rank| rank.time_limit);
-        let share = match rank {
-            Some(rank) => Some(join_ranks(&mut device, source, &limits, rank)?),
-            None => None,
+        let role = rank.as_ref().map_or(RankRole::Samples, |rank| rank.role);
+        let part = match rank {
+            Some(rank) => join_ranks(&mut device, source, &limits, rank)?,
+            None => ModelPart::whole(source.spec()),
         };
-        let spec = &match &share {
-            Some(share) => Cow::Owned(share.local_spec(source.spec())),
-            None => Cow::Borrowed(source.spec()),
-        };
-        let mut decoder = Decoder::new(source, spec, share.as_ref(), &limits, &mut device)?;
+        let spec = &part.local_spec(source.spec());
+        let mut decoder = Decoder::new(source, spec, &part, &limits, &mut device)?;
         let num_threads = device.host_threads().num_threads();
-        let mut cache = kv_cache(&mut device, spec, &limits)?;
+        let mut cache = kv_cache(&mut device, spec, part.stage.layers.len(), &limits)?;
         let host_blocks = device.alloc_host_blocks(&cache, limits.num_host_blocks.index())?;
         device.reserve(&cache, &step_capacity(spec, &limits))?;
         let mut logits = device.alloc_logits(limits.max_sampled_rows.index(), spec.vocab_size)?;
@@ -200,8 +204,10 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             &mut logits,
         )?;
         Ok(Self {
-            has_adapters: D::HAS_ADAPTERS && share.is_none(),
+            has_adapters: D::HAS_ADAPTERS && part.is_whole(),
             decoder,
+            stage: part.stage,
+            role,
             cache,
             host_blocks,
             vocab_size: spec.vocab_size,
@@ -209,6 +215,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             calls: [(); 2].map(|()| LaunchedCall {
                 layout: StepLayout::new(&limits),
                 context_logits: Vec::new(),
+                awaited: None,
             }),
             next_call: 0,
             num_launched: 0,
@@ -231,8 +238,8 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         self.vocab_size
     }
 
-    /// Computes one model call of a step and appends its results to `output`. After the first steps it
-    /// allocates nothing.
+    /// Computes one model call of a step and appends its results to `output`, unless it is a rank that does not sample. After
+    /// the first steps it allocates nothing.
     ///
     /// # Errors
     /// If a token id is not in the vocabulary, for the request was not checked, or if the device fails.
@@ -240,17 +247,36 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// # Panics
     /// If the plan exceeds the limits that the runner was made for, or names blocks outside of the pool.
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
-        self.launch(&plan)?;
-        self.collect(&plan, output)
+        match self.role {
+            RankRole::Samples => {
+                self.launch(&plan)?;
+                self.collect(&plan, output)
+            }
+            RankRole::Computes => {
+                self.check_plan(&plan)?;
+                let layout = &mut self.calls[0].layout;
+                layout.set(&plan);
+                let mut call = RankCall::default();
+                call.set(&plan, layout);
+                self.run_share(&call)
+            }
+        }
     }
 
-    /// Whether a model call may be launched before the one before it was collected.
+    /// Whether a model call may be launched before the one before it was collected, with tokens that that one samples.
     pub fn can_run_ahead(&self) -> bool {
         self.device.can_run_ahead(&self.logits)
     }
 
+    /// Whether a model call may be launched before the one before it was collected, if it does not depend on it: other
+    /// stages compute that one in the meantime.
+    pub fn has_stages(&self) -> bool {
+        self.stage.receives_results()
+    }
+
     /// Starts a model call of a step. A device that [can run ahead](ModelRunner::can_run_ahead) computes it while the
-    /// caller does something else; at most two are launched and not collected then.
+    /// caller does something else, and so do [other stages](ModelRunner::has_stages); at most two are launched and not
+    /// collected then.
     ///
     /// # Errors
     /// As [`ModelRunner::run`]; the device's errors come when the call is collected.
@@ -258,7 +284,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
     /// # Panics
     /// As [`ModelRunner::run`].
     pub fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
-        let max_launched = 1 + usize::from(self.can_run_ahead());
+        let max_launched = 1 + usize::from(self.can_run_ahead() || self.has_stages());
         assert!(
             self.num_launched < max_launched,
             "a call is launched after another one was collected"
@@ -274,8 +300,10 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         self.sampled_rows.set(plan, &call.layout);
         self.move_blocks(plan.moves);
         if !plan.token_ids.is_empty() {
-            let layout = &self.calls[self.next_call].layout;
-            self.sampling.begin(plan, layout);
+            if !self.has_stages() {
+                let layout = &self.calls[self.next_call].layout;
+                self.sampling.begin(plan, layout);
+            }
             self.forward(plan);
         }
         self.next_call = 1 - self.next_call;
@@ -306,13 +334,22 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             true => 1 - self.next_call,
             false => self.next_call,
         };
+        let has_stages = self.has_stages();
+        if has_stages {
+            // Guides work while other stages compute. Of two calls, this one is sampled first.
+            self.sampling.begin(plan, &self.calls[call].layout);
+            self.receive_results_of(call)?;
+        }
+        // The next call would have replaced the logits where this device computes them.
+        let has_logits = is_last || has_stages;
         let LaunchedCall {
             layout,
             context_logits,
+            ..
         } = &mut self.calls[call];
         layout.set_lost(plan, &self.has_token);
         let num_rows = layout.num_sampled_rows();
-        let results = match is_last {
+        let results = match has_logits {
             true => self.device.results(&mut self.logits, num_rows)?,
             false => StepResults {
                 logits: &mut [],
@@ -326,7 +363,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         for (index, logits) in context_logits.drain(..) {
             self.sampling.add_context_logits(index, logits);
         }
-        match is_last {
+        match has_logits {
             true => {
                 let threads = self.device.host_threads();
                 self.sampling.sample(threads, plan, layout, results, output);
@@ -340,6 +377,45 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
             Work::elements(num_rows, vocab_size, 4, 0)
         });
         Ok(())
+    }
+
+    /// The most tokens of a call that can be launched while other stages compute the one before.
+    pub(super) fn max_unread_rows(&self) -> usize {
+        match self.has_stages() {
+            true => self.device.max_unread() / self.decoder.hidden_size(),
+            false => usize::MAX,
+        }
+    }
+
+    /// Receives the results of the model call that was launched and has not been collected, if there is one.
+    ///
+    /// # Errors
+    /// The device or another rank has failed.
+    pub(super) fn receive_results(&mut self) -> Result<(), StepError> {
+        match self.num_launched {
+            1 => self.receive_results_of(1 - self.next_call),
+            _ => Ok(()),
+        }
+    }
+
+    /// Receives the results of a model call from the last stage, unless they are here.
+    fn receive_results_of(&mut self, call: usize) -> Result<(), StepError> {
+        let LaunchedCall {
+            layout,
+            context_logits,
+            awaited,
+        } = &mut self.calls[call];
+        let Some(step) = awaited.take() else {
+            return Ok(());
+        };
+        for context in layout.contexts() {
+            let mut logits = vec![0.0; context.rows.len() * self.vocab_size];
+            self.device.receive_results(step, &mut logits)?;
+            context_logits.push((context.sequence, logits));
+        }
+        let num_rows = layout.num_sampled_rows();
+        let results = self.device.results(&mut self.logits, num_rows)?;
+        self.device.receive_results(step, results.logits)
     }
 
     /// Computes this rank's share of a model call, for the rank that samples. It has no results.
@@ -366,17 +442,32 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         } = self;
         let step = device.begin_step(cache, inputs);
         decoder.forward(device, cache, &step, inputs, probe);
-        for rows in &call.context_rows {
-            // It gets none of them.
-            decoder.context_logits(device, rows.clone(), None, &mut [], probe);
-        }
-        if !call.context_rows.is_empty() {
-            decoder.keep_sampled_rows(device, &step);
-        }
         let num_rows = call.sampled_rows.len();
-        decoder.logits(device, num_rows, &[], logits, probe);
+        if self.stage.is_last() {
+            for rows in &call.context_rows {
+                // Only the rank that sends them gets them.
+                let num_rows = if self.stage.sends_results() {
+                    rows.len()
+                } else {
+                    0
+                };
+                let mut own = vec![0.0; num_rows * self.vocab_size];
+                decoder.context_logits(device, rows.clone(), None, &mut own, probe);
+                if self.stage.sends_results() {
+                    device.send_results(&own);
+                }
+            }
+            if !call.context_rows.is_empty() {
+                decoder.keep_sampled_rows(device, &step);
+            }
+            decoder.logits(device, num_rows, &[], logits, probe);
+        }
         device.end_step(step);
-        device.results(logits, num_rows)?;
+        let results = device.results(logits, num_rows)?;
+        if self.stage.sends_results() {
+            device.send_results(results.logits);
+            device.results(logits, 0)?;
+        }
         Ok(())
     }
 
@@ -453,7 +544,7 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         }
     }
 
-    /// The forward pass, up to the logits.
+    /// The forward pass of this rank, up to the logits.
     fn forward(&mut self, plan: &StepPlan<'_>) {
         let Self {
             probe,
@@ -467,11 +558,17 @@ impl<D: Device, P: Probe> ModelRunner<D, P> {
         let LaunchedCall {
             layout,
             context_logits,
+            awaited,
         } = &mut calls[*next_call];
         let inputs = layout.inputs(plan);
         let step = device.begin_step(cache, inputs);
         probe.ended(Operation::Plan, Work::default);
         decoder.forward(device, cache, &step, inputs, probe);
+        if self.stage.receives_results() {
+            device.end_step(step);
+            *awaited = Some(device.step_number());
+            return;
+        }
         for context in layout.contexts() {
             let mut logits = vec![0.0; context.rows.len() * self.vocab_size];
             let adapter = layout.adapter_of(&context.rows);
@@ -502,35 +599,45 @@ fn copy_of(one: &BlockMove) -> Option<&BlockCopy> {
     }
 }
 
-/// Makes a device one of several ranks, and tells which share of the model it has.
+/// Makes a device one of several ranks, and tells which part of the model it has.
 fn join_ranks<D: Device>(
     device: &mut D,
     source: &ModelSource,
     limits: &RunnerLimits,
     options: RankOptions,
-) -> Result<ModelShare, LoadError> {
-    let collective = options.collective;
-    if limits.weights.is_some() {
+) -> Result<ModelPart, LoadError> {
+    let RankOptions {
+        collective, role, ..
+    } = options;
+    let grid = collective.grid();
+    let rank = collective.stage() * grid.ranks_per_stage + collective.rank();
+    let part = ModelPart::of_rank(grid, rank, source.spec())?;
+    if part.share.is_some() && limits.weights.is_some() {
         return Err(LoadError::Config {
             problem: "weights that are split over ranks cannot be rounded yet".to_owned(),
             remedy: "leave out weight_only_precision, or use one rank".to_owned(),
         });
     }
-    let rank = Rank::new(collective.rank(), collective.num_ranks());
-    let share = ModelShare::new(rank, source.spec())?;
-    if !share.is_whole() {
-        device.join_ranks(collective, options.role)?;
+    if rank > 0 && grid.num_stages > 1 && role == RankRole::Samples {
+        return Err(LoadError::Resource(format!(
+            "rank {rank} of {} stages has no logits to sample from: only rank 0 has",
+            grid.num_stages
+        )));
     }
-    Ok(share)
+    if grid.num_ranks() > 1 {
+        device.join_ranks(collective, role)?;
+    }
+    Ok(part)
 }
 
 fn kv_cache<D: Device>(
     device: &mut D,
     spec: &ModelSpec,
+    num_layers: usize,
     limits: &RunnerLimits,
 ) -> Result<D::KvCache, LoadError> {
     let layout = kv_layout(spec, limits.block_size, limits.kv_dtype);
-    let cache = device.alloc_kv_cache(layout, spec.num_layers(), limits.num_blocks.index());
+    let cache = device.alloc_kv_cache(layout, num_layers, limits.num_blocks.index());
     cache.map_err(|error| {
         LoadError::Resource(format!(
             "{error}, for a KV cache of {} blocks of {} tokens; lower max_tokens_in_paged_kv_cache or \

@@ -90,17 +90,30 @@ impl ModelSource {
     /// # Errors
     /// A tensor is missing, or has the wrong shape or type.
     pub fn num_weight_bytes(&self, precision: Option<WeightPrecision>) -> Result<u64, LoadError> {
-        self.num_weight_bytes_on(precision, false)
+        self.num_weight_bytes_in(precision, 1)
     }
 
-    /// The same, on a device that multiplies with FP8 weights or not.
+    /// The same of all ranks together, whose layers are in so many stages. Tied embeddings are in the first and the last one.
+    ///
+    /// # Errors
+    /// As [`ModelSource::num_weight_bytes`].
+    pub fn num_weight_bytes_in(
+        &self,
+        precision: Option<WeightPrecision>,
+        num_stages: usize,
+    ) -> Result<u64, LoadError> {
+        let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
+        Ok(sources.num_bytes(precision, false, num_stages))
+    }
+
+    /// The same in one stage, on a device that multiplies with FP8 weights or not.
     pub(super) fn num_weight_bytes_on(
         &self,
         precision: Option<WeightPrecision>,
         has_fp8: bool,
     ) -> Result<u64, LoadError> {
         let sources = WeightSources::find(&self.tensors()?, &self.spec)?;
-        Ok(sources.num_bytes(precision, has_fp8))
+        Ok(sources.num_bytes(precision, has_fp8, 1))
     }
 
     /// The products with quantised weights, if float weights are rounded to `precision`, on a device that multiplies with

@@ -67,6 +67,11 @@ impl<D: Device> ResidualStream<D> {
         })
     }
 
+    /// Its width.
+    pub fn hidden_size(&self) -> usize {
+        self.hidden_size
+    }
+
     /// The rows as they were normalised last.
     pub fn normed(&self) -> &D::Inputs {
         &self.normed
@@ -105,6 +110,16 @@ impl<D: Device> ResidualStream<D> {
         run.probe.ended(Operation::Embed, || {
             Work::elements(num_rows, self.hidden_size, 6, 0)
         });
+    }
+
+    /// Starts with the rows of the previous stage.
+    pub fn receive(&mut self, device: &mut D, num_rows: usize) {
+        device.receive_rows(num_rows, &mut self.hidden);
+    }
+
+    /// Ends with the rows as the next stage starts with them.
+    pub fn send(&self, device: &mut D, num_rows: usize) {
+        device.send_rows(num_rows, &self.hidden);
     }
 
     /// `normed = norm(hidden)`; without a norm, the residual stream itself.

@@ -1,4 +1,4 @@
-//! What a rank of several has of a model.
+//! What a rank of several has of each layer.
 //!
 //! Queries, keys, values, gate and up are cut by their outputs, the projections behind them by their inputs, and the embedding
 //! and the output layer by the vocabulary. What is cut by inputs is a sum over all ranks. For the same bits on 1, 2 and 4 ranks,
@@ -33,7 +33,7 @@ pub(super) struct Rank {
     num_tiles: usize,
 }
 
-/// The part of a model that a rank has.
+/// The part of each layer, and of the vocabulary, that a rank has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ModelShare {
     rank: Rank,
@@ -90,25 +90,7 @@ impl Rank {
     }
 }
 
-/// The sizes of the parts of a model on each of so many ranks.
-///
-/// # Errors
-/// The model cannot be split over so many ranks.
-pub fn specs_of_ranks(num_ranks: usize, spec: &ModelSpec) -> Result<Vec<ModelSpec>, LoadError> {
-    let ranks = (0..num_ranks).map(|index| Rank::new(index, num_ranks));
-    let shares = ranks.map(|rank| ModelShare::new(rank, spec));
-    shares.map(|share| Ok(share?.local_spec(spec))).collect()
-}
-
 impl ModelShare {
-    /// Whether a model can be split over so many ranks.
-    ///
-    /// # Errors
-    /// It cannot.
-    pub(super) fn check_ranks(num_ranks: usize, spec: &ModelSpec) -> Result<(), LoadError> {
-        check(Rank::new(0, num_ranks), spec)
-    }
-
     /// The share of a rank.
     ///
     /// # Errors

@@ -146,14 +146,20 @@ impl<'a> WeightSources<'a> {
         self.output_layer.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// Bytes of all weights once they are packed, without padding, if float weights are rounded to `precision`, on a
-    /// device that multiplies with FP8 weights or not.
-    pub(super) fn num_bytes(&self, precision: Option<WeightPrecision>, has_fp8: bool) -> u64 {
+    /// Bytes of all weights of all stages once they are packed, without padding, if float weights are rounded to `precision`,
+    /// on a device that multiplies with FP8 weights or not.
+    pub(super) fn num_bytes(
+        &self,
+        precision: Option<WeightPrecision>,
+        has_fp8: bool,
+        num_stages: usize,
+    ) -> u64 {
         let output_matrix = std::slice::from_ref(self.output_matrix());
         let output_form = PackedForm::of_output_layer(output_matrix, precision, has_fp8);
         let bytes = |rows: &Matrix<'_>| 2 * (rows.rows() * rows.columns()) as u64;
         let embedding_bytes = match (&output_form, &self.output_layer) {
-            (PackedForm::Float(_), None) => 0,
+            // The first stage has rows of its own, unless it is the last one.
+            (PackedForm::Float(_), None) if num_stages == 1 => 0,
             _ => bytes(&self.embedding),
         } + self.positions.as_ref().map_or(0, bytes);
         let projections = self.layers.iter().flat_map(LayerSource::projections);

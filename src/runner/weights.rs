@@ -12,8 +12,8 @@ use super::model_source::ModelSource;
 use super::packer::Packer;
 use super::precision::WeightPrecision;
 use super::progress::Progress;
-use super::share::ModelShare;
 use super::spec::{FeedForward, Norms};
+use super::stage::ModelPart;
 use super::weight_sources::{
     DenseSource, FeedForwardSource, LayerSource, NormSource, ProjectionSource, WeightSources,
 };
@@ -23,11 +23,18 @@ use crate::device::{Activation, Device, EmbeddingTable, Expert, Experts, Linear,
 
 /// All weights of a model, on a device.
 pub(super) struct Weights<D: Device> {
-    /// `None` if `lm_head` has its rows.
+    /// `None` if `lm_head` has its rows, and after the first stage.
     embedding: Option<D::Embedding>,
     /// The rows of all positions, from position 0 on.
     positions: Option<D::Embedding>,
+    /// Those of the stage.
     pub(super) layers: Vec<Layer<D>>,
+    /// Only in the last stage.
+    pub(super) head: Option<Head<D>>,
+}
+
+/// What comes after the last layer.
+pub(super) struct Head<D: Device> {
     pub(super) final_norm: NormWeights<D>,
     /// `[vocab_size, hidden_size]`.
     pub(super) lm_head: Linear<D>,
@@ -121,7 +128,7 @@ impl<D: Device> SummedLinear<D> {
 }
 
 impl<D: Device> Weights<D> {
-    /// Finds, checks and packs all weights, or the share of a rank.
+    /// Finds and checks all weights, and packs those of the part of a rank.
     ///
     /// # Errors
     /// A tensor is missing, misshapen, not finite or changed while it was read; memory is short; or the share has quantised
@@ -129,58 +136,57 @@ impl<D: Device> Weights<D> {
     pub(super) fn load(
         source: &ModelSource,
         precision: Option<WeightPrecision>,
-        share: Option<&ModelShare>,
+        part: &ModelPart,
         device: &mut D,
     ) -> Result<Self, LoadError> {
         let started = Instant::now();
         let spec = source.spec();
         let tensors = source.tensors()?;
         let store = tensors.store();
-        let whole = WeightSources::find(&tensors, spec)?;
-        let (sources, cache) = match share {
-            None => (whole, source.open_weight_cache(precision, device)),
-            Some(share) => (whole.share(share, spec)?, None),
+        let stage = &part.stage;
+        let mut sources = WeightSources::find(&tensors, spec)?;
+        sources.layers = sources.layers.drain(stage.layers.clone()).collect();
+        if let Some(share) = &part.share {
+            sources = sources.share(share, spec)?;
+        }
+        let cache = match part.is_whole() {
+            true => source.open_weight_cache(precision, device),
+            false => None,
         };
         let mut packer = Packer::new(device, precision, cache);
 
-        let mut layers = Vec::with_capacity(spec.num_layers());
-        let mut progress = Progress::new(spec.num_layers());
+        let mut layers = Vec::with_capacity(stage.layers.len());
+        let mut progress = Progress::new(stage.layers.len());
         // Dropping a layer's source frees what was preloaded for it.
-        for source in sources.layers {
+        for source in sources.layers.drain(..) {
             layers.push(source.load(&mut packer)?);
             store.check()?;
             progress.report(layers.len());
         }
-        let output_layer = sources.output_layer.as_ref();
-        let final_norm = sources.final_norm.load(&mut packer)?;
-        let lm_head = Linear::<D> {
-            matrix: packer.pack_output_layer(output_layer.unwrap_or(&sources.embedding))?,
-            bias: match &sources.output_bias {
-                Some(bias) => Some(packer.upload(bias)?),
-                None => None,
-            },
-            place: Some(spec.output_place()),
+        let head = match stage.is_last() {
+            true => Some(sources.load_head(spec.output_place(), &mut packer)?),
+            false => None,
         };
         store.check()?;
         let packed = layers.iter().flat_map(Layer::matrices);
-        packer.keep(packed.chain([&lm_head.matrix]));
+        packer.keep(packed.chain(head.as_ref().map(|head| &head.lm_head.matrix)));
         let num_requantised = packer.num_requantised();
-        let is_embedding = sources.output_layer.is_none() && lm_head.matrix.has_rows();
-        let embedding = match is_embedding {
-            true => None,
-            false => Some(load_embedding(device, &sources.embedding)?),
+        let has_rows = |head: &Head<D>| head.lm_head.matrix.has_rows();
+        let is_embedding = sources.output_layer.is_none() && head.as_ref().is_some_and(has_rows);
+        let embedding = match stage.is_first() && !is_embedding {
+            true => Some(load_embedding(device, &sources.embedding)?),
+            false => None,
         };
         let positions = match &sources.positions {
-            Some(positions) => Some(load_embedding(device, positions)?),
-            None => None,
+            Some(positions) if stage.is_first() => Some(load_embedding(device, positions)?),
+            _ => None,
         };
         store.check()?;
         let weights = Self {
             embedding,
             positions,
             layers,
-            final_norm,
-            lm_head,
+            head,
         };
         if num_requantised > 0 {
             log::info!(
@@ -203,12 +209,41 @@ impl<D: Device> Weights<D> {
         self.positions.as_ref()
     }
 
-    /// The rows of the token embedding, `[vocab_size, hidden_size]`.
+    /// The rows of the token embedding, `[vocab_size, hidden_size]`. Only in the first stage.
     pub(super) fn embedding(&self) -> EmbeddingTable<'_, D> {
-        match &self.embedding {
-            Some(embedding) => EmbeddingTable::Own(embedding),
-            None => EmbeddingTable::Tied(&self.lm_head.matrix),
+        match (&self.embedding, &self.head) {
+            (Some(embedding), _) => EmbeddingTable::Own(embedding),
+            (None, Some(head)) => EmbeddingTable::Tied(&head.lm_head.matrix),
+            (None, None) => unreachable!("the first stage has an embedding"),
         }
+    }
+
+    /// What comes after the last layer. Only in the last stage.
+    pub(super) fn head(&self) -> &Head<D> {
+        match &self.head {
+            Some(head) => head,
+            None => unreachable!("only the last stage has logits"),
+        }
+    }
+}
+
+impl WeightSources<'_> {
+    fn load_head<D: Device>(
+        &self,
+        place: usize,
+        packer: &mut Packer<'_, D>,
+    ) -> Result<Head<D>, LoadError> {
+        Ok(Head {
+            final_norm: self.final_norm.load(packer)?,
+            lm_head: Linear {
+                matrix: packer.pack_output_layer(self.output_matrix())?,
+                bias: match &self.output_bias {
+                    Some(bias) => Some(packer.upload(bias)?),
+                    None => None,
+                },
+                place: Some(place),
+            },
+        })
     }
 }
 

@@ -29,6 +29,8 @@ mod quantised;
 mod rank_processes;
 mod ranks;
 mod reference_device;
+mod stage_processes;
+mod stages;
 mod support;
 mod synthetic;
 mod transformers;

@@ -9,6 +9,7 @@ use std::process::{Command, exit};
 use std::time::{Duration, Instant};
 
 use triton_inflight::base::{LoadError, SequenceId, StepError, Tokens};
+use triton_inflight::collective::Grid;
 use triton_inflight::device::cpu::CpuOptions;
 use triton_inflight::engine::{BlockReuse, CapacityPolicy, Engine, NewRequest, StepOutput};
 use triton_inflight::runner::{
@@ -22,19 +23,19 @@ use crate::ranks::{alone, assert_same};
 use crate::support::{Setup, fixture, serve};
 
 /// The program of the other ranks: this one. The tests of the server have the real one.
-const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/rank.sh");
+pub const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/rank.sh");
 
 /// Longer than any step of these tests takes.
-const PATIENT: RankLimits = RankLimits {
+pub const PATIENT: RankLimits = RankLimits {
     load: Duration::from_secs(120),
     step: Duration::from_secs(120),
 };
 
-fn load(
+pub fn load(
     program: &Path,
     dir: &Path,
     setup: &Setup,
-    num_ranks: usize,
+    grid: impl Into<Grid>,
     limits: RankLimits,
 ) -> Result<LeadingRunner, LoadError> {
     let options = CpuOptions {
@@ -46,7 +47,7 @@ fn load(
         adapters: AdapterRoom::default(),
         ..setup.runner_limits()
     };
-    LeadingRunner::new(program, num_ranks, &source, runner_limits, &options, limits)
+    LeadingRunner::new(program, grid, &source, runner_limits, &options, limits)
 }
 
 /// What `PROGRAM` runs.
@@ -129,11 +130,11 @@ fn ranks_that_are_processes_change_nothing() {
 }
 
 /// A program in place of that of the other ranks: a script of the shell.
-struct Script(Copy);
+pub struct Script(pub Copy);
 
 impl Script {
     /// `script` may say `PROGRAM` for that of the other ranks, and `FOLDER` for that of the checkpoint.
-    fn new(script: &str) -> Self {
+    pub fn new(script: &str) -> Self {
         let copy = Copy::of("llama3");
         let folder = copy.dir().to_str().expect("a name");
         let script = script.replace("PROGRAM", PROGRAM).replace("FOLDER", folder);
@@ -152,7 +153,7 @@ impl Script {
         Self(copy)
     }
 
-    fn program(&self) -> PathBuf {
+    pub fn program(&self) -> PathBuf {
         self.0.path("program")
     }
 
@@ -243,7 +244,7 @@ fn a_program_that_is_not_there_is_named() {
 }
 
 /// Computes a request to its end, or to the first error.
-fn compute(runner: &mut LeadingRunner, setup: &Setup) -> Result<(), StepError> {
+pub fn compute(runner: &mut LeadingRunner, setup: &Setup) -> Result<(), StepError> {
     let mut engine = Engine::new(setup.engine_config());
     let request = NewRequest::new(SequenceId(0), (3..40).collect(), Tokens(50));
     engine.add(request).expect("a valid request");

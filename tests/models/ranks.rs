@@ -25,11 +25,11 @@ use crate::devices::{assert_near, assert_same_bits, requests, setups};
 use crate::support::{Happened, Request, Served, Setup, fixture, serve, simds};
 
 /// Longer than any step of these tests takes.
-const PATIENT: Duration = Duration::from_secs(120);
+pub const PATIENT: Duration = Duration::from_secs(120);
 
 /// Every family without experts and without norms over whole rows. Some have 4 query heads and 2 key heads, some 6 and 3,
 /// which divide neither by 2 nor by 4, and some only 3 query heads.
-const MODELS: [&str; 34] = [
+pub const MODELS: [&str; 34] = [
     "cohere",
     "cohere2",
     "ernie4-5",
@@ -136,6 +136,11 @@ pub fn assert_same(what: &str, expected: &[Served], got: &[Served]) {
 /// Serves requests on one rank, with the tiles of several.
 pub fn alone(dir: &Path, setup: &Setup, requests: &[Request]) -> (Vec<Served>, Happened) {
     serve_on(dir, setup, requests, local(1, PATIENT))
+}
+
+/// Serves requests on several ranks.
+pub fn together(dir: &Path, setup: &Setup, requests: &[Request], num_ranks: usize) -> Vec<Served> {
+    serve_on(dir, setup, requests, local(num_ranks, PATIENT)).0
 }
 
 /// Serves requests on 1, 2 and 4 ranks, as far as the model has query heads for them, and compares every bit.
@@ -288,16 +293,16 @@ fn two_processes_are_the_same_as_two_threads() {
 
 /// The sizes of a model.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
-    num_heads: usize,
-    num_kv_heads: usize,
-    head_dim: usize,
-    intermediate_size: usize,
-    vocab_size: usize,
+pub struct Sizes {
+    pub num_heads: usize,
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    pub intermediate_size: usize,
+    pub vocab_size: usize,
 }
 
 /// A Llama of these sizes with biases everywhere, whose weights are pseudo-random.
-fn random_llama(sizes: Sizes) -> Copy {
+pub fn random_llama(sizes: Sizes, num_layers: usize) -> Copy {
     let Sizes {
         num_heads,
         num_kv_heads,
@@ -313,6 +318,7 @@ fn random_llama(sizes: Sizes) -> Copy {
         "head_dim": head_dim,
         "intermediate_size": intermediate_size,
         "vocab_size": vocab_size,
+        "num_hidden_layers": num_layers,
     }));
     let mut shapes = vec![
         (
@@ -322,7 +328,7 @@ fn random_llama(sizes: Sizes) -> Copy {
         ("lm_head.weight".to_owned(), vec![vocab_size, HIDDEN]),
         ("model.norm.weight".to_owned(), vec![HIDDEN]),
     ];
-    for layer in 0..2 {
+    for layer in 0..num_layers {
         let [q, kv] = [num_heads, num_kv_heads].map(|heads| heads * head_dim);
         for (linear, outputs, inputs) in [
             ("self_attn.q_proj", q, HIDDEN),
@@ -379,13 +385,16 @@ fn sizes_that_do_not_divide_change_nothing() {
         ((4, 1, 10), 9, 98),
     ] {
         let (num_heads, num_kv_heads, head_dim) = heads;
-        let copy = random_llama(Sizes {
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            intermediate_size: width,
-            vocab_size,
-        });
+        let copy = random_llama(
+            Sizes {
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                intermediate_size: width,
+                vocab_size,
+            },
+            2,
+        );
         let requests = requests();
         assert_ranks_change_nothing(copy.dir(), "odd sizes", &setup, &requests);
         let (ours, _) = serve(&mut setup.load_from(copy.dir()), &setup, &requests);

@@ -422,7 +422,7 @@ pub fn serve_alone(runner: &mut CpuRunner, setup: &Setup, request: &Request) -> 
     served.remove(0)
 }
 
-fn new_request(index: usize, request: &Request) -> NewRequest {
+pub fn new_request(index: usize, request: &Request) -> NewRequest {
     let id = SequenceId(index as u64);
     let adapter = request.adapter.as_ref();
     NewRequest {

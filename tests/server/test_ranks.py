@@ -22,6 +22,7 @@ from harness.server import STOP_TIMEOUT_S, Server, assert_blocks_come_back, unti
 FIXTURES = ROOT / "tests" / "fixtures"
 # No wait of a test that expects no fault ends in the processes' own time limit.
 RANKS = {"tensor_parallel_size": 2, "num_threads": 1, "rank_timeout_seconds": 100}
+STAGES = {**RANKS, "tensor_parallel_size": 1, "pipeline_parallel_size": 2, "enable_trt_overlap": "true"}
 PROMPTS = ["Once upon a time", "The fox", "A little girl named", "One day, the dog", "In the garden there was"]
 LONG = {"max_tokens": 900, "ignore_eos": True}
 
@@ -90,17 +91,26 @@ def server(tmp_path_factory, deployment):
     add(repository, "tight", {**RANKS, **TIGHT, **host}, checkpoint=STORIES)
     drafts = {"speculation": "prompt_lookup", "enable_trt_overlap": "true"}
     add(repository, "drafts", {**RANKS, **drafts}, checkpoint=STORIES)
+    add(repository, "stages", {**STAGES, **TIGHT, **host}, checkpoint=STORIES)
+    add(repository, "stages_of_two", {**STAGES, "tensor_parallel_size": 2, "enable_trt_overlap": "false"}, checkpoint=STORIES)
     with deployment.server(repository) as server:
         yield server
 
 
 def test_any_number_of_processes_gives_the_same_bits(server):
-    assert len(processes(server)) == 1 + 3 + 1 + 1
+    assert len(processes(server)) == 1 + 3 + 1 + 1 + 1 + 3
     expected = [clients.streams(server, "two", [request])[0] for request in requests()]
-    for model in ("two", "four", "tight", "drafts"):
+    models = ("two", "four", "tight", "drafts", "stages_of_two")
+    for model in models:
         assert bits(clients.streams(server, model, requests())) == bits(expected), model
-    for model in ("two", "four", "tight", "drafts"):
+    for model in models:
         assert_blocks_come_back(server, model)
+
+
+def test_stages_give_the_bits_of_one_process(server):
+    expected = bits(clients.streams(server, "one", requests()))
+    assert bits(clients.streams(server, "stages", requests())) == expected
+    assert_blocks_come_back(server, "stages")
 
 
 def test_one_process_differs_only_in_rounding(server):
@@ -154,9 +164,10 @@ def test_cancelled_and_bad_requests_change_nothing_for_the_others(server):
 
 
 @pytest.fixture
-def faulty(repository, deployment):
+def faulty(request, repository, deployment):
     """A server with a model whose processes wait for each other for 8 s, and one in one process."""
-    deployment.add_model(repository, "two", {**RANKS, "rank_timeout_seconds": 8}, checkpoint=STORIES)
+    ranks = getattr(request, "param", RANKS)
+    deployment.add_model(repository, "two", {**ranks, "rank_timeout_seconds": 8}, checkpoint=STORIES)
     deployment.add_model(repository, "one", {"num_threads": 1}, checkpoint=STORIES)
     with deployment.server(repository) as server:
         yield server
@@ -207,6 +218,7 @@ def assert_failed_and_loads_again(server, pids, expected):
     assert len(processes(server)) == 1
 
 
+@pytest.mark.parametrize("faulty", [RANKS, STAGES], ids=["ranks", "stages"], indirect=True)
 def test_a_process_that_is_killed_in_a_step_is_an_error_for_every_request_in_flight(faulty):
     expected = answer(faulty)
     [pid] = processes(faulty)
@@ -337,6 +349,8 @@ def test_what_cannot_be_split_is_refused_with_the_reason(repository):
         "quantised": ({}, FIXTURES / "quantised" / "awq", ["quantised weights cannot be split"]),
         "heads": ({"tensor_parallel_size": 5}, STORIES, ["5 ranks", "only 4 query heads"]),
         "many": ({"tensor_parallel_size": 17}, STORIES, ["'17'", "1 to 16"]),
+        "product": ({"tensor_parallel_size": 4, "pipeline_parallel_size": 5}, STORIES, ["is 5", "size 4", "at most 16"]),
+        "layers": ({"tensor_parallel_size": 1, "pipeline_parallel_size": 9}, STORIES, ["is 9", "layers"]),
         "synthetic": ({"runner": "synthetic"}, None, ["synthetic"]),
     }
     for name, (parameters, checkpoint, _) in cases.items():

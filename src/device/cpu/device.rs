@@ -563,7 +563,7 @@ impl Device for Cpu {
     }
 
     fn has_whole_sums(&self) -> bool {
-        self.ranks.is_none()
+        self.ranks.as_ref().is_none_or(Ranks::has_whole_sums)
     }
 
     fn all_reduce(&mut self, num_rows: usize, rows: &mut Rows<f32>) {
@@ -630,6 +630,30 @@ impl Device for Cpu {
         if let Some(ranks) = &mut self.ranks {
             ranks.gather_columns(widths, part, out);
         }
+    }
+
+    fn send_rows(&mut self, num_rows: usize, rows: &Rows<f32>) {
+        self.ranks_mut().send(rows.first(num_rows));
+    }
+
+    fn receive_rows(&mut self, num_rows: usize, rows: &mut Rows<f32>) {
+        self.ranks_mut().receive(rows.first_mut(num_rows));
+    }
+
+    fn max_unread(&self) -> usize {
+        self.ranks.as_ref().map_or(0, Ranks::max_unread)
+    }
+
+    fn step_number(&self) -> u64 {
+        self.ranks.as_ref().map_or(0, Ranks::step)
+    }
+
+    fn send_results(&mut self, values: &[f32]) {
+        self.ranks_mut().send(values);
+    }
+
+    fn receive_results(&mut self, step: u64, values: &mut [f32]) -> Result<(), StepError> {
+        self.ranks_mut().receive_results(step, values)
     }
 
     fn keep_rows(&mut self, step: &CpuStep<'_>, hidden: &mut Rows<f32>, attended: &mut Rows<bf16>) {

@@ -15,7 +15,8 @@ use crate::device::{Output, RankRole, StepInputs};
 /// The other ranks.
 pub(super) struct Ranks {
     collective: Box<dyn Collective>,
-    role: RankRole,
+    /// Whether it gets the logits of its stage: it samples from them, or sends them to the first stage.
+    gets_logits: bool,
     /// A hash of the current step, which is the same on all ranks.
     step: u64,
     /// What went wrong first. Nothing is sent after that.
@@ -24,9 +25,10 @@ pub(super) struct Ranks {
 
 impl Ranks {
     pub(super) fn new(collective: Box<dyn Collective>, role: RankRole) -> Self {
+        let sends_results = is_last_of_several(&*collective) && collective.rank() == 0;
         Self {
+            gets_logits: role == RankRole::Samples || sends_results,
             collective,
-            role,
             step: 0,
             failure: None,
         }
@@ -38,9 +40,38 @@ impl Ranks {
     ///
     /// One has failed, or does not come in time.
     pub(super) fn meet(&mut self, time_limit: Duration) -> Result<(), LoadError> {
-        let met = self.collective.broadcast(0, 0, &mut [0]);
+        let met = self.meet_stages();
         self.collective.set_time_limit(time_limit);
         met.map_err(|error| LoadError::Resource(error.to_string()))
+    }
+
+    fn meet_stages(&mut self) -> Result<(), CollectiveError> {
+        let collective = self.collective.as_mut();
+        collective.broadcast(0, 0, &mut [0])?;
+        if collective.grid().num_stages == 1 {
+            return Ok(());
+        }
+        // What has gone once through all stages says that all are there. The second time all learn it.
+        for _ in 0..2 {
+            if collective.stage() == 0 {
+                collective.send(0, &[0.0])?;
+            }
+            collective.receive(0, &mut [0.0])?;
+            if collective.stage() > 0 {
+                collective.send(0, &[0.0])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a product on this rank is a whole sum.
+    pub(super) fn has_whole_sums(&self) -> bool {
+        self.collective.num_ranks() == 1
+    }
+
+    /// The current step.
+    pub(super) fn step(&self) -> u64 {
+        self.step
     }
 
     /// Begins a step, whose plan all ranks must have.
@@ -60,19 +91,19 @@ impl Ranks {
         }
     }
 
-    /// Sums values over all ranks.
+    /// Sums values over all ranks of the stage.
     pub(super) fn all_reduce(&mut self, values: &mut [f32]) {
         self.run(|collective, step| collective.all_reduce(step, values));
     }
 
-    /// Collects the columns of a matrix from all ranks: `widths` are the numbers of their columns, `part` has this one's. On a
-    /// rank that does not sample, `out` is left as it is.
+    /// Collects the columns of a matrix from all ranks of the stage: `widths` are the numbers of their columns, `part` has this
+    /// one's. On a rank that gets no logits, `out` is left as it is.
     pub(super) fn gather_columns(&mut self, widths: &[usize], part: &[f32], out: &mut [f32]) {
         let width: usize = widths.iter().sum();
         let num_rows = part.len() / widths[self.collective.rank()];
-        let samples = self.role == RankRole::Samples;
+        let gets_logits = self.gets_logits;
         assert!(
-            !samples || out.len() == num_rows * width,
+            !gets_logits || out.len() == num_rows * width,
             "out is [m, {width}]"
         );
         let mut lens = [0; MAX_RANKS];
@@ -81,7 +112,7 @@ impl Ranks {
         }
         let lens = &lens[..widths.len()];
         let mut write = |rank: usize, first: usize, mut values: &[f32]| {
-            if !samples {
+            if !gets_logits {
                 return;
             }
             let first_column: usize = widths[..rank].iter().sum();
@@ -97,6 +128,35 @@ impl Ranks {
         self.run(|collective, step| collective.all_gather(step, part, lens, &mut write));
     }
 
+    /// Sends values to the next stage.
+    pub(super) fn send(&mut self, values: &[f32]) {
+        self.run(|collective, step| collective.send(step, values));
+    }
+
+    /// Waits for values of the previous stage.
+    pub(super) fn receive(&mut self, values: &mut [f32]) {
+        self.run(|collective, step| collective.receive(step, values));
+    }
+
+    /// The most values that are sent without waiting for the next stage.
+    pub(super) fn max_unread(&self) -> usize {
+        self.collective.max_unread()
+    }
+
+    /// Waits for values of the last stage, from `step`.
+    ///
+    /// # Errors
+    ///
+    /// Something went wrong.
+    pub(super) fn receive_results(
+        &mut self,
+        step: u64,
+        values: &mut [f32],
+    ) -> Result<(), StepError> {
+        self.run(|collective, _| collective.receive(step, values));
+        self.check()
+    }
+
     fn run(
         &mut self,
         operation: impl FnOnce(&mut dyn Collective, u64) -> Result<(), CollectiveError>,
@@ -108,6 +168,11 @@ impl Ranks {
 }
 
 impl Cpu {
+    /// The other ranks, of which the caller knows that there are some.
+    pub(super) fn ranks_mut(&mut self) -> &mut Ranks {
+        self.ranks.as_mut().expect("it has joined ranks")
+    }
+
     /// As [`Cpu::gemm`], with some columns of `x`, which has rows of `width`.
     #[allow(clippy::too_many_arguments, reason = "each is an operand")]
     pub(super) fn gemm_part(
@@ -131,6 +196,11 @@ impl Cpu {
         self.gemm(&part, m, weights, bias, output, out);
         self.part_x = part;
     }
+}
+
+fn is_last_of_several(collective: &dyn Collective) -> bool {
+    let num_stages = collective.grid().num_stages;
+    num_stages > 1 && collective.stage() + 1 == num_stages
 }
 
 /// A hash of the plan of a step, and of the steps before it. Of the block tables, only what the sequences have is in it.

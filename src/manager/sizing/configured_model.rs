@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::engine_config::ModelDimensions;
 use crate::base::{BlockSize, LoadError, Tokens};
+use crate::collective::Grid;
 use crate::config::{KvCacheDtype, ModelConfig, RunnerKind, Settings, WeightOnlyPrecision};
 use crate::device::{CodeBits, KvDtype};
 use crate::runner::{
@@ -95,20 +96,25 @@ impl ConfiguredModel<'_> {
     pub fn num_weight_bytes(&self) -> Result<u64, LoadError> {
         match (self.source, self.gpu) {
             (None, _) => Ok(0),
-            (Some(source), None) => source.num_weight_bytes(self.weights()),
+            (Some(source), None) => {
+                source.num_weight_bytes_in(self.weights(), self.grid().num_stages)
+            }
             (Some(source), Some(_)) => CudaRunner::num_weight_bytes(source, self.weights()),
         }
     }
 
     /// The processes that compute it.
-    pub fn num_ranks(&self) -> usize {
-        self.settings.tensor_parallel_size as usize
+    pub fn grid(&self) -> Grid {
+        Grid {
+            num_stages: self.settings.pipeline_parallel_size as usize,
+            ranks_per_stage: self.settings.tensor_parallel_size as usize,
+        }
     }
 
     /// The sizes of its parts on several ranks; `None` on one, and if it cannot be split.
     fn specs_of_ranks(&self, source: &ModelSource) -> Option<Vec<ModelSpec>> {
-        let num_ranks = Some(self.num_ranks()).filter(|num_ranks| *num_ranks > 1)?;
-        specs_of_ranks(num_ranks, source.spec()).ok()
+        let grid = Some(self.grid()).filter(|grid| grid.num_ranks() > 1)?;
+        specs_of_ranks(grid, source.spec()).ok()
     }
 
     /// Whether any layer's attention window is shorter than `max_seq_len`.

@@ -11,6 +11,7 @@ use super::configured_model::ConfiguredModel;
 use super::engine_config::{ModelDimensions, engine_config};
 use super::host_memory::{self, InstanceMemory};
 use crate::base::LoadError;
+use crate::collective::{Grid, MAX_RANKS};
 use crate::config::{ModelConfig, Settings, WeightOnlyPrecision};
 use crate::device::cpu::{CpuOptions, Simd};
 use crate::device::cuda::{CudaOptions, free_memory_bytes};
@@ -100,10 +101,37 @@ fn check_kv_file(settings: &Settings) -> Result<(), LoadError> {
 
 /// Refuses what cannot be split over ranks yet. The runner refuses models and precisions.
 fn check_ranks(model: &ConfiguredModel<'_>, adapters: AdapterRoom) -> Result<(), LoadError> {
-    let num_ranks = model.num_ranks();
-    if num_ranks == 1 {
+    let grid = model.grid();
+    let Grid {
+        num_stages,
+        ranks_per_stage,
+    } = grid;
+    if grid.num_ranks() == 1 {
         return Ok(());
     }
+    if grid.checked_num_ranks().is_none() {
+        return Err(LoadError::Config {
+            problem: format!(
+                "pipeline_parallel_size is {num_stages} and tensor_parallel_size {ranks_per_stage}, which makes {} processes; \
+                 a model has at most {MAX_RANKS}",
+                grid.num_ranks()
+            ),
+            remedy: "lower one of them".to_owned(),
+        });
+    }
+    let num_layers = model.source.map(|source| source.spec().num_layers());
+    if let Some(num_layers) = num_layers.filter(|&num_layers| num_stages > num_layers) {
+        return Err(LoadError::Config {
+            problem: format!(
+                "pipeline_parallel_size is {num_stages}, and the model has {num_layers} layers"
+            ),
+            remedy: format!("set it to at most {num_layers}"),
+        });
+    }
+    let key = match num_stages {
+        1 => "tensor_parallel_size",
+        _ => "pipeline_parallel_size",
+    };
     let refusals = [
         (
             model.source.is_none(),
@@ -122,15 +150,15 @@ fn check_ranks(model: &ConfiguredModel<'_>, adapters: AdapterRoom) -> Result<(),
             "kv_cache_file would have the KV cache of one rank only",
         ),
         (
-            model.settings.weight_only_precision.is_some(),
+            model.settings.weight_only_precision.is_some() && ranks_per_stage > 1,
             "weights that are rounded at load cannot be split over ranks yet; leave out weight_only_precision",
         ),
     ];
     match refusals.into_iter().find(|(is_refused, _)| *is_refused) {
         None => Ok(()),
         Some((_, reason)) => Err(LoadError::Config {
-            problem: format!("tensor_parallel_size is {num_ranks}, and {reason}"),
-            remedy: "or leave out tensor_parallel_size".to_owned(),
+            problem: format!("{key} is above 1, and {reason}"),
+            remedy: format!("or leave out {key}"),
         }),
     }
 }
@@ -178,11 +206,11 @@ fn load_on_cpu(
     let runner = match model.source {
         Some(source) => {
             let options = cpu_options(settings)?;
-            match model.num_ranks() {
+            match model.grid().num_ranks() {
                 1 => Runner::Cpu(Box::new(CpuRunner::new(source, limits, &options)?)),
-                num_ranks => Runner::Ranks(Box::new(LeadingRunner::new(
+                _ => Runner::Ranks(Box::new(LeadingRunner::new(
                     rank_program,
-                    num_ranks,
+                    model.grid(),
                     source,
                     limits,
                     &options,
@@ -353,7 +381,7 @@ fn cpu_options(settings: &Settings) -> Result<CpuOptions, LoadError> {
         })
     });
     // By default the ranks share the cores.
-    let num_ranks = settings.tensor_parallel_size as usize;
+    let num_ranks = (settings.tensor_parallel_size * settings.pipeline_parallel_size) as usize;
     let shared = |num: NonZeroUsize| NonZeroUsize::new(num.get() / num_ranks);
     let num_threads = match (settings.num_threads, num_ranks) {
         (None, 2..) => {

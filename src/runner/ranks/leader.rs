@@ -9,18 +9,21 @@ use super::rank_call::RankCall;
 use super::rank_process::{Ending, RankProcess};
 use super::task::Task;
 use crate::base::{HostBlockId, LoadError, StepError};
-use crate::collective::ShmWorld;
+use crate::collective::{Grid, ShmWorld};
 use crate::device::RankRole;
 use crate::device::cpu::{Cpu, CpuOptions};
 use crate::engine::{BlockMove, StepOutput, StepPlan};
 use crate::runner::limits::RunnerLimits;
 use crate::runner::model_runner::{ModelRunner, RankOptions};
 use crate::runner::model_source::ModelSource;
-use crate::runner::share::ModelShare;
+use crate::runner::stage::ModelPart;
 use crate::runner::step_layout::StepLayout;
 
 /// How long a process may take to start and to open the checkpoint.
 const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// The most words of a call that a rank need not read for it to be sent: systems have at least thrice as much room.
+const MAX_UNREAD_WORDS: usize = 16 * 1024;
 
 /// How long ranks wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,7 @@ pub struct RankLimits {
 
 /// Rank 0 of a model, and the processes that are the others.
 pub struct LeadingRunner {
+    grid: Grid,
     runner: ModelRunner<Cpu>,
     processes: Vec<RankProcess>,
     /// The number of the next call.
@@ -49,24 +53,25 @@ pub struct LeadingRunner {
 pub struct RankWatch(Vec<Ending>);
 
 impl LeadingRunner {
-    /// Starts `program` once for each rank but the first, and loads the shares of all ranks at the same time.
+    /// Starts `program` once for each rank but the first, and loads the parts of all ranks at the same time.
     ///
     /// # Errors
     /// As [`ModelRunner::of_rank`], or a process cannot be started, is of another build, has other files, ends, or does not
     /// load in time.
     pub fn new(
         program: &Path,
-        num_ranks: usize,
+        grid: impl Into<Grid>,
         source: &ModelSource,
         limits: RunnerLimits,
         options: &CpuOptions,
         time_limits: RankLimits,
     ) -> Result<Self, LoadError> {
-        // Before a process is started.
-        ModelShare::check_ranks(num_ranks, source.spec())?;
+        let grid = grid.into();
         let RankLimits { load, step } = time_limits;
         let resource = |error: &dyn ToString| LoadError::Resource(error.to_string());
-        let world = ShmWorld::new(num_ranks).map_err(|error| resource(&error))?;
+        let world = ShmWorld::new(grid).map_err(|error| resource(&error))?;
+        // Before a process is started.
+        ModelPart::of_rank(grid, 0, source.spec())?;
         let collective = world.attach(0, load).map_err(|error| resource(&error))?;
         let task = Task::new(
             source.folder().to_owned(),
@@ -75,7 +80,7 @@ impl LeadingRunner {
             options,
             [load, step],
         );
-        let processes = (1..num_ranks).map(|rank| RankProcess::start(program, rank));
+        let processes = (1..grid.num_ranks()).map(|rank| RankProcess::start(program, rank));
         let mut processes = Processes(processes.collect::<Result<Vec<_>, _>>()?);
         let start_limit = START_LIMIT.min(load);
         for (process, rank) in processes.0.iter_mut().zip(1..) {
@@ -99,6 +104,7 @@ impl LeadingRunner {
             limited.map_err(|error| resource(&error))?;
         }
         Ok(Self {
+            grid,
             runner,
             processes: std::mem::take(&mut processes.0),
             number: 0,
@@ -114,11 +120,39 @@ impl LeadingRunner {
     /// # Errors
     /// As there, or a rank has failed. The others are ended then, and no further call is computed.
     pub fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
-        self.layout.set(&plan);
-        self.call.set(&plan, &self.layout);
+        self.launch(&plan)?;
+        self.collect(&plan, output)
+    }
+
+    /// Whether the layers are in stages, so that one may compute a call while another one computes the call before, see
+    /// [`ModelRunner::has_stages`].
+    pub fn has_stages(&self) -> bool {
+        self.runner.has_stages()
+    }
+
+    /// Computes this rank's share of a model call, see [`ModelRunner::launch`].
+    ///
+    /// # Errors
+    /// As [`LeadingRunner::run`].
+    pub fn launch(&mut self, plan: &StepPlan<'_>) -> Result<(), StepError> {
+        self.layout.set(plan);
+        self.call.set(plan, &self.layout);
         self.send()?;
-        let result = self.runner.run(plan, output);
-        result.map_err(|error| self.fail(error))
+        let launched = self.runner.launch(plan);
+        launched.map_err(|error| self.fail(error))
+    }
+
+    /// Waits for the results of the oldest model call that was launched, see [`ModelRunner::collect`].
+    ///
+    /// # Errors
+    /// As [`LeadingRunner::run`].
+    pub fn collect(
+        &mut self,
+        plan: &StepPlan<'_>,
+        output: &mut StepOutput,
+    ) -> Result<(), StepError> {
+        let collected = self.runner.collect(plan, output);
+        collected.map_err(|error| self.fail(error))
     }
 
     /// Makes moves of blocks on all ranks. A failure is an error of the next call.
@@ -140,7 +174,14 @@ impl LeadingRunner {
     /// What it computes with.
     pub fn description(&self) -> String {
         let own = self.runner.description();
-        format!("{} ranks, each {own}", 1 + self.processes.len())
+        let Grid {
+            num_stages,
+            ranks_per_stage,
+        } = self.grid;
+        match num_stages {
+            1 => format!("{ranks_per_stage} ranks, each {own}"),
+            _ => format!("{num_stages} stages of {ranks_per_stage} ranks, each {own}"),
+        }
     }
 
     /// The size of the vocabulary: token ids are below it.
@@ -166,6 +207,12 @@ impl LeadingRunner {
         }
         self.call.write(self.number, &mut self.words);
         self.number = self.number.wrapping_add(1);
+        let num_rows = self.call.token_ids.len();
+        if self.words.len() > MAX_UNREAD_WORDS || num_rows > self.runner.max_unread_rows() {
+            // The call might wait for a rank that waits in turn until the results of the one before are received.
+            let received = self.runner.receive_results();
+            received.map_err(|error| self.fail(error))?;
+        }
         let message = bytemuck::cast_slice(&self.words);
         let mut processes = self.processes.iter_mut().zip(1..);
         let sent = processes.try_for_each(|(process, rank)| {

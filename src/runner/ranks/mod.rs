@@ -1,4 +1,5 @@
-//! A model on several ranks of one host: rank 0 in this process, each of the others in a process of its own.
+//! A model on several ranks of one host: rank 0 in this process, each of the others in a process of its own. The ranks of a
+//! stage have shares of the same layers; where there are several stages, `stage.rs` says what they exchange.
 //!
 //! ```text
 //! rank_call.rs    what a rank needs of a model call to compute its share

@@ -44,7 +44,7 @@ impl RankCall {
     }
 
     /// Makes it that of a plan, with this layout.
-    pub(super) fn set(&mut self, plan: &StepPlan<'_>, layout: &StepLayout) {
+    pub(in crate::runner) fn set(&mut self, plan: &StepPlan<'_>, layout: &StepLayout) {
         let inputs = layout.inputs(plan);
         self.clear();
         self.moves.extend_from_slice(plan.moves);

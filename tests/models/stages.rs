@@ -1,0 +1,347 @@
+//! One model whose layers are in stages, each on a rank or on several: threads that serve the same requests.
+//!
+//! The oracle of stages of one rank is the runner of one process, and that of others is one stage of as many ranks: every bit is
+//! the same. Only the first rank samples; the others take its results.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use triton_inflight::base::{BlockSize, LoadError, StepError};
+use triton_inflight::collective::{Collective, Grid, Local};
+use triton_inflight::device::cpu::CpuOptions;
+use triton_inflight::device::{CodeBits, KvDtype, RankRole};
+use triton_inflight::engine::{BlockReuse, CapacityPolicy, StepOutput, StepPlan};
+use triton_inflight::runner::{
+    AdapterRoom, CpuRunner, ModelSource, ModelSpec, RankOptions, RunnerLimits, WeightPrecision,
+    specs_of_ranks,
+};
+
+use crate::batching;
+use crate::devices::{requests, setups};
+use crate::ranks::{MODELS, PATIENT, Sizes, assert_same, random_llama, together};
+use crate::support::{CallRunner, Happened, Request, Served, Setup, fixture, serve, simds};
+
+const fn stages(num_stages: usize) -> Grid {
+    Grid {
+        num_stages,
+        ranks_per_stage: 1,
+    }
+}
+
+/// What the first rank has computed: results, and logits.
+type Results = (StepOutput, Vec<f32>);
+
+/// The first rank.
+struct First {
+    runner: CpuRunner,
+    others: Vec<Sender<Results>>,
+}
+
+/// Another rank.
+struct Other {
+    runner: CpuRunner,
+    first: Receiver<Results>,
+    logits: Vec<f32>,
+}
+
+impl CallRunner for First {
+    fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        self.runner.run(plan, output)?;
+        for other in &self.others {
+            let results = (output.clone(), self.runner.logits().to_vec());
+            // One that has failed says so itself.
+            let _ = other.send(results);
+        }
+        Ok(())
+    }
+
+    fn logits(&mut self) -> &[f32] {
+        self.runner.logits()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.runner.vocab_size()
+    }
+}
+
+impl CallRunner for Other {
+    fn run(&mut self, plan: StepPlan<'_>, output: &mut StepOutput) -> Result<(), StepError> {
+        let own = (output.sampled.len(), output.extra_outputs.len());
+        self.runner.run(plan, output)?;
+        assert_eq!(own, (output.sampled.len(), output.extra_outputs.len()));
+        (*output, self.logits) = self.first.recv().expect("the first rank has results");
+        Ok(())
+    }
+
+    fn logits(&mut self) -> &[f32] {
+        &self.logits
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.runner.vocab_size()
+    }
+}
+
+fn load(
+    dir: &Path,
+    setup: &Setup,
+    collective: Box<dyn Collective>,
+    role: RankRole,
+) -> Result<CpuRunner, LoadError> {
+    let options = CpuOptions {
+        num_threads: NonZeroUsize::new(setup.num_threads),
+        simd: setup.simd,
+    };
+    let source = ModelSource::open(dir).expect("the checkpoint opens");
+    let limits = RunnerLimits {
+        adapters: AdapterRoom::default(),
+        ..setup.runner_limits()
+    };
+    let rank = RankOptions {
+        collective,
+        role,
+        time_limit: PATIENT,
+    };
+    CpuRunner::of_rank(&source, limits, &options, rank)
+}
+
+/// Serves requests on stages, each rank in a thread with an engine of its own.
+fn serve_on(
+    dir: &Path,
+    setup: &Setup,
+    requests: &[Request],
+    grid: Grid,
+) -> (Vec<Served>, Happened) {
+    let mut ranks = Local::world(grid, PATIENT).into_iter();
+    let first = ranks.next().expect("a rank");
+    thread::scope(|scope| {
+        let others = ranks.map(|rank| {
+            let (results, first) = channel();
+            scope.spawn(move || {
+                let runner = load(dir, setup, Box::new(rank), RankRole::Computes);
+                let mut other = Other {
+                    runner: runner.expect("it loads"),
+                    first,
+                    logits: Vec::new(),
+                };
+                serve(&mut other, setup, requests);
+            });
+            results
+        });
+        let others = others.collect();
+        let runner = load(dir, setup, Box::new(first), RankRole::Samples);
+        let runner = runner.expect("it loads");
+        serve(&mut First { runner, others }, setup, requests)
+    })
+}
+
+/// Serves requests in one process, in stages, and in stages of two ranks, and compares every bit.
+fn assert_stages_change_nothing(
+    dir: &Path,
+    what: &str,
+    setup: &Setup,
+    requests: &[Request],
+    grids: &[Grid],
+) -> Happened {
+    let (alone, happened) = serve(&mut setup.load_from(dir), setup, requests);
+    let mut of_two = None;
+    for &grid in grids {
+        let (served, _) = serve_on(dir, setup, requests, grid);
+        let expected = match grid.ranks_per_stage {
+            1 => &alone,
+            num_ranks => of_two.get_or_insert_with(|| together(dir, setup, requests, num_ranks)),
+        };
+        assert_same(
+            &format!("{}, {what}, {grid:?}", dir.display()),
+            expected,
+            &served,
+        );
+    }
+    happened
+}
+
+const TWO_BY_TWO: Grid = Grid {
+    num_stages: 2,
+    ranks_per_stage: 2,
+};
+
+#[test]
+fn every_family_is_the_same_in_2_stages() {
+    let (what, setup) = setups().swap_remove(0);
+    let whole_layers_only = [
+        "gpt-oss",
+        "gpt-oss-mxfp4",
+        "mixtral",
+        "olmo2",
+        "olmoe",
+        "phimoe",
+        "qwen2-moe",
+        "qwen3-moe",
+        "quantised/awq",
+        "quantised/gptq",
+    ];
+    for name in MODELS.into_iter().chain(whole_layers_only) {
+        assert_stages_change_nothing(&fixture(name), what, &setup, &requests(), &[stages(2)]);
+    }
+}
+
+#[test]
+fn stages_change_nothing_however_requests_are_scheduled() {
+    // 3 layers, each with a window of its own, and queries that the ranks of a stage share.
+    let dir = fixture("qwen3-windows");
+    let grids = [stages(2), stages(3), TWO_BY_TWO];
+    let mut cases: Vec<_> = setups()
+        .into_iter()
+        .map(|(what, setup)| (what, setup, requests()))
+        .collect();
+    let of_layers = Setup {
+        windows: &[40, 24, 16],
+        ..Setup::default()
+    };
+    let pausing = Setup {
+        policy: CapacityPolicy::MaxUtilization,
+        enable_chunked_context: true,
+        max_num_tokens: 16,
+        block_size: 8,
+        num_blocks: 14,
+        num_host_blocks: 64,
+        reuse: BlockReuse::PartialBlocks,
+        num_threads: 2,
+        ..Setup::default()
+    };
+    let mut twice = batching::requests();
+    let later = twice.iter().map(|request| Request {
+        arrival: request.arrival + 120,
+        ..request.clone()
+    });
+    twice.extend(later.collect::<Vec<_>>());
+    let separate = Setup {
+        separate_calls: true,
+        moves_blocks: true,
+        block_size: 5,
+        num_blocks: 256,
+        num_runner_blocks: Some(512),
+        ..Setup::default()
+    };
+    let beams = Setup {
+        max_beam_width: 4,
+        max_num_tokens: 37,
+        enable_chunked_context: true,
+        reuse: BlockReuse::PartialBlocks,
+        num_blocks: 128,
+        ..Setup::default()
+    };
+    cases.extend([
+        ("windows of layers", of_layers, requests()),
+        ("pauses and host memory", pausing, twice),
+        ("separate calls", separate, batching::requests()),
+        ("beams", beams, batching::requests_with_beams()),
+    ]);
+    for (what, setup, requests) in cases {
+        let happened = assert_stages_change_nothing(&dir, what, &setup, &requests, &grids);
+        match what {
+            "chunks" => assert!(happened.num_chunks > 0),
+            "copies and drafts" => {
+                assert!(happened.num_copies > 0 && happened.drafts.num_accepted > 0);
+            }
+            "windows and sinks" => assert!(happened.num_holes > 0),
+            "pauses and host memory" => {
+                assert!(happened.num_pauses > 0 && happened.num_onboarded > 0);
+            }
+            "separate calls" => assert!(happened.num_moves > 50),
+            "beams" => assert!(happened.num_copies > 10),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn any_cut_of_the_layers_changes_nothing() {
+    let copy = random_llama(
+        Sizes {
+            num_heads: 4,
+            num_kv_heads: 2,
+            head_dim: 8,
+            intermediate_size: 46,
+            vocab_size: 101,
+        },
+        5,
+    );
+    let grids: Vec<_> = (1..=5).map(stages).chain([TWO_BY_TWO]).collect();
+    let (what, setup) = setups().swap_remove(0);
+    // A stage that is alone is cut as ranks are.
+    assert_stages_change_nothing(copy.dir(), what, &setup, &requests(), &grids[1..]);
+}
+
+#[test]
+fn stages_change_nothing_on_any_instruction_set_or_with_rounded_weights() {
+    let dir = fixture("qwen3-windows");
+    for simd in simds() {
+        let setup = Setup {
+            simd: Some(simd),
+            ..Setup::default()
+        };
+        let what = simd.to_string();
+        assert_stages_change_nothing(&dir, &what, &setup, &requests(), &[stages(2)]);
+    }
+    let setup = Setup {
+        weights: WeightPrecision::new(CodeBits::Eight).into(),
+        ..Setup::default()
+    };
+    assert_stages_change_nothing(&dir, "int8 weights", &setup, &requests(), &[stages(3)]);
+}
+
+#[test]
+fn stages_take_the_memory_of_one_process_and_a_second_embedding() {
+    for (name, is_tied) in [("llama3", true), ("qwen3-windows", false)] {
+        let source = ModelSource::open(&fixture(name)).expect("the checkpoint opens");
+        let spec = source.spec();
+        assert_eq!(spec.tied_embeddings, is_tied);
+        let num_bytes = |num_stages| {
+            source
+                .num_weight_bytes_in(None, num_stages)
+                .expect("its weights")
+        };
+        let second = if is_tied {
+            2 * spec.num_output_weights()
+        } else {
+            0
+        };
+        assert_eq!(num_bytes(2), num_bytes(1) + second);
+        let block_size = BlockSize::new(16).expect("not zero");
+        let per_block =
+            |spec: &ModelSpec| CpuRunner::kv_bytes_per_block(spec, block_size, KvDtype::Bf16);
+        for grid in [stages(2), TWO_BY_TWO] {
+            let specs = specs_of_ranks(grid, spec).expect("it can be cut");
+            assert_eq!(specs.len(), grid.num_ranks());
+            // No key head is on two ranks.
+            assert_eq!(specs.iter().map(per_block).sum::<usize>(), per_block(spec));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_cut_into_stages_is_refused() {
+    let fail = |name: &str, grid: Grid, role| {
+        let rank = Local::world(grid, PATIENT).pop().expect("a rank");
+        match load(&fixture(name), &Setup::default(), Box::new(rank), role) {
+            Ok(_) => panic!("{name} is refused on {grid:?}"),
+            Err(error) => error.to_string(),
+        }
+    };
+    for (error, part) in [
+        (
+            fail("llama3", stages(3), RankRole::Computes),
+            "3 stages: the model has only 2 layers",
+        ),
+        (
+            fail("mixtral", TWO_BY_TWO, RankRole::Computes),
+            "experts cannot be split",
+        ),
+        (fail("llama3", stages(2), RankRole::Samples), "only rank 0"),
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+}
