@@ -7,6 +7,7 @@ use triton_inflight::device::Device;
 use triton_inflight::engine::{
     Adapter, Engine, EngineConfig, Event, NewRequest, StepOutput, StepPlan,
 };
+use triton_inflight::manager::{StepComputer, StepLoop};
 use triton_inflight::runner::{ModelRunner, Probe};
 
 use crate::Result;
@@ -105,6 +106,29 @@ impl Load {
         self.drive(vocab_size, config, &[], run)
     }
 
+    /// As [`Load::run_by`], with what computes a step while others are launched and landed.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_overlapped<C: StepComputer>(
+        &self,
+        vocab_size: usize,
+        config: &EngineConfig,
+        computer: C,
+    ) -> Result<Outcome> {
+        let engine = self.start(vocab_size, config)?;
+        let mut steps = StepLoop::with_engine(engine, computer);
+        let mut moments = self.no_moments();
+        let mut events = Vec::new();
+        let start = Instant::now();
+        while !steps.engine().is_idle() {
+            steps.launch()?;
+            steps.land(&mut events)?;
+            note(&mut moments, start.elapsed(), &mut events);
+        }
+        self.outcome(moments)
+    }
+
     fn drive(
         &self,
         vocab_size: usize,
@@ -113,8 +137,7 @@ impl Load {
         mut run: impl FnMut(StepPlan<'_>, &mut StepOutput) -> std::result::Result<(), StepError>,
     ) -> Result<Outcome> {
         let mut engine = self.start_with(vocab_size, config, adapters)?;
-        let num_tokens = self.output as usize;
-        let mut moments = vec![Vec::with_capacity(num_tokens); self.concurrency as usize];
+        let mut moments = self.no_moments();
         let mut output = StepOutput::default();
         let mut events = Vec::new();
         let start = Instant::now();
@@ -125,13 +148,17 @@ impl Load {
                 run(plan, &mut output)?;
             }
             engine.apply(step, &mut output, &mut events);
-            let now = start.elapsed();
-            for event in events.drain(..) {
-                if let Event::Token(id, _) = event {
-                    moments[id.0 as usize].push(now);
-                }
-            }
+            note(&mut moments, start.elapsed(), &mut events);
         }
+        self.outcome(moments)
+    }
+
+    fn no_moments(&self) -> Vec<Vec<Duration>> {
+        vec![Vec::with_capacity(self.output as usize); self.concurrency as usize]
+    }
+
+    fn outcome(&self, moments: Vec<Vec<Duration>>) -> Result<Outcome> {
+        let num_tokens = self.output as usize;
         match moments.iter().find(|moments| moments.len() != num_tokens) {
             Some(moments) => {
                 Err(format!("a request got {} tokens in {self:?}", moments.len()).into())
@@ -180,6 +207,15 @@ impl Outcome {
 
     fn first(&self) -> impl Iterator<Item = &Duration> {
         self.moments.iter().filter_map(|moments| moments.first())
+    }
+}
+
+/// Notes the time of each token.
+fn note(moments: &mut [Vec<Duration>], now: Duration, events: &mut Vec<Event>) {
+    for event in events.drain(..) {
+        if let Event::Token(id, _) = event {
+            moments[id.0 as usize].push(now);
+        }
     }
 }
 

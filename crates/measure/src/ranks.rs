@@ -1,5 +1,7 @@
-//! `cargo xtask bench ranks`: several ranks beside one that has as many threads as all of them.
+//! `cargo xtask bench ranks`: several ranks beside one that has as many threads as all of them; and with several stages, two
+//! micro-batches that they compute at a time.
 
+use std::collections::VecDeque;
 use std::fmt::Write;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -7,7 +9,11 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
+use triton_inflight::base::StepError;
+use triton_inflight::collective::Grid;
 use triton_inflight::device::cpu::CpuOptions;
+use triton_inflight::engine::{EngineConfig, Step, StepOutput};
+use triton_inflight::manager::{ComputedStep, StepComputer};
 use triton_inflight::runner::{CpuRunner, LeadingRunner, RankLimits, RunnerLimits};
 
 use crate::Result;
@@ -29,9 +35,12 @@ pub struct Options {
     /// The program of the other ranks, of the same build
     #[arg(long, value_name = "FILE")]
     program: PathBuf,
-    /// Number of ranks
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=16))]
+    /// Ranks of each stage
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     ranks: u32,
+    /// Stages of the layers
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    stages: u32,
     /// Threads of each rank
     #[arg(long, value_name = "N", default_value_t = NonZeroUsize::MIN)]
     threads_per_rank: NonZeroUsize,
@@ -44,7 +53,7 @@ pub struct Options {
     /// Tokens that each sequence generates
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
     output: u32,
-    /// Rounds, in which both take turns; each figure is the median over the rounds
+    /// Rounds, in which all take turns; each figure is the median over the rounds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// One JSON object per row on standard output, instead of a table
@@ -72,12 +81,15 @@ pub fn run(options: &Options) -> Result<String> {
         kv_dtype: options.model.kv_cache_dtype,
         ..RunnerLimits::of(&config)
     };
-    let num_ranks = options.ranks as usize;
+    let grid = Grid {
+        num_stages: options.stages as usize,
+        ranks_per_stage: options.ranks as usize,
+    };
     let with_threads = |num_threads| CpuOptions {
         num_threads,
         simd: options.model.instructions,
     };
-    let of_all = options.threads_per_rank.get() * num_ranks;
+    let of_all = options.threads_per_rank.get() * grid.num_ranks();
     let mut one = <CpuRunner>::new(
         &source,
         limits.clone(),
@@ -85,24 +97,34 @@ pub fn run(options: &Options) -> Result<String> {
     )?;
     let mut several = LeadingRunner::new(
         &options.program,
-        num_ranks,
+        grid,
         &source,
         limits,
         &with_threads(Some(options.threads_per_rank)),
         LIMITS,
     )?;
     let vocab_size = one.vocab_size();
+    let overlapping = EngineConfig {
+        num_micro_batches: 2,
+        ..config.clone()
+    };
     let mut rows = Vec::new();
     for load in &loads {
-        let mut rates = [Vec::new(), Vec::new()];
+        let mut rates = [Vec::new(), Vec::new(), Vec::new()];
+        // One sequence makes no two micro-batches.
+        let is_overlapped = grid.num_stages > 1 && load.concurrency > 1;
         // The first round touches all memory.
         for number in 0..=options.rounds {
-            let outcomes = [
+            let mut outcomes = vec![
                 load.run_by(vocab_size, &config, |plan, output| one.run(plan, output))?,
                 load.run_by(vocab_size, &config, |plan, output| {
                     several.run(plan, output)
                 })?,
             ];
+            if is_overlapped {
+                let computer = OverlappedRunner::new(&mut several);
+                outcomes.push(load.run_overlapped(vocab_size, &overlapping, computer)?);
+            }
             for (rates, outcome) in rates.iter_mut().zip(&outcomes) {
                 let rate = outcome
                     .output_tokens_per_s()
@@ -112,12 +134,20 @@ pub fn run(options: &Options) -> Result<String> {
                 }
             }
         }
-        let [one, several] = rates.map(median);
         let mut row = Map::new();
         row.insert("sequences".to_owned(), load.concurrency.into());
+        let [one, several, overlapped] = rates;
+        let one = median(one);
+        let mut insert = |name: &str, rates: Vec<f64>| {
+            let rate = median(rates);
+            row.insert(format!("{name}_tokens_per_s"), round(rate));
+            row.insert(format!("{name}_ratio"), round(rate / one));
+        };
+        insert("ranks", several);
+        if is_overlapped {
+            insert("overlapped", overlapped);
+        }
         row.insert("one_rank_tokens_per_s".to_owned(), round(one));
-        row.insert("ranks_tokens_per_s".to_owned(), round(several));
-        row.insert("ratio".to_owned(), round(several / one));
         rows.push(row);
     }
     Ok(match options.json {
@@ -132,23 +162,80 @@ pub fn run(options: &Options) -> Result<String> {
 fn table(options: &Options, rows: &[Map<String, Value>]) -> String {
     let Options {
         ranks,
+        stages,
         threads_per_rank,
         ..
     } = options;
-    let of_all = threads_per_rank.get() * *ranks as usize;
+    let of_all = threads_per_rank.get() * (*ranks * *stages) as usize;
+    let several = match stages {
+        1 => format!("{ranks} ranks of {threads_per_rank}"),
+        _ => format!("{stages} stages of {ranks} x {threads_per_rank}"),
+    };
     let mut text = format!(
-        "Output tokens per second, while all sequences generate.\n\n| sequences | 1 rank of {of_all} threads | {ranks} ranks of \
-         {threads_per_rank} | ratio |\n|--:|--:|--:|--:|\n"
+        "Output tokens per second, while all sequences generate.\n\n| sequences | 1 rank of {of_all} threads | {several} | ratio |"
     );
+    let mut names = vec![
+        "sequences",
+        "one_rank_tokens_per_s",
+        "ranks_tokens_per_s",
+        "ranks_ratio",
+    ];
+    if *stages > 1 {
+        text.push_str(" with overlap | ratio |");
+        names.extend(["overlapped_tokens_per_s", "overlapped_ratio"]);
+    }
+    let _ = writeln!(text, "\n|{}", "--:|".repeat(names.len()));
     for row in rows {
-        let of = |name: &str| row.get(name).map_or(String::new(), Value::to_string);
-        let [sequences, one, several, ratio] = [
-            of("sequences"),
-            of("one_rank_tokens_per_s"),
-            of("ranks_tokens_per_s"),
-            of("ratio"),
-        ];
-        let _ = writeln!(text, "| {sequences} | {one} | {several} | {ratio} |");
+        for name in &names {
+            let value = row.get(*name).map_or("-".to_owned(), Value::to_string);
+            let _ = write!(text, "| {value} ");
+        }
+        text.push_str("|\n");
     }
     text
+}
+
+/// Ranks in stages, which compute two micro-batches at a time.
+struct OverlappedRunner<'a> {
+    runner: &'a mut LeadingRunner,
+    launched: VecDeque<Step>,
+    spare: Vec<StepOutput>,
+}
+
+impl<'a> OverlappedRunner<'a> {
+    fn new(runner: &'a mut LeadingRunner) -> Self {
+        Self {
+            runner,
+            launched: VecDeque::new(),
+            spare: Vec::new(),
+        }
+    }
+}
+
+impl StepComputer for OverlappedRunner<'_> {
+    type Timing = ();
+
+    fn launch(&mut self, step: Step) -> std::result::Result<(), StepError> {
+        step.plans()
+            .try_for_each(|plan| self.runner.launch(&plan))?;
+        self.launched.push_back(step);
+        Ok(())
+    }
+
+    fn land(&mut self) -> std::result::Result<ComputedStep<()>, StepError> {
+        let step = self.launched.pop_front().expect("a step was launched");
+        let mut output = self.spare.pop().unwrap_or_default();
+        output.clear();
+        step.plans()
+            .try_for_each(|plan| self.runner.collect(&plan, &mut output))?;
+        Ok(ComputedStep {
+            step,
+            output,
+            timing: (),
+        })
+    }
+
+    fn recycle(&mut self, output: StepOutput) {
+        self.spare.push(output);
+    }
 }
